@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Every environment variable that kvarn reads, with its default.
+
+Values are read when asked for, not at import, so that a test or a notebook can set them late:
+``env.cache_dir`` gives the value of the moment, ``with env.override(check=True):`` sets one for a
+while in this process, and ``env.table()`` lists them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar, overload
+
+T = TypeVar("T")
+_FALSE = ("", "0", "false", "no", "off")
+_TRUE = ("1", "true", "yes", "on")
+
+
+def _bool(text: str) -> bool:
+    if text.lower() not in _FALSE + _TRUE:
+        raise ValueError("must be 1 or 0")
+    return text.lower() in _TRUE
+
+
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def _bytes(text: str) -> int:
+    number, unit = (text[:-1], _UNITS[text[-1].lower()]) if text[-1:].lower() in _UNITS else (text, 1)
+    if not number.isdigit():
+        raise ValueError("must be a number of bytes such as 1073741824 or 1G")
+    return int(number) * unit
+
+
+def _default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kvarn"
+
+
+class Variable(Generic[T]):
+    """One environment variable: a descriptor that reads it on access."""
+
+    def __init__(self, name: str, default: T | Callable[[], T], parse: Callable[[str], T], doc: str) -> None:
+        self.name, self._default, self._parse, self.__doc__ = name, default, parse, doc
+
+    def __set_name__(self, owner: type, attribute: str) -> None:
+        self.attribute = attribute
+
+    @property
+    def default(self) -> T:
+        return self._default() if callable(self._default) else self._default
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Variable[T]: ...
+    @overload
+    def __get__(self, instance: Environment, owner: type) -> T: ...
+    def __get__(self, instance: Environment | None, owner: type) -> Any:
+        if instance is None:
+            return self
+        if self.attribute in instance.overrides:
+            return instance.overrides[self.attribute]
+        text = os.environ.get(self.name)
+        # An empty variable counts as unset, as in every shell script that clears one with NAME=.
+        if not text:
+            return self.default
+        try:
+            return self._parse(text)
+        except ValueError as e:
+            raise ValueError(f"environment variable {self.name} {e}, got {text!r}") from None
+
+    def __set__(self, instance: Environment, value: T) -> None:
+        raise AttributeError(f"set the environment variable {self.name}, or use env.override({self.attribute}=…)")
+
+
+class Environment:
+    """The variables. Use the instance ``kvarn.env.env``."""
+
+    dump_to = Variable[str](
+        "KVARN_DUMP_TO", "", str, "folder that gets every stage of every compile, numbered; - prints them to stderr")
+    cache_dir = Variable[Path](
+        "KVARN_CACHE_DIR", _default_cache_dir, lambda t: Path(t).expanduser(), "folder of the on-disk compile cache")
+    cache_size = Variable[int](
+        "KVARN_CACHE_SIZE", 1 << 30, _bytes, "most bytes the compile cache keeps (suffixes K, M, G); 0 turns it off")
+    always_compile = Variable[bool](
+        "KVARN_ALWAYS_COMPILE", False, _bool, "1 compiles even when the cache has the kernel, and stores it again")
+    override_dir = Variable[str](
+        "KVARN_OVERRIDE_DIR", "", str, "folder of edited stages, named as KVARN_DUMP_TO names them, to use instead")
+    check = Variable[bool](
+        "KVARN_CHECK", False, _bool, "1 adds device-side checks that name the op, the source line and the index")
+    target = Variable[str](
+        "KVARN_TARGET", "", str, "target to compile for when none is given: sm_80, sm_90a, sm_100a or host")
+    interpret = Variable[bool](
+        "KVARN_INTERPRET", False, _bool, "1 runs kernels on the CPU target whatever the buffers' device, for debugging")
+    ptxas = Variable[str](
+        "KVARN_PTXAS", "", str, "path of the ptxas to use instead of nvJitLink")
+    nvdisasm = Variable[str](
+        "KVARN_NVDISASM", "", str, "path of the nvdisasm to use")
+    native = Variable[bool](
+        "KVARN_NATIVE", True, _bool, "0 leaves the native effects library unloaded")
+
+    def __init__(self) -> None:
+        self.overrides: dict[str, Any] = {}
+
+    @classmethod
+    def variables(cls) -> list[Variable[Any]]:
+        """All variables, in the order in which they are declared."""
+        return [v for v in vars(cls).values() if isinstance(v, Variable)]
+
+    @contextlib.contextmanager
+    def override(self, **values: Any) -> Iterator[None]:
+        """Set variables by attribute name for the length of a ``with`` block, in this process only."""
+        known = {v.attribute for v in self.variables()}
+        for name in values:
+            if name not in known:
+                raise ValueError(f"variable must be one of {', '.join(sorted(known))}, got {name!r}")
+        before = dict(self.overrides)
+        self.overrides.update(values)
+        try:
+            yield
+        finally:
+            self.overrides = before
+
+    def table(self) -> list[tuple[str, str, str, bool]]:
+        """Rows of (name, value now, what it does, whether it is set)."""
+        return [(v.name, str(v.__get__(self, type(self))), v.__doc__ or "", bool(os.environ.get(v.name))
+                 or v.attribute in self.overrides) for v in self.variables()]  # fmt: skip
+
+
+env = Environment()
