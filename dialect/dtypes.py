@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Element types: one table for the dialect, the DSL, the caches and the loader.
+
+Pure Python: importing this module imports neither MLIR nor a GPU library, so that a compiled artifact
+can be bound to buffers where MLIR is not installed.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type.
+
+    Attributes
+    ----------
+    name : str
+        The name in the Python API, such as ``"bf16"`` (``kv.bf16``).
+    bits : int
+        Width in bits; a bool takes 8 in memory.
+    kind : str
+        ``"f"`` float, ``"i"`` signed integer, ``"u"`` unsigned integer, ``"b"`` bool.
+    mlir : str
+        The MLIR type. MLIR integers carry no sign; ``kind`` keeps it.
+    largest : float
+        Largest finite value; the quantization formulas of the caches divide by it.
+
+    Calling a dtype casts a value inside a kernel: ``kv.f32(x)``.
+    """
+
+    name: str
+    bits: int
+    kind: str
+    mlir: str
+    largest: float
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes that one element takes in memory."""
+        return max(self.bits, 8) // 8
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "f"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in "iu"
+
+    @functools.cached_property
+    def numpy(self) -> Any:
+        """The NumPy dtype; the small floats come from ml_dtypes."""
+        import numpy as np
+
+        if self.name in _ML_DTYPES:
+            import ml_dtypes
+
+            return np.dtype(getattr(ml_dtypes, _ML_DTYPES[self.name]))
+        return np.dtype({"f16": "float16", "f32": "float32", "f64": "float64", "bool": "bool"}.get(
+            self.name, f"{'u' if self.kind == 'u' else ''}int{self.bits}"))
+
+    def __call__(self, value: Any) -> Any:
+        """Cast ``value`` to this type inside a kernel."""
+        from kvarn.dsl.values import cast
+
+        return cast(value, self)
+
+    def __repr__(self) -> str:
+        return f"kv.{self.name}"
+
+
+f64 = DType("f64", 64, "f", "f64", 1.7976931348623157e308)
+f32 = DType("f32", 32, "f", "f32", 3.4028234663852886e38)
+f16 = DType("f16", 16, "f", "f16", 65504.0)
+bf16 = DType("bf16", 16, "f", "bf16", 3.3895313892515355e38)
+f8e4m3 = DType("f8e4m3", 8, "f", "f8E4M3FN", 448.0)
+f8e5m2 = DType("f8e5m2", 8, "f", "f8E5M2", 57344.0)
+f8e8m0 = DType("f8e8m0", 8, "f", "f8E8M0FNU", 1.7014118346046923e38)
+i8 = DType("i8", 8, "i", "i8", 127.0)
+i16 = DType("i16", 16, "i", "i16", 32767.0)
+i32 = DType("i32", 32, "i", "i32", 2147483647.0)
+i64 = DType("i64", 64, "i", "i64", 9223372036854775807.0)
+u8 = DType("u8", 8, "u", "i8", 255.0)
+u16 = DType("u16", 16, "u", "i16", 65535.0)
+u32 = DType("u32", 32, "u", "i32", 4294967295.0)
+u64 = DType("u64", 64, "u", "i64", 18446744073709551615.0)
+bool_ = DType("bool", 1, "b", "i1", 1.0)
+
+ALL = (f64, f32, f16, bf16, f8e4m3, f8e5m2, f8e8m0, i8, i16, i32, i64, u8, u16, u32, u64, bool_)
+_ML_DTYPES = {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "f8e8m0": "float8_e8m0fnu"}
+_BY_NAME = {t.name: t for t in ALL}
+_BY_MLIR = {t.mlir: t for t in ALL if t.kind != "u"}
+# Names that other libraries give the same types (the part after the last dot, as torch.bfloat16).
+_FOREIGN = {
+    "float64": f64, "float32": f32, "float16": f16, "bfloat16": bf16, "float8_e4m3fn": f8e4m3,
+    "float8_e5m2": f8e5m2, "float8_e8m0fnu": f8e8m0, "int8": i8, "int16": i16, "int32": i32, "int64": i64,
+    "uint8": u8, "uint16": u16, "uint32": u32, "uint64": u64, "double": f64, "float": f32, "half": f16,
+}  # fmt: skip
+
+
+def by_name(name: str) -> DType:
+    """The dtype of a name such as ``"bf16"``."""
+    if name not in _BY_NAME:
+        raise ValueError(f"dtype must be one of {', '.join(_BY_NAME)}, got {name!r}")
+    return _BY_NAME[name]
+
+
+def by_mlir(text: str) -> DType:
+    """The (signed, for integers) dtype of an MLIR scalar type, given as text."""
+    if text not in _BY_MLIR:
+        raise ValueError(f"element type must be one of {', '.join(_BY_MLIR)}, got {text}")
+    return _BY_MLIR[text]
+
+
+def of(dtype: Any) -> DType:
+    """The kvarn dtype of a kvarn, NumPy, ml_dtypes or torch dtype, or of a name."""
+    if isinstance(dtype, DType):
+        return dtype
+    if isinstance(dtype, str) and dtype in _BY_NAME:
+        return _BY_NAME[dtype]
+    text = str(dtype) if not isinstance(dtype, type) else dtype.__name__
+    text = text.rpartition(".")[2]
+    if text == "bool":
+        return bool_
+    if text in _FOREIGN:
+        return _FOREIGN[text]
+    try:
+        import numpy as np
+
+        return _FOREIGN[np.dtype(dtype).name]
+    except (KeyError, TypeError):
+        raise TypeError(f"dtype must be one of {', '.join(_BY_NAME)} or its NumPy or torch equal, got {dtype!r}") from None

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The kv dialect as one module: what MLIR finds under the name ``kv``.
+
+``load(context)`` makes the dialect known to a context; calling it again does nothing. ``make_context()``
+gives a context that is ready for compiling.
+"""
+
+import threading
+from typing import Any
+
+from mlir import ir
+from mlir._mlir_libs import _mlir as _cext
+
+from . import effects, ops
+from .base import Kv
+from .ops.access import *  # noqa: F403  the classes and wrappers of every group, under one name
+from .ops.addressing import *  # noqa: F403
+from .ops.attention import *  # noqa: F403
+from .ops.metadata import *  # noqa: F403
+from .ops.operations import *  # noqa: F403
+from .ops.tiles import *  # noqa: F403
+from .types import CacheType, CollectionType, OperandType, RowsType, TmaType  # noqa: F401
+
+# MLIR wraps parsed ops in their Python classes when it can import `<prefix>.<dialect namespace>`.
+_cext.globals.append_dialect_search_prefix("kvarn.dialect")
+_lock = threading.Lock()
+
+
+def load(context: ir.Context | None = None) -> None:
+    """Load the dialect into a context (default: the current one); idempotent and thread-safe.
+
+    Attaches the declared effects too when the native library is there, so that upstream passes drop dead
+    kv ops and hoist invariant ones.
+    """
+    context = context or ir.Context.current
+    with _lock:
+        if Kv.is_loaded(context):
+            return
+        Kv.load(context)
+        from . import native
+
+        native.attach(context, effects.table(Kv))
+
+
+def make_context() -> ir.Context:
+    """A context with the dialect loaded, set up so that no diagnostic can end the process.
+
+    The bindings abort when an error diagnostic is left over from a pass that succeeded; with diagnostics
+    emitted to a handler they are not left over. The handler stores them on ``context_diagnostics(context)``.
+    """
+    context = ir.Context()
+    context.emit_error_diagnostics = True
+    found: list[tuple[str, str, ir.Location]] = []
+
+    def keep(diagnostic: Any) -> bool:
+        found.append((str(diagnostic.severity).rpartition(".")[2].lower(), str(diagnostic.message), diagnostic.location))
+        return True
+
+    context.attach_diagnostic_handler(keep)
+    _diagnostics[id(context)] = found
+    load(context)
+    return context
+
+
+_diagnostics: dict[int, list[tuple[str, str, ir.Location]]] = {}
+
+
+def context_diagnostics(context: ir.Context) -> list[tuple[str, str, ir.Location]]:
+    """Diagnostics (severity, message, location) of a context made by :func:`make_context`; the caller clears the list."""
+    return _diagnostics.setdefault(id(context), [])
+
+
+__all__ = ["Kv", "context_diagnostics", "load", "make_context", "ops"]

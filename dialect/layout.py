@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The layout of every cache kind: static parameters, runtime fields, index formulas.
+
+Pure Python, and the one place that knows a stride. The verifiers, the passes, the NumPy model and the
+loader read it. The formulas use ``+ * // %`` only, so that they work on ints, on NumPy arrays and on
+the values of a kernel alike. Strides and offsets count elements.
+
+Formulas: the cache semantics of paged, continuous-batching and FA3-fallback caches, with
+``stride0`` (elements from one page to the next) always a run-time value, since the layer count is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from . import dtypes
+from .dtypes import DType
+
+PAGED, CONTINUOUS, FA3 = "paged", "continuous", "fa3"
+KINDS = (PAGED, CONTINUOUS, FA3)
+KEY, VALUE = 0, 1
+SCALE_DTYPES = ("f32", "f16", "bf16", "f8e8m0")
+
+
+def cdiv(a: Any, b: Any) -> Any:
+    """Quotient rounded up, for non-negative operands."""
+    return (a + (b - 1)) // b
+
+
+def align_up(x: int, multiple: int) -> int:
+    """The least multiple of ``multiple`` that is not below ``x``."""
+    return cdiv(x, multiple) * multiple
+
+
+def lowbit(x: int) -> int:
+    """The lowest set bit: the largest power of two that divides ``x``."""
+    return x & -x
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """The static parameters of a cache or collection: what a kernel is specialised for.
+
+    Parameters
+    ----------
+    kind : {"paged", "continuous", "fa3"}
+    dtype : DType
+        Storage type.
+    num_heads, head_size : int
+        KV heads H and head size D.
+    page_size : int
+        Tokens a page P; 0 for a continuous cache.
+    is_mla : bool
+        One latent head and no value half.
+    scale_dtype : DType or None
+        Type of the quantization scales; None when the cache is not quantized.
+    granularity : int
+        Consecutive elements of the head dimension that share one scale.
+    """
+
+    kind: str
+    dtype: DType
+    num_heads: int
+    head_size: int
+    page_size: int = 0
+    is_mla: bool = False
+    scale_dtype: DType | None = None
+    granularity: int = 1
+
+    def __post_init__(self) -> None:
+        for problem in spec_problems(self):
+            raise ValueError(problem)
+
+    @property
+    def quantized(self) -> bool:
+        return self.scale_dtype is not None
+
+    @property
+    def num_scales(self) -> int:
+        """G, the scales of one token and head: cdiv(D, granularity)."""
+        return cdiv(self.head_size, self.granularity)
+
+    @property
+    def token_stride(self) -> int:
+        """Elements from one token slot to the next: H*D."""
+        return self.num_heads * self.head_size
+
+    @property
+    def scales_token_stride(self) -> int:
+        return self.num_heads * self.num_scales
+
+    @property
+    def kv_dim(self) -> int:
+        """Extent of the K|V dimension of the blocks."""
+        return 1 if self.is_mla else 2
+
+    @property
+    def paged(self) -> bool:
+        """Whether tokens are found through (sequence, page) entries of the lookup table."""
+        return self.kind != CONTINUOUS
+
+    @property
+    def max_tile_size(self) -> int:
+        return self.page_size if self.paged else -1
+
+
+def spec_problems(spec: CacheSpec) -> list[str]:
+    """What is wrong with a spec, one sentence each; empty when it is right."""
+    found = []
+    if spec.kind not in KINDS:
+        return [f"kind must be one of {', '.join(KINDS)}, got {spec.kind!r}"]
+    if spec.num_heads < 1 or spec.head_size < 1:
+        found.append(f"num_heads and head_size must be positive, got {spec.num_heads} and {spec.head_size}")
+    if spec.paged and spec.page_size < 1:
+        found.append(f"page_size of a {spec.kind} cache must be positive, got {spec.page_size}")
+    if not spec.paged and spec.page_size != 0:
+        found.append(f"page_size of a continuous cache must be 0, got {spec.page_size}")
+    if spec.is_mla and spec.num_heads != 1:
+        found.append(f"num_heads of an MLA cache must be 1, got {spec.num_heads}")
+    if spec.is_mla and spec.kind == FA3:
+        found.append("is_mla must be false for an fa3 cache, whose blocks always hold K and V")
+    if spec.scale_dtype is not None:
+        if spec.kind != PAGED:
+            found.append(f"scales need a paged cache, got a {spec.kind} one")
+        if spec.scale_dtype.name not in SCALE_DTYPES:
+            found.append(f"scale dtype must be one of {', '.join(SCALE_DTYPES)}, got {spec.scale_dtype.name}")
+        if spec.dtype.bits > 8:
+            found.append(f"a quantized cache must store an 8-bit type, got {spec.dtype.name}")
+        if spec.granularity < 1:
+            found.append(f"granularity must be positive, got {spec.granularity}")
+    if spec.dtype.kind not in "fi" or spec.dtype.name in ("f64", "f8e8m0", "i64"):
+        found.append(f"cache dtype must be f32, f16, bf16, f8e4m3, f8e5m2, i8, i16 or i32, got {spec.dtype.name}")
+    return found
+
+
+# --- run-time fields -----------------------------------------------------------------------------
+
+
+class Field(NamedTuple):
+    """One run-time part of a cache or collection: a kernel parameter after ``flatten-kv-types``."""
+
+    name: str
+    type: str  # "ptr", "i32" or "i64"
+    doc: str
+
+
+_SHARED = (
+    Field("stride0", "i64", "elements from one page (or sequence region) to the next"),
+    Field("num_blocks", "i32", "N, physical pages with the null page counted"),
+    Field("capacity", "i32", "token slots of one page or region: P, or S_max when continuous"),
+    Field("lookup", "ptr", "lookup table: [B, columns] (paged, fa3) or [B] (continuous), 32-bit"),
+    Field("lookup_stride", "i64", "entries from one sequence's row of the table to the next"),
+    Field("lookup_columns", "i32", "entries of one row"),
+    Field("lengths", "ptr", "cache lengths, [B], 32-bit: tokens cached before this step"),
+    Field("batch", "i32", "B, sequences"),
+    Field("max_seq_length", "i32", "longest count of new tokens in the batch"),
+    Field("max_cache_length", "i32", "longest cached + new tokens in the batch"),
+)
+_CACHE = (Field("base", "ptr", "first element of this layer's K or V"), *_SHARED)
+_CACHE_SCALES = (
+    Field("scales", "ptr", "first scale of this layer's K or V"),
+    Field("scales_stride0", "i64", "scales from one page to the next"),
+)
+_COLLECTION = (
+    Field("blocks", "ptr", "first element of the pool"),
+    *_SHARED,
+    Field("num_layers", "i32", "L"),
+    Field("kv_stride", "i64", "elements from K to V"),
+    Field("layer_stride", "i64", "elements from one layer to the next (0 for fa3)"),
+    Field("lookup_layer_stride", "i64", "table entries from one layer to the next (fa3; else 0)"),
+)
+_COLLECTION_SCALES = (
+    Field("scales", "ptr", "first scale of the pool"),
+    Field("scales_stride0", "i64", "scales from one page to the next"),
+    Field("scales_kv_stride", "i64", "scales from K to V"),
+    Field("scales_layer_stride", "i64", "scales from one layer to the next"),
+)
+
+
+def cache_fields(spec: CacheSpec) -> tuple[Field, ...]:
+    """Run-time fields of a cache, in parameter order."""
+    return _CACHE + (_CACHE_SCALES if spec.quantized else ())
+
+
+def collection_fields(spec: CacheSpec) -> tuple[Field, ...]:
+    """Run-time fields of a collection, in parameter order."""
+    return _COLLECTION + (_COLLECTION_SCALES if spec.quantized else ())
+
+
+def buffer_fields(rank: int) -> tuple[Field, ...]:
+    """Run-time fields of a buffer argument. The last dimension is contiguous: it has no stride."""
+    return (
+        Field("data", "ptr", "first element"),
+        *(Field(f"shape{i}", "i64", f"extent of dimension {i}") for i in range(rank)),
+        *(Field(f"stride{i}", "i64", f"elements from index to index of dimension {i}") for i in range(rank - 1)),
+    )
+
+
+# --- index formulas ------------------------------------------------------------------------------
+
+
+def page_and_slot(spec: CacheSpec, token: Any) -> tuple[Any, Any]:
+    """Column of the lookup table and slot in the page of a token: (t // P, t % P); (0, t) when continuous."""
+    return (token // spec.page_size, token % spec.page_size) if spec.paged else (0, token)
+
+
+def element_offset(spec: CacheSpec, block: Any, slot: Any, head: Any, dim: Any, stride0: Any) -> Any:
+    """Element of (page, slot, head, dim) from the view's base: E = blk*stride0 + s*H*D + h*D + d."""
+    return block * stride0 + slot * spec.token_stride + head * spec.head_size + dim
+
+
+def scale_offset(spec: CacheSpec, block: Any, slot: Any, head: Any, dim: Any, stride0: Any) -> Any:
+    """Scale of (page, slot, head, dim) from the scales' base; the granule index is a floor."""
+    return block * stride0 + slot * spec.scales_token_stride + head * spec.num_scales + dim // spec.granularity
+
+
+def row_stride(spec: CacheSpec, stride0: Any) -> Any:
+    """S, rows from one page to the next; a row is one token slot of H*D elements."""
+    return stride0 // spec.token_stride
+
+
+def num_rows(spec: CacheSpec, num_blocks: Any, capacity: Any, stride0: Any) -> Any:
+    """Rows that the view spans: (N-1)*S + P. Needs N >= 1."""
+    return (num_blocks - 1) * row_stride(spec, stride0) + capacity
+
+
+def tma_row(spec: CacheSpec, encoded: Any, stride0: Any) -> Any:
+    """Row of an encoded index page*P + slot: (enc // P)*S + enc % P; the identity when continuous.
+
+    Callers handle a negative index themselves: it stays negative and must not be loaded.
+    """
+    if not spec.paged:
+        return encoded
+    return (encoded // spec.page_size) * row_stride(spec, stride0) + encoded % spec.page_size
+
+
+# --- populate ------------------------------------------------------------------------------------
+
+
+def effective_page(tile_rows: int, page_size: int) -> int:
+    """Rows of one sub-tile: the tile when a page holds it whole, else the page."""
+    return tile_rows if page_size <= 0 or page_size >= tile_rows else page_size
+
+
+def populate_pages(tile_rows: int, page_size: int) -> int:
+    """Sub-tiles, and so entries of the rows value, of a tile."""
+    return tile_rows // effective_page(tile_rows, page_size)
+
+
+def populate_problems(
+    tile_rows: int, page_size: int, base_alignment: int | None, pair_cta: bool = False
+) -> list[str]:
+    """What is wrong with the static parameters of a populate; empty when they are right."""
+    found = []
+    if tile_rows < 1:
+        return [f"tile rows must be positive, got {tile_rows}"]
+    if page_size > 0 and page_size % tile_rows and tile_rows % page_size:
+        return [f"tile rows and page size must divide one another, got {tile_rows} and {page_size}"]
+    pages = populate_pages(tile_rows, page_size)
+    if base_alignment is not None and base_alignment < 1:
+        return [f"base alignment must be positive, got {base_alignment}"]
+    if pages > 16:
+        found.append(f"a tile must span at most 16 pages (the lookup table's padding), got {pages}")
+    if pages > 1 and (tile_rows if base_alignment is None else base_alignment) % page_size:
+        found.append(
+            f"base alignment must be a multiple of the page size {page_size} when a tile spans "
+            f"several pages, got {base_alignment}"
+        )
+    if pair_cta and pages > 1 and pages % 2:
+        found.append(f"pair_cta needs one page a tile or an even number, got {pages}")
+    return found
+
+
+def populate_chunk(tile_rows: int, page_size: int, base_alignment: int | None) -> int:
+    """Table entries that one vector load of a populate reads; 1 for a scalar one.
+
+    min(lowbit(pages), lowbit(base_alignment // P), 8): each chunk is then aligned to its own size.
+    """
+    pages = populate_pages(tile_rows, page_size)
+    if pages == 1:
+        return 1
+    alignment = tile_rows if base_alignment is None else base_alignment
+    return min(lowbit(pages), lowbit(alignment // page_size), 8)
+
+
+def lookup_columns(tokens: int, page_size: int) -> int:
+    """Padded columns of a lookup table for sequences of up to ``tokens``: align_up(pages, 8) + 16.
+
+    Rows of a multiple of 8 entries keep every 8-entry vector load 32-byte aligned; the 16 extra ones
+    let a tile's over-read stay in the row.
+    """
+    return align_up(cdiv(tokens, page_size), 8) + 16
+
+
+def spec_of(kind: str, dtype: Any, num_heads: int, head_size: int, **rest: Any) -> CacheSpec:
+    """A spec from any form of dtype (kvarn, NumPy, torch, name)."""
+    scale = rest.pop("scale_dtype", None)
+    return CacheSpec(kind, dtypes.of(dtype), num_heads, head_size,
+                     scale_dtype=None if scale is None else dtypes.of(scale), **rest)

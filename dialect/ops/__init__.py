@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The operations of the kv dialect: their classes, and wrapper functions of the same name.
+
+Tier 2, used inside kernels: :mod:`metadata`, :mod:`addressing`, :mod:`access`, :mod:`tiles`.
+Tier 1, used outside kernels: :mod:`operations`, :mod:`attention`.
+"""
+
+from .access import cast, load, load_raw, load_scale, store, store_scale
+from .addressing import (
+    block_ptr,
+    buffer_address,
+    get_row,
+    page,
+    populate,
+    raw_page,
+    row_index,
+    scale_block_ptr,
+    scales_base,
+    tma_row,
+)
+from .attention import AttentionOp, MlaAttentionOp, MlaDecompressOp, MlaPrefillPlanOp
+from .metadata import (
+    cache_length,
+    cache_lengths,
+    field,
+    is_empty,
+    key_cache,
+    make_cache,
+    make_collection,
+    max_context_length,
+    max_prompt_length,
+    num_rows,
+    operand,
+    value_cache,
+)
+from .operations import tier_one
+from .tiles import alloc_shared, load_tile, store_tile
+
+__all__ = [
+    "AttentionOp", "MlaAttentionOp", "MlaDecompressOp", "MlaPrefillPlanOp",
+    "alloc_shared", "block_ptr", "buffer_address", "cache_length", "cache_lengths", "cast", "field", "get_row",
+    "is_empty", "key_cache", "load", "load_raw", "load_scale", "load_tile", "make_cache", "make_collection",
+    "max_context_length", "max_prompt_length", "num_rows", "operand", "page", "populate", "raw_page", "row_index",
+    "scale_block_ptr", "scales_base", "store", "store_scale", "store_tile", "tier_one", "tma_row", "value_cache",
+]  # fmt: skip

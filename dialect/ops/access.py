@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Operations that read and write elements and scales of a cache.
+
+Indices are (batch, head, token, dim), i32. ``width`` consecutive elements of the head dimension make a
+vector; width 1 a scalar. The caller keeps dim + width within the head and dim a multiple of width. The
+optional operand ``page`` is the token's physical page, when a pass or the kernel has looked it up.
+"""
+
+from typing import Any
+
+from mlir import ir
+
+from .. import dtypes, types, verify
+from ..base import Kv
+from ..effects import Pure, ReadsCache, WritesCache
+from ..ext import I32, Operand, Result
+from ..layout import CacheSpec
+from .common import as_i32, i64_attr
+
+OOB = ("drop", "trap", "unchecked")
+
+
+class LoadOp(Kv.Operation, name="load", traits=[ReadsCache]):
+    """Read ``width`` elements, dequantized: the stored value times its scale when the cache has scales.
+
+    The result's element type is the storage type, or a float type to convert to; a quantized cache needs
+    a float other than the storage type. All lanes of a quantized load share one granule. A page id out of
+    range reads the null page.
+    """
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    head: Operand[I32]
+    token: Operand[I32]
+    dim: Operand[I32]
+    page: Operand[I32] | None = None
+    width: ir.IntegerAttr
+    out: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.operation.operands[0])
+        if spec is None:
+            return False
+        result = self.operation.results[0]
+        width = verify.width(self, spec, result, spec.head_size, "result")
+        if width is None:
+            return False
+        element = verify.element_and_width(result.type)[0]
+        if spec.quantized:
+            if element == spec.dtype.mlir:
+                return verify.fail(self, f"dequantizes, so the result must not have the storage type {element}: use kv.load_raw")
+            if spec.granularity % width and spec.granularity < spec.head_size:
+                return verify.fail(self, f"width must divide the granularity {spec.granularity}, so that one scale serves all lanes, got {width}")
+        return element == spec.dtype.mlir or verify.scalar_float(self, element, "result element")
+
+
+class LoadRawOp(Kv.Operation, name="load_raw", traits=[ReadsCache]):
+    """Read ``width`` stored values of a quantized cache, as they are."""
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    head: Operand[I32]
+    token: Operand[I32]
+    dim: Operand[I32]
+    page: Operand[I32] | None = None
+    width: ir.IntegerAttr
+    out: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.operation.operands[0])
+        if spec is None or not verify.needs_scales(self, spec):
+            return False
+        result = self.operation.results[0]
+        if verify.width(self, spec, result, spec.head_size, "result") is None:
+            return False
+        return _element_is(self, result, spec.dtype.mlir, "result")
+
+
+class StoreOp(Kv.Operation, name="store", traits=[WritesCache]):
+    """Write a scalar or vector of the storage type; no quantization.
+
+    Attribute oob, for a page id out of [0, N): ``drop`` writes nothing, ``trap`` stops the kernel,
+    ``unchecked`` trusts the table.
+    """
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    head: Operand[I32]
+    token: Operand[I32]
+    dim: Operand[I32]
+    value: Operand[Any]
+    page: Operand[I32] | None = None
+    oob: ir.StringAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.operation.operands[0], ("cache",))
+        if spec is None:
+            return False
+        value = self.operation.operands[5]
+        width = verify.element_and_width(value.type)[1]
+        if not 1 <= width <= spec.head_size:
+            return verify.fail(self, f"value must be a scalar or a vector of at most {spec.head_size} lanes, got {value.type}")
+        return _element_is(self, value, spec.dtype.mlir, "value") and verify.one_of(self, "oob", OOB)
+
+
+class LoadScaleOp(Kv.Operation, name="load_scale", traits=[ReadsCache]):
+    """Read ``width`` consecutive scales from granule dim // granularity on."""
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    head: Operand[I32]
+    token: Operand[I32]
+    dim: Operand[I32]
+    page: Operand[I32] | None = None
+    width: ir.IntegerAttr
+    out: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.operation.operands[0])
+        if spec is None or not verify.needs_scales(self, spec):
+            return False
+        result = self.operation.results[0]
+        if verify.width(self, spec, result, spec.num_scales, "result") is None:
+            return False
+        return _element_is(self, result, spec.scale_dtype.mlir, "result")
+
+
+class StoreScaleOp(Kv.Operation, name="store_scale", traits=[WritesCache]):
+    """Write a scalar or vector of scales from granule dim // granularity on; ``oob`` as in kv.store."""
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    head: Operand[I32]
+    token: Operand[I32]
+    dim: Operand[I32]
+    value: Operand[Any]
+    page: Operand[I32] | None = None
+    oob: ir.StringAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.operation.operands[0], ("cache",))
+        if spec is None or not verify.needs_scales(self, spec):
+            return False
+        value = self.operation.operands[5]
+        width = verify.element_and_width(value.type)[1]
+        if not 1 <= width <= spec.num_scales:
+            return verify.fail(self, f"value must be a scalar or a vector of at most {spec.num_scales} lanes, got {value.type}")
+        return _element_is(self, value, spec.scale_dtype.mlir, "value") and verify.one_of(self, "oob", OOB)
+
+
+class CastOp(Kv.Operation, name="cast", traits=[Pure]):
+    """Convert between element types, lane by lane, when one side is an 8-bit float or an 8-bit integer.
+
+    To an 8-bit type: rounds to nearest even and saturates to the largest finite value. Other conversions
+    are arith's.
+    """
+
+    value: Operand[Any]
+    out: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        source, lanes = verify.element_and_width(self.operation.operands[0].type)
+        target, out_lanes = verify.element_and_width(self.operation.results[0].type)
+        if lanes != out_lanes or lanes == 0:
+            return verify.fail(self, f"must keep the number of lanes, got {lanes} and {out_lanes}")
+        for text in (source, target):
+            try:
+                dtypes.by_mlir(text)
+            except ValueError:
+                return verify.fail(self, f"must convert between element types of the dialect, got {text}")
+        return True
+
+
+def _element_is(op: Any, value: ir.Value, element: str, what: str) -> bool:
+    got = verify.element_and_width(value.type)[0]
+    return got == element or verify.fail(op, f"{what} must have element type {element}, got {got}")
+
+
+# --- wrappers --------------------------------------------------------------------------------------
+
+
+def _indices(*values: Any) -> list[ir.Value]:
+    return [as_i32(v) for v in values]
+
+
+def load(
+    cache: ir.Value,
+    batch: Any,
+    head: Any,
+    token: Any,
+    dim: Any,
+    width: int = 1,
+    dtype: dtypes.DType | None = None,
+    page: ir.Value | None = None,
+) -> ir.Value:
+    """Read ``width`` elements as ``dtype`` (default: the storage type, or f32 from a quantized cache)."""
+    spec = types.spec_of(cache.type)
+    dtype = dtype or (dtypes.f32 if spec.quantized else spec.dtype)
+    result = types.value_type(dtype, width)
+    return LoadOp(cache, *_indices(batch, head, token, dim), i64_attr(width), result, page=page).operation.results[0]
+
+
+def load_raw(
+    cache: ir.Value, batch: Any, head: Any, token: Any, dim: Any, width: int = 1, page: ir.Value | None = None
+) -> ir.Value:
+    """Read ``width`` stored values of a quantized cache."""
+    result = types.value_type(types.spec_of(cache.type).dtype, width)
+    return LoadRawOp(cache, *_indices(batch, head, token, dim), i64_attr(width), result, page=page).operation.results[0]
+
+
+def store(
+    cache: ir.Value,
+    batch: Any,
+    head: Any,
+    token: Any,
+    dim: Any,
+    value: ir.Value,
+    oob: str = "drop",
+    page: ir.Value | None = None,
+) -> None:
+    """Write a value of the storage type."""
+    StoreOp(cache, *_indices(batch, head, token, dim), value, ir.StringAttr.get(oob), page=page)
+
+
+def load_scale(
+    cache: ir.Value, batch: Any, head: Any, token: Any, dim: Any, width: int = 1, page: ir.Value | None = None
+) -> ir.Value:
+    """Read ``width`` scales, in the scale type."""
+    spec: CacheSpec = types.spec_of(cache.type)
+    if spec.scale_dtype is None:
+        raise ValueError("load_scale needs a quantized cache (one with a scale type), got one without scales")
+    result = types.value_type(spec.scale_dtype, width)
+    return LoadScaleOp(cache, *_indices(batch, head, token, dim), i64_attr(width), result, page=page).operation.results[0]
+
+
+def store_scale(
+    cache: ir.Value,
+    batch: Any,
+    head: Any,
+    token: Any,
+    dim: Any,
+    value: ir.Value,
+    oob: str = "drop",
+    page: ir.Value | None = None,
+) -> None:
+    """Write scales of the scale type."""
+    StoreScaleOp(cache, *_indices(batch, head, token, dim), value, ir.StringAttr.get(oob), page=page)
+
+
+def cast(value: ir.Value, dtype: dtypes.DType) -> ir.Value:
+    """Convert a scalar or vector to ``dtype``; saturates to 8-bit types."""
+    lanes = verify.element_and_width(value.type)[1]
+    is_vector = isinstance(value.type, ir.VectorType)
+    element = types.element_type(dtype)
+    return CastOp(value, ir.VectorType.get([lanes], element) if is_vector else element).operation.results[0]

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tier 1: attention over caches, and the MLA helpers.
+
+Query row i of sequence b stands at position cache_length(b) + i; masks speak of absolute positions, and a
+key at or past the visible tokens is never seen. Masked scores are minus infinity: a row that sees no key
+gives zeros (and a log-sum-exp of minus infinity).
+"""
+
+from typing import Any
+
+from mlir import ir
+
+from .. import verify
+from ..base import Kv
+from ..effects import ReadsCache, ReadsMemory, WritesMemory
+from ..ext import F32, I32, Operand
+from .operations import FLOATS, not_mla, offsets, token_rows
+
+MASKS = ("causal", "null", "sliding_window", "chunked")
+
+
+def mask_is_valid(op: Any) -> bool:
+    """Whether mask is known and its window or chunk is given where the mask needs one."""
+    if not verify.one_of(op, "mask", MASKS):
+        return False
+    mask, span = verify.string(op.mask), verify.integer(op.span)
+    if mask in ("sliding_window", "chunked") and (span is None or span < 1):
+        return verify.fail(op, f"span (the window or chunk) must be positive for mask {mask}, got {op.span}")
+    return True
+
+
+class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+    """softmax(scale * Q K^T + mask) V over one layer; query, out: [T, Hq, D], Hq a multiple of H.
+
+    Attributes: mask (causal, null, sliding_window, chunked), span (window or chunk width), softcap (0: none; else
+    scores become softcap * tanh(score / softcap)). Optional operands: sinks [Hq] f32, one more logit in each
+    row's denominator; lse [T, Hq] f32, the log-sum-exp out. The query has the cache's float type, or f16/bf16/f32
+    over an 8-bit cache; an integer cache needs scales.
+    """
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    query: Operand[Any]
+    row_offsets: Operand[Any]
+    scale: Operand[F32]
+    out: Operand[Any]
+    sinks: Operand[Any] | None = None
+    lse: Operand[Any] | None = None
+    kv_offsets: Operand[Any] | None = None
+    mask: ir.StringAttr
+    span: ir.IntegerAttr
+    softcap: ir.FloatAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        if spec is None or not not_mla(self, spec):
+            return False
+        if not spec.dtype.is_float and not spec.quantized:
+            return verify.fail(self, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
+        elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+        for value, name in ((self.query, "query"), (self.out, "out")):
+            if not token_rows(self, value, None, spec.head_size, elements, name):
+                return False
+        query_type = ir.MemRefType(self.query.type)
+        if query_type.is_dynamic_dim(1):
+            return verify.fail(self, "query must have a static number of heads in dimension 1, got a dynamic one")
+        heads = query_type.shape[1]
+        if heads % spec.num_heads:
+            return verify.fail(self, f"query heads must be a multiple of the {spec.num_heads} KV heads, got {heads}")
+        return (
+            offsets(self, self.row_offsets)
+            and mask_is_valid(self)
+            and (self.sinks is None or verify.memref(self, self.sinks, 1, ("f32",), "sinks"))
+            and (self.lse is None or verify.memref(self, self.lse, 2, ("f32",), "lse"))
+            and (self.kv_offsets is None or offsets(self, self.kv_offsets, "kv_offsets"))
+        )
+
+
+class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+    """Attention over latent rows: scores with the whole row, values its first value_size columns.
+
+    query: [T, Hq, D]; out: [T, Hq, value_size]; mask as in kv.attention.
+    """
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    query: Operand[Any]
+    row_offsets: Operand[Any]
+    scale: Operand[F32]
+    out: Operand[Any]
+    value_size: ir.IntegerAttr
+    mask: ir.StringAttr
+    span: ir.IntegerAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        if spec is None:
+            return False
+        if not spec.is_mla:
+            return verify.fail(self, "needs an MLA collection (is_mla = true)")
+        size = verify.integer(self.value_size)
+        if size is None or not 0 < size <= spec.head_size:
+            return verify.fail(self, f"value_size must be in [1, {spec.head_size}], got {self.value_size}")
+        elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+        return (
+            token_rows(self, self.query, None, spec.head_size, elements, "query")
+            and token_rows(self, self.out, None, size, elements, "out")
+            and offsets(self, self.row_offsets)
+            and mask_is_valid(self)
+        )
+
+
+class MlaPrefillPlanOp(Kv.Operation, name="mla_prefill_plan", traits=[ReadsMemory, WritesMemory]):
+    """Chunks of at most buffer_tokens cached + new tokens: offsets [C, B+1], cache offsets [C, B], lengths [C], i32."""
+
+    row_offsets: Operand[Any]
+    cache_lengths: Operand[Any]
+    buffer_row_offsets: Operand[Any]
+    cache_offsets: Operand[Any]
+    buffer_lengths: Operand[Any]
+    buffer_tokens: ir.IntegerAttr
+
+    def verify_invariants(self) -> bool:
+        tokens = verify.integer(self.buffer_tokens)
+        if tokens is None or tokens < 1:
+            return verify.fail(self, f"buffer_tokens must be a positive integer, got {self.buffer_tokens}")
+        return (
+            offsets(self, self.row_offsets)
+            and offsets(self, self.cache_lengths, "cache_lengths")
+            and verify.memref(self, self.buffer_row_offsets, 2, ("i32",), "buffer_row_offsets")
+            and verify.memref(self, self.cache_offsets, 2, ("i32",), "cache_offsets")
+            and offsets(self, self.buffer_lengths, "buffer_lengths")
+        )
+
+
+class MlaDecompressOp(Kv.Operation, name="mla_decompress", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+    """Copy a chunk of latent rows to a buffer: out[i] = K(b, 0, i - row_offsets[b] + cache_offsets[b]); out: [Tb, D]."""
+
+    cache: Operand[Any]
+    row_offsets: Operand[Any]
+    cache_offsets: Operand[Any]
+    out: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.cache)
+        if spec is None:
+            return False
+        if spec.num_heads != 1:
+            return verify.fail(self, f"needs a cache of one head, got {spec.num_heads}")
+        return (
+            offsets(self, self.row_offsets)
+            and offsets(self, self.cache_offsets, "cache_offsets")
+            and verify.memref(self, self.out, 2, (spec.dtype.mlir,), "out")
+            and verify.static_dim(self, self.out, 1, spec.head_size, "out")
+        )

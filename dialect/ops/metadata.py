@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Operations that make handles and read their run-time fields. All are pure.
+
+The lookup table and the lengths never change while a kernel runs, so reading them is pure too.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlir import ir
+
+from .. import types, verify
+from ..base import Kv
+from ..effects import Pure
+from ..ext import I1, I32, Operand, Result, infer_result
+from ..layout import FA3
+from .common import as_i32
+
+
+class MakeCollectionOp(Kv.Operation, name="make_collection", traits=[Pure]):
+    """Make a collection from its run-time fields, in the order of ``layout.collection_fields``.
+
+    Operands: one value a field (``!llvm.ptr<1>``, i32 or i64). Result: the collection. No effects.
+    """
+
+    fields: Sequence[Operand[Any]]
+    collection: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        result = self.operation.results[0]
+        spec = verify.handle(self, result, ("collection",))
+        return spec is not None and _fields_match(self, result.type)
+
+
+class MakeCacheOp(Kv.Operation, name="make_cache", traits=[Pure]):
+    """Make a cache from its run-time fields, in the order of ``layout.cache_fields``. No effects."""
+
+    fields: Sequence[Operand[Any]]
+    cache: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        result = self.operation.results[0]
+        spec = verify.handle(self, result, ("cache",))
+        return spec is not None and _fields_match(self, result.type)
+
+
+def _fields_match(op: Any, type_: ir.Type) -> bool:
+    expected, given = types.fields_of(type_), list(op.operation.operands)
+    if len(expected) != len(given):
+        return verify.fail(op, f"takes {len(expected)} fields for {type_}, got {len(given)}")
+    for field, value in zip(expected, given, strict=True):
+        if value.type != types.field_type(field):
+            return verify.fail(op, f"field {field.name} must be {types.field_type(field)}, got {value.type}")
+    return True
+
+
+class KeyCacheOp(Kv.Operation, name="key_cache", traits=[Pure]):
+    """The keys of one layer: base + layer * layer_stride.
+
+    Operands: collection; layer, i32 in [0, L) (not checked on a device). Result: the cache. No effects.
+    """
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    cache: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        return _view_matches(self, value=False)
+
+
+class ValueCacheOp(Kv.Operation, name="value_cache", traits=[Pure]):
+    """The values of one layer: base + kv_stride + layer * layer_stride. An MLA collection has none."""
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    cache: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        return _view_matches(self, value=True)
+
+
+def _view_matches(op: Any, value: bool) -> bool:
+    spec = verify.handle(op, op.operation.operands[0], ("collection",))
+    if spec is None:
+        return False
+    if value and spec.is_mla:
+        return verify.fail(op, "needs a collection with values: an MLA one has only latent keys (is_mla = true)")
+    viewed = verify.handle(op, op.operation.results[0], ("cache",))
+    if viewed is None:
+        return False
+    return viewed == spec or verify.fail(
+        op, f"result must have the parameters of the collection {types.cache_type(spec)}, got {op.operation.results[0].type}"
+    )
+
+
+class MakeOperandOp(Kv.Operation, name="make_operand", traits=[Pure]):
+    """A cache as a read-only operand of an attention kernel. No effects.
+
+    (IRDL keeps types and operations in one symbol table, where ``operand`` is the type.)
+    """
+
+    cache: Operand[Any]
+    view: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.operation.operands[0], ("cache",))
+        seen = None if spec is None else verify.handle(self, self.operation.results[0], ("operand",))
+        if seen is None:
+            return False
+        return seen == spec or verify.fail(self, f"result must have the cache's parameters, got {seen}")
+
+
+class FieldOp(Kv.Operation, name="field", traits=[Pure]):
+    """One run-time field of a handle, by its name in ``layout.cache_fields`` / ``collection_fields``."""
+
+    handle: Operand[Any]
+    field: ir.StringAttr
+    out: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        value = self.operation.operands[0]
+        if verify.handle(self, value, verify.ANY_HANDLE) is None:
+            return False
+        fields = {f.name: f for f in types.fields_of(value.type)}
+        name = verify.string(self.operation.attributes["field"])
+        if name not in fields:
+            return verify.fail(self, f"field must be one of {', '.join(fields)}, got {name}")
+        expected, got = types.field_type(fields[name]), self.operation.results[0].type
+        return expected == got or verify.fail(self, f"field {name} must have type {expected}, got {got}")
+
+
+class CacheLengthOp(Kv.Operation, name="cache_length", traits=[Pure]):
+    """Tokens of a sequence cached before this step: cache_lengths[b]. batch in [0, B)."""
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    length: Result[I32] = infer_result()
+
+    def verify_invariants(self) -> bool:
+        return verify.handle(self, self.operation.operands[0], verify.ANY_HANDLE) is not None
+
+
+class CacheLengthsOp(Kv.Operation, name="cache_lengths", traits=[Pure]):
+    """The lengths of all sequences, [B]: a pointer to 32-bit integers."""
+
+    cache: Operand[Any]
+    pointer: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        known = verify.handle(self, self.operation.operands[0], verify.ANY_HANDLE) is not None
+        return known and _is_global_pointer(self)
+
+
+def _is_global_pointer(op: Any) -> bool:
+    got = op.operation.results[0].type
+    return str(got) == "!llvm.ptr<1>" or verify.fail(op, f"result must be !llvm.ptr<1>, got {got}")
+
+
+class MaxPromptLengthOp(Kv.Operation, name="max_prompt_length", traits=[Pure]):
+    """The field max_seq_length: the longest count of new tokens in the batch."""
+
+    cache: Operand[Any]
+    length: Result[I32] = infer_result()
+
+    def verify_invariants(self) -> bool:
+        return verify.handle(self, self.operation.operands[0], verify.ANY_HANDLE) is not None
+
+
+class MaxContextLengthOp(Kv.Operation, name="max_context_length", traits=[Pure]):
+    """The field max_cache_length: the longest cached + new tokens in the batch."""
+
+    cache: Operand[Any]
+    length: Result[I32] = infer_result()
+
+    def verify_invariants(self) -> bool:
+        return verify.handle(self, self.operation.operands[0], verify.ANY_HANDLE) is not None
+
+
+class IsEmptyOp(Kv.Operation, name="is_empty", traits=[Pure]):
+    """max_cache_length == 0. The field counts the step's new tokens: with any, a cache is not empty."""
+
+    cache: Operand[Any]
+    empty: Result[I1] = infer_result()
+
+    def verify_invariants(self) -> bool:
+        return verify.handle(self, self.operation.operands[0], verify.ANY_HANDLE) is not None
+
+
+class NumRowsOp(Kv.Operation, name="num_rows", traits=[Pure]):
+    """Rows that the cache's view spans, (N-1)*S + P. An fa3 cache has no rows."""
+
+    cache: Operand[Any]
+    rows: Result[I32] = infer_result()
+
+    def verify_invariants(self) -> bool:
+        return rows_cache(self) is not None
+
+
+def rows_cache(op: Any) -> Any:
+    """The spec of the op's cache when its kind has rows; None after an error."""
+    spec = verify.handle(op, op.operation.operands[0])
+    if spec is not None and spec.kind == FA3:
+        verify.fail(op, "needs a paged or continuous cache: an fa3 cache has no rows")
+        return None
+    return spec
+
+
+# --- wrappers --------------------------------------------------------------------------------------
+
+
+def make_collection(spec: Any, fields: Sequence[ir.Value]) -> ir.Value:
+    """A collection of a ``CacheSpec`` from its run-time fields."""
+    return MakeCollectionOp(fields, types.collection_type(spec)).operation.results[0]
+
+
+def make_cache(spec: Any, fields: Sequence[ir.Value]) -> ir.Value:
+    """A cache of a ``CacheSpec`` from its run-time fields."""
+    return MakeCacheOp(fields, types.cache_type(spec)).operation.results[0]
+
+
+def key_cache(collection: ir.Value, layer: Any) -> ir.Value:
+    """The key cache of a layer."""
+    return KeyCacheOp(collection, as_i32(layer), types.cache_type(types.spec_of(collection.type))).operation.results[0]
+
+
+def value_cache(collection: ir.Value, layer: Any) -> ir.Value:
+    """The value cache of a layer; ValueError for an MLA collection."""
+    spec = types.spec_of(collection.type)
+    if spec.is_mla:
+        raise ValueError("value_cache needs a collection with values, got an MLA one (is_mla = true)")
+    return ValueCacheOp(collection, as_i32(layer), types.cache_type(spec)).operation.results[0]
+
+
+def operand(cache: ir.Value) -> ir.Value:
+    """The cache as an attention operand."""
+    return MakeOperandOp(cache, types.operand_type(types.spec_of(cache.type))).operation.results[0]
+
+
+def field(handle: ir.Value, name: str) -> ir.Value:
+    """One run-time field of a cache, operand or collection."""
+    fields = {f.name: f for f in types.fields_of(handle.type)}
+    if name not in fields:
+        raise ValueError(f"field must be one of {', '.join(fields)}, got {name!r}")
+    attribute = ir.StringAttr.get(name)
+    return FieldOp(handle, attribute, types.field_type(fields[name])).operation.results[0]
+
+
+def cache_length(cache: ir.Value, batch: Any) -> ir.Value:
+    """Cached tokens of a sequence, i32."""
+    return CacheLengthOp(cache, as_i32(batch)).operation.results[0]
+
+
+def cache_lengths(cache: ir.Value) -> ir.Value:
+    """Pointer to the lengths of all sequences."""
+    return CacheLengthsOp(cache, ir.Type.parse("!llvm.ptr<1>")).operation.results[0]
+
+
+def max_prompt_length(cache: ir.Value) -> ir.Value:
+    """Longest count of new tokens in the batch, i32."""
+    return MaxPromptLengthOp(cache).operation.results[0]
+
+
+def max_context_length(cache: ir.Value) -> ir.Value:
+    """Longest cached + new tokens in the batch, i32."""
+    return MaxContextLengthOp(cache).operation.results[0]
+
+
+def is_empty(cache: ir.Value) -> ir.Value:
+    """max_cache_length == 0, i1."""
+    return IsEmptyOp(cache).operation.results[0]
+
+
+def num_rows(cache: ir.Value) -> ir.Value:
+    """Rows that the view spans, i32."""
+    return NumRowsOp(cache).operation.results[0]

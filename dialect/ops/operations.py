@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tier 1: whole operations on caches, used outside kernels; the write and copy family.
+
+All are destination-style on memrefs. T is the new tokens of the batch, H the KV heads, D the head size, B
+the sequences; ``row_offsets`` [B+1] delimit the sequences' rows. Token i of sequence b goes to, or stands
+at, position cache_length(b) + i. A ``schedule`` attribute, optional, says how the op is expanded; passes
+and tuners set it. None of them changes the cache lengths.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlir import ir
+
+from .. import verify
+from ..base import Kv
+from ..effects import ReadsCache, ReadsMemory, UpdatesCache, UpdatesMemory, WritesCache, WritesMemory
+from ..ext import I32, Operand
+from ..layout import CacheSpec
+
+FLOATS = ("f32", "f16", "bf16")
+
+
+def token_rows(op: Any, value: ir.Value, heads: int | None, size: int, elements: tuple[str, ...], name: str) -> bool:
+    """Whether an operand is [T, heads, size]; heads None leaves that dimension free."""
+    return (
+        verify.memref(op, value, 3, elements, name)
+        and (heads is None or verify.static_dim(op, value, 1, heads, name))
+        and verify.static_dim(op, value, 2, size, name)
+    )
+
+
+def offsets(op: Any, value: ir.Value, name: str = "row_offsets") -> bool:
+    return verify.memref(op, value, 1, ("i32",), name)
+
+
+def storable(spec: CacheSpec) -> tuple[str, ...]:
+    """Element types that an append takes: the storage type, and floats where it quantizes or saturates."""
+    if spec.quantized:
+        return FLOATS
+    return (spec.dtype.mlir, *FLOATS) if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+
+
+def scale_rows(op: Any, value: ir.Value | None, spec: CacheSpec, name: str) -> bool:
+    """Whether an optional operand of given scales is [T, H, G] floats, and the cache has scales."""
+    if value is None:
+        return True
+    return verify.needs_scales(op, spec) and token_rows(op, value, spec.num_heads, spec.num_scales, FLOATS, name)
+
+
+class AppendOp(Kv.Operation, name="append", traits=[WritesCache, ReadsMemory]):
+    """Write the new tokens' keys and values. key, value: [T, H, D].
+
+    A cache with scales quantizes: one scale a granule, its largest magnitude over the storage type's largest
+    finite value, or the given scales [T, H, G]. An 8-bit cache without scales has unit scale: floats are
+    converted, saturating. An MLA collection has no value: the key alone is written and value is absent.
+    """
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    key: Operand[Any]
+    row_offsets: Operand[Any]
+    value: Operand[Any] | None = None
+    key_scale: Operand[Any] | None = None
+    value_scale: Operand[Any] | None = None
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        if spec is None:
+            return False
+        if (self.value is None) != spec.is_mla:
+            has = "no value operand" if spec.is_mla else "a value operand"
+            return verify.fail(self, f"takes {has} for this collection (is_mla = {str(spec.is_mla).lower()})")
+        data = [(self.key, "key")] + ([] if self.value is None else [(self.value, "value")])
+        return (
+            all(token_rows(self, v, spec.num_heads, spec.head_size, storable(spec), n) for v, n in data)
+            and offsets(self, self.row_offsets)
+            and scale_rows(self, self.key_scale, spec, "key_scale")
+            and scale_rows(self, self.value_scale, spec, "value_scale")
+        )
+
+
+class RopeAppendOp(Kv.Operation, name="rope_append", traits=[WritesCache, ReadsMemory, WritesMemory]):
+    """Rotate query and key by position, write key and value to the cache, the query to query_out.
+
+    query, query_out: [T, Hq, D]; freqs: [positions, R] f32, (cos, sin) pairs interleaved, R <= D even. interleaved
+    rotates pairs (2k, 2k+1) of the last R dims, else pairs (k, k + R/2) of the first R. Optional q_gamma, k_gamma
+    [D]: RMS norm with eps before the rotation. Quantizes as kv.append does.
+    """
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    query: Operand[Any]
+    key: Operand[Any]
+    value: Operand[Any]
+    row_offsets: Operand[Any]
+    freqs: Operand[Any]
+    query_out: Operand[Any]
+    q_gamma: Operand[Any] | None = None
+    k_gamma: Operand[Any] | None = None
+    interleaved: ir.BoolAttr
+    eps: ir.FloatAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        if spec is None:
+            return False
+        if spec.is_mla:
+            return verify.fail(self, "needs a collection with values (is_mla = false)")
+        query = (FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,))
+        if not all(token_rows(self, v, None, spec.head_size, query, n) for v, n in ((self.query, "query"), (self.query_out, "query_out"))):
+            return False
+        if not all(token_rows(self, v, spec.num_heads, spec.head_size, storable(spec), n) for v, n in ((self.key, "key"), (self.value, "value"))):
+            return False
+        if (self.q_gamma is None) != (self.k_gamma is None):
+            return verify.fail(self, "takes q_gamma and k_gamma together or neither")
+        gammas = [(v, n) for v, n in ((self.q_gamma, "q_gamma"), (self.k_gamma, "k_gamma")) if v is not None]
+        return (
+            offsets(self, self.row_offsets)
+            and freqs_table(self, self.freqs, spec.head_size)
+            and all(verify.memref(self, v, 1, FLOATS, n) for v, n in gammas)
+        )
+
+
+def freqs_table(op: Any, value: ir.Value, head_size: int) -> bool:
+    """Whether an operand is [positions, R] f32 with R static, even and at most the head size."""
+    if not verify.memref(op, value, 2, ("f32",), "freqs"):
+        return False
+    type_ = ir.MemRefType(value.type)
+    if type_.is_dynamic_dim(1):
+        return verify.fail(op, "freqs must have a static extent R in dimension 1, got a dynamic one")
+    size = type_.shape[1]
+    return (size % 2 == 0 and 0 < size <= head_size) or verify.fail(
+        op, f"freqs must have an even R of at most {head_size} in dimension 1, got {size}"
+    )
+
+
+class RopeOp(Kv.Operation, name="rope", traits=[UpdatesCache, ReadsMemory, WritesMemory]):
+    """Rotate the query to query_out and the keys of the new tokens in place; operands as kv.rope_append.
+
+    Optional position_ids [sections, T] i32 with mrope_section (pairs a section) replace the positions.
+    """
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    query: Operand[Any]
+    row_offsets: Operand[Any]
+    freqs: Operand[Any]
+    query_out: Operand[Any]
+    position_ids: Operand[Any] | None = None
+    interleaved: ir.BoolAttr
+    mrope_section: ir.DenseI64ArrayAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        if spec is None:
+            return False
+        if spec.quantized:
+            return verify.fail(self, "needs a cache without scales: rotate before quantizing with kv.rope_append")
+        rows = ((self.query, "query"), (self.query_out, "query_out"))
+        return (
+            all(token_rows(self, v, None, ir.MemRefType(v.type).shape[2], FLOATS, n)
+                if isinstance(v.type, ir.MemRefType) and ir.MemRefType(v.type).rank == 3
+                else verify.memref(self, v, 3, FLOATS, n) for v, n in rows)
+            and offsets(self, self.row_offsets)
+            and freqs_table(self, self.freqs, spec.head_size)
+            and (self.position_ids is None or verify.memref(self, self.position_ids, 2, ("i32",), "position_ids"))
+        )  # fmt: skip
+
+
+class StoreRaggedOp(Kv.Operation, name="store_ragged", traits=[WritesCache, ReadsMemory]):
+    """Write x [T, H, D] of the storage type to the new tokens of one cache."""
+
+    cache: Operand[Any]
+    x: Operand[Any]
+    row_offsets: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.cache, ("cache",))
+        return (
+            spec is not None
+            and token_rows(self, self.x, spec.num_heads, spec.head_size, (spec.dtype.mlir,), "x")
+            and offsets(self, self.row_offsets)
+        )
+
+
+class StorePaddedOp(Kv.Operation, name="store_padded", traits=[WritesCache, ReadsMemory]):
+    """Write x [B, Smax, H, D] to the new tokens; tokens t >= valid_lengths[b] are skipped."""
+
+    cache: Operand[Any]
+    x: Operand[Any]
+    valid_lengths: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.cache, ("cache",))
+        return (
+            spec is not None
+            and verify.memref(self, self.x, 4, (spec.dtype.mlir,), "x")
+            and verify.static_dim(self, self.x, 2, spec.num_heads, "x")
+            and verify.static_dim(self, self.x, 3, spec.head_size, "x")
+            and offsets(self, self.valid_lengths, "valid_lengths")
+        )
+
+
+class RmsNormOp(Kv.Operation, name="rms_norm", traits=[UpdatesCache, ReadsMemory]):
+    """Normalise the new tokens of one cache in place: x * rsqrt(mean(x^2) + eps) * (gamma + weight_offset).
+
+    gamma: [C], C <= D (the first C dims of each head) or C = H*D (the whole row).
+    """
+
+    cache: Operand[Any]
+    gamma: Operand[Any]
+    row_offsets: Operand[Any]
+    total_tokens: Operand[I32]
+    eps: ir.FloatAttr
+    weight_offset: ir.FloatAttr
+    multiply_before_cast: ir.BoolAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.cache, ("cache",))
+        if spec is None:
+            return False
+        if spec.quantized or not spec.dtype.is_float:
+            return verify.fail(self, "needs a float cache without scales")
+        return verify.memref(self, self.gamma, 1, FLOATS, "gamma") and offsets(self, self.row_offsets)
+
+
+class RaddOp(Kv.Operation, name="radd", traits=[UpdatesCache, ReadsMemory]):
+    """Add a [Tn, 2*H*D] (K half, V half) to the tokens of a slice of the batch.
+
+    row_offsets is the slice of the batch's offsets (its first may be > 0); batch_offset the slice's first sequence.
+    """
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    a: Operand[Any]
+    row_offsets: Operand[Any]
+    batch_offset: Operand[I32]
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        return (
+            spec is not None
+            and not_mla(self, spec)
+            and verify.memref(self, self.a, 2, (spec.dtype.mlir,), "a")
+            and verify.static_dim(self, self.a, 1, 2 * spec.token_stride, "a")
+            and offsets(self, self.row_offsets)
+        )
+
+
+class Iadd2mOp(Kv.Operation, name="iadd_2m", traits=[UpdatesCache, ReadsMemory]):
+    """Add kv [2m, H*D]: rows [0, m) to K, [m, 2m) to V, of the first m new tokens of the batch."""
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    kv: Operand[Any]
+    row_offsets: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        return (
+            spec is not None
+            and not_mla(self, spec)
+            and verify.memref(self, self.kv, 2, (spec.dtype.mlir,), "kv")
+            and verify.static_dim(self, self.kv, 1, spec.token_stride, "kv")
+            and offsets(self, self.row_offsets)
+        )
+
+
+def not_mla(op: Any, spec: CacheSpec) -> bool:
+    return not spec.is_mla or verify.fail(op, "needs a collection with values (is_mla = false)")
+
+
+class GatherOp(Kv.Operation, name="gather", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+    """Copy tokens out of one cache, bit-exact: out[r, j] = cache(b(r), :, token_ids[r, j], :).
+
+    token_ids: [R, Ns] i32 positions, >= 0; row_offsets [B+1] delimit the rows r of each sequence; out: [R, Ns, H, D].
+    """
+
+    cache: Operand[Any]
+    token_ids: Operand[Any]
+    row_offsets: Operand[Any]
+    out: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.cache)
+        return (
+            spec is not None
+            and verify.memref(self, self.token_ids, 2, ("i32",), "token_ids")
+            and offsets(self, self.row_offsets)
+            and verify.memref(self, self.out, 4, (spec.dtype.mlir,), "out")
+            and verify.static_dim(self, self.out, 2, spec.num_heads, "out")
+            and verify.static_dim(self, self.out, 3, spec.head_size, "out")
+        )
+
+
+class CopyPagesOp(Kv.Operation, name="copy_pages", traits=[UpdatesCache, ReadsMemory]):
+    """Copy whole pages of a pool, all layers, K and V and scales: page destination[i] = page source[i].
+
+    source, destination: [n] i32. Pairs with an id out of [0, N) are skipped. No destination may be a source or repeat.
+    """
+
+    collection: Operand[Any]
+    source: Operand[Any]
+    destination: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        return (
+            spec is not None and offsets(self, self.source, "source") and offsets(self, self.destination, "destination")
+        )
+
+
+class ConvertOp(Kv.Operation, name="convert", traits=[UpdatesCache]):
+    """Copy every cached token of one cache to the same positions of another, converting kind, page size and dtype."""
+
+    source: Operand[Any]
+    destination: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        source = verify.handle(self, self.source)
+        destination = None if source is None else verify.handle(self, self.destination, ("cache",))
+        if source is None or destination is None:
+            return False
+        same = (source.num_heads, source.head_size) == (destination.num_heads, destination.head_size)
+        return same or verify.fail(
+            self, f"source and destination must have the same heads and head size, got {source} and {destination}"
+        )
+
+
+class RemapSparseIndicesOp(Kv.Operation, name="remap_sparse_indices", traits=[ReadsMemory, WritesMemory]):
+    """Encode logical tokens as page*P + slot: t < 0 stays; a page past the table or >= invalid_id gives -1.
+
+    logical, out: [R, Ks] i32; row_offsets [B+1]; lookup_table [B, C] i32.
+    """
+
+    logical: Operand[Any]
+    row_offsets: Operand[Any]
+    lookup_table: Operand[Any]
+    invalid_id: Operand[I32]
+    out: Operand[Any]
+    page_size: ir.IntegerAttr
+
+    def verify_invariants(self) -> bool:
+        size = verify.integer(self.page_size)
+        if size is None or size < 1:
+            return verify.fail(self, f"page_size must be a positive integer, got {self.page_size}")
+        return offsets(self, self.row_offsets) and all(
+            verify.memref(self, v, 2, ("i32",), n)
+            for v, n in ((self.logical, "logical"), (self.lookup_table, "lookup_table"), (self.out, "out"))
+        )
+
+
+class CacheRowOffsetsOp(Kv.Operation, name="cache_row_offsets", traits=[ReadsMemory, WritesMemory]):
+    """out[n] = sum over j < n of cache_lengths[j] + row_offsets[j+1] - row_offsets[j]; out: [B+1] i32."""
+
+    row_offsets: Operand[Any]
+    cache_lengths: Operand[Any]
+    out: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        named = ((self.row_offsets, "row_offsets"), (self.cache_lengths, "cache_lengths"), (self.out, "out"))
+        return all(offsets(self, v, n) for v, n in named)
+
+
+class IncrementCacheLengthsOp(Kv.Operation, name="increment_cache_lengths", traits=[UpdatesMemory]):
+    """cache_lengths[b] += row_offsets[b+1] - row_offsets[b], in place, between steps."""
+
+    cache_lengths: Operand[Any]
+    row_offsets: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        return offsets(self, self.cache_lengths, "cache_lengths") and offsets(self, self.row_offsets)
+
+
+# --- wrappers --------------------------------------------------------------------------------------
+
+
+def tier_one(op_class: type, operands: Sequence[Any], optional: dict[str, Any] | None = None, **attributes: Any) -> Any:
+    """Build a tier-1 op. Attributes are Python bools, ints, floats (f32), strings, int lists or MLIR attributes."""
+    positional = [f.name for f in op_class.FIELDS if f.kind == "operand" and not (f.optional and f.spec.kw_only)]
+    values = dict(zip(positional, operands, strict=True))
+    return op_class(**values, **{k: _attribute(v) for k, v in attributes.items()}, **(optional or {}))
+
+
+def _attribute(value: Any) -> ir.Attribute:
+    if isinstance(value, ir.Attribute):
+        return value
+    if isinstance(value, bool):
+        return ir.BoolAttr.get(value)
+    if isinstance(value, int):
+        return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+    if isinstance(value, float):
+        return ir.FloatAttr.get(ir.F32Type.get(), value)
+    if isinstance(value, str):
+        return ir.StringAttr.get(value)
+    return ir.DenseI64ArrayAttr.get(list(value))
+
+

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Operations on tiles in shared memory: allocate, copy tokens in through the page table, copy out.
+
+A tile is ``tile_rows`` tokens of one head, a row after the other: row i at byte i * row_bytes, where
+row_bytes is head_size * element size. With swizzle 128 the 16-byte chunk c of row i lies at chunk
+c ^ (i % 8) (of every group of eight), which keeps ``ldmatrix`` free of bank conflicts.
+"""
+
+from typing import Any
+
+from mlir import ir
+
+from .. import verify
+from ..base import Kv
+from ..effects import AllocatesShared, Effect, EffectModel, READ, CACHE, MEMORY, WRITE
+from ..ext import I32, Operand, Result
+from .common import as_i32, i64_attr
+
+
+class _LoadsTile(EffectModel):
+    """Reads a cache, writes shared memory."""
+
+    effects = (Effect(READ, CACHE), Effect(WRITE, MEMORY))
+
+
+class _StoresTile(EffectModel):
+    """Reads shared memory, writes a cache."""
+
+    effects = (Effect(READ, MEMORY), Effect(WRITE, CACHE))
+
+
+class AllocSharedOp(Kv.Operation, name="alloc_shared", traits=[AllocatesShared]):
+    """A block of shared memory that lives as long as the thread block. Attributes: bytes, alignment (a power of two)."""
+
+    bytes: ir.IntegerAttr
+    alignment: ir.IntegerAttr
+    pointer: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        size, alignment = verify.integer(self.bytes), verify.integer(self.alignment)
+        if size is None or size < 1:
+            return verify.fail(self, f"bytes must be a positive integer, got {self.bytes}")
+        if alignment is None or alignment < 1 or alignment & (alignment - 1):
+            return verify.fail(self, f"alignment must be a power of two, got {self.alignment}")
+        got = self.operation.results[0].type
+        return str(got) == "!llvm.ptr<3>" or verify.fail(self, f"result must be !llvm.ptr<3>, got {got}")
+
+
+class LoadTileOp(Kv.Operation, name="load_tile", traits=[_LoadsTile]):
+    """Copy the tokens [base, base + tile_rows) of a head to shared memory; a thread copies its share.
+
+    Operands: cache, batch, head, base token; valid, how many of the tokens exist (the rest of the tile is
+    zero-filled); destination in shared memory, aligned to 16 bytes; thread in [0, num_threads).
+    Attributes: tile_rows; num_threads; swizzle, 0 or 128; mode, ``async`` (cp.async: the caller commits
+    and waits) or ``sync``. The storage row must be a multiple of 16 bytes. Every page of the tile is looked up once.
+    """
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    head: Operand[I32]
+    base: Operand[I32]
+    valid: Operand[I32]
+    destination: Operand[Any]
+    thread: Operand[I32]
+    tile_rows: ir.IntegerAttr
+    num_threads: ir.IntegerAttr
+    swizzle: ir.IntegerAttr
+    mode: ir.StringAttr
+
+    def verify_invariants(self) -> bool:
+        return _tile_problems(self, 5, ("async", "sync"), verify.CACHE_LIKE)
+
+
+class StoreTileOp(Kv.Operation, name="store_tile", traits=[_StoresTile]):
+    """Copy a tile from shared memory to the tokens [base, base + valid) of a head; the mirror of kv.load_tile.
+
+    Pages out of range are not written. mode must be ``sync``.
+    """
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    head: Operand[I32]
+    base: Operand[I32]
+    valid: Operand[I32]
+    source: Operand[Any]
+    thread: Operand[I32]
+    tile_rows: ir.IntegerAttr
+    num_threads: ir.IntegerAttr
+    swizzle: ir.IntegerAttr
+    mode: ir.StringAttr
+
+    def verify_invariants(self) -> bool:
+        return _tile_problems(self, 5, ("sync",), ("cache",))
+
+
+def _tile_problems(op: Any, pointer: int, modes: tuple[str, ...], kinds: tuple[str, ...]) -> bool:
+    spec = verify.handle(op, op.operation.operands[0], kinds)
+    if spec is None:
+        return False
+    row_bytes = spec.head_size * spec.dtype.itemsize
+    if row_bytes % 16:
+        return verify.fail(op, f"needs rows of a multiple of 16 bytes, got {row_bytes}")
+    rows, threads = verify.integer(op.tile_rows), verify.integer(op.num_threads)
+    if rows is None or rows < 1 or threads is None or threads < 1:
+        return verify.fail(op, f"tile_rows and num_threads must be positive integers, got {op.tile_rows} and {op.num_threads}")
+    if spec.page_size and spec.page_size % rows and rows % spec.page_size:
+        return verify.fail(op, f"tile_rows and the page size must divide one another, got {rows} and {spec.page_size}")
+    swizzle = verify.integer(op.swizzle)
+    if swizzle not in (0, 128):
+        return verify.fail(op, f"swizzle must be 0 or 128, got {op.swizzle}")
+    if swizzle and row_bytes % 128:
+        return verify.fail(op, f"swizzle 128 needs rows of a multiple of 128 bytes, got {row_bytes}")
+    where = op.operation.operands[pointer].type
+    if str(where) != "!llvm.ptr<3>":
+        return verify.fail(op, f"the tile must be in shared memory (!llvm.ptr<3>), got {where}")
+    return verify.one_of(op, "mode", modes)
+
+
+# --- wrappers --------------------------------------------------------------------------------------
+
+
+def alloc_shared(bytes: int, alignment: int = 16) -> ir.Value:
+    """A block of ``bytes`` of shared memory."""
+    return AllocSharedOp(i64_attr(bytes), i64_attr(alignment), ir.Type.parse("!llvm.ptr<3>")).operation.results[0]
+
+
+def load_tile(
+    cache: ir.Value, batch: Any, head: Any, base: Any, valid: Any, destination: ir.Value, thread: Any, *,
+    tile_rows: int, num_threads: int, swizzle: int = 0, mode: str = "async",
+) -> None:  # fmt: skip
+    """Copy this thread's share of a tile of tokens to shared memory."""
+    LoadTileOp(
+        cache, as_i32(batch), as_i32(head), as_i32(base), as_i32(valid), destination, as_i32(thread),
+        i64_attr(tile_rows), i64_attr(num_threads), i64_attr(swizzle), ir.StringAttr.get(mode),
+    )  # fmt: skip
+
+
+def store_tile(
+    cache: ir.Value, batch: Any, head: Any, base: Any, valid: Any, source: ir.Value, thread: Any, *,
+    tile_rows: int, num_threads: int, swizzle: int = 0,
+) -> None:  # fmt: skip
+    """Copy this thread's share of a tile of shared memory to tokens of the cache."""
+    StoreTileOp(
+        cache, as_i32(batch), as_i32(head), as_i32(base), as_i32(valid), source, as_i32(thread),
+        i64_attr(tile_rows), i64_attr(num_threads), i64_attr(swizzle), ir.StringAttr.get("sync"),
+    )  # fmt: skip
+
+

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The types of the kv dialect, and their translation to and from specs.
+
+A type holds static parameters only; pointers, strides and lengths are the value's run-time fields
+(``layout.cache_fields``), which ``flatten-kv-types`` turns into kernel parameters.
+"""
+
+import functools
+from typing import Any
+
+from mlir import ir
+
+from . import layout
+from .base import Kv
+from .dtypes import DType, by_mlir
+from .layout import CacheSpec
+
+
+class CollectionType(Kv.Type, name="collection"):
+    """All layers, K and V, of one pool: ``!kv.collection<kind, element, heads, head_size, mla, page_size, scale, granularity>``."""
+
+    kind: ir.StringAttr
+    element: ir.TypeAttr
+    num_heads: ir.IntegerAttr
+    head_size: ir.IntegerAttr
+    is_mla: ir.BoolAttr
+    page_size: ir.IntegerAttr
+    scale: ir.TypeAttr
+    granularity: ir.IntegerAttr
+
+
+class CacheType(Kv.Type, name="cache"):
+    """One layer's K or V: the parameters of the collection that it is a view of."""
+
+    kind: ir.StringAttr
+    element: ir.TypeAttr
+    num_heads: ir.IntegerAttr
+    head_size: ir.IntegerAttr
+    is_mla: ir.BoolAttr
+    page_size: ir.IntegerAttr
+    scale: ir.TypeAttr
+    granularity: ir.IntegerAttr
+
+
+class OperandType(Kv.Type, name="operand"):
+    """A cache seen by an attention kernel as one of its operands: read-only."""
+
+    kind: ir.StringAttr
+    element: ir.TypeAttr
+    num_heads: ir.IntegerAttr
+    head_size: ir.IntegerAttr
+    is_mla: ir.BoolAttr
+    page_size: ir.IntegerAttr
+    scale: ir.TypeAttr
+    granularity: ir.IntegerAttr
+
+
+class RowsType(Kv.Type, name="rows"):
+    """Row indices of a tile's pages: what ``kv.populate`` gives. ``!kv.rows<tile_rows, page_size>``."""
+
+    tile_rows: ir.IntegerAttr
+    page_size: ir.IntegerAttr
+
+
+class TmaType(Kv.Type, name="tma"):
+    """A tensor-map descriptor built on the host, a grid constant of the kernel.
+
+    ``!kv.tma<form, element, box, swizzle>``: form is the constructor (tiled, ragged, rope, gather4,
+    rope_gather4, scale), box the extents of one copy, slowest first, swizzle in bytes (16 is none).
+    """
+
+    form: ir.StringAttr
+    element: ir.TypeAttr
+    box: ir.DenseI64ArrayAttr
+    swizzle: ir.IntegerAttr
+
+
+_SPEC_TYPES = {"cache": CacheType, "collection": CollectionType, "operand": OperandType}
+
+
+def _spec_text(spec: CacheSpec) -> str:
+    scale = spec.scale_dtype.mlir if spec.scale_dtype else "none"
+    mla = "true" if spec.is_mla else "false"
+    return (
+        f'"{spec.kind}", {spec.dtype.mlir}, {spec.num_heads} : i64, {spec.head_size} : i64, {mla}, '
+        f"{spec.page_size} : i64, {scale}, {spec.granularity} : i64"
+    )
+
+
+def _typed(name: str, spec: CacheSpec) -> ir.Type:
+    return ir.Type.parse(f"!kv.{name}<{_spec_text(spec)}>")
+
+
+def cache_type(spec: CacheSpec) -> ir.Type:
+    """``!kv.cache`` of a spec, in the current context."""
+    return _typed("cache", spec)
+
+
+def collection_type(spec: CacheSpec) -> ir.Type:
+    """``!kv.collection`` of a spec, in the current context."""
+    return _typed("collection", spec)
+
+
+def operand_type(spec: CacheSpec) -> ir.Type:
+    """``!kv.operand`` of a spec, in the current context."""
+    return _typed("operand", spec)
+
+
+def type_name(type_: ir.Type) -> str | None:
+    """``"cache"``, ``"collection"``, ``"operand"``, ``"rows"`` or ``"tma"``; None for a type of another dialect."""
+    text = str(type_)
+    return text[4:].partition("<")[0] if text.startswith("!kv.") else None
+
+
+@functools.lru_cache(maxsize=512)
+def _parse_spec(text: str) -> CacheSpec | str:
+    """The spec in a printed type, or what is wrong with it."""
+    from .ext import split_parameters
+
+    parts = split_parameters(text[text.index("<") + 1 : -1])
+    if len(parts) != 8:
+        return f"expected 8 parameters, got {len(parts)}"
+    try:
+        kind = _string(parts[0])
+        element, scale = by_mlir(parts[1]), None if parts[6] == "none" else by_mlir(parts[6])
+        heads, head_size, page, granularity = (_integer(parts[i]) for i in (2, 3, 5, 7))
+        if parts[4] not in ("true", "false"):
+            return f"is_mla must be true or false, got {parts[4]}"
+        return CacheSpec(kind, element, heads, head_size, page, parts[4] == "true", scale, granularity)
+    except ValueError as error:
+        return str(error)
+
+
+def _string(text: str) -> str:
+    if len(text) < 2 or text[0] != '"' or text[-1] != '"':
+        raise ValueError(f"expected a string parameter, got {text}")
+    return text[1:-1]
+
+
+def _integer(text: str) -> int:
+    digits, _, suffix = text.partition(" : ")
+    if suffix != "i64" or not digits.lstrip("-").isdigit():
+        raise ValueError(f"expected an i64 parameter, got {text}")
+    return int(digits)
+
+
+def spec_or_problem(type_: ir.Type) -> CacheSpec | str:
+    """The spec of a cache, collection or operand type, or a sentence that says what is wrong."""
+    text = str(type_)
+    if type_name(type_) not in _SPEC_TYPES or "<" not in text:
+        return f"expected a !kv.cache, !kv.collection or !kv.operand type, got {text}"
+    return _parse_spec(text)
+
+
+def spec_of(type_: ir.Type) -> CacheSpec:
+    """The spec of a cache, collection or operand type.
+
+    Raises
+    ------
+    ValueError
+        When the type is of another kind or its parameters are wrong.
+    """
+    spec = spec_or_problem(type_)
+    if isinstance(spec, str):
+        raise ValueError(spec)
+    return spec
+
+
+def fields_of(type_: ir.Type) -> tuple[layout.Field, ...]:
+    """Run-time fields of a value of this type."""
+    spec = spec_of(type_)
+    return layout.collection_fields(spec) if type_name(type_) == "collection" else layout.cache_fields(spec)
+
+
+def rows_type(tile_rows: int, page_size: int) -> ir.Type:
+    """``!kv.rows`` in the current context."""
+    return ir.Type.parse(f"!kv.rows<{tile_rows} : i64, {page_size} : i64>")
+
+
+def rows_parameters(type_: ir.Type) -> tuple[int, int]:
+    """(tile rows, page size) of a ``!kv.rows`` type."""
+    tile_rows, page_size = RowsType(type_).parameters
+    return ir.IntegerAttr(tile_rows).value, ir.IntegerAttr(page_size).value
+
+
+def element_type(dtype: DType) -> ir.Type:
+    """The MLIR type of a dtype in the current context."""
+    return ir.Type.parse(dtype.mlir)
+
+
+def value_type(dtype: DType, width: int) -> ir.Type:
+    """The scalar type for width 1, else the vector type."""
+    element = element_type(dtype)
+    return element if width == 1 else ir.VectorType.get([width], element)
+
+
+def field_type(field: layout.Field) -> ir.Type:
+    """The MLIR type of a run-time field."""
+    text: Any = {"ptr": "!llvm.ptr<1>", "i32": "i32", "i64": "i64"}[field.type]
+    return ir.Type.parse(text)

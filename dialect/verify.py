@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Checks that verifiers share. Each emits an error "op: what must hold, got value" and returns False.
+
+``verify-kv`` runs the ops' ``verify_invariants`` on MLIR 22.1, where IRDL knows constraints of single
+types and attributes only.
+"""
+
+from typing import Any
+
+from mlir import ir
+
+from . import dtypes, types
+from .layout import CacheSpec
+
+CACHE_LIKE = ("cache", "operand")
+ANY_HANDLE = ("cache", "operand", "collection")
+
+
+def fail(op: Any, sentence: str) -> bool:
+    """Emit ``'kv.x' op <sentence>`` at the op; always False."""
+    op.operation.location.emit_error(f"'{op.operation.name}' op {sentence}")
+    return False
+
+
+def handle(op: Any, value: ir.Value, kinds: tuple[str, ...] = CACHE_LIKE) -> CacheSpec | None:
+    """The spec of an operand that must be a cache, operand or collection; None after an error."""
+    if types.type_name(value.type) not in kinds:
+        names = " or ".join(f"!kv.{k}" for k in kinds)
+        fail(op, f"operand must be of type {names}, got {value.type}")
+        return None
+    spec = types.spec_or_problem(value.type)
+    if isinstance(spec, str):
+        fail(op, f"has a malformed type: {spec}; got {value.type}")
+        return None
+    return spec
+
+
+def integer(attribute: ir.Attribute) -> int | None:
+    """The value of an integer attribute; None for another attribute."""
+    return ir.IntegerAttr(attribute).value if isinstance(attribute, ir.IntegerAttr) else None
+
+
+def string(attribute: ir.Attribute) -> str | None:
+    return ir.StringAttr(attribute).value if isinstance(attribute, ir.StringAttr) else None
+
+
+def boolean(attribute: ir.Attribute) -> bool | None:
+    return ir.BoolAttr(attribute).value if isinstance(attribute, ir.BoolAttr) else None
+
+
+def element_and_width(type_: ir.Type) -> tuple[str, int]:
+    """(MLIR element type, lanes) of a scalar or 1-D vector type; lanes 0 when it is neither."""
+    if isinstance(type_, ir.VectorType):
+        vector = ir.VectorType(type_)
+        lanes = vector.shape[0] if vector.rank == 1 else 0
+        return str(vector.element_type), lanes
+    return str(type_), 1
+
+
+def width(op: Any, spec: CacheSpec, value: ir.Value, extent: int, what: str) -> int | None:
+    """The op's ``width``, checked against its value's lanes and the extent it runs over; None after an error."""
+    count = integer(op.width)
+    if count is None or count < 1:
+        fail(op, f"width must be a positive integer, got {op.width}")
+        return None
+    if element_and_width(value.type)[1] != count:
+        fail(op, f"{what} must have width = {count} lanes, got {value.type}")
+        return None
+    if count > extent:
+        fail(op, f"width must be at most {extent}, the extent of the dimension, got {count}")
+        return None
+    return count
+
+
+def scalar_float(op: Any, text: str, what: str) -> bool:
+    """Whether a type's text is a float that a load may convert to."""
+    try:
+        if dtypes.by_mlir(text).is_float:
+            return True
+    except ValueError:
+        pass
+    return fail(op, f"{what} must be a float type, got {text}")
+
+
+def needs_scales(op: Any, spec: CacheSpec) -> bool:
+    return spec.quantized or fail(op, "needs a quantized cache (one with a scale type), got one without scales")
+
+
+def one_of(op: Any, name: str, allowed: tuple[str, ...]) -> bool:
+    """Whether a string attribute has one of the allowed values."""
+    value = string(op.operation.attributes[name])
+    return value in allowed or fail(op, f"{name} must be one of {', '.join(allowed)}, got {op.operation.attributes[name]}")
+
+
+def memref(op: Any, value: ir.Value, rank: int, elements: tuple[str, ...] | None, name: str) -> bool:
+    """Whether an operand is a memref of a rank and one of some element types (None: any)."""
+    if not isinstance(value.type, ir.MemRefType):
+        return fail(op, f"{name} must be a memref of rank {rank}, got {value.type}")
+    type_ = ir.MemRefType(value.type)
+    if type_.rank != rank:
+        return fail(op, f"{name} must be a memref of rank {rank}, got {value.type}")
+    if elements is not None and str(type_.element_type) not in elements:
+        return fail(op, f"{name} must have element type {' or '.join(elements)}, got {type_.element_type}")
+    return True
+
+
+def static_dim(op: Any, value: ir.Value, dim: int, size: int, name: str) -> bool:
+    """Whether a memref's dimension is dynamic or the given size."""
+    type_ = ir.MemRefType(value.type)
+    if type_.is_dynamic_dim(dim) or type_.shape[dim] == size:
+        return True
+    return fail(op, f"{name} must have {size} in dimension {dim}, got {type_.shape[dim]}")
