@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Rewriting ops by rules: one function per op class, dispatched by op name, loud when a rule is missing.
+
+Rules run with the insertion point before the op and inside its location, so that whatever they make
+carries the user's line. A rule returns the values that replace the op's results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from mlir import ir
+
+from .pass_base import fail
+
+Rule = Callable[..., Sequence[ir.Value] | ir.Value | None]
+
+
+def walk(root: Any, match: Callable[[str], bool]) -> list[ir.Operation]:
+    """All ops under (and with) ``root`` whose name matches, outer before inner, in program order."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if match(op.name):
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found
+
+
+def ops_named(root: Any, *names: str) -> list[ir.Operation]:
+    """All ops of the given names, in program order."""
+    return walk(root, set(names).__contains__)
+
+
+def kv_ops(root: Any) -> list[ir.Operation]:
+    """All ops of the kv dialect, in program order."""
+    return walk(root, lambda name: name.startswith("kv."))
+
+
+def kernels(module: ir.Module) -> Iterator[ir.Operation]:
+    """Every ``gpu.func`` with the ``gpu.kernel`` attribute, and host functions made of one."""
+    for op in ops_named(module, "gpu.func", "func.func"):
+        if "gpu.kernel" in op.attributes or "kv.host_kernel" in op.attributes:
+            yield op
+
+
+class Rules:
+    """A table of rules by op name; ``@rules.lowers(OpClass, ...)`` fills it."""
+
+    def __init__(self) -> None:
+        self.table: dict[str, Rule] = {}
+
+    def lowers(self, *op_classes: Any) -> Callable[[Rule], Rule]:
+        """Declare the rule of op classes (or op names)."""
+
+        def declare(rule: Rule) -> Rule:
+            for c in op_classes:
+                self.table[c if isinstance(c, str) else c.OPERATION_NAME] = rule
+            return rule
+
+        return declare
+
+    def apply(self, root: Any, *args: Any, leave: Callable[[str], bool] | None = None) -> int:
+        """Apply to every op that has a rule, and fail on a kv op that has none unless ``leave`` takes its name.
+
+        Returns the number of ops rewritten.
+        """
+        count = 0
+        for op in walk(root, lambda name: name in self.table or name.startswith("kv.")):
+            rule = self.table.get(op.name)
+            if rule is None:
+                if leave is not None and leave(op.name):
+                    continue
+                fail(op, "has no lowering rule here")
+            with ir.InsertionPoint(op), op.location:
+                replace(op, rule(op.opview, *args))
+            count += 1
+        return count
+
+
+def replace(op: ir.Operation, values: Sequence[ir.Value] | ir.Value | None) -> None:
+    """Replace an op's results by values, one each, and erase it."""
+    new = [] if values is None else [values] if isinstance(values, ir.Value) else list(values)
+    if len(new) != len(op.results):
+        fail(op, f"was given {len(new)} replacements for its {len(op.results)} results")
+    for old, value in zip(op.results, new, strict=True):
+        old.replace_all_uses_with(value)
+    op.erase()
+
+
+def enclosing(op: ir.Operation, *names: str) -> ir.Operation | None:
+    """The nearest op around ``op`` with one of the names."""
+    parent = op.parent
+    while parent is not None:
+        operation = parent.operation
+        if operation.name in names:
+            return operation
+        parent = operation.parent
+    return None
+
+
+def defining_op(value: ir.Value) -> ir.Operation | None:
+    """The op that makes a value; None for a block argument."""
+    owner = value.owner
+    return owner.operation if not isinstance(owner, ir.Block) else None
