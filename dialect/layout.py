@@ -298,3 +298,20 @@ def spec_of(kind: str, dtype: Any, num_heads: int, head_size: int, **rest: Any) 
     scale = rest.pop("scale_dtype", None)
     return CacheSpec(kind, dtypes.of(dtype), num_heads, head_size,
                      scale_dtype=None if scale is None else dtypes.of(scale), **rest)
+
+
+# --- what stands for a collection or an operand when a kernel is specialised ---------------------
+
+
+@dataclass(frozen=True)
+class CollectionSpec:
+    """The static parameters of a collection: those of the caches that it hands out."""
+
+    cache: CacheSpec
+
+
+@dataclass(frozen=True)
+class OperandSpec:
+    """The static parameters of an attention operand: those of the cache that it wraps."""
+
+    cache: CacheSpec
