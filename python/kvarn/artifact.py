@@ -60,7 +60,7 @@ class Arg:
     rank : int
         Dimensions of a buffer; 0 for the others.
     spec : CacheSpec or None
-        Static parameters of a cache, collection or operand.
+        Static parameters of a cache, collection or operand. A CollectionSpec or OperandSpec gives its cache's.
     alignment : int
         Bytes that the first element's address must be a multiple of; 0 asks for the element's own size.
     written : bool
@@ -78,6 +78,8 @@ class Arg:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind of argument {self.name!r} must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        if isinstance(self.spec, (layout.CollectionSpec, layout.OperandSpec)):
+            object.__setattr__(self, "spec", self.spec.cache)
         if self.kind in ("cache", "collection", "operand") and self.spec is None:
             raise ValueError(f"argument {self.name!r} is a {self.kind} and must have a spec")
         if self.kind in ("buffer", "scalar") and self.dtype is None:

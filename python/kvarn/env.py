@@ -92,14 +92,10 @@ class Environment:
         "KVARN_CHECK", False, _bool, "1 adds device-side checks that name the op, the source line and the index")
     target = Variable[str](
         "KVARN_TARGET", "", str, "target to compile for when none is given: sm_80, sm_90a, sm_100a or host")
-    interpret = Variable[bool](
-        "KVARN_INTERPRET", False, _bool, "1 runs kernels on the CPU target whatever the buffers' device, for debugging")
     ptxas = Variable[str](
         "KVARN_PTXAS", "", str, "path of the ptxas to use instead of nvJitLink")
     nvdisasm = Variable[str](
         "KVARN_NVDISASM", "", str, "path of the nvdisasm to use")
-    native = Variable[bool](
-        "KVARN_NATIVE", True, _bool, "0 leaves the native effects library unloaded")
 
     def __init__(self) -> None:
         self.overrides: dict[str, Any] = {}

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The on-disk compile cache: one file an entry, safe for many processes and ranks.
+
+An entry is written to a temporary file and renamed, so that a reader sees all of it or nothing; of two
+writers of one key the last wins, with the same bytes. Each file carries a checksum: a truncated or
+damaged one counts as a miss and is removed. Reading an entry marks it as used, and writing one drops
+the least recently used entries when the cache has grown over its limit. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvarn.env import env
+
+VERSION = 1  # of the file format and of the keys; another version lives in another folder
+_MAGIC = b"kvarn-cache-1\n"
+_SUFFIX = ".entry"
+_STALE_SECONDS = 3600.0  # a temporary file this old belongs to a writer that died
+_KEEP = 0.8  # share of the limit that a clean-up leaves, so that not every write cleans up
+
+
+def cache_key(parts: Mapping[str, Any]) -> str:
+    """SHA-256 over everything that a result depends on.
+
+    Parameters
+    ----------
+    parts : mapping
+        Names to numbers, strings, bytes, None, dtypes, specs, and lists, tuples and mappings of them. The order of a
+        mapping does not count. Anything else is refused: its text could change from run to run.
+    """
+    document = json.dumps({"version": VERSION, "parts": _canonical(parts, "key")}, sort_keys=True, allow_nan=True)
+    return hashlib.sha256(document.encode()).hexdigest()
+
+
+def _canonical(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (bytes, bytearray)):
+        return {"\0bytes": hashlib.sha256(value).hexdigest()}
+    if isinstance(value, os.PathLike):
+        return {"\0path": os.fspath(value)}
+    if isinstance(value, Mapping):
+        for k in value:
+            if not isinstance(k, str):
+                raise TypeError(f"a mapping in a cache key must have string keys, got {k!r} in {where}")
+        return {k: _canonical(v, f"{where}.{k}") for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if isinstance(value, (set, frozenset)):
+        return {"\0set": sorted(json.dumps(_canonical(v, where), sort_keys=True) for v in value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _canonical(getattr(value, f.name), f"{where}.{f.name}") for f in dataclasses.fields(value)}
+        return {f"\0{type(value).__qualname__}": fields}
+    raise TypeError(f"a cache key holds numbers, strings, bytes and containers of them, "
+                    f"got {type(value).__name__} at {where}")
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """State of a cache: where it is, what it holds, what this process did with it."""
+
+    directory: Path
+    entries: int
+    bytes: int
+    limit: int
+    hits: int
+    misses: int
+
+
+class CompileCache:
+    """A folder of compiled results.
+
+    Parameters
+    ----------
+    directory : path, optional
+        The folder; by default ``KVARN_CACHE_DIR``, read when the cache is used.
+    limit : int, optional
+        Most bytes to keep; by default ``KVARN_CACHE_SIZE``. 0 turns the cache off.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None, limit: int | None = None) -> None:
+        self._directory, self._limit = directory, limit
+        self._hits = self._misses = 0
+        self._warned = False
+
+    @property
+    def directory(self) -> Path:
+        base = Path(self._directory) if self._directory is not None else env.cache_dir
+        return base / f"compile-v{VERSION}"
+
+    @property
+    def limit(self) -> int:
+        return env.cache_size if self._limit is None else self._limit
+
+    def get(self, key: str) -> bytes | None:
+        """The stored bytes of a key, or None."""
+        if self.limit <= 0:
+            return None
+        path = self._path(key)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            self._misses += 1
+            return None
+        start = len(_MAGIC) + 32
+        payload = data[start:]
+        if not data.startswith(_MAGIC) or hashlib.sha256(payload).digest() != data[len(_MAGIC) : start]:
+            _remove(path)
+            self._misses += 1
+            return None
+        self._hits += 1
+        # The time stamp is what the clean-up sorts by. A folder that cannot be written to has no clean-up.
+        try:
+            os.utime(path)
+        except OSError:
+            pass
+        return payload
+
+    def put(self, key: str, payload: bytes) -> bool:
+        """Store bytes under a key; False if the cache is off or its folder cannot be written to (warned of once)."""
+        if self.limit <= 0:
+            return False
+        path = self._path(key)
+        data = _MAGIC + hashlib.sha256(payload).digest() + payload
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+            try:
+                with os.fdopen(handle, "wb") as f:
+                    f.write(data)
+                os.replace(temporary, path)
+            except BaseException:
+                _remove(Path(temporary))
+                raise
+            self._clean_up(keep=path)
+        except OSError as e:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(f"the compile cache cannot be written: {e}. Set KVARN_CACHE_DIR to a folder that can, "
+                              "or KVARN_CACHE_SIZE=0 to work without it", RuntimeWarning, stacklevel=2)
+            return False
+        return True
+
+    def fetch(self, parts: Mapping[str, Any], make: Callable[[], bytes]) -> bytes:
+        """The stored result for ``parts``, or what ``make`` returns, which is then stored."""
+        key = cache_key(parts)
+        found = None if env.always_compile else self.get(key)
+        if found is None:
+            found = make()
+            self.put(key, found)
+        return found
+
+    def info(self) -> CacheInfo:
+        """What the cache holds now."""
+        files = self._files()
+        return CacheInfo(self.directory, len(files), sum(f[1] for f in files), self.limit, self._hits, self._misses)
+
+    def clear(self) -> int:
+        """Remove every entry; the number of entries removed. Other files in the folder stay."""
+        removed = sum(_remove(path) for _, _, path in self._files())
+        self._remove_stale(age=60.0)  # a younger one may belong to a writer at work
+        return removed
+
+    def _path(self, key: str) -> Path:
+        if len(key) != 64 or not set(key) <= set("0123456789abcdef"):
+            raise ValueError(f"a cache key must be 64 hexadecimal digits (see cache_key), got {key!r}")
+        return self.directory / (key + _SUFFIX)
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """(last use, bytes, path) of every entry. Files that another process removes meanwhile are left out."""
+        found = []
+        try:
+            with os.scandir(self.directory) as entries:
+                for entry in entries:
+                    if entry.name.endswith(_SUFFIX):
+                        try:
+                            stat = entry.stat()
+                        except OSError:
+                            continue
+                        found.append((stat.st_mtime, stat.st_size, Path(entry.path)))
+        except OSError:
+            pass
+        return found
+
+    def _clean_up(self, keep: Path) -> None:
+        files = self._files()
+        total = sum(f[1] for f in files)
+        if total <= self.limit:
+            return
+        self._remove_stale(_STALE_SECONDS)
+        for _, size, path in sorted(files):
+            if total <= self.limit * _KEEP:
+                break
+            # The entry just written stays even when it alone is over the limit: its writer is about to use it.
+            if path != keep and _remove(path):
+                total -= size
+
+    def _remove_stale(self, age: float) -> None:
+        try:
+            for path in self.directory.glob(".new-*"):
+                if time.time() - path.stat().st_mtime >= age:
+                    _remove(path)
+        except OSError:
+            pass
+
+
+def _remove(path: Path) -> bool:
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+compile_cache = CompileCache()

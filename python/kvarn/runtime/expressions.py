@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Expressions of a program's steps: JSON in the artifact, one Python function at run time.
+
+A grid, a workspace's size or a scalar of a step depends on the shapes of the program's arguments. The
+artifact says how as data; this module checks that data against the arguments and turns a step's
+expressions into one function, so that a launch evaluates them in about a microsecond. The generated
+source holds only integers, operators and checked positions, never text of the artifact: a foreign
+bundle cannot run code through it.
+
+An expression is a number, ``("arg", i, field)``, ``("device", name)``, ``(op, a, b)`` with an op of
+``BINARY``, or ``("select", condition, a, b)``, which evaluates only the branch it takes. Comparisons and
+``and`` give 1 or 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from kvarn.artifact import Arg
+
+# {0} and {1} are operands that are already in parentheses.
+BINARY = {
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}",
+    "floordiv": "{0} // {1}", "ceildiv": "-(-{0} // {1})", "mod": "{0} % {1}",
+    "min": "min({0}, {1})", "max": "max({0}, {1})",
+    "lt": "int({0} < {1})", "le": "int({0} <= {1})", "eq": "int({0} == {1})",
+    "ge": "int({0} >= {1})", "gt": "int({0} > {1})",
+    "and": "int(bool({0} and {1}))",
+}  # fmt: skip
+DEVICE_FACTS = ("multiprocessors", "shared_bytes", "l2_bytes", "warp_size")
+_DEPTH = 40  # CPython's parser gives up near 100 nested parentheses; a term opens at most two
+
+
+class Facts(Protocol):
+    """What an expression may ask of a device."""
+
+    multiprocessors: int
+    shared_bytes: int
+    l2_bytes: int
+    warp_size: int
+
+
+def _source(expression: Any, args: Sequence[Arg], depth: int = 0) -> str:
+    if depth > _DEPTH:
+        raise ValueError(f"an expression must not nest deeper than {_DEPTH} levels")
+    if isinstance(expression, (int, float)) and not isinstance(expression, bool):
+        if expression != expression or expression in (float("inf"), float("-inf")):
+            raise ValueError(f"an expression's number must be finite, got {expression}")
+        return f"({expression!r})"
+    if not isinstance(expression, (list, tuple)) or not expression or not isinstance(expression[0], str):
+        raise ValueError(f"an expression must be a number or a list that starts with an operator, got {expression!r}")
+    op, *operands = expression
+    if op == "arg":
+        return _argument(operands, args)
+    if op == "device":
+        if len(operands) != 1 or operands[0] not in DEVICE_FACTS:
+            raise ValueError(f"a device expression must name one of {', '.join(DEVICE_FACTS)}, got {operands!r}")
+        return f"d.{operands[0]}"
+    if op == "select":
+        if len(operands) != 3:
+            raise ValueError(f"select must have a condition and two values, got {len(operands)} operands")
+        c, a, b = (_source(o, args, depth + 1) for o in operands)
+        return f"({a} if {c} else {b})"
+    if op not in BINARY:
+        raise ValueError(f"operator must be one of arg, device, select, {', '.join(BINARY)}, got {op!r}")
+    if len(operands) != 2:
+        raise ValueError(f"{op} must have two operands, got {len(operands)}")
+    return "(" + BINARY[op].format(*(_source(o, args, depth + 1) for o in operands)) + ")"
+
+
+def _argument(operands: Sequence[Any], args: Sequence[Arg]) -> str:
+    if len(operands) != 2:
+        raise ValueError(f"an argument of an expression must be [\"arg\", index, field], got {['arg', *operands]!r}")
+    index, name = operands
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(args):
+        raise ValueError(f"argument index must be from 0 to {len(args) - 1}, got {index!r}")
+    names = [f.name for f in args[index].fields]
+    if name not in names:
+        raise ValueError(f"argument {args[index].name!r} has no field {name!r}: it has {', '.join(names)}")
+    if args[index].fields[names.index(name)].type in ("ptr", "tensormap"):
+        raise ValueError(f"field {name!r} of argument {args[index].name!r} is an address: an expression takes numbers")
+    return f"a[{index}][{names.index(name)}]"
+
+
+def compile_expressions(
+    expressions: Sequence[Any], args: Sequence[Arg]
+) -> Callable[[Sequence[Sequence[Any]], Facts], tuple[Any, ...]]:
+    """One function for several expressions.
+
+    Parameters
+    ----------
+    expressions : sequence
+        The expressions, as data.
+    args : sequence of Arg
+        The program's arguments, which they speak of.
+
+    Returns
+    -------
+    callable
+        ``f(values, device) -> tuple``: ``values[i]`` are argument i's field values, in the order of ``args[i].fields``.
+
+    Raises
+    ------
+    ValueError
+        If an expression is malformed or names what is not there.
+    """
+    body = "".join(_source(e, args) + ", " for e in expressions)
+    code = f"lambda a, d: ({body})"
+    # No builtins but the four that the templates use.
+    scope = {"__builtins__": {}, "min": min, "max": max, "int": int, "bool": bool}
+    return eval(compile(code, "<kvarn step>", "eval"), scope)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The on-disk compile cache and the environment variables it reads."""
+
+import multiprocessing
+import os
+import warnings
+
+import pytest
+
+from kvarn.cache import CompileCache, cache_key
+from kvarn.dialect import dtypes, layout
+from kvarn.env import Environment, env
+
+KEY = cache_key({"k": 1})
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return CompileCache(tmp_path / "cache", 1 << 20)
+
+
+def only_file(cache):
+    [path] = cache.directory.iterdir()
+    return path
+
+
+def test_get_gives_what_put_stored(cache):
+    assert cache.get(KEY) is None
+    assert cache.put(KEY, b"payload")
+    assert cache.get(KEY) == b"payload"
+    assert CompileCache(cache.directory.parent, 1 << 20).get(KEY) == b"payload", "another process sees it"
+    info = cache.info()
+    assert (info.entries, info.hits, info.misses) == (1, 1, 1)
+    assert info.bytes == only_file(cache).stat().st_size
+
+
+@pytest.mark.parametrize("damage", [
+    lambda p: p.write_bytes(p.read_bytes()[:-1]),
+    lambda p: p.write_bytes(p.read_bytes() + b"x"),
+    lambda p: p.write_bytes(b""),
+    lambda p: p.write_bytes(b"something else entirely, and long enough to hold a header of this kind of file" * 2),
+    lambda p: p.write_bytes(p.read_bytes().replace(b"payload", b"paylood")),
+])  # fmt: skip
+def test_damaged_entry_is_a_miss_and_goes_away(cache, damage):
+    cache.put(KEY, b"payload")
+    damage(only_file(cache))
+    assert cache.get(KEY) is None
+    assert not list(cache.directory.iterdir())
+
+
+def test_fetch_makes_once(cache):
+    made = []
+    for _ in range(3):
+        assert cache.fetch({"a": 1}, lambda: made.append(1) or b"x") == b"x"
+    assert len(made) == 1
+    with env.override(always_compile=True):
+        cache.fetch({"a": 1}, lambda: made.append(1) or b"y")
+    assert len(made) == 2 and cache.get(cache_key({"a": 1})) == b"y"
+
+
+def test_least_recently_used_goes_first(tmp_path):
+    cache = CompileCache(tmp_path, 10_000)
+    keys = [cache_key({"i": i}) for i in range(5)]
+    for age, key in enumerate(keys[:4]):
+        cache.put(key, bytes(2400))
+        os.utime(cache.directory / f"{key}.entry", (1000 + age, 1000 + age))
+    assert cache.get(keys[0]) is not None  # now the youngest
+    cache.put(keys[4], bytes(2400))
+    left = [i for i, k in enumerate(keys) if (cache.directory / f"{k}.entry").exists()]
+    assert left == [0, 3, 4]
+    assert cache.info().bytes <= 8000
+
+
+def test_entry_over_the_limit_stays_until_the_next(tmp_path):
+    cache = CompileCache(tmp_path, 1000)
+    assert cache.put(KEY, bytes(5000)) and cache.get(KEY) == bytes(5000)
+    cache.put(cache_key({"k": 2}), b"small")
+    assert cache.get(KEY) is None
+
+
+def test_clear_removes_entries_and_nothing_else(cache):
+    cache.put(KEY, b"x")
+    (cache.directory / "notes.txt").write_text("mine")
+    assert cache.clear() == 1
+    assert [p.name for p in cache.directory.iterdir()] == ["notes.txt"]
+    assert cache.clear() == 0
+
+
+def test_limit_zero_turns_it_off(tmp_path):
+    cache = CompileCache(tmp_path, 0)
+    assert not cache.put(KEY, b"x") and cache.get(KEY) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_unwritable_folder_warns_once_and_works_on(tmp_path):
+    (tmp_path / "file").write_text("")
+    cache = CompileCache(tmp_path / "file", 1000)
+    with pytest.warns(RuntimeWarning, match="KVARN_CACHE_DIR"):
+        assert cache.fetch({"a": 1}, lambda: b"x") == b"x"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.fetch({"a": 1}, lambda: b"x") == b"x"
+
+
+def _hammer(directory, seed, limit):
+    cache = CompileCache(directory, limit)
+    bad = 0
+    for i in range(150):
+        n = (i * 7 + seed) % 20
+        key = cache_key({"n": n})
+        found = cache.get(key)
+        bad += found is not None and found != bytes([n]) * 1000
+        cache.put(key, bytes([n]) * 1000)
+        if i % 50 == 49 and seed == 0:
+            cache.clear()
+    return bad
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 6000])
+def test_many_processes_never_see_half_an_entry(tmp_path, limit):
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        results = pool.starmap(_hammer, [(tmp_path, seed, limit) for seed in range(4)])
+    assert results == [0, 0, 0, 0]
+    assert not [p for p in CompileCache(tmp_path).directory.iterdir() if p.name.startswith(".new-")]
+
+
+def test_key_depends_on_every_part_and_not_on_order():
+    spec = layout.spec_of("paged", "bf16", 8, 128, page_size=16)
+    options = {"a": 1, "b": [1, 2]}
+    base = {"spec": spec, "dtype": dtypes.f32, "text": "x", "options": options, "code": b"z", "none": None}
+    keys = {cache_key(base)}
+    for name, other in [
+        ("spec", layout.spec_of("paged", "bf16", 8, 128, page_size=32)), ("dtype", dtypes.f16), ("text", "y"),
+        ("options", {"a": 1, "b": [2, 1]}), ("code", b"zz"), ("none", False), ("none", 0), ("none", "None"),
+        ("text", b"x"),
+    ]:  # fmt: skip
+        keys.add(cache_key({**base, name: other}))
+    assert len(keys) == 10
+    assert cache_key(dict(reversed(base.items()))) == cache_key(base)
+
+
+def test_key_refuses_what_has_no_stable_text():
+    with pytest.raises(TypeError, match=r"got object at key\.a\[1\]"):
+        cache_key({"a": [1, object()]})
+    with pytest.raises(TypeError, match="string keys"):
+        cache_key({"a": {1: 2}})
+
+
+@pytest.mark.parametrize("key", ["", "../../etc/passwd", "A" * 64])
+def test_foreign_keys_are_refused(cache, key):
+    with pytest.raises(ValueError, match="64 hexadecimal digits"):
+        cache.get(key)
+
+
+# --- environment ---------------------------------------------------------------------------------
+
+
+def test_variables_are_read_when_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("KVARN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("KVARN_CACHE_SIZE", "3M")
+    cache = CompileCache()
+    assert cache.directory.parent == tmp_path and cache.limit == 3 << 20
+    monkeypatch.setenv("KVARN_CACHE_SIZE", "")
+    assert cache.limit == Environment.cache_size.default == 1 << 30
+    with env.override(cache_size=5):
+        assert cache.limit == 5
+    assert cache.limit == 1 << 30
+
+
+@pytest.mark.parametrize("name, attribute, text", [
+    ("KVARN_CACHE_SIZE", "cache_size", "plenty"), ("KVARN_CHECK", "check", "perhaps"),
+])  # fmt: skip
+def test_bad_values_name_the_variable(monkeypatch, name, attribute, text):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=f"{name} must be .*got '{text}'"):
+        getattr(env, attribute)
+
+
+def test_unknown_override_is_refused():
+    with pytest.raises(ValueError, match=r"variable must be one of .* got 'cash'"), env.override(cash=1):
+        pass
+
+
+def test_every_variable_has_a_name_and_a_sentence(monkeypatch):
+    monkeypatch.setenv("KVARN_CHECK", "1")
+    rows = {name: (value, doc, is_set) for name, value, doc, is_set in env.table()}
+    assert rows["KVARN_CHECK"][0] == "True" and rows["KVARN_CHECK"][2]
+    assert all(name.startswith("KVARN_") and len(doc) > 10 for name, (_, doc, _) in rows.items())
