@@ -166,8 +166,38 @@ def spec_of(type_: ir.Type) -> CacheSpec:
     return spec
 
 
+TMA_FORMS = ("tiled", "ragged", "rope", "gather4", "rope_gather4", "scale")
+_SWIZZLES = (16, 32, 64, 128)
+
+
+def type_problem(type_: ir.Type) -> str | None:
+    """What is wrong with the parameters of a kv type, or None; IRDL checks their number only."""
+    name, text = type_name(type_), str(type_)
+    if name in _SPEC_TYPES:
+        spec = spec_or_problem(type_)
+        return spec if isinstance(spec, str) else None
+    from .ext import split_parameters
+
+    parts = split_parameters(text[text.index("<") + 1 : -1]) if "<" in text else []
+    try:
+        if name == "rows":
+            tile_rows, page_size = (_integer(p) for p in parts)
+            problems = layout.populate_problems(tile_rows, page_size, tile_rows)
+            return problems[0] if problems else None
+        form, swizzle = _string(parts[0]), _integer(parts[3])
+    except (ValueError, IndexError) as error:
+        return str(error)
+    if form not in TMA_FORMS:
+        return f"form must be one of {', '.join(TMA_FORMS)}, got {form}"
+    if not parts[2].startswith("array<i64: "):
+        return f"box must be a non-empty array of i64, got {parts[2]}"
+    return None if swizzle in _SWIZZLES else f"swizzle must be one of 16, 32, 64, 128, got {swizzle}"
+
+
 def fields_of(type_: ir.Type) -> tuple[layout.Field, ...]:
-    """Run-time fields of a value of this type."""
+    """Run-time fields of a value of this type: a handle or a buffer (memref)."""
+    if isinstance(type_, ir.MemRefType):
+        return layout.buffer_fields(ir.MemRefType(type_).rank)
     spec = spec_of(type_)
     return layout.collection_fields(spec) if type_name(type_) == "collection" else layout.cache_fields(spec)
 

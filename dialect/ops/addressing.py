@@ -100,6 +100,48 @@ class PopulateOp(Kv.Operation, name="populate", traits=[Pure]):
         return expected == got or verify.fail(self, f"result must be {expected}, got {got}")
 
 
+class LoadPagesOp(Kv.Operation, name="load_pages", traits=[Pure]):
+    """``count`` consecutive entries of a sequence's table row from ``column`` on, in one vector load.
+
+    Attribute count: 1, 2, 4 or 8. Preconditions: column is a multiple of count, the row stride too, and the table
+    is aligned to 4*count bytes. The entries are not clamped: the table's padding names the null page.
+    """
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    column: Operand[I32]
+    count: ir.IntegerAttr
+    pages: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        spec = rows_cache(self)
+        if spec is None:
+            return False
+        if not spec.paged:
+            return verify.fail(self, "needs a paged cache, whose table has one row a sequence")
+        count = verify.integer(self.count)
+        if count not in (1, 2, 4, 8):
+            return verify.fail(self, f"count must be 1, 2, 4 or 8, got {self.count}")
+        got = self.operation.results[0].type
+        return str(got) == f"vector<{count}xi32>" or verify.fail(self, f"result must be vector<{count}xi32>, got {got}")
+
+
+class MakeRowsOp(Kv.Operation, name="make_rows", traits=[Pure]):
+    """A ``!kv.rows`` of its first rows, one a page."""
+
+    firsts: list[Operand[I32]]
+    rows: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        got = self.operation.results[0].type
+        if types.type_name(got) != "rows":
+            return verify.fail(self, f"result must be of type !kv.rows, got {got}")
+        pages = layout.populate_pages(*types.rows_parameters(got))
+        return len(self.operation.operands) == pages or verify.fail(
+            self, f"takes {pages} rows for {got}, got {len(self.operation.operands)}"
+        )
+
+
 class GetRowOp(Kv.Operation, name="get_row", traits=[Pure]):
     """Row of the tile's token ``offset`` in [0, tile_rows): rows[offset // page] + offset % page."""
 
@@ -237,6 +279,17 @@ def populate(
 def get_row(rows: ir.Value, offset: Any) -> ir.Value:
     """Row of token ``offset`` of a populated tile, i32."""
     return GetRowOp(rows, as_i32(offset)).operation.results[0]
+
+
+def load_pages(cache: ir.Value, batch: Any, column: Any, count: int) -> ir.Value:
+    """``count`` table entries from a column on, vector<count x i32>."""
+    result = ir.VectorType.get([count], ir.IntegerType.get_signless(32))
+    return LoadPagesOp(cache, as_i32(batch), as_i32(column), i64_attr(count), result).operation.results[0]
+
+
+def make_rows(firsts: Any, tile_rows: int, page_size: int) -> ir.Value:
+    """A ``!kv.rows`` from the first row of each page."""
+    return MakeRowsOp(list(firsts), types.rows_type(tile_rows, page_size)).operation.results[0]
 
 
 def block_ptr(

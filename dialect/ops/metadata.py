@@ -111,7 +111,7 @@ class MakeOperandOp(Kv.Operation, name="make_operand", traits=[Pure]):
 
 
 class FieldOp(Kv.Operation, name="field", traits=[Pure]):
-    """One run-time field of a handle, by its name in ``layout.cache_fields`` / ``collection_fields``."""
+    """One run-time field of a handle or buffer, by its name in ``layout.cache_fields``, ``collection_fields`` or ``buffer_fields``."""
 
     handle: Operand[Any]
     field: ir.StringAttr
@@ -119,7 +119,7 @@ class FieldOp(Kv.Operation, name="field", traits=[Pure]):
 
     def verify_invariants(self) -> bool:
         value = self.operation.operands[0]
-        if verify.handle(self, value, verify.ANY_HANDLE) is None:
+        if not isinstance(value.type, ir.MemRefType) and verify.handle(self, value, verify.ANY_HANDLE) is None:
             return False
         fields = {f.name: f for f in types.fields_of(value.type)}
         name = verify.string(self.operation.attributes["field"])

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Lay the shared-memory blocks of a kernel out in one dynamic block.
+
+One external array of the kernel's module stands for the dynamic shared memory; each allocation becomes an offset in
+it, in program order, at its alignment. Allocations whose uses do not overlap are not packed together: a kernel that
+wants to reuse memory allocates once. The total is recorded as ``kv.shared_bytes``; the loader passes it at launch.
+
+Before:  %p = "kv.alloc_shared"() {bytes = 4096, alignment = 128}
+After:   %s = llvm.mlir.addressof @kv_shared ; %p = llvm.getelementptr %s[offset]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import llvm
+
+from kvarn.dialect import layout
+
+from .index import pointer
+from .pass_base import fail, kv_pass
+from .rewrite import enclosing, kernels, ops_named
+
+SYMBOL = "kv_shared"
+
+
+def declare(scope: ir.Operation) -> None:
+    """Declare the dynamic shared array at the start of a kernel's module."""
+    block = scope.regions[0].blocks[0]
+    for op in block.operations:
+        if op.operation.name == "llvm.mlir.global" and ir.StringAttr(op.operation.attributes["sym_name"]).value == SYMBOL:
+            return
+    with ir.InsertionPoint.at_block_begin(block), scope.location:
+        array = ir.Type.parse("!llvm.array<0 x i8>")
+        llvm.mlir_global(array, SYMBOL, ir.Attribute.parse("#llvm.linkage<external>"), alignment=128, addr_space=3)
+
+
+@kv_pass()
+def run(module: ir.Module, options: Any) -> None:
+    i64 = ir.IntegerType.get_signless(64)
+    for function in kernels(module):
+        total = 0
+        for op in ops_named(function, "kv.alloc_shared"):
+            scope = enclosing(op, "gpu.module")
+            if scope is None:
+                fail(op, "must be inside a gpu.module")
+            if enclosing(op, "scf.for", "scf.while", "scf.if", "scf.parallel") is not None:
+                fail(op, "must stand outside loops and branches: a block of shared memory lives as long as the thread block")
+            declare(scope)
+            size, alignment = (ir.IntegerAttr(op.attributes[n]).value for n in ("bytes", "alignment"))
+            start = layout.align_up(total, alignment)
+            total = start + size
+            with ir.InsertionPoint(op), op.location:
+                base = llvm.mlir_addressof(pointer(3), ir.FlatSymbolRefAttr.get(SYMBOL))
+                constant = ir.DenseI32ArrayAttr.get([start])
+                value = llvm.getelementptr(pointer(3), base, [], constant, ir.IntegerType.get_signless(8), None)
+            op.results[0].replace_all_uses_with(value)
+            op.erase()
+        with ir.Location.unknown():
+            function.attributes["kv.shared_bytes"] = ir.IntegerAttr.get(i64, total)

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Lower cache accesses and addressing to pointer arithmetic, ``llvm.load`` and ``llvm.store``.
+
+Offsets follow ``dialect.layout``: page * stride0 is a 64-bit product, what lies inside a page is 32-bit when it fits.
+A store tests its raw table entry against the pool (``oob = "drop"``); a load's page was clamped by ``kv.page``.
+Quantized loads multiply by their scale. Casts, handles' fields and populates without vector loads stay for the
+passes after (``kv.cast``, ``kv.field``) or are lowered here in scalar form.
+
+Before:  %v = "kv.load"(%k, %b, %h, %t, %d, %p) {width = 8, kv.alignment = 16} : vector<8xbf16>
+After:   %e = <page * stride0 + slot * H*D + h * D + d>
+         %a = llvm.getelementptr %base[%e] ; %v = llvm.load %a {alignment = 16} : vector<8xbf16>
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import arith, llvm, scf, vector
+
+from kvarn.dialect import dtypes, layout, ops, types, verify
+from kvarn.dialect.layout import CacheSpec
+
+from . import vectorize_kv_lookups
+from .index import Ix, const, i32, load, offset, pointer, store
+from .pass_base import fail, kv_pass
+from .rewrite import Rules, defining_op, ops_named
+
+RULES = Rules()
+# What this pass leaves to the passes after it.
+_LATER = ("kv.field", "kv.cast", "kv.alloc_shared", "kv.make_collection", "kv.make_cache", "kv.make_operand",
+          "kv.key_cache", "kv.value_cache", "kv.buffer_address")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """clamp: keep table indices and page ids of loads in range (otherwise the table is trusted)."""
+
+    clamp: bool = True
+
+
+def storage_type(dtype: dtypes.DType, lanes: int) -> ir.Type:
+    """The LLVM type that ``lanes`` elements are loaded as: 8-bit floats as integers, bytes in words of four."""
+    if dtype.bits == 8:
+        if lanes % 4 == 0:
+            return i32() if lanes == 4 else ir.VectorType.get([lanes // 4], i32())
+        element = ir.IntegerType.get_signless(8)
+    else:
+        element = types.element_type(dtype)
+    return element if lanes == 1 else ir.VectorType.get([lanes], element)
+
+
+def gep_type(dtype: dtypes.DType) -> ir.Type:
+    """The element type that pointer arithmetic counts in."""
+    return ir.IntegerType.get_signless(8) if dtype.bits == 8 else types.element_type(dtype)
+
+
+def from_storage(value: ir.Value, type_: ir.Type) -> ir.Value:
+    """A loaded value as the dialect's type."""
+    if value.type == type_:
+        return value
+    lanes = verify.element_and_width(type_)[1]
+    bytes_ = ir.VectorType.get([lanes], ir.IntegerType.get_signless(8))
+    if str(value.type) != "i8" and value.type != bytes_:
+        value = llvm.bitcast(bytes_, value)
+    return value if value.type == type_ else arith.bitcast(type_, value)
+
+
+def to_storage(value: ir.Value, dtype: dtypes.DType) -> ir.Value:
+    """A value of the dialect's type as the LLVM type that is stored."""
+    lanes = verify.element_and_width(value.type)[1]
+    target = storage_type(dtype, lanes)
+    if value.type == target:
+        return value
+    i8 = ir.IntegerType.get_signless(8)
+    is_vector = isinstance(value.type, ir.VectorType)
+    bytes_ = ir.VectorType.get([lanes], i8) if is_vector else i8
+    if value.type != bytes_:
+        value = arith.bitcast(bytes_, value)
+    if is_vector and lanes == 1 and not isinstance(target, ir.VectorType):
+        return vector.extract(value, [], [0])
+    return value if value.type == target else llvm.bitcast(target, value)
+
+
+def raw_entry(cache: ir.Value, batch: ir.Value, token: ir.Value, clamp: bool) -> ir.Value:
+    """The table entry of a token; -1 (no page) when sequence or column lie outside the table."""
+    spec = types.spec_of(cache.type)
+    column, _ = layout.page_and_slot(spec, Ix(token))
+    index = Ix(batch).wide * Ix(ops.field(cache, "lookup_stride"))
+    inside = Ix(batch).below(Ix(ops.field(cache, "batch")))
+    if spec.paged:
+        index = index + column.wide
+        inside = arith.andi(inside, column.below(Ix(ops.field(cache, "lookup_columns"))))
+    if clamp:
+        index = Ix(arith.select(inside, index.value, const(0, 64)))
+    entry = load(offset(ops.field(cache, "lookup"), index, i32()), i32(), 4, invariant=True)
+    return arith.select(inside, entry, const(-1)) if clamp else entry
+
+
+@RULES.lowers("kv.raw_page")
+def lower_raw_page(op: Any, options: Options) -> ir.Value:
+    return raw_entry(op.cache, op.batch, op.token, True)
+
+
+@RULES.lowers("kv.page")
+def lower_page(op: Any, options: Options) -> ir.Value:
+    return clamped_page(op.cache, op.batch, op.token, options)
+
+
+def clamped_page(cache: ir.Value, batch: ir.Value, token: ir.Value, options: Options) -> ir.Value:
+    """The page of a token, the last page of the pool when the table names none."""
+    entry = raw_entry(cache, batch, token, options.clamp)
+    if not options.clamp:
+        return entry
+    return Ix(entry).least(Ix(ops.field(cache, "num_blocks")) - 1).value
+
+
+def in_page(spec: CacheSpec, slot: Ix, head: ir.Value, dim: ir.Value, of_scales: bool) -> Ix:
+    """Offset inside a page; 32-bit when a whole page fits, else 64-bit."""
+    formula = layout.scale_offset if of_scales else layout.element_offset
+    fits = spec.paged and spec.page_size * spec.token_stride < 2**31
+    h, d, zero = Ix(head), Ix(dim), Ix(const(0))
+    if not fits:
+        slot, h, d, zero = slot.wide, h.wide, d.wide, Ix(const(0, 64))
+    return formula(spec, zero, slot, h, d, 0).wide
+
+
+def element_address(op: Any, page: ir.Value, of_scales: bool = False) -> ir.Value:
+    """Address of (page, token % P, head, dim) of an access op."""
+    spec = types.spec_of(op.cache.type)
+    _, slot = layout.page_and_slot(spec, Ix(op.token))
+    names = ("scales", "scales_stride0") if of_scales else ("base", "stride0")
+    dtype = spec.scale_dtype if of_scales else spec.dtype
+    index = Ix(page).wide * Ix(ops.field(op.cache, names[1])) + in_page(spec, slot, op.head, op.dim, of_scales)
+    return offset(ops.field(op.cache, names[0]), index, gep_type(dtype))
+
+
+def page_of(op: Any, options: Options) -> ir.Value:
+    return op.page if op.page is not None else clamped_page(op.cache, op.batch, op.token, options)
+
+
+def planned(op: Any, dtype: dtypes.DType) -> tuple[int, bool]:
+    """(alignment, read-only) that the plan pass chose; one element and no without it."""
+    attributes = op.operation.attributes
+    bytes_ = attributes["kv.alignment"].value if "kv.alignment" in attributes else dtype.itemsize
+    return bytes_, "kv.read_only" in attributes
+
+
+def read(op: Any, options: Options, raw: bool, of_scales: bool = False) -> ir.Value:
+    """Load the stored elements of an access, in their storage dtype."""
+    spec = types.spec_of(op.cache.type)
+    dtype = spec.scale_dtype if of_scales else spec.dtype
+    result = op.operation.results[0].type
+    lanes = verify.element_and_width(result)[1]
+    stored = types.value_type(dtype, lanes)
+    if isinstance(result, ir.VectorType) and lanes == 1:
+        stored = ir.VectorType.get([1], types.element_type(dtype))
+    alignment, read_only = planned(op, dtype)
+    address = element_address(op, page_of(op, options), of_scales)
+    value = load(address, storage_type(dtype, lanes), alignment, read_only)
+    if isinstance(stored, ir.VectorType) and lanes == 1:
+        return vector.from_elements(stored, [from_storage(value, types.element_type(dtype))])
+    return from_storage(value, stored)
+
+
+@RULES.lowers("kv.load")
+def lower_load(op: Any, options: Options) -> ir.Value:
+    spec = types.spec_of(op.cache.type)
+    result = op.operation.results[0].type
+    value = read(op, options, raw=False)
+    if not spec.quantized:
+        return convert(value, result)
+    # One scale serves all lanes. The product is made in the scale's type, or f32 where that cannot multiply.
+    alignment, read_only = spec.scale_dtype.itemsize, "kv.scales_read_only" in op.operation.attributes
+    address = element_address(op, page_of(op, options), of_scales=True)
+    scale = from_storage(
+        load(address, storage_type(spec.scale_dtype, 1), alignment, read_only), types.element_type(spec.scale_dtype)
+    )
+    return scaled(value, scale, result)
+
+
+def scaled(value: ir.Value, scale: ir.Value, result: ir.Type) -> ir.Value:
+    """value * scale, computed in f32 and rounded once to the result's type."""
+    f32 = ir.F32Type.get()
+    is_vector = isinstance(result, ir.VectorType)
+    wide = ir.VectorType.get(ir.VectorType(result).shape, f32) if is_vector else f32
+    factor = convert(scale, f32)
+    if is_vector:
+        factor = vector.broadcast(wide, factor)
+    return convert(arith.mulf(convert(value, wide), factor), result)
+
+
+def convert(value: ir.Value, result: ir.Type) -> ir.Value:
+    """Convert between element types: arith where it can, ``kv.cast`` for 8-bit types."""
+    if value.type == result:
+        return value
+    source = dtypes.by_mlir(verify.element_and_width(value.type)[0])
+    target = dtypes.by_mlir(verify.element_and_width(result)[0])
+    if source.bits == 8 or target.bits == 8 or not (source.is_float and target.is_float):
+        return ops.cast(value, target)
+    if source.bits == target.bits:  # f16 <-> bf16
+        f32 = ir.F32Type.get()
+        wide = ir.VectorType.get(ir.VectorType(result).shape, f32) if isinstance(result, ir.VectorType) else f32
+        return arith.truncf(result, arith.extf(wide, value))
+    return arith.extf(result, value) if source.bits < target.bits else arith.truncf(result, value)
+
+
+@RULES.lowers("kv.load_raw")
+def lower_load_raw(op: Any, options: Options) -> ir.Value:
+    return read(op, options, raw=True)
+
+
+@RULES.lowers("kv.load_scale")
+def lower_load_scale(op: Any, options: Options) -> ir.Value:
+    return read(op, options, raw=True, of_scales=True)
+
+
+def write(op: Any, of_scales: bool) -> None:
+    """Store an access's value, under its out-of-bounds rule."""
+    spec = types.spec_of(op.cache.type)
+    dtype = spec.scale_dtype if of_scales else spec.dtype
+    rule = op.oob.value
+    page = op.page if op.page is not None else raw_entry(op.cache, op.batch, op.token, True)
+    alignment, _ = planned(op, dtype)
+
+    def emit() -> None:
+        store(to_storage(op.value, dtype), element_address(op, page, of_scales), alignment)
+
+    if rule == "unchecked":
+        emit()
+        return
+    inside = Ix(page).below(Ix(ops.field(op.cache, "num_blocks")))
+    if rule == "trap":
+        bad = scf.IfOp(arith.xori(inside, arith.constant(ir.IntegerType.get_signless(1), 1)))
+        with ir.InsertionPoint(bad.then_block):
+            llvm.intr_trap()
+            scf.yield_([])
+    good = scf.IfOp(inside)
+    with ir.InsertionPoint(good.then_block):
+        emit()
+        scf.yield_([])
+
+
+@RULES.lowers("kv.store")
+def lower_store(op: Any, options: Options) -> None:
+    write(op, of_scales=False)
+
+
+@RULES.lowers("kv.store_scale")
+def lower_store_scale(op: Any, options: Options) -> None:
+    write(op, of_scales=True)
+
+
+# --- addressing and metadata -----------------------------------------------------------------------
+
+
+@RULES.lowers("kv.block_ptr")
+def lower_block_ptr(op: Any, options: Options) -> ir.Value:
+    return element_address(op, page_of(op, options))
+
+
+@RULES.lowers("kv.scale_block_ptr")
+def lower_scale_block_ptr(op: Any, options: Options) -> ir.Value:
+    return element_address(op, page_of(op, options), of_scales=True)
+
+
+@RULES.lowers("kv.scales_base")
+def lower_scales_base(op: Any, options: Options) -> ir.Value:
+    spec = types.spec_of(op.cache.type)
+    return ops.field(op.cache, "scales") if spec.quantized else llvm.mlir_zero(pointer())
+
+
+@RULES.lowers("kv.row_index")
+def lower_row_index(op: Any, options: Options) -> ir.Value:
+    spec = types.spec_of(op.cache.type)
+    _, slot = layout.page_and_slot(spec, Ix(op.token))
+    page = clamped_page(op.cache, op.batch, op.token, options)
+    return (Ix(page) * Ix(vectorize_kv_lookups.row_stride(op.cache)) + slot).value
+
+
+@RULES.lowers("kv.tma_row")
+def lower_tma_row(op: Any, options: Options) -> ir.Value:
+    spec = types.spec_of(op.cache.type)
+    row = layout.tma_row(spec, Ix(op.encoded), Ix(ops.field(op.cache, "stride0")))
+    row32 = row.value if row.bits == 32 else arith.trunci(i32(), row.value)
+    negative = arith.cmpi(arith.CmpIPredicate.slt, op.encoded, const(0))
+    return arith.select(negative, const(-1), row32)
+
+
+@RULES.lowers("kv.num_rows")
+def lower_num_rows(op: Any, options: Options) -> ir.Value:
+    spec = types.spec_of(op.cache.type)
+    n, capacity, stride0 = (Ix(ops.field(op.cache, f)) for f in ("num_blocks", "capacity", "stride0"))
+    return arith.trunci(i32(), layout.num_rows(spec, n.wide, capacity.wide, stride0).value)
+
+
+@RULES.lowers("kv.populate")
+def lower_populate(op: Any, options: Options) -> ir.Value:
+    """The definition itself: rows[i] = row_index(b, base + i * page)."""
+    spec = types.spec_of(op.cache.type)
+    tile = op.tile_rows.value
+    step = layout.effective_page(tile, spec.page_size)
+    stride, rows = vectorize_kv_lookups.row_stride(op.cache), []
+    for i in range(layout.populate_pages(tile, spec.page_size)):
+        token = Ix(op.base) + i * step
+        _, slot = layout.page_and_slot(spec, token)
+        rows.append((Ix(clamped_page(op.cache, op.batch, token.value, options)) * Ix(stride) + slot).value)
+    return ops.make_rows(rows, tile, spec.page_size)
+
+
+@RULES.lowers("kv.load_pages")
+def lower_load_pages(op: Any, options: Options) -> ir.Value:
+    count = op.count.value
+    index = Ix(op.batch).wide * Ix(ops.field(op.cache, "lookup_stride")) + Ix(op.column).wide
+    address = offset(ops.field(op.cache, "lookup"), index, i32())
+    loads = []
+    # 32 bytes in one load exist from sm_100 on; two of 16 serve every target.
+    for first in range(0, count, 4):
+        width = min(count, 4)
+        at = address if first == 0 else offset(address, Ix(const(first)), i32())
+        type_ = ir.VectorType.get([width], i32())
+        if width == 1:
+            loads.append(vector.from_elements(type_, [load(at, i32(), 4, True)]))
+        else:
+            loads.append(load(at, type_, 4 * width, True))
+    if len(loads) == 1:
+        return loads[0]
+    return vector.shuffle(loads[0], loads[1], list(range(count)))
+
+
+@RULES.lowers("kv.get_row")
+def lower_get_row(op: Any, options: Options) -> ir.Value:
+    made = defining_op(op.rows)
+    if made is None or made.name != "kv.make_rows":
+        fail(op, "needs rows made by kv.populate in the same function")
+    tile, page_size = types.rows_parameters(op.rows.type)
+    firsts, page = list(made.operands), layout.effective_page(tile, page_size)
+    if len(firsts) == 1:
+        return (Ix(firsts[0]) + Ix(op.offset)).value
+    which, row = Ix(op.offset) // page, firsts[-1]
+    for i in reversed(range(len(firsts) - 1)):
+        is_it = arith.cmpi(arith.CmpIPredicate.eq, which.value, const(i))
+        row = arith.select(is_it, firsts[i], row)
+    return (Ix(row) + Ix(op.offset) % page).value
+
+
+@RULES.lowers("kv.cache_length")
+def lower_cache_length(op: Any, options: Options) -> ir.Value:
+    handle = op.cache
+    return load(offset(ops.field(handle, "lengths"), Ix(op.batch).wide, i32()), i32(), 4, invariant=True)
+
+
+@RULES.lowers("kv.cache_lengths")
+def lower_cache_lengths(op: Any, options: Options) -> ir.Value:
+    return ops.field(op.cache, "lengths")
+
+
+@RULES.lowers("kv.max_prompt_length")
+def lower_max_prompt_length(op: Any, options: Options) -> ir.Value:
+    return ops.field(op.cache, "max_seq_length")
+
+
+@RULES.lowers("kv.max_context_length")
+def lower_max_context_length(op: Any, options: Options) -> ir.Value:
+    return ops.field(op.cache, "max_cache_length")
+
+
+@RULES.lowers("kv.is_empty")
+def lower_is_empty(op: Any, options: Options) -> ir.Value:
+    return arith.cmpi(arith.CmpIPredicate.eq, ops.field(op.cache, "max_cache_length"), const(0))
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
+    later = (*_LATER, "kv.make_rows")
+    RULES.apply(module, options, leave=later.__contains__)
+    # Rows were read through their maker; drop the makers, and populates' leftovers.
+    for op in _dead_rows(module):
+        op.erase()
+
+
+def _dead_rows(module: ir.Module) -> list[ir.Operation]:
+    found = []
+    for op in ops_named(module, "kv.make_rows"):
+        if any(True for _ in op.results[0].uses):
+            fail(op, "has a use that is not kv.get_row")
+        found.append(op)
+    return found

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The pipelines: which passes run in which order, and why each stands where it does.
+
+A step is a line of text: the name of one of our passes with its options, or upstream passes anchored on
+``builtin.module``. Every option of an upstream pass is spelled out, since defaults move between LLVM releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from mlir import ir
+from mlir.passmanager import PassManager
+
+from . import find, names
+from .pass_base import PassFailure
+from .target import Target, by_name
+
+Observer = Callable[[str, ir.Module], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: ``text`` is a pass of ours (``name{options}``) or an upstream pipeline."""
+
+    text: str
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """The pass's name; for an upstream step, the name that stop points and dumps use."""
+        return self.text.partition("{")[0] if not self.text.startswith("builtin.module(") else self.reason.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a compilation may change: passes to leave out, and options by pass name."""
+
+    disable: frozenset[str] = frozenset()
+    options: dict[str, str] = field(default_factory=dict)
+
+
+def kv_steps(target: Target) -> list[Step]:
+    """From kv IR to upstream dialects."""
+    hardware = "true" if target.has("f8_convert") else "false"
+    steps = [
+        Step("verify-kv", "before anything else: the passes trust what the verifiers promise"),
+        Step("expand-kv-operations", "tier 1 becomes kernels; what follows sees tier 2 only"),
+        Step(_licm(), "simplify-kernels: operands of look-ups move out of loops first, so that the look-ups can follow"),
+        Step("lower-kv-tiles", "tiles become accesses and look-ups that the next passes hoist and vectorise"),
+        Step("hoist-kv-lookups", "after simplification, while look-ups are still ops that can be recognised"),
+        Step("vectorize-kv-lookups", "before lowering, which has only the scalar form of a populate"),
+        Step("plan-kv-access", "last of the kv level: it sees every access and every write of the kernel"),
+        Step("lower-kv-access", "accesses become pointers; handles remain, asked for their fields"),
+        Step(f"lower-kv-casts{{hardware={hardware}}}", "after the accesses, whose conversions it lowers too"),
+        Step("lower-kv-buffers", "after the plan, which says which buffers are read-only"),
+    ]
+    if target.is_host:
+        steps += [
+            Step("flatten-kv-types", "when nothing but kv.field asks for handles"),
+            Step("map-gpu-to-host", "after flattening: it copies the flat signature; before anything lowers gpu ops"),
+        ]
+    else:
+        steps += [
+            Step("allocate-kv-shared", "before flattening, in the order that the kernel allocates"),
+            Step("flatten-kv-types", "when nothing but kv.field asks for handles"),
+        ]
+    return [*steps, Step("check-kv-lowered", "the last of ours: no kv op may reach the upstream tail")]
+
+
+def _licm() -> str:
+    body = "canonicalize{max-iterations=10 max-num-rewrites=-1 region-simplify=normal test-convergence=false top-down=true},cse,loop-invariant-code-motion"
+    return f"builtin.module({body})"
+
+
+def gpu_tail(target: Target) -> list[Step]:
+    """From gpu, arith, scf, vector and llvm to the LLVM dialect of a GPU module."""
+    return [
+        Step(_licm(), "simplify-addresses: addresses are plain arithmetic now: merge and hoist them"),
+        Step(
+            "builtin.module(gpu.module("
+            "convert-scf-to-cf{allow-pattern-rollback=true},"
+            "convert-vector-to-llvm{enable-amx=false enable-arm-bf16=false enable-arm-i8mm=false enable-arm-neon=false "
+            "enable-arm-sve=false enable-x86vector=false force-32bit-vector-indices=true reassociate-fp-reductions=false "
+            "use-vector-alignment=false vector-contract-lowering=dot vector-transpose-lowering=eltwise},"
+            "convert-gpu-to-nvvm{allow-pattern-rollback=true has-redux=true index-bitwidth=64 use-bare-ptr-memref-call-conv=false},"
+            "convert-math-to-llvm{approximate-log1p=true},"
+            "convert-nvvm-to-llvm,"
+            "reconcile-unrealized-casts,"
+            "canonicalize{max-iterations=10 max-num-rewrites=-1 region-simplify=normal test-convergence=false top-down=true},cse))",
+            "convert-to-nvvm: vectors before convert-gpu-to-nvvm, which takes the scalars and the function",
+        ),
+    ]
+
+
+def host_tail() -> list[Step]:
+    """From arith, scf, vector and llvm to the LLVM dialect of the host."""
+    return [
+        Step(_licm(), "simplify-addresses: addresses are plain arithmetic now: merge and hoist them"),
+        Step(
+            "builtin.module(convert-scf-to-cf{allow-pattern-rollback=true},"
+            "convert-vector-to-llvm{enable-amx=false enable-arm-bf16=false enable-arm-i8mm=false enable-arm-neon=false "
+            "enable-arm-sve=false enable-x86vector=false force-32bit-vector-indices=true reassociate-fp-reductions=false "
+            "use-vector-alignment=false vector-contract-lowering=dot vector-transpose-lowering=eltwise},"
+            "expand-strided-metadata,lower-affine,"
+            "finalize-memref-to-llvm{index-bitwidth=64 use-aligned-alloc=false use-generic-functions=false},"
+            "convert-math-to-llvm{approximate-log1p=true},convert-math-to-libm,"
+            "arith-expand{include-bf16=false include-f8e8m0=false include-f4e2m1=false},"
+            "convert-arith-to-llvm{index-bitwidth=64},convert-index-to-llvm{index-bitwidth=64},"
+            "convert-cf-to-llvm{index-bitwidth=64},"
+            "convert-func-to-llvm{index-bitwidth=64 use-bare-ptr-memref-call-conv=false},"
+            "reconcile-unrealized-casts,"
+            "canonicalize{max-iterations=10 max-num-rewrites=-1 region-simplify=normal test-convergence=false top-down=true},cse)",
+            "convert-to-llvm: control flow, then data, then functions",
+        ),
+    ]
+
+
+def steps(target: str | Target, settings: Settings | None = None) -> list[Step]:
+    """The whole pipeline of a target up to the LLVM dialect, with a compilation's settings applied.
+
+    Raises
+    ------
+    ValueError
+        For an unknown target, or a pass to disable or configure that the pipeline does not have.
+    """
+    chosen, settings = by_name(target), settings or Settings()
+    full = [*kv_steps(chosen), *(host_tail() if chosen.is_host else gpu_tail(chosen))]
+    known = {s.name for s in full}
+    unknown = sorted((set(settings.disable) | set(settings.options)) - known)
+    if unknown:
+        raise ValueError(f"passes of the {chosen.name} pipeline are {', '.join(s.name for s in full)}; got {', '.join(unknown)}")
+    kept = [s for s in full if s.name not in settings.disable]
+    return [Step(f"{s.name}{{{settings.options[s.name]}}}", s.reason) if s.name in settings.options else s for s in kept]
+
+
+def run(
+    module: ir.Module,
+    pipeline: Iterable[Step],
+    stop_after: str | None = None,
+    observer: Observer | None = None,
+) -> None:
+    """Run steps on a module, in order; ``observer(name, module)`` after each.
+
+    Raises
+    ------
+    PassFailure
+        When a pass of ours fails; the diagnostic has been emitted.
+    mlir.ir.MLIRError
+        When an upstream pass fails.
+    """
+    with module.context:
+        for step in pipeline:
+            run_step(module, step.text)
+            if observer is not None:
+                observer(step.name, module)
+            if stop_after == step.name:
+                return
+
+
+def run_step(module: ir.Module, text: str) -> None:
+    """Run one step given as text."""
+    name, _, rest = text.partition("{")
+    if name in names():
+        found = find(name)
+        assert found is not None
+        given = rest.removesuffix("}").split() if rest else []
+        found.run(module, found.options(dict(part.partition("=")[::2] for part in given)))
+        return
+    PassManager.parse(text).run(module.operation)
+
+
+__all__ = ["Observer", "PassFailure", "Settings", "Step", "gpu_tail", "host_tail", "kv_steps", "run", "run_step", "steps"]

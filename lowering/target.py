@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What each target can do: the one table that passes and the compiler ask.
+
+``isa`` is the lowest PTX version that the target itself needs; a kernel that uses more says so through ``FEATURES``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Target:
+    """One target.
+
+    Attributes
+    ----------
+    name : str
+        ``"sm_90a"`` or ``"host"``.
+    sm : int
+        Compute capability times ten; 0 for the host.
+    isa : tuple of int
+        Lowest PTX ISA version for the chip.
+    shared_bytes : int
+        Largest dynamic shared memory of a block.
+    features : frozenset of str
+        ``cp_async``, ``mma_bf16``, ``f8_convert``, ``tma``, ``wgmma``, ``mbarrier``, ``cluster``, ``pdl``, ``gather4``, ``pair_cta``.
+    """
+
+    name: str
+    sm: int
+    isa: tuple[int, int] = (0, 0)
+    shared_bytes: int = 0
+    features: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def is_host(self) -> bool:
+        return self.sm == 0
+
+    def has(self, feature: str) -> bool:
+        return feature in self.features
+
+
+_AMPERE = frozenset({"cp_async", "mma_bf16"})
+_HOPPER = _AMPERE | {"f8_convert", "tma", "mbarrier", "cluster", "pdl"}
+
+TARGETS = {
+    t.name: t
+    for t in (
+        Target("host", 0),
+        Target("sm_80", 80, (7, 0), 163 * 1024, _AMPERE),
+        Target("sm_86", 86, (7, 1), 99 * 1024, _AMPERE),
+        Target("sm_89", 89, (7, 8), 99 * 1024, _AMPERE | {"f8_convert"}),
+        Target("sm_90", 90, (7, 8), 227 * 1024, _HOPPER),
+        Target("sm_90a", 90, (8, 0), 227 * 1024, _HOPPER | {"wgmma"}),
+        Target("sm_100a", 100, (8, 6), 227 * 1024, _HOPPER | {"gather4", "pair_cta"}),
+    )
+}
+
+
+def by_name(name: str | Target) -> Target:
+    """The target of a name; ValueError that lists the known ones."""
+    if isinstance(name, Target):
+        return name
+    if name not in TARGETS:
+        raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {name!r}")
+    return TARGETS[name]
+
+
+def of_capability(major: int, minor: int) -> Target:
+    """The best target for a device's compute capability; ValueError below 8.0."""
+    sm = 10 * major + minor
+    exact = [t for t in TARGETS.values() if t.sm == sm]
+    if exact:
+        return exact[-1]  # the architecture-specific form, where there is one
+    older = [t for t in TARGETS.values() if not t.is_host and t.sm < sm and not t.name.endswith("a")]
+    if not older:
+        raise ValueError(f"the device must have compute capability 8.0 or later, got {major}.{minor}")
+    return max(older, key=lambda t: t.sm)
+
+
+# PTX ISA that an instruction needs beyond its chip's own, by a text that marks it in the PTX.
+ISA_MARKS = (
+    ("cvt.rn.f16x2.e4m3x2", (7, 8)),
+    ("cvt.rn.satfinite.e4m3x2", (7, 8)),
+    ("ld.global.L2::evict", (7, 4)),
+    (".L2::cache_hint", (7, 4)),
+    ("tensormap.", (8, 3)),
+    (".tile::gather4", (8, 6)),
+    ("griddepcontrol", (7, 8)),
+)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Check the kv ops of a module: each op's verifier, the kv types, and where handles may come from.
+
+On MLIR 22.1 the ops of a Python-declared dialect have no verifier of their own beyond IRDL's, so this pass
+runs their ``verify_invariants``. It also checks what no single op can see: a handle (a value of type
+``!kv.cache``, ``!kv.collection`` or ``!kv.operand``) is an argument of a function or the result of a kv op,
+never a loop-carried value, a branch's argument or the result of ``scf.if`` - so that every pass can find a
+handle's run-time fields by looking at the one op, or the one argument, that makes it.
+
+Every problem is reported at its op before the pass fails. The IR is not changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlir import ir
+
+from kvarn.dialect import kv, types
+from kvarn.dialect.verify import ANY_HANDLE
+
+from .pass_base import NoOptions, PassFailure, kv_pass
+
+# Ops whose region's first block holds a function's arguments.
+FUNCTIONS = ("func.func", "gpu.func", "llvm.func")
+# Ops other than kv ones that may make a handle: passes leave casts behind while they change types.
+MAKERS = ("builtin.unrealized_conversion_cast",)
+_ORIGIN = "must be a function argument or the result of a kv op"
+
+
+class _Checker:
+    """Walks a module once; ``problems`` counts the errors emitted."""
+
+    def __init__(self) -> None:
+        self.problems = 0
+        self._kinds: dict[ir.Type, str | None] = {}
+        self._reported: set[ir.Type] = set()
+
+    def error(self, op: ir.Operation, sentence: str) -> None:
+        op.location.emit_error(f"'{op.name}' op {sentence}")
+        self.problems += 1
+
+    def kind(self, type_: ir.Type) -> str | None:
+        """``types.type_name``, remembered: most values share few types."""
+        if type_ not in self._kinds:
+            self._kinds[type_] = types.type_name(type_)
+        return self._kinds[type_]
+
+    def well_formed(self, op: ir.Operation, type_: ir.Type, what: str) -> None:
+        """Report a kv type with wrong parameters, once a module."""
+        if self.kind(type_) is None or type_ in self._reported:
+            return
+        problem = types.type_problem(type_)
+        if problem is not None:
+            self._reported.add(type_)
+            self.error(op, f"{what} has a malformed type: {problem}; got {type_}")
+
+    def visit(self, op: ir.Operation) -> ir.WalkResult:
+        own = op.name.startswith("kv.")
+        before = self.problems
+        for index, result in enumerate(op.results):
+            self.well_formed(op, result.type, f"result #{index}")
+            if not own and self.kind(result.type) in ANY_HANDLE and op.name not in MAKERS:
+                self.error(op, f"cannot give a {self.kind(result.type)} (result #{index}): it {_ORIGIN}")
+        if op.name in FUNCTIONS:
+            self.signature(op)
+        for region in op.regions:
+            self.blocks(op, region)
+        # A malformed result would only be reported again by the op's own verifier.
+        if own and self.problems == before:
+            self.invariants(op)
+        return ir.WalkResult.ADVANCE
+
+    def signature(self, op: ir.Operation) -> None:
+        """The types of a function, with or without a body."""
+        function_type = op.attributes["function_type"].value if "function_type" in op.attributes else None
+        if not isinstance(function_type, ir.FunctionType):
+            return
+        for index, type_ in enumerate(function_type.inputs):
+            self.well_formed(op, type_, f"argument #{index}")
+        for index, type_ in enumerate(function_type.results):
+            if self.kind(type_) in ANY_HANDLE:
+                self.error(op, f"cannot return a {self.kind(type_)} (result #{index}): it {_ORIGIN}")
+
+    def blocks(self, op: ir.Operation, region: ir.Region) -> None:
+        """Block arguments: only a function's own may be handles."""
+        for number, block in enumerate(region.blocks):
+            if number == 0 and op.name in FUNCTIONS:
+                continue
+            for index, argument in enumerate(block.arguments):
+                if self.kind(argument.type) in ANY_HANDLE:
+                    where = "block" if op.name in FUNCTIONS else "region"
+                    self.error(op, f"cannot carry a {self.kind(argument.type)} ({where} argument #{index}): it {_ORIGIN}")
+
+    def invariants(self, op: ir.Operation) -> None:
+        """Run the verifier of a kv op, and turn what it did not foresee into an error too."""
+        view = op.opview
+        if not isinstance(view, kv.Kv.Operation):
+            self.error(op, "is not an operation of the kv dialect")
+            return
+        try:
+            if view.verify_invariants():
+                return
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+            self.error(op, f"could not be verified: {type(error).__name__}: {error}")
+            return
+        self.problems += 1  # the verifier has emitted the error
+
+
+def count_problems(module: Any) -> int:
+    """Check a module (or any op) and emit an error for each problem; their number."""
+    checker = _Checker()
+    module.operation.walk(checker.visit, ir.WalkOrder.PRE_ORDER)
+    return checker.problems
+
+
+@kv_pass()
+def run(module: ir.Module, options: NoOptions) -> None:
+    """Check every kv op and handle of a module."""
+    problems = count_problems(module)
+    if problems:
+        raise PassFailure(f"verify-kv found {problems} problem{'s' if problems > 1 else ''}")
