@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv-opt: run kv and upstream passes on MLIR text, with mlir-opt's habits.
+
+The IR goes to stdout; diagnostics, dumps and timing to stderr. The exit status is 0 when everything
+parsed, verified and ran (or, with --verify-diagnostics, when the diagnostics were the expected ones), else 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from . import opt_args
+from .opt_args import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from kvarn.lowering.textual import Step
+
+    from .opt_diagnostics import Source
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run kv-opt; returns the exit status."""
+    try:
+        options, flags = opt_args.parse(sys.argv[1:] if arguments is None else arguments)
+        return _run(options, flags)
+    except (UsageError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            return _closed_pipe()
+        print(f"kv-opt: error: {error}", file=sys.stderr)
+    except Exception as error:
+        # A user's input must never end in a traceback; what gets here is a defect of ours.
+        print(f"kv-opt: internal error: {type(error).__name__}: {error} (KVARN_DEBUG=1 shows where)", file=sys.stderr)
+        if os.environ.get("KVARN_DEBUG", "0") not in ("", "0"):
+            traceback.print_exc()
+    return 1
+
+
+def _closed_pipe() -> int:
+    """The reader of stdout has gone: keep Python from complaining about it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _run(options: argparse.Namespace, flags: list[tuple[str, str]]) -> int:
+    if options.version:
+        return _print_version()
+    if len(options.input) > 1:
+        raise UsageError(f"takes one input file, got {len(options.input)}: {' '.join(options.input)}")
+    if options.pass_pipeline is not None and flags:
+        raise UsageError("--pass-pipeline cannot be used together with passes as flags")
+    # MLIR is imported only now, so that usage errors and --help come at once.
+    from kvarn.lowering.textual import PipelineError
+
+    try:
+        return _with_mlir(options, flags)
+    except PipelineError as error:
+        print(f"kv-opt: error: {error}", file=sys.stderr)
+        return 1
+
+
+def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]]) -> int:
+    from . import opt_run
+
+    start = time.perf_counter()
+    driver = opt_run.Driver(_settings(options))
+    if options.emit_irdl or options.show_dialects:
+        return _print_dialects(driver, options)
+    from kvarn.lowering import textual
+
+    for path in options.load_pass:
+        textual.load_pass(path)
+    if options.list_passes:
+        return _list_passes()
+    with driver.context:
+        driver.steps = _steps(options, flags)
+        if options.dump_pass_pipeline:
+            body = ",\n".join(f"  {step.text}" for step in driver.steps)
+            print(f"Pass Manager with {len(driver.steps)} passes:\nbuiltin.module(\n{body}\n)\n", file=sys.stderr)
+    status = _process_all(driver, options)
+    if options.mlir_timing:
+        sys.stdout.flush()
+        sys.stderr.write(opt_run.timing_report(driver.timer, time.perf_counter() - start))
+    return status
+
+
+def _settings(options: argparse.Namespace) -> Any:
+    from .opt_run import Settings
+
+    return Settings(
+        verify_each=options.verify_each,
+        verify_diagnostics=options.verify_diagnostics,
+        verify_roundtrip=options.verify_roundtrip,
+        allow_unregistered=options.allow_unregistered_dialect,
+        run_reproducer=options.run_reproducer,
+        emit="bytecode" if options.emit_bytecode else options.emit,
+        target=options.target,
+        generic=options.mlir_print_op_generic,
+        debug_info=options.mlir_print_debuginfo,
+        local_scope=options.mlir_print_local_scope,
+        print_before=tuple(options.mlir_print_ir_before),
+        print_after=tuple(options.mlir_print_ir_after),
+        print_before_all=options.mlir_print_ir_before_all,
+        print_after_all=options.mlir_print_ir_after_all,
+        print_after_change=options.mlir_print_ir_after_change,
+        print_after_failure=options.mlir_print_ir_after_failure,
+        print_module_scope=options.mlir_print_ir_module_scope,
+        print_tree=options.mlir_print_ir_tree_dir,
+        dump_dir=options.dump_dir,
+        statistics=options.mlir_pass_statistics,
+        reproducer=options.mlir_generate_reproducer,
+        crash_reproducer=options.mlir_pass_pipeline_crash_reproducer,
+    )
+
+
+def _steps(options: argparse.Namespace, flags: list[tuple[str, str]]) -> list[Step]:
+    """The pipeline: the passes asked for, then the target's own pipeline where that is asked for."""
+    from kvarn.lowering import textual
+
+    steps: list[Step] = []
+    if options.pass_pipeline is not None:
+        steps = textual.parse(options.pass_pipeline)
+    for name, value in flags:
+        steps += textual.flag(name, value)
+    needs_code = options.emit not in ("mlir", "bytecode")
+    if (options.kv_pipeline or needs_code) and options.target is None:
+        wanted = "--kv-pipeline" if options.kv_pipeline else f"--emit={options.emit}"
+        raise UsageError(f"{wanted} needs --target, one of {', '.join(opt_args.TARGETS)}")
+    if options.kv_pipeline or (needs_code and options.pass_pipeline is None and not flags):
+        from kvarn.lowering import pipeline
+
+        steps += textual.parse(",".join(pipeline.passes(options.target)))
+    if options.stop_after is not None:
+        names = [step.name for step in steps]
+        if options.stop_after not in names:
+            raise UsageError(
+                f"--stop-after must name a pass of the pipeline ({', '.join(names) or 'which is empty'}), "
+                f"got {options.stop_after!r}"
+            )
+        steps = steps[: names.index(options.stop_after) + 1]
+    return steps
+
+
+# --- reading and writing ---------------------------------------------------------------------------
+
+
+def _read(name: str, split: bool) -> Source:
+    from .opt_diagnostics import Source
+
+    if name == "-":
+        return Source("<stdin>", sys.stdin.buffer.read())
+    try:
+        data = Path(name).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot open input file '{name}': {error.strerror or error}") from None
+    return Source(name, data, None if split else name)
+
+
+def _process_all(driver: Any, options: argparse.Namespace) -> int:
+    from .opt_diagnostics import split
+
+    source = _read(options.input[0] if options.input else "-", options.split_input_file is not None)
+    chunks = [source] if options.split_input_file is None else split(source, options.split_input_file)
+    outputs: list[bytes] = []
+    ok = True
+    for number, chunk in enumerate(chunks):
+        outcome = driver.process(chunk)
+        ok = ok and outcome.ok
+        parts = [] if number == 0 else [(options.output_split_marker + "\n").encode()]
+        if outcome.output is not None:
+            parts.append(outcome.output if isinstance(outcome.output, bytes) else outcome.output.encode())
+        outputs.append(b"".join(parts))
+        if options.output == "-":
+            _write(sys.stdout.buffer, outputs.pop())
+    if options.output != "-" and ok:
+        Path(options.output).write_bytes(b"".join(outputs))
+    return 0 if ok else 1
+
+
+def _write(stream: BinaryIO, data: bytes) -> None:
+    stream.write(data)
+    stream.flush()
+
+
+# --- about -----------------------------------------------------------------------------------------
+
+
+def _list_passes() -> int:
+    import kvarn.lowering as registry
+    from kvarn.lowering import textual
+
+    print("kv passes, in pipeline order:")
+    for name in registry.names():
+        try:
+            found = textual.find(name)
+        except textual.PipelineError as error:
+            print(f"  {name:24} (cannot be loaded: {error})")
+            continue
+        if found is None:
+            continue
+        print(f"  {name:24} {found.summary}")
+        for option, default in _options_of(found):
+            print(f"    {option}={default}")
+    print("Upstream passes are named as in mlir-opt --help.")
+    return 0
+
+
+def _options_of(found: Any) -> list[tuple[str, str]]:
+    import dataclasses
+
+    rows = []
+    for f in dataclasses.fields(found.options_class):
+        default = "" if f.default in (None, dataclasses.MISSING) else str(f.default)
+        rows.append((f.name.replace("_", "-"), default.lower() if isinstance(f.default, bool) else default))
+    return rows
+
+
+def _print_dialects(driver: Any, options: argparse.Namespace) -> int:
+    from kvarn.dialect import kv
+
+    with driver.context as context:
+        if options.emit_irdl:
+            text = str(kv.Kv.irdl_module(context))
+            if options.output == "-":
+                sys.stdout.write(text)
+            else:
+                Path(options.output).write_text(text, encoding="utf-8")
+            return 0
+        print("Available Dialects: " + ",".join(_dialect_names(context)))
+    return 0
+
+
+def _dialect_names(context: Any) -> list[str]:
+    """Dialects that the context knows, among those that have bindings: MLIR's Python API cannot list them."""
+    from mlir import dialects
+
+    found = {"kv"}
+    for folder in dialects.__path__:
+        for path in Path(folder).glob("_*_ops_gen.py"):
+            name = path.name[1 : -len("_ops_gen.py")]
+            try:
+                context.get_dialect_descriptor(name)
+            except ValueError:
+                continue
+            found.add(name)
+    return sorted(found)
+
+
+def _print_version() -> int:
+    import importlib.metadata
+
+    for package in ("kvarn", "xtc-mlir-python-bindings"):
+        try:
+            print(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            print(f"{package} (not installed as a package)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

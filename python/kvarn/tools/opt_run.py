@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What kv-opt does with one source: parse, verify, run the passes, print.
+
+A :class:`Driver` holds the context, the steps and the settings. ``Driver.process`` takes one source (a file
+or a chunk of one) and returns what to write; diagnostics go to the driver's ``err`` stream as they come.
+Nothing here parses a command line, so tests call it in process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from mlir import ir
+
+from kvarn.dialect import kv
+from kvarn.lowering import textual, verify_kv
+from kvarn.lowering.textual import PassError, PipelineError, Step
+
+from .opt_diagnostics import STRING_NAME, Collector, Source, check_expected, render
+
+_REPRODUCER = re.compile(r"\{-#(.*)#-\}", re.DOTALL)
+_BYTECODE = b"ML\xefR"
+
+
+@dataclass
+class Settings:
+    """How a source is processed; the fields are kv-opt's flags."""
+
+    verify_each: bool = True
+    verify_diagnostics: str | None = None  # None, "all", "only-expected"
+    verify_roundtrip: bool = False
+    allow_unregistered: bool = False
+    run_reproducer: bool = False
+    emit: str = "mlir"
+    target: str | None = None
+    generic: bool = False
+    debug_info: bool = False
+    local_scope: bool = False
+    print_before: tuple[str, ...] = ()
+    print_after: tuple[str, ...] = ()
+    print_before_all: bool = False
+    print_after_all: bool = False
+    print_after_change: bool = False
+    print_after_failure: bool = False
+    print_module_scope: bool = False
+    print_tree: str | None = None
+    dump_dir: str | None = None
+    statistics: bool = False
+    reproducer: str | None = None
+    crash_reproducer: str | None = None
+
+    def prints(self, step: Step) -> bool:
+        """Whether something is printed around a step."""
+        return (
+            self.print_before_all or self.print_after_all or self.print_after_change or self.print_after_failure
+            or step.name in self.print_before or step.name in self.print_after
+        )  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """What came of one source: the text or bytes to write (None: nothing) and whether all went well."""
+
+    output: str | bytes | None
+    ok: bool
+
+
+@dataclass
+class Timer:
+    """Seconds by name, in the order of first use."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+class Failure(Exception):
+    """Processing stops here; everything to be said has been reported as a diagnostic."""
+
+
+class Driver:
+    """Runs a pipeline on sources, in one context.
+
+    Parameters
+    ----------
+    settings : Settings
+    err : text stream
+        Gets diagnostics.
+    context : mlir.ir.Context, optional
+        A context made by ``kv.make_context``; default: a new one.
+    """
+
+    def __init__(self, settings: Settings, err: TextIO | None = None, context: ir.Context | None = None) -> None:
+        self.settings, self.err = settings, err or sys.stderr
+        self.context = context or kv.make_context()
+        # Passes in Python, whole-module printing and the order of diagnostics all want one thread.
+        self.context.enable_multithreading(False)
+        self.context.allow_unregistered_dialects = settings.allow_unregistered
+        self.timer = Timer()
+        self.steps: list[Step] = []
+        self._dumped = 0
+        self._tree = 0
+
+    # --- one source --------------------------------------------------------------------------------
+
+    def process(self, source: Source) -> Outcome:
+        """Parse, verify, run and print one source."""
+        with self.context, ir.Location.unknown(), Collector(self.context) as collector:
+            output = None
+            ok = True
+            try:
+                output = self._run(source, collector)
+            except Failure:
+                ok = False
+            except PipelineError as error:
+                ir.Location.unknown().emit_error(str(error))
+                ok = False
+            if self.settings.verify_diagnostics is None:
+                self._report(source, collector)
+                return Outcome(output, ok)
+            problems = check_expected(collector.take(), source, self.settings.verify_diagnostics == "only-expected")
+            for problem in problems:
+                self.err.write(render(problem, source))
+            return Outcome(output, not problems)
+
+    def _report(self, source: Source, collector: Collector) -> None:
+        """Write the diagnostics so far, unless they are kept for the comparison."""
+        if self.settings.verify_diagnostics is None:
+            for diagnostic in collector.take():
+                self.err.write(render(diagnostic, source))
+            self.err.flush()
+
+    def _run(self, source: Source, collector: Collector) -> str | bytes | None:
+        with self.timer.measure("Parser"):
+            module = self._parse(source, collector)
+            self._check_kv(module)
+        self._report(source, collector)
+        steps = self._reproduced(source) if self.settings.run_reproducer else self.steps
+        if self.settings.verify_roundtrip:
+            self._check_roundtrip(module)
+        if self.settings.reproducer:
+            write_reproducer(self.settings.reproducer, module, steps, self.settings.verify_each)
+        self._dump(module, "input")
+        for step in steps:
+            self._step(step, module, source, collector)
+        with self.timer.measure("Output"):
+            return self._emit(module, source)
+
+    def _parse(self, source: Source, collector: Collector) -> ir.Module:
+        before = collector.errors
+        try:
+            if source.path is not None:
+                return ir.Module.parseFile(source.path, self.context)
+            return ir.Module.parse(source.data, self.context)
+        except ir.MLIRError as error:
+            if collector.errors == before:  # every failure has a diagnostic, this is for the day it has none
+                ir.Location.unknown().emit_error(str(error))
+            raise Failure from None
+
+    def _check_kv(self, module: ir.Module) -> None:
+        """Run the kv ops' verifiers, which MLIR 22.1 does not know of."""
+        if verify_kv.count_problems(module):
+            raise Failure
+
+    def _step(self, step: Step, module: ir.Module, source: Source, collector: Collector) -> None:
+        before = module.operation.get_asm(enable_debug_info=True) if self.settings.crash_reproducer else ""
+        sys.stdout.flush()
+        self.err.flush()
+        try:
+            with self.timer.measure(step.name):
+                textual.run_step(
+                    step, module, verify=self.settings.verify_each, configure=lambda m: self._configure(m, step)
+                )
+                if self.settings.verify_each and step.name != "verify-kv":
+                    self._check_kv(module)
+        except (PassError, Failure) as failure:
+            if self.settings.print_after_failure and isinstance(failure, Failure):
+                self.err.write(f"// -----// IR Dump After {step.title} Failed ({step.name}) //----- //\n")
+                self.err.write(self._asm(module) + "\n\n")
+            if not collector.errors and isinstance(failure, PassError):
+                module.operation.location.emit_error(f"pass '{step.name}' failed: {failure}")
+            if self.settings.crash_reproducer:
+                path = self.settings.crash_reproducer
+                write_reproducer(path, before, [step], self.settings.verify_each)
+                module.operation.location.emit_error(
+                    f"pass '{step.name}' failed; run kv-opt --run-reproducer {path} to see it again"
+                )
+            raise Failure from None
+        finally:
+            self._report(source, collector)
+        self._dump(module, step.name)
+        if self.settings.print_tree is not None:
+            self._print_tree(step, module)
+
+    def _configure(self, manager: Any, step: Step) -> None:
+        """Turn on printing and statistics of one step's pass manager."""
+        s = self.settings
+        if s.statistics:
+            manager.enable_statistics()
+        if not s.prints(step) or s.print_tree is not None:
+            return
+        manager.enable_ir_printing(
+            print_before_all=s.print_before_all or step.name in s.print_before,
+            print_after_all=(s.print_after_all or step.name in s.print_after) and not s.print_after_failure,
+            print_module_scope=s.print_module_scope,
+            print_after_change=s.print_after_change,
+            print_after_failure=s.print_after_failure,
+            enable_debug_info=s.debug_info,
+            print_generic_op_form=s.generic,
+        )
+
+    def _reproduced(self, source: Source) -> list[Step]:
+        """The steps of the reproducer at the end of a source."""
+        pipeline, verify = read_reproducer(source.data.decode("utf-8", "replace"))
+        self.settings = dataclasses.replace(self.settings, verify_each=verify)
+        return textual.parse(pipeline)
+
+    def _check_roundtrip(self, module: ir.Module) -> None:
+        """Print and parse again, as text and as bytecode; the module must come back as it was."""
+        import io
+
+        text = module.operation.get_asm(enable_debug_info=True)
+        generic = module.operation.get_asm(enable_debug_info=True, print_generic_op_form=True)
+        buffer = io.BytesIO()
+        module.operation.write_bytecode(buffer)
+        for form, written in (("text", text), ("generic text", generic), ("bytecode", buffer.getvalue())):
+            again = ir.Module.parse(written, self.context)
+            if again.operation.get_asm(enable_debug_info=True) != text:
+                module.operation.location.emit_error(f"round trip through {form} changes the module")
+                raise Failure
+
+    # --- printing ----------------------------------------------------------------------------------
+
+    def _asm(self, module: ir.Module) -> str:
+        s = self.settings
+        text = module.operation.get_asm(
+            enable_debug_info=s.debug_info, print_generic_op_form=s.generic, use_local_scope=s.local_scope
+        )
+        return text.rstrip("\n")
+
+    def _emit(self, module: ir.Module, source: Source) -> str | bytes:
+        if self.settings.emit == "mlir":
+            text = self._asm(module)
+            if self.settings.debug_info:
+                text = text.replace(f'loc("{STRING_NAME}":', f'loc("{source.name}":')
+            return text + "\n\n"
+        if self.settings.emit == "bytecode":
+            import io
+
+            buffer = io.BytesIO()
+            module.operation.write_bytecode(buffer)
+            return buffer.getvalue()
+        from .opt_emit import emit
+
+        return emit(module, self.settings.emit, self.settings.target)
+
+    def _dump(self, module: ir.Module, name: str) -> None:
+        if self.settings.dump_dir is None:
+            return
+        folder = Path(self.settings.dump_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = name.replace("-", "_")
+        (folder / f"{self._dumped:02d}_{stem}.mlir").write_text(self._asm(module) + "\n", encoding="utf-8")
+        self._dumped += 1
+
+    def _print_tree(self, step: Step, module: ir.Module) -> None:
+        s = self.settings
+        wanted = s.print_after_all or step.name in s.print_after
+        if wanted and s.print_tree is not None:
+            folder = Path(s.print_tree) / "builtin_module_no-symbol-name"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{self._tree}_{step.name}.mlir").write_text(self._asm(module) + "\n", encoding="utf-8")
+        self._tree += 1
+
+
+# --- reproducers -----------------------------------------------------------------------------------
+
+
+def write_reproducer(path: str, module: ir.Module | str, steps: Sequence[Step], verify_each: bool) -> None:
+    """Write a module with the pipeline to run on it, in mlir-opt's form. OSError when it cannot be written."""
+    text = module if isinstance(module, str) else module.operation.get_asm(enable_debug_info=True)
+    resources = (
+        "{-#\n  external_resources: {\n    mlir_reproducer: {\n"
+        f'      pipeline: "{_escape(textual.text(steps))}",\n'
+        "      disable_threading: true,\n"
+        f"      verify_each: {str(verify_each).lower()}\n    }}\n  }}\n#-}}\n"
+    )
+    Path(path).write_text(text.rstrip("\n") + "\n\n" + resources, encoding="utf-8")
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def read_reproducer(text: str) -> tuple[str, bool]:
+    """(pipeline, verify_each) of the reproducer in a file's text; PipelineError when there is none."""
+    resources = _REPRODUCER.findall(text)
+    found = re.search(r'pipeline:\s*"((?:[^"\\]|\\.)*)"', resources[-1]) if resources else None
+    if found is None:
+        raise PipelineError("--run-reproducer needs an input that ends with a mlir_reproducer resource")
+    verify = re.search(r"verify_each:\s*(true|false)", resources[-1])
+    pipeline = re.sub(r"\\(.)", r"\1", found.group(1))
+    return pipeline, verify is None or verify.group(1) == "true"
+
+
+# --- timing ----------------------------------------------------------------------------------------
+
+
+def timing_report(timer: Timer, total: float) -> str:
+    """The times as mlir-opt's list shows them, the longest first."""
+    rule = "===" + "-" * 73 + "==="
+    rows = sorted(timer.seconds.items(), key=lambda item: -item[1])
+    rest = max(total - sum(timer.seconds.values()), 0.0)
+    lines = [rule, "... Execution time report ...".center(79).rstrip(), rule]
+    lines += [f"  Total Execution Time: {total:.4f} seconds", "", "  ----Wall Time----  ----Name----"]
+    for name, seconds in [*rows, ("Rest", rest), ("Total", total)]:
+        lines.append(f"  {seconds:8.4f} ({100 * seconds / max(total, 1e-9):5.1f}%)  {name}")
+    return "\n".join(lines) + "\n"
+
+
+Observer = Callable[[Step, ir.Module], None]
