@@ -180,9 +180,13 @@ def packed_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _read_numpy(array: np.ndarray, name: str) -> BufferView:
     dtype = array.dtype
     if not dtype.isnative:
-        raise TypeError(f"{name}: dtype must have the machine's byte order, got {dtype.str}; use .astype(dtype.newbyteorder('='))")
+        raise TypeError(
+            f"{name}: dtype must have the machine's byte order, got {dtype.str}; use .astype(dtype.newbyteorder('='))"
+        )
     if array.__class__ is np.ma.MaskedArray:
-        raise TypeError(f"{name}: must be {ACCEPTED}, got a masked array, whose mask would be lost; use .data or .filled()")
+        raise TypeError(
+            f"{name}: must be {ACCEPTED}, got a masked array, whose mask would be lost; use .data or .filled()"
+        )
     return BufferView(
         array.__array_interface__["data"][0],
         array.shape,
@@ -222,7 +226,9 @@ def _read_torch(tensor: Any, name: str) -> BufferView:
             ),
         )
     except RuntimeError as e:  # sparse, fake and functional tensors have no pointer
-        raise TypeError(f"{name}: must be a tensor with plain strided storage, got {type(tensor).__name__} ({e})") from None
+        raise TypeError(
+            f"{name}: must be a tensor with plain strided storage, got {type(tensor).__name__} ({e})"
+        ) from None
     # Lazily negated tensors hold the values with the other sign.
     if tensor.is_neg():
         raise ValueError(f"{name}: must not be a lazily negated tensor; use .resolve_neg()")
@@ -273,7 +279,9 @@ def _read_cuda_array_interface(obj: Any, name: str) -> BufferView:
     strides = described.get("strides")
     data, readonly = described["data"]
     in_elements = packed_strides(shape) if strides is None else _in_elements(tuple(strides), dtype.itemsize, name)
-    return BufferView(data or 0, shape, in_elements, dtype, ("cuda", _cuda_ordinal(obj, data, name)), bool(readonly), obj)
+    return BufferView(
+        data or 0, shape, in_elements, dtype, ("cuda", _cuda_ordinal(obj, data, name)), bool(readonly), obj
+    )
 
 
 def _cuda_ordinal(obj: Any, pointer: int, name: str) -> int:
@@ -292,7 +300,9 @@ def _cuda_ordinal(obj: Any, pointer: int, name: str) -> int:
     device_ordinal = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     status = driver.cuPointerGetAttribute(ctypes.byref(ordinal), device_ordinal, ctypes.c_uint64(pointer))
     if status != 0:
-        raise ValueError(f"{name}: address {pointer:#x} must be CUDA memory, but the driver does not know it (error {status})")
+        raise ValueError(
+            f"{name}: address {pointer:#x} must be CUDA memory, but the driver does not know it (error {status})"
+        )
     return ordinal.value
 
 
@@ -410,7 +420,9 @@ def host_array(buffer: BufferView, *, name: str = "buffer") -> np.ndarray:
         If the buffer is not in host memory.
     """
     if not buffer.on_host:
-        raise TypeError(f"{name}: must be in host memory, got a buffer on {buffer.device[0]}:{buffer.device[1]}; copy it to the host first")
+        raise TypeError(
+            f"{name}: must be in host memory, got a buffer on {buffer.device[0]}:{buffer.device[1]}; copy it to the host first"
+        )
     return strided_array(buffer.data, buffer.shape, buffer.strides, buffer.dtype, buffer.readonly, buffer)
 
 

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The caches: typed, checked views of the caller's buffers, and on the host a model of every method.
+
+A *collection* holds all layers' keys and values; ``get_key_cache`` and ``get_value_cache`` give a *cache*, one layer's
+keys or values, which kernels take by value. Neither copies nor, when it is made, reads a buffer. ``spec`` is what a
+kernel is specialised for, ``fields()`` the run-time parameters in the order of ``kvarn.dialect.layout``.
+
+Modules: ``collections``, ``views`` (caches), ``operands``; ``model`` (host-side methods), ``rows``, ``checks``,
+``numerics``.
+"""
+
+from .collections import (
+    ContinuousBatchingKVCacheCollection,
+    FA3Arguments,
+    KVCacheCollection,
+    PagedKVCacheCollection,
+    PagedKVCacheFA3FallbackCollection,
+)
+from .numerics import saturating_cast
+from .operands import KVCacheMHAOperand, KVCacheScalesMHAOperand, LayoutTensorMHAOperand, RaggedMHAOperand
+from .rows import PagedRowIndices
+from .views import ContinuousBatchingKVCache, KVCache, KVCacheStaticParams, PagedKVCache, PagedKVCacheFA3Fallback
+
+__all__ = [
+    "ContinuousBatchingKVCache",
+    "ContinuousBatchingKVCacheCollection",
+    "FA3Arguments",
+    "KVCache",
+    "KVCacheCollection",
+    "KVCacheMHAOperand",
+    "KVCacheScalesMHAOperand",
+    "KVCacheStaticParams",
+    "LayoutTensorMHAOperand",
+    "PagedKVCache",
+    "PagedKVCacheCollection",
+    "PagedKVCacheFA3Fallback",
+    "PagedKVCacheFA3FallbackCollection",
+    "PagedRowIndices",
+    "RaggedMHAOperand",
+    "saturating_cast",
+]

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What must hold of the buffers of a cache or collection, checked when one is made.
+
+Nothing here reads the contents of a buffer: the checks are the same for host and device memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvarn.dialect import dtypes
+from kvarn.runtime.buffers import BufferView, view
+
+_MAX_I32 = 2**31 - 1
+
+
+def count(value: Any, name: str) -> int:
+    """A non-negative 32-bit host integer."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer on the host, got {type(value).__name__}") from None
+    if not 0 <= number <= _MAX_I32:
+        raise ValueError(f"{name} must be in [0, {_MAX_I32}], got {number}")
+    return number
+
+
+def index(value: Any, extent: int, name: str) -> int:
+    """An integer in [0, extent); a bool is refused, since ``True`` is hardly meant as layer 1."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
+    if not 0 <= number < extent:
+        raise IndexError(f"{name} must be in [0, {extent}), got {number}")
+    return number
+
+
+def pool(
+    obj: Any, name: str, dims: Sequence[str], outer: int, row_major: bool = True
+) -> tuple[BufferView, tuple[int, ...]]:
+    """View a pool of pages and give its strides, in elements.
+
+    Parameters
+    ----------
+    obj : array-like
+    name : str
+        For messages.
+    dims : sequence of str
+        What each dimension is.
+    outer : int
+        How many leading dimensions may have any stride; the others must be packed.
+    row_major : bool
+        Whether outer strides must be whole rows, of the last two dimensions: the pages of a cache are numbered by rows.
+
+    Returns
+    -------
+    tuple of (BufferView, tuple of int)
+        Dimensions of extent 1 get the stride that a packed buffer would have: theirs says nothing.
+    """
+    buffer = view(obj, name=name)
+    wanted = f"[{', '.join(dims)}]"
+    if buffer.rank != len(dims):
+        raise ValueError(f"{name} must have {len(dims)} dimensions {wanted}, got shape {tuple(buffer.shape)}")
+    for extent, dim in zip(buffer.shape, dims, strict=True):
+        if extent < 1:
+            raise ValueError(
+                f"{name} must have a positive extent in every dimension of {wanted}, got {extent} for {dim}"
+            )
+        if extent > _MAX_I32:
+            raise ValueError(f"{name}: extents must be below 2**31, got {extent} for {dim}")
+    strides, packed = [], 1
+    for axis in range(buffer.rank - 1, -1, -1):
+        extent, stride = buffer.shape[axis], buffer.strides[axis]
+        if extent == 1:
+            stride = packed
+        if axis >= outer and stride != packed:
+            raise ValueError(
+                f"{name}: the last {buffer.rank - outer} dimensions of {wanted} must be packed (dimension {axis}, "
+                f"{dims[axis]}, needs a stride of {packed} elements), got strides {tuple(buffer.strides)}; "
+                f"make the pool contiguous there"
+            )
+        strides.append(stride)
+        packed = max(packed, stride * extent)
+    strides.reverse()
+    _no_overlap(buffer, strides, name)
+    row = buffer.shape[-1] * buffer.shape[-2]
+    for axis in range(outer if row_major else 0):
+        if strides[axis] % row:
+            raise ValueError(
+                f"{name}: strides of the outer dimensions must be multiples of one token's {row} elements "
+                f"({dims[-2]} * {dims[-1]}), got {strides[axis]} for {dims[axis]}"
+            )
+    return buffer, tuple(strides)
+
+
+def _no_overlap(buffer: BufferView, strides: Sequence[int], name: str) -> None:
+    """Refuse negative strides and broadcast or overlapping dimensions: a write to one page would show in another."""
+    span = 1
+    for stride, extent in sorted(zip(strides, buffer.shape, strict=True)):
+        if extent == 1:
+            continue
+        if stride < span:
+            raise ValueError(
+                f"{name}: elements must not overlap and strides must be positive, got shape {tuple(buffer.shape)} "
+                f"with strides {tuple(buffer.strides)}"
+            )
+        span += stride * (extent - 1)
+
+
+def aligned(buffer: BufferView, multiple: int, name: str) -> None:
+    if buffer.data % multiple:
+        raise ValueError(
+            f"{name} must start at a multiple of {multiple} bytes (vector loads and TMA need it), got address "
+            f"{buffer.data:#x}; do not slice the pool's first dimensions off an unaligned buffer"
+        )
+
+
+def table(obj: Any, name: str, dims: Sequence[str]) -> tuple[BufferView, tuple[int, ...]]:
+    """View a table of 32-bit integers whose last dimension is contiguous, and give its strides."""
+    buffer = view(obj, name=name)
+    wanted = f"[{', '.join(dims)}]"
+    if buffer.dtype not in (dtypes.u32, dtypes.i32):
+        raise TypeError(f"{name} must be uint32 or int32, got {buffer.dtype.name}")
+    if buffer.rank != len(dims):
+        raise ValueError(
+            f"{name} must have {len(dims)} dimension{'s' * (len(dims) > 1)} {wanted}, got shape {tuple(buffer.shape)}"
+        )
+    if any(extent > _MAX_I32 for extent in buffer.shape):
+        raise ValueError(f"{name}: extents must be below 2**31, got shape {tuple(buffer.shape)}")
+    if buffer.data % buffer.dtype.itemsize:
+        raise ValueError(
+            f"{name} must start at a multiple of {buffer.dtype.itemsize} bytes, got address {buffer.data:#x}"
+        )
+    strides, packed = [], 1
+    for axis in range(buffer.rank - 1, -1, -1):
+        extent, stride = buffer.shape[axis], buffer.strides[axis]
+        if extent <= 1 or buffer.size == 0:
+            stride = packed
+        last = axis == buffer.rank - 1
+        if stride != 1 if last else stride < packed:
+            raise ValueError(
+                f"{name}: dimension {axis} of {wanted} must have a stride of {'1' if last else f'at least {packed}'} "
+                f"elements, got strides {tuple(buffer.strides)}"
+            )
+        strides.append(stride)
+        packed = max(packed, stride * extent, 1)
+    return buffer, tuple(reversed(strides))
+
+
+def same_device(named: Iterable[tuple[str, BufferView]]) -> tuple[str, int]:
+    """The one device of several buffers."""
+    (first, reference), *rest = named
+    for name, buffer in rest:
+        if buffer.device != reference.device:
+            raise ValueError(
+                f"all buffers must be on one device: {first} is on {_place(reference)}, {name} on {_place(buffer)}"
+            )
+    return reference.device
+
+
+def _place(buffer: BufferView) -> str:
+    return "the CPU" if buffer.on_host else f"cuda:{buffer.device[1]}"
+
+
+def sequences(lengths: BufferView, rows: int, name: str) -> int:
+    """B, from the cache lengths; the lookup table must have one row a sequence."""
+    batch = lengths.shape[0]
+    if rows != batch:
+        raise ValueError(f"{name} must have one row a sequence: {batch} by cache_lengths, got {rows} rows")
+    return batch
+
+
+def table_covers(columns: int, page_size: int, max_cache_length: int, batch: int) -> None:
+    """The table must have entries for the longest sequence."""
+    if batch and columns * page_size < max_cache_length:
+        raise ValueError(
+            f"lookup_table must have a column for every page of max_cache_length {max_cache_length}: "
+            f"{-(-max_cache_length // page_size)} columns of {page_size} tokens, got {columns}"
+        )

@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The collections: all layers' keys and values, and the caches that they hand out."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from kvarn.dialect import dtypes, layout
+from kvarn.dialect.dtypes import DType
+from kvarn.dialect.layout import CONTINUOUS, FA3, KEY, PAGED, VALUE, CacheSpec, CollectionSpec
+from kvarn.runtime.buffers import BufferView, strided_array
+
+from . import checks
+from .views import (
+    ContinuousBatchingKVCache,
+    KVCache,
+    KVCacheStaticParams,
+    PagedKVCache,
+    PagedKVCacheFA3Fallback,
+    _shared,
+    checked_scales,
+    region_holds,
+)
+
+CacheT = TypeVar("CacheT", bound=KVCache)
+
+
+class KVCacheCollection(Generic[CacheT]):
+    """What the collections have in common. Views of the caller's buffers, which are neither copied nor read.
+
+    Attributes
+    ----------
+    blocks, cache_lengths, lookup_table, scales
+        The buffers as they were given (scales: None without).
+    max_seq_length, max_cache_length : int
+    spec : CollectionSpec
+    device : tuple of (str, int)
+    buffers : tuple
+        The owners of the memory, kept alive.
+    readonly : bool
+    num_layers : int
+    """
+
+    cache_type: ClassVar[type[KVCache]]
+    name_str: ClassVar[str]
+    scales: Any = None
+
+    def _bind(self, cache_spec: CacheSpec, views: dict[str, BufferView], at: dict[str, int]) -> None:
+        self.cache_spec, self.spec = cache_spec, CollectionSpec(cache_spec)
+        self._views, self._at = views, at
+        self._fields = tuple(at[f.name] for f in layout.collection_fields(cache_spec))
+        self.device = views["blocks"].device
+        self.readonly = any(views[n].readonly for n in ("blocks", "scales") if n in views)
+        self.buffers = tuple(v.owner for v in views.values())
+        self.num_layers = at["num_layers"]
+        self.max_seq_length, self.max_cache_length = at["max_seq_length"], at["max_cache_length"]
+        self._caches: tuple[dict[int, CacheT], dict[int, CacheT]] = ({}, {})
+
+    def fields(self) -> tuple[int, ...]:
+        """The kernel's parameters, in the order of ``layout.collection_fields``; pointers as integers."""
+        return self._fields
+
+    def get_key_cache(self, layer: int) -> CacheT:
+        """The keys of one layer; the same object at every call.
+
+        Raises
+        ------
+        IndexError
+            If ``layer`` is not in [0, num_layers).
+        """
+        if layer.__class__ is int and layer in self._caches[KEY]:
+            return self._caches[KEY][layer]
+        return self._make_cache(layer, KEY)
+
+    def get_value_cache(self, layer: int) -> CacheT:
+        """The values of one layer; the same object at every call.
+
+        Raises
+        ------
+        IndexError
+            If ``layer`` is not in [0, num_layers).
+        ValueError
+            If the collection is an MLA one, which stores latent keys only.
+        """
+        if layer.__class__ is int and layer in self._caches[VALUE]:
+            return self._caches[VALUE][layer]
+        if self.cache_spec.is_mla:
+            raise ValueError("get_value_cache needs a collection with values: an MLA one has only latent keys")
+        return self._make_cache(layer, VALUE)
+
+    def _make_cache(self, layer: int, half: int) -> CacheT:
+        layer = checks.index(layer, self.num_layers, "layer")
+        if layer not in self._caches[half]:
+            self._caches[half][layer] = self.cache_type._make(self.cache_spec, self._views, self._cache_at(layer, half))
+        return self._caches[half][layer]
+
+    def _cache_at(self, layer: int, half: int) -> dict[str, int]:
+        """The fields of a cache: the collection's, with the bases moved to the layer's keys or values."""
+        at, spec = dict(self._at), self.cache_spec
+        at["base"] = at["blocks"] + spec.dtype.itemsize * (half * at["kv_stride"] + layer * at["layer_stride"])
+        at["lookup"] += 4 * layer * at["lookup_layer_stride"]
+        if spec.scale_dtype is not None:
+            at["scales"] += spec.scale_dtype.itemsize * (
+                half * at["scales_kv_stride"] + layer * at["scales_layer_stride"]
+            )
+        at["layer_idx"], at["kv_idx"] = layer, half
+        return at
+
+    def cache_length(self, b: int) -> int:
+        """Tokens of sequence ``b`` cached before this step. Reads host memory only."""
+        if self.device[0] != "cpu":
+            raise TypeError(
+                f"{type(self).__name__}.cache_length: needs buffers in host memory, got a collection on "
+                f"{self.device[0]}:{self.device[1]}; copy the lengths to the host"
+            )
+        lengths = strided_array(self._at["lengths"], (self._at["batch"],), (1,), dtypes.u32, True, self._views)
+        return int(lengths[checks.index(b, self._at["batch"], "b (sequence)")])
+
+    @property
+    def dtype(self) -> DType:
+        return self.cache_spec.dtype
+
+    @property
+    def scale_dtype(self) -> DType | None:
+        return self.cache_spec.scale_dtype
+
+    @property
+    def kv_params(self) -> KVCacheStaticParams:
+        return KVCacheStaticParams(self.cache_spec.num_heads, self.cache_spec.head_size, self.cache_spec.is_mla)
+
+    @property
+    def num_heads(self) -> int:
+        return self.cache_spec.num_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.cache_spec.head_size
+
+    @property
+    def page_size(self) -> int:
+        return self.cache_spec.page_size
+
+    @property
+    def is_mla(self) -> bool:
+        return self.cache_spec.is_mla
+
+    @property
+    def head_dim_granularity(self) -> int:
+        """G: scales of one token and head."""
+        return self.cache_spec.num_scales
+
+    @property
+    def quantization_granularity(self) -> int:
+        return self.cache_spec.granularity
+
+    @property
+    def batch_size(self) -> int:
+        return self._at["batch"]
+
+    @property
+    def num_blocks(self) -> int:
+        return self._at["num_blocks"]
+
+    @property
+    def kv_cache_dynamic_shape(self) -> tuple[int, int, int, int]:
+        """Shape of a layer's view, (N, P, H, D)."""
+        return (self._at["num_blocks"], self._at["capacity"], self.num_heads, self.head_size)
+
+    @property
+    def kv_cache_dynamic_strides(self) -> tuple[int, int, int, int]:
+        """Strides of a layer's view, in elements."""
+        return (self._at["stride0"], self.cache_spec.token_stride, self.head_size, 1)
+
+    @property
+    def kv_cache_scales_dynamic_shape(self) -> tuple[int, int, int, int]:
+        """Shape of a layer's view of the scales, (N, P, H, G); zeros without scales."""
+        if not self.cache_spec.quantized:
+            return (0, 0, 0, 0)
+        return (self._at["num_blocks"], self._at["capacity"], self.num_heads, self.head_dim_granularity)
+
+    @property
+    def kv_cache_scales_dynamic_strides(self) -> tuple[int, int, int, int]:
+        """Strides of a layer's view of the scales, in elements; zeros without scales."""
+        if not self.cache_spec.quantized:
+            return (0, 0, 0, 0)
+        return (self._at["scales_stride0"], self.cache_spec.scales_token_stride, self.head_dim_granularity, 1)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.cache_spec!r}, pages={self.num_blocks}, layers={self.num_layers}, "
+            f"batch={self.batch_size}, max_cache_length={self.max_cache_length}, device={self.device})"
+        )
+
+
+class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
+    """Keys and values of all layers, in pages.
+
+    Parameters
+    ----------
+    blocks : array-like [N, 2, L, P, H, D]
+        The pool of N pages, the null page counted; dimension 1 is K and V, or of extent 1 for MLA (latent keys only,
+        H = 1). The first three dimensions may have any non-overlapping strides that are whole tokens; [P, H, D] is packed.
+    cache_lengths : uint32 or int32 array-like [B]
+        Tokens of each sequence cached before this step.
+    lookup_table : uint32 or int32 array-like [B, columns]
+        Page ids; token t of sequence b is in slot t % P of page ``lookup_table[b, t // P]``, in every layer. Kernels that
+        read tiles want its columns padded: ``layout.lookup_columns``, filled with the null page.
+    max_seq_length : int
+        Longest count of new tokens in the batch.
+    max_cache_length : int
+        Longest cached + new tokens; the table must cover it.
+    scales : array-like [N, 2, L, P, H, G], optional
+        Quantization scales (f32, f16, bf16 or f8e8m0) of an 8-bit pool, G = cdiv(D, quantization_granularity).
+    quantization_granularity : int
+        Consecutive elements of the head dimension that share a scale.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Saying what must hold and what was got. Nothing is read from the buffers.
+    """
+
+    cache_type = PagedKVCache
+    name_str = "paged"
+
+    def __init__(
+        self,
+        blocks: Any,
+        cache_lengths: Any,
+        lookup_table: Any,
+        max_seq_length: int,
+        max_cache_length: int,
+        scales: Any = None,
+        quantization_granularity: int = 1,
+    ) -> None:
+        self.blocks, self.cache_lengths, self.lookup_table, self.scales = blocks, cache_lengths, lookup_table, scales
+        dims = ("pages", "2 (1 for MLA)", "layers", "page_size", "heads", "head_size")
+        data, strides = checks.pool(blocks, "blocks", dims, outer=3)
+        pages, halves, layers, page_size, heads, size = data.shape
+        if halves not in (1, 2):
+            raise ValueError(
+                f"blocks must have extent 2 (K and V) or 1 (MLA) in dimension 1, got shape {tuple(data.shape)}"
+            )
+        checks.aligned(data, 16, "blocks")
+        lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
+        table, table_strides = checks.table(lookup_table, "lookup_table", ("sequences", "columns"))
+        views = {"blocks": data, "cache_lengths": lengths, "lookup_table": table}
+        scale_view, scale_strides = checked_scales(
+            scales, quantization_granularity, data.shape[:5], size, (*dims[:5], "granules"), 3
+        )
+        if scale_view is not None:
+            views["scales"] = scale_view
+        spec = layout.spec_of(
+            PAGED, data.dtype, heads, size, page_size=page_size, is_mla=halves == 1,
+            scale_dtype=None if scale_view is None else scale_view.dtype,
+            granularity=1 if scale_view is None else quantization_granularity,
+        )  # fmt: skip
+        checks.same_device(views.items())
+        batch = checks.sequences(lengths, table.shape[0], "lookup_table")
+        longest = checks.count(max_cache_length, "max_cache_length")
+        checks.table_covers(table.shape[1], page_size, longest, batch)
+        at = _shared(
+            views, strides[0], pages, page_size, table, table_strides[0], table.shape[1], batch,
+            checks.count(max_seq_length, "max_seq_length"), longest,
+        )  # fmt: skip
+        at |= {
+            "blocks": data.data,
+            "num_layers": layers,
+            "kv_stride": strides[1],
+            "layer_stride": strides[2],
+            "lookup_layer_stride": 0,
+        }
+        if scale_view is not None:
+            names = ("scales_stride0", "scales_kv_stride", "scales_layer_stride")
+            at |= {"scales": scale_view.data, **dict(zip(names, scale_strides, strict=False))}
+        self._bind(spec, views, at)
+
+
+class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKVCache]):
+    """Keys and values of all layers, one contiguous region a sequence.
+
+    Parameters
+    ----------
+    blocks : array-like [N, 2, L, S_max, H, D]
+        N regions of S_max token slots. (Extent 1 in dimension 1 holds latent keys only, H = 1.)
+    cache_lengths : uint32 or int32 array-like [B]
+    lookup_table : uint32 or int32 array-like [B]
+        The region of each sequence.
+    max_seq_length, max_cache_length : int
+        As of :class:`PagedKVCacheCollection`; a region must hold the longest sequence.
+    """
+
+    cache_type = ContinuousBatchingKVCache
+    name_str = "continuous_batching"
+
+    def __init__(
+        self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int
+    ) -> None:
+        self.blocks, self.cache_lengths, self.lookup_table = blocks, cache_lengths, lookup_table
+        dims = ("regions", "2 (1 for MLA)", "layers", "slots", "heads", "head_size")
+        data, strides = checks.pool(blocks, "blocks", dims, outer=3)
+        regions, halves, layers, slots, heads, size = data.shape
+        if halves not in (1, 2):
+            raise ValueError(
+                f"blocks must have extent 2 (K and V) or 1 (MLA) in dimension 1, got shape {tuple(data.shape)}"
+            )
+        checks.aligned(data, 16, "blocks")
+        lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
+        table, _ = checks.table(lookup_table, "lookup_table", ("sequences",))
+        views = {"blocks": data, "cache_lengths": lengths, "lookup_table": table}
+        checks.same_device(views.items())
+        batch = checks.sequences(lengths, table.shape[0], "lookup_table")
+        longest = region_holds(max_cache_length, slots, batch)
+        at = _shared(
+            views,
+            strides[0],
+            regions,
+            slots,
+            table,
+            1,
+            1,
+            batch,
+            checks.count(max_seq_length, "max_seq_length"),
+            longest,
+        )
+        at |= {
+            "blocks": data.data,
+            "num_layers": layers,
+            "kv_stride": strides[1],
+            "layer_stride": strides[2],
+            "lookup_layer_stride": 0,
+        }
+        self._bind(layout.spec_of(CONTINUOUS, data.dtype, heads, size, is_mla=halves == 1), views, at)
+
+
+class FA3Arguments(NamedTuple):
+    """What a FlashAttention-3 style paged kernel takes, as objects of the library that owns the buffers."""
+
+    k: Any  # [N, P, H, D]
+    v: Any  # [N, P, H, D]
+    block_table: Any  # int32 [B, columns]
+    seqlens: Any  # int32 [B]
+
+
+class PagedKVCacheFA3FallbackCollection(KVCacheCollection[PagedKVCacheFA3Fallback]):
+    """Keys and values in one pool of pages that all layers share: what a FlashAttention-3 kernel reads.
+
+    Parameters
+    ----------
+    blocks : array-like [2, N, P, H, D]
+        The pool; dimension 0 is K and V. Pages may lie apart.
+    cache_lengths : int32 or uint32 array-like [B]
+    lookup_table : int32 or uint32 array-like [L, B, columns]
+        Page ids of each layer.
+    max_seq_length, max_cache_length : int
+        As of :class:`PagedKVCacheCollection`.
+    """
+
+    cache_type = PagedKVCacheFA3Fallback
+    name_str = "paged_fa3_fallback"
+
+    def __init__(
+        self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int
+    ) -> None:
+        self.blocks, self.cache_lengths, self.lookup_table = blocks, cache_lengths, lookup_table
+        data, strides = checks.pool(blocks, "blocks", ("2", "pages", "page_size", "heads", "head_size"), outer=2)
+        halves, pages, page_size, heads, size = data.shape
+        if halves != 2:
+            raise ValueError(f"blocks must have extent 2 (K and V) in dimension 0, got shape {tuple(data.shape)}")
+        checks.aligned(data, 16, "blocks")
+        lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
+        table, table_strides = checks.table(lookup_table, "lookup_table", ("layers", "sequences", "columns"))
+        if table.shape[0] < 1:
+            raise ValueError(f"lookup_table must have at least one layer, got shape {tuple(table.shape)}")
+        views = {"blocks": data, "cache_lengths": lengths, "lookup_table": table}
+        checks.same_device(views.items())
+        batch = checks.sequences(lengths, table.shape[1], "lookup_table")
+        longest = checks.count(max_cache_length, "max_cache_length")
+        checks.table_covers(table.shape[2], page_size, longest, batch)
+        at = _shared(
+            views, strides[1], pages, page_size, table, table_strides[1], table.shape[2], batch,
+            checks.count(max_seq_length, "max_seq_length"), longest,
+        )  # fmt: skip
+        at |= {
+            "blocks": data.data,
+            "num_layers": table.shape[0],
+            "kv_stride": strides[0],
+            "layer_stride": 0,
+            "lookup_layer_stride": table_strides[0],
+        }
+        self._bind(layout.spec_of(FA3, data.dtype, heads, size, page_size=page_size), views, at)
+
+    def to_fa3(self, layer: int) -> FA3Arguments:
+        """The buffers of one layer as a FlashAttention-3 kernel takes them; views, made by plain indexing.
+
+        Parameters
+        ----------
+        layer : int
+
+        Returns
+        -------
+        FA3Arguments
+            ``k`` and ``v`` [N, P, H, D], ``block_table`` [B, columns], ``seqlens`` [B]: tokens cached *before* this step.
+        """
+        layer = checks.index(layer, self.num_layers, "layer")
+        return FA3Arguments(self.blocks[KEY], self.blocks[VALUE], self.lookup_table[layer], self.cache_lengths)
+
+
+__all__ = [
+    "ContinuousBatchingKVCacheCollection",
+    "FA3Arguments",
+    "KVCacheCollection",
+    "PagedKVCacheCollection",
+    "PagedKVCacheFA3FallbackCollection",
+]

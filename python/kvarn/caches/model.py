@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the methods of a cache do, on host buffers: the NumPy model.
+
+Indices are integers or integer arrays that broadcast; offsets are computed in 64 bits by the formulas of
+``kvarn.dialect.layout``. An index out of its range raises IndexError. A *page id* out of range, which is how a
+table says that a token has no page, does what it does on a device: a read sees the last (null) page, a write is
+dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvarn.dialect import dtypes, layout
+from kvarn.dialect.dtypes import DType
+from kvarn.dialect.layout import FA3, CacheSpec
+from kvarn.runtime.buffers import strided_array
+
+from .numerics import default_load_dtype, dequantize, saturating_cast
+from .rows import PagedRowIndices
+
+OOB = ("drop", "trap", "unchecked")
+
+
+class HostModel:
+    """The methods of a cache that read or write its buffers. Mixed into the cache classes.
+
+    Every method that touches memory raises TypeError when the buffers are not on the host.
+    """
+
+    __slots__ = ()
+    spec: CacheSpec
+    device: tuple[str, int]
+    readonly: bool
+    _at: dict[str, int]
+    _host: dict[str, np.ndarray]
+    _keep: Any
+
+    # --- arrays ---
+
+    def _need_host(self, what: str) -> None:
+        if self.device[0] != "cpu":
+            raise TypeError(
+                f"{type(self).__name__}.{what}: needs buffers in host memory, got a cache on {self.device[0]}:"
+                f"{self.device[1]}; use it in a kernel, or copy the buffers to the host"
+            )
+
+    def _array(self, which: str, what: str) -> np.ndarray:
+        """One of the buffers: ``elements`` and ``scales`` flat from the view's base, ``lookup``, ``lengths``."""
+        self._need_host(what)
+        found = self._host.get(which)
+        if found is None:
+            found = self._host[which] = self._make_array(which)
+        return found
+
+    def _make_array(self, which: str) -> np.ndarray:
+        at, spec = self._at, self.spec
+        if which == "elements":
+            span = (at["num_blocks"] - 1) * at["stride0"] + at["capacity"] * spec.token_stride
+            return strided_array(at["base"], (span,), (1,), spec.dtype, self.readonly, self._keep)
+        if which == "scales":
+            assert spec.scale_dtype is not None
+            span = (at["num_blocks"] - 1) * at["scales_stride0"] + at["capacity"] * spec.scales_token_stride
+            return strided_array(at["scales"], (span,), (1,), spec.scale_dtype, self.readonly, self._keep)
+        if which == "lengths":
+            return strided_array(at["lengths"], (at["batch"],), (1,), dtypes.u32, True, self._keep)
+        # Tables are read as unsigned, whatever their owner calls them: -1 is then out of range like any other stray id.
+        shape = (at["batch"], at["lookup_columns"])
+        return strided_array(at["lookup"], shape, (at["lookup_stride"], 1), dtypes.u32, True, self._keep)
+
+    # --- where ---
+
+    def _page(self, b: Any, t: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
+        """The table's entry, unclamped, and the slot, of tokens."""
+        table = self._array("lookup", what)
+        b, t = _integers(b, "b", what), _integers(t, "t", what)
+        _in_range(b, self._at["batch"], "b (sequence)", what)
+        capacity = self._at["lookup_columns"] * self.spec.page_size if self.spec.paged else self._at["capacity"]
+        _in_range(t, capacity, "t (token)", what)
+        column, slot = layout.page_and_slot(self.spec, t)
+        return table[b, column].astype(np.int64), np.asarray(slot)
+
+    def _clamped_page(self, b: Any, t: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
+        page, slot = self._page(b, t, what)
+        return np.minimum(page, self._at["num_blocks"] - 1), slot
+
+    def _head_and_dim(self, h: Any, d: Any, width: int, what: str) -> tuple[np.ndarray, np.ndarray]:
+        h, d = _integers(h, "h", what), _integers(d, "d", what)
+        _in_range(h, self.spec.num_heads, "h (head)", what)
+        _in_range(d, self.spec.head_size - width + 1, f"d (dim, of {width} lanes)", what)
+        return h, d
+
+    def _lanes(self, width: int, what: str, limit: int) -> np.ndarray:
+        if isinstance(width, bool) or not isinstance(width, (int, np.integer)) or not 1 <= width <= limit:
+            raise ValueError(f"{type(self).__name__}.{what}: width must be in [1, {limit}], got {width!r}")
+        return np.arange(width)
+
+    def _element_offsets(
+        self, b: Any, h: Any, t: Any, d: Any, width: int, what: str, clamp: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets [..., width] of elements from the base, and the pages [...]."""
+        lanes = self._lanes(width, what, self.spec.head_size)
+        page, slot = self._clamped_page(b, t, what) if clamp else self._page(b, t, what)
+        h, d = self._head_and_dim(h, d, width, what)
+        offsets = layout.element_offset(self.spec, page, slot, h, d, self._at["stride0"])
+        return np.asarray(offsets)[..., None] + lanes, page
+
+    def _scale_offsets(
+        self, b: Any, h: Any, t: Any, d: Any, width: int, what: str, clamp: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        self._need_scales(what)
+        lanes = self._lanes(width, what, self.spec.num_scales)
+        page, slot = self._clamped_page(b, t, what) if clamp else self._page(b, t, what)
+        h, d = self._head_and_dim(h, d, 1, what)
+        _in_range(
+            d // self.spec.granularity, self.spec.num_scales - width + 1, f"granule of d (of {width} scales)", what
+        )
+        offsets = layout.scale_offset(self.spec, page, slot, h, d, self._at["scales_stride0"])
+        return np.asarray(offsets)[..., None] + lanes, page
+
+    def _need_scales(self, what: str) -> None:
+        if not self.spec.quantized:
+            raise TypeError(f"{type(self).__name__}.{what}: needs a quantized cache (one with scales), got one without")
+
+    def _need_rows(self, what: str) -> None:
+        if self.spec.kind == FA3:
+            raise TypeError(f"{type(self).__name__}.{what}: an fa3 cache has no rows; use block_paged_ptr")
+
+    # --- elements ---
+
+    def load(self, b: Any, h: Any, t: Any, d: Any = 0, width: int = 1, dtype: Any = None) -> Any:
+        """Read ``width`` consecutive elements of the head dimension, dequantized.
+
+        Parameters
+        ----------
+        b, h, t, d : int or array of int
+            Sequence, head, token position, dimension; arrays broadcast.
+        width : int
+            Lanes. Of a quantized cache all must lie in one granule.
+        dtype : DType or what ``dtypes.of`` takes, optional
+            Result type; default the storage type, or f32 from a quantized cache, where the storage type is refused.
+
+        Returns
+        -------
+        NumPy scalar or array
+            Of the indices' broadcast shape; with ``width > 1`` one more dimension of that extent.
+        """
+        spec = self.spec
+        target = default_load_dtype(spec.dtype, spec.quantized) if dtype is None else dtypes.of(dtype)
+        if spec.quantized and (target == spec.dtype or not target.is_float):
+            raise ValueError(
+                f"{type(self).__name__}.load: dequantizes, so dtype must be a float other than the storage type "
+                f"{spec.dtype.name}, got {target.name}; load_raw reads stored values"
+            )
+        offsets, _ = self._element_offsets(b, h, t, d, width, "load", clamp=True)
+        stored = self._array("elements", "load")[offsets]
+        if not spec.quantized:
+            return _squeeze(saturating_cast(stored, target), width)
+        first = _integers(d, "d", "load")
+        if (first % spec.granularity + width > spec.granularity).any():
+            raise ValueError(
+                f"{type(self).__name__}.load: all {width} lanes must share one granule of {spec.granularity} elements, "
+                f"got d = {d}"
+            )
+        scale_at, _ = self._scale_offsets(b, h, t, d, 1, "load", clamp=True)
+        scale = self._array("scales", "load")[scale_at]
+        assert spec.scale_dtype is not None
+        return _squeeze(dequantize(stored, scale, spec.scale_dtype, target), width)
+
+    def load_raw(self, b: Any, h: Any, t: Any, d: Any = 0, width: int = 1) -> Any:
+        """Read ``width`` stored values of a quantized cache, as they are."""
+        self._need_scales("load_raw")
+        offsets, _ = self._element_offsets(b, h, t, d, width, "load_raw", clamp=True)
+        return _squeeze(self._array("elements", "load_raw")[offsets], width)
+
+    def load_quantized(self, b: Any, h: Any, t: Any, d: Any = 0, width: int = 1) -> Any:
+        """:meth:`load_raw` by its other name."""
+        return self.load_raw(b, h, t, d, width)
+
+    def store(self, b: Any, h: Any, t: Any, d: Any, value: Any, oob: str = "drop") -> None:
+        """Write a scalar, or a vector of lanes in the last dimension, of the storage type; no quantization.
+
+        Parameters
+        ----------
+        b, h, t, d : int or array of int
+        value : array-like
+            An array of the storage type, or Python numbers, which are converted (saturating). Its shape is the
+            indices' broadcast shape, with one more dimension for the lanes of a vector.
+        oob : {"drop", "trap", "unchecked"}
+            When the table gives a page id out of [0, N): write nothing; raise IndexError; trust the table, which here
+            is an IndexError too.
+        """
+        shape = np.broadcast_shapes(*(np.shape(i) for i in (b, h, t, d)))
+        values, width = self._stored(value, self.spec.dtype, shape, "store")
+        offsets, page = self._element_offsets(b, h, t, d, width, "store", clamp=False)
+        self._write("elements", offsets, page, values, oob, "store")
+
+    def _stored(self, value: Any, dtype: DType, shape: tuple[int, ...], what: str) -> tuple[np.ndarray, int]:
+        if hasattr(value, "dtype"):
+            values = np.asarray(value)
+            if values.dtype != dtype.numpy:
+                raise TypeError(
+                    f"{type(self).__name__}.{what}: value must have dtype {dtype.numpy}, got {values.dtype}; convert it first"
+                )
+        else:
+            values = saturating_cast(value, dtype)
+        if values.ndim == len(shape) + 1:
+            return values, values.shape[-1]
+        return values[..., None], 1
+
+    def _write(
+        self, which: str, offsets: np.ndarray, page: np.ndarray, values: np.ndarray, oob: str, what: str
+    ) -> None:
+        if oob not in OOB:
+            raise ValueError(f"{type(self).__name__}.{what}: oob must be one of {', '.join(OOB)}, got {oob!r}")
+        target = self._array(which, what)
+        if self.readonly:
+            raise ValueError(f"{type(self).__name__}.{what}: the cache's buffers are read-only")
+        inside = page < self._at["num_blocks"]
+        if oob != "drop" and not inside.all():
+            stray = int(np.asarray(page)[~inside].flat[0])
+            raise IndexError(
+                f"{type(self).__name__}.{what}: page id must be in [0, {self._at['num_blocks']}), got {stray}"
+            )
+        keep = np.broadcast_to(np.asarray(inside)[..., None], offsets.shape)
+        target[offsets[keep]] = np.broadcast_to(values, offsets.shape)[keep]
+
+    # --- scales ---
+
+    def load_scale(self, b: Any, h: Any, t: Any, d: Any = 0, width: int = 1) -> Any:
+        """Read ``width`` consecutive scales from granule ``d // granularity`` on, in the scale type."""
+        offsets, _ = self._scale_offsets(b, h, t, d, width, "load_scale", clamp=True)
+        return _squeeze(self._array("scales", "load_scale")[offsets], width)
+
+    def store_scale(self, b: Any, h: Any, t: Any, d: Any, value: Any, oob: str = "drop") -> None:
+        """Write scales from granule ``d // granularity`` on; ``value`` and ``oob`` as in :meth:`store`."""
+        self._need_scales("store_scale")
+        assert self.spec.scale_dtype is not None
+        shape = np.broadcast_shapes(*(np.shape(i) for i in (b, h, t, d)))
+        values, width = self._stored(value, self.spec.scale_dtype, shape, "store_scale")
+        offsets, page = self._scale_offsets(b, h, t, d, width, "store_scale", clamp=False)
+        self._write("scales", offsets, page, values, oob, "store_scale")
+
+    # --- rows ---
+
+    def row_idx(self, b: Any, t: Any) -> Any:
+        """Row of a token, in token slots from the view's base: page * S + slot."""
+        self._need_rows("row_idx")
+        page, slot = self._clamped_page(b, t, "row_idx")
+        rows = page * layout.row_stride(self.spec, self._at["stride0"]) + slot
+        return int(rows) if rows.ndim == 0 else rows
+
+    def get_tma_row(self, encoded: Any) -> Any:
+        """Row of an encoded index page*P + slot, without the lookup table; a negative index gives -1."""
+        self._need_rows("get_tma_row")
+        encoded = _integers(encoded, "encoded", "get_tma_row")
+        rows = np.where(encoded < 0, -1, layout.tma_row(self.spec, encoded, self._at["stride0"]))
+        return int(rows) if rows.ndim == 0 else rows
+
+    def num_kv_rows(self) -> int:
+        """Rows that the view spans: (N-1)*S + P."""
+        self._need_rows("num_kv_rows")
+        return layout.num_rows(self.spec, self._at["num_blocks"], self._at["capacity"], self._at["stride0"])
+
+    def populate(
+        self,
+        b: int,
+        base: int,
+        tile_rows: int,
+        *,
+        base_alignment: int | None = None,
+        pair_cta: bool = False,
+        is_leader: bool = True,
+    ) -> PagedRowIndices:
+        """First rows of the pages of a tile: rows[i] = row_idx(b, base + i * min(P, tile_rows)).
+
+        Parameters
+        ----------
+        b, base : int
+            Sequence, and position of the tile's first token.
+        tile_rows : int
+            Tokens of the tile; it and the page size must divide one another, over at most 16 pages.
+        base_alignment : int, optional
+            A promise that base is a multiple of it; default ``tile_rows``. Counts when the tile spans several pages.
+        pair_cta, is_leader : bool
+            Kept in the result.
+
+        Raises
+        ------
+        ValueError
+            If the parameters are not allowed, the promise does not hold, or the tile reads past the table's columns
+            (pad the table: ``layout.lookup_columns``).
+        """
+        self._need_rows("populate")
+        what = f"{type(self).__name__}.populate"
+        for problem in layout.populate_problems(tile_rows, self.spec.page_size, base_alignment, pair_cta):
+            raise ValueError(f"{what}: {problem}")
+        pages = layout.populate_pages(tile_rows, self.spec.page_size)
+        alignment = tile_rows if base_alignment is None else base_alignment
+        if pages > 1:
+            if base % alignment:
+                raise ValueError(f"{what}: base must be a multiple of the promised alignment {alignment}, got {base}")
+            if base // self.spec.page_size + pages > self._at["lookup_columns"]:
+                raise ValueError(
+                    f"{what}: the tile reads {pages} table entries from column {base // self.spec.page_size} on, but the table "
+                    f"has {self._at['lookup_columns']} columns; pad it as layout.lookup_columns says"
+                )
+        tokens = base + np.arange(pages) * layout.effective_page(tile_rows, self.spec.page_size)
+        rows = np.atleast_1d(self.row_idx(b, tokens))
+        if (rows >= 2**32).any():
+            raise ValueError(f"{what}: rows must fit 32 bits, got {int(rows.max())}")
+        return PagedRowIndices(tile_rows, self.spec.page_size, rows.astype(np.uint32), pair_cta, is_leader)
+
+    # --- pointers ---
+
+    def block_paged_ptr(self, b: int, t: int, h: int, d: int = 0, *, tile: int = 1) -> np.ndarray:
+        """The cache's memory from (b, t, h, d) on.
+
+        Parameters
+        ----------
+        b, t, h, d : int
+        tile : int
+            Consecutive tokens to see from ``t``; it must divide the page size, and ``t`` be a multiple of it. Of a
+            continuous cache, any that fits the region.
+
+        Returns
+        -------
+        numpy.ndarray
+            A view [tile, D - d]; element [i, j] is (b, t + i, h, d + j). The page must exist: a page id out of range
+            raises IndexError, since there is nothing to point at.
+        """
+        what = "block_paged_ptr"
+        if tile < 1 or (self.spec.paged and self.spec.page_size % tile):
+            raise ValueError(
+                f"{type(self).__name__}.{what}: tile must divide the page size {self.spec.page_size}, got {tile}"
+            )
+        if self.spec.paged and t % tile:
+            raise ValueError(f"{type(self).__name__}.{what}: t must be a multiple of tile {tile}, got {t}")
+        if not self.spec.paged and t + tile > self._at["capacity"]:
+            raise IndexError(
+                f"{type(self).__name__}.{what}: t + tile must be at most {self._at['capacity']}, got {t + tile}"
+            )
+        offsets, page = self._element_offsets(b, h, t, d, 1, what, clamp=False)
+        self._exists(page, what)
+        flat = self._array("elements", what)
+        return np.lib.stride_tricks.as_strided(
+            flat[int(offsets.flat[0]) :],
+            (tile, self.spec.head_size - d),
+            (self.spec.token_stride * flat.itemsize, flat.itemsize),
+            writeable=not self.readonly,
+        )
+
+    def scales_block_paged_ptr(self, b: int, t: int, h: int, d: int = 0) -> np.ndarray:
+        """The scales from that of (b, t, h, d) on: a view of the granules left of this token and head."""
+        offsets, page = self._scale_offsets(b, h, t, d, 1, "scales_block_paged_ptr", clamp=False)
+        self._exists(page, "scales_block_paged_ptr")
+        start = int(offsets.flat[0])
+        return self._array("scales", "scales_block_paged_ptr")[
+            start : start + self.spec.num_scales - d // self.spec.granularity
+        ]
+
+    def _exists(self, page: np.ndarray, what: str) -> None:
+        if (page >= self._at["num_blocks"]).any():
+            raise IndexError(
+                f"{type(self).__name__}.{what}: page id must be in [0, {self._at['num_blocks']}), got {int(page)}"
+            )
+
+    def scales_raw_ptr(self) -> np.ndarray | None:
+        """The scales of this view, [N, P, H, G], or None (a null pointer) when the cache is not quantized."""
+        self._need_host("scales_raw_ptr")
+        if not self.spec.quantized:
+            return None
+        at, spec = self._at, self.spec
+        shape = (at["num_blocks"], at["capacity"], spec.num_heads, spec.num_scales)
+        strides = (at["scales_stride0"], spec.scales_token_stride, spec.num_scales, 1)
+        return strided_array(at["scales"], shape, strides, spec.scale_dtype, self.readonly, self._keep)  # type: ignore[arg-type]
+
+    # --- lengths ---
+
+    def cache_lengths_nd(self) -> np.ndarray:
+        """The cache lengths, uint32 [B]: tokens cached before this step. Read-only."""
+        return self._array("lengths", "cache_lengths_nd")
+
+    def cache_length(self, b: Any) -> Any:
+        """Tokens of sequence ``b`` that were cached before this step."""
+        lengths = self._array("lengths", "cache_length")
+        b = _integers(b, "b", "cache_length")
+        _in_range(b, self._at["batch"], "b (sequence)", "cache_length")
+        found = lengths[b]
+        return int(found) if found.ndim == 0 else found
+
+    # --- what needs no memory ---
+
+    def empty_cache(self) -> bool:
+        """Whether ``max_cache_length`` is 0. It counts the new tokens: with any, this is false."""
+        return self._at["max_cache_length"] == 0
+
+    def max_prompt_length(self) -> int:
+        """Longest count of new tokens in the batch."""
+        return self._at["max_seq_length"]
+
+    def max_context_length(self) -> int:
+        """Longest cached + new tokens in the batch."""
+        return self._at["max_cache_length"]
+
+    def max_tile_size(self) -> int:
+        """Most tokens that lie together: the page size; -1 (no limit) when continuous."""
+        return self.spec.max_tile_size
+
+
+def _integers(value: Any, name: str, what: str) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{what}: {name} must be an integer or an array of integers, got {array.dtype}")
+    return array.astype(np.int64)
+
+
+def _in_range(value: np.ndarray, extent: int, name: str, what: str) -> None:
+    outside = (value < 0) | (value >= extent)
+    if outside.any():
+        raise IndexError(f"{what}: {name} must be in [0, {extent}), got {int(value[outside].flat[0])}")
+
+
+def _squeeze(values: np.ndarray, width: int) -> Any:
+    """Drop the lanes' dimension of a scalar access; a 0-d result becomes a NumPy scalar."""
+    return values[..., 0][()] if width == 1 else values

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Conversions of the caches: to a storage type (saturating), and from quantized values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvarn.dialect import dtypes
+from kvarn.dialect.dtypes import DType
+
+
+def saturating_cast(values: Any, dtype: DType) -> np.ndarray:
+    """Convert to a storage type as a kernel does.
+
+    Parameters
+    ----------
+    values : array-like
+        Numbers of any dtype and shape.
+    dtype : DType
+        Target. To an 8-bit float: round to nearest even, with everything past the largest finite value (infinities
+        too) becoming that value; NaN stays NaN. To an integer: round to nearest even and clamp; NaN becomes 0. To a
+        wider float: plain rounding.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of ``dtype.numpy``.
+    """
+    array = np.asarray(values)
+    if array.dtype == dtype.numpy:
+        return array
+    if dtype.is_integer:
+        wide = array.astype(np.float64)
+        info = np.iinfo(dtype.numpy)
+        return np.clip(np.rint(np.where(np.isnan(wide), 0.0, wide)), info.min, info.max).astype(dtype.numpy)
+    if array.dtype.kind not in "fiu" or array.dtype.itemsize < 4:
+        array = array.astype(np.float32)  # the small floats of ml_dtypes are exact in f32
+    if dtype.bits == 8:
+        array = np.clip(array, -dtype.largest, dtype.largest)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(dtype.numpy)
+
+
+def dequantize(stored: np.ndarray, scale: np.ndarray, scale_dtype: DType, dtype: DType) -> np.ndarray:
+    """``cast(cast(stored, scale type) * scale, dtype)``; a scale type that is a bare exponent multiplies in f32."""
+    compute = np.dtype(np.float32) if scale_dtype.bits < 16 else scale_dtype.numpy
+    with np.errstate(over="ignore", invalid="ignore"):
+        return saturating_cast(stored.astype(compute) * scale.astype(compute), dtype)
+
+
+def default_load_dtype(storage: DType, quantized: bool) -> DType:
+    """What a load gives when it is not told: the storage type, or f32 from a quantized cache."""
+    return dtypes.f32 if quantized else storage
