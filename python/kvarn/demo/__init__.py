@@ -2,8 +2,8 @@
 """SmolLM2-135M-Instruct through the paged cache: what `kvarn demo` and `python -m kvarn.demo` run.
 
 weights.py and tokenizer.py read the GGUF file, model.py is the transformer, plain_cache.py and paged_cache.py hold its
-keys and values, scheduler.py batches the requests, display.py prints, check.py compares the two caches, cli.py puts them
-together.
+keys and values, scheduler.py batches the requests, display.py prints, check.py compares the two caches, cli.py puts
+them together.
 """
 
 from __future__ import annotations

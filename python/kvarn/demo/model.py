@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """A LLaMA-like transformer over a ragged batch.
 
-Everything that touches the KV cache (RoPE, append, attention) is the cache's; the dense layers run in NumPy or in torch.
-Both sides meet in `KVCache.attend`, so the same model runs on the paged cache and on the plain one that it is checked
-against.
+Everything that touches the KV cache (RoPE, append, attention) is the cache's; the dense layers run in NumPy or in
+torch. Both sides meet in `KVCache.attend`, so the same model runs on the paged cache and on the plain one that it is
+checked against.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """Byte-level BPE from the tables of a GGUF file, and SmolLM2's chat form.
 
 Text is cut into words (every number character alone, then GPT-2's rule), each word becomes bytes, and the bytes are
-joined by the merge table. Python's `re` knows no Unicode categories, so the cutting is a small scanner over them instead
-of a pattern.
+joined by the merge table. Python's `re` knows no Unicode categories, so the cutting is a small scanner over them
+instead of a pattern.
 """
 
 from __future__ import annotations
