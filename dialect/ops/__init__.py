@@ -24,6 +24,7 @@ from .attention import AttentionOp, MlaAttentionOp, MlaDecompressOp, MlaPrefillP
 from .metadata import (
     cache_length,
     cache_lengths,
+    device_attribute,
     field,
     is_empty,
     key_cache,
@@ -40,7 +41,7 @@ from .tiles import alloc_shared, load_tile, store_tile
 
 __all__ = [
     "AttentionOp", "MlaAttentionOp", "MlaDecompressOp", "MlaPrefillPlanOp",
-    "alloc_shared", "block_ptr", "buffer_address", "cache_length", "cache_lengths", "cast", "field", "get_row",
+    "alloc_shared", "block_ptr", "buffer_address", "cache_length", "cache_lengths", "cast", "device_attribute", "field", "get_row",
     "is_empty", "key_cache", "load", "load_pages", "load_raw", "load_scale", "load_tile", "make_cache", "make_collection", "make_rows",
     "max_context_length", "max_prompt_length", "num_rows", "operand", "page", "populate", "raw_page", "row_index",
     "scale_block_ptr", "scales_base", "store", "store_scale", "store_tile", "tier_one", "tma_row", "value_cache",

@@ -9,10 +9,10 @@ from typing import Any
 
 from mlir import ir
 
-from .. import types, verify
+from .. import layout, types, verify
 from ..base import Kv
 from ..effects import Pure
-from ..ext import I1, I32, Operand, Result, infer_result
+from ..ext import I1, I32, I64, Operand, Result, infer_result
 from ..layout import FA3
 from .common import as_i32
 
@@ -20,10 +20,30 @@ from .common import as_i32
 class MakeCollectionOp(Kv.Operation, name="make_collection", traits=[Pure]):
     """Make a collection from its run-time fields, in the order of ``layout.collection_fields``.
 
-    Operands: one value a field (``!llvm.ptr<1>``, i32 or i64). Result: the collection. No effects.
+    Operands: one a field (``!llvm.ptr<1>``, i32 or i64); those of the scales for a quantized collection only.
+    Result: the collection. No effects. (Each field is an operand of its own: on MLIR 22.1 the values of one
+    variadic operand all have one type.)
     """
 
-    fields: Sequence[Operand[Any]]
+    blocks: Operand[Any]
+    stride0: Operand[I64]
+    num_blocks: Operand[I32]
+    capacity: Operand[I32]
+    lookup: Operand[Any]
+    lookup_stride: Operand[I64]
+    lookup_columns: Operand[I32]
+    lengths: Operand[Any]
+    batch: Operand[I32]
+    max_seq_length: Operand[I32]
+    max_cache_length: Operand[I32]
+    num_layers: Operand[I32]
+    kv_stride: Operand[I64]
+    layer_stride: Operand[I64]
+    lookup_layer_stride: Operand[I64]
+    scales: Operand[Any] | None = None
+    scales_stride0: Operand[I64] | None = None
+    scales_kv_stride: Operand[I64] | None = None
+    scales_layer_stride: Operand[I64] | None = None
     collection: Result[Any]
 
     def verify_invariants(self) -> bool:
@@ -33,9 +53,21 @@ class MakeCollectionOp(Kv.Operation, name="make_collection", traits=[Pure]):
 
 
 class MakeCacheOp(Kv.Operation, name="make_cache", traits=[Pure]):
-    """Make a cache from its run-time fields, in the order of ``layout.cache_fields``. No effects."""
+    """Make a cache from its run-time fields, in the order of ``layout.cache_fields``; as kv.make_collection. No effects."""
 
-    fields: Sequence[Operand[Any]]
+    base: Operand[Any]
+    stride0: Operand[I64]
+    num_blocks: Operand[I32]
+    capacity: Operand[I32]
+    lookup: Operand[Any]
+    lookup_stride: Operand[I64]
+    lookup_columns: Operand[I32]
+    lengths: Operand[Any]
+    batch: Operand[I32]
+    max_seq_length: Operand[I32]
+    max_cache_length: Operand[I32]
+    scales: Operand[Any] | None = None
+    scales_stride0: Operand[I64] | None = None
     cache: Result[Any]
 
     def verify_invariants(self) -> bool:
@@ -129,6 +161,16 @@ class FieldOp(Kv.Operation, name="field", traits=[Pure]):
         return expected == got or verify.fail(self, f"field {name} must have type {expected}, got {got}")
 
 
+class DeviceAttributeOp(Kv.Operation, name="device_attribute", traits=[Pure]):
+    """A fact of the device that a program runs on, used outside kernels: ``multiprocessors``, ``shared_bytes``, ``l2_bytes``."""
+
+    attribute: ir.StringAttr
+    value: Result[I32] = infer_result()
+
+    def verify_invariants(self) -> bool:
+        return verify.one_of(self, "attribute", ("multiprocessors", "shared_bytes", "l2_bytes", "warp_size"))
+
+
 class CacheLengthOp(Kv.Operation, name="cache_length", traits=[Pure]):
     """Tokens of a sequence cached before this step: cache_lengths[b]. batch in [0, B)."""
 
@@ -210,12 +252,14 @@ def rows_cache(op: Any) -> Any:
 
 def make_collection(spec: Any, fields: Sequence[ir.Value]) -> ir.Value:
     """A collection of a ``CacheSpec`` from its run-time fields."""
-    return MakeCollectionOp(fields, types.collection_type(spec)).operation.results[0]
+    named = dict(zip((f.name for f in layout.collection_fields(spec)), fields, strict=True))
+    return MakeCollectionOp(**named, collection=types.collection_type(spec)).operation.results[0]
 
 
 def make_cache(spec: Any, fields: Sequence[ir.Value]) -> ir.Value:
     """A cache of a ``CacheSpec`` from its run-time fields."""
-    return MakeCacheOp(fields, types.cache_type(spec)).operation.results[0]
+    named = dict(zip((f.name for f in layout.cache_fields(spec)), fields, strict=True))
+    return MakeCacheOp(**named, cache=types.cache_type(spec)).operation.results[0]
 
 
 def key_cache(collection: ir.Value, layer: Any) -> ir.Value:
@@ -243,6 +287,11 @@ def field(handle: ir.Value, name: str) -> ir.Value:
         raise ValueError(f"field must be one of {', '.join(fields)}, got {name!r}")
     attribute = ir.StringAttr.get(name)
     return FieldOp(handle, attribute, types.field_type(fields[name])).operation.results[0]
+
+
+def device_attribute(name: str) -> ir.Value:
+    """A fact of the device that the program will run on, i32."""
+    return DeviceAttributeOp(ir.StringAttr.get(name)).operation.results[0]
 
 
 def cache_length(cache: ir.Value, batch: Any) -> ir.Value:

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Operations on tiles in shared memory: allocate, copy tokens in through the page table, copy out.
 
-A tile is ``tile_rows`` tokens of one head, a row after the other: row i at byte i * row_bytes, where
-row_bytes is head_size * element size. With swizzle 128 the 16-byte chunk c of row i lies at chunk
-c ^ (i % 8) (of every group of eight), which keeps ``ldmatrix`` free of bank conflicts.
+A tile is ``tile_rows`` tokens of one head, a row after the other: row i at byte i * pitch, where pitch is at
+least the row's head_size * element size bytes. With swizzle 128 the 16-byte chunk c of row i lies at chunk c ^ (i % 8)
+(of every group of eight), which keeps ``ldmatrix`` free of bank conflicts; a pitch of 16 bytes more than a row does
+the same for rows that are no multiple of 128 bytes.
 """
 
 from typing import Any
 
 from mlir import ir
 
-from .. import verify
+from .. import types, verify
 from ..base import Kv
 from ..effects import AllocatesShared, Effect, EffectModel, READ, CACHE, MEMORY, WRITE
 from ..ext import I32, Operand, Result
@@ -51,8 +52,9 @@ class LoadTileOp(Kv.Operation, name="load_tile", traits=[_LoadsTile]):
 
     Operands: cache, batch, head, base token; valid, how many of the tokens exist (the rest of the tile is
     zero-filled); destination in shared memory, aligned to 16 bytes; thread in [0, num_threads).
-    Attributes: tile_rows; num_threads; swizzle, 0 or 128; mode, ``async`` (cp.async: the caller commits
-    and waits) or ``sync``. The storage row must be a multiple of 16 bytes. Every page of the tile is looked up once.
+    Attributes: tile_rows; num_threads; pitch, bytes from row to row; swizzle, 0 or 128; mode, ``async`` (cp.async:
+    the caller commits and waits) or ``sync``. The storage row must be a multiple of 16 bytes. Preconditions: base is a
+    multiple of tile_rows or of the page size, whichever is less. Every page of the tile is looked up once.
     """
 
     cache: Operand[Any]
@@ -64,6 +66,7 @@ class LoadTileOp(Kv.Operation, name="load_tile", traits=[_LoadsTile]):
     thread: Operand[I32]
     tile_rows: ir.IntegerAttr
     num_threads: ir.IntegerAttr
+    pitch: ir.IntegerAttr
     swizzle: ir.IntegerAttr
     mode: ir.StringAttr
 
@@ -86,6 +89,7 @@ class StoreTileOp(Kv.Operation, name="store_tile", traits=[_StoresTile]):
     thread: Operand[I32]
     tile_rows: ir.IntegerAttr
     num_threads: ir.IntegerAttr
+    pitch: ir.IntegerAttr
     swizzle: ir.IntegerAttr
     mode: ir.StringAttr
 
@@ -105,11 +109,14 @@ def _tile_problems(op: Any, pointer: int, modes: tuple[str, ...], kinds: tuple[s
         return verify.fail(op, f"tile_rows and num_threads must be positive integers, got {op.tile_rows} and {op.num_threads}")
     if spec.page_size and spec.page_size % rows and rows % spec.page_size:
         return verify.fail(op, f"tile_rows and the page size must divide one another, got {rows} and {spec.page_size}")
+    pitch = verify.integer(op.pitch)
+    if pitch is None or pitch < row_bytes or pitch % 16:
+        return verify.fail(op, f"pitch must be a multiple of 16 of at least the row's {row_bytes} bytes, got {op.pitch}")
     swizzle = verify.integer(op.swizzle)
     if swizzle not in (0, 128):
         return verify.fail(op, f"swizzle must be 0 or 128, got {op.swizzle}")
-    if swizzle and row_bytes % 128:
-        return verify.fail(op, f"swizzle 128 needs rows of a multiple of 128 bytes, got {row_bytes}")
+    if swizzle and (row_bytes % 128 or pitch % 128):
+        return verify.fail(op, f"swizzle 128 needs rows and a pitch of a multiple of 128 bytes, got {row_bytes} and {pitch}")
     where = op.operation.operands[pointer].type
     if str(where) != "!llvm.ptr<3>":
         return verify.fail(op, f"the tile must be in shared memory (!llvm.ptr<3>), got {where}")
@@ -124,25 +131,31 @@ def alloc_shared(bytes: int, alignment: int = 16) -> ir.Value:
     return AllocSharedOp(i64_attr(bytes), i64_attr(alignment), ir.Type.parse("!llvm.ptr<3>")).operation.results[0]
 
 
+def row_bytes(cache: ir.Value) -> int:
+    """Bytes of one head's row of a cache."""
+    spec = types.spec_of(cache.type)
+    return spec.head_size * spec.dtype.itemsize
+
+
 def load_tile(
     cache: ir.Value, batch: Any, head: Any, base: Any, valid: Any, destination: ir.Value, thread: Any, *,
-    tile_rows: int, num_threads: int, swizzle: int = 0, mode: str = "async",
+    tile_rows: int, num_threads: int, pitch: int | None = None, swizzle: int = 0, mode: str = "async",
 ) -> None:  # fmt: skip
     """Copy this thread's share of a tile of tokens to shared memory."""
     LoadTileOp(
         cache, as_i32(batch), as_i32(head), as_i32(base), as_i32(valid), destination, as_i32(thread),
-        i64_attr(tile_rows), i64_attr(num_threads), i64_attr(swizzle), ir.StringAttr.get(mode),
+        i64_attr(tile_rows), i64_attr(num_threads), i64_attr(pitch or row_bytes(cache)), i64_attr(swizzle), ir.StringAttr.get(mode),
     )  # fmt: skip
 
 
 def store_tile(
     cache: ir.Value, batch: Any, head: Any, base: Any, valid: Any, source: ir.Value, thread: Any, *,
-    tile_rows: int, num_threads: int, swizzle: int = 0,
+    tile_rows: int, num_threads: int, pitch: int | None = None, swizzle: int = 0,
 ) -> None:  # fmt: skip
     """Copy this thread's share of a tile of shared memory to tokens of the cache."""
     StoreTileOp(
         cache, as_i32(batch), as_i32(head), as_i32(base), as_i32(valid), source, as_i32(thread),
-        i64_attr(tile_rows), i64_attr(num_threads), i64_attr(swizzle), ir.StringAttr.get("sync"),
+        i64_attr(tile_rows), i64_attr(num_threads), i64_attr(pitch or row_bytes(cache)), i64_attr(swizzle), ir.StringAttr.get("sync"),
     )  # fmt: skip
 
 
