@@ -19,12 +19,12 @@ from .pass_base import NoOptions, Pass
 # In pipeline order; pipeline.py says why each stands where it does.
 NAMES = (
     "verify-kv",
-    "select-kv-schedule",
     "expand-kv-operations",
+    "extract-kv-program",
+    "lower-kv-tiles",
     "hoist-kv-lookups",
     "vectorize-kv-lookups",
     "plan-kv-access",
-    "lower-kv-tiles",
     "lower-kv-access",
     "lower-kv-casts",
     "lower-kv-buffers",

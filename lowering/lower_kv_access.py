@@ -23,14 +23,22 @@ from kvarn.dialect import dtypes, layout, ops, types, verify
 from kvarn.dialect.layout import CacheSpec
 
 from . import vectorize_kv_lookups
+from .hoist_kv_lookups import root
 from .index import Ix, const, i32, load, offset, pointer, store
 from .pass_base import fail, kv_pass
-from .rewrite import Rules, defining_op, ops_named
+from .rewrite import Rules, defining_op, kernels, ops_named, walk
 
 RULES = Rules()
 # What this pass leaves to the passes after it.
 _LATER = ("kv.field", "kv.cast", "kv.alloc_shared", "kv.make_collection", "kv.make_cache", "kv.make_operand",
           "kv.key_cache", "kv.value_cache", "kv.buffer_address")  # fmt: skip
+
+
+# Ops that write through an operand, and its number. An address may be written through, so asking for one counts.
+WRITERS = {
+    "kv.store": 0, "kv.store_scale": 0, "kv.store_tile": 0, "kv.block_ptr": 0, "kv.scale_block_ptr": 0,
+    "memref.store": 1, "vector.store": 1, "memref.atomic_rmw": 1, "kv.buffer_address": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -371,8 +379,24 @@ def lower_is_empty(op: Any, options: Options) -> ir.Value:
     return arith.cmpi(arith.CmpIPredicate.eq, ops.field(op.cache, "max_cache_length"), const(0))
 
 
+def record_written(function: ir.Operation) -> None:
+    """List the arguments that the kernel may write, in ``kv.written``: the loader refuses read-only buffers there."""
+    if "kv.written" in function.attributes:
+        return
+    written: set[int] = set()
+    for op in walk(function, lambda name: name in WRITERS):
+        handle = op.operands[WRITERS[op.name]]
+        handle = handle if isinstance(handle.type, ir.MemRefType) else root(handle)
+        if defining_op(handle) is None:
+            written.add(ir.BlockArgument(handle).arg_number)
+    with function.location:
+        function.attributes["kv.written"] = ir.DenseI64ArrayAttr.get(sorted(written))
+
+
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
+    for function in kernels(module):
+        record_written(function)
     later = (*_LATER, "kv.make_rows")
     RULES.apply(module, options, leave=later.__contains__)
     # Rows were read through their maker; drop the makers, and populates' leftovers.

@@ -46,7 +46,8 @@ def kv_steps(target: Target) -> list[Step]:
     hardware = "true" if target.has("f8_convert") else "false"
     steps = [
         Step("verify-kv", "before anything else: the passes trust what the verifiers promise"),
-        Step("expand-kv-operations", "tier 1 becomes kernels; what follows sees tier 2 only"),
+        Step(f"expand-kv-operations{{target={target.name}}}", "tier 1 becomes kernels; what follows sees tier 2 only"),
+        Step("extract-kv-program", "the launches become data; what is left are kernels"),
         Step(_licm(), "simplify-kernels: operands of look-ups move out of loops first, so that the look-ups can follow"),
         Step("lower-kv-tiles", "tiles become accesses and look-ups that the next passes hoist and vectorise"),
         Step("hoist-kv-lookups", "after simplification, while look-ups are still ops that can be recognised"),

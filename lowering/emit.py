@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From a lowered module to text: LLVM IR and PTX. The last step of the GPU pipeline; nothing here changes the module."""
+
+from __future__ import annotations
+
+import re
+
+from mlir import ir
+from mlir.dialects import gpu, llvm
+from mlir.passmanager import PassManager
+
+from .rewrite import ops_named
+from .target import ISA_MARKS, Target
+
+_VERSION = re.compile(r"^\.version (\d+)\.(\d+)$", re.M)
+
+
+def set_launch_bounds(function: ir.Operation) -> None:
+    """Translate ``kv.max_threads``, ``kv.block``, ``kv.min_blocks`` and ``kv.max_registers`` to NVVM's attributes."""
+    attributes = function.attributes
+    i32 = ir.IntegerType.get_signless(32)
+
+    def number(name: str) -> int | None:
+        return ir.IntegerAttr(attributes[name]).value if name in attributes else None
+
+    if "kv.block" in attributes:
+        attributes["nvvm.reqntid"] = ir.DenseI32ArrayAttr.get(list(ir.DenseI32ArrayAttr(attributes["kv.block"])))
+    elif number("kv.max_threads"):
+        attributes["nvvm.maxntid"] = ir.DenseI32ArrayAttr.get([number("kv.max_threads")])
+    if number("kv.min_blocks"):
+        attributes["nvvm.minctasm"] = ir.IntegerAttr.get(i32, number("kv.min_blocks"))
+    if number("kv.max_registers"):
+        attributes["nvvm.maxnreg"] = ir.IntegerAttr.get(i32, number("kv.max_registers"))
+
+
+def required_isa(ptx: str, target: Target) -> tuple[int, int]:
+    """The lowest PTX ISA that the text needs: its target's own, or that of a newer instruction in it."""
+    return max([target.isa, *(isa for mark, isa in ISA_MARKS if mark in ptx)])
+
+
+def ptx(module: ir.Module, target: Target, level: int = 3) -> str:
+    """PTX of a module in the LLVM dialect; the module is left as it was."""
+    with module.context, ir.Location.unknown():
+        copy = module.operation.clone()
+        features = f"+ptx{target.isa[0]}{target.isa[1]}"
+        attribute = ir.Attribute.parse(f'#nvvm.target<chip="{target.name}", features="{features}", O={level}>')
+        for scope in ops_named(copy, "gpu.module"):
+            scope.attributes["targets"] = ir.ArrayAttr.get([attribute])
+        PassManager.parse("builtin.module(gpu-module-to-binary{format=isa opts= section= toolkit=})").run(copy.operation)
+        for binary in ops_named(copy, "gpu.binary"):
+            code = gpu.ObjectAttr(binary.opview.objects[0]).object
+            text = (code if isinstance(code, str) else bytes(code).decode()).rstrip("\0")
+            major, minor = required_isa(text, target)
+            return _VERSION.sub(f".version {major}.{minor}", text, count=1)
+    raise ValueError("the module has no gpu.module to emit")
+
+
+def llvm_ir(module: ir.Module) -> str:
+    """LLVM IR of a module in the LLVM dialect, a GPU module's contents lifted out."""
+    with module.context, ir.Location.unknown():
+        flat = ir.Module.create()
+        scopes = ops_named(module, "gpu.module")
+        source = scopes[0].regions[0].blocks[0] if scopes else module.body
+        for op in source.operations:
+            flat.body.append(op.operation.clone())
+        return llvm.translate_module_to_llvmir(flat.operation)
+
+
+def isa_of(text: str) -> str:
+    """The ``.version`` of PTX text."""
+    found = _VERSION.search(text)
+    return f"{found[1]}.{found[2]}" if found else ""

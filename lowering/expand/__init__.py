@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Expansions of tier-1 operations: each writes its kernels in the DSL and launches them from the operation's place.
+
+An expansion is a function ``expand(op, at)`` declared with :func:`expands`; ``at`` is the :class:`Expansion` that traces
+kernels and records launches. Modules are imported when their operation is met.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+_MODULES = {
+    "kv.append": "append", "kv.store_ragged": "append", "kv.store_padded": "append",
+    "kv.rope_append": "rope", "kv.rope": "rope", "kv.rms_norm": "norm",
+    "kv.gather": "copies", "kv.copy_pages": "copies", "kv.convert": "copies",
+    "kv.radd": "updates", "kv.iadd_2m": "updates", "kv.increment_cache_lengths": "updates",
+    "kv.cache_row_offsets": "indices", "kv.remap_sparse_indices": "indices", "kv.mla_prefill_plan": "indices",
+    "kv.attention": "attention", "kv.mla_attention": "mla", "kv.mla_decompress": "mla",
+}  # fmt: skip
+_found: dict[str, Callable[..., None]] = {}
+
+
+def expands(*op_names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declare the expansion of operations."""
+
+    def declare(function: Callable[..., None]) -> Callable[..., None]:
+        for name in op_names:
+            _found[name] = function
+        return function
+
+    return declare
+
+
+def expansion(op_name: str) -> Callable[[Any, Any], None] | None:
+    """The expansion of an operation, or None."""
+    if op_name not in _found and op_name in _MODULES:
+        importlib.import_module("." + _MODULES[op_name], __name__)
+    return _found.get(op_name)
+
+
+def operations() -> tuple[str, ...]:
+    """Names of the operations that have an expansion."""
+    return tuple(_MODULES)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What an expansion works with: the operation's operands, its schedule, and launches of traced kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import arith, gpu, memref
+
+from kvarn.dialect import dtypes, layout, ops, types
+from kvarn.lowering.index import Ix, const
+from kvarn.lowering.target import Target
+
+
+class Expansion:
+    """The place of one tier-1 operation.
+
+    Attributes
+    ----------
+    op : ir.OpView
+        The operation; its operands are values of the enclosing function.
+    target : Target
+    schedule : dict
+        The operation's ``schedule`` attribute as Python values.
+    """
+
+    def __init__(self, op: Any, kernels: ir.Operation, target: Target, traced: dict[Any, str]):
+        self.op, self.target = op, target
+        self.kernels = kernels
+        self._traced = traced
+        self.schedule = _dictionary(op.operation.attributes["schedule"]) if "schedule" in op.operation.attributes else {}
+
+    # --- host-side values --------------------------------------------------------------------------
+
+    def dim(self, buffer: ir.Value, index: int) -> Ix:
+        """Extent of a buffer's dimension, i32."""
+        type_ = ir.MemRefType(buffer.type)
+        if not type_.is_dynamic_dim(index):
+            return Ix(const(type_.shape[index]))
+        extent = memref.dim(buffer, arith.constant(ir.IndexType.get(), index))
+        return Ix(arith.index_cast(ir.IntegerType.get_signless(32), extent))
+
+    def static_dim(self, buffer: ir.Value, index: int) -> int:
+        """Extent of a dimension that the type fixes; ValueError for a dynamic one."""
+        type_ = ir.MemRefType(buffer.type)
+        if type_.is_dynamic_dim(index):
+            raise ValueError(f"dimension {index} must be static, got {type_}")
+        return type_.shape[index]
+
+    def dtype(self, buffer: ir.Value) -> dtypes.DType:
+        return dtypes.by_mlir(str(ir.MemRefType(buffer.type).element_type))
+
+    def spec(self, handle: ir.Value) -> layout.CacheSpec:
+        return types.spec_of(handle.type)
+
+    def constant(self, value: int) -> Ix:
+        return Ix(const(value))
+
+    def field(self, handle: ir.Value, name: str) -> Ix:
+        """An integer field of a cache or collection, such as ``batch`` or ``max_seq_length``."""
+        return Ix(ops.field(handle, name))
+
+    def device(self, name: str) -> Ix:
+        """A fact of the device: ``multiprocessors``, ``shared_bytes``, ``l2_bytes``."""
+        return Ix(ops.device_attribute(name))
+
+    def workspace(self, bytes_: Ix | int, zeroed: bool = False) -> ir.Value:
+        """Scratch memory of the program, as a buffer of bytes; zeroed once, before its first use."""
+        size = bytes_ if isinstance(bytes_, Ix) else self.constant(bytes_)
+        extent = arith.index_cast(ir.IndexType.get(), size.value)
+        type_ = ir.Type.parse("memref<?xi8, strided<[1]>, 1>")
+        made = memref.alloc(type_, [extent], [])
+        if zeroed:
+            made.owner.attributes["kv.zeroed"] = ir.UnitAttr.get()
+        return made
+
+    # --- launches ----------------------------------------------------------------------------------
+
+    def launch(
+        self,
+        kernel: Any,
+        args: Sequence[ir.Value | Ix],
+        grid: Sequence[Ix | int],
+        block: Sequence[int],
+        *,
+        key: Any = None,
+        programmatic: bool = False,
+    ) -> None:
+        """Trace a kernel for the arguments' types and launch it.
+
+        Parameters
+        ----------
+        kernel : kv.kernel function
+        args : values
+            Handles, buffers and scalars, one a kernel argument.
+        grid : 3 extents
+        block : 3 int
+        key : hashable, optional
+            What tells this specialisation of the kernel from others of the same operation.
+        programmatic : bool
+            The kernel waits for the one before it by itself (``griddepcontrol``), so that it may start early.
+        """
+        values = [a.value if isinstance(a, Ix) else a for a in args]
+        specs = [_spec(kernel, i, v.type) for i, v in enumerate(values)]
+        name = self._trace(kernel, specs, key)
+        function = self._function(name)
+        wanted = [a.type for a in function.regions[0].blocks[0].arguments]
+        operands = [v if v.type == t else memref.cast(t, v) for v, t in zip(values, wanted, strict=True)]
+        sizes = [arith.index_cast(ir.IndexType.get(), (g if isinstance(g, Ix) else self.constant(g)).value) for g in (*grid, *block)]
+        launched = gpu.LaunchFuncOp(["kernels", name], sizes[:3], sizes[3:], operands)
+        if programmatic:
+            launched.operation.attributes["kv.programmatic"] = ir.UnitAttr.get()
+
+    def _trace(self, kernel: Any, specs: list[Any], key: Any) -> str:
+        """The symbol of a kernel traced for specs, traced once."""
+        identity = (kernel.name, tuple(specs), key)
+        if identity not in self._traced:
+            taken = set(self._traced.values())
+            name, n = kernel.name, 1
+            while name in taken:
+                n += 1
+                name = f"{kernel.name}_{n}"
+            kernel.trace_into(self.kernels, specs, name=name)
+            self._traced[identity] = name
+        return self._traced[identity]
+
+    def _function(self, name: str) -> ir.Operation:
+        for op in self.kernels.regions[0].blocks[0].operations:
+            attributes = op.operation.attributes
+            if "sym_name" in attributes and ir.StringAttr(attributes["sym_name"]).value == name:
+                return op.operation
+        raise AssertionError(f"kernel {name} was not traced")
+
+
+def _spec(kernel: Any, index: int, type_: ir.Type) -> Any:
+    """The DSL spec of an argument's type."""
+    from kvarn.dsl import Buffer
+
+    if isinstance(type_, ir.MemRefType):
+        memref_type = ir.MemRefType(type_)
+        return Buffer[dtypes.by_mlir(str(memref_type.element_type)), memref_type.rank]
+    kind = types.type_name(type_)
+    if kind == "collection":
+        return layout.CollectionSpec(types.spec_of(type_))
+    if kind == "operand":
+        return layout.OperandSpec(types.spec_of(type_))
+    if kind == "cache":
+        return types.spec_of(type_)
+    return dtypes.by_mlir(str(type_))
+
+
+def _dictionary(attribute: ir.Attribute) -> dict[str, Any]:
+    """A dictionary attribute of strings, integers and bools as Python values."""
+    found: dict[str, Any] = {}
+    for named in ir.DictAttr(attribute):
+        value = named.attr
+        if isinstance(value, ir.BoolAttr):
+            found[named.name] = bool(value.value)
+        elif isinstance(value, (ir.IntegerAttr, ir.StringAttr, ir.FloatAttr)):
+            found[named.name] = value.value
+        else:
+            raise ValueError(f"schedule entry {named.name!r} must be a string, an integer or a bool, got {value}")
+    return found

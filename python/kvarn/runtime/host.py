@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Running host artifacts: LLVM's JIT over the LLVM-dialect text of an artifact.
+
+A host kernel is called with its grid, its block, a range of linear block ids and its parameters. Grids of many
+blocks are shared among threads (ctypes releases the interpreter's lock); blocks do not depend on each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from kvarn.artifact import Artifact, Entry
+
+_C_TYPES: dict[str, Any] = {
+    "ptr": ctypes.c_void_p, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "i16": ctypes.c_int16, "i8": ctypes.c_int8,
+    "i1": ctypes.c_int8, "f64": ctypes.c_double, "f32": ctypes.c_float, "f16": ctypes.c_uint16, "bf16": ctypes.c_uint16,
+    "f8e4m3": ctypes.c_uint8, "f8e5m2": ctypes.c_uint8, "f8e8m0": ctypes.c_uint8,
+}  # fmt: skip
+# A block is worth a hand-over to another thread only when there is some work in it; below this many
+# thread-iterations the grid runs in the caller's thread.
+_PARALLEL_THREADS = 64
+_pool: ThreadPoolExecutor | None = None
+_pool_lock = threading.Lock()
+
+
+def _workers() -> int:
+    return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _executor() -> ThreadPoolExecutor:
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(_workers(), thread_name_prefix="kvarn-host")
+        return _pool
+
+
+class HostKernelError(RuntimeError):
+    """An assertion of a kernel failed on the host target."""
+
+
+class HostProgram:
+    """The compiled functions of a host artifact."""
+
+    def __init__(self, artifact: Artifact):
+        if artifact.target != "host":
+            raise ValueError(f"the artifact must be for target host, got {artifact.target}")
+        text = artifact.code.get("llvm")
+        if not isinstance(text, str):
+            raise ValueError(f"host artifact {artifact.name!r} must hold code['llvm'], got {', '.join(artifact.code)}")
+        from mlir import ir
+        from mlir.execution_engine import ExecutionEngine
+
+        self.artifact = artifact
+        self._context = ir.Context()
+        with self._context:
+            module = ir.Module.parse(text)
+            self._engine = ExecutionEngine(module, opt_level=3)
+        self._functions = {e.name: self._function(e.name) for e in artifact.entries}
+
+    def _function(self, name: str) -> Any:
+        address = self._engine.raw_lookup(name)
+        if not address:
+            raise ValueError(f"host artifact {self.artifact.name!r} does not define {name!r}")
+        return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+    def run(self, entry: Entry, grid: Sequence[int], block: Sequence[int], values: Sequence[Any]) -> None:
+        """Run a grid to its end.
+
+        Parameters
+        ----------
+        entry : Entry
+        grid, block : sequence of 3 int
+        values : sequence
+            One number a parameter of the entry, in order; pointers as ints, 16- and 8-bit floats as their bits.
+
+        Raises
+        ------
+        HostKernelError
+            If an assertion of the kernel failed; says which.
+        """
+        total = grid[0] * grid[1] * grid[2]
+        threads = block[0] * block[1] * block[2]
+        if total == 0 or threads == 0:
+            return
+        cells = [_C_TYPES[p.type](v) for p, v in zip(entry.params, values, strict=True)]
+        status = ctypes.c_int32(0)
+        workers = min(_workers(), total) if total * threads >= _PARALLEL_THREADS else 1
+        bounds = [total * i // workers for i in range(workers + 1)]
+        calls = [self._call(entry, grid, block, cells, status, bounds[i], bounds[i + 1]) for i in range(workers)]
+        if workers == 1:
+            calls[0]()
+        else:
+            for future in [_executor().submit(c) for c in calls]:
+                future.result()
+        if status.value:
+            messages = entry.attributes.get("assertions", ())
+            which = status.value - 1
+            text = messages[which] if which < len(messages) else f"number {which}"
+            raise HostKernelError(f"kernel {entry.name!r}: assertion failed: {text}")
+
+    def _call(self, entry: Entry, grid: Any, block: Any, cells: list[Any], status: Any, first: int, last: int) -> Any:
+        """A call of one range of blocks: the packed form, an array of pointers to the arguments."""
+        head = [ctypes.c_void_p(ctypes.addressof(status))]
+        head += [ctypes.c_int32(v) for v in (*grid, *block)]
+        head += [ctypes.c_int64(first), ctypes.c_int64(last)]
+        everything = [*head, *cells]
+        packed = (ctypes.c_void_p * len(everything))(*(ctypes.addressof(c) for c in everything))
+        function = self._functions[entry.name]
+
+        def call() -> None:
+            function(ctypes.addressof(packed))
+            _ = everything  # the cells live as long as this closure
+
+        return call
