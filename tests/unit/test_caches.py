@@ -27,8 +27,8 @@ def pool(shape=(N, KV, L, P, H, D), dtype=np.float32):
 
 def paged(**options):
     values = {
-        "blocks": pool(), "cache_lengths": np.array([20, 41], np.uint32), "lookup_table": LUT.copy(), "max_seq_length": 1,
-        "max_cache_length": 42,
+        "blocks": pool(), "cache_lengths": np.array([20, 41], np.uint32), "lookup_table": LUT.copy(),
+        "max_seq_length": 1, "max_cache_length": 42,
     }  # fmt: skip
     return PagedKVCacheCollection(**(values | options))
 
@@ -60,8 +60,9 @@ def test_fields_are_in_the_order_of_the_layout():
     c = paged(blocks=pool(dtype=np.int8), scales=scales, quantization_granularity=4)
     at = dict(zip([f.name for f in layout.collection_fields(c.cache_spec)], c.fields(), strict=True))
     assert at == {
-        "blocks": c.blocks.ctypes.data, "stride0": 1536, "num_blocks": 5, "capacity": 16, "lookup": c.lookup_table.ctypes.data,
-        "lookup_stride": 4, "lookup_columns": 4, "lengths": c.cache_lengths.ctypes.data, "batch": 2, "max_seq_length": 1,
+        "blocks": c.blocks.ctypes.data, "stride0": 1536, "num_blocks": 5, "capacity": 16,
+        "lookup": c.lookup_table.ctypes.data, "lookup_stride": 4, "lookup_columns": 4,
+        "lengths": c.cache_lengths.ctypes.data, "batch": 2, "max_seq_length": 1,
         "max_cache_length": 42, "num_layers": 3, "kv_stride": 768, "layer_stride": 256, "lookup_layer_stride": 0,
         "scales": scales.ctypes.data, "scales_stride0": 384, "scales_kv_stride": 192, "scales_layer_stride": 64,
     }  # fmt: skip
@@ -95,7 +96,8 @@ def test_layer_must_be_an_integer_in_range(layer, error):
 
 def test_value_cache_of_mla_is_refused():
     c = paged(blocks=pool((N, 1, L, P, 1, D)))
-    assert c.is_mla and c.get_key_cache(0).is_mla
+    assert c.is_mla
+    assert c.get_key_cache(0).is_mla
     with pytest.raises(ValueError, match="latent keys"):
         c.get_value_cache(0)
 
@@ -131,7 +133,8 @@ def test_store_through_a_page_out_of_range_is_dropped():
             k.block_paged_ptr(0, t, 0)
     # some lanes of an array of indices may be stray
     k.store(0, 0, np.array([3, 35]), 0, np.array([1, 2], np.float32))
-    assert guarded[0, 0, 2, 3, 0, 0] == 2 and (guarded == before).sum() == guarded.size - 1
+    assert guarded[0, 0, 2, 3, 0, 0] == 2
+    assert (guarded == before).sum() == guarded.size - 1
     # a read sees the last page
     assert k.load(0, 0, 3, 0) == guarded[N - 1, 0, 2, 3, 0, 0]
     with pytest.raises(ValueError, match="oob must be"):
@@ -207,7 +210,8 @@ def test_scale_index_is_a_floor_and_views_do_not_alias():
         k.load(1, 1, 21, 3, width=2)
     with pytest.raises(ValueError, match="float other than the storage type"):
         k.load(1, 1, 21, 3, dtype=dtypes.i8)
-    assert np.shares_memory(k.scales_raw_ptr(), scales) and k.scales_raw_ptr().shape == (N, P, H, 3)
+    assert np.shares_memory(k.scales_raw_ptr(), scales)
+    assert k.scales_raw_ptr().shape == (N, P, H, 3)
     assert k.scales_block_paged_ptr(1, 21, 1, 4).tolist() == [2, 4]
     operand = KVCacheMHAOperand(k)
     assert operand.load_scale(1, 21, 1, 9) == 4
@@ -220,8 +224,12 @@ def test_scale_index_is_a_floor_and_views_do_not_alias():
 
 def test_methods_of_scales_need_scales():
     k = paged().get_key_cache(0)
-    for call in (lambda: k.load_scale(0, 0, 0, 0), lambda: k.store_scale(0, 0, 0, 0, 1.0), lambda: k.load_raw(0, 0, 0, 0),
-                 lambda: k.scales_block_paged_ptr(0, 0, 0)):  # fmt: skip
+    for call in (
+        lambda: k.load_scale(0, 0, 0, 0),
+        lambda: k.store_scale(0, 0, 0, 0, 1.0),
+        lambda: k.load_raw(0, 0, 0, 0),
+        lambda: k.scales_block_paged_ptr(0, 0, 0),
+    ):
         with pytest.raises(TypeError, match="needs a quantized cache"):
             call()
     assert k.scales_raw_ptr() is None
@@ -235,7 +243,8 @@ def test_block_ptr_is_a_tile_of_a_page():
     tile = v.block_paged_ptr(1, 24, 1, 2, tile=8)
     assert np.array_equal(tile, c.blocks[4, 1, 2, 8:, 1, 2:])
     tile[:] = -1
-    assert (c.blocks[4, 1, 2, 8:, 1, 2:] == -1).all() and (c.blocks == -1).sum() == 8 * 6
+    assert (c.blocks[4, 1, 2, 8:, 1, 2:] == -1).all()
+    assert (c.blocks == -1).sum() == 8 * 6
     for bad in (3, 32, 0):
         with pytest.raises(ValueError, match="tile must divide"):
             v.block_paged_ptr(1, 0, 0, tile=bad)
@@ -282,7 +291,8 @@ def test_populate_of_the_null_page():
             cache_lengths=np.zeros(1, np.uint32),
         ).get_value_cache(0)
         rows = k.populate(0, 0, tile).rows
-        assert (rows == 4 * 4 * page_size).all() and (rows < k.num_kv_rows()).all()
+        assert (rows == 4 * 4 * page_size).all()
+        assert (rows < k.num_kv_rows()).all()
 
 
 def test_populate_refuses_what_a_kernel_could_not_do():
@@ -334,11 +344,14 @@ def test_fa3():
                 for t in (0, 17, 31):
                     assert cache.load(b, 1, t, 3) == blocks[half, table[layer, b, t // P], t % P, 1, 3]
             same = PagedKVCacheFA3Fallback(blocks, lengths, table, 2, 32, layer, half)
-            assert same.fields() == cache.fields() and same.spec == cache.spec
+            assert same.fields() == cache.fields()
+            assert same.spec == cache.spec
             assert np.array_equal(same.blocks, blocks[half])
     fa3 = c.to_fa3(1)
-    assert np.shares_memory(fa3.v, blocks) and np.array_equal(fa3.v, blocks[1])
-    assert fa3.block_table.tolist() == table[1].tolist() and fa3.seqlens is lengths
+    assert np.shares_memory(fa3.v, blocks)
+    assert np.array_equal(fa3.v, blocks[1])
+    assert fa3.block_table.tolist() == table[1].tolist()
+    assert fa3.seqlens is lengths
     cache = c.get_key_cache(1)
     assert cache.cache_lengths_nd().dtype == np.uint32
     for call in (
@@ -356,8 +369,10 @@ def test_direct_constructor_sees_what_the_collection_sees():
     for layer in range(L):
         for half, made in enumerate((c.get_key_cache(layer), c.get_value_cache(layer))):
             direct = PagedKVCache(c.blocks[:, half, layer], c.cache_lengths, c.lookup_table, 1, 42)
-            assert direct.fields() == made.fields() and direct.spec == made.spec
-            assert np.shares_memory(direct.blocks, c.blocks) and np.array_equal(direct.blocks, c.blocks[:, half, layer])
+            assert direct.fields() == made.fields()
+            assert direct.spec == made.spec
+            assert np.shares_memory(direct.blocks, c.blocks)
+            assert np.array_equal(direct.blocks, c.blocks[:, half, layer])
 
 
 def test_operands_of_buffers():

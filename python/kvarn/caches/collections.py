@@ -199,12 +199,12 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
     ----------
     blocks : array-like [N, 2, L, P, H, D]
         The pool of N pages, the null page counted; dimension 1 is K and V, or of extent 1 for MLA (latent keys only,
-        H = 1). The first three dimensions may have any non-overlapping strides that are whole tokens; [P, H, D] is packed.
+        H = 1). [P, H, D] is packed; the first three dimensions may have any non-overlapping strides of whole tokens.
     cache_lengths : uint32 or int32 array-like [B]
         Tokens of each sequence cached before this step.
     lookup_table : uint32 or int32 array-like [B, columns]
-        Page ids; token t of sequence b is in slot t % P of page ``lookup_table[b, t // P]``, in every layer. Kernels that
-        read tiles want its columns padded: ``layout.lookup_columns``, filled with the null page.
+        Page ids; token t of sequence b is in slot t % P of page ``lookup_table[b, t // P]``, in every layer. Kernels
+        that read tiles want its columns padded: ``layout.lookup_columns``, filled with the null page.
     max_seq_length : int
         Longest count of new tokens in the batch.
     max_cache_length : int
@@ -400,7 +400,8 @@ class PagedKVCacheFA3FallbackCollection(KVCacheCollection[PagedKVCacheFA3Fallbac
         Returns
         -------
         FA3Arguments
-            ``k`` and ``v`` [N, P, H, D], ``block_table`` [B, columns], ``seqlens`` [B]: tokens cached *before* this step.
+            ``k`` and ``v`` [N, P, H, D], ``block_table`` [B, columns], ``seqlens`` [B] (tokens cached *before* this
+            step).
         """
         layer = checks.index(layer, self.num_layers, "layer")
         return FA3Arguments(self.blocks[KEY], self.blocks[VALUE], self.lookup_table[layer], self.cache_lengths)

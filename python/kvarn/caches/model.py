@@ -166,8 +166,7 @@ class HostModel:
             )
         scale_at, _ = self._scale_offsets(b, h, t, d, 1, "load", clamp=True)
         scale = self._array("scales", "load")[scale_at]
-        assert spec.scale_dtype is not None
-        return _squeeze(dequantize(stored, scale, spec.scale_dtype, target), width)
+        return _squeeze(dequantize(stored, scale, target), width)
 
     def load_raw(self, b: Any, h: Any, t: Any, d: Any = 0, width: int = 1) -> Any:
         """Read ``width`` stored values of a quantized cache, as they are."""
@@ -202,7 +201,8 @@ class HostModel:
             values = np.asarray(value)
             if values.dtype != dtype.numpy:
                 raise TypeError(
-                    f"{type(self).__name__}.{what}: value must have dtype {dtype.numpy}, got {values.dtype}; convert it first"
+                    f"{type(self).__name__}.{what}: value must have dtype {dtype.numpy}, got {values.dtype}; "
+                    f"convert it first"
                 )
         else:
             values = saturating_cast(value, dtype)
@@ -298,14 +298,15 @@ class HostModel:
         for problem in layout.populate_problems(tile_rows, self.spec.page_size, base_alignment, pair_cta):
             raise ValueError(f"{what}: {problem}")
         pages = layout.populate_pages(tile_rows, self.spec.page_size)
+        columns, first = self._at["lookup_columns"], base // max(1, self.spec.page_size)
         alignment = tile_rows if base_alignment is None else base_alignment
         if pages > 1:
             if base % alignment:
                 raise ValueError(f"{what}: base must be a multiple of the promised alignment {alignment}, got {base}")
-            if base // self.spec.page_size + pages > self._at["lookup_columns"]:
+            if first + pages > columns:
                 raise ValueError(
-                    f"{what}: the tile reads {pages} table entries from column {base // self.spec.page_size} on, but the table "
-                    f"has {self._at['lookup_columns']} columns; pad it as layout.lookup_columns says"
+                    f"{what}: the tile reads {pages} table entries from column {first} on, but the table has {columns} "
+                    f"columns; pad it as layout.lookup_columns says"
                 )
         tokens = base + np.arange(pages) * layout.effective_page(tile_rows, self.spec.page_size)
         rows = np.atleast_1d(self.row_idx(b, tokens))

@@ -43,11 +43,10 @@ def saturating_cast(values: Any, dtype: DType) -> np.ndarray:
         return array.astype(dtype.numpy)
 
 
-def dequantize(stored: np.ndarray, scale: np.ndarray, scale_dtype: DType, dtype: DType) -> np.ndarray:
-    """``cast(cast(stored, scale type) * scale, dtype)``; a scale type that is a bare exponent multiplies in f32."""
-    compute = np.dtype(np.float32) if scale_dtype.bits < 16 else scale_dtype.numpy
+def dequantize(stored: np.ndarray, scale: np.ndarray, dtype: DType) -> np.ndarray:
+    """``stored * scale``, computed in f32 whatever the scale type, and rounded once to ``dtype``."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return saturating_cast(stored.astype(compute) * scale.astype(compute), dtype)
+        return saturating_cast(stored.astype(np.float32) * scale.astype(np.float32), dtype)
 
 
 def default_load_dtype(storage: DType, quantized: bool) -> DType:

@@ -114,7 +114,7 @@ class KVCacheMHAOperand:
         if scales is None or scales.dtype == np.float32:
             return None if scales is None else _frozen(scales)
         raise TypeError(
-            f"KVCacheMHAOperand.scales_raw_ptr: needs float32 scales, got {scales.dtype}; use the cache's scales_raw_ptr"
+            f"KVCacheMHAOperand.scales_raw_ptr: needs float32 scales, got {scales.dtype}; use the cache's method"
         )
 
     @classmethod
@@ -193,7 +193,7 @@ class _DenseOperand:
         data = view(buffer, name="buffer")
         if data.rank != rank or not data.contiguous:
             raise ValueError(
-                f"buffer must be contiguous [{', '.join(dims)}], got shape {tuple(data.shape)} with strides {data.strides}"
+                f"buffer must be contiguous [{', '.join(dims)}], got shape {tuple(data.shape)}, strides {data.strides}"
             )
         self.buffer, self.dtype = host_array(data, name="buffer"), data.dtype
         self.num_heads, self.head_size = data.shape[-2:]
@@ -203,7 +203,7 @@ class _DenseOperand:
             scale_view = view(scales, name="scales")
             if scale_view.shape[:-1] != data.shape[:-1] or not scale_view.contiguous:
                 raise ValueError(
-                    f"scales must be contiguous {tuple(data.shape[:-1])} and granules, got shape {tuple(scale_view.shape)}"
+                    f"scales must be contiguous {tuple(data.shape[:-1])} and granules, got shape {scale_view.shape}"
                 )
             self.scales, self.scale_dtype = host_array(scale_view, name="scales"), scale_view.dtype
         self.quantization_enabled = self.scales is not None
@@ -309,7 +309,8 @@ class RaggedMHAOperand(_DenseOperand):
         self.batch_size = offsets.shape[0] - 1
         if (np.diff(self.cache_row_offsets) < 0).any() or not 0 <= self.cache_row_offsets[-1] <= self.buffer.shape[0]:
             raise ValueError(
-                f"cache_row_offsets must not decrease and end by {self.buffer.shape[0]} tokens, got {self.cache_row_offsets}"
+                f"cache_row_offsets must not decrease nor pass the {self.buffer.shape[0]} tokens, "
+                f"got {self.cache_row_offsets.tolist()}"
             )
 
     def _start(self, b: Any) -> Any:

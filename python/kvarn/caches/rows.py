@@ -24,7 +24,8 @@ class PagedRowIndices:
     rows : numpy.ndarray
         uint32 [BN // min(P, BN)]: the row of each sub-tile's first token. Always for the whole tile.
     pair_cta, is_leader : bool
-        Whether two CTAs share the tile, and which of them this is: what each one *copies* depends on it, the rows do not.
+        Whether two CTAs share the tile, and which of them this is. What each one *copies* depends on it, the rows do
+        not.
     """
 
     tile_rows: int

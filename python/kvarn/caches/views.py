@@ -371,8 +371,8 @@ def checked_scales(
     expected = (*leading, layout.cdiv(head_size, granularity))
     if tuple(buffer.shape) != expected:
         raise ValueError(
-            f"scales must have shape {expected}: that of blocks with cdiv(head_size {head_size}, quantization_granularity "
-            f"{granularity}) granules last, got {tuple(buffer.shape)}"
+            f"scales must have shape {expected}: that of blocks with cdiv(head_size {head_size}, "
+            f"quantization_granularity {granularity}) granules last, got {tuple(buffer.shape)}"
         )
     checks.aligned(buffer, buffer.dtype.itemsize, "scales")
     return buffer, strides

@@ -378,8 +378,8 @@ def _read_dlpack(obj: Any, name: str) -> BufferView:
     code = (tensor.code, tensor.bits)
     if code not in _DL_DTYPES or tensor.lanes != 1:
         raise TypeError(
-            f"{name}: dtype must be one of {', '.join(dict.fromkeys(_DL_DTYPES.values()))}, got DLPack code {tensor.code} "
-            f"of {tensor.bits} bits and {tensor.lanes} lanes"
+            f"{name}: dtype must be one of {', '.join(dict.fromkeys(_DL_DTYPES.values()))}, "
+            f"got DLPack code {tensor.code} of {tensor.bits} bits and {tensor.lanes} lanes"
         )
     if tensor.device_type in (_DL_CPU, _DL_CUDA_HOST):
         device = CPU
@@ -421,7 +421,8 @@ def host_array(buffer: BufferView, *, name: str = "buffer") -> np.ndarray:
     """
     if not buffer.on_host:
         raise TypeError(
-            f"{name}: must be in host memory, got a buffer on {buffer.device[0]}:{buffer.device[1]}; copy it to the host first"
+            f"{name}: must be in host memory, got a buffer on {buffer.device[0]}:{buffer.device[1]}; "
+            f"copy it to the host first"
         )
     return strided_array(buffer.data, buffer.shape, buffer.strides, buffer.dtype, buffer.readonly, buffer)
 

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Reference attention over caches, float64, one sequence and head group at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvarn.caches import KVCacheCollection
+
+from .model import read
+
+MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
+
+
+def visible(mask: str, query: np.ndarray, keys: np.ndarray, span: int | None = None) -> np.ndarray:
+    """Which keys [n] a query row [m] sees, by absolute positions: bool [m, n].
+
+    ``sliding_window``: k <= q and q - k < span. ``chunked``: q and k in one chunk of span; ``chunked_causal``: and
+    k <= q.
+    """
+    q, k = np.asarray(query)[:, None], np.asarray(keys)[None, :]
+    if mask == "null":
+        return np.ones((q.shape[0], k.shape[1]), bool)
+    if mask == "causal":
+        return k <= q
+    if mask not in MASKS or not span or span < 1:
+        raise ValueError(
+            f"mask must be one of {', '.join(MASKS)}, with a positive span for the last three, got {mask!r}, {span}"
+        )
+    if mask == "sliding_window":
+        return (k <= q) & (q - k < span)
+    same = q // span == k // span
+    return same if mask == "chunked" else same & (k <= q)
+
+
+def softmax_rows(scores: np.ndarray, seen: np.ndarray, sink: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and log-sum-exp over the last dimension.
+
+    Parameters
+    ----------
+    scores : numpy.ndarray [..., n]
+    seen : numpy.ndarray
+        Broadcastable to scores; what is not seen has a score of minus infinity.
+    sink : array-like [...], optional
+        One more logit in each row's denominator.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        Weights [..., n], zeros in a row that sees nothing; log of the denominator (the sink counted), [...].
+    """
+    scores = np.where(seen, scores, -np.inf)
+    top = scores.max(-1, initial=-np.inf)
+    if sink is not None:
+        top = np.maximum(top, sink)
+    safe = np.where(np.isfinite(top), top, 0.0)
+    weights = np.exp(scores - safe[..., None])
+    total = weights.sum(-1)
+    if sink is not None:
+        total = total + np.exp(np.asarray(sink) - safe)
+    with np.errstate(divide="ignore"):
+        lse = safe + np.log(total)
+    return weights / np.where(total == 0, 1.0, total)[..., None], lse
+
+
+def dense_attention(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, seen: np.ndarray, scale: float, softcap: float = 0.0,
+    sinks: Any = None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Attention of one sequence: query [m, Hq, D], key [n, H, D], value [n, H, Dv], seen [m, n].
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        float64 out [m, Hq, Dv] and log-sum-exp [m, Hq].
+    """
+    group = query.shape[1] // key.shape[1]
+    key, value = np.repeat(key, group, axis=1), np.repeat(value, group, axis=1)
+    scores = np.einsum("mhd,nhd->hmn", query, key) * scale
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    sink = None if sinks is None else np.broadcast_to(np.asarray(sinks, np.float64)[:, None], scores.shape[:2])
+    weights, lse = softmax_rows(scores, seen[None], sink)
+    # A key that no row sees may be anything, even NaN: leave it out of the sum.
+    value = np.where(seen.any(0)[:, None, None], value, 0.0)
+    return np.einsum("hmn,nhd->mhd", weights, value), lse.T
+
+
+def attention(
+    collection: KVCacheCollection, layer: int, query: Any, row_offsets: Any, *, scale: float | None = None,
+    mask: str = "causal", window: int | None = None, chunk: int | None = None, sinks: Any = None, softcap: float = 0.0,
+    kv_offsets: Any = None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """softmax(scale * Q K^T + mask) V of the new tokens over one layer, whose K and V are already in the cache.
+
+    Parameters
+    ----------
+    query : array-like [T, Hq, D]
+    row_offsets : array-like [B+1]
+    scale : float, optional
+        Default D ** -0.5.
+    mask : str
+        One of ``MASKS``; ``window`` and ``chunk`` are its span.
+    sinks : array-like [Hq], optional
+        One more logit in each row's denominator.
+    softcap : float
+        Scores become softcap * tanh(score / softcap); 0: none.
+    kv_offsets : array-like [B+1], optional
+        Cross attention: a sequence has cache_length + kv_offsets[b+1] - kv_offsets[b] keys; default, of row_offsets.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        float64 out [T, Hq, D], zeros in a row that sees no key; float64 log-sum-exp [T, Hq] (natural, the sink
+        counted), minus infinity there.
+    """
+    key_cache, value_cache = collection.get_key_cache(layer), collection.get_value_cache(layer)
+    return _over_sequences(
+        key_cache, lambda b, t: read(value_cache, b, t), key_cache.head_size, query, row_offsets, kv_offsets,
+        key_cache.head_size**-0.5 if scale is None else scale, mask, window if mask == "sliding_window" else chunk,
+        softcap, sinks,
+    )  # fmt: skip
+
+
+def mla_attention(
+    collection: KVCacheCollection, layer: int, query: Any, row_offsets: Any, *, value_size: int = 512,
+    scale: float | None = None, mask: str = "causal", window: int | None = None, chunk: int | None = None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Attention over latent rows: scores with the whole row [D], values its first ``value_size`` columns.
+
+    query: [T, Hq, D]. Returns float64 out [T, Hq, value_size] and log-sum-exp [T, Hq]. ``scale`` defaults to D ** -0.5.
+    """
+    cache = collection.get_key_cache(layer)
+    return _over_sequences(
+        cache, lambda b, t: read(cache, b, t)[..., :value_size], value_size, query, row_offsets, None,
+        cache.head_size**-0.5 if scale is None else scale, mask, window if mask == "sliding_window" else chunk,
+        0.0, None,
+    )  # fmt: skip
+
+
+def _over_sequences(
+    key_cache: Any, values: Any, value_size: int, query: Any, row_offsets: Any, kv_offsets: Any, scale: float,
+    mask: str, span: int | None, softcap: float, sinks: Any,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    query = np.asarray(query).astype(np.float64)
+    offsets = np.asarray(row_offsets).astype(np.int64)
+    keys_of = offsets if kv_offsets is None else np.asarray(kv_offsets).astype(np.int64)
+    out = np.zeros((*query.shape[:2], value_size))
+    lse = np.full(query.shape[:2], -np.inf)
+    for b in range(len(offsets) - 1):
+        rows = slice(offsets[b], offsets[b + 1])
+        start = int(key_cache.cache_length(b))
+        num_keys = start + int(keys_of[b + 1] - keys_of[b])
+        if rows.start == rows.stop:
+            continue
+        position, t = start + np.arange(rows.stop - rows.start), np.arange(num_keys)
+        seen = visible(mask, position, t, span)
+        key = read(key_cache, b, t)
+        # What no row sees must not matter, and 0 * NaN would.
+        key = np.where(seen.any(0)[:, None, None], key, 0.0)
+        out[rows], lse[rows] = dense_attention(query[rows], key, values(b, t), seen, scale, softcap, sinks)
+    return out, lse
