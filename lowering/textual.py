@@ -62,12 +62,15 @@ class Step:
         The kv pass; None for an upstream one.
     options : object
         Options of the kv pass.
+    group : str or None
+        The line of the default pipeline that the step is a part of.
     """
 
     name: str
     text: str
     kv: Pass | None = None
     options: Any = None
+    group: str | None = None
 
     @property
     def title(self) -> str:

@@ -90,7 +90,8 @@ class _Checker:
             for index, argument in enumerate(block.arguments):
                 if self.kind(argument.type) in ANY_HANDLE:
                     where = "block" if op.name in FUNCTIONS else "region"
-                    self.error(op, f"cannot carry a {self.kind(argument.type)} ({where} argument #{index}): it {_ORIGIN}")
+                    kind = self.kind(argument.type)
+                    self.error(op, f"cannot carry a {kind} ({where} argument #{index}): it {_ORIGIN}")
 
     def invariants(self, op: ir.Operation) -> None:
         """Run the verifier of a kv op, and turn what it did not foresee into an error too."""

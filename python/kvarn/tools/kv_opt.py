@@ -101,7 +101,7 @@ def _settings(options: argparse.Namespace) -> Any:
         allow_unregistered=options.allow_unregistered_dialect,
         run_reproducer=options.run_reproducer,
         emit="bytecode" if options.emit_bytecode else options.emit,
-        target=options.target,
+        target=_target(options),
         generic=options.mlir_print_op_generic,
         debug_info=options.mlir_print_debuginfo,
         local_scope=options.mlir_print_local_scope,
@@ -134,18 +134,47 @@ def _steps(options: argparse.Namespace, flags: list[tuple[str, str]]) -> list[St
         wanted = "--kv-pipeline" if options.kv_pipeline else f"--emit={options.emit}"
         raise UsageError(f"{wanted} needs --target, one of {', '.join(opt_args.TARGETS)}")
     if options.kv_pipeline or (needs_code and options.pass_pipeline is None and not flags):
-        from kvarn.lowering import pipeline
+        steps += _default_pipeline(options)
+    elif options.disable:
+        raise UsageError("--disable leaves out passes of --kv-pipeline, which is not run here")
+    return steps if options.stop_after is None else _up_to(steps, options.stop_after)
 
-        steps += textual.parse(",".join(pipeline.passes(options.target)))
-    if options.stop_after is not None:
-        names = [step.name for step in steps]
-        if options.stop_after not in names:
-            raise UsageError(
-                f"--stop-after must name a pass of the pipeline ({', '.join(names) or 'which is empty'}), "
-                f"got {options.stop_after!r}"
-            )
-        steps = steps[: names.index(options.stop_after) + 1]
-    return steps
+
+def _default_pipeline(options: argparse.Namespace) -> list[Step]:
+    """The pipeline of --target without what --disable names."""
+    import dataclasses
+
+    from kvarn.lowering import pipeline, textual
+
+    settings = pipeline.Settings(disable=frozenset(options.disable))
+    try:
+        whole = pipeline.steps(options.target, settings)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return [
+        dataclasses.replace(step, group=group.name) for group in whole for step in textual.parse(group.text)
+    ]
+
+
+def _up_to(steps: list[Step], name: str) -> list[Step]:
+    """The steps up to the first pass of a name, or to the end of the group of that name."""
+    for index, step in enumerate(steps):
+        ends_group = step.group == name and (index + 1 == len(steps) or steps[index + 1].group != name)
+        if ends_group or (step.name == name and step.group != name):
+            return steps[: index + 1]
+    names = ", ".join(dict.fromkeys(step.group or step.name for step in steps)) or "which is empty"
+    raise UsageError(f"--stop-after must name a pass of the pipeline ({names}), got {name!r}")
+
+
+def _target(options: argparse.Namespace) -> Any:
+    if options.target is None:
+        return None
+    from kvarn.lowering import target
+
+    try:
+        return target.by_name(options.target)
+    except ValueError as error:
+        raise UsageError(f"--target: {error}") from None
 
 
 # --- reading and writing ---------------------------------------------------------------------------

@@ -56,17 +56,27 @@ def build_parser() -> argparse.ArgumentParser:
     add, switch = group("pipeline")
     add("--pass-pipeline", metavar="TEXT", help="passes to run: 'builtin.module(a,gpu.module(b),c{option=value})'")
     switch("kv-pipeline", "run the default pipeline of --target")
-    add("--target", choices=TARGETS, metavar="|".join(TARGETS), help="what --kv-pipeline and --emit compile for")
+    add("--target", metavar="|".join(TARGETS), help="what --kv-pipeline and --emit compile for")
     add("--stop-after", metavar="PASS", help="run the pipeline up to and including this pass")
-    add("--load-pass", action="append", default=[], metavar="FILE.py", help="a Python file with a pass: the file's stem is its name")  # fmt: skip
+    add("--disable", action="append", default=[], metavar="PASS", help="leave this pass out of --kv-pipeline")
+    add(
+        "--load-pass", action="append", default=[], metavar="FILE.py",
+        help="a Python file with a pass: the file's stem is its name",
+    )  # fmt: skip
     switch("verify-each", "verify after each pass (default: true)", default=True)
     switch("run-reproducer", "run the pipeline that is written at the end of the input")
     switch("allow-unregistered-dialect", "accept operations of unknown dialects")
     switch("mlir-disable-threading", "accepted for mlir-opt's sake: kv-opt runs on one thread")
 
     add, switch = group("input")
-    add("--split-input-file", nargs="?", const=DEFAULT_MARKER, metavar="MARKER", help=f"process the chunks between lines that hold the marker ({DEFAULT_MARKER}) one by one")  # fmt: skip
-    add("--verify-diagnostics", nargs="?", const="all", choices=("all", "only-expected"), metavar="all|only-expected", help="compare the diagnostics with the input's expected-error {{...}} comments")  # fmt: skip
+    add(
+        "--split-input-file", nargs="?", const=DEFAULT_MARKER, metavar="MARKER",
+        help=f"process the chunks between lines that hold the marker ({DEFAULT_MARKER}) one by one",
+    )  # fmt: skip
+    add(
+        "--verify-diagnostics", nargs="?", const="all", choices=("all", "only-expected"), metavar="all|only-expected",
+        help="compare the diagnostics with the input's expected-error {{...}} comments",
+    )  # fmt: skip
     switch("verify-roundtrip", "check that the printed module reads back as itself")
 
     add, switch = group("output")
@@ -81,7 +91,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     add, switch = group("debugging (on stderr)")
     for when in ("before", "after"):
-        add(f"--mlir-print-ir-{when}", action="append", default=[], metavar="PASS", help=f"print the module {when} this pass")  # fmt: skip
+        add(
+            f"--mlir-print-ir-{when}", action="append", default=[], metavar="PASS",
+            help=f"print the module {when} this pass",
+        )  # fmt: skip
         switch(f"mlir-print-ir-{when}-all", f"print the module {when} each pass")
     switch("mlir-print-ir-after-change", "when printing after passes, only if the pass changed the module")
     switch("mlir-print-ir-after-failure", "print the module after a pass that fails")

@@ -271,9 +271,7 @@ def check_expected(diagnostics: list[Diagnostic], source: Source, only_expected:
         else:
             if near is not None:
                 near.matched = True
-                message = (
-                    f"'{diagnostic.severity}' diagnostic emitted when expecting a '{near.severity}': {diagnostic.message}"
-                )
+                message = f"'{diagnostic.severity}' diagnostic emitted when expecting a '{near.severity}'"
                 problems.append(Diagnostic("error", message, position, diagnostic.where))
             elif not only_expected and not _ignored(diagnostic):
                 message = f"unexpected {diagnostic.severity}: {diagnostic.message}"

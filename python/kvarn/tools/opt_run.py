@@ -13,7 +13,7 @@ import dataclasses
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,12 +22,16 @@ from mlir import ir
 
 from kvarn.dialect import kv
 from kvarn.lowering import textual, verify_kv
+from kvarn.lowering.emit import set_launch_bounds
+from kvarn.lowering.rewrite import kernels
+from kvarn.lowering.target import Target
 from kvarn.lowering.textual import PassError, PipelineError, Step
 
 from .opt_diagnostics import STRING_NAME, Collector, Source, check_expected, render
 
 _REPRODUCER = re.compile(r"\{-#(.*)#-\}", re.DOTALL)
-_BYTECODE = b"ML\xefR"
+# After this pass the compiler writes the kernels' launch bounds, from attributes that the tail drops.
+LAST_OF_OURS = "check-kv-lowered"
 
 
 @dataclass
@@ -40,7 +44,7 @@ class Settings:
     allow_unregistered: bool = False
     run_reproducer: bool = False
     emit: str = "mlir"
-    target: str | None = None
+    target: Target | None = None
     generic: bool = False
     debug_info: bool = False
     local_scope: bool = False
@@ -202,6 +206,9 @@ class Driver:
             raise Failure from None
         finally:
             self._report(source, collector)
+        if step.name == LAST_OF_OURS:
+            for function in kernels(module):
+                set_launch_bounds(function)
         self._dump(module, step.name)
         if self.settings.print_tree is not None:
             self._print_tree(step, module)
@@ -264,9 +271,17 @@ class Driver:
             buffer = io.BytesIO()
             module.operation.write_bytecode(buffer)
             return buffer.getvalue()
-        from .opt_emit import emit
+        from .opt_emit import EmitError, emit
 
-        return emit(module, self.settings.emit, self.settings.target)
+        assert self.settings.target is not None
+        try:
+            code = emit(module, self.settings.emit, self.settings.target)
+        except EmitError:
+            raise Failure from None
+        if self.settings.dump_dir is not None:
+            path = Path(self.settings.dump_dir) / f"{self._dumped:02d}_emit_{self.settings.emit}.{self.settings.emit}"
+            path.write_bytes(code if isinstance(code, bytes) else code.encode())
+        return code
 
     def _dump(self, module: ir.Module, name: str) -> None:
         if self.settings.dump_dir is None:
@@ -331,5 +346,3 @@ def timing_report(timer: Timer, total: float) -> str:
         lines.append(f"  {seconds:8.4f} ({100 * seconds / max(total, 1e-9):5.1f}%)  {name}")
     return "\n".join(lines) + "\n"
 
-
-Observer = Callable[[Step, ir.Module], None]

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``--emit``: code from a module that the pipeline has brought to the LLVM dialect."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from mlir import ir
+
+from kvarn.lowering import emit as lowered
+from kvarn.lowering.rewrite import walk
+from kvarn.lowering.target import Target
+
+# What LLVM IR can be made of; MLIR's translation ends the process on anything else.
+_TRANSLATED = ("llvm", "nvvm")
+_AROUND = ("builtin.module", "gpu.module", "gpu.module_end")
+
+
+class EmitError(Exception):
+    """The module cannot be emitted; the diagnostic has been emitted where it points to an op."""
+
+
+def emit(module: ir.Module, kind: str, target: Target) -> str | bytes:
+    """Code of a module: ``llvm`` and ``ptx`` and ``sass`` as text, ``cubin`` as bytes.
+
+    Raises
+    ------
+    EmitError
+        When the module is not in the LLVM dialect, or the target has no such code. An error diagnostic says so.
+    """
+    _check_lowered(module, kind)
+    if kind == "llvm":
+        return lowered.llvm_ir(module)
+    if target.is_host:
+        _fail(module.operation, f"--emit={kind} needs a GPU target, got host: use --emit=llvm")
+    if not walk(module, lambda name: name == "gpu.module"):
+        _fail(module.operation, f"has no gpu.module: --emit={kind} emits the kernels in one")
+    text = lowered.ptx(module, target)
+    if kind == "ptx":
+        return text
+    from kvarn.runtime import assemble
+
+    try:
+        cubin = assemble.assemble(text, target.name).cubin
+        return cubin if kind == "cubin" else assemble.disassemble(cubin)
+    except (RuntimeError, OSError) as error:
+        _fail(module.operation, f"cannot be assembled: {error}")
+
+
+def _check_lowered(module: ir.Module, kind: str) -> None:
+    """Refuse what is not in the LLVM dialect, at its first op."""
+    left = walk(module, lambda name: name not in _AROUND and name.partition(".")[0] not in _TRANSLATED)
+    if left:
+        _fail(left[0], f"is not in the LLVM dialect, which --emit={kind} needs: run --kv-pipeline")
+
+
+def _fail(op: ir.Operation, sentence: str) -> NoReturn:
+    op.location.emit_error(f"'{op.name}' op {sentence}")
+    raise EmitError(sentence)
