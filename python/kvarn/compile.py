@@ -8,10 +8,11 @@ settings and kvarn's own sources.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from mlir import ir
 from kvarn import artifact as artifacts
 from kvarn import errors
 from kvarn.artifact import Arg, Artifact, Entry, Param
+from kvarn.cache import CompileCache, cache_key
 from kvarn.dialect import dtypes, kv, types
+from kvarn.env import env
 from kvarn.lowering import emit, pipeline
 from kvarn.lowering.pass_base import PassFailure
 from kvarn.lowering.rewrite import kernels
-from kvarn.lowering.target import Target, by_name
+from kvarn.lowering.target import Target, by_name, of_capability
 
 _local = threading.local()
 
@@ -35,6 +38,19 @@ def context() -> ir.Context:
     if found is None:
         found = _local.context = kv.make_context()
     return found
+
+
+@contextlib.contextmanager
+def diagnosed(c: ir.Context) -> Iterator[None]:
+    """Turn failures of MLIR and of passes into errors that show the user's source."""
+    found = kv.context_diagnostics(c)
+    found.clear()
+    try:
+        yield
+    except (ir.MLIRError, PassFailure) as error:
+        raise errors.from_mlir(error, list(found)) from None
+    finally:
+        found.clear()
 
 
 @functools.cache
@@ -50,13 +66,13 @@ def sources_digest() -> str:
 
 def default_target() -> str:
     """The target of the machine: ``KVARN_TARGET``, else its GPU's, else ``host``."""
-    from kvarn.env import env
-
     if env.target:
         return by_name(env.target).name
-    from kvarn.runtime import driver
+    from kvarn.runtime import device, driver
 
-    return driver.default_target() or "host"
+    if not driver.status().usable:
+        return "host"
+    return of_capability(*device.device(device.current_ordinal()).capability).name
 
 
 class Kernel:
@@ -78,7 +94,6 @@ class Kernel:
     def __init__(self, artifact: Artifact, source: str = "", settings: pipeline.Settings | None = None):
         self.artifact = artifact
         self._source, self._settings = source, settings
-        self._launcher: Any = None
 
     @property
     def name(self) -> str:
@@ -130,13 +145,12 @@ class Kernel:
         if not self._source:
             raise ValueError(f"{what} need the kernel's IR, which a loaded artifact does not hold: compile it again")
 
-    @property
+    @functools.cached_property
     def launcher(self) -> Any:
-        if self._launcher is None:
-            from kvarn.runtime import launch
+        """What binds arguments and launches: ``kvarn.runtime.launch.Launcher``, or a ``Program`` for an operation."""
+        from kvarn.runtime import launch
 
-            self._launcher = launch.Launcher(self.artifact)
-        return self._launcher
+        return launch.runner(self.artifact)
 
     def launch(self, grid: Any, block: Any, *args: Any, stream: Any = None) -> None:
         """Launch over a grid of blocks.
@@ -149,7 +163,7 @@ class Kernel:
         stream : int, or an object with ``__cuda_stream__``, optional
             Default: the current stream of the arguments' library. Ignored on ``host``, where the call returns when done.
         """
-        self.launcher.launch(grid, block, *args, stream=stream)
+        self.launcher(grid, block, *args, stream=stream)
 
     def prepare(self, grid: Any, block: Any, *args: Any) -> Any:
         """Bind arguments once: a callable that launches them again at the least cost."""
@@ -219,7 +233,7 @@ class _Asm(Mapping[str, Any]):
 def parse(text: str) -> ir.Module:
     """Parse MLIR text in this thread's context; ValueError with the place of the mistake."""
     c = context()
-    with errors.diagnostics(c), c:
+    with diagnosed(c), c:
         return ir.Module.parse(text)
 
 
@@ -260,7 +274,7 @@ def compile(
     settings = pipeline.Settings(frozenset(disable), dict(options or {}))
     steps = pipeline.steps(chosen, settings)
     c = context()
-    with errors.diagnostics(c):
+    with diagnosed(c):
         module = as_module(kernel, specs, c)
         text = str(module)
         key = _key("kernel", text, chosen, settings)
@@ -297,11 +311,11 @@ def lower(module: ir.Module, target: Target, steps: Sequence[pipeline.Step]) -> 
             for function in kernels(m):
                 entries.append(entry_of(function))
                 emit.set_launch_bounds(function)
+                # The record is in the entry now; its types would keep the text from parsing where kv is unknown.
+                for attribute in [a for a in function.attributes if a.startswith("kv.")]:
+                    del function.attributes[attribute]
 
-    try:
-        pipeline.run(module, steps, observer=observe)
-    except PassFailure as failure:
-        raise errors.from_mlir(failure) from None
+    pipeline.run(module, steps, observer=observe)
     if not entries:
         raise ValueError("the module has no kernel (a gpu.func with the kernel attribute)")
     name = entries[0].name
@@ -378,28 +392,24 @@ def _param(record: ir.DictAttr, args: Sequence[Arg]) -> Param:
 
 
 def _key(kind: str, text: str, target: Target, settings: pipeline.Settings) -> str:
-    from kvarn.cache import cache_key
-
     return cache_key({
         "kind": kind, "text": text, "target": target.name, "disable": sorted(settings.disable),
         "options": dict(settings.options), "sources": sources_digest(),
     })  # fmt: skip
 
 
-def _load(key: str) -> Artifact | None:
-    from kvarn.cache import default_cache
-    from kvarn.env import env
+_disk = CompileCache()
 
+
+def _load(key: str) -> Artifact | None:
     if env.always_compile:
         return None
-    data = default_cache().get(key)
-    return None if data is None else artifacts.from_bytes(data)
+    data = _disk.get(key)
+    return None if data is None else artifacts.loads(data, "the compile cache")[0]
 
 
 def _save(key: str, made: Artifact) -> None:
-    from kvarn.cache import default_cache
-
-    default_cache().put(key, artifacts.to_bytes(made))
+    _disk.put(key, artifacts.dumps([made]))
 
 
 def load(path: Any, target: str | None = None) -> Kernel:
