@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kvarn: KV-cache operations as an MLIR dialect, lowered to PTX, run on device buffers.
+
+``import kvarn as kv`` is cheap: what needs MLIR or a GPU library is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from kvarn._version import __version__
+from kvarn.dialect.dtypes import (
+    DType, bf16, bool_, f8e4m3, f8e5m2, f8e8m0, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64,
+)  # fmt: skip
+from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
+
+bool = bool_  # kv.bool, as kv.f32
+
+_LAZY = {
+    "kvarn.caches": (
+        "KVCacheStaticParams", "PagedKVCacheCollection", "ContinuousBatchingKVCacheCollection",
+        "PagedKVCacheFA3FallbackCollection", "PagedKVCache", "ContinuousBatchingKVCache", "PagedKVCacheFA3Fallback",
+        "KVCacheMHAOperand", "KVCacheScalesMHAOperand", "LayoutTensorMHAOperand", "RaggedMHAOperand",
+    ),
+    "kvarn.manager": ("PagedKVCacheManager", "InsufficientBlocksError"),
+    "kvarn.compile": ("Kernel", "compile", "load"),
+    "kvarn.errors": ("KernelError",),
+}  # fmt: skip
+_MODULES = {name: module for module, names in _LAZY.items() for name in names}
+_SUBMODULES = ("ops", "caches", "dsl", "errors", "env", "runtime", "tools", "artifact", "manager", "dialect", "lowering")
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for; everything else is the DSL's."""
+    if name in _MODULES:
+        found = getattr(importlib.import_module(_MODULES[name]), name)
+    elif name in _SUBMODULES:
+        return importlib.import_module(f"kvarn.{name}")
+    elif name.startswith("_"):
+        raise AttributeError(f"module 'kvarn' has no attribute {name!r}")
+    else:
+        dsl = importlib.import_module("kvarn.dsl")
+        if name not in dsl.__all__:
+            raise AttributeError(f"module 'kvarn' has no attribute {name!r}")
+        found = getattr(dsl, name)
+    globals()[name] = found
+    return found
+
+
+__all__ = [
+    "CacheSpec", "CollectionSpec", "DType", "OperandSpec", "__version__", "bf16", "bool", "f8e4m3", "f8e5m2", "f8e8m0", "f16",
+    "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", *_MODULES,
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_SUBMODULES, *importlib.import_module("kvarn.dsl").__all__})
