@@ -181,11 +181,14 @@ def test_the_check_agrees_with_itself_and_sees_a_wrong_logit() -> None:
     recorder = Recorder()
     answers = make(2, 5, end=END).run(REQUESTS, select=recorder)
     good = compare(WEIGHTS, END, REQUESTS, answers, recorder, 1e-3)
-    assert good.agrees and good.worst < 1e-3 and not good.near_ties
+    assert good.agrees
+    assert good.worst < 1e-3
+    assert not good.near_ties
     assert good.positions == sum(len(answer.tokens) + (answer.reason == "stop") for answer in answers)
     recorder.logits[1][2] = recorder.logits[1][2] + np.float32(0.5)
     bad = compare(WEIGHTS, END, REQUESTS, answers, recorder, 1e-3)
-    assert not bad.agrees and bad.worst == pytest.approx(0.5, abs=1e-3)
+    assert not bad.agrees
+    assert bad.worst == pytest.approx(0.5, abs=1e-3)
 
 
 def test_the_check_sees_nan_and_a_wrong_token() -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Compare a run on the paged cache with the same run on the plain one.
 
-The plain run is fed the tokens that the paged run chose, so that every position can be compared, even after a near tie was
-decided the other way; the token that each of them would choose is compared too.
+The plain run is fed the tokens that the paged run chose, so that every position can be compared, even after a near tie
+was decided the other way; the token that each of them would choose is compared too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # The largest difference of a logit that counts as agreement, by the cache's dtype. Logits of this model reach about 40.
-# f32 differs by the order of sums only (seen: 1e-4); bf16 keeps 8 bits of every query, key, value and result (seen: 0.3).
+# f32 differs by the order of sums only (seen: 1e-4); bf16 keeps 8 bits of every query, key, value and
+# result (seen: 0.3).
 TOLERANCE = {"f32": 1e-3, "bf16": 1.0}
 
 
@@ -39,7 +40,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A position where the two caches would choose different tokens; `gap` is by how much the plain run prefers its own."""
+    """A position where the caches would choose different tokens; `gap` is how much the plain run prefers its own."""
 
     request: int
     position: int

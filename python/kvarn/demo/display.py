@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Print answers as they come.
 
-Several answers grow at once, but text can only be read in one place: the first answer that is not complete is written word by
-word, the others are kept, and each is written as far as it has come when its turn arrives. On a terminal one line below the
-text shows progress; it never appears in a file or a pipe.
+Several answers grow at once, but text can only be read in one place: the first answer that is not complete is written
+word by word, the others are kept, and each is written as far as it has come when its turn arrives. On a terminal one
+line below the text shows progress; it never appears in a file or a pipe.
 """
 
 from __future__ import annotations
@@ -31,6 +31,17 @@ def text_width(text: str) -> int:
 def is_terminal(stream: TextIO) -> bool:
     """Whether a stream is a terminal that understands cursor movements."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def abbreviate(text: str, limit: int = 76) -> str:
+    """Put a text on one line, and leave out words in its middle if it is long: a question often stands at the end."""
+    text = " ".join(text.split())
+    if len(text) <= limit:
+        return text
+    half = (limit - 3) // 2
+    head, tail = text[:half], text[-half:]
+    # A language without blanks, or one very long word, is cut anywhere.
+    return f"{head.rpartition(' ')[0] or head} … {tail.partition(' ')[2] or tail}"
 
 
 class LiveText:
@@ -67,7 +78,7 @@ class LiveText:
                 self._end_line()
             elif character.isspace():
                 self._end_word()
-                self._line += " "
+                self._line = (self._line or self._indent) + " "
             elif character.isprintable() or not unicodedata.category(character).startswith("C"):
                 self._word += character
         self._show()
@@ -186,6 +197,6 @@ class Display(Observer):
         """Turn to the next answer: print its prompt and what has been kept of it."""
         self._front += 1
         if self._front < len(self._prompts):
-            self._text.write(f"> {self._prompts[self._front]}", INDENT)
+            self._text.write(f"> {abbreviate(self._prompts[self._front])}")
             self._text.end()
             self._text.write(self._kept[self._front], INDENT)

