@@ -70,10 +70,17 @@ class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemor
         return (
             offsets(self, self.row_offsets)
             and mask_is_valid(self)
-            and (self.sinks is None or verify.memref(self, self.sinks, 1, ("f32",), "sinks"))
-            and (self.lse is None or verify.memref(self, self.lse, 2, ("f32",), "lse"))
+            and verify.static_dim(self, self.out, 1, heads, "out")
+            and self._per_head(self.sinks, 1, heads, "sinks")
+            and self._per_head(self.lse, 2, heads, "lse")
             and (self.kv_offsets is None or offsets(self, self.kv_offsets, "kv_offsets"))
         )
+
+    def _per_head(self, value: Any, rank: int, heads: int, name: str) -> bool:
+        """Whether an optional operand is f32 of a rank, its last dimension the query heads."""
+        if value is None:
+            return True
+        return verify.memref(self, value, rank, ("f32",), name) and verify.static_dim(self, value, rank - 1, heads, name)
 
 
 class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):

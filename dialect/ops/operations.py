@@ -118,7 +118,10 @@ class RopeAppendOp(Kv.Operation, name="rope_append", traits=[WritesCache, ReadsM
         return (
             offsets(self, self.row_offsets)
             and freqs_table(self, self.freqs, spec.head_size)
-            and all(verify.memref(self, v, 1, FLOATS, n) for v, n in gammas)
+            and all(
+                verify.memref(self, v, 1, FLOATS, n) and verify.static_dim(self, v, 0, spec.head_size, n)
+                for v, n in gammas
+            )
         )
 
 
@@ -222,7 +225,13 @@ class RmsNormOp(Kv.Operation, name="rms_norm", traits=[UpdatesCache, ReadsMemory
             return False
         if spec.quantized or not spec.dtype.is_float:
             return verify.fail(self, "needs a float cache without scales")
-        return verify.memref(self, self.gamma, 1, FLOATS, "gamma") and offsets(self, self.row_offsets)
+        if not verify.memref(self, self.gamma, 1, FLOATS, "gamma"):
+            return False
+        gamma = ir.MemRefType(self.gamma.type)
+        size, row = spec.head_size, spec.token_stride
+        if not gamma.is_dynamic_dim(0) and not (0 < gamma.shape[0] <= size or gamma.shape[0] == row):
+            return verify.fail(self, f"gamma must have at most {size} or exactly {row} elements, got {gamma.shape[0]}")
+        return offsets(self, self.row_offsets)
 
 
 class RaddOp(Kv.Operation, name="radd", traits=[UpdatesCache, ReadsMemory]):
@@ -324,7 +333,9 @@ class ConvertOp(Kv.Operation, name="convert", traits=[UpdatesCache]):
             return False
         same = (source.num_heads, source.head_size) == (destination.num_heads, destination.head_size)
         return same or verify.fail(
-            self, f"source and destination must have the same heads and head size, got {source} and {destination}"
+            self,
+            f"source and destination must have the same heads and head size, got {source.num_heads} x {source.head_size} "
+            f"and {destination.num_heads} x {destination.head_size}",
         )
 
 
