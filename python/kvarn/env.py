@@ -51,7 +51,8 @@ class Variable(Generic[T]):
 
     @property
     def default(self) -> T:
-        return self._default() if callable(self._default) else self._default
+        found: Any = self._default() if callable(self._default) else self._default
+        return found
 
     @overload
     def __get__(self, instance: None, owner: type) -> Variable[T]: ...

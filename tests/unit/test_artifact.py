@@ -84,10 +84,13 @@ def test_digest_sees_abi_and_code_but_not_meta():
 def test_fields_follow_the_layout():
     entry = kernel().entry()
     types = {(entry.args[p.arg].name, p.field): p.type for p in entry.params}
-    assert types["cache", "base"] == "ptr" and types["cache", "stride0"] == "i64"
-    assert types["pool", "scales_kv_stride"] == "i64" and ("cache", "scales") not in types
+    assert types["cache", "base"] == "ptr"
+    assert types["cache", "stride0"] == "i64"
+    assert types["pool", "scales_kv_stride"] == "i64"
+    assert ("cache", "scales") not in types
     assert [p.field for p in entry.params if p.arg == 3] == ["data", "shape0", "shape1", "stride0"]
-    assert types["alpha", "value"] == "bf16" and types["flag", "value"] == "i1"
+    assert types["alpha", "value"] == "bf16"
+    assert types["flag", "value"] == "i1"
 
 
 def rewritten(tmp_path, change):
@@ -106,7 +109,7 @@ def set_in_manifest(files, **values):
     files["manifest.json"] = json.dumps({**json.loads(files["manifest.json"]), **values}).encode()
 
 
-@pytest.mark.parametrize("change, message", [
+@pytest.mark.parametrize(("change", "message"), [
     (lambda f: f.update(ptx=b"evil"), "the checksum of ptx does not match"),
     (lambda f: f.pop("cubin"), "cubin is missing"),
     (lambda f: f.pop("manifest.json"), "has no manifest.json"),
@@ -153,7 +156,7 @@ def test_saving_over_a_folder_is_refused(tmp_path):
         kernel().save(tmp_path, directory=True)
 
 
-@pytest.mark.parametrize("make, message", [
+@pytest.mark.parametrize(("make", "message"), [
     (lambda: A.Arg("x", "tensor"), "kind of argument 'x' must be one of"),
     (lambda: A.Arg("x", "cache"), "must have a spec"),
     (lambda: A.Arg("x", "buffer", dtypes.f32), "rank of at least 1, got 0"),

@@ -55,7 +55,8 @@ def test_fetch_makes_once(cache):
     assert len(made) == 1
     with env.override(always_compile=True):
         cache.fetch({"a": 1}, lambda: made.append(1) or b"y")
-    assert len(made) == 2 and cache.get(cache_key({"a": 1})) == b"y"
+    assert len(made) == 2
+    assert cache.get(cache_key({"a": 1})) == b"y"
 
 
 def test_least_recently_used_goes_first(tmp_path):
@@ -73,7 +74,8 @@ def test_least_recently_used_goes_first(tmp_path):
 
 def test_entry_over_the_limit_stays_until_the_next(tmp_path):
     cache = CompileCache(tmp_path, 1000)
-    assert cache.put(KEY, bytes(5000)) and cache.get(KEY) == bytes(5000)
+    assert cache.put(KEY, bytes(5000))
+    assert cache.get(KEY) == bytes(5000)
     cache.put(cache_key({"k": 2}), b"small")
     assert cache.get(KEY) is None
 
@@ -88,7 +90,8 @@ def test_clear_removes_entries_and_nothing_else(cache):
 
 def test_limit_zero_turns_it_off(tmp_path):
     cache = CompileCache(tmp_path, 0)
-    assert not cache.put(KEY, b"x") and cache.get(KEY) is None
+    assert not cache.put(KEY, b"x")
+    assert cache.get(KEY) is None
     assert not list(tmp_path.iterdir())
 
 
@@ -159,7 +162,8 @@ def test_variables_are_read_when_asked_for(monkeypatch, tmp_path):
     monkeypatch.setenv("KVARN_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("KVARN_CACHE_SIZE", "3M")
     cache = CompileCache()
-    assert cache.directory.parent == tmp_path and cache.limit == 3 << 20
+    assert cache.directory.parent == tmp_path
+    assert cache.limit == 3 << 20
     monkeypatch.setenv("KVARN_CACHE_SIZE", "")
     assert cache.limit == Environment.cache_size.default == 1 << 30
     with env.override(cache_size=5):
@@ -167,7 +171,7 @@ def test_variables_are_read_when_asked_for(monkeypatch, tmp_path):
     assert cache.limit == 1 << 30
 
 
-@pytest.mark.parametrize("name, attribute, text", [
+@pytest.mark.parametrize(("name", "attribute", "text"), [
     ("KVARN_CACHE_SIZE", "cache_size", "plenty"), ("KVARN_CHECK", "check", "perhaps"),
 ])  # fmt: skip
 def test_bad_values_name_the_variable(monkeypatch, name, attribute, text):
@@ -184,5 +188,6 @@ def test_unknown_override_is_refused():
 def test_every_variable_has_a_name_and_a_sentence(monkeypatch):
     monkeypatch.setenv("KVARN_CHECK", "1")
     rows = {name: (value, doc, is_set) for name, value, doc, is_set in env.table()}
-    assert rows["KVARN_CHECK"][0] == "True" and rows["KVARN_CHECK"][2]
+    assert rows["KVARN_CHECK"][0] == "True"
+    assert rows["KVARN_CHECK"][2]
     assert all(name.startswith("KVARN_") and len(doc) > 10 for name, (_, doc, _) in rows.items())

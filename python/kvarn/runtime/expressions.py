@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from kvarn.artifact import Arg
+from kvarn.artifact import Arg, Artifact, Entry, Step
 
 # {0} and {1} are operands that are already in parentheses.
 BINARY = {
@@ -110,3 +110,55 @@ def compile_expressions(
     # No builtins but the four that the templates use.
     scope = {"__builtins__": {}, "min": min, "max": max, "int": int, "bool": bool}
     return eval(compile(code, "<kvarn step>", "eval"), scope)
+
+
+def compile_step(program: Artifact, step: Step) -> Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """One function for all that a step computes.
+
+    Returns
+    -------
+    callable
+        ``f(values, device, scratch) -> (shape, flat)``: ``scratch[i]`` is the address and the bytes of the program's
+        i-th workspace; ``shape`` is grid, block and shared memory (seven numbers), ``flat`` the field values of the
+        entry's arguments one after the other.
+
+    Raises
+    ------
+    ValueError
+        If an expression is malformed, or an argument is not what the entry takes.
+    """
+    entry = program.entry(step.entry)
+    if len(step.grid) != 3 or len(step.block) != 3:
+        raise ValueError(f"grid and block of a step must have three expressions, got {step.grid} and {step.block}")
+    shape = ", ".join(_source(e, program.args) for e in (*step.grid, *step.block, step.shared_bytes))
+    flat = "".join(_step_argument(program, entry, i, item) + ", " for i, item in enumerate(step.args))
+    code = f"lambda a, d, w: (({shape}), ({flat}))"
+    scope = {"__builtins__": {}, "min": min, "max": max, "int": int, "bool": bool}
+    return eval(compile(code, f"<kvarn step {step.entry!r}>", "eval"), scope)
+
+
+def _step_argument(program: Artifact, entry: Entry, i: int, item: Any) -> str:
+    target = entry.args[i]
+    if isinstance(item, (list, tuple)) and len(item) == 2 and item[0] == "arg":
+        index = item[1]
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(program.args):
+            raise ValueError(f"argument index must be from 0 to {len(program.args) - 1}, got {index!r}")
+        given = program.args[index]
+        if (given.kind, given.dtype, given.rank, given.spec) != (target.kind, target.dtype, target.rank, target.spec):
+            raise ValueError(f"argument {target.name!r} of kernel {entry.name!r} is not of the kind of the program's "
+                             f"argument {given.name!r}, which a step passes to it")
+        return f"*a[{index}]"
+    if isinstance(item, (list, tuple)) and len(item) == 2 and item[0] == "workspace":
+        names = [w.name for w in program.workspaces]
+        if item[1] not in names:
+            raise ValueError(f"program {program.name!r} has no workspace {item[1]!r}: "
+                             f"it has {', '.join(names) or 'none'}")
+        if target.kind != "buffer" or target.rank != 1 or target.dtype is None:
+            raise ValueError(f"argument {target.name!r} of kernel {entry.name!r} takes a workspace "
+                             f"and must be a buffer of one dimension, got a {target.kind}")
+        where = f"w[{names.index(item[1])}]"
+        return f"{where}[0], {where}[1] // {target.dtype.itemsize}"
+    if target.kind != "scalar":
+        raise ValueError(f"argument {target.name!r} of kernel {entry.name!r} is a {target.kind} "
+                         f"and must be given whole, got the expression {item!r}")
+    return _source(item, program.args)

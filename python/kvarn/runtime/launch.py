@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Launching a compiled kernel on Python arguments.
+
+    launcher = Launcher(artifact)
+    launcher((grid, heads), 128, cache, 0.5)              # checks, packs and launches on the current stream
+    prepared = launcher.prepare((grid, heads), 128, cache, 0.5)
+    prepared(stream)                                      # the same values again, for a few microseconds
+
+Everything is checked before a launch, with a message; nothing is copied, allocated or waited for in one,
+so that launches can be captured into CUDA graphs. A kernel's code is loaded at the first launch or prepare
+on a device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvarn.artifact import Arg, Artifact, load_bundle
+
+from . import device as devices
+from . import driver, streams
+from .binding import HOST, Binder, make_binder
+from .packing import Call, HostExecutor, Place
+
+
+class Binders:
+    """The arguments of one compiled function: Python objects in, field values and the device out."""
+
+    def __init__(self, name: str, args: Sequence[Arg], target: str) -> None:
+        self.name, self.args, self._host = name, tuple(args), target == "host"
+        self._binders: tuple[Binder, ...] = tuple(make_binder(a, name) for a in args)
+
+    def bind(self, args: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
+        """Field values of each argument, and the one device that they all lie on.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the arguments are not what the function was compiled for, or lie on different devices.
+        """
+        if len(args) != len(self._binders):
+            expected = ", ".join(a.name for a in self.args)
+            raise TypeError(f"kernel {self.name!r} takes {len(self.args)} arguments ({expected}), got {len(args)}")
+        values, ordinal = [], None
+        for binder, obj in zip(self._binders, args):  # noqa: B905 (the lengths are checked, and strict costs time)
+            bound, where = binder(obj)
+            if where is not None and where != ordinal:
+                if ordinal is not None:
+                    raise self._elsewhere(args)
+                ordinal = where
+            values.append(bound)
+        if ordinal is None:  # scalars only
+            ordinal = HOST if self._host else devices.current_ordinal()
+        return values, ordinal
+
+    def _elsewhere(self, args: Sequence[Any]) -> ValueError:
+        places = []
+        for arg, binder, obj in zip(self.args, self._binders, args, strict=True):
+            where = binder(obj)[1]
+            if where is not None:
+                places.append(f"{arg.name} on {'the host' if where == HOST else f'cuda:{where}'}")
+        return ValueError(f"arguments of kernel {self.name!r} must be on one device, got {', '.join(places)}")
+
+
+class PreparedLaunch:
+    """A launch whose arguments are bound: call it with a stream, as often as wanted.
+
+    It keeps its arguments alive. The values are those of the time of binding: a buffer's contents may change, its
+    address and shape may not.
+    """
+
+    __slots__ = ("_args", "_call", "_fire", "_ordinal")
+
+    def __init__(self, call: Call, fire: Callable[[int], None], args: tuple[Any, ...], ordinal: int) -> None:
+        self._call, self._fire, self._args, self._ordinal = call, fire, args, ordinal
+
+    def __call__(self, stream: Any = None) -> None:
+        """Launch on a stream; None is the current stream of the framework that the arguments come from."""
+        if stream is None:
+            handle = streams.current_stream(self._args, self._ordinal) if self._ordinal >= 0 else 0
+        else:
+            handle = stream if stream.__class__ is int else streams.handle_of(stream)
+        if handle <= streams.LAST_SPECIAL:
+            before = self._call.enter(handle)
+            if before is not None:
+                try:
+                    self._fire(handle)
+                finally:
+                    devices.unbind(before)
+                return
+        self._fire(handle)
+
+
+class Launcher:
+    """A kernel artifact ready to take arguments.
+
+    Parameters
+    ----------
+    artifact : Artifact
+        With one entry and no steps.
+    executor : HostExecutor, optional
+        Runs it on the CPU when its target is ``host``; by default the JIT.
+    """
+
+    def __init__(self, artifact: Artifact, *, executor: HostExecutor | None = None) -> None:
+        if artifact.is_program:
+            raise ValueError(f"artifact {artifact.name!r} is a program, which knows its grids: use Program")
+        self.artifact, self.entry, self._executor = artifact, artifact.entry(), executor
+        self._binders = Binders(self.entry.name, self.entry.args, artifact.target)
+        self._shared = self.entry.shared_bytes
+        self._calls: dict[int, Call] = {}
+
+    def __call__(self, grid: Any, block: Any, *args: Any, stream: Any = None) -> None:
+        """Check, bind and launch.
+
+        Parameters
+        ----------
+        grid, block : int or tuple of int
+            Blocks of the grid and threads of a block; ``block`` may be None when the kernel was compiled for one.
+            A grid with a zero launches nothing.
+        *args
+            One object an argument of the kernel.
+        stream : optional
+            An int, an object with ``__cuda_stream__``, a torch or CuPy stream; None is the current stream of the
+            framework that the arguments come from.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument, the grid or the block is not what the kernel takes; nothing was launched.
+        DriverError
+            If the driver refuses the launch.
+        """
+        values, ordinal = self._binders.bind(args)
+        call = self._calls.get(ordinal) or self._place(ordinal)
+        shape = call.shape(grid, block, self._shared)
+        if stream is None:
+            handle = streams.current_stream(args, ordinal) if ordinal >= 0 else 0
+        else:
+            handle = stream if stream.__class__ is int else streams.handle_of(stream)
+        flat = [v for fields in values for v in fields]
+        before = call.enter(handle) if handle <= streams.LAST_SPECIAL else None
+        if before is None:
+            call.fire(shape, flat, handle)
+            return
+        try:
+            call.fire(shape, flat, handle)
+        finally:
+            devices.unbind(before)
+
+    def prepare(self, grid: Any, block: Any, *args: Any) -> PreparedLaunch:
+        """Check and bind once, for many launches. Parameters as for a call."""
+        values, ordinal = self._binders.bind(args)
+        call = self._calls.get(ordinal) or self._place(ordinal)
+        shape = call.shape(grid, block, self._shared)
+        return PreparedLaunch(call, call.freeze(shape, [v for fields in values for v in fields]), args, ordinal)
+
+    def load(self, ordinal: int | None = None) -> Call:
+        """Load the code onto a device now (the current one by default; host code: the host), ahead of a launch."""
+        if ordinal is None:
+            ordinal = HOST if self.artifact.target == "host" else devices.current_ordinal()
+        return self._calls.get(ordinal) or self._place(ordinal)
+
+    def _place(self, ordinal: int) -> Call:
+        call = Place(self.artifact, ordinal, self._executor).call(self.entry)
+        return self._calls.setdefault(ordinal, call)
+
+
+def runner(artifact: Artifact, *, executor: HostExecutor | None = None) -> Any:
+    """A `Launcher` for a kernel, a `Program` for a program."""
+    if not artifact.is_program:
+        return Launcher(artifact, executor=executor)
+    from .program import Program
+
+    return Program(artifact, executor=executor)
+
+
+def load(path: str | os.PathLike[str], target: str | None = None) -> Any:
+    """Read a bundle and make its runner: the variant for ``target``, or else for the current device.
+
+    Without a usable GPU the host variant is taken; a bundle that has none gives an error that says why no GPU is used.
+    """
+    variants = load_bundle(path)
+    if target is not None:
+        variants = tuple(a for a in variants if a.target == target)
+        if not variants:
+            raise ValueError(f"{os.fspath(path)} has no variant for target {target!r}")
+        return runner(variants[0])
+    if len(variants) == 1:
+        return runner(variants[0])
+    found = driver.status()
+    if found.usable:
+        return runner(devices.select(variants, devices.device(devices.current_ordinal()).capability))
+    try:
+        return runner(devices.select(variants, None))
+    except ValueError as e:
+        raise ValueError(f"{e}; {found.reason}") from None

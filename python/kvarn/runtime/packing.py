@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""One launch of one kernel as bytes: the launch configuration, the parameters, the pointers to them.
+
+A *call* is an entry of an artifact made ready for one place: `DeviceCall` for a GPU, `HostCall` for the
+CPU. Both check a grid and a block, launch with values at once (``fire``), or keep the values for many
+launches (``freeze``). One ``struct`` packs configuration and parameters together, so that a launch costs
+one Python call for packing and one for launching. Packets are taken from a pool and put back: threads and
+finalizers never share one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import os
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from kvarn.artifact import PARAM_BYTES, Artifact, Entry
+
+from . import device as devices
+from . import driver, streams
+from .binding import bits_of
+
+Attributes = Mapping[str, Any] | None
+Dim3 = tuple[int, int, int]
+# grid x y z, block x y z, bytes of dynamic shared memory
+Shape = tuple[int, int, int, int, int, int, int]
+
+# CUlaunchConfig: seven unsigned ints (a Shape), padding, stream, attributes, number of attributes, padding.
+_CONFIG = "7I4xQQI4x"
+_CONFIG_BYTES = struct.calcsize("<" + _CONFIG)
+_FORMATS = {
+    "ptr": "Q", "i64": "q", "i32": "i", "i16": "h", "i8": "b", "i1": "B", "f64": "d", "f32": "f", "f16": "e",
+    "bf16": "H", "f8e4m3": "B", "f8e5m2": "B", "f8e8m0": "B", "tensormap": "128s",
+}  # fmt: skip
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+_REMEMBER = 1024  # grids that a call remembers to have checked
+
+
+class Packer:
+    """The parameters of an entry, packed behind a head.
+
+    Parameters
+    ----------
+    entry : Entry
+    head : str
+        ``struct`` format of what comes before them; its items count as values.
+    """
+
+    def __init__(self, entry: Entry, head: str) -> None:
+        self.entry = entry
+        offset = struct.calcsize("<" + head)
+        text = "<" + head
+        offsets: list[int] = []
+        self._single: list[struct.Struct] = []
+        for p in entry.params:
+            size = PARAM_BYTES[p.type]
+            alignment = min(size, 64)
+            padding = -offset % alignment
+            dtype = entry.args[p.arg].dtype if p.field == "value" else None
+            character = _FORMATS[p.type]
+            if dtype is not None and dtype.kind == "u":
+                character = character.upper()
+            text += f"{padding}x{character}" if padding else character
+            self._single.append(struct.Struct("<" + character))
+            offsets.append(offset + padding)
+            offset += padding + size
+        self.struct, self.offsets = struct.Struct(text), offsets
+        # Fields of all arguments come in layout order; the compiled function may want some of them, or another order.
+        starts, total = [], 0
+        for arg in entry.args:
+            starts.append({f.name: total + i for i, f in enumerate(arg.fields)})
+            total += len(arg.fields)
+        order = [starts[p.arg][p.field] for p in entry.params]
+        self._pick = None if order == list(range(total)) else order
+        self._convert = [
+            (i, f) for i, p in enumerate(entry.params)
+            if p.field == "value" and (dtype := entry.args[p.arg].dtype) and (f := bits_of(dtype))
+        ]  # fmt: skip
+        self.plain = self._pick is None and not self._convert
+
+    def select(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The parameters' values out of those of all fields, small floats as bits."""
+        if self._pick is not None:
+            values = [values[i] for i in self._pick]
+        if self._convert:
+            values = list(values)
+            for i, f in self._convert:
+                values[i] = f(values[i])
+        return values
+
+    def complain(self, values: Sequence[Any], error: Exception) -> ValueError:
+        """The error for values that do not fit: names the parameter."""
+        for p, s, value in zip(self.entry.params, self._single, values, strict=False):
+            try:
+                s.pack(value)
+            except (struct.error, OverflowError):
+                return ValueError(f"{p.field} of argument {self.entry.args[p.arg].name!r} of kernel "
+                                  f"{self.entry.name!r} must fit its parameter type {p.type}, got {value!r}")
+        return ValueError(f"parameters of kernel {self.entry.name!r} cannot be packed: {error}")
+
+
+class Packet:
+    """Memory of one launch: the packed struct, and the array of pointers into it."""
+
+    __slots__ = ("address", "memory", "pointers", "pointers_address")
+
+    def __init__(self, packer: Packer) -> None:
+        # 64 spare bytes let the struct start at a multiple of 64, which tensor maps need.
+        self.memory = (ctypes.c_char * (packer.struct.size + 64))()
+        base = ctypes.addressof(self.memory)
+        skip = -base % 64
+        if skip:
+            self.memory = (ctypes.c_char * packer.struct.size).from_buffer(self.memory, skip)
+        self.address = base + skip
+        self.pointers = (ctypes.c_void_p * max(len(packer.offsets), 1))(*(self.address + o for o in packer.offsets))
+        self.pointers_address = ctypes.addressof(self.pointers)
+
+
+def dim3(value: Any, what: str, kernel: str) -> Dim3:
+    """Three extents out of an int or a tuple of one to three."""
+    items = value if isinstance(value, (tuple, list)) else (value,)
+    if not 1 <= len(items) <= 3:
+        raise ValueError(f"{what} of kernel {kernel!r} must have 1 to 3 extents, got {value!r}")
+    try:
+        x, y, z = (*map(operator.index, items), 1, 1)[:3]
+    except TypeError:
+        raise TypeError(f"{what} of kernel {kernel!r} must be an int or a tuple of ints, got {value!r}") from None
+    return x, y, z
+
+
+def check_shape(entry: Entry, grid: Any, block: Any, shared: int, limits: devices.Device | None, most: int) -> Shape:
+    """Check a grid and a block against the kernel and the device; ``most`` is the kernel's limit of threads, or 0."""
+    kernel = entry.name
+    if block is None:
+        if entry.block is None:
+            raise ValueError(f"kernel {kernel!r} runs with any block: give one, as kernel[grid, block](...)")
+        block = entry.block
+    g, b = dim3(grid, "grid", kernel), dim3(block, "block", kernel)
+    if entry.block is not None and b != entry.block:
+        raise ValueError(f"kernel {kernel!r} is compiled for a block of {entry.block}, got {b}")
+    if min(g) < 0:
+        raise ValueError(f"grid of kernel {kernel!r} must not be negative, got {g}")
+    if min(b) < 1:
+        raise ValueError(f"block of kernel {kernel!r} must be positive, got {b}")
+    threads = b[0] * b[1] * b[2]
+    most = min(t for t in (entry.max_threads, most, 2**31) if t)
+    if threads > most:
+        raise ValueError(f"block of kernel {kernel!r} must have at most {most} threads, got {b[0]}x{b[1]}x{b[2]} = "
+                         f"{threads}")
+    if limits is not None:
+        for axis, extent, limit in zip("xyz", g, limits.max_grid, strict=True):
+            if extent > limit:
+                raise ValueError(f"grid of kernel {kernel!r} must be at most {limit} in {axis} on {limits!r}, got {g}")
+        if entry.cluster is not None and any(e % c for e, c in zip(g, entry.cluster, strict=True)):
+            raise ValueError(f"grid of kernel {kernel!r} must be a multiple of its cluster {entry.cluster}, got {g}")
+    if shared < 0:
+        raise ValueError(f"shared memory of kernel {kernel!r} must not be negative, got {shared}")
+    return (*g, *b, shared)
+
+
+# --- on a GPU ------------------------------------------------------------------------------------
+
+
+class DeviceCall:
+    """A kernel on one device, ready to launch."""
+
+    def __init__(self, artifact: Artifact, entry: Entry, ordinal: int, attributes: Attributes = None) -> None:
+        self.kernel = devices.load(artifact, entry, ordinal)
+        self.device = self.kernel.device
+        self.entry, self.handle = entry, self.kernel.handle
+        merged = {**entry.attributes, **(attributes or {})}
+        self.attributes = self.kernel.launch_attributes(
+            entry.cluster, bool(merged.get("programmatic")), bool(merged.get("cooperative")))
+        self.packer = Packer(entry, _CONFIG)
+        self._launch = driver.launch_function()
+        self._pool: list[Packet] = []
+        self._shapes: dict[Any, Shape] = {}
+
+    def shape(self, grid: Any, block: Any, shared: int) -> Shape:
+        """The checked launch shape; what passed once is looked up."""
+        key = (grid, block, shared)
+        try:
+            found = self._shapes.get(key)
+        except TypeError:  # a list
+            return self._check(grid, block, shared)
+        if found is None:
+            found = self._check(grid, block, shared)
+            if len(self._shapes) >= _REMEMBER:
+                self._shapes.clear()
+            self._shapes[key] = found
+        return found
+
+    def _check(self, grid: Any, block: Any, shared: int) -> Shape:
+        self.kernel.reserve_shared(shared)
+        return check_shape(self.entry, grid, block, shared, self.device, self.kernel.max_threads)
+
+    def fire(self, shape: Shape, values: Sequence[Any], stream: int) -> None:
+        """Launch now. A grid with a zero launches nothing."""
+        if not (shape[0] and shape[1] and shape[2]):
+            return
+        packer = self.packer
+        if not packer.plain:
+            values = packer.select(values)
+        if stream not in self.device.streams:
+            self.device.check_stream(stream)
+        pool = self._pool
+        packet = pool.pop() if pool else Packet(packer)
+        try:
+            packer.struct.pack_into(packet.memory, 0, *shape, stream, *self.attributes, *values)
+        except (struct.error, OverflowError) as e:
+            raise packer.complain(values, e) from None
+        code = self._launch(packet.address, self.handle, packet.pointers_address, None)
+        if code:
+            code = self.again(code, packet.address, packet.pointers_address, shape, stream)
+        pool.append(packet)
+
+    def again(self, code: int, config: int, pointers: int, shape: Shape, stream: int) -> int:
+        """After a failed launch: give a thread without a context this device's and launch again, or raise."""
+        if code == _NO_CONTEXT:
+            with self.device.active():
+                code = self._launch(config, self.handle, pointers, None)
+        if code:
+            raise driver.DriverError(
+                f"launch of kernel {self.entry.name!r} on {self.device!r}", code,
+                f"grid {shape[:3]}, block {shape[3:6]}, {shape[6]} + {self.kernel.static_shared_bytes} bytes of shared "
+                f"memory, {self.kernel.registers} registers a thread, cluster {self.entry.cluster}, stream {stream:#x}")
+        return code
+
+    def freeze(self, shape: Shape, values: Sequence[Any]) -> Callable[[int], None]:
+        """A function of the stream that launches with these values. Threads may share it."""
+        if 0 in shape[:3]:
+            return lambda stream: None
+        packer, attributes = self.packer, self.attributes
+        values = packer.select(values)
+        packet = Packet(packer)
+        try:
+            packer.struct.pack_into(packet.memory, 0, *shape, 0, *attributes, *values)
+        except (struct.error, OverflowError) as e:
+            raise packer.complain(values, e) from None
+        # One configuration a stream, never changed once made: that is what lets threads share the function. They are
+        # kept, since another thread may be launching with one; programs have few streams.
+        configs: dict[int, int] = {}
+        kept: list[Any] = [packet]
+        launch, handle, pointers, again = self._launch, self.handle, packet.pointers_address, self.again
+        device = self.device
+
+        def fire(stream: int) -> None:
+            config = configs.get(stream)
+            if config is None:
+                device.check_stream(stream)
+                data = struct.pack("<" + _CONFIG, *shape, stream, *attributes)
+                memory = ctypes.create_string_buffer(data, _CONFIG_BYTES)
+                kept.append(memory)
+                config = configs[stream] = ctypes.addressof(memory)
+            code = launch(config, handle, pointers, None)
+            if code:
+                again(code, config, pointers, shape, stream)
+
+        return fire
+
+    def enter(self, stream: int) -> int | None:
+        """Before a launch: with no stream object to say it, the device is the current context's. See `Device.bind`."""
+        return self.device.bind() if stream <= streams.LAST_SPECIAL else None
+
+    @property
+    def facts(self) -> Any:
+        """What expressions may ask of the place."""
+        return self.device
+
+
+# --- on the host ---------------------------------------------------------------------------------
+
+
+class HostExecutor(Protocol):
+    """Runs the entries of an artifact on the CPU: `kvarn.runtime.host.HostProgram`."""
+
+    def run(self, entry: Entry, grid: Dim3, block: Dim3, values: Sequence[Any]) -> None:
+        """Run all blocks of a launch, and return when they are done.
+
+        ``values`` has one number a parameter of the entry, in order: addresses as ints, 16- and 8-bit floats as bits.
+        """
+        ...
+
+
+class HostFacts:
+    """What expressions are told of the host."""
+
+    multiprocessors = os.cpu_count() or 1
+    shared_bytes, l2_bytes, warp_size = 1 << 20, 1 << 20, 32
+
+
+class HostCall:
+    """A kernel on the CPU. Streams mean nothing here: a launch returns when it is done."""
+
+    facts = HostFacts()
+
+    def __init__(self, executor: HostExecutor, entry: Entry) -> None:
+        self.executor, self.entry = executor, entry
+        self.packer = Packer(entry, "")
+        self._bits = struct.Struct(self.packer.struct.format.replace("e", "H"))
+
+    def shape(self, grid: Any, block: Any, shared: int) -> Shape:
+        return check_shape(self.entry, grid, block, shared, None, 0)
+
+    def fire(self, shape: Shape, values: Sequence[Any], stream: int) -> None:
+        self.freeze(shape, values)(stream)
+
+    def freeze(self, shape: Shape, values: Sequence[Any]) -> Callable[[int], None]:
+        if 0 in shape[:3]:
+            return lambda stream: None
+        values = self.packer.select(values)
+        try:
+            # Packing checks every range, and turns half floats into bits.
+            ready = self._bits.unpack(self.packer.struct.pack(*values))
+        except (struct.error, OverflowError) as e:
+            raise self.packer.complain(values, e) from None
+        return lambda stream: self.executor.run(self.entry, shape[:3], shape[3:6], ready)
+
+    def enter(self, stream: int) -> int | None:
+        return None
+
+
+Call = DeviceCall | HostCall
+
+
+class Place:
+    """Where an artifact runs: makes the calls of its entries for a device, or for the host."""
+
+    def __init__(self, artifact: Artifact, ordinal: int, executor: HostExecutor | None = None) -> None:
+        self.artifact, self.ordinal = artifact, ordinal
+        if ordinal < 0 and artifact.target != "host":
+            raise ValueError(f"kernel {artifact.name!r} is compiled for {artifact.target}, but its buffers are in host "
+                             "memory: compile it with target='host', or pass CUDA buffers")
+        if ordinal < 0 and executor is None:
+            from . import host  # the CPU JIT, the one part of the runtime that needs MLIR
+
+            executor = host.HostProgram(artifact)
+        self._executor = executor
+
+    def call(self, entry: Entry, attributes: Attributes = None) -> Call:
+        """An entry made ready; ``attributes`` of a step go before the entry's own."""
+        if self.ordinal >= 0:
+            return DeviceCall(self.artifact, entry, self.ordinal, attributes)
+        assert self._executor is not None
+        return HostCall(self._executor, entry)

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Running programs: artifacts with several launches and scratch memory, such as the built-in cache operations.
+
+    program = Program(artifact)
+    program(collection, layer, key, value, offsets)      # every step, in order, on the current stream
+
+Grids and sizes are expressions of the arguments' shapes, so that nothing is read back from the device and a
+captured graph replays them as they were. Scratch memory belongs to one program, device and stream. It grows when a
+call needs more and is never moved while the program lives: a CUDA graph may hold its address. Once it is large
+enough a call allocates nothing. Growing works inside a stream capture too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvarn.artifact import Arg, Artifact
+
+from . import device as devices
+from . import driver, streams
+from .binding import HOST
+from .expressions import compile_expressions, compile_step
+from .launch import Binders
+from .packing import Call, HostExecutor, Place, Shape
+
+# Room that growing leaves, so that slowly growing batches do not allocate each time.
+_GROWTH = 1.5
+Fire = Callable[[int], None]  # launches on a stream
+_ALIGNMENT = 256  # what cuMemAlloc gives, and what host memory is brought to
+
+
+class Scratch:
+    """The workspaces of a program on one device and stream."""
+
+    def __init__(self, ordinal: int, zeroed: Sequence[bool]) -> None:
+        self._ordinal, self._zeroed = ordinal, tuple(zeroed)
+        self._capacity = [0] * len(zeroed)
+        self._address = [0] * len(zeroed)
+        self._blocks: list[Any] = []  # everything ever allocated: what was replaced may be in a graph
+        if ordinal != HOST:
+            # Freeing waits for the device, which is right for kernels in flight. At exit the driver frees on its own.
+            weakref.finalize(self, _free, self._blocks, ordinal).atexit = False
+
+    def reserve(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """Address and usable bytes of each workspace, at least the sizes asked for."""
+        for i, size in enumerate(sizes):
+            if size > self._capacity[i]:
+                self._grow(i, size)
+        return list(zip(self._address, sizes, strict=True))
+
+    def _grow(self, i: int, size: int) -> None:
+        capacity = max(size, int(self._capacity[i] * _GROWTH), _ALIGNMENT)
+        if self._ordinal == HOST:
+            block = (ctypes.c_char * (capacity + _ALIGNMENT))()  # ctypes memory is zeroed
+            address = ctypes.addressof(block)
+            address += -address % _ALIGNMENT
+        else:
+            address = block = _allocate(self._ordinal, capacity, self._zeroed[i])
+        self._blocks.append(block)
+        self._address[i], self._capacity[i] = address, capacity
+
+
+def _allocate(ordinal: int, size: int, zeroed: bool) -> int:
+    """Device memory, also while this thread captures a stream: the allocation is no part of the graph."""
+    bindings = driver.require()
+    on = devices.device(ordinal)
+    relaxed = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    with on.active():
+        before = driver.call("cuThreadExchangeStreamCaptureMode", relaxed)
+        try:
+            address = driver.call("cuMemAlloc", size)
+            if zeroed:
+                # On a stream of its own: on the caller's it might be captured and so not happen now.
+                stream = driver.call("cuStreamCreate", bindings.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
+                driver.call("cuMemsetD8Async", address, 0, size, stream)
+                driver.call("cuStreamSynchronize", stream)
+                driver.call("cuStreamDestroy", stream)
+        finally:
+            driver.call("cuThreadExchangeStreamCaptureMode", before)
+    return int(address)
+
+
+def _free(blocks: list[int], ordinal: int) -> None:
+    with contextlib.suppress(driver.DriverError, RuntimeError), devices.device(ordinal).active():
+        for address in blocks:
+            driver.call("cuMemFree", address)
+    blocks.clear()
+
+
+class _OnDevice:
+    """A program's steps on one device."""
+
+    def __init__(self, artifact: Artifact, ordinal: int, executor: HostExecutor | None) -> None:
+        place = Place(artifact, ordinal, executor)
+        self.calls: tuple[Call, ...] = tuple(
+            place.call(artifact.entry(s.entry), s.attributes) for s in artifact.steps)
+        self.ordinal, self.facts = ordinal, self.calls[0].facts
+        self._zeroed = [w.zeroed for w in artifact.workspaces]
+        self._scratch: dict[int, Scratch] = {}
+        # Steps of two calls on one stream must not mix: they share scratch memory.
+        self.lock = threading.Lock()
+
+    def scratch(self, stream: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        found = self._scratch.get(stream)
+        if found is None:
+            found = self._scratch[stream] = Scratch(self.ordinal, self._zeroed)
+        return found.reserve(sizes)
+
+
+class PreparedProgram:
+    """A program whose arguments are bound: call it with a stream, as often as wanted. It keeps its arguments alive."""
+
+    __slots__ = ("_args", "_by_stream", "_make", "_on")
+
+    def __init__(self, on: _OnDevice, make: Callable[[int], list[Fire]], args: tuple[Any, ...]) -> None:
+        self._on, self._make, self._args = on, make, args
+        self._by_stream: dict[int, list[Fire]] = {}
+
+    def __call__(self, stream: Any = None) -> None:
+        """Run every step on a stream; None is the current stream of the framework that the arguments come from."""
+        on = self._on
+        handle = _handle(stream, self._args, on.ordinal)
+        fires = self._by_stream.get(handle)
+        before = on.calls[0].enter(handle) if handle <= streams.LAST_SPECIAL else None
+        try:
+            with on.lock:
+                if fires is None:
+                    fires = self._by_stream[handle] = self._make(handle)
+                for fire in fires:
+                    fire(handle)
+        finally:
+            if before is not None:
+                devices.unbind(before)
+
+
+class Program:
+    """A program artifact ready to take arguments.
+
+    Parameters
+    ----------
+    artifact : Artifact
+        With steps.
+    executor : HostExecutor, optional
+        Runs it on the CPU when its target is ``host``; by default the JIT.
+
+    Notes
+    -----
+    Scratch memory is freed when the program is: keep a program as long as the graphs that were captured from it.
+    Two graphs captured on one stream share it, so they must not be replayed at the same time.
+    """
+
+    def __init__(self, artifact: Artifact, *, executor: HostExecutor | None = None) -> None:
+        if not artifact.is_program:
+            raise ValueError(f"artifact {artifact.name!r} is a kernel, which has no steps: use Launcher")
+        self.artifact, self._executor = artifact, executor
+        self.args = _strictest(artifact)
+        self._binders = Binders(artifact.name, self.args, artifact.target)
+        self._steps = tuple(compile_step(artifact, s) for s in artifact.steps)
+        self._sizes = compile_expressions([w.bytes for w in artifact.workspaces], artifact.args)
+        self._on: dict[int, _OnDevice] = {}
+
+    def __call__(self, *args: Any, stream: Any = None) -> None:
+        """Check, bind and run every step in order.
+
+        Parameters
+        ----------
+        *args
+            One object an argument of the program.
+        stream : optional
+            As for `Launcher`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is not what the program takes; nothing was launched.
+        DriverError
+            If the driver refuses a launch.
+        """
+        values, ordinal = self._binders.bind(args)
+        on = self._on.get(ordinal) or self._load(ordinal)
+        handle = _handle(stream, args, ordinal)
+        before = on.calls[0].enter(handle) if handle <= streams.LAST_SPECIAL else None
+        try:
+            with on.lock:
+                # Everything is checked before the first launch: a program runs whole or not at all.
+                for call, shape, flat in self._plan(on, values, handle):
+                    call.fire(shape, flat, handle)
+        finally:
+            if before is not None:
+                devices.unbind(before)
+
+    def prepare(self, *args: Any) -> PreparedProgram:
+        """Check and bind once, for many runs. Scratch memory is reserved at the first run on a stream."""
+        values, ordinal = self._binders.bind(args)
+        on = self._on.get(ordinal) or self._load(ordinal)
+
+        def make(handle: int) -> list[Fire]:
+            return [call.freeze(shape, flat) for call, shape, flat in self._plan(on, values, handle)]
+
+        return PreparedProgram(on, make, args)
+
+    def _plan(
+        self, on: _OnDevice, values: list[tuple[Any, ...]], handle: int
+    ) -> list[tuple[Call, Shape, tuple[Any, ...]]]:
+        plan = []
+        try:
+            sizes = self._sizes(values, on.facts)
+            scratch = on.scratch(handle, sizes) if sizes else ()
+            for call, step in zip(on.calls, self._steps):  # noqa: B905 (made together)
+                (gx, gy, gz, bx, by, bz, shared), flat = step(values, on.facts, scratch)
+                plan.append((call, call.shape((gx, gy, gz), (bx, by, bz), shared), flat))
+        except ZeroDivisionError:
+            raise ValueError(f"program {self.artifact.name!r} divides by zero for these arguments: "
+                             f"{_sizes_of(self.args, values)}") from None
+        return plan
+
+    def load(self, ordinal: int | None = None) -> None:
+        """Load the code onto a device now (the current one by default; host code: the host), ahead of a run."""
+        if ordinal is None:
+            ordinal = HOST if self.artifact.target == "host" else devices.current_ordinal()
+        self._on.get(ordinal) or self._load(ordinal)
+
+    def _load(self, ordinal: int) -> _OnDevice:
+        return self._on.setdefault(ordinal, _OnDevice(self.artifact, ordinal, self._executor))
+
+
+def _handle(stream: Any, args: Sequence[Any], ordinal: int) -> int:
+    if stream is None:
+        return streams.current_stream(args, ordinal) if ordinal >= 0 else 0
+    return stream if stream.__class__ is int else streams.handle_of(stream)
+
+
+def _strictest(artifact: Artifact) -> tuple[Arg, ...]:
+    """The program's arguments with what the entries that get them whole ask of them: alignment, writing."""
+    args = list(artifact.args)
+    for step in artifact.steps:
+        for target, item in zip(artifact.entry(step.entry).args, step.args, strict=True):
+            if isinstance(item, tuple) and len(item) == 2 and item[0] == "arg" and isinstance(item[1], int):
+                if 0 <= item[1] < len(args):
+                    a = args[item[1]]
+                    args[item[1]] = dataclasses.replace(
+                        a, alignment=max(a.alignment, target.alignment), written=a.written or target.written)
+    return tuple(args)
+
+
+def _sizes_of(args: Sequence[Arg], values: Sequence[Sequence[Any]]) -> str:
+    return ", ".join(
+        f"{arg.name}.{f.name}={v}" for arg, fields in zip(args, values, strict=True)
+        for f, v in zip(arg.fields, fields, strict=True) if f.type not in ("ptr", "tensormap")
+    )  # fmt: skip

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Stand-ins for the cases: the fake driver's records, a torch of a few attributes, PTX with only a signature."""
+
+import ctypes
+import sys
+import types
+
+import numpy as np
+
+from kvarn import artifact as A
+from kvarn.dialect import dtypes
+
+PARAM_PTX = {"ptr": "u64", "i64": "u64", "i32": "u32", "i16": "u16", "i8": "u8", "i1": "u8", "f64": "f64", "f32": "f32",
+             "f16": "b16", "bf16": "b16", "f8e4m3": "b8", "f8e5m2": "b8", "f8e8m0": "b8"}  # fmt: skip
+LIBRARY = ctypes.CDLL("libcuda.so.1")
+for _name in ("fake_launch", "fake_stream", "fake_context"):
+    getattr(LIBRARY, _name).restype = ctypes.c_void_p
+
+
+class Launch(ctypes.Structure):
+    _fields_ = [
+        ("shape", ctypes.c_uint32 * 7), ("stream", ctypes.c_uint64), ("device", ctypes.c_int32),
+        ("attributes", ctypes.c_uint32), ("attribute", (ctypes.c_uint8 * 72) * 4), ("kernel", ctypes.c_char * 64),
+        ("bytes", ctypes.c_int32), ("params", ctypes.c_uint8 * 1024),
+    ]  # fmt: skip
+
+
+assert ctypes.sizeof(Launch) == LIBRARY.fake_launch_bytes()
+
+
+def launches():
+    return [Launch.from_address(LIBRARY.fake_launch(i)) for i in range(LIBRARY.fake_launches())]
+
+
+def last():
+    return launches()[-1]
+
+
+def count(what):
+    return LIBRARY.fake_count(what.encode())
+
+
+def params(launch, entry):
+    """The recorded parameters as numbers, by (argument, field); small floats as bits."""
+    kinds = {"ptr": "<u8", "i64": "<i8", "i32": "<i4", "i16": "<i2", "i8": "<i1", "i1": "<u1", "f64": "<f8",
+             "f32": "<f4", "f16": "<f2", "bf16": "<u2", "f8e4m3": "<u1", "f8e5m2": "<u1", "f8e8m0": "<u1"}  # fmt: skip
+    raw, offset, found = bytes(launch.params), 0, {}
+    for p in entry.params:
+        size = A.PARAM_BYTES[p.type]
+        offset += -offset % min(size, 64)
+        part = raw[offset : offset + size]
+        value = part if p.type == "tensormap" else np.frombuffer(part, kinds[p.type])[0]
+        found[entry.args[p.arg].name, p.field] = value
+        offset += size
+    assert offset == launch.bytes
+    return found
+
+
+def ptx(entries, target="sm_80", isa="8.0"):
+    def declare(p):
+        return ".param .align 64 .b8 _[128]" if p.type == "tensormap" else f".param .{PARAM_PTX[p.type]} _"
+
+    text = f".version {isa}\n.target {target}\n.address_size 64\n"
+    for e in entries:
+        text += f".visible .entry {e.name}({', '.join(map(declare, e.params))})\n{{ ret; }}\n"
+    return text
+
+
+def kernel(args, name="k", target="sm_80", isa="8.0", **entry):
+    entry.setdefault("params", A.flatten(args))
+    e = A.Entry(name, args, **entry)
+    return A.Artifact(name, target, isa, {"ptx": ptx([e], target, isa)}, [e])
+
+
+class CudaArray:
+    """Device memory as __cuda_array_interface__ shows it; the memory is the host's."""
+
+    def __init__(self, array, device=0, readonly=False, offset=0):
+        self.array, self.device = array, device
+        self.__cuda_array_interface__ = {
+            "version": 3, "shape": array.shape, "typestr": array.dtype.str, "strides": array.strides,
+            "data": (array.ctypes.data + offset, readonly),
+        }  # fmt: skip
+
+    def __dlpack_device__(self):
+        return 2, self.device
+
+
+def aligned(shape, dtype):
+    """A zeroed array that starts at a multiple of 256 bytes."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.zeros(size + 256, np.uint8)
+    start = -raw.ctypes.data % 256
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+# --- torch ---------------------------------------------------------------------------------------
+
+
+class TorchDtype:
+    def __init__(self, name):
+        self.name = name
+
+    def __repr__(self):
+        return f"torch.{self.name}"
+
+
+class TorchDevice:
+    def __init__(self, kind, index):
+        self.type, self.index = kind, index
+
+    def __eq__(self, other):
+        return (self.type, self.index) == (other.type, other.index)
+
+    def __hash__(self):
+        return hash((self.type, self.index))
+
+
+class Tensor:
+    """What the loader asks of a torch tensor."""
+
+    def __init__(self, array, dtype, device=0):
+        self.array, self.dtype, self.device = array, dtype, TorchDevice("cuda", device)
+        self.shape = array.shape
+        self._stride = tuple(s // array.itemsize for s in array.strides)
+        self._data, self.negated = array.ctypes.data, False
+
+    def data_ptr(self):
+        return self._data
+
+    def stride(self):
+        return self._stride
+
+    def is_neg(self):
+        return self.negated
+
+
+Tensor.__module__ = "torch"
+DTYPES = {name: TorchDtype(name) for name in ("float32", "bfloat16", "int32", "float16")}
+
+
+def install_torch(current):
+    """Put a torch into sys.modules whose current stream of a device is ``current[device]``."""
+    torch = types.ModuleType("torch")
+    torch.Tensor = Tensor
+    torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)
+    torch._C = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda ordinal: current[ordinal])
+    sys.modules["torch"] = torch
+
+
+def tensor(shape, dtype="float32", device=0):
+    width = {"float32": np.float32, "int32": np.int32}.get(dtype, np.uint16)
+    return Tensor(aligned(shape, width), DTYPES[dtype], device)
+
+
+N_ARG = A.Arg("n", "scalar", dtypes.i32)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Descriptions of TMA descriptors, without a driver: the numbers, and what the hardware would refuse."""
+
+import pytest
+
+from kvarn.dialect import dtypes, layout
+from kvarn.runtime import tensormap as T
+
+L, N, P, H, D = 3, 10, 16, 8, 128
+SPEC = layout.spec_of("paged", "bf16", H, D, page_size=P)
+STRIDE0 = 2 * L * P * H * D
+MLA = layout.spec_of("paged", "f8e4m3", 1, 640, page_size=64, is_mla=True)
+
+
+def fields(spec, base=4096, stride0=STRIDE0, blocks=N, capacity=None):
+    values = {"base": base, "stride0": stride0, "num_blocks": blocks, "capacity": capacity or spec.page_size}
+    return tuple(values.get(f.name, 0) for f in layout.cache_fields(spec))
+
+
+ROWS = (N - 1) * (STRIDE0 // (H * D)) + P
+
+
+def test_tile_has_a_dimension_for_rows_heads_and_depth():
+    m = T.describe_tile(SPEC, fields(SPEC), 16)
+    assert (m.dims, m.strides, m.box) == ((ROWS, H, D), (H * D, D, 1), (16, 1, 64))
+    assert m.tile == (16, 1, 128)
+    assert m.base == 4096
+    assert m.box_bytes == 16 * 64 * 2
+    odd = layout.spec_of("paged", "bf16", H, 80, page_size=P)
+    assert T.describe_tile(odd, fields(odd, stride0=P * H * 80 * 6), 8).tile == (8, 1, 128), "the depth is padded"
+    assert T.describe_tile(SPEC, fields(SPEC), 16, swizzle="none", depth=64).box == (16, 1, 8)
+
+
+def test_page_tile_covers_the_views_pages_only():
+    m = T.describe_page_tile(SPEC, fields(SPEC), 16)
+    assert (m.dims, m.strides, m.box) == ((N, P, H, D), (STRIDE0, H * D, D, 1), (1, 16, 1, 64))
+
+
+def test_every_element_of_a_page_tile_is_where_the_layout_says():
+    m = T.describe_page_tile(SPEC, fields(SPEC), 16)
+    for block, slot, head, dim in [(0, 0, 0, 0), (9, 15, 7, 127), (3, 1, 5, 64)]:
+        at = sum(i * s for i, s in zip((block, slot, head, dim), m.strides, strict=True))
+        assert at == layout.element_offset(SPEC, block, slot, head, dim, STRIDE0)
+
+
+def test_tile_rows_are_the_layouts_rows():
+    m = T.describe_tile(SPEC, fields(SPEC), 16)
+    for block, slot in [(0, 0), (9, 15), (4, 7)]:
+        row = layout.tma_row(SPEC, block * P + slot, STRIDE0)
+        assert row < m.dims[0]
+        assert row * m.strides[0] == layout.element_offset(SPEC, block, slot, 0, 0, STRIDE0)
+    assert layout.tma_row(SPEC, (N - 1) * P + P - 1, STRIDE0) == m.dims[0] - 1, "the last row is the last token"
+
+
+def test_gather4_rows():
+    f = fields(MLA, stride0=L * 64 * 640)
+    m = T.describe_gather4(MLA, f, 72, height=8, dtype=dtypes.i64)
+    assert (m.dims[1], m.strides, m.box, m.tile) == (80, (80, 1), (1, 72), (8, 72))
+    assert m.needs == "sm_100"
+    assert T.describe_gather4(MLA, f, 640, swizzle="128B", l2_promotion=128).box == (1, 128)
+
+
+def test_ragged_tile_starts_before_the_view():
+    m = T.describe_ragged_tile(SPEC, fields(SPEC, base=1 << 20), 64)
+    assert m.dims == (ROWS + 1, H, 64, D)
+    assert m.strides == (H * D, D, H * D, 1)
+    assert m.base == (1 << 20) - 64 * H * D * 2
+    # Coordinates (row + n, head, BM - n, d): line i of the box is row + i.
+    r0, n, i = 40, 5, 3
+    assert (r0 + n) * m.strides[0] + (64 - n + i) * m.strides[2] - 64 * H * D == (r0 + i) * H * D
+
+
+def test_rope_parts_come_after_the_content():
+    f = fields(MLA, stride0=L * 64 * 640)
+    m = T.describe_rope_tile(MLA, f, 64, 512, 64)
+    assert (m.dims[1:], m.strides, m.box, m.base) == ((1, 320), (320, 320, 1), (64, 1, 64), 4096 + 512)
+    assert m.dtype == dtypes.bf16
+    m = T.describe_rope_gather4(MLA, f, 512, 64, swizzle="128B")
+    assert (m.dims[1], m.strides, m.box) == (64, (320, 1), (1, 64))
+
+
+def test_scales_are_one_row():
+    m = T.describe_scales(dtypes.f32, 4096, 1024, 64)
+    assert (m.dims, m.strides, m.box) == ((1, 1024), (1024, 1), (1, 64))
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: T.describe_tile(SPEC, fields(SPEC, base=8), 16), "the address must be a multiple of 16, got 0x8"),
+    (lambda: T.describe_tile(SPEC, fields(SPEC), 32), "must not cross a page of 16 tokens, got 32"),
+    (lambda: T.describe_page_tile(SPEC, fields(SPEC), 32), "must not cross a page of 16 tokens, got 32"),
+    (lambda: T.describe_tile(SPEC, fields(SPEC), 16, depth=100), r"multiple of 64 elements \(swizzle 128B\), got 100"),
+    (lambda: T.describe_tile(SPEC, fields(SPEC), 16, swizzle="256B"), "swizzle must be one of none, 32B"),
+    (lambda: T.describe_tile(SPEC, fields(SPEC, blocks=0), 16), "at least one block"),
+    (lambda: T.describe_tile(SPEC, (1, 2), 16), "fields must be those of a cache"),
+    (lambda: T.describe_gather4(MLA, fields(MLA, stride0=64 * 640), 640), "box must be 1 to 256 in each dimension"),
+    (lambda: T.describe_gather4(MLA, fields(MLA, stride0=64 * 640), 641), "width must be from 1 to the row pitch 640"),
+    (lambda: T.describe_gather4(MLA, fields(MLA, stride0=64 * 640), 64, height=6), "multiple of 4, got 6"),
+    (lambda: T.describe_gather4(MLA, fields(MLA, stride0=64 * 640), 64, row_pitch=600), "row of 640 bytes, got 600"),
+    (lambda: T.describe_ragged_tile(SPEC, fields(SPEC), 64), "must be mapped, got a cache at 0x1000"),
+    (lambda: T.describe_rope_tile(MLA, fields(MLA, stride0=64 * 640), 64, 500, 64), "which makes 628"),
+    (lambda: T.describe_rope_tile(SPEC, fields(SPEC), 16, 64, 32), "needs an 8-bit cache, got bf16"),
+    (lambda: T.describe_scales(dtypes.f32, 4096, 1022, 64), "multiple of 4, got 1022"),
+    (lambda: T.TensorMap(dtypes.f32, (8, 6), (6, 1), (1, 4), 0, (1, 4)), "multiples of 16 bytes below .* got 6"),
+    (lambda: T.TensorMap(dtypes.f32, (8, 8), (8, 2), (1, 4), 0, (1, 4)), "contiguous, got a stride of 2"),
+    (lambda: T.TensorMap(dtypes.f32, (8, 8), (8, 1), (1, 2), 0, (1, 2)), "multiple of 16 bytes, got 2 x 4 bytes"),
+    (lambda: T.TensorMap(dtypes.f32, (8, 64), (64, 1), (1, 64), 0, (1, 64), "128B"), "at most the 128 bytes"),
+    (lambda: T.TensorMap(dtypes.bool_, (16,), (1,), (16,), 0, (16,)), "dtype must be one of"),
+    (lambda: T.TensorMap(dtypes.u8, (1,) * 6, (1,) * 6, (1,) * 6, 0, (1,)), "rank must be 1 to 5"),
+])  # fmt: skip
+def test_what_the_hardware_refuses_is_refused_with_a_reason(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
