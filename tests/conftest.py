@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What all tests share: the gpu marker, a private compile cache, and no run that tested nothing."""
+
+import functools
+
+import pytest
+
+
+@functools.cache
+def _no_gpu() -> str:
+    """Why GPU tests cannot run here; empty when they can."""
+    try:
+        from kvarn.runtime import driver
+    except ImportError as error:
+        return f"kvarn.runtime.driver cannot be imported: {error}"
+    status = driver.status()
+    return "" if status.usable else status.reason
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") is not None and _no_gpu():
+        pytest.skip(f"needs a GPU: {_no_gpu()}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_cache(tmp_path_factory):
+    """Tests neither use nor fill the user's compile cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVARN_CACHE_DIR", str(tmp_path_factory.mktemp("kvarn-cache")))
+        yield
+
+
+class _Outcomes:
+    """Counts what happened; in a distributed run the reports arrive in the controlling process."""
+
+    def __init__(self):
+        self.ran = self.skipped = 0
+
+    def pytest_runtest_logreport(self, report):
+        if report.skipped:
+            self.skipped += 1
+        elif report.when == "call" or report.failed:
+            self.ran += 1
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session, exitstatus):
+        if self.skipped and not self.ran and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if self.skipped and not self.ran:
+            terminalreporter.write_line("every test was skipped: nothing was tested", red=True)
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Outcomes(), "kvarn-outcomes")

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The rules of the tree: who may import whom, which files belong together, what every file carries."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = {"kvarn.dialect": ROOT / "dialect", "kvarn.lowering": ROOT / "lowering", "kvarn": ROOT / "python" / "kvarn"}
+FOLDERS = ("dialect", "lowering", "python", "tests", "bench", "examples")
+SPDX = "SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception"
+MOST_LINES = 600
+
+MLIR = {"mlir"}
+NUMERIC = {"numpy", "ml_dtypes"}
+CUDA = {"cuda"}
+PURE_DIALECT = {"kvarn.dialect.layout", "kvarn.dialect.dtypes"}
+BASE = {"kvarn.errors", "kvarn.env", "kvarn._version"}
+RUNTIME_SIDE = {"kvarn.artifact", "kvarn.cache", "kvarn.caches", "kvarn.manager", "kvarn.runtime"}
+EVERYTHING = {"kvarn", *MLIR, *NUMERIC}
+
+# What docs/architecture.md allows, by the longest prefix that fits the importing module. The standard library and a
+# package's own modules are always allowed. "lazy" may be imported inside functions only.
+ALLOWED = {
+    "kvarn": {"now": {*BASE, *PURE_DIALECT}, "lazy": EVERYTHING},
+    "kvarn.errors": {"now": set(), "lazy": {"kvarn.env", *MLIR}},
+    "kvarn.env": {"now": set(), "lazy": set()},
+    "kvarn.dialect": {"now": MLIR, "lazy": set()},
+    "kvarn.dialect.dtypes": {"now": set(), "lazy": {*NUMERIC, "kvarn.dsl.values"}},  # kv.f32(x) in a kernel is a cast
+    "kvarn.dialect.layout": {"now": {"kvarn.dialect.dtypes"}, "lazy": set()},
+    "kvarn.lowering": {"now": {"kvarn.dialect", "kvarn.dsl", *BASE, *MLIR}, "lazy": set()},
+    "kvarn.dsl": {"now": {"kvarn.dialect", *BASE, *MLIR}, "lazy": set()},
+    **{name: {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": CUDA} for name in RUNTIME_SIDE},
+    "kvarn.runtime.host": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.dialect", *MLIR}},
+    "kvarn.compile": {"now": EVERYTHING, "lazy": CUDA},
+    "kvarn.ops": {"now": EVERYTHING, "lazy": CUDA},
+    "kvarn.tools": {"now": EVERYTHING, "lazy": CUDA},
+    "kvarn.demo": {"now": EVERYTHING, "lazy": {*CUDA, "gguf", "torch"}},
+}
+
+
+def _listed() -> list[Path]:
+    """The tree's files: what git tracks or would track; without git, what lies in the folders."""
+    git = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    try:
+        names = subprocess.run(git, capture_output=True, text=True, check=True).stdout.split("\0")
+        found = [ROOT / name for name in names if name]
+    except (OSError, subprocess.CalledProcessError):
+        found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts]
+        found += [path for path in ROOT.iterdir() if path.is_file()]
+    return sorted(path for path in found if path.is_file() and not path.is_symlink())
+
+
+FILES = _listed()
+PYTHON = [path for path in FILES if path.suffix == ".py"]
+LIT_ONLY = (".mlir", ".test")
+CODE = [path for path in FILES if path.suffix in (".py", ".cpp", ".h", *LIT_ONLY)]
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _module(path: Path) -> str | None:
+    """The dotted name under which a file of the package is imported; None outside it."""
+    for package, folder in SOURCES.items():
+        if path.is_relative_to(folder):
+            parts = [package, *path.relative_to(folder).with_suffix("").parts]
+            return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return None
+
+
+MODULES = {name: path for path in PYTHON if (name := _module(path)) is not None}
+
+
+def _within(name: str, prefixes: set[str]) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def _type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _imports(name: str, path: Path) -> list[tuple[str, bool, int]]:
+    """(imported module, whether inside a function, line); what only type checkers read is left out."""
+    found: list[tuple[str, bool, int]] = []
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+
+    def visit(node: ast.AST, lazy: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            if _type_checking(child):
+                continue
+            if isinstance(child, ast.Import):
+                found.extend((alias.name, lazy, child.lineno) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                base = package[: len(package) - child.level + 1] if child.level else []
+                stem = ".".join([*base, *([child.module] if child.module else [])])
+                for alias in child.names:
+                    full = f"{stem}.{alias.name}"
+                    found.append((full if full in MODULES or stem == "kvarn" else stem, lazy, child.lineno))
+            visit(child, lazy or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)))
+
+    visit(ast.parse(path.read_text()), False)
+    return found
+
+
+def _rule(name: str) -> tuple[str, dict[str, set[str]]]:
+    key = max((key for key in ALLOWED if _within(name, {key})), key=len)
+    return key, ALLOWED[key]
+
+
+def test_a_file_imports_only_what_its_folder_may():
+    wrong = []
+    for name, path in MODULES.items():
+        key, rule = _rule(name)
+        own = set() if key in ("kvarn", "kvarn.dialect.dtypes", "kvarn.dialect.layout") else {key}
+        for imported, lazy, line in _imports(name, path):
+            if imported.partition(".")[0] in sys.stdlib_module_names or _within(imported, own | rule["now"]):
+                continue
+            if lazy and _within(imported, rule["lazy"]):
+                continue
+            when = "inside functions only" if _within(imported, rule["lazy"]) else "never"
+            wrong.append(f"{_name(path)}:{line}: {key} may import {imported} {when}")
+    assert not wrong, "\n".join(dict.fromkeys(wrong))
+
+
+def test_importing_kvarn_is_cheap():
+    code = "import sys, kvarn; print(*sorted({m.partition('.')[0] for m in sys.modules} & {'mlir', 'cuda', 'torch'}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("module", ["kvarn.artifact", "kvarn.caches", "kvarn.cache", "kvarn.runtime"])
+def test_the_runtime_runs_without_mlir(module):
+    """An artifact must run on a machine that has no mlir."""
+    if module not in MODULES:
+        pytest.skip(f"{module} does not exist")
+    code = f"import sys; sys.modules['mlir'] = None; import {module}; assert 'kvarn.lowering' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _passes() -> list[Path]:
+    """The files of lowering/ that define a pass."""
+
+    def is_pass(node: ast.AST) -> bool:
+        return isinstance(node, ast.FunctionDef) and any("kv_pass" in ast.unparse(d) for d in node.decorator_list)
+
+    files = (path for path in PYTHON if path.parent == ROOT / "lowering")
+    return [path for path in files if any(is_pass(node) for node in ast.parse(path.read_text()).body)]
+
+
+PASSES = _passes()
+
+
+def test_there_are_passes():
+    assert PASSES
+
+
+@pytest.mark.parametrize("stem", [path.stem for path in PASSES])
+def test_a_pass_has_a_lit_test_of_its_name(stem):
+    test = ROOT / "tests" / "lowering" / f"{stem}.mlir"
+    assert test.is_file(), f"{_name(test)} is missing"
+    option = "--" + stem.replace("_", "-")
+    assert re.search(rf"RUN:.*{option}|RUN:.*pass-pipeline=.*{option[2:]}", test.read_text()), (
+        f"no RUN line has {option}"
+    )
+
+
+@pytest.mark.parametrize("stem", [path.stem for path in PASSES])
+def test_a_pass_is_in_the_pipeline_and_in_the_registry(stem):
+    name = stem.replace("_", "-")
+    pipeline = (ROOT / "lowering" / "pipeline.py").read_text()
+    assert re.search(rf"[\"']{name}[\"'{{]", pipeline), f"lowering/pipeline.py has no line for {name}"
+    assert name in importlib.import_module("kvarn.lowering").NAMES
+
+
+@pytest.mark.parametrize("stem", [path.stem for path in PASSES])
+def test_a_pass_shows_its_before_and_after(stem):
+    doc = ast.get_docstring(ast.parse((ROOT / "lowering" / f"{stem}.py").read_text())) or ""
+    if stem.startswith(("verify_", "check_")):
+        assert doc
+        return
+    assert re.search(r"^Before\b", doc, re.M), "the module docstring has no Before"
+    assert re.search(r"^After\b", doc, re.M), "the module docstring has no After"
+
+
+def test_the_registry_names_no_pass_without_a_file():
+    names = importlib.import_module("kvarn.lowering").NAMES
+    assert sorted(names) == sorted(path.stem.replace("_", "-") for path in PASSES)
+
+
+def test_every_lowering_test_belongs_to_a_pass():
+    tests = {path.stem for path in FILES if path.parent == ROOT / "tests" / "lowering" and path.suffix == ".mlir"}
+    assert tests <= {path.stem for path in PASSES}
+
+
+def test_every_operation_has_a_docstring():
+    dialect = importlib.import_module("kvarn.dialect.base").Kv
+    importlib.import_module("kvarn.dialect.kv")
+    assert dialect.operations
+    missing = [op.__name__ for op in dialect.operations if not (op.__dict__.get("__doc__") or "").strip()]
+    assert not missing, f"without a docstring: {', '.join(missing)}"
+
+
+def test_a_source_file_starts_with_the_licence():
+    sources = [path for path in CODE if path.suffix not in LIT_ONLY]
+    wrong = [_name(path) for path in sources if not any(SPDX in line for line in _lines(path)[:2])]
+    assert not wrong, f"the first line must say {SPDX}:\n" + "\n".join(wrong)
+
+
+def test_a_file_is_not_too_long():
+    wrong = [f"{_name(path)}: {len(_lines(path))} lines" for path in CODE if len(_lines(path)) > MOST_LINES]
+    assert not wrong, f"more than {MOST_LINES} lines, split it:\n" + "\n".join(wrong)
+
+
+def test_a_python_file_says_what_it_is():
+    wrong = [_name(path) for path in PYTHON if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert not wrong, "the module docstring is missing:\n" + "\n".join(wrong)
+
+
+def test_a_python_file_imports_no_stars():
+    files = (path for path in PYTHON if path != ROOT / "dialect" / "kv.py")
+    wrong = [_name(path) for path in files if any(map(_is_star, ast.walk(ast.parse(path.read_text()))))]
+    assert not wrong, "import * in:\n" + "\n".join(wrong)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def _is_star(node: ast.AST) -> bool:
+    return isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
+
+
+# A home or a workspace folder of whoever wrote the file; documentation writes ~ or a relative path.
+MACHINE_PATH = re.compile(r"(?<![\w.$}~-])/(?:home|root|Users|work|workspace)/[\w.]")
+
+
+def test_no_file_names_a_path_of_one_machine():
+    wrong = []
+    for path in FILES:
+        if path.suffix in (".png", ".svg", ".gguf", ".so", ".cubin"):
+            continue
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if MACHINE_PATH.search(line):
+                wrong.append(f"{_name(path)}:{number}: {line.strip()[:100]}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import os, mlir.ir", [("os", False), ("mlir.ir", False)]),
+        ("from . import layout", [("kvarn.dialect.layout", False)]),
+        ("from ..dialect.layout import x", [("kvarn.dialect.layout", False)]),
+        ("def f():\n    import cuda.core", [("cuda.core", True)]),
+        ("if TYPE_CHECKING:\n    import mlir", []),
+    ],
+)
+def test_the_import_reader_reads_imports(tmp_path, source, expected):
+    path = tmp_path / "probe.py"
+    path.write_text(source)
+    assert [found[:2] for found in _imports("kvarn.dialect.probe", path)] == expected
