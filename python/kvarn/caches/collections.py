@@ -234,46 +234,65 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
         quantization_granularity: int = 1,
     ) -> None:
         self.blocks, self.cache_lengths, self.lookup_table, self.scales = blocks, cache_lengths, lookup_table, scales
-        dims = ("pages", "2 (1 for MLA)", "layers", "page_size", "heads", "head_size")
-        data, strides = checks.pool(blocks, "blocks", dims, outer=3)
-        pages, halves, layers, page_size, heads, size = data.shape
-        if halves not in (1, 2):
-            raise ValueError(
-                f"blocks must have extent 2 (K and V) or 1 (MLA) in dimension 1, got shape {tuple(data.shape)}"
-            )
-        checks.aligned(data, 16, "blocks")
+        spec, views, at = paged_pool(blocks, scales, quantization_granularity)
         lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
         table, table_strides = checks.table(lookup_table, "lookup_table", ("sequences", "columns"))
-        views = {"blocks": data, "cache_lengths": lengths, "lookup_table": table}
-        scale_view, scale_strides = checked_scales(
-            scales, quantization_granularity, data.shape[:5], size, (*dims[:5], "granules"), 3
-        )
-        if scale_view is not None:
-            views["scales"] = scale_view
-        spec = layout.spec_of(
-            PAGED, data.dtype, heads, size, page_size=page_size, is_mla=halves == 1,
-            scale_dtype=None if scale_view is None else scale_view.dtype,
-            granularity=1 if scale_view is None else quantization_granularity,
-        )  # fmt: skip
+        views = {"blocks": views["blocks"], "cache_lengths": lengths, "lookup_table": table, **views}
         checks.same_device(views.items())
         batch = checks.sequences(lengths, table.shape[0], "lookup_table")
         longest = checks.count(max_cache_length, "max_cache_length")
-        checks.table_covers(table.shape[1], page_size, longest, batch)
-        at = _shared(
-            views, strides[0], pages, page_size, table, table_strides[0], table.shape[1], batch,
+        checks.table_covers(table.shape[1], spec.page_size, longest, batch)
+        at |= _shared(
+            views, at["stride0"], at["num_blocks"], spec.page_size, table, table_strides[0], table.shape[1], batch,
             checks.count(max_seq_length, "max_seq_length"), longest,
         )  # fmt: skip
-        at |= {
-            "blocks": data.data,
-            "num_layers": layers,
-            "kv_stride": strides[1],
-            "layer_stride": strides[2],
-            "lookup_layer_stride": 0,
-        }
-        if scale_view is not None:
-            names = ("scales_stride0", "scales_kv_stride", "scales_layer_stride")
-            at |= {"scales": scale_view.data, **dict(zip(names, scale_strides, strict=False))}
         self._bind(spec, views, at)
+
+
+def paged_pool(blocks: Any, scales: Any, granularity: int) -> tuple[CacheSpec, dict[str, BufferView], dict[str, int]]:
+    """Check a pool of pages and its scales.
+
+    Parameters
+    ----------
+    blocks : array-like [N, 2, L, P, H, D]
+        Extent 1 in dimension 1: MLA.
+    scales : array-like [N, 2, L, P, H, G] or None
+    granularity : int
+
+    Returns
+    -------
+    tuple
+        The spec; the views by name; the run-time fields that the pool alone gives.
+    """
+    dims = ("pages", "2 (1 for MLA)", "layers", "page_size", "heads", "head_size")
+    data, strides = checks.pool(blocks, "blocks", dims, outer=3)
+    pages, halves, layers, page_size, heads, size = data.shape
+    if halves not in (1, 2):
+        raise ValueError(
+            f"blocks must have extent 2 (K and V) or 1 (MLA) in dimension 1, got shape {tuple(data.shape)}"
+        )
+    checks.aligned(data, 16, "blocks")
+    views = {"blocks": data}
+    at = {
+        "blocks": data.data,
+        "stride0": strides[0],
+        "num_blocks": pages,
+        "num_layers": layers,
+        "kv_stride": strides[1],
+        "layer_stride": strides[2],
+        "lookup_layer_stride": 0,
+    }
+    scale_view, scale_strides = checked_scales(scales, granularity, data.shape[:5], size, (*dims[:5], "granules"), 3)
+    if scale_view is not None:
+        views["scales"] = scale_view
+        names = ("scales_stride0", "scales_kv_stride", "scales_layer_stride")
+        at |= {"scales": scale_view.data, **dict(zip(names, scale_strides[:3], strict=True))}
+    spec = layout.spec_of(
+        PAGED, data.dtype, heads, size, page_size=page_size, is_mla=halves == 1,
+        scale_dtype=None if scale_view is None else scale_view.dtype,
+        granularity=1 if scale_view is None else granularity,
+    )  # fmt: skip
+    return spec, views, at
 
 
 class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKVCache]):

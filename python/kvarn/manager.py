@@ -1,0 +1,592 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which pages belong to whom: a manager of the pool of a paged cache.
+
+:class:`PagedKVCacheManager` hands pages to requests, builds the lookup tables of a step, shares pages between requests
+that begin alike (prefix caching) or were forked, and takes them back. It works on the host with page *numbers*; the
+pool itself may be anywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvarn.caches import KVCacheStaticParams, PagedKVCacheCollection
+from kvarn.caches.checks import count
+from kvarn.caches.collections import paged_pool
+from kvarn.dialect import dtypes, layout
+from kvarn.dialect.layout import cdiv
+from kvarn.page_pool import InsufficientBlocksError, PagePool, Request, as_bytes, chain, chain_root, token_list
+
+
+@dataclass(frozen=True)
+class RuntimeInputs:
+    """What the kernels of one step take. Row b of everything is the b-th request of the call.
+
+    Attributes
+    ----------
+    lookup_table : numpy.ndarray
+        [B, columns], contiguous; columns are ``layout.lookup_columns`` of the longest sequence. Entries past a
+        sequence's pages hold the null page.
+    cache_lengths : numpy.ndarray
+        [B]: tokens cached before the step.
+    row_offsets : numpy.ndarray
+        [B+1]: the rows of each request's new tokens in the ragged batch.
+    max_prompt_length, max_cache_length : int
+        Longest new, and longest cached + new, tokens (or the bounds that the caller gave).
+    null_page : int
+        The reserved page: what a table's entry without a page holds, and the ``invalid_id`` of sparse indices.
+    collection : PagedKVCacheCollection or None
+        Over the pool and the uploaded tables; None when the pool is on a device and no ``upload`` was given.
+    uploaded_row_offsets : array-like or None
+        ``row_offsets`` where the pool is; None like ``collection``.
+    """
+
+    lookup_table: np.ndarray
+    cache_lengths: np.ndarray
+    row_offsets: np.ndarray
+    max_prompt_length: int
+    max_cache_length: int
+    null_page: int
+    collection: PagedKVCacheCollection | None = None
+    uploaded_row_offsets: Any = None
+
+
+class PagedKVCacheManager:
+    """Manages the pages of one pool (one replica). Not safe to call from several threads at once.
+
+    The life of a request::
+
+        manager.claim(r, prompt_tokens)
+        while not finished:
+            manager.alloc(r)                              # pages for what is not processed; reuses cached prefixes
+            inputs = manager.runtime_inputs([r, ...])     # tables of this step
+            ...                                           # run the model: inputs.collection, inputs.row_offsets
+            manager.extend(r, [next_token])
+            manager.step([r, ...])                        # its tokens are in the pages now
+        manager.release(r)
+
+    Parameters
+    ----------
+    blocks : array-like [N + 1, 2, L, P, H, D], optional
+        The pool (extent 1 in dimension 1: MLA), anywhere, of N usable pages. Page N is the *null page*: it belongs to
+        nobody, and pads the lookup tables. Without blocks a zeroed NumPy pool is made from ``params`` to ``dtype``.
+    params : KVCacheStaticParams, optional
+    num_layers : int, optional
+    num_pages : int, optional
+        N: usable pages; one more is allocated.
+    page_size : int
+        Tokens of a page, P.
+    dtype : DType or what ``dtypes.of`` takes
+        Storage type.
+    scales : array-like [N + 1, 2, L, P, H, G], optional
+        With ``blocks``: its quantization scales.
+    scale_dtype : DType, optional
+        Without ``blocks``: quantize, with scales of this type.
+    quantization_granularity : int
+        Elements of the head dimension that share a scale; it must divide D.
+    max_batch_size : int, optional
+        Most requests of a step.
+    prefix_caching : bool
+        Share full pages between requests whose tokens begin alike, also after their release.
+    salt : str or bytes
+        Requests of managers or claims with other salts never share (a tenant, an adapter, a model's version).
+    copy_pages : callable, optional
+        ``copy_pages(source, destination)``, int32 arrays [n] of page numbers: copies whole pages, all layers, before
+        any later launch on the pool. Forking needs it; default for a NumPy pool: done in place.
+    upload : callable, optional
+        ``upload(array)`` gives a NumPy array's contents where the pool is. It is called for the lookup table, the
+        lengths and the row offsets of each step, whose arrays are fresh and never written again, so that it may copy
+        asynchronously, and into buffers of its own that a captured graph reads. Default for a pool on the host: the
+        array itself.
+    table_dtype : numpy dtype
+        uint32 or int32, of tables, lengths and offsets.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If the parameters do not fit together, or the pool is not one that a collection takes.
+    """
+
+    def __init__(
+        self,
+        blocks: Any = None,
+        *,
+        params: KVCacheStaticParams | None = None,
+        num_layers: int | None = None,
+        num_pages: int | None = None,
+        page_size: int = 128,
+        dtype: Any = "bf16",
+        scales: Any = None,
+        scale_dtype: Any = None,
+        quantization_granularity: int = 1,
+        max_batch_size: int | None = None,
+        prefix_caching: bool = False,
+        salt: str | bytes = b"",
+        copy_pages: Callable[[np.ndarray, np.ndarray], Any] | None = None,
+        upload: Callable[[np.ndarray], Any] | None = None,
+        table_dtype: Any = np.uint32,
+    ) -> None:
+        if blocks is None:
+            if params is None or num_layers is None or num_pages is None:
+                raise ValueError("a manager needs blocks, or params, num_layers and num_pages to allocate them")
+            if count(num_pages, "num_pages") < 1:
+                raise ValueError(f"num_pages must be positive, got {num_pages}")
+            granularity = quantization_granularity
+            outer = (num_pages + 1, 1 if params.is_mla else 2, num_layers, page_size, params.num_heads)
+            blocks = np.zeros((*outer, params.head_size), dtypes.of(dtype).numpy)
+            if scale_dtype is not None:
+                granules = cdiv(params.head_size, max(1, granularity))
+                scales = np.zeros((*outer, granules), dtypes.of(scale_dtype).numpy)
+        elif params is not None or num_layers is not None or num_pages is not None or scale_dtype is not None:
+            raise ValueError("params, num_layers, num_pages and scale_dtype go without blocks, which say them already")
+        spec, views, at = paged_pool(blocks, scales, quantization_granularity)
+        if spec.quantized and spec.head_size % spec.granularity:
+            raise ValueError(
+                f"quantization_granularity must divide the head size {spec.head_size}, got {spec.granularity}"
+            )
+        if at["num_blocks"] < 2:
+            raise ValueError(f"blocks must have a page besides the null page, got {at['num_blocks']} in all")
+        if np.dtype(table_dtype) not in (np.dtype(np.uint32), np.dtype(np.int32)):
+            raise TypeError(f"table_dtype must be uint32 or int32, got {np.dtype(table_dtype)}")
+        if max_batch_size is not None and count(max_batch_size, "max_batch_size") < 1:
+            raise ValueError(f"max_batch_size must be positive, got {max_batch_size}")
+        on_numpy = all(isinstance(v.owner, np.ndarray) for v in views.values())
+        self.blocks, self.scales, self.cache_spec = blocks, scales, spec
+        self.page_size, self.num_layers = spec.page_size, at["num_layers"]
+        self.total_num_pages = self.null_page = at["num_blocks"] - 1
+        self.max_batch_size, self.prefix_caching = max_batch_size, prefix_caching
+        self.table_dtype = np.dtype(table_dtype)
+        self._salt = as_bytes(salt)
+        self._copy_pages = copy_pages or (self._copy_on_host if on_numpy else None)
+        self._upload = upload or ((lambda array: array) if views["blocks"].on_host else None)
+        self._pages = PagePool(self.total_num_pages)
+        self._requests: dict[Hashable, Request] = {}
+
+    # --- queries ---
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that nobody uses; some may still be cached."""
+        return len(self._pages.free)
+
+    @property
+    def num_cached_pages(self) -> int:
+        """Pages, used or free, whose content is known by its tokens."""
+        return len(self._pages.page_of)
+
+    def __contains__(self, request: Hashable) -> bool:
+        return request in self._requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def pages(self, request: Hashable) -> tuple[int, ...]:
+        """Page numbers of a request, in the order of its tokens."""
+        return tuple(self._get(request).pages)
+
+    def processed(self, request: Hashable) -> int:
+        """Tokens of a request that are in its pages."""
+        return self._get(request).processed
+
+    def active(self, request: Hashable) -> int:
+        """Tokens of a request that are still to be processed."""
+        found = self._get(request)
+        return len(found.tokens) - found.processed
+
+    def tokens(self, request: Hashable) -> tuple[int | None, ...]:
+        """Tokens of a request; None for one that is not known yet."""
+        return tuple(self._get(request).tokens)
+
+    # --- the life of a request ---
+
+    def claim(
+        self, request: Hashable, tokens: Sequence[int] | int = (), *, salt: str | bytes = b"", dummy: bool = False
+    ) -> None:
+        """Begin a request.
+
+        Parameters
+        ----------
+        request : hashable
+            Its name.
+        tokens : sequence of int, or int
+            The prompt; an int stands for that many tokens that the manager is not told (they are never shared).
+        salt : str or bytes
+            Added to the manager's.
+        dummy : bool
+            A request that fills up a batch: it owns the null page, one token a step, and never grows.
+
+        Raises
+        ------
+        ValueError
+            If the request is already claimed.
+        """
+        if request in self._requests:
+            raise ValueError(f"request {request!r} must not be claimed twice; release it first")
+        root = chain_root(self._salt, as_bytes(salt))
+        if dummy:
+            if isinstance(tokens, int) or len(tokens):
+                raise ValueError("a dummy request takes no tokens")
+            self._requests[request] = Request([None], root, [self.null_page], dummy=True)
+            return
+        self._requests[request] = Request(token_list(tokens), root)
+
+    def extend(self, request: Hashable, tokens: Sequence[int] | int) -> None:
+        """Add tokens to a request, as sampled; an int stands for that many tokens that are not known yet."""
+        found = self._get(request)
+        if not found.dummy:
+            found.tokens.extend(token_list(tokens))
+
+    def realise(self, request: Hashable, tokens: Sequence[int]) -> None:
+        """Tell the first tokens that were not known.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer such tokens.
+        """
+        found = self._get(request)
+        unknown = [i for i, token in enumerate(found.tokens) if token is None]
+        if len(tokens) > len(unknown):
+            raise ValueError(
+                f"tokens must be at most the {len(unknown)} that request {request!r} awaits, got {len(tokens)}"
+            )
+        for i, token in zip(unknown, token_list(tokens), strict=False):
+            found.tokens[i] = token
+
+    def alloc(self, request: Hashable, max_new: int | None = None, *, num_draft: int = 0) -> int:
+        """Give a request the pages of its next step.
+
+        Takes cached pages that hold what the request would compute next (always leaving it one token to process),
+        makes its own copy of a page that others read and the step would write, and adds free pages.
+
+        Parameters
+        ----------
+        request : hashable
+        max_new : int, optional
+            Most tokens to process in the step (chunked prefill); default all.
+        num_draft : int
+            Speculative tokens to leave room for, beyond those.
+
+        Returns
+        -------
+        int
+            Tokens that cached pages saved: ``processed`` has advanced by them.
+
+        Raises
+        ------
+        InsufficientBlocksError
+            If the request would not fit the whole pool, or too few pages are free. Nothing has changed then.
+        ValueError
+            If the request is not claimed or has nothing to process.
+        """
+        found = self._get(request)
+        if found.dummy:
+            found.planned = 1
+            return 0
+        if max_new is not None and count(max_new, "max_new") < 1:
+            raise ValueError(f"max_new must be positive, got {max_new}")
+        count(num_draft, "num_draft")
+        if found.processed >= len(found.tokens):
+            raise ValueError(f"request {request!r} has no token to process; extend it first")
+        hits = self._cached_continuation(found)
+        kept = len(found.hashes) if hits else len(found.pages)
+        processed = (len(found.hashes) + len(hits)) * self.page_size if hits else found.processed
+        new = min(len(found.tokens) - processed, sys.maxsize if max_new is None else max_new)
+        wanted = cdiv(processed + new + num_draft, self.page_size)
+        # After a hit the step begins on a fresh page. Else it may begin in a page that a fork or the cache shares.
+        copied = (
+            [] if hits else [i for i in range(processed // self.page_size, kept) if self._is_shared(found.pages[i])]
+        )
+        fresh = max(0, wanted - kept - len(hits))
+        free, needed = self._pages.free, fresh + len(copied)
+        # A page of the request's own may be a hit too, when a fork's other side filled it: that one stays in use.
+        released = sum(self._pages.references[page] == 1 for page in found.pages[kept:] if page not in hits)
+        available = len(free) + released - sum(self._pages.references[page] == 0 for page in hits)
+        if wanted > self.total_num_pages or needed > available:
+            raise InsufficientBlocksError(
+                f"request {request!r} needs {needed} more pages for {processed + new + num_draft} tokens "
+                f"({wanted} pages of {self.page_size}), but {available} of {self.total_num_pages} are free; release "
+                f"requests, or allocate a larger pool",
+                needed,
+                available,
+            )
+        for page in hits:
+            self._pages.share(page)
+        for page in reversed(found.pages[kept:]):
+            self._pages.drop(page)
+        del found.pages[kept:]
+        found.pages += hits
+        found.hashes += [self._pages.hash_of[page] for page in hits]
+        self._own_copies(found, copied)
+        found.pages += [self._pages.take() for _ in range(fresh)]
+        saved, found.processed, found.planned = processed - found.processed, processed, new
+        return saved
+
+    def runtime_inputs(
+        self,
+        requests: Iterable[Hashable],
+        *,
+        num_draft: int = 0,
+        max_prompt_length: int | None = None,
+        max_cache_length: int | None = None,
+    ) -> RuntimeInputs:
+        """The tables of a step over requests that were allocated for it.
+
+        Parameters
+        ----------
+        requests : iterable of hashable
+            In the order of the batch.
+        num_draft : int
+            Speculative tokens that each request processes besides its own.
+        max_prompt_length, max_cache_length : int, optional
+            Upper bounds to use in place of the real maxima, so that a captured graph fits later steps too.
+
+        Raises
+        ------
+        ValueError
+            If a request is not claimed, comes twice, or was not allocated for the step; the batch exceeds
+            ``max_batch_size``; a bound is below the real maximum, or beyond the pool.
+        """
+        names, batch = self._batch(requests)
+        if self.max_batch_size is not None and len(batch) > self.max_batch_size:
+            raise ValueError(
+                f"a step must have at most max_batch_size = {self.max_batch_size} requests, got {len(batch)}"
+            )
+        count(num_draft, "num_draft")
+        for name, request in zip(names, batch, strict=True):
+            self._check_ready(name, request, num_draft)
+        lengths = [request.processed for request in batch]
+        new = [request.planned + (0 if request.dummy else num_draft) for request in batch]
+        longest_new = _bound(max(new, default=0), max_prompt_length, "max_prompt_length")
+        totals = [c + n for c, n in zip(lengths, new, strict=True)]
+        longest = _bound(max(totals, default=0), max_cache_length, "max_cache_length")
+        if cdiv(longest, self.page_size) > self.total_num_pages:
+            raise ValueError(
+                f"max_cache_length must fit the pool's {self.total_num_pages * self.page_size} tokens, got {longest}"
+            )
+        columns = layout.lookup_columns(longest, self.page_size)
+        table = np.full((len(batch), columns), self.null_page, self.table_dtype)
+        for row, request, total in zip(table, batch, totals, strict=True):
+            used = request.pages[: cdiv(total, self.page_size)]
+            row[: len(used)] = used
+        cache_lengths = np.array(lengths, self.table_dtype)
+        offsets = np.zeros(len(batch) + 1, self.table_dtype)
+        np.cumsum(new, out=offsets[1:])
+        collection = uploaded = None
+        if self._upload is not None:
+            collection = PagedKVCacheCollection(
+                self.blocks, self._upload(cache_lengths), self._upload(table), longest_new, longest, self.scales,
+                self.cache_spec.granularity,
+            )  # fmt: skip
+            uploaded = self._upload(offsets)
+        return RuntimeInputs(table, cache_lengths, offsets, longest_new, longest, self.null_page, collection, uploaded)
+
+    def step(self, requests: Iterable[Hashable], accepted: Mapping[Hashable, int] | None = None) -> None:
+        """The step has run (or is ordered before any later use of the pool): its tokens are in the pages.
+
+        With prefix caching, pages that are full of known tokens become shared; one whose content is already cached in
+        another page is given back and the other taken.
+
+        Parameters
+        ----------
+        requests : iterable of hashable
+            Those of the step.
+        accepted : mapping, optional
+            Tokens of the step that stay, for requests where that is not what ``alloc`` planned: fewer, or more by
+            accepted drafts (which must have been added with ``extend``).
+
+        Raises
+        ------
+        ValueError
+            If a request is not claimed, or more tokens are accepted than it has.
+        """
+        names, batch = self._batch(requests)
+        counts = []
+        for name, request in zip(names, batch, strict=True):
+            done = request.planned if accepted is None or name not in accepted else count(accepted[name], "accepted")
+            room = min(len(request.tokens), len(request.pages) * self.page_size) - request.processed
+            if not request.dummy and done > room:
+                raise ValueError(f"accepted tokens of request {name!r} must be at most {room}, got {done}")
+            counts.append(done)
+        for request, done in zip(batch, counts, strict=True):
+            request.planned = 0
+            if not request.dummy:
+                request.processed += done
+                if self.prefix_caching:
+                    self._commit(request)
+
+    def fork(self, request: Hashable, child: Hashable) -> None:
+        """Begin a request that continues another one from where that is: same tokens, same pages.
+
+        Both read the shared pages; whoever writes to one first gets a copy of it from ``alloc``.
+
+        Raises
+        ------
+        ValueError
+            If ``request`` is not claimed, ``child`` is, or the last page is partly filled and there is no
+            ``copy_pages``.
+        """
+        found = self._get(request)
+        if child in self._requests:
+            raise ValueError(f"request {child!r} must not be claimed twice; release it first")
+        if found.dummy:
+            raise ValueError(f"request {request!r} is a dummy, which cannot be forked")
+        if found.processed % self.page_size and self._copy_pages is None:
+            raise ValueError(
+                "forking a request whose last page is partly filled needs copy_pages: give one to the manager, such as "
+                "lambda s, d: kv.ops.copy_pages(collection, upload(s), upload(d))"
+            )
+        pages = found.pages[: cdiv(found.processed, self.page_size)]
+        for page in pages:
+            self._pages.share(page)
+        self._requests[child] = Request(
+            list(found.tokens), found.root, pages, found.processed, hashes=list(found.hashes)
+        )
+
+    def release(self, request: Hashable) -> None:
+        """End a request and give its pages back. Its last pages are the first to be evicted.
+
+        Raises
+        ------
+        ValueError
+            If the request is not claimed.
+        """
+        found = self._get(request)
+        del self._requests[request]
+        if not found.dummy:
+            for page in reversed(found.pages):
+                self._pages.drop(page)
+
+    # --- inside ---
+
+    def _get(self, request: Hashable) -> Request:
+        try:
+            return self._requests[request]
+        except KeyError:
+            raise ValueError(f"request {request!r} must be claimed first") from None
+
+    def _batch(self, requests: Iterable[Hashable]) -> tuple[list[Hashable], list[Request]]:
+        names = list(requests)
+        if len(set(names)) != len(names):
+            raise ValueError(f"requests must differ from one another, got {names}")
+        return names, [self._get(name) for name in names]
+
+    def _is_shared(self, page: int) -> bool:
+        """Whether writing to a page would show elsewhere: to another request, or in the cache."""
+        return self._pages.references[page] > 1 or page in self._pages.hash_of
+
+    def _check_ready(self, name: Hashable, request: Request, num_draft: int) -> None:
+        if request.dummy:
+            request.planned = 1
+            return
+        if not request.planned:
+            raise ValueError(f"request {name!r} must be allocated for the step: call alloc before runtime_inputs")
+        end = request.processed + request.planned + num_draft
+        if len(request.pages) * self.page_size < end:
+            raise ValueError(
+                f"request {name!r} must have pages for {end} tokens, got {len(request.pages)} of {self.page_size}; "
+                f"call alloc with num_draft = {num_draft}"
+            )
+        if any(
+            self._is_shared(p) for p in request.pages[request.processed // self.page_size : cdiv(end, self.page_size)]
+        ):
+            raise ValueError(f"request {name!r} shares a page that the step writes: call alloc again after a fork")
+
+    def _digests(self, request: Request, limit: int) -> Iterable[bytes]:
+        """Hashes of the request's full pages after its committed ones, up to ``limit`` known tokens."""
+        return chain(
+            request.hashes[-1] if request.hashes else request.root,
+            request.tokens[len(request.hashes) * self.page_size : limit],
+            self.page_size,
+        )
+
+    def _cached_continuation(self, request: Request) -> list[int]:
+        """Cached pages that go on after the committed ones and past what is processed; empty if none do.
+
+        The last token is left out: a request must have something to process, to have logits to sample from.
+        """
+        if not self.prefix_caching or len(request.tokens) - request.processed <= 1:
+            return []
+        hits = []
+        for digest in self._digests(request, len(request.tokens) - 1):
+            page = self._pages.page_of.get(digest)
+            if page is None:
+                break
+            hits.append(page)
+        return hits if (len(request.hashes) + len(hits)) * self.page_size > request.processed else []
+
+    def _own_copies(self, request: Request, indices: list[int]) -> None:
+        """Replace pages that others read by copies of the request's own."""
+        if not indices:
+            return
+        source = [request.pages[i] for i in indices]
+        copies = [self._pages.take() for _ in indices]
+        try:
+            assert self._copy_pages is not None, "fork checks for it"
+            self._copy_pages(np.array(source, np.int32), np.array(copies, np.int32))
+        except BaseException:
+            for page in copies:
+                self._pages.drop(page)
+            raise
+        for i, page in zip(indices, copies, strict=True):
+            self._pages.drop(request.pages[i])
+            request.pages[i] = page
+
+    def _copy_on_host(self, source: np.ndarray, destination: np.ndarray) -> None:
+        self.blocks[destination] = self.blocks[source]
+        if self.scales is not None:
+            self.scales[destination] = self.scales[source]
+
+    def _commit(self, request: Request) -> None:
+        for digest in self._digests(request, min(request.processed, len(request.tokens))):
+            index = len(request.hashes)
+            own, cached = request.pages[index], self._pages.page_of.get(digest)
+            if cached is None:
+                self._pages.commit(own, digest)
+            elif cached != own:
+                self._pages.share(cached)
+                request.pages[index] = cached
+                self._pages.drop(own)
+            request.hashes.append(digest)
+
+    def check(self) -> None:
+        """Verify that the records agree with one another; for tests and debugging.
+
+        Raises
+        ------
+        RuntimeError
+            Naming what does not hold.
+        """
+        used: dict[int, int] = {}
+        for request in self._requests.values():
+            for page in () if request.dummy else request.pages:
+                used[page] = used.get(page, 0) + 1
+        pages = self._pages
+        problems = {
+            "a page's references must be the requests that hold it": pages.references
+            == [used.get(page, 0) for page in range(self.total_num_pages)],
+            "a page must be free or used": set(pages.free) == set(range(self.total_num_pages)) - set(used),
+            "cached pages and hashes must name one another": {h: p for p, h in pages.hash_of.items()} == pages.page_of,
+            "a request must hold a page once": all(len(set(r.pages)) == len(r.pages) for r in self._requests.values()),
+            "committed pages must be a cached prefix": all(
+                pages.hash_of.get(page) == digest
+                for r in self._requests.values()
+                for page, digest in zip(r.pages, r.hashes, strict=False)
+            ),
+        }
+        for rule, holds in problems.items():
+            if not holds:
+                raise RuntimeError(rule)
+
+
+def _bound(real: int, bound: int | None, name: str) -> int:
+    if bound is None:
+        return real
+    if count(bound, name) < real:
+        raise ValueError(f"{name} must be at least the step's {real}, got {bound}")
+    return bound

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The page numbers of a pool: how often each is used, what each holds, and which goes next.
+
+What a page holds is named by a hash of its tokens chained to the hash of the page before, so that one hash stands for
+a whole prefix.
+"""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvarn.caches.checks import count
+
+
+class InsufficientBlocksError(RuntimeError):
+    """The pool has too few free pages. The manager is as it was before the call: release something and try again.
+
+    Attributes
+    ----------
+    needed, free : int
+        Pages.
+    """
+
+    def __init__(self, message: str, needed: int, free: int) -> None:
+        super().__init__(message)
+        self.needed, self.free = needed, free
+
+
+@dataclass
+class Request:
+    """What the manager knows of one request."""
+
+    tokens: list[int | None]  # None: not known yet
+    root: bytes
+    pages: list[int] = field(default_factory=list)
+    processed: int = 0  # tokens whose keys and values are in the pages
+    planned: int = 0  # tokens of the coming step
+    hashes: list[bytes] = field(default_factory=list)  # of the committed pages, a prefix of pages
+    dummy: bool = False
+
+
+class PagePool:
+    """The pool's page numbers: how often each is used, its content's hash, and the free ones in eviction order.
+
+    A page can be free and cached at once: its content is intact until it is handed out again.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.references = [0] * total
+        self.hash_of: dict[int, bytes] = {}
+        self.page_of: dict[bytes, int] = {}
+        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total))
+
+    def take(self) -> int:
+        """A free page, the first to be evicted; what it cached is forgotten."""
+        page, _ = self.free.popitem(last=False)
+        self.forget(page)
+        self.references[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """One more user, which takes the page out of the free ones."""
+        if self.references[page] == 0:
+            del self.free[page]
+        self.references[page] += 1
+
+    def drop(self, page: int) -> None:
+        """One user less. A free page that caches something is evicted last, one without content first."""
+        self.references[page] -= 1
+        if self.references[page] == 0:
+            self.free[page] = None
+            if page not in self.hash_of:
+                self.free.move_to_end(page, last=False)
+
+    def commit(self, page: int, digest: bytes) -> None:
+        self.hash_of[page], self.page_of[digest] = digest, page
+
+    def forget(self, page: int) -> None:
+        digest = self.hash_of.pop(page, None)
+        if digest is not None:
+            del self.page_of[digest]
+
+
+def chain_root(*salts: bytes) -> bytes:
+    """What the first page's hash is chained to: zeros without salt."""
+    if not any(salts):
+        return bytes(32)
+    # Lengths are hashed too, so that ("ab", "c") and ("a", "bc") differ.
+    return hashlib.sha256(b"".join(b"%d:" % len(salt) + salt for salt in salts)).digest()
+
+
+def chain(digest: bytes, tokens: Sequence[int | None], page_size: int) -> Iterator[bytes]:
+    """Hashes of the full pages of ``tokens`` that follow a page of hash ``digest``, up to the first unknown token."""
+    for start in range(0, len(tokens) - page_size + 1, page_size):
+        page = tokens[start : start + page_size]
+        if None in page:
+            return
+        packed = array.array("q", page)  # type: ignore[arg-type]
+        if sys.byteorder == "big":
+            packed.byteswap()
+        digest = hashlib.sha256(digest + packed.tobytes()).digest()
+        yield digest
+
+
+def as_bytes(salt: str | bytes) -> bytes:
+    return salt.encode() if isinstance(salt, str) else bytes(salt)
+
+
+def token_list(tokens: Sequence[int] | int) -> list[int | None]:
+    if isinstance(tokens, (int, np.integer)):
+        return [None] * count(tokens, "tokens")
+    listed = [int(token) for token in tokens]
+    if any(not -(2**63) <= token < 2**63 for token in listed):
+        raise ValueError("tokens must fit 64 bits")
+    return list(listed)
