@@ -28,6 +28,10 @@ MAKERS = ("builtin.unrealized_conversion_cast",)
 _ORIGIN = "must be a function argument or the result of a kv op"
 
 
+def _a(kind: str | None) -> str:
+    return f"an {kind}" if kind == "operand" else f"a {kind}"
+
+
 class _Checker:
     """Walks a module once; ``problems`` counts the errors emitted."""
 
@@ -61,7 +65,7 @@ class _Checker:
         for index, result in enumerate(op.results):
             self.well_formed(op, result.type, f"result #{index}")
             if not own and self.kind(result.type) in ANY_HANDLE and op.name not in MAKERS:
-                self.error(op, f"cannot give a {self.kind(result.type)} (result #{index}): it {_ORIGIN}")
+                self.error(op, f"cannot give {_a(self.kind(result.type))} (result #{index}): it {_ORIGIN}")
         if op.name in FUNCTIONS:
             self.signature(op)
         for region in op.regions:
@@ -80,7 +84,7 @@ class _Checker:
             self.well_formed(op, type_, f"argument #{index}")
         for index, type_ in enumerate(function_type.results):
             if self.kind(type_) in ANY_HANDLE:
-                self.error(op, f"cannot return a {self.kind(type_)} (result #{index}): it {_ORIGIN}")
+                self.error(op, f"cannot return {_a(self.kind(type_))} (result #{index}): it {_ORIGIN}")
 
     def blocks(self, op: ir.Operation, region: ir.Region) -> None:
         """Block arguments: only a function's own may be handles."""
@@ -90,8 +94,8 @@ class _Checker:
             for index, argument in enumerate(block.arguments):
                 if self.kind(argument.type) in ANY_HANDLE:
                     where = "block" if op.name in FUNCTIONS else "region"
-                    kind = self.kind(argument.type)
-                    self.error(op, f"cannot carry a {kind} ({where} argument #{index}): it {_ORIGIN}")
+                    kind = _a(self.kind(argument.type))
+                    self.error(op, f"cannot carry {kind} ({where} argument #{index}): it {_ORIGIN}")
 
     def invariants(self, op: ir.Operation) -> None:
         """Run the verifier of a kv op, and turn what it did not foresee into an error too."""

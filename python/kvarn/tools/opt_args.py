@@ -139,7 +139,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str,
         elif equals or action.nargs == "?":
             own.append(f"{action.option_strings[-1]}={value if equals else _const(action)}")
         elif not rest:
-            raise UsageError(f"option --{name} needs a value")
+            raise UsageError(f"option {action.option_strings[-1]} needs a value")
         else:
             own.append(f"{action.option_strings[-1]}={rest.pop(0)}")
     return parser.parse_args(_unjoin(own)), flags

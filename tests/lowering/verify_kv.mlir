@@ -1,0 +1,103 @@
+// RUN: kv-opt %s --verify-kv --split-input-file --verify-diagnostics | FileCheck %s
+
+// Handles are arguments of functions or results of kv ops. A module that holds to this comes out as it was.
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+
+// CHECK-LABEL: gpu.func @handles_from_kv_ops
+// CHECK:         scf.for
+// CHECK-NEXT:      "kv.key_cache"
+// CHECK-NEXT:      "kv.load"
+gpu.module @kernels {
+  gpu.func @handles_from_kv_ops(%pool: !pool, %i: i32, %n: index) kernel {
+    %zero = arith.constant 0 : index
+    %one = arith.constant 1 : index
+    scf.for %k = %zero to %n step %one {
+      %c = "kv.key_cache"(%pool, %i) : (!pool, i32) -> !cache
+      %x = "kv.load"(%c, %i, %i, %i, %i) {width = 1 : i64} : (!cache, i32, i32, i32, i32) -> bf16
+    }
+    gpu.return
+  }
+}
+
+// A pass that changes types may leave casts behind.
+// CHECK-LABEL: func.func @casts
+// CHECK:         builtin.unrealized_conversion_cast
+func.func @casts(%p: !llvm.ptr<1>, %i: i32) -> i32 {
+  %c = builtin.unrealized_conversion_cast %p : !llvm.ptr<1> to !cache
+  %page = "kv.page"(%c, %i, %i) : (!cache, i32, i32) -> i32
+  return %page : i32
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+func.func @chosen(%c: !cache, %d: !cache, %p: i1) {
+  // expected-error @below {{'scf.if' op cannot give a cache (result #0): it must be a function argument or the result of a kv op}}
+  %e = scf.if %p -> !cache {
+    scf.yield %c : !cache
+  } else {
+    scf.yield %d : !cache
+  }
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+func.func @selected(%c: !cache, %d: !cache, %p: i1) {
+  // expected-error @below {{'arith.select' op cannot give a cache (result #0): it must be a function argument or the result of a kv op}}
+  %e = arith.select %p, %c, %d : !cache
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+func.func @carried(%c: !cache, %n: index) {
+  %zero = arith.constant 0 : index
+  %one = arith.constant 1 : index
+  // expected-error @below {{'scf.for' op cannot give a cache (result #0): it must be a function argument or the result of a kv op}}
+  // expected-error @below {{'scf.for' op cannot carry a cache (region argument #1): it must be a function argument or the result of a kv op}}
+  %e = scf.for %k = %zero to %n step %one iter_args(%d = %c) -> (!cache) {
+    scf.yield %d : !cache
+  }
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// expected-error @below {{'func.func' op cannot carry a collection (block argument #0): it must be a function argument or the result of a kv op}}
+func.func @branched(%c: !pool) {
+  cf.br ^next(%c : !pool)
+^next(%d: !pool):
+  return
+}
+
+// -----
+
+!view = !kv.operand<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// expected-error @below {{'func.func' op cannot return an operand (result #0): it must be a function argument or the result of a kv op}}
+func.func private @returned(!view) -> !view
+
+// -----
+
+// A type is checked where a function declares it, once a module.
+!bad = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
+// expected-error @below {{'func.func' op argument #0 has a malformed type: page_size of a paged cache must be positive, got 0; got !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>}}
+func.func private @first(!bad)
+func.func private @second(!bad)
+
+// -----
+
+// Every problem is reported, not the first one only.
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+func.func @all(%c: !cache, %i: i32) {
+  // expected-error @below {{width must be a positive integer}}
+  %x = "kv.load"(%c, %i, %i, %i, %i) {width = 0 : i64} : (!cache, i32, i32, i32, i32) -> bf16
+  // expected-error @below {{tile must divide the page size 16, got 3}}
+  %p = "kv.block_ptr"(%c, %i, %i, %i, %i) {tile = 3 : i64} : (!cache, i32, i32, i32, i32) -> !llvm.ptr<1>
+  return
+}
