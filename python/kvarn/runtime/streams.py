@@ -27,7 +27,8 @@ def handle_of(stream: Any) -> int:
     protocol: Any = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         # Early implementers had an attribute where the protocol now has a method.
-        version, handle = protocol() if callable(protocol) else protocol
+        found: Any = protocol() if callable(protocol) else protocol
+        version, handle = found
         if version != 0:
             raise TypeError(f"__cuda_stream__ must have version 0, got {version} of {type(stream).__qualname__}")
         return int(handle)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""PTX to machine code with whatever tools are here, and the messages where they are not."""
+
+import pytest
+
+from kvarn.env import env
+from kvarn.runtime import assemble
+
+PTX = """
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry add_one(.param .u64 x)
+{
+  .reg .b32 %r<3>; .reg .b64 %rd<5>; .reg .f32 %f<3>;
+  .shared .align 4 .b8 scratch[512];
+  ld.param.u64 %rd1, [x];
+  mov.u32 %r1, %tid.x;
+  mov.u32 %r2, scratch;
+  st.shared.u32 [%r2], %r1;
+  cvta.to.global.u64 %rd2, %rd1;
+  mul.wide.u32 %rd3, %r1, 4;
+  add.s64 %rd4, %rd2, %rd3;
+  ld.global.f32 %f1, [%rd4];
+  add.f32 %f2, %f1, 0f3F800000;
+  st.global.f32 [%rd4], %f2;
+  ret;
+}
+.visible .entry nothing()
+{
+  ret;
+}
+"""
+
+LOG = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'attention' for 'sm_90a'
+ptxas info    : Function properties for attention
+    64 bytes stack frame, 24 bytes spill stores, 32 bytes spill loads
+ptxas info    : Used 168 registers, used 1 barriers, 64 bytes cumulative stack size, 49152 bytes smem
+ptxas info    : Compile time = 36.194 ms
+ptxas info    : Function properties for helper
+    8 bytes stack frame, 1 bytes spill stores, 2 bytes spill loads
+ptxas info    : Compiling entry function 'append' for 'sm_90a'
+ptxas info    : Function properties for append
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 32 registers, used 0 barriers
+"""
+
+
+@pytest.fixture(params=["nvjitlink", "ptxas"])
+def tool(request, monkeypatch):
+    """Assemble with one tool or the other, where it is."""
+    if request.param == "nvjitlink":
+        if assemble.nvjitlink() is None:
+            pytest.skip("nvJitLink is not installed: pip install nvidia-nvjitlink")
+    else:
+        if assemble.find_tool("ptxas") is None:
+            pytest.skip("there is no ptxas on PATH")
+        monkeypatch.setattr(assemble, "nvjitlink", lambda: None)
+    return request.param
+
+
+def test_cubin_and_figures(tool):
+    made = assemble.assemble(PTX, "sm_80")
+    assert made.cubin[:4] == b"\x7fELF"
+    assert tool.lower() in made.tool.lower()
+    assert set(made.kernels) == {"add_one", "nothing"}
+    assert made.kernels["add_one"].shared_bytes == made.shared_bytes == 512
+    assert 4 <= made.kernels["add_one"].registers == made.registers <= 32
+    assert (made.spill_stores, made.spill_loads, made.stack_bytes) == (0, 0, 0)
+
+
+def test_ptx_goes_to_a_later_chip(tool):
+    assert assemble.assemble(PTX, "sm_90a").cubin != assemble.assemble(PTX, "sm_80").cubin
+
+
+def test_options_reach_the_assembler(tool):
+    many = "".join(f"ld.global.f32 %f{i}, [%rd4+{4 * i}];" for i in range(3, 64))
+    many += "".join(f"st.global.f32 [%rd4+{4 * i + 512}], %f{i};" for i in range(3, 64))
+    ptx = PTX.replace(".reg .f32 %f<3>", ".reg .f32 %f<64>").replace("ret;", many + " ret;", 1)
+    free, bound = assemble.assemble(ptx, "sm_80"), assemble.assemble(ptx, "sm_80", ["--maxrregcount=24"])
+    assert free.registers > 24 >= bound.registers
+
+
+def test_mistakes_quote_the_ptx(tool):
+    with pytest.raises(assemble.AssemblyError, match=r"(?s)for sm_80:.*Unknown modifier.*\n  17: add.fxx %f2"):
+        assemble.assemble(PTX.replace("add.f32", "add.fxx"), "sm_80")
+
+
+def test_ptx_for_another_chip_is_a_mistake(tool):
+    with pytest.raises(assemble.AssemblyError, match="does not assemble for sm_80"):
+        assemble.assemble(PTX.replace(".target sm_80", ".target sm_90"), "sm_80")
+
+
+def test_unknown_chip_is_a_mistake(tool):
+    with pytest.raises(assemble.AssemblyError, match="sm_11"):
+        assemble.assemble(PTX, "sm_11")
+
+
+@pytest.mark.parametrize("chip", ["sm_80; rm -rf", "compute_80", ""])
+def test_odd_chips_do_not_reach_a_tool(chip):
+    with pytest.raises(ValueError, match="chip must be named like sm_90a"):
+        assemble.assemble(PTX, chip)
+
+
+def test_figures_are_read_a_kernel():
+    found = assemble.figures(LOG)
+    assert found == {
+        "attention": assemble.Figures(168, 24, 32, 64, 49152),
+        "append": assemble.Figures(32, 0, 0, 0, 0),
+    }
+
+
+def test_sass_has_the_kernels():
+    if assemble.nvjitlink() is None and assemble.find_tool("ptxas") is None:
+        pytest.skip("there is no assembler")
+    if assemble.find_tool("nvdisasm") is None:
+        pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
+    text = assemble.disassemble(assemble.assemble(PTX, "sm_80").cubin)
+    assert ".text.add_one" in text
+    assert "FADD" in text
+    with pytest.raises(ValueError, match="must be an ELF file"):
+        assemble.disassemble(b"no cubin")
+    with pytest.raises(ValueError, match="cannot read the cubin"):
+        assemble.disassemble(b"\x7fELF and nothing else")
+
+
+def test_missing_tools_say_what_to_install(monkeypatch):
+    monkeypatch.setattr(assemble, "nvjitlink", lambda: None)
+    monkeypatch.setattr(assemble, "find_tool", lambda name, override="": None)
+    with pytest.raises(assemble.MissingToolError, match="pip install nvidia-nvjitlink"):
+        assemble.assemble(PTX, "sm_80")
+    with pytest.raises(assemble.MissingToolError, match="pip install nvidia-cuda-nvdisasm"):
+        assemble.disassemble(b"\x7fELF")
+
+
+def test_a_named_tool_that_is_not_there_is_an_error():
+    with env.override(ptxas="/nowhere/ptxas"), pytest.raises(assemble.MissingToolError, match="KVARN_PTXAS names it"):
+        assemble.assemble(PTX, "sm_80")
