@@ -1,0 +1,35 @@
+// RUN: kv-opt %s --allocate-kv-shared --split-input-file --verify-diagnostics | FileCheck %s
+
+// CHECK: llvm.mlir.global external @kv_shared() {addr_space = 3 : i32, alignment = 128 : i64} : !llvm.array<0 x i8>
+gpu.module @kernels {
+  // In program order, each at its alignment.
+  // CHECK-LABEL: gpu.func @two_blocks
+  // CHECK-SAME:    kv.shared_bytes = 384 : i64
+  // CHECK:         llvm.getelementptr %{{.*}}[0]
+  // CHECK:         llvm.getelementptr %{{.*}}[128]
+  gpu.func @two_blocks() kernel {
+    %a = "kv.alloc_shared"() {bytes = 20 : i64, alignment = 16 : i64} : () -> !llvm.ptr<3>
+    %b = "kv.alloc_shared"() {bytes = 256 : i64, alignment = 128 : i64} : () -> !llvm.ptr<3>
+    gpu.return
+  }
+
+  // CHECK-LABEL: gpu.func @none
+  // CHECK-SAME:    kv.shared_bytes = 0 : i64
+  gpu.func @none() kernel {
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  gpu.func @in_a_loop(%n: index) kernel {
+    %c0 = arith.constant 0 : index
+    %c1 = arith.constant 1 : index
+    scf.for %i = %c0 to %n step %c1 {
+      // expected-error @below {{must stand outside loops and branches}}
+      %a = "kv.alloc_shared"() {bytes = 16 : i64, alignment = 16 : i64} : () -> !llvm.ptr<3>
+    }
+    gpu.return
+  }
+}

@@ -1,0 +1,112 @@
+// RUN: kv-opt %s --lower-kv-access --canonicalize --cse --split-input-file --verify-diagnostics | FileCheck %s
+// RUN: kv-opt %s --lower-kv-access='clamp=false' --canonicalize --cse --split-input-file --verify-diagnostics | FileCheck %s --check-prefix=TRUST
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!flat = !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
+!quant = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 64 : i64>
+
+gpu.module @kernels {
+  // The page is a 64-bit product, what lies inside the page 32-bit arithmetic; the load keeps the plan.
+  // CHECK-LABEL: gpu.func @load
+  // CHECK-DAG:     %[[STRIDE:.*]] = "kv.field"(%arg0) {field = "stride0"}
+  // CHECK-DAG:     %[[PAGE:.*]] = arith.extui %arg2 : i32 to i64
+  // CHECK:         arith.muli %[[PAGE]], %[[STRIDE]] : i64
+  // CHECK:         %[[A:.*]] = llvm.getelementptr
+  // CHECK:         llvm.load %[[A]] invariant {alignment = 16 : i64} : !llvm.ptr<1> -> vector<8xbf16>
+  gpu.func @load(%c: !cache, %b: i32, %page: i32, %out: !llvm.ptr<1>) kernel {
+    %v = "kv.load"(%c, %b, %b, %b, %b, %page) {width = 8 : i64, kv.alignment = 16 : i64, kv.read_only} : (!cache, i32, i32, i32, i32, i32) -> vector<8xbf16>
+    llvm.store %v, %out : vector<8xbf16>, !llvm.ptr<1>
+    gpu.return
+  }
+
+  // Without a plan an access is aligned to one element.
+  // CHECK-LABEL: gpu.func @unplanned
+  // CHECK:         llvm.load {{.*}} {alignment = 2 : i64} : !llvm.ptr<1> -> vector<8xbf16>
+  gpu.func @unplanned(%c: !cache, %b: i32, %page: i32, %out: !llvm.ptr<1>) kernel {
+    %v = "kv.load"(%c, %b, %b, %b, %b, %page) {width = 8 : i64} : (!cache, i32, i32, i32, i32, i32) -> vector<8xbf16>
+    llvm.store %v, %out : vector<8xbf16>, !llvm.ptr<1>
+    gpu.return
+  }
+
+  // A page is clamped to the pool: entries outside the table count as -1, and the least of entry and last page is taken.
+  // CHECK-LABEL: gpu.func @page
+  // CHECK-DAG:     "kv.field"(%arg0) {field = "lookup_columns"}
+  // CHECK:         %[[E:.*]] = llvm.load {{.*}} invariant {alignment = 4 : i64} : !llvm.ptr<1> -> i32
+  // CHECK:         %[[S:.*]] = arith.select {{.*}}, %[[E]], %{{.*}} : i32
+  // CHECK:         arith.minui %[[S]]
+  // TRUST-LABEL: gpu.func @page
+  // TRUST-NOT:     arith.minui
+  // TRUST:         gpu.return
+  gpu.func @page(%c: !cache, %b: i32, %t: i32, %out: !llvm.ptr<1>) kernel {
+    %p = "kv.page"(%c, %b, %t) : (!cache, i32, i32) -> i32
+    llvm.store %p, %out : i32, !llvm.ptr<1>
+    gpu.return
+  }
+
+  // A store outside the pool is dropped; an unchecked one trusts the table.
+  // CHECK-LABEL: gpu.func @store
+  // CHECK:         %[[IN:.*]] = arith.cmpi ult, %arg2, %{{.*}} : i32
+  // CHECK:         scf.if %[[IN]]
+  // CHECK:           llvm.store
+  // CHECK:         llvm.store
+  gpu.func @store(%c: !cache, %b: i32, %page: i32, %v: vector<8xbf16>) kernel {
+    "kv.store"(%c, %b, %b, %b, %b, %v, %page) {oob = "drop"} : (!cache, i32, i32, i32, i32, vector<8xbf16>, i32) -> ()
+    "kv.store"(%c, %b, %b, %b, %b, %v, %page) {oob = "unchecked"} : (!cache, i32, i32, i32, i32, vector<8xbf16>, i32) -> ()
+    gpu.return
+  }
+
+  // A region of a continuous cache may be larger than 32 bits address: all of it is 64-bit arithmetic.
+  // CHECK-LABEL: gpu.func @continuous
+  // CHECK:         %[[T:.*]] = arith.extui %arg2 : i32 to i64
+  // CHECK:         arith.shli %[[T]], %{{.*}} : i64
+  // CHECK-NOT:     lookup_stride
+  gpu.func @continuous(%c: !flat, %b: i32, %t: i32, %page: i32, %out: !llvm.ptr<1>) kernel {
+    %v = "kv.load"(%c, %b, %b, %t, %b, %page) {width = 1 : i64} : (!flat, i32, i32, i32, i32, i32) -> bf16
+    llvm.store %v, %out : bf16, !llvm.ptr<1>
+    gpu.return
+  }
+
+  // A quantized load: bytes as words, one scale at the floor of dim / granularity, the product in f32.
+  // CHECK-LABEL: gpu.func @dequantize
+  // CHECK:         llvm.load {{.*}} -> vector<4xi32>
+  // CHECK:         arith.shrui %arg2, %{{.*}} : i32
+  // CHECK:         llvm.load {{.*}} {alignment = 4 : i64} : !llvm.ptr<1> -> f32
+  // CHECK:         "kv.cast"{{.*}} -> vector<16xf32>
+  // CHECK:         arith.mulf
+  // CHECK:         arith.truncf {{.*}} to vector<16xbf16>
+  gpu.func @dequantize(%c: !quant, %b: i32, %d: i32, %page: i32, %out: !llvm.ptr<1>) kernel {
+    %v = "kv.load"(%c, %b, %b, %b, %d, %page) {width = 16 : i64, kv.alignment = 16 : i64} : (!quant, i32, i32, i32, i32, i32) -> vector<16xbf16>
+    llvm.store %v, %out : vector<16xbf16>, !llvm.ptr<1>
+    gpu.return
+  }
+
+  // A negative encoded index stays negative.
+  // CHECK-LABEL: gpu.func @tma_row
+  // CHECK:         arith.cmpi slt, %arg1
+  // CHECK:         arith.select {{.*}} : i32
+  gpu.func @tma_row(%c: !cache, %e: i32, %out: !llvm.ptr<1>) kernel {
+    %r = "kv.tma_row"(%c, %e) : (!cache, i32) -> i32
+    llvm.store %r, %out : i32, !llvm.ptr<1>
+    gpu.return
+  }
+
+  // Eight entries are two loads of 16 bytes.
+  // CHECK-LABEL: gpu.func @load_pages
+  // CHECK-COUNT-2: llvm.load {{.*}} invariant {alignment = 16 : i64} : !llvm.ptr<1> -> vector<4xi32>
+  gpu.func @load_pages(%c: !cache, %b: i32, %out: !llvm.ptr<1>) kernel {
+    %p = "kv.load_pages"(%c, %b, %b) {count = 8 : i64} : (!cache, i32, i32) -> vector<8xi32>
+    llvm.store %p, %out : vector<8xi32>, !llvm.ptr<1>
+    gpu.return
+  }
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+gpu.module @kernels {
+  gpu.func @rows_from_outside(%r: !kv.rows<128 : i64, 16 : i64>, %i: i32) kernel {
+    // expected-error @below {{'kv.get_row' op needs rows made by kv.populate in the same function}}
+    %x = "kv.get_row"(%r, %i) : (!kv.rows<128 : i64, 16 : i64>, i32) -> i32
+    gpu.return
+  }
+}

@@ -1,0 +1,66 @@
+// RUN: kv-opt %s --map-gpu-to-host --split-input-file --verify-diagnostics | FileCheck %s
+
+gpu.module @kernels {
+  // Blocks in one loop over linear ids, threads in three; ids are answered from the loops.
+  // CHECK-LABEL: func.func @grid
+  // CHECK-SAME:    (%[[STATUS:.*]]: !llvm.ptr, %[[GX:.*]]: i32, %{{.*}}: i32, %{{.*}}: i32, %[[BX:.*]]: i32, %{{.*}}: i32, %{{.*}}: i32, %[[FIRST:.*]]: i64, %[[LAST:.*]]: i64, %[[P:.*]]: !llvm.ptr<1>)
+  // CHECK-SAME:    kv.host_kernel
+  // CHECK:         scf.for %{{.*}} = %[[FIRST]] to %[[LAST]]
+  // CHECK:           arith.remui
+  // CHECK-COUNT-3:   scf.for
+  // CHECK:               llvm.store
+  // CHECK-NOT:     gpu.
+  gpu.func @grid(%p: !llvm.ptr<1>) kernel {
+    %i = gpu.thread_id x
+    %j = gpu.block_id y
+    %k = arith.addi %i, %j : index
+    %w = arith.index_cast %k : index to i32
+    llvm.store %w, %p : i32, !llvm.ptr<1>
+    gpu.return
+  }
+
+  // Shared memory is one array on the stack; a failed assertion is a number in the status.
+  // CHECK-LABEL: func.func @shared_and_assert
+  // CHECK-SAME:    kv.assertions = ["t is small
+  // CHECK:         llvm.alloca %{{.*}} x i8 {alignment = 16 : i64}
+  // CHECK:         scf.for
+  // CHECK:           arith.xori %arg9
+  // CHECK:           scf.if
+  // CHECK:             llvm.store %{{.*}}, %arg0
+  gpu.func @shared_and_assert(%ok: i1) kernel {
+    %a = "kv.alloc_shared"() {bytes = 64 : i64, alignment = 16 : i64} : () -> !llvm.ptr<3>
+    %v = llvm.load %a : !llvm.ptr<3> -> i32
+    llvm.store %v, %a : i32, !llvm.ptr<3>
+    cf.assert %ok, "t is small"
+    gpu.return
+  }
+
+  // CHECK-LABEL: func.func @print
+  // CHECK:         llvm.call @printf
+  gpu.func @print(%x: f32) kernel {
+    gpu.printf "x = %f\n", %x : f32
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  gpu.func @barrier() kernel {
+    // expected-error @below {{'gpu.barrier' op needs the threads of a block to run together}}
+    gpu.barrier
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  gpu.func @shuffle(%x: f32) kernel {
+    %one = arith.constant 1 : i32
+    %width = arith.constant 32 : i32
+    // expected-error @below {{'gpu.shuffle' op needs the threads of a block to run together}}
+    %y, %ok = gpu.shuffle xor %x, %one, %width : f32
+    gpu.return
+  }
+}
