@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Host time of a launch, by route: python bench/launch.py
+
+The kernel does nothing, so that the time is Python's and the driver's. On a machine with a GPU every route
+launches on it; with torch, also from torch tensors. What is printed is the median over repeats of the mean of a
+thousand launches, the queue emptied between repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvarn import artifact as A
+from kvarn.dialect import dtypes, layout
+from kvarn.runtime import driver
+from kvarn.runtime.launch import Launcher
+
+GOALS = {"prepared": 4.0, "torch": 12.0}  # microseconds
+_PTX_TYPES = {"ptr": "u64", "i64": "u64", "i32": "u32", "f32": "f32"}
+
+
+def nothing(args: list[A.Arg]) -> A.Artifact:
+    """A kernel over these arguments that returns at once."""
+    entry = A.Entry("nothing", args, A.flatten(args))
+    params = ", ".join(f".param .{_PTX_TYPES[p.type]} p{i}" for i, p in enumerate(entry.params))
+    ptx = f".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry nothing({params})\n{{\n  ret;\n}}\n"
+    return A.Artifact("nothing", "sm_80", "8.0", {"ptx": ptx}, [entry])
+
+
+def buffer(name: str, rank: int) -> A.Arg:
+    return A.Arg(name, "buffer", dtypes.f32, rank)
+
+
+def median_us(launch: Callable[[], Any], wait: Callable[[], Any], repeats: int = 15, count: int = 500) -> float:
+    """Microseconds a call. ``count`` stays below the depth of the driver's queue, so that a launch does not wait."""
+    launch()
+    times = []
+    for _ in range(repeats):
+        wait()
+        start = time.perf_counter()
+        for _ in range(count):
+            launch()
+        times.append((time.perf_counter() - start) / count * 1e6)
+    wait()
+    return statistics.median(times)
+
+
+class _Cache:
+    """A cache as the loader sees one, over no memory: the kernel touches none."""
+
+    device = ("cuda", 0)
+    readonly = False
+
+    def __init__(self, spec: layout.CacheSpec) -> None:
+        self.spec = spec
+        self._fields = tuple(range(0, 16 * len(layout.cache_fields(spec)), 16))
+
+    def fields(self) -> tuple[int, ...]:
+        return self._fields
+
+
+class _Array:
+    """A buffer of no library: the plainest __cuda_array_interface__."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.__cuda_array_interface__ = {
+            "version": 3, "shape": shape, "typestr": "<f4", "strides": None, "data": (4096, False)}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+def routes(stream: int) -> dict[str, Callable[[], Any]]:
+    """What to time, by name."""
+    spec = layout.spec_of("paged", "bf16", 8, 128, page_size=16)
+    scalars = Launcher(nothing([A.Arg("n", "scalar", dtypes.i32)]))
+    cache_args = [A.Arg("keys", "cache", spec=spec), A.Arg("values", "cache", spec=spec), buffer("q", 3), buffer("out", 3),
+                  A.Arg("scale", "scalar", dtypes.f32)]
+    cached = Launcher(nothing(cache_args))
+    keys, values, q, out = _Cache(spec), _Cache(spec), _Array((64, 32, 128)), _Array((64, 32, 128))
+    grid, block = (64, 8), 128
+    prepared = cached.prepare(grid, block, keys, values, q, out, 0.1)
+    found: dict[str, Callable[[], Any]] = {
+        "prepared, stream given": lambda: prepared(stream),
+        "prepared, stream 0": lambda: prepared(0),
+        "prepared, current stream": lambda: prepared(),
+        "call, one scalar": lambda: scalars(grid, block, 1, stream=stream),
+        "call, 2 caches + 2 arrays": lambda: cached(grid, block, keys, values, q, out, 0.1, stream=stream),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        tensors = [torch.empty(64, 32, 128, device="cuda") for _ in range(8)]
+        three = Launcher(nothing([buffer(f"t{i}", 3) for i in range(3)]))
+        eight = Launcher(nothing([buffer(f"t{i}", 3) for i in range(8)]))
+        found["call, 3 torch tensors"] = lambda: three(grid, block, *tensors[:3])
+        found["call, 8 torch tensors"] = lambda: eight(grid, block, *tensors)
+        found["call, 2 caches + 2 torch tensors"] = lambda: cached(grid, block, keys, values, *tensors[:2], 0.1)
+        ready = eight.prepare(grid, block, *tensors)
+        found["prepared, 8 torch tensors"] = lambda: ready()
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write the figures to a file")
+    options = parser.parse_args(argv)
+    status = driver.status()
+    if not status.usable:
+        print(f"bench/launch.py needs a GPU: {status.reason}", file=sys.stderr)
+        return 1
+    try:
+        import torch
+
+        torch.cuda.init()
+    except ImportError:
+        print("torch is not installed: its routes are left out", file=sys.stderr)
+    from kvarn.runtime import device
+
+    on = device.device(0)
+    with on.active():
+        stream = int(driver.call("cuStreamCreate", 1))
+        figures = {name: median_us(launch, lambda: driver.call("cuCtxSynchronize"))
+                   for name, launch in routes(stream).items()}
+    print(f"{on.name}, driver of CUDA {status.version[0]}.{status.version[1]}, host time a launch" if status.version else "")
+    for name, us in figures.items():
+        goal = GOALS["prepared" if name.startswith("prepared") else "torch"]
+        print(f"  {name:36s} {us:7.2f} us   goal {goal:.0f}{'' if us <= goal else '  MISSED'}")
+    if options.json:
+        with open(options.json, "w") as f:
+            json.dump({"device": on.name, "microseconds": figures}, f, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
