@@ -11,7 +11,7 @@ import pytest
 from kvarn.demo.check import Recorder, compare
 from kvarn.demo.model import Model, NumpyDense, rope_frequencies
 from kvarn.demo.plain_cache import PlainCache, rotate
-from kvarn.demo.scheduler import Answer, Observer, Request, Scheduler, Step, common_prefix
+from kvarn.demo.scheduler import Answer, Observer, Request, Scheduler, Step
 from kvarn.demo.weights import LayerWeights, ModelConfig, ModelWeights
 
 CONFIG = ModelConfig(
@@ -85,7 +85,7 @@ def one_by_one(requests: Sequence[Request]) -> tuple[list[list[int]], list[list[
         for _ in range(request.limit):
             cache = PlainCache(CONFIG, CONFIG.context)
             cache.open(0, tokens)
-            cache.begin_step([(0, tokens)])
+            cache.begin_step([(0, len(tokens))])
             result = Model(WEIGHTS, NumpyDense()).forward(np.array(tokens), cache, np.array([len(tokens) - 1]))
             seen.append(result[0])
             tokens.append(int(result[0].argmax()))
@@ -143,38 +143,75 @@ def test_a_request_that_nobody_precedes_is_not_waited_for() -> None:
     assert [step.index for step in log.steps] == [1000]
 
 
-class SharingCache(PlainCache):
-    """A plain cache that shares a parent's prefix by copying it, to see what the scheduler asks for."""
+class Spy(PlainCache):
+    """A plain cache that knows which tokens it holds, and that takes given numbers of them for known already."""
 
-    def __init__(self) -> None:
+    def __init__(self, reuse: dict[int, int] | None = None) -> None:
         super().__init__(CONFIG, CONFIG.context)
-        self.prompts: dict[int, Sequence[int]] = {}
+        self.tokens: dict[int, list[int]] = {}
         self.forks: list[tuple[int, int, int]] = []
+        self.reuse = reuse or {}
 
-    def open(self, sequence: int, tokens: Sequence[int], parent: int | None = None) -> int:
+    def open(self, sequence: int, tokens: Sequence[int]) -> None:
         super().open(sequence, tokens)
-        self.prompts[sequence] = tokens
-        if parent is None:
-            return 0
-        shared = common_prefix(tokens, self.prompts[parent])
-        assert self._lengths[parent] >= shared, "the parent must have gone through what is shared"
-        self._data[sequence][:, :, :shared] = self._data[parent][:, :, :shared]
-        self._lengths[sequence] = shared
-        self.forks.append((sequence, parent, shared))
-        return shared
+        self.tokens[sequence] = list(tokens)
+
+    def fork(self, parent: int, sequence: int) -> None:
+        super().fork(parent, sequence)
+        self.tokens[sequence] = list(self.tokens[parent])
+        self.forks.append((parent, sequence, self._lengths[parent]))
+        assert len(self.tokens[parent]) == self._lengths[parent], "a fork must come when all known tokens are in"
+
+    def extend(self, sequence: int, tokens: Sequence[int]) -> None:
+        self.tokens[sequence] += tokens
+
+    def reserve(self, sequence: int, count: int) -> int:
+        super().reserve(sequence, count)
+        reused = self.reuse.pop(sequence, 0)
+        if reused:  # as if another sequence had computed them: let the model do it now, out of sight
+            tokens = self.tokens[sequence][:reused]
+            self.begin_step([(sequence, reused)])
+            Model(WEIGHTS, NumpyDense()).forward(np.array(tokens), self, np.array([], np.int64))
+            self.end_step()
+        return reused
+
+    def begin_step(self, batch: Sequence[tuple[int, int]]) -> np.ndarray:
+        for sequence, count in batch:
+            assert 0 < self._lengths[sequence] + count <= len(self.tokens[sequence]), "the tokens must be known"
+        return super().begin_step(batch)
 
 
-def test_a_fork_gives_what_the_request_gives_alone() -> None:
-    requests = [Request(PROMPTS[3], 20), Request((*PROMPTS[3][:20], 35, 36), 8, arrival=1, parent=0)]
-    cache = SharingCache()
+@pytest.mark.parametrize("max_step_tokens", [8, 256])
+def test_forks_give_what_the_requests_give_alone(max_step_tokens: int) -> None:
+    shared = PROMPTS[3]
+    requests = [
+        Request(shared, 9),
+        Request((*shared[:20], 35, 36), 8, parent=0),
+        Request((*shared, 37), 4, parent=0),
+        Request((*shared[:20], 38), 5, parent=0),
+        Request((39, 38), 3, parent=0),
+        Request((*shared[:10], 38), 3, arrival=1, parent=0),
+        Request(shared, 9, parent=0),
+    ]
+    cache = Spy()
     log = Log()
-    scheduler = Scheduler(Model(WEIGHTS, NumpyDense()), cache, -1, max_batch=4, max_step_tokens=8)
-    answers = scheduler.run(requests, log)
-    assert cache.forks == [(1, 0, 20)]
-    assert (answers[1].reused, answers[1].forked) == (20, True)
-    assert answers[1].first_step == 3  # the parent needs three steps of 8 tokens for the 20 that both share
+    answers = Scheduler(Model(WEIGHTS, NumpyDense()), cache, -1, 3, max_step_tokens).run(requests, log)
+    assert cache.forks == [(0, 1, 20), (0, 3, 20), (0, 6, 29), (0, 2, 30)]
+    assert [(answer.forked, answer.reused) for answer in answers] == [
+        (False, 0), (True, 20), (True, 30), (True, 20), (False, 0), (False, 0), (True, 29),
+    ]  # fmt: skip
     assert [answer.tokens for answer in answers] == one_by_one(requests)[0]
-    assert sum(step.prompt_tokens for step in log.steps) == len(PROMPTS[3]) + 2
+    assert sum(step.prompt_tokens for step in log.steps) == 30 + 2 + 1 + 1 + 2 + 11 + 1
+    assert not cache._data, "everything must be closed"
+
+
+def test_tokens_that_the_cache_holds_already_are_not_computed() -> None:
+    cache = Spy(reuse={0: 4, 3: 28})
+    log = Log()
+    answers = Scheduler(Model(WEIGHTS, NumpyDense()), cache, -1, 8, 16).run(REQUESTS, log)
+    assert [answer.reused for answer in answers] == [4, 0, 0, 28, 0]
+    assert [answer.tokens for answer in answers] == one_by_one(REQUESTS)[0]
+    assert sum(step.prompt_tokens for step in log.steps) == sum(map(len, PROMPTS)) - 32
 
 
 def test_the_check_agrees_with_itself_and_sees_a_wrong_logit() -> None:
@@ -244,4 +281,4 @@ def test_the_plain_cache_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="must be new"):
         cache.open(0, [1])
     with pytest.raises(ValueError, match="must fit in 4 tokens"):
-        cache.begin_step([(0, [1, 2, 3, 4, 5])])
+        cache.reserve(0, 5)

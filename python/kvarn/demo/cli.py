@@ -146,7 +146,10 @@ def check_prompts(prompts: Sequence[str]) -> None:
 def make_requests(
     tokenizer: Tokenizer, config: ModelConfig, prompts: Sequence[str], system: str, limit: int
 ) -> list[Request]:
-    """Turn prompts into requests; a prompt that shares pages with an earlier one names it as its parent.
+    """Turn prompts into requests.
+
+    The prompts arrive one after another, and the prefix cache finds the pages that they share. A prompt that shares a page
+    or more with an earlier one beyond the system turn, which all share, comes together with that one and is forked from it.
 
     Raises
     ------
@@ -154,10 +157,14 @@ def make_requests(
         A prompt is no valid Unicode, or is too long.
     """
     requests: list[Request] = []
+    try:
+        turn = tokenizer.chat_system(system)
+    except DemoError as error:
+        raise DemoError(f"--system: {error}") from None
     for index, prompt in enumerate(prompts):
         where = prompt_name(index, prompts)
         try:
-            tokens = (*tokenizer.chat_system(system), *tokenizer.chat_user(prompt))
+            tokens = (*turn, *tokenizer.chat_user(prompt))
         except DemoError as error:
             raise DemoError(f"{where}: {error}") from None
         if len(tokens) + limit > config.context:
@@ -166,9 +173,13 @@ def make_requests(
                 f"prompt and --tokens {limit}; shorten the prompt or lower --tokens"
             )
         shared = [common_prefix(tokens, earlier.tokens) for earlier in requests]
-        best = max(range(index), key=shared.__getitem__, default=None)
-        parent = best if best is not None and shared[best] >= PAGE_SIZE else None
-        requests.append(Request(tokens, limit, arrival=ARRIVAL_GAP * index, parent=parent))
+        # Only a request that is no fork itself is a parent: a fork opens where its parent's prompt pauses.
+        roots = [i for i, earlier in enumerate(requests) if earlier.parent is None]
+        best = max(roots, key=shared.__getitem__, default=None)
+        if best is not None and shared[best] >= len(turn) + PAGE_SIZE:
+            requests.append(Request(tokens, limit, requests[best].arrival, parent=best))
+        else:
+            requests.append(Request(tokens, limit, ARRIVAL_GAP * index))
     return requests
 
 
@@ -185,6 +196,7 @@ def summary(
     reused = sum(answer.reused for answer in answers)
     tokens = sum(len(answer.tokens) for answer in answers)
     pages = cache.pages()
+    hits, misses = cache.compile_counts()
     config = loaded.weights.config
     speed = f"{tokens} tokens in {totals.seconds:.2f} s: {tokens / max(totals.seconds, 1e-9):.1f} tokens/s"
     if totals.decode_seconds:
@@ -199,7 +211,7 @@ def summary(
         ("batch", f"{len(answers)} sequences in {totals.steps} steps, {totals.prompt_tokens} prompt tokens computed"),
         ("speed", speed),
         ("pages", sharing),
-        ("compile", f"{compiled}; {cache.compile_hits} hits and {cache.compile_misses} misses in the compile cache"),
+        ("compile", f"{compiled}; {hits} hits and {misses} misses in the compile cache"),
     ]
 
 
@@ -253,7 +265,7 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
         requests = make_requests(tokenizer, loaded.weights.config, prompts, args.system, args.tokens)
         model = Model(loaded.weights, TorchDense("cuda") if device == "cuda" else NumpyDense())
         text.progress("compiling")
-        cache = PagedCache(loaded.weights.config, requests, args.dtype, device, MAX_BATCH)
+        cache = PagedCache(loaded.weights.config, requests, args.dtype, device)
         text.progress("")
         text.line(f"{loaded.name} on {where}")
         text.line()

@@ -23,23 +23,28 @@ if TYPE_CHECKING:
 class KVCache(Protocol):
     """Where keys and values live. A sequence is known by an int that the caller picks."""
 
-    def open(self, sequence: int, tokens: Sequence[int], parent: int | None = None) -> int:
-        """Make room for a new sequence and return how many of its first tokens the cache holds already.
+    def open(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Begin a sequence; `tokens` are those of its first tokens that are known."""
+        ...
 
-        Parameters
-        ----------
-        sequence : int
-            An id that is not in use.
-        tokens : sequence of int
-            The whole prompt.
-        parent : int, optional
-            An open sequence that starts with the same tokens; a cache that can share does share what both have in
-            common.
+    def fork(self, parent: int, sequence: int) -> None:
+        """Begin a sequence that goes on from where another one is, all of whose tokens are in the cache."""
+        ...
+
+    def extend(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Tell further tokens of a sequence."""
+        ...
+
+    def reserve(self, sequence: int, count: int) -> int:
+        """Make room for at most `count` more tokens of a sequence in the next step.
+
+        Returns how many of its tokens need not be computed, because the cache holds their keys and values already; at
+        least one is left to compute, and the room is for what follows them.
         """
         ...
 
-    def begin_step(self, batch: Sequence[tuple[int, Sequence[int]]]) -> NDArray[np.int32]:
-        """Start a step with the new tokens of each sequence, in batch order; return the row offsets, int32 [B + 1]."""
+    def begin_step(self, batch: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+        """Start a step of (sequence, number of new tokens), all reserved; return the row offsets, int32 [B + 1]."""
         ...
 
     def attend(self, layer: int, query: Any, key: Any, value: Any) -> Any:
@@ -50,12 +55,12 @@ class KVCache(Protocol):
         """
         ...
 
-    def end_step(self, sampled: Sequence[int | None]) -> None:
-        """Finish the step; `sampled` holds the next token of each sequence, None where its prompt is not through."""
+    def end_step(self) -> None:
+        """Finish the step: its tokens are in the cache."""
         ...
 
     def close(self, sequence: int) -> None:
-        """Give a sequence's memory back."""
+        """End a sequence and give its memory back."""
         ...
 
 

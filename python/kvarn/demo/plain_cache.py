@@ -46,27 +46,38 @@ class PlainCache:
         self._lengths: dict[int, int] = {}
         self._step: list[tuple[int, int]] = []  # sequence, its new tokens
 
-    def open(self, sequence: int, tokens: Sequence[int], parent: int | None = None) -> int:
-        """See `KVCache.open`; nothing is ever shared, so the answer is 0."""
-        del tokens, parent
+    def open(self, sequence: int, tokens: Sequence[int]) -> None:
+        """See `KVCache.open`; this cache has no use for the tokens."""
+        del tokens
         if sequence in self._data:
             raise ValueError(f"open: the sequence must be new, got {sequence}, which is open")
         config = self.config
         shape = (config.layers, 2, self.capacity, config.kv_heads, config.head_size)
         self._data[sequence] = np.zeros(shape, np.float32)
         self._lengths[sequence] = 0
+
+    def fork(self, parent: int, sequence: int) -> None:
+        """See `KVCache.fork`; everything is copied."""
+        self.open(sequence, ())
+        self._data[sequence][:] = self._data[parent]
+        self._lengths[sequence] = self._lengths[parent]
+
+    def extend(self, sequence: int, tokens: Sequence[int]) -> None:
+        """See `KVCache.extend`; there is nothing to do."""
+
+    def reserve(self, sequence: int, count: int) -> int:
+        """See `KVCache.reserve`; nothing is ever shared, so the answer is 0."""
+        length = self._lengths[sequence]
+        if length + count > self.capacity:
+            raise ValueError(
+                f"reserve: sequence {sequence} must fit in {self.capacity} tokens, got {length} cached and {count} new"
+            )
         return 0
 
-    def begin_step(self, batch: Sequence[tuple[int, Sequence[int]]]) -> NDArray[np.int32]:
+    def begin_step(self, batch: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
         """See `KVCache.begin_step`."""
-        for sequence, tokens in batch:
-            if self._lengths[sequence] + len(tokens) > self.capacity:
-                raise ValueError(
-                    f"begin_step: sequence {sequence} must fit in {self.capacity} tokens, "
-                    f"got {self._lengths[sequence]} cached and {len(tokens)} new"
-                )
-        self._step = [(sequence, len(tokens)) for sequence, tokens in batch]
-        return np.cumsum([0, *(count for _, count in self._step)], dtype=np.int32)
+        self._step = list(batch)
+        return np.cumsum([0, *(count for _, count in batch)], dtype=np.int32)
 
     def attend(
         self, layer: int, query: NDArray[np.float32], key: NDArray[np.float32], value: NDArray[np.float32]
@@ -100,9 +111,8 @@ class PlainCache:
         weights /= weights.sum(axis=-1, keepdims=True)
         return (weights @ values.transpose(1, 0, 2)[:, None]).transpose(2, 0, 1, 3).reshape(count, heads, size)
 
-    def end_step(self, sampled: Sequence[int | None]) -> None:
+    def end_step(self) -> None:
         """See `KVCache.end_step`."""
-        del sampled
         for sequence, count in self._step:
             self._lengths[sequence] += count
         self._step = []

