@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Expand ``kv.attention``: choose a kernel for the case and launch it.
+
+Kinds, the ``kind`` entry of a schedule:
+
+- ``host``: one thread a query row; the host target's only one;
+- ``simt``: one warp a query row; takes every case, on every GPU;
+- ``prefill``: tiles of query rows with mma;
+- ``decode``: few query rows a sequence, at the rate of the memory.
+
+Without one: decode where ``max_queries`` (a schedule entry: no sequence has more new tokens) times the group is at
+most 16 and the case fits it, else prefill where the case fits it, else simt.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from mlir import ir
+
+from . import attention_prefill, attention_rows, expands
+from .attention_common import Case
+from .base import Expansion
+
+KINDS = ("host", "simt", "prefill", "decode")
+DECODE_ROWS = 16  # most query rows of a sequence and KV head that count as a decode
+
+
+def case_of(op: Any, at: Expansion) -> Case:
+    """The case of a ``kv.attention``."""
+    return Case(
+        spec=at.spec(op.collection), query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
+        value_size=at.spec(op.collection).head_size, mask=op.mask.value, span=op.span.value, softcap=op.softcap.value,
+        sinks=op.sinks is not None, lse=op.lse is not None,
+    )  # fmt: skip
+
+
+def row_alignment(op: Any) -> int:
+    """Bytes that every row of the operation's query and output is aligned to."""
+    attributes = op.operation.attributes
+    return ir.IntegerAttr(attributes["kv.row_alignment"]).value if "kv.row_alignment" in attributes else 16
+
+
+def decode_module() -> Any:
+    """The module of the decode kernel; None where there is none."""
+    name = f"{__package__}.attention_decode"
+    return importlib.import_module(name) if importlib.util.find_spec(name) else None
+
+
+def decodes(case: Case, at: Expansion) -> bool:
+    """Whether the decode kernel takes a case, whose most new tokens a sequence the schedule must say."""
+    module, most = decode_module(), at.schedule.get("max_queries")
+    if module is None or most is None:
+        return False
+    return module.supports(case.spec, case.query, case.group, most, at.target)
+
+
+def kind_of(op: Any, at: Expansion, case: Case) -> str:
+    """The schedule's kind, checked, or the choice for the target."""
+    kind = at.schedule.get("kind")
+    if kind is None:
+        if at.target.is_host:
+            return "host"
+        most = at.schedule.get("max_queries")
+        if most is not None and most * case.group <= DECODE_ROWS and op.kv_offsets is None and decodes(case, at):
+            return "decode"
+        return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"
+    if kind not in KINDS:
+        raise ValueError(f"the schedule's kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if (kind == "host") != at.target.is_host:
+        raise ValueError(f"the schedule's kind must {'' if at.target.is_host else 'not '}be host on {at.target.name}, got {kind!r}")
+    if kind == "prefill":
+        for problem in attention_prefill.problems(case, at, row_alignment(op)):
+            raise ValueError(f"a schedule of kind prefill {problem}")
+    if kind == "decode" and (op.kv_offsets is not None or not decodes(case, at)):
+        raise ValueError(
+            "a schedule of kind decode needs max_queries, no kv_offsets, and a case that the decode kernel takes; "
+            f"got {case.spec.dtype.name} with queries of {case.query.name}, head size {case.size}, "
+            f"a group of {case.group}, max_queries {at.schedule.get('max_queries')}"
+        )
+    return kind
+
+
+def operands(op: Any) -> list[ir.Value]:
+    """The operands of the row and prefill kernels; those of absent optional operands are never read."""
+    unused = op.row_offsets
+    return [
+        op.collection, op.layer, op.query, op.row_offsets, op.kv_offsets or op.row_offsets, op.scale, op.out,
+        op.sinks or unused, op.lse or unused,
+    ]  # fmt: skip
+
+
+@expands("kv.attention")
+def expand(op: Any, at: Expansion) -> None:
+    case = case_of(op, at)
+    kind = kind_of(op, at, case)
+    if kind == "decode":
+        decode_module().expand_decode(op, at)
+    elif kind == "prefill":
+        attention_prefill.launch(case, at, op, operands(op))
+    else:
+        launch_rows(kind, case, at, op.query, operands(op))
+
+
+def launch_rows(kind: str, case: Case, at: Expansion, query: ir.Value, args: list[ir.Value]) -> None:
+    """Launch the host's or the warps' kernel over all query rows."""
+    rows = at.dim(query, 0)
+    if kind == "host":
+        at.launch(attention_rows.host_kernel(case), args, (at.constant(case.heads), rows, 1), (1, 1, 1), key=case)
+        return
+    warps = attention_rows.WARPS
+    blocks = (rows * case.heads + (warps - 1)) // warps
+    at.launch(attention_rows.simt_kernel(case), args, (blocks, 1, 1), (32 * warps, 1, 1), key=case)
+

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the attention kernels share: the case they are specialised for, and the keys that a query row sees.
+
+Every mask of the dialect leaves each row an interval of keys, [first, end), clipped to the keys that exist. The
+simple kernels never touch a key outside it; the tiled ones test against it in tiles that it cuts.
+
+Scores are kept in base 2: the query's factor is scale * log2(e), so that one exp2 a score suffices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import DType, f32
+from kvarn.dialect.layout import CacheSpec, lowbit
+
+LOG2E, LN2 = math.log2(math.e), math.log(2.0)
+LOWEST = -3.0e38  # a running maximum below any score, finite so that its difference to itself is 0
+CAUSAL_MASKS = ("causal", "sliding_window", "chunked_causal")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What an attention kernel is specialised for.
+
+    Attributes
+    ----------
+    spec : CacheSpec
+    query, out : DType
+    heads : int
+        Query heads, a multiple of the KV heads.
+    value_size : int
+        Columns of a value; less than the head size for latent rows only.
+    mask, span, softcap
+        As in ``kv.attention``.
+    sinks, lse : bool
+        Whether there is a sink a head, and whether the log-sum-exp is wanted.
+    """
+
+    spec: CacheSpec
+    query: DType
+    out: DType
+    heads: int
+    value_size: int
+    mask: str = "causal"
+    span: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    lse: bool = False
+
+    @property
+    def group(self) -> int:
+        """Query heads of one KV head."""
+        return self.heads // self.spec.num_heads
+
+    @property
+    def size(self) -> int:
+        return self.spec.head_size
+
+    @property
+    def causal(self) -> bool:
+        return self.mask in CAUSAL_MASKS
+
+
+def interval(case: Case, position: Any, num_keys: Any) -> tuple[Any, Any]:
+    """The keys that a query at an absolute position sees: (first, end); none when end <= first."""
+    first, end = kv.i32(0), num_keys
+    if case.causal:
+        end = kv.math.min(end, position + 1)
+    if case.mask == "sliding_window":
+        first = kv.math.max(position - (case.span - 1), 0)
+    if case.mask in ("chunked", "chunked_causal"):
+        first = (position // case.span) * case.span
+    if case.mask == "chunked":
+        end = kv.math.min(end, first + case.span)
+    return first, end
+
+
+@kv.func
+def sequence_of(row_offsets, row):
+    """The sequence of a row: the largest b with row_offsets[b] <= row < row_offsets[B]."""
+    low, high = kv.i32(0), row_offsets.shape[0] - 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if row_offsets[middle] <= row:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@kv.func
+def place_of(collection, row_offsets, kv_offsets, row):
+    """(sequence, absolute position, keys of the sequence) of a row."""
+    b = sequence_of(row_offsets, row)
+    cached = collection.cache_length(b)
+    return b, cached + (row - row_offsets[b]), cached + (kv_offsets[b + 1] - kv_offsets[b])
+
+
+def caches_of(case: Case, collection: Any, layer: Any) -> tuple[Any, Any]:
+    """The caches that keys and values come from: one and the same for latent rows."""
+    keys = collection.get_key_cache(layer)
+    return keys, keys if case.spec.is_mla else collection.get_value_cache(layer)
+
+
+def pieces(size: int, widest: int) -> list[tuple[int, int]]:
+    """Cut [0, size) into (start, width) with widths of powers of two, widest first; each start is a multiple of its width."""
+    found, at = [], 0
+    while at < size:
+        width = min(widest, 1 << (size - at).bit_length() - 1)
+        found.append((at, width))
+        at += width
+    return found
+
+
+def load_width(spec: CacheSpec, widest: int) -> int:
+    """The widest load that :func:`read` takes: one that whole granules make up, or that lies in one."""
+    g = spec.granularity
+    if not spec.quantized or g >= spec.head_size or g == lowbit(g):
+        return widest
+    return min(widest, lowbit(g))
+
+
+def read(spec: CacheSpec, cache: Any, b: Any, head: Any, token: Any, dim: Any, width: int, page: Any = None) -> Any:
+    """``width`` elements of a token as f32, dequantized: a vector, or a scalar for width 1.
+
+    Where granules are narrower than the load, the scales are loaded as a vector too and spread over the lanes.
+    """
+    g = spec.granularity
+    if not spec.quantized or g >= spec.head_size or g % width == 0:
+        return kv.f32(cache.load(b, head, token, dim, width=width, page=page))
+    stored = kv.f32(cache.load_quantized(b, head, token, dim, width=width, page=page))
+    scales = kv.f32(cache.load_scale(b, head, token, dim, width=width // g, page=page))
+    if g == 1:
+        return stored * scales
+    return stored * kv.vector(f32, [scales[i // g] for i in range(width)])
+
+
+def softcapped(case: Case, score: Any, exp2: Any) -> Any:
+    """A base-2 score, bent by the cap when there is one: cap * tanh(score / cap)."""
+    if not case.softcap:
+        return score
+    # tanh(x) = 1 - 2 / (1 + e^2x); e^2x beyond f32's range still gives the limits -1 and 1.
+    power = exp2(kv.math.min(score * (2.0 / case.softcap), 126.0))
+    return (case.softcap * LOG2E) - (2.0 * case.softcap * LOG2E) / (1.0 + power)

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Prefill attention: tiles of 64 query rows against tiles of keys, on the tensor cores.
+
+The query rows of a KV head are the new tokens times the group, so that a group shares every key that is loaded. A
+block takes 64 of them, a warp 16: scores are Q K^T by m16n8k16, softmax is online in base 2, the probabilities stay
+in registers as the first operand of P V.
+
+The grid is the same for every batch of a size: sequence b owns the tiles from ``(row_offsets[b] * group) / 64 + b`` on,
+one more than it may need, which a block finds by bisection. Nothing is read back, and no table is made. The last
+tiles start first, since under a causal mask they see the most keys.
+
+Keys and values of 16 bits are copied by cp.async, two tiles of each: the next keys travel during a tile's scores, the
+next values during its weighted sums. 8-bit and quantized ones are converted to the query's type on their way through
+registers. Keys that exist but lie outside what the tile's rows see become zeros, since 0 * NaN is NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+
+from kvarn import dsl as kv
+from kvarn.dialect import ops
+from kvarn.dialect.dtypes import DType, bf16, f16, f32, i32
+from kvarn.dsl.values import i32_value
+from kvarn.lowering.target import Target
+
+from .attention_common import LN2, LOG2E, LOWEST, Case, caches_of, interval, load_width, read, softcapped
+from .base import Expansion
+
+ROWS = 64  # query rows of a block
+WARPS = 4
+THREADS = 32 * WARPS
+CHUNK = 8  # elements of 16 bytes
+NO_VALUE = float("-inf")
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The geometry of a prefill kernel: ``keys`` tokens a tile, of which two are in flight."""
+
+    case: Case
+    keys: int
+
+    @property
+    def size(self) -> int:
+        return self.case.size
+
+    @property
+    def row_bytes(self) -> int:
+        return 2 * self.size
+
+    @property
+    def swizzled(self) -> bool:
+        return self.row_bytes % 128 == 0
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from row to row; 16 more than a row that cannot be swizzled, for ldmatrix's sake."""
+        return self.row_bytes if self.swizzled else self.row_bytes + 16
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.keys * self.pitch
+
+    @property
+    def shared_bytes(self) -> int:
+        return ROWS * self.pitch + 4 * self.tile_bytes
+
+    @property
+    def copied(self) -> bool:
+        """Whether tiles are copied as they are; else they are converted."""
+        return self.case.spec.dtype is self.case.query
+
+
+def problems(case: Case, at: Expansion, row_alignment: int) -> list[str]:
+    """Why the kernel does not take a case, one sentence each; empty when it does."""
+    spec, found = case.spec, []
+    if at.target.is_host or not at.target.has("cp_async"):
+        return [f"needs a GPU with cp.async, got {at.target.name}"]
+    if case.query not in (bf16, f16) or case.out is not case.query:
+        found.append(f"needs a query and an output of bf16 or f16, got {case.query.name} and {case.out.name}")
+    if spec.dtype is not case.query and spec.dtype.bits != 8:
+        found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
+    if spec.is_mla:
+        found.append("needs a collection with values, got an MLA one")
+    if spec.head_size % 16 or not 16 <= spec.head_size <= 256:
+        found.append(f"needs a head size of a multiple of 16 up to 256, got {spec.head_size}")
+    if row_alignment < 16:
+        found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
+    if not found and tile_keys(case, at.target) is None:
+        found.append(f"needs a page size that divides a tile or is divided by it, got {spec.page_size}")
+    return found
+
+
+def tile_keys(case: Case, target: Target) -> int | None:
+    """Keys of a tile: the most that fit with the page size and the shared memory."""
+    for keys in (64, 32, 16):
+        pages = case.spec.page_size
+        tiles = Tiles(case, keys)
+        if tiles.shared_bytes <= target.shared_bytes and (not tiles.copied or not pages or not pages % keys or not keys % pages):
+            return keys
+    return None
+
+
+def launch(case: Case, at: Expansion, op: Any, args: list[ir.Value]) -> None:
+    keys = tile_keys(case, at.target)
+    assert keys is not None
+    batch = at.dim(op.row_offsets, 0) - 1
+    tiles = (at.dim(op.query, 0) * case.group) // ROWS + batch
+    at.launch(prefill_kernel(Tiles(case, keys)), args, (tiles, case.spec.num_heads, 1), (THREADS, 1, 1), key=(case, keys))
+
+
+def pack(dtype: DType, a: Any, b: Any) -> Any:
+    """Two f32 as one word of 16-bit floats, the first in the low half."""
+    return kv.pack_f16x2(a, b) if dtype is f16 else kv.pack_bf16x2(a, b)
+
+
+def prefill_kernel(g: Tiles) -> Any:
+    """The kernel of a geometry."""
+    case, spec, D, N, G = g.case, g.case.spec, g.case.size, g.keys, g.case.group
+    dtype, steps = case.query, g.case.size // 16
+    query_in_registers = D <= 128
+    converted_width = load_width(spec, CHUNK)
+
+    def offset_of(row: Any, chunk: Any) -> Any:
+        """Byte of a 16-byte chunk of a row in a tile."""
+        if g.swizzled:
+            return row * g.pitch + ((chunk ^ (row & 7)) << 4)
+        return row * g.pitch + (chunk << 4)
+
+    @kv.func
+    def load_query(query, tile, token0, row0, rows, head):
+        """The block's query rows to shared memory; rows past the last repeat it, and are not written back."""
+        for i in range(kv.thread_id.x, ROWS * (D // CHUNK), THREADS):
+            row, chunk = i // (D // CHUNK), i % (D // CHUNK)
+            at = kv.math.min(row0 + row, rows - 1)
+            piece = query.load(token0 + at // G, head * G + at % G, chunk * CHUNK, width=CHUNK)
+            (tile + offset_of(row, chunk)).store(piece)
+
+    @kv.func
+    def load_tile(cache, b, head, base, last, tile):
+        """The keys [base, base + N) to shared memory, zeros from ``last`` on; in flight until it is waited for."""
+        if g.copied:
+            ops.load_tile(
+                cache.ir, i32_value(b), i32_value(head), i32_value(base), i32_value(last - base), tile.ir,
+                i32_value(kv.thread_id.x), tile_rows=N, num_threads=THREADS, pitch=g.pitch, swizzle=128 if g.swizzled else 0,
+            )  # fmt: skip
+        else:
+            for i in range(kv.thread_id.x, N * (D // CHUNK), THREADS):
+                row, chunk = i // (D // CHUNK), i % (D // CHUNK)
+                token = kv.math.min(base + row, last - 1)
+                page = cache.page(b, token)
+                words = []
+                for d in kv.static(range(0, CHUNK, converted_width)):
+                    x = read(spec, cache, b, head, token, chunk * CHUNK + d, converted_width, page)
+                    words = words + ([x] if converted_width == 1 else [x[i] for i in range(converted_width)])
+                exists = base + row < last
+                piece = dtype(kv.vector(f32, [kv.where(exists, w, 0.0) for w in words]))
+                (tile + offset_of(row, chunk)).store(piece)
+
+    @kv.func
+    def query_fragment(tile, warp, lane, k):
+        return kv.ldmatrix(tile + offset_of(warp * 16 + (lane & 15), 2 * k + (lane >> 4)))
+
+    @kv.func
+    def scores_of(q_tile, q, k_tile, warp, lane, scale):
+        """This lane's scores of a tile: [key tile of 8][4], rows lane / 4 and that + 8, keys 2 * (lane % 4) and + 1."""
+        scores = [kv.f32(0.0)] * (N // 2)
+        for k in kv.static(range(steps)):
+            a = q[k] if query_in_registers else query_fragment(q_tile, warp, lane, k)
+            for n in kv.static(range(N // 16)):
+                row = n * 16 + (lane & 7) + (lane >> 4) * 8
+                w = kv.ldmatrix(k_tile + offset_of(row, 2 * k + ((lane >> 3) & 1)))
+                scores[8 * n : 8 * n + 4] = kv.mma_m16n8k16(a, [w[0], w[1]], scores[8 * n : 8 * n + 4], dtype)
+                scores[8 * n + 4 : 8 * n + 8] = kv.mma_m16n8k16(a, [w[2], w[3]], scores[8 * n + 4 : 8 * n + 8], dtype)
+        return [softcapped(case, s * scale, kv.ex2) for s in scores]
+
+    @kv.func
+    def weigh(scores, state, o):
+        """Online softmax: scores become weights, the state (maxima, sums) and the output follow."""
+        for u in kv.static(range(2)):
+            mine = [4 * n + 2 * u + i for n in range(N // 8) for i in range(2)]
+            top = kv.math.max(*[scores[i] for i in mine])
+            for k in kv.static((1, 2)):
+                top = kv.math.max(top, kv.shuffle_xor(top, k))
+            top = kv.math.max(top, state[u])
+            shrink = kv.ex2(state[u] - top)
+            total = state[2 + u] * shrink
+            for i in kv.static(mine):
+                scores[i] = kv.ex2(scores[i] - top)
+                total = total + scores[i]
+            state[u], state[2 + u] = top, total
+            for t in kv.static(range(D // 8)):
+                for i in kv.static(range(2)):
+                    o[4 * t + 2 * u + i] = o[4 * t + 2 * u + i] * shrink
+
+    @kv.func
+    def add_values(weights, o, v_tile, lane):
+        """o += P V for a tile."""
+        for k in kv.static(range(N // 16)):
+            w = weights[8 * k : 8 * k + 8]
+            a = [pack(dtype, w[0], w[1]), pack(dtype, w[2], w[3]), pack(dtype, w[4], w[5]), pack(dtype, w[6], w[7])]
+            for t in kv.static(range(steps)):
+                row = k * 16 + (lane & 15)
+                b = kv.ldmatrix(v_tile + offset_of(row, 2 * t + (lane >> 4)), trans=True)
+                o[8 * t : 8 * t + 4] = kv.mma_m16n8k16(a, [b[0], b[1]], o[8 * t : 8 * t + 4], dtype)
+                o[8 * t + 4 : 8 * t + 8] = kv.mma_m16n8k16(a, [b[2], b[3]], o[8 * t + 4 : 8 * t + 8], dtype)
+
+    @kv.func
+    def clear_rows(tile, count):
+        """Zeros in a tile's first rows."""
+        for i in range(kv.thread_id.x, count * (D // CHUNK), THREADS):
+            (tile + offset_of(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
+
+    @kv.func
+    def write_rows(out, tile, o, state, token0, row0, rows, head, warp, lane):
+        """Divide by the sums and write the warp's rows, through its part of the query's shared memory."""
+        kv.syncwarp()
+        for u in kv.static(range(2)):
+            row = warp * 16 + (lane >> 2) + 8 * u
+            inverse = kv.where(state[2 + u] > 0.0, 1.0 / state[2 + u], 0.0)
+            for t in kv.static(range(D // 8)):
+                word = pack(dtype, o[4 * t + 2 * u] * inverse, o[4 * t + 2 * u + 1] * inverse)
+                (tile + offset_of(row, t) + (lane & 3) * 4).store(word)
+        kv.syncwarp()
+        for i in range(lane, 16 * (D // CHUNK), 32):
+            row, chunk = warp * 16 + i // (D // CHUNK), i % (D // CHUNK)
+            at = row0 + row
+            if at < rows:
+                piece = (tile + offset_of(row, chunk)).load(dtype, CHUNK)
+                out.store(token0 + at // G, head * G + at % G, chunk * CHUNK, value=piece)
+
+    @kv.kernel(block=(THREADS, 1, 1))
+    def attention_prefill(
+        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3], row_offsets: kv.Buffer[i32, 1],
+        kv_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3], sinks, lse,
+    ):  # fmt: skip
+        lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
+        memory = kv.shared(g.shared_bytes, kv.u8, alignment=128).ptr()
+        q_tile, k_tiles = memory, memory + ROWS * g.pitch
+        v_tiles = k_tiles + 2 * g.tile_bytes
+        number = kv.grid_dim.x - 1 - kv.block_id.x
+        head, origin = kv.block_id.y, row_offsets[0]
+        low, high = kv.i32(0), row_offsets.shape[0] - 1
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if ((row_offsets[middle] - origin) * G) // ROWS + middle <= number:
+                low = middle
+            else:
+                high = middle
+        b, token0 = low, row_offsets[low]
+        row0 = (number - (((token0 - origin) * G) // ROWS + b)) * ROWS
+        rows = (row_offsets[b + 1] - token0) * G
+        if row0 < rows:
+            keys, values = caches_of(case, collection, layer)
+            cached = collection.cache_length(b)
+            num_keys = cached + (kv_offsets[b + 1] - kv_offsets[b])
+            # What the tile's first and last rows see bounds what any of its rows does.
+            first, first_end = interval(case, cached + row0 // G, num_keys)
+            last_first, last = interval(case, cached + (kv.math.min(row0 + ROWS, rows) - 1) // G, num_keys)
+            begin, end = first // N, (last + (N - 1)) // N
+            load_query(query, q_tile, token0, row0, rows, head)
+            if begin < end:
+                load_tile(keys, b, head, begin * N, last, k_tiles)
+            kv.cp_async_commit()
+            if begin < end:
+                load_tile(values, b, head, begin * N, last, v_tiles)
+            kv.cp_async_commit()
+            seen = []
+            for u in kv.static(range(2)):
+                at = kv.math.min(row0 + warp * 16 + (lane >> 2) + 8 * u, rows - 1)
+                seen.append(interval(case, cached + at // G, num_keys))
+            kv.barrier()
+            q = [query_fragment(q_tile, warp, lane, k) for k in range(steps)] if query_in_registers else None
+            state = [kv.f32(LOWEST), kv.f32(LOWEST), kv.f32(0.0), kv.f32(0.0)]
+            o = [kv.f32(0.0)] * (D // 2)
+            factor = scale * LOG2E
+            for j in range(begin, end):
+                base, stage = j * N, (j - begin) & 1
+                kv.cp_async_wait(1)
+                kv.barrier()
+                if j + 1 < end:
+                    load_tile(keys, b, head, base + N, last, k_tiles + (stage ^ 1) * g.tile_bytes)
+                kv.cp_async_commit()
+                scores = scores_of(q_tile, q, k_tiles + stage * g.tile_bytes, warp, lane, factor)
+                if (base < last_first) | (base + N > first_end):
+                    for i in kv.static(range(N // 2)):
+                        token = base + (i // 4) * 8 + (lane & 3) * 2 + i % 2
+                        low_key, high_key = seen[i // 2 % 2]
+                        scores[i] = kv.where((token >= low_key) & (token < high_key), scores[i], NO_VALUE)
+                weigh(scores, state, o)
+                kv.cp_async_wait(1)
+                kv.barrier()
+                if j + 1 < end:
+                    load_tile(values, b, head, base + N, last, v_tiles + (stage ^ 1) * g.tile_bytes)
+                kv.cp_async_commit()
+                if base < first:
+                    clear_rows(v_tiles + stage * g.tile_bytes, first - base)
+                    kv.barrier()
+                add_values(scores, o, v_tiles + stage * g.tile_bytes, lane)
+            for u in kv.static(range(2)):
+                for k in kv.static((1, 2)):
+                    state[2 + u] = state[2 + u] + kv.shuffle_xor(state[2 + u], k)
+                at = row0 + warp * 16 + (lane >> 2) + 8 * u
+                h = head * G + kv.math.min(at, rows - 1) % G
+                if case.sinks:
+                    sink = sinks[h] * LOG2E
+                    top = kv.math.max(state[u], sink)
+                    shrink = kv.ex2(state[u] - top)
+                    state[u], state[2 + u] = top, state[2 + u] * shrink + kv.ex2(sink - top)
+                    for t in kv.static(range(D // 8)):
+                        for i in kv.static(range(2)):
+                            o[4 * t + 2 * u + i] = o[4 * t + 2 * u + i] * shrink
+                if case.lse:
+                    if ((lane & 3) == 0) & (at < rows):
+                        total = (state[u] + kv.math.log2(state[2 + u])) * LN2
+                        lse[token0 + at // G, h] = kv.where(state[2 + u] > 0.0, total, NO_VALUE)
+            kv.cp_async_wait(0)
+            write_rows(out, q_tile, o, state, token0, row0, rows, head, warp, lane)
+
+    return attention_prefill

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention one query row at a time: the host's kernel, and the GPU's for what the tiled kernels do not take.
+
+Both make one pass over the row's keys with a running maximum and sum, in f32, and read no key outside the row's
+interval. They serve every cache kind, element type, head size, page size and mask, and latent rows (whose values
+are the first columns of the keys).
+
+On the host a thread has a row to itself and takes eight keys at a time, so that their scores are independent and one
+vector exp2 serves them. On a GPU a warp has it: for the scores each lane takes a key, for the values each lane
+takes some columns of all keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlir import ir
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.layout import cdiv, lowbit
+from kvarn.dsl.builder import emit_value, types
+
+from .attention_common import LN2, LOG2E, LOWEST, Case, caches_of, interval, load_width, pieces, place_of, read, softcapped
+
+LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
+KEYS = 8  # keys that the host takes at a time
+WARPS = 4  # rows of a block on a GPU
+NO_VALUE = float("-inf")
+
+
+# --- the host --------------------------------------------------------------------------------------
+
+
+def lane_sum(x: Any) -> Any:
+    """The sum of a vector's lanes, in any order."""
+    attributes = {
+        "kind": types().attribute("#vector.kind<add>"), "fastmath": types().attribute("#arith.fastmath<reassoc,contract>"),
+    }  # fmt: skip
+    return kv.Value(emit_value("vector.reduction", types().of(f32), [x.ir], attributes), f32)
+
+
+def exp2(x: Any) -> Any:
+    """2 ** x for x <= 126, to a few units in the last place; 0 below the normal range, NaN for NaN. Scalar or vector.
+
+    The C library's function is a call a lane, around which the host keeps nothing in registers.
+    """
+    clamped = kv.math.max(x, -126.0)
+    whole = kv.math.floor(clamped + 0.5)
+    f = clamped - whole  # in [-1/2, 1/2]: the series of e^(f ln 2) needs seven terms
+    p = f * 1.5403530e-4 + 1.3333558e-3
+    for c in (9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0):
+        p = p * f + c
+    power = kv.bitcast((kv.i32(whole) + 127) << 23, f32)
+    return kv.where(x < -126.0, 0.0, kv.where(x == x, p * power, x))
+
+
+def host_kernel(case: Case) -> Any:
+    """The host's kernel: a grid of (query heads, rows), one thread a block."""
+    spec = case.spec
+    widest = load_width(spec, LANES)
+    key_pieces, value_pieces = pieces(case.size, widest), pieces(case.value_size, widest)
+
+    def scores_of(keys: Any, q: Any, b: Any, head: Any, first: Any, count: int) -> list[Any]:
+        """The scores of ``count`` keys from ``first`` on: a sum a width of pieces, then over the lanes."""
+        found = []
+        for i in range(count):
+            sums: dict[int, Any] = {}
+            for (d, w), x in zip(key_pieces, q, strict=True):
+                key = read(spec, keys, b, head, first + i, d, w)
+                sums[w] = x * key if w not in sums else sums[w] + x * key
+            score = None
+            for w, total in sums.items():
+                part = lane_sum(total) if w > 1 else total
+                score = part if score is None else score + part
+            found.append(softcapped(case, score, exp2))
+        return found
+
+    def take(keys: Any, values: Any, q: Any, b: Any, head: Any, first: Any, count: int, state: list[Any], sums: list[Any]) -> None:
+        """Fold ``count`` keys into the state (maximum, denominator) and the weighted sums of values."""
+        scores = scores_of(keys, q, b, head, first, count)
+        top = kv.math.max(state[0], *scores)
+        shrink = exp2(state[0] - top)
+        weights = exp2(kv.vector(f32, scores) - top) if count > 1 else [exp2(scores[0] - top)]
+        state[0], state[1] = top, state[1] * shrink + (lane_sum(weights) if count > 1 else weights[0])
+        for n, (d, w) in enumerate(value_pieces):
+            x = sums[n] * shrink
+            for i in range(count):
+                x = x + read(spec, values, b, head, first + i, d, w) * weights[i]
+            sums[n] = x
+
+    @kv.kernel
+    def attention_host(
+        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3], row_offsets: kv.Buffer[i32, 1],
+        kv_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3], sinks, lse,
+    ):  # fmt: skip
+        h, row = kv.block_id.x, kv.block_id.y
+        if (row >= row_offsets[0]) & (row < row_offsets[row_offsets.shape[0] - 1]):
+            b, position, num_keys = place_of(collection, row_offsets, kv_offsets, row)
+            first, end = interval(case, position, num_keys)
+            keys, values = caches_of(case, collection, layer)
+            head = h // case.group
+            factor = scale * LOG2E
+            q = [kv.f32(query.load(row, h, d, width=w, alignment=case.query.itemsize)) * factor for d, w in key_pieces]
+            # A sink is a key of weight one and value zero that stands before all others.
+            state = [sinks[h] * LOG2E, kv.f32(1.0)] if case.sinks else [kv.f32(LOWEST), kv.f32(0.0)]
+            sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for d, w in value_pieces]
+            whole = first + kv.math.max(end - first, 0) // KEYS * KEYS
+            for t in range(first, whole, KEYS):
+                take(keys, values, q, b, head, t, KEYS, state, sums)
+            for t in range(whole, end):
+                take(keys, values, q, b, head, t, 1, state, sums)
+            inverse = kv.where(state[1] > 0.0, 1.0 / state[1], 0.0)
+            for n, (d, w) in enumerate(value_pieces):
+                out.store(row, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
+            if case.lse:
+                lse[row, h] = kv.where(state[1] > 0.0, (state[0] + kv.math.log2(state[1])) * LN2, NO_VALUE)
+
+    return attention_host
+
+
+# --- GPUs ------------------------------------------------------------------------------------------
+
+
+def lane_width(case: Case) -> int:
+    """Columns that a lane takes at a time for the values: few enough that all lanes have some, at most 16 bytes."""
+    widest = min(16 // case.spec.dtype.itemsize, lowbit(case.value_size), max(1, 1 << cdiv(case.value_size, 32).bit_length() - 1))
+    return load_width(case.spec, widest)
+
+
+def simt_kernel(case: Case) -> Any:
+    """The GPU's kernel: a warp a (row, query head), ``WARPS`` of them a block, in a linear grid."""
+    spec = case.spec
+    key_width = load_width(spec, min(16 // spec.dtype.itemsize, lowbit(case.size)))
+    width = lane_width(case)
+    columns = case.value_size // width  # pieces of a value
+    turns = cdiv(columns, 32)
+    unrolled = case.size // key_width <= 32
+
+    @kv.func
+    def score_of(keys, q, warp, b, head, token):
+        """This lane's key against the query row in shared memory."""
+        total = kv.f32(0.0)
+        page = keys.page(b, token)
+        for d in range(0 if unrolled else kv.i32(0), case.size, key_width):
+            key = read(spec, keys, b, head, token, d, key_width, page)
+            x = q.load(warp, d, width=key_width)
+            if key_width == 1:
+                total = total + x * key
+            else:
+                for i in kv.static(range(key_width)):
+                    total = total + x[i] * key[i]
+        return softcapped(case, total, kv.ex2)
+
+    @kv.kernel(max_threads=32 * WARPS)
+    def attention_simt(
+        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3], row_offsets: kv.Buffer[i32, 1],
+        kv_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3], sinks, lse,
+    ):  # fmt: skip
+        lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
+        item = kv.block_id.x * WARPS + warp
+        row, h = item // case.heads, item % case.heads
+        q = kv.shared((WARPS, case.size), f32)
+        first_row, last_row = row_offsets[0], row_offsets[row_offsets.shape[0] - 1]
+        exists = (row >= first_row) & (row < last_row)
+        if exists:
+            factor = scale * LOG2E
+            for d in range(lane, case.size, 32):
+                q[warp, d] = kv.f32(query[row, h, d]) * factor
+        kv.syncwarp()
+        if exists:
+            b, position, num_keys = place_of(collection, row_offsets, kv_offsets, row)
+            first, end = interval(case, position, num_keys)
+            keys, values = caches_of(case, collection, layer)
+            head = h // case.group
+            top, total = kv.f32(LOWEST), kv.f32(0.0)
+            if case.sinks:
+                top = sinks[h] * LOG2E
+                total = kv.where(lane == 0, 1.0, kv.f32(0.0))  # the lanes' sums are added at the end
+            sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
+            for base in range(first, end, 32):
+                token = kv.math.min(base + lane, end - 1)
+                score = score_of(keys, q, warp, b, head, token)
+                score = kv.where(base + lane < end, score, NO_VALUE)
+                higher = kv.math.max(top, kv.warp_reduce(score, "max"))
+                shrink = kv.ex2(top - higher)
+                weight = kv.ex2(score - higher)
+                top, total = higher, total * shrink + weight
+                for n in kv.static(range(turns)):
+                    sums[n] = sums[n] * shrink
+                for i in range(0, kv.math.min(end - base, 32)):
+                    share = kv.shuffle_idx(weight, i)
+                    page = values.page(b, base + i)
+                    for n in kv.static(range(turns)):
+                        d = kv.math.min(lane + 32 * n, columns - 1) * width
+                        sums[n] = sums[n] + read(spec, values, b, head, base + i, d, width, page) * share
+            total = kv.warp_reduce(total, "add")
+            inverse = kv.where(total > 0.0, 1.0 / total, 0.0)
+            for n in kv.static(range(turns)):
+                column = lane + 32 * n
+                if column < columns:
+                    out.store(row, h, column * width, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
+            if case.lse:
+                if lane == 0:
+                    lse[row, h] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, NO_VALUE)
+
+    return attention_simt

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Expand ``kv.mla_attention`` and ``kv.mla_decompress``.
+
+Latent rows are keys whose first ``value_size`` columns are the values: the row kernels of ``attention_rows`` take them
+as they are, and every query head of a token reads the same rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import i32
+from kvarn.dialect.layout import CacheSpec, lowbit
+
+from . import expands
+from .attention import launch_rows
+from .attention_common import Case, sequence_of
+from .base import Expansion
+
+KINDS = ("host", "simt")
+THREADS = 128
+
+
+@expands("kv.mla_attention")
+def expand_attention(op: Any, at: Expansion) -> None:
+    case = Case(
+        spec=at.spec(op.collection), query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
+        value_size=op.value_size.value, mask=op.mask.value, span=op.span.value,
+    )  # fmt: skip
+    default = "host" if at.target.is_host else "simt"
+    kind = at.schedule.get("kind", default)
+    if kind != default:
+        raise ValueError(f"the schedule's kind must be {default} on {at.target.name}, got {kind!r}")
+    unused = op.row_offsets
+    args = [op.collection, op.layer, op.query, op.row_offsets, op.row_offsets, op.scale, op.out, unused, unused]
+    launch_rows(kind, case, at, op.query, args)
+
+
+def decompress_kernel(spec: CacheSpec) -> Any:
+    """Copies latent rows, a thread a piece of at most 16 bytes; rows that belong to no sequence stay as they are."""
+    width = min(16 // spec.dtype.itemsize, lowbit(spec.head_size))
+    columns = spec.head_size // width
+
+    @kv.kernel
+    def mla_decompress(
+        cache: kv.KVCache, row_offsets: kv.Buffer[i32, 1], cache_offsets: kv.Buffer[i32, 1], out: kv.Buffer[spec.dtype, 2]
+    ):
+        item = kv.block_id.x * kv.block_dim.x + kv.thread_id.x
+        row, d = item // columns, item % columns * width
+        if (row >= row_offsets[0]) & (row < row_offsets[row_offsets.shape[0] - 1]):
+            b = sequence_of(row_offsets, row)
+            token = row - row_offsets[b] + cache_offsets[b]
+            if spec.quantized:
+                piece = cache.load_quantized(b, 0, token, d, width=width)
+            else:
+                piece = cache.load(b, 0, token, d, width=width)
+            out.store(row, d, value=piece, alignment=spec.dtype.itemsize)
+
+    return mla_decompress
+
+
+@expands("kv.mla_decompress")
+def expand_decompress(op: Any, at: Expansion) -> None:
+    spec = at.spec(op.cache)
+    columns = spec.head_size // min(16 // spec.dtype.itemsize, lowbit(spec.head_size))
+    threads = 1 if at.target.is_host else THREADS
+    blocks = (at.dim(op.out, 0) * columns + (threads - 1)) // threads
+    at.launch(
+        decompress_kernel(spec), [op.cache, op.row_offsets, op.cache_offsets, op.out], (blocks, 1, 1), (threads, 1, 1), key=spec
+    )
