@@ -1,0 +1,579 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The front end: interprets a kernel's AST and emits ops as it goes. Statements here, expressions in ``expressions``.
+
+Python values are computed while tracing; values of the kernel become ops at the node's source location. ``if``,
+``while`` and ``range`` loops over kernel values become scf ops (``control``); over Python values they run at once.
+Functions written by the user are interpreted too, so that they may use the same constructs: a call inlines them.
+"""
+
+from __future__ import annotations
+
+import ast
+import types as _types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+
+from kvarn.errors import KernelError, SourceLocation, UnsupportedError, located
+
+from . import control
+from .control import RESULT, Loop
+from .expressions import Expressions, RuntimeRange
+from .source import FunctionNode, FunctionSource, Liveness, bound, escapes, loaded, terminates
+from .state import Undefined, truth
+from .values import Numeric, Value, Vector, as_value, describe
+
+Flow = dict[str, Any]  # "return" | "break" | "continue" -> True or a bool value: how control left a block
+_LIMIT = 100_000  # iterations of a loop that runs while tracing
+
+_REFUSED = {
+    ast.Try: "try: errors cannot be caught in a kernel; test the condition with if",
+    ast.Raise: "raise under run-time control flow: use kv.device_assert(condition, message)",
+    ast.Global: "global: pass the value as an argument, or close over it",
+    ast.Nonlocal: "nonlocal: return the new value, or keep it in a list",
+    ast.ClassDef: "class: define it outside the kernel",
+    ast.AsyncFunctionDef: "async def: kernels have no coroutines",
+    ast.AsyncFor: "async for: kernels have no coroutines",
+    ast.AsyncWith: "async with: kernels have no coroutines",
+    ast.Import: "import: import the module outside the kernel",
+    ast.ImportFrom: "import: import the module outside the kernel",
+    ast.Match: "match: use if and elif",
+}
+
+
+@dataclass
+class Frame:
+    """One function that is being interpreted."""
+
+    name: str
+    code: Any  # what identifies the function, to find recursion
+    file: str
+    flow: Liveness
+    locals: dict[str, Any]
+    lookup: Callable[[str], Any]  # names that are not local; raises NameError
+    node: ast.AST
+    caller: ir.Location | None
+    parent: Frame | None = None  # the frame that a closure was defined in
+
+    def roots(self) -> list[Any]:
+        return list(self.locals.values())
+
+
+class Interpreter(Expressions):
+    """Traces one kernel at the current insertion point."""
+
+    def __init__(self, block: tuple[int, int, int] | None = None) -> None:
+        self.frames: list[Frame] = []
+        self.native = 0  # inside kv.static(...): functions are called, not interpreted
+        self.block = block
+        self._scratch_op: ir.Operation | None = None
+
+    # --- the scope of the control flow module ----------------------------------------------------
+
+    @property
+    def frame(self) -> Frame:
+        return self.frames[-1]
+
+    @property
+    def locals(self) -> dict[str, Any]:
+        return self.frames[-1].locals
+
+    def roots(self) -> list[Any]:
+        return [value for frame in self.frames for value in frame.locals.values()]
+
+    # --- places ------------------------------------------------------------------------------------
+
+    def place(self) -> SourceLocation | None:
+        """Where the innermost interpreted statement or expression is."""
+        return _place(self.frame, self.frame.node) if self.frames else None
+
+    def callers(self) -> list[SourceLocation]:
+        return [_place(f, f.node) for f in reversed(self.frames[:-1])]
+
+    def location(self, node: ast.AST) -> ir.Location:
+        frame = self.frame
+        here = ir.Location.file(frame.file, getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1)
+        return here if frame.caller is None else ir.Location.callsite(here, [frame.caller])
+
+    def at(self, node: ast.AST) -> _At:
+        """Ops made here have the node's location, and so have errors."""
+        return _At(self, node)
+
+    def refuse(self, node: ast.AST, text: str) -> UnsupportedError:
+        return UnsupportedError(f"kernels do not support {text}", _place(self.frame, node), self.callers())
+
+    # --- functions ---------------------------------------------------------------------------------
+
+    def run(self, source: FunctionSource, variables: dict[str, Any], lookup: Callable[[str], Any]) -> None:
+        """Trace a kernel."""
+        frame = Frame(source.name, source.node, source.file, source.flow, variables, lookup, source.node, None)
+        result = self._function(frame, source.node)
+        if result is not None:
+            raise KernelError("a kernel returns nothing: write results to a buffer", _place(frame, source.node))
+
+    def inline(
+        self, name: str, node: FunctionNode, file: str, flow: Liveness, variables: dict[str, Any],
+        lookup: Callable[[str], Any], call: ast.AST | None, parent: Frame | None = None,
+    ) -> Any:  # fmt: skip
+        """Interpret a call of a function."""
+        if any(f.code is node for f in self.frames):
+            raise TypeError(f"{name}() calls itself: kernels do not support recursion, use a loop")
+        caller = self.location(call) if call is not None else ir.Location.current
+        return self._function(Frame(name, node, file, flow, variables, lookup, node, caller, parent), node)
+
+    def _function(self, frame: Frame, node: FunctionNode) -> Any:
+        self.frames.append(frame)
+        try:
+            if isinstance(node, ast.Lambda):
+                return self.eval(node.body)
+            flow = self.block_of(node.body) or {}
+            value = frame.locals.get(RESULT)
+            if isinstance(value, Undefined):
+                reason = value.reason.replace(repr(RESULT), "the returned value")
+                raise KernelError(reason, _place(frame, node), self.callers())
+            if value is not None and flow.get("return") is not True:
+                raise KernelError(f"{frame.name}() returns a value on some paths only", _place(frame, node), self.callers())
+            return value
+        finally:
+            self.frames.pop()
+
+    # --- statements --------------------------------------------------------------------------------
+
+    def block_of(self, statements: Sequence[ast.stmt], start: int = 0) -> Flow | None:
+        """Run statements; how control left them, or None when it reached their end."""
+        for i in range(start, len(statements)):
+            statement = statements[i]
+            if type(statement) is ast.If:
+                test = self._test(statement.test)
+                if isinstance(test, bool):
+                    flow = self.block_of(statement.body if test else statement.orelse)
+                elif not escapes([statement]):
+                    self._runtime_if(statement, test)
+                    flow = None
+                elif terminates(statement.body) or terminates(statement.orelse):
+                    return self._guard_form(statement, test, statements, i)
+                else:
+                    flow = self._branches(
+                        statement, test, lambda s=statement: self.block_of(s.body), lambda s=statement: self.block_of(s.orelse)
+                    )
+            else:
+                flow = _STATEMENTS.get(type(statement), Interpreter._refused)(self, statement)
+            if flow:
+                if any(v is True for v in flow.values()):
+                    return flow
+                return self._guarded(statement, flow, lambda n=i: self.block_of(statements, n + 1), i + 1 < len(statements))
+        return None
+
+    def _test(self, node: ast.expr) -> Any:
+        with self.at(node):
+            return truth(self.eval(node))
+
+    def _runtime_if(self, node: ast.If, test: Value) -> None:
+        def side(body: Sequence[ast.stmt]) -> Callable[[], None]:
+            return lambda: self.block_of(body) and None
+
+        with self.at(node):
+            control.branches(self, test, side(node.body), side(node.orelse), self.frame.flow.after[id(node)])
+
+    def _guard_form(self, node: ast.If, test: Value, statements: Sequence[ast.stmt], i: int) -> Flow | None:
+        """``if c: return`` and the rest: the rest goes to the other branch."""
+
+        def side(body: Sequence[ast.stmt], other: Sequence[ast.stmt]) -> Callable[[], Flow | None]:
+            if terminates(body) or not terminates(other):
+                return lambda: self.block_of(body)
+
+            def run() -> Flow | None:
+                flow = self.block_of(body)
+                if not flow:
+                    return self.block_of(statements, i + 1)
+                if any(v is True for v in flow.values()):
+                    return flow
+                return self._guarded(node, flow, lambda: self.block_of(statements, i + 1), i + 1 < len(statements))
+
+            return run
+
+        last = statements[-1]
+        live = self.frame.flow.after[id(last)] | self.frame.flow.after[id(node)]
+        return self._branches(node, test, side(node.body, node.orelse), side(node.orelse, node.body), live)
+
+    def _branches(
+        self, node: ast.stmt, test: Value, then: Callable[[], Flow | None], otherwise: Callable[[], Flow | None],
+        live: frozenset[str] | None = None,
+    ) -> Flow | None:  # fmt: skip
+        """Both sides of a condition, where control may leave the block: the flow becomes flags."""
+        kinds = ("return", "break", "continue")
+
+        def side(body: Callable[[], Flow | None]) -> Callable[[], None]:
+            def run() -> None:
+                flow = body() or {}
+                for kind in kinds:
+                    self.locals[f" {kind}"] = flow.get(kind, False)
+
+            return run
+
+        with self.at(node):
+            control.branches(
+                self, test, side(then), side(otherwise), self.frame.flow.after[id(node)] if live is None else live
+            )
+        flow = {kind: self.locals.pop(f" {kind}") for kind in kinds}
+        return {k: v for k, v in flow.items() if v is not False} or None
+
+    def _guarded(self, node: ast.stmt, flow: Flow, rest: Callable[[], Flow | None], more: bool) -> Flow | None:
+        """Run what follows a statement that control may have left, where it has not."""
+        if not more:
+            return flow
+        with self.at(node):
+            left: Any = None
+            for flag in flow.values():
+                left = flag if left is None else left | flag
+            stays = ~left
+        live = frozenset().union(*self.frame.flow.after.values())
+        rest_flow: Flow = {}
+
+        def run() -> Flow:
+            rest_flow.update(rest() or {})
+            return rest_flow
+
+        after = self._branches(node, stays, run, lambda: None, live) or {}
+        with self.at(node):
+            for kind, flag in flow.items():
+                if len(flow) == 1 and rest_flow.get(kind) is True:
+                    after[kind] = True  # what did not leave before leaves here
+                else:
+                    after[kind] = flag if kind not in after else after[kind] | flag
+        return after
+
+    def _expression(self, node: ast.Expr) -> None:
+        if not isinstance(node.value, ast.Constant):  # a docstring
+            self.eval(node.value)
+
+    def _assign(self, node: ast.Assign) -> None:
+        value = self.eval(node.value)
+        for target in node.targets:
+            self.assign(target, value)
+
+    def _annotated(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.assign(node.target, self.eval(node.value))
+
+    def _augmented(self, node: ast.AugAssign) -> None:
+        target = node.target
+        with self.at(node):
+            if isinstance(target, ast.Name):
+                old = self.name(target.id)
+                self.locals[target.id] = self.operate(node.op, old, self.eval(node.value), in_place=True)
+            elif isinstance(target, ast.Subscript):
+                base, index = self.eval(target.value), self.eval(target.slice)
+                new = self.operate(node.op, self.item(base, index), self.eval(node.value), in_place=True)
+                self._store_item(target, base, index, new)
+            else:
+                base = self.eval(target.value)
+                new = self.operate(node.op, getattr(base, target.attr), self.eval(node.value), in_place=True)
+                setattr(base, target.attr, new)
+
+    def assign(self, target: ast.AST, value: Any) -> None:
+        """Bind a target: a name, an item, an attribute, or several."""
+        if isinstance(target, ast.Name):
+            self.locals[target.id] = value
+            return
+        with self.at(target):
+            if isinstance(target, ast.Subscript):
+                self._store_item(target, self.eval(target.value), self.eval(target.slice), value)
+            elif isinstance(target, ast.Attribute):
+                base = self.eval(target.value)
+                if isinstance(base, Numeric | _types.ModuleType | type):
+                    raise TypeError(f"attributes of {describe(base)} cannot be set in a kernel")
+                setattr(base, target.attr, value)
+            elif isinstance(target, ast.Tuple | ast.List):
+                self._unpack(target.elts, value)
+            else:
+                raise TypeError(f"cannot assign to {type(target).__name__}")
+
+    def _unpack(self, targets: Sequence[ast.expr], value: Any) -> None:
+        if isinstance(value, Value) or not hasattr(value, "__iter__"):
+            raise TypeError(f"cannot unpack {describe(value)} into {len(targets)} variables")
+        values = list(value)
+        starred = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
+        if starred is None and len(values) != len(targets):
+            raise ValueError(f"cannot unpack {len(values)} values into {len(targets)} variables")
+        if starred is not None:
+            tail = len(targets) - starred - 1
+            if len(values) < len(targets) - 1:
+                raise ValueError(f"cannot unpack {len(values)} values into at least {len(targets) - 1} variables")
+            values[starred : len(values) - tail] = [values[starred : len(values) - tail]]
+        for t, v in zip(targets, values, strict=True):
+            self.assign(t.value if isinstance(t, ast.Starred) else t, v)
+
+    def _store_item(self, target: ast.Subscript, base: Any, index: Any, value: Any) -> None:
+        if isinstance(base, Vector):  # vectors are values: the name gets a new one
+            self.assign(target.value, base.set(index, value))
+        elif isinstance(base, tuple | str):
+            raise TypeError(f"an item of {describe(base)} cannot be set: use a list")
+        else:
+            self.set_item(base, index, value)
+
+    def _for(self, node: ast.For) -> Flow | None:
+        if node.orelse:
+            raise self.refuse(node, "for ... else: set a flag before break, and test it after the loop")
+        with self.at(node.iter):
+            items = self.eval(node.iter)
+            if isinstance(items, range):
+                items = RuntimeRange.of(items.start, items.stop, items.step)
+            if not isinstance(items, RuntimeRange):
+                if isinstance(items, Value):
+                    raise TypeError(f"for needs a range or a Python sequence, got {describe(items)}: write range(n)")
+                items = iter(items)
+        if isinstance(items, RuntimeRange):
+            with self.at(node):
+                return self._range_loop(node, items)
+        return self._unrolled(node, items, 0)
+
+    def _unrolled(self, node: ast.For, items: Iterator[Any], count: int) -> Flow | None:
+        for item in items:
+            count += 1
+            if count > _LIMIT:
+                raise KernelError(f"a loop that runs at compile time exceeds {_LIMIT} iterations", _place(self.frame, node))
+            self.assign(node.target, item)
+            flow = {k: v for k, v in (self.block_of(node.body) or {}).items() if k != "continue"}
+            if not flow:
+                continue
+            if any(v is True for v in flow.values()):
+                return {k: v for k, v in flow.items() if k != "break"} or None
+            after = self._guarded(node, flow, lambda c=count: self._unrolled(node, items, c), True)
+            return {k: v for k, v in (after or {}).items() if k != "break"} or None
+        return None
+
+    def _loop(self, node: ast.For | ast.While, extra: tuple[str, ...] = ()) -> Loop:
+        flow = self.frame.flow
+        target = bound(node.target) if isinstance(node, ast.For) else frozenset()
+        changed = bound(node.body)
+        names = [n for n in self.locals if n in changed and n in flow.head[id(node)] and n not in target]
+        rebound = {n.id for s in node.body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return Loop(self, [*names, *extra], {*rebound, *extra}, flow.entry[id(node)])
+
+    def _range_loop(self, node: ast.For, r: RuntimeRange) -> Flow | None:
+        left = escapes(node.body) & {"break", "return"}
+        if left:
+            return self._leaving_loop(node, left, r)
+        start, stop, step, index = r.bounds()
+
+        def body(i: Value) -> None:
+            self.assign(node.target, index(i))
+            self.block_of(node.body)
+
+        control.for_loop(self._loop(node), start, stop, step, body)
+        self._loop_target(node)
+        return None
+
+    def _loop_target(self, node: ast.For) -> None:
+        for name in bound(node.target):
+            self.locals[name] = Undefined(f"{name!r} is the variable of a run-time loop and has no value after it")
+
+    def _leaving_loop(self, node: ast.For | ast.While, left: frozenset[str], r: RuntimeRange | None) -> Flow | None:
+        """A loop that ``break`` or ``return`` may leave: scf.while with flags."""
+        if "return" in left and any(isinstance(n, ast.Return) and n.value is not None for s in node.body for n in ast.walk(s)):
+            raise self.refuse(node, "return of a value inside a run-time loop: assign it to a variable and break")
+        tag = f" loop{id(node)}"
+        going, returned, position = f"{tag}.going", f"{tag}.returned", f"{tag}.i"
+        self.locals[going], self.locals[returned] = True, False
+        extra: tuple[str, ...] = (going, returned)
+        if r is not None:
+            start, stop, step, index = r.bounds()
+            self.locals[position] = start
+            extra = (*extra, position)
+
+        def test() -> Any:
+            def holds() -> Any:
+                if r is not None:
+                    return self.locals[position] < stop
+                assert isinstance(node, ast.While)
+                return self._test(node.test)
+
+            flag = self.locals[going]
+            return flag & holds() if r is not None else control.logical_and(self, as_value(flag), holds)
+
+        def body() -> None:
+            if r is not None:
+                assert isinstance(node, ast.For)
+                self.assign(node.target, index(self.locals[position]))
+            flow = self.block_of(node.body) or {}
+            gone = flow.get("return", False)
+            stopped = flow.get("break", False)
+            self.locals[returned] = gone
+            if gone is True or stopped is True:
+                self.locals[going] = False
+            else:
+                leaves = [f for f in (gone, stopped) if f is not False]
+                self.locals[going] = ~(leaves[0] if len(leaves) == 1 else leaves[0] | leaves[1]) if leaves else True
+            if r is not None:
+                self.locals[position] = self.locals[position] + step
+
+        control.while_loop(self._loop(node, extra), test, body)
+        flag = self.locals[returned]
+        for name in extra:
+            del self.locals[name]
+        if r is not None:
+            assert isinstance(node, ast.For)
+            self._loop_target(node)
+        return {"return": flag} if "return" in left else None
+
+    def _while(self, node: ast.While) -> Flow | None:
+        if node.orelse:
+            raise self.refuse(node, "while ... else: set a flag before break, and test it after the loop")
+        if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node.test)):
+            raise self.refuse(node.test, ":= in the condition of a while: assign before the loop and at the end of its body")
+        if self._runs_while_tracing(node):
+            return self._static_while(node)
+        left = escapes(node.body) & {"break", "return"}
+        with self.at(node):
+            if left:
+                return self._leaving_loop(node, left, None)
+            control.while_loop(self._loop(node), lambda: self._test(node.test), lambda: self.block_of(node.body) and None)
+        return None
+
+    def _runs_while_tracing(self, node: ast.While) -> bool:
+        """Whether a while's condition is a Python value now; a literal ``True`` loops at run time."""
+        if isinstance(node.test, ast.Constant):
+            return not node.test.value
+        names = loaded(node.test)
+        if any(isinstance(self.locals.get(n), Numeric) for n in names):
+            return False
+        block = ir.Block.create_at_start(self._scratch(), [], [])
+        with ir.InsertionPoint(block):
+            test = self._test(node.test)
+        for op in reversed(list(block.operations)):
+            op.operation.erase()
+        return isinstance(test, bool)
+
+    def _scratch(self) -> ir.Region:
+        """A region outside the kernel, for ops that are thrown away."""
+        if self._scratch_op is None:
+            self._scratch_op = ir.Operation.create("scf.execute_region", [], [], regions=1, ip=False)
+        return self._scratch_op.regions[0]
+
+    def _static_while(self, node: ast.While) -> Flow | None:
+        for _ in range(_LIMIT):
+            test = self._test(node.test)
+            if not isinstance(test, bool):
+                raise KernelError(
+                    "this while began with a condition known at compile time and now depends on a value of the kernel: "
+                    "start with a value of the kernel, as x = kv.i32(0)", _place(self.frame, node.test), self.callers(),
+                )  # fmt: skip
+            if not test:
+                return None
+            flow = {k: v for k, v in (self.block_of(node.body) or {}).items() if k != "continue"}
+            if any(v is True for v in flow.values()):
+                return {k: v for k, v in flow.items() if k != "break"} or None
+            if flow:
+                raise self.refuse(node, "break or return under a run-time condition in a while that runs at compile time: use while True")
+        raise KernelError(f"a while that runs at compile time exceeds {_LIMIT} iterations", _place(self.frame, node), self.callers())
+
+    def _return(self, node: ast.Return) -> Flow:
+        value = self.eval(node.value) if node.value is not None else None
+        if value is not None:
+            self.locals[RESULT] = value
+        return {"return": True}
+
+    def _break(self, node: ast.Break) -> Flow:
+        return {"break": True}
+
+    def _continue(self, node: ast.Continue) -> Flow:
+        return {"continue": True}
+
+    def _pass(self, node: ast.Pass) -> None:
+        return None
+
+    def _def(self, node: ast.FunctionDef) -> None:
+        if node.decorator_list:
+            raise self.refuse(node, "decorators on functions inside kernels")
+        self.locals[node.name] = self.closure(node, node.name)
+
+    def _assert(self, node: ast.Assert) -> None:
+        with self.at(node):
+            test = self._test(node.test)
+            if not isinstance(test, bool):
+                raise self.refuse(node, "assert on a value of the kernel: use kv.device_assert(condition, message)")
+            if not test:
+                raise ValueError(f"assertion failed: {self.eval(node.msg) if node.msg else ast.unparse(node.test)}")
+
+    def _raise(self, node: ast.Raise) -> None:
+        with self.at(node):
+            error = self.eval(node.exc) if node.exc else RuntimeError("raise")
+            raise error if isinstance(error, BaseException) or isinstance(error, type) else TypeError("raise needs an exception")
+
+    def _delete(self, node: ast.Delete) -> None:
+        for target in node.targets:
+            if not isinstance(target, ast.Name):
+                raise self.refuse(node, "del of anything but a variable")
+            self.locals.pop(target.id, None)
+
+    def _with(self, node: ast.With) -> Flow | None:
+        with self.at(node):
+            managers = []
+            for item in node.items:
+                manager = self.eval(item.context_expr)
+                if not getattr(manager, "kernel_scope", False):
+                    raise self.refuse(node, f"with over {describe(manager)}: only context managers made for kernels")
+                managers.append((manager, item.optional_vars))
+            for manager, name in managers:
+                value = manager.__enter__()
+                if name is not None:
+                    self.assign(name, value)
+            flow = self.block_of(node.body)
+            for manager, _ in reversed(managers):
+                manager.__exit__(None, None, None)
+        return flow
+
+    def _refused(self, node: ast.stmt) -> None:
+        raise self.refuse(node, _REFUSED.get(type(node), type(node).__name__))
+
+
+_STATEMENTS: dict[type, Callable[..., Flow | None]] = {
+    ast.Expr: Interpreter._expression,
+    ast.Assign: Interpreter._assign,
+    ast.AnnAssign: Interpreter._annotated,
+    ast.AugAssign: Interpreter._augmented,
+    ast.For: Interpreter._for,
+    ast.While: Interpreter._while,
+    ast.Return: Interpreter._return,
+    ast.Break: Interpreter._break,
+    ast.Continue: Interpreter._continue,
+    ast.Pass: Interpreter._pass,
+    ast.FunctionDef: Interpreter._def,
+    ast.Assert: Interpreter._assert,
+    ast.Raise: Interpreter._raise,
+    ast.Delete: Interpreter._delete,
+    ast.With: Interpreter._with,
+}
+
+
+class _At:
+    """Enters a node: its MLIR location, and its place for errors. The callee of a call keeps its caller's node."""
+
+    __slots__ = ("_frame", "_interpreter", "_location", "_outer")
+
+    def __init__(self, interpreter: Interpreter, node: ast.AST) -> None:
+        self._interpreter, self._frame = interpreter, interpreter.frames[-1]
+        self._outer, self._frame.node = self._frame.node, node
+        self._location = interpreter.location(node)
+
+    def __enter__(self) -> None:
+        self._location.__enter__()
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self._location.__exit__(kind, error, traceback)
+        node, self._frame.node = self._frame.node, self._outer
+        if kind is None or issubclass(kind, KernelError | control._Again) or not issubclass(kind, Exception):
+            return
+        raise located(error, _place(self._frame, node), self._interpreter.callers()) from error
+
+
+def _place(frame: Frame, node: ast.AST) -> SourceLocation:
+    line = getattr(node, "lineno", 1)
+    end = getattr(node, "end_col_offset", None) if getattr(node, "end_lineno", None) == line else None
+    return SourceLocation(frame.file, line, getattr(node, "col_offset", 0) + 1, None if end is None else end + 1)
+
+
+__all__ = ["Frame", "Interpreter"]

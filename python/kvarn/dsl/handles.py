@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Caches, collections and operands as arguments of kernels: static parameters, and methods that emit kv ops.
+
+Methods have the names and argument orders of the host-side cache classes. Indices are ints or 32-bit values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlir import ir
+
+from kvarn.dialect import ops
+from kvarn.dialect.dtypes import DType, bool_, f32, i32, u32
+from kvarn.dialect.layout import CONTINUOUS, FA3, PAGED, CacheSpec
+
+from .memory import GLOBAL, SHARED, Pointer, _check_width
+from .values import Numeric, Value, as_value, describe, i32_value, plain, wrap
+
+# Classes of the Python API that annotate an argument: (kind of argument, kind of cache or None for any).
+ANNOTATIONS = {
+    "KVCache": ("cache", None),
+    "PagedKVCache": ("cache", PAGED),
+    "ContinuousBatchingKVCache": ("cache", CONTINUOUS),
+    "PagedKVCacheFA3Fallback": ("cache", FA3),
+    "KVCacheCollection": ("collection", None),
+    "PagedKVCacheCollection": ("collection", PAGED),
+    "ContinuousBatchingKVCacheCollection": ("collection", CONTINUOUS),
+    "PagedKVCacheFA3FallbackCollection": ("collection", FA3),
+    "KVCacheMHAOperand": ("operand", None),
+}
+
+
+class KVCache:
+    """Annotation of a kernel argument that takes a cache of any kind."""
+
+
+class KVCacheCollection:
+    """Annotation of a kernel argument that takes a collection of any kind."""
+
+
+def annotation_of(annotation: Any) -> tuple[str, str | None] | None:
+    """What an annotation class stands for; None for another annotation."""
+    if isinstance(annotation, type) and (annotation.__module__ or "").partition(".")[0] == "kvarn":
+        return ANNOTATIONS.get(annotation.__name__)
+    return None
+
+
+class Handle:
+    """A cache, collection or operand of a kernel. The static parameters are Python values.
+
+    Attributes
+    ----------
+    spec : CacheSpec
+        All static parameters.
+    dtype, num_heads, head_size, page_size, is_mla, scale_dtype, quantization_enabled, quantization_granularity, max_tile_size
+        Each of them, by the names of the host-side classes.
+    """
+
+    __slots__ = ("ir", "spec")
+    what = "handle"
+
+    def __init__(self, value: ir.Value, spec: CacheSpec) -> None:
+        self.ir, self.spec = value, spec
+
+    @property
+    def dtype(self) -> DType:
+        return self.spec.dtype
+
+    @property
+    def num_heads(self) -> int:
+        return self.spec.num_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.spec.head_size
+
+    @property
+    def page_size(self) -> int:
+        return self.spec.page_size
+
+    page_size_ = page_size
+
+    @property
+    def is_mla(self) -> bool:
+        return self.spec.is_mla
+
+    @property
+    def kind(self) -> str:
+        return self.spec.kind
+
+    @property
+    def scale_dtype(self) -> DType | None:
+        return self.spec.scale_dtype
+
+    @property
+    def quantization_enabled(self) -> bool:
+        return self.spec.quantized
+
+    @property
+    def granularity(self) -> int:
+        return self.spec.granularity
+
+    quantization_granularity = granularity
+
+    @property
+    def head_dim_granularity(self) -> int:
+        return self.spec.num_scales
+
+    @property
+    def max_tile_size(self) -> int:
+        return self.spec.max_tile_size
+
+    def cache_length(self, b: Any) -> Value:
+        """Tokens of sequence ``b`` cached before this step, i32."""
+        return Value(ops.cache_length(self.ir, i32_value(b)), i32, nonneg=True)
+
+    def cache_lengths_nd(self) -> Pointer:
+        """The lengths of all sequences: a pointer to u32."""
+        return Pointer(ops.cache_lengths(self.ir), GLOBAL)
+
+    def max_prompt_length(self) -> Value:
+        """Longest count of new tokens in the batch, i32."""
+        return Value(ops.max_prompt_length(self.ir), i32, nonneg=True)
+
+    def max_context_length(self) -> Value:
+        """Longest cached + new tokens in the batch, i32."""
+        return Value(ops.max_context_length(self.ir), i32, nonneg=True)
+
+    def empty_cache(self) -> Value:
+        """Whether max_context_length is 0, bool."""
+        return Value(ops.is_empty(self.ir), bool_)
+
+    def batch_size(self) -> Value:
+        """Sequences of the batch, i32."""
+        return Value(ops.field(self.ir, "batch"), i32, nonneg=True)
+
+    def field(self, name: str) -> Any:
+        """A run-time field by its name in ``kvarn.dialect.layout``: a pointer, an i32 or an i64."""
+        value = ops.field(self.ir, name)
+        if not isinstance(value.type, ir.IntegerType):
+            return Pointer(value, GLOBAL)
+        from kvarn.dialect.dtypes import i64
+
+        return Value(value, i32 if ir.IntegerType(value.type).width == 32 else i64)
+
+    def __iter__(self) -> Any:
+        raise TypeError(f"a {self.what} cannot be iterated")
+
+    def __repr__(self) -> str:
+        s = self.spec
+        return f"<{s.kind} {self.what} {s.dtype.name} {s.num_heads}x{s.head_size}>"
+
+
+class CacheReads(Handle):
+    """What caches and operands share."""
+
+    __slots__ = ()
+
+    def row_idx(self, b: Any, t: Any) -> Value:
+        """Row of token ``t``: page * S + t % P, u32."""
+        return Value(ops.row_index(self.ir, i32_value(b), i32_value(t)), u32)
+
+    def num_kv_rows(self) -> Value:
+        """Rows that the view spans, u32."""
+        return Value(ops.num_rows(self.ir), u32)
+
+    def get_tma_row(self, encoded: Any) -> Value:
+        """Row of an encoded index page*P + slot; -1 for a negative one. i32."""
+        return Value(ops.tma_row(self.ir, i32_value(encoded)), i32)
+
+    def populate(
+        self, b: Any, base: Any, tile_rows: int, base_alignment: int | None = None, pair_cta: bool = False, is_leader: bool = True
+    ) -> Rows:
+        """First rows of the pages of a tile of ``tile_rows`` tokens from ``base`` on."""
+        for name, x in (("tile_rows", tile_rows), ("base_alignment", base_alignment or 1)):
+            if not isinstance(x, int):
+                raise TypeError(f"{name} must be an int known at compile time, got {describe(x)}")
+        value = ops.populate(self.ir, i32_value(b), i32_value(base), tile_rows, base_alignment, pair_cta, is_leader)
+        return Rows(value, tile_rows)
+
+    def page(self, b: Any, t: Any) -> Value:
+        """Physical page of a token, clamped to the pool; accesses take it as ``page=``."""
+        return Value(ops.page(self.ir, i32_value(b), i32_value(t)), i32, nonneg=True)
+
+    def raw_page(self, b: Any, t: Any) -> Value:
+        """The token's entry of the lookup table as it stands, i32."""
+        return Value(ops.raw_page(self.ir, i32_value(b), i32_value(t)), i32)
+
+    def load_pages(self, b: Any, column: Any, count: int) -> Any:
+        """``count`` consecutive entries of the sequence's table row, an i32 vector."""
+        return wrap(ops.load_pages(self.ir, i32_value(b), i32_value(column), count), i32, count)
+
+    def block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, *, tile: int = 1, page: Any = None) -> Pointer:
+        """Address of (b, t, h, d); ``tile`` tokens from t follow with token stride H*D."""
+        value = ops.block_ptr(self.ir, i32_value(b), i32_value(t), i32_value(h), i32_value(d), tile, _page(page))
+        return Pointer(value, GLOBAL)
+
+    def scales_block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, *, page: Any = None) -> Pointer:
+        """Address of the scale of (b, t, h, d)."""
+        self._needs_scales("scales_block_paged_ptr")
+        return Pointer(ops.scale_block_ptr(self.ir, i32_value(b), i32_value(t), i32_value(h), i32_value(d), _page(page)), GLOBAL)
+
+    def scales_raw_ptr(self) -> Pointer:
+        """First scale of the view; null when there is none."""
+        return Pointer(ops.scales_base(self.ir), GLOBAL)
+
+    def load_tile(
+        self, b: Any, h: Any, base: Any, valid: Any, destination: Pointer, thread: Any, *, tile_rows: int, num_threads: int,
+        swizzle: int = 0, mode: str = "async",
+    ) -> None:  # fmt: skip
+        """Copy this thread's share of the tokens [base, base + tile_rows) of a head to shared memory; see ``kv.load_tile``."""
+        _shared_pointer(destination)
+        ops.load_tile(
+            self.ir, i32_value(b), i32_value(h), i32_value(base), i32_value(valid), destination.ir, i32_value(thread),
+            tile_rows=tile_rows, num_threads=num_threads, swizzle=swizzle, mode=mode,
+        )  # fmt: skip
+
+    def _needs_scales(self, method: str) -> None:
+        if self.spec.scale_dtype is None:
+            raise TypeError(f"{method} needs a quantized {self.what} (one with scales), got {self!r}")
+
+    def _elements(self, value: ir.Value, dtype: DType, width: int) -> Any:
+        return wrap(value, dtype, width if width > 1 else 0)
+
+
+class Cache(CacheReads):
+    """One layer's K or V."""
+
+    __slots__ = ()
+    what = "cache"
+
+    def load(self, b: Any, h: Any, t: Any, d: Any, width: int = 1, dtype: DType | None = None, *, page: Any = None) -> Any:
+        """``width`` elements of the head dimension from ``d`` on, dequantized: a vector, or a scalar for width 1.
+
+        ``dtype`` is the storage type by default, f32 for a quantized cache.
+        """
+        _check_width(width)
+        dtype = dtype or (f32 if self.spec.quantized else self.spec.dtype)
+        value = ops.load(self.ir, *_indices(b, h, t, d), width=width, dtype=dtype, page=_page(page))
+        return self._elements(value, dtype, width)
+
+    def load_quantized(self, b: Any, h: Any, t: Any, d: Any, width: int = 1, *, page: Any = None) -> Any:
+        """``width`` stored values of a quantized cache."""
+        self._needs_scales("load_quantized")
+        _check_width(width)
+        value = ops.load_raw(self.ir, *_indices(b, h, t, d), width=width, page=_page(page))
+        return self._elements(value, self.spec.dtype, width)
+
+    def load_scale(self, b: Any, h: Any, t: Any, d: Any, width: int = 1, *, page: Any = None) -> Any:
+        """``width`` consecutive scales from granule d // granularity on, in the scale type."""
+        self._needs_scales("load_scale")
+        _check_width(width)
+        value = ops.load_scale(self.ir, *_indices(b, h, t, d), width=width, page=_page(page))
+        assert self.spec.scale_dtype is not None
+        return self._elements(value, self.spec.scale_dtype, width)
+
+    def store(self, b: Any, h: Any, t: Any, d: Any, value: Any, oob: str = "drop", *, page: Any = None) -> None:
+        """Write a scalar or vector of the storage type; ``oob`` says what a page outside the pool does: drop, trap, unchecked."""
+        value = as_value(value, self.spec.dtype, "what is stored in a cache")
+        ops.store(self.ir, *_indices(b, h, t, d), value.ir, _oob(oob), _page(page))
+
+    def store_scale(self, b: Any, h: Any, t: Any, d: Any, value: Any, oob: str = "drop", *, page: Any = None) -> None:
+        """Write scales of the scale type from granule d // granularity on."""
+        self._needs_scales("store_scale")
+        value = as_value(value, self.spec.scale_dtype, "what is stored as a scale")
+        ops.store_scale(self.ir, *_indices(b, h, t, d), value.ir, _oob(oob), _page(page))
+
+    def store_tile(
+        self, b: Any, h: Any, base: Any, valid: Any, source: Pointer, thread: Any, *, tile_rows: int, num_threads: int, swizzle: int = 0
+    ) -> None:
+        """Copy this thread's share of a tile of shared memory to the tokens [base, base + valid) of a head."""
+        _shared_pointer(source)
+        ops.store_tile(
+            self.ir, i32_value(b), i32_value(h), i32_value(base), i32_value(valid), source.ir, i32_value(thread),
+            tile_rows=tile_rows, num_threads=num_threads, swizzle=swizzle,
+        )  # fmt: skip
+
+
+class Operand(CacheReads):
+    """A cache as an attention kernel's operand: read-only. Its ``load_scale`` takes (b, t, h, d)."""
+
+    __slots__ = ()
+    what = "operand"
+
+    def load_scale(self, b: Any, t: Any, h: Any, d: Any, width: int = 1, *, page: Any = None) -> Any:
+        """``width`` consecutive scales from granule d // granularity on: note the order (token, head)."""
+        self._needs_scales("load_scale")
+        _check_width(width)
+        value = ops.load_scale(self.ir, *_indices(b, h, t, d), width=width, page=_page(page))
+        assert self.spec.scale_dtype is not None
+        return self._elements(value, self.spec.scale_dtype, width)
+
+
+class Collection(Handle):
+    """All layers of a pool, K and V."""
+
+    __slots__ = ()
+    what = "collection"
+
+    def get_key_cache(self, layer: Any) -> Cache:
+        """The keys of a layer."""
+        return Cache(ops.key_cache(self.ir, _layer(layer)), self.spec)
+
+    def get_value_cache(self, layer: Any) -> Cache:
+        """The values of a layer; a TypeError for an MLA collection."""
+        if self.spec.is_mla:
+            raise TypeError("get_value_cache needs a collection with values, got an MLA one: use a prefix of the keys")
+        return Cache(ops.value_cache(self.ir, _layer(layer)), self.spec)
+
+
+class Rows:
+    """Row indices of a tile's pages, from ``populate``."""
+
+    __slots__ = ("ir", "tile_rows")
+
+    def __init__(self, value: ir.Value, tile_rows: int) -> None:
+        self.ir, self.tile_rows = value, tile_rows
+
+    def get_row(self, offset: Any) -> Value:
+        """Row of the tile's token ``offset``, u32."""
+        if isinstance(plain(offset), int) and not 0 <= offset < self.tile_rows:
+            raise IndexError(f"offset must be in [0, {self.tile_rows}), got {offset}")
+        return Value(ops.get_row(self.ir, i32_value(offset)), u32)
+
+
+def operand(cache: Any) -> Operand:
+    """A cache as an attention operand: what ``kv.KVCacheMHAOperand(cache)`` does in a kernel."""
+    if not isinstance(cache, Cache):
+        raise TypeError(f"KVCacheMHAOperand needs a cache, got {describe(cache)}")
+    return Operand(ops.operand(cache.ir), cache.spec)
+
+
+def _indices(*values: Any) -> list[ir.Value]:
+    return [i32_value(v) for v in values]
+
+
+def _layer(layer: Any) -> ir.Value:
+    if isinstance(layer, int) and layer < 0:
+        raise IndexError(f"layer must not be negative, got {layer}")
+    return i32_value(layer, "the layer")
+
+
+def _page(page: Any) -> ir.Value | None:
+    return None if page is None else i32_value(page, "the page")
+
+
+def _oob(oob: str) -> str:
+    if oob not in ("drop", "trap", "unchecked"):
+        raise ValueError(f"oob must be drop, trap or unchecked, got {oob!r}")
+    return oob
+
+
+def _shared_pointer(pointer: Any) -> None:
+    if not isinstance(pointer, Pointer) or pointer.space != SHARED:
+        raise TypeError(f"a tile lies in shared memory: pass s.ptr() of a kv.shared array, got {describe(pointer)}")
+
+
+def matches(value: Any, cls: Any) -> bool:
+    """``isinstance`` for kernel values: handles by the names of their host-side classes."""
+    if isinstance(cls, tuple):
+        return any(matches(value, c) for c in cls)
+    wanted = annotation_of(cls)
+    if wanted is not None and isinstance(value, Handle):
+        return value.what == wanted[0] and wanted[1] in (None, value.spec.kind)
+    if isinstance(cls, DType):
+        return isinstance(value, Numeric) and value.dtype is cls
+    return isinstance(value, cls)

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``@kv.kernel``: a Python function that is traced into a ``gpu.func``.
+
+Parameters become arguments by their annotation and by the spec that stands for each when the kernel is compiled
+(``docs/architecture.md`` has the table). A parameter annotated with ``int``, ``float``, ``bool``, ``str`` or
+``tuple`` is static: its spec is a Python value, and the kernel is specialised for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import types as _types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+
+from kvarn.dialect import types as kv_types
+from kvarn.dialect.dtypes import DType, bool_, of
+from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
+from kvarn.errors import KernelError, KernelTypeError, SourceLocation, UnsupportedError, from_mlir, located
+
+from . import builder
+from .builder import emit, types
+from .expressions import lookup_of
+from .frontend import Interpreter
+from .handles import Cache, Collection, Handle, Operand, annotation_of
+from .memory import Buffer, BufferSpec
+from .source import source_of
+from .values import Value, number_dtype
+
+_STATIC = (int, float, bool, str, tuple)
+_HANDLES: dict[str, tuple[type, type[Handle], Callable[[CacheSpec], ir.Type]]] = {
+    "cache": (CacheSpec, Cache, kv_types.cache_type),
+    "collection": (CollectionSpec, Collection, kv_types.collection_type),
+    "operand": (OperandSpec, Operand, kv_types.operand_type),
+}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A parameter with its spec: how it looks in the kernel's signature. ``kind`` is "static" for one that does not."""
+
+    name: str
+    kind: str
+    spec: Any
+
+    def mlir_type(self) -> ir.Type:
+        if self.kind == "scalar":
+            return types().of(self.spec)
+        if self.kind == "buffer":
+            return self.spec.mlir_type()
+        return _HANDLES[self.kind][2](_cache_spec(self.spec))
+
+    def value(self, value: ir.Value) -> Any:
+        """What the parameter is inside the kernel."""
+        if self.kind == "scalar":
+            return Value(value, self.spec)
+        if self.kind == "buffer":
+            return Buffer(value, self.spec)
+        return _HANDLES[self.kind][1](value, _cache_spec(self.spec))
+
+    def record(self) -> ir.Attribute:
+        """The entry of ``kv.args``."""
+        fields = {"name": ir.StringAttr.get(self.name), "kind": ir.StringAttr.get(self.kind)}
+        if self.kind in ("scalar", "buffer"):
+            dtype = self.spec if self.kind == "scalar" else self.spec.dtype
+            fields["dtype"] = ir.StringAttr.get(dtype.name)
+        return ir.DictAttr.get(fields)
+
+
+def _cache_spec(spec: Any) -> CacheSpec:
+    return spec if isinstance(spec, CacheSpec) else spec.cache
+
+
+class KernelFunction:
+    """A kernel in Python, made by ``@kv.kernel``.
+
+    ``k[grid, block](*args)`` and ``k[grid, block, stream](*args)`` compile it on first use and launch it; grid and
+    block are ints or tuples of up to three. Inside another kernel, calling it inlines it.
+
+    Attributes
+    ----------
+    name : str
+        The kernel's symbol.
+    parameters : tuple of inspect.Parameter
+    options : dict
+        ``max_threads``, ``block``, ``min_blocks``, ``max_registers``, as far as they were given.
+    """
+
+    def __init__(self, function: _types.FunctionType, options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.__kv_kernel__ = function
+        self.name = function.__name__ if function.__name__.isidentifier() else "kernel"
+        self.function, self.options = function, options
+        code = function.__code__
+        self.location = SourceLocation(code.co_filename, code.co_firstlineno, 1)
+        self.parameters = tuple(inspect.signature(function).parameters.values())
+        for p in self.parameters:
+            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+                raise self._error(UnsupportedError, f"a kernel has no parameters like *{p.name}: name each of them")
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}({', '.join(p.name for p in self.parameters)})>"
+
+    def _error(self, kind: type[KernelError], message: str) -> KernelError:
+        return kind(message, self.location)
+
+    # --- arguments -----------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def annotations(self) -> dict[str, Any]:
+        """Annotations by parameter, those written as text evaluated."""
+        lookup, found = lookup_of(self.function), {}
+        for p in self.parameters:
+            annotation = None if p.annotation is p.empty else p.annotation
+            if isinstance(annotation, str):
+                try:
+                    annotation = eval(annotation, {"__builtins__": {}}, _Names(lookup))
+                except Exception as error:
+                    text = f"the annotation {p.annotation!r} of {p.name!r} cannot be read: {error}"
+                    raise self._error(KernelError, text) from error
+            found[p.name] = annotation
+        return found
+
+    def arguments(self, specs: Sequence[Any]) -> list[Argument]:
+        """Each parameter with its spec, checked against the annotation.
+
+        Raises
+        ------
+        KernelError
+            For a wrong number of specs, or one that its annotation does not take.
+        """
+        needed = [p for p in self.parameters if p.default is p.empty]
+        if not len(needed) <= len(specs) <= len(self.parameters):
+            names = ", ".join(p.name for p in self.parameters)
+            raise self._error(KernelTypeError, f"{self.name}({names}) takes {len(self.parameters)} arguments, got {len(specs)}")
+        given = [*specs, *(p.default for p in self.parameters[len(specs) :])]
+        return [self._argument(p.name, self.annotations[p.name], s) for p, s in zip(self.parameters, given, strict=True)]
+
+    def _argument(self, name: str, annotation: Any, spec: Any) -> Argument:
+        spec = getattr(spec, "spec", spec)
+
+        def wrong(expected: str) -> KernelError:
+            return self._error(KernelTypeError, f"argument {name!r} of {self.name} must be {expected}, got {_shown(spec)}")
+
+        if annotation in _STATIC:
+            kind = (int, float) if annotation is float else annotation
+            if not isinstance(spec, kind) or (isinstance(spec, bool) and annotation is not bool):
+                raise wrong(f"a Python {annotation.__name__}, known at compile time")
+            return Argument(name, "static", spec)
+        if isinstance(annotation, DType):
+            if isinstance(spec, DType) and spec.mlir != annotation.mlir or isinstance(spec, BufferSpec | CacheSpec):
+                raise wrong(f"{annotation!r}")
+            return Argument(name, "scalar", annotation)
+        if isinstance(annotation, BufferSpec):
+            same = isinstance(spec, BufferSpec) and (spec.rank, spec.dtype.mlir) == (annotation.rank, annotation.dtype.mlir)
+            if not same and not (isinstance(spec, BufferSpec) and annotation.dtype is bool_ and spec.dtype.bits == 8):
+                raise wrong(f"{annotation!r}")
+            return Argument(name, "buffer", annotation)
+        known = annotation_of(annotation)
+        if known is not None:
+            kind, cache_kind = known
+            if not isinstance(spec, _HANDLES[kind][0]) or (cache_kind and _cache_spec(spec).kind != cache_kind):
+                raise wrong(f"the spec of a {annotation.__name__}")
+            return Argument(name, kind, spec)
+        if annotation is not None:
+            raise self._error(
+                KernelTypeError,
+                f"the annotation of {name!r} must be a cache class, kv.Buffer[dtype, rank], a dtype such as kv.f32, or "
+                f"int, float, bool, str or tuple for a static parameter, got {annotation!r}",
+            )
+        for kind, (spec_type, _, _) in _HANDLES.items():
+            if isinstance(spec, spec_type):
+                return Argument(name, kind, spec)
+        if isinstance(spec, BufferSpec):
+            return Argument(name, "buffer", spec)
+        if isinstance(spec, DType):
+            return Argument(name, "scalar", spec)
+        return Argument(name, "static", spec)
+
+    # --- tracing -------------------------------------------------------------------------------------
+
+    def trace(self, specs: Sequence[Any], *, context: ir.Context | None = None, options: dict[str, Any] | None = None) -> ir.Module:
+        """The kernel's kv IR: a module with one ``gpu.module @kernels``.
+
+        Parameters
+        ----------
+        specs : sequence
+            One a parameter: a ``CacheSpec`` (or an object with ``.spec``), ``kv.Buffer[dtype, rank]``, a dtype, or the
+            Python value of a static parameter. Parameters with defaults may be left out at the end.
+        context : mlir.ir.Context, optional
+            With the kv dialect loaded; a fresh one by default.
+        options : dict, optional
+            Replace the decorator's options.
+
+        Raises
+        ------
+        KernelError
+            At the user's file, line and column.
+        """
+        if context is None:
+            from kvarn.dialect import kv
+
+            context = kv.make_context()
+        with context, ir.Location.file(self.location.file, self.location.line, 1, context):
+            module = ir.Module.create()
+            module.operation.attributes["gpu.container_module"] = ir.UnitAttr.get()
+            with ir.InsertionPoint(module.body):
+                kernels = emit("gpu.module", (), (), {"sym_name": ir.StringAttr.get("kernels")}, regions=1)
+            kernels.regions[0].blocks.append()
+            self.trace_into(kernels, specs, options=options)
+            builder.forget_types()
+            _verify(module)
+        return module
+
+    def trace_into(
+        self, gpu_module: Any, specs: Sequence[Any], name: str | None = None, options: dict[str, Any] | None = None
+    ) -> ir.Operation:
+        """Trace the kernel into a ``gpu.module``, as ``name``; the ``gpu.func``. Not verified."""
+        options = self.options if options is None else options
+        operation = gpu_module.operation
+        with operation.context, ir.Location.file(self.location.file, self.location.line, 1):
+            arguments = self.arguments(specs)
+            passed = [a for a in arguments if a.kind != "static"]
+            mlir_types = [a.mlir_type() for a in passed]
+            attributes = {
+                "function_type": ir.TypeAttr.get(ir.FunctionType.get(mlir_types, [])),
+                "sym_name": ir.StringAttr.get(name or self.name),
+                "workgroup_attributions": types().i64_attr(0),
+                "gpu.kernel": ir.UnitAttr.get(),
+                "kv.args": ir.ArrayAttr.get([a.record() for a in passed]),
+                **_option_attributes(options),
+            }
+            with ir.InsertionPoint(operation.regions[0].blocks[0]):
+                function = emit("gpu.func", (), (), attributes, regions=1)
+            block = ir.Block.create_at_start(function.regions[0], mlir_types, [ir.Location.current] * len(mlir_types))
+            values = iter(block.arguments)
+            variables = {a.name: a.spec if a.kind == "static" else a.value(next(values)) for a in arguments}
+            try:
+                with ir.InsertionPoint(block):
+                    self._run(variables, options)
+                    emit("gpu.return")
+            except BaseException:
+                function.erase()
+                raise
+        return function
+
+    def _run(self, variables: dict[str, Any], options: dict[str, Any]) -> None:
+        source = source_of(self.function)
+        block = options.get("block")
+        interpreter = Interpreter(_triple(block) if block is not None else None)
+        outer, builder.state.trace = builder.state.trace, interpreter
+        try:
+            if source is not None:
+                interpreter.run(source, variables, lookup_of(self.function))
+                return
+            # No text to interpret: the function runs as it is, with kv.if_, kv.for_ and kv.while_ for control flow.
+            try:
+                self.function(**variables)
+            except KernelError:
+                raise
+            except Exception as error:
+                frame = error.__traceback__
+                while frame is not None and frame.tb_frame.f_code is not self.function.__code__:
+                    frame = frame.tb_next
+                place = SourceLocation(self.location.file, frame.tb_lineno, 1) if frame else self.location
+                raise located(error, place) from error
+        finally:
+            builder.state.trace = outer
+
+    # --- launching -----------------------------------------------------------------------------------
+
+    def specs_of(self, args: Sequence[Any]) -> list[Any]:
+        """The spec of each argument of a launch."""
+        if len(args) > len(self.parameters):
+            raise TypeError(f"{self.name} takes {len(self.parameters)} arguments, got {len(args)}")
+        return [self._spec_of(p.name, self.annotations[p.name], a) for p, a in zip(self.parameters, args, strict=False)]
+
+    def _spec_of(self, name: str, annotation: Any, argument: Any) -> Any:
+        if annotation in _STATIC:
+            return argument
+        if isinstance(annotation, DType | BufferSpec):
+            return annotation
+        if hasattr(argument, "spec"):
+            return argument.spec
+        if isinstance(argument, bool | int | float):
+            return number_dtype(argument)
+        shape, dtype = getattr(argument, "shape", None), getattr(argument, "dtype", None)
+        if shape is None or dtype is None:
+            raise TypeError(f"argument {name!r} of {self.name} must be a cache, an array or a number, got {type(argument).__name__}")
+        return BufferSpec(of(dtype), len(shape)) if len(shape) else of(dtype)
+
+    def __getitem__(self, configuration: Any) -> Launch:
+        if not isinstance(configuration, tuple) or len(configuration) not in (2, 3):
+            raise TypeError(f"launch with {self.name}[grid, block](...) or {self.name}[grid, block, stream](...)")
+        return Launch(self, *configuration)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"launch with {self.name}[grid, block](...), or compile with kv.compile({self.name}, ...)")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with its grid and block; calling it launches."""
+
+    kernel: KernelFunction
+    grid: Any
+    block: Any
+    stream: Any = None
+
+    def __call__(self, *args: Any) -> None:
+        """Compile for the arguments' specs, if they are new, and launch on their device."""
+        k = self.kernel
+        compiler = importlib.import_module("kvarn.compile")
+        compiled = compiler.compile(k, *k.specs_of(args), target="host" if any(_on_host(a) for a in args) else None)
+        passed = [a for p, a in zip(k.parameters, args, strict=False) if k.annotations[p.name] not in _STATIC]
+        compiled.launch(self.grid, self.block, *passed, stream=self.stream)
+
+
+def kernel(
+    function: Any = None, *, max_threads: int | None = None, block: int | tuple[int, ...] | None = None,
+    min_blocks: int | None = None, max_registers: int | None = None,
+) -> Any:  # fmt: skip
+    """Make a kernel of a function: ``@kv.kernel`` or ``@kv.kernel(block=128)``.
+
+    Parameters
+    ----------
+    max_threads : int, optional
+        Most threads that a block will have.
+    block : int or tuple of int, optional
+        The exact block, when it is known: the compiler uses it.
+    min_blocks : int, optional
+        Blocks to be resident on a multiprocessor: limits registers.
+    max_registers : int, optional
+        Registers of a thread.
+    """
+    given = {"max_threads": max_threads, "block": block, "min_blocks": min_blocks, "max_registers": max_registers}
+    options = {k: v for k, v in given.items() if v is not None}
+    _option_problems(options)
+    if function is None:
+        return lambda f: KernelFunction(f, options)
+    if not isinstance(function, _types.FunctionType):
+        raise TypeError(f"@kv.kernel takes a Python function, got {type(function).__name__}")
+    return KernelFunction(function, options)
+
+
+def _option_problems(options: dict[str, Any]) -> None:
+    for name in ("max_threads", "min_blocks", "max_registers"):
+        value = options.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a positive int, got {value!r}")
+    if "block" in options:
+        threads = 1
+        for n in _triple(options["block"]):
+            threads *= n
+        if threads > options.get("max_threads", 1024):
+            raise ValueError(f"block must have at most {options.get('max_threads', 1024)} threads, got {options['block']!r}")
+
+
+def _triple(block: Any) -> tuple[int, int, int]:
+    extents = (block,) if isinstance(block, int) else tuple(block)
+    if not 1 <= len(extents) <= 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in extents):
+        raise ValueError(f"block must be one to three positive ints, got {block!r}")
+    return (*extents, *(1,) * (3 - len(extents)))  # type: ignore[return-value]
+
+
+def _option_attributes(options: dict[str, Any]) -> dict[str, ir.Attribute]:
+    _option_problems(options)
+    unknown = options.keys() - {"max_threads", "block", "min_blocks", "max_registers"}
+    if unknown:
+        raise ValueError(f"options of a kernel are max_threads, block, min_blocks and max_registers, got {sorted(unknown)}")
+    attributes: dict[str, ir.Attribute] = {
+        f"kv.{name}": types().i32_attr(options[name]) for name in ("max_threads", "min_blocks", "max_registers") if name in options
+    }
+    if "block" in options:
+        attributes["kv.block"] = ir.DenseI32ArrayAttr.get(list(_triple(options["block"])))
+    return attributes
+
+
+class _Names(dict):
+    """A mapping for ``eval`` over a lookup function."""
+
+    def __init__(self, lookup: Callable[[str], Any]) -> None:
+        super().__init__()
+        self._lookup = lookup
+
+    def __missing__(self, name: str) -> Any:
+        try:
+            return self._lookup(name)
+        except NameError:
+            raise KeyError(name) from None
+
+
+def _verify(module: ir.Module) -> None:
+    from kvarn.dialect.kv import context_diagnostics
+
+    diagnostics = context_diagnostics(module.context)
+    del diagnostics[:]
+    try:
+        module.operation.verify()
+    except ir.MLIRError as error:
+        raise from_mlir(error, diagnostics) from error
+    finally:
+        del diagnostics[:]
+
+
+def _on_host(argument: Any) -> bool:
+    """Whether an argument of a launch lies in host memory."""
+    device = getattr(argument, "device", None)
+    if isinstance(device, tuple):
+        return device[0] == "cpu"
+    if device is not None and getattr(device, "type", None) is not None:
+        return device.type == "cpu"
+    import numpy as np
+
+    return isinstance(argument, np.ndarray)
+
+
+def _shown(spec: Any) -> str:
+    if isinstance(spec, CacheSpec | CollectionSpec | OperandSpec):
+        what = {CacheSpec: "cache", CollectionSpec: "collection", OperandSpec: "operand"}[type(spec)]
+        return f"the spec of a {_cache_spec(spec).kind} {what}"
+    return repr(spec)
+
+
+__all__ = ["KernelFunction", "Launch", "kernel"]

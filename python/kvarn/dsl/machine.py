@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""One function an instruction of NVIDIA GPUs, for kernels that need them. They do not compile for the host.
+
+Fragments are lists of 32-bit words (i32); a word holds two 16-bit or four 8-bit elements, the lowest index in the low
+bits. Layouts of fragments are those of the PTX manual. Pointers are :class:`kvarn.dsl.memory.Pointer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlir import ir
+
+from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, u32
+
+from . import arithmetic as _a
+from .builder import emit, emit_value, types
+from .memory import GLOBAL, SHARED, Pointer
+from .values import Numeric, Value, as_value, bitcast, describe, i32_value, plain
+
+__all__ = [
+    "ballot", "cp_async", "cp_async_bulk", "cp_async_commit", "cp_async_wait", "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_f16x4",
+    "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "elect", "ex2", "fence", "fence_mbarrier_init", "fence_proxy_async",
+    "griddepcontrol_launch_dependents", "griddepcontrol_wait", "ldmatrix", "load_nc", "mbarrier_arrive",
+    "mbarrier_arrive_expect_tx", "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k16", "movmatrix",
+    "named_barrier", "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "stmatrix", "syncwarp", "tanh_approx",
+]  # fmt: skip
+
+_ALL_LANES = -1
+
+
+def _asm(text: str, constraints: str, operands: Sequence[ir.Value], result: str | None = None, effects: bool = False) -> Any:
+    """Inline PTX; ``result`` is the type of what it gives, as text."""
+    t = types()
+    attributes = {
+        "asm_string": ir.StringAttr.get(text), "constraints": ir.StringAttr.get(constraints),
+        "tail_call_kind": t.attribute("#llvm.tailcallkind<none>"),
+    }  # fmt: skip
+    if effects:
+        attributes["has_side_effects"] = t.unit
+    if result is None:
+        emit("llvm.inline_asm", (), operands, attributes)
+        return None
+    return emit_value("llvm.inline_asm", t.type(result), operands, attributes)
+
+
+def _parts(structure: ir.Value, count: int, dtype: DType) -> list[Value]:
+    element = types().of(dtype)
+    return [
+        Value(emit_value("llvm.extractvalue", element, [structure], {"position": ir.DenseI64ArrayAttr.get([i])}), dtype)
+        for i in range(count)
+    ]
+
+
+def _word(value: Any, what: str = "the operand") -> ir.Value:
+    """A 32-bit word: an integer, or a vector of 32 bits."""
+    value = plain(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _a.literal(value, i32, bits=True)
+    if not isinstance(value, Numeric) or value.dtype.bits * max(value.lanes, 1) != 32:
+        raise TypeError(f"{what} must be a 32-bit word, got {describe(value)}")
+    return bitcast(value, i32).ir if value.dtype.mlir != "i32" or value.lanes else value.ir
+
+
+def _float(value: Any, what: str) -> ir.Value:
+    return as_value(value, f32, what).ir
+
+
+def _pointer(pointer: Any, space: int, what: str) -> Pointer:
+    if not isinstance(pointer, Pointer) or pointer.space != space:
+        where = "shared" if space == SHARED else "device"
+        raise TypeError(f"{what} must be a pointer to {where} memory, got {describe(pointer)}")
+    return pointer
+
+
+def _static(value: Any, allowed: Sequence[Any], what: str) -> Any:
+    if not isinstance(value, int | str) or value not in allowed:
+        raise ValueError(f"{what} must be one of {', '.join(map(str, allowed))}, known at compile time, got {describe(value)}")
+    return value
+
+
+# --- copies --------------------------------------------------------------------------------------
+
+
+def cp_async(to: Pointer, source: Pointer, bytes: int = 16, zero_fill_size: Any = None) -> None:
+    """Start copying 4, 8 or 16 bytes from device to shared memory (both aligned to them), past the registers.
+
+    With ``zero_fill_size`` (i32, at most ``bytes``) only so many bytes are read, and the rest of the destination is zeroed.
+    16-byte copies bypass L1.
+    """
+    _static(bytes, (4, 8, 16), "bytes")
+    operands = [_pointer(to, SHARED, "the destination").ir, _pointer(source, GLOBAL, "the source").ir]
+    if zero_fill_size is not None:
+        operands.append(i32_value(zero_fill_size, "zero_fill_size"))
+    t = types()
+    modifier = t.attribute(f"#nvvm<load_cache_modifier {'cg' if bytes == 16 else 'ca'}>")
+    emit("nvvm.cp.async.shared.global", (), operands, {"modifier": modifier, "size": t.i32_attr(bytes)})
+
+
+def cp_async_commit() -> None:
+    """Close this thread's group of copies."""
+    emit("nvvm.cp.async.commit.group")
+
+
+def cp_async_wait(pending: int) -> None:
+    """Wait until at most ``pending`` groups of this thread are still copying."""
+    if isinstance(pending, bool) or not isinstance(pending, int) or pending < 0:
+        raise ValueError(f"pending must be an int known at compile time and not negative, got {describe(pending)}")
+    emit("nvvm.cp.async.wait.group", (), (), {"n": types().i32_attr(pending)})
+
+
+def cp_async_bulk(to: Pointer, source: Pointer, bytes: Any, barrier: Pointer) -> None:
+    """Copy ``bytes`` (a multiple of 16) from device to shared memory; ``barrier`` counts them. sm_90 and later."""
+    operands = [_pointer(to, SHARED, "the destination").address().ir, _pointer(source, GLOBAL, "the source").address().ir]
+    operands += [i32_value(bytes, "bytes"), _pointer(barrier, SHARED, "the barrier").address().ir]
+    _asm(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", "r,l,r,r,~{memory}",
+        operands, effects=True,
+    )  # fmt: skip
+
+
+def load_nc(pointer: Pointer, dtype: DType = i32, width: int = 4) -> Any:
+    """Load through the read-only path: memory that nothing writes while the kernel runs."""
+    return _pointer(pointer, GLOBAL, "the address").load(dtype, width, invariant=True)
+
+
+# --- matrices ------------------------------------------------------------------------------------
+
+
+def ldmatrix(pointer: Pointer, num: int = 4, trans: bool = False) -> list[Value]:
+    """Load ``num`` 8x8 matrices of 16-bit elements from shared memory; lane i gives the address of row i. ``num`` words."""
+    _static(num, (1, 2, 4), "num")
+    t = types()
+    attributes = {
+        "num": t.i32_attr(num),
+        "layout": t.attribute(f"#nvvm.mma_layout<{'col' if trans else 'row'}>"),
+        "shape": t.attribute("#nvvm.ld_st_matrix_shape<m = 8, n = 8>"),
+        "eltType": t.attribute("#nvvm.ld_st_matrix_elt_type<b16>"),
+    }
+    operands = [_pointer(pointer, SHARED, "the address").ir]
+    if num == 1:
+        return [Value(emit_value("nvvm.ldmatrix", t.i32, operands, attributes), i32)]
+    result = t.type(f"!llvm.struct<({', '.join(['i32'] * num)})>")
+    return _parts(emit_value("nvvm.ldmatrix", result, operands, attributes), num, i32)
+
+
+def stmatrix(pointer: Pointer, words: Sequence[Any], trans: bool = False) -> None:
+    """Store 1, 2 or 4 8x8 matrices of 16-bit elements to shared memory; lane i gives the address of row i. sm_90 and later."""
+    _static(len(words), (1, 2, 4), "the number of words")
+    registers = ", ".join(f"${i + 1}" for i in range(len(words)))
+    text = f"stmatrix.sync.aligned.m8n8.x{len(words)}{'.trans' if trans else ''}.shared.b16 [$0], {{{registers}}};"
+    operands = [_pointer(pointer, SHARED, "the address").address().ir, *(_word(w, "a fragment") for w in words)]
+    _asm(text, ",".join(["r"] * len(operands)) + ",~{memory}", operands, effects=True)
+
+
+def mma_m16n8k16(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], dtype: DType = bf16) -> list[Value]:
+    """c + a @ b of a 16x16 and a 16x8 fragment of ``dtype`` (bf16 or f16) in f32.
+
+    ``a`` has 4 words, ``b`` 2, ``c`` and the result 4 floats.
+    """
+    if dtype not in (bf16, f16):
+        raise TypeError(f"mma_m16n8k16 multiplies bf16 or f16, got {dtype!r}")
+    if (len(a), len(b), len(c)) != (4, 2, 4):
+        raise ValueError(f"mma_m16n8k16 takes fragments of 4, 2 and 4, got {len(a)}, {len(b)} and {len(c)}")
+    t = types()
+    words = [_word(w, "a fragment") for w in (*a, *b)]
+    if dtype is f16:
+        words = [bitcast(Value(w, i32), f16).ir for w in words]
+    accumulators = [_float(x, "an accumulator") for x in c]
+    attributes = {
+        "layoutA": t.attribute("#nvvm.mma_layout<row>"), "layoutB": t.attribute("#nvvm.mma_layout<col>"),
+        "multiplicandAPtxType": t.attribute(f"#nvvm.mma_type<{dtype.name}>"),
+        "multiplicandBPtxType": t.attribute(f"#nvvm.mma_type<{dtype.name}>"),
+        "operandSegmentSizes": ir.DenseI32ArrayAttr.get([4, 2, 4]),
+        "shape": t.attribute("#nvvm.shape<m = 16, n = 8, k = 16>"),
+    }  # fmt: skip
+    result = t.type("!llvm.struct<(f32, f32, f32, f32)>")
+    return _parts(emit_value("nvvm.mma.sync", result, [*words, *accumulators], attributes), 4, f32)
+
+
+def movmatrix(word: Any) -> Value:
+    """Transpose an 8x8 matrix of 16-bit elements that the warp holds, a word a lane."""
+    # Marked as having effects: all lanes must run it together, so it must not move into a branch.
+    text = "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;"
+    return Value(_asm(text, "=r,r", [_word(word)], "i32", effects=True), i32)
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def prmt(a: Any, b: Any, selector: Any) -> Value:
+    """Pick four of the eight bytes of ``a`` (0 to 3) and ``b`` (4 to 7); each hex digit of the selector names one."""
+    if isinstance(selector, int):
+        return Value(_asm(f"prmt.b32 $0, $1, $2, {selector:#x};", "=r,r,r", [_word(a), _word(b)], "i32"), i32)
+    return Value(_asm("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [_word(a), _word(b), _word(selector)], "i32"), i32)
+
+
+def pack_bf16x2(low: Any, high: Any) -> Value:
+    """Two f32, rounded to bf16, as a word."""
+    return Value(_asm("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], "i32"), i32)
+
+
+def pack_f16x2(low: Any, high: Any) -> Value:
+    """Two f32, rounded to f16, as a word."""
+    return Value(_asm("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], "i32"), i32)
+
+
+def _cvt_pair(kind: str, pair: Any) -> Value:
+    value = as_value(pair)
+    if value.dtype.bits * max(value.lanes, 1) == 32:
+        text = f"{{ .reg .b16 lo, hi; mov.b32 {{lo, hi}}, $1; cvt.rn.f16x2.{kind} $0, lo; }}"
+        return Value(_asm(text, "=r,r", [_word(value)], "i32"), i32)
+    if value.dtype.bits * max(value.lanes, 1) != 16:
+        raise TypeError(f"a pair of 8-bit floats must be 16 bits (or the low half of a word), got {describe(value)}")
+    from kvarn.dialect.dtypes import u16
+
+    return Value(_asm(f"cvt.rn.f16x2.{kind} $0, $1;", "=r,h", [bitcast(value, u16).ir], "i32"), i32)
+
+
+def _cvt_four(kind: str, word: Any) -> list[Value]:
+    text = (
+        f"{{ .reg .b16 lo, hi; mov.b32 {{lo, hi}}, $2; cvt.rn.f16x2.{kind} $0, lo; cvt.rn.f16x2.{kind} $1, hi; }}"
+    )
+    return _parts(_asm(text, "=r,=r,r", [_word(word)], "!llvm.struct<(i32, i32)>"), 2, i32)
+
+
+def cvt_e4m3x2_to_f16x2(pair: Any) -> Value:
+    """Two e4m3 (16 bits, or the low half of a word) as two f16 in a word. sm_89 and later."""
+    return _cvt_pair("e4m3x2", pair)
+
+
+def cvt_e5m2x2_to_f16x2(pair: Any) -> Value:
+    """Two e5m2 (16 bits, or the low half of a word) as two f16 in a word. sm_89 and later."""
+    return _cvt_pair("e5m2x2", pair)
+
+
+def cvt_e4m3x4_to_f16x4(word: Any) -> list[Value]:
+    """Four e4m3 in a word as four f16 in two. sm_89 and later."""
+    return _cvt_four("e4m3x2", word)
+
+
+def cvt_e5m2x4_to_f16x4(word: Any) -> list[Value]:
+    """Four e5m2 in a word as four f16 in two. sm_89 and later."""
+    return _cvt_four("e5m2x2", word)
+
+
+def ex2(x: Any) -> Value:
+    """2 to the x, approximate (2 ulp), subnormal results flushed to zero. f32."""
+    return Value(_asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
+
+
+def rcp(x: Any) -> Value:
+    """1 / x, approximate (1 ulp), subnormals flushed to zero. f32."""
+    return Value(_asm("rcp.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
+
+
+def tanh_approx(x: Any) -> Value:
+    """tanh, approximate (relative error 2^-11). f32."""
+    return Value(_asm("tanh.approx.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
+
+
+# --- threads -------------------------------------------------------------------------------------
+
+
+def syncwarp(mask: Any = _ALL_LANES) -> None:
+    """Wait for the lanes of the mask; makes their memory accesses visible to one another."""
+    emit("nvvm.bar.warp.sync", (), [_word(mask, "the mask")])
+
+
+def named_barrier(number: Any, threads: Any) -> None:
+    """Wait at barrier ``number`` (1 to 15; 0 is ``kv.barrier``) until so many threads (a multiple of 32) are there."""
+    operands = [i32_value(number, "the number"), i32_value(threads, "threads")]
+    _asm("bar.sync $0, $1;", "r,r,~{memory}", operands, effects=True)
+
+
+def ballot(condition: Any) -> Value:
+    """A word with the bit of each lane where the condition holds, u32. All lanes take part."""
+    if isinstance(condition, bool):
+        condition = as_value(condition)
+    if not isinstance(condition, Value) or condition.dtype is not bool_:
+        raise TypeError(f"kv.ballot needs a bool, got {describe(condition)}")
+    t = types()
+    operands = [_a.literal(_ALL_LANES, i32), condition.ir]
+    return Value(emit_value("nvvm.vote.sync", t.i32, operands, {"kind": t.attribute("#nvvm<vote_sync_kind ballot>")}), u32)
+
+
+def elect() -> Value:
+    """True in one lane of the warp. sm_90 and later."""
+    return Value(emit_value("nvvm.elect.sync", types().i1), bool_)
+
+
+def setmaxnreg(count: int, action: str) -> None:
+    """Give up or claim registers: ``action`` is "increase" or "decrease". All warps of a warp group. sm_90a and later."""
+    _static(count, tuple(range(24, 257, 8)), "count")
+    _static(action, ("increase", "decrease"), "action")
+    t = types()
+    emit("nvvm.setmaxregister", (), (), {"action": t.attribute(f"#nvvm<action {action}>"), "regCount": t.i32_attr(count)})
+
+
+def griddepcontrol_wait() -> None:
+    """Wait for the kernel before this one and its memory, when it was launched to overlap with it. sm_90 and later."""
+    emit("nvvm.griddepcontrol", (), (), {"kind": types().attribute("#nvvm<grid_dep_action wait>")})
+
+
+def griddepcontrol_launch_dependents() -> None:
+    """Let the kernel after this one start early, once all blocks have said so. sm_90 and later."""
+    emit("nvvm.griddepcontrol", (), (), {"kind": types().attribute("#nvvm<grid_dep_action launch_dependents>")})
+
+
+# --- memory order --------------------------------------------------------------------------------
+
+
+def fence(scope: str = "device") -> None:
+    """Order this thread's memory accesses for the threads of ``scope``: "block", "device" or "system"."""
+    _static(scope, ("block", "device", "system"), "scope")
+    name = {"block": "cta", "device": "gpu", "system": "sys"}[scope]
+    emit("nvvm.memory.barrier", (), (), {"scope": types().attribute(f"#nvvm.mem_scope<{name}>")})
+
+
+def fence_proxy_async() -> None:
+    """Make this thread's writes to shared memory visible to bulk copies and wgmma. sm_90 and later."""
+    t = types()
+    attributes = {"kind": t.attribute("#nvvm.proxy_kind<async.shared>"), "space": t.attribute("#nvvm.shared_space<cta>")}
+    emit("nvvm.fence.proxy", (), (), attributes)
+
+
+def fence_mbarrier_init() -> None:
+    """Make initialised mbarriers visible to bulk copies. sm_90 and later."""
+    emit("nvvm.fence.mbarrier.init")
+
+
+def mbarrier_init(barrier: Pointer, count: Any) -> None:
+    """Set up an mbarrier (8 bytes of shared memory) for ``count`` arrivals."""
+    operands = [_pointer(barrier, SHARED, "the barrier").address().ir, i32_value(count, "count")]
+    _asm("mbarrier.init.shared.b64 [$0], $1;", "r,r,~{memory}", operands, effects=True)
+
+
+def mbarrier_arrive(barrier: Pointer) -> None:
+    """Arrive."""
+    operands = [_pointer(barrier, SHARED, "the barrier").address().ir]
+    _asm("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [$0]; }", "r,~{memory}", operands, effects=True)
+
+
+def mbarrier_arrive_expect_tx(barrier: Pointer, bytes: Any) -> None:
+    """Arrive, and expect so many bytes of bulk copies before the phase completes. sm_90 and later."""
+    operands = [_pointer(barrier, SHARED, "the barrier").address().ir, i32_value(bytes, "bytes")]
+    text = "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [$0], $1; }"
+    _asm(text, "r,r,~{memory}", operands, effects=True)
+
+
+def mbarrier_try_wait(barrier: Pointer, parity: Any) -> Value:
+    """Whether the phase of that parity has completed; may wait a while. sm_90 and later."""
+    operands = [_pointer(barrier, SHARED, "the barrier").address().ir, i32_value(parity, "parity")]
+    text = "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [$1], $2; selp.b32 $0, 1, 0, p; }"
+    return Value(_asm(text, "=r,r,r,~{memory}", operands, "i32", effects=True), i32) != 0
+
+
+def mbarrier_wait(barrier: Pointer, parity: Any) -> None:
+    """Wait until the phase of that parity has completed. sm_90 and later."""
+    op = emit("scf.while", (), (), regions=2)
+    with ir.InsertionPoint(op.regions[0].blocks.append()):
+        emit("scf.condition", (), [(~mbarrier_try_wait(barrier, parity)).ir])
+    with ir.InsertionPoint(op.regions[1].blocks.append()):
+        emit("scf.yield")

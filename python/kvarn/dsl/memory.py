@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Memory that kernels touch: buffer arguments, shared arrays, and pointers with byte offsets.
+
+Nothing here checks bounds at run time; indices known at compile time are checked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+
+from kvarn.dialect import ops
+from kvarn.dialect.dtypes import DType, bool_, i8, i32, i64, u8
+from kvarn.dialect.layout import lowbit
+
+from . import arithmetic as _a
+from .builder import emit, emit_value, types
+from .values import Numeric, Value, Vector, as_value, bitcast, cast, describe, i32_value, index_value, plain, wrap
+
+GLOBAL, SHARED = 1, 3
+_DYNAMIC_OFFSET = -(2**31)  # marks a run-time operand in llvm.getelementptr
+_SEQUENTIAL = {"relaxed": 2, "acquire": 4, "release": 5, "acq_rel": 6}  # llvm.AtomicOrdering
+_SCOPES = {"block": "block", "device": "device", "system": ""}
+_ATOMICS = {
+    "xchg": 0, "add": 1, "sub": 2, "and": 3, "or": 5, "xor": 6, "max": 7, "min": 8, "umax": 9, "umin": 10,
+    "fadd": 11, "fmax": 13, "fmin": 14, "inc": 15, "dec": 16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """What ``kv.Buffer[dtype, rank]`` is: the annotation and the spec of a buffer argument.
+
+    The last dimension is contiguous, the other strides are known at run time.
+    """
+
+    dtype: DType
+    rank: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dtype, DType):
+            raise TypeError(f"kv.Buffer[dtype, rank] needs a dtype such as kv.f32, got {self.dtype!r}")
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(f"the rank of a kv.Buffer must be a positive int, got {self.rank!r}")
+
+    def __repr__(self) -> str:
+        return f"kv.Buffer[{self.dtype!r}, {self.rank}]"
+
+    def mlir_type(self) -> ir.Type:
+        """The memref type in the current context."""
+        shape = "?x" * self.rank
+        strides = ", ".join(["?"] * (self.rank - 1) + ["1"])
+        return types().type(f"memref<{shape}{storage(self.dtype).mlir}, strided<[{strides}]>, 1>")
+
+
+class Buffer:
+    """An array argument of a kernel, in device memory.
+
+    ``b[i, j]`` reads and ``b[i, j] = v`` writes an element, ``b.load(i, j, width=8)`` and ``b.store(i, j, value=v)``
+    vectors along the last dimension, ``b.shape[k]`` is an i32. ``kv.Buffer[kv.f32, 2]`` is the annotation.
+    """
+
+    __slots__ = ("dtype", "ir", "rank")
+
+    def __class_getitem__(cls, item: Any) -> BufferSpec:
+        if not isinstance(item, tuple) or len(item) != 2:
+            raise TypeError(f"kv.Buffer takes a dtype and a rank, as kv.Buffer[kv.f32, 2], got {item!r}")
+        return BufferSpec(*item)
+
+    def __init__(self, value: ir.Value, spec: BufferSpec) -> None:
+        self.ir, self.dtype, self.rank = value, spec.dtype, spec.rank
+
+    @property
+    def shape(self) -> Shape:
+        """Extents, as i32 values."""
+        return Shape(self)
+
+    @property
+    def ndim(self) -> int:
+        return self.rank
+
+    def __getitem__(self, index: Any) -> Value:
+        element = types().of(storage(self.dtype))
+        loaded = emit_value("memref.load", element, [self.ir, *self._indices(index)])
+        return from_storage(Value(loaded, storage(self.dtype)), self.dtype)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        value = to_storage(as_value(value, self.dtype, f"what is stored in a {self!r}"))
+        if value.lanes:
+            raise TypeError(f"one element is stored here, got {describe(value)}: use .store(..., value=v)")
+        emit("memref.store", (), [value.ir, self.ir, *self._indices(index)])
+
+    def load(self, *index: Any, width: int = 1, alignment: int | None = None) -> Any:
+        """``width`` consecutive elements from ``index`` on: a vector, or a scalar for width 1.
+
+        ``alignment`` in bytes is promised by the caller; by default the access is naturally aligned (at most 16).
+        """
+        _check_width(width)
+        if width == 1:
+            return self[index]
+        s = storage(self.dtype)
+        attributes = {"alignment": types().i64_attr(_alignment(self.dtype, width, alignment))}
+        loaded = emit_value("vector.load", types().of(s, width), [self.ir, *self._indices(index)], attributes)
+        return from_storage(Vector(loaded, s, width), self.dtype)
+
+    def store(self, *index: Any, value: Any, alignment: int | None = None) -> None:
+        """Write a scalar or a vector at ``index`` and the elements after it."""
+        value = as_value(value, self.dtype, f"what is stored in a {self!r}")
+        if not value.lanes:
+            self[index] = value
+            return
+        attributes = {"alignment": types().i64_attr(_alignment(self.dtype, value.lanes, alignment))}
+        emit("vector.store", (), [to_storage(value).ir, self.ir, *self._indices(index)], attributes)
+
+    def address(self, *index: Any) -> Pointer:
+        """Pointer to an element."""
+        self._check_rank(index)
+        return Pointer(ops.buffer_address(self.ir, [i32_value(i) for i in index]), GLOBAL)
+
+    def _check_rank(self, index: Sequence[Any]) -> None:
+        if len(index) != self.rank:
+            raise TypeError(f"a buffer of rank {self.rank} needs {self.rank} indices, got {len(index)}")
+
+    def _indices(self, index: Any) -> list[ir.Value]:
+        index = index if isinstance(index, tuple) else (index,)
+        self._check_rank(index)
+        for i in index:
+            if isinstance(i, slice):
+                raise TypeError("a buffer has no slices: use .load(..., width=n) for consecutive elements")
+            if isinstance(plain(i), int) and i < 0:
+                raise IndexError(f"an index of a buffer must not be negative, got {i}")
+        return [index_value(i) for i in index]
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError("a buffer cannot be iterated: loop with range(b.shape[0])")
+
+    def __repr__(self) -> str:
+        return f"kv.Buffer[{self.dtype!r}, {self.rank}]"
+
+
+class Shape:
+    """The extents of a buffer, read when they are asked for."""
+
+    __slots__ = ("buffer",)
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+
+    def __len__(self) -> int:
+        return self.buffer.rank
+
+    def __getitem__(self, dimension: int) -> Value:
+        if not isinstance(dimension, int):
+            raise TypeError(f"a dimension must be a Python int, got {describe(dimension)}")
+        if not -len(self) <= dimension < len(self):
+            raise IndexError(f"a buffer of rank {len(self)} has no dimension {dimension}")
+        t = types()
+        extent = emit_value("memref.dim", t.index, [self.buffer.ir, index_value(dimension % len(self))])
+        return Value(emit_value("arith.index_cast", t.i32, [extent]), i32, nonneg=True)
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter([self[i] for i in range(len(self))])
+
+
+# --- element types in memory ---------------------------------------------------------------------
+
+
+def storage(dtype: DType) -> DType:
+    """The dtype of a buffer's memref: a bool takes a byte."""
+    return i8 if dtype is bool_ else dtype
+
+
+def from_storage(value: Any, dtype: DType) -> Any:
+    return value if value.dtype is dtype else cast(value, dtype)
+
+
+def to_storage(value: Any) -> Any:
+    return cast(value, u8) if value.dtype is bool_ else value
+
+
+def _check_width(width: Any) -> None:
+    if not isinstance(width, int) or width < 1:
+        raise ValueError(f"width must be a positive int known at compile time, got {describe(width)}")
+
+
+def _alignment(dtype: DType, width: int, alignment: int | None) -> int:
+    natural = min(lowbit(width * dtype.itemsize), 16)
+    if alignment is None:
+        return natural
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise ValueError(f"alignment must be a power of two, in bytes, got {alignment!r}")
+    return alignment
+
+
+# --- pointers ------------------------------------------------------------------------------------
+
+
+class Pointer:
+    """An address in device (``space`` 1) or shared (3) memory. ``p + n`` moves it by n *bytes*.
+
+    Offsets are i32 or i64; a device pointer sign-extends an i32 offset.
+    """
+
+    __slots__ = ("ir", "space")
+
+    def __init__(self, value: ir.Value, space: int) -> None:
+        self.ir, self.space = value, space
+
+    def __add__(self, offset: Any) -> Pointer:
+        offset = plain(offset)
+        t = types()
+        if isinstance(offset, int):
+            if offset == 0:
+                return self
+            if not -(2**31) < offset < 2**31:
+                offset = Value(_a.literal(offset, i64), i64)
+        elif not isinstance(offset, Value) or not offset.dtype.is_integer:
+            raise TypeError(f"a pointer moves by an integer number of bytes, got {describe(offset)}")
+        operands, constant = [self.ir], _DYNAMIC_OFFSET
+        if isinstance(offset, int):
+            constant = offset
+        else:
+            if offset.dtype.kind == "u" and offset.dtype.bits == 32 and self.space == GLOBAL:
+                offset = cast(offset, i64)  # getelementptr would extend the sign
+            operands.append(offset.ir)
+        moved = emit_value("llvm.getelementptr", t.pointers[self.space], operands, {
+            "elem_type": ir.TypeAttr.get(t.i8), "noWrapFlags": t.i32_attr(0),
+            "rawConstantIndices": ir.DenseI32ArrayAttr.get([constant]),
+        })  # fmt: skip
+        return Pointer(moved, self.space)
+
+    __radd__ = __add__
+
+    def __sub__(self, offset: Any) -> Pointer:
+        return self + -offset
+
+    def load(
+        self, dtype: DType, width: int = 1, *, invariant: bool = False, alignment: int | None = None,
+        order: str | None = None, scope: str = "device",
+    ) -> Any:  # fmt: skip
+        """``width`` elements of ``dtype`` from here: a scalar or, for width > 1, a vector.
+
+        Parameters
+        ----------
+        invariant : bool
+            Nothing writes this memory while the kernel runs: the load may go through the read-only path.
+        alignment : int
+            Bytes that the address is a multiple of; natural (at most 16) by default.
+        order : {"relaxed", "acquire"}, optional
+            An atomic load, visible at ``scope`` ("block", "device", "system"); width 1 only.
+        """
+        _check_width(width)
+        s = _bits_type(dtype)
+        attributes = self._access(dtype, width, alignment, order, scope)
+        if invariant:
+            if order:
+                raise ValueError("an invariant load cannot be atomic")
+            attributes["invariant"] = types().unit
+        lanes = width if width > 1 else 0
+        loaded = wrap(emit_value("llvm.load", types().of(s, lanes), [self.ir], attributes), s, lanes)
+        return from_storage(_reinterpret(loaded, dtype) if dtype is not bool_ else loaded, dtype)
+
+    def store(
+        self, value: Any, dtype: DType | None = None, *, alignment: int | None = None,
+        order: str | None = None, scope: str = "device",
+    ) -> None:  # fmt: skip
+        """Write a scalar or a vector here; ``order`` is ``"relaxed"`` or ``"release"``."""
+        value = to_storage(as_value(value, dtype, "what is stored"))
+        attributes = self._access(value.dtype, max(value.lanes, 1), alignment, order, scope)
+        emit("llvm.store", (), [_reinterpret(value, _bits_type(value.dtype)).ir, self.ir], attributes)
+
+    def atomic(self, op: str, value: Any, *, order: str = "relaxed", scope: str = "device") -> Value:
+        """Combine ``value`` into memory in one step; gives what was there before.
+
+        ``op`` is "add", "max", "min" (floats too), "xchg", "sub", "and", "or", "xor", "inc" (back to 0 above ``value``)
+        or "dec". ``order`` is "relaxed", "acquire", "release" or "acq_rel".
+        """
+        value = as_value(value, None, "the operand of an atomic")
+        if value.lanes or value.dtype.bits < 16 or value.dtype is bool_:
+            raise TypeError(f"an atomic takes a scalar of 16, 32 or 64 bits, got {describe(value)}")
+        prefix = "f" if value.dtype.is_float and op != "xchg" else "u" if value.dtype.kind == "u" and op in ("max", "min") else ""
+        if prefix + op not in _ATOMICS:
+            raise ValueError(f"atomic {op} of {value.dtype.name} is not one of the atomic operations")
+        attributes = self._order(order, scope, _SEQUENTIAL)
+        attributes |= {"bin_op": types().i64_attr(_ATOMICS[prefix + op]), "alignment": types().i64_attr(value.dtype.itemsize)}
+        return Value(emit_value("llvm.atomicrmw", value.ir.type, [self.ir, value.ir], attributes), value.dtype)
+
+    def _access(self, dtype: DType, width: int, alignment: int | None, order: str | None, scope: str) -> dict[str, Any]:
+        attributes = {"alignment": types().i64_attr(_alignment(dtype, width, alignment)), "ordering": types().i64_attr(0)}
+        if order is None:
+            return attributes
+        if width != 1:
+            raise ValueError(f"an atomic access has width 1, got {width}")
+        return attributes | self._order(order, scope, _SEQUENTIAL)
+
+    @staticmethod
+    def _order(order: str, scope: str, orders: dict[str, int]) -> dict[str, Any]:
+        if order not in orders or scope not in _SCOPES:
+            raise ValueError(
+                f"order must be one of {', '.join(orders)} and scope one of {', '.join(_SCOPES)}, got {order!r} and {scope!r}"
+            )
+        attributes = {"ordering": types().i64_attr(orders[order])}
+        if _SCOPES[scope]:
+            attributes["syncscope"] = ir.StringAttr.get(_SCOPES[scope])
+        return attributes
+
+    def address(self) -> Value:
+        """The address as an integer: i64, or i32 for shared memory."""
+        dtype = i32 if self.space == SHARED else i64
+        return Value(emit_value("llvm.ptrtoint", types().of(dtype), [self.ir]), dtype, nonneg=True)
+
+    def __repr__(self) -> str:
+        return f"<{'shared' if self.space == SHARED else 'device'} pointer>"
+
+
+def pointer_of(address: Any, space: int = GLOBAL) -> Pointer:
+    """A pointer from an integer address."""
+    value = as_value(address, None, "an address")
+    return Pointer(emit_value("llvm.inttoptr", types().pointers[space], [value.ir]), space)
+
+
+def _bits_type(dtype: DType) -> DType:
+    """What LLVM loads for a dtype: its own types as they are, 8-bit floats and bools as bytes."""
+    return u8 if dtype is bool_ or (dtype.is_float and dtype.bits == 8) else dtype
+
+
+def _reinterpret(value: Any, dtype: DType) -> Any:
+    """The same bits as a dtype of the same width."""
+    if value.dtype is dtype or value.dtype.mlir == dtype.mlir:
+        return wrap(value.ir, dtype, value.lanes)
+    return wrap(emit_value("arith.bitcast", types().of(dtype, value.lanes), [value.ir]), dtype, value.lanes)
+
+
+# --- shared memory -------------------------------------------------------------------------------
+
+
+class Shared:
+    """An array in shared memory, row-major: ``s[i, j]``, ``s[i, j] = v``, ``s.load(i, width=4)``, ``s.store(i, value=v)``."""
+
+    __slots__ = ("base", "dtype", "shape")
+
+    def __init__(self, base: Pointer, shape: tuple[int, ...], dtype: DType) -> None:
+        self.base, self.shape, self.dtype = base, shape, dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def ptr(self, *index: Any) -> Pointer:
+        """Pointer to an element; without an index, to the first."""
+        index = index or (0,) * len(self.shape)
+        if len(index) != len(self.shape):
+            raise TypeError(f"a shared array of rank {len(self.shape)} needs {len(self.shape)} indices, got {len(index)}")
+        stride, known, offset = self.dtype.itemsize, 0, None
+        for i, extent in zip(reversed(index), reversed(self.shape), strict=True):
+            i = plain(i)
+            if isinstance(i, int) and not isinstance(i, bool):
+                if not 0 <= i < extent:
+                    raise IndexError(f"index must be in [0, {extent}), got {i}")
+                known += i * stride
+            elif isinstance(i, Value):
+                part = Value(i32_value(i), i32, i.nonneg) * stride
+                offset = part if offset is None else part + offset
+            else:
+                raise TypeError(f"an index of a shared array must be an integer, got {describe(i)}")
+            stride *= extent
+        return (self.base if offset is None else self.base + offset) + known
+
+    def __getitem__(self, index: Any) -> Value:
+        return self.ptr(*(index if isinstance(index, tuple) else (index,))).load(self.dtype)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        value = as_value(value, self.dtype, "what is stored in a shared array")
+        if value.lanes:
+            raise TypeError(f"one element is stored here, got {describe(value)}: use .store(..., value=v)")
+        self.ptr(*(index if isinstance(index, tuple) else (index,))).store(value)
+
+    def load(self, *index: Any, width: int = 1, alignment: int | None = None) -> Any:
+        """``width`` consecutive elements from ``index`` on."""
+        return self.ptr(*index).load(self.dtype, width, alignment=alignment)
+
+    def store(self, *index: Any, value: Any, alignment: int | None = None) -> None:
+        """Write a scalar or vector from ``index`` on."""
+        self.ptr(*index).store(as_value(value, self.dtype, "what is stored in a shared array"), alignment=alignment)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError("a shared array cannot be iterated: loop with range(len(s))")
+
+    def __repr__(self) -> str:
+        return f"<shared {'x'.join(map(str, self.shape))} {self.dtype.name}>"
+
+
+def shared(shape: int | Sequence[int], dtype: DType, alignment: int = 16) -> Shared:
+    """Shared memory of the thread block, not initialised. ``shape`` and ``alignment`` (bytes) are known at compile time."""
+    extents = (shape,) if isinstance(shape, int | Numeric) else tuple(shape)
+    for n in extents:
+        if not isinstance(n, int) or n < 1:
+            raise ValueError(f"extents of shared memory must be positive ints known at compile time, got {describe(n)}")
+    if not isinstance(dtype, DType):
+        raise TypeError(f"kv.shared needs a dtype such as kv.f32, got {describe(dtype)}")
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise ValueError(f"alignment must be a power of two, in bytes, got {alignment!r}")
+    pointer = ops.alloc_shared(math.prod(extents) * dtype.itemsize, max(alignment, dtype.itemsize))
+    return Shared(Pointer(pointer, SHARED), extents, dtype)
+
+
+def atomic_add(target: Any, index: Any, value: Any) -> Value:
+    """``target[index] += value`` in one step, for a buffer or a shared array; gives the old element."""
+    index = index if isinstance(index, tuple) else (index,)
+    if isinstance(target, Shared):
+        return target.ptr(*index).atomic("add", as_value(value, target.dtype, "the operand of an atomic"), scope="block")
+    if not isinstance(target, Buffer):
+        raise TypeError(f"kv.atomic_add needs a buffer or a shared array, got {describe(target)}: pointers have .atomic(...)")
+    value = as_value(value, target.dtype, "the operand of an atomic")
+    if target.dtype.bits < 16:
+        raise TypeError(f"an atomic takes elements of 16, 32 or 64 bits, got {target.dtype.name}")
+    kind = types().i64_attr(0 if target.dtype.is_float else 1)  # arith::AtomicRMWKind addf, addi
+    old = emit_value("memref.atomic_rmw", value.ir.type, [value.ir, target.ir, *target._indices(index)], {"kind": kind})
+    return Value(old, target.dtype)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From a Python function to its AST, and what the front end must know of it beforehand.
+
+A file is parsed once, so that every node has its true line and column; a function is found in it by name and first
+line. Liveness tells which variables a loop or a branch must hand on: a name is carried only when someone reads it later.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import types
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+Names = frozenset[str]
+NONE: Names = frozenset()
+FunctionNode = ast.FunctionDef | ast.Lambda
+
+_files: dict[str, tuple[int, dict[tuple[str, int], list[FunctionNode]]]] = {}
+_functions: dict[types.CodeType, FunctionSource | None] = {}
+
+
+@dataclass
+class FunctionSource:
+    """The AST of one function and, per statement, its liveness."""
+
+    name: str
+    file: str
+    node: FunctionNode
+    flow: Liveness = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.flow = Liveness(self.node)
+
+
+def source_of(function: types.FunctionType) -> FunctionSource | None:
+    """The source of a function; None when there is no text for it (a REPL, exec)."""
+    code = function.__code__
+    if code not in _functions:
+        _functions[code] = _find(code)
+    return _functions[code]
+
+
+def _find(code: types.CodeType) -> FunctionSource | None:
+    found = _index(code.co_filename).get((code.co_name, code.co_firstlineno), [])
+    if len(found) > 1:  # several lambdas on a line
+        found = [n for n in found if _parameters(n) == code.co_varnames[: len(_parameters(n))]]
+    if len(found) != 1:
+        return None
+    return FunctionSource(code.co_name, code.co_filename, found[0])
+
+
+def _parameters(node: FunctionNode) -> tuple[str, ...]:
+    a = node.args
+    return tuple(p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs))
+
+
+def _index(file: str) -> dict[tuple[str, int], list[FunctionNode]]:
+    """Functions of a file by name and first line (that of the first decorator)."""
+    lines = linecache.getlines(file)
+    text = "".join(lines)
+    known = _files.get(file)
+    if known is not None and known[0] == hash(text):
+        return known[1]
+    index: dict[tuple[str, int], list[FunctionNode]] = {}
+    try:
+        tree = ast.parse(text) if text else ast.Module([], [])
+    except SyntaxError:  # the file changed since it was imported
+        tree = ast.Module([], [])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            index.setdefault((node.name, first), []).append(node)
+        elif isinstance(node, ast.Lambda):
+            index.setdefault(("<lambda>", node.lineno), []).append(node)
+    _files[file] = (hash(text), index)
+    return index
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+def loaded(node: ast.AST | Iterable[ast.AST] | None) -> Names:
+    """Names read anywhere in a tree, those of nested functions too."""
+    if node is None:
+        return NONE
+    nodes = [node] if isinstance(node, ast.AST) else list(node)
+    return frozenset(
+        x.id for n in nodes for x in ast.walk(n) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)
+    )
+
+
+def bound(node: ast.AST | Sequence[ast.AST]) -> Names:
+    """Names that a tree may bind or, through an index or attribute, change; nested functions excluded."""
+    names: set[str] = set()
+    stack: list[ast.AST] = [node] if isinstance(node, ast.AST) else list(node)
+    while stack:
+        n = stack.pop()
+        if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load):
+            names.add(n.id)
+        elif isinstance(n, ast.Subscript | ast.Attribute) and isinstance(n.ctx, ast.Store):
+            names |= _base(n)
+        elif isinstance(n, ast.AugAssign) and not isinstance(n.target, ast.Name):
+            names |= _base(n.target)
+        elif isinstance(n, _SCOPES):
+            if not isinstance(n, ast.Lambda):
+                names.add(n.name)
+            continue
+        stack.extend(ast.iter_child_nodes(n))
+    return frozenset(names)
+
+
+def _local_names(node: ast.FunctionDef) -> Names:
+    """Names that are local to a function because it binds them by name."""
+    names: set[str] = set()
+    stack: list[ast.AST] = list(node.body)
+    while stack:
+        n = stack.pop()
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
+            names.add(n.id)
+        if isinstance(n, _SCOPES):
+            if not isinstance(n, ast.Lambda):
+                names.add(n.name)
+        elif not isinstance(n, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            stack.extend(ast.iter_child_nodes(n))
+    return frozenset(names)
+
+
+def _base(node: ast.AST) -> Names:
+    while isinstance(node, ast.Subscript | ast.Attribute):
+        node = node.value
+    return frozenset([node.id]) if isinstance(node, ast.Name) else NONE
+
+
+def escapes(statements: Sequence[ast.stmt]) -> Names:
+    """Which of "return", "break", "continue" leave these statements."""
+    found: set[str] = set()
+    for s in statements:
+        if isinstance(s, ast.Return):
+            found.add("return")
+        elif isinstance(s, ast.Break | ast.Continue):
+            found.add(type(s).__name__.lower())
+        elif isinstance(s, ast.For | ast.While):
+            found |= escapes(s.body) & {"return"}
+            found |= escapes(s.orelse)
+        elif isinstance(s, ast.If):
+            found |= escapes(s.body) | escapes(s.orelse)
+        elif isinstance(s, ast.With):
+            found |= escapes(s.body)
+    return frozenset(found)
+
+
+def terminates(statements: Sequence[ast.stmt]) -> bool:
+    """Whether control never reaches the end of these statements, as far as the text shows."""
+    if not statements:
+        return False
+    last = statements[-1]
+    if isinstance(last, ast.If):
+        return terminates(last.body) and terminates(last.orelse)
+    return isinstance(last, ast.Return | ast.Break | ast.Continue)
+
+
+class Liveness:
+    """Which names are read later, per statement of a function.
+
+    Attributes
+    ----------
+    after : dict
+        id(statement) -> names that may be read after it (for an ``if`` that something leaves: also at the targets).
+    head : dict
+        id(loop) -> names that may be read when an iteration starts or after the loop.
+    entry : dict
+        id(loop) -> names that the body (or a while's test) may read before it binds them.
+    """
+
+    def __init__(self, node: FunctionNode) -> None:
+        self.after: dict[int, Names] = {}
+        self.head: dict[int, Names] = {}
+        self.entry: dict[int, Names] = {}
+        self.assigned: Names = NONE
+        if isinstance(node, ast.Lambda):
+            return
+        self.assigned = _local_names(node)
+        inner = [n for n in ast.walk(node) if isinstance(n, _SCOPES) and n is not node]
+        self._always = loaded(inner)  # nested functions read when they are called, wherever that is
+        self._block(node.body, self._always, NONE, NONE)
+
+    def _block(self, statements: Sequence[ast.stmt], out: Names, leave: Names, again: Names) -> Names:
+        for s in reversed(statements):
+            self.after[id(s)] = out
+            out = self._statement(s, out, leave, again)
+        return out
+
+    def _statement(self, s: ast.stmt, out: Names, leave: Names, again: Names) -> Names:
+        if isinstance(s, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = s.targets if isinstance(s, ast.Assign) else [s.target]
+            killed: set[str] = set()
+            for target in targets:
+                killed |= {n.id for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            used = loaded(s.value) | loaded(targets)
+            if isinstance(s, ast.AugAssign) or (isinstance(s, ast.AnnAssign) and s.value is None):
+                used |= killed
+            return (out - killed) | used | self._always
+        if isinstance(s, ast.If):
+            then = self._block(s.body, out, leave, again)
+            other = self._block(s.orelse, out, leave, again)
+            if escapes([s]):
+                self.after[id(s)] = out | leave | again
+            return loaded(s.test) | then | other
+        if isinstance(s, ast.For | ast.While):
+            return self._loop(s, out)
+        if isinstance(s, ast.Return):
+            return loaded(s.value) | self._always
+        if isinstance(s, ast.Break):
+            return leave
+        if isinstance(s, ast.Continue):
+            return again
+        if isinstance(s, ast.With):
+            return loaded([i.context_expr for i in s.items]) | self._block(s.body, out, leave, again)
+        if isinstance(s, ast.FunctionDef):
+            return (out - {s.name}) | loaded(s)
+        return out | loaded(s)
+
+    def _loop(self, s: ast.For | ast.While, out: Names) -> Names:
+        test = loaded(s.test) if isinstance(s, ast.While) else NONE
+        target = bound(s.target) - loaded(s.target) if isinstance(s, ast.For) else NONE
+        head = out | test
+        while True:  # grows until nothing new is read around the back edge
+            entry = (self._block(s.body, head, out, head) - target) | test
+            if entry <= head:
+                break
+            head |= entry
+        self.head[id(s)], self.entry[id(s)] = head, entry
+        return head | (loaded(s.iter) if isinstance(s, ast.For) else NONE)

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a loop or a branch hands on: Python objects as trees whose leaves are values of the kernel.
+
+Leaves are scalars, vectors, pointers and Python numbers. Lists, tuples, dicts, dataclasses and namespaces are inner
+nodes. Everything else is opaque: it may be used inside, but not change under run-time control flow.
+
+A *plan* is a tree with a :class:`Slot` for every leaf that becomes an SSA value; :func:`fill` makes objects of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types as _types
+from collections.abc import Iterable
+from typing import Any
+
+from mlir import ir
+
+from kvarn.dialect.dtypes import DType, bool_, f32
+
+from . import arithmetic as _a
+from .builder import types
+from .memory import Pointer
+from .values import Numeric, Value, Vector, cast, describe, number_dtype, plain, wrap
+
+_ATOMS = frozenset([int, float, bool, str, type(None), Value, Vector, Pointer, _types.FunctionType, _types.ModuleType, type, DType])
+NUMBERS = (bool, int, float)
+
+
+class Undefined:
+    """A variable that has no value here; ``reason`` says why."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+# --- containers ----------------------------------------------------------------------------------
+
+
+def children(x: Any) -> list[Any] | None:
+    """The parts of a container; None for anything else."""
+    kind = type(x)
+    if kind in _ATOMS:
+        return None
+    if isinstance(x, list | tuple):
+        return list(x)
+    if kind is dict:
+        return list(x.values())
+    if is_record(x):
+        return list(vars(x).values())
+    return None
+
+
+def is_record(x: Any) -> bool:
+    """A dataclass instance or a namespace: its attributes are its parts."""
+    return (dataclasses.is_dataclass(x) and not isinstance(x, type | DType) and hasattr(x, "__dict__")) or isinstance(
+        x, _types.SimpleNamespace
+    )
+
+
+def is_mutable(x: Any) -> bool:
+    """A container that can be changed in place."""
+    if type(x) in _ATOMS or isinstance(x, tuple):
+        return False
+    if isinstance(x, list) or type(x) is dict:
+        return True
+    return is_record(x) and not getattr(getattr(type(x), "__dataclass_params__", None), "frozen", False)
+
+
+def shape_of(x: Any) -> Any:
+    """What two containers must share to be merged part by part."""
+    if isinstance(x, list | tuple):
+        return type(x), len(x)
+    return type(x), tuple(x if type(x) is dict else vars(x))
+
+
+def part_name(x: Any, i: int) -> str:
+    if isinstance(x, list | tuple):
+        return f"[{i}]"
+    return f"[{list(x)[i]!r}]" if type(x) is dict else f".{list(vars(x))[i]}"
+
+
+def rebuilt(x: Any, parts: list[Any]) -> Any:
+    """A container like ``x`` of other parts."""
+    if isinstance(x, tuple):
+        return type(x)._make(parts) if hasattr(x, "_make") else tuple(parts)
+    if isinstance(x, list):
+        return list(parts)
+    if type(x) is dict:
+        return dict(zip(x, parts, strict=True))
+    new = object.__new__(type(x))
+    vars(new).update(zip(vars(x), parts, strict=True))
+    return new
+
+
+def write_parts(x: Any, parts: list[Any]) -> None:
+    """Put other parts into a mutable container."""
+    if isinstance(x, list):
+        x[:] = parts
+    elif type(x) is dict:
+        for key, part in zip(list(x), parts, strict=True):
+            x[key] = part
+    else:
+        for key, part in zip(list(vars(x)), parts, strict=True):
+            vars(x)[key] = part
+
+
+def restore(x: Any, keys: Any, parts: list[Any]) -> None:
+    """Bring a mutable container back to keys and parts of before."""
+    if isinstance(x, list):
+        x[:] = parts
+        return
+    target = x if type(x) is dict else vars(x)
+    target.clear()
+    target.update(zip(keys, parts, strict=True))
+
+
+def mutables(roots: Iterable[Any]) -> dict[int, Any]:
+    """All mutable containers reachable from some values, by id."""
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    stack = [r for r in roots if type(r) not in _ATOMS]
+    while stack:
+        x = stack.pop()
+        if id(x) in seen:
+            continue
+        parts = children(x)
+        if parts is None:
+            continue
+        seen.add(id(x))
+        if is_mutable(x):
+            found[id(x)] = x
+        stack.extend(p for p in parts if type(p) not in _ATOMS)
+    return found
+
+
+class Snapshot:
+    """The variables of a scope and the parts of every mutable container in reach."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.locals = dict(scope.locals)
+        self.objects = mutables(scope.roots())
+        self.parts = {key: children(x) or [] for key, x in self.objects.items()}
+        self.keys = {key: None if isinstance(x, list) else list(x if type(x) is dict else vars(x)) for key, x in self.objects.items()}
+
+    def now(self) -> tuple[dict[str, Any], dict[int, list[Any]]]:
+        """The variables and the containers' parts of this moment."""
+        return dict(self.scope.locals), {key: children(x) or [] for key, x in self.objects.items()}
+
+    def restore(self) -> None:
+        self.scope.locals.clear()
+        self.scope.locals.update(self.locals)
+        for key, x in self.objects.items():
+            restore(x, self.keys[key], self.parts[key])
+
+
+class Scope:
+    """Variables that control flow may change, and the values from which containers are in reach."""
+
+    def __init__(self, variables: dict[str, Any] | None = None, others: Iterable[Any] = ()) -> None:
+        self.locals = {} if variables is None else variables
+        self._others = list(others)
+
+    def roots(self) -> Iterable[Any]:
+        return [*self.locals.values(), *self._others]
+
+
+# --- leaves --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class LeafType:
+    """The type of an SSA value that stands for a leaf: a scalar or vector dtype, or a pointer's space."""
+
+    dtype: DType | None
+    lanes: int = 0
+    space: int = 0
+
+    def mlir(self) -> ir.Type:
+        return types().of(self.dtype, self.lanes) if self.dtype else types().pointers[self.space]
+
+    def wrap(self, value: ir.Value) -> Any:
+        return wrap(value, self.dtype, self.lanes) if self.dtype else Pointer(value, self.space)
+
+    def __str__(self) -> str:
+        if self.dtype is None:
+            return "a pointer"
+        return f"{self.dtype.name} x {self.lanes}" if self.lanes else self.dtype.name
+
+
+def is_leaf(x: Any) -> bool:
+    return isinstance(x, (Numeric, Pointer, *NUMBERS)) or (hasattr(x, "item") and isinstance(plain(x), NUMBERS))
+
+
+def leaf_type(x: Any) -> LeafType:
+    """The type that a leaf has as an SSA value; Python numbers take their default dtype."""
+    x = plain(x)
+    if isinstance(x, Numeric):
+        return LeafType(x.dtype, x.lanes)
+    if isinstance(x, Pointer):
+        return LeafType(None, 0, x.space)
+    return LeafType(number_dtype(x))
+
+
+def adopts(number: Any, kind: LeafType) -> bool:
+    """Whether a Python number can stand as a constant of a leaf type."""
+    if kind.dtype is None:
+        return False
+    if isinstance(number, bool):
+        return kind.dtype is bool_
+    if kind.dtype is bool_:
+        return False
+    return isinstance(number, int) or kind.dtype.is_float
+
+
+def unify(a: Any, b: Any) -> LeafType | str:
+    """The one leaf type of two leaves, or why there is none."""
+    a, b = plain(a), plain(b)
+    static_a, static_b = isinstance(a, NUMBERS), isinstance(b, NUMBERS)
+    x, y = leaf_type(a), leaf_type(b)
+    if static_a and static_b:
+        if isinstance(a, bool) != isinstance(b, bool):
+            return f"it is {a!r} on one side and {b!r} on the other"
+        if isinstance(a, float) or isinstance(b, float):
+            return LeafType(f32)
+        return x if x.dtype and y.dtype and x.dtype.bits >= y.dtype.bits else y
+    if static_a or static_b:
+        number, kind = (a, y) if static_a else (b, x)
+        return kind if adopts(number, kind) else f"it is {number!r} on one side and {kind} on the other: write the cast"
+    if x == y:
+        return x
+    if x.dtype is y.dtype and x.dtype is not None and 0 in (x.lanes, y.lanes):
+        return x if x.lanes else y
+    return f"it is {x} on one side and {y} on the other: cast one of them"
+
+
+def to_ir(x: Any, kind: LeafType) -> ir.Value:
+    """A leaf as an SSA value of a leaf type that it fits."""
+    x = plain(x)
+    if isinstance(x, NUMBERS):
+        return _a.literal(x, kind.dtype, kind.lanes)  # type: ignore[arg-type]
+    if isinstance(x, Numeric) and kind.lanes and not x.lanes:
+        return _a.broadcast(x, kind.lanes).ir
+    return x.ir
+
+
+def zero(kind: LeafType) -> ir.Value:
+    """Some value of a leaf type, for a place where nobody reads it."""
+    if kind.dtype is None:
+        from .builder import emit_value
+
+        return emit_value("llvm.mlir.zero", kind.mlir())
+    return _a.literal(False if kind.dtype is bool_ else 0, kind.dtype, kind.lanes)
+
+
+# --- plans ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Slot:
+    """The place of a leaf in a plan."""
+
+    number: int
+
+
+@dataclasses.dataclass
+class Fresh:
+    """A container in a plan: like ``template``, of these parts."""
+
+    template: Any
+    parts: list[Any]
+
+
+@dataclasses.dataclass
+class Same:
+    """An object in a plan that stays itself."""
+
+    value: Any
+
+
+def fill(plan: Any, values: list[Any]) -> Any:
+    """The object of a plan with ``values`` in its slots."""
+    if isinstance(plan, Slot):
+        return values[plan.number]
+    if isinstance(plan, Fresh):
+        return rebuilt(plan.template, [fill(p, values) for p in plan.parts])
+    return plan.value if isinstance(plan, Same) else plan
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values that are known at compile time are one."""
+    if a is b:
+        return True
+    if isinstance(a, (Numeric, Pointer)) or isinstance(b, (Numeric, Pointer)) or type(a) is not type(b):
+        return False
+    if isinstance(a, (*NUMBERS, str)):
+        return a == b and str(a) == str(b)  # 0.0 is not -0.0
+    return isinstance(a, _types.MethodType | _types.BuiltinMethodType) and a == b
+
+
+def truth(x: Any) -> Any:
+    """A condition: a Python bool, or a bool value (a number is true when it is not zero)."""
+    if not isinstance(x, Numeric):
+        if isinstance(x, Pointer):
+            raise TypeError("a pointer is not a condition")
+        return bool(x)
+    if x.lanes:
+        raise TypeError(f"a condition must be a scalar, got {describe(x)}: reduce it first")
+    return x if x.dtype is bool_ else cast(x, bool_)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Errors of kernels: every message names the user's file, line and column, with the line and a caret.
+
+A mistake is found in one of two places: while a kernel is traced (the front end knows the AST node), or in a later
+pass (the op's MLIR location is the node's). Both become a :class:`KernelError`.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlir import ir
+
+
+@dataclass(frozen=True)
+class SourceLocation:
+    """A place in a source file. ``line`` and ``column`` count from 1; ``end_column`` is one past the last character or None."""
+
+    file: str
+    line: int
+    column: int
+    end_column: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+    def snippet(self) -> str:
+        """The source line with a caret under the column; empty when the file cannot be read."""
+        text = linecache.getline(self.file, self.line).rstrip("\n")
+        if not text.strip():
+            return ""
+        indent = len(text) - len(text.lstrip())
+        column = max(self.column - 1, indent)
+        width = max(1, min(self.end_column or 0, len(text) + 1) - 1 - column)
+        return f"    {text[indent:]}\n    {' ' * (column - indent)}^{'~' * (width - 1)}"
+
+
+class KernelError(ValueError):
+    """A kernel that cannot be compiled, located in the user's source.
+
+    Attributes
+    ----------
+    message : str
+        What must hold, what was got, what to do.
+    location : SourceLocation or None
+        Where; None when no source is known.
+    callers : tuple of SourceLocation
+        The calls through which an inlined function was reached, innermost first.
+    """
+
+    def __init__(
+        self, message: str, location: SourceLocation | None = None, callers: Iterable[SourceLocation] = ()
+    ) -> None:
+        self.message, self.location, self.callers = message, location, tuple(callers)
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        lines = [f"{self.location}: error: {self.message}" if self.location else f"error: {self.message}"]
+        if self.location and self.location.snippet():
+            lines.append(self.location.snippet())
+        for caller in self.callers:
+            lines.append(f"{caller}: note: called from here")
+            if caller.snippet():
+                lines.append(caller.snippet())
+        return "\n".join(lines)
+
+
+class KernelTypeError(KernelError, TypeError):
+    """A type mistake in a kernel: also a ``TypeError``."""
+
+
+class UnsupportedError(KernelError, NotImplementedError):
+    """A Python construct that kernels do not have; the message says what to write instead."""
+
+
+def located(
+    error: BaseException, location: SourceLocation | None, callers: Iterable[SourceLocation] = ()
+) -> KernelError:
+    """``error``, raised while a kernel was traced, as a :class:`KernelError` at a place in the source."""
+    text = str(error) if str(error) else type(error).__name__
+    kind: type[KernelError] = KernelError
+    if isinstance(error, TypeError):
+        kind = KernelTypeError
+    elif isinstance(error, NotImplementedError):
+        kind = UnsupportedError
+    elif isinstance(error, KeyError):
+        text = f"KeyError: {text}"
+    elif not isinstance(error, ValueError) and type(error).__name__ not in text:
+        text = f"{type(error).__name__}: {text}"
+    return kind(text, location, callers)
+
+
+def source_locations(location: ir.Location) -> list[SourceLocation]:
+    """The places that an MLIR location names: the innermost first, then its callers; empty when it names none."""
+    if location.is_a_file():
+        return [SourceLocation(location.filename, location.start_line, location.start_col)]
+    if location.is_a_callsite():
+        return source_locations(location.callee) + source_locations(location.caller)
+    if location.is_a_name():
+        return source_locations(location.child_loc)
+    if location.is_a_fused():
+        for child in location.locations:
+            if places := source_locations(child):
+                return places
+    return []
+
+
+def from_mlir(error: Exception, diagnostics: Iterable[tuple[str, str, Any]] = ()) -> KernelError:
+    """The diagnostics of a failed pass, verifier or parser as one located error.
+
+    Parameters
+    ----------
+    error : mlir.ir.MLIRError
+        What the bindings raised.
+    diagnostics : iterable of (severity, message, location)
+        What the context's handler kept, for a context made by ``kvarn.dialect.kv.make_context``.
+
+    Returns
+    -------
+    KernelError
+        At the first diagnostic that has a place in a source file. Further errors are listed in the message.
+    """
+    found: list[tuple[str, Any]] = [(text, place) for severity, text, place in diagnostics if severity == "error"]
+    for diagnostic in getattr(error, "error_diagnostics", ()):
+        found.append((str(diagnostic.message), diagnostic.location))
+    if not found:
+        return KernelError(str(error))
+    places = [source_locations(place) for _, place in found]
+    first = next((i for i, p in enumerate(places) if p), 0)
+    text = found[first][0]
+    for i, (other, _) in enumerate(found):
+        if i != first and other != text:
+            text += f"\n  also: {places[i][0]}: {other}" if places[i] else f"\n  also: {other}"
+    place = places[first]
+    return KernelError(text, place[0] if place else None, place[1:])
