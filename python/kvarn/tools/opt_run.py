@@ -222,7 +222,8 @@ class Driver:
             return
         manager.enable_ir_printing(
             print_before_all=s.print_before_all or step.name in s.print_before,
-            print_after_all=(s.print_after_all or step.name in s.print_after) and not s.print_after_failure,
+            # With print_after_failure MLIR leaves out the passes that succeed.
+            print_after_all=s.print_after_all or step.name in s.print_after or s.print_after_failure,
             print_module_scope=s.print_module_scope,
             print_after_change=s.print_after_change,
             print_after_failure=s.print_after_failure,
