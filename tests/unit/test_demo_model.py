@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Reading GGUF files: a tiny one that the test writes, SmolLM2 where it is installed, and files that are neither."""
+"""The demo from file to text: GGUF files that the test writes, SmolLM2 where it is installed, and the command line."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvarn.demo import main
+from kvarn.demo.cli import choose_device
 from kvarn.demo.errors import DemoError
 from kvarn.demo.model import Model, NumpyDense
 from kvarn.demo.plain_cache import PlainCache
 from kvarn.demo.scheduler import Request, Scheduler
 from kvarn.demo.tokenizer import byte_characters
 from kvarn.demo.weights import LoadedModel, find_model, load_model
+from kvarn.runtime import driver
 
-HIDDEN, FEED_FORWARD, LAYERS, QUERY_HEADS, KV_HEADS, HEAD = 48, 64, 2, 3, 1, 16
+HIDDEN, FEED_FORWARD, LAYERS, QUERY_HEADS, KV_HEADS, HEAD = 48, 64, 2, 3, 1, 64
 
 
 def write_tiny(path: Path, **changes: Any) -> Path:
@@ -167,3 +172,117 @@ def test_smollm_knows_the_capital_of_france(smollm: LoadedModel) -> None:
     config = smollm.weights.config
     assert (config.layers, config.query_heads, config.kv_heads, config.head_size) == (30, 9, 3, 64)
     assert ask(smollm, "What is the capital of France?", 16) == "The capital of France is Paris."
+
+
+# --- the command line ---
+
+SHARED = "The mill grinds what the farmers bring, day after day. "
+
+
+@pytest.fixture(scope="module")
+def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny(tmp_path_factory.mktemp("model") / "Tiny.F32.gguf"))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_demo_runs_on_the_cpu_and_agrees_with_a_plain_cache(
+    tiny_file: str, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = ["one", SHARED + "two?", SHARED + "three!", "4 " * 30, "five"]
+    status = main(["--model", tiny_file, "--device", "cpu", "--dtype", dtype, "--tokens", "20", "--check", *prompts])
+    out = capsys.readouterr().out
+    assert status == 0, out
+    assert [line for line in out.splitlines() if line.startswith("> ")][:2] == ["> one", f"> {SHARED}two?"]
+    summary = {line[:9].strip(): line[9:] for line in out.splitlines() if line[:8].strip() and line[8:9] == " "}
+    assert "CPU" in summary["device"]
+    assert f"cache {dtype}, pages of 16 tokens" in summary["model"]
+    assert "tokens/s" in summary["speed"]
+    assert "1 of 5 sequences forked" in summary["pages"]
+    assert re.search(r"rope_append \d+ ms, attention .*; \d+ hits and \d+ misses", summary["compile"])
+    assert summary["check"].startswith("agrees with a plain NumPy cache: ")
+    assert "\x1b" not in out
+
+
+def test_the_demo_prints_the_same_answers_each_time(tiny_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for _ in range(2):
+        assert main(["--model", tiny_file, "--device", "cpu", "--tokens", "6", "a", "b"]) == 0
+        outputs.append(capsys.readouterr().out.split("\ndevice ")[0])
+    assert outputs[0] == outputs[1]
+    assert outputs[0].count("> ") == 2
+
+
+def test_a_wrong_cache_does_not_agree(
+    tiny_file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kvarn.demo.paged_cache import PagedCache
+
+    attend = PagedCache.attend
+    monkeypatch.setattr(PagedCache, "attend", lambda self, layer, q, k, v: attend(self, layer, q, k, v) * 1.1)
+    assert main(["--model", tiny_file, "--device", "cpu", "--tokens", "4", "--check", "one"]) == 1
+    assert "DOES NOT AGREE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([""], "the prompt must hold some text, got ''"),
+        (["fine", " \n"], "prompt 2 must hold some text"),
+        (["--tokens", "500", "long " * 30], "the prompt and its answer must fit in the model's 512 tokens, got"),
+        (["a", "b\udce9"], "prompt 2: the text must be valid Unicode"),
+        (["--system", "\udce9", "b"], "--system: the text must be valid Unicode"),
+    ],
+)
+def test_a_bad_prompt_gets_a_message(
+    tiny_file: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--model", tiny_file, "--device", "cpu", *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"kvarn demo: {message}")
+    assert captured.out == ""
+
+
+def test_a_missing_file_gets_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--device", "cpu", "--model", "no/such.gguf", "hello"]) == 1
+    assert capsys.readouterr().err.startswith("kvarn demo: --model must name a GGUF file, got 'no/such.gguf'")
+
+
+@pytest.mark.parametrize("arguments", [["--tokens", "0"], ["--tokens", "few"], ["--device", "tpu"], ["--dtype", "f64"]])
+def test_bad_options_are_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "torch", "message"),
+    [
+        (
+            driver.Status(False, "no driver: libcuda.so.1 was not found; get it"),
+            True,
+            "libcuda.so.1 was not found",
+        ),
+        (driver.Status(True, devices=1), False, "torch, which runs the dense layers on it, is not installed"),
+    ],
+)
+def test_without_a_usable_gpu_it_takes_the_cpu_and_says_why(
+    status: driver.Status, torch: bool, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "status", lambda: status)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if torch else None)
+    device, reason = choose_device("auto")
+    assert device == "cpu"
+    assert message in reason
+    assert choose_device("cpu") == ("cpu", "")
+    with pytest.raises(DemoError, match=f"--device cuda: .*{re.escape(message)}"):
+        choose_device("cuda")
+
+
+def test_an_interrupted_run_says_so(
+    tiny_file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Scheduler, "run", interrupt)
+    assert main(["--model", tiny_file, "--device", "cpu", "a"]) == 130
+    assert capsys.readouterr().err == "kvarn demo: interrupted\n"

@@ -148,8 +148,9 @@ def make_requests(
 ) -> list[Request]:
     """Turn prompts into requests.
 
-    The prompts arrive one after another, and the prefix cache finds the pages that they share. A prompt that shares a page
-    or more with an earlier one beyond the system turn, which all share, comes together with that one and is forked from it.
+    The prompts arrive one after another, and the prefix cache finds the pages that they share. A prompt that shares a
+    page or more with an earlier one beyond the system turn, which all share, comes together with that one and is forked
+    from it.
 
     Raises
     ------

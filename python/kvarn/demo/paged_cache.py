@@ -254,7 +254,7 @@ class PagedCache:
 
 
 def _compile_counts() -> tuple[int, int]:
-    from kvarn.cache import default_cache
+    from kvarn.cache import compile_cache
 
-    found = default_cache().info()
+    found = compile_cache.info()
     return found.hits, found.misses
