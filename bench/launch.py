@@ -80,8 +80,8 @@ def routes(stream: int) -> dict[str, Callable[[], Any]]:
     """What to time, by name."""
     spec = layout.spec_of("paged", "bf16", 8, 128, page_size=16)
     scalars = Launcher(nothing([A.Arg("n", "scalar", dtypes.i32)]))
-    cache_args = [A.Arg("keys", "cache", spec=spec), A.Arg("values", "cache", spec=spec), buffer("q", 3), buffer("out", 3),
-                  A.Arg("scale", "scalar", dtypes.f32)]
+    cache_args = [A.Arg("keys", "cache", spec=spec), A.Arg("values", "cache", spec=spec), buffer("q", 3),
+                  buffer("out", 3), A.Arg("scale", "scalar", dtypes.f32)]
     cached = Launcher(nothing(cache_args))
     keys, values, q, out = _Cache(spec), _Cache(spec), _Array((64, 32, 128)), _Array((64, 32, 128))
     grid, block = (64, 8), 128
@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
         stream = int(driver.call("cuStreamCreate", 1))
         figures = {name: median_us(launch, lambda: driver.call("cuCtxSynchronize"))
                    for name, launch in routes(stream).items()}
-    print(f"{on.name}, driver of CUDA {status.version[0]}.{status.version[1]}, host time a launch" if status.version else "")
+    print(f"{on.name}, driver of CUDA {'.'.join(map(str, status.version or ()))}, host time a launch")
     for name, us in figures.items():
         goal = GOALS["prepared" if name.startswith("prepared") else "torch"]
         print(f"  {name:36s} {us:7.2f} us   goal {goal:.0f}{'' if us <= goal else '  MISSED'}")

@@ -93,6 +93,8 @@ class Environment:
         "KVARN_CHECK", False, _bool, "1 adds device-side checks that name the op, the source line and the index")
     target = Variable[str](
         "KVARN_TARGET", "", str, "target to compile for when none is given: sm_80, sm_90a, sm_100a or host")
+    debug = Variable[bool](
+        "KVARN_DEBUG", False, _bool, "1 lets the commands print the traceback of an error")
     ptxas = Variable[str](
         "KVARN_PTXAS", "", str, "path of the ptxas to use instead of nvJitLink")
     nvdisasm = Variable[str](

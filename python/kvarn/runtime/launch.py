@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 from kvarn.artifact import Arg, Artifact, load_bundle
@@ -140,7 +141,7 @@ class Launcher:
             handle = streams.current_stream(args, ordinal) if ordinal >= 0 else 0
         else:
             handle = stream if stream.__class__ is int else streams.handle_of(stream)
-        flat = [v for fields in values for v in fields]
+        flat = list(chain.from_iterable(values))
         before = call.enter(handle) if handle <= streams.LAST_SPECIAL else None
         if before is None:
             call.fire(shape, flat, handle)
@@ -155,7 +156,7 @@ class Launcher:
         values, ordinal = self._binders.bind(args)
         call = self._calls.get(ordinal) or self._place(ordinal)
         shape = call.shape(grid, block, self._shared)
-        return PreparedLaunch(call, call.freeze(shape, [v for fields in values for v in fields]), args, ordinal)
+        return PreparedLaunch(call, call.freeze(shape, list(chain.from_iterable(values))), args, ordinal)
 
     def load(self, ordinal: int | None = None) -> Call:
         """Load the code onto a device now (the current one by default; host code: the host), ahead of a launch."""

@@ -120,6 +120,7 @@ int cuCtxGetDevice(int *device) {
   return 0;
 }
 int cuStreamCreate(void **stream, unsigned flags) { (void)flags; *stream = fake_stream(current->device); return 0; }
+int cuCtxSynchronize(void) { return 0; }
 int cuStreamDestroy(void *stream) { free(stream); return 0; }
 int cuStreamSynchronize(void *stream) { (void)stream; return 0; }
 int cuStreamGetCtx(void *stream, void **context) { *context = ((Stream *)stream)->context; return 0; }

