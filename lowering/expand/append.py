@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.append, kv.store_ragged and kv.store_padded: rows of new tokens into their slots.
+
+One thread moves one vector of a token, of K and of V alike: the sequence is searched and the page looked up once for
+both. Where the cache quantizes, a thread has one granule: it reads it twice, for its largest magnitude and to write it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.layout import CacheSpec
+
+from . import expands
+from .base import Expansion
+from .common import Rows, Work, converted, holds, row_alignment, sequence_of, single, vector_width
+from .quantize import quantized_granule
+
+
+def copy_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, name: str = "append") -> Any:
+    """Rows of the storage type, or converted to it, to keys (and values)."""
+    vectors, width = spec.head_size // rows.width, rows.width
+
+    def kernel(collection, layer: kv.i32, row_offsets, key, value):
+        caches = halves_of(collection, layer, halves)
+        token, first = work.place()
+        if (token < key.shape[0]) & (first < work.pieces):
+            b, inside, i = sequence_of(row_offsets, token)
+            if inside:
+                position = collection.cache_length(b) + i
+                if holds(collection, position):
+                    for piece in range(first, work.pieces, work.step):
+                        h, d = piece // vectors, piece % vectors * width
+                        loaded = [rows.load(x, token, h, d) for x in (key, value)[:halves]]
+                        for n in kv.static(range(halves)):
+                            caches[n].store(b, h, position, d, single(converted(loaded[n], spec.dtype)))
+
+    kernel.__name__ = name
+    return kv.kernel(kernel)
+
+
+@kv.func
+def halves_of(handle: Any, layer: Any, halves: int) -> list[Any]:
+    """The caches that a kernel writes: a cache alone, or a collection's keys and, with two halves, values."""
+    if handle.what == "cache":
+        return [handle]
+    if halves == 1:
+        return [handle.get_key_cache(layer)]
+    return [handle.get_key_cache(layer), handle.get_value_cache(layer)]
+
+
+def quantize_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, given: bool) -> Any:
+    """Rows of floats to a cache with scales, by granules."""
+    granules = spec.num_scales
+
+    @kv.kernel
+    def append_quantized(collection, layer: kv.i32, row_offsets, key, value, key_scale, value_scale):
+        caches = halves_of(collection, layer, halves)
+        token, first = work.place()
+        if (token < key.shape[0]) & (first < work.pieces):
+            b, inside, i = sequence_of(row_offsets, token)
+            if inside:
+                position = collection.cache_length(b) + i
+                for piece in range(first, work.pieces, work.step):
+                    h, g = piece // granules, piece % granules
+                    for n in kv.static(range(halves)):
+                        x, scale = (key, value)[n], (key_scale, value_scale)[n]
+
+                        def read(d, x=x, h=h):
+                            return kv.f32(rows.load(x, token, h, d))
+
+                        known = kv.f32(scale[token, h, g]) if given else None
+                        quantized_granule(caches[n], b, h, position, g, read, rows.width, known)
+
+    return append_quantized
+
+
+@expands("kv.append")
+def append(op: Any, at: Expansion) -> None:
+    spec, dtype = at.spec(op.collection), at.dtype(op.key)
+    halves = 1 if op.value is None else 2
+    value = op.key if op.value is None else op.value  # an MLA collection has none: the kernel does not look at it
+    tokens = at.dim(op.key, 0)
+    if spec.quantized:
+        extents = (spec.head_size, spec.granularity)
+        rows = Rows(vector_width(*extents, types=(dtype, spec.dtype)), row_alignment(at))
+        work = Work.of(at, spec.num_heads * spec.num_scales)
+        given = op.key_scale is not None
+        scales = [op.key_scale, op.key_scale if halves == 1 else op.value_scale] if given else [op.row_offsets] * 2
+        kernel = quantize_kernel(spec, work, rows, halves, given)
+        args = [op.collection, op.layer, op.row_offsets, op.key, value, *scales]
+    else:
+        rows = Rows(vector_width(spec.head_size, types=(dtype, spec.dtype)), row_alignment(at))
+        work = Work.of(at, spec.token_stride // rows.width)
+        kernel = copy_kernel(spec, work, rows, halves)
+        args = [op.collection, op.layer, op.row_offsets, op.key, value]
+    at.launch(kernel, args, (work.blocks(tokens), 1, 1), (work.threads, 1, 1), key=(rows, work))
+
+
+@expands("kv.store_ragged")
+def store_ragged(op: Any, at: Expansion) -> None:
+    spec = at.spec(op.cache)
+    rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at))
+    work = Work.of(at, spec.token_stride // rows.width)
+    args = [op.cache, at.constant(0), op.row_offsets, op.x, op.x]
+    kernel = copy_kernel(spec, work, rows, 1, "store_ragged")
+    at.launch(kernel, args, (work.blocks(at.dim(op.x, 0)), 1, 1), (work.threads, 1, 1))
+
+
+def padded_kernel(spec: CacheSpec, work: Work, rows: Rows) -> Any:
+    """Padded rows of the storage type to one cache; a "token" of the work is a row of the padded batch."""
+    vectors, width = spec.head_size // rows.width, rows.width
+
+    @kv.kernel
+    def store_padded(cache, x, valid_lengths):
+        row, first = work.place()
+        b, t = row // x.shape[1], row % x.shape[1]
+        if (b < x.shape[0]) & (first < work.pieces):
+            if t < valid_lengths[b]:
+                position = cache.cache_length(b) + t
+                if holds(cache, position):
+                    for piece in range(first, work.pieces, work.step):
+                        h, d = piece // vectors, piece % vectors * width
+                        cache.store(b, h, position, d, single(rows.load(x, b, t, h, d)))
+
+    return store_padded
+
+
+@expands("kv.store_padded")
+def store_padded(op: Any, at: Expansion) -> None:
+    spec = at.spec(op.cache)
+    rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at))
+    work = Work.of(at, spec.token_stride // rows.width)
+    padded = at.dim(op.x, 0) * at.dim(op.x, 1)
+    at.launch(padded_kernel(spec, work, rows), [op.cache, op.x, op.valid_lengths], (work.blocks(padded), 1, 1), (work.threads, 1, 1))

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Reading the caches: attention, attention over latent rows, and latent rows copied out of the pages."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+from kvarn.dialect.dtypes import f32
+from kvarn.programs import Operation, Schedule, Specialisation, _alignment
+
+from . import checks
+from .checks import layer_of
+
+MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
+_SPANS = {"sliding_window": "window", "chunked": "chunk", "chunked_causal": "chunk"}
+_FEW = 16  # new tokens of a sequence up to which the code depends on how many there may be
+_SCHEDULES = {1 << i: {"max_queries": 1 << i} for i in range(_FEW.bit_length())}
+
+
+class _RowsOperation(Operation):
+    """An operation of which only the query and the output are read in vectors: the rest may be aligned as it likes."""
+
+    def specialisation(
+        self, operands: Any, attributes: Any = (), schedule: Any = (), target: str | None = None
+    ) -> tuple[Specialisation, list[Any]]:
+        what, given = super().specialisation(operands, attributes, schedule, target)
+        views = dict(zip((name for name, _ in what.operands), given, strict=True))
+        return dataclasses.replace(what, alignment=min(_alignment(views[n]) for n in ("query", "out"))), given
+
+
+def _masked(mask: str, window: Any, chunk: Any, title: str) -> tuple[tuple[str, Any], ...]:
+    """The attributes of a mask; a window or a chunk makes the causal mask one of its narrower forms."""
+    if mask == "causal" and (window is not None or chunk is not None):
+        mask = "sliding_window" if window is not None else "chunked_causal"
+    if mask not in MASKS:
+        raise ValueError(f"{title}: mask must be one of {', '.join(MASKS)}, got {mask!r}")
+    span = 0
+    for name, given in (("window", window), ("chunk", chunk)):
+        if _SPANS.get(mask) == name:
+            if given is None:
+                raise ValueError(f"{title}: {name} must be given for mask {mask}, got None")
+            span = checks.count(given, name, title, 1)
+        elif given is not None:
+            raise ValueError(f"{title}: {name} must be None for mask {mask}, got {given!r}")
+    return (("mask", mask), ("span", span))
+
+
+def _check_rows(seen: SimpleNamespace, title: str, value_size: int) -> None:
+    """What the operands of both attentions must be."""
+    spec = checks.spec_of(seen)
+    if not spec.dtype.is_float and not spec.quantized:
+        raise TypeError(f"{title}: collection must have float elements, or scales, got {spec.dtype.name} without scales")
+    checks.has_shape(seen.query, ("T", "Hq", spec.head_size), f"{title}: query")
+    checks.has_dtype(seen.query, checks.queryable(spec), f"{title}: query")
+    heads = seen.query.shape[1]
+    if heads < 1 or heads % spec.num_heads:
+        raise ValueError(f"{title}: query must have a multiple of the {spec.num_heads} KV heads in dimension 1, got {heads}")
+    checks.has_shape(seen.out, (seen.query.shape[0], heads, value_size), f"{title}: out")
+    checks.has_dtype(seen.out, (seen.query.dtype.name,), f"{title}: out")
+    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
+
+
+def _check_attention(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.attention"
+    checks.with_values(spec, title)
+    _check_rows(seen, title, spec.head_size)
+    tokens, heads = seen.query.shape[:2]
+    for name, shape in (("sinks", (heads,)), ("lse", (tokens, heads))):
+        view = getattr(seen, name)
+        if view is not None:
+            checks.has_shape(view, shape, f"{title}: {name}")
+            checks.has_dtype(view, ("f32",), f"{title}: {name}")
+    if seen.kv_offsets is not None:
+        checks.offsets(seen.kv_offsets, seen.collection.batch_size, f"{title}: kv_offsets")
+
+
+_ATTENTION = _RowsOperation("kv.attention", {"query": 1, "out": 1, "sinks": 0, "lse": 1}, _check_attention)
+
+
+def attention(
+    collection: Any,
+    layer: int,
+    query: Any,
+    row_offsets: Any,
+    *,
+    scale: float | None = None,
+    mask: str = "causal",
+    window: int | None = None,
+    chunk: int | None = None,
+    sinks: Any = None,
+    softcap: float | None = None,
+    out: Any = None,
+    return_lse: bool = False,
+    lse: Any = None,
+    kv_offsets: Any = None,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> Any:
+    """softmax(scale * Q K^T + mask) V of a step's new tokens over one layer, whose new keys and values are already stored.
+
+    Query i of sequence b stands at position ``cache_lengths[b] + i``; masks compare absolute positions. A key that a
+    query does not see has no influence on it, whatever its slot holds. Computed in f32; quantized and 8-bit caches
+    are converted as they are read.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        With values (not MLA), of a float type or with scales.
+    layer : int
+    query : array-like [T, Hq, D]
+        Hq a multiple of the KV heads. The cache's dtype, or f32, f16 or bf16 over an 8-bit cache.
+    row_offsets : uint32 or int32 array-like [B + 1]
+        Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``, which may be none.
+    scale : float, optional
+        Default D ** -0.5.
+    mask : str
+        ``"causal"`` (k <= q), ``"null"`` (every key), ``"sliding_window"`` (k <= q and q - k < window), ``"chunked"`` (q and k
+        in one chunk of positions), ``"chunked_causal"`` (and k <= q). ``"causal"`` with a window or a chunk is the
+        causal one of these.
+    window, chunk : int, optional
+        Positions, at least 1; for the masks that have one.
+    sinks : f32 array-like [Hq], optional
+        One more logit in the denominator of each head's rows.
+    softcap : float, optional
+        Positive: scores become softcap * tanh(score / softcap).
+    out : array-like [T, Hq, D], optional
+        The query's dtype. When not given it is allocated by the query's library (torch, CuPy or NumPy).
+    return_lse : bool
+        Return the log-sum-exp too.
+    lse : f32 array-like [T, Hq], optional
+        Where it goes; allocated when it is wanted and not given.
+    kv_offsets : uint32 or int32 array-like [B + 1], optional
+        Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. By default
+        ``row_offsets`` tells.
+    schedule : mapping, optional
+        How the work is divided: ``kind`` (``"decode"``, ``"prefill"`` or ``"simt"`` on a GPU) and entries of that kernel.
+        No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``.
+    stream : optional
+        An int, or an object with ``__cuda_stream__``; default: the current stream of the arguments' library.
+
+    Returns
+    -------
+    array-like [T, Hq, D], or with ``return_lse`` a tuple of that and f32 [T, Hq]
+        Zeros in a row that sees no key. The log-sum-exp is natural, the sink counted, and minus infinity where nothing
+        is. Rows before the first offset and from the last on are not written.
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        If an argument is not as above; nothing was launched.
+    """
+    title = "kv.ops.attention"
+    layer = layer_of(collection, layer, title)
+    attributes = _masked(mask, window, chunk, title)
+    cap = 0.0
+    if softcap is not None:
+        cap = checks.number(softcap, "softcap", title)
+        if cap <= 0:
+            raise ValueError(f"{title}: softcap must be positive, got {cap}; leave it out for none")
+    if scale is None:
+        scale = collection.cache_spec.head_size ** -0.5
+    elif scale.__class__ is not float:
+        scale = checks.number(scale, "scale", title)
+    if out is None:
+        out = checks.empty_like(query, "out", title)
+    if return_lse and lse is None:
+        lse = _empty_f32(query, title)
+    operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets)
+    _ATTENTION(operands, (*attributes, ("softcap", cap)), _scheduled(collection, schedule), stream)
+    return (out, lse) if return_lse else out
+
+
+def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
+    """The schedule with the most new tokens of a sequence, as a power of two, where a GPU's code depends on it."""
+    if collection.device[0] == "cpu":
+        return schedule
+    most = collection.max_seq_length
+    if most > _FEW or (schedule is not None and "max_queries" in schedule):
+        return schedule
+    known = _SCHEDULES[1 << max(most - 1, 0).bit_length()]
+    return known if schedule is None else {**known, **schedule}
+
+
+def _empty_f32(query: Any, title: str) -> Any:
+    """A new f32 [T, Hq] of the query's library and device."""
+    library = type(query).__module__.partition(".")[0]
+    if library == "torch":
+        return query.new_empty(query.shape[:2], dtype=sys.modules["torch"].float32)
+    return checks.empty(query, tuple(query.shape[:2]), f32, "lse", title)
+
+
+# --- latent rows -----------------------------------------------------------------------------------
+
+
+def _check_mla_attention(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.mla_attention"
+    if not spec.is_mla:
+        raise ValueError(f"{title}: needs an MLA collection, got one with values; use kv.ops.attention")
+    size = seen.attributes["value_size"]
+    if size > spec.head_size:
+        raise ValueError(f"{title}: value_size must be in [1, {spec.head_size}] (the row), got {size}")
+    _check_rows(seen, title, size)
+
+
+_MLA_ATTENTION = _RowsOperation("kv.mla_attention", {"query": 1, "out": 1}, _check_mla_attention)
+
+
+def mla_attention(
+    collection: Any,
+    layer: int,
+    query: Any,
+    row_offsets: Any,
+    *,
+    value_size: int = 512,
+    scale: float | None = None,
+    mask: str = "causal",
+    window: int | None = None,
+    chunk: int | None = None,
+    out: Any = None,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> Any:
+    """Attention over latent rows: scores with the whole row, values its first ``value_size`` columns.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        An MLA one: one latent row of D elements a token.
+    layer : int
+    query : array-like [T, Hq, D]
+        The cache's dtype, or f32, f16 or bf16 over an 8-bit cache.
+    row_offsets : uint32 or int32 array-like [B + 1]
+    value_size : int
+        At most D.
+    scale : float, optional
+        Default D ** -0.5. A model that scores with the expanded keys gives its own.
+    mask, window, chunk, schedule, stream
+        As of :func:`attention`.
+    out : array-like [T, Hq, value_size], optional
+        The query's dtype. When not given it is allocated by the query's library.
+
+    Returns
+    -------
+    array-like [T, Hq, value_size]
+        As of :func:`attention`.
+    """
+    title = "kv.ops.mla_attention"
+    layer = layer_of(collection, layer, title)
+    attributes = (("value_size", checks.count(value_size, "value_size", title, 1)), *_masked(mask, window, chunk, title))
+    scale = collection.cache_spec.head_size ** -0.5 if scale is None else checks.number(scale, "scale", title)
+    if out is None:
+        out = checks.empty(query, (*query.shape[:2], value_size), None, "out", title)
+    _MLA_ATTENTION((collection, layer, query, row_offsets, scale, out), attributes, schedule, stream)
+    return out
+
+
+def _check_mla_decompress(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.mla_decompress"
+    if spec.num_heads != 1:
+        raise ValueError(f"{title}: cache must have one head, got {spec.num_heads}")
+    batch = seen.cache.batch_size
+    checks.offsets(seen.row_offsets, batch, f"{title}: row_offsets")
+    checks.has_shape(seen.cache_offsets, (batch,), f"{title}: cache_offsets")
+    checks.has_shape(seen.out, ("rows", spec.head_size), f"{title}: out")
+    checks.has_dtype(seen.out, (spec.dtype.name,), f"{title}: out")
+
+
+_MLA_DECOMPRESS = Operation("kv.mla_decompress", {"out": 1}, _check_mla_decompress)
+
+
+def mla_decompress(
+    cache: Any, row_offsets: Any, cache_offsets: Any, out: Any, *, schedule: Schedule = None, stream: Any = None
+) -> Any:
+    """Copy one chunk of a prefill plan out of the pages: row i of sequence b is token i - row_offsets[b] + cache_offsets[b].
+
+    Parameters
+    ----------
+    cache : KV cache
+        Of one head; its stored values are copied as they are, without scales.
+    row_offsets : uint32 or int32 array-like [B + 1]
+        Rows of each sequence in the chunk: a row of ``mla_prefill_plan``'s ``buffer_row_offsets``.
+    cache_offsets : uint32 or int32 array-like [B]
+        Tokens of each sequence that earlier chunks took: a row of the plan's ``cache_offsets``.
+    out : array-like [rows, D]
+        The cache's dtype. Rows from ``row_offsets[B]`` on are not written.
+    schedule, stream
+        As of :func:`attention`.
+
+    Returns
+    -------
+    array-like [rows, D]
+        ``out``.
+    """
+    _MLA_DECOMPRESS((cache, row_offsets, cache_offsets, out), (), schedule, stream)
+    return out

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What must hold of the operands of the cache operations, checked once for each signature of a call."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+from kvarn.dialect.dtypes import DType
+from kvarn.dialect.layout import CacheSpec
+from kvarn.runtime.buffers import BufferView
+
+FLOATS = ("f32", "f16", "bf16")
+
+
+def layer_of(collection: Any, layer: Any, title: str) -> int:
+    """A layer number of a collection; a bool or a number out of range is refused."""
+    if layer.__class__ is not int:
+        if isinstance(layer, bool) or not hasattr(layer, "__index__"):
+            raise TypeError(f"{title}: layer must be an integer, got {layer!r}")
+        layer = operator.index(layer)
+    layers = getattr(collection, "num_layers", None)
+    if layers is None:
+        raise TypeError(f"{title}: collection must be a KV cache collection, got {type(collection).__name__}")
+    if not 0 <= layer < layers:
+        raise IndexError(f"{title}: layer must be in [0, {layers}), got {layer}")
+    return layer
+
+
+def number(value: Any, name: str, title: str) -> float:
+    """A finite Python float of a host number."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{title}: {name} must be a number, got {value!r}") from None
+    if found != found or found in (float("inf"), float("-inf")):
+        raise ValueError(f"{title}: {name} must be finite, got {found}")
+    return found
+
+
+def count(value: Any, name: str, title: str, least: int = 0) -> int:
+    """An integer of at least ``least`` that fits 31 bits."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{title}: {name} must be an integer, got {value!r}") from None
+    if not least <= found < 2**31:
+        raise ValueError(f"{title}: {name} must be in [{least}, {2**31 - 1}], got {found}")
+    return found
+
+
+def has_shape(view: BufferView, expected: tuple[int | str, ...], name: str) -> None:
+    """The shape; a string stands for any extent and says what it is. ``name`` begins the message: "kv.ops.append: key"."""
+    shape = tuple(view.shape)
+    if len(shape) != len(expected) or any(e != s for e, s in zip(expected, shape, strict=True) if isinstance(e, int)):
+        raise ValueError(f"{name} must have shape [{', '.join(map(str, expected))}], got {list(shape)}")
+
+
+def has_dtype(view: BufferView, allowed: tuple[str, ...], name: str) -> None:
+    """The element type is one of some names."""
+    if view.dtype.name not in allowed:
+        raise TypeError(f"{name} must have dtype {' or '.join(allowed)}, got {view.dtype.name}")
+
+
+def storable(spec: CacheSpec) -> tuple[str, ...]:
+    """Element types that an append takes: floats where it quantizes or saturates, else the storage type."""
+    if spec.quantized:
+        return FLOATS
+    return (spec.dtype.name, *FLOATS) if spec.dtype.bits == 8 else (spec.dtype.name,)
+
+
+def queryable(spec: CacheSpec) -> tuple[str, ...]:
+    """Element types of a query over a cache: its float type; any of the wide floats over 8-bit storage."""
+    return FLOATS if spec.dtype.bits == 8 else (spec.dtype.name,)
+
+
+def new_tokens(view: BufferView, spec: CacheSpec, name: str) -> None:
+    """[T, H, D] that can be stored."""
+    has_shape(view, ("T", spec.num_heads, spec.head_size), name)
+    has_dtype(view, storable(spec), name)
+
+
+def same_tokens(title: str, **views: BufferView | None) -> None:
+    """Buffers that speak of the same tokens have the same first extent."""
+    (first, reference), *rest = [(n, v) for n, v in views.items() if v is not None]
+    for name, view in rest:
+        if view.shape[0] != reference.shape[0]:
+            raise ValueError(f"{title}: {name} must have the {reference.shape[0]} tokens of {first}, got {view.shape[0]}")
+
+
+def offsets(view: BufferView, batch: int | None, name: str) -> None:
+    """[B + 1] row offsets."""
+    has_shape(view, ("B + 1" if batch is None else batch + 1,), name)
+    if view.shape[0] < 1:
+        raise ValueError(f"{name} must have at least one element, got none")
+
+
+def scales(view: BufferView | None, spec: CacheSpec, name: str) -> None:
+    """Given scales: [T, H, G] floats, for a cache that has scales."""
+    if view is None:
+        return
+    if not spec.quantized:
+        raise ValueError(f"{name} needs a collection with scales, got one without")
+    has_shape(view, ("T", spec.num_heads, spec.num_scales), name)
+    has_dtype(view, FLOATS, name)
+
+
+def without_scales(spec: CacheSpec, title: str, instead: str = "") -> None:
+    if spec.quantized:
+        raise ValueError(f"{title}: needs a cache without scales, got one with{'; ' + instead if instead else ''}")
+
+
+def with_values(spec: CacheSpec, title: str) -> None:
+    if spec.is_mla:
+        raise ValueError(f"{title}: needs a collection with values, got an MLA one, which has latent keys only")
+
+
+def rotation(view: BufferView, head_size: int, name: str) -> None:
+    """freqs_cis: [positions, R] f32, R even and at most the head size."""
+    has_shape(view, ("positions", "R"), name)
+    has_dtype(view, ("f32",), name)
+    size = view.shape[1]
+    if not 0 < size <= head_size or size % 2:
+        raise ValueError(f"{name} must have an even R in [2, {head_size}] (the head size) in dimension 1, got {size}")
+    if view.shape[0] < 1:
+        raise ValueError(f"{name} must have at least one position, got none")
+
+
+def positions_cover(freqs: Any, collection: Any, title: str) -> None:
+    """The table of angles has a row for every position of the step."""
+    positions = freqs.shape[0] if len(freqs.shape) else 0
+    if positions < collection.max_cache_length:
+        raise ValueError(
+            f"{title}: freqs_cis must have a row for each of the collection's max_cache_length = "
+            f"{collection.max_cache_length} positions, got {positions}"
+        )
+
+
+def spec_of(seen: SimpleNamespace) -> CacheSpec:
+    """The spec of the call's collection or cache."""
+    handle = seen.collection if hasattr(seen, "collection") else seen.cache
+    spec = handle.spec
+    return spec if isinstance(spec, CacheSpec) else spec.cache
+
+
+# --- outputs that the caller leaves to us --------------------------------------------------------
+
+
+def empty_like(array: Any, name: str, title: str) -> Any:
+    """A new contiguous array of the same shape and dtype, on the same device, of the caller's library."""
+    return empty(array, tuple(array.shape), None, name, title)
+
+
+def empty(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
+    """A new array of ``beside``'s library and device: torch, CuPy or NumPy. ``dtype`` None: that of ``beside``."""
+    library = type(beside).__module__.partition(".")[0]
+    if library == "torch" or hasattr(beside, "new_empty"):
+        torch = sys.modules["torch"] if dtype is not None else None
+        return beside.new_empty(shape, **({} if torch is None else {"dtype": getattr(torch, _TORCH[dtype.name])}))  # type: ignore[union-attr]
+    if library == "cupy":
+        cupy = sys.modules["cupy"]
+        with beside.device:
+            return cupy.empty(shape, beside.dtype if dtype is None else dtype.numpy)
+    if hasattr(beside, "__array_interface__") and hasattr(beside, "dtype"):
+        import numpy as np
+
+        return np.empty(shape, beside.dtype if dtype is None else dtype.numpy)
+    raise TypeError(f"{title}: {name} must be given: nothing is known of how to allocate a {type(beside).__qualname__}")
+
+
+_TORCH = {"i32": "int32", "u32": "uint32"}

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Copying cached tokens: gather, copy_pages, convert."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from kvarn.dialect.layout import PAGED
+from kvarn.programs import Operation, Schedule
+
+from . import checks
+
+
+def _check_gather(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.gather"
+    checks.has_shape(seen.token_ids, ("R", "Ns"), f"{title}: token_ids")
+    checks.has_shape(seen.out, (*seen.token_ids.shape, spec.num_heads, spec.head_size), f"{title}: out")
+    checks.has_dtype(seen.out, (spec.dtype.name,), f"{title}: out")
+    checks.offsets(seen.row_offsets, seen.cache.batch_size, f"{title}: row_offsets")
+
+
+_GATHER = Operation("kv.gather", {"out": 2}, _check_gather)
+
+
+def gather(
+    cache: Any, token_ids: Any, row_offsets: Any, out: Any = None, *, schedule: Schedule = None, stream: Any = None
+) -> Any:
+    """Copy tokens out of one cache, bit for bit (of a quantized cache, the stored values).
+
+    Parameters
+    ----------
+    cache : KV cache
+    token_ids : int32 or uint32 array-like [R, Ns]
+        Positions in the row's sequence, of tokens that are cached.
+    row_offsets : uint32 or int32 array-like [B + 1]
+        Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``.
+    out : array-like [R, Ns, H, D], optional
+        The cache's dtype. When not given it is allocated by the library of the cache's blocks (torch, CuPy or NumPy).
+    schedule, stream
+        As of :func:`append`.
+
+    Returns
+    -------
+    array-like [R, Ns, H, D]
+        ``out[r, j] = cache(b(r), :, token_ids[r, j], :)``. Rows of no sequence are not written.
+    """
+    if out is None:
+        spec = getattr(cache, "spec", None)
+        if spec is None:
+            raise TypeError(f"kv.ops.gather: cache must be a KV cache, got {type(cache).__name__}")
+        shape = (*tuple(token_ids.shape), spec.num_heads, spec.head_size)
+        out = checks.empty(cache.buffers[0], shape, None, "out", "kv.ops.gather")
+    _GATHER((cache, token_ids, row_offsets, out), (), schedule, stream)
+    return out
+
+
+def _check_copy_pages(seen: SimpleNamespace) -> None:
+    title = "kv.ops.copy_pages"
+    checks.has_shape(seen.source, ("n",), f"{title}: source")
+    checks.has_shape(seen.destination, (seen.source.shape[0],), f"{title}: destination")
+
+
+_COPY_PAGES = Operation("kv.copy_pages", {}, _check_copy_pages)
+
+
+def copy_pages(
+    collection: Any, source: Any, destination: Any, *, schedule: Schedule = None, stream: Any = None
+) -> None:
+    """Copy whole pages of a pool, in all layers, keys and values and scales, in one launch.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        Of a continuous one, a page is a region.
+    source, destination : int32 or uint32 array-like [n]
+        Page ``destination[i]`` becomes a copy of page ``source[i]``. Pairs with an id out of the pool are skipped. The
+        order of the copies is not defined: no destination may be a source of another pair, or stand there twice.
+    schedule, stream
+        As of :func:`append`.
+    """
+    _COPY_PAGES((collection, source, destination), (), schedule, stream)
+
+
+def _check_convert(seen: SimpleNamespace) -> None:
+    title, (source, destination) = "kv.ops.convert", (seen.source, seen.destination)
+    for name, cache in (("source", source), ("destination", destination)):
+        if not hasattr(cache.spec, "num_heads"):
+            raise TypeError(f"{title}: {name} must be a cache, got a collection: convert its caches one by one")
+    a, b = source.spec, destination.spec
+    if (a.num_heads, a.head_size) != (b.num_heads, b.head_size):
+        raise ValueError(
+            f"{title}: source and destination must have the same heads and head size, got {a.num_heads} x {a.head_size} "
+            f"and {b.num_heads} x {b.head_size}"
+        )
+    if source.batch_size != destination.batch_size:
+        raise ValueError(f"{title}: source and destination must have the same sequences, got {source.batch_size} and {destination.batch_size}")
+    exact = a.dtype == b.dtype and not a.quantized and not b.quantized
+    for spec, name in ((a, "source"), (b, "destination")):
+        if not exact and spec.dtype.is_integer and not spec.quantized:
+            raise ValueError(f"{title}: {name} stores {spec.dtype.name} without scales, which converts only to itself")
+        if spec.quantized and spec.kind != PAGED:
+            raise ValueError(f"{title}: {name} must be paged to have scales")
+
+
+_CONVERT = Operation("kv.convert", {}, _check_convert)
+
+
+def convert(source: Any, destination: Any, *, schedule: Schedule = None, stream: Any = None) -> None:
+    """Copy every cached token of one cache to the same position of another, of any kind, page size and dtype.
+
+    Tokens ``[0, cache_lengths[b])`` of the source are read, dequantized where it has scales, and written as
+    :func:`append` would: quantized where the destination has scales, saturating to 8 bits. The destination's
+    own lengths are not read.
+
+    Parameters
+    ----------
+    source, destination : KV cache
+        The same heads, head size and number of sequences; not the same memory.
+    schedule, stream
+        As of :func:`append`.
+    """
+    _CONVERT((source, destination), (), schedule, stream)

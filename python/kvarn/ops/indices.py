@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Index tables of a step: row offsets of cached tokens, sparse indices, the chunks of an MLA prefill."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from kvarn.dialect import dtypes
+from kvarn.programs import Operation, Schedule
+
+from . import checks
+
+
+def _check_cache_row_offsets(seen: SimpleNamespace) -> None:
+    title = "kv.ops.cache_row_offsets"
+    checks.has_shape(seen.cache_lengths, ("B",), f"{title}: cache_lengths")
+    for name in ("row_offsets", "out"):
+        checks.offsets(getattr(seen, name), seen.cache_lengths.shape[0], f"{title}: {name}")
+
+
+_CACHE_ROW_OFFSETS = Operation("kv.cache_row_offsets", {}, _check_cache_row_offsets)
+
+
+def cache_row_offsets(
+    row_offsets: Any, cache_lengths: Any, out: Any = None, *, schedule: Schedule = None, stream: Any = None
+) -> Any:
+    """Where each sequence begins when cached and new tokens of all are laid end to end.
+
+    Parameters
+    ----------
+    row_offsets : uint32 or int32 array-like [B + 1]
+    cache_lengths : uint32 or int32 array-like [B]
+    out : uint32 or int32 array-like [B + 1], optional
+        When not given it is allocated like ``row_offsets`` by its library (torch, CuPy or NumPy).
+    schedule, stream
+        As of :func:`append`.
+
+    Returns
+    -------
+    array-like [B + 1]
+        ``out[n]``: the sum over j < n of ``cache_lengths[j] + row_offsets[j + 1] - row_offsets[j]``.
+    """
+    if out is None:
+        out = checks.empty_like(row_offsets, "out", "kv.ops.cache_row_offsets")
+    _CACHE_ROW_OFFSETS((row_offsets, cache_lengths, out), (), schedule, stream)
+    return out
+
+
+def _check_remap(seen: SimpleNamespace) -> None:
+    title = "kv.ops.remap_sparse_indices"
+    checks.has_shape(seen.logical, ("R", "Ks"), f"{title}: logical")
+    checks.has_shape(seen.out, tuple(seen.logical.shape), f"{title}: out")
+    checks.has_shape(seen.lookup_table, ("B", "columns"), f"{title}: lookup_table")
+    checks.offsets(seen.row_offsets, None, f"{title}: row_offsets")
+
+
+_REMAP = Operation("kv.remap_sparse_indices", {}, _check_remap)
+
+
+def remap_sparse_indices(
+    logical: Any,
+    row_offsets: Any,
+    lookup_table: Any,
+    page_size: int,
+    invalid_id: int,
+    out: Any = None,
+    *,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> Any:
+    """Encode logical tokens as ``page * page_size + slot``, as sparse attention kernels take them.
+
+    Parameters
+    ----------
+    logical : int32 array-like [R, Ks]
+        Token positions in the row's sequence; negative ones are passed through.
+    row_offsets : uint32 or int32 array-like [B + 1]
+        Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``.
+    lookup_table : uint32 or int32 array-like [B, columns]
+    page_size : int
+    invalid_id : int
+        The first page id that is none: a token on such a page, past the table or of no sequence gives -1.
+    out : int32 array-like [R, Ks], optional
+        May be ``logical`` itself. When not given it is allocated by the library of ``logical`` (torch, CuPy or NumPy).
+    schedule, stream
+        As of :func:`append`.
+
+    Returns
+    -------
+    array-like [R, Ks]
+        ``out``, int32.
+    """
+    title = "kv.ops.remap_sparse_indices"
+    page_size = checks.count(page_size, "page_size", title, least=1)
+    invalid_id = checks.count(invalid_id, "invalid_id", title)
+    if out is None:
+        out = checks.empty(logical, tuple(logical.shape), dtypes.i32, "out", title)
+    _REMAP((logical, row_offsets, lookup_table, invalid_id, out), (("page_size", page_size),), schedule, stream)
+    return out
+
+
+class MlaPrefillPlan(NamedTuple):
+    """The chunks of an MLA prefill, int32.
+
+    Attributes
+    ----------
+    buffer_row_offsets : array-like [C, B + 1]
+        Rows of each sequence in the chunk's buffer.
+    cache_offsets : array-like [C, B]
+        Tokens of each sequence that earlier chunks hold.
+    buffer_lengths : array-like [C]
+        Tokens of each chunk; -1 past the last.
+    """
+
+    buffer_row_offsets: Any
+    cache_offsets: Any
+    buffer_lengths: Any
+
+
+def _check_plan(seen: SimpleNamespace) -> None:
+    title = "kv.ops.mla_prefill_plan"
+    checks.has_shape(seen.cache_lengths, ("B",), f"{title}: cache_lengths")
+    batch = seen.cache_lengths.shape[0]
+    checks.offsets(seen.row_offsets, batch, f"{title}: row_offsets")
+    chunks = seen.buffer_lengths.shape[0] if seen.buffer_lengths.rank else 0
+    checks.has_shape(seen.buffer_lengths, ("C",), f"{title}: buffer_lengths")
+    checks.has_shape(seen.buffer_row_offsets, (chunks, batch + 1), f"{title}: buffer_row_offsets")
+    checks.has_shape(seen.cache_offsets, (chunks, batch), f"{title}: cache_offsets")
+
+
+_PLAN = Operation("kv.mla_prefill_plan", {}, _check_plan)
+
+
+def mla_prefill_plan(
+    row_offsets: Any,
+    cache_lengths: Any,
+    buffer_tokens: int,
+    max_chunks: int,
+    out: MlaPrefillPlan | None = None,
+    *,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> MlaPrefillPlan:
+    """Place the cached and new tokens of all sequences, end to end, in chunks of ``buffer_tokens``.
+
+    Parameters
+    ----------
+    row_offsets : uint32 or int32 array-like [B + 1]
+    cache_lengths : uint32 or int32 array-like [B]
+    buffer_tokens : int
+        Tokens that a chunk's buffer holds.
+    max_chunks : int
+        C, chunks to describe.
+    out : MlaPrefillPlan, optional
+        Where to write. When not given it is allocated by the library of ``row_offsets`` (torch, CuPy or NumPy).
+    schedule, stream
+        As of :func:`append`.
+
+    Returns
+    -------
+    MlaPrefillPlan
+    """
+    title = "kv.ops.mla_prefill_plan"
+    buffer_tokens = checks.count(buffer_tokens, "buffer_tokens", title, least=1)
+    chunks, batch = checks.count(max_chunks, "max_chunks", title, least=1), cache_lengths.shape[0]
+    if out is None:
+        shapes = ((chunks, batch + 1), (chunks, batch), (chunks,))
+        out = MlaPrefillPlan(*(checks.empty(row_offsets, s, dtypes.i32, "out", title) for s in shapes))
+    _PLAN((row_offsets, cache_lengths, *out), (("buffer_tokens", buffer_tokens),), schedule, stream)
+    return out

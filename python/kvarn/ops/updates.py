@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Changing new tokens in place (rope, rms_norm, radd, iadd_2m), and the lengths between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from kvarn.programs import Operation, Schedule
+
+from . import checks
+from .checks import layer_of
+
+
+def _check_rope(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.rope"
+    checks.without_scales(spec, title, "rotate before quantizing, with kv.ops.rope_append")
+    if not spec.dtype.is_float:
+        raise ValueError(f"{title}: needs a cache of floats, got {spec.dtype.name}")
+    checks.has_shape(seen.query, ("T", "Hq", "Dq"), f"{title}: query")
+    checks.has_dtype(seen.query, checks.FLOATS, f"{title}: query")
+    checks.has_shape(seen.query_out, tuple(seen.query.shape), f"{title}: query_out")
+    if seen.query_out.dtype != seen.query.dtype:
+        raise TypeError(f"{title}: query_out must have the dtype of query, {seen.query.dtype.name}, got {seen.query_out.dtype.name}")
+    checks.rotation(seen.freqs, min(spec.head_size, seen.query.shape[2]), f"{title}: freqs_cis")
+    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
+    sections = seen.attributes["mrope_section"]
+    if seen.position_ids is None:
+        if sections:
+            raise ValueError(f"{title}: mrope_section needs position_ids, got none")
+        return
+    checks.has_shape(seen.position_ids, (max(1, len(sections)) if sections else "sections", seen.query.shape[0]), f"{title}: position_ids")
+    if seen.position_ids.shape[0] < 1:
+        raise ValueError(f"{title}: position_ids must have at least one section, got none")
+    if sections and sum(sections) != seen.freqs.shape[1] // 2:
+        raise ValueError(f"{title}: mrope_section must add up to the {seen.freqs.shape[1] // 2} pairs of freqs_cis, got {list(sections)}")
+
+
+_ROPE = Operation("kv.rope", {"query": 1, "freqs": 1, "query_out": 1}, _check_rope)
+
+
+def rope(
+    collection: Any,
+    layer: int,
+    query: Any,
+    row_offsets: Any,
+    freqs_cis: Any,
+    *,
+    interleaved: bool = True,
+    position_ids: Any = None,
+    mrope_section: Sequence[int] | None = None,
+    query_out: Any = None,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> Any:
+    """Rotate the new tokens' queries, and their keys that already stand in the cache, by their positions.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        Of floats, without scales; an MLA one too.
+    layer : int
+    query : f32, f16 or bf16 array-like [T, Hq, Dq]
+        Dq may differ from the cache's head size: each side turns its own last or first R dims.
+    row_offsets : uint32 or int32 array-like [B + 1]
+    freqs_cis : f32 array-like [positions, R]
+        (cos, sin) pairs interleaved; R even. Positions out of the table are brought into it.
+    interleaved : bool
+        Rotate pairs (2k, 2k + 1) of the *last* R dims; else pairs (k, k + R/2) of the *first* R.
+    position_ids : uint32 or int32 array-like [sections, T] or [T], optional
+        Rows of ``freqs_cis`` to use instead of the cache positions.
+    mrope_section : sequence of int, optional
+        Pairs that each section of ``position_ids`` turns, in order; they add up to R/2. Without it the first section
+        turns all.
+    query_out : array-like [T, Hq, Dq], optional
+        May be ``query`` itself. When not given it is allocated by the query's library (torch, CuPy or NumPy).
+    schedule, stream
+        As of :func:`append`.
+
+    Returns
+    -------
+    array-like [T, Hq, Dq]
+        ``query_out``. Rows before the first offset and from the last on are not written.
+    """
+    layer = layer_of(collection, layer, "kv.ops.rope")
+    if position_ids is None:
+        checks.positions_cover(freqs_cis, collection, "kv.ops.rope")
+    elif len(position_ids.shape) == 1:
+        position_ids = position_ids.reshape(1, -1)
+    sections = () if mrope_section is None else tuple(checks.count(n, "mrope_section", "kv.ops.rope") for n in mrope_section)
+    if query_out is None:
+        query_out = checks.empty_like(query, "query_out", "kv.ops.rope")
+    attributes = (("interleaved", bool(interleaved)), ("mrope_section", sections))
+    operands = (collection, layer, query, row_offsets, freqs_cis, query_out, position_ids)
+    _ROPE(operands, attributes, schedule, stream)
+    return query_out
+
+
+def _check_rms_norm(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.rms_norm"
+    checks.without_scales(spec, title)
+    if not spec.dtype.is_float:
+        raise ValueError(f"{title}: needs a cache of floats, got {spec.dtype.name}")
+    checks.has_shape(seen.gamma, ("C",), f"{title}: gamma")
+    checks.has_dtype(seen.gamma, checks.FLOATS, f"{title}: gamma")
+    size = seen.gamma.shape[0]
+    if not 0 < size <= spec.head_size and size != spec.token_stride:
+        raise ValueError(
+            f"{title}: gamma must have C elements, 1 <= C <= {spec.head_size} (the head size) or C = {spec.token_stride} "
+            f"(heads * head size), got {size}"
+        )
+    checks.offsets(seen.row_offsets, seen.cache.batch_size, f"{title}: row_offsets")
+
+
+_RMS_NORM = Operation("kv.rms_norm", {"gamma": 0}, _check_rms_norm)
+
+
+def rms_norm(
+    cache: Any,
+    gamma: Any,
+    eps: float,
+    row_offsets: Any,
+    weight_offset: float = 0.0,
+    *,
+    multiply_before_cast: bool = True,
+    total_tokens: int | None = None,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> None:
+    """Normalise the new tokens of one cache in place: x * rsqrt(mean(x^2) + eps) * (gamma + weight_offset), in f32.
+
+    Parameters
+    ----------
+    cache : KV cache
+        Of floats, without scales.
+    gamma : f32, f16 or bf16 array-like [C]
+        C <= D normalises the first C dims of each head; C = H * D the whole row.
+    eps : float
+    row_offsets : uint32 or int32 array-like [B + 1]
+        Tokens ``[cache_lengths[b], cache_lengths[b] + row_offsets[b + 1] - row_offsets[b])`` change; cached ones do not.
+    weight_offset : float
+    multiply_before_cast : bool
+        Round to the cache's dtype once, after the weight; else before it too.
+    total_tokens : int, optional
+        New tokens of the batch, to size the launch by; all of ``row_offsets`` is done in any case. Default: the cache's
+        ``max_seq_length`` for every sequence.
+    schedule, stream
+        As of :func:`append`.
+    """
+    title = "kv.ops.rms_norm"
+    if total_tokens is None:
+        total_tokens = min(cache.max_seq_length * cache.batch_size, 2**31 - 1)
+    else:
+        total_tokens = checks.count(total_tokens, "total_tokens", title)
+    attributes = (
+        ("eps", checks.number(eps, "eps", title)),
+        ("weight_offset", checks.number(weight_offset, "weight_offset", title)),
+        ("multiply_before_cast", bool(multiply_before_cast)),
+    )
+    _RMS_NORM((cache, gamma, row_offsets, total_tokens), attributes, schedule, stream)
+
+
+def _check_radd(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.radd"
+    checks.with_values(spec, title)
+    checks.without_scales(spec, title)
+    checks.has_shape(seen.a, ("Tn", 2 * spec.token_stride), f"{title}: a")
+    checks.has_dtype(seen.a, (spec.dtype.name,), f"{title}: a")
+    checks.offsets(seen.row_offsets, None, f"{title}: row_offsets")
+    if seen.row_offsets.shape[0] - 1 > seen.collection.batch_size:
+        raise ValueError(f"{title}: row_offsets must have at most the collection's {seen.collection.batch_size} sequences, got {seen.row_offsets.shape[0] - 1}")
+
+
+_RADD = Operation("kv.radd", {"a": 1}, _check_radd)
+
+
+def radd(
+    collection: Any,
+    layer: int,
+    a: Any,
+    row_offsets: Any,
+    batch_offset: int = 0,
+    *,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> None:
+    """Add to the keys and values of the new tokens of a slice of the batch; computed in f32, rounded once.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        With values, without scales.
+    layer : int
+    a : array-like [Tn, 2 * H * D]
+        The cache's dtype: the keys' half, then the values'. Row 0 belongs to token ``row_offsets[0]``.
+    row_offsets : uint32 or int32 array-like [n + 1]
+        The slice of the batch's offsets for its sequences; the first may be above 0.
+    batch_offset : int
+        The slice's first sequence.
+    schedule, stream
+        As of :func:`append`.
+    """
+    title = "kv.ops.radd"
+    layer = layer_of(collection, layer, title)
+    batch_offset = checks.count(batch_offset, "batch_offset", title)
+    sequences = row_offsets.shape[0] - 1
+    if sequences + batch_offset > collection.batch_size:
+        raise ValueError(
+            f"{title}: batch_offset + the {sequences} sequences of row_offsets must be at most the collection's "
+            f"{collection.batch_size}, got batch_offset {batch_offset}"
+        )
+    _RADD((collection, layer, a, row_offsets, batch_offset), (), schedule, stream)
+
+
+def _check_iadd_2m(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.iadd_2m"
+    checks.with_values(spec, title)
+    checks.without_scales(spec, title)
+    checks.has_shape(seen.kv, ("2m", spec.token_stride), f"{title}: kv")
+    checks.has_dtype(seen.kv, (spec.dtype.name,), f"{title}: kv")
+    if seen.kv.shape[0] % 2:
+        raise ValueError(f"{title}: kv must have an even number of rows, got {seen.kv.shape[0]}")
+    checks.offsets(seen.row_offsets, None, f"{title}: row_offsets")
+    if seen.row_offsets.shape[0] - 1 > seen.collection.batch_size:
+        raise ValueError(f"{title}: row_offsets must have at most the collection's {seen.collection.batch_size} sequences, got {seen.row_offsets.shape[0] - 1}")
+
+
+_IADD_2M = Operation("kv.iadd_2m", {"kv": 1}, _check_iadd_2m)
+
+
+def iadd_2m(
+    collection: Any, layer: int, kv: Any, row_offsets: Any, *, schedule: Schedule = None, stream: Any = None
+) -> None:
+    """Add to the keys and values of the first m new tokens of the batch (those of LoRA requests).
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        With values, without scales.
+    layer : int
+    kv : array-like [2m, H * D]
+        The cache's dtype: rows [0, m) are added to keys, [m, 2m) to values.
+    row_offsets : uint32 or int32 array-like [n + 1]
+        Offsets of the batch's first n sequences, which hold at least m tokens.
+    schedule, stream
+        As of :func:`append`.
+    """
+    layer = layer_of(collection, layer, "kv.ops.iadd_2m")
+    _IADD_2M((collection, layer, kv, row_offsets), (), schedule, stream)
+
+
+def _check_increment(seen: SimpleNamespace) -> None:
+    title = "kv.ops.increment_cache_lengths"
+    checks.has_shape(seen.cache_lengths, ("B",), f"{title}: cache_lengths")
+    checks.offsets(seen.row_offsets, seen.cache_lengths.shape[0], f"{title}: row_offsets")
+
+
+_INCREMENT = Operation("kv.increment_cache_lengths", {}, _check_increment)
+
+
+def increment_cache_lengths(
+    cache_lengths: Any, row_offsets: Any, *, schedule: Schedule = None, stream: Any = None
+) -> None:
+    """``cache_lengths[b] += row_offsets[b + 1] - row_offsets[b]``, in place: after every layer of a step has been written.
+
+    Parameters
+    ----------
+    cache_lengths : uint32 or int32 array-like [B]
+    row_offsets : uint32 or int32 array-like [B + 1]
+    schedule, stream
+        As of :func:`append`.
+    """
+    _INCREMENT((cache_lengths, row_offsets), (), schedule, stream)

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Writing new tokens to the caches: append, rope_append, store_ragged, store_padded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from kvarn.programs import Operation, Schedule
+
+from . import checks
+from .checks import layer_of
+
+# --- append --------------------------------------------------------------------------------------
+
+
+def _check_append(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.append"
+    if spec.is_mla and seen.value is not None:
+        raise ValueError(f"{title}: value must be None for an MLA collection, which has latent keys only")
+    if not spec.is_mla and seen.value is None:
+        raise ValueError(f"{title}: value must be given for a collection with values, got None")
+    checks.new_tokens(seen.key, spec, f"{title}: key")
+    if seen.value is not None:
+        checks.new_tokens(seen.value, spec, f"{title}: value")
+        if seen.value.dtype != seen.key.dtype:
+            raise TypeError(f"{title}: value must have the dtype of key, {seen.key.dtype.name}, got {seen.value.dtype.name}")
+    if spec.is_mla and seen.value_scale is not None:
+        raise ValueError(f"{title}: value_scale must be None for an MLA collection")
+    if (seen.key_scale is None) != (seen.value_scale is None) and not spec.is_mla:
+        raise ValueError(f"{title}: key_scale and value_scale must be given together or not at all")
+    checks.scales(seen.key_scale, spec, f"{title}: key_scale")
+    checks.scales(seen.value_scale, spec, f"{title}: value_scale")
+    checks.same_tokens(title, key=seen.key, value=seen.value, key_scale=seen.key_scale, value_scale=seen.value_scale)
+    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
+
+
+_APPEND = Operation("kv.append", {"key": 1, "value": 1, "key_scale": 1, "value_scale": 1}, _check_append)
+
+
+def append(
+    collection: Any,
+    layer: int,
+    key: Any,
+    value: Any,
+    row_offsets: Any,
+    *,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> None:
+    """Write the keys and values of a step's new tokens to one layer.
+
+    Token i of sequence b goes to position ``cache_lengths[b] + i``. A token whose page the table does not name is dropped.
+    A collection with scales quantizes: one scale a granule, its largest magnitude over the storage type's largest finite
+    value (1 for a granule of zeros), or the given scales. An 8-bit cache without scales has unit scale: floats are
+    converted, saturating. The cache lengths do not change: see :func:`increment_cache_lengths`.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+    layer : int
+    key, value : array-like [T, H, D]
+        The cache's dtype; f32, f16 or bf16 too when that is an 8-bit type, and only those when it has scales. Tokens and
+        heads may lie apart. ``value`` is None for an MLA collection.
+    row_offsets : uint32 or int32 array-like [B + 1]
+        Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``, which may be none. Rows before the first offset
+        and from the last on are left alone, so that T may be padded.
+    key_scale, value_scale : f32, f16 or bf16 array-like [T, H, G], optional
+        Scales to quantize with, rounded to the scale type; together or not at all.
+    schedule : mapping, optional
+        How the kernel divides its work; chosen when not given.
+    stream : optional
+        An int, or an object with ``__cuda_stream__``; default: the current stream of the arguments' library.
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        If an argument is not as above; nothing was launched.
+    """
+    layer = layer_of(collection, layer, "kv.ops.append")
+    _APPEND((collection, layer, key, row_offsets, value, key_scale, value_scale), (), schedule, stream)
+
+
+# --- rope_append ---------------------------------------------------------------------------------
+
+
+def _check_rope_append(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.rope_append"
+    checks.with_values(spec, title)
+    for name in ("key", "value"):
+        checks.new_tokens(getattr(seen, name), spec, f"{title}: {name}")
+    if seen.value.dtype != seen.key.dtype:
+        raise TypeError(f"{title}: value must have the dtype of key, {seen.key.dtype.name}, got {seen.value.dtype.name}")
+    for name in ("query", "query_out"):
+        checks.has_shape(getattr(seen, name), ("T", "Hq", spec.head_size), f"{title}: {name}")
+        checks.has_dtype(getattr(seen, name), checks.queryable(spec), f"{title}: {name}")
+    checks.has_shape(seen.query_out, tuple(seen.query.shape), f"{title}: query_out")
+    if seen.query_out.dtype != seen.query.dtype:
+        raise TypeError(f"{title}: query_out must have the dtype of query, {seen.query.dtype.name}, got {seen.query_out.dtype.name}")
+    if (seen.q_gamma is None) != (seen.k_gamma is None):
+        raise ValueError(f"{title}: q_gamma and k_gamma must be given together or not at all")
+    for name in ("q_gamma", "k_gamma"):
+        if getattr(seen, name) is not None:
+            checks.has_shape(getattr(seen, name), (spec.head_size,), f"{title}: {name}")
+            checks.has_dtype(getattr(seen, name), checks.FLOATS, f"{title}: {name}")
+    checks.rotation(seen.freqs, spec.head_size, f"{title}: freqs_cis")
+    checks.same_tokens(title, query=seen.query, key=seen.key, value=seen.value)
+    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
+
+
+_ROPE_APPEND = Operation(
+    "kv.rope_append",
+    {"query": 1, "key": 1, "value": 1, "freqs": 1, "query_out": 1, "q_gamma": 0, "k_gamma": 0},
+    _check_rope_append,
+)
+
+
+def rope_append(
+    collection: Any,
+    layer: int,
+    query: Any,
+    key: Any,
+    value: Any,
+    row_offsets: Any,
+    freqs_cis: Any,
+    *,
+    interleaved: bool = True,
+    query_out: Any = None,
+    q_gamma: Any = None,
+    k_gamma: Any = None,
+    eps: float = 1e-6,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> Any:
+    """Rotate the new tokens' queries and keys by their positions and append keys and values, in one launch.
+
+    Computed in f32. With gammas, each head of query and key is RMS-normalised first: x * rsqrt(mean(x^2) + eps) * gamma.
+    Keys and values are written as :func:`append` does, quantizing when the collection has scales.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        With values (not MLA).
+    layer : int
+    query : array-like [T, Hq, D]
+        The cache's dtype, or f32, f16 or bf16 over an 8-bit cache.
+    key, value : array-like [T, H, D]
+        As of :func:`append`.
+    row_offsets : uint32 or int32 array-like [B + 1]
+    freqs_cis : f32 array-like [positions, R]
+        (cos, sin) pairs interleaved, a row for each position below the collection's ``max_cache_length``; R <= D even.
+    interleaved : bool
+        Rotate pairs (2k, 2k + 1) of the *last* R dims; else pairs (k, k + R/2) of the *first* R. The other dims are copied.
+    query_out : array-like [T, Hq, D], optional
+        May be ``query`` itself. When not given it is allocated by the query's library (torch, CuPy or NumPy).
+    q_gamma, k_gamma : f32, f16 or bf16 array-like [D], optional
+        Together or not at all.
+    eps : float
+    schedule, stream
+        As of :func:`append`.
+
+    Returns
+    -------
+    array-like [T, Hq, D]
+        ``query_out``. Rows before the first offset and from the last on are not written.
+    """
+    layer = layer_of(collection, layer, "kv.ops.rope_append")
+    checks.positions_cover(freqs_cis, collection, "kv.ops.rope_append")
+    if query_out is None:
+        query_out = checks.empty_like(query, "query_out", "kv.ops.rope_append")
+    attributes = (("interleaved", bool(interleaved)), ("eps", eps if eps.__class__ is float else checks.number(eps, "eps", "kv.ops.rope_append")))
+    operands = (collection, layer, query, key, value, row_offsets, freqs_cis, query_out, q_gamma, k_gamma)
+    _ROPE_APPEND(operands, attributes, schedule, stream)
+    return query_out
+
+
+# --- stores --------------------------------------------------------------------------------------
+
+
+def _check_store_ragged(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.store_ragged"
+    checks.has_shape(seen.x, ("T", spec.num_heads, spec.head_size), f"{title}: x")
+    checks.has_dtype(seen.x, (spec.dtype.name,), f"{title}: x")
+    checks.offsets(seen.row_offsets, seen.cache.batch_size, f"{title}: row_offsets")
+
+
+_STORE_RAGGED = Operation("kv.store_ragged", {"x": 1}, _check_store_ragged)
+
+
+def store_ragged(cache: Any, x: Any, row_offsets: Any, *, schedule: Schedule = None, stream: Any = None) -> None:
+    """Write rows of the storage type to the new tokens of one cache; nothing is converted, scales are not touched.
+
+    Parameters
+    ----------
+    cache : KV cache
+        One layer's keys or values.
+    x : array-like [T, H, D]
+        The cache's dtype.
+    row_offsets : uint32 or int32 array-like [B + 1]
+        Row i of sequence b goes to position ``cache_lengths[b] + i``.
+    schedule, stream
+        As of :func:`append`.
+    """
+    _STORE_RAGGED((cache, x, row_offsets), (), schedule, stream)
+
+
+def _check_store_padded(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.store_padded"
+    batch = seen.cache.batch_size
+    checks.has_shape(seen.x, (batch, "S", spec.num_heads, spec.head_size), f"{title}: x")
+    checks.has_dtype(seen.x, (spec.dtype.name,), f"{title}: x")
+    checks.has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
+
+
+_STORE_PADDED = Operation("kv.store_padded", {"x": 2}, _check_store_padded)
+
+
+def store_padded(cache: Any, x: Any, valid_lengths: Any, *, schedule: Schedule = None, stream: Any = None) -> None:
+    """Write padded rows of the storage type to the new tokens of one cache.
+
+    Parameters
+    ----------
+    cache : KV cache
+    x : array-like [B, S, H, D]
+        The cache's dtype. Row t of sequence b goes to position ``cache_lengths[b] + t``.
+    valid_lengths : uint32 or int32 array-like [B]
+        Rows t >= ``valid_lengths[b]`` are skipped, and their slots stay as they are.
+    schedule, stream
+        As of :func:`append`.
+    """
+    _STORE_PADDED((cache, x, valid_lengths), (), schedule, stream)

@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Cache operations as Python callables: from the operands of a call to a compiled program, and its run.
+
+An :class:`Operation` wraps one tier-1 op of the dialect. A call's *signature* is everything that its checks and its code
+depend on: specs, shapes, strides, dtypes, devices, alignments and attributes. A signature met before is a dictionary look-up
+and then packing; a new one is checked, and its program is taken from memory, from the disk cache or from the compiler.
+Programs are specialised for less than a signature holds: for the static extents (heads, head size), not for the tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import func
+
+from kvarn import compiler
+from kvarn.artifact import Artifact
+from kvarn.dialect import dtypes, layout, types
+from kvarn.dialect.base import Kv
+from kvarn.dialect.dtypes import DType
+from kvarn.dialect.ext import F32, I32
+from kvarn.dialect.layout import CacheSpec, lowbit
+from kvarn.lowering import pipeline
+from kvarn.lowering.target import by_name, of_capability
+from kvarn.runtime import buffers, device, streams
+from kvarn.runtime.binding import HOST, is_torch, ordinal_of
+from kvarn.runtime.program import Program
+
+_REMEMBER = 4096  # signatures that an operation remembers
+_WIDEST = 16  # bytes of one access; no alignment beyond it is of use
+
+Schedule = Mapping[str, Any] | None
+
+
+# --- what a program is specialised for -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HandleType:
+    """A cache or collection operand: ``kind`` is ``"cache"`` or ``"collection"``."""
+
+    kind: str
+    spec: CacheSpec
+
+    def mlir(self) -> ir.Type:
+        return types.collection_type(self.spec) if self.kind == "collection" else types.cache_type(self.spec)
+
+
+@dataclass(frozen=True)
+class BufferType:
+    """A buffer operand; ``dims`` has an extent for each dimension, None where it may change from call to call."""
+
+    dtype: DType
+    dims: tuple[int | None, ...]
+
+    def mlir(self) -> ir.Type:
+        shape = "".join(f"{'?' if d is None else d}x" for d in self.dims)
+        strides = ", ".join(["?"] * (len(self.dims) - 1) + ["1"])
+        return ir.Type.parse(f"memref<{shape}{self.dtype.mlir}, strided<[{strides}]>, 1>")
+
+
+@dataclass(frozen=True)
+class ScalarType:
+    """A number of a dtype."""
+
+    dtype: DType
+
+    def mlir(self) -> ir.Type:
+        return types.element_type(self.dtype)
+
+
+OperandType = HandleType | BufferType | ScalarType
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """All that the code of a program depends on.
+
+    Parameters
+    ----------
+    name : str
+        The op, such as ``"kv.append"``.
+    operands : tuple of (str, OperandType)
+        The operands that are there, by name, in the op's order.
+    attributes, schedule : tuple of (str, value)
+        Values are bools, ints, floats, strings and tuples of ints.
+    target : str
+    alignment : int
+        Bytes that every row of every data buffer is aligned to, at most 16.
+    """
+
+    name: str
+    operands: tuple[tuple[str, OperandType], ...]
+    attributes: tuple[tuple[str, Any], ...] = ()
+    schedule: tuple[tuple[str, Any], ...] = ()
+    target: str = "host"
+    alignment: int = _WIDEST
+
+    @property
+    def symbol(self) -> str:
+        return self.name.removeprefix("kv.")
+
+
+def build(what: Specialisation, context: ir.Context | None = None) -> ir.Module:
+    """A module with one function over the operands and the one op in it: what the pipeline takes."""
+    op_class = op_class_of(what.name)
+    with context or compiler.context(), ir.Location.name(f"kvarn.ops.{what.symbol}"):
+        module = ir.Module.create()
+        operand_types = [t.mlir() for _, t in what.operands]
+        with ir.InsertionPoint(module.body):
+            function = func.FuncOp(what.symbol, (operand_types, []))
+        function.attributes["kv.args"] = ir.ArrayAttr.get([_argument(n, t) for n, t in what.operands])
+        with ir.InsertionPoint(function.add_entry_block()):
+            values = dict(zip((n for n, _ in what.operands), function.arguments, strict=True))
+            made = op_class(**values, **{n: _attribute(v) for n, v in what.attributes})
+            if what.schedule:
+                entries = {n: _attribute(v) for n, v in what.schedule}
+                made.operation.attributes["schedule"] = ir.DictAttr.get(entries)
+            if what.alignment < _WIDEST:
+                made.operation.attributes["kv.row_alignment"] = _attribute(what.alignment)
+            func.ReturnOp([])
+    return module
+
+
+def op_class_of(name: str) -> Any:
+    """The class of a dialect op; ValueError for an unknown one."""
+    for op_class in Kv.operations:
+        if op_class.OPERATION_NAME == name:
+            return op_class
+    raise ValueError(f"operation must be one of the kv dialect, got {name!r}")
+
+
+def _argument(name: str, type_: OperandType) -> ir.Attribute:
+    kind = type_.kind if isinstance(type_, HandleType) else "buffer" if isinstance(type_, BufferType) else "scalar"
+    record = {"name": name, "kind": kind, "dtype": "" if isinstance(type_, HandleType) else type_.dtype.name}
+    return ir.DictAttr.get({n: ir.StringAttr.get(v) for n, v in record.items()})
+
+
+def _attribute(value: Any) -> ir.Attribute:
+    """An attribute of a Python value; integers become i64, floats f32."""
+    if isinstance(value, bool):
+        return ir.BoolAttr.get(value)
+    if isinstance(value, int):
+        return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+    if isinstance(value, float):
+        return ir.FloatAttr.get(ir.F32Type.get(), value)
+    if isinstance(value, str):
+        return ir.StringAttr.get(value)
+    return ir.DenseI64ArrayAttr.get(list(value))
+
+
+# --- programs ------------------------------------------------------------------------------------
+
+
+class OperationProgram(Program):
+    """A program whose operands are bound by the operation that calls it, which has checked them."""
+
+    def run(self, values: list[tuple[Any, ...]], ordinal: int, operands: Sequence[Any], stream: Any) -> None:
+        """Run every step with field values that are known to be right. ``operands`` say whose current stream to take."""
+        on = self._on.get(ordinal) or self._load(ordinal)
+        if ordinal < 0:
+            handle = 0
+        elif stream is None:
+            handle = streams.current_stream(operands, ordinal)
+        else:
+            handle = stream if stream.__class__ is int else streams.handle_of(stream)
+        before = on.calls[0].enter(handle) if handle <= streams.LAST_SPECIAL else None
+        try:
+            with on.lock:
+                for call, shape, flat in self._plan(on, values, handle):
+                    call.fire(shape, flat, handle)
+        finally:
+            if before is not None:
+                device.unbind(before)
+
+    def bind(self, operands: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
+        """Check operands against the compiled code; their field values and device."""
+        return self._binders.bind(operands)
+
+
+_programs: dict[Specialisation, OperationProgram] = {}
+_compiling = threading.Lock()
+
+
+def program(what: Specialisation) -> OperationProgram:
+    """The program of a specialisation: from memory, the disk cache or the compiler."""
+    found = _programs.get(what)
+    if found is None:
+        with _compiling:
+            found = _programs.get(what)
+            if found is None:
+                found = _programs[what] = OperationProgram(artifact(what))
+    return found
+
+
+def artifact(what: Specialisation) -> Artifact:
+    """The compiled artifact of a specialisation, from the disk cache where it is. Nothing is traced on a hit."""
+    key = compiler.key_of("operation", what, by_name(what.target), pipeline.Settings())
+    found = compiler.load_cached(key)
+    if found is None:
+        found = compile_operation(what).artifact
+        compiler.save_cached(key, found)
+    return found
+
+
+def compile_operation(what: Specialisation) -> compiler.Kernel:
+    """Compile a specialisation afresh: all stages of the code are there to look at."""
+    context = compiler.context()
+    target = by_name(what.target)
+    with compiler.diagnosed(context):
+        module = build(what, context)
+        text = str(module)
+        made = compiler.lower(module, target, pipeline.steps(target))
+    return compiler.Kernel(made, text)
+
+
+# --- operations ----------------------------------------------------------------------------------
+
+
+class Operation:
+    """A tier-1 op as a callable.
+
+    Parameters
+    ----------
+    name : str
+        The op, such as ``"kv.append"``.
+    static : mapping of str to int
+        For data buffers: the first dimension whose extent the code is specialised for. Their rows are read in vectors, so
+        their alignment counts too. Other buffers are tables of 32-bit integers, read one by one.
+    check : callable, optional
+        ``check(operands)`` with a namespace: handles as they are, buffers as ``BufferView``, numbers, None for what is
+        absent, and ``attributes`` as a dictionary. Raises ValueError or TypeError.
+    """
+
+    def __init__(
+        self, name: str, static: Mapping[str, int] | None = None, check: Callable[[SimpleNamespace], None] | None = None
+    ) -> None:
+        self.name, self.title = name, "kv.ops." + name.removeprefix("kv.")
+        self._static, self._check = dict(static or {}), check
+        self._fields = [f for f in op_class_of(name).FIELDS if f.kind == "operand"]
+        self.operands = tuple(f.name for f in self._fields)
+        self._known: dict[Any, tuple[OperationProgram, int, list[tuple[int, ...] | None]]] = {}
+
+    def __call__(
+        self,
+        operands: Sequence[Any],
+        attributes: tuple[tuple[str, Any], ...] = (),
+        schedule: Schedule = None,
+        stream: Any = None,
+    ) -> None:
+        """Run on operands, in the order of ``self.operands``; None for an absent one."""
+        key: list[Any] = [attributes, None if schedule is None else tuple(sorted(schedule.items()))]
+        firsts = []
+        for operand in operands:
+            cls = operand.__class__
+            part, first = (_signers.get(cls) or _find_signer(cls))(operand)
+            key.append(part)
+            firsts.append(first)
+        found = self._known.get(signature := tuple(key))
+        if found is None:
+            found = self._learn(signature, operands)
+        program_, ordinal, tails = found
+        values = [
+            first if tail is None else (first, *tail)
+            for first, tail in zip(firsts, tails)  # noqa: B905 (made together, and strict costs time)
+            if first is not None
+        ]
+        program_.run(values, ordinal, operands, stream)
+
+    def _learn(self, signature: tuple[Any, ...], operands: Sequence[Any]) -> Any:
+        """Check a signature, get its program, and remember what its buffers' fields are besides the address."""
+        attributes, schedule = signature[0], signature[1] or ()
+        what, given = self.specialisation(operands, attributes, schedule)
+        found = program(what)
+        values, ordinal = found.bind(given)
+        bound = iter(values)
+        tails: list[tuple[int, ...] | None] = []
+        for operand in operands:
+            fields = next(bound) if operand is not None else None
+            tails.append(None if fields is None or not _is_buffer(operand) else fields[1:])
+        if len(self._known) >= _REMEMBER:
+            self._known.clear()
+        made = self._known[signature] = (found, ordinal, tails)
+        return made
+
+    def specialisation(
+        self, operands: Sequence[Any], attributes: tuple[tuple[str, Any], ...] = (), schedule: Any = (), target: str | None = None
+    ) -> tuple[Specialisation, list[Any]]:
+        """What a call's program is specialised for, after checking it, and the operands that are there.
+
+        Parameters
+        ----------
+        target : str, optional
+            Default: that of the device on which the operands lie.
+        """
+        if len(operands) != len(self._fields):
+            raise TypeError(f"{self.title} takes {len(self._fields)} operands ({', '.join(self.operands)}), got {len(operands)}")
+        seen, operand_types, given = SimpleNamespace(attributes=dict(attributes)), [], []
+        ordinal, where, alignment = None, "", _WIDEST
+        for field, operand in zip(self._fields, operands, strict=True):
+            name, about = field.name, f"{self.title}: {field.name}"
+            if operand is None:
+                if not field.optional:
+                    raise TypeError(f"{about} must be given, got None")
+                setattr(seen, name, None)
+                continue
+            scalar = {I32: dtypes.i32, F32: dtypes.f32}.get(field.constraint)
+            if scalar is not None:
+                setattr(seen, name, operand)
+                operand_types.append((name, ScalarType(scalar)))
+                given.append(operand)
+                continue
+            type_, view, place = self._describe(about, name, operand)
+            if isinstance(type_, BufferType) and name in self._static:
+                alignment = min(alignment, _alignment(view))
+            here = ordinal_of(place, about)
+            if ordinal is not None and here != ordinal:
+                raise ValueError(f"{self.title}: operands must be on one device: {where} is on {_place(ordinal)}, {name} on {_place(here)}")
+            ordinal, where = here, name
+            setattr(seen, name, view)
+            operand_types.append((name, type_))
+            given.append(operand if view is operand else view)
+        if self._check is not None:
+            self._check(seen)
+        if target is None:
+            target = "host" if ordinal in (None, HOST) else of_capability(*device.device(ordinal).capability).name
+        return Specialisation(self.name, tuple(operand_types), tuple(attributes), tuple(schedule), target, alignment), given
+
+    def _describe(self, about: str, name: str, operand: Any) -> tuple[OperandType, Any, Any]:
+        """An operand's type, what the check sees of it, and its device."""
+        spec = getattr(operand, "spec", None)
+        if isinstance(spec, layout.CollectionSpec):
+            return HandleType("collection", spec.cache), operand, operand.device
+        if isinstance(spec, CacheSpec):
+            return HandleType("cache", spec), operand, operand.device
+        if name in ("collection", "cache", "source", "destination") and self._wants_handle(name):
+            raise TypeError(f"{about} must be a KV cache{' collection' if name == 'collection' else ''}, got {type(operand).__name__}")
+        view = buffers.view(operand, name=about)
+        if view.rank < 1:
+            raise ValueError(f"{about} must have at least one dimension, got a scalar")
+        if view.shape[-1] > 1 and view.strides[-1] != 1 and view.size > 0:
+            raise ValueError(f"{about} must be contiguous in its last dimension, got strides {view.strides} (elements); use .contiguous()")
+        first = self._static.get(name)
+        dtype = view.dtype
+        if first is None:
+            if dtype.name not in ("i32", "u32"):
+                raise TypeError(f"{about} must be int32 or uint32, got {dtype.name}")
+            dtype, first = dtypes.i32, view.rank
+        if view.data % dtype.itemsize:
+            raise ValueError(f"{about} must start at a multiple of {dtype.itemsize} bytes, got address {view.data:#x}")
+        return BufferType(dtype, tuple(None if i < first else d for i, d in enumerate(view.shape))), view, view.device
+
+    def _wants_handle(self, name: str) -> bool:
+        """Whether an operand is a cache or collection: copy_pages' source is a table of page ids."""
+        return name in ("collection", "cache") or (self.name == "kv.convert")
+
+    def compile(self, operands: Sequence[Any], attributes: tuple[tuple[str, Any], ...] = (), schedule: Schedule = None,
+                target: str | None = None) -> compiler.Kernel:  # fmt: skip
+        """Compile for operands without running: to look at the code, also for a target that is not here."""
+        ordered = () if schedule is None else tuple(sorted(schedule.items()))
+        return compile_operation(self.specialisation(operands, attributes, ordered, target)[0])
+
+
+def _place(ordinal: int) -> str:
+    return "the CPU" if ordinal == HOST else f"cuda:{ordinal}"
+
+
+def _alignment(view: buffers.BufferView) -> int:
+    """Bytes that every row of a buffer starts at a multiple of, at most 16."""
+    bits = view.data | _WIDEST
+    for extent, stride in zip(view.shape[:-1], view.strides[:-1], strict=True):
+        if extent > 1:
+            bits |= stride * view.dtype.itemsize
+    return lowbit(bits)
+
+
+# --- signatures: (part of the key, first value) of an operand, by its class ------------------------
+
+Signer = Callable[[Any], tuple[Any, Any]]
+_signers: dict[type, Signer] = {}
+_BATCH = [f.name for f in layout.cache_fields(CacheSpec(layout.PAGED, dtypes.f32, 1, 1, 1))].index("batch")
+
+
+def _find_signer(cls: type) -> Signer:
+    if cls is type(None):
+        found: Signer = _sign_none
+    elif cls in (int, float):
+        found = _sign_number
+    elif is_torch(cls):
+        found = _sign_torch
+    elif hasattr(cls, "fields") and callable(cls.fields):
+        found = _sign_handle
+    else:
+        found = _sign_other
+    _signers[cls] = found
+    return found
+
+
+def _is_buffer(operand: Any) -> bool:
+    return _signers[operand.__class__] in (_sign_torch, _sign_other)
+
+
+def _sign_none(operand: None) -> tuple[Any, Any]:
+    return None, None
+
+
+def _sign_number(operand: Any) -> tuple[Any, Any]:
+    return 0, (operand,)
+
+
+def _sign_handle(operand: Any) -> tuple[Any, Any]:
+    fields = operand.fields()
+    return (operand.spec, fields[_BATCH], operand.readonly, operand.device), fields
+
+
+def _sign_torch(operand: Any) -> tuple[Any, Any]:
+    try:
+        address = operand.data_ptr()
+        return (operand.shape, operand.stride(), operand.dtype, operand.device, address & 15, operand.is_neg()), address
+    except RuntimeError:  # a tensor without a pointer: the reader says what is wrong with it
+        return _sign_other(operand)
+
+
+def _sign_other(operand: Any) -> tuple[Any, Any]:
+    try:
+        view = buffers.view(operand)
+    except (TypeError, ValueError):
+        return object(), 0  # a signature of its own: learning it says which operand is wrong, and how
+    return (view.shape, view.strides, view.dtype.name, view.device, view.data & 15, view.readonly), view.data
