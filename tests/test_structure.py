@@ -37,7 +37,7 @@ ALLOWED = {
     "kvarn.dsl": {"now": {"kvarn.dialect", *BASE, *MLIR}, "lazy": set()},
     **{name: {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": CUDA} for name in RUNTIME_SIDE},
     "kvarn.runtime.host": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.dialect", *MLIR}},
-    "kvarn.compile": {"now": EVERYTHING, "lazy": CUDA},
+    "kvarn.compiler": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.ops": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.tools": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.demo": {"now": EVERYTHING, "lazy": {*CUDA, "gguf", "torch"}},

@@ -24,11 +24,11 @@ _LAZY = {
         "KVCacheMHAOperand", "KVCacheScalesMHAOperand", "LayoutTensorMHAOperand", "RaggedMHAOperand",
     ),
     "kvarn.manager": ("PagedKVCacheManager", "InsufficientBlocksError"),
-    "kvarn.compile": ("Kernel", "compile", "load"),
+    "kvarn.compiler": ("Kernel", "compile", "load"),
     "kvarn.errors": ("KernelError",),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}
-_SUBMODULES = ("ops", "caches", "dsl", "errors", "env", "runtime", "tools", "artifact", "manager", "dialect", "lowering")
+_SUBMODULES = ("ops", "compiler", "programs", "caches", "dsl", "errors", "env", "runtime", "tools", "artifact", "manager", "dialect", "lowering")
 
 
 def __getattr__(name: str) -> Any:

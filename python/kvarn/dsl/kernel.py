@@ -9,7 +9,6 @@ Parameters become arguments by their annotation and by the spec that stands for 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import types as _types
 from collections.abc import Callable, Sequence
@@ -315,7 +314,7 @@ class Launch:
     def __call__(self, *args: Any) -> None:
         """Compile for the arguments' specs, if they are new, and launch on their device."""
         k = self.kernel
-        compiler = importlib.import_module("kvarn.compile")
+        compiler = importlib.import_module("kvarn.compiler")
         compiled = compiler.compile(k, *k.specs_of(args), target="host" if any(_on_host(a) for a in args) else None)
         passed = [a for p, a in zip(k.parameters, args, strict=False) if k.annotations[p.name] not in _STATIC]
         compiled.launch(self.grid, self.block, *passed, stream=self.stream)

@@ -112,10 +112,10 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
 
 
 def compile_named(options: argparse.Namespace) -> Any:
-    """The ``kvarn.compile.Kernel`` that `add_kernel_options` describes."""
+    """The ``kvarn.compiler.Kernel`` that `add_kernel_options` describes."""
     kernel = find_kernel(options.kernel)
     specs = complete_specs(kernel, options.spec)
-    compiler = importlib.import_module("kvarn.compile")
+    compiler = importlib.import_module("kvarn.compiler")
     return compiler.compile(kernel, *specs, target=options.target, disable=options.disable)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,9 +21,9 @@ from mlir import ir
 
 from kvarn import artifact as artifacts
 from kvarn import errors
-from kvarn.artifact import Arg, Artifact, Entry, Param
+from kvarn.artifact import Arg, Artifact, Entry, Param, Step, Workspace
 from kvarn.cache import CompileCache, cache_key
-from kvarn.dialect import dtypes, kv, types
+from kvarn.dialect import dtypes, kv, layout, types
 from kvarn.env import env
 from kvarn.lowering import emit, pipeline
 from kvarn.lowering.pass_base import PassFailure
@@ -277,11 +278,11 @@ def compile(
     with diagnosed(c):
         module = as_module(kernel, specs, c)
         text = str(module)
-        key = _key("kernel", text, chosen, settings)
-        found = _load(key)
+        key = key_of("kernel", text, chosen, settings)
+        found = load_cached(key)
         if found is None:
             found = lower(module, chosen, steps)
-            _save(key, found)
+            save_cached(key, found)
     return Kernel(found, text, settings)
 
 
@@ -303,7 +304,10 @@ def as_module(kernel: Any, specs: Sequence[Any], c: ir.Context) -> ir.Module:
 
 
 def lower(module: ir.Module, target: Target, steps: Sequence[pipeline.Step]) -> Artifact:
-    """Run the pipeline and collect code and ABI. The module is used up."""
+    """Run the pipeline and collect code and ABI: of a kernel, or of a program when the module held operations.
+
+    The module is used up.
+    """
     entries: list[Entry] = []
 
     def observe(name: str, m: ir.Module) -> None:
@@ -318,16 +322,34 @@ def lower(module: ir.Module, target: Target, steps: Sequence[pipeline.Step]) -> 
     pipeline.run(module, steps, observer=observe)
     if not entries:
         raise ValueError("the module has no kernel (a gpu.func with the kernel attribute)")
-    name = entries[0].name
+    name, args, steps_, workspaces = program_of(module) or (entries[0].name, (), (), ())
     if target.is_host:
-        return Artifact(name, "host", "", {"llvm": str(module)}, tuple(entries))
+        return Artifact(name, "host", "", {"llvm": str(module)}, tuple(entries), args, steps_, workspaces)
     for entry in entries:
         if entry.shared_bytes > target.shared_bytes:
             raise ValueError(
                 f"kernel {entry.name!r} must use at most {target.shared_bytes} bytes of shared memory on {target.name}, got {entry.shared_bytes}"
             )
     text = emit.ptx(module, target)
-    return Artifact(name, target.name, emit.isa_of(text), {"ptx": text}, tuple(entries))
+    return Artifact(name, target.name, emit.isa_of(text), {"ptx": text}, tuple(entries), args, steps_, workspaces)
+
+
+def program_of(module: ir.Module) -> tuple[str, tuple[Arg, ...], tuple[Step, ...], tuple[Workspace, ...]] | None:
+    """Name, arguments, steps and workspaces that ``extract-kv-program`` left on a module; takes them off it."""
+    attributes = module.operation.attributes
+    if "kv.program" not in attributes:
+        return None
+    record = json.loads(ir.StringAttr(attributes["kv.program"]).value)
+    described: list[ir.DictAttr | None] = [None] * len(record["arg_types"])
+    if "kv.program_args" in attributes:
+        described = [ir.DictAttr(d) for d in ir.ArrayAttr(attributes["kv.program_args"])]
+        del attributes["kv.program_args"]
+    del attributes["kv.program"]
+    with module.context:
+        parsed = [ir.Type.parse(t) for t in record["arg_types"]]
+    args = tuple(_arg(i, t, d, 0, False) for i, (t, d) in enumerate(zip(parsed, described, strict=True)))
+    steps = tuple(Step(**s) for s in record["steps"])
+    return record["name"], args, steps, tuple(Workspace(**w) for w in record["workspaces"])
 
 
 # --- the ABI record ----------------------------------------------------------------------------------
@@ -371,7 +393,9 @@ def _arg(index: int, type_: ir.Type, described: ir.DictAttr | None, alignment: i
         return Arg(name, "buffer", dtype, memref.rank, None, max(alignment, dtype.itemsize), written)
     kind = types.type_name(type_)
     if kind in ("cache", "collection", "operand"):
-        return Arg(name, kind, None, 0, types.spec_of(type_), 16, written)
+        spec = types.spec_of(type_)
+        # Pools start at a multiple of 16 bytes, a layer of one at a multiple of its rows.
+        return Arg(name, kind, None, 0, spec, min(16, layout.lowbit(spec.head_size * spec.dtype.itemsize)), written)
     return Arg(name, "scalar", _dtype(str(type_), described))
 
 
@@ -391,9 +415,10 @@ def _param(record: ir.DictAttr, args: Sequence[Arg]) -> Param:
 # --- the disk cache ----------------------------------------------------------------------------------
 
 
-def _key(kind: str, text: str, target: Target, settings: pipeline.Settings) -> str:
+def key_of(kind: str, what: Any, target: Target, settings: pipeline.Settings) -> str:
+    """The disk cache's key of something compiled for a target: ``what`` is IR or what it is made from."""
     return cache_key({
-        "kind": kind, "text": text, "target": target.name, "disable": sorted(settings.disable),
+        "kind": kind, "what": what, "target": target.name, "disable": sorted(settings.disable),
         "options": dict(settings.options), "sources": sources_digest(),
     })  # fmt: skip
 
@@ -401,14 +426,16 @@ def _key(kind: str, text: str, target: Target, settings: pipeline.Settings) -> s
 _disk = CompileCache()
 
 
-def _load(key: str) -> Artifact | None:
+def load_cached(key: str) -> Artifact | None:
+    """An artifact from the disk cache."""
     if env.always_compile:
         return None
     data = _disk.get(key)
     return None if data is None else artifacts.loads(data, "the compile cache")[0]
 
 
-def _save(key: str, made: Artifact) -> None:
+def save_cached(key: str, made: Artifact) -> None:
+    """Keep an artifact in the disk cache."""
     _disk.put(key, artifacts.dumps([made]))
 
 
