@@ -210,3 +210,20 @@ def test_importing_the_runtime_loads_neither_mlir_nor_cuda():
     code = ("import sys, kvarn.runtime.launch, kvarn.runtime.program, kvarn.runtime.tensormap; "
             "print([m for m in sys.modules if m.split('.')[0] in ('mlir', 'cuda', 'torch')])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_bundle_loads_where_mlir_is_not_installed(tmp_path):
+    path = host_kernel([X]).save(tmp_path / "k")
+    code = f"""if True:
+        import sys
+        sys.modules["mlir"] = None  # importing it fails from here on
+        from kvarn.runtime.launch import load
+        class Executor:
+            def run(self, entry, grid, block, values): print(entry.name, grid, block, len(values))
+        import numpy as np
+        launcher = load({str(path)!r})
+        launcher._executor = Executor()
+        launcher(2, 4, np.zeros((3, 5), np.float32))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "k (2, 1, 1) (4, 1, 1) 4\n", done.stderr
