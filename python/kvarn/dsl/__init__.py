@@ -19,7 +19,7 @@ from .handles import Cache, Collection, KVCache, KVCacheCollection, Operand, Row
 from .kernel import KernelFunction, kernel
 from .machine import *  # noqa: F403  one function an instruction: the list is that module's __all__
 from .machine import __all__ as _machine
-from .memory import Buffer, BufferSpec, Pointer, Shared, atomic_add, pointer_of, shared
+from .memory import Buffer, BufferSpec, Pointer, Shared, atomic_add, fence, pointer_of, shared
 from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
 
 bool = bool_  # kv.bool, as kv.f32
@@ -27,7 +27,7 @@ bool = bool_  # kv.bool, as kv.f32
 __all__ = [
     "Buffer", "BufferSpec", "Cache", "Collection", "DType", "KVCache", "KVCacheCollection", "KernelFunction", "Operand", "Pointer",
     "Rows", "Shared", "Value", "Vector", "atomic_add", "barrier", "bf16", "bitcast", "block_dim", "block_id", "bool", "bool_", "cast",
-    "device_assert", "f8e4m3", "f8e5m2", "f8e8m0", "f16", "f32", "f64", "for_", "from_lanes", "func", "grid_dim", "i8", "i16", "i32",
+    "device_assert", "fence", "f8e4m3", "f8e5m2", "f8e8m0", "f16", "f32", "f64", "for_", "from_lanes", "func", "grid_dim", "i8", "i16", "i32",
     "i64", "if_", "kernel", "lane_id", "linear_thread_id", "loop", "math", "operand", "pointer_of", "printf", "shared", "shuffle_down",
     "shuffle_idx", "shuffle_up", "shuffle_xor", "static", "thread_id", "u8", "u16", "u32", "u64", "vector", "warp_id", "warp_reduce",
     "when", "where", "while_", *_machine,

@@ -21,7 +21,7 @@ from .values import Numeric, Value, as_value, bitcast, describe, i32_value, plai
 
 __all__ = [
     "ballot", "cp_async", "cp_async_bulk", "cp_async_commit", "cp_async_wait", "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_f16x4",
-    "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "elect", "ex2", "fence", "fence_mbarrier_init", "fence_proxy_async",
+    "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async",
     "griddepcontrol_launch_dependents", "griddepcontrol_wait", "ldmatrix", "load_nc", "mbarrier_arrive",
     "mbarrier_arrive_expect_tx", "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k16", "movmatrix",
     "named_barrier", "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "stmatrix", "syncwarp", "tanh_approx",
@@ -309,13 +309,6 @@ def griddepcontrol_launch_dependents() -> None:
 
 
 # --- memory order --------------------------------------------------------------------------------
-
-
-def fence(scope: str = "device") -> None:
-    """Order this thread's memory accesses for the threads of ``scope``: "block", "device" or "system"."""
-    _static(scope, ("block", "device", "system"), "scope")
-    name = {"block": "cta", "device": "gpu", "system": "sys"}[scope]
-    emit("nvvm.memory.barrier", (), (), {"scope": types().attribute(f"#nvvm.mem_scope<{name}>")})
 
 
 def fence_proxy_async() -> None:

@@ -23,7 +23,7 @@ from .values import Numeric, Value, Vector, as_value, bitcast, cast, describe, i
 
 GLOBAL, SHARED = 1, 3
 _DYNAMIC_OFFSET = -(2**31)  # marks a run-time operand in llvm.getelementptr
-_SEQUENTIAL = {"relaxed": 2, "acquire": 4, "release": 5, "acq_rel": 6}  # llvm.AtomicOrdering
+_ORDERS = {"relaxed": 2, "acquire": 4, "release": 5, "acq_rel": 6}  # llvm.AtomicOrdering
 _SCOPES = {"block": "block", "device": "device", "system": ""}
 _ATOMICS = {
     "xchg": 0, "add": 1, "sub": 2, "and": 3, "or": 5, "xor": 6, "max": 7, "min": 8, "umax": 9, "umin": 10,
@@ -285,9 +285,16 @@ class Pointer:
         prefix = "f" if value.dtype.is_float and op != "xchg" else "u" if value.dtype.kind == "u" and op in ("max", "min") else ""
         if prefix + op not in _ATOMICS:
             raise ValueError(f"atomic {op} of {value.dtype.name} is not one of the atomic operations")
-        attributes = self._order(order, scope, _SEQUENTIAL)
+        attributes = self._order(order, scope)
         attributes |= {"bin_op": types().i64_attr(_ATOMICS[prefix + op]), "alignment": types().i64_attr(value.dtype.itemsize)}
-        return Value(emit_value("llvm.atomicrmw", value.ir.type, [self.ir, value.ir], attributes), value.dtype)
+        # The NVPTX back end gives atomicrmw no ordering of its own (seen: atom.global.add for acq_rel).
+        attributes["ordering"] = types().i64_attr(_ORDERS["relaxed"])
+        if order in ("release", "acq_rel"):
+            fence(scope)
+        old = emit_value("llvm.atomicrmw", value.ir.type, [self.ir, value.ir], attributes)
+        if order in ("acquire", "acq_rel"):
+            fence(scope)
+        return Value(old, value.dtype)
 
     def _access(self, dtype: DType, width: int, alignment: int | None, order: str | None, scope: str) -> dict[str, Any]:
         attributes = {"alignment": types().i64_attr(_alignment(dtype, width, alignment)), "ordering": types().i64_attr(0)}
@@ -295,15 +302,15 @@ class Pointer:
             return attributes
         if width != 1:
             raise ValueError(f"an atomic access has width 1, got {width}")
-        return attributes | self._order(order, scope, _SEQUENTIAL)
+        return attributes | self._order(order, scope)
 
     @staticmethod
-    def _order(order: str, scope: str, orders: dict[str, int]) -> dict[str, Any]:
-        if order not in orders or scope not in _SCOPES:
+    def _order(order: str, scope: str) -> dict[str, Any]:
+        if order not in _ORDERS or scope not in _SCOPES:
             raise ValueError(
-                f"order must be one of {', '.join(orders)} and scope one of {', '.join(_SCOPES)}, got {order!r} and {scope!r}"
+                f"order must be one of {', '.join(_ORDERS)} and scope one of {', '.join(_SCOPES)}, got {order!r} and {scope!r}"
             )
-        attributes = {"ordering": types().i64_attr(orders[order])}
+        attributes = {"ordering": types().i64_attr(_ORDERS[order])}
         if _SCOPES[scope]:
             attributes["syncscope"] = ir.StringAttr.get(_SCOPES[scope])
         return attributes
@@ -315,6 +322,16 @@ class Pointer:
 
     def __repr__(self) -> str:
         return f"<{'shared' if self.space == SHARED else 'device'} pointer>"
+
+
+def fence(scope: str = "device") -> None:
+    """Order this thread's memory accesses for the threads of ``scope``: "block", "device" or "system" (acquire and release)."""
+    if scope not in _SCOPES:
+        raise ValueError(f"scope must be one of {', '.join(_SCOPES)}, got {scope!r}")
+    attributes = {"ordering": types().i64_attr(_ORDERS["acq_rel"])}
+    if _SCOPES[scope]:
+        attributes["syncscope"] = ir.StringAttr.get(_SCOPES[scope])
+    emit("llvm.fence", (), (), attributes)
 
 
 def pointer_of(address: Any, space: int = GLOBAL) -> Pointer:
