@@ -110,7 +110,7 @@ def test_a_tiny_file_is_read_whole(tiny: LoadedModel) -> None:
     assert (config.query_heads, config.kv_heads, config.head_size, config.context) == (QUERY_HEADS, KV_HEADS, HEAD, 512)
     assert tiny.name == "Tiny (F32)"
     assert tiny.tokenizer.encode(" a th") == [259, tiny.tokenizer.encode(" ")[0], 260]
-    assert tiny.weights.layers[1].query_key_value.shape == (HIDDEN, (QUERY_HEADS + 2 * KV_HEADS) * HEAD)
+    assert tiny.weights.layers[1].query_key_value.shape == ((QUERY_HEADS + 2 * KV_HEADS) * HEAD, HIDDEN)
 
 
 def test_joined_matrices_keep_their_parts_apart(tiny: LoadedModel, tmp_path: Path) -> None:
@@ -118,12 +118,12 @@ def test_joined_matrices_keep_their_parts_apart(tiny: LoadedModel, tmp_path: Pat
     reader = gguf.GGUFReader(write_tiny(tmp_path / "again.gguf"))
     raw = {tensor.name: tensor.data for tensor in reader.tensors}
     layer = tiny.weights.layers[0]
-    query, rest = np.split(layer.query_key_value, [QUERY_HEADS * HEAD], axis=1)
-    key, value = np.split(rest, 2, axis=1)
-    gate, up = np.split(layer.gate_up, 2, axis=1)
+    query, rest = np.split(layer.query_key_value, [QUERY_HEADS * HEAD])
+    key, value = np.split(rest, 2)
+    gate, up = np.split(layer.gate_up, 2)
     for name, part in (("attn_q", query), ("attn_k", key), ("attn_v", value), ("ffn_gate", gate), ("ffn_up", up)):
-        np.testing.assert_array_equal(raw[f"blk.0.{name}.weight"].T, part)
-    np.testing.assert_array_equal(raw["blk.0.ffn_down.weight"].T, layer.down)
+        np.testing.assert_array_equal(raw[f"blk.0.{name}.weight"], part)
+    np.testing.assert_array_equal(raw["blk.0.ffn_down.weight"], layer.down)
 
 
 @pytest.mark.parametrize(

@@ -33,17 +33,17 @@ def tiny_weights(seed: int = 0) -> ModelWeights:
     rng = np.random.default_rng(seed)
 
     def matrix(*shape: int) -> np.ndarray:
-        return rng.standard_normal(shape, dtype=np.float32) / np.float32(shape[0] ** 0.5)
+        return rng.standard_normal(shape, dtype=np.float32) / np.float32(shape[-1] ** 0.5)
 
     c = CONFIG
     layers = tuple(
         LayerWeights(
             attention_norm=matrix(c.hidden) + 1,
-            query_key_value=matrix(c.hidden, (c.query_heads + 2 * c.kv_heads) * c.head_size),
-            attention_output=matrix(c.query_heads * c.head_size, c.hidden),
+            query_key_value=matrix((c.query_heads + 2 * c.kv_heads) * c.head_size, c.hidden),
+            attention_output=matrix(c.hidden, c.query_heads * c.head_size),
             feed_forward_norm=matrix(c.hidden) + 1,
-            gate_up=matrix(c.hidden, 2 * c.feed_forward),
-            down=matrix(c.feed_forward, c.hidden),
+            gate_up=matrix(2 * c.feed_forward, c.hidden),
+            down=matrix(c.hidden, c.feed_forward),
         )
         for _ in range(c.layers)
     )

@@ -96,9 +96,9 @@ class NumpyDense:
         """x / sqrt(mean(x²) + eps) * weight, over the last axis."""
         return x * (weight / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps)))
 
-    def matmul(self, x: Any, matrix: Any) -> Any:
-        """x @ matrix."""
-        return x @ matrix
+    def linear(self, x: Any, matrix: Any) -> Any:
+        """x @ matrix.T."""
+        return x @ matrix.T
 
     def swiglu(self, gate_up: Any) -> Any:
         """silu(first half) * second half, over the last axis."""
@@ -137,8 +137,8 @@ class TorchDense:
     def rms_norm(self, x: Any, weight: Any, eps: float) -> Any:
         return x * self._torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
-    def matmul(self, x: Any, matrix: Any) -> Any:
-        return x @ matrix
+    def linear(self, x: Any, matrix: Any) -> Any:
+        return x @ matrix.T
 
     def swiglu(self, gate_up: Any) -> Any:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -187,13 +187,13 @@ class Model:
         x = dense.embed(self._embedding, tokens)
         for index, layer in enumerate(self._layers):
             normed = dense.rms_norm(x, layer["attention_norm"], config.norm_eps)
-            joined = dense.matmul(normed, layer["query_key_value"])
+            joined = dense.linear(normed, layer["query_key_value"])
             query = joined[:, :query_size].reshape(count, config.query_heads, config.head_size)
             key = joined[:, query_size : query_size + kv_size].reshape(count, config.kv_heads, config.head_size)
             value = joined[:, query_size + kv_size :].reshape(count, config.kv_heads, config.head_size)
             attended = cache.attend(index, query, key, value).reshape(count, query_size)
-            x = x + dense.matmul(attended, layer["attention_output"])
+            x = x + dense.linear(attended, layer["attention_output"])
             normed = dense.rms_norm(x, layer["feed_forward_norm"], config.norm_eps)
-            x = x + dense.matmul(dense.swiglu(dense.matmul(normed, layer["gate_up"])), layer["down"])
+            x = x + dense.linear(dense.swiglu(dense.linear(normed, layer["gate_up"])), layer["down"])
         last = dense.rms_norm(dense.rows(x, wanted), self._output_norm, config.norm_eps)
-        return dense.to_numpy(dense.matmul(last, self._embedding.T))
+        return dense.to_numpy(dense.linear(last, self._embedding))

@@ -57,14 +57,14 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One block. Matrices are [inputs, outputs], C order, f32: ``y = x @ matrix``."""
+    """One block. Matrices are [outputs, inputs], C order, f32, as the file has them: ``y = x @ matrix.T``."""
 
     attention_norm: NDArray[np.float32]  # [hidden]
-    query_key_value: NDArray[np.float32]  # [hidden, (query_heads + 2 * kv_heads) * head_size]
-    attention_output: NDArray[np.float32]  # [query_heads * head_size, hidden]
+    query_key_value: NDArray[np.float32]  # [(query_heads + 2 * kv_heads) * head_size, hidden]
+    attention_output: NDArray[np.float32]  # [hidden, query_heads * head_size]
     feed_forward_norm: NDArray[np.float32]  # [hidden]
-    gate_up: NDArray[np.float32]  # [hidden, 2 * feed_forward]
-    down: NDArray[np.float32]  # [feed_forward, hidden]
+    gate_up: NDArray[np.float32]  # [2 * feed_forward, hidden]
+    down: NDArray[np.float32]  # [hidden, feed_forward]
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def load_model(path: Path | str | None = None) -> LoadedModel:
 
 
 def _assemble(config: ModelConfig, weight: Any) -> ModelWeights:
-    """Name every tensor of the file. GGUF stores a matrix as [outputs, inputs]; here it is turned round."""
+    """Name every tensor of the file, and join those that share an input."""
     query = config.query_heads * config.head_size
     kv = config.kv_heads * config.head_size
     hidden, wide = config.hidden, config.feed_forward
@@ -201,11 +201,11 @@ def _assemble(config: ModelConfig, weight: Any) -> ModelWeights:
         layers.append(
             LayerWeights(
                 attention_norm=weight(prefix + "attn_norm.weight", hidden),
-                query_key_value=np.ascontiguousarray(np.concatenate(joined).T),
-                attention_output=np.ascontiguousarray(weight(prefix + "attn_output.weight", hidden, query).T),
+                query_key_value=np.concatenate(joined),
+                attention_output=weight(prefix + "attn_output.weight", hidden, query),
                 feed_forward_norm=weight(prefix + "ffn_norm.weight", hidden),
-                gate_up=np.ascontiguousarray(np.concatenate(gate_up).T),
-                down=np.ascontiguousarray(weight(prefix + "ffn_down.weight", hidden, wide).T),
+                gate_up=np.concatenate(gate_up),
+                down=weight(prefix + "ffn_down.weight", hidden, wide),
             )
         )
     return ModelWeights(
