@@ -448,7 +448,7 @@ class Expressions:
             assert isinstance(part, ast.FormattedValue)
             value = self.eval(part.value)
             if isinstance(value, Numeric):
-                raise self.refuse(part, "values of the kernel in an f-string: pass them to kv.printf(format, value)")
+                raise self.refuse(node, "values of the kernel in an f-string: pass them to kv.printf(format, value)")
             if part.conversion != -1:
                 value = {"r": repr, "s": str, "a": ascii}[chr(part.conversion)](value)
             parts.append(format(value, self.eval(part.format_spec) if part.format_spec else ""))
@@ -531,7 +531,7 @@ class Expressions:
             special = refused = None
         if refused is not None:
             raise self.refuse(node, refused)
-        if special is not None and not self.native:
+        if special is not None:
             return special(self, *args, **kwargs)
         if not callable(callee):
             raise TypeError(f"{describe(callee)} cannot be called")
