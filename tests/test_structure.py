@@ -21,7 +21,7 @@ NUMERIC = {"numpy", "ml_dtypes"}
 CUDA = {"cuda"}
 PURE_DIALECT = {"kvarn.dialect.layout", "kvarn.dialect.dtypes"}
 BASE = {"kvarn.errors", "kvarn.env", "kvarn._version"}
-RUNTIME_SIDE = {"kvarn.artifact", "kvarn.cache", "kvarn.caches", "kvarn.manager", "kvarn.runtime"}
+RUNTIME_SIDE = {"kvarn.artifact", "kvarn.cache", "kvarn.caches", "kvarn.manager", "kvarn.page_pool", "kvarn.runtime"}
 EVERYTHING = {"kvarn", *MLIR, *NUMERIC}
 
 # What docs/architecture.md allows, by the longest prefix that fits the importing module. The standard library and a
@@ -34,7 +34,7 @@ ALLOWED = {
     "kvarn.dialect.dtypes": {"now": set(), "lazy": {*NUMERIC, "kvarn.dsl.values"}},  # kv.f32(x) in a kernel is a cast
     "kvarn.dialect.layout": {"now": {"kvarn.dialect.dtypes"}, "lazy": set()},
     "kvarn.lowering": {"now": {"kvarn.dialect", "kvarn.dsl", *BASE, *MLIR}, "lazy": set()},
-    "kvarn.dsl": {"now": {"kvarn.dialect", *BASE, *MLIR}, "lazy": set()},
+    "kvarn.dsl": {"now": {"kvarn.dialect", *BASE, *MLIR}, "lazy": {"numpy"}},
     **{name: {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": CUDA} for name in RUNTIME_SIDE},
     "kvarn.runtime.host": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.dialect", *MLIR}},
     "kvarn.compiler": {"now": EVERYTHING, "lazy": CUDA},
@@ -124,6 +124,8 @@ def test_a_file_imports_only_what_its_folder_may():
                 continue
             if lazy and _within(imported, rule["lazy"]):
                 continue
+            if imported == "kvarn" and name.startswith("kvarn.lowering.expand."):
+                continue  # import kvarn as kv: a kernel is written in the DSL, whose names are there
             when = "inside functions only" if _within(imported, rule["lazy"]) else "never"
             wrong.append(f"{_name(path)}:{line}: {key} may import {imported} {when}")
     assert not wrong, "\n".join(dict.fromkeys(wrong))
