@@ -156,6 +156,7 @@ static void parse_kernel(Kernel *k, const char *at) {
     const char *stop = p + strcspn(p, ",)");
     int alignment = 0, bits = 8, count = 1;
     for (const char *q = p; q < stop; q++) {
+      if (!strncmp(q, ".ptr", 4)) break;  // what follows speaks of the memory pointed to
       if (!strncmp(q, ".align ", 7)) alignment = atoi(q + 7);
       if (*q == '.' && strchr("bufs", q[1]) && q[2] >= '0' && q[2] <= '9') bits = atoi(q + 2);
       if (*q == '[') count = atoi(q + 1);

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Compiled kernels on the fake driver: the parameters that the code takes are those that the loader packs.
+
+Not collected by itself: tests/unit/test_launch.py runs it in a process of its own.
+"""
+
+import numpy as np
+import pytest
+from fakes import LIBRARY, CudaArray, aligned, last, launches, params
+
+import kvarn as kv
+from kvarn.artifact import PARAM_BYTES
+from kvarn.dialect import layout
+
+L, N, P, H, D, B = 3, 5, 16, 8, 128, 2
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    LIBRARY.fake_reset()
+
+
+def array(shape, dtype):
+    return CudaArray(aligned(shape, dtype))
+
+
+def paged():
+    return kv.PagedKVCacheCollection(
+        array((N, 2, L, P, H, D), np.float16), array((B,), np.int32), array((B, 24), np.uint32), 4, 64)
+
+
+def continuous():
+    return kv.ContinuousBatchingKVCacheCollection(
+        array((N, 2, L, 64, H, D), np.float16), array((B,), np.int32), array((B,), np.uint32), 4, 60)
+
+
+@kv.kernel
+def touch(cache: kv.KVCache, alpha: kv.f32, ids: kv.Buffer[kv.i32, 2], n: kv.i64):
+    b = kv.block_id.x
+    if b < cache.cache_length(b):
+        d = kv.thread_id.x * 8
+        cache.store(b, 0, 0, d, cache.load(b, 0, 0, d, width=8) * kv.f16(alpha))
+        ids[b, 0] = kv.i32(n)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("make", [paged, continuous])
+def test_parameters_of_a_cache_kernel(make, target):
+    cache = make().get_value_cache(1)
+    ids = array((4, 6), np.int32)
+    made = kv.compile(touch, cache, kv.f32, kv.Buffer[kv.i32, 2], kv.i64, target=target)
+    made.launch((2, 3), 16, cache, 0.25, ids, -7)
+    entry = made.artifact.entry()
+    found = params(last(), entry)  # holds the sizes and offsets of the compiled code against the ABI
+    assert last().kernel.decode() == entry.name
+    assert list(last().shape) == [2, 3, 1, 16, 1, 1, entry.shared_bytes]
+    fields = dict(zip((f.name for f in layout.cache_fields(cache.spec)), cache.fields(), strict=True))
+    for (arg, field), value in found.items():
+        if arg == "cache":
+            assert value == fields[field], field
+    assert found["alpha", "value"] == 0.25
+    assert found["n", "value"] == -7
+    assert found["ids", "data"] == ids.array.ctypes.data
+    assert sum(PARAM_BYTES[p.type] for p in entry.params) <= last().bytes
+    made.prepare((2, 3), 16, cache, 0.25, ids, -7)()
+    assert bytes(last().params) == bytes(launches()[-2].params)
+
+
+def test_saved_and_loaded(tmp_path):
+    cache = paged().get_key_cache(0)
+    made = kv.compile(touch, cache, kv.f32, kv.Buffer[kv.i32, 2], kv.i64, target="sm_90a")
+    made.save(tmp_path / "touch.kvarn")
+    ids = array((4, 6), np.int32)
+    made.launch(1, 16, cache, 0.25, ids, 1)
+    before = bytes(last().params)
+    loaded = kv.load(tmp_path / "touch.kvarn")
+    # What is run is the cubin that saving added, where an assembler is installed; the fake driver reads no cubin.
+    kv.Kernel(loaded.artifact.replace(code={"ptx": loaded.artifact.code["ptx"]})).launch(1, 16, cache, 0.25, ids, 1)
+    assert bytes(last().params) == before
+
+
+def test_wrong_caches_are_refused():
+    cache = paged().get_key_cache(0)
+    ids = array((4, 6), np.int32)
+    made = kv.compile(touch, cache, kv.f32, kv.Buffer[kv.i32, 2], kv.i64, target="sm_90a")
+    with pytest.raises(TypeError, match=r"is compiled for paged f16 .* got continuous f16"):
+        made.launch(1, 16, continuous().get_key_cache(0), 0.25, ids, 1)
+    with pytest.raises(TypeError, match=r"must be a cache .* got a collection"):
+        made.launch(1, 16, paged(), 0.25, ids, 1)
+    assert not launches()
+
+
+def test_an_operation_runs_its_steps_on_its_operands():
+    pool = paged()
+    key, value = (array((8, H, D), np.float16) for _ in range(2))
+    offsets = array((B + 1,), np.int32)
+    for _ in range(2):
+        kv.ops.append(pool, 2, key, value, offsets)
+    found = launches()
+    first, second = found[: len(found) // 2], found[len(found) // 2 :]
+    assert len(first) == len(second) >= 1
+    for a, b in zip(first, second, strict=True):
+        assert bytes(a.params) == bytes(b.params)
+        assert np.prod(list(a.shape)[:6]) > 0
+    # Somewhere among the parameters are the addresses of all operands.
+    words = {int(w) for x in first for w in np.frombuffer(bytes(x.params), np.uint64)}
+    assert {key.array.ctypes.data, value.array.ctypes.data, offsets.array.ctypes.data, pool.fields()[0]} <= words
