@@ -38,6 +38,7 @@ ALLOWED = {
     **{name: {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": CUDA} for name in RUNTIME_SIDE},
     "kvarn.runtime.host": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.dialect", *MLIR}},
     "kvarn.compiler": {"now": EVERYTHING, "lazy": CUDA},
+    "kvarn.programs": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.ops": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.tools": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.demo": {"now": EVERYTHING, "lazy": {*CUDA, "gguf", "torch"}},
