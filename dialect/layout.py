@@ -20,6 +20,7 @@ from .dtypes import DType
 PAGED, CONTINUOUS, FA3 = "paged", "continuous", "fa3"
 KINDS = (PAGED, CONTINUOUS, FA3)
 KEY, VALUE = 0, 1
+_MAX_I32 = 2**31 - 1
 SCALE_DTYPES = ("f32", "f16", "bf16", "f8e8m0")
 
 
@@ -112,6 +113,12 @@ def spec_problems(spec: CacheSpec) -> list[str]:
         return [f"kind must be one of {', '.join(KINDS)}, got {spec.kind!r}"]
     if spec.num_heads < 1 or spec.head_size < 1:
         found.append(f"num_heads and head_size must be positive, got {spec.num_heads} and {spec.head_size}")
+    # Indices within a token and a page are 32-bit in kernels.
+    if spec.num_heads * spec.head_size > _MAX_I32 or max(spec.page_size, spec.granularity) > _MAX_I32:
+        found.append(
+            "num_heads * head_size, page_size and granularity must be below 2^31, got "
+            f"{spec.num_heads} * {spec.head_size}, {spec.page_size} and {spec.granularity}"
+        )
     if spec.paged and spec.page_size < 1:
         found.append(f"page_size of a {spec.kind} cache must be positive, got {spec.page_size}")
     if not spec.paged and spec.page_size != 0:

@@ -80,8 +80,12 @@ class _Checker:
         function_type = op.attributes["function_type"].value if "function_type" in op.attributes else None
         if not isinstance(function_type, ir.FunctionType):
             return
+        kernel = op.name == "gpu.func" and "gpu.kernel" in op.attributes
         for index, type_ in enumerate(function_type.inputs):
             self.well_formed(op, type_, f"argument #{index}")
+            buffer = isinstance(type_, (ir.MemRefType, ir.UnrankedMemRefType))
+            if kernel and buffer and (not isinstance(type_, ir.MemRefType) or type_.rank == 0):
+                self.error(op, f"argument #{index} of a kernel must be a memref of rank 1 or more, got {type_}")
         for index, type_ in enumerate(function_type.results):
             if self.kind(type_) in ANY_HANDLE:
                 self.error(op, f"cannot return {_a(self.kind(type_))} (result #{index}): it {_ORIGIN}")

@@ -216,6 +216,8 @@ class BufferAddressOp(Kv.Operation, name="buffer_address", traits=[Pure]):
 
     def verify_invariants(self) -> bool:
         buffer = self.operation.operands[0]
+        if len(self.operation.operands) == 1:
+            return verify.fail(self, f"takes one index a dimension and at least one, got none for {buffer.type}")
         return verify.memref(self, buffer, len(self.operation.operands) - 1, None, "buffer") and _global_pointer(self)
 
 

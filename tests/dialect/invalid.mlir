@@ -359,6 +359,15 @@ func.func @rule(%b: i32, %i: i32) {
 
 // -----
 
+// Rule: a buffer has dimensions.
+func.func @rule(%b: memref<f32>) {
+  // expected-error @below {{'kv.buffer_address' op takes one index a dimension and at least one, got none for memref<f32>}}
+  %0 = "kv.buffer_address"(%b) : (memref<f32>) -> !llvm.ptr<1>
+  return
+}
+
+// -----
+
 // Rule: a buffer takes one index a dimension.
 func.func @rule(%b: memref<?x?xf32>, %i: i32) {
   // expected-error @below {{'kv.buffer_address' op buffer must be a memref of rank 1, got memref<?x?xf32>}}

@@ -456,7 +456,7 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: masks have names.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x128xbf16>, %o: memref<?xi32>, %s: f32) {
-  // expected-error @below {{'kv.attention' op mask must be one of causal, null, sliding_window, chunked, got "prefix"}}
+  // expected-error @below {{'kv.attention' op mask must be one of causal, null, sliding_window, chunked, chunked_causal, got "prefix"}}
   "kv.attention"(%c, %i, %q, %o, %s, %out)
     {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "prefix", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>) -> ()

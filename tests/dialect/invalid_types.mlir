@@ -7,6 +7,11 @@ func.func private @type(!kv.cache<"pagd", bf16, 8 : i64, 128 : i64, false, 16 : 
 
 // -----
 
+// expected-error @below {{'func.func' op argument #0 has a malformed type: num_heads * head_size, page_size and granularity must be below 2^31, got 65536 * 65536, 16 and 1}}
+func.func private @type(!kv.cache<"paged", bf16, 65536 : i64, 65536 : i64, false, 16 : i64, none, 1 : i64>)
+
+// -----
+
 // expected-error @below {{'func.func' op argument #0 has a malformed type: num_heads and head_size must be positive, got 0 and 128; got !kv.cache<"paged", bf16, 0 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>}}
 func.func private @type(!kv.cache<"paged", bf16, 0 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>)
 

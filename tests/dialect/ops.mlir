@@ -117,7 +117,7 @@ func.func @populate(%k: !paged, %c: !region, %b: i32, %t: i32) {
 }
 
 // CHECK-LABEL: func.func @pointers
-func.func @pointers(%k: !paged, %q: !fp8, %i: i32, %buffer: memref<?x?xf32, strided<[?, 1]>, 1>, %scalar: memref<f32>) {
+func.func @pointers(%k: !paged, %q: !fp8, %i: i32, %buffer: memref<?x?xf32, strided<[?, 1]>, 1>) {
   // CHECK: "kv.block_ptr"(%{{.+}}) {tile = 16 : i64} : (!kv.cache<{{.+}}>, i32, i32, i32, i32) -> !llvm.ptr<1>
   %0 = "kv.block_ptr"(%k, %i, %i, %i, %i) {tile = 16 : i64} : (!paged, i32, i32, i32, i32) -> !llvm.ptr<1>
   %page = "kv.page"(%k, %i, %i) : (!paged, i32, i32) -> i32
@@ -131,8 +131,6 @@ func.func @pointers(%k: !paged, %q: !fp8, %i: i32, %buffer: memref<?x?xf32, stri
   %4 = "kv.scales_base"(%q) : (!fp8) -> !llvm.ptr<1>
   // CHECK: "kv.buffer_address"(%{{.+}}, %{{.+}}, %{{.+}}) : (memref<?x?xf32, strided<[?, 1]>, 1>, i32, i32) -> !llvm.ptr<1>
   %5 = "kv.buffer_address"(%buffer, %i, %i) : (memref<?x?xf32, strided<[?, 1]>, 1>, i32, i32) -> !llvm.ptr<1>
-  // CHECK: "kv.buffer_address"(%{{.+}}) : (memref<f32>) -> !llvm.ptr<1>
-  %6 = "kv.buffer_address"(%scalar) : (memref<f32>) -> !llvm.ptr<1>
   return
 }
 

@@ -92,6 +92,16 @@ func.func private @second(!bad)
 
 // -----
 
+// A buffer of a kernel has dimensions.
+gpu.module @kernels {
+  // expected-error @below {{'gpu.func' op argument #0 of a kernel must be a memref of rank 1 or more, got memref<f32>}}
+  gpu.func @scalar_buffer(%b: memref<f32>) kernel {
+    gpu.return
+  }
+}
+
+// -----
+
 // Every problem is reported, not the first one only.
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 func.func @all(%c: !cache, %i: i32) {

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from mlir import ir
 
-from kvarn.dialect import kv
+from kvarn.dialect import kv, text
 from kvarn.lowering import textual, verify_kv
 from kvarn.lowering.emit import set_launch_bounds
 from kvarn.lowering.rewrite import kernels
@@ -30,6 +30,7 @@ from kvarn.lowering.textual import PassError, PipelineError, Step
 from .opt_diagnostics import STRING_NAME, Collector, Source, check_expected, render
 
 _REPRODUCER = re.compile(r"\{-#(.*)#-\}", re.DOTALL)
+_BYTECODE = b"ML\xefR"
 # After this pass the compiler writes the kernels' launch bounds, from attributes that the tail drops.
 LAST_OF_OURS = "check-kv-lowered"
 
@@ -166,6 +167,10 @@ class Driver:
 
     def _parse(self, source: Source, collector: Collector) -> ir.Module:
         before = collector.errors
+        fatal = text.problem(source.data) if not source.data.startswith(_BYTECODE) else None
+        if fatal is not None:
+            ir.Location.file(source.name, fatal.line, fatal.column).emit_error(fatal.message)
+            raise Failure
         try:
             if source.path is not None:
                 return ir.Module.parseFile(source.path, self.context)
@@ -241,13 +246,13 @@ class Driver:
         """Print and parse again, as text and as bytecode; the module must come back as it was."""
         import io
 
-        text = module.operation.get_asm(enable_debug_info=True)
+        plain = module.operation.get_asm(enable_debug_info=True)
         generic = module.operation.get_asm(enable_debug_info=True, print_generic_op_form=True)
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
-        for form, written in (("text", text), ("generic text", generic), ("bytecode", buffer.getvalue())):
+        for form, written in (("text", plain), ("generic text", generic), ("bytecode", buffer.getvalue())):
             again = ir.Module.parse(written, self.context)
-            if again.operation.get_asm(enable_debug_info=True) != text:
+            if again.operation.get_asm(enable_debug_info=True) != plain:
                 module.operation.location.emit_error(f"round trip through {form} changes the module")
                 raise Failure
 
@@ -255,17 +260,17 @@ class Driver:
 
     def _asm(self, module: ir.Module) -> str:
         s = self.settings
-        text = module.operation.get_asm(
+        asm = module.operation.get_asm(
             enable_debug_info=s.debug_info, print_generic_op_form=s.generic, use_local_scope=s.local_scope
         )
-        return text.rstrip("\n")
+        return asm.rstrip("\n")
 
     def _emit(self, module: ir.Module, source: Source) -> str | bytes:
         if self.settings.emit == "mlir":
-            text = self._asm(module)
+            asm = self._asm(module)
             if self.settings.debug_info:
-                text = text.replace(f'loc("{STRING_NAME}":', f'loc("{source.name}":')
-            return text + "\n\n"
+                asm = asm.replace(f'loc("{STRING_NAME}":', f'loc("{source.name}":')
+            return asm + "\n\n"
         if self.settings.emit == "bytecode":
             import io
 
