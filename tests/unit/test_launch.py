@@ -39,7 +39,7 @@ def fake_driver(tmp_path_factory):
     return {**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
 
 
-@pytest.mark.parametrize("cases", ["cases.py", "compiled.py"])
+@pytest.mark.parametrize("cases", ["arguments.py", "places.py", "steps.py", "compiled.py"])
 def test_the_cases_pass_on_the_fake_driver(fake_driver, cases):
     if cases == "compiled.py":
         pytest.importorskip("mlir", reason="the compiler needs the MLIR bindings")
@@ -64,14 +64,14 @@ def test_probe_says_why_there_is_no_gpu(fake_driver, settings, reason):
 
 def test_an_old_driver_has_no_parameter_info_and_reads_older_ptx(fake_driver):
     code = """if True:
-        from fakes import N_ARG, kernel, last
+        from fakes import N, kernel, last
         from kvarn.runtime import driver
         from kvarn.runtime.launch import Launcher
         assert not driver.has("cuKernelGetParamInfo") and driver.has("cuLaunchKernelEx")
-        Launcher(kernel([N_ARG], isa="8.2"))(1, 32, 1, stream=0)
+        Launcher(kernel([N], isa="8.2"))(1, 32, 1, stream=0)
         assert last().kernel == b"k"
         try:
-            Launcher(kernel([N_ARG], "l", isa="8.3"))(1, 32, 1)
+            Launcher(kernel([N], "l", isa="8.3"))(1, 32, 1)
         except ValueError as e:
             print(e)
     """

@@ -229,7 +229,7 @@ def figures(log: str) -> dict[str, Figures]:
     of: str | None = None
     for line in log.splitlines():
         if compiling := re.search(r"Compiling entry function '([^']+)'", line):
-            entry = compiling[1]
+            entry = str(compiling[1])
             found[entry] = {}
         elif properties := _PROPERTIES.search(line):
             of = properties[1]

@@ -6,18 +6,13 @@ Not collected by itself: tests/unit/test_launch.py runs it in a process of its o
 
 import numpy as np
 import pytest
-from fakes import LIBRARY, CudaArray, aligned, last, launches, params
+from fakes import CudaArray, aligned, last, launches, params
 
 import kvarn as kv
 from kvarn.artifact import PARAM_BYTES
 from kvarn.dialect import layout
 
 L, N, P, H, D, B = 3, 5, 16, 8, 128, 2
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    LIBRARY.fake_reset()
 
 
 def array(shape, dtype):

@@ -8,7 +8,7 @@ import types
 import numpy as np
 
 from kvarn import artifact as A
-from kvarn.dialect import dtypes
+from kvarn.dialect import dtypes, layout
 
 PARAM_PTX = {"ptr": "u64", "i64": "u64", "i32": "u32", "i16": "u16", "i8": "u8", "i1": "u8", "f64": "f64", "f32": "f32",
              "f16": "b16", "bf16": "b16", "f8e4m3": "b8", "f8e5m2": "b8", "f8e8m0": "b8"}  # fmt: skip
@@ -153,4 +153,29 @@ def tensor(shape, dtype="float32", device=0):
     return Tensor(aligned(shape, width), DTYPES[dtype], device)
 
 
-N_ARG = A.Arg("n", "scalar", dtypes.i32)
+# --- arguments -----------------------------------------------------------------------------------
+
+SPEC = layout.spec_of("paged", "bf16", 8, 128, page_size=16)
+X = A.Arg("x", "buffer", dtypes.f32, 2, written=True)
+N = A.Arg("n", "scalar", dtypes.i32)
+
+
+class Cache:
+    """A cache as the loader sees one."""
+
+    def __init__(self, spec=SPEC, device=("cuda", 0), base=4096, readonly=False):
+        self.spec, self.device, self.readonly = spec, device, readonly
+        inner = getattr(spec, "cache", spec)
+        of = layout.collection_fields if isinstance(spec, layout.CollectionSpec) else layout.cache_fields
+        self._fields = (base, *range(100, 99 + len(of(inner))))
+
+    def fields(self):
+        return self._fields
+
+
+def good():
+    return CudaArray(aligned((4, 8), np.float32))
+
+
+def strided():
+    return CudaArray(aligned((4, 16), np.float32)[:, ::2])

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Every case starts with no launches recorded, no current context and no torch."""
+
+import sys
+
+import pytest
+from fakes import LIBRARY
+
+from kvarn.runtime import streams
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    LIBRARY.fake_reset()
+    monkeypatch.setattr(streams, "_torch_stream", None)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
