@@ -5,15 +5,44 @@
 """
 
 from kvarn.dialect.dtypes import (
-    DType, bf16, bool_, f8e4m3, f8e5m2, f8e8m0, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64,
+    DType,
+    bf16,
+    bool_,
+    f8e4m3,
+    f8e5m2,
+    f8e8m0,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+    u16,
+    u32,
+    u64,
 )  # fmt: skip
 
 from . import math
-from .expressions import func, static
+from .calls import func, static
 from .functional import for_, if_, loop, when, while_
 from .gpu import (
-    barrier, block_dim, block_id, device_assert, grid_dim, lane_id, linear_thread_id, printf, shuffle_down, shuffle_idx,
-    shuffle_up, shuffle_xor, thread_id, warp_id, warp_reduce,
+    barrier,
+    block_dim,
+    block_id,
+    device_assert,
+    grid_dim,
+    lane_id,
+    linear_thread_id,
+    printf,
+    shuffle_down,
+    shuffle_idx,
+    shuffle_up,
+    shuffle_xor,
+    thread_id,
+    warp_id,
+    warp_reduce,
 )  # fmt: skip
 from .handles import Cache, Collection, KVCache, KVCacheCollection, Operand, Rows, operand
 from .kernel import KernelFunction, kernel

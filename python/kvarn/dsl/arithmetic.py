@@ -14,6 +14,7 @@ from mlir import ir
 
 from kvarn.dialect.dtypes import DType, bool_
 
+from . import values as v  # values imports this module too: its names are used in functions only
 from .builder import emit_value, types
 
 if TYPE_CHECKING:
@@ -37,18 +38,13 @@ _OPS: dict[str, tuple[str | None, str | None, str | None]] = {
 }
 _CONTRACT = ("+", "-", "*")
 _BITWISE = ("&", "|", "^")
+_PLAIN = frozenset(["+", "-", "*", "&", "|", "^"])  # the same op whatever the sign
 # Operators that keep "not negative" when both operands have it. "-" and "<<" do not.
 _KEEPS_NONNEG = ("+", "*", "//", "%", "&", "|", "^", ">>", "max", "min")
 # Predicates of arith.cmpf (ordered, but une) and arith.cmpi.
 _CMPF = {"==": 1, ">": 2, ">=": 3, "<": 4, "<=": 5, "!=": 13}
 _CMPI = {"==": 0, "!=": 1, "<": 2, "<=": 3, ">": 4, ">=": 5}
 _UNSIGNED = 4  # what turns a signed ordering predicate of cmpi into the unsigned one
-
-
-def _values() -> Any:
-    from . import values
-
-    return values
 
 
 def wrapped(value: int, dtype: DType) -> int:
@@ -123,7 +119,6 @@ def common_dtype(what: str, a: DType, b: DType) -> DType:
 
 
 def _checked(what: str, value: Any) -> Any:
-    v = _values()
     value = v.plain(value)
     if not isinstance(value, (v.Numeric, bool, int, float)):
         raise TypeError(f"{what} needs numbers or values of the kernel, got {v.describe(value)}")
@@ -132,7 +127,6 @@ def _checked(what: str, value: Any) -> Any:
 
 def promote(what: str, a: Any, b: Any, lanes: int = 0, bits: bool = False) -> tuple[ir.Value, ir.Value, DType, int]:
     """Both operands as SSA values of one dtype and one number of lanes."""
-    v = _values()
     a, b = _checked(what, a), _checked(what, b)
     left, right = isinstance(a, v.Numeric), isinstance(b, v.Numeric)
     if left and right:
@@ -155,7 +149,6 @@ def promote(what: str, a: Any, b: Any, lanes: int = 0, bits: bool = False) -> tu
 
 
 def _operand(x: Any, dtype: DType, lanes: int, bits: bool) -> ir.Value:
-    v = _values()
     if not isinstance(x, v.Numeric):
         return literal(x, dtype, lanes, bits)
     if x.dtype is not dtype:
@@ -165,17 +158,16 @@ def _operand(x: Any, dtype: DType, lanes: int, bits: bool) -> ir.Value:
 
 def scalar_of(x: Any, dtype: DType) -> ir.Value:
     """A scalar of ``dtype`` from a number or a value that promotes to it."""
-    return _values().as_value(x, dtype).ir
+    return v.as_value(x, dtype).ir
 
 
 def broadcast(x: Any, lanes: int) -> Any:
     """A vector with all lanes the scalar ``x``."""
-    v = _values()
     return v.Vector(emit_value("vector.broadcast", types().of(x.dtype, lanes), [x.ir]), x.dtype, lanes, x.nonneg)
 
 
 def is_nonneg(x: Any) -> bool:
-    return x.nonneg if isinstance(x, _values().Numeric) else x >= 0
+    return x.nonneg if isinstance(x, v.Numeric) else x >= 0
 
 
 def _computes(what: str, dtype: DType) -> None:
@@ -185,7 +177,14 @@ def _computes(what: str, dtype: DType) -> None:
 
 def binary(op: str, a: Any, b: Any) -> Any:
     """``a op b`` for operators of Python, and ``"max"``, ``"min"``."""
-    v = _values()
+    if type(a) is v.Value and type(b) is v.Value and a.dtype is b.dtype and op in _PLAIN:  # the common case, quickly
+        dtype = a.dtype
+        if (dtype.kind == "i" or dtype.kind == "u") or (dtype.kind == "f" and dtype.bits > 8 and op not in _BITWISE):
+            name, attributes = _OPS[op][0 if dtype.kind == "f" else 1], None
+            if dtype.kind == "f":
+                attributes = {"fastmath": types().attribute("#arith.fastmath<contract>")}
+            nonneg = (a.nonneg and b.nonneg and op in _KEEPS_NONNEG) or (op == "&" and (a.nonneg or b.nonneg))
+            return v.Value(emit_value(name, a.ir.type, (a.ir, b.ir), attributes), dtype, nonneg)
     for x in (a, b):  # pointers, buffers and the like define their own operators
         if not isinstance(v.plain(x), (v.Numeric, bool, int, float)):
             return NotImplemented
@@ -212,7 +211,7 @@ def binary(op: str, a: Any, b: Any) -> Any:
 
 def _divide(op: str, a: Any, b: Any, x: ir.Value, y: ir.Value, dtype: DType, lanes: int) -> Any:
     """Signed // and %, rounding down, without arith's slow general form where that is possible; else None for //."""
-    v, result = _values(), types().of(dtype, lanes)
+    result = types().of(dtype, lanes)
     b = v.plain(b)
     if isinstance(b, int) and b == 0:
         raise ZeroDivisionError(f"{op} by zero")
@@ -241,7 +240,6 @@ def _divide(op: str, a: Any, b: Any, x: ir.Value, y: ir.Value, dtype: DType, lan
 
 def _shift(op: str, a: Any, b: Any) -> Any:
     """Shifts keep the left operand's type; the count is brought to it."""
-    v = _values()
     a, b = v.plain(a), v.plain(b)
     if not isinstance(a, v.Numeric):
         a = v.as_value(a) if not b.lanes else v.vector(v.number_dtype(a), b.lanes, a)
@@ -262,7 +260,6 @@ def _shift(op: str, a: Any, b: Any) -> Any:
 
 def compare(op: str, a: Any, b: Any) -> Any:
     """``a op b`` as a bool value, or a bool vector."""
-    v = _values()
     for x in (a, b):
         if not isinstance(v.plain(x), (v.Numeric, bool, int, float)):
             return NotImplemented
@@ -281,7 +278,7 @@ def compare(op: str, a: Any, b: Any) -> Any:
 def negate(x: Numeric) -> Any:
     _computes("-", x.dtype)
     if x.dtype.is_float:
-        return _values().wrap(emit_value("arith.negf", types().of(x.dtype, x.lanes), [x.ir]), x.dtype, x.lanes)
+        return v.wrap(emit_value("arith.negf", types().of(x.dtype, x.lanes), [x.ir]), x.dtype, x.lanes)
     return binary("-", 0, x)
 
 
@@ -291,7 +288,7 @@ def absolute(x: Numeric) -> Any:
     if x.dtype.kind in "ub":
         return x
     name = "math.absf" if x.dtype.is_float else "math.absi"
-    return _values().wrap(emit_value(name, types().of(x.dtype, x.lanes), [x.ir]), x.dtype, x.lanes, True)
+    return v.wrap(emit_value(name, types().of(x.dtype, x.lanes), [x.ir]), x.dtype, x.lanes, True)
 
 
 def invert(x: Numeric) -> Any:

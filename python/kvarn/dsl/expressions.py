@@ -7,31 +7,22 @@ Over Python values an expression is Python; over values of the kernel, operators
 from __future__ import annotations
 
 import ast
-import builtins
 import operator
-import sys
 import types as _types
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlir import ir
+from kvarn.dialect.dtypes import bool_
 
-from kvarn.dialect.dtypes import DType, bool_, f32, i32, i64
-
-from . import arithmetic as _a
 from . import control
-from . import math as kv_math
-from .source import FunctionNode, FunctionSource, Liveness, source_of
+from .calls import MISSING, REFUSED_CALLS, SPECIAL_CALLS, Closure, bind, handle_call, interpretable, lookup_of, static
+from .source import FunctionNode, FunctionSource
 from .state import Undefined, truth
-from .values import Numeric, Value, Vector, as_value, cast, constant, describe, number_dtype, plain, where
+from .values import Numeric, Vector, cast, describe, where
 
 if TYPE_CHECKING:
     from .frontend import Frame
-
-# Functions of these packages are called, not interpreted (unless marked with @kv.func).
-NATIVE_PACKAGES = frozenset(["kvarn", "mlir", "numpy", "ml_dtypes", "torch", "jax", "cupy", "pytest"]) | sys.stdlib_module_names
 
 _BINARY: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {
     ast.Add: (operator.add, operator.iadd), ast.Sub: (operator.sub, operator.isub), ast.Mult: (operator.mul, operator.imul),
@@ -44,180 +35,7 @@ _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
-_REFUSED_CALLS = {
-    print: "print(): use kv.printf", input: "input()", open: "open()", eval: "eval()", exec: "exec()", globals: "globals()",
-    locals: "locals()", vars: "vars()", super: "super()", compile: "compile()", __import__: "__import__()",
-    breakpoint: "breakpoint()",
-}  # fmt: skip
-
-
-def static(x: Any) -> Any:
-    """``x`` computed at compile time: in a kernel, ``for i in kv.static(range(4))`` unrolls.
-
-    Inside the parentheses Python functions are called rather than inlined, so all of Python may be used there.
-    """
-    if isinstance(x, RuntimeRange) or isinstance(x, Numeric):
-        raise TypeError(f"kv.static needs values known at compile time, got {describe(x)}")
-    return tuple(x) if isinstance(x, range) else x
-
-
-def func(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a helper of a library as one to inline into kernels, with run-time ``if``, ``for`` and ``while``.
-
-    The helpers of user code need no mark. Outside of kernels a marked function stays as it is.
-    """
-    function.__kv_func__ = True  # type: ignore[attr-defined]
-    return function
-
-
-@dataclass
-class RuntimeRange:
-    """``range`` as a loop of the kernel."""
-
-    start: Any
-    stop: Any
-    step: Any
-
-    @classmethod
-    def of(cls, *arguments: Any) -> RuntimeRange:
-        if not 1 <= len(arguments) <= 3:
-            raise TypeError(f"range takes 1 to 3 arguments, got {len(arguments)}")
-        for x in arguments:
-            x = plain(x)
-            if isinstance(x, bool) or not isinstance(x, int | Value) or (isinstance(x, Value) and not x.dtype.is_integer):
-                raise TypeError(f"range takes integers, got {describe(x)}")
-        start, stop = (0, arguments[0]) if len(arguments) == 1 else arguments[:2]
-        step = arguments[2] if len(arguments) == 3 else 1
-        if isinstance(plain(step), int) and step == 0:
-            raise ValueError("the step of a range must not be zero")
-        return cls(plain(start), plain(stop), plain(step))
-
-    def dtype(self) -> DType:
-        found: DType | None = None
-        for x in (self.start, self.stop, self.step):
-            if isinstance(x, Value):
-                found = x.dtype if found is None else _a.common_dtype("range", found, x.dtype)
-        if found is None:
-            return i64 if any(number_dtype(x) is i64 for x in (self.start, self.stop, self.step)) else i32
-        return found if found.bits >= 32 else i32
-
-    def bounds(self) -> tuple[Value, Value, Value, Callable[[Value], Value]]:
-        """Lower and upper bound and positive step of the loop, and what an induction value stands for."""
-        dtype = self.dtype()
-        down = isinstance(self.step, int) and self.step < 0
-        if down and dtype.kind == "u":
-            raise TypeError(f"a range of {dtype.name} cannot go down: write kv.i32(...) around its bounds")
-
-        def bring(x: Any) -> Value:
-            return cast(x, dtype) if isinstance(x, Value) else constant(x, dtype)
-
-        start, stop, step = bring(self.start), bring(self.stop), bring(-self.step if down else self.step)
-        if not down:
-            nonneg = _a.is_nonneg(self.start) and (isinstance(self.step, int) or self.step.nonneg)
-            start = Value(start.ir, dtype, nonneg)
-            return start, stop, step, lambda i: i
-        count = kv_math.max((start - stop + (step - 1)) // step, 0)
-        first = Value(constant(0, dtype).ir, dtype, nonneg=True)
-        return first, count, constant(1, dtype), lambda i: start - i * step
-
-    def __iter__(self) -> Iterator[Any]:
-        raise TypeError("a range of values of the kernel can only be the range of a for statement")
-
-    def __len__(self) -> int:
-        raise TypeError("the length of a range of values of the kernel is not known at compile time")
-
-
-@dataclass(eq=False)
-class Closure:
-    """A function defined inside a kernel."""
-
-    interpreter: Expressions
-    node: FunctionNode
-    name: str
-    frame: Frame
-    defaults: list[Any]
-    kw_defaults: list[Any]
-    flow: Liveness = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.flow = _flow_of(self.node)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.interpreter.call_closure(self, args, kwargs, None)
-
-
-def _flow_of(node: FunctionNode) -> Liveness:
-    found = getattr(node, "_kv_flow", None)
-    if found is None:
-        found = node._kv_flow = Liveness(node)  # type: ignore[union-attr]
-    return found
-
-
-def lookup_of(function: _types.FunctionType) -> Callable[[str], Any]:
-    """How a function finds names that are not its own: its closure, its module, the builtins."""
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    module = function.__globals__
-
-    def lookup(name: str) -> Any:
-        if name in cells:
-            try:
-                return cells[name].cell_contents
-            except ValueError:
-                raise NameError(f"name {name!r} is not defined yet") from None
-        if name in module:
-            return module[name]
-        try:
-            return getattr(builtins, name)
-        except AttributeError:
-            raise NameError(f"name {name!r} is not defined") from None
-
-    return lookup
-
-
-def interpretable(function: Any) -> FunctionSource | None:
-    """The source of a function that is to be inlined; None for one to call."""
-    if not isinstance(function, _types.FunctionType):
-        return None
-    if not hasattr(function, "__kv_func__") and (function.__module__ or "").partition(".")[0] in NATIVE_PACKAGES:
-        return None
-    return source_of(function)
-
-
-def bind(name: str, a: ast.arguments, defaults: list[Any], kw_defaults: list[Any], args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of a call by name, as Python binds them; TypeError for a wrong arity."""
-    positional = [p.arg for p in (*a.posonlyargs, *a.args)]
-    found = dict(zip(positional, args, strict=False))
-    if len(args) > len(positional):
-        if a.vararg is None:
-            raise TypeError(f"{name}() takes {len(positional)} arguments, got {len(args)}")
-        found[a.vararg.arg] = tuple(args[len(positional) :])
-    elif a.vararg is not None:
-        found[a.vararg.arg] = ()
-    by_name = {p.arg for p in (*a.args, *a.kwonlyargs)}
-    rest: dict[str, Any] = {}
-    for key, value in kwargs.items():
-        if key not in by_name:
-            if a.kwarg is None:
-                raise TypeError(f"{name}() has no parameter {key!r}")
-            rest[key] = value
-        elif key in found:
-            raise TypeError(f"{name}() got two values for {key!r}")
-        else:
-            found[key] = value
-    if a.kwarg is not None:
-        found[a.kwarg.arg] = rest
-    for key, value in zip(positional[len(positional) - len(defaults) :], defaults, strict=True):
-        found.setdefault(key, value)
-    for p, value in zip(a.kwonlyargs, kw_defaults, strict=True):
-        if value is not _MISSING:
-            found.setdefault(p.arg, value)
-    missing = [p for p in (*positional, *(k.arg for k in a.kwonlyargs)) if p not in found]
-    if missing:
-        raise TypeError(f"{name}() needs {', '.join(missing)}, which the call does not give")
-    return found
-
-
-_MISSING = object()
+_PYTHON = frozenset([int, float, bool, str, tuple, list])  # operands whose operators emit nothing
 
 
 class Expressions:
@@ -226,6 +44,9 @@ class Expressions:
     frames: list[Frame]
     native: int
     at: Callable[[ast.AST], Any]
+    place_of: Callable[[ast.AST], Any]
+    callers: Callable[[], list[Any]]
+    failed: Callable[[Exception, ast.AST], Exception]
     refuse: Callable[[ast.AST, str], Exception]
     inline: Callable[..., Any]
     assign: Callable[[ast.AST, Any], None]
@@ -252,17 +73,24 @@ class Expressions:
 
     def _name(self, node: ast.Name) -> Any:
         frame = self.frames[-1]
-        value = frame.locals.get(node.id, _MISSING)
-        if value is not _MISSING and type(value) is not Undefined:
+        value = frame.locals.get(node.id, MISSING)
+        if value is not MISSING and type(value) is not Undefined:
             return value
-        with self.at(node):
+        try:
             return self.name(node.id)
+        except Exception as error:
+            raise self.failed(error, node) from error
 
     def _constant(self, node: ast.Constant) -> Any:
         return node.value
 
     def _attribute(self, node: ast.Attribute) -> Any:
         base = self.eval(node.value)
+        if type(base) is _types.ModuleType:
+            try:
+                return getattr(base, node.attr)
+            except Exception as error:
+                raise self.failed(error, node) from error
         with self.at(node):
             return getattr(base, node.attr)
 
@@ -281,6 +109,11 @@ class Expressions:
 
     def _binary(self, node: ast.BinOp) -> Any:
         a, b = self.eval(node.left), self.eval(node.right)
+        if type(a) in _PYTHON and type(b) in _PYTHON:
+            try:
+                return _BINARY[type(node.op)][0](a, b)
+            except Exception as error:
+                raise self.failed(error, node) from error
         with self.at(node):
             return _BINARY[type(node.op)][0](a, b)
 
@@ -361,6 +194,11 @@ class Expressions:
 
     def _subscript(self, node: ast.Subscript) -> Any:
         base, index = self.eval(node.value), self.eval(node.slice)
+        if (type(base) is list or type(base) is tuple) and type(index) is int:
+            try:
+                return base[index]
+            except IndexError as error:
+                raise self.failed(error, node) from error
         with self.at(node):
             return self.item(base, index)
 
@@ -458,7 +296,7 @@ class Expressions:
 
     def closure(self, node: FunctionNode, name: str) -> Closure:
         """A function of the kernel's own, with its defaults evaluated now."""
-        kw = [_MISSING if d is None else self.eval(d) for d in node.args.kw_defaults]
+        kw = [MISSING if d is None else self.eval(d) for d in node.args.kw_defaults]
         return Closure(self, node, name, self.frames[-1], [self.eval(d) for d in node.args.defaults], kw)
 
     def _lambda(self, node: ast.Lambda) -> Closure:
@@ -479,7 +317,7 @@ class Expressions:
 
     def call_function(self, function: _types.FunctionType, source: FunctionSource, args: Any, kwargs: dict[str, Any], node: ast.AST | None) -> Any:
         a = source.node.args
-        kw_defaults = [(function.__kwdefaults__ or {}).get(p.arg, _MISSING) for p in a.kwonlyargs]
+        kw_defaults = [(function.__kwdefaults__ or {}).get(p.arg, MISSING) for p in a.kwonlyargs]
         variables = bind(source.name, a, list(function.__defaults__ or ()), kw_defaults, args, kwargs)
         return self.inline(source.name, source.node, source.file, source.flow, variables, lookup_of(function), node)
 
@@ -521,12 +359,14 @@ class Expressions:
         if isinstance(callee, _types.FunctionType):
             source = interpretable(callee) if not self.native else None
             return callee(*args, **kwargs) if source is None else self.call_function(callee, source, args, kwargs, node)
+        if (made := handle_call(callee, args)) is not None:
+            return made
         inner = getattr(callee, "__kv_kernel__", None)
         if inner is not None:
             return self.call(inner, args, kwargs, node)
         try:
-            special = _SPECIAL_CALLS.get(callee)
-            refused = _REFUSED_CALLS.get(callee)
+            special = SPECIAL_CALLS.get(callee)
+            refused = REFUSED_CALLS.get(callee)
         except TypeError:  # not hashable
             special = refused = None
         if refused is not None:
@@ -541,63 +381,6 @@ class Expressions:
         what = {ast.Await: "await", ast.Yield: "yield", ast.YieldFrom: "yield from"}.get(type(node), type(node).__name__)
         raise self.refuse(node, f"{what}: kernels have no generators or coroutines")
 
-
-# --- builtins over values of the kernel ------------------------------------------------------------
-
-
-def _range(_: Expressions, *args: Any) -> Any:
-    return RuntimeRange.of(*args) if any(isinstance(a, Numeric) for a in args) else range(*args)
-
-
-def _extremum(native: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    def call(_: Expressions, *args: Any, **kwargs: Any) -> Any:
-        values = list(args[0]) if len(args) == 1 and isinstance(args[0], list | tuple | Vector) else list(args)
-        if not any(isinstance(v, Numeric) for v in values):
-            return native(*args, **kwargs)
-        if kwargs:
-            raise TypeError(f"{native.__name__} of values of the kernel takes no keywords")
-        return ours(*values)
-
-    return call
-
-
-def _converted(native: type, ours: Callable[[Any], Any]) -> Callable[..., Any]:
-    def call(_: Expressions, *args: Any, **kwargs: Any) -> Any:
-        return ours(args[0]) if len(args) == 1 and isinstance(args[0], Numeric) else native(*args, **kwargs)
-
-    return call
-
-
-def _quantified(native: Callable[[Any], bool], symbol: str) -> Callable[..., Any]:
-    def call(_: Expressions, values: Any) -> Any:
-        values = list(values)
-        if not any(isinstance(v, Numeric) for v in values):
-            return native(values)
-        result = truth(values[0])
-        for v in values[1:]:
-            result = _a.binary(symbol, as_value(result, bool_), truth(v))
-        return result
-
-    return call
-
-
-def _length(_: Expressions, x: Any) -> Any:
-    from .memory import Buffer
-
-    return x.shape[0] if isinstance(x, Buffer) else len(x)
-
-
-_SPECIAL_CALLS: dict[Any, Callable[..., Any]] = {
-    range: _range,
-    min: _extremum(min, kv_math.min),
-    max: _extremum(max, kv_math.max),
-    int: _converted(int, lambda x: x if x.dtype.is_integer else cast(x, i32)),
-    float: _converted(float, lambda x: x if x.dtype.is_float and x.dtype.bits > 8 else cast(x, f32)),
-    bool: _converted(bool, truth),
-    any: _quantified(any, "|"),
-    all: _quantified(all, "&"),
-    len: _length,
-}
 
 _EXPRESSIONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Name: Expressions._name,
@@ -624,5 +407,3 @@ _EXPRESSIONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Lambda: Expressions._lambda,
     ast.Call: Expressions._call,
 }
-
-__all__ = ["Closure", "Expressions", "RuntimeRange", "func", "interpretable", "ir", "lookup_of", "static"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ast
 import types as _types
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlir import ir
@@ -19,14 +19,11 @@ from mlir import ir
 from kvarn.errors import KernelError, SourceLocation, UnsupportedError, located
 
 from . import control
-from .control import RESULT, Loop
-from .expressions import Expressions, RuntimeRange
-from .source import FunctionNode, FunctionSource, Liveness, bound, escapes, loaded, terminates
+from .control import RESULT
+from .loops import Flow, Loops
+from .source import FunctionNode, FunctionSource, Liveness, terminates
 from .state import Undefined, truth
-from .values import Numeric, Value, Vector, as_value, describe
-
-Flow = dict[str, Any]  # "return" | "break" | "continue" -> True or a bool value: how control left a block
-_LIMIT = 100_000  # iterations of a loop that runs while tracing
+from .values import Numeric, Value, Vector, describe
 
 _REFUSED = {
     ast.Try: "try: errors cannot be caught in a kernel; test the condition with if",
@@ -56,12 +53,10 @@ class Frame:
     node: ast.AST
     caller: ir.Location | None
     parent: Frame | None = None  # the frame that a closure was defined in
-
-    def roots(self) -> list[Any]:
-        return list(self.locals.values())
+    places: dict[int, ir.Location] = field(default_factory=dict)  # by id of the node: unrolled code meets a node often
 
 
-class Interpreter(Expressions):
+class Interpreter(Loops):
     """Traces one kernel at the current insertion point."""
 
     def __init__(self, block: tuple[int, int, int] | None = None) -> None:
@@ -69,6 +64,7 @@ class Interpreter(Expressions):
         self.native = 0  # inside kv.static(...): functions are called, not interpreted
         self.block = block
         self._scratch_op: ir.Operation | None = None
+        self._changed: dict[int, set[str]] = {}  # by id of a function's node: what it changes in place
 
     # --- the scope of the control flow module ----------------------------------------------------
 
@@ -89,13 +85,27 @@ class Interpreter(Expressions):
         """Where the innermost interpreted statement or expression is."""
         return _place(self.frame, self.frame.node) if self.frames else None
 
+    def place_of(self, node: ast.AST) -> SourceLocation:
+        return _place(self.frame, node)
+
     def callers(self) -> list[SourceLocation]:
         return [_place(f, f.node) for f in reversed(self.frames[:-1])]
 
     def location(self, node: ast.AST) -> ir.Location:
-        frame = self.frame
-        here = ir.Location.file(frame.file, getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1)
-        return here if frame.caller is None else ir.Location.callsite(here, [frame.caller])
+        frame = self.frames[-1]
+        found = frame.places.get(id(node))
+        if found is None:
+            found = ir.Location.file(frame.file, getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1)
+            if frame.caller is not None:
+                found = ir.Location.callsite(found, [frame.caller])
+            frame.places[id(node)] = found
+        return found
+
+    def failed(self, error: Exception, node: ast.AST) -> Exception:
+        """An error raised by a node that made no ops, with its place."""
+        if isinstance(error, KernelError | control._Again):
+            return error
+        return located(error, _place(self.frame, node), self.callers())
 
     def at(self, node: ast.AST) -> _At:
         """Ops made here have the node's location, and so have errors."""
@@ -149,7 +159,7 @@ class Interpreter(Expressions):
                 test = self._test(statement.test)
                 if isinstance(test, bool):
                     flow = self.block_of(statement.body if test else statement.orelse)
-                elif not escapes([statement]):
+                elif not self.frame.flow.leaves[id(statement)]:
                     self._runtime_if(statement, test)
                     flow = None
                 elif terminates(statement.body) or terminates(statement.orelse):
@@ -313,162 +323,6 @@ class Interpreter(Expressions):
             raise TypeError(f"an item of {describe(base)} cannot be set: use a list")
         else:
             self.set_item(base, index, value)
-
-    def _for(self, node: ast.For) -> Flow | None:
-        if node.orelse:
-            raise self.refuse(node, "for ... else: set a flag before break, and test it after the loop")
-        with self.at(node.iter):
-            items = self.eval(node.iter)
-            if isinstance(items, range):
-                items = RuntimeRange.of(items.start, items.stop, items.step)
-            if not isinstance(items, RuntimeRange):
-                if isinstance(items, Value):
-                    raise TypeError(f"for needs a range or a Python sequence, got {describe(items)}: write range(n)")
-                items = iter(items)
-        if isinstance(items, RuntimeRange):
-            with self.at(node):
-                return self._range_loop(node, items)
-        return self._unrolled(node, items, 0)
-
-    def _unrolled(self, node: ast.For, items: Iterator[Any], count: int) -> Flow | None:
-        for item in items:
-            count += 1
-            if count > _LIMIT:
-                raise KernelError(f"a loop that runs at compile time exceeds {_LIMIT} iterations", _place(self.frame, node))
-            self.assign(node.target, item)
-            flow = {k: v for k, v in (self.block_of(node.body) or {}).items() if k != "continue"}
-            if not flow:
-                continue
-            if any(v is True for v in flow.values()):
-                return {k: v for k, v in flow.items() if k != "break"} or None
-            after = self._guarded(node, flow, lambda c=count: self._unrolled(node, items, c), True)
-            return {k: v for k, v in (after or {}).items() if k != "break"} or None
-        return None
-
-    def _loop(self, node: ast.For | ast.While, extra: tuple[str, ...] = ()) -> Loop:
-        flow = self.frame.flow
-        target = bound(node.target) if isinstance(node, ast.For) else frozenset()
-        changed = bound(node.body)
-        names = [n for n in self.locals if n in changed and n in flow.head[id(node)] and n not in target]
-        rebound = {n.id for s in node.body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        return Loop(self, [*names, *extra], {*rebound, *extra}, flow.entry[id(node)])
-
-    def _range_loop(self, node: ast.For, r: RuntimeRange) -> Flow | None:
-        left = escapes(node.body) & {"break", "return"}
-        if left:
-            return self._leaving_loop(node, left, r)
-        start, stop, step, index = r.bounds()
-
-        def body(i: Value) -> None:
-            self.assign(node.target, index(i))
-            self.block_of(node.body)
-
-        control.for_loop(self._loop(node), start, stop, step, body)
-        self._loop_target(node)
-        return None
-
-    def _loop_target(self, node: ast.For) -> None:
-        for name in bound(node.target):
-            self.locals[name] = Undefined(f"{name!r} is the variable of a run-time loop and has no value after it")
-
-    def _leaving_loop(self, node: ast.For | ast.While, left: frozenset[str], r: RuntimeRange | None) -> Flow | None:
-        """A loop that ``break`` or ``return`` may leave: scf.while with flags."""
-        if "return" in left and any(isinstance(n, ast.Return) and n.value is not None for s in node.body for n in ast.walk(s)):
-            raise self.refuse(node, "return of a value inside a run-time loop: assign it to a variable and break")
-        tag = f" loop{id(node)}"
-        going, returned, position = f"{tag}.going", f"{tag}.returned", f"{tag}.i"
-        self.locals[going], self.locals[returned] = True, False
-        extra: tuple[str, ...] = (going, returned)
-        if r is not None:
-            start, stop, step, index = r.bounds()
-            self.locals[position] = start
-            extra = (*extra, position)
-
-        def test() -> Any:
-            def holds() -> Any:
-                if r is not None:
-                    return self.locals[position] < stop
-                assert isinstance(node, ast.While)
-                return self._test(node.test)
-
-            flag = self.locals[going]
-            return flag & holds() if r is not None else control.logical_and(self, as_value(flag), holds)
-
-        def body() -> None:
-            if r is not None:
-                assert isinstance(node, ast.For)
-                self.assign(node.target, index(self.locals[position]))
-            flow = self.block_of(node.body) or {}
-            gone = flow.get("return", False)
-            stopped = flow.get("break", False)
-            self.locals[returned] = gone
-            if gone is True or stopped is True:
-                self.locals[going] = False
-            else:
-                leaves = [f for f in (gone, stopped) if f is not False]
-                self.locals[going] = ~(leaves[0] if len(leaves) == 1 else leaves[0] | leaves[1]) if leaves else True
-            if r is not None:
-                self.locals[position] = self.locals[position] + step
-
-        control.while_loop(self._loop(node, extra), test, body)
-        flag = self.locals[returned]
-        for name in extra:
-            del self.locals[name]
-        if r is not None:
-            assert isinstance(node, ast.For)
-            self._loop_target(node)
-        return {"return": flag} if "return" in left else None
-
-    def _while(self, node: ast.While) -> Flow | None:
-        if node.orelse:
-            raise self.refuse(node, "while ... else: set a flag before break, and test it after the loop")
-        if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node.test)):
-            raise self.refuse(node.test, ":= in the condition of a while: assign before the loop and at the end of its body")
-        if self._runs_while_tracing(node):
-            return self._static_while(node)
-        left = escapes(node.body) & {"break", "return"}
-        with self.at(node):
-            if left:
-                return self._leaving_loop(node, left, None)
-            control.while_loop(self._loop(node), lambda: self._test(node.test), lambda: self.block_of(node.body) and None)
-        return None
-
-    def _runs_while_tracing(self, node: ast.While) -> bool:
-        """Whether a while's condition is a Python value now; a literal ``True`` loops at run time."""
-        if isinstance(node.test, ast.Constant):
-            return not node.test.value
-        names = loaded(node.test)
-        if any(isinstance(self.locals.get(n), Numeric) for n in names):
-            return False
-        block = ir.Block.create_at_start(self._scratch(), [], [])
-        with ir.InsertionPoint(block):
-            test = self._test(node.test)
-        for op in reversed(list(block.operations)):
-            op.operation.erase()
-        return isinstance(test, bool)
-
-    def _scratch(self) -> ir.Region:
-        """A region outside the kernel, for ops that are thrown away."""
-        if self._scratch_op is None:
-            self._scratch_op = ir.Operation.create("scf.execute_region", [], [], regions=1, ip=False)
-        return self._scratch_op.regions[0]
-
-    def _static_while(self, node: ast.While) -> Flow | None:
-        for _ in range(_LIMIT):
-            test = self._test(node.test)
-            if not isinstance(test, bool):
-                raise KernelError(
-                    "this while began with a condition known at compile time and now depends on a value of the kernel: "
-                    "start with a value of the kernel, as x = kv.i32(0)", _place(self.frame, node.test), self.callers(),
-                )  # fmt: skip
-            if not test:
-                return None
-            flow = {k: v for k, v in (self.block_of(node.body) or {}).items() if k != "continue"}
-            if any(v is True for v in flow.values()):
-                return {k: v for k, v in flow.items() if k != "break"} or None
-            if flow:
-                raise self.refuse(node, "break or return under a run-time condition in a while that runs at compile time: use while True")
-        raise KernelError(f"a while that runs at compile time exceeds {_LIMIT} iterations", _place(self.frame, node), self.callers())
 
     def _return(self, node: ast.Return) -> Flow:
         value = self.eval(node.value) if node.value is not None else None

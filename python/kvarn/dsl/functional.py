@@ -15,8 +15,8 @@ from mlir import ir
 
 from . import control
 from .builder import emit
+from .calls import Closure, RuntimeRange
 from .control import Loop
-from .expressions import Closure, RuntimeRange
 from .state import Scope, truth
 from .values import Value, as_value
 

@@ -9,6 +9,7 @@ Parameters become arguments by their annotation and by the spec that stands for 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import types as _types
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from kvarn.errors import KernelError, KernelTypeError, SourceLocation, Unsupport
 
 from . import builder
 from .builder import emit, types
-from .expressions import lookup_of
+from .calls import lookup_of
 from .frontend import Interpreter
 from .handles import Cache, Collection, Handle, Operand, annotation_of
 from .memory import Buffer, BufferSpec

@@ -19,7 +19,7 @@ from kvarn.dialect.layout import lowbit
 
 from . import arithmetic as _a
 from .builder import emit, emit_value, types
-from .values import Numeric, Value, Vector, as_value, bitcast, cast, describe, i32_value, index_value, plain, wrap
+from .values import Numeric, Value, Vector, as_value, cast, describe, i32_value, index_value, plain, wrap
 
 GLOBAL, SHARED = 1, 3
 _DYNAMIC_OFFSET = -(2**31)  # marks a run-time operand in llvm.getelementptr

@@ -18,7 +18,7 @@ NONE: Names = frozenset()
 FunctionNode = ast.FunctionDef | ast.Lambda
 
 _files: dict[str, tuple[int, dict[tuple[str, int], list[FunctionNode]]]] = {}
-_functions: dict[types.CodeType, FunctionSource | None] = {}
+_functions: dict[int, tuple[types.CodeType, FunctionSource | None]] = {}  # by id: hashing code is slow
 
 
 @dataclass
@@ -31,15 +31,16 @@ class FunctionSource:
     flow: Liveness = field(init=False)
 
     def __post_init__(self) -> None:
-        self.flow = Liveness(self.node)
+        self.flow = flow_of(self.node)
 
 
 def source_of(function: types.FunctionType) -> FunctionSource | None:
     """The source of a function; None when there is no text for it (a REPL, exec)."""
     code = function.__code__
-    if code not in _functions:
-        _functions[code] = _find(code)
-    return _functions[code]
+    known = _functions.get(id(code))
+    if known is None:
+        known = _functions[id(code)] = (code, _find(code))
+    return known[1]
 
 
 def _find(code: types.CodeType) -> FunctionSource | None:
@@ -79,6 +80,14 @@ def _index(file: str) -> dict[tuple[str, int], list[FunctionNode]]:
 
 
 # --- names ---------------------------------------------------------------------------------------
+
+def flow_of(node: FunctionNode) -> Liveness:
+    """The liveness of a function, computed once for its node."""
+    found = getattr(node, "_kv_flow", None)
+    if found is None:
+        found = node._kv_flow = Liveness(node)  # type: ignore[union-attr]
+    return found
+
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
@@ -163,6 +172,32 @@ def terminates(statements: Sequence[ast.stmt]) -> bool:
     return isinstance(last, ast.Return | ast.Break | ast.Continue)
 
 
+@dataclass(frozen=True)
+class Changes:
+    """What a run of statements binds and changes, found once.
+
+    Attributes
+    ----------
+    bound : frozenset of str
+        Variables bound by name, or changed through an index or attribute.
+    rebound : frozenset of str
+        Those bound by name.
+    calls : tuple of ast.Call
+        Calls of functions by name.
+    """
+
+    bound: Names
+    rebound: Names
+    calls: tuple[ast.Call, ...]
+
+    @classmethod
+    def of(cls, statements: Sequence[ast.stmt]) -> Changes:
+        nodes = [n for s in statements for n in ast.walk(s)]
+        rebound = frozenset(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        calls = tuple(n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
+        return cls(bound(statements), rebound, calls)
+
+
 class Liveness:
     """Which names are read later, per statement of a function.
 
@@ -174,13 +209,20 @@ class Liveness:
         id(loop) -> names that may be read when an iteration starts or after the loop.
     entry : dict
         id(loop) -> names that the body (or a while's test) may read before it binds them.
+    leaves : dict
+        id(if or loop) -> what leaves it (:func:`escapes`; of a loop's body, for a loop).
+    changes : Changes
+        Of the whole function; ``loops`` has those of each loop's body.
     """
 
     def __init__(self, node: FunctionNode) -> None:
         self.after: dict[int, Names] = {}
         self.head: dict[int, Names] = {}
         self.entry: dict[int, Names] = {}
+        self.leaves: dict[int, Names] = {}
+        self.loops: dict[int, Changes] = {}
         self.assigned: Names = NONE
+        self.changes = Changes.of([] if isinstance(node, ast.Lambda) else node.body)
         if isinstance(node, ast.Lambda):
             return
         self.assigned = _local_names(node)
@@ -207,7 +249,8 @@ class Liveness:
         if isinstance(s, ast.If):
             then = self._block(s.body, out, leave, again)
             other = self._block(s.orelse, out, leave, again)
-            if escapes([s]):
+            self.leaves[id(s)] = escapes([s])
+            if self.leaves[id(s)]:
                 self.after[id(s)] = out | leave | again
             return loaded(s.test) | then | other
         if isinstance(s, ast.For | ast.While):
@@ -234,4 +277,5 @@ class Liveness:
                 break
             head |= entry
         self.head[id(s)], self.entry[id(s)] = head, entry
+        self.leaves[id(s)], self.loops[id(s)] = escapes(s.body), Changes.of(s.body)
         return head | (loaded(s.iter) if isinstance(s, ast.For) else NONE)

@@ -20,7 +20,7 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect import dtypes
-from kvarn.dialect.dtypes import DType, bool_, bf16, f16, f32, i32, i64
+from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, i64
 
 from . import arithmetic as _a
 from .builder import emit_value, types

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What kernels call: user functions to inline, functions of the kernel's own, builtins over values of the kernel."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import types as _types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvarn.dialect.dtypes import DType, bool_, f32, i32, i64
+
+from . import arithmetic as _a
+from . import math as kv_math
+from .handles import Cache, annotation_of, matches, operand
+from .memory import Buffer
+from .source import FunctionNode, FunctionSource, Liveness, flow_of, source_of
+from .state import truth
+from .values import Numeric, Value, Vector, as_value, cast, constant, describe, number_dtype, plain
+
+if TYPE_CHECKING:
+    import ast
+
+    from .expressions import Expressions
+    from .frontend import Frame
+
+# Functions of these packages are called, not interpreted (unless marked with @kv.func).
+NATIVE_PACKAGES = frozenset(["kvarn", "mlir", "numpy", "ml_dtypes", "torch", "jax", "cupy", "pytest"]) | sys.stdlib_module_names
+
+REFUSED_CALLS = {
+    print: "print(): use kv.printf", input: "input()", open: "open()", eval: "eval()", exec: "exec()", globals: "globals()",
+    locals: "locals()", vars: "vars()", super: "super()", compile: "compile()", __import__: "__import__()",
+    breakpoint: "breakpoint()",
+}  # fmt: skip
+
+
+def static(x: Any) -> Any:
+    """``x`` computed at compile time: in a kernel, ``for i in kv.static(range(4))`` unrolls.
+
+    Inside the parentheses Python functions are called rather than inlined, so all of Python may be used there.
+    """
+    if isinstance(x, RuntimeRange) or isinstance(x, Numeric):
+        raise TypeError(f"kv.static needs values known at compile time, got {describe(x)}")
+    return tuple(x) if isinstance(x, range) else x
+
+
+def func(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a helper of a library as one to inline into kernels, with run-time ``if``, ``for`` and ``while``.
+
+    The helpers of user code need no mark. Outside of kernels a marked function stays as it is.
+    """
+    function.__kv_func__ = True  # type: ignore[attr-defined]
+    return function
+
+
+@dataclass
+class RuntimeRange:
+    """``range`` as a loop of the kernel."""
+
+    start: Any
+    stop: Any
+    step: Any
+
+    @classmethod
+    def of(cls, *arguments: Any) -> RuntimeRange:
+        if not 1 <= len(arguments) <= 3:
+            raise TypeError(f"range takes 1 to 3 arguments, got {len(arguments)}")
+        for x in arguments:
+            x = plain(x)
+            if isinstance(x, bool) or not isinstance(x, int | Value) or (isinstance(x, Value) and not x.dtype.is_integer):
+                raise TypeError(f"range takes integers, got {describe(x)}")
+        start, stop = (0, arguments[0]) if len(arguments) == 1 else arguments[:2]
+        step = arguments[2] if len(arguments) == 3 else 1
+        if isinstance(plain(step), int) and step == 0:
+            raise ValueError("the step of a range must not be zero")
+        return cls(plain(start), plain(stop), plain(step))
+
+    def dtype(self) -> DType:
+        found: DType | None = None
+        for x in (self.start, self.stop, self.step):
+            if isinstance(x, Value):
+                found = x.dtype if found is None else _a.common_dtype("range", found, x.dtype)
+        if found is None:
+            return i64 if any(number_dtype(x) is i64 for x in (self.start, self.stop, self.step)) else i32
+        return found if found.bits >= 32 else i32
+
+    def bounds(self) -> tuple[Value, Value, Value, Callable[[Value], Value]]:
+        """Lower and upper bound and positive step of the loop, and what an induction value stands for."""
+        dtype = self.dtype()
+        down = isinstance(self.step, int) and self.step < 0
+        if down and dtype.kind == "u":
+            raise TypeError(f"a range of {dtype.name} cannot go down: write kv.i32(...) around its bounds")
+
+        def bring(x: Any) -> Value:
+            return cast(x, dtype) if isinstance(x, Value) else constant(x, dtype)
+
+        start, stop, step = bring(self.start), bring(self.stop), bring(-self.step if down else self.step)
+        if not down:
+            nonneg = _a.is_nonneg(self.start) and (isinstance(self.step, int) or self.step.nonneg)
+            start = Value(start.ir, dtype, nonneg)
+            return start, stop, step, lambda i: i
+        count = kv_math.max((start - stop + (step - 1)) // step, 0)
+        first = Value(constant(0, dtype).ir, dtype, nonneg=True)
+        return first, count, constant(1, dtype), lambda i: start - i * step
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError("a range of values of the kernel can only be the range of a for statement")
+
+    def __len__(self) -> int:
+        raise TypeError("the length of a range of values of the kernel is not known at compile time")
+
+
+@dataclass(eq=False)
+class Closure:
+    """A function defined inside a kernel."""
+
+    interpreter: Expressions
+    node: FunctionNode
+    name: str
+    frame: Frame
+    defaults: list[Any]
+    kw_defaults: list[Any]
+    flow: Liveness = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.flow = flow_of(self.node)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.interpreter.call_closure(self, args, kwargs, None)
+
+
+def lookup_of(function: _types.FunctionType) -> Callable[[str], Any]:
+    """How a function finds names that are not its own: its closure, its module, the builtins."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    module = function.__globals__
+
+    def lookup(name: str) -> Any:
+        if name in cells:
+            try:
+                return cells[name].cell_contents
+            except ValueError:
+                raise NameError(f"name {name!r} is not defined yet") from None
+        if name in module:
+            return module[name]
+        try:
+            return getattr(builtins, name)
+        except AttributeError:
+            raise NameError(f"name {name!r} is not defined") from None
+
+    return lookup
+
+
+def interpretable(function: Any) -> FunctionSource | None:
+    """The source of a function that is to be inlined; None for one to call."""
+    if not isinstance(function, _types.FunctionType):
+        return None
+    if not hasattr(function, "__kv_func__") and (function.__module__ or "").partition(".")[0] in NATIVE_PACKAGES:
+        return None
+    return source_of(function)
+
+
+def bind(name: str, a: ast.arguments, defaults: list[Any], kw_defaults: list[Any], args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of a call by name, as Python binds them; TypeError for a wrong arity."""
+    positional = [p.arg for p in (*a.posonlyargs, *a.args)]
+    found = dict(zip(positional, args, strict=False))
+    if len(args) > len(positional):
+        if a.vararg is None:
+            raise TypeError(f"{name}() takes {len(positional)} arguments, got {len(args)}")
+        found[a.vararg.arg] = tuple(args[len(positional) :])
+    elif a.vararg is not None:
+        found[a.vararg.arg] = ()
+    by_name = {p.arg for p in (*a.args, *a.kwonlyargs)}
+    rest: dict[str, Any] = {}
+    for key, value in kwargs.items():
+        if key not in by_name:
+            if a.kwarg is None:
+                raise TypeError(f"{name}() has no parameter {key!r}")
+            rest[key] = value
+        elif key in found:
+            raise TypeError(f"{name}() got two values for {key!r}")
+        else:
+            found[key] = value
+    if a.kwarg is not None:
+        found[a.kwarg.arg] = rest
+    for key, value in zip(positional[len(positional) - len(defaults) :], defaults, strict=True):
+        found.setdefault(key, value)
+    for p, value in zip(a.kwonlyargs, kw_defaults, strict=True):
+        if value is not MISSING:
+            found.setdefault(p.arg, value)
+    missing = [p for p in (*positional, *(k.arg for k in a.kwonlyargs)) if p not in found]
+    if missing:
+        raise TypeError(f"{name}() needs {', '.join(missing)}, which the call does not give")
+    return found
+
+
+MISSING = object()
+
+
+# --- builtins over values of the kernel ------------------------------------------------------------
+
+
+def _range(_: Expressions, *args: Any) -> Any:
+    return RuntimeRange.of(*args) if any(isinstance(a, Numeric) for a in args) else range(*args)
+
+
+def _extremum(native: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    def call(_: Expressions, *args: Any, **kwargs: Any) -> Any:
+        values = list(args[0]) if len(args) == 1 and isinstance(args[0], list | tuple | Vector) else list(args)
+        if not any(isinstance(v, Numeric) for v in values):
+            return native(*args, **kwargs)
+        if kwargs:
+            raise TypeError(f"{native.__name__} of values of the kernel takes no keywords")
+        return ours(*values)
+
+    return call
+
+
+def _converted(native: type, ours: Callable[[Any], Any]) -> Callable[..., Any]:
+    def call(_: Expressions, *args: Any, **kwargs: Any) -> Any:
+        return ours(args[0]) if len(args) == 1 and isinstance(args[0], Numeric) else native(*args, **kwargs)
+
+    return call
+
+
+def _quantified(native: Callable[[Any], bool], symbol: str) -> Callable[..., Any]:
+    def call(_: Expressions, values: Any) -> Any:
+        values = list(values)
+        if not any(isinstance(v, Numeric) for v in values):
+            return native(values)
+        result = truth(values[0])
+        for v in values[1:]:
+            result = _a.binary(symbol, as_value(result, bool_), truth(v))
+        return result
+
+    return call
+
+
+def _length(_: Expressions, x: Any) -> Any:
+    return x.shape[0] if isinstance(x, Buffer) else len(x)
+
+
+SPECIAL_CALLS: dict[Any, Callable[..., Any]] = {
+    range: _range,
+    min: _extremum(min, kv_math.min),
+    max: _extremum(max, kv_math.max),
+    int: _converted(int, lambda x: x if x.dtype.is_integer else cast(x, i32)),
+    float: _converted(float, lambda x: x if x.dtype.is_float and x.dtype.bits > 8 else cast(x, f32)),
+    bool: _converted(bool, truth),
+    any: _quantified(any, "|"),
+    all: _quantified(all, "&"),
+    len: _length,
+    isinstance: lambda _, value, cls: matches(value, cls),
+}
+
+
+def handle_call(callee: Any, args: list[Any]) -> Any:
+    """``kv.KVCacheMHAOperand(cache)`` in a kernel; None for another call."""
+    if isinstance(callee, type) and len(args) == 1 and isinstance(args[0], Cache) and annotation_of(callee) == ("operand", None):
+        return operand(args[0])
+    return None

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Loops of the front end: those that run while tracing, and those that become scf ops.
+
+``range`` makes a loop of the kernel (scf.for; scf.while when ``break`` or ``return`` may leave it), other iterables are
+unrolled. A ``while`` loops at run time when its condition is a value of the kernel, or the literal True.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mlir import ir
+
+from kvarn.errors import KernelError
+
+from . import control
+from .calls import Closure, RuntimeRange, interpretable, lookup_of
+from .control import Loop
+from .expressions import Expressions
+from .source import Changes, FunctionNode, bound, flow_of, loaded
+from .state import Undefined
+from .values import Numeric, Value, as_value, describe
+
+Flow = dict[str, Any]  # "return" | "break" | "continue" -> True or a bool value: how control left a block
+_LIMIT = 100_000  # iterations of a loop that runs while tracing
+
+
+class Loops(Expressions):
+    """The loop statements; :class:`kvarn.dsl.frontend.Interpreter` has the others."""
+
+    block_of: Callable[..., Flow | None]
+    _test: Callable[[ast.expr], Any]
+    _guarded: Callable[..., Flow | None]
+    _scratch_op: ir.Operation | None
+    _changed: dict[int, set[str]]
+
+    def _for(self, node: ast.For) -> Flow | None:
+        if node.orelse:
+            raise self.refuse(node, "for ... else: set a flag before break, and test it after the loop")
+        with self.at(node.iter):
+            items = self.eval(node.iter)
+            if isinstance(items, range):
+                items = RuntimeRange.of(items.start, items.stop, items.step)
+            if not isinstance(items, RuntimeRange):
+                if isinstance(items, Value):
+                    raise TypeError(f"for needs a range or a Python sequence, got {describe(items)}: write range(n)")
+                items = iter(items)
+        if isinstance(items, RuntimeRange):
+            with self.at(node):
+                return self._range_loop(node, items)
+        return self._unrolled(node, items, 0)
+
+    def _unrolled(self, node: ast.For, items: Iterator[Any], count: int) -> Flow | None:
+        for item in items:
+            count += 1
+            if count > _LIMIT:
+                raise KernelError(f"a loop that runs at compile time exceeds {_LIMIT} iterations", self.place_of(node))
+            self.assign(node.target, item)
+            flow = {k: v for k, v in (self.block_of(node.body) or {}).items() if k != "continue"}
+            if not flow:
+                continue
+            if any(v is True for v in flow.values()):
+                return {k: v for k, v in flow.items() if k != "break"} or None
+            after = self._guarded(node, flow, lambda c=count: self._unrolled(node, items, c), True)
+            return {k: v for k, v in (after or {}).items() if k != "break"} or None
+        return None
+
+    def _loop(self, node: ast.For | ast.While, extra: tuple[str, ...] = ()) -> Loop:
+        flow = self.frames[-1].flow
+        target = bound(node.target) if isinstance(node, ast.For) else frozenset()
+        changes = flow.loops[id(node)]
+        changed = changes.bound | self._changed_by_calls(changes, self.name_or_none)
+        names = [n for n in self.locals if n in changed and n in flow.head[id(node)] and n not in target]
+        return Loop(self, [*names, *extra], {*changes.rebound, *extra}, flow.entry[id(node)])
+
+    def name_or_none(self, name: str) -> Any:
+        """What a name refers to now; None when it has no value."""
+        try:
+            return self.name(name)
+        except (NameError, TypeError):
+            return None
+
+    def _changed_by_calls(self, changes: Changes, resolve: Callable[[str], Any]) -> set[str]:
+        """Variables that calls in a loop's body may change in place, as far as the text shows.
+
+        A first guess only: what it misses costs another trace of the body.
+        """
+        found: set[str] = set()
+        for call in changes.calls:
+            assert isinstance(call.func, ast.Name)
+            callee = resolve(call.func.id)
+            if isinstance(callee, Closure):
+                node, inner = callee.node, _resolver(callee)
+            elif (source := interpretable(callee)) is not None:
+                node, inner = source.node, _quiet(lookup_of(callee))
+            else:
+                continue
+            changed = self._changed_in_function(node, inner)
+            parameters = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
+            given = [*zip(parameters, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
+            found |= {a.id for p, a in given if p in changed and isinstance(a, ast.Name)}
+            found |= changed - {*parameters}
+        return found
+
+    def _changed_in_function(self, node: FunctionNode, resolve: Callable[[str], Any]) -> set[str]:
+        """Parameters and variables of enclosing functions that a function may change in place."""
+        known = self._changed.get(id(node))
+        if known is None:
+            known = self._changed[id(node)] = set()
+            changes = flow_of(node).changes
+            known |= (changes.bound | self._changed_by_calls(changes, resolve)) - changes.rebound
+        return known
+
+    def _range_loop(self, node: ast.For, r: RuntimeRange) -> Flow | None:
+        left = self.frames[-1].flow.leaves[id(node)] & {"break", "return"}
+        if left:
+            return self._leaving_loop(node, left, r)
+        start, stop, step, index = r.bounds()
+
+        def body(i: Value) -> None:
+            self.assign(node.target, index(i))
+            self.block_of(node.body)
+
+        control.for_loop(self._loop(node), start, stop, step, body)
+        self._loop_target(node)
+        return None
+
+    def _loop_target(self, node: ast.For) -> None:
+        for name in bound(node.target):
+            self.locals[name] = Undefined(f"{name!r} is the variable of a run-time loop and has no value after it")
+
+    def _leaving_loop(self, node: ast.For | ast.While, left: frozenset[str], r: RuntimeRange | None) -> Flow | None:
+        """A loop that ``break`` or ``return`` may leave: scf.while with flags."""
+        if "return" in left and any(isinstance(n, ast.Return) and n.value is not None for s in node.body for n in ast.walk(s)):
+            raise self.refuse(node, "return of a value inside a run-time loop: assign it to a variable and break")
+        tag = f" loop{id(node)}"
+        going, returned, position = f"{tag}.going", f"{tag}.returned", f"{tag}.i"
+        self.locals[going], self.locals[returned] = True, False
+        extra: tuple[str, ...] = (going, returned)
+        if r is not None:
+            start, stop, step, index = r.bounds()
+            self.locals[position] = start
+            extra = (*extra, position)
+
+        def test() -> Any:
+            def holds() -> Any:
+                if r is not None:
+                    return self.locals[position] < stop
+                assert isinstance(node, ast.While)
+                return self._test(node.test)
+
+            flag = self.locals[going]
+            return flag & holds() if r is not None else control.logical_and(self, as_value(flag), holds)
+
+        def body() -> None:
+            if r is not None:
+                assert isinstance(node, ast.For)
+                self.assign(node.target, index(self.locals[position]))
+            flow = self.block_of(node.body) or {}
+            gone = flow.get("return", False)
+            stopped = flow.get("break", False)
+            self.locals[returned] = gone
+            if gone is True or stopped is True:
+                self.locals[going] = False
+            else:
+                leaves = [f for f in (gone, stopped) if f is not False]
+                self.locals[going] = ~(leaves[0] if len(leaves) == 1 else leaves[0] | leaves[1]) if leaves else True
+            if r is not None:
+                self.locals[position] = self.locals[position] + step
+
+        control.while_loop(self._loop(node, extra), test, body)
+        flag = self.locals[returned]
+        for name in extra:
+            del self.locals[name]
+        if r is not None:
+            assert isinstance(node, ast.For)
+            self._loop_target(node)
+        return {"return": flag} if "return" in left else None
+
+    def _while(self, node: ast.While) -> Flow | None:
+        if node.orelse:
+            raise self.refuse(node, "while ... else: set a flag before break, and test it after the loop")
+        if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node.test)):
+            raise self.refuse(node.test, ":= in the condition of a while: assign before the loop and at the end of its body")
+        if self._runs_while_tracing(node):
+            return self._static_while(node)
+        left = self.frames[-1].flow.leaves[id(node)] & {"break", "return"}
+        with self.at(node):
+            if left:
+                return self._leaving_loop(node, left, None)
+            control.while_loop(self._loop(node), lambda: self._test(node.test), lambda: self.block_of(node.body) and None)
+        return None
+
+    def _runs_while_tracing(self, node: ast.While) -> bool:
+        """Whether a while's condition is a Python value now; a literal ``True`` loops at run time."""
+        if isinstance(node.test, ast.Constant):
+            return not node.test.value
+        names = loaded(node.test)
+        if any(isinstance(self.locals.get(n), Numeric) for n in names):
+            return False
+        block = ir.Block.create_at_start(self._scratch(), [], [])
+        with ir.InsertionPoint(block):
+            test = self._test(node.test)
+        for op in reversed(list(block.operations)):
+            op.operation.erase()
+        return isinstance(test, bool)
+
+    def _scratch(self) -> ir.Region:
+        """A region outside the kernel, for ops that are thrown away."""
+        if self._scratch_op is None:
+            self._scratch_op = ir.Operation.create("scf.execute_region", [], [], regions=1, ip=False)
+        return self._scratch_op.regions[0]
+
+    def _static_while(self, node: ast.While) -> Flow | None:
+        for _ in range(_LIMIT):
+            test = self._test(node.test)
+            if not isinstance(test, bool):
+                raise KernelError(
+                    "this while began with a condition known at compile time and now depends on a value of the kernel: "
+                    "start with a value of the kernel, as x = kv.i32(0)", self.place_of(node.test), self.callers(),
+                )  # fmt: skip
+            if not test:
+                return None
+            flow = {k: v for k, v in (self.block_of(node.body) or {}).items() if k != "continue"}
+            if any(v is True for v in flow.values()):
+                return {k: v for k, v in flow.items() if k != "break"} or None
+            if flow:
+                raise self.refuse(node, "break or return under a run-time condition in a while that runs at compile time: use while True")
+        raise KernelError(f"a while that runs at compile time exceeds {_LIMIT} iterations", self.place_of(node), self.callers())
+
+
+def _resolver(closure: Closure) -> Callable[[str], Any]:
+    """How a closure finds names, for a look ahead."""
+    frame = closure.frame
+    return lambda name: frame.locals[name] if name in frame.locals else _quiet(frame.lookup)(name)
+
+
+def _quiet(lookup: Callable[[str], Any]) -> Callable[[str], Any]:
+    def find(name: str) -> Any:
+        try:
+            return lookup(name)
+        except NameError:
+            return None
+
+    return find
