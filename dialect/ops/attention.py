@@ -16,7 +16,7 @@ from ..effects import ReadsCache, ReadsMemory, WritesMemory
 from ..ext import F32, I32, Operand
 from .operations import FLOATS, not_mla, offsets, token_rows
 
-MASKS = ("causal", "null", "sliding_window", "chunked")
+MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
 
 
 def mask_is_valid(op: Any) -> bool:
@@ -24,7 +24,7 @@ def mask_is_valid(op: Any) -> bool:
     if not verify.one_of(op, "mask", MASKS):
         return False
     mask, span = verify.string(op.mask), verify.integer(op.span)
-    if mask in ("sliding_window", "chunked") and (span is None or span < 1):
+    if mask not in ("causal", "null") and (span is None or span < 1):
         return verify.fail(op, f"span (the window or chunk) must be positive for mask {mask}, got {op.span}")
     return True
 
@@ -32,10 +32,12 @@ def mask_is_valid(op: Any) -> bool:
 class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):
     """softmax(scale * Q K^T + mask) V over one layer; query, out: [T, Hq, D], Hq a multiple of H.
 
-    Attributes: mask (causal, null, sliding_window, chunked), span (window or chunk width), softcap (0: none; else
-    scores become softcap * tanh(score / softcap)). Optional operands: sinks [Hq] f32, one more logit in each
-    row's denominator; lse [T, Hq] f32, the log-sum-exp out. The query has the cache's float type, or f16/bf16/f32
-    over an 8-bit cache; an integer cache needs scales.
+    Attributes: mask (causal, null, sliding_window, chunked, chunked_causal), span (window or chunk width), softcap (0:
+    none; else scores become softcap * tanh(score / softcap)). Optional operands: sinks [Hq] f32, one more logit in
+    each row's denominator; lse [T, Hq] f32, the log-sum-exp out; kv_offsets [B+1], cross attention: sequence b has
+    cache_length(b) + kv_offsets[b+1] - kv_offsets[b] keys. The query has the cache's float type, or f16/bf16/f32
+    over an 8-bit cache; an integer cache needs scales. The schedule's entry max_queries bounds the new tokens of
+    every sequence.
     """
 
     collection: Operand[Any]

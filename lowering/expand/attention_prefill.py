@@ -96,8 +96,8 @@ def problems(case: Case, at: Expansion, row_alignment: int) -> list[str]:
 
 
 def tile_keys(case: Case, target: Target) -> int | None:
-    """Keys of a tile: the most that fit with the page size and the shared memory."""
-    for keys in (64, 32, 16):
+    """Keys of a tile: the most that fit the page size, the shared memory and, for wide heads, the registers."""
+    for keys in (64, 32, 16) if case.size <= 128 else (32, 16):
         pages = case.spec.page_size
         tiles = Tiles(case, keys)
         if tiles.shared_bytes <= target.shared_bytes and (not tiles.copied or not pages or not pages % keys or not keys % pages):

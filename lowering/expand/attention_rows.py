@@ -61,13 +61,13 @@ def host_kernel(case: Case) -> Any:
     widest = load_width(spec, LANES)
     key_pieces, value_pieces = pieces(case.size, widest), pieces(case.value_size, widest)
 
-    def scores_of(keys: Any, q: Any, b: Any, head: Any, first: Any, count: int) -> list[Any]:
-        """The scores of ``count`` keys from ``first`` on: a sum a width of pieces, then over the lanes."""
+    def scores_of(keys: Any, q: Any, b: Any, head: Any, places: list[tuple[Any, Any]]) -> list[Any]:
+        """The scores of the keys at (token, page): a sum a width of pieces, then over the lanes."""
         found = []
-        for i in range(count):
+        for token, page in places:
             sums: dict[int, Any] = {}
             for (d, w), x in zip(key_pieces, q, strict=True):
-                key = read(spec, keys, b, head, first + i, d, w)
+                key = read(spec, keys, b, head, token, d, w, page)
                 sums[w] = x * key if w not in sums else sums[w] + x * key
             score = None
             for w, total in sums.items():
@@ -78,15 +78,17 @@ def host_kernel(case: Case) -> Any:
 
     def take(keys: Any, values: Any, q: Any, b: Any, head: Any, first: Any, count: int, state: list[Any], sums: list[Any]) -> None:
         """Fold ``count`` keys into the state (maximum, denominator) and the weighted sums of values."""
-        scores = scores_of(keys, q, b, head, first, count)
+        tokens = [first + i for i in range(count)]
+        places = [(t, keys.page(b, t)) for t in tokens]  # the values' pages too: one table serves both
+        scores = scores_of(keys, q, b, head, places)
         top = kv.math.max(state[0], *scores)
         shrink = exp2(state[0] - top)
         weights = exp2(kv.vector(f32, scores) - top) if count > 1 else [exp2(scores[0] - top)]
         state[0], state[1] = top, state[1] * shrink + (lane_sum(weights) if count > 1 else weights[0])
         for n, (d, w) in enumerate(value_pieces):
             x = sums[n] * shrink
-            for i in range(count):
-                x = x + read(spec, values, b, head, first + i, d, w) * weights[i]
+            for i, (token, page) in enumerate(places):
+                x = x + read(spec, values, b, head, token, d, w, page) * weights[i]
             sums[n] = x
 
     @kv.kernel

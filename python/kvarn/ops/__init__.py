@@ -9,12 +9,13 @@ Every argument is checked before anything runs. After the first call with its sh
 and can be captured in a CUDA graph.
 """
 
+from .attention import attention, mla_attention, mla_decompress
 from .copies import convert, copy_pages, gather
 from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_sparse_indices
 from .updates import iadd_2m, increment_cache_lengths, radd, rms_norm, rope
 from .writes import append, rope_append, store_padded, store_ragged
 
 __all__ = [
-    "MlaPrefillPlan", "append", "cache_row_offsets", "convert", "copy_pages", "gather", "iadd_2m", "increment_cache_lengths",
-    "mla_prefill_plan", "radd", "remap_sparse_indices", "rms_norm", "rope", "rope_append", "store_padded", "store_ragged",
+    "MlaPrefillPlan", "append", "attention", "cache_row_offsets", "convert", "copy_pages", "gather", "iadd_2m", "increment_cache_lengths",
+    "mla_attention", "mla_decompress", "mla_prefill_plan", "radd", "remap_sparse_indices", "rms_norm", "rope", "rope_append", "store_padded", "store_ragged",
 ]  # fmt: skip

@@ -162,7 +162,7 @@ def attention(
             raise ValueError(f"{title}: softcap must be positive, got {cap}; leave it out for none")
     if scale is None:
         scale = collection.cache_spec.head_size ** -0.5
-    elif scale.__class__ is not float:
+    else:
         scale = checks.number(scale, "scale", title)
     if out is None:
         out = checks.empty_like(query, "out", title)
