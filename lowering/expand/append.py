@@ -14,8 +14,8 @@ from kvarn.dialect.layout import CacheSpec
 
 from . import expands
 from .base import Expansion
-from .common import Rows, Work, converted, holds, row_alignment, sequence_of, single, vector_width
-from .quantize import quantized_granule
+from .common import Head, Rows, Work, converted, holds, row_alignment, sequence_of, single, vector_width
+from .quantize import Quantizer
 
 
 def copy_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, name: str = "append") -> Any:
@@ -50,9 +50,9 @@ def halves_of(handle: Any, layer: Any, halves: int) -> list[Any]:
     return [handle.get_key_cache(layer), handle.get_value_cache(layer)]
 
 
-def quantize_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, given: bool) -> Any:
+def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, given: bool) -> Any:
     """Rows of floats to a cache with scales, by granules."""
-    granules = spec.num_scales
+    granules = quantizer.spec.num_scales
 
     @kv.kernel
     def append_quantized(collection, layer: kv.i32, row_offsets, key, value, key_scale, value_scale):
@@ -65,13 +65,9 @@ def quantize_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, given:
                 for piece in range(first, work.pieces, work.step):
                     h, g = piece // granules, piece % granules
                     for n in kv.static(range(halves)):
-                        x, scale = (key, value)[n], (key_scale, value_scale)[n]
-
-                        def read(d, x=x, h=h):
-                            return kv.f32(rows.load(x, token, h, d))
-
-                        known = kv.f32(scale[token, h, g]) if given else None
-                        quantized_granule(caches[n], b, h, position, g, read, rows.width, known)
+                        known = kv.f32((key_scale, value_scale)[n][token, h, g]) if given else None
+                        source = Head(rows, (key, value)[n], token, h)
+                        quantizer.granule(caches[n], b, h, position, g, source.read, known)
 
     return append_quantized
 
@@ -88,7 +84,7 @@ def append(op: Any, at: Expansion) -> None:
         work = Work.of(at, spec.num_heads * spec.num_scales)
         given = op.key_scale is not None
         scales = [op.key_scale, op.key_scale if halves == 1 else op.value_scale] if given else [op.row_offsets] * 2
-        kernel = quantize_kernel(spec, work, rows, halves, given)
+        kernel = quantize_kernel(work, rows, Quantizer.of(spec, rows.width, at), halves, given)
         args = [op.collection, op.layer, op.row_offsets, op.key, value, *scales]
     else:
         rows = Rows(vector_width(spec.head_size, types=(dtype, spec.dtype)), row_alignment(at))

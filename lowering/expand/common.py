@@ -26,38 +26,45 @@ def row_alignment(at: Expansion) -> int:
 
 
 def vector_width(*extents: int, types: tuple[DType, ...]) -> int:
-    """Elements of one access: a power of two that divides every extent and whose widest form is not above 16 bytes.
+    """Elements of one access: a power of two that divides every extent.
 
-    Types of one and of two or more bytes meet in a conversion, where 8 lanes keep the wider side at one or two accesses.
+    16 bytes; where types of different sizes meet 8 lanes, which the wider side takes in one or two accesses.
     """
-    widest = max(t.itemsize for t in types)
-    most = BYTES // widest if len({t.itemsize for t in types}) == 1 else 8
-    return min(lowbit(math.gcd(*extents)), most)
+    return min(lowbit(math.gcd(*extents)), most_lanes(types))
+
+
+def most_lanes(types: tuple[DType, ...]) -> int:
+    """Elements of the widest access of buffers of some types; see :func:`vector_width`."""
+    sizes = {t.itemsize for t in types}
+    return BYTES // sizes.pop() if len(sizes) == 1 else 8
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Data buffers as a kernel reads and writes them: vectors of ``width`` elements at the alignment that rows have."""
+    """How a kernel reads and writes data buffers: in vectors, at the ``alignment`` that rows have, ``width`` lanes by default."""
 
     width: int
     alignment: int
 
     @kv.func
-    def load(self, buffer: Any, *index: Any) -> Any:
-        """``width`` elements; always a vector."""
-        if self.width == 1:
+    def load(self, buffer: Any, *index: Any, width: int = 0) -> Any:
+        """``width`` elements (default: the rows'); always a vector. The last index is a multiple of the width."""
+        lanes = width or self.width
+        if lanes == 1:
             return kv.vector(buffer.dtype, [buffer[index]])
-        return buffer.load(*index, width=self.width, alignment=self._of(buffer))
+        return buffer.load(*index, width=lanes, alignment=self.aligned(lanes, buffer.dtype))
 
     @kv.func
     def store(self, buffer: Any, *index: Any, value: Any) -> None:
-        if self.width == 1:
+        """Write a vector; the last index is a multiple of its width."""
+        if len(value) == 1:
             buffer[index] = value[0]
         else:
-            buffer.store(*index, value=value, alignment=self._of(buffer))
+            buffer.store(*index, value=value, alignment=self.aligned(len(value), buffer.dtype))
 
-    def _of(self, buffer: Any) -> int:
-        return min(self.alignment, BYTES, lowbit(self.width * buffer.dtype.itemsize))
+    def aligned(self, lanes: int, dtype: DType) -> int:
+        """Bytes that an access of so many lanes is aligned to."""
+        return min(self.alignment, BYTES, lowbit(lanes * dtype.itemsize))
 
 
 @dataclass(frozen=True)
@@ -138,3 +145,71 @@ def converted(x: Any, dtype: DType) -> Any:
 def single(x: Any) -> Any:
     """A vector of one lane as a scalar, which is what accesses of width one take."""
     return x[0] if len(x) == 1 else x
+
+
+# --- heads: where f32 elements come from and go to -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head of a token of a buffer [T, heads, size]."""
+
+    rows: Rows
+    buffer: Any
+    token: Any
+    head: Any
+
+    @kv.func
+    def read(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, f32."""
+        return kv.f32(self.rows.load(self.buffer, self.token, self.head, d, width=n))
+
+    @kv.func
+    def write(self, d: Any, x: Any) -> None:
+        """Put f32 elements from dim d on, converted."""
+        self.rows.store(self.buffer, self.token, self.head, d, value=converted(x, self.buffer.dtype))
+
+
+@dataclass(frozen=True)
+class NormalHead:
+    """A head of a buffer, times a scale and by element a weight [size]: what RMS norm makes of it."""
+
+    head: Head
+    scale: Any
+    gamma: Any
+
+    @kv.func
+    def read(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, f32."""
+        return self.head.read(d, n) * self.scale * kv.f32(self.head.rows.load(self.gamma, d, width=n))
+
+
+@dataclass(frozen=True)
+class CachedHead:
+    """One head of a token of a cache without scales."""
+
+    cache: Any
+    b: Any
+    position: Any
+    head: Any
+
+    @kv.func
+    def read(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, f32."""
+        x = kv.f32(self.cache.load(self.b, self.head, self.position, d, width=n))
+        return x if n > 1 else kv.vector(kv.f32, [x])
+
+    @kv.func
+    def write(self, d: Any, x: Any) -> None:
+        """Put f32 elements from dim d on, converted."""
+        self.cache.store(self.b, self.head, self.position, d, single(converted(x, self.cache.dtype)))
+
+
+@kv.func
+def inverse_rms(head: Any, size: int, width: int, eps: float) -> Any:
+    """rsqrt(mean(x^2) + eps) of the first ``size`` elements of a head, by one thread."""
+    total = kv.vector(kv.f32, width)
+    for d in range(0, size, width):
+        x = head.read(d, width)
+        total = kv.math.fma(x, x, total)
+    return kv.math.rsqrt(total.reduce("add") * (1.0 / size) + eps)

@@ -52,12 +52,16 @@ def _check_rows(seen: SimpleNamespace, title: str, value_size: int) -> None:
     """What the operands of both attentions must be."""
     spec = checks.spec_of(seen)
     if not spec.dtype.is_float and not spec.quantized:
-        raise TypeError(f"{title}: collection must have float elements, or scales, got {spec.dtype.name} without scales")
+        raise TypeError(
+            f"{title}: collection must have float elements, or scales, got {spec.dtype.name} without scales"
+        )
     checks.has_shape(seen.query, ("T", "Hq", spec.head_size), f"{title}: query")
     checks.has_dtype(seen.query, checks.queryable(spec), f"{title}: query")
     heads = seen.query.shape[1]
     if heads < 1 or heads % spec.num_heads:
-        raise ValueError(f"{title}: query must have a multiple of the {spec.num_heads} KV heads in dimension 1, got {heads}")
+        raise ValueError(
+            f"{title}: query must have a multiple of the {spec.num_heads} KV heads in dimension 1, got {heads}"
+        )
     checks.has_shape(seen.out, (seen.query.shape[0], heads, value_size), f"{title}: out")
     checks.has_dtype(seen.out, (seen.query.dtype.name,), f"{title}: out")
     checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
@@ -99,11 +103,11 @@ def attention(
     schedule: Schedule = None,
     stream: Any = None,
 ) -> Any:
-    """softmax(scale * Q K^T + mask) V of a step's new tokens over one layer, whose new keys and values are already stored.
+    """softmax(scale * Q K^T + mask) V of a step's new tokens over one layer.
 
-    Query i of sequence b stands at position ``cache_lengths[b] + i``; masks compare absolute positions. A key that a
-    query does not see has no influence on it, whatever its slot holds. Computed in f32; quantized and 8-bit caches
-    are converted as they are read.
+    The new tokens' keys and values must be stored already. Query i of sequence b stands at position
+    ``cache_lengths[b] + i``; masks compare absolute positions. A key that a query does not see has no influence on it,
+    whatever its slot holds. Computed in f32; quantized and 8-bit caches are converted as they are read.
 
     Parameters
     ----------
@@ -117,9 +121,9 @@ def attention(
     scale : float, optional
         Default D ** -0.5.
     mask : str
-        ``"causal"`` (k <= q), ``"null"`` (every key), ``"sliding_window"`` (k <= q and q - k < window), ``"chunked"`` (q and k
-        in one chunk of positions), ``"chunked_causal"`` (and k <= q). ``"causal"`` with a window or a chunk is the
-        causal one of these.
+        ``"causal"`` (k <= q), ``"null"`` (every key), ``"sliding_window"`` (k <= q and q - k < window), ``"chunked"``
+        (q and k in one chunk of positions), ``"chunked_causal"`` (and k <= q). ``"causal"`` with a window or a chunk
+        is the causal one of these.
     window, chunk : int, optional
         Positions, at least 1; for the masks that have one.
     sinks : f32 array-like [Hq], optional
@@ -133,8 +137,8 @@ def attention(
     lse : f32 array-like [T, Hq], optional
         Where it goes; allocated when it is wanted and not given.
     kv_offsets : uint32 or int32 array-like [B + 1], optional
-        Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. By default
-        ``row_offsets`` tells.
+        Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. Default:
+        ``row_offsets``.
     schedule : mapping, optional
         How the work is divided: ``kind`` (``"decode"``, ``"prefill"`` or ``"simt"`` on a GPU) and entries of that kernel.
         No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``.
@@ -161,7 +165,7 @@ def attention(
         if cap <= 0:
             raise ValueError(f"{title}: softcap must be positive, got {cap}; leave it out for none")
     if scale is None:
-        scale = collection.cache_spec.head_size ** -0.5
+        scale = collection.cache_spec.head_size**-0.5
     else:
         scale = checks.number(scale, "scale", title)
     if out is None:
@@ -249,8 +253,11 @@ def mla_attention(
     """
     title = "kv.ops.mla_attention"
     layer = layer_of(collection, layer, title)
-    attributes = (("value_size", checks.count(value_size, "value_size", title, 1)), *_masked(mask, window, chunk, title))
-    scale = collection.cache_spec.head_size ** -0.5 if scale is None else checks.number(scale, "scale", title)
+    attributes = (
+        ("value_size", checks.count(value_size, "value_size", title, 1)),
+        *_masked(mask, window, chunk, title),
+    )
+    scale = collection.cache_spec.head_size**-0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
         out = checks.empty(query, (*query.shape[:2], value_size), None, "out", title)
     _MLA_ATTENTION((collection, layer, query, row_offsets, scale, out), attributes, schedule, stream)
@@ -274,7 +281,9 @@ _MLA_DECOMPRESS = Operation("kv.mla_decompress", {"out": 1}, _check_mla_decompre
 def mla_decompress(
     cache: Any, row_offsets: Any, cache_offsets: Any, out: Any, *, schedule: Schedule = None, stream: Any = None
 ) -> Any:
-    """Copy one chunk of a prefill plan out of the pages: row i of sequence b is token i - row_offsets[b] + cache_offsets[b].
+    """Copy one chunk of a prefill plan out of the pages.
+
+    Row i, of sequence b, is that sequence's token i - row_offsets[b] + cache_offsets[b].
 
     Parameters
     ----------

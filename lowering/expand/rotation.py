@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Rotary embedding of one head, in f32.
+
+By units, which can be done in place and in any order: a *turning* unit holds the real and the imaginary parts of ``lanes``
+pairs, a *plain* unit ``lanes`` elements outside of the rotated dims. Interleaved pairs (2k, 2k+1) of the last R dims lie
+together, split pairs (k, k + R/2) of the first R apart. Or by chunks of consecutive dims, which read their pairs' other parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.layout import lowbit
+
+from .common import Rows
+
+# (dim, n) to n f32 elements from a dim on.
+Read = Callable[[Any, int], Any]
+Write = Callable[[Any, Any], None]
+
+
+@dataclass(frozen=True)
+class Angles:
+    """Cosines and sines of a token: ``freqs`` [positions, R] with pairs (cos, sin); positions out of the table are brought into it.
+
+    ``positions`` has one, or one for each section of pairs, ``sections`` how many pairs each turns.
+    """
+
+    freqs: Any
+    rows: Rows
+    positions: tuple[Any, ...]
+    sections: tuple[int, ...] = ()
+
+    @kv.func
+    def of(self, pair: Any, n: int) -> tuple[Any, Any]:
+        """Those of n pairs from a pair on, all of one section."""
+        position, end = self.positions[0], 0
+        for s in kv.static(range(1, len(self.positions))):
+            end += self.sections[s - 1]
+            position = kv.where(pair >= end, self.positions[s], position)
+        row = kv.math.min(kv.math.max(position, 0), self.freqs.shape[0] - 1)
+        found = self.rows.load(self.freqs, row, pair * 2, width=2 * n)
+        return even(found), odd(found)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How the elements of a head are rotated.
+
+    Attributes
+    ----------
+    size : int
+        Elements of a head.
+    turned : int
+        R, rotated dims.
+    interleaved : bool
+    lanes : int
+        Of a vector of real or imaginary parts, and of a plain unit.
+    """
+
+    size: int
+    turned: int
+    interleaved: bool
+    lanes: int
+
+    @staticmethod
+    def of(size: int, turned: int, interleaved: bool, most: int) -> Rotation:
+        """The rotation with the widest units that fit: accesses of at most ``most`` elements."""
+        if interleaved:  # both parts are one access of twice the lanes
+            lanes = max(1, min(lowbit(math.gcd(size, turned)), most) // 2)
+        else:
+            lanes = min(lowbit(math.gcd(size, turned // 2)), most)
+        return Rotation(size, turned, interleaved, lanes)
+
+    @property
+    def first(self) -> int:
+        """The first rotated dim."""
+        return self.size - self.turned if self.interleaved else 0
+
+    @property
+    def turning(self) -> int:
+        """Turning units of a head."""
+        return self.turned // 2 // self.lanes
+
+    @property
+    def units(self) -> int:
+        """Units of a head; the turning ones come first."""
+        return self.turning + (self.size - self.turned) // self.lanes
+
+    @kv.func
+    def unit(self, number: Any, angles: Angles, read: Read, write: Write) -> None:
+        """Do one unit."""
+        if self.turning == self.units:
+            self._turn(number, angles, read, write)
+        elif number < self.turning:
+            self._turn(number, angles, read, write)
+        else:
+            d = (number - self.turning) * self.lanes + (0 if self.interleaved else self.turned)
+            write(d, read(d, self.lanes))
+
+    @kv.func
+    def _turn(self, number: Any, angles: Angles, read: Read, write: Write) -> None:
+        n = self.lanes
+        cos, sin = angles.of(number * n, n)
+        if not self.interleaved:
+            d, half = number * n, self.turned // 2
+            re, im = read(d, n), read(d + half, n)
+            write(d, re * cos - im * sin)
+            write(d + half, re * sin + im * cos)
+        elif self.first % (2 * n) == 0:
+            d = self.first + number * (2 * n)
+            x = read(d, 2 * n)
+            re, im = even(x), odd(x)
+            write(d, alternate(re * cos - im * sin, re * sin + im * cos))
+        else:  # a head of an odd size: pairs do not begin at even dims
+            d = self.first + number * 2
+            re, im = read(d, 1), read(d + 1, 1)
+            write(d, re * cos - im * sin)
+            write(d + 1, re * sin + im * cos)
+
+    def chunk_width(self, *extents: int, most: int) -> int:
+        """Elements of a chunk that divides the extents and lies inside or outside of the rotated dims."""
+        if self.interleaved:
+            width = min(lowbit(math.gcd(self.size, self.turned, *extents)), most)
+        else:
+            width = min(lowbit(math.gcd(self.size, self.turned // 2, *extents)), most)
+        return width
+
+    @kv.func
+    def chunk(self, d: Any, width: int, angles: Angles, read: Read) -> Any:
+        """The rotated elements of dims [d, d + width), d a multiple of the width."""
+        x = read(d, width)
+        if self.turned == self.size:
+            x = self._turned_chunk(x, d, width, angles, read)
+        elif (d >= self.first) & (d < self.first + self.turned):
+            x = self._turned_chunk(x, d, width, angles, read)
+        return x
+
+    @kv.func
+    def _turned_chunk(self, x: Any, d: Any, width: int, angles: Angles, read: Read) -> Any:
+        if not self.interleaved:
+            half = self.turned // 2
+            second = d >= half
+            other = read(kv.where(second, d - half, d + half), width)
+            cos, sin = angles.of(kv.where(second, d - half, d), width)
+            return x * cos + other * sin * kv.where(second, 1.0, -1.0)
+        place = d - self.first
+        if width > 1:
+            cos, sin = angles.of(place // 2, width // 2)
+            re, im = even(x), odd(x)
+            return alternate(re * cos - im * sin, re * sin + im * cos)
+        second = (place & 1) == 1
+        other = read(kv.where(second, d - 1, d + 1), 1)
+        cos, sin = angles.of(place // 2, 1)
+        return x * cos + other * sin * kv.where(second, 1.0, -1.0)
+
+
+def even(x: Any) -> Any:
+    """Even lanes of a vector."""
+    return x[0::2]
+
+
+def odd(x: Any) -> Any:
+    """Odd lanes of a vector."""
+    return x[1::2]
+
+
+def alternate(a: Any, b: Any) -> Any:
+    """Lanes of two vectors in turn."""
+    return kv.vector(a.dtype, [lane for pair in zip(a, b, strict=True) for lane in pair])
+
+
+@dataclass(frozen=True)
+class TurnedHead:
+    """A head as rotation gives it, by chunks."""
+
+    rotation: Rotation
+    angles: Angles
+    head: Any
+
+    @kv.func
+    def read(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, f32; d a multiple of n."""
+        return self.rotation.chunk(d, n, self.angles, self.head.read)
