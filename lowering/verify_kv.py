@@ -20,11 +20,16 @@ from kvarn.dialect import kv, types
 from kvarn.dialect.verify import ANY_HANDLE
 
 from .pass_base import NoOptions, PassFailure, kv_pass
+from .rewrite import enclosing
 
 # Ops whose region's first block holds a function's arguments.
 FUNCTIONS = ("func.func", "gpu.func", "llvm.func")
 # Ops other than kv ones that may make a handle: passes leave casts behind while they change types.
 MAKERS = ("builtin.unrealized_conversion_cast",)
+# Operations on whole caches, which are launched, not called.
+TIER_ONE = frozenset(
+    c.OPERATION_NAME for c in kv.Kv.operations if c.__module__.rpartition(".")[2] in ("operations", "attention")
+)
 _ORIGIN = "must be a function argument or the result of a kv op"
 
 
@@ -68,6 +73,8 @@ class _Checker:
                 self.error(op, f"cannot give {_a(self.kind(result.type))} (result #{index}): it {_ORIGIN}")
         if op.name in FUNCTIONS:
             self.signature(op)
+        if op.name in TIER_ONE and enclosing(op, "gpu.func") is not None:
+            self.error(op, "must be outside kernels (gpu.func): it becomes kernels of its own")
         for region in op.regions:
             self.blocks(op, region)
         # A malformed result would only be reported again by the op's own verifier.

@@ -102,6 +102,18 @@ gpu.module @kernels {
 
 // -----
 
+// Operations on whole caches are not for use in kernels.
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+gpu.module @kernels {
+  gpu.func @operation_in_kernel(%c: !cache, %x: memref<?x8x128xbf16>, %offsets: memref<?xi32>) kernel {
+    // expected-error @below {{'kv.store_ragged' op must be outside kernels (gpu.func): it becomes kernels of its own}}
+    "kv.store_ragged"(%c, %x, %offsets) : (!cache, memref<?x8x128xbf16>, memref<?xi32>) -> ()
+    gpu.return
+  }
+}
+
+// -----
+
 // Every problem is reported, not the first one only.
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 func.func @all(%c: !cache, %i: i32) {

@@ -90,7 +90,8 @@ with kv.make_context() as context, ir.Location.unknown():
         @func.FuncOp.from_py_func(i32, f32)
         def build(a, x):
             total = AddOp(a, rhs=a)
-            box = WrapOp(total.out, ir.StringAttr.get("sum"), BoxType.get(ir.TypeAttr.get(i32), ir.IntegerAttr.get(i32, 4)))
+            box = BoxType.get(ir.TypeAttr.get(i32), ir.IntegerAttr.get(i32, 4))
+            WrapOp(total.out, ir.StringAttr.get("sum"), box)
             ManyOp(a, [a, a], i32, last=x)
             ManyOp(a, [], i32, mode=ir.StringAttr.get("empty"))
             arith.addi(a, a)

@@ -35,6 +35,11 @@ ATTRIBUTES = (
 )  # fmt: skip
 
 
+# Ops on whole caches: these work outside kernels.
+OPERATION = re.compile(
+    r'"kv\.(append|rope|store_ragged|store_padded|rms_norm|radd|iadd_2m|gather|copy_pages|convert|remap|cache_row_offsets|'
+    r"increment|attention|mla)"
+)
 HEAD = re.compile(r"^!\w+ = .*\n", re.MULTILINE)
 FUNCTION = re.compile(r"^func\.func @.*?^}\n", re.MULTILINE | re.DOTALL)
 
@@ -56,7 +61,7 @@ def kernels() -> tuple[str, ...]:
     found = []
     for text in valid():
         head, body = "".join(HEAD.findall(text)), "".join(FUNCTION.findall(text))
-        if body and "-> " not in body.partition("{\n")[0]:
+        if body and "-> " not in body.partition("{\n")[0] and not OPERATION.search(body):
             name, _, rest = body.removeprefix("func.func ").partition("(")
             arguments, _, rest = rest.partition(") {\n")
             body = f"gpu.func {name}({arguments}) kernel {{\n" + rest.replace("\n  return\n", "\n  gpu.return\n")
@@ -174,7 +179,7 @@ def test_broken_ir_is_refused_with_a_diagnostic(case: str) -> None:
 
 def test_whole_ir_is_accepted() -> None:
     assert len(valid()) > 25 and set(feed(list(valid()), UPSTREAM)) == {"ok"}
-    assert len(kernels()) > 15 and set(feed(list(kernels()), "verify-kv")) == {"ok"}
+    assert len(kernels()) > 12 and set(feed(list(kernels()), "verify-kv")) == {"ok"}
 
 
 def test_a_dead_process_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from . import opt_args
+from . import opt_args, opt_guard
 from .opt_args import UsageError
+from .opt_guard import Phase
 
 if TYPE_CHECKING:
     import argparse
@@ -27,10 +28,16 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run kv-opt; returns the exit status."""
+    """Run kv-opt on a command line (default: this process's, in a child process); returns the exit status."""
+    if arguments is None:
+        return opt_guard.run(lambda phase: _main(sys.argv[1:], phase))
+    return _main(arguments, lambda text: None)
+
+
+def _main(arguments: Sequence[str], phase: Phase) -> int:
     try:
-        options, flags = opt_args.parse(sys.argv[1:] if arguments is None else arguments)
-        return _run(options, flags)
+        options, flags = opt_args.parse(arguments)
+        return _run(options, flags, phase)
     except (UsageError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             return _closed_pipe()
@@ -49,7 +56,7 @@ def _closed_pipe() -> int:
     return 1
 
 
-def _run(options: argparse.Namespace, flags: list[tuple[str, str]]) -> int:
+def _run(options: argparse.Namespace, flags: list[tuple[str, str]], phase: Phase) -> int:
     if options.version:
         return _print_version()
     if len(options.input) > 1:
@@ -60,17 +67,17 @@ def _run(options: argparse.Namespace, flags: list[tuple[str, str]]) -> int:
     from kvarn.lowering.textual import PipelineError
 
     try:
-        return _with_mlir(options, flags)
+        return _with_mlir(options, flags, phase)
     except PipelineError as error:
         print(f"kv-opt: error: {error}", file=sys.stderr)
         return 1
 
 
-def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]]) -> int:
+def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]], phase: Phase) -> int:
     from . import opt_run
 
     start = time.perf_counter()
-    driver = opt_run.Driver(_settings(options))
+    driver = opt_run.Driver(_settings(options), phase=phase)
     if options.emit_irdl or options.show_dialects:
         return _print_dialects(driver, options)
     from kvarn.lowering import textual

@@ -28,6 +28,7 @@ from kvarn.lowering.target import Target
 from kvarn.lowering.textual import PassError, PipelineError, Step
 
 from .opt_diagnostics import STRING_NAME, Collector, Source, check_expected, render
+from .opt_guard import Phase
 
 _REPRODUCER = re.compile(r"\{-#(.*)#-\}", re.DOTALL)
 _BYTECODE = b"ML\xefR"
@@ -107,10 +108,18 @@ class Driver:
         Gets diagnostics.
     context : mlir.ir.Context, optional
         A context made by ``kv.make_context``; default: a new one.
+    phase : callable, optional
+        Told what the driver is about to do, for whoever survives when MLIR ends the process.
     """
 
-    def __init__(self, settings: Settings, err: TextIO | None = None, context: ir.Context | None = None) -> None:
-        self.settings, self.err = settings, err or sys.stderr
+    def __init__(
+        self,
+        settings: Settings,
+        err: TextIO | None = None,
+        context: ir.Context | None = None,
+        phase: Phase = lambda text: None,
+    ) -> None:
+        self.settings, self.err, self.phase = settings, err or sys.stderr, phase
         self.context = context or kv.make_context()
         # Passes in Python, whole-module printing and the order of diagnostics all want one thread.
         self.context.enable_multithreading(False)
@@ -150,6 +159,7 @@ class Driver:
             self.err.flush()
 
     def _run(self, source: Source, collector: Collector) -> str | bytes | None:
+        self.phase(f"reading {source.name}")
         with self.timer.measure("Parser"):
             module = self._parse(source, collector)
             self._check_kv(module)
@@ -162,6 +172,7 @@ class Driver:
         self._dump(module, "input")
         for step in steps:
             self._step(step, module, source, collector)
+        self.phase(f"writing {self.settings.emit} of {source.name}")
         with self.timer.measure("Output"):
             return self._emit(module, source)
 
@@ -186,7 +197,10 @@ class Driver:
             raise Failure
 
     def _step(self, step: Step, module: ir.Module, source: Source, collector: Collector) -> None:
-        before = module.operation.get_asm(enable_debug_info=True) if self.settings.crash_reproducer else ""
+        reproducer = self.settings.crash_reproducer
+        if reproducer:  # written before the pass, which may end the process; taken away when it succeeds
+            write_reproducer(reproducer, module, [step], self.settings.verify_each)
+        self.phase(f"running pass '{step.name}' on {source.name}")
         sys.stdout.flush()
         self.err.flush()
         try:
@@ -202,15 +216,15 @@ class Driver:
                 self.err.write(self._asm(module) + "\n\n")
             if not collector.errors and isinstance(failure, PassError):
                 module.operation.location.emit_error(f"pass '{step.name}' failed: {failure}")
-            if self.settings.crash_reproducer:
-                path = self.settings.crash_reproducer
-                write_reproducer(path, before, [step], self.settings.verify_each)
+            if reproducer:
                 module.operation.location.emit_error(
-                    f"pass '{step.name}' failed; run kv-opt --run-reproducer {path} to see it again"
+                    f"pass '{step.name}' failed; run kv-opt --run-reproducer {reproducer} to see it again"
                 )
             raise Failure from None
         finally:
             self._report(source, collector)
+        if reproducer:
+            Path(reproducer).unlink()
         if step.name == LAST_OF_OURS:
             for function in kernels(module):
                 set_launch_bounds(function)
@@ -311,16 +325,16 @@ class Driver:
 # --- reproducers -----------------------------------------------------------------------------------
 
 
-def write_reproducer(path: str, module: ir.Module | str, steps: Sequence[Step], verify_each: bool) -> None:
+def write_reproducer(path: str, module: ir.Module, steps: Sequence[Step], verify_each: bool) -> None:
     """Write a module with the pipeline to run on it, in mlir-opt's form. OSError when it cannot be written."""
-    text = module if isinstance(module, str) else module.operation.get_asm(enable_debug_info=True)
+    asm = module.operation.get_asm(enable_debug_info=True)
     resources = (
         "{-#\n  external_resources: {\n    mlir_reproducer: {\n"
         f'      pipeline: "{_escape(textual.text(steps))}",\n'
         "      disable_threading: true,\n"
         f"      verify_each: {str(verify_each).lower()}\n    }}\n  }}\n#-}}\n"
     )
-    Path(path).write_text(text.rstrip("\n") + "\n\n" + resources, encoding="utf-8")
+    Path(path).write_text(asm.rstrip("\n") + "\n\n" + resources, encoding="utf-8")
 
 
 def _escape(text: str) -> str:
