@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kvarn explain and kvarn compile on a kernel of a file."""
+
+import re
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("mlir", reason="the compiler needs the MLIR bindings")
+
+from kvarn import artifact as A
+from kvarn.dialect import dtypes
+from kvarn.runtime import assemble
+from kvarn.tools import cli, explain
+
+PAGED = "paged(bf16, num_heads=8, head_size=128, page_size=16)"
+FILE = """
+import kvarn as kv
+
+@kv.kernel
+def scale_keys(cache: kv.PagedKVCache, alpha: kv.f32):
+    b, t = kv.block_id.x, kv.block_id.y
+    if t < cache.cache_length(b):
+        for h in range(cache.num_heads):
+            d = kv.thread_id.x * 8
+            cache.store(b, h, t, d, cache.load(b, h, t, d, width=8) * kv.bf16(alpha))
+
+@kv.kernel
+def wrong(cache: kv.PagedKVCache):
+    cache.lode(0, 0, 0, 0)
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "kernels.py"
+    path.write_text(FILE)
+    return path
+
+
+def run(capsysbinary, *arguments):
+    status = cli.main([str(a) for a in arguments])
+    out, err = capsysbinary.readouterr()
+    return status, out.decode(), err.decode()
+
+
+def test_explain_names_every_pass_and_what_comes_out(file, capsysbinary):
+    status, out, err = run(capsysbinary, "explain", f"{file}:scale_keys", "--target", "sm_90a", "--spec", PAGED)
+    assert (status, err) == (0, "")
+    table, abi, code = out.split("\n\n")[1:4]
+    rows = {line.split()[0]: line for line in table.splitlines()}
+    assert "verify-kv" in rows
+    assert "nothing" in rows["verify-kv"]
+    assert "+1 kv.page" in rows["hoist-kv-lookups"]
+    assert int(rows["input"].split()[2]) < int(rows["lower-kv-access"].split()[2])
+    assert abi.startswith("scale_keys: any block\n  cache (cache, written, 16-byte aligned): base: ptr, stride0: i64")
+    assert "alpha (scalar): value: f32" in abi
+    assert re.search(r"PTX ISA \d\.\d for sm_90a: \d+ instructions", code)
+    assert "ld.global.v4.b32" in code
+    if assemble.nvjitlink() is not None:
+        assert re.search(r"scale_keys: \d+ registers, 0 \+ 0 bytes spilled", code)
+
+
+def test_explain_on_the_host(file, capsysbinary):
+    status, out, _ = run(capsysbinary, "explain", f"{file}:scale_keys", "--target", "host", "--spec", PAGED)
+    assert status == 0
+    assert "target host: the CPU's JIT" in out
+
+
+def test_explain_shows_one_pass_and_its_difference(file, capsysbinary):
+    common = [f"{file}:scale_keys", "--target", "sm_80", "--spec", PAGED]
+    _, out, _ = run(capsysbinary, "explain", *common, "--pass", "hoist-kv-lookups")
+    assert out.startswith(("module", "builtin.module"))
+    assert "kv.page" in out
+    _, out, _ = run(capsysbinary, "explain", *common, "--diff", "hoist-kv-lookups")
+    assert any(line.startswith("+") and "kv.page" in line for line in out.splitlines())
+    status, _, err = run(capsysbinary, "explain", *common, "--pass", "hoist")
+    assert status == 2
+    assert "pass must be one of input, verify-kv" in err
+
+
+def test_explain_reads_mlir(file, tmp_path, capsysbinary):
+    _, ir, _ = run(capsysbinary, "compile", f"{file}:scale_keys", "--target", "sm_90a", "--spec", PAGED, "--emit", "kv")
+    path = tmp_path / "kernel.mlir"
+    path.write_text(ir)
+    status, out, err = run(capsysbinary, "explain", path, "--target", "sm_90a")
+    assert (status, err) == (0, "")
+    assert "scale_keys for sm_90a" in out
+
+
+def test_compile_prints_a_stage_or_writes_it(file, tmp_path, capsysbinary):
+    common = [f"{file}:scale_keys", "--target", "sm_90a", "--spec", PAGED]
+    _, ptx, _ = run(capsysbinary, "compile", *common)
+    assert ".entry scale_keys(" in ptx
+    status, out, _ = run(capsysbinary, "compile", *common, "-o", tmp_path / "k.ptx")
+    assert (status, out) == (0, "")
+    assert (tmp_path / "k.ptx").read_text().strip() == ptx.strip()
+    status, _, err = run(capsysbinary, "compile", *common, "--save", tmp_path / "k.kvarn")
+    assert status == 0
+    assert A.Artifact.load(tmp_path / "k.kvarn").target == "sm_90a"
+    assert "saved" in err
+    status, _, err = run(capsysbinary, "compile", *common[:1], "--target", "host", "--spec", PAGED)
+    assert status == 2
+    assert "--emit ptx needs a GPU target, got host" in err
+
+
+def test_errors_name_the_kernels_line(file, capsysbinary):
+    status, out, err = run(capsysbinary, "compile", f"{file}:wrong", "--target", "sm_90a", "--spec", PAGED)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"{file}:14:")
+    assert "cache.lode(0, 0, 0, 0)" in err
+    assert "Traceback" not in err
+
+
+def test_unknown_targets_and_files_are_errors(file, capsysbinary):
+    status, _, err = run(capsysbinary, "compile", f"{file}:scale_keys", "--target", "sm_12", "--spec", PAGED)
+    assert status == 1
+    assert "sm_12" in err
+    assert run(capsysbinary, "explain", "nothing.mlir")[0] == 2
+
+
+def test_changes_are_listed_largest_first():
+    before, after = Counter(a=5, b=2, c=1), Counter(b=4, c=1, d=1)
+    assert explain.change(before, after) == "-5 a, +2 b, +1 d"
+    assert explain.change(Counter(), Counter({f"op{i}": 1 for i in range(9)})).endswith("and 3 kinds more")
+
+
+def test_instruction_mix_counts_what_tells():
+    ptx = "\n".join([
+        ".reg .b32 %r<3>;", "ld.global.v4.b32 {%r1, %r2}, [%rd1];", "@%p1 st.global.b16 [%rd1], %rs1;",
+        "// ld.global.b32 %r1, [%rd1];", "add.s32 %r1, %r1, 1;", "mma.sync.aligned.m16n8k16.row.col.f32 {%f1};",
+        "LABEL:", "bar.sync 0;",
+    ])  # fmt: skip
+    names = ("ld.global.v4.b32", "st.global.b16", "mma.sync.aligned.m16n8k16.row.col.f32", "bar.sync", "other")
+    assert explain.instruction_mix(ptx) == Counter(names)
+
+
+def test_programs_are_described_as_people_write():
+    arg = A.Arg("x", "buffer", dtypes.f32, 1)
+    entry = A.Entry("k", [arg], A.flatten([arg]), cluster=(2, 1, 1), shared_bytes=64)
+    grid = [("ceildiv", ("arg", 0, "shape0"), 128), ("device", "multiprocessors"), 1]
+    step = A.Step("k", grid, [128, 1, 1], 0, [("arg", 0)])
+    program = A.Artifact("p", "sm_90a", "8.0", {}, [entry], [arg], [step], [A.Workspace("w", ("mul", 4, 8), True)])
+    lines = list(explain.describe_abi(program))
+    assert lines[0] == "k: any block, 64 bytes of dynamic shared memory, clusters of 2x1x1"
+    assert lines[-2] == "step 1: k over grid (ceildiv(x.shape0, 128), multiprocessors, 1)"
+    assert lines[-1] == "scratch w: (4 * 8) bytes, zeroed"
