@@ -17,8 +17,6 @@ import time
 import torch
 
 import kvarn as kv
-from kvarn.lowering.expand import attention_decode as decode
-from kvarn.lowering.target import by_name
 
 CASES = {  # batch, context (ragged up to it when negative), query heads, KV heads, page size
     "64x4k": (64, 4096, 32, 8, 16), "64x4k_p64": (64, 4096, 32, 8, 64), "64x4k_p1": (64, 4096, 32, 8, 1),
@@ -81,33 +79,6 @@ class Problem:
         return worst
 
 
-def build(problem: Problem, schedule: dict) -> tuple:
-    """The compiled kernel and its launch arguments for a layer."""
-    spec = problem.collection.spec
-    config = decode.choose(by_name("sm_90a"), decode.Config(
-        spec.cache, kv.bf16 if problem.dtype == "f8e4m3" else spec.cache.dtype, problem.query_heads // problem.heads, 1,
-        max_batch=256,
-    ), schedule)  # fmt: skip
-    buffer = kv.Buffer[config.query, 3]
-    kernel = kv.compile(
-        decode.decode_kernel(config), spec, kv.i32, buffer, kv.Buffer[kv.i32, 1], kv.f32, buffer,
-        kv.Buffer[kv.i8, 1], kv.Buffer[kv.i8, 1], target="sm_90a",
-    )  # fmt: skip
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-    head_blocks = problem.heads // config.warps
-    ranges = sms * config.blocks // head_blocks
-    partials = torch.empty(ranges * 2 * problem.heads * config.quads * 512, dtype=torch.int8, device="cuda")
-    counters = torch.zeros(4 * problem.batch * problem.heads, dtype=torch.int8, device="cuda")
-
-    def launch(layer: int) -> None:
-        kernel.launch(
-            (ranges * head_blocks, 1, 1), (config.warps * 32, 1, 1), problem.collection, layer, problem.query, problem.offsets,
-            problem.scale, problem.out, partials, counters, stream=torch.cuda.current_stream().cuda_stream,
-        )  # fmt: skip
-
-    return kernel, config, launch
-
-
 def timed(launch, layers: int) -> float:
     """Median microseconds of one launch, by graph replay."""
     count = max(layers, 4) * 4
@@ -135,36 +106,38 @@ def main() -> None:
     parser.add_argument("--tile", default="0")
     parser.add_argument("--min-tiles", default="4")
     parser.add_argument("--warps", default="0")
+    parser.add_argument("--combine", default="0")
     parser.add_argument("--seconds", type=float, default=300)
     options = parser.parse_args()
     begin = time.time()
-    lists = [[int(x) for x in getattr(options, n).split(",")] for n in ("stages", "blocks", "tile", "min_tiles", "warps")]
+    lists = [[int(x) for x in getattr(options, n).split(",")] for n in ("stages", "blocks", "tile", "min_tiles", "warps", "combine")]
     for name, dtype in itertools.product(options.cases.split(","), options.dtype.split(",")):
         problem = Problem(name, dtype)
-        for stages, blocks, tile, min_tiles, warps in itertools.product(*lists):
+        for stages, blocks, tile, min_tiles, warps, combine in itertools.product(*lists):
             if time.time() - begin > options.seconds:
                 return
-            schedule = {"stages": stages, "blocks": blocks, "min_tiles": min_tiles}
+            schedule = {"stages": stages, "blocks": blocks, "min_tiles": min_tiles, "combine": bool(combine)}
             schedule |= {"tile": tile} if tile else {}
             schedule |= {"warps": warps} if warps else {}
             try:
-                started = time.time()
-                kernel, config, launch = build(problem, schedule)
-                compiled = time.time() - started
+                def launch(layer: int, problem: Problem = problem, schedule: dict = schedule) -> None:
+                    kv.ops.attention(
+                        problem.collection, layer, problem.query, problem.offsets, out=problem.out, schedule=schedule
+                    )
+
                 problem.out.fill_(float("nan"))
+                started = time.time()
                 launch(0)
                 torch.cuda.synchronize()
+                compiled = time.time() - started
                 error = problem.error()
                 us = timed(launch, problem.layers)
             except (ValueError, RuntimeError) as e:
                 print(f"{name:14s} {dtype:7s} {schedule} failed: {str(e)[:300]}", flush=True)
                 continue
-            stats = kernel.stats
-            print(
-                f"{name:14s} {dtype:7s} s{stages} b{blocks} t{config.tile} m{min_tiles} w{config.warps}: {us:8.2f} us "
-                f"{problem.bytes / us / 1e6:6.3f} TB/s err {error:.1e} regs {stats['registers']} spills {stats['spills']} compile {compiled:.2f} s",
-                flush=True,
-            )
+            shown = " ".join(f"{k}={v}" for k, v in schedule.items())
+            print(f"{name:14s} {dtype:7s} {shown:50s} {us:8.2f} us {problem.bytes / us / 1e6:6.3f} TB/s "
+                  f"err {error:.1e} first call {compiled:.2f} s", flush=True)  # fmt: skip
         del problem
         torch.cuda.empty_cache()
 

@@ -88,4 +88,12 @@ ISA_MARKS = (
     ("tensormap.", (8, 3)),
     (".tile::gather4", (8, 6)),
     ("griddepcontrol", (7, 8)),
+    ("movmatrix.", (7, 8)),
+    ("stmatrix.", (7, 8)),
+    ("mbarrier.try_wait", (7, 8)),
+    ("elect.sync", (8, 0)),
+    ("cp.async.bulk", (8, 0)),
+    ("fence.proxy.async", (8, 0)),
+    ("setmaxnreg.", (8, 0)),
+    ("wgmma.", (8, 0)),
 )

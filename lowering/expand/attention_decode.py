@@ -13,7 +13,9 @@ group in the 8 columns of m16n8k16; the probabilities turn into the second produ
 output is V^T P^T, so that maxima and sums stay in the lanes that need them. Softmax is online, in base 2.
 
 Merging. A sequence inside one range is written at once. Otherwise each range leaves a partial result in the
-workspace, and the warp that finds itself last (an atomic counter a sequence and head) merges them in range order.
+workspace, and the warp that finds itself last (an atomic counter a sequence and head) merges them in range order. Batches
+of few sequences have many partial results each: there a second kernel merges them, with a block for each piece of the
+head, launched programmatically so that it waits on the device when the first one ends.
 
 8-bit floats are converted to f16 in pairs. K's bytes keep their order in a register, which permutes the head
 dimension inside each 16; the query is read with the same permutation.
@@ -21,108 +23,16 @@ dimension inside each 16; the query is read with the same permutation.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
 from typing import Any
 
 import kvarn as kv
-from kvarn.dialect.dtypes import DType
-from kvarn.dialect.layout import CacheSpec, cdiv
-from kvarn.lowering.expand.base import Expansion
-from kvarn.lowering.target import Target
 
-LOG2E, LN2 = math.log2(math.e), math.log(2.0)
-NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that differences are
-COLUMNS = 8  # query rows of one mma
+from .attention_combine import combine_kernel
+from .base import Expansion
+from .decode_division import division
+from .decode_schedule import COLUMNS, LN2, LOG2E, NEVER, Config, choose, supports
 
-
-@dataclass(frozen=True)
-class Config:
-    """What a decode kernel is specialised for."""
-
-    spec: CacheSpec
-    query: DType
-    group: int
-    max_queries: int
-    mask: str = "causal"
-    span: int = 0
-    softcap: float = 0.0
-    sinks: bool = False
-    lse: bool = False
-    warps: int = 4
-    stages: int = 2
-    tile: int = 16
-    blocks: int = 3
-    min_tiles: int = 4
-    max_batch: int = 128
-
-    @property
-    def heads(self) -> int:
-        return self.spec.num_heads
-
-    @property
-    def size(self) -> int:
-        return self.spec.head_size
-
-    @property
-    def narrow(self) -> bool:
-        """Whether the cache holds 8-bit floats."""
-        return self.spec.dtype.bits == 8
-
-    @property
-    def rows(self) -> int:
-        return self.group * self.max_queries
-
-    @property
-    def column_tiles(self) -> int:
-        return cdiv(self.rows, COLUMNS)
-
-    @property
-    def row_bytes(self) -> int:
-        return self.size * self.spec.dtype.itemsize
-
-    @property
-    def swizzled(self) -> bool:
-        return self.row_bytes % 128 == 0
-
-    @property
-    def pitch(self) -> int:
-        """Bytes from token to token in shared memory; padding keeps rows that cannot be swizzled off one bank."""
-        return self.row_bytes if self.swizzled else self.row_bytes + 16
-
-    @property
-    def half_stage(self) -> int:
-        """Bytes of one tile of K, or of V."""
-        return self.tile * self.pitch
-
-    @property
-    def stage_bytes(self) -> int:
-        return 2 * self.half_stage
-
-    @property
-    def warp_bytes(self) -> int:
-        """Shared memory of one warp: its ring, which the output passes through at the end."""
-        return max(self.stages * self.stage_bytes, self.column_tiles * COLUMNS * self.size * 4)
-
-    @property
-    def quads(self) -> int:
-        """Four-float pieces of one lane's partial result: output, then (max, max, sum, sum), for each column tile."""
-        return self.column_tiles * (self.size // 16 + 1)
-
-    @property
-    def mma(self) -> DType:
-        return kv.f16 if self.narrow else self.spec.dtype
-
-
-def supports(spec: CacheSpec, query: DType, group: int, max_queries: int, target: Target) -> bool:
-    """Whether this kernel takes a case; the others go to the general kernels."""
-    if target.is_host or not target.has("cp_async") or spec.is_mla or spec.quantized:
-        return False
-    if group * max_queries > 2 * COLUMNS or not 16 <= spec.head_size <= 256:
-        return False
-    if spec.dtype in (kv.f8e4m3, kv.f8e5m2):
-        return target.has("f8_convert") and query in (kv.bf16, kv.f16) and spec.head_size % 32 == 0
-    return spec.dtype in (kv.bf16, kv.f16) and query is spec.dtype and spec.head_size % 16 == 0
+__all__ = ["Config", "choose", "decode_kernel", "expand_decode", "supports"]
 
 
 def decode_kernel(c: Config) -> Any:
@@ -138,54 +48,7 @@ def decode_kernel(c: Config) -> Any:
     straight = 32 % chunks == 0 and one_page  # a lane's copies differ by whole rows: constant distances
     threads = 32 * NW
     token_bytes = spec.token_stride * item
-    causal = c.mask != "null"
-
-    @kv.func
-    def extent(collection, row_offsets, b):
-        """(keys, first visible key, position of query 0, queries) of a sequence; nothing when it has no query."""
-        start = collection.cache_length(b)
-        n = row_offsets[b + 1] - row_offsets[b]
-        keys = kv.where(n > 0, start + n, 0)
-        first = start * 0
-        if c.mask == "sliding_window":
-            first = kv.math.max(start - (c.span - 1), 0)
-        if c.mask == "chunked":
-            first = (start // c.span) * c.span
-        return keys, kv.math.min(first, keys), start, n
-
-    @kv.func
-    def tile_count(collection, row_offsets, b):
-        keys, first, _, _ = extent(collection, row_offsets, b)
-        return kv.where(keys > 0, (keys + (TT - 1)) // TT - first // TT, 0)
-
-    @kv.func
-    def count_tiles(collection, row_offsets, batch, prefix, sums):
-        """prefix[b] = tiles of the sequences before b; returns the total."""
-        tid, lane, warp = kv.thread_id.x, kv.lane_id(), kv.warp_id()
-        if tid == 0:
-            prefix[0] = 0
-        running = kv.i32(0)
-        for base in range(0, batch, threads):
-            b = base + tid
-            n = kv.i32(0)
-            if b < batch:
-                n = tile_count(collection, row_offsets, b)
-            x = n
-            for k in kv.static((1, 2, 4, 8, 16)):
-                y = kv.shuffle_up(x, k)
-                x = kv.where(lane >= k, x + y, x)
-            if lane == 31:
-                sums[warp] = x
-            kv.barrier()
-            for w in kv.static(range(NW)):
-                s = sums[w]
-                x = x + kv.where(warp > w, s, 0)
-            if b < batch:
-                prefix[b + 1] = running + x
-            for w in kv.static(range(NW)):
-                running = running + sums[w]
-            kv.barrier()
-        return running
+    work = division(c)
 
     @kv.func
     def shared_offset(row, chunk):
@@ -312,11 +175,11 @@ def decode_kernel(c: Config) -> Any:
         """A score, minus infinity where the query row may not see the token."""
         position = start + (nt * COLUMNS + (lane & 3) * 2 + i % 2) // G
         seen = token < keys
-        if causal:
+        if c.causal:
             seen = seen & (token <= position)
         if c.mask == "sliding_window":
             seen = seen & (token > position - c.span)
-        if c.mask == "chunked":
+        if c.chunked:
             seen = seen & (token // c.span == position // c.span)
         return kv.where(seen, s, float("-inf"))
 
@@ -341,10 +204,10 @@ def decode_kernel(c: Config) -> Any:
                         s = s * scale
                     scores.append(s)
         # Only tiles at the ends of what rows see need the mask: every row sees [last row's first, first row's end).
-        edge = tile * TT + TT > (start + 1 if causal else keys)
+        edge = tile * TT + TT > (start + 1 if c.causal else keys)
         if c.mask == "sliding_window":
             edge = edge | (tile * TT < start + c.max_queries - c.span)
-        if c.mask == "chunked":
+        if c.chunked:
             edge = edge | (tile * TT < first) | ((start + c.max_queries - 1) // c.span != start // c.span)
         if edge:
             for mt in kv.static(range(MT)):
@@ -418,22 +281,18 @@ def decode_kernel(c: Config) -> Any:
                         value = kv.where(l[at] > 0.0, (m[at] + kv.math.log2(l[at])) * LN2, float("-inf"))
                         lse[row_offsets[b] + row // G, head * G + row % G] = value
         kv.syncwarp()
-        pieces = D // 8
+        width = c.store_width
+        pieces = D // width
         for piece in range(lane, n * (G * pieces), 32):
-            row, d = piece // pieces, (piece % pieces) * 8
-            value = (staging + (row * D + d) * 4).load(kv.f32, 8)
+            row, d = piece // pieces, (piece % pieces) * width
+            value = (staging + (row * D + d) * 4).load(kv.f32, width)
             out.store(row_offsets[b] + row // G, head * G + row % G, d, value=c.query(value))
         kv.syncwarp()
 
     @kv.func
-    def piece_of(partials, which, head, lane):
-        """Where a lane's part of a partial result starts."""
-        return partials.address(0) + (kv.i64(which * H + head) * (c.quads * 32 * 16) + kv.i64(lane * 16))
-
-    @kv.func
     def write_partial(partials, which, head, m, l, o, n, lane):
         """Leave a partial result in the workspace, as the lanes hold it."""
-        to = piece_of(partials, which, head, lane)
+        to = work.piece_of(partials, which, head, lane)
         for nt in kv.static(range(NT)):
             if nt * COLUMNS + (lane & 3) * 2 < n * G:
                 for t in kv.static(range(KS)):
@@ -444,32 +303,48 @@ def decode_kernel(c: Config) -> Any:
 
     @kv.func
     def merge(partials, prefix, b, head, r_first, r_last, total, ranges, m, l, o, n, lane):
-        """Merge the partial results of a sequence into m, l and o, in range order."""
-        for at in kv.static(range(2 * NT)):
-            m[at] = kv.f32(NEVER)
-            l[at] = kv.f32(0.0)
-        for at in kv.static(range(4 * NT * KS)):
-            o[at] = kv.f32(0.0)
-        for r in range(r_first, r_last + 1):
-            # A range's first sequence uses slot 0, its last one, when another, slot 1.
-            begins = kv.i32((kv.i64(total) * kv.i64(r)) // kv.i64(ranges))
-            slot = kv.where(begins >= prefix[b], 0, 1)
-            of = piece_of(partials, r * 2 + slot, head, lane)
-            for nt in kv.static(range(NT)):
-                if nt * COLUMNS + (lane & 3) * 2 < n * G:
-                    ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
-                    theirs = [(of + (nt * (KS + 1) + t) * 512).load(kv.f32, 4) for t in range(KS)]
-                    mine, other = [], []
-                    for u in kv.static(range(2)):
-                        top = kv.math.max(m[2 * nt + u], ml[u])
-                        mine.append(kv.ex2(m[2 * nt + u] - top))
-                        other.append(kv.ex2(ml[u] - top))
-                        m[2 * nt + u] = top
-                        l[2 * nt + u] = l[2 * nt + u] * mine[u] + ml[2 + u] * other[u]
-                    for t in kv.static(range(KS)):
-                        for i in kv.static(range(4)):
-                            at = (nt * KS + t) * 4 + i
-                            o[at] = o[at] * mine[i % 2] + theirs[t][i] * other[i % 2]
+        """Merge the partial results of a sequence into m, l and o, in range order: maxima first, so that loads do not wait."""
+        for nt in kv.static(range(NT)):
+            if nt * COLUMNS + (lane & 3) * 2 < n * G:
+                top = [kv.f32(NEVER), kv.f32(NEVER)]
+                for r in range(r_first, r_last + 1, 4):
+                    for j in kv.static(range(4)):
+                        of = work.partial_of(partials, prefix, b, head, kv.math.min(r + j, r_last), total, ranges, lane)
+                        ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
+                        for u in kv.static(range(2)):
+                            top[u] = kv.math.max(top[u], ml[u])
+                total_l = [kv.f32(0.0), kv.f32(0.0)]
+                sums = [kv.f32(0.0)] * (4 * KS)
+                for r in range(r_first, r_last + 1, 2):
+                    for j in kv.static(range(2)):
+                        of = work.partial_of(partials, prefix, b, head, kv.math.min(r + j, r_last), total, ranges, lane)
+                        ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
+                        weight = [kv.where(r + j <= r_last, kv.ex2(ml[u] - top[u]), 0.0) for u in range(2)]
+                        for u in kv.static(range(2)):
+                            total_l[u] = total_l[u] + ml[2 + u] * weight[u]
+                        for t in kv.static(range(KS)):
+                            theirs = (of + (nt * (KS + 1) + t) * 512).load(kv.f32, 4)
+                            for i in kv.static(range(4)):
+                                sums[4 * t + i] = sums[4 * t + i] + theirs[i] * weight[i % 2]
+                for u in kv.static(range(2)):
+                    m[2 * nt + u] = top[u]
+                    l[2 * nt + u] = total_l[u]
+                for i in kv.static(range(4 * KS)):
+                    o[nt * KS * 4 + i] = sums[i]
+
+    @kv.func
+    def last_to_arrive(counters, which, others, lane):
+        """Whether the others had left their partial results when this warp left its own; the last one resets the counter."""
+        kv.syncwarp()
+        arrived = kv.i32(0)
+        if lane == 0:
+            counter = counters.address(0) + which * 4
+            arrived = counter.atomic("add", kv.i32(1), order="acq_rel")
+            if arrived == others:
+                counter.store(kv.i32(0))
+        arrived = kv.shuffle_idx(arrived, 0)
+        kv.syncwarp()
+        return arrived == others
 
     @kv.func
     def body(collection, layer, query, row_offsets, scale, out, partials, counters, sinks, lse):
@@ -478,13 +353,16 @@ def decode_kernel(c: Config) -> Any:
         ring = kv.shared((NW, c.warp_bytes), kv.u8, alignment=128)
         prefix = kv.shared(c.max_batch + 1, kv.i32)
         sums = kv.shared(NW, kv.i32)
-        total = count_tiles(collection, row_offsets, batch, prefix, sums)
-        kv.barrier()
+        # What the kernels before wrote (lengths, new tokens, the query) is visible from here on.
+        if c.programmatic:
+            kv.griddepcontrol_wait()
+            kv.griddepcontrol_launch_dependents()
+        total = work.count_tiles(collection, row_offsets, batch, prefix, sums, NW)
 
         k_cache, v_cache = collection.get_key_cache(layer), collection.get_value_cache(layer)
         head = (kv.block_id.x % HG) * NW + warp
         r = kv.block_id.x // HG
-        ranges = kv.math.min(kv.grid_dim.x // HG, kv.math.max((total + (c.min_tiles - 1)) // c.min_tiles, 1))
+        ranges = work.ranges_of(kv.grid_dim.x // HG, total)
         if r < ranges:
             at = kv.i32((kv.i64(total) * kv.i64(r)) // kv.i64(ranges))
             end = kv.i32((kv.i64(total) * kv.i64(r + 1)) // kv.i64(ranges))
@@ -503,7 +381,7 @@ def decode_kernel(c: Config) -> Any:
                 before = prefix[b]
                 until = kv.math.min(end, prefix[b + 1])
                 if until > at:
-                    keys, first, start, n = extent(collection, row_offsets, b)
+                    keys, first, start, n = work.extent(collection, row_offsets, b)
                     base = first // TT - before  # tile of the sequence = base + tile of the batch
                     q = query_fragments(query, row_offsets, b, head, n, lane)
                     m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
@@ -527,23 +405,15 @@ def decode_kernel(c: Config) -> Any:
                         for k in kv.static((4, 8, 16)):
                             l[u] = l[u] + kv.shuffle_xor(l[u], k)
                     kv.cp_async_wait(0)
-                    r_first = kv.i32((kv.i64(before + 1) * kv.i64(ranges) - 1) // kv.i64(total))
-                    r_last = kv.i32((kv.i64(prefix[b + 1]) * kv.i64(ranges) - 1) // kv.i64(total))
+                    r_first = work.range_with(before, total, ranges)
+                    r_last = work.range_with(prefix[b + 1] - 1, total, ranges)
                     finish = r_first == r_last
                     if r_first != r_last:
                         write_partial(partials, r * 2 + kv.where(started >= before, 0, 1), head, m, l, o, n, lane)
-                        kv.syncwarp()
-                        arrived = kv.i32(0)
-                        if lane == 0:
-                            counter = counters.address(0) + (b * H + head) * 4
-                            arrived = counter.atomic("add", kv.i32(1), order="acq_rel")
-                            if arrived == r_last - r_first:
-                                counter.store(kv.i32(0))
-                        arrived = kv.shuffle_idx(arrived, 0)
-                        kv.syncwarp()
-                        if arrived == r_last - r_first:
-                            finish = kv.bool(True)
-                            merge(partials, prefix, b, head, r_first, r_last, total, ranges, m, l, o, n, lane)
+                        if not c.combine:
+                            finish = last_to_arrive(counters, b * H + head, r_last - r_first, lane)
+                            if finish:
+                                merge(partials, prefix, b, head, r_first, r_last, total, ranges, m, l, o, n, lane)
                     if finish:
                         write_out(out, sinks, lse, row_offsets, b, head, n, m, l, o, mine, lane)
                 at = until
@@ -575,40 +445,25 @@ def decode_kernel(c: Config) -> Any:
     return attention_decode
 
 
-def warps_of(heads: int) -> int:
-    """Warps of a block, each with a KV head: the most that divide the heads, up to 4."""
-    return next(w for w in (4, 3, 2, 1) if heads % w == 0)
-
-
-def choose(target: Target, config: Config, schedule: dict[str, Any]) -> Config:
-    """A configuration whose blocks fit the target: the schedule's own entries stay as they are given."""
-    given = {k: v for k, v in schedule.items() if k in TUNABLE}
-    config = replace(config, warps=warps_of(config.heads), tile=32 if config.narrow else 16, **given)
-    while "warps" not in given and config.warps > 1 and config.warps * config.warp_bytes > target.shared_bytes // 2:
-        config = replace(config, warps=next(w for w in (2, 1) if w < config.warps and config.heads % w == 0))
-    # What a block holds: its rings, the tile counts of the batch, and 1 KiB that the hardware keeps.
-    block_bytes = config.warps * config.warp_bytes + 4 * (config.max_batch + 1) + 128 + 1024
-    registers = 168 if config.column_tiles * config.size <= 128 else 255
-    fits = min(target.shared_bytes // block_bytes, 65536 // (config.warps * 32 * registers))
-    if fits < 1:
-        raise ValueError(f"a block of the decode kernel needs {block_bytes} bytes of shared memory, the target has {target.shared_bytes}")
-    return config if "blocks" in given else replace(config, blocks=min(config.blocks, fits))
-
-
-TUNABLE = ("warps", "stages", "tile", "blocks", "min_tiles", "max_batch")
-
-
 def expand_decode(op: Any, at: Expansion) -> None:
-    """Expand ``kv.attention`` for few query rows a sequence."""
-    spec, attributes = at.spec(op.collection), op.operation.attributes
+    """Expand ``kv.attention`` for few query rows a sequence: the schedule's ``max_queries`` says how many tokens."""
+    spec, query = at.spec(op.collection), at.dtype(op.query)
+    attributes = op.operation.attributes
+    aligned = attributes["kv.row_alignment"].value if "kv.row_alignment" in attributes else 16
     config = choose(at.target, Config(
-        spec, at.dtype(op.query), at.static_dim(op.query, 1) // spec.num_heads, attributes["max_queries"].value,
-        op.mask.value, op.span.value, op.softcap.value, op.sinks is not None, op.lse is not None,
+        spec, query, at.static_dim(op.query, 1) // spec.num_heads, at.schedule["max_queries"], op.mask.value, op.span.value,
+        op.softcap.value, op.sinks is not None, op.lse is not None, programmatic=at.target.has("pdl"),
+        store_width=max(1, min(8, aligned // query.itemsize)),
     ), at.schedule)  # fmt: skip
     head_blocks = spec.num_heads // config.warps
     ranges = at.device("multiprocessors") * config.blocks // head_blocks
     partials = at.workspace(ranges * (2 * spec.num_heads * config.quads * 512))
-    counters = at.workspace((at.dim(op.row_offsets, 0) - 1) * (4 * spec.num_heads) + 4, zeroed=True)
-    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, partials, counters]
-    args += [v for v in (op.sinks, op.lse) if v is not None]
-    at.launch(decode_kernel(config), args, (ranges * head_blocks, 1, 1), (config.warps * 32, 1, 1), key=config)
+    counters = at.workspace(at.dim(op.row_offsets, 0) * (4 * spec.num_heads), zeroed=True)
+    rest = [v for v in (op.sinks, op.lse) if v is not None]
+    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, partials, counters, *rest]
+    threads, early = (config.warps * 32, 1, 1), config.programmatic
+    at.launch(decode_kernel(config), args, (ranges * head_blocks, 1, 1), threads, key=config, programmatic=early)
+    if config.combine:
+        pieces = (at.dim(op.row_offsets, 0) - 1) * (spec.num_heads * config.column_tiles * (config.size // 16))
+        args = [op.collection, op.row_offsets, op.out, partials, ranges, *rest]
+        at.launch(combine_kernel(config), args, (pieces, 1, 1), (256, 1, 1), key=config, programmatic=early)
