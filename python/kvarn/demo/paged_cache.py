@@ -167,10 +167,10 @@ class PagedCache:
 
     def attend(self, layer: int, query: Any, key: Any, value: Any) -> Any:
         """See `KVCache.attend`."""
-        convert, inputs = self._arrays.to_cache, self._inputs
-        arguments = [convert(query), convert(key), convert(value), inputs.uploaded_row_offsets]
-        self._rope_append(inputs.collection, layer, *arguments, self._rotated)
-        self._attention(inputs.collection, layer, self._rotated, inputs.uploaded_row_offsets, self._attended)
+        query, key, value = (self._arrays.to_cache(x) for x in (query, key, value))
+        collection, offsets = self._inputs.collection, self._inputs.uploaded_row_offsets
+        self._rope_append(collection, layer, query, key, value, offsets, self._rotated)
+        self._attention(collection, layer, self._rotated, offsets, self._attended)
         return self._arrays.to_dense(self._attended)
 
     def end_step(self) -> None:
