@@ -3,8 +3,9 @@
 
 import pytest
 
+from kvarn.artifact import Artifact, Entry, Step
 from kvarn.env import env
-from kvarn.runtime import assemble
+from kvarn.runtime import assemble, device
 
 PTX = """
 .version 8.0
@@ -137,3 +138,20 @@ def test_missing_tools_say_what_to_install(monkeypatch):
 def test_a_named_tool_that_is_not_there_is_an_error():
     with env.override(ptxas="/nowhere/ptxas"), pytest.raises(assemble.MissingToolError, match="KVARN_PTXAS names it"):
         assemble.assemble(PTX, "sm_80")
+
+
+def test_artifacts_get_machine_code_for_several_chips(tool):
+    entries = [Entry("add_one", [], []), Entry("nothing", [], [])]
+    steps = [Step("nothing", (1, 1, 1), (1, 1, 1))]
+    a = Artifact("k", "sm_80", "8.0", {"ptx": PTX}, entries, steps=steps)
+    made = assemble.with_cubins(a, ("sm_80", "sm_86", "sm_90"))
+    assert set(made.code) == {"ptx", "cubin", "cubin.sm_86", "cubin.sm_90"}
+    assert made.cubin("sm_86") != made.cubin("sm_80")
+    assert device.choose_image(made, (8, 9), None, "here")[0] == "cubin.sm_86"
+    assert device.choose_image(made, (10, 0), None, "here")[0] == "ptx"
+    assert set(assemble.with_cubins(a).code) == {"ptx", "cubin"}
+    for target, chip in (("sm_80", "sm_75"), ("sm_90a", "sm_90"), ("sm_90a", "sm_100a")):
+        with pytest.raises(ValueError, match=f"chip {chip} cannot run PTX for {target}"):
+            assemble.with_cubins(a.replace(target=target), (chip,))
+    with pytest.raises(ValueError, match="must hold PTX"):
+        assemble.with_cubins(a.replace(code={}))

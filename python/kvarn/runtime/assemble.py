@@ -19,7 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvarn.artifact import Artifact
 from kvarn.env import env
+
+from .device import parse_chip, runs_on
 
 INSTALL_ASSEMBLER = "pip install nvidia-nvjitlink cuda-bindings, or put the CUDA toolkit's ptxas on PATH"
 INSTALL_DISASSEMBLER = "pip install nvidia-cuda-nvdisasm, or put the CUDA toolkit's nvdisasm on PATH"
@@ -162,6 +165,36 @@ def assemble(ptx: str, chip: str, options: Sequence[str] = ()) -> Assembled:
     if path is None:
         raise MissingToolError(f"no assembler is installed: {INSTALL_ASSEMBLER}")
     return _with_ptxas(path, ptx, chip, options)
+
+
+def with_cubins(artifact: Artifact, chips: Sequence[str] = ()) -> Artifact:
+    """A copy of an artifact that holds machine code next to its PTX, so that its first launch assembles nothing.
+
+    Parameters
+    ----------
+    artifact : Artifact
+        With PTX.
+    chips : sequence of str
+        Chips that the PTX runs on, such as ``("sm_80", "sm_86", "sm_89")``; by default the artifact's target.
+
+    Raises
+    ------
+    ValueError
+        If a chip cannot run the artifact's PTX.
+    AssemblyError, MissingToolError
+        As `assemble`.
+    """
+    ptx = artifact.code.get("ptx")
+    if not isinstance(ptx, str):
+        raise ValueError(f"artifact {artifact.name!r} for {artifact.target} must hold PTX to be assembled")
+    code = dict(artifact.code)
+    for chip in chips or (artifact.target,):
+        major, minor, suffix = parse_chip(chip)
+        if not runs_on(artifact.target, (major, minor), binary=False) or (artifact.target[-1] in "af" and not suffix):
+            raise ValueError(f"chip {chip} cannot run PTX for {artifact.target}, which {artifact.name!r} holds")
+        key = "cubin" if chip == artifact.target else f"cubin.{chip}"
+        code[key] = assemble(ptx, chip).cubin
+    return artifact.replace(code=code)
 
 
 def _with_nvjitlink(linker: Any, ptx: str, chip: str, options: Sequence[str]) -> Assembled:
