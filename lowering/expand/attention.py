@@ -69,7 +69,9 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
     if kind not in KINDS:
         raise ValueError(f"the schedule's kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if (kind == "host") != at.target.is_host:
-        raise ValueError(f"the schedule's kind must {'' if at.target.is_host else 'not '}be host on {at.target.name}, got {kind!r}")
+        raise ValueError(
+            f"the schedule's kind must {'' if at.target.is_host else 'not '}be host on {at.target.name}, got {kind!r}"
+        )
     if kind == "prefill":
         for problem in attention_prefill.problems(case, at, row_alignment(op)):
             raise ValueError(f"a schedule of kind prefill {problem}")
@@ -112,4 +114,3 @@ def launch_rows(kind: str, case: Case, at: Expansion, query: ir.Value, args: lis
     warps = attention_rows.WARPS
     blocks = (rows * case.heads + (warps - 1)) // warps
     at.launch(attention_rows.simt_kernel(case), args, (blocks, 1, 1), (32 * warps, 1, 1), key=case)
-

@@ -107,7 +107,7 @@ def caches_of(case: Case, collection: Any, layer: Any) -> tuple[Any, Any]:
 
 
 def pieces(size: int, widest: int) -> list[tuple[int, int]]:
-    """Cut [0, size) into (start, width) with widths of powers of two, widest first; each start is a multiple of its width."""
+    """Cut [0, size) into (start, width), widths powers of two, the widest first; a start is a multiple of its width."""
     found, at = [], 0
     while at < size:
         width = min(widest, 1 << (size - at).bit_length() - 1)

@@ -100,7 +100,9 @@ def tile_keys(case: Case, target: Target) -> int | None:
     for keys in (64, 32, 16) if case.size <= 128 else (32, 16):
         pages = case.spec.page_size
         tiles = Tiles(case, keys)
-        if tiles.shared_bytes <= target.shared_bytes and (not tiles.copied or not pages or not pages % keys or not keys % pages):
+        if tiles.shared_bytes <= target.shared_bytes and (
+            not tiles.copied or not pages or not pages % keys or not keys % pages
+        ):
             return keys
     return None
 
@@ -110,7 +112,9 @@ def launch(case: Case, at: Expansion, op: Any, args: list[ir.Value]) -> None:
     assert keys is not None
     batch = at.dim(op.row_offsets, 0) - 1
     tiles = (at.dim(op.query, 0) * case.group) // ROWS + batch
-    at.launch(prefill_kernel(Tiles(case, keys)), args, (tiles, case.spec.num_heads, 1), (THREADS, 1, 1), key=(case, keys))
+    at.launch(
+        prefill_kernel(Tiles(case, keys)), args, (tiles, case.spec.num_heads, 1), (THREADS, 1, 1), key=(case, keys)
+    )
 
 
 def pack(dtype: DType, a: Any, b: Any) -> Any:
@@ -146,7 +150,8 @@ def prefill_kernel(g: Tiles) -> Any:
         if g.copied:
             ops.load_tile(
                 cache.ir, i32_value(b), i32_value(head), i32_value(base), i32_value(last - base), tile.ir,
-                i32_value(kv.thread_id.x), tile_rows=N, num_threads=THREADS, pitch=g.pitch, swizzle=128 if g.swizzled else 0,
+                i32_value(kv.thread_id.x), tile_rows=N, num_threads=THREADS, pitch=g.pitch,
+                swizzle=128 if g.swizzled else 0,
             )  # fmt: skip
         else:
             for i in range(kv.thread_id.x, N * (D // CHUNK), THREADS):
@@ -235,8 +240,9 @@ def prefill_kernel(g: Tiles) -> Any:
 
     @kv.kernel(block=(THREADS, 1, 1))
     def attention_prefill(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3], row_offsets: kv.Buffer[i32, 1],
-        kv_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3], sinks, lse,
+        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
+        row_offsets: kv.Buffer[i32, 1], kv_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
+        sinks, lse,
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         memory = kv.shared(g.shared_bytes, kv.u8, alignment=128).ptr()

@@ -14,14 +14,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlir import ir
-
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import cdiv, lowbit
 from kvarn.dsl.builder import emit_value, types
 
-from .attention_common import LN2, LOG2E, LOWEST, Case, caches_of, interval, load_width, pieces, place_of, read, softcapped
+from .attention_common import (
+    LN2,
+    LOG2E,
+    LOWEST,
+    Case,
+    caches_of,
+    interval,
+    load_width,
+    pieces,
+    place_of,
+    read,
+    softcapped,
+)
 
 LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
 KEYS = 8  # keys that the host takes at a time
@@ -35,8 +45,9 @@ NO_VALUE = float("-inf")
 def lane_sum(x: Any) -> Any:
     """The sum of a vector's lanes, in any order."""
     attributes = {
-        "kind": types().attribute("#vector.kind<add>"), "fastmath": types().attribute("#arith.fastmath<reassoc,contract>"),
-    }  # fmt: skip
+        "kind": types().attribute("#vector.kind<add>"),
+        "fastmath": types().attribute("#arith.fastmath<reassoc,contract>"),
+    }
     return kv.Value(emit_value("vector.reduction", types().of(f32), [x.ir], attributes), f32)
 
 
@@ -76,7 +87,9 @@ def host_kernel(case: Case) -> Any:
             found.append(softcapped(case, score, exp2))
         return found
 
-    def take(keys: Any, values: Any, q: Any, b: Any, head: Any, first: Any, count: int, state: list[Any], sums: list[Any]) -> None:
+    def take(
+        keys: Any, values: Any, q: Any, b: Any, head: Any, first: Any, count: int, state: list[Any], sums: list[Any]
+    ) -> None:
         """Fold ``count`` keys into the state (maximum, denominator) and the weighted sums of values."""
         tokens = [first + i for i in range(count)]
         places = [(t, keys.page(b, t)) for t in tokens]  # the values' pages too: one table serves both
@@ -93,8 +106,9 @@ def host_kernel(case: Case) -> Any:
 
     @kv.kernel
     def attention_host(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3], row_offsets: kv.Buffer[i32, 1],
-        kv_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3], sinks, lse,
+        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
+        row_offsets: kv.Buffer[i32, 1], kv_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
+        sinks, lse,
     ):  # fmt: skip
         h, row = kv.block_id.x, kv.block_id.y
         if (row >= row_offsets[0]) & (row < row_offsets[row_offsets.shape[0] - 1]):
@@ -106,14 +120,14 @@ def host_kernel(case: Case) -> Any:
             q = [kv.f32(query.load(row, h, d, width=w, alignment=case.query.itemsize)) * factor for d, w in key_pieces]
             # A sink is a key of weight one and value zero that stands before all others.
             state = [sinks[h] * LOG2E, kv.f32(1.0)] if case.sinks else [kv.f32(LOWEST), kv.f32(0.0)]
-            sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for d, w in value_pieces]
+            sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_pieces]
             whole = first + kv.math.max(end - first, 0) // KEYS * KEYS
             for t in range(first, whole, KEYS):
                 take(keys, values, q, b, head, t, KEYS, state, sums)
             for t in range(whole, end):
                 take(keys, values, q, b, head, t, 1, state, sums)
             inverse = kv.where(state[1] > 0.0, 1.0 / state[1], 0.0)
-            for n, (d, w) in enumerate(value_pieces):
+            for n, (d, _) in enumerate(value_pieces):
                 out.store(row, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
             if case.lse:
                 lse[row, h] = kv.where(state[1] > 0.0, (state[0] + kv.math.log2(state[1])) * LN2, NO_VALUE)
@@ -126,7 +140,9 @@ def host_kernel(case: Case) -> Any:
 
 def lane_width(case: Case) -> int:
     """Columns that a lane takes at a time for the values: few enough that all lanes have some, at most 16 bytes."""
-    widest = min(16 // case.spec.dtype.itemsize, lowbit(case.value_size), max(1, 1 << cdiv(case.value_size, 32).bit_length() - 1))
+    widest = min(
+        16 // case.spec.dtype.itemsize, lowbit(case.value_size), max(1, 1 << cdiv(case.value_size, 32).bit_length() - 1)
+    )
     return load_width(case.spec, widest)
 
 
@@ -156,8 +172,9 @@ def simt_kernel(case: Case) -> Any:
 
     @kv.kernel(max_threads=32 * WARPS)
     def attention_simt(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3], row_offsets: kv.Buffer[i32, 1],
-        kv_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3], sinks, lse,
+        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
+        row_offsets: kv.Buffer[i32, 1], kv_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
+        sinks, lse,
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp

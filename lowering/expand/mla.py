@@ -44,7 +44,10 @@ def decompress_kernel(spec: CacheSpec) -> Any:
 
     @kv.kernel
     def mla_decompress(
-        cache: kv.KVCache, row_offsets: kv.Buffer[i32, 1], cache_offsets: kv.Buffer[i32, 1], out: kv.Buffer[spec.dtype, 2]
+        cache: kv.KVCache,
+        row_offsets: kv.Buffer[i32, 1],
+        cache_offsets: kv.Buffer[i32, 1],
+        out: kv.Buffer[spec.dtype, 2],
     ):
         item = kv.block_id.x * kv.block_dim.x + kv.thread_id.x
         row, d = item // columns, item % columns * width
@@ -67,5 +70,9 @@ def expand_decompress(op: Any, at: Expansion) -> None:
     threads = 1 if at.target.is_host else THREADS
     blocks = (at.dim(op.out, 0) * columns + (threads - 1)) // threads
     at.launch(
-        decompress_kernel(spec), [op.cache, op.row_offsets, op.cache_offsets, op.out], (blocks, 1, 1), (threads, 1, 1), key=spec
+        decompress_kernel(spec),
+        [op.cache, op.row_offsets, op.cache_offsets, op.out],
+        (blocks, 1, 1),
+        (threads, 1, 1),
+        key=spec,
     )

@@ -41,8 +41,11 @@ def run(problem: Problem, query: np.ndarray, **options: Any) -> tuple[np.ndarray
     """Output and log-sum-exp, of a buffer that had a sentinel in it."""
     out = np.full_like(query, SENTINEL)
     lse = np.full(query.shape[:2], SENTINEL, np.float32)
-    found = kv.ops.attention(problem.collection, 1, query, problem.row_offsets, out=out, lse=lse, return_lse=True, **options)
-    assert found[0] is out and found[1] is lse
+    found = kv.ops.attention(
+        problem.collection, 1, query, problem.row_offsets, out=out, lse=lse, return_lse=True, **options
+    )
+    assert found[0] is out
+    assert found[1] is lse
     return out, lse
 
 
@@ -119,8 +122,8 @@ def test_half_precision_is_computed_in_f32(dtype):
 
 
 QUANTIZED = [
-    ("i8", "f32", 32), ("i8", "f16", 4), ("i8", "f32", 1), ("i8", "f32", 12), ("f8e4m3", "f32", 8), ("f8e4m3", "f8e8m0", 16),
-    ("f8e5m2", "bf16", 48),
+    ("i8", "f32", 32), ("i8", "f16", 4), ("i8", "f32", 1), ("i8", "f32", 12), ("f8e4m3", "f32", 8),
+    ("f8e4m3", "f8e8m0", 16), ("f8e5m2", "bf16", 48),
 ]  # fmt: skip
 
 
@@ -161,7 +164,8 @@ def test_a_row_that_sees_no_key_gives_zeros():
     # Cross attention over the cached tokens only: sequence 0 has none.
     no_keys = np.zeros(3, np.uint32)
     out, lse = run(problem, query, mask="null", kv_offsets=no_keys)
-    assert (out[:2] == 0).all() and np.isneginf(lse[:2]).all()
+    assert (out[:2] == 0).all()
+    assert np.isneginf(lse[:2]).all()
     check(problem, query, mask="null", kv_offsets=no_keys)
     sinks = np.array([0.5, -1.0], np.float32)
     out, lse = run(problem, query, mask="null", kv_offsets=no_keys, sinks=sinks)
@@ -194,7 +198,8 @@ def test_rows_of_no_sequence_are_not_written():
     padded = np.concatenate([query[3:5], query[:5], query[:2]])
     out = np.full_like(padded, SENTINEL)
     kv.ops.attention(problem.collection, 1, padded, shifted, out=out)
-    assert (out[:2] == SENTINEL).all() and (out[7:] == SENTINEL).all()
+    assert (out[:2] == SENTINEL).all()
+    assert (out[7:] == SENTINEL).all()
     assert_close(out[2:7], want, "f32")
 
 
@@ -221,7 +226,11 @@ def test_the_order_of_the_pages_does_not_change_a_bit():
     blocks, table = np.asarray(moved.blocks), np.asarray(moved.lookup_table)
     order = np.random.default_rng(0).permutation(len(blocks))
     moved = PagedKVCacheCollection(
-        blocks[order], moved.cache_lengths, np.argsort(order).astype(np.uint32)[table], moved.max_seq_length, moved.max_cache_length
+        blocks[order],
+        moved.cache_lengths,
+        np.argsort(order).astype(np.uint32)[table],
+        moved.max_seq_length,
+        moved.max_cache_length,
     )
     out = kv.ops.attention(moved, 1, query, problem.row_offsets)
     np.testing.assert_array_equal(out, first)
@@ -274,7 +283,8 @@ def refused(message: str, **changes: Any) -> None:
     """A call with some argument wrong must say so."""
     rng, problem = problem_of(22, cached=[3, 4], new=[1, 2])
     arguments: dict[str, Any] = {
-        "collection": problem.collection, "layer": 0, "query": query_of(rng, problem, 2), "row_offsets": problem.row_offsets,
+        "collection": problem.collection, "layer": 0, "query": query_of(rng, problem, 2),
+        "row_offsets": problem.row_offsets,
     }  # fmt: skip
     with pytest.raises((ValueError, TypeError, IndexError), match=message):
         kv.ops.attention(**{**arguments, **changes})

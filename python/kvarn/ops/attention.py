@@ -140,7 +140,7 @@ def attention(
         Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. Default:
         ``row_offsets``.
     schedule : mapping, optional
-        How the work is divided: ``kind`` (``"decode"``, ``"prefill"`` or ``"simt"`` on a GPU) and entries of that kernel.
+        How the work is divided: ``kind`` (on a GPU ``"decode"``, ``"prefill"`` or ``"simt"``) and that kernel's entries.
         No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``.
     stream : optional
         An int, or an object with ``__cuda_stream__``; default: the current stream of the arguments' library.

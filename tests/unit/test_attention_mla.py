@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention over latent rows, and latent rows copied out of the pages, on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import attention as reference
+from reference.random_caches import fill_cached, random_problem, random_values
+
+import kvarn as kv
+from kvarn.dialect import dtypes
+
+SENTINEL = 72.0  # exact in every type
+
+
+def latent_problem(seed: int, dtype: str = "f32", kind: str = "paged", **shape: Any) -> tuple[np.random.Generator, Any]:
+    rng = np.random.default_rng(seed)
+    problem = random_problem(
+        rng, kind, dtype, **{"num_heads": 1, "is_mla": True, "head_size": 24, "longest": 40, **shape}
+    )
+    fill_cached(rng, problem, problem.cached + problem.new)
+    return rng, problem
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "head_size", "value_size", "heads"),
+    [
+        ("f32", "paged", 24, 16, 3), ("bf16", "paged", 576, 512, 2), ("f16", "continuous", 48, 48, 5),
+        ("f8e4m3", "paged", 96, 64, 4),
+    ],
+)  # fmt: skip
+def test_values_are_the_first_columns_of_the_keys(dtype, kind, head_size, value_size, heads):
+    rng, problem = latent_problem(1, dtype, kind, head_size=head_size)
+    wide = dtypes.of(dtype) if dtypes.of(dtype).bits > 8 else dtypes.f32
+    query = random_values(rng, (problem.tokens, heads, head_size), wide)
+    out = kv.ops.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=value_size)
+    want, _ = reference.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=value_size)
+    tolerance = {"bf16": 1.6e-2, "f16": 2e-3}.get(dtype, 3e-5)
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=tolerance, atol=tolerance)
+
+
+def test_the_masks_and_the_scale_are_those_of_attention():
+    rng, problem = latent_problem(2, page_size=4)
+    query = random_values(rng, (problem.tokens, 2, 24), dtypes.f32)
+    for options in ({"mask": "null"}, {"window": 5}, {"mask": "chunked", "chunk": 8}, {"scale": 0.5}):
+        out = kv.ops.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=16, **options)
+        named = {"mask": "sliding_window", **options} if "window" in options else options
+        want, _ = reference.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=16, **named)
+        np.testing.assert_allclose(out, want, rtol=3e-5, atol=3e-5)
+
+
+def test_latent_rows_with_one_scale_a_token():
+    rng, problem = latent_problem(3, "f8e4m3", scale_dtype="f32", head_size=32)
+    query = random_values(rng, (problem.tokens, 2, 32), dtypes.f32)
+    out = kv.ops.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=24)
+    want, _ = reference.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=24)
+    np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_fit_is_refused():
+    rng, problem = latent_problem(4)
+    query = random_values(rng, (problem.tokens, 2, 24), dtypes.f32)
+    call = (problem.collection, 0, query, problem.row_offsets)
+    with pytest.raises(ValueError, match=r"value_size must be in \[1, 24\] \(the row\), got 25"):
+        kv.ops.mla_attention(*call, value_size=25)
+    with pytest.raises(ValueError, match="value_size must be in"):
+        kv.ops.mla_attention(*call, value_size=0)
+    with pytest.raises(ValueError, match="needs a collection with values, got an MLA one"):
+        kv.ops.attention(*call)
+    with_values = random_problem(rng, cached=[3], new=[1]).collection
+    with pytest.raises(ValueError, match="needs an MLA collection"):
+        kv.ops.mla_attention(
+            with_values, 0, np.zeros((1, 2, 16), np.float32), np.array([0, 1], np.uint32), value_size=8
+        )
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f8e4m3", "f32"])
+def test_decompressing_a_plan_gives_every_row_once(dtype):
+    quantized = {"scale_dtype": "f32"} if dtype == "f8e4m3" else {}
+    _, problem = latent_problem(5, dtype, cached=[5, 0, 7, 0], new=[2, 3, 1, 0], page_size=4, **quantized)
+    cache, tokens = problem.collection.get_key_cache(1), 8
+    plan = kv.ops.mla_prefill_plan(problem.row_offsets, problem.cached.astype(np.uint32), tokens, 4)
+    found = []
+    for chunk in range(4):
+        out = np.full((tokens, cache.head_size), SENTINEL, cache.dtype.numpy)
+        rows = np.asarray(plan.buffer_row_offsets)[chunk].astype(np.int32)
+        offsets = np.asarray(plan.cache_offsets)[chunk].astype(np.int32)
+        kv.ops.mla_decompress(cache, rows, offsets, out)
+        count = max(0, int(rows[-1]))
+        assert (out[count:].astype(np.float32) == SENTINEL).all()
+        found.append(out[:count])
+    read = cache.load_quantized if quantized else cache.load
+    dims = np.arange(cache.head_size)
+    want = [read(b, 0, np.arange(n)[:, None], dims) for b, n in enumerate(problem.cached + problem.new) if n]
+    np.testing.assert_array_equal(np.concatenate(found).view(np.uint8), np.concatenate(want).view(np.uint8))
+    assert len(np.concatenate(found)) == 18
