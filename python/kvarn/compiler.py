@@ -322,7 +322,7 @@ def lower(module: ir.Module, target: Target, steps: Sequence[pipeline.Step]) -> 
     pipeline.run(module, steps, observer=observe)
     if not entries:
         raise ValueError("the module has no kernel (a gpu.func with the kernel attribute)")
-    name, args, steps_, workspaces = program_of(module) or (entries[0].name, (), (), ())
+    name, args, steps_, workspaces = program_of(module, entries) or (entries[0].name, (), (), ())
     if target.is_host:
         return Artifact(name, "host", "", {"llvm": str(module)}, tuple(entries), args, steps_, workspaces)
     for entry in entries:
@@ -334,7 +334,9 @@ def lower(module: ir.Module, target: Target, steps: Sequence[pipeline.Step]) -> 
     return Artifact(name, target.name, emit.isa_of(text), {"ptx": text}, tuple(entries), args, steps_, workspaces)
 
 
-def program_of(module: ir.Module) -> tuple[str, tuple[Arg, ...], tuple[Step, ...], tuple[Workspace, ...]] | None:
+def program_of(
+    module: ir.Module, entries: Sequence[Entry]
+) -> tuple[str, tuple[Arg, ...], tuple[Step, ...], tuple[Workspace, ...]] | None:
     """Name, arguments, steps and workspaces that ``extract-kv-program`` left on a module; takes them off it."""
     attributes = module.operation.attributes
     if "kv.program" not in attributes:
@@ -348,7 +350,8 @@ def program_of(module: ir.Module) -> tuple[str, tuple[Arg, ...], tuple[Step, ...
     with module.context:
         parsed = [ir.Type.parse(t) for t in record["arg_types"]]
     args = tuple(_arg(i, t, d, 0, False) for i, (t, d) in enumerate(zip(parsed, described, strict=True)))
-    steps = tuple(Step(**s) for s in record["steps"])
+    shared = {entry.name: entry.shared_bytes for entry in entries}
+    steps = tuple(Step(**s, shared_bytes=shared[s["entry"]]) for s in record["steps"])
     return record["name"], args, steps, tuple(Workspace(**w) for w in record["workspaces"])
 
 
