@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """A place in a source file. ``line`` and ``column`` count from 1; ``end_column`` is one past the last character or None."""
+    """A place in a source file; lines and columns count from 1, ``end_column`` (or None) is one past the end."""
 
     file: str
     line: int

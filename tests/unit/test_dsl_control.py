@@ -42,7 +42,7 @@ def if_elif_else(i, x, out):
         r = -v
     elif v == 0:
         r = 1000
-    elif v < 5 and i > 2 or v == 12:
+    elif (v < 5 and i > 2) or v == 12:
         r = v * 2
     else:
         r = v // 3 + v % 3
@@ -364,7 +364,9 @@ def bools_are_carried(i, x, out):
 
 def any_and_all(i, x, out):
     v = x[i]
-    out[i] = (10 if any([v == 1, v == 5, v == 9]) else 0) + (1 if all([v > 0, v < 10]) else 0) + (100 if v in (2, 7) else 0)
+    out[i] = (
+        (10 if any([v == 1, v == 5, v == 9]) else 0) + (1 if all([v > 0, v < 10]) else 0) + (100 if v in (2, 7) else 0)
+    )
 
 
 def augmented_assignments(i, x, out):
@@ -435,7 +437,11 @@ def default_int_becomes_wide(i, x, out):
     out[i] = total
 
 
-CASES = [f for f in list(globals().values()) if callable(f) and getattr(f, "__code__", None) and f.__code__.co_varnames[:3] == ("i", "x", "out")]
+CASES = [
+    f
+    for f in list(globals().values())
+    if callable(f) and getattr(f, "__code__", None) and f.__code__.co_varnames[:3] == ("i", "x", "out")
+]
 
 
 @pytest.mark.parametrize("f", CASES, ids=lambda f: f.__name__)

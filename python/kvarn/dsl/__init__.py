@@ -54,10 +54,11 @@ from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
 bool = bool_  # kv.bool, as kv.f32
 
 __all__ = [
-    "Buffer", "BufferSpec", "Cache", "Collection", "DType", "KVCache", "KVCacheCollection", "KernelFunction", "Operand", "Pointer",
-    "Rows", "Shared", "Value", "Vector", "atomic_add", "barrier", "bf16", "bitcast", "block_dim", "block_id", "bool", "bool_", "cast",
-    "device_assert", "fence", "f8e4m3", "f8e5m2", "f8e8m0", "f16", "f32", "f64", "for_", "from_lanes", "func", "grid_dim", "i8", "i16", "i32",
-    "i64", "if_", "kernel", "lane_id", "linear_thread_id", "loop", "math", "operand", "pointer_of", "printf", "shared", "shuffle_down",
-    "shuffle_idx", "shuffle_up", "shuffle_xor", "static", "thread_id", "u8", "u16", "u32", "u64", "vector", "warp_id", "warp_reduce",
-    "when", "where", "while_", *_machine,
+    "Buffer", "BufferSpec", "Cache", "Collection", "DType", "KVCache", "KVCacheCollection", "KernelFunction",
+    "Operand", "Pointer", "Rows", "Shared", "Value", "Vector", "atomic_add", "barrier", "bf16", "bitcast",
+    "block_dim", "block_id", "bool", "bool_", "cast", "device_assert", "f16", "f32", "f64", "f8e4m3", "f8e5m2",
+    "f8e8m0", "fence", "for_", "from_lanes", "func", "grid_dim", "i16", "i32", "i64", "i8", "if_", "kernel",
+    "lane_id", "linear_thread_id", "loop", "math", "operand", "pointer_of", "printf", "shared", "shuffle_down",
+    "shuffle_idx", "shuffle_up", "shuffle_xor", "static", "thread_id", "u16", "u32", "u64", "u8", "vector", "warp_id",
+    "warp_reduce", "when", "where", "while_", *_machine,
 ]  # fmt: skip

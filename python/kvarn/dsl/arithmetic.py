@@ -38,7 +38,8 @@ _OPS: dict[str, tuple[str | None, str | None, str | None]] = {
 }
 _CONTRACT = ("+", "-", "*")
 _BITWISE = ("&", "|", "^")
-_PLAIN = frozenset(["+", "-", "*", "&", "|", "^"])  # the same op whatever the sign
+# Operators whose op does not depend on the sign: (integer op, float op).
+_PLAIN = {op: (_OPS[op][1] or "", _OPS[op][0] or "") for op in ("+", "-", "*", "&", "|", "^")}
 # Operators that keep "not negative" when both operands have it. "-" and "<<" do not.
 _KEEPS_NONNEG = ("+", "*", "//", "%", "&", "|", "^", ">>", "max", "min")
 # Predicates of arith.cmpf (ordered, but une) and arith.cmpi.
@@ -58,7 +59,9 @@ def literal(value: Any, dtype: DType, lanes: int = 0, bits: bool = False) -> ir.
     t = types()
     element = t.of(dtype)
     if dtype.is_float:
-        attribute = ir.FloatAttr.get(element, float(value)) if dtype.bits > 8 else _small_float(float(value), dtype, element)
+        attribute = (
+            ir.FloatAttr.get(element, float(value)) if dtype.bits > 8 else _small_float(float(value), dtype, element)
+        )
     else:
         if isinstance(value, float):
             raise TypeError(f"the float {value} does not mix with {dtype.name}: convert the value, as kv.f32(x)")
@@ -69,7 +72,9 @@ def literal(value: Any, dtype: DType, lanes: int = 0, bits: bool = False) -> ir.
             high = (1 << dtype.bits) - 1 if dtype.kind == "u" or bits else (1 << (dtype.bits - 1)) - 1
             if not low <= value <= high:
                 raise ValueError(f"{value} does not fit in {dtype.name}: cast the other operand to a wider type")
-            attribute = ir.IntegerAttr.get(element, wrapped(value, dtype) if value > 0 and bits else _signed(value, dtype))
+            attribute = ir.IntegerAttr.get(
+                element, wrapped(value, dtype) if value > 0 and bits else _signed(value, dtype)
+            )
     result = element
     if lanes:
         result = t.of(dtype, lanes)
@@ -95,11 +100,15 @@ def mismatch(what: str, a: DType, b: DType) -> TypeError:
         wide, narrow = (a, b) if a.bits >= b.bits else (b, a)
         if wide.bits == narrow.bits:
             return TypeError(f"{what} of {a.name} and {b.name}: float types do not mix, cast both, as kv.f32(x)")
-        return TypeError(f"{what} of {a.name} and {b.name}: float types do not mix, write {wide!r}(x) around the {narrow.name}")
+        return TypeError(
+            f"{what} of {a.name} and {b.name}: float types do not mix, write {wide!r}(x) around the {narrow.name}"
+        )
     if a.is_float or b.is_float:
         real, integer = (a, b) if a.is_float else (b, a)
         return TypeError(f"{what} of {a.name} and {b.name}: write {real!r}(x) around the {integer.name}")
-    return TypeError(f"{what} of {a.name} and {b.name}: signs do not mix, write {a!r}(x) or {b!r}(x) around one of them")
+    return TypeError(
+        f"{what} of {a.name} and {b.name}: signs do not mix, write {a!r}(x) or {b!r}(x) around one of them"
+    )
 
 
 def common_dtype(what: str, a: DType, b: DType) -> DType:
@@ -180,7 +189,7 @@ def binary(op: str, a: Any, b: Any) -> Any:
     if type(a) is v.Value and type(b) is v.Value and a.dtype is b.dtype and op in _PLAIN:  # the common case, quickly
         dtype = a.dtype
         if (dtype.kind == "i" or dtype.kind == "u") or (dtype.kind == "f" and dtype.bits > 8 and op not in _BITWISE):
-            name, attributes = _OPS[op][0 if dtype.kind == "f" else 1], None
+            name, attributes = _PLAIN[op][dtype.kind == "f"], None
             if dtype.kind == "f":
                 attributes = {"fastmath": types().attribute("#arith.fastmath<contract>")}
             nonneg = (a.nonneg and b.nonneg and op in _KEEPS_NONNEG) or (op == "&" and (a.nonneg or b.nonneg))
@@ -202,7 +211,9 @@ def binary(op: str, a: Any, b: Any) -> Any:
         divided = _divide(op, a, b, x, y, dtype, lanes)
         if divided is not None:
             return divided
-    attributes = {"fastmath": types().attribute("#arith.fastmath<contract>")} if dtype.is_float and op in _CONTRACT else None
+    attributes = (
+        {"fastmath": types().attribute("#arith.fastmath<contract>")} if dtype.is_float and op in _CONTRACT else None
+    )
     nonneg = op in _KEEPS_NONNEG and not dtype.is_float and is_nonneg(a) and is_nonneg(b)
     if op == "&" and not dtype.is_float:  # one operand suffices
         nonneg = is_nonneg(a) or is_nonneg(b)
@@ -253,7 +264,7 @@ def _shift(op: str, a: Any, b: Any) -> Any:
         if b.lanes and not a.lanes:
             a = broadcast(a, b.lanes)
         count = _operand(v.cast(b, a.dtype), a.dtype, a.lanes, False)
-    name = _OPS[op][1 if a.dtype.kind == "i" and not (op == ">>" and a.nonneg) else 2]
+    name = "arith.shli" if op == "<<" else "arith.shrui" if a.nonneg else "arith.shrsi"
     shifted = emit_value(name, types().of(a.dtype, a.lanes), [a.ir, count])
     return v.wrap(shifted, a.dtype, a.lanes, op == ">>" and a.nonneg)
 

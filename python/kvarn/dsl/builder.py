@@ -76,6 +76,8 @@ def types() -> Types:
     """The types of the current context."""
     context = ir.Context.current
     found = state.types
+    if context is None:
+        raise ValueError("values of a kernel are made while a kernel is traced, or inside `with context:`")
     if found is None or found.context is not context:
         found = state.types = Types(context)
     return found

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from .frontend import Frame
 
 # Functions of these packages are called, not interpreted (unless marked with @kv.func).
-NATIVE_PACKAGES = frozenset(["kvarn", "mlir", "numpy", "ml_dtypes", "torch", "jax", "cupy", "pytest"]) | sys.stdlib_module_names
+NATIVE_PACKAGES = (
+    frozenset(["kvarn", "mlir", "numpy", "ml_dtypes", "torch", "jax", "cupy", "pytest"]) | sys.stdlib_module_names
+)
 
 REFUSED_CALLS = {
-    print: "print(): use kv.printf", input: "input()", open: "open()", eval: "eval()", exec: "exec()", globals: "globals()",
-    locals: "locals()", vars: "vars()", super: "super()", compile: "compile()", __import__: "__import__()",
+    print: "print(): use kv.printf", input: "input()", open: "open()", eval: "eval()", exec: "exec()",
+    globals: "globals()", locals: "locals()",
+    vars: "vars()", super: "super()", compile: "compile()", __import__: "__import__()",
     breakpoint: "breakpoint()",
 }  # fmt: skip
 
@@ -69,7 +72,11 @@ class RuntimeRange:
             raise TypeError(f"range takes 1 to 3 arguments, got {len(arguments)}")
         for x in arguments:
             x = plain(x)
-            if isinstance(x, bool) or not isinstance(x, int | Value) or (isinstance(x, Value) and not x.dtype.is_integer):
+            if (
+                isinstance(x, bool)
+                or not isinstance(x, int | Value)
+                or (isinstance(x, Value) and not x.dtype.is_integer)
+            ):
                 raise TypeError(f"range takes integers, got {describe(x)}")
         start, stop = (0, arguments[0]) if len(arguments) == 1 else arguments[:2]
         step = arguments[2] if len(arguments) == 3 else 1
@@ -161,7 +168,9 @@ def interpretable(function: Any) -> FunctionSource | None:
     return source_of(function)
 
 
-def bind(name: str, a: ast.arguments, defaults: list[Any], kw_defaults: list[Any], args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+def bind(
+    name: str, a: ast.arguments, defaults: list[Any], kw_defaults: list[Any], args: Any, kwargs: dict[str, Any]
+) -> dict[str, Any]:
     """Parameters of a call by name, as Python binds them; TypeError for a wrong arity."""
     positional = [p.arg for p in (*a.posonlyargs, *a.args)]
     found = dict(zip(positional, args, strict=False))
@@ -257,6 +266,11 @@ SPECIAL_CALLS: dict[Any, Callable[..., Any]] = {
 
 def handle_call(callee: Any, args: list[Any]) -> Any:
     """``kv.KVCacheMHAOperand(cache)`` in a kernel; None for another call."""
-    if isinstance(callee, type) and len(args) == 1 and isinstance(args[0], Cache) and annotation_of(callee) == ("operand", None):
+    if (
+        isinstance(callee, type)
+        and len(args) == 1
+        and isinstance(args[0], Cache)
+        and annotation_of(callee) == ("operand", None)
+    ):
         return operand(args[0])
     return None

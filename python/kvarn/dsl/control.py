@@ -22,10 +22,10 @@ from .state import (
     Fresh,
     LeafType,
     Same,
-    Scope,
     Slot,
     Snapshot,
     Undefined,
+    Variables,
     adopts,
     children,
     fill,
@@ -45,9 +45,13 @@ from .values import Numeric, Value, describe, plain
 
 RESULT = " result"  # the value that an inlined function returned, kept among the variables
 # Ops that may run although Python would not have evaluated them.
-_SPECULATABLE = ("arith.", "math.", "vector.from_elements", "vector.broadcast", "vector.extract", "vector.insert",
-                 "vector.bitcast", "gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim", "llvm.getelementptr")  # fmt: skip
-_FAULTING = frozenset(["arith.divsi", "arith.divui", "arith.remsi", "arith.remui", "arith.floordivsi", "arith.ceildivsi"])
+_SPECULATABLE = (
+    "arith.", "math.", "vector.from_elements", "vector.broadcast", "vector.extract", "vector.insert", "vector.bitcast",
+    "gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim", "llvm.getelementptr",
+)  # fmt: skip
+_FAULTING = frozenset(
+    ["arith.divsi", "arith.divui", "arith.remsi", "arith.remui", "arith.floordivsi", "arith.ceildivsi"]
+)
 _HOISTED_OPS = 12
 
 
@@ -72,8 +76,14 @@ class _Merge:
             return self._leaf(a, b, name)
         x, y = self.first.get(id(a), children(a)), self.second.get(id(b), children(b))
         if x is None or y is None or len(x) != len(y) or shape_of(a) != shape_of(b):
-            return Same(Undefined(f"{name!r} differs between the branches of a run-time condition ({describe(a)}, {describe(b)})"))
-        return Fresh(a, [self.plan(p, q, f"{name}{part_name(a, i)}") for i, (p, q) in enumerate(zip(x, y, strict=True))])
+            return Same(
+                Undefined(
+                    f"{name!r} differs between the branches of a run-time condition ({describe(a)}, {describe(b)})"
+                )
+            )
+        return Fresh(
+            a, [self.plan(p, q, f"{name}{part_name(a, i)}") for i, (p, q) in enumerate(zip(x, y, strict=True))]
+        )
 
     def _leaf(self, a: Any, b: Any, name: str) -> Any:
         key = (id(a), id(b))
@@ -96,8 +106,8 @@ class _Merge:
 
 
 def branches(
-    scope: Scope, condition: Value, then: Callable[[], None], otherwise: Callable[[], None], live: Iterable[str] | None = None,
-    hoist: bool = False,
+    scope: Variables, condition: Value, then: Callable[[], object], otherwise: Callable[[], object],
+    live: Iterable[str] | None = None, hoist: bool = False,
 ) -> None:  # fmt: skip
     """Trace both sides of a run-time condition and merge what they did to the scope.
 
@@ -135,13 +145,19 @@ def branches(
     objects: list[tuple[Any, list[Any]]] = []
     for key, x in before.objects.items():
         a_parts, b_parts = parts_1[key], parts_2[key]
-        if all(p is q for p, q in zip(a_parts, b_parts, strict=False)) and len(a_parts) == len(b_parts) == len(before.parts[key]):
+        if all(p is q for p, q in zip(a_parts, b_parts, strict=False)) and len(a_parts) == len(b_parts) == len(
+            before.parts[key]
+        ):
             if any(p is not q for p, q in zip(a_parts, before.parts[key], strict=True)):
                 objects.append((x, [Same(p) for p in a_parts]))
             continue
         if not len(a_parts) == len(b_parts) == len(before.parts[key]):
-            raise TypeError(f"{describe(x)} changes its length under a run-time condition: its length must be known at compile time")
-        objects.append((x, [merge.plan(p, q, f"an element of {describe(x)}") for p, q in zip(a_parts, b_parts, strict=True)]))
+            raise TypeError(
+                f"{describe(x)} changes its length under a run-time condition: its length must be known at compile time"
+            )
+        objects.append(
+            (x, [merge.plan(p, q, f"an element of {describe(x)}") for p, q in zip(a_parts, b_parts, strict=True)])
+        )
 
     results = _finish_if(shell, condition, first, second, merge.pairs, hoist)
     scope.locals.clear()
@@ -150,7 +166,7 @@ def branches(
         write_parts(x, [fill(p, results) for p in parts])
 
 
-def _traced(region: ir.Region, body: Callable[[], None]) -> ir.Block:
+def _traced(region: ir.Region, body: Callable[[], object]) -> ir.Block:
     block = region.blocks.append()
     with ir.InsertionPoint(block):
         body()
@@ -158,7 +174,12 @@ def _traced(region: ir.Region, body: Callable[[], None]) -> ir.Block:
 
 
 def _finish_if(
-    shell: ir.Operation, condition: Value, first: ir.Block, second: ir.Block, pairs: list[tuple[Any, Any, LeafType]], hoist: bool
+    shell: ir.Operation,
+    condition: Value,
+    first: ir.Block,
+    second: ir.Block,
+    pairs: list[tuple[Any, Any, LeafType]],
+    hoist: bool,
 ) -> list[Any]:
     """Give the branches their yields and the op its results, or turn it into selects."""
     yields: list[list[ir.Value]] = []
@@ -192,7 +213,13 @@ def _select(condition: Value, a: ir.Value, b: ir.Value, kind: LeafType) -> ir.Va
     return emit_value("arith.select", kind.mlir(), [condition.ir, a, b])
 
 
-def if_value(scope: Scope, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any], live: Iterable[str] | None = None) -> Any:
+def if_value(
+    scope: Variables,
+    condition: Any,
+    then: Callable[[], Any],
+    otherwise: Callable[[], Any],
+    live: Iterable[str] | None = None,
+) -> Any:
     """The value of one of two expressions; only the chosen one is evaluated (unless nobody can tell)."""
     condition = truth(condition)
     if isinstance(condition, bool):
@@ -212,12 +239,12 @@ def if_value(scope: Scope, condition: Any, then: Callable[[], Any], otherwise: C
     return value
 
 
-def logical_and(scope: Scope, a: Value, b: Callable[[], Any]) -> Any:
+def logical_and(scope: Variables, a: Any, b: Callable[[], Any]) -> Any:
     """``a and b()`` without evaluating ``b`` when ``a`` is false, unless that cannot be told."""
     return if_value(scope, a, lambda: truth(b()), lambda: False)
 
 
-def logical_or(scope: Scope, a: Value, b: Callable[[], Any]) -> Any:
+def logical_or(scope: Variables, a: Any, b: Callable[[], Any]) -> Any:
     return if_value(scope, a, lambda: True, lambda: truth(b()))
 
 
@@ -252,7 +279,9 @@ class Loop:
         Variables that the body may read before it binds them; None: all.
     """
 
-    def __init__(self, scope: Scope, names: Iterable[str], rebound: Iterable[str], needed: Iterable[str] | None = None) -> None:
+    def __init__(
+        self, scope: Variables, names: Iterable[str], rebound: Iterable[str], needed: Iterable[str] | None = None
+    ) -> None:
         self.scope, self.needed = scope, None if needed is None else {*needed}
         self.names = [n for n in names if n in scope.locals and not isinstance(scope.locals[n], Undefined)]
         self.rebound = {*rebound}
@@ -312,7 +341,9 @@ class Loop:
         parts = children(value)
         if parts is None or (is_mutable(value) and not fresh):
             return Same(value)
-        return Fresh(value, [self._leaf_plan(p, f"{name}{part_name(value, i)}", (*key, i), fresh) for i, p in enumerate(parts)])
+        return Fresh(
+            value, [self._leaf_plan(p, f"{name}{part_name(value, i)}", (*key, i), fresh) for i, p in enumerate(parts)]
+        )
 
     def inits(self) -> list[ir.Value]:
         return [to_ir(c.init, c.kind) for c in self.carried]
@@ -347,9 +378,13 @@ class Loop:
             x = self.objects[key]
             parts = children(x) or []
             if len(parts) != len(plans):
-                raise TypeError(f"{describe(x)} changes its length in a run-time loop: its length must be known at compile time")
+                raise TypeError(
+                    f"{describe(x)} changes its length in a run-time loop: its length must be known at compile time"
+                )
             for i, (plan, value) in enumerate(zip(plans, parts, strict=True)):
-                if (problem := self._match(plan, value, (key, i), ends, f"element {part_name(x, i)} of {describe(x)}")) is not None:
+                if (
+                    problem := self._match(plan, value, (key, i), ends, f"element {part_name(x, i)} of {describe(x)}")
+                ) is not None:
                     raise TypeError(problem)
         for key, x in self._entered.objects.items():  # a container that changed and is not carried yet
             if key in self.before.objects and key not in self.objects:
@@ -424,8 +459,8 @@ class Loop:
 
 def _changed(name: str, start: Any, end: Any) -> str:
     return (
-        f"{name!r} is {start} when an iteration starts and {end} when it ends: a run-time loop carries numbers, vectors, "
-        "pointers, and lists, tuples and dicts of them that keep their shape"
+        f"{name!r} is {start} when an iteration starts and {end} when it ends: a run-time loop carries numbers, "
+        "vectors, pointers, and lists, tuples and dicts of them that keep their shape"
     )
 
 
@@ -435,7 +470,7 @@ def for_loop(loop: Loop, start: Value, stop: Value, step: Value, body: Callable[
 
     def attempt(loop: Loop) -> list[Any]:
         inits = loop.inits()
-        attributes = {"unsignedCmp": types().unit} if dtype.kind == "u" else None
+        attributes: Any = {"unsignedCmp": types().unit} if dtype.kind == "u" else None
         op = emit("scf.for", loop.types(), [start.ir, stop.ir, step.ir, *inits], attributes, regions=1)
         arguments = [start.ir.type, *loop.types()]
         place = [ir.Location.current] * len(arguments)
@@ -453,7 +488,7 @@ def for_loop(loop: Loop, start: Value, stop: Value, step: Value, body: Callable[
     loop.run(attempt)
 
 
-def while_loop(loop: Loop, test: Callable[[], Any], body: Callable[[], None]) -> None:
+def while_loop(loop: Loop, test: Callable[[], Any], body: Callable[[], object]) -> None:
     """scf.while; ``test`` gives the condition."""
 
     def attempt(loop: Loop) -> list[Any]:

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from .frontend import Frame
 
 _BINARY: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    ast.Add: (operator.add, operator.iadd), ast.Sub: (operator.sub, operator.isub), ast.Mult: (operator.mul, operator.imul),
-    ast.Div: (operator.truediv, operator.itruediv), ast.FloorDiv: (operator.floordiv, operator.ifloordiv),
-    ast.Mod: (operator.mod, operator.imod), ast.Pow: (operator.pow, operator.ipow), ast.MatMult: (operator.matmul, operator.imatmul),
-    ast.BitAnd: (operator.and_, operator.iand), ast.BitOr: (operator.or_, operator.ior), ast.BitXor: (operator.xor, operator.ixor),
-    ast.LShift: (operator.lshift, operator.ilshift), ast.RShift: (operator.rshift, operator.irshift),
+    ast.Add: (operator.add, operator.iadd), ast.Sub: (operator.sub, operator.isub),
+    ast.Mult: (operator.mul, operator.imul), ast.Div: (operator.truediv, operator.itruediv),
+    ast.FloorDiv: (operator.floordiv, operator.ifloordiv), ast.Mod: (operator.mod, operator.imod),
+    ast.Pow: (operator.pow, operator.ipow), ast.MatMult: (operator.matmul, operator.imatmul),
+    ast.BitAnd: (operator.and_, operator.iand), ast.BitOr: (operator.or_, operator.ior),
+    ast.BitXor: (operator.xor, operator.ixor), ast.LShift: (operator.lshift, operator.ilshift),
+    ast.RShift: (operator.rshift, operator.irshift),
 }  # fmt: skip
 _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
@@ -50,8 +52,15 @@ class Expressions:
     refuse: Callable[[ast.AST, str], Exception]
     inline: Callable[..., Any]
     assign: Callable[[ast.AST, Any], None]
-    locals: dict[str, Any]
-    roots: Callable[[], list[Any]]
+
+    @property
+    def locals(self) -> dict[str, Any]:
+        """The variables of the function that is being interpreted."""
+        return self.frames[-1].locals
+
+    def roots(self) -> list[Any]:
+        """Every value that interpreted code can reach by name."""
+        return [value for frame in self.frames for value in frame.locals.values()]
 
     def eval(self, node: ast.expr) -> Any:
         return _EXPRESSIONS.get(type(node), Expressions._refused_expression)(self, node)
@@ -253,7 +262,9 @@ class Expressions:
                 self.assign(g.target, item)
                 tests = [truth(self.eval(t)) for t in g.ifs]
                 if any(isinstance(t, Numeric) for t in tests):
-                    raise self.refuse(g.ifs[0], "a comprehension with a condition on a value of the kernel: use a loop with if")
+                    raise self.refuse(
+                        g.ifs[0], "a comprehension with a condition on a value of the kernel: use a loop with if"
+                    )
                 if all(tests):
                     run(i + 1)
 
@@ -315,7 +326,14 @@ class Expressions:
 
         return self.inline(c.name, c.node, outer.file, c.flow, variables, lookup, node, outer)
 
-    def call_function(self, function: _types.FunctionType, source: FunctionSource, args: Any, kwargs: dict[str, Any], node: ast.AST | None) -> Any:
+    def call_function(
+        self,
+        function: _types.FunctionType,
+        source: FunctionSource,
+        args: Any,
+        kwargs: dict[str, Any],
+        node: ast.AST | None,
+    ) -> Any:
         a = source.node.args
         kw_defaults = [(function.__kwdefaults__ or {}).get(p.arg, MISSING) for p in a.kwonlyargs]
         variables = bind(source.name, a, list(function.__defaults__ or ()), kw_defaults, args, kwargs)
@@ -378,7 +396,9 @@ class Expressions:
         return callee(*args, **kwargs)
 
     def _refused_expression(self, node: ast.expr) -> Any:
-        what = {ast.Await: "await", ast.Yield: "yield", ast.YieldFrom: "yield from"}.get(type(node), type(node).__name__)
+        what = {ast.Await: "await", ast.Yield: "yield", ast.YieldFrom: "yield from"}.get(
+            type(node), type(node).__name__
+        )
         raise self.refuse(node, f"{what}: kernels have no generators or coroutines")
 
 

@@ -66,18 +66,9 @@ class Interpreter(Loops):
         self._scratch_op: ir.Operation | None = None
         self._changed: dict[int, set[str]] = {}  # by id of a function's node: what it changes in place
 
-    # --- the scope of the control flow module ----------------------------------------------------
-
     @property
     def frame(self) -> Frame:
         return self.frames[-1]
-
-    @property
-    def locals(self) -> dict[str, Any]:
-        return self.frames[-1].locals
-
-    def roots(self) -> list[Any]:
-        return [value for frame in self.frames for value in frame.locals.values()]
 
     # --- places ------------------------------------------------------------------------------------
 
@@ -144,7 +135,9 @@ class Interpreter(Loops):
                 reason = value.reason.replace(repr(RESULT), "the returned value")
                 raise KernelError(reason, _place(frame, node), self.callers())
             if value is not None and flow.get("return") is not True:
-                raise KernelError(f"{frame.name}() returns a value on some paths only", _place(frame, node), self.callers())
+                raise KernelError(
+                    f"{frame.name}() returns a value on some paths only", _place(frame, node), self.callers()
+                )
             return value
         finally:
             self.frames.pop()
@@ -166,14 +159,19 @@ class Interpreter(Loops):
                     return self._guard_form(statement, test, statements, i)
                 else:
                     flow = self._branches(
-                        statement, test, lambda s=statement: self.block_of(s.body), lambda s=statement: self.block_of(s.orelse)
+                        statement,
+                        test,
+                        lambda s=statement: self.block_of(s.body),
+                        lambda s=statement: self.block_of(s.orelse),
                     )
             else:
                 flow = _STATEMENTS.get(type(statement), Interpreter._refused)(self, statement)
             if flow:
                 if any(v is True for v in flow.values()):
                     return flow
-                return self._guarded(statement, flow, lambda n=i: self.block_of(statements, n + 1), i + 1 < len(statements))
+                return self._guarded(
+                    statement, flow, lambda n=i: self.block_of(statements, n + 1), i + 1 < len(statements)
+                )
         return None
 
     def _test(self, node: ast.expr) -> Any:
@@ -181,8 +179,8 @@ class Interpreter(Loops):
             return truth(self.eval(node))
 
     def _runtime_if(self, node: ast.If, test: Value) -> None:
-        def side(body: Sequence[ast.stmt]) -> Callable[[], None]:
-            return lambda: self.block_of(body) and None
+        def side(body: Sequence[ast.stmt]) -> Callable[[], object]:
+            return lambda: self.block_of(body)
 
         with self.at(node):
             control.branches(self, test, side(node.body), side(node.orelse), self.frame.flow.after[id(node)])
@@ -355,7 +353,11 @@ class Interpreter(Loops):
     def _raise(self, node: ast.Raise) -> None:
         with self.at(node):
             error = self.eval(node.exc) if node.exc else RuntimeError("raise")
-            raise error if isinstance(error, BaseException) or isinstance(error, type) else TypeError("raise needs an exception")
+            if isinstance(error, type) and issubclass(error, BaseException):
+                error = error()
+            if not isinstance(error, BaseException):
+                raise TypeError(f"raise needs an exception, got {describe(error)}")
+            raise error
 
     def _delete(self, node: ast.Delete) -> None:
         for target in node.targets:

@@ -61,7 +61,10 @@ def for_(start: Any, stop: Any = None, step: Any = 1, *, body: Callable[..., Any
 
 def while_(test: Callable[..., Any], body: Callable[..., Any], init: Any = ()) -> Any:
     """Run ``body(*init)``, which returns the next values, while ``test(*init)`` holds; the last values."""
-    scope, single = _scope({_STATE: init if isinstance(init, tuple) else (init,)}, test, body), not isinstance(init, tuple)
+    scope, single = (
+        _scope({_STATE: init if isinstance(init, tuple) else (init,)}, test, body),
+        not isinstance(init, tuple),
+    )
     control.while_loop(
         Loop(scope, [_STATE], [_STATE]),
         lambda: test(*scope.locals[_STATE]),
@@ -71,9 +74,19 @@ def while_(test: Callable[..., Any], body: Callable[..., Any], init: Any = ()) -
 
 
 def _advance(scope: Scope, returned: Any, single: bool) -> None:
-    state = (returned,) if single else () if returned is None else tuple(returned) if isinstance(returned, list | tuple) else (returned,)
+    state = (
+        (returned,)
+        if single
+        else ()
+        if returned is None
+        else tuple(returned)
+        if isinstance(returned, list | tuple)
+        else (returned,)
+    )
     if len(state) != len(scope.locals[_STATE]):
-        raise TypeError(f"the body of a loop must return {len(scope.locals[_STATE])} values, as many as init has, got {len(state)}")
+        raise TypeError(
+            f"the body of a loop must return {len(scope.locals[_STATE])} values, as many as init has, got {len(state)}"
+        )
     scope.locals[_STATE] = state
 
 

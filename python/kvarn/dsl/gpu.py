@@ -18,7 +18,7 @@ WARP = 32
 
 
 class Dim3:
-    """``.x``, ``.y``, ``.z`` of a grid or block, as i32 values: ``kv.block_id``, ``kv.thread_id``, ``kv.block_dim``, ``kv.grid_dim``."""
+    """``.x``, ``.y``, ``.z`` of ``kv.block_id``, ``kv.thread_id``, ``kv.block_dim`` or ``kv.grid_dim``, as i32."""
 
     __slots__ = ("_op",)
 
@@ -146,7 +146,10 @@ def shuffle_idx(value: Any, lane: Any, width: int = WARP) -> Any:
 
 
 def warp_reduce(value: Any, op: str = "add", width: int = WARP) -> Any:
-    """All lanes (of each group of ``width``) folded with "add", "max", "min", "mul", "and", "or" or "xor"; every lane gets the result."""
+    """All lanes (of each group of ``width``) folded; every lane gets the result.
+
+    ``op`` is "add", "max", "min", "mul", "and", "or" or "xor".
+    """
     value = as_value(value, None, "what is reduced")
     offset = width // 2
     while offset:
@@ -177,7 +180,9 @@ def printf(format: str, *args: Any) -> None:
         value = _printable(as_value(given, None, "what kv.printf prints"))
         letter = match.group(2)
         if value.dtype.kind not in _PRINTED.get(letter, ""):
-            raise TypeError(f"%{letter} of kv.printf does not print {value.dtype.name}: use %d for integers, %f for floats")
+            raise TypeError(
+                f"%{letter} of kv.printf does not print {value.dtype.name}: use %d for integers, %f for floats"
+            )
         length = "ll" if value.dtype.bits == 64 and letter in "diuxXo" else ""
         text += [format[end : match.start()], match.group(0)[: -1 - len(match.group(1) or "")], length, letter]
         end = match.end()

@@ -53,7 +53,7 @@ class Handle:
     ----------
     spec : CacheSpec
         All static parameters.
-    dtype, num_heads, head_size, page_size, is_mla, scale_dtype, quantization_enabled, quantization_granularity, max_tile_size
+    dtype, num_heads, head_size, page_size, is_mla, scale_dtype, quantization_enabled, max_tile_size, ...
         Each of them, by the names of the host-side classes.
     """
 
@@ -170,7 +170,13 @@ class CacheReads(Handle):
         return Value(ops.tma_row(self.ir, i32_value(encoded)), i32)
 
     def populate(
-        self, b: Any, base: Any, tile_rows: int, base_alignment: int | None = None, pair_cta: bool = False, is_leader: bool = True
+        self,
+        b: Any,
+        base: Any,
+        tile_rows: int,
+        base_alignment: int | None = None,
+        pair_cta: bool = False,
+        is_leader: bool = True,
     ) -> Rows:
         """First rows of the pages of a tile of ``tile_rows`` tokens from ``base`` on."""
         for name, x in (("tile_rows", tile_rows), ("base_alignment", base_alignment or 1)):
@@ -199,17 +205,19 @@ class CacheReads(Handle):
     def scales_block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, *, page: Any = None) -> Pointer:
         """Address of the scale of (b, t, h, d)."""
         self._needs_scales("scales_block_paged_ptr")
-        return Pointer(ops.scale_block_ptr(self.ir, i32_value(b), i32_value(t), i32_value(h), i32_value(d), _page(page)), GLOBAL)
+        return Pointer(
+            ops.scale_block_ptr(self.ir, i32_value(b), i32_value(t), i32_value(h), i32_value(d), _page(page)), GLOBAL
+        )
 
     def scales_raw_ptr(self) -> Pointer:
         """First scale of the view; null when there is none."""
         return Pointer(ops.scales_base(self.ir), GLOBAL)
 
     def load_tile(
-        self, b: Any, h: Any, base: Any, valid: Any, destination: Pointer, thread: Any, *, tile_rows: int, num_threads: int,
-        swizzle: int = 0, mode: str = "async",
+        self, b: Any, h: Any, base: Any, valid: Any, destination: Pointer, thread: Any, *,
+        tile_rows: int, num_threads: int, swizzle: int = 0, mode: str = "async",
     ) -> None:  # fmt: skip
-        """Copy this thread's share of the tokens [base, base + tile_rows) of a head to shared memory; see ``kv.load_tile``."""
+        """Copy this thread's share of tokens [base, base + tile_rows) of a head to shared memory: kv.load_tile."""
         _shared_pointer(destination)
         ops.load_tile(
             self.ir, i32_value(b), i32_value(h), i32_value(base), i32_value(valid), destination.ir, i32_value(thread),
@@ -230,7 +238,9 @@ class Cache(CacheReads):
     __slots__ = ()
     what = "cache"
 
-    def load(self, b: Any, h: Any, t: Any, d: Any, width: int = 1, dtype: DType | None = None, *, page: Any = None) -> Any:
+    def load(
+        self, b: Any, h: Any, t: Any, d: Any, width: int = 1, dtype: DType | None = None, *, page: Any = None
+    ) -> Any:
         """``width`` elements of the head dimension from ``d`` on, dequantized: a vector, or a scalar for width 1.
 
         ``dtype`` is the storage type by default, f32 for a quantized cache.
@@ -256,18 +266,31 @@ class Cache(CacheReads):
         return self._elements(value, self.spec.scale_dtype, width)
 
     def store(self, b: Any, h: Any, t: Any, d: Any, value: Any, oob: str = "drop", *, page: Any = None) -> None:
-        """Write a scalar or vector of the storage type; ``oob`` says what a page outside the pool does: drop, trap, unchecked."""
+        """Write a scalar or vector of the storage type.
+
+        ``oob`` says what a page outside the pool does: "drop" writes nothing, "trap" stops, "unchecked" trusts it.
+        """
         value = as_value(value, self.spec.dtype, "what is stored in a cache")
-        ops.store(self.ir, *_indices(b, h, t, d), value.ir, _oob(oob), _page(page))
+        ops.store(self.ir, *_indices(b, h, t, d), value=value.ir, oob=_oob(oob), page=_page(page))
 
     def store_scale(self, b: Any, h: Any, t: Any, d: Any, value: Any, oob: str = "drop", *, page: Any = None) -> None:
         """Write scales of the scale type from granule d // granularity on."""
         self._needs_scales("store_scale")
         value = as_value(value, self.spec.scale_dtype, "what is stored as a scale")
-        ops.store_scale(self.ir, *_indices(b, h, t, d), value.ir, _oob(oob), _page(page))
+        ops.store_scale(self.ir, *_indices(b, h, t, d), value=value.ir, oob=_oob(oob), page=_page(page))
 
     def store_tile(
-        self, b: Any, h: Any, base: Any, valid: Any, source: Pointer, thread: Any, *, tile_rows: int, num_threads: int, swizzle: int = 0
+        self,
+        b: Any,
+        h: Any,
+        base: Any,
+        valid: Any,
+        source: Pointer,
+        thread: Any,
+        *,
+        tile_rows: int,
+        num_threads: int,
+        swizzle: int = 0,
     ) -> None:
         """Copy this thread's share of a tile of shared memory to the tokens [base, base + valid) of a head."""
         _shared_pointer(source)

@@ -137,15 +137,21 @@ class KernelFunction:
         needed = [p for p in self.parameters if p.default is p.empty]
         if not len(needed) <= len(specs) <= len(self.parameters):
             names = ", ".join(p.name for p in self.parameters)
-            raise self._error(KernelTypeError, f"{self.name}({names}) takes {len(self.parameters)} arguments, got {len(specs)}")
+            raise self._error(
+                KernelTypeError, f"{self.name}({names}) takes {len(self.parameters)} arguments, got {len(specs)}"
+            )
         given = [*specs, *(p.default for p in self.parameters[len(specs) :])]
-        return [self._argument(p.name, self.annotations[p.name], s) for p, s in zip(self.parameters, given, strict=True)]
+        return [
+            self._argument(p.name, self.annotations[p.name], s) for p, s in zip(self.parameters, given, strict=True)
+        ]
 
     def _argument(self, name: str, annotation: Any, spec: Any) -> Argument:
         spec = getattr(spec, "spec", spec)
 
         def wrong(expected: str) -> KernelError:
-            return self._error(KernelTypeError, f"argument {name!r} of {self.name} must be {expected}, got {_shown(spec)}")
+            return self._error(
+                KernelTypeError, f"argument {name!r} of {self.name} must be {expected}, got {_shown(spec)}"
+            )
 
         if annotation in _STATIC:
             kind = (int, float) if annotation is float else annotation
@@ -153,11 +159,14 @@ class KernelFunction:
                 raise wrong(f"a Python {annotation.__name__}, known at compile time")
             return Argument(name, "static", spec)
         if isinstance(annotation, DType):
-            if isinstance(spec, DType) and spec.mlir != annotation.mlir or isinstance(spec, BufferSpec | CacheSpec):
+            if (isinstance(spec, DType) and spec.mlir != annotation.mlir) or isinstance(spec, BufferSpec | CacheSpec):
                 raise wrong(f"{annotation!r}")
             return Argument(name, "scalar", annotation)
         if isinstance(annotation, BufferSpec):
-            same = isinstance(spec, BufferSpec) and (spec.rank, spec.dtype.mlir) == (annotation.rank, annotation.dtype.mlir)
+            same = isinstance(spec, BufferSpec) and (spec.rank, spec.dtype.mlir) == (
+                annotation.rank,
+                annotation.dtype.mlir,
+            )
             if not same and not (isinstance(spec, BufferSpec) and annotation.dtype is bool_ and spec.dtype.bits == 8):
                 raise wrong(f"{annotation!r}")
             return Argument(name, "buffer", annotation)
@@ -184,7 +193,9 @@ class KernelFunction:
 
     # --- tracing -------------------------------------------------------------------------------------
 
-    def trace(self, specs: Sequence[Any], *, context: ir.Context | None = None, options: dict[str, Any] | None = None) -> ir.Module:
+    def trace(
+        self, specs: Sequence[Any], *, context: ir.Context | None = None, options: dict[str, Any] | None = None
+    ) -> ir.Module:
         """The kernel's kv IR: a module with one ``gpu.module @kernels``.
 
         Parameters
@@ -291,7 +302,9 @@ class KernelFunction:
             return number_dtype(argument)
         shape, dtype = getattr(argument, "shape", None), getattr(argument, "dtype", None)
         if shape is None or dtype is None:
-            raise TypeError(f"argument {name!r} of {self.name} must be a cache, an array or a number, got {type(argument).__name__}")
+            raise TypeError(
+                f"argument {name!r} of {self.name} must be a cache, an array or a number, got {type(argument).__name__}"
+            )
         return BufferSpec(of(dtype), len(shape)) if len(shape) else of(dtype)
 
     def __getitem__(self, configuration: Any) -> Launch:
@@ -358,7 +371,9 @@ def _option_problems(options: dict[str, Any]) -> None:
         for n in _triple(options["block"]):
             threads *= n
         if threads > options.get("max_threads", 1024):
-            raise ValueError(f"block must have at most {options.get('max_threads', 1024)} threads, got {options['block']!r}")
+            raise ValueError(
+                f"block must have at most {options.get('max_threads', 1024)} threads, got {options['block']!r}"
+            )
 
 
 def _triple(block: Any) -> tuple[int, int, int]:
@@ -372,9 +387,13 @@ def _option_attributes(options: dict[str, Any]) -> dict[str, ir.Attribute]:
     _option_problems(options)
     unknown = options.keys() - {"max_threads", "block", "min_blocks", "max_registers"}
     if unknown:
-        raise ValueError(f"options of a kernel are max_threads, block, min_blocks and max_registers, got {sorted(unknown)}")
+        raise ValueError(
+            f"options of a kernel are max_threads, block, min_blocks and max_registers, got {sorted(unknown)}"
+        )
     attributes: dict[str, ir.Attribute] = {
-        f"kv.{name}": types().i32_attr(options[name]) for name in ("max_threads", "min_blocks", "max_registers") if name in options
+        f"kv.{name}": types().i32_attr(options[name])
+        for name in ("max_threads", "min_blocks", "max_registers")
+        if name in options
     }
     if "block" in options:
         attributes["kv.block"] = ir.DenseI32ArrayAttr.get(list(_triple(options["block"])))
@@ -402,7 +421,7 @@ def _verify(module: ir.Module) -> None:
     del diagnostics[:]
     try:
         module.operation.verify()
-    except ir.MLIRError as error:
+    except ir.MLIRError as error:  # pyright: ignore[reportAttributeAccessIssue]
         raise from_mlir(error, diagnostics) from error
     finally:
         del diagnostics[:]

@@ -133,7 +133,9 @@ class Loops(Expressions):
 
     def _leaving_loop(self, node: ast.For | ast.While, left: frozenset[str], r: RuntimeRange | None) -> Flow | None:
         """A loop that ``break`` or ``return`` may leave: scf.while with flags."""
-        if "return" in left and any(isinstance(n, ast.Return) and n.value is not None for s in node.body for n in ast.walk(s)):
+        if "return" in left and any(
+            isinstance(n, ast.Return) and n.value is not None for s in node.body for n in ast.walk(s)
+        ):
             raise self.refuse(node, "return of a value inside a run-time loop: assign it to a variable and break")
         tag = f" loop{id(node)}"
         going, returned, position = f"{tag}.going", f"{tag}.returned", f"{tag}.i"
@@ -183,14 +185,18 @@ class Loops(Expressions):
         if node.orelse:
             raise self.refuse(node, "while ... else: set a flag before break, and test it after the loop")
         if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node.test)):
-            raise self.refuse(node.test, ":= in the condition of a while: assign before the loop and at the end of its body")
+            raise self.refuse(
+                node.test, ":= in the condition of a while: assign before the loop and at the end of its body"
+            )
         if self._runs_while_tracing(node):
             return self._static_while(node)
         left = self.frames[-1].flow.leaves[id(node)] & {"break", "return"}
         with self.at(node):
             if left:
                 return self._leaving_loop(node, left, None)
-            control.while_loop(self._loop(node), lambda: self._test(node.test), lambda: self.block_of(node.body) and None)
+            control.while_loop(
+                self._loop(node), lambda: self._test(node.test), lambda: self.block_of(node.body)
+            )
         return None
 
     def _runs_while_tracing(self, node: ast.While) -> bool:
@@ -227,8 +233,13 @@ class Loops(Expressions):
             if any(v is True for v in flow.values()):
                 return {k: v for k, v in flow.items() if k != "break"} or None
             if flow:
-                raise self.refuse(node, "break or return under a run-time condition in a while that runs at compile time: use while True")
-        raise KernelError(f"a while that runs at compile time exceeds {_LIMIT} iterations", self.place_of(node), self.callers())
+                raise self.refuse(
+                    node,
+                    "break or return under a run-time condition in a while that runs at compile time: use while True",
+                )
+        raise KernelError(
+            f"a while that runs at compile time exceeds {_LIMIT} iterations", self.place_of(node), self.callers()
+        )
 
 
 def _resolver(closure: Closure) -> Callable[[str], Any]:

@@ -20,8 +20,9 @@ from .memory import GLOBAL, SHARED, Pointer
 from .values import Numeric, Value, as_value, bitcast, describe, i32_value, plain
 
 __all__ = [
-    "ballot", "cp_async", "cp_async_bulk", "cp_async_commit", "cp_async_wait", "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_f16x4",
-    "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async",
+    "ballot", "cp_async", "cp_async_bulk", "cp_async_commit", "cp_async_wait", "cvt_e4m3x2_to_f16x2",
+    "cvt_e4m3x4_to_f16x4", "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "elect", "ex2",
+    "fence_mbarrier_init", "fence_proxy_async",
     "griddepcontrol_launch_dependents", "griddepcontrol_wait", "ldmatrix", "load_nc", "mbarrier_arrive",
     "mbarrier_arrive_expect_tx", "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k16", "movmatrix",
     "named_barrier", "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "stmatrix", "syncwarp", "tanh_approx",
@@ -30,7 +31,9 @@ __all__ = [
 _ALL_LANES = -1
 
 
-def _asm(text: str, constraints: str, operands: Sequence[ir.Value], result: str | None = None, effects: bool = False) -> Any:
+def _asm(
+    text: str, constraints: str, operands: Sequence[ir.Value], result: str | None = None, effects: bool = False
+) -> Any:
     """Inline PTX; ``result`` is the type of what it gives, as text."""
     t = types()
     attributes = {
@@ -76,7 +79,9 @@ def _pointer(pointer: Any, space: int, what: str) -> Pointer:
 
 def _static(value: Any, allowed: Sequence[Any], what: str) -> Any:
     if not isinstance(value, int | str) or value not in allowed:
-        raise ValueError(f"{what} must be one of {', '.join(map(str, allowed))}, known at compile time, got {describe(value)}")
+        raise ValueError(
+            f"{what} must be one of {', '.join(map(str, allowed))}, known at compile time, got {describe(value)}"
+        )
     return value
 
 
@@ -86,8 +91,8 @@ def _static(value: Any, allowed: Sequence[Any], what: str) -> Any:
 def cp_async(to: Pointer, source: Pointer, bytes: int = 16, zero_fill_size: Any = None) -> None:
     """Start copying 4, 8 or 16 bytes from device to shared memory (both aligned to them), past the registers.
 
-    With ``zero_fill_size`` (i32, at most ``bytes``) only so many bytes are read, and the rest of the destination is zeroed.
-    16-byte copies bypass L1.
+    With ``zero_fill_size`` (i32, at most ``bytes``) only so many bytes are read, and the rest of the destination is
+    zeroed. 16-byte copies bypass L1.
     """
     _static(bytes, (4, 8, 16), "bytes")
     operands = [_pointer(to, SHARED, "the destination").ir, _pointer(source, GLOBAL, "the source").ir]
@@ -112,7 +117,10 @@ def cp_async_wait(pending: int) -> None:
 
 def cp_async_bulk(to: Pointer, source: Pointer, bytes: Any, barrier: Pointer) -> None:
     """Copy ``bytes`` (a multiple of 16) from device to shared memory; ``barrier`` counts them. sm_90 and later."""
-    operands = [_pointer(to, SHARED, "the destination").address().ir, _pointer(source, GLOBAL, "the source").address().ir]
+    operands = [
+        _pointer(to, SHARED, "the destination").address().ir,
+        _pointer(source, GLOBAL, "the source").address().ir,
+    ]
     operands += [i32_value(bytes, "bytes"), _pointer(barrier, SHARED, "the barrier").address().ir]
     _asm(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", "r,l,r,r,~{memory}",
@@ -129,7 +137,10 @@ def load_nc(pointer: Pointer, dtype: DType = i32, width: int = 4) -> Any:
 
 
 def ldmatrix(pointer: Pointer, num: int = 4, trans: bool = False) -> list[Value]:
-    """Load ``num`` 8x8 matrices of 16-bit elements from shared memory; lane i gives the address of row i. ``num`` words."""
+    """Load ``num`` 8x8 matrices of 16-bit elements from shared memory: ``num`` words.
+
+    Lane i gives the address of row i.
+    """
     _static(num, (1, 2, 4), "num")
     t = types()
     attributes = {
@@ -146,7 +157,10 @@ def ldmatrix(pointer: Pointer, num: int = 4, trans: bool = False) -> list[Value]
 
 
 def stmatrix(pointer: Pointer, words: Sequence[Any], trans: bool = False) -> None:
-    """Store 1, 2 or 4 8x8 matrices of 16-bit elements to shared memory; lane i gives the address of row i. sm_90 and later."""
+    """Store 1, 2 or 4 8x8 matrices of 16-bit elements to shared memory. sm_90 and later.
+
+    Lane i gives the address of row i.
+    """
     _static(len(words), (1, 2, 4), "the number of words")
     registers = ", ".join(f"${i + 1}" for i in range(len(words)))
     text = f"stmatrix.sync.aligned.m8n8.x{len(words)}{'.trans' if trans else ''}.shared.b16 [$0], {{{registers}}};"
@@ -198,7 +212,9 @@ def prmt(a: Any, b: Any, selector: Any) -> Value:
 
 def pack_bf16x2(low: Any, high: Any) -> Value:
     """Two f32, rounded to bf16, as a word."""
-    return Value(_asm("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], "i32"), i32)
+    return Value(
+        _asm("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], "i32"), i32
+    )
 
 
 def pack_f16x2(low: Any, high: Any) -> Value:
@@ -219,9 +235,7 @@ def _cvt_pair(kind: str, pair: Any) -> Value:
 
 
 def _cvt_four(kind: str, word: Any) -> list[Value]:
-    text = (
-        f"{{ .reg .b16 lo, hi; mov.b32 {{lo, hi}}, $2; cvt.rn.f16x2.{kind} $0, lo; cvt.rn.f16x2.{kind} $1, hi; }}"
-    )
+    text = f"{{ .reg .b16 lo, hi; mov.b32 {{lo, hi}}, $2; cvt.rn.f16x2.{kind} $0, lo; cvt.rn.f16x2.{kind} $1, hi; }}"
     return _parts(_asm(text, "=r,=r,r", [_word(word)], "!llvm.struct<(i32, i32)>"), 2, i32)
 
 
@@ -282,7 +296,9 @@ def ballot(condition: Any) -> Value:
         raise TypeError(f"kv.ballot needs a bool, got {describe(condition)}")
     t = types()
     operands = [_a.literal(_ALL_LANES, i32), condition.ir]
-    return Value(emit_value("nvvm.vote.sync", t.i32, operands, {"kind": t.attribute("#nvvm<vote_sync_kind ballot>")}), u32)
+    return Value(
+        emit_value("nvvm.vote.sync", t.i32, operands, {"kind": t.attribute("#nvvm<vote_sync_kind ballot>")}), u32
+    )
 
 
 def elect() -> Value:
@@ -291,11 +307,13 @@ def elect() -> Value:
 
 
 def setmaxnreg(count: int, action: str) -> None:
-    """Give up or claim registers: ``action`` is "increase" or "decrease". All warps of a warp group. sm_90a and later."""
+    """Claim or give up registers: ``action`` is "increase" or "decrease". For a whole warp group, sm_90a and later."""
     _static(count, tuple(range(24, 257, 8)), "count")
     _static(action, ("increase", "decrease"), "action")
     t = types()
-    emit("nvvm.setmaxregister", (), (), {"action": t.attribute(f"#nvvm<action {action}>"), "regCount": t.i32_attr(count)})
+    emit(
+        "nvvm.setmaxregister", (), (), {"action": t.attribute(f"#nvvm<action {action}>"), "regCount": t.i32_attr(count)}
+    )
 
 
 def griddepcontrol_wait() -> None:
@@ -314,7 +332,10 @@ def griddepcontrol_launch_dependents() -> None:
 def fence_proxy_async() -> None:
     """Make this thread's writes to shared memory visible to bulk copies and wgmma. sm_90 and later."""
     t = types()
-    attributes = {"kind": t.attribute("#nvvm.proxy_kind<async.shared>"), "space": t.attribute("#nvvm.shared_space<cta>")}
+    attributes = {
+        "kind": t.attribute("#nvvm.proxy_kind<async.shared>"),
+        "space": t.attribute("#nvvm.shared_space<cta>"),
+    }
     emit("nvvm.fence.proxy", (), (), attributes)
 
 

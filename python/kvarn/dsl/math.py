@@ -100,4 +100,3 @@ def abs(x: Any) -> Any:
 def clamp(x: Any, low: Any, high: Any) -> Any:
     """``x`` brought into [low, high]."""
     return min(max(x, low), high)
-

@@ -282,11 +282,20 @@ class Pointer:
         value = as_value(value, None, "the operand of an atomic")
         if value.lanes or value.dtype.bits < 16 or value.dtype is bool_:
             raise TypeError(f"an atomic takes a scalar of 16, 32 or 64 bits, got {describe(value)}")
-        prefix = "f" if value.dtype.is_float and op != "xchg" else "u" if value.dtype.kind == "u" and op in ("max", "min") else ""
+        prefix = (
+            "f"
+            if value.dtype.is_float and op != "xchg"
+            else "u"
+            if value.dtype.kind == "u" and op in ("max", "min")
+            else ""
+        )
         if prefix + op not in _ATOMICS:
             raise ValueError(f"atomic {op} of {value.dtype.name} is not one of the atomic operations")
         attributes = self._order(order, scope)
-        attributes |= {"bin_op": types().i64_attr(_ATOMICS[prefix + op]), "alignment": types().i64_attr(value.dtype.itemsize)}
+        attributes |= {
+            "bin_op": types().i64_attr(_ATOMICS[prefix + op]),
+            "alignment": types().i64_attr(value.dtype.itemsize),
+        }
         # The NVPTX back end gives atomicrmw no ordering of its own (seen: atom.global.add for acq_rel).
         attributes["ordering"] = types().i64_attr(_ORDERS["relaxed"])
         if order in ("release", "acq_rel"):
@@ -297,7 +306,10 @@ class Pointer:
         return Value(old, value.dtype)
 
     def _access(self, dtype: DType, width: int, alignment: int | None, order: str | None, scope: str) -> dict[str, Any]:
-        attributes = {"alignment": types().i64_attr(_alignment(dtype, width, alignment)), "ordering": types().i64_attr(0)}
+        attributes = {
+            "alignment": types().i64_attr(_alignment(dtype, width, alignment)),
+            "ordering": types().i64_attr(0),
+        }
         if order is None:
             return attributes
         if width != 1:
@@ -308,7 +320,8 @@ class Pointer:
     def _order(order: str, scope: str) -> dict[str, Any]:
         if order not in _ORDERS or scope not in _SCOPES:
             raise ValueError(
-                f"order must be one of {', '.join(_ORDERS)} and scope one of {', '.join(_SCOPES)}, got {order!r} and {scope!r}"
+                f"order must be one of {', '.join(_ORDERS)} and scope one of {', '.join(_SCOPES)}, "
+                f"got {order!r} and {scope!r}"
             )
         attributes = {"ordering": types().i64_attr(_ORDERS[order])}
         if _SCOPES[scope]:
@@ -325,7 +338,7 @@ class Pointer:
 
 
 def fence(scope: str = "device") -> None:
-    """Order this thread's memory accesses for the threads of ``scope``: "block", "device" or "system" (acquire and release)."""
+    """Order this thread's memory accesses (acquire and release) for "block", "device" or "system"."""
     if scope not in _SCOPES:
         raise ValueError(f"scope must be one of {', '.join(_SCOPES)}, got {scope!r}")
     attributes = {"ordering": types().i64_attr(_ORDERS["acq_rel"])}
@@ -356,7 +369,10 @@ def _reinterpret(value: Any, dtype: DType) -> Any:
 
 
 class Shared:
-    """An array in shared memory, row-major: ``s[i, j]``, ``s[i, j] = v``, ``s.load(i, width=4)``, ``s.store(i, value=v)``."""
+    """An array in shared memory, row-major.
+
+    ``s[i, j]``, ``s[i, j] = v``, ``s.load(i, width=4)``, ``s.store(i, value=v)``, ``s.ptr(i, j)``.
+    """
 
     __slots__ = ("base", "dtype", "shape")
 
@@ -374,7 +390,9 @@ class Shared:
         """Pointer to an element; without an index, to the first."""
         index = index or (0,) * len(self.shape)
         if len(index) != len(self.shape):
-            raise TypeError(f"a shared array of rank {len(self.shape)} needs {len(self.shape)} indices, got {len(index)}")
+            raise TypeError(
+                f"a shared array of rank {len(self.shape)} needs {len(self.shape)} indices, got {len(index)}"
+            )
         stride, known, offset = self.dtype.itemsize, 0, None
         for i, extent in zip(reversed(index), reversed(self.shape), strict=True):
             i = plain(i)
@@ -415,7 +433,7 @@ class Shared:
 
 
 def shared(shape: int | Sequence[int], dtype: DType, alignment: int = 16) -> Shared:
-    """Shared memory of the thread block, not initialised. ``shape`` and ``alignment`` (bytes) are known at compile time."""
+    """Shared memory of the thread block, not initialised; ``alignment`` in bytes. All is known at compile time."""
     extents = (shape,) if isinstance(shape, int | Numeric) else tuple(shape)
     for n in extents:
         if not isinstance(n, int) or n < 1:
@@ -432,9 +450,13 @@ def atomic_add(target: Any, index: Any, value: Any) -> Value:
     """``target[index] += value`` in one step, for a buffer or a shared array; gives the old element."""
     index = index if isinstance(index, tuple) else (index,)
     if isinstance(target, Shared):
-        return target.ptr(*index).atomic("add", as_value(value, target.dtype, "the operand of an atomic"), scope="block")
+        return target.ptr(*index).atomic(
+            "add", as_value(value, target.dtype, "the operand of an atomic"), scope="block"
+        )
     if not isinstance(target, Buffer):
-        raise TypeError(f"kv.atomic_add needs a buffer or a shared array, got {describe(target)}: pointers have .atomic(...)")
+        raise TypeError(
+            f"kv.atomic_add needs a buffer or a shared array, got {describe(target)}: pointers have .atomic(...)"
+        )
     value = as_value(value, target.dtype, "the operand of an atomic")
     if target.dtype.bits < 16:
         raise TypeError(f"an atomic takes elements of 16, 32 or 64 bits, got {target.dtype.name}")

@@ -2,7 +2,7 @@
 """From a Python function to its AST, and what the front end must know of it beforehand.
 
 A file is parsed once, so that every node has its true line and column; a function is found in it by name and first
-line. Liveness tells which variables a loop or a branch must hand on: a name is carried only when someone reads it later.
+line. Liveness tells which variables a loop or a branch must hand on: a name is carried only when it is read later.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def _index(file: str) -> dict[tuple[str, int], list[FunctionNode]]:
 
 
 # --- names ---------------------------------------------------------------------------------------
+
 
 def flow_of(node: FunctionNode) -> Liveness:
     """The liveness of a function, computed once for its node."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import types as _types
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from mlir import ir
 
@@ -23,7 +23,9 @@ from .builder import types
 from .memory import Pointer
 from .values import Numeric, Value, Vector, cast, describe, number_dtype, plain, wrap
 
-_ATOMS = frozenset([int, float, bool, str, type(None), Value, Vector, Pointer, _types.FunctionType, _types.ModuleType, type, DType])
+_ATOMS = frozenset(
+    [int, float, bool, str, type(None), Value, Vector, Pointer, _types.FunctionType, _types.ModuleType, type, DType]
+)
 NUMBERS = (bool, int, float)
 
 
@@ -85,7 +87,8 @@ def part_name(x: Any, i: int) -> str:
 def rebuilt(x: Any, parts: list[Any]) -> Any:
     """A container like ``x`` of other parts."""
     if isinstance(x, tuple):
-        return type(x)._make(parts) if hasattr(x, "_make") else tuple(parts)
+        make = getattr(type(x), "_make", tuple)  # a namedtuple
+        return make(parts)
     if isinstance(x, list):
         return list(parts)
     if type(x) is dict:
@@ -136,15 +139,27 @@ def mutables(roots: Iterable[Any]) -> dict[int, Any]:
     return found
 
 
+class Variables(Protocol):
+    """What control flow works on: variables, and the values from which containers are in reach."""
+
+    @property
+    def locals(self) -> dict[str, Any]: ...
+
+    def roots(self) -> Iterable[Any]: ...
+
+
 class Snapshot:
     """The variables of a scope and the parts of every mutable container in reach."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Variables) -> None:
         self.scope = scope
         self.locals = dict(scope.locals)
         self.objects = mutables(scope.roots())
         self.parts = {key: children(x) or [] for key, x in self.objects.items()}
-        self.keys = {key: None if isinstance(x, list) else list(x if type(x) is dict else vars(x)) for key, x in self.objects.items()}
+        self.keys = {
+            key: None if isinstance(x, list) else list(x if type(x) is dict else vars(x))
+            for key, x in self.objects.items()
+        }
 
     def now(self) -> tuple[dict[str, Any], dict[int, list[Any]]]:
         """The variables and the containers' parts of this moment."""
@@ -158,7 +173,7 @@ class Snapshot:
 
 
 class Scope:
-    """Variables that control flow may change, and the values from which containers are in reach."""
+    """Variables of control flow written as functions."""
 
     def __init__(self, variables: dict[str, Any] | None = None, others: Iterable[Any] = ()) -> None:
         self.locals = {} if variables is None else variables

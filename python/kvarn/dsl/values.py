@@ -119,7 +119,9 @@ class Numeric:
 
     def __pow__(self, exponent: Any) -> Any:
         if not isinstance(exponent, int) or not 1 <= exponent <= 8:
-            raise TypeError(f"** needs a Python int from 1 to 8 as exponent, got {exponent!r}: use kv.math.exp2 and log2")
+            raise TypeError(
+                f"** needs a Python int from 1 to 8 as exponent, got {exponent!r}: use kv.math.exp2 and log2"
+            )
         result = self
         for _ in range(exponent - 1):
             result = result * self
@@ -314,7 +316,9 @@ def index_value(value: Any, what: str = "the index") -> ir.Value:
     if isinstance(value, int) and not isinstance(value, bool):
         return emit_value("arith.constant", t.index, (), {"value": ir.IntegerAttr.get(t.index, value)})
     if not isinstance(value, Value) or not value.dtype.is_integer:
-        got = f"a value of type {value.dtype.name}: write kv.i32(...)" if isinstance(value, Numeric) else describe(value)
+        got = (
+            f"a value of type {value.dtype.name}: write kv.i32(...)" if isinstance(value, Numeric) else describe(value)
+        )
         raise TypeError(f"{what} must be an integer, got {got}")
     op = "arith.index_castui" if value.dtype.kind == "u" else "arith.index_cast"
     return emit_value(op, t.index, [value.ir])
@@ -373,7 +377,7 @@ def cast(value: Any, dtype: DType) -> Any:
     """Convert to ``dtype``; what ``kv.f32(x)`` does.
 
     To a narrower integer: drops high bits. Float to integer: towards zero, undefined when it does not fit, except
-    that 8-bit integers and 8-bit floats saturate. Integer to bool: whether it is not zero. Vectors convert lane by lane.
+    that 8-bit integers and 8-bit floats saturate. Integer to bool: whether it is not zero. Vectors go lane by lane.
     """
     value = plain(value)
     if not isinstance(value, Numeric):
@@ -385,7 +389,9 @@ def cast(value: Any, dtype: DType) -> Any:
     source = value.dtype
     if source is dtype:
         return value
-    return wrap(_convert(value, dtype), dtype, value.lanes, value.nonneg and not dtype.is_float and dtype.bits >= source.bits)
+    return wrap(
+        _convert(value, dtype), dtype, value.lanes, value.nonneg and not dtype.is_float and dtype.bits >= source.bits
+    )
 
 
 def _convert(value: Any, dtype: DType) -> ir.Value:
