@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.gather, kv.copy_pages and kv.convert: tokens out of a cache, pages within a pool, caches into one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import DType
+from kvarn.dialect.layout import FA3, CacheSpec, lowbit
+from kvarn.lowering.index import Ix
+
+from . import expands
+from .base import Expansion
+from .common import BYTES, THREADS, CachedHead, Rows, Work, converted, holds, row_alignment, sequence_of, single, vector_width
+from .quantize import Quantizer
+
+# --- gather ----------------------------------------------------------------------------------------
+
+
+def gather_kernel(spec: CacheSpec, work: Work, rows: Rows) -> Any:
+    """A "token" of the work is one (row, place) of token_ids."""
+    vectors, width = spec.head_size // rows.width, rows.width
+
+    @kv.kernel
+    def gather(cache, token_ids, row_offsets, out):
+        slot, first = work.place()
+        per_row = token_ids.shape[1]
+        r, j = slot // per_row, slot % per_row
+        if (r < token_ids.shape[0]) & (first < work.pieces):
+            b, inside, _ = sequence_of(row_offsets, r)
+            if inside:
+                t = token_ids[r, j]
+                if holds(cache, t):
+                    for piece in range(first, work.pieces, work.step):
+                        h, d = piece // vectors, piece % vectors * width
+                        rows.store(out, r, j, h, d, value=stored(cache, b, h, t, d, width))
+
+    return gather
+
+
+@kv.func
+def stored(cache: Any, b: Any, h: Any, t: Any, d: Any, width: int) -> Any:
+    """Stored values as they are, always a vector."""
+    if cache.quantization_enabled:
+        x = cache.load_quantized(b, h, t, d, width=width)
+    else:
+        x = cache.load(b, h, t, d, width=width)
+    return x if width > 1 else kv.vector(cache.dtype, [x])
+
+
+@expands("kv.gather")
+def gather(op: Any, at: Expansion) -> None:
+    spec = at.spec(op.cache)
+    rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at))
+    work = Work.of(at, spec.token_stride // rows.width)
+    slots = at.dim(op.token_ids, 0) * at.dim(op.token_ids, 1)
+    args = [op.cache, op.token_ids, op.row_offsets, op.out]
+    at.launch(gather_kernel(spec, work, rows), args, (work.blocks(slots), 1, 1), (work.threads, 1, 1))
+
+
+# --- copy_pages ------------------------------------------------------------------------------------
+
+UNROLL = 4  # accesses of a thread under way
+
+
+def word(bytes_: int) -> tuple[DType, int]:
+    """What to copy memory with that is a multiple of so many bytes, and starts at one: an element type and lanes."""
+    size = min(lowbit(bytes_), BYTES)
+    return {16: (kv.u32, 4), 8: (kv.u32, 2), 4: (kv.u32, 1), 2: (kv.u16, 1), 1: (kv.u8, 1)}[size]
+
+
+@kv.func
+def copy_bytes(target: Any, source: Any, count: Any, unit: tuple[DType, int], threads: int) -> None:
+    """Copy ``count`` bytes, a multiple of the unit, by the threads of a block."""
+    dtype, lanes = unit
+    size = dtype.itemsize * lanes
+    step = threads * size
+    whole = count - count % (step * UNROLL)
+    first = kv.i64(kv.thread_id.x) * size
+    for start in range(first, whole, step * UNROLL):
+        moved = [(source + (start + n * step)).load(dtype, lanes) for n in kv.static(range(UNROLL))]
+        for n in kv.static(range(UNROLL)):
+            (target + (start + n * step)).store(moved[n])
+    for start in range(whole + first, count, step):
+        (target + start).store((source + start).load(dtype, lanes))
+
+
+def copy_pages_kernel(spec: CacheSpec, threads: int) -> Any:
+    """A block copies one layer's keys or values of one page. Layers of an fa3 pool share its pages."""
+    halves = spec.kv_dim
+    unit = word(spec.token_stride * spec.dtype.itemsize)
+    scales = word(spec.scales_token_stride * spec.scale_dtype.itemsize) if spec.scale_dtype is not None else None
+
+    @kv.kernel
+    def copy_pages(collection, source, destination):
+        part = kv.block_id.x
+        half, part = part % halves, part // halves
+        layer = kv.i32(0)
+        if collection.kind != FA3:
+            layers = collection.field("num_layers")
+            layer, part = part % layers, part // layers
+        a, b, pages = source[part], destination[part], collection.field("num_blocks")
+        if (a >= 0) & (a < pages) & (b >= 0) & (b < pages):
+            slots = kv.i64(collection.field("capacity"))
+
+            def copy(base, stride0, half_stride, layer_stride, per_slot, itemsize, unit):
+                offset = kv.i64(half) * half_stride + kv.i64(layer) * layer_stride
+                target = base + (kv.i64(b) * stride0 + offset) * itemsize
+                origin = base + (kv.i64(a) * stride0 + offset) * itemsize
+                copy_bytes(target, origin, slots * (per_slot * itemsize), unit, threads)
+
+            field = collection.field
+            copy(
+                field("blocks"), field("stride0"), field("kv_stride"), field("layer_stride"), spec.token_stride,
+                spec.dtype.itemsize, unit,
+            )  # fmt: skip
+            if scales is not None:
+                copy(
+                    field("scales"), field("scales_stride0"), field("scales_kv_stride"), field("scales_layer_stride"),
+                    spec.scales_token_stride, spec.scale_dtype.itemsize, scales,
+                )  # fmt: skip
+
+    return copy_pages
+
+
+@expands("kv.copy_pages")
+def copy_pages(op: Any, at: Expansion) -> None:
+    spec = at.spec(op.collection)
+    threads = 1 if at.target.is_host else THREADS
+    parts = at.dim(op.source, 0) * spec.kv_dim
+    if spec.kind != FA3:
+        parts = parts * at.field(op.collection, "num_layers")
+    at.launch(copy_pages_kernel(spec, threads), [op.collection, op.source, op.destination], (parts, 1, 1), (threads, 1, 1))
+
+
+# --- convert ---------------------------------------------------------------------------------------
+
+
+def convert_kernel(source_spec: CacheSpec, spec: CacheSpec, work: Work, width: int, quantizer: Quantizer | None) -> Any:
+    """Blocks of a sequence take its tokens in turn, as many as it has."""
+    exact = source_spec.dtype is spec.dtype and not source_spec.quantized
+    per_head = spec.head_size // width if quantizer is None else spec.num_scales
+
+    @kv.kernel
+    def convert(source, destination, blocks: kv.i32):
+        slot, first = work.place()
+        first_slot = kv.block_id.x * work.tokens
+        b = kv.block_id.x // blocks
+        start = slot - first_slot + kv.block_id.x % blocks * work.tokens
+        if first < work.pieces:
+            for t in range(start, source.cache_length(b), blocks * work.tokens):
+                if holds(destination, t):
+                    for piece in range(first, work.pieces, work.step):
+                        h, part = piece // per_head, piece % per_head
+                        if quantizer is not None:
+                            quantizer.granule(destination, b, h, t, part, CachedHead(source, b, t, h).read)
+                        elif exact:
+                            destination.store(b, h, t, part * width, single(stored(source, b, h, t, part * width, width)))
+                        else:
+                            x = CachedHead(source, b, t, h).read(part * width, width)
+                            destination.store(b, h, t, part * width, single(converted(x, spec.dtype)))
+
+    return convert
+
+
+TOKENS = 64  # of a block of convert, at most
+
+
+@expands("kv.convert")
+def convert(op: Any, at: Expansion) -> None:
+    source, spec = at.spec(op.source), at.spec(op.destination)
+    extents = [spec.head_size] + [s.granularity for s in (source, spec) if s.quantized]
+    width = vector_width(*extents, types=(source.dtype, spec.dtype))
+    per_head = spec.num_scales if spec.quantized else spec.head_size // width
+    work = Work.of(at, spec.num_heads * per_head)
+    quantizer = Quantizer.of(spec, width, at) if spec.quantized else None
+    longest, batch = at.field(op.source, "max_cache_length"), at.field(op.source, "batch")
+    blocks: Ix = (longest + (TOKENS - 1)) // TOKENS
+    kernel = convert_kernel(source, spec, work, width, quantizer)
+    at.launch(kernel, [op.source, op.destination, blocks], (batch * blocks, 1, 1), (work.threads, 1, 1))

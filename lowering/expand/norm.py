@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.rms_norm: the new tokens of one cache normalised in place, by heads or by whole rows.
+
+The count of new tokens is on the device only: blocks take tokens in turn, up to the last offset, whatever their number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.layout import CacheSpec
+from kvarn.lowering.index import Ix
+
+from . import expands
+from .base import Expansion
+from .common import CachedHead, Rows, Work, converted, holds, inverse_rms, most_lanes, row_alignment, sequence_of, vector_width
+
+MOST_BLOCKS = 1 << 16  # the count of tokens is an upper bound, often a far one
+
+
+@dataclass(frozen=True)
+class CachedRow:
+    """All heads of a cached token as one row of H * D elements."""
+
+    cache: Any
+    b: Any
+    position: Any
+
+    @kv.func
+    def read(self, d: Any, n: int) -> Any:
+        """n elements from element d on, f32."""
+        size = self.cache.head_size
+        return CachedHead(self.cache, self.b, self.position, d // size).read(d % size, n)
+
+    @kv.func
+    def write(self, d: Any, x: Any) -> None:
+        """Put f32 elements from element d on, converted."""
+        size = self.cache.head_size
+        CachedHead(self.cache, self.b, self.position, d // size).write(d % size, x)
+
+
+def rms_norm_kernel(
+    spec: CacheSpec, work: Work, rows: Rows, size: int, eps: float, weight_offset: float, multiply_before_cast: bool
+) -> Any:
+    """A thread normalises one head, or with ``size`` above the head size one row."""
+
+    @kv.kernel
+    def rms_norm(cache, gamma, row_offsets):
+        start, first = work.place()
+        if first < work.pieces:
+            for token in range(start, row_offsets[row_offsets.shape[0] - 1], kv.grid_dim.x * work.tokens):
+                b, inside, i = sequence_of(row_offsets, token)
+                if inside:
+                    position = cache.cache_length(b) + i
+                    if holds(cache, position):
+                        for h in range(first, work.pieces, work.step):
+                            whole = CachedRow(cache, b, position) if size > spec.head_size else CachedHead(cache, b, position, h)
+                            scale = inverse_rms(whole, size, rows.width, eps)
+                            for d in range(0, size, rows.width):
+                                weight = kv.f32(rows.load(gamma, d)) + weight_offset
+                                x = whole.read(d, rows.width) * scale
+                                if not multiply_before_cast:
+                                    x = kv.f32(converted(x, spec.dtype))
+                                whole.write(d, x * weight)
+
+    return rms_norm
+
+
+@expands("kv.rms_norm")
+def rms_norm(op: Any, at: Expansion) -> None:
+    spec, size = at.spec(op.cache), at.static_dim(op.gamma, 0)
+    types = (spec.dtype, at.dtype(op.gamma))
+    rows = Rows(min(vector_width(spec.head_size, size, types=types), most_lanes(types)), row_alignment(at))
+    work = Work.of(at, 1 if size > spec.head_size else spec.num_heads)
+    kernel = rms_norm_kernel(spec, work, rows, size, op.eps.value, op.weight_offset.value, op.multiply_before_cast.value)
+    blocks = work.blocks(Ix(op.total_tokens)).least(MOST_BLOCKS)
+    at.launch(kernel, [op.cache, op.gamma, op.row_offsets], (blocks, 1, 1), (work.threads, 1, 1))
