@@ -198,9 +198,23 @@ def test_the_demo_runs_on_the_cpu_and_agrees_with_a_plain_cache(
     assert f"cache {dtype}, pages of 16 tokens" in summary["model"]
     assert "tokens/s" in summary["speed"]
     assert "1 of 5 sequences forked" in summary["pages"]
-    assert re.search(r"rope_append \d+ ms, attention .*; \d+ hits and \d+ misses", summary["compile"])
+    assert re.search(r"rope_append \d+ ms, attention .*; \d+ hits?, \d+ misses", summary["compile"])
     assert summary["check"].startswith("agrees with a plain NumPy cache: ")
     assert "\x1b" not in out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_demo_runs_on_a_gpu_and_agrees_with_a_plain_cache(
+    tiny_file: str, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    prompts = ["one", SHARED + "two?", SHARED + "three!", "4 " * 30, "five"]
+    status = main(["--model", tiny_file, "--device", "cuda", "--dtype", dtype, "--tokens", "20", "--check", *prompts])
+    out = capsys.readouterr().out
+    assert status == 0, out
+    assert "\ndevice   GPU, " in out
+    assert "1 of 5 sequences forked" in out
 
 
 def test_the_demo_prints_the_same_answers_each_time(tiny_file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,6 +184,11 @@ def make_requests(
     return requests
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a number and its noun."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def summary(
     args: argparse.Namespace,
     where: str,
@@ -199,24 +204,25 @@ def summary(
     pages = cache.pages()
     hits, misses = cache.compile_counts()
     config = loaded.weights.config
-    speed = f"{tokens} tokens in {totals.seconds:.2f} s: {tokens / max(totals.seconds, 1e-9):.1f} tokens/s"
+    computed = plural(totals.prompt_tokens, "prompt token")
+    speed = f"{plural(tokens, 'token')} in {totals.seconds:.2f} s: {tokens / max(totals.seconds, 1e-9):.1f} tokens/s"
     if totals.decode_seconds:
         speed += f"; steps without prompts: {totals.decode_sampled / totals.decode_seconds:.1f} tokens/s"
     sharing = f"{pages.peak} of {pages.total} used at most, {pages.shared} shared at most"
     if reused:
-        sharing += f"; {reused} prompt tokens not computed again ({forks} of {len(answers)} sequences forked)"
+        sharing += f"; {plural(reused, 'prompt token')} not computed again ({forks} of {len(answers)} sequences forked)"
     compiled = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in cache.compile_seconds.items())
     return [
         ("device", where),
         ("model", f"{loaded.name}, {config.layers} layers; cache {args.dtype}, pages of {PAGE_SIZE} tokens"),
-        ("batch", f"{len(answers)} sequences in {totals.steps} steps, {totals.prompt_tokens} prompt tokens computed"),
+        ("batch", f"{plural(len(answers), 'sequence')} in {plural(totals.steps, 'step')}, {computed} computed"),
         ("speed", speed),
         ("pages", sharing),
-        ("compile", f"{compiled}; {hits} hits and {misses} misses in the compile cache"),
+        ("compile", f"{compiled}; {plural(hits, 'hit')}, {misses} misses in the compile cache"),
     ]
 
 
-def describe_check(found: Comparison, prompts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
+def describe_check(found: Comparison, tokenizer: Tokenizer) -> list[str]:
     """Return the lines that say how the comparison with the plain cache went."""
     verdict = "agrees" if found.agrees else "DOES NOT AGREE"
     lines = [
@@ -288,7 +294,8 @@ def run(args: argparse.Namespace, out: TextIO) -> int:
                 loaded.weights, tokenizer.end_of_text, requests, answers, recorder, tolerance, progress, MAX_BATCH
             )
             agrees = found.agrees
-            lines += [("check", line) for line in describe_check(found, prompts, tokenizer)]
+            verdict, *details = describe_check(found, tokenizer)
+            lines += [("check", verdict), *(("", line) for line in details)]
         text.progress("")
         for label, line in lines:
             text.line(f"{label:<8} {line}")

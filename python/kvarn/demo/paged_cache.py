@@ -235,14 +235,14 @@ class PagedCache:
         """Call every operation on a pool of its own: compiling is then over, and measured, before the first prompt."""
         arrays, config = self._arrays, self.config
         blocks = self._pool(2)
-        for name, new, cached in (("prompt", 3, 0), ("answer", 1, 3)):
+        for new, cached in ((3, 0), (1, 3)):  # a prompt, then a token of an answer: attention may have two kernels
             collection = self._collection(blocks, new, cached)
             offsets = arrays.upload(np.array([0, new], np.int32))
             query, out = (arrays.zeros(new, config.query_heads, config.head_size) for _ in range(2))
             key, value = (arrays.zeros(new, config.kv_heads, config.head_size) for _ in range(2))
             if not cached:
                 self._timed("rope_append", self._rope_append, collection, 0, query, key, value, offsets, out)
-            self._timed(f"attention ({name})", self._attention, collection, 0, query, offsets, out)
+            self._timed("attention", self._attention, collection, 0, query, offsets, out)
         ids = [arrays.upload(np.array([i], np.int32)) for i in range(2)]
         self._timed("copy_pages", kv.ops.copy_pages, self._collection(blocks, 1, 0), *ids)
 
@@ -250,7 +250,7 @@ class PagedCache:
         started = time.perf_counter()
         call(*arguments)
         self._arrays.wait()
-        self.compile_seconds[name] = time.perf_counter() - started
+        self.compile_seconds[name] = self.compile_seconds.get(name, 0.0) + time.perf_counter() - started
 
 
 def _compile_counts() -> tuple[int, int]:

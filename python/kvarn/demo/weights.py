@@ -177,7 +177,7 @@ def load_model(path: Path | str | None = None) -> LoadedModel:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
         if values.shape != shape:
             raise DemoError(f"{file.name}: the tensor {name!r} must have shape {shape}, got {values.shape}")
-        return np.ascontiguousarray(values, dtype=np.float32)
+        return np.require(values, np.float32, ["C", "W"])  # f32 tensors are views of the read-only file: copied
 
     weights = _assemble(config, weight)
     return LoadedModel(name=_display_name(file), weights=weights, tokenizer=tokenizer)
