@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 # RUN: %python %s | FileCheck %s
-"""What an op declaration becomes: builder signature, IRDL definition, accessors, checks. Holds for LLVM 23's ext too."""
+"""What an op declaration becomes: builder signature, IRDL definition, accessors, checks: as LLVM 23's ext has it."""
 
 import inspect
 from collections.abc import Sequence

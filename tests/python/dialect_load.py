@@ -81,7 +81,8 @@ try:
 except ir.MLIRError:
     pass
 (severity, _, location), *_ = kv.context_diagnostics(one)
-print("diagnostics:", len(kv.context_diagnostics(one)), len(kv.context_diagnostics(other)), severity, location.start_line)
+counts = len(kv.context_diagnostics(one)), len(kv.context_diagnostics(other))
+print("diagnostics:", *counts, severity, location.start_line)
 
 # MLIR's symbols stay private: another MLIR or LLVM of the process (jax, torch, triton, numba) keeps its own.
 # CHECK: global symbols: []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Run in a process of its own by test_fuzz.py: feed broken IR to kv-opt's driver and report what comes of each text.
 
-Reads a JSON object ``{"texts": [...], "pipeline": "..."}`` from stdin. Writes a line ``start N`` before each text and
-``done N <outcome>`` after it, so that the parent knows which text ended the process, should one do so. Outcomes: ``ok``,
+Reads a JSON object ``{"texts": [...], "pipeline": "..."}`` from stdin. Writes ``start N`` before each text and
+``done N <outcome>`` after it, so that the parent knows which text ended the process. Outcomes: ``ok``,
 ``refused`` (with a diagnostic), ``silent`` (refused without one), ``raised <exception>``.
 """
 

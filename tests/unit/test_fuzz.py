@@ -20,18 +20,33 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("fuzz_worker.py")
 TOKEN = re.compile(r"\s+|[%@!#^][\w.$-]+|\"[^\"\n]*\"|\w+|.", re.DOTALL)
-NUMBERS = ("0", "-1", "1", "3", "7", "16", "128", "2147483648", "4294967296", "9223372036854775807", "99999999999999999999")
+NUMBERS = (
+    "0",
+    "-1",
+    "1",
+    "3",
+    "7",
+    "16",
+    "128",
+    "2147483648",
+    "4294967296",
+    "9223372036854775807",
+    "99999999999999999999",
+)
 TYPES = (
-    "i1", "i8", "i32", "i64", "index", "f32", "bf16", "f8E4M3FN", "f64", "none", "vector<4xf32>", "vector<0xf32>", "vector<4xi32>",
-    "vector<2x2xbf16>", "memref<?xi32>", "memref<4x8x128xbf16>", "memref<*xf32>", "tensor<4xf32>", "!llvm.ptr", "!llvm.ptr<1>",
-    "!llvm.ptr<3>", "tuple<>", "complex<f32>", '!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>',
-    "!kv.rows<64 : i64, 16 : i64>", "!kv.rows<0 : i64, 0 : i64>", "!kv.rows<f32, f32>", '!kv.cache<"paged">', "!kv.zork", "!kv.cache",
+    "i1", "i8", "i32", "i64", "index", "f32", "bf16", "f8E4M3FN", "f64", "none", "vector<4xf32>", "vector<0xf32>",
+    "vector<4xi32>", "vector<2x2xbf16>", "memref<?xi32>", "memref<4x8x128xbf16>", "memref<*xf32>", "tensor<4xf32>",
+    "!llvm.ptr", "!llvm.ptr<1>", "!llvm.ptr<3>", "tuple<>", "complex<f32>",
+    '!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>', "!kv.rows<64 : i64, 16 : i64>",
+    "!kv.rows<0 : i64, 0 : i64>", "!kv.rows<f32, f32>", '!kv.cache<"paged">', "!kv.zork", "!kv.cache",
     '!kv.operand<"fa3", f16, 1 : i64, 1 : i64, false, 1 : i64, none, 1 : i64>', '!kv.cache<1, 2, 3, 4, 5, 6, 7, 8>',
-    '!kv.collection<"paged", i8, 1 : i64, 9 : i64, true, 2 : i64, f16, 4 : i64>', '!kv.tma<"x", f32, array<i64>, 3 : i64>',
+    '!kv.collection<"paged", i8, 1 : i64, 9 : i64, true, 2 : i64, f16, 4 : i64>',
+    '!kv.tma<"x", f32, array<i64>, 3 : i64>',
 )  # fmt: skip
 ATTRIBUTES = (
-    "unit", "true", "[]", "{}", '"zork"', "1.0 : f32", "array<i32>", "array<i32: 1, -1, 1>", "array<i64: 1>", "dense<0> : vector<4xi32>",
-    "@symbol", "#kv.zork", "affine_map<(d0) -> (d0)>", "i32", "-5 : i64", "0 : index", "3 : i8", "4 : i65", "loc(unknown)",
+    "unit", "true", "[]", "{}", '"zork"', "1.0 : f32", "array<i32>", "array<i32: 1, -1, 1>", "array<i64: 1>",
+    "dense<0> : vector<4xi32>", "@symbol", "#kv.zork", "affine_map<(d0) -> (d0)>", "i32", "-5 : i64", "0 : index",
+    "3 : i8", "4 : i65", "loc(unknown)",
 )  # fmt: skip
 
 
@@ -117,7 +132,9 @@ def attribute(r: random.Random, tokens: list[str]) -> None:
 
 def name(r: random.Random, tokens: list[str]) -> None:
     names = tuple(t for t in tokens if t.startswith('"kv.')) or ('"kv.load"',)
-    _replace(r, tokens, r'"[^"]*"', (*names, '"kv.zork"', '"scf.for"', '"builtin.module"', '"func.return"', '""', '"kv."'))
+    _replace(
+        r, tokens, r'"[^"]*"', (*names, '"kv.zork"', '"scf.for"', '"builtin.module"', '"func.return"', '""', '"kv."')
+    )
 
 
 def value(r: random.Random, tokens: list[str]) -> None:
@@ -125,12 +142,16 @@ def value(r: random.Random, tokens: list[str]) -> None:
 
 
 def noise(r: random.Random, tokens: list[str]) -> None:
-    tokens.insert(r.randrange(len(tokens)), r.choice(["\0", "\x80", "\u00e9", "{", ")", "<", '"', "//", "#", "\n", "^bb0:", "?", "::"]))
+    tokens.insert(
+        r.randrange(len(tokens)),
+        r.choice(["\0", "\x80", "\u00e9", "{", ")", "<", '"', "//", "#", "\n", "^bb0:", "?", "::"]),
+    )
 
 
 # Those that leave the syntax whole come more often: they reach verifiers and passes.
 MUTATIONS: tuple[Callable[[random.Random, list[str]], None], ...] = (
-    drop, repeat, swap, truncate, noise, number, number, number, type_, type_, attribute, attribute, name, value, value, value,
+    drop, repeat, swap, truncate, noise, number, number, number, type_, type_, attribute, attribute, name,
+    value, value, value,
 )  # fmt: skip
 
 
@@ -149,7 +170,13 @@ def feed(texts: list[str], pipeline: str) -> list[str]:
     job = json.dumps({"texts": texts, "pipeline": pipeline})
     environment = os.environ | {"PYTHONFAULTHANDLER": "0"}
     ran = subprocess.run(
-        [sys.executable, str(WORKER)], input=job, capture_output=True, text=True, timeout=120, env=environment, check=False
+        [sys.executable, str(WORKER)],
+        input=job,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=False,
     )
     outcomes = [line.split(" ", 2)[2] for line in ran.stdout.splitlines() if line.startswith("done ")]
     if ran.returncode != 0:
@@ -174,12 +201,15 @@ def test_broken_ir_is_refused_with_a_diagnostic(case: str) -> None:
     assert not bad, f"{len(bad)} texts; the first: {bad[0][0]}\n{bad[0][1]}"
     assert len(outcomes) == len(texts)
     # Mutations that leave all texts whole, or break all of them, would test little.
-    assert outcomes.count("refused") > 100 and outcomes.count("ok") > 10
+    assert outcomes.count("refused") > 100
+    assert outcomes.count("ok") > 10
 
 
 def test_whole_ir_is_accepted() -> None:
-    assert len(valid()) > 25 and set(feed(list(valid()), UPSTREAM)) == {"ok"}
-    assert len(kernels()) > 12 and set(feed(list(kernels()), "verify-kv")) == {"ok"}
+    assert len(valid()) > 25
+    assert set(feed(list(valid()), UPSTREAM)) == {"ok"}
+    assert len(kernels()) > 12
+    assert set(feed(list(kernels()), "verify-kv")) == {"ok"}
 
 
 def test_a_dead_process_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +221,22 @@ def test_a_dead_process_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "\0", "\x00\x01\x02", "ML\xefR", "//", "module", "{-#", "!a = !a", "#a = #a", "}" * 2000, "(" * 2000, "module {" * 200, '"' * 3],
+    [
+        "",
+        " ",
+        "\0",
+        "\x00\x01\x02",
+        "ML\xefR",
+        "//",
+        "module",
+        "{-#",
+        "!a = !a",
+        "#a = #a",
+        "}" * 2000,
+        "(" * 2000,
+        "module {" * 200,
+        '"' * 3,
+    ],
     ids=repr,
 )
 def test_odd_texts(text: str) -> None:

@@ -275,10 +275,10 @@ def _print_dialects(driver: Any, options: argparse.Namespace) -> int:
 
 def _dialect_names(context: Any) -> list[str]:
     """Dialects that the context knows, among those that have bindings: MLIR's Python API cannot list them."""
-    from mlir import dialects
+    import mlir.dialects
 
     found = {"kv"}
-    for folder in dialects.__path__:
+    for folder in mlir.dialects.__path__:
         for path in Path(folder).glob("_*_ops_gen.py"):
             name = path.name[1 : -len("_ops_gen.py")]
             try:

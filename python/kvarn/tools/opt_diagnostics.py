@@ -131,7 +131,7 @@ class Collector:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._handler.detach()
+        self._handler.detach()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _take(self, diagnostic: Any) -> bool:
         self.found.append(detach(diagnostic))

@@ -186,7 +186,7 @@ class Driver:
             if source.path is not None:
                 return ir.Module.parseFile(source.path, self.context)
             return ir.Module.parse(source.data, self.context)
-        except ir.MLIRError as error:
+        except ir.MLIRError as error:  # pyright: ignore[reportAttributeAccessIssue]
             if collector.errors == before:  # every failure has a diagnostic, this is for the day it has none
                 ir.Location.unknown().emit_error(str(error))
             raise Failure from None
@@ -260,13 +260,13 @@ class Driver:
         """Print and parse again, as text and as bytecode; the module must come back as it was."""
         import io
 
-        plain = module.operation.get_asm(enable_debug_info=True)
-        generic = module.operation.get_asm(enable_debug_info=True, print_generic_op_form=True)
+        plain = _text(module, enable_debug_info=True)
+        generic = _text(module, enable_debug_info=True, print_generic_op_form=True)
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
         for form, written in (("text", plain), ("generic text", generic), ("bytecode", buffer.getvalue())):
-            again = ir.Module.parse(written, self.context)
-            if again.operation.get_asm(enable_debug_info=True) != plain:
+            again = ir.Module.parse(written, self.context)  # pyright: ignore[reportCallIssue, reportArgumentType]
+            if _text(again, enable_debug_info=True) != plain:
                 module.operation.location.emit_error(f"round trip through {form} changes the module")
                 raise Failure
 
@@ -274,10 +274,9 @@ class Driver:
 
     def _asm(self, module: ir.Module) -> str:
         s = self.settings
-        asm = module.operation.get_asm(
-            enable_debug_info=s.debug_info, print_generic_op_form=s.generic, use_local_scope=s.local_scope
+        return _text(
+            module, enable_debug_info=s.debug_info, print_generic_op_form=s.generic, use_local_scope=s.local_scope
         )
-        return asm.rstrip("\n")
 
     def _emit(self, module: ir.Module, source: Source) -> str | bytes:
         if self.settings.emit == "mlir":
@@ -322,19 +321,23 @@ class Driver:
         self._tree += 1
 
 
+def _text(module: ir.Module, **form: bool) -> str:
+    """The module's text without the empty lines at its end; ``form`` as ``Operation.get_asm`` takes it."""
+    return str(module.operation.get_asm(**form)).rstrip("\n")
+
+
 # --- reproducers -----------------------------------------------------------------------------------
 
 
 def write_reproducer(path: str, module: ir.Module, steps: Sequence[Step], verify_each: bool) -> None:
     """Write a module with the pipeline to run on it, in mlir-opt's form. OSError when it cannot be written."""
-    asm = module.operation.get_asm(enable_debug_info=True)
     resources = (
         "{-#\n  external_resources: {\n    mlir_reproducer: {\n"
         f'      pipeline: "{_escape(textual.text(steps))}",\n'
         "      disable_threading: true,\n"
         f"      verify_each: {str(verify_each).lower()}\n    }}\n  }}\n#-}}\n"
     )
-    Path(path).write_text(asm.rstrip("\n") + "\n\n" + resources, encoding="utf-8")
+    Path(path).write_text(_text(module, enable_debug_info=True) + "\n\n" + resources, encoding="utf-8")
 
 
 def _escape(text: str) -> str:

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv-opt's parts in process: pipeline texts, the command line, splitting, the driver. The flags have lit tests."""
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlir import ir
+
+from kvarn.dialect import kv, text
+from kvarn.lowering import textual
+from kvarn.tools import kv_opt, opt_args
+from kvarn.tools.opt_diagnostics import Source, check_expected, split
+from kvarn.tools.opt_run import Driver, Settings, read_reproducer, timing_report, write_reproducer
+
+DIALECT = Path(__file__).resolve().parents[1] / "dialect"
+MODULE = b"func.func @f(%a: i32) -> i32 {\n  %0 = arith.addi %a, %a : i32\n  return %a : i32\n}\n"
+
+
+@pytest.fixture(scope="module")
+def context() -> ir.Context:
+    return kv.make_context()
+
+
+def driver(context: ir.Context, steps: str = "", **changes: object) -> tuple[Driver, io.StringIO]:
+    err = io.StringIO()
+    made = Driver(Settings(**changes), err, context)  # type: ignore[arg-type]
+    with context, ir.Location.unknown():
+        made.steps = textual.parse(steps)
+    return made, err
+
+
+# --- coverage of the dialect's lit tests ---------------------------------------------------------------
+
+
+def test_every_op_round_trips_in_ops_mlir() -> None:
+    held = (DIALECT / "ops.mlir").read_text()
+    assert [
+        c.OPERATION_NAME
+        for c in kv.Kv.operations
+        if f'"{c.OPERATION_NAME}"(%' not in held and f'"{c.OPERATION_NAME}"()' not in held
+    ] == []
+    checked = set(re.findall(r'CHECK: .*"(kv\.\w+)"\(', held))
+    assert {c.OPERATION_NAME for c in kv.Kv.operations} == checked
+
+
+def test_every_type_is_in_types_mlir() -> None:
+    held = (DIALECT / "types.mlir").read_text()
+    assert [
+        t.TYPE_NAME
+        for t in kv.Kv.types
+        if f"CHECK-SAME:    !kv.{t.TYPE_NAME}<" not in held and f"(!kv.{t.TYPE_NAME}<" not in held
+    ] == []
+
+
+def test_every_verifier_sentence_has_a_refused_case() -> None:
+    """The constant beginnings of the sentences in the op files, against the invalid_*.mlir files."""
+    held = "".join(p.read_text() for p in DIALECT.glob("invalid*.mlir"))
+    sentences = []
+    for path in sorted((Path(kv.__file__).parent / "ops").glob("*.py")):
+        for found in re.findall(r'fail\(\s*(?:self|op),\s*f?"([^"{]{6,})', path.read_text()):
+            sentences.append(found)
+    assert len(sentences) > 40
+    assert [s for s in sentences if s not in held] == []
+
+
+# --- pipeline texts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        ("", []),
+        ("builtin.module()", []),
+        ("cse", ["cse"]),
+        ("builtin.module(cse)", ["cse"]),
+        (" cse , verify-kv ", ["cse", "verify-kv"]),
+        ("builtin.module(gpu.module(cse,symbol-dce),cse)", ["gpu.module(cse)", "gpu.module(symbol-dce)", "cse"]),
+        ("gpu.module(gpu.func(cse))", ["gpu.module(gpu.func(cse))"]),
+        ("any(cse)", ["cse"]),
+        ("plan-kv-access{read-only=false}", ["plan-kv-access{read-only=false max-alignment=16}"]),
+        ("plan-kv-access{ read_only=0  max-alignment=4 }", ["plan-kv-access{read-only=false max-alignment=4}"]),
+    ],
+)
+def test_pipeline_becomes_steps(context: ir.Context, given: str, steps: list[str]) -> None:
+    with context:
+        assert [s.text for s in textual.parse(given)] == steps
+
+
+def test_pipeline_text_reads_back(context: ir.Context) -> None:
+    with context:
+        steps = textual.parse("verify-kv,gpu.module(cse),canonicalize{top-down=false},plan-kv-access{max-alignment=8}")
+        assert textual.parse(textual.text(steps)) == steps
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="cse,(){}=\"' ab-.\n", max_size=30))
+def test_any_pipeline_text_is_parsed_or_refused(given: str) -> None:
+    assert _message(given) != ""
+
+
+def _message(given: str) -> str | None:
+    with _shared():
+        try:
+            textual.parse(given)
+        except textual.PipelineError as error:
+            return str(error)
+
+
+_contexts: list[ir.Context] = []
+
+
+def _shared() -> ir.Context:
+    if not _contexts:
+        _contexts.append(kv.make_context())
+    return _contexts[0]
+
+
+def test_options_split() -> None:
+    options = textual.split_options("""a=1 b="x y" c='z' flag d={e=f} g=""")
+    assert options == {"a": "1", "b": "x y", "c": "z", "flag": "true", "d": "{e=f}", "g": ""}
+
+
+# --- the command line ----------------------------------------------------------------------------------
+
+
+def test_passes_keep_their_order_among_other_options() -> None:
+    options, flags = opt_args.parse(["-cse", "in.mlir", "--mlir-timing", "--verify-kv", "-o", "out", "--cse=a=b"])
+    assert flags == [("cse", ""), ("verify-kv", ""), ("cse", "a=b")]
+    assert (options.input, options.output, options.mlir_timing) == (["in.mlir"], "out", True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [(["--verify-each"], True), (["--verify-each=false"], False), (["-verify-each=0"], False), ([], True)],
+)
+def test_switches_take_a_value(arguments: list[str], value: bool) -> None:
+    assert opt_args.parse(arguments)[0].verify_each is value
+
+
+def test_options_with_an_optional_value_do_not_eat_the_next_argument() -> None:
+    options, _ = opt_args.parse(["--split-input-file", "in.mlir"])
+    assert (options.split_input_file, options.input) == ("// -----", ["in.mlir"])
+    options, _ = opt_args.parse(["--split-input-file=// CUT", "in.mlir"])
+    assert options.split_input_file == "// CUT"
+
+
+def test_long_options_are_not_abbreviated() -> None:
+    assert opt_args.parse(["--mlir-tim"])[1] == [("mlir-tim", "")]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--verify-each=maybe"], ["--verify-diagnostics=some"], ["--pass-pipeline"], ["-ofile"]]
+)
+def test_bad_command_lines_are_usage_errors(arguments: list[str]) -> None:
+    with pytest.raises(opt_args.UsageError):
+        opt_args.parse(arguments)
+
+
+def test_main_returns_the_status(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    path = tmp_path / "f.mlir"
+    path.write_bytes(MODULE)
+    assert kv_opt.main([str(path), "--canonicalize"]) == 0
+    assert b"arith.addi" not in capsysbinary.readouterr().out
+    assert kv_opt.main(["--zork", str(path)]) == 1
+
+
+def test_usage_errors_do_not_import_mlir() -> None:
+    code = "import sys; from kvarn.tools import kv_opt; kv_opt.main(['a', 'b']); sys.exit('mlir' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+# --- splitting -----------------------------------------------------------------------------------------
+
+
+def test_chunks_keep_their_line_numbers() -> None:
+    chunks = split(Source("a", b"one\n// -----\ntwo\n// -----   \nthree"), "// -----")
+    assert [c.data for c in chunks] == [b"one\n", b"\n\ntwo\n", b"\n\n\n\nthree"]
+
+
+@pytest.mark.parametrize("data", [b"// ----- x\n", b"x // -----\n", b"//-----\n", b"// ------\n", b""])
+def test_only_a_line_of_its_own_splits(data: bytes) -> None:
+    assert [c.data for c in split(Source("a", data), "// -----")] == [data]
+
+
+def test_windows_line_ends() -> None:
+    chunks = split(Source("a", b"one\r\n// -----\r\ntwo\r\n"), "// -----")
+    assert [c.data for c in chunks] == [b"one\r\n", b"\n\ntwo\r\n"]
+
+
+# --- the driver ----------------------------------------------------------------------------------------
+
+
+def test_driver_runs_the_steps(context: ir.Context) -> None:
+    d, err = driver(context, "canonicalize")
+    outcome = d.process(Source("a.mlir", MODULE))
+    assert outcome.ok
+    assert "arith.addi" not in outcome.output
+    assert not err.getvalue()
+
+
+def test_driver_processes_many_sources(context: ir.Context) -> None:
+    d, err = driver(context)
+    assert [d.process(Source("a", s)).ok for s in (MODULE, b"zork", MODULE, b"func.func @f(", MODULE)] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert err.getvalue().count(": error: ") == 2
+
+
+def test_invalid_bytes_are_a_diagnostic(context: ir.Context) -> None:
+    d, err = driver(context)
+    assert not d.process(Source("a", b"func.func @f() \xff\xfe {return}")).ok
+    assert "a:1:16: error: unexpected character" in err.getvalue()
+
+
+def test_broken_bytecode_is_a_diagnostic(context: ir.Context) -> None:
+    d, err = driver(context, emit="bytecode")
+    code = d.process(Source("a", MODULE)).output
+    assert isinstance(code, bytes)
+    assert code.startswith(b"ML\xefR")
+    for cut in (5, len(code) // 2, len(code) - 1):
+        assert not d.process(Source("a", code[:cut])).ok
+    assert err.getvalue().count(": error: ") >= 3
+    assert d.process(Source("a", code)).ok
+
+
+def test_notes_are_not_unexpected() -> None:
+    assert check_expected([], Source("a", MODULE)) == []
+
+
+def test_reproducer_reads_back(context: ir.Context, tmp_path: Path) -> None:
+    path = tmp_path / "r.mlir"
+    with context, ir.Location.unknown():
+        steps = textual.parse("plan-kv-access{max-alignment=8},cse")
+        write_reproducer(str(path), ir.Module.parse(MODULE), steps, verify_each=False)
+        assert read_reproducer(path.read_text()) == (textual.text(steps), False)
+    with pytest.raises(textual.PipelineError, match="mlir_reproducer"):
+        read_reproducer("module {}")
+
+
+def test_timing_adds_up(context: ir.Context) -> None:
+    d, _ = driver(context, "cse,canonicalize")
+    d.process(Source("a", MODULE))
+    report = timing_report(d.timer, 1.0)
+    shares = [float(x) for x in re.findall(r"\(\s*([\d.]+)%\)  (?!Total)", report)]
+    assert {"Parser", "cse", "canonicalize", "Output", "Rest", "Total"} <= set(re.findall(r"\)  ([\w-]+)", report))
+    assert abs(sum(shares) - 100) < 1
+
+
+# --- text that must not reach the parser -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ['"kv."()', ' "func." ( )', '\n  %0 = "a_b."(%x)'])
+def test_nameless_ops_are_found(given: str) -> None:
+    found = text.problem(given)
+    assert found is not None
+    assert given.splitlines()[found.line - 1][found.column - 1] == '"'
+
+
+@pytest.mark.parametrize("given", ['"kv.load"()', '// "kv."()', '{a = "kv."}', '"kv.."()', "", '"kv'])
+def test_other_text_is_left_alone(given: str) -> None:
+    assert text.problem(given) is None
