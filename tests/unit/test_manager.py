@@ -277,6 +277,79 @@ def test_page_that_a_forked_sibling_completed_is_a_hit():
     m.check()
 
 
+def test_page_that_a_released_sibling_completed_is_not_written():
+    m = manager(prefix_caching=True)
+    m.claim("a", [1, 2, 3])
+    advance(m, "a", then=[4])
+    m.alloc("a")
+    m.fork("a", "b")
+    m.step(["a"])  # completes and caches the page that "b" still holds
+    m.release("a")
+    page = m.pages("b")[0]
+    m._requests["b"].tokens[3:] = [9, 9]  # sampled otherwise
+    m.alloc("b")
+    assert m.pages("b")[0] != page
+    assert m.num_cached_pages == 1
+    m.check()
+
+
+def test_pages_without_content_are_evicted_before_cached_ones():
+    m = manager(pages=4, prefix_caching=True)
+    m.claim("a", [1] * 9)
+    advance(m, "a")
+    *cached, partial = m.pages("a")
+    m.claim("b", 4)
+    m.alloc("b")
+    last = m.pages("b")[0]
+    m.release("a")
+    m.release("b")
+    m.claim("c", 8)
+    m.alloc("c")
+    assert set(m.pages("c")) == {partial, last}
+    assert m.num_cached_pages == len(cached)
+
+
+def test_a_hit_that_saves_nothing_is_left_alone():
+    m = manager(prefix_caching=True)
+    m.claim("late", 8)
+    advance(m, "late", then=[7, 7])
+    m.claim("a", [1] * 5)
+    advance(m, "a")
+    m.realise("late", [1] * 8)
+    own = m.pages("late")
+    assert m.alloc("late") == 0
+    assert m.processed("late") == 8
+    assert m.pages("late")[:2] == own
+    m.step(["late"])
+    assert m.pages("late")[0] == m.pages("a")[0]
+    m.check()
+
+
+def test_evicted_content_is_forgotten():
+    m = manager(pages=2, prefix_caching=True)
+    m.claim("a", [1] * 8)
+    advance(m, "a")
+    m.release("a")
+    m.claim("b", [2] * 8)
+    advance(m, "b")
+    m.release("b")
+    assert m.num_cached_pages == 2
+    m.claim("c", [1] * 8)
+    assert m.alloc("c") == 0
+    m.check()
+
+
+def test_free_pages_that_are_hits_are_not_free_for_the_rest():
+    m = manager(pages=3, prefix_caching=True)
+    m.claim("a", [1] * 8)
+    advance(m, "a")
+    m.release("a")
+    m.claim("b", [1] * 13)
+    with pytest.raises(InsufficientBlocksError, match=r"needs 2 more pages.*but 1 of 3 are free"):
+        m.alloc("b")
+    assert m.alloc("b", 1) == 8
+
+
 def test_dummy_requests_own_the_null_page():
     m = manager(max_batch_size=3)
     m.claim("a", 3)

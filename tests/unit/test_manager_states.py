@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvarn.caches import KVCacheStaticParams
 from kvarn.manager import InsufficientBlocksError, PagedKVCacheManager
 
 PAGE = 4
+# Few prompts, all alike for a while: requests must meet in the cache.
+PROMPTS = st.builds(lambda n, tail: [1] * n + tail, st.integers(1, 14), st.lists(st.integers(0, 1), max_size=2))
+MOSTLY = st.sampled_from([True, True, True, False])
 
 
 def fingerprint(salt, tokens):
@@ -27,22 +30,29 @@ def fingerprint(salt, tokens):
 class Lives(RuleBasedStateMachine):
     """``truth`` holds the real tokens of each request, which the manager is told late or never."""
 
-    @initialize(pages=st.integers(3, 9), prefix_caching=st.booleans())
-    def start(self, pages, prefix_caching):
+    @initialize(
+        pages=st.integers(3, 12),
+        prefix_caching=st.sampled_from([True, True, False]),
+        first=st.lists(PROMPTS, min_size=2, max_size=3),
+    )
+    def start(self, pages, prefix_caching, first):
         self.m = PagedKVCacheManager(
             params=KVCacheStaticParams(1, 4), num_layers=1, num_pages=pages, page_size=PAGE, dtype="i32",
             prefix_caching=prefix_caching,
         )  # fmt: skip
         self.truth, self.planned, self.salts, self.names = {}, set(), {}, 0
+        for tokens in first:
+            self.claim(tokens, True, "")
 
-    def pick(self, data, names=None):
-        return data.draw(st.sampled_from(sorted(self.truth if names is None else names)))
+    def pick(self, data):
+        if not self.truth:
+            self.claim([1] * 9, True, "")
+        return data.draw(st.sampled_from(sorted(self.truth)))
 
     def new_name(self):
         self.names += 1
         return self.names
 
-    @precondition(lambda self: len(self.truth) < 5)
     @rule(
         tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14),
         known=st.booleans(),
@@ -53,14 +63,12 @@ class Lives(RuleBasedStateMachine):
         self.m.claim(name, tokens if known else len(tokens), salt=salt)
         self.truth[name], self.salts[name] = tokens, salt
 
-    @precondition(lambda self: self.truth)
-    @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5), known=st.booleans())
+    @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5), known=MOSTLY)
     def extend(self, data, tokens, known):
         name = self.pick(data)
         self.m.extend(name, tokens if known else len(tokens))
         self.truth[name] = self.truth[name] + tokens
 
-    @precondition(lambda self: self.truth)
     @rule(data=st.data(), most=st.integers(0, 4))
     def realise(self, data, most):
         name = self.pick(data)
@@ -69,10 +77,13 @@ class Lives(RuleBasedStateMachine):
         known = [t for t in self.m.tokens(name) if t is not None]
         assert len(known) <= len(self.truth[name])
 
-    @precondition(lambda self: any(self.m.active(name) for name in self.truth))
     @rule(data=st.data(), limit=st.none() | st.integers(1, 6), drafts=st.integers(0, 2))
     def alloc(self, data, limit, drafts):
-        name = self.pick(data, [n for n in self.truth if self.m.active(n)])
+        self.try_alloc(self.pick(data), limit, drafts)
+
+    def try_alloc(self, name, limit=None, drafts=0):
+        if not self.m.active(name):
+            return
         before = self.snapshot()
         processed, waiting = self.m.processed(name), self.m.active(name)
         failure = None
@@ -85,6 +96,8 @@ class Lives(RuleBasedStateMachine):
             assert self.snapshot() == before, "a failed alloc must change nothing"
             return
         self.planned.add(name)
+        assert not self.shares_a_page(name), "what the step writes must be the request's own"
+        assert saved >= 0
         assert self.m.processed(name) == processed + saved
         assert saved == 0 or self.m.prefix_caching
         assert self.m.active(name) >= 1, "a request must keep a token to process"
@@ -95,11 +108,50 @@ class Lives(RuleBasedStateMachine):
     def snapshot(self):
         return copy.deepcopy((self.m._requests, vars(self.m._pages)))
 
-    @precondition(lambda self: self.planned)
     @rule(data=st.data())
     def run(self, data):
-        batch = sorted(data.draw(st.sets(st.sampled_from(sorted(self.planned)), min_size=1)))
-        if self.planned_shares_a_page(batch):
+        if self.planned:
+            self.run_batch(sorted(data.draw(st.sets(st.sampled_from(sorted(self.planned)), min_size=1))))
+
+    @rule(data=st.data(), then=st.lists(st.integers(0, 1), max_size=2))
+    def serve(self, data, then):
+        """A whole step of one request, as most are."""
+        name = self.pick(data)
+        self.try_alloc(name)
+        if name in self.planned:
+            self.run_batch([name])
+        self.m.extend(name, then)
+        self.truth[name] = self.truth[name] + then
+
+    @rule(data=st.data(), end=MOSTLY)
+    def branch(self, data, end):
+        """A fork whose sides go on differently; the first may end before the second goes on."""
+        if len(self.truth) > 5:
+            return
+        name, child = self.pick(data), self.new_name()
+        self.m.fork(name, child)
+        self.truth[child], self.salts[child] = list(self.truth[name]), self.salts[name]
+        for side, token in ((name, 0), (child, 1)):
+            self.m.extend(side, [token] * 4)
+            self.truth[side] = self.truth[side] + [token] * 4
+        self.try_alloc(name)
+        if name in self.planned:
+            self.run_batch([name])
+        if end:
+            self.m.release(name)
+            del self.truth[name], self.salts[name]
+            self.planned.discard(name)
+        self.try_alloc(child)
+
+    @rule()
+    def serve_all(self):
+        for name in sorted(self.truth):
+            self.try_alloc(name)
+        if self.planned:
+            self.run_batch(sorted(self.planned))
+
+    def run_batch(self, batch):
+        if any(self.shares_a_page(name) for name in batch):
             with pytest.raises(ValueError, match="call alloc again after a fork"):
                 self.m.runtime_inputs(batch)
             self.planned -= set(batch)
@@ -122,26 +174,23 @@ class Lives(RuleBasedStateMachine):
         self.m.step(batch)
         self.planned -= set(batch)
 
-    def planned_shares_a_page(self, batch):
-        """Whether a request was forked between its alloc and its step, in the middle of a page."""
-        for name in batch:
-            done = self.m.processed(name)
-            page = self.m.pages(name)[done // PAGE]
-            others = [n for n in self.truth if n != name and page in self.m.pages(n)]
-            if others or page in self.m._pages.hash_of:
-                assert done % PAGE, "only a partly filled page can be shared for writing"
-                return True
-        return False
+    def shares_a_page(self, name):
+        """Whether the next token's page is read by others: a fork since alloc, in the middle of a page."""
+        done = self.m.processed(name)
+        page = self.m.pages(name)[done // PAGE]
+        shared = page in self.m._pages.hash_of or any(page in self.m.pages(n) for n in self.truth if n != name)
+        assert done % PAGE or not shared, "only a partly filled page can be shared for writing"
+        return shared
 
-    @precondition(lambda self: self.truth and len(self.truth) < 6)
     @rule(data=st.data())
     def fork(self, data):
+        if len(self.truth) > 5:
+            return
         name, child = self.pick(data), self.new_name()
         self.m.fork(name, child)
         self.truth[child], self.salts[child] = list(self.truth[name]), self.salts[name]
         assert self.m.processed(child) == self.m.processed(name)
 
-    @precondition(lambda self: self.truth)
     @rule(data=st.data())
     def release(self, data):
         name = self.pick(data)
