@@ -74,9 +74,9 @@ class BufferView(NamedTuple):
     def contiguous(self) -> bool:
         """Whether the elements lie in C order without gaps. Strides of extents of one do not count."""
         expected = 1
+        if 0 in self.shape:
+            return True
         for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if extent == 0:
-                return True
             if extent != 1 and stride != expected:
                 return False
             expected *= extent
@@ -183,7 +183,7 @@ def _read_numpy(array: np.ndarray, name: str) -> BufferView:
         raise TypeError(
             f"{name}: dtype must have the machine's byte order, got {dtype.str}; use .astype(dtype.newbyteorder('='))"
         )
-    if array.__class__ is np.ma.MaskedArray:
+    if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
             f"{name}: must be {ACCEPTED}, got a masked array, whose mask would be lost; use .data or .filled()"
         )
