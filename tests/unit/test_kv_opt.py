@@ -269,3 +269,14 @@ def test_nameless_ops_are_found(given: str) -> None:
 @pytest.mark.parametrize("given", ['"kv.load"()', '// "kv."()', '{a = "kv."}', '"kv.."()', "", '"kv'])
 def test_other_text_is_left_alone(given: str) -> None:
     assert text.problem(given) is None
+
+
+# --- the page ------------------------------------------------------------------------------------------
+
+
+def test_every_flag_is_documented() -> None:
+    page = (DIALECT.parents[1] / "docs" / "kv-opt.md").read_text()
+    flags = {s for a in opt_args.build_parser()._actions for s in a.option_strings if s.startswith("--")}
+    assert [f for f in sorted(flags) if not re.search(re.escape(f) + r"(?![\w-])", page)] == []
+    named = set(re.findall(r"`(--[a-z][\w-]*)", page)) - {"--convert-gpu-to-nvvm"}
+    assert sorted(named - flags) == []
