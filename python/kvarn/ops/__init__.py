@@ -9,9 +9,9 @@ Every argument is checked before anything runs. After the first call with its sh
 and can be captured in a CUDA graph.
 """
 
-from .attention import attention, mla_attention, mla_decompress
 from .copies import convert, copy_pages, gather
 from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_sparse_indices
+from .reads import attention, mla_attention, mla_decompress
 from .updates import iadd_2m, increment_cache_lengths, radd, rms_norm, rope
 from .writes import append, rope_append, store_padded, store_ragged
 
