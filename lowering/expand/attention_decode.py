@@ -254,40 +254,31 @@ def decode_kernel(c: Config) -> Any:
                             o[at + i] = result[i]
 
     @kv.func
-    def write_out(out, sinks, lse, row_offsets, b, head, n, m, l, o, staging, lane):
-        """Normalise and write the rows of one sequence and KV head."""
-        kv.syncwarp()
+    def write_out(out, sinks, lse, row_offsets, b, head, n, m, l, o, lane):
+        """Normalise and write the rows of one sequence and KV head, each lane its own elements."""
         for nt in kv.static(range(NT)):
             for u in kv.static(range(2)):
                 row = nt * COLUMNS + (lane & 3) * 2 + u
                 at = 2 * nt + u
-                factor = kv.f32(1.0)
-                if c.sinks:
-                    sink = sinks[head * G + row % G] * LOG2E
-                    top = kv.math.max(m[at], sink)
-                    factor = kv.ex2(m[at] - top)
-                    l[at] = l[at] * factor + kv.ex2(sink - top)
-                    m[at] = top
-                inverse = kv.where(l[at] > 0.0, factor / l[at], 0.0)
-                for t in kv.static(range(KS)):
-                    for half in kv.static(range(2)):
-                        if c.narrow:
-                            d = t * 16 + (lane >> 2) * 2 + half
+                if row < n * G:
+                    token, h = row_offsets[b] + row // G, head * G + row % G
+                    top, total, factor = m[at], l[at], kv.f32(1.0)
+                    if c.sinks:
+                        sink = sinks[h] * LOG2E
+                        top = kv.math.max(m[at], sink)
+                        factor = kv.ex2(m[at] - top)
+                        total = l[at] * factor + kv.ex2(sink - top)
+                    inverse = kv.where(total > 0.0, factor / total, 0.0)
+                    for t in kv.static(range(KS)):
+                        pair = [c.query(o[(nt * KS + t) * 4 + 2 * half + u] * inverse) for half in range(2)]
+                        if c.narrow:  # the lane's two elements are neighbours
+                            out.store(token, h, t * 16 + (lane >> 2) * 2, value=kv.from_lanes(pair, c.query), alignment=c.pair_alignment)
                         else:
-                            d = t * 16 + (lane >> 2) + 8 * half
-                        (staging + (row * D + d) * 4).store(o[(nt * KS + t) * 4 + 2 * half + u] * inverse)
-                if c.lse:
-                    if (lane < 4) & (row < n * G):
-                        value = kv.where(l[at] > 0.0, (m[at] + kv.math.log2(l[at])) * LN2, float("-inf"))
-                        lse[row_offsets[b] + row // G, head * G + row % G] = value
-        kv.syncwarp()
-        width = c.store_width
-        pieces = D // width
-        for piece in range(lane, n * (G * pieces), 32):
-            row, d = piece // pieces, (piece % pieces) * width
-            value = (staging + (row * D + d) * 4).load(kv.f32, width)
-            out.store(row_offsets[b] + row // G, head * G + row % G, d, value=c.query(value))
-        kv.syncwarp()
+                            out[token, h, t * 16 + (lane >> 2)] = pair[0]
+                            out[token, h, t * 16 + (lane >> 2) + 8] = pair[1]
+                    if c.lse:
+                        if lane < 4:
+                            lse[token, h] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, float("-inf"))
 
     @kv.func
     def write_partial(partials, which, head, m, l, o, n, lane):
@@ -302,30 +293,35 @@ def decode_kernel(c: Config) -> Any:
                 (to + (nt * (KS + 1) + KS) * 512).store(four)
 
     @kv.func
-    def merge(partials, prefix, b, head, r_first, r_last, total, ranges, m, l, o, n, lane):
-        """Merge the partial results of a sequence into m, l and o, in range order: maxima first, so that loads do not wait."""
+    def merge(partials, prefix, b, head, own, r_first, r_last, total, ranges, m, l, o, n, lane):
+        """Merge the partial results of a sequence with this warp's own, in range order: maxima first, so that loads do not wait."""
         for nt in kv.static(range(NT)):
             if nt * COLUMNS + (lane & 3) * 2 < n * G:
-                top = [kv.f32(NEVER), kv.f32(NEVER)]
+                top = [m[2 * nt], m[2 * nt + 1]]
                 for r in range(r_first, r_last + 1, 4):
                     for j in kv.static(range(4)):
-                        of = work.partial_of(partials, prefix, b, head, kv.math.min(r + j, r_last), total, ranges, lane)
+                        here = kv.math.min(r + j, r_last)
+                        of = work.partial_of(partials, prefix, b, head, here, total, ranges, lane)
                         ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
                         for u in kv.static(range(2)):
-                            top[u] = kv.math.max(top[u], ml[u])
+                            top[u] = kv.math.max(top[u], kv.where(here == own, NEVER, ml[u]))
                 total_l = [kv.f32(0.0), kv.f32(0.0)]
                 sums = [kv.f32(0.0)] * (4 * KS)
                 for r in range(r_first, r_last + 1, 2):
                     for j in kv.static(range(2)):
-                        of = work.partial_of(partials, prefix, b, head, kv.math.min(r + j, r_last), total, ranges, lane)
+                        here = kv.math.min(r + j, r_last)
+                        of = work.partial_of(partials, prefix, b, head, here, total, ranges, lane)
                         ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
-                        weight = [kv.where(r + j <= r_last, kv.ex2(ml[u] - top[u]), 0.0) for u in range(2)]
+                        weight = []
                         for u in kv.static(range(2)):
-                            total_l[u] = total_l[u] + ml[2 + u] * weight[u]
+                            their_top = kv.where(here == own, m[2 * nt + u], ml[u])
+                            weight.append(kv.where(r + j <= r_last, kv.ex2(their_top - top[u]), 0.0))
+                            total_l[u] = total_l[u] + kv.where(here == own, l[2 * nt + u], ml[2 + u]) * weight[u]
                         for t in kv.static(range(KS)):
                             theirs = (of + (nt * (KS + 1) + t) * 512).load(kv.f32, 4)
                             for i in kv.static(range(4)):
-                                sums[4 * t + i] = sums[4 * t + i] + theirs[i] * weight[i % 2]
+                                one = kv.where(here == own, o[(nt * KS + t) * 4 + i], theirs[i])
+                                sums[4 * t + i] = sums[4 * t + i] + one * weight[i % 2]
                 for u in kv.static(range(2)):
                     m[2 * nt + u] = top[u]
                     l[2 * nt + u] = total_l[u]
@@ -333,18 +329,52 @@ def decode_kernel(c: Config) -> Any:
                     o[nt * KS * 4 + i] = sums[i]
 
     @kv.func
-    def last_to_arrive(counters, which, others, lane):
-        """Whether the others had left their partial results when this warp left its own; the last one resets the counter."""
-        kv.syncwarp()
-        arrived = kv.i32(0)
-        if lane == 0:
-            counter = counters.address(0) + which * 4
-            arrived = counter.atomic("add", kv.i32(1), order="acq_rel")
-            if arrived == others:
-                counter.store(kv.i32(0))
-        arrived = kv.shuffle_idx(arrived, 0)
-        kv.syncwarp()
-        return arrived == others
+    def finish(partials, counters, prefix, b, head, r, slot, total, ranges, m, l, o, n, lane):
+        """Whether this warp has the whole result of a sequence, its own or merged; else it has left its part for the last one."""
+        r_first = work.range_with(prefix[b], total, ranges)
+        r_last = work.range_with(prefix[b + 1] - 1, total, ranges)
+        others = r_last - r_first
+        whole = others == 0
+        if others > 0:
+            if c.combine:
+                write_partial(partials, r * 2 + slot, head, m, l, o, n, lane)
+            else:
+                counter = counters.address(0) + (b * H + head) * 4
+                arrived = kv.i32(0)
+                if lane == 0:
+                    arrived = counter.load(kv.i32, order="acquire")
+                arrived = kv.shuffle_idx(arrived, 0)
+                if arrived != others:  # somebody is still at work: leave this part, and look again
+                    write_partial(partials, r * 2 + slot, head, m, l, o, n, lane)
+                    kv.syncwarp()
+                    if lane == 0:
+                        arrived = counter.atomic("add", kv.i32(1), order="acq_rel")
+                    arrived = kv.shuffle_idx(arrived, 0)
+                if arrived == others:
+                    kv.syncwarp()
+                    if lane == 0:
+                        counter.store(kv.i32(0))
+                    whole = kv.bool(True)
+                    merge(partials, prefix, b, head, r, r_first, r_last, total, ranges, m, l, o, n, lane)
+        return whole
+
+    @kv.func
+    def segment(collection, row_offsets, prefix, b, at, end):
+        """What of sequence b lies in [at, end): its extent, and the tiles of the sequence from ``tile`` to ``last``."""
+        keys, first, start, n = work.extent(collection, row_offsets, b)
+        base = first // TT - prefix[b]  # tile of the sequence = base + tile of the batch
+        until = kv.math.min(end, prefix[b + 1])
+        return keys, first, start, n, base + at, base + until, until
+
+    @kv.func
+    def fill(k_cache, v_cache, b, head, tile, last, mine, stage, lane, keys, first):
+        """Start the copies of a segment's first tiles, from ring position ``stage`` on; returns the next tile's page ids."""
+        pages = pages_of(k_cache, b, tile, lane)
+        for s in kv.static(range(NS - 1)):
+            to = kv.where(stage + s >= NS, stage + (s - NS), stage + s)
+            issue(k_cache, v_cache, b, head, tile + s, last, pages, mine + to * c.stage_bytes, lane, keys, first)
+            pages = pages_of(k_cache, b, tile + s + 1, lane)
+        return pages
 
     @kv.func
     def body(collection, layer, query, row_offsets, scale, out, partials, counters, sinks, lse):
@@ -364,60 +394,46 @@ def decode_kernel(c: Config) -> Any:
         r = kv.block_id.x // HG
         ranges = work.ranges_of(kv.grid_dim.x // HG, total)
         if r < ranges:
-            at = kv.i32((kv.i64(total) * kv.i64(r)) // kv.i64(ranges))
-            end = kv.i32((kv.i64(total) * kv.i64(r + 1)) // kv.i64(ranges))
-            started = at
+            begin = work.range_start(r, total, ranges)
+            end = work.range_start(r + 1, total, ranges)
             low, high = kv.i32(0), batch
             while high - low > 1:  # the last sequence that starts at or before this range
                 middle = (low + high) >> 1
-                if prefix[middle] <= at:
+                if prefix[middle] <= begin:
                     low = middle
                 else:
                     high = middle
-            b = low
             mine = ring.ptr(warp, 0)
-            qk_scale = scale * LOG2E
+            at, b, stage = begin, low, kv.i32(0)
+            keys, first, start, n, tile, last, until = segment(collection, row_offsets, prefix, b, at, end)
+            pages = fill(k_cache, v_cache, b, head, tile, last, mine, stage, lane, keys, first)
             while at < end:
-                before = prefix[b]
-                until = kv.math.min(end, prefix[b + 1])
-                if until > at:
-                    keys, first, start, n = work.extent(collection, row_offsets, b)
-                    base = first // TT - before  # tile of the sequence = base + tile of the batch
-                    q = query_fragments(query, row_offsets, b, head, n, lane)
-                    m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
-                    tile, last = base + at, base + until
-                    pages = pages_of(k_cache, b, tile, lane)
-                    for s in kv.static(range(NS - 1)):
-                        issue(k_cache, v_cache, b, head, tile + s, last, pages, mine + s * c.stage_bytes, lane, keys, first)
-                        pages = pages_of(k_cache, b, tile + s + 1, lane)
-                    stage = kv.i32(0)
-                    for i in range(tile, last):
-                        ahead = stage + (NS - 1)
-                        ahead = kv.where(ahead >= NS, ahead - NS, ahead)
-                        kv.syncwarp()
-                        issue(k_cache, v_cache, b, head, i + (NS - 1), last, pages, mine + ahead * c.stage_bytes, lane, keys, first)
-                        pages = pages_of(k_cache, b, i + NS, lane)
-                        kv.cp_async_wait(NS - 1)
-                        kv.syncwarp()
-                        attend(i, mine + stage * c.stage_bytes, q, m, l, o, qk_scale, lane, keys, first, start)
-                        stage = kv.where(stage == NS - 1, 0, stage + 1)
-                    for u in kv.static(range(2 * NT)):
-                        for k in kv.static((4, 8, 16)):
-                            l[u] = l[u] + kv.shuffle_xor(l[u], k)
-                    kv.cp_async_wait(0)
-                    r_first = work.range_with(before, total, ranges)
-                    r_last = work.range_with(prefix[b + 1] - 1, total, ranges)
-                    finish = r_first == r_last
-                    if r_first != r_last:
-                        write_partial(partials, r * 2 + kv.where(started >= before, 0, 1), head, m, l, o, n, lane)
-                        if not c.combine:
-                            finish = last_to_arrive(counters, b * H + head, r_last - r_first, lane)
-                            if finish:
-                                merge(partials, prefix, b, head, r_first, r_last, total, ranges, m, l, o, n, lane)
-                    if finish:
-                        write_out(out, sinks, lse, row_offsets, b, head, n, m, l, o, mine, lane)
+                q = query_fragments(query, row_offsets, b, head, n, lane)
+                m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
+                for i in range(tile, last):
+                    ahead = kv.where(stage == 0, NS - 1, stage - 1)
+                    kv.syncwarp()
+                    issue(k_cache, v_cache, b, head, i + (NS - 1), last, pages, mine + ahead * c.stage_bytes, lane, keys, first)
+                    pages = pages_of(k_cache, b, i + NS, lane)
+                    kv.cp_async_wait(NS - 1)
+                    kv.syncwarp()
+                    attend(i, mine + stage * c.stage_bytes, q, m, l, o, scale * LOG2E, lane, keys, first, start)
+                    stage = kv.where(stage == NS - 1, 0, stage + 1)
+                # The next sequence's first tiles are on their way while this one's result is written.
+                done, rows, slot = b, n, kv.where(begin >= prefix[b], 0, 1)
                 at = until
-                b = b + 1
+                b = kv.math.min(b + 1, batch - 1)
+                while (b < batch - 1) & (prefix[b + 1] <= at):
+                    b = b + 1
+                keys, first, start, n, tile, last, until = segment(collection, row_offsets, prefix, b, at, end)
+                kv.syncwarp()
+                pages = fill(k_cache, v_cache, b, head, tile, last, mine, stage, lane, keys, first)
+                for u in kv.static(range(2 * NT)):
+                    for k in kv.static((4, 8, 16)):
+                        l[u] = l[u] + kv.shuffle_xor(l[u], k)
+                if finish(partials, counters, prefix, done, head, r, slot, total, ranges, m, l, o, rows, lane):
+                    write_out(out, sinks, lse, row_offsets, done, head, rows, m, l, o, lane)
+            kv.cp_async_wait(0)
 
     # The optional operands are parameters only where they are given.
     bounds = {"block": (threads, 1, 1), "min_blocks": c.blocks}
@@ -453,7 +469,7 @@ def expand_decode(op: Any, at: Expansion) -> None:
     config = choose(at.target, Config(
         spec, query, at.static_dim(op.query, 1) // spec.num_heads, at.schedule["max_queries"], op.mask.value, op.span.value,
         op.softcap.value, op.sinks is not None, op.lse is not None, programmatic=at.target.has("pdl"),
-        store_width=max(1, min(8, aligned // query.itemsize)),
+        pair_alignment=max(query.itemsize, min(2 * query.itemsize, aligned)),
     ), at.schedule)  # fmt: skip
     head_blocks = spec.num_heads // config.warps
     ranges = at.device("multiprocessors") * config.blocks // head_blocks

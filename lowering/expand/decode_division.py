@@ -38,9 +38,16 @@ def division(c: Config) -> SimpleNamespace:
         return kv.math.max(kv.math.min(most, total // c.min_tiles), 1)
 
     @kv.func
+    def range_start(r, total, ranges):
+        """First tile of a range: the first ``total % ranges`` ranges have one tile more than the others."""
+        return (total // ranges) * r + kv.math.min(r, total % ranges)
+
+    @kv.func
     def range_with(tile, total, ranges):
         """The range that a tile of the batch belongs to."""
-        return kv.i32((kv.i64(tile + 1) * kv.i64(ranges) - 1) // kv.i64(total))
+        each, longer = total // ranges, total % ranges
+        edge = (each + 1) * longer
+        return kv.where(tile < edge, tile // (each + 1), longer + (tile - edge) // kv.math.max(each, 1))
 
     @kv.func
     def count_tiles(collection, row_offsets, batch, prefix, sums, warps):
@@ -79,10 +86,10 @@ def division(c: Config) -> SimpleNamespace:
     @kv.func
     def partial_of(partials, prefix, b, head, r, total, ranges, lane):
         """Where a range left its partial result of a sequence: in slot 0 when the range starts in the sequence, else in 1."""
-        begins = kv.i32((kv.i64(total) * kv.i64(r)) // kv.i64(ranges))
+        begins = range_start(r, total, ranges)
         return piece_of(partials, r * 2 + kv.where(begins >= prefix[b], 0, 1), head, lane)
 
     return SimpleNamespace(
-        extent=extent, ranges_of=ranges_of, range_with=range_with, count_tiles=count_tiles, piece_of=piece_of,
+        extent=extent, ranges_of=ranges_of, range_start=range_start, range_with=range_with, count_tiles=count_tiles, piece_of=piece_of,
         partial_of=partial_of,
     )  # fmt: skip

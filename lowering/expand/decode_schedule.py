@@ -40,7 +40,7 @@ class Config:
     max_batch: int = 1024
     combine: bool = False
     programmatic: bool = True
-    store_width: int = 8
+    pair_alignment: int = 4
 
     @property
     def heads(self) -> int:
@@ -87,8 +87,8 @@ class Config:
 
     @property
     def warp_bytes(self) -> int:
-        """Shared memory of one warp: its ring, which the output passes through at the end."""
-        return max(self.stages * self.stage_bytes, self.column_tiles * COLUMNS * self.size * 4)
+        """Shared memory of one warp: its ring."""
+        return self.stages * self.stage_bytes
 
     @property
     def quads(self) -> int:
