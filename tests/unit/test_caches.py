@@ -135,6 +135,7 @@ def test_store_through_a_page_out_of_range_is_dropped():
     k.store(0, 0, np.array([3, 35]), 0, np.array([1, 2], np.float32))
     assert guarded[0, 0, 2, 3, 0, 0] == 2
     assert (guarded == before).sum() == guarded.size - 1
+    assert (k.raw_page(0, 3), k.page(0, 3), k.raw_page(1, np.array([40, 3])).tolist()) == (N, N - 1, [0, N])
     # a read sees the last page
     assert k.load(0, 0, 3, 0) == guarded[N - 1, 0, 2, 3, 0, 0]
     with pytest.raises(ValueError, match="oob must be"):

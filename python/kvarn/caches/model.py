@@ -128,6 +128,16 @@ class HostModel:
         if self.spec.kind == FA3:
             raise TypeError(f"{type(self).__name__}.{what}: an fa3 cache has no rows; use block_paged_ptr")
 
+    def raw_page(self, b: Any, t: Any) -> Any:
+        """The table's entry for a token, as it is: a page id out of [0, N) says that there is no page."""
+        page, _ = self._page(b, t, "raw_page")
+        return int(page) if page.ndim == 0 else page
+
+    def page(self, b: Any, t: Any) -> Any:
+        """The page that a read of a token sees: the table's entry, or the last page when that is out of range."""
+        page, _ = self._clamped_page(b, t, "page")
+        return int(page) if page.ndim == 0 else page
+
     # --- elements ---
 
     def load(self, b: Any, h: Any, t: Any, d: Any = 0, width: int = 1, dtype: Any = None) -> Any:

@@ -111,6 +111,8 @@ class KVCache(HostModel):
         """Tokens of a page; 0 when continuous."""
         return self.spec.page_size
 
+    page_size_ = page_size
+
     @property
     def is_mla(self) -> bool:
         return self.spec.is_mla
