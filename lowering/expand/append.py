@@ -2,7 +2,7 @@
 """kv.append, kv.store_ragged and kv.store_padded: rows of new tokens into their slots.
 
 One thread moves one vector of a token, of K and of V alike: the sequence is searched and the page looked up once for
-both. Where the cache quantizes, a thread has one granule: it reads it twice, for its largest magnitude and to write it.
+both. Where the cache quantizes, a group of threads has one granule and finds its largest magnitude together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from kvarn.dialect.layout import CacheSpec
 
 from . import expands
 from .base import Expansion
-from .common import Head, Rows, Work, converted, holds, row_alignment, sequence_of, single, vector_width
+from .common import (
+    Head, Rows, Work, converted, head_and_lane, holds, row_alignment, sequence_of, single, vector_width, whole_warps,
+)  # fmt: skip
 from .quantize import Quantizer
 
 
@@ -52,7 +54,7 @@ def halves_of(handle: Any, layer: Any, halves: int) -> list[Any]:
 
 def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, given: bool) -> Any:
     """Rows of floats to a cache with scales, by granules."""
-    granules = quantizer.spec.num_scales
+    heads = quantizer.spec.num_heads
 
     @kv.kernel
     def append_quantized(collection, layer: kv.i32, row_offsets, key, value, key_scale, value_scale):
@@ -63,11 +65,12 @@ def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, g
             if inside:
                 position = collection.cache_length(b) + i
                 for piece in range(first, work.pieces, work.step):
-                    h, g = piece // granules, piece % granules
+                    h, part, active = head_and_lane(piece, heads, quantizer.threads)
+                    sources = [Head(rows, x, token, h) for x in (key, value)[:halves]]
+                    held = [quantizer.read(source.read, part) for source in sources]
                     for n in kv.static(range(halves)):
-                        known = kv.f32((key_scale, value_scale)[n][token, h, g]) if given else None
-                        source = Head(rows, (key, value)[n], token, h)
-                        quantizer.granule(caches[n], b, h, position, g, source.read, known)
+                        known = kv.f32((key_scale, value_scale)[n][token, h, part // quantizer.group.lanes]) if given else None
+                        quantizer.write(caches[n], b, h, position, part, active, held[n], sources[n].read, known)
 
     return append_quantized
 
@@ -81,10 +84,11 @@ def append(op: Any, at: Expansion) -> None:
     if spec.quantized:
         extents = (spec.head_size, spec.granularity)
         rows = Rows(vector_width(*extents, types=(dtype, spec.dtype)), row_alignment(at))
-        work = Work.of(at, spec.num_heads * spec.num_scales)
+        quantizer = Quantizer.of(spec, rows.width, at)
+        work = Work.of(at, whole_warps(at, spec.num_heads * quantizer.threads))
         given = op.key_scale is not None
         scales = [op.key_scale, op.key_scale if halves == 1 else op.value_scale] if given else [op.row_offsets] * 2
-        kernel = quantize_kernel(work, rows, Quantizer.of(spec, rows.width, at), halves, given)
+        kernel = quantize_kernel(work, rows, quantizer, halves, given)
         args = [op.collection, op.layer, op.row_offsets, op.key, value, *scales]
     else:
         rows = Rows(vector_width(spec.head_size, types=(dtype, spec.dtype)), row_alignment(at))

@@ -11,12 +11,13 @@ from mlir import ir
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType
-from kvarn.dialect.layout import CONTINUOUS, lowbit
+from kvarn.dialect.layout import CONTINUOUS, align_up, lowbit
 
 from .base import Expansion
 
 THREADS = 256  # of a block on a GPU
 BYTES = 16  # of the widest access
+WARP = 32
 
 
 def row_alignment(at: Expansion) -> int:
@@ -82,8 +83,8 @@ class Work:
     def of(at: Expansion, pieces: int, threads: int = THREADS) -> Work:
         """The division for an operation's target and schedule (``threads``: of a block)."""
         threads = 1 if at.target.is_host else int(at.schedule.get("threads", threads))
-        if not 1 <= threads <= 1024:
-            raise ValueError(f"threads of the schedule must be in [1, 1024], got {threads}")
+        if not 1 <= threads <= 1024 or (threads % WARP and not at.target.is_host):
+            raise ValueError(f"threads of the schedule must be a multiple of {WARP} up to 1024, got {threads}")
         return Work(pieces, threads, max(1, threads // pieces))
 
     @property
@@ -104,6 +105,59 @@ class Work:
         slot = thread // self.pieces
         piece = kv.where(slot < self.tokens, thread - slot * self.pieces, self.pieces)
         return kv.block_id.x * self.tokens + slot, piece
+
+
+
+@dataclass(frozen=True)
+class Group:
+    """``lanes`` neighbouring threads that reduce values together: a power of two up to a warp; 1 on the host.
+
+    Every thread of a warp takes part in a reduction, so kernels pad their pieces to whole warps (:func:`whole_warps`):
+    conditions on tokens and on kinds of pieces then hold for a warp or do not.
+    """
+
+    lanes: int
+
+    @staticmethod
+    def dividing(at: Expansion, chunks: int) -> Group:
+        """The largest group whose lanes have equally many of some chunks."""
+        return Group(1 if at.target.is_host else min(lowbit(chunks), WARP))
+
+    @staticmethod
+    def covering(at: Expansion, chunks: int) -> Group:
+        """The smallest group that has a lane for each chunk, or a warp."""
+        return Group(1 if at.target.is_host else min(1 << (chunks - 1).bit_length(), WARP))
+
+    @property
+    def distances(self) -> tuple[int, ...]:
+        """Distances of the lanes that exchange values, step by step."""
+        return tuple(1 << n for n in reversed(range(self.lanes.bit_length() - 1)))
+
+    @kv.func
+    def sum(self, x: Any) -> Any:
+        """The sum over the lanes, in each of them."""
+        for distance in kv.static(self.distances):
+            x = x + kv.shuffle_xor(x, distance)
+        return x
+
+    @kv.func
+    def max(self, x: Any) -> Any:
+        """The largest of the lanes' values, in each of them."""
+        for distance in kv.static(self.distances):
+            x = kv.math.max(x, kv.shuffle_xor(x, distance))
+        return x
+
+
+def whole_warps(at: Expansion, pieces: int) -> int:
+    """Pieces padded so that a warp has no pieces of two kinds."""
+    return pieces if at.target.is_host else align_up(pieces, WARP)
+
+
+@kv.func
+def head_and_lane(piece: Any, heads: int, per_head: int) -> tuple[Any, Any, Any]:
+    """(head, part of the head, whether it is no padding) of a piece; padding repeats the last head."""
+    h = piece // per_head
+    return kv.math.min(h, heads - 1), piece % per_head, h < heads
 
 
 @kv.func
@@ -206,10 +260,10 @@ class CachedHead:
 
 
 @kv.func
-def inverse_rms(head: Any, size: int, width: int, eps: float) -> Any:
-    """rsqrt(mean(x^2) + eps) of the first ``size`` elements of a head, by one thread."""
+def inverse_rms(head: Any, size: int, width: int, eps: float, group: Group, lane: Any) -> Any:
+    """rsqrt(mean(x^2) + eps) of the first ``size`` elements of a head, by the threads of a group."""
     total = kv.vector(kv.f32, width)
-    for d in range(0, size, width):
+    for d in range(lane * width, size, group.lanes * width):
         x = head.read(d, width)
         total = kv.math.fma(x, x, total)
-    return kv.math.rsqrt(total.reduce("add") * (1.0 / size) + eps)
+    return kv.math.rsqrt(group.sum(total.reduce("add")) * (1.0 / size) + eps)

@@ -12,7 +12,10 @@ from kvarn.lowering.index import Ix
 
 from . import expands
 from .base import Expansion
-from .common import BYTES, THREADS, CachedHead, Rows, Work, converted, holds, row_alignment, sequence_of, single, vector_width
+from .common import (
+    BYTES, THREADS, CachedHead, Rows, Work, converted, head_and_lane, holds, row_alignment, sequence_of, single, vector_width,
+    whole_warps,
+)  # fmt: skip
 from .quantize import Quantizer
 
 # --- gather ----------------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ def copy_pages(op: Any, at: Expansion) -> None:
 def convert_kernel(source_spec: CacheSpec, spec: CacheSpec, work: Work, width: int, quantizer: Quantizer | None) -> Any:
     """Blocks of a sequence take its tokens in turn, as many as it has."""
     exact = source_spec.dtype is spec.dtype and not source_spec.quantized
-    per_head = spec.head_size // width if quantizer is None else spec.num_scales
+    per_head = spec.head_size // width if quantizer is None else quantizer.threads
 
     @kv.kernel
     def convert(source, destination, blocks: kv.i32):
@@ -152,14 +155,15 @@ def convert_kernel(source_spec: CacheSpec, spec: CacheSpec, work: Work, width: i
             for t in range(start, source.cache_length(b), blocks * work.tokens):
                 if holds(destination, t):
                     for piece in range(first, work.pieces, work.step):
-                        h, part = piece // per_head, piece % per_head
+                        h, part, active = head_and_lane(piece, spec.num_heads, per_head)
+                        head = CachedHead(source, b, t, h)
                         if quantizer is not None:
-                            quantizer.granule(destination, b, h, t, part, CachedHead(source, b, t, h).read)
+                            held = quantizer.read(head.read, part)
+                            quantizer.write(destination, b, h, t, part, active, held, head.read)
                         elif exact:
                             destination.store(b, h, t, part * width, single(stored(source, b, h, t, part * width, width)))
                         else:
-                            x = CachedHead(source, b, t, h).read(part * width, width)
-                            destination.store(b, h, t, part * width, single(converted(x, spec.dtype)))
+                            destination.store(b, h, t, part * width, single(converted(head.read(part * width, width), spec.dtype)))
 
     return convert
 
@@ -172,9 +176,9 @@ def convert(op: Any, at: Expansion) -> None:
     source, spec = at.spec(op.source), at.spec(op.destination)
     extents = [spec.head_size] + [s.granularity for s in (source, spec) if s.quantized]
     width = vector_width(*extents, types=(source.dtype, spec.dtype))
-    per_head = spec.num_scales if spec.quantized else spec.head_size // width
-    work = Work.of(at, spec.num_heads * per_head)
     quantizer = Quantizer.of(spec, width, at) if spec.quantized else None
+    per_head = spec.head_size // width if quantizer is None else quantizer.threads
+    work = Work.of(at, spec.num_heads * per_head if quantizer is None else whole_warps(at, spec.num_heads * per_head))
     longest, batch = at.field(op.source, "max_cache_length"), at.field(op.source, "batch")
     blocks: Ix = (longest + (TOKENS - 1)) // TOKENS
     kernel = convert_kernel(source, spec, work, width, quantizer)

@@ -15,7 +15,9 @@ from kvarn.lowering.index import Ix
 
 from . import expands
 from .base import Expansion
-from .common import CachedHead, Rows, Work, converted, holds, inverse_rms, most_lanes, row_alignment, sequence_of, vector_width
+from .common import (
+    CachedHead, Group, Rows, Work, converted, head_and_lane, holds, inverse_rms, row_alignment, sequence_of, vector_width, whole_warps,
+)  # fmt: skip
 
 MOST_BLOCKS = 1 << 16  # the count of tokens is an upper bound, often a far one
 
@@ -42,9 +44,10 @@ class CachedRow:
 
 
 def rms_norm_kernel(
-    spec: CacheSpec, work: Work, rows: Rows, size: int, eps: float, weight_offset: float, multiply_before_cast: bool
+    spec: CacheSpec, work: Work, rows: Rows, group: Group, size: int, eps: float, weight_offset: float, multiply_before_cast: bool
 ) -> Any:
-    """A thread normalises one head, or with ``size`` above the head size one row."""
+    """A group normalises one head, or with ``size`` above the head size one row."""
+    heads = 1 if size > spec.head_size else spec.num_heads
 
     @kv.kernel
     def rms_norm(cache, gamma, row_offsets):
@@ -55,15 +58,17 @@ def rms_norm_kernel(
                 if inside:
                     position = cache.cache_length(b) + i
                     if holds(cache, position):
-                        for h in range(first, work.pieces, work.step):
+                        for piece in range(first, work.pieces, work.step):
+                            h, lane, active = head_and_lane(piece, heads, group.lanes)
                             whole = CachedRow(cache, b, position) if size > spec.head_size else CachedHead(cache, b, position, h)
-                            scale = inverse_rms(whole, size, rows.width, eps)
-                            for d in range(0, size, rows.width):
-                                weight = kv.f32(rows.load(gamma, d)) + weight_offset
-                                x = whole.read(d, rows.width) * scale
-                                if not multiply_before_cast:
-                                    x = kv.f32(converted(x, spec.dtype))
-                                whole.write(d, x * weight)
+                            scale = inverse_rms(whole, size, rows.width, eps, group, lane)
+                            if active:
+                                for d in range(lane * rows.width, size, group.lanes * rows.width):
+                                    weight = kv.f32(rows.load(gamma, d)) + weight_offset
+                                    x = whole.read(d, rows.width) * scale
+                                    if not multiply_before_cast:
+                                        x = kv.f32(converted(x, spec.dtype))
+                                    whole.write(d, x * weight)
 
     return rms_norm
 
@@ -71,9 +76,11 @@ def rms_norm_kernel(
 @expands("kv.rms_norm")
 def rms_norm(op: Any, at: Expansion) -> None:
     spec, size = at.spec(op.cache), at.static_dim(op.gamma, 0)
-    types = (spec.dtype, at.dtype(op.gamma))
-    rows = Rows(min(vector_width(spec.head_size, size, types=types), most_lanes(types)), row_alignment(at))
-    work = Work.of(at, 1 if size > spec.head_size else spec.num_heads)
-    kernel = rms_norm_kernel(spec, work, rows, size, op.eps.value, op.weight_offset.value, op.multiply_before_cast.value)
+    rows = Rows(vector_width(spec.head_size, size, types=(spec.dtype, at.dtype(op.gamma))), row_alignment(at))
+    group = Group.covering(at, size // rows.width)
+    work = Work.of(at, whole_warps(at, group.lanes * (1 if size > spec.head_size else spec.num_heads)))
+    kernel = rms_norm_kernel(
+        spec, work, rows, group, size, op.eps.value, op.weight_offset.value, op.multiply_before_cast.value
+    )
     blocks = work.blocks(Ix(op.total_tokens)).least(MOST_BLOCKS)
     at.launch(kernel, [op.cache, op.gamma, op.row_offsets], (blocks, 1, 1), (work.threads, 1, 1))

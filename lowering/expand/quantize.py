@@ -12,12 +12,15 @@ from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
 
 from .base import Expansion
-from .common import converted, single
+from .common import Group, converted, single
+
+_HELD = 16  # most chunks that a thread keeps in registers
+_SMALLEST = 2.0**-127  # the least scale whose reciprocal is finite
 
 
 @dataclass(frozen=True)
 class Quantizer:
-    """How the granules of a cache are written, ``width`` elements at a time.
+    """How the granules of a cache are written: by a group of threads each, in chunks of ``width`` elements.
 
     ``divides``: whether the target's own division is used. GPUs have a slow one; there the quotient is the product
     with the reciprocal, corrected once, which rounds as the division does.
@@ -25,31 +28,77 @@ class Quantizer:
 
     spec: CacheSpec
     width: int
+    group: Group
     divides: bool
 
     @staticmethod
     def of(spec: CacheSpec, width: int, at: Expansion) -> Quantizer:
-        return Quantizer(spec, width, at.target.is_host)
+        """The quantizer of a cache; ``width`` divides head size and granularity."""
+        group = Group.dividing(at, spec.granularity // width)
+        found = Quantizer(spec, width, group, at.target.is_host)
+        return found if found.holds else Quantizer(spec, width, Group(1), at.target.is_host)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a granule that a thread has."""
+        return self.spec.granularity // self.width // self.group.lanes
+
+    @property
+    def holds(self) -> bool:
+        """Whether a thread keeps its chunks in registers between finding the scale and writing."""
+        return self.spec.head_size % self.spec.granularity == 0 and self.chunks <= _HELD
+
+    @property
+    def threads(self) -> int:
+        """Threads of a head."""
+        return self.spec.num_scales * self.group.lanes
 
     @kv.func
-    def granule(self, cache: Any, b: Any, h: Any, position: Any, g: Any, read: Callable[[Any, int], Any], known: Any = None) -> None:
-        """Write granule g of a head and its scale, by one thread; ``read(d, n)`` gives n f32 elements, ``known`` a scale to use."""
-        start = g * self.spec.granularity
-        stop = start + self.spec.granularity
-        if self.spec.head_size % self.spec.granularity:
-            stop = kv.math.min(stop, self.spec.head_size)
-        if known is None:
-            largest = kv.vector(kv.f32, self.width)
-            for d in range(start, stop, self.width):
-                largest = kv.math.max(largest, abs(read(d, self.width)))
-            scale = self.scale_of(largest.reduce("max"))
-        else:
-            scale = known
-        scale, stored = stored_scale(scale, self.spec.scale_dtype)
-        inverse = 1.0 / scale
-        cache.store_scale(b, h, position, start, stored)
-        for d in range(start, stop, self.width):
-            cache.store(b, h, position, d, single(self.stored(read(d, self.width), scale, inverse)))
+    def read(self, read: Callable[[Any, int], Any], part: Any) -> list[Any]:
+        """The chunks of thread ``part`` of a head, as far as they are held; ``read(d, n)`` gives n f32 elements."""
+        first, step = self._first(part), self.group.lanes * self.width
+        return [read(first + k * step, self.width) for k in kv.static(range(self.chunks if self.holds else 0))]
+
+    @kv.func
+    def _first(self, part: Any) -> Any:
+        """The first dim of a thread."""
+        return part // self.group.lanes * self.spec.granularity + part % self.group.lanes * self.width
+
+    @kv.func
+    def write(
+        self, cache: Any, b: Any, h: Any, position: Any, part: Any, active: Any, held: list[Any],
+        read: Callable[[Any, int], Any], known: Any = None,
+    ) -> None:  # fmt: skip
+        """Write what thread ``part`` of a head has, and the scale: the granule's own or, when given, ``known``.
+
+        Every thread of a warp comes here; those that are not ``active`` write nothing.
+        """
+        first, step, own = self._first(part), self.group.lanes * self.width, known is None
+        if self.holds:
+            if own:
+                largest = abs(held[0])
+                for x in held[1:]:
+                    largest = kv.math.max(largest, abs(x))
+                known = self.scale_of(self.group.max(largest.reduce("max")))
+            scale, in_cache = stored_scale(known, self.spec.scale_dtype)
+            inverse = 1.0 / kv.math.max(scale, _SMALLEST)
+            if active:
+                for k in kv.static(range(self.chunks)):
+                    cache.store(b, h, position, first + k * step, single(self.stored(held[k], scale, inverse, own)))
+                if part % self.group.lanes == 0:
+                    cache.store_scale(b, h, position, first, in_cache)
+        elif active:  # one thread a granule, which may be a short one at the head's end
+            stop = kv.math.min(first + self.spec.granularity, self.spec.head_size)
+            if own:
+                most = kv.vector(kv.f32, self.width)
+                for d in range(first, stop, self.width):
+                    most = kv.math.max(most, abs(read(d, self.width)))
+                known = self.scale_of(most.reduce("max"))
+            scale, in_cache = stored_scale(known, self.spec.scale_dtype)
+            inverse = 1.0 / kv.math.max(scale, _SMALLEST)
+            cache.store_scale(b, h, position, first, in_cache)
+            for d in range(first, stop, self.width):
+                cache.store(b, h, position, d, single(self.stored(read(d, self.width), scale, inverse, own)))
 
     @kv.func
     def scale_of(self, largest: Any) -> Any:
@@ -57,15 +106,15 @@ class Quantizer:
         return largest / self.spec.dtype.largest
 
     @kv.func
-    def stored(self, x: Any, scale: Any, inverse: Any) -> Any:
-        """f32 elements over a scale, in the storage type."""
+    def stored(self, x: Any, scale: Any, inverse: Any, own: bool) -> Any:
+        """f32 elements over a scale, in the storage type; with the granule's own scale no quotient overflows."""
         if self.divides:
             return converted(x / scale, self.spec.dtype)
         quotient = x * inverse
-        rest = kv.math.fma(-quotient, scale, x)
-        corrected = kv.math.fma(rest, inverse, quotient)
-        # Where the quotient overflows there is no rest; it saturates as it is.
-        return converted(kv.where(abs(quotient) < 1e30, corrected, quotient), self.spec.dtype)
+        corrected = kv.math.fma(kv.math.fma(-quotient, scale, x), inverse, quotient)
+        if not own:  # an infinite quotient saturates; it has no rest to correct it by
+            corrected = kv.where(abs(quotient) < 1e30, corrected, quotient)
+        return converted(corrected, self.spec.dtype)
 
 
 @kv.func
