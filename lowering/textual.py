@@ -16,8 +16,8 @@ Everything that MLIR would abort or raise on is checked here first and raised as
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -274,7 +274,12 @@ def _first_line(message: str) -> str:
 
 
 def run_step(
-    step: Step, module: ir.Module, *, verify: bool = True, configure: Callable[[PassManager], None] | None = None
+    step: Step,
+    module: ir.Module,
+    *,
+    verify: bool = True,
+    configure: Callable[[PassManager], None] | None = None,
+    tracebacks: bool = False,
 ) -> None:
     """Run one step on a module.
 
@@ -284,6 +289,8 @@ def run_step(
         Whether MLIR verifies the module after the pass.
     configure : callable, optional
         Gets the step's ``PassManager`` before it runs, to turn printing or statistics on.
+    tracebacks : bool
+        Whether the error for an exception in a kv pass shows where it was raised.
 
     Raises
     ------
@@ -295,7 +302,8 @@ def run_step(
     if step.kv is None:
         manager.add(step.text)
     else:
-        manager.add(_callback(step, module, problem), name=step.title, argument=step.name, description=step.kv.summary)
+        call = _callback(step, module, problem, tracebacks)
+        manager.add(call, name=step.title, argument=step.name, description=step.kv.summary)
     manager.enable_verifier(verify)
     if configure is not None:
         configure(manager)
@@ -305,7 +313,7 @@ def run_step(
         raise PassError(step, problem[0] if problem else str(error)) from error
 
 
-def _callback(step: Step, module: ir.Module, problem: list[str]) -> Callable[[Any, Any], None]:
+def _callback(step: Step, module: ir.Module, problem: list[str], tracebacks: bool) -> Callable[[Any, Any], None]:
     """The function that MLIR calls for a kv pass. It never raises: an exception must not cross the C++ frames."""
 
     def call(_: Any, external: Any) -> None:
@@ -321,7 +329,7 @@ def _callback(step: Step, module: ir.Module, problem: list[str]) -> Callable[[An
             problem.append(str(error))
         except Exception as error:
             sentence = f"pass '{step.name}' raised {type(error).__name__}: {error}"
-            if os.environ.get("KVARN_DEBUG", "0") not in ("", "0"):
+            if tracebacks:
                 sentence += "\n" + traceback.format_exc().rstrip()
             module.operation.location.emit_error(sentence)
             problem.append(sentence)
@@ -348,8 +356,6 @@ def load_pass(path: str | Path) -> Pass:
         raise PipelineError(f"--load-pass: expected a Python file, got {path}")
     loaded = importlib.util.module_from_spec(spec)
     # inspect.getmodule, which kv_pass reads the summary with, looks the module up by name.
-    import sys
-
     sys.modules[spec.name] = loaded
     try:
         spec.loader.exec_module(loaded)

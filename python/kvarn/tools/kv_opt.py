@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from kvarn.env import env
+
 from . import opt_args, opt_guard
 from .opt_args import UsageError
 from .opt_guard import Phase
@@ -45,7 +47,7 @@ def _main(arguments: Sequence[str], phase: Phase) -> int:
     except Exception as error:
         # A user's input must never end in a traceback; what gets here is a defect of ours.
         print(f"kv-opt: internal error: {type(error).__name__}: {error} (KVARN_DEBUG=1 shows where)", file=sys.stderr)
-        if os.environ.get("KVARN_DEBUG", "0") not in ("", "0"):
+        if env.debug:
             traceback.print_exc()
     return 1
 
@@ -124,6 +126,7 @@ def _settings(options: argparse.Namespace) -> Any:
         statistics=options.mlir_pass_statistics,
         reproducer=options.mlir_generate_reproducer,
         crash_reproducer=options.mlir_pass_pipeline_crash_reproducer,
+        tracebacks=env.debug,
     )
 
 

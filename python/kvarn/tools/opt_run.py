@@ -62,6 +62,7 @@ class Settings:
     statistics: bool = False
     reproducer: str | None = None
     crash_reproducer: str | None = None
+    tracebacks: bool = False
 
     def prints(self, step: Step) -> bool:
         """Whether something is printed around a step."""
@@ -206,7 +207,11 @@ class Driver:
         try:
             with self.timer.measure(step.name):
                 textual.run_step(
-                    step, module, verify=self.settings.verify_each, configure=lambda m: self._configure(m, step)
+                    step,
+                    module,
+                    verify=self.settings.verify_each,
+                    configure=lambda m: self._configure(m, step),
+                    tracebacks=self.settings.tracebacks,
                 )
                 if self.settings.verify_each and step.name != "verify-kv":
                     self._check_kv(module)
