@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 import types as _types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -91,7 +92,10 @@ class KernelFunction:
         ``max_threads``, ``block``, ``min_blocks``, ``max_registers``, as far as they were given.
     """
 
-    def __init__(self, function: _types.FunctionType, options: dict[str, Any]) -> None:
+    def __init__(
+        self, function: _types.FunctionType, options: dict[str, Any], names: dict[str, Any] | None = None
+    ) -> None:
+        self._names = names or {}
         functools.update_wrapper(self, function)
         self.__kv_kernel__ = function
         self.name = function.__name__ if function.__name__.isidentifier() else "kernel"
@@ -119,7 +123,7 @@ class KernelFunction:
             annotation = None if p.annotation is p.empty else p.annotation
             if isinstance(annotation, str):
                 try:
-                    annotation = eval(annotation, {"__builtins__": {}}, _Names(lookup))
+                    annotation = eval(annotation, {"__builtins__": {}}, _Names(lookup, self._names))
                 except Exception as error:
                     text = f"the annotation {p.annotation!r} of {p.name!r} cannot be read: {error}"
                     raise self._error(KernelError, text) from error
@@ -355,10 +359,18 @@ def kernel(
     options = {k: v for k, v in given.items() if v is not None}
     _option_problems(options)
     if function is None:
-        return lambda f: KernelFunction(f, options)
+        return lambda f: _kernel_of(f, options, sys._getframe(1))
+    return _kernel_of(function, options, sys._getframe(1))
+
+
+def _kernel_of(function: Any, options: dict[str, Any], frame: _types.FrameType) -> KernelFunction:
     if not isinstance(function, _types.FunctionType):
         raise TypeError(f"@kv.kernel takes a Python function, got {type(function).__name__}")
-    return KernelFunction(function, options)
+    # Annotations kept as text may name variables of the function around the kernel, which nothing else captures.
+    textual = any(isinstance(a, str) for a in function.__annotations__.values())
+    return KernelFunction(
+        function, options, dict(frame.f_locals) if textual and "<locals>" in function.__qualname__ else None
+    )
 
 
 def _option_problems(options: dict[str, Any]) -> None:
@@ -403,8 +415,8 @@ def _option_attributes(options: dict[str, Any]) -> dict[str, ir.Attribute]:
 class _Names(dict):
     """A mapping for ``eval`` over a lookup function."""
 
-    def __init__(self, lookup: Callable[[str], Any]) -> None:
-        super().__init__()
+    def __init__(self, lookup: Callable[[str], Any], names: dict[str, Any]) -> None:
+        super().__init__(names)
         self._lookup = lookup
 
     def __missing__(self, name: str) -> Any:
