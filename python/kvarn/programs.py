@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlir import ir
 from mlir.dialects import func
@@ -222,6 +222,14 @@ def compile_operation(what: Specialisation) -> compiler.Kernel:
 # --- operations ----------------------------------------------------------------------------------
 
 
+class _Known(NamedTuple):
+    """What a signature was found to be."""
+
+    program: OperationProgram
+    ordinal: int
+    tails: list[tuple[int, tuple[int, ...]]]  # of each buffer, its place among the operands and its fields after the address
+
+
 class Operation:
     """A tier-1 op as a callable.
 
@@ -244,7 +252,7 @@ class Operation:
         self._static, self._check = dict(static or {}), check
         self._fields = [f for f in op_class_of(name).FIELDS if f.kind == "operand"]
         self.operands = tuple(f.name for f in self._fields)
-        self._known: dict[Any, tuple[OperationProgram, int, list[tuple[int, ...] | None]]] = {}
+        self._known: dict[Any, _Known] = {}
 
     def __call__(
         self,
@@ -253,39 +261,30 @@ class Operation:
         schedule: Schedule = None,
         stream: Any = None,
     ) -> None:
-        """Run on operands, in the order of ``self.operands``; None for an absent one."""
-        key: list[Any] = [attributes, None if schedule is None else tuple(sorted(schedule.items()))]
-        firsts = []
+        """Run on operands, in the order of ``self.operands``; None for an absent one, those at the end may be left out."""
+        values: list[Any] = []
+        key: list[Any] = [attributes, schedule and tuple(sorted(schedule.items()))]
+        add, find = key.append, _signers.get
         for operand in operands:
-            cls = operand.__class__
-            part, first = (_signers.get(cls) or _find_signer(cls))(operand)
-            key.append(part)
-            firsts.append(first)
-        found = self._known.get(signature := tuple(key))
+            add((find(operand.__class__) or _find_signer(operand.__class__))(operand, values))
+        signature = tuple(key)
+        found = self._known.get(signature)
         if found is None:
             found = self._learn(signature, operands)
-        program_, ordinal, tails = found
-        values = [
-            first if tail is None else (first, *tail)
-            for first, tail in zip(firsts, tails)  # noqa: B905 (made together, and strict costs time)
-            if first is not None
-        ]
-        program_.run(values, ordinal, operands, stream)
+        for i, tail in found.tails:
+            values[i] = (values[i], *tail)
+        found.program.run(values, found.ordinal, operands, stream)
 
-    def _learn(self, signature: tuple[Any, ...], operands: Sequence[Any]) -> Any:
+    def _learn(self, signature: tuple[Any, ...], operands: Sequence[Any]) -> _Known:
         """Check a signature, get its program, and remember what its buffers' fields are besides the address."""
         attributes, schedule = signature[0], signature[1] or ()
         what, given = self.specialisation(operands, attributes, schedule)
         found = program(what)
         values, ordinal = found.bind(given)
-        bound = iter(values)
-        tails: list[tuple[int, ...] | None] = []
-        for operand in operands:
-            fields = next(bound) if operand is not None else None
-            tails.append(None if fields is None or not _is_buffer(operand) else fields[1:])
+        buffers_ = [i for i, (_, type_) in enumerate(what.operands) if isinstance(type_, BufferType)]
         if len(self._known) >= _REMEMBER:
             self._known.clear()
-        made = self._known[signature] = (found, ordinal, tails)
+        made = self._known[signature] = _Known(found, ordinal, [(i, values[i][1:]) for i in buffers_])
         return made
 
     def specialisation(
@@ -298,8 +297,9 @@ class Operation:
         target : str, optional
             Default: that of the device on which the operands lie.
         """
-        if len(operands) != len(self._fields):
+        if len(operands) > len(self._fields):
             raise TypeError(f"{self.title} takes {len(self._fields)} operands ({', '.join(self.operands)}), got {len(operands)}")
+        operands = (*operands, *(None,) * (len(self._fields) - len(operands)))
         seen, operand_types, given = SimpleNamespace(attributes=dict(attributes)), [], []
         ordinal, where, alignment = None, "", _WIDEST
         for field, operand in zip(self._fields, operands, strict=True):
@@ -379,11 +379,16 @@ def _alignment(view: buffers.BufferView) -> int:
     return lowbit(bits)
 
 
-# --- signatures: (part of the key, first value) of an operand, by its class ------------------------
+# --- signatures: what a call's checks and code depend on, of an operand, by its class ---------------------
+#
+# A signer gives its part of the key and appends the first of the operand's values: the fields of a handle, the number of a
+# scalar, the address of a buffer, whose other fields the signature determines.
 
-Signer = Callable[[Any], tuple[Any, Any]]
+Signer = Callable[[Any, list[Any]], Any]
 _signers: dict[type, Signer] = {}
 _BATCH = [f.name for f in layout.cache_fields(CacheSpec(layout.PAGED, dtypes.f32, 1, 1, 1))].index("batch")
+_specs: dict[int, tuple[Any, Any]] = {}  # by identity: the spec itself, and the first one that was equal to it
+_equal_specs: dict[Any, Any] = {}
 
 
 def _find_signer(cls: type) -> Signer:
@@ -401,34 +406,45 @@ def _find_signer(cls: type) -> Signer:
     return found
 
 
-def _is_buffer(operand: Any) -> bool:
-    return _signers[operand.__class__] in (_sign_torch, _sign_other)
+def _sign_none(operand: None, values: list[Any]) -> Any:
+    return None
 
 
-def _sign_none(operand: None) -> tuple[Any, Any]:
-    return None, None
+def _sign_number(operand: Any, values: list[Any]) -> Any:
+    values.append((operand,))
+    return 0
 
 
-def _sign_number(operand: Any) -> tuple[Any, Any]:
-    return 0, (operand,)
-
-
-def _sign_handle(operand: Any) -> tuple[Any, Any]:
+def _sign_handle(operand: Any, values: list[Any]) -> Any:
     fields = operand.fields()
-    return (operand.spec, fields[_BATCH], operand.readonly, operand.device), fields
+    values.append(fields)
+    spec = operand.spec
+    found = _specs.get(id(spec)) or _remember_spec(spec)
+    return id(found[1]), fields[_BATCH], operand.readonly, operand.device
 
 
-def _sign_torch(operand: Any) -> tuple[Any, Any]:
+def _remember_spec(spec: Any) -> tuple[Any, Any]:
+    """Equal specs share an identity, which is cheaper to look up than their values. Those that are met are kept."""
+    if len(_specs) >= _REMEMBER:
+        _specs.clear()
+    found = _specs[id(spec)] = (spec, _equal_specs.setdefault(spec, spec))
+    return found
+
+
+def _sign_torch(operand: Any, values: list[Any]) -> Any:
     try:
         address = operand.data_ptr()
-        return (operand.shape, operand.stride(), operand.dtype, operand.device, address & 15, operand.is_neg()), address
+        key = (operand.shape, operand.stride(), operand.dtype, operand.device, address & 15, operand.is_neg())
     except RuntimeError:  # a tensor without a pointer: the reader says what is wrong with it
-        return _sign_other(operand)
+        return _sign_other(operand, values)
+    values.append(address)
+    return key
 
 
-def _sign_other(operand: Any) -> tuple[Any, Any]:
+def _sign_other(operand: Any, values: list[Any]) -> Any:
     try:
         view = buffers.view(operand)
     except (TypeError, ValueError):
-        return object(), 0  # a signature of its own: learning it says which operand is wrong, and how
-    return (view.shape, view.strides, view.dtype.name, view.device, view.data & 15, view.readonly), view.data
+        return object()  # a signature of its own: learning it says which operand is wrong, and how
+    values.append(view.data)
+    return view.shape, view.strides, view.dtype.name, view.device, view.data & 15, view.readonly

@@ -80,7 +80,8 @@ def append(
         If an argument is not as above; nothing was launched.
     """
     layer = layer_of(collection, layer, "kv.ops.append")
-    _APPEND((collection, layer, key, row_offsets, value, key_scale, value_scale), (), schedule, stream)
+    scales = () if key_scale is None and value_scale is None else (key_scale, value_scale)
+    _APPEND((collection, layer, key, row_offsets, value, *scales), (), schedule, stream)
 
 
 # --- rope_append ---------------------------------------------------------------------------------
@@ -171,7 +172,8 @@ def rope_append(
     if query_out is None:
         query_out = checks.empty_like(query, "query_out", "kv.ops.rope_append")
     attributes = (("interleaved", bool(interleaved)), ("eps", eps if eps.__class__ is float else checks.number(eps, "eps", "kv.ops.rope_append")))
-    operands = (collection, layer, query, key, value, row_offsets, freqs_cis, query_out, q_gamma, k_gamma)
+    gammas = () if q_gamma is None and k_gamma is None else (q_gamma, k_gamma)
+    operands = (collection, layer, query, key, value, row_offsets, freqs_cis, query_out, *gammas)
     _ROPE_APPEND(operands, attributes, schedule, stream)
     return query_out
 
