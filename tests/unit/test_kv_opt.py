@@ -266,7 +266,19 @@ def test_nameless_ops_are_found(given: str) -> None:
     assert given.splitlines()[found.line - 1][found.column - 1] == '"'
 
 
-@pytest.mark.parametrize("given", ['"kv.load"()', '// "kv."()', '{a = "kv."}', '"kv.."()', "", '"kv'])
+def test_arrays_of_indices_are_found() -> None:
+    given = "!n = index\nmodule attributes {kv.a = array<!n: 1>}"
+    assert text.problem(given) == (2, 27, "array attribute must have an integer or float element type, got array<!n")
+    assert text.problem("  array < index >") == (
+        1,
+        3,
+        "array attribute must have an integer or float element type, got array < index",
+    )
+
+
+@pytest.mark.parametrize(
+    "given", ['"kv.load"()', '// "kv."()', '{a = "kv."}', '"kv.."()', "", '"kv', "array<i64: 1>", "array<indexed>"]
+)
 def test_other_text_is_left_alone(given: str) -> None:
     assert text.problem(given) is None
 
