@@ -476,3 +476,51 @@ def test_printf_and_assert_lower():
     text = str(module)
     assert 'gpu.printf "x=%lld f=%5.2f h=%x 100%%\\0A"' in text
     assert re.search(r'cf.assert %\w+, "[^"]*test_dsl_values.py:\d+:9: x must be positive"', text)
+
+
+def test_second_launch_does_not_compile_again(monkeypatch):
+    from kvarn import compiler
+
+    @kv.kernel
+    def k(x: kv.Buffer[kv.i32, 1], n: kv.i32, by: int = 1):
+        x[0] = x[0] + n * by
+
+    compiles = []
+    original = compiler.compile
+    monkeypatch.setattr(compiler, "compile", lambda *a, **rest: compiles.append(a) or original(*a, **rest))
+    x = np.int32([0])
+    for n in range(3):
+        k[1, 1](x, n)
+    k[1, 1](x, by=10, n=2)
+    assert x[0] == 23
+    assert len(compiles) == 2
+
+
+@pytest.mark.parametrize("dtype", [kv.u32, kv.f32, kv.f64, kv.bf16, kv.i64], ids=repr)
+def test_loop_variable_that_begins_as_a_number_takes_the_dtype_it_meets(dtype):
+    @kv.kernel
+    def k(x: kv.Buffer[dtype, 2], out: kv.Buffer[dtype, 1]):
+        total = 0
+        top, parts = 0, [0, 1]
+        for i in range(x.shape[0]):
+            for j in range(x.shape[1]):
+                if x[i, j] > 2:
+                    total += x[i, j]
+                parts[1] = parts[1] + x[i, j]
+            top = max(top + 1, x[i, 0])
+        out[0], out[1], out[2] = total, top, parts[1]
+
+    x = np.array([[1, 2, 3], [4, 5, 1]]).astype(dtype.numpy)
+    out = launch(k, x, np.zeros(3, dtype.numpy))
+    assert out.astype(np.int64).tolist() == [12, 4, 17]
+
+
+def test_unsigned_value_may_be_negative_after_a_cast():
+    @kv.kernel
+    def k(x: kv.Buffer[kv.u32, 1], out: kv.Buffer[kv.i32, 1]):
+        out[0] = kv.i32(x[0]) // 4
+        out[1] = kv.i32(x[0]) >> 1
+        out[2] = kv.i32(x[0]) % 7
+
+    out = launch(k, np.uint32([2**32 - 10]), np.zeros(3, np.int32))
+    assert out.tolist() == [-3, -5, -10 % 7]

@@ -127,6 +127,21 @@ def common_dtype(what: str, a: DType, b: DType) -> DType:
     raise mismatch(what, a, b)
 
 
+def _mixed(what: str, a: Numeric, b: Numeric) -> DType:
+    """The common dtype of two values; a loop variable that began as a Python number gives way first."""
+    try:
+        found = common_dtype(what, a.dtype, b.dtype)
+    except TypeError:
+        for x, other in ((a, b), (b, a)):
+            if isinstance(x, v.Weak):
+                x.retype(other.dtype)
+        raise
+    for x in (a, b):
+        if isinstance(x, v.Weak) and x.dtype is not found:
+            x.retype(found)
+    return found
+
+
 def _checked(what: str, value: Any) -> Any:
     value = v.plain(value)
     if not isinstance(value, (v.Numeric, bool, int, float)):
@@ -139,7 +154,7 @@ def promote(what: str, a: Any, b: Any, lanes: int = 0, bits: bool = False) -> tu
     a, b = _checked(what, a), _checked(what, b)
     left, right = isinstance(a, v.Numeric), isinstance(b, v.Numeric)
     if left and right:
-        dtype = common_dtype(what, a.dtype, b.dtype)
+        dtype = a.dtype if a.dtype is b.dtype else _mixed(what, a, b)
     elif left or right:
         dtype = a.dtype if left else b.dtype
         number = b if left else a
@@ -217,7 +232,11 @@ def binary(op: str, a: Any, b: Any) -> Any:
     nonneg = op in _KEEPS_NONNEG and not dtype.is_float and is_nonneg(a) and is_nonneg(b)
     if op == "&" and not dtype.is_float:  # one operand suffices
         nonneg = is_nonneg(a) or is_nonneg(b)
-    return v.wrap(emit_value(name, types().of(dtype, lanes), [x, y], attributes), dtype, lanes, nonneg)
+    result = emit_value(name, types().of(dtype, lanes), [x, y], attributes)
+    for one, other in ((a, b), (b, a)):  # a loop variable and a number: still open to another dtype
+        if isinstance(one, v.Weak) and not isinstance(other, v.Numeric) and dtype is one.dtype:
+            return v.Weak(result, dtype, nonneg, one.retype)
+    return v.wrap(result, dtype, lanes, nonneg)
 
 
 def _divide(op: str, a: Any, b: Any, x: ir.Value, y: ir.Value, dtype: DType, lanes: int) -> Any:

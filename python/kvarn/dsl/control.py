@@ -14,7 +14,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect.dtypes import bool_
+from kvarn.dialect.dtypes import DType, bool_
 
 from .builder import emit, emit_value, types
 from .state import (
@@ -41,7 +41,7 @@ from .state import (
     write_parts,
     zero,
 )
-from .values import Numeric, Value, describe, plain
+from .values import Numeric, Value, Weak, describe, plain
 
 RESULT = " result"  # the value that an inlined function returned, kept among the variables
 # Ops that may run although Python would not have evaluated them.
@@ -252,7 +252,11 @@ def logical_or(scope: Variables, a: Any, b: Callable[[], Any]) -> Any:
 
 
 class _Again(Exception):
-    """The body must be traced again, with more carried or with another type."""
+    """The body of ``loop`` must be traced again, with more carried or with another type."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__()
+        self.loop = loop
 
 
 @dataclass
@@ -308,7 +312,9 @@ class Loop:
             self._plan()
             try:
                 results = attempt(self)
-            except _Again:
+            except _Again as again:
+                if again.loop is not self:
+                    raise
                 self.before.restore()
                 continue
             self._after(results)
@@ -353,8 +359,23 @@ class Loop:
 
     def enter(self, arguments: Iterable[ir.Value]) -> None:
         """Set the scope to a block's arguments."""
-        self._set([c.kind.wrap(a) for c, a in zip(self.carried, arguments, strict=True)])
+        self._set([self._argument(c, a) for c, a in zip(self.carried, arguments, strict=True)])
         self._entered = Snapshot(self.scope)
+
+    def _argument(self, c: _Carried, argument: ir.Value) -> Any:
+        """What a carried leaf is inside the body."""
+        value, init = c.kind.wrap(argument), plain(c.init)
+        if not isinstance(value, Value) or not isinstance(init, (*NUMBERS, Weak)):
+            return value
+
+        def retype(dtype: DType) -> None:
+            if isinstance(init, Weak):
+                init.retype(dtype)  # a variable of the loop around this one
+            elif adopts(init, LeafType(dtype)) and c.key not in self.kinds:
+                self.kinds[c.key] = LeafType(dtype)
+                raise _Again(self)
+
+        return Weak(value.ir, value.dtype, False, retype)
 
     def _set(self, values: list[Any]) -> None:
         self.arguments = values
@@ -395,7 +416,7 @@ class Loop:
                     again = True
         again = self._settle(ends) or again
         if again:
-            raise _Again
+            raise _Again(self)
         return [to_ir(end, c.kind) for end, c in zip(ends, self.carried, strict=True)]
 
     def _match(self, plan: Any, value: Any, key: Any, ends: list[Any], name: str) -> str | None:
@@ -419,7 +440,7 @@ class Loop:
             return None
         if isinstance(plain(plan.value), NUMBERS) and is_leaf(value):
             self.promoted.add(key)
-            raise _Again
+            raise _Again(self)
         return value.reason if isinstance(value, Undefined) else _changed(name, describe(plan.value), describe(value))
 
     def _settle(self, ends: list[Any]) -> bool:

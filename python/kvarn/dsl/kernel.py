@@ -102,7 +102,9 @@ class KernelFunction:
         self.function, self.options = function, options
         code = function.__code__
         self.location = SourceLocation(code.co_filename, code.co_firstlineno, 1)
-        self.parameters = tuple(inspect.signature(function).parameters.values())
+        self.signature = inspect.signature(function)
+        self.parameters = tuple(self.signature.parameters.values())
+        self._compiled: dict[Any, Any] = {}
         for p in self.parameters:
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
                 raise self._error(UnsupportedError, f"a kernel has no parameters like *{p.name}: name each of them")
@@ -311,6 +313,25 @@ class KernelFunction:
             )
         return BufferSpec(of(dtype), len(shape)) if len(shape) else of(dtype)
 
+    @functools.cached_property
+    def static(self) -> tuple[bool, ...]:
+        """Whether each parameter is static."""
+        return tuple(self.annotations[p.name] in _STATIC for p in self.parameters)
+
+    def compiled_for(self, args: Sequence[Any]) -> Any:
+        """The compiled kernel for the arguments of a launch, from the second time on out of a table.
+
+        Specialises for the arguments' specs and static values; what the function closes over counts when it is first
+        compiled.
+        """
+        target = "host" if any(_on_host(a) for a in args) else None
+        key = (*self.specs_of(args), target)
+        found = self._compiled.get(key)
+        if found is None:
+            compiler = importlib.import_module("kvarn.compiler")
+            found = self._compiled[key] = compiler.compile(self, *key[:-1], target=target)
+        return found
+
     def __getitem__(self, configuration: Any) -> Launch:
         if not isinstance(configuration, tuple) or len(configuration) not in (2, 3):
             raise TypeError(f"launch with {self.name}[grid, block](...) or {self.name}[grid, block, stream](...)")
@@ -329,12 +350,13 @@ class Launch:
     block: Any
     stream: Any = None
 
-    def __call__(self, *args: Any) -> None:
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Compile for the arguments' specs, if they are new, and launch on their device."""
         k = self.kernel
-        compiler = importlib.import_module("kvarn.compiler")
-        compiled = compiler.compile(k, *k.specs_of(args), target="host" if any(_on_host(a) for a in args) else None)
-        passed = [a for p, a in zip(k.parameters, args, strict=False) if k.annotations[p.name] not in _STATIC]
+        if kwargs:
+            args = k.signature.bind(*args, **kwargs).args
+        compiled = k.compiled_for(args)
+        passed = [a for a, static in zip(args, k.static, strict=False) if not static]
         compiled.launch(self.grid, self.block, *passed, stream=self.stream)
 
 

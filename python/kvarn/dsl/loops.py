@@ -188,30 +188,28 @@ class Loops(Expressions):
             raise self.refuse(
                 node.test, ":= in the condition of a while: assign before the loop and at the end of its body"
             )
-        if self._runs_while_tracing(node):
-            return self._static_while(node)
+        first = self._static_test(node)
+        if first is not None:
+            return self._static_while(node, first)
         left = self.frames[-1].flow.leaves[id(node)] & {"break", "return"}
         with self.at(node):
             if left:
                 return self._leaving_loop(node, left, None)
-            control.while_loop(
-                self._loop(node), lambda: self._test(node.test), lambda: self.block_of(node.body)
-            )
+            control.while_loop(self._loop(node), lambda: self._test(node.test), lambda: self.block_of(node.body))
         return None
 
-    def _runs_while_tracing(self, node: ast.While) -> bool:
-        """Whether a while's condition is a Python value now; a literal ``True`` loops at run time."""
+    def _static_test(self, node: ast.While) -> bool | None:
+        """A while's condition when it is a Python value now; None for a loop of the kernel, as a literal ``True`` is."""
         if isinstance(node.test, ast.Constant):
-            return not node.test.value
-        names = loaded(node.test)
-        if any(isinstance(self.locals.get(n), Numeric) for n in names):
-            return False
+            return None if node.test.value else False
+        if any(isinstance(self.locals.get(n), Numeric) for n in loaded(node.test)):
+            return None
         block = ir.Block.create_at_start(self._scratch(), [], [])
         with ir.InsertionPoint(block):
             test = self._test(node.test)
         for op in reversed(list(block.operations)):
             op.operation.erase()
-        return isinstance(test, bool)
+        return test if isinstance(test, bool) else None
 
     def _scratch(self) -> ir.Region:
         """A region outside the kernel, for ops that are thrown away."""
@@ -219,12 +217,11 @@ class Loops(Expressions):
             self._scratch_op = ir.Operation.create("scf.execute_region", [], [], regions=1, ip=False)
         return self._scratch_op.regions[0]
 
-    def _static_while(self, node: ast.While) -> Flow | None:
+    def _static_while(self, node: ast.While, test: Any) -> Flow | None:
         for _ in range(_LIMIT):
-            test = self._test(node.test)
             if not isinstance(test, bool):
                 raise KernelError(
-                    "this while began with a condition known at compile time and now depends on a value of the kernel: "
+                    "this while began with a condition known at compile time, now it depends on a value of the kernel: "
                     "start with a value of the kernel, as x = kv.i32(0)", self.place_of(node.test), self.callers(),
                 )  # fmt: skip
             if not test:
@@ -237,6 +234,7 @@ class Loops(Expressions):
                     node,
                     "break or return under a run-time condition in a while that runs at compile time: use while True",
                 )
+            test = self._test(node.test)
         raise KernelError(
             f"a while that runs at compile time exceeds {_LIMIT} iterations", self.place_of(node), self.callers()
         )

@@ -21,10 +21,24 @@ from kvarn.dialect.dtypes import DType, bool_, f32
 from . import arithmetic as _a
 from .builder import types
 from .memory import Pointer
-from .values import Numeric, Value, Vector, cast, describe, number_dtype, plain, wrap
+from .values import Numeric, Value, Vector, Weak, cast, describe, number_dtype, plain, wrap
 
 _ATOMS = frozenset(
-    [int, float, bool, str, type(None), Value, Vector, Pointer, _types.FunctionType, _types.ModuleType, type, DType]
+    [
+        int,
+        float,
+        bool,
+        str,
+        type(None),
+        Value,
+        Weak,
+        Vector,
+        Pointer,
+        _types.FunctionType,
+        _types.ModuleType,
+        type,
+        DType,
+    ]
 )
 NUMBERS = (bool, int, float)
 

@@ -14,7 +14,7 @@ meet a value, whose dtype they then take. Two values mix by these rules, the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mlir import ir
@@ -175,7 +175,7 @@ class Numeric:
         raise TypeError("a value of the kernel is not a Python int: use kv.i32(x)")
 
     def __float__(self) -> float:
-        raise TypeError("a value of the kernel is not a Python float: use kv.f32(x)")
+        raise TypeError("a value of the kernel is not a Python float: use kv.f32(x), and kv.math for functions")
 
     def to(self, dtype: DType) -> Any:
         """This value converted to ``dtype``, as ``dtype(value)``."""
@@ -194,6 +194,19 @@ class Value(Numeric):
 
     def __repr__(self) -> str:
         return f"<{self.dtype.name} value>"
+
+
+class Weak(Value):
+    """A loop-carried variable that began as a Python number: it takes the dtype of the first value that needs another.
+
+    ``retype`` has the loop traced again with that dtype; it returns when the number cannot have it.
+    """
+
+    __slots__ = ("retype",)
+
+    def __init__(self, value: ir.Value, dtype: DType, nonneg: bool, retype: Callable[[DType], None]) -> None:
+        super().__init__(value, dtype, nonneg)
+        self.retype = retype
 
 
 class Vector(Numeric):
@@ -389,9 +402,8 @@ def cast(value: Any, dtype: DType) -> Any:
     source = value.dtype
     if source is dtype:
         return value
-    return wrap(
-        _convert(value, dtype), dtype, value.lanes, value.nonneg and not dtype.is_float and dtype.bits >= source.bits
-    )
+    fits = dtype.bits > source.bits or (dtype.bits == source.bits and source.kind == dtype.kind)
+    return wrap(_convert(value, dtype), dtype, value.lanes, value.nonneg and dtype.is_integer and fits)
 
 
 def _convert(value: Any, dtype: DType) -> ir.Value:
