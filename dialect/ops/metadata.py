@@ -139,7 +139,8 @@ class MakeOperandOp(Kv.Operation, name="make_operand", traits=[Pure]):
         seen = None if spec is None else verify.handle(self, self.operation.results[0], ("operand",))
         if seen is None:
             return False
-        return seen == spec or verify.fail(self, f"result must have the cache's parameters, got {seen}")
+        wanted, got = types.operand_type(spec), self.operation.results[0].type
+        return seen == spec or verify.fail(self, f"result must have the cache's parameters {wanted}, got {got}")
 
 
 class FieldOp(Kv.Operation, name="field", traits=[Pure]):

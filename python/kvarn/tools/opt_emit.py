@@ -43,7 +43,7 @@ def emit(module: ir.Module, kind: str, target: Target) -> str | bytes:
     try:
         cubin = assemble.assemble(text, target.name).cubin
         return cubin if kind == "cubin" else assemble.disassemble(cubin)
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         _fail(module.operation, f"cannot be assembled: {error}")
 
 
