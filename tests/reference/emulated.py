@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Cache operations compiled for a GPU and run by the PTX interpreter, on NumPy buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from kvarn.programs import Operation, artifact
+from kvarn.runtime import buffers
+from kvarn.runtime.expressions import compile_expressions, compile_step
+
+from . import ptx, ptx_instructions
+
+assert ptx_instructions  # imported for the instructions that it declares
+
+
+def run(
+    operation: Operation,
+    operands: Sequence[Any],
+    attributes: tuple[tuple[str, Any], ...] = (),
+    schedule: Mapping[str, Any] | None = None,
+    target: str = "sm_90a",
+    multiprocessors: int = 2,
+) -> None:
+    """Run an operation on host buffers as the GPU ``target`` would.
+
+    Parameters
+    ----------
+    operation : Operation
+    operands, attributes, schedule
+        As the operation takes them.
+    multiprocessors : int
+        What a grid that fills the device counts with.
+    """
+    ordered = () if schedule is None else tuple(sorted(schedule.items()))
+    what, given = operation.specialisation(operands, attributes, ordered, target)
+    program = artifact(what)
+    values = [_fields(g) for g in given]
+    arrays = [a for g in given for a in _arrays(g)]
+    facts = SimpleNamespace(multiprocessors=multiprocessors, shared_bytes=232448, l2_bytes=50 << 20, warp_size=32)
+    sizes = compile_expressions([w.bytes for w in program.workspaces], program.args)(values, facts)
+    scratch = [np.zeros(size + 256, np.uint8) if w.zeroed else np.full(size + 256, 0xFF, np.uint8)
+               for w, size in zip(program.workspaces, sizes, strict=True)]  # fmt: skip
+    places = [(s.ctypes.data + -s.ctypes.data % 256, size) for s, size in zip(scratch, sizes, strict=True)]
+    for step in program.steps:
+        entry = program.entry(step.entry)
+        (gx, gy, gz, bx, by, bz, _), flat = compile_step(program, step)(values, facts, places)
+        numbers = [_bits(v, p.type) for v, p in zip(flat, entry.params, strict=True)]
+        ptx.launch(
+            program.code["ptx"], entry.name, (gx, gy, gz), (bx, by, bz), numbers, arrays + scratch, entry.shared_bytes
+        )
+
+
+def _fields(operand: Any) -> tuple[Any, ...]:
+    """The values of a program's argument."""
+    if hasattr(operand, "fields"):
+        return operand.fields()
+    if isinstance(operand, buffers.BufferView):
+        return (operand.data, *operand.shape, *operand.strides[:-1])
+    return (operand,)
+
+
+def _arrays(operand: Any) -> list[np.ndarray]:
+    """The memory of an argument."""
+    if hasattr(operand, "buffers"):
+        return [np.asarray(b) for b in operand.buffers]
+    return [np.asarray(operand.owner)] if isinstance(operand, buffers.BufferView) else []
+
+
+def _bits(value: Any, type_: str) -> int:
+    if type_ == "f32":
+        return int(np.float32(value).view(np.uint32))
+    return int(value) & (1 << 64) - 1

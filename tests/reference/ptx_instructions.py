@@ -1,0 +1,468 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What each PTX instruction does to the threads of a block; see ``reference.ptx``.
+
+A function here takes a block and an instruction and gives what runs it for the active threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .ptx import TYPES, WARP, Block, EmulationError, Instruction, Lanes, op
+
+_SMALL = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+
+
+def _type(i: Instruction) -> type:
+    return TYPES[i.name[-1]]
+
+
+def _parts(operand: str) -> list[str]:
+    return [p.strip() for p in operand.strip("{}").split(",")] if operand.startswith("{") else [operand]
+
+
+def _shift(x: np.ndarray, n: np.ndarray, left: bool) -> np.ndarray:
+    bits = x.dtype.itemsize * 8
+    big = n >= bits
+    n = np.where(big, bits - 1 if not left and x.dtype.kind == "i" else 0, n).astype(x.dtype)
+    shifted = x << n if left else x >> n
+    return shifted if not left and x.dtype.kind == "i" else np.where(big, 0, shifted).astype(x.dtype)
+
+
+def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if a.dtype.kind == "i":  # towards zero
+        return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+    return a // b if a.dtype.kind == "u" else a / b
+
+
+def _packed(t: Block, i: Instruction, f: Callable[..., Any]) -> Any:
+    """An operation on both halves of a word."""
+    half = ml_dtypes.bfloat16 if i.name[-1] == "bf16x2" else np.float16
+    d, *given = i.operands
+
+    def run(m: Lanes) -> None:
+        parts = [np.ascontiguousarray(t.value(g, m, np.uint32)).view(half).astype(np.float32) for g in given]
+        t.put(d, m, np.ascontiguousarray(f(*parts).astype(half)).view(np.uint32))
+
+    return run
+
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add, "sub": np.subtract, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "max": lambda a, b: np.fmax(a, b) if a.dtype.kind == "f" else np.maximum(a, b),
+    "min": lambda a, b: np.fmin(a, b) if a.dtype.kind == "f" else np.minimum(a, b),
+    "div": lambda a, b: _divide(a, b),
+    "rem": lambda a, b: np.fmod(a, b),
+    "shl": lambda a, b: _shift(a, b, True), "shr": lambda a, b: _shift(a, b, False),
+}  # fmt: skip
+
+
+@op(*_BINARY)
+def binary(t: Block, i: Instruction) -> Any:
+    if i.name[-1] in ("f16x2", "bf16x2"):
+        return _packed(t, i, _BINARY[i.name[0]])
+    f, dtype = _BINARY[i.name[0]], _type(i)
+    second = np.uint32 if i.name[0] in ("shl", "shr") else dtype
+    d, a, b = i.operands
+    return lambda m: t.put(d, m, f(t.value(a, m, dtype), t.value(b, m, second)).astype(dtype))
+
+
+@op("mul", "mad", "fma")
+def multiply(t: Block, i: Instruction) -> Any:
+    if i.name[-1] in ("f16x2", "bf16x2"):
+        return _packed(t, i, lambda x, y, z=0.0: x * y + z)
+    dtype, wide = _type(i), "wide" in i.name
+    d, a, b, *c = i.operands
+    result: Any = np.dtype(f"{np.dtype(dtype).kind}{2 * np.dtype(dtype).itemsize}").type if wide else dtype
+    if "hi" in i.name:
+        bits = 8 * np.dtype(dtype).itemsize
+
+        def high(m: Lanes) -> None:
+            products = [
+                int(x) * int(y) >> bits for x, y in zip(t.value(a, m, dtype), t.value(b, m, dtype), strict=True)
+            ]
+            t.put(d, m, np.array(products, object).astype(dtype))
+
+        return high
+
+    def run(m: Lanes) -> None:
+        if i.name[0] == "fma":  # rounded once
+            x = t.value(a, m, dtype).astype(np.float64) * t.value(b, m, dtype) + t.value(c[0], m, dtype)
+        else:
+            x = t.value(a, m, dtype).astype(result) * t.value(b, m, dtype).astype(result)
+            x = x + t.value(c[0], m, result) if c else x
+        t.put(d, m, x.astype(result))
+
+    return run
+
+
+@op("neg", "abs", "not", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "tanh", "sin", "cos", "popc", "clz", "brev")
+def unary(t: Block, i: Instruction) -> Any:
+    dtype, (d, a) = _type(i), i.operands
+    functions: dict[str, Callable[[Any], Any]] = {
+        "neg": np.negative, "abs": np.abs, "rcp": lambda x: 1 / x, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x),
+        "ex2": np.exp2, "lg2": np.log2, "tanh": np.tanh, "sin": np.sin, "cos": np.cos,
+        "not": (lambda x: x ^ 1) if i.name[-1] == "pred" else np.invert,
+        "popc": lambda x: np.array([bin(v).count("1") for v in x], np.uint32),
+        "clz": lambda x: np.array([32 - int(v).bit_length() for v in x], np.uint32),
+    }  # fmt: skip
+    f = functions[i.name[0]]
+    return lambda m: t.put(d, m, f(t.value(a, m, dtype)).astype(np.uint32 if i.name[0] in ("popc", "clz") else dtype))
+
+
+@op("setp")
+def compare(t: Block, i: Instruction) -> Any:
+    functions = {
+        "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+        "ge": np.greater_equal,
+        "ltu": lambda a, b: ~(a >= b), "leu": lambda a, b: ~(a > b), "gtu": lambda a, b: ~(a <= b),
+        "geu": lambda a, b: ~(a < b),
+        "neu": np.not_equal, "equ": lambda a, b: (a == b) | np.isnan(a) | np.isnan(b),
+        "nan": lambda a, b: np.isnan(a) | np.isnan(b), "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
+    }  # fmt: skip
+    dtype, f, (d, a, b, *more) = _type(i), functions[i.name[1]], i.operands
+    if more:
+        raise EmulationError(f"unknown form: {i.text}")
+    ordered_ne = i.name[1] == "ne" and np.dtype(dtype).kind == "f"
+
+    def run(m: Lanes) -> None:
+        x, y = t.value(a, m, dtype), t.value(b, m, dtype)
+        found = f(x, y)
+        t.put(d, m, found & ~(np.isnan(x) | np.isnan(y)) if ordered_ne else found)
+
+    return run
+
+
+@op("selp")
+def select(t: Block, i: Instruction) -> Any:
+    dtype, (d, a, b, p) = _type(i), i.operands
+    return lambda m: t.put(d, m, np.where(t.value(p, m, np.uint64) != 0, t.value(a, m, dtype), t.value(b, m, dtype)))
+
+
+@op("mov", "cvta")
+def move(t: Block, i: Instruction) -> Any:
+    d, a = i.operands
+    if d.startswith("{") or a.startswith("{"):
+        return _repack(t, d, a, np.dtype(_type(i)).itemsize)
+    return lambda m: t.put(d, m, t.value(a, m, _type(i)))
+
+
+def _repack(t: Block, d: str, a: str, size: int) -> Any:
+    """A vector of registers from one of twice the width, or back."""
+    to, source = _parts(d), _parts(a)
+    narrow = size // max(len(to), len(source))
+
+    def run(m: Lanes) -> None:
+        wide = np.zeros(1, np.uint64)
+        if len(source) > 1:
+            for n, r in enumerate(source):
+                wide = wide | t.value(r, m, np.dtype(f"u{narrow}").type).astype(np.uint64) << np.uint64(8 * narrow * n)
+            t.put(to[0], m, wide.astype(f"u{size}"))
+            return
+        wide = t.value(source[0], m, np.dtype(f"u{size}").type).astype(np.uint64)
+        for n, r in enumerate(to):
+            t.put(r, m, (wide >> np.uint64(8 * narrow * n)).astype(f"u{narrow}"))
+
+    return run
+
+
+@op("cvt")
+def convert(t: Block, i: Instruction) -> Any:
+    to, source = i.name[-2], i.name[-1]
+    d, *given = i.operands
+    if to in ("bf16x2", "f16x2") and source == "f32":
+        half = ml_dtypes.bfloat16 if to == "bf16x2" else np.float16
+
+        def pack(m: Lanes) -> None:
+            high, low = (t.value(g, m, np.float32).astype(half).view(np.uint16).astype(np.uint32) for g in given)
+            t.put(d, m, high << np.uint32(16) | low)
+
+        return pack
+    if to == "f16x2" and source[:4] in _SMALL:
+        small = _SMALL[source[:4]]
+
+        def widen(m: Lanes) -> None:
+            bits = t.value(given[0], m, np.uint16)
+            low, high = (
+                (bits >> np.uint16(s)).astype(np.uint8).view(small).astype(np.float16).view(np.uint16) for s in (0, 8)
+            )
+            t.put(d, m, high.astype(np.uint32) << np.uint32(16) | low)
+
+        return widen
+    if to[:4] in _SMALL and source == "f32":
+        small = _SMALL[to[:4]]
+
+        def narrow(m: Lanes) -> None:
+            limit = float(ml_dtypes.finfo(small).max)
+            high, low = (
+                np.clip(t.value(g, m, np.float32), -limit, limit).astype(small).view(np.uint8).astype(np.uint16)
+                for g in given
+            )
+            t.put(d, m, high << np.uint16(8) | low)
+
+        return narrow
+    halves = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
+    from_type, to_type = halves.get(source) or TYPES[source], halves.get(to) or TYPES[to]
+    integral = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+    rounding = next((integral[p] for p in i.name if p in integral), None)
+
+    def run(m: Lanes) -> None:
+        bits = t.value(given[0], m, np.dtype(f"u{np.dtype(from_type).itemsize}").type)
+        x = bits.view(from_type)
+        if rounding is not None:
+            x = rounding(x)
+            if np.dtype(to_type).kind in "iu":
+                info = np.iinfo(to_type)
+                x = np.clip(np.nan_to_num(x.astype(np.float64), posinf=info.max, neginf=info.min), info.min, info.max)
+        y = x.astype(to_type)
+        # A narrow result lies in a wider register, its sign extended.
+        t.put(d, m, y.astype(np.int32) if y.dtype == np.int8 else y.view(f"u{y.dtype.itemsize}"))
+
+    return run
+
+
+@op("bfe")
+def extract(t: Block, i: Instruction) -> Any:
+    dtype, (d, a, b, c) = _type(i), i.operands
+
+    def run(m: Lanes) -> None:
+        x, at, n = (t.value(r, m, np.uint32).astype(np.int64) for r in (a, b, c))
+        field_ = (x >> at) & ((1 << n) - 1)
+        if dtype is np.int32:
+            field_ = np.where((n > 0) & (field_ >> np.maximum(n - 1, 0) & 1 == 1), field_ - (1 << n), field_)
+        t.put(d, m, field_.astype(np.int32).view(np.uint32))
+
+    return run
+
+
+@op("prmt")
+def permute(t: Block, i: Instruction) -> Any:
+    d, a, b, s = i.operands
+
+    def run(m: Lanes) -> None:
+        x, y, select_ = (t.value(r, m, np.uint32).astype(np.uint64) for r in (a, b, s))
+        both, out = x | y << np.uint64(32), np.zeros_like(x)
+        for n in range(4):
+            nibble = select_ >> np.uint64(4 * n)
+            byte = both >> ((nibble & np.uint64(7)) * np.uint64(8)) & np.uint64(255)
+            sign = np.where(byte & np.uint64(128), np.uint64(255), np.uint64(0))
+            out |= np.where(nibble & np.uint64(8), sign, byte) << np.uint64(8 * n)
+        t.put(d, m, out.astype(np.uint32))
+
+    return run
+
+
+# --- memory instructions
+
+
+@op("ld")
+def load(t: Block, i: Instruction) -> Any:
+    dtype, (d, a) = _type(i), i.operands
+    size, to = np.dtype(dtype).itemsize, _parts(i.operands[0])
+    if i.name[1] == "param":
+        inner = a.strip("[]").partition("+")[0].strip()
+        return lambda m: t.put(d, m, np.full(t.count, t.params[inner] & ((1 << 8 * size) - 1), f"u{size}")[m])
+    space = "shared" if "shared" in i.name else "global"
+
+    def run(m: Lanes) -> None:
+        data = t.read(space, t.address(a, m), size * len(to), i.text).reshape(-1, len(to), size)
+        for n, r in enumerate(to):
+            found = np.ascontiguousarray(data[:, n]).view(f"u{size}")[:, 0]
+            t.put(r, m, found.view(f"i{size}").astype(np.int32) if dtype in (np.int8, np.int16) else found)
+
+    return run
+
+
+@op("st")
+def store(t: Block, i: Instruction) -> Any:
+    dtype, (a, d) = _type(i), i.operands
+    space = "shared" if "shared" in i.name else "global"
+    kind = np.dtype(f"u{np.dtype(dtype).itemsize}").type
+
+    def run(m: Lanes) -> None:
+        columns = [t.value(r, m, kind) for r in _parts(d)]
+        data = np.ascontiguousarray(np.stack(columns, 1)).view(np.uint8).reshape(len(columns[0]), -1)
+        t.write(space, t.address(a, m), data, i.text)
+
+    return run
+
+
+@op("cp")
+def copy_async(t: Block, i: Instruction) -> Any:
+    kind = i.name[2] if i.name[2] in ("commit_group", "wait_group", "wait_all") else "copy"
+    if kind == "copy":
+        a, b, size, *rest = i.operands
+
+        def start(m: Lanes) -> None:
+            to, source = t.address(a, m), t.address(b, m)
+            counts = t.value(rest[0], m, np.uint32) if rest else np.full(len(to), int(size))
+            for lane, x, y, n in zip(np.arange(t.count)[m], to, source, counts, strict=True):
+                t.pending[lane].append((x, y, int(n), int(size)))
+
+        return start
+    if kind == "commit_group":
+
+        def commit(m: Lanes) -> None:
+            for lane in np.arange(t.count)[m]:
+                t.groups[lane].append(t.pending[lane])
+                t.pending[lane] = []
+
+        return commit
+
+    def wait(m: Lanes) -> None:
+        keep = int(i.operands[0]) if kind == "wait_group" else 0
+        for lane in np.arange(t.count)[m]:
+            groups = t.groups[lane]
+            if kind == "wait_all":
+                groups.append(t.pending[lane])
+                t.pending[lane] = []
+            while len(groups) > keep:
+                for to, source, n, size in groups.pop(0):
+                    data = np.zeros((1, size), np.uint8)
+                    if n:
+                        data[:, :n] = t.memory.read(np.array([source], np.uint64), size, i.text)[:, :n]
+                    t.write("shared", np.array([to], np.uint64), data, i.text)
+
+    return wait
+
+
+@op("ldmatrix")
+def load_matrix(t: Block, i: Instruction) -> Any:
+    to, trans = _parts(i.operands[0]), "trans" in i.name
+
+    def run(m: Lanes) -> None:
+        lanes = t.warps(m, i.text)
+        rows = t.read("shared", t.address(i.operands[1], lanes.ravel()), 16, i.text).reshape(len(lanes), 4, 8, 16)
+        matrices = np.ascontiguousarray(rows).view(np.uint16)  # [w, matrix, row, column]
+        if trans:
+            matrices = np.ascontiguousarray(matrices.swapaxes(2, 3))
+        words = matrices.view(np.uint32).reshape(len(lanes), 4, WARP)
+        for n, r in enumerate(to):
+            t.put(r, lanes.ravel(), words[:, n].ravel())
+
+    return run
+
+
+@op("mma")
+def matrix_multiply(t: Block, i: Instruction) -> Any:
+    half = ml_dtypes.bfloat16 if "bf16" in i.name else np.float16
+    d, a, b, c = (_parts(o) for o in i.operands)
+    group, place = np.arange(WARP) // 4, np.arange(WARP) % 4
+
+    def run(m: Lanes) -> None:
+        lanes = t.warps(m, i.text)
+        flat, n = lanes.ravel(), len(lanes)
+
+        def pairs(register: str) -> np.ndarray:
+            words = t.value(register, flat, np.uint32)
+            return np.ascontiguousarray(words).view(np.uint16).view(half).astype(np.float32).reshape(n, WARP, 2)
+
+        x, y, z = np.zeros((n, 16, 16), np.float32), np.zeros((n, 16, 8), np.float32), np.zeros((n, 16, 8), np.float32)
+        for which, r in enumerate(a):
+            for j in range(2):
+                x[:, group + 8 * (which % 2), 2 * place + j + 8 * (which // 2)] = pairs(r)[..., j]
+        for which, r in enumerate(b):
+            for j in range(2):
+                y[:, 2 * place + j + 8 * which, group] = pairs(r)[..., j]
+        for which, r in enumerate(c):
+            z[:, group + 8 * (which // 2), 2 * place + which % 2] = t.value(r, flat, np.float32).reshape(n, WARP)
+        z = x @ y + z
+        for which, r in enumerate(d):
+            t.put(r, flat, z[:, group + 8 * (which // 2), 2 * place + which % 2].ravel())
+
+    return run
+
+
+@op("movmatrix")
+def move_matrix(t: Block, i: Instruction) -> Any:
+    d, a = i.operands
+
+    def run(m: Lanes) -> None:
+        lanes = t.warps(m, i.text)
+        halves = np.ascontiguousarray(t.value(a, lanes.ravel(), np.uint32)).view(np.uint16).reshape(len(lanes), 8, 8)
+        t.put(d, lanes.ravel(), np.ascontiguousarray(halves.swapaxes(1, 2)).view(np.uint32).ravel())
+
+    return run
+
+
+@op("shfl")
+def shuffle(t: Block, i: Instruction) -> Any:
+    mode = i.name[2]
+    d, a, b, c = i.operands[:4]
+    d, _, p = d.partition("|")
+
+    def run(m: Lanes) -> None:
+        lanes = t.warps(m, i.text)
+        flat = lanes.ravel()
+        x = t.value(a, flat, np.uint32).reshape(-1, WARP)
+        by, bound = (t.value(r, flat, np.uint32).astype(np.int64).reshape(-1, WARP) for r in (b, c))
+        lane, segment, limit = np.arange(WARP), bound >> 8 & 31, bound & 31
+        last = (lane & segment) | (limit & ~segment)
+        by = by & 31
+        if mode == "up":
+            source = lane - by
+            valid = source >= last
+        else:
+            source = {"bfly": lane ^ by, "down": lane + by, "idx": (lane & segment) | (by & ~segment)}[mode]
+            valid = source <= last
+        source = np.where(valid, source, lane)
+        t.put(d, flat, np.take_along_axis(x, source, 1).ravel())
+        if p:
+            t.put(p, flat, valid.ravel())
+
+    return run
+
+
+@op("vote")
+def vote(t: Block, i: Instruction) -> Any:
+    d, p = i.operands[:2]
+
+    def run(m: Lanes) -> None:
+        lanes = t.warps(m, i.text)
+        holds = t.value(p, lanes.ravel(), np.uint64).reshape(-1, WARP) != 0
+        words = (holds.astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(1).astype(np.uint32)
+        t.put(d, lanes.ravel(), np.repeat(words, WARP))
+
+    return run
+
+
+@op("atom")
+def atomic(t: Block, i: Instruction) -> Any:
+    dtype, (d, a, b, *_) = _type(i), i.operands
+    functions = {
+        "add": np.add, "max": np.maximum, "min": np.minimum, "exch": lambda x, y: y,
+        "inc": lambda x, y: np.where(x >= y, 0, x + 1),
+    }  # fmt: skip
+    f = next(functions[n] for n in i.name if n in functions)
+    space = "shared" if "shared" in i.name else "global"
+    size = np.dtype(dtype).itemsize
+
+    def run(m: Lanes) -> None:
+        values, where = t.value(b, m, dtype), t.address(a, m)
+        old = np.empty(len(values), dtype)
+        for n in range(len(values)):  # one thread after another
+            old[n : n + 1] = t.read(space, where[n : n + 1], size, i.text).view(dtype)[:, 0]
+            new = np.asarray(f(old[n : n + 1], values[n : n + 1]), dtype)
+            t.write(space, where[n : n + 1], new.view(np.uint8).reshape(1, size), i.text)
+        t.put(d, m, old)
+
+    return run
+
+
+@op("bar")
+def warp_barrier(t: Block, i: Instruction) -> Any:
+    """``bar.warp.sync``; barriers of the block are the scheduler's."""
+
+    def run(m: Lanes) -> None:
+        t.warps(m, i.text)
+
+    return run
+
+
+@op("fence", "membar", "griddepcontrol", "prefetch")
+def nothing(t: Block, i: Instruction) -> Any:
+    return lambda m: None
