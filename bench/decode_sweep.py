@@ -116,7 +116,7 @@ def main() -> None:
         for stages, blocks, tile, min_tiles, warps, combine in itertools.product(*lists):
             if time.time() - begin > options.seconds:
                 return
-            schedule = {"stages": stages, "blocks": blocks, "min_tiles": min_tiles, "combine": bool(combine)}
+            schedule = {"stages": stages, "blocks": blocks, "min_tiles": min_tiles, "combine": combine}
             schedule |= {"tile": tile} if tile else {}
             schedule |= {"warps": warps} if warps else {}
             try:

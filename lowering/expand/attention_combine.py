@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The merge of decode attention's partial results, for batches of few sequences.
 
-A block takes one piece (16 elements of the head dimension, the 8 query rows of a column tile) of one sequence and KV head.
-Its warps read the partial results of every eighth range, merge them online, and meet in shared memory. Sequences that lie
-in one range were written by the first kernel.
+A block takes one piece (16 elements of the head dimension, the 8 query rows of a column tile) of one sequence and KV
+head. Its ``combine`` warps share the ranges' partial results, merge them online, and meet in shared memory. Sequences that lie in one range were written by the first kernel.
 """
 
 from __future__ import annotations
@@ -15,13 +14,11 @@ import kvarn as kv
 from .decode_division import division
 from .decode_schedule import COLUMNS, LN2, LOG2E, NEVER, Config
 
-WARPS = 8
-
 
 def combine_kernel(c: Config) -> Any:
     """The merging kernel of a configuration."""
     G, NT, H, KS = c.group, c.column_tiles, c.heads, c.size // 16
-    work = division(c)
+    work, WARPS = division(c), c.combine
 
     @kv.func
     def gather(partials, prefix, b, head, nt, t, r_first, r_last, total, ranges, lane, warp):

@@ -393,7 +393,7 @@ def decode_kernel(c: Config) -> Any:
         head = (kv.block_id.x % HG) * NW + warp
         r = kv.block_id.x // HG
         ranges = work.ranges_of(kv.grid_dim.x // HG, total)
-        if r < ranges:
+        if (r < ranges) & (total > 0):
             begin = work.range_start(r, total, ranges)
             end = work.range_start(r + 1, total, ranges)
             low, high = kv.i32(0), batch
@@ -422,12 +422,13 @@ def decode_kernel(c: Config) -> Any:
                 # The next sequence's first tiles are on their way while this one's result is written.
                 done, rows, slot = b, n, kv.where(begin >= prefix[b], 0, 1)
                 at = until
-                b = kv.math.min(b + 1, batch - 1)
-                while (b < batch - 1) & (prefix[b + 1] <= at):
+                if at < end:
                     b = b + 1
-                keys, first, start, n, tile, last, until = segment(collection, row_offsets, prefix, b, at, end)
-                kv.syncwarp()
-                pages = fill(k_cache, v_cache, b, head, tile, last, mine, stage, lane, keys, first)
+                    while prefix[b + 1] <= at:
+                        b = b + 1
+                    keys, first, start, n, tile, last, until = segment(collection, row_offsets, prefix, b, at, end)
+                    kv.syncwarp()
+                    pages = fill(k_cache, v_cache, b, head, tile, last, mine, stage, lane, keys, first)
                 for u in kv.static(range(2 * NT)):
                     for k in kv.static((4, 8, 16)):
                         l[u] = l[u] + kv.shuffle_xor(l[u], k)
@@ -482,4 +483,4 @@ def expand_decode(op: Any, at: Expansion) -> None:
     if config.combine:
         pieces = (at.dim(op.row_offsets, 0) - 1) * (spec.num_heads * config.column_tiles * (config.size // 16))
         args = [op.collection, op.row_offsets, op.out, partials, ranges, *rest]
-        at.launch(combine_kernel(config), args, (pieces, 1, 1), (256, 1, 1), key=config, programmatic=early)
+        at.launch(combine_kernel(config), args, (pieces, 1, 1), (32 * config.combine, 1, 1), key=config, programmatic=early)

@@ -14,7 +14,8 @@ from kvarn.lowering.target import Target
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that differences are
-# Entries of a schedule. max_batch bounds the sequences (4 bytes of shared memory each).
+# Entries of a schedule. max_batch bounds the sequences (4 bytes of shared memory each); combine is the warps of a merge
+# block, 0 to merge in the kernel itself.
 TUNABLE = ("warps", "stages", "tile", "blocks", "min_tiles", "max_batch", "combine")
 COLUMNS = 8  # query rows of one mma
 
@@ -38,7 +39,7 @@ class Config:
     blocks: int = 3
     min_tiles: int = 4
     max_batch: int = 1024
-    combine: bool = False
+    combine: int = 0
     programmatic: bool = True
     pair_alignment: int = 4
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,6 @@ from .checks import layer_of
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
 _SPANS = {"sliding_window": "window", "chunked": "chunk", "chunked_causal": "chunk"}
 _FEW = 16  # new tokens of a sequence up to which the code depends on how many there may be
-_SCHEDULES = {1 << i: {"max_queries": 1 << i} for i in range(_FEW.bit_length())}
 
 
 class _RowsOperation(Operation):
@@ -178,14 +178,20 @@ def attention(
 
 
 def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
-    """The schedule with the most new tokens of a sequence, as a power of two, where a GPU's code depends on it."""
-    if collection.device[0] == "cpu":
+    """The schedule with what a GPU's code depends on: bounds of the new tokens of a sequence and of the sequences.
+
+    The bounds are few, so that few programs serve all batches.
+    """
+    if collection.device[0] == "cpu" or collection.max_seq_length > _FEW:
         return schedule
-    most = collection.max_seq_length
-    if most > _FEW or (schedule is not None and "max_queries" in schedule):
-        return schedule
-    known = _SCHEDULES[1 << max(most - 1, 0).bit_length()]
+    known = _bounds(collection.max_seq_length, collection.batch_size)
     return known if schedule is None else {**known, **schedule}
+
+
+@functools.cache
+def _bounds(queries: int, batch: int) -> dict[str, int]:
+    most = next((n for n in (1, 4, 16, 128, 1024) if batch <= n), 1 << max(batch - 1, 0).bit_length())
+    return {"max_queries": 1 << max(queries - 1, 0).bit_length(), "max_batch": most}
 
 
 def _empty_f32(query: Any, title: str) -> Any:
