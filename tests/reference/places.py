@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Where the suites of the cache operations run: on the host, on a GPU's code in the PTX interpreter, on a GPU.
+
+A test makes a problem over NumPy buffers, puts it in place, runs the operation there and compares every byte of the pool
+with the model's. Without torch, GPU memory is held by arrays of our own, which only show ``__cuda_array_interface__``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from kvarn.caches import KVCacheCollection
+from kvarn.dialect import dtypes
+from kvarn.programs import Operation
+
+
+class Place:
+    """The host: buffers stay as they are."""
+
+    name = "host"
+
+    def put(self, array: Any) -> Any:
+        """An array as the operations are to get it."""
+        return array
+
+    def get(self, array: Any) -> np.ndarray:
+        """What an operation left, as a NumPy array."""
+        return np.asarray(array)
+
+    def collection(self, c: KVCacheCollection) -> KVCacheCollection:
+        """A copy of a collection, its buffers in place."""
+        parts = [self.put(np.array(p)) for p in (c.blocks, c.cache_lengths, c.lookup_table)]
+        rest: tuple[Any, ...] = ()
+        if c.scales is not None:
+            rest = (self.put(np.array(c.scales)), c.quantization_granularity)
+        return type(c)(*parts, c.max_seq_length, c.max_cache_length, *rest)  # type: ignore[call-arg]
+
+    def buffers(self, c: KVCacheCollection) -> list[np.ndarray]:
+        """Blocks, and scales where there are."""
+        return [self.get(b) for b in (c.blocks, c.scales) if b is not None]
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Operations run here meanwhile."""
+        yield
+
+
+class Interpreted(Place):
+    """The code for a GPU, in the PTX interpreter."""
+
+    def __init__(self, target: str = "sm_90a") -> None:
+        self.name = self.target = target
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        from . import emulated
+
+        def call(operation: Any, operands: Any, attributes: Any = (), schedule: Any = None, stream: Any = None) -> None:
+            emulated.run(operation, operands, attributes, schedule, self.target)
+
+        before = Operation.__call__
+        Operation.__call__ = call  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            Operation.__call__ = before  # type: ignore[method-assign]
+
+
+_TORCH = {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "f8e8m0": "float8_e8m0fnu"}
+
+
+class Torch(Place):
+    """A GPU, over torch tensors."""
+
+    name = "torch"
+
+    def put(self, array: Any) -> Any:
+        import torch
+
+        array = np.asarray(array)
+        special = _TORCH.get(dtypes.of(array.dtype).name)
+        raw = array.view(f"i{array.itemsize}") if special or array.dtype.kind == "u" else array
+        tensor = torch.from_numpy(np.array(raw, copy=True)).cuda()
+        return tensor.view(getattr(torch, special)) if special else tensor
+
+    def get(self, array: Any) -> np.ndarray:
+        import torch
+
+        torch.cuda.synchronize()
+        dtype = dtypes.of(array.dtype)
+        raw = array.contiguous().view(getattr(torch, f"int{8 * dtype.itemsize}")).cpu().numpy()
+        return raw.view(dtype.numpy)
+
+
+class Driver(Place):
+    """A GPU, over memory of our own."""
+
+    name = "driver"
+
+    def put(self, array: Any) -> Any:
+        return DeviceArray(np.ascontiguousarray(array))
+
+    def get(self, array: Any) -> np.ndarray:
+        return array.fetch() if isinstance(array, DeviceArray) else np.asarray(array)
+
+
+class DeviceArray:
+    """Device memory of the current device, freed with the object."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        from kvarn.runtime import device, driver
+
+        self.shape, self.dtype, self._driver = array.shape, array.dtype, driver
+        self._device = device.device(device.current_ordinal())
+        with self._device.active():
+            self._address = int(driver.call("cuMemAlloc", max(array.nbytes, 16)))
+            if array.nbytes:
+                driver.call("cuMemcpyHtoD", self._address, array.ctypes.data, array.nbytes)
+        self.__cuda_array_interface__ = {
+            "version": 3, "shape": array.shape, "data": (self._address, False), "strides": None,
+            "typestr": array.dtype.str if array.dtype.kind in "fiu" else f"<V{array.itemsize}",
+        }  # fmt: skip
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self._device.ordinal
+
+    def fetch(self) -> np.ndarray:
+        """The contents, once everything under way is done."""
+        found = np.empty(self.shape, self.dtype)
+        with self._device.active():
+            self._driver.call("cuCtxSynchronize")
+            if found.nbytes:
+                self._driver.call("cuMemcpyDtoH", found.ctypes.data, self._address, found.nbytes)
+        return found
+
+    def reshape(self, *shape: int) -> DeviceArray:
+        return DeviceArray(self.fetch().reshape(*shape))
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception), self._device.active():
+            self._driver.call("cuMemFree", self._address)
+
+
+def gpu() -> Place:
+    """The GPU, over torch tensors where torch has it."""
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            return Torch()
+    except ImportError:
+        pass
+    return Driver()
+
+
+# --- comparing -----------------------------------------------------------------------------------------
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    """An array's bits, so that NaN equals itself."""
+    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
+
+
+def assert_same(place: Place, found: KVCacheCollection, expected: KVCacheCollection) -> None:
+    """Every bit of two pools is the same, poison and all."""
+    for a, b in zip(place.buffers(found), Place().buffers(expected), strict=True):
+        wrong = np.argwhere(bits(a) != bits(b))
+        assert not len(wrong), f"{len(wrong)} of {a.size} elements differ, the first at {wrong[0]}: {a[tuple(wrong[0])]} is not {b[tuple(wrong[0])]}"
+
+
+def assert_close(place: Place, found: KVCacheCollection, expected: KVCacheCollection, most: float = 0.02) -> None:
+    """Pools are the same but for roundings: neighbours of the type, in at most a share of the elements (f32: a few ulps)."""
+    for a, b in zip(place.buffers(found), Place().buffers(expected), strict=True):
+        near(a, b, most)
+
+
+def near(a: np.ndarray, b: np.ndarray, most: float = 0.02) -> None:
+    """Elements are the same, or neighbours of their type; of f32, within some ulps of what a head sums up to."""
+    differ = bits(a) != bits(b)
+    if not differ.any():
+        return
+    x, y = a[differ].astype(np.float64), b[differ].astype(np.float64)
+    assert np.isfinite(x).all() and np.isfinite(y).all(), "poison differs"
+    dtype = dtypes.of(a.dtype)
+    if dtype.name == "f32":
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=4e-6)
+        return
+    assert differ.mean() <= most, f"{differ.mean():.2%} of the elements differ"
+    if dtype.is_integer:
+        assert np.abs(x - y).max() <= 1
+        return
+    mantissa = {"f16": 10, "bf16": 7, "f8e4m3": 3, "f8e5m2": 2}[dtype.name]
+    # A difference of large products leaves an error that is large for the result: two roundings' worth is allowed.
+    np.testing.assert_allclose(x, y, rtol=2.0 ** (1 - mantissa), atol=1e-5)
