@@ -19,6 +19,7 @@ from .pass_base import NoOptions, Pass
 # In pipeline order; pipeline.py says why each stands where it does.
 NAMES = (
     "verify-kv",
+    "select-kv-schedule",
     "expand-kv-operations",
     "extract-kv-program",
     "lower-kv-tiles",

@@ -46,6 +46,7 @@ def kv_steps(target: Target) -> list[Step]:
     hardware = "true" if target.has("f8_convert") else "false"
     steps = [
         Step("verify-kv", "before anything else: the passes trust what the verifiers promise"),
+        Step(f"select-kv-schedule{{target={target.name}}}", "before the expansions, which read the schedules"),
         Step(f"expand-kv-operations{{target={target.name}}}", "tier 1 becomes kernels; what follows sees tier 2 only"),
         Step("extract-kv-program", "the launches become data; what is left are kernels"),
         Step(_licm(), "simplify-kernels: operands of look-ups move out of loops first, so that the look-ups can follow"),

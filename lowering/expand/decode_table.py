@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Schedules of decode attention: measured entries by batch class, and a rule for what was not measured.
+
+The figures behind the entries are in ``bench/RESULTS.md``. What they say: four warps a multiprocessor, each with a few
+copies of 8 KiB in flight, reach the memory's rate with 16-bit caches; 8-bit caches and pages smaller than a tile have
+more instructions a byte and want eight. Few sequences leave many partial results each, which a second kernel merges
+faster than the warp that arrives last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .decode_schedule import Config, warps_of
+
+# Bytes of K and V that one tile of the measured shapes moves (16 tokens of 128 two-byte elements, or 32 of one byte).
+_TILE_BYTES = 8192
+# (most sequences, warps of a merge block, fewest tiles of a range); beyond the last the kernel merges by itself.
+_FEW = ((1, 16, 2), (4, 16, 4), (16, 8, 4))
+
+
+def entries(config: Config) -> dict[str, Any]:
+    """The schedule of a case: of the configuration only the case is read."""
+    warps = warps_of(config.heads)
+    tile = 32 if config.narrow else 16
+    small_pages = config.spec.paged and config.spec.page_size < tile
+    busy = config.narrow or small_pages or config.column_tiles > 1
+    stage = 2 * tile * config.row_bytes
+    # Tiles of less than 8 KiB need more of them in flight; of more, fewer, down to what a pipeline needs.
+    wanted = (8 if busy else 4) * max(1, _TILE_BYTES // stage)
+    found = {"warps": warps, "tile": tile, "blocks": max(1, wanted // warps), "stages": 2 if busy else 3, "combine": 0}
+    for most, merge_warps, min_tiles in _FEW:
+        if config.max_batch <= most:
+            found |= {"combine": merge_warps, "min_tiles": min_tiles, "stages": 2 if most == 1 else found["stages"]}
+            if most == 1:
+                found["blocks"] = max(1, 4 // warps)
+            break
+    return found

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Fill in the schedules of tier-1 operations: entries that are given stay, the others come from measured tables.
+
+A researcher or a tuner sets entries of the ``schedule`` attribute; this pass decides the rest from the operation and the
+target alone, so that the same IR always gives the same code. Operations without a table are left to their expansions.
+
+Before:  "kv.attention"(...) {schedule = {max_queries = 1, max_batch = 16}, ...}
+After:   "kv.attention"(...) {schedule = {kind = "decode", max_queries = 1, max_batch = 16, stages = 3, blocks = 1, ...}, ...}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+
+from .expand import attention, decode_table
+from .expand.base import Expansion
+from .expand.decode_schedule import Config
+from .pass_base import fail, kv_pass
+from .rewrite import ops_named
+from .target import by_name
+
+
+@dataclass(frozen=True)
+class Options:
+    """target: which one the schedules are for."""
+
+    target: str = "sm_90a"
+
+
+def attention_entries(op: Any, at: Expansion) -> dict[str, Any]:
+    """The schedule of a ``kv.attention``: its kind, and a decode's entries."""
+    case = attention.case_of(op, at)
+    kind = attention.kind_of(op, at, case)
+    if kind != "decode":
+        return {"kind": kind}
+    known = {k: at.schedule[k] for k in ("max_batch",) if k in at.schedule}
+    config = Config(case.spec, case.query, case.group, at.schedule["max_queries"], **known)
+    return {"kind": kind, **decode_table.entries(config)}
+
+
+def attribute_of(value: Any) -> ir.Attribute:
+    """A schedule entry as an attribute."""
+    if isinstance(value, str):
+        return ir.StringAttr.get(value)
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
+    target = by_name(options.target)
+    for op in ops_named(module, "kv.attention"):
+        at = Expansion(op.opview, op, target, {})
+        try:
+            found = attention_entries(op.opview, at)
+        except ValueError as error:
+            fail(op, f"has a schedule that does not fit: {error}")
+        given = {named.name: named.attr for named in ir.DictAttr(op.attributes["schedule"])} if at.schedule else {}
+        with op.location:
+            chosen = {**{k: attribute_of(v) for k, v in found.items()}, **given}
+            op.attributes["schedule"] = ir.DictAttr.get(chosen)
