@@ -272,6 +272,7 @@ def current_ordinal() -> int:
 
 _libraries: dict[tuple[str, str], Any] = {}
 _kernels: dict[tuple[str, str, int], DeviceKernel] = {}
+_logs: dict[str, bytes] = {}
 
 
 def _load_library(artifact: Artifact, on: Device) -> Any:
@@ -287,10 +288,16 @@ def _load_library(artifact: Artifact, on: Device) -> Any:
     with on.active():
         code, library = bindings.cuLibraryLoadData(image, options, values, len(options), [], [], 0)
     if int(code):
-        detail = log.split(b"\0", 1)[0].decode(errors="replace").strip()
-        raise driver.DriverError(f"loading {key} of kernel {artifact.name!r} on {on!r}", int(code), detail)
+        raise driver.DriverError(f"loading {key} of kernel {artifact.name!r} on {on!r}", int(code), _complaint(log))
     _libraries[artifact.digest, key] = library
+    # The driver may translate PTX as late as the first look at a kernel, and writes to the log then.
+    _logs[artifact.digest] = log
     return library
+
+
+def _complaint(log: bytes) -> str:
+    """What the driver wrote about PTX that it could not translate."""
+    return log.split(b"\0", 1)[0].decode(errors="replace").strip()
 
 
 class DeviceKernel:
@@ -310,6 +317,9 @@ class DeviceKernel:
         try:
             self._kernel = driver.call("cuLibraryGetKernel", library, entry.name.encode())
         except driver.DriverError as e:
+            if e.name != "CUDA_ERROR_NOT_FOUND":
+                detail = _complaint(_logs.get(artifact.digest, b""))
+                raise driver.DriverError(f"loading kernel {entry.name!r} of {artifact.name!r} on {on!r}", e.code, detail) from e
             raise ValueError(f"the code of {artifact.name!r} has no kernel {entry.name!r} ({e.name}): "
                              "its ABI does not belong to it; compile it again") from e
         self.handle = int(self._kernel)
