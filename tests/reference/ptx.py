@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 WARP = 32
 TYPES = {
-    "f32": np.float32, "f64": np.float64, "f16": np.float16, "s8": np.int8, "s16": np.int16, "s32": np.int32,
-    "s64": np.int64, "pred": np.uint64,
+    "f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "s8": np.int8,
+    "s16": np.int16, "s32": np.int32, "s64": np.int64, "pred": np.bool_,
     **{f"{k}{n}": np.dtype(f"u{n // 8}").type for k in "ub" for n in (8, 16, 32, 64)},
 }  # fmt: skip
 Lanes = Any  # the active threads: an index array, or a slice for all
@@ -174,7 +175,8 @@ class Block:
                 self.special[f"%{name}.{axis}"] = np.full(self.count, value[i])
         self.special = {n: v.astype(np.uint64) for n, v in self.special.items()}
         self.registers: dict[str, np.ndarray] = {}
-        self.shared = np.full(max(kernel.shared_bytes, shared) + 16, 0xFF, np.uint8)
+        # In units of 16 bytes, as a load of three words reads four.
+        self.shared = np.full(-(-max(kernel.shared_bytes, shared) // 16) * 16, 0xFF, np.uint8)
         self.pending: list[list[tuple]] = [[] for _ in range(self.count)]
         self.groups: list[list[list[tuple]]] = [[] for _ in range(self.count)]
         self.compiled: list[Callable[[Lanes], None] | None] = [None] * len(kernel.code)
@@ -187,11 +189,12 @@ class Block:
         if operand.startswith("%") and operand in self.special:
             bits = self.special[operand][m]
         elif operand.startswith("%") or operand in self.registers:
-            bits = self.registers[operand][m]
+            # One that nothing was written to is what LLVM makes of a value that does not matter.
+            bits = self.registers.setdefault(operand, np.full(self.count, 0xFFFF_FFFF_FFFF_FFFF, np.uint64))[m]
         else:
             n = self.count if isinstance(m, slice) else len(m)
             return np.full(n, self.literal(operand, dtype))
-        return bits.astype(f"u{size}").view(dtype)
+        return bits.astype(bool) if dtype is np.bool_ else bits.astype(f"u{size}").view(dtype)
 
     def literal(self, text: str, dtype: type) -> Any:
         size = np.dtype(dtype).itemsize
@@ -204,6 +207,8 @@ class Block:
                 number = int(text.rstrip("U"), 0)
             except ValueError:
                 raise EmulationError(f"operand {text!r} is not known") from None
+        if dtype is np.bool_:
+            return np.bool_(number != 0)
         return np.array(number & ((1 << 8 * size) - 1), np.uint64).astype(f"u{size}").view(dtype)[()]
 
     def put(self, operand: str, m: Lanes, array: np.ndarray) -> None:
@@ -238,8 +243,8 @@ class Block:
         at = (address & np.uint64(0xFFFF_FFFF)).astype(np.int64)
         if (at % size).any():
             raise EmulationError(f"{what}: misaligned address for {size} bytes of shared memory")
-        if ((at < 0) | (at + size > len(self.shared) - 16)).any():
-            raise EmulationError(f"{what}: outside the {len(self.shared) - 16} bytes of shared memory")
+        if (at + size > len(self.shared)).any():
+            raise EmulationError(f"{what}: outside the {len(self.shared)} bytes of shared memory")
         return at[:, None] + np.arange(size)
 
     def read(self, space: str, address: np.ndarray, size: int, what: str) -> np.ndarray:
@@ -259,60 +264,82 @@ class Block:
 
     def run(self, limit: int = 5_000_000) -> None:
         """All threads to their ends."""
-        code, n = self.kernel.code, len(self.kernel.code)
-        pc = np.zeros(self.count, np.int64)
-        waiting = np.zeros(self.count, bool)
+        n = len(self.kernel.code)
+        self.pc = np.zeros(self.count, np.int64)
+        self.at_barrier = np.zeros(self.count, bool)
+        self.at_sync = np.zeros(self.count, bool)  # before an instruction that the rest of the warp must reach
         for _ in range(limit):
-            done = pc >= n
-            if done.all():
+            running = self.pc < n
+            if not running.any():
                 return
-            ready = ~done & ~waiting
-            if not ready.any():
-                waiting[:] = False
+            if (self.at_barrier | ~running).all():
+                self.at_barrier[:] = False
                 continue
-            here = int(pc[ready].min())
-            mask = ready & (pc == here)
-            others = pc[ready & ~mask]
-            stop = int(others.min()) if len(others) else n
-            lanes: Lanes = slice(None) if mask.all() else np.flatnonzero(mask)
-            at = here
-            while at < n:
-                i = code[at]
-                active = lanes
-                if i.guard is not None:
-                    holds = self.registers[i.guard[0]][lanes].astype(bool) ^ i.guard[1]
-                    every = np.arange(self.count)[lanes]
-                    active = every[holds]
-                    if i.name[0] in ("bra", "ret"):
-                        pc[every] = at + 1
-                        pc[active] = n if i.name[0] == "ret" else self.kernel.labels[i.operands[0]]
-                        break
-                    if not len(active):
-                        at += 1
-                        pc[lanes] = at
-                        if at >= stop:
-                            break
-                        continue
-                elif i.name[0] == "bra":
-                    pc[lanes] = self.kernel.labels[i.operands[0]]
-                    break
-                elif i.name[0] in ("ret", "exit"):
-                    pc[lanes] = n
-                    break
-                if i.name[:2] in (("bar", "sync"), ("barrier", "sync")):
-                    if i.operands[0] != "0":
-                        raise EmulationError(f"{i.text}: only barrier 0 is known here")
-                    pc[lanes] = at + 1
-                    waiting[lanes] = True
-                    break
-                self.step(at, i, active)
-                at += 1
-                pc[lanes] = at
-                if at >= stop:
-                    break
-            if waiting.any() and (waiting | (pc >= n)).all():
-                waiting[:] = False
+            ready = running & ~self.at_barrier & ~self.at_sync
+            if self.at_sync.any() and self.release(running):
+                continue
+            if not ready.any():
+                stuck = self.kernel.code[int(self.pc[running & self.at_sync].min())]
+                raise EmulationError(f"{stuck.text}: the rest of the warp never comes here")
+            here = int(self.pc[ready].min())
+            mask = ready & (self.pc == here)
+            others = self.pc[ready & ~mask]
+            self.advance(
+                here, int(others.min()) if len(others) else n, slice(None) if mask.all() else np.flatnonzero(mask)
+            )
         raise EmulationError("the kernel does not end")
+
+    def advance(self, at: int, stop: int, lanes: Lanes) -> None:
+        """Run some threads from one instruction to a jump, a wait, or where others stand."""
+        every = np.arange(self.count)[lanes]
+        while at < stop:
+            i = self.kernel.code[at]
+            active = lanes
+            if i.guard is not None:
+                active = every[self.registers[i.guard[0]][lanes].astype(bool) ^ i.guard[1]]
+            if i.name[0] in ("bra", "ret", "exit"):
+                self.pc[lanes] = at + 1
+                self.pc[active] = self.kernel.labels[i.operands[0]] if i.name[0] == "bra" else len(self.kernel.code)
+                return
+            if i.name[:2] in (("bar", "sync"), ("barrier", "sync")):
+                if i.operands[0] != "0":
+                    raise EmulationError(f"{i.text}: only barrier 0 is known here")
+                self.pc[lanes] = at + 1
+                self.at_barrier[lanes] = True
+                return
+            if "sync" in i.name and not self.whole(every):
+                self.pc[lanes] = at
+                self.at_sync[lanes] = True
+                return
+            if len(every[active] if isinstance(active, slice) else active):
+                self.step(at, i, active)
+            at += 1
+            self.pc[lanes] = at
+
+    def release(self, running: np.ndarray) -> bool:
+        """Let the warps go on of which all threads wait before the same instruction."""
+        at = np.where(self.at_sync, self.pc, -1).reshape(-1, WARP)
+        alive = running.reshape(-1, WARP)
+        first = np.where(alive, at, -1).max(1)
+        together = (first >= 0) & ((at == first[:, None]) | ~alive).all(1)
+        if not together.any():
+            return False
+        where = int(first[together].min())
+        lanes = (np.flatnonzero(together & (first == where))[:, None] * WARP + np.arange(WARP)).ravel()
+        if not running[lanes].all():
+            raise EmulationError(f"{self.kernel.code[where].text}: some threads of the warp have ended")
+        self.at_sync[lanes] = False
+        self.step(where, self.kernel.code[where], lanes)
+        self.pc[lanes] = where + 1
+        return True
+
+    @staticmethod
+    def whole(lanes: np.ndarray) -> bool:
+        """Whether threads, in order, are whole warps."""
+        if len(lanes) % WARP:
+            return False
+        rows = lanes.reshape(-1, WARP)
+        return bool((rows[:, 0] % WARP == 0).all() and (rows[:, -1] - rows[:, 0] == WARP - 1).all())
 
     def step(self, at: int, i: Instruction, m: Lanes) -> None:
         run = self.compiled[at]
@@ -332,11 +359,7 @@ class Block:
     def warps(self, m: Lanes, what: str) -> np.ndarray:
         """The active threads as whole warps [w, 32]."""
         lanes = np.arange(self.count)[m]
-        if (
-            len(lanes) % WARP
-            or (lanes.reshape(-1, WARP)[:, 0] % WARP).any()
-            or (np.diff(lanes.reshape(-1, WARP)) != 1).any()
-        ):
+        if not self.whole(lanes):
             raise EmulationError(f"{what}: needs whole warps, got {len(lanes)} threads")
         return lanes.reshape(-1, WARP)
 

@@ -106,7 +106,7 @@ def unary(t: Block, i: Instruction) -> Any:
     functions: dict[str, Callable[[Any], Any]] = {
         "neg": np.negative, "abs": np.abs, "rcp": lambda x: 1 / x, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x),
         "ex2": np.exp2, "lg2": np.log2, "tanh": np.tanh, "sin": np.sin, "cos": np.cos,
-        "not": (lambda x: x ^ 1) if i.name[-1] == "pred" else np.invert,
+        "not": np.invert,
         "popc": lambda x: np.array([bin(v).count("1") for v in x], np.uint32),
         "clz": lambda x: np.array([32 - int(v).bit_length() for v in x], np.uint32),
     }  # fmt: skip
