@@ -20,11 +20,13 @@ from mlir.dialects import func
 
 from kvarn import compiler
 from kvarn.artifact import Artifact
-from kvarn.dialect import dtypes, layout, types
+from kvarn.compiled import Kernel
+from kvarn.dialect import dtypes, effects, layout, types
 from kvarn.dialect.base import Kv
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.ext import F32, I32
 from kvarn.dialect.layout import CacheSpec, lowbit
+from kvarn.env import env
 from kvarn.lowering import pipeline
 from kvarn.lowering.target import by_name, of_capability
 from kvarn.runtime import buffers, device, streams
@@ -183,18 +185,19 @@ class OperationProgram(Program):
         return self._binders.bind(operands)
 
 
-_programs: dict[Specialisation, OperationProgram] = {}
+_programs: dict[tuple[Specialisation, bool], OperationProgram] = {}
 _compiling = threading.Lock()
 
 
 def program(what: Specialisation) -> OperationProgram:
     """The program of a specialisation: from memory, the disk cache or the compiler."""
-    found = _programs.get(what)
+    key = what, env.check
+    found = _programs.get(key)
     if found is None:
         with _compiling:
-            found = _programs.get(what)
+            found = _programs.get(key)
             if found is None:
-                found = _programs[what] = OperationProgram(artifact(what))
+                found = _programs[key] = OperationProgram(artifact(what))
     return found
 
 
@@ -208,7 +211,7 @@ def artifact(what: Specialisation) -> Artifact:
     return found
 
 
-def compile_operation(what: Specialisation) -> compiler.Kernel:
+def compile_operation(what: Specialisation) -> Kernel:
     """Compile a specialisation afresh: all stages of the code are there to look at."""
     context = compiler.context()
     target = by_name(what.target)
@@ -216,7 +219,7 @@ def compile_operation(what: Specialisation) -> compiler.Kernel:
         module = build(what, context)
         text = str(module)
         made = compiler.lower(module, target, pipeline.steps(target))
-    return compiler.Kernel(made, text)
+    return Kernel(made, text)
 
 
 # --- operations ----------------------------------------------------------------------------------
@@ -243,15 +246,27 @@ class Operation:
     check : callable, optional
         ``check(operands)`` with a namespace: handles as they are, buffers as ``BufferView``, numbers, None for what is
         absent, and ``attributes`` as a dictionary. Raises ValueError or TypeError.
+    written : sequence of str
+        Buffers that are written, as far as the op has them. A cache or collection is, when the op's effects say so.
     """
 
     def __init__(
-        self, name: str, static: Mapping[str, int] | None = None, check: Callable[[SimpleNamespace], None] | None = None
+        self,
+        name: str,
+        static: Mapping[str, int] | None = None,
+        check: Callable[[SimpleNamespace], None] | None = None,
+        written: Sequence[str] = ("out", "query_out", "lse"),
     ) -> None:
+        op_class = op_class_of(name)
         self.name, self.title = name, "kv.ops." + name.removeprefix("kv.")
         self._static, self._check = dict(static or {}), check
-        self._fields = [f for f in op_class_of(name).FIELDS if f.kind == "operand"]
+        self._fields = [f for f in op_class.FIELDS if f.kind == "operand"]
         self.operands = tuple(f.name for f in self._fields)
+        caches = ("source", "destination", "cache") if name == "kv.convert" else ("cache",)
+        self._handles = {n: "collection" if n == "collection" else "cache" for n in self.operands if n in (*caches, "collection")}
+        self._written = set(written)
+        if effects.writes_cache(op_class):
+            self._written |= {n for n in self._handles if n != "source"}
         self._known: dict[Any, _Known] = {}
 
     def __call__(
@@ -333,13 +348,14 @@ class Operation:
 
     def _describe(self, about: str, name: str, operand: Any) -> tuple[OperandType, Any, Any]:
         """An operand's type, what the check sees of it, and its device."""
-        spec = getattr(operand, "spec", None)
-        if isinstance(spec, layout.CollectionSpec):
-            return HandleType("collection", spec.cache), operand, operand.device
-        if isinstance(spec, CacheSpec):
-            return HandleType("cache", spec), operand, operand.device
-        if name in ("collection", "cache", "source", "destination") and self._wants_handle(name):
-            raise TypeError(f"{about} must be a KV cache{' collection' if name == 'collection' else ''}, got {type(operand).__name__}")
+        kind = self._handles.get(name)
+        if kind is not None:
+            spec = getattr(operand, "spec", None)
+            if not isinstance(spec, layout.CollectionSpec if kind == "collection" else CacheSpec):
+                raise TypeError(f"{about} must be a KV {'cache collection' if kind == 'collection' else kind}, got {type(operand).__name__}")
+            if operand.readonly and name in self._written:
+                raise ValueError(f"{about} is written, but its blocks are read-only")
+            return HandleType(kind, getattr(spec, "cache", spec)), operand, operand.device
         view = buffers.view(operand, name=about)
         if view.rank < 1:
             raise ValueError(f"{about} must have at least one dimension, got a scalar")
@@ -351,16 +367,14 @@ class Operation:
             if dtype.name not in ("i32", "u32"):
                 raise TypeError(f"{about} must be int32 or uint32, got {dtype.name}")
             dtype, first = dtypes.i32, view.rank
+        if view.readonly and name in self._written:
+            raise ValueError(f"{about} is written, but the buffer given is read-only")
         if view.data % dtype.itemsize:
             raise ValueError(f"{about} must start at a multiple of {dtype.itemsize} bytes, got address {view.data:#x}")
         return BufferType(dtype, tuple(None if i < first else d for i, d in enumerate(view.shape))), view, view.device
 
-    def _wants_handle(self, name: str) -> bool:
-        """Whether an operand is a cache or collection: copy_pages' source is a table of page ids."""
-        return name in ("collection", "cache") or (self.name == "kv.convert")
-
     def compile(self, operands: Sequence[Any], attributes: tuple[tuple[str, Any], ...] = (), schedule: Schedule = None,
-                target: str | None = None) -> compiler.Kernel:  # fmt: skip
+                target: str | None = None) -> Kernel:  # fmt: skip
         """Compile for operands without running: to look at the code, also for a target that is not here."""
         ordered = () if schedule is None else tuple(sorted(schedule.items()))
         return compile_operation(self.specialisation(operands, attributes, ordered, target)[0])

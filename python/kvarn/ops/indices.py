@@ -129,7 +129,9 @@ def _check_plan(seen: SimpleNamespace) -> None:
     checks.has_shape(seen.cache_offsets, (chunks, batch), f"{title}: cache_offsets")
 
 
-_PLAN = Operation("kv.mla_prefill_plan", {}, _check_plan)
+_PLAN = Operation(
+    "kv.mla_prefill_plan", {}, _check_plan, written=("buffer_row_offsets", "cache_offsets", "buffer_lengths")
+)
 
 
 def mla_prefill_plan(

@@ -256,7 +256,7 @@ def _check_increment(seen: SimpleNamespace) -> None:
     checks.offsets(seen.row_offsets, seen.cache_lengths.shape[0], f"{title}: row_offsets")
 
 
-_INCREMENT = Operation("kv.increment_cache_lengths", {}, _check_increment)
+_INCREMENT = Operation("kv.increment_cache_lengths", {}, _check_increment, written=("cache_lengths",))
 
 
 def increment_cache_lengths(

@@ -171,7 +171,9 @@ def rope_append(
     checks.positions_cover(freqs_cis, collection, "kv.ops.rope_append")
     if query_out is None:
         query_out = checks.empty_like(query, "query_out", "kv.ops.rope_append")
-    attributes = (("interleaved", bool(interleaved)), ("eps", eps if eps.__class__ is float else checks.number(eps, "eps", "kv.ops.rope_append")))
+    if eps.__class__ is not float or eps - eps != 0:  # the difference of infinities or NaNs is no zero
+        eps = checks.number(eps, "eps", "kv.ops.rope_append")
+    attributes = (("interleaved", bool(interleaved)), ("eps", eps))
     gammas = () if q_gamma is None and k_gamma is None else (q_gamma, k_gamma)
     operands = (collection, layer, query, key, value, row_offsets, freqs_cis, query_out, *gammas)
     _ROPE_APPEND(operands, attributes, schedule, stream)

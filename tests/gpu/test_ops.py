@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The suites of the cache operations on a GPU, over torch tensors (without torch, over memory of our own)."""
+
+import numpy as np
+import pytest
+from reference import places
+
+pytest.register_assert_rewrite(*(f"unit.test_ops_{n}" for n in ("append", "rope", "copies", "updates")))
+
+from reference import model  # noqa: E402
+from reference.random_caches import random_problem, random_values  # noqa: E402
+from unit.test_ops_append import *  # noqa: E402, F403
+from unit.test_ops_copies import *  # noqa: E402, F403
+from unit.test_ops_rope import *  # noqa: E402, F403
+from unit.test_ops_updates import *  # noqa: E402, F403
+
+import kvarn as kv  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def place():
+    """Takes the place of the suites' own fixture."""
+    return places.gpu()
+
+
+# What they have of their own is not for a GPU.
+del test_slices_of_a_fused_projection_are_taken_as_they_are, test_copy_pages_of_a_pool_whose_layers_lie_apart  # noqa: F821
+
+
+@pytest.mark.parametrize("tokens", [8192, 300])
+@pytest.mark.parametrize("dtype", ["bf16", "f8e4m3"])
+@pytest.mark.parametrize("scale", [None, "f32"])
+def test_large_batches(place, tokens, dtype, scale):
+    if scale and dtype == "bf16":
+        pytest.skip("scales are for 8-bit caches")
+    rng = np.random.default_rng(20)
+    new = np.bincount(rng.integers(0, 40, tokens), minlength=40)
+    problem = random_problem(
+        rng, "paged", dtype, num_heads=8, head_size=128, num_layers=1, cached=rng.integers(0, 200, 40), new=new,
+        scale_dtype=scale,
+    )  # fmt: skip
+    found, expected = place.collection(problem.collection), problem.collection
+    key, value = (random_values(rng, (tokens, 8, 128), kv.bf16) for _ in range(2))
+    kv.ops.append(found, 0, place.put(key), place.put(value), place.put(problem.row_offsets))
+    model.append(expected, 0, key, value, problem.row_offsets)
+    places.assert_close(place, found, expected, most=0.001)
+
+
+def test_torch_slices_keep_their_strides():
+    """Key and value as slices of a fused projection, at any alignment."""
+    torch = pytest.importorskip("torch")
+    rng, place = np.random.default_rng(21), places.Torch()
+    for shift in (0, 2, 3):
+        problem = random_problem(rng, "paged", "f16", cached=[5, 0], new=[3, 7])
+        c, found = problem.collection, place.collection(problem.collection)
+        fused = random_values(rng, (problem.tokens, 100 + shift), c.dtype)
+        on_gpu = place.put(fused)
+        views = [x[:, shift + n * 32 : shift + n * 32 + 32].reshape(-1, 2, 16) for x in (on_gpu, fused) for n in (1, 2)]
+        assert isinstance(views[0], torch.Tensor)
+        assert views[0].untyped_storage().data_ptr() == on_gpu.untyped_storage().data_ptr()
+        kv.ops.append(found, 1, views[0], views[1], place.put(problem.row_offsets))
+        model.append(c, 1, views[2], views[3], problem.row_offsets)
+        places.assert_same(place, found, c)
+
+
+def test_a_step_can_be_captured_and_replayed():
+    """Append, rope_append and the lengths in one CUDA graph, replayed over other data."""
+    torch = pytest.importorskip("torch")
+    rng, place = np.random.default_rng(22), places.Torch()
+    problem = random_problem(rng, "paged", "bf16", cached=[5, 0, 9], new=[1, 1, 1], page_size=8)
+    c, found = problem.collection, place.collection(problem.collection)
+    offsets = place.put(problem.row_offsets)
+    data = [random_values(rng, (3, 2, 16), kv.bf16) for _ in range(3)]
+    tensors = [place.put(x) for x in data]
+    freqs = rng.standard_normal((32, 16)).astype(np.float32)
+    angles, out = place.put(freqs), torch.empty_like(tensors[0])
+
+    def step():
+        kv.ops.append(found, 0, tensors[1], tensors[2], offsets)
+        kv.ops.rope_append(found, 1, *tensors, offsets, angles, query_out=out)
+
+    step()  # compiles and loads
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    fresh = [random_values(rng, (3, 2, 16), kv.bf16) for _ in range(3)]
+    for tensor, x in zip(tensors, fresh, strict=True):
+        tensor.copy_(place.put(x))
+    graph.replay()
+    model.append(c, 0, fresh[1], fresh[2], problem.row_offsets)
+    rotated = model.rope_append(c, 1, *fresh, problem.row_offsets, freqs)
+    places.assert_close(place, found, c)
+    places.near(place.get(out), rotated.astype(out_dtype()))
+
+
+def out_dtype():
+    return kv.bf16.numpy
+
+
+def test_the_current_stream_is_used():
+    torch = pytest.importorskip("torch")
+    lengths, offsets = torch.zeros(4, dtype=torch.int32, device="cuda"), torch.arange(5, dtype=torch.int32, device="cuda")
+    stream = torch.cuda.Stream()
+    kv.ops.increment_cache_lengths(lengths, offsets)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        kv.ops.increment_cache_lengths(lengths, offsets)
+        on_stream = torch.cuda.Event()
+        on_stream.record()
+    assert not on_stream.query()  # behind the sleep, on that stream
+    kv.ops.increment_cache_lengths(lengths, offsets, stream=stream)
+    torch.cuda.synchronize()
+    assert lengths.tolist() == [3, 3, 3, 3]
