@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Measure kvarn beside its peers: python -m bench
+
+On a machine with a GPU: the ceilings of the machine, then every row with kvarn and with the peers that are
+installed, each result checked, as a table and as JSON. Without one: how long compiling takes, and the figures of the
+compiled code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import peers, report
+from .cases import QUICK, RANGE, SMALL, TABLE, Row, select
+from .worker import read_records
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+# Most of the whole budget that a group may take; what a group leaves goes to the next.
+SHARES = {"ceilings": 0.15, "kvarn": 0.5, "flashinfer": 0.5, "fa3": 0.4, "vllm": 0.3, "flashmla": 0.3, "torch": 0.3, "triton": 0.5, "flex": 1.0}
+STARTS = 6  # of a group whose measurements end the process
+
+
+def run_group(
+    group: str, rows: Sequence[Row], device: str, seconds: float, folder: Path, quiet: bool = False
+) -> list[dict[str, Any]]:
+    """Measure a group in processes of its own, started again while they die and get on; its records."""
+    records = folder / f"{group}.jsonl"
+    begin, seen, status, tail = time.time(), -1, 0, ""
+    deadline = begin + seconds
+    command = [
+        sys.executable, "-m", "bench.worker", group, "--out", str(records), "--device", device, "--deadline", str(deadline - 2),
+        "--rows", ",".join(row.name for row in rows),
+    ]  # fmt: skip
+    for start in range(STARTS):
+        with (folder / f"{group}.{start}.log").open("w") as log:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+            try:
+                status = process.wait(timeout=max(2.0, deadline + 15 - time.time()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                status = -9
+        tail = Path(log.name).read_text(errors="replace")[-1500:]
+        began = sum("mark" in r for r in read_records(records))
+        if status == 0 or began <= seen or time.time() > deadline - 8:
+            break
+        seen = began
+    found = read_records(records)
+    made = [r for r in found if "mark" not in r and "done" not in r]
+    got = {(r.get("case"), r.get("who")) for r in made}
+    finished = {tuple(r["done"]) for r in found if "done" in r}
+    kinds = {row.name: row.kind for row in rows}
+    for mark in (r["mark"] for r in found if "mark" in r):
+        who = mark[2] if len(mark) == 3 else group
+        lost = (mark[1], who) not in got if len(mark) == 3 else tuple(mark) not in finished
+        if lost and not (len(mark) == 2 and any(g[0] == mark[1] for g in got)):
+            made.append({"kind": kinds.get(mark[1], ""), "case": mark[1], "who": who, "ok": False, "note": f"ended the process (status {status})"})
+    timed = sum(1 for r in made if r.get("us") and r["ok"])
+    if not quiet:
+        print(f"{group}: {timed} measured in {time.time() - begin:.0f} s" + (f", status {status}" if status else ""), file=sys.stderr, flush=True)
+        if status and not timed:
+            print("  | " + "\n  | ".join(tail.strip().splitlines()[-12:]), file=sys.stderr, flush=True)
+    if not made and status:
+        made.append({"kind": "group", "case": "", "who": group, "ok": False, "note": (tail.strip().splitlines() or ["failed"])[-1][:300]})
+    return made
+
+
+def outside_script(path: Path, seconds: float, folder: Path) -> list[dict[str, Any]]:
+    """Peers measured by a program of its own, which writes ``$OUT/peers.json``: records with kind, case, peer, ok and us."""
+    command = [sys.executable, str(path), "--budget", str(int(seconds)), "--groups", "fa3,fi,cacheops,flashmla,triton"]
+    with (folder / "script.log").open("w") as log:
+        subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=seconds + 60, check=False, env={**os.environ, "OUT": str(folder)})
+    written = folder / "peers.json"
+    if not written.exists():
+        raise RuntimeError(f"{path} wrote no peers.json; its log ends: {Path(log.name).read_text()[-300:]}")
+    known = {row.name for row in TABLE}
+    made = []
+    for r in json.loads(written.read_text()):
+        if r.get("case") in known and "no paging" not in r["peer"]:
+            made.append({"kind": r["kind"], "case": r["case"], "who": r["peer"], "ok": bool(r["ok"]), "us": r.get("us"), "error": r.get("err"),
+                         "bytes": r.get("nbytes", 0), "flops": r.get("flops", 0), "note": r.get("note", "")})  # fmt: skip
+    return made
+
+
+def chosen_rows(options: argparse.Namespace, device: str) -> list[Row]:
+    """The rows that the options ask for."""
+    if device != "cuda":
+        return list(select(options.rows, SMALL))
+    rows = select(options.rows, (*TABLE, *RANGE)) if options.rows else TABLE
+    return [r for r in rows if r.name in QUICK] if options.quick else list(rows)
+
+
+def measure(options: argparse.Namespace, device: str) -> list[dict[str, Any]]:
+    """Everything that is measured, within the budget; kvarn first."""
+    end = time.time() + options.budget
+    rows = chosen_rows(options, device)
+    wanted = peers.available() if options.peers == "auto" else [p for p in options.peers.split(",") if p and p != "none"]
+    groups = ["ceilings", "kvarn", *(wanted if device == "cuda" else [])]
+    if options.only:
+        groups = [g for g in groups if g in options.only.split(",")]
+    records: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="kvarn-bench-") as name:
+        folder = Path(name)
+        for group in groups:
+            seconds = min(end - time.time(), SHARES[group] * options.budget)
+            if seconds < 10:
+                print(f"{group}: no time left", file=sys.stderr)
+                continue
+            records += run_group(group, rows, device, seconds, folder)
+            if options.json:
+                save(options.json, records)  # what there is, should the machine be taken away
+        if options.peers_script is not None and end - time.time() > 30:
+            try:
+                records += outside_script(options.peers_script, end - time.time(), folder)
+            except (OSError, RuntimeError, ValueError, subprocess.TimeoutExpired) as error:
+                print(f"{options.peers_script}: {error}", file=sys.stderr)
+    return records
+
+
+def save(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"date": datetime.date.today().isoformat(), "records": records}, indent=1))
+
+
+def without_gpu(options: argparse.Namespace) -> None:
+    """What can be said of the compiled code where nothing can run."""
+    from . import static
+
+    static.main(["--json", str(options.json.with_suffix(".static.json"))] if options.json else [])
+    if importlib.util.find_spec("bench.compile") is not None:
+        print()
+        sys.stdout.flush()
+        subprocess.run([sys.executable, "-m", "bench.compile"], cwd=ROOT, check=False)
+
+
+def gpu_reason() -> str:
+    """Empty when there is a GPU that torch can use, else what is missing."""
+    from kvarn.runtime import driver
+
+    status = driver.status()
+    if not status.usable:
+        return f"no GPU can be used: {status.reason}"
+    if importlib.util.find_spec("torch") is None:
+        return "a GPU is there, but torch, which makes the data, is not installed: pip install torch"
+    return ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="", metavar="TEXTS", help="only rows that have one of these texts in their name, or are of this kind")
+    parser.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="of the whole run (480)")
+    parser.add_argument("--quick", action="store_true", help="a few rows")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go (bench/results/DATE.json)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the shares of the ceilings (needs matplotlib)")
+    parser.add_argument("--device", choices=("auto", "cuda", "host", "numpy"), default="auto",
+                        help="host and numpy: the same measurements of small shapes on the CPU, to try the code")  # fmt: skip
+    parser.add_argument("--peers", default="auto", metavar="GROUPS", help=f"of {', '.join(peers.GROUPS)}; auto: what is installed; none")
+    parser.add_argument("--peers-script", type=Path, metavar="FILE", help="a program that measures peers and writes $OUT/peers.json")
+    parser.add_argument("--only", default="", metavar="GROUPS", help="of ceilings, kvarn and the peers' groups")
+    options = parser.parse_args(argv)
+    unknown = {*options.peers.split(","), *options.only.split(",")} - {"auto", "none", "", "kvarn", "ceilings", *peers.GROUPS}
+    if unknown:
+        parser.error(f"groups are ceilings, kvarn, {', '.join(peers.GROUPS)}; got {', '.join(sorted(unknown))}")
+    device = options.device
+    reason = gpu_reason() if device in ("auto", "cuda") else ""
+    if device == "cuda" and reason:
+        print(reason, file=sys.stderr)
+        return 1
+    if device == "auto":
+        if reason:
+            print(f"{reason}; figures of the compiled code:\n", file=sys.stderr)
+            without_gpu(options)
+            return 0
+        device = "cuda"
+    try:
+        chosen_rows(options, device)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.json is None:
+        options.json = RESULTS / f"{datetime.datetime.now():%Y-%m-%d-%H%M%S}.json"
+    records = measure(options, device)
+    save(options.json, records)
+    results = report.Results(records)
+    print(report.text(results))
+    print(f"\nwrote {options.json}")
+    if options.plot is not None:
+        print(f"wrote {options.plot}" if report.plot(results, options.plot) else "no plot: pip install matplotlib")
+    ours = [r for r in records if r.get("who") == "kvarn"]
+    return 0 if ours and all(r["ok"] for r in ours) or "kvarn" not in (options.only or "kvarn") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

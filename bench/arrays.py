@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The arrays that a measurement works on: torch tensors on a GPU or the CPU, or NumPy arrays, behind one small interface.
+
+The same problems, checks and calls then run on a machine without a GPU, on small shapes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvarn.dialect import dtypes
+
+_TORCH = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "i32": "int32"}
+_PIECE = 1 << 27  # elements that are drawn at a time where they are converted: bounds the memory for it
+
+
+class TorchArrays:
+    """torch tensors on ``"cuda"`` or ``"cpu"``."""
+
+    def __init__(self, device: str, seed: int = 1) -> None:
+        import torch
+
+        self.torch, self.device = torch, device
+        self.on_gpu = device == "cuda"
+        torch.manual_seed(seed)
+
+    @property
+    def name(self) -> str:
+        return self.torch.cuda.get_device_name() if self.on_gpu else "the CPU, torch arrays"
+
+    def dtype(self, name: str) -> Any:
+        return getattr(self.torch, _TORCH[name])
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Any:
+        return self.torch.empty(tuple(shape), dtype=self.dtype(dtype), device=self.device)
+
+    def normal(self, shape: Sequence[int], dtype: str) -> Any:
+        """Normal random numbers of a dtype; 8-bit ones are rounded from bf16."""
+        if dtypes.by_name(dtype).bits > 8:
+            return self.torch.randn(tuple(shape), dtype=self.dtype(dtype), device=self.device)
+        made = self.empty(shape, dtype)
+        flat = made.view(-1)
+        for begin in range(0, flat.numel(), _PIECE):
+            count = min(_PIECE, flat.numel() - begin)
+            drawn = self.torch.randn(count, dtype=self.torch.bfloat16, device=self.device)
+            flat[begin : begin + count] = drawn.to(made.dtype)
+        return made
+
+    def integers(self, values: Any) -> Any:
+        """int32 of a NumPy array or a list."""
+        return self.torch.as_tensor(np.ascontiguousarray(values, np.int32)).to(self.device)
+
+    def f32(self, array: Any) -> Any:
+        return array.float()
+
+    def cast(self, array: Any, dtype: str) -> Any:
+        return array.to(self.dtype(dtype))
+
+    def poison(self, array: Any) -> None:
+        """Fill with NaN."""
+        if array.element_size() == 1:
+            array.view(self.torch.uint8).fill_(0x7F)
+        else:
+            array.fill_(float("nan"))
+
+    def count_numbers(self, array: Any) -> int:
+        """How many elements are not NaN."""
+        bits = {1: self.torch.uint8, 2: self.torch.int16}[array.element_size()]
+        poison = self.empty((1,), "bf16") if array.element_size() == 2 else array.new_empty(1)
+        self.poison(poison)
+        return int((array.view(bits) != poison.view(bits)).sum())
+
+    def equal(self, a: Any, b: Any) -> bool:
+        bits = {1: self.torch.uint8, 2: self.torch.int16, 4: self.torch.int32}[a.element_size()]
+        return bool(self.torch.equal(a.view(bits), b.view(bits)))
+
+    def softmax(self, scores: Any) -> Any:
+        return scores.softmax(-1)
+
+    def einsum(self, what: str, a: Any, b: Any) -> Any:
+        return self.torch.einsum(what, a, b)
+
+    def where(self, condition: Any, a: Any, b: float) -> Any:
+        return self.torch.where(condition, a, self.torch.full_like(a, b))
+
+    def index(self, values: Any) -> Any:
+        """Something to index a dimension with."""
+        return self.torch.as_tensor(np.ascontiguousarray(values, np.int64)).to(self.device)
+
+    def concatenate(self, parts: Sequence[Any]) -> Any:
+        return self.torch.cat(list(parts), -1)
+
+    def stack(self, parts: Sequence[Any]) -> Any:
+        return self.torch.stack(list(parts), -1)
+
+    def relative_error(self, got: Any, wanted: Any) -> float:
+        got, wanted = got.float(), wanted.float()
+        return float((got - wanted).norm() / wanted.norm())
+
+    def synchronize(self) -> None:
+        if self.on_gpu:
+            self.torch.cuda.synchronize()
+
+    def free(self) -> None:
+        if self.on_gpu:
+            self.torch.cuda.empty_cache()
+
+
+class NumPyArrays:
+    """NumPy arrays; kvarn runs on them through its host target."""
+
+    on_gpu = False
+    device = "cpu"
+    name = "the CPU, NumPy arrays"
+
+    def __init__(self, seed: int = 1) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def dtype(self, name: str) -> Any:
+        return dtypes.by_name(name).numpy
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Any:
+        return np.empty(tuple(shape), self.dtype(dtype))
+
+    def normal(self, shape: Sequence[int], dtype: str) -> Any:
+        return self._rng.standard_normal(tuple(shape), np.float32).astype(self.dtype(dtype))
+
+    def integers(self, values: Any) -> Any:
+        return np.ascontiguousarray(values, np.int32)
+
+    def f32(self, array: Any) -> Any:
+        return np.asarray(array).astype(np.float32)
+
+    def cast(self, array: Any, dtype: str) -> Any:
+        return array.astype(self.dtype(dtype))
+
+    def poison(self, array: Any) -> None:
+        array[...] = np.nan
+
+    def count_numbers(self, array: Any) -> int:
+        return int((~np.isnan(array.astype(np.float32))).sum())
+
+    def equal(self, a: Any, b: Any) -> bool:
+        return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+
+    def softmax(self, scores: Any) -> Any:
+        raised = np.exp(scores - scores.max(-1, keepdims=True))
+        return raised / raised.sum(-1, keepdims=True)
+
+    def einsum(self, what: str, a: Any, b: Any) -> Any:
+        return np.einsum(what, a, b)
+
+    def where(self, condition: Any, a: Any, b: float) -> Any:
+        return np.where(condition, a, np.float32(b))
+
+    def index(self, values: Any) -> Any:
+        return np.ascontiguousarray(values, np.int64)
+
+    def concatenate(self, parts: Sequence[Any]) -> Any:
+        return np.concatenate(list(parts), -1)
+
+    def stack(self, parts: Sequence[Any]) -> Any:
+        return np.stack(list(parts), -1)
+
+    def relative_error(self, got: Any, wanted: Any) -> float:
+        got, wanted = self.f32(got), self.f32(wanted)
+        return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+
+    def synchronize(self) -> None:
+        pass
+
+    def free(self) -> None:
+        pass
+
+
+Arrays = TorchArrays | NumPyArrays
+
+
+def arrays(device: str) -> Arrays:
+    """The arrays of ``"cuda"``, of ``"host"`` (torch's where torch is, else NumPy's) or of ``"numpy"``.
+
+    Raises
+    ------
+    RuntimeError
+        If ``"cuda"`` is asked for and torch, or torch's CUDA, is missing.
+    """
+    found = importlib.util.find_spec("torch") is not None
+    if device == "cuda":
+        if not found:
+            raise RuntimeError("the measurements on a GPU work on torch tensors: pip install torch")
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RuntimeError(f"torch {torch.__version__} sees no GPU: install a build of torch with CUDA")
+        return TorchArrays("cuda")
+    if device == "host":
+        return TorchArrays("cpu") if found else NumPyArrays()
+    if device == "numpy":
+        return NumPyArrays()
+    raise ValueError(f"device must be cuda, host or numpy, got {device!r}")

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What is measured: the rows of the table, each with its shape, its element type and its goal.
+
+Heads are 32 for the query and 8 for the cache, the head size is 128 and a page has 16 tokens unless a row says otherwise.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a row is to reach.
+
+    ``of`` is ``"read"``, ``"copy"`` or ``"matmul"`` (a share of that ceiling, at least ``value``), ``"us"`` (microseconds,
+    at most) or ``"tflops"`` (at least).
+    """
+
+    of: str
+    value: float
+
+    def __str__(self) -> str:
+        if self.of == "us":
+            return f"≤ {self.value:g} µs"
+        if self.of == "tflops":
+            return f"≥ {self.value:g} TFLOP/s"
+        return f"≥ {100 * self.value:.0f}% of {self.of}"
+
+
+@dataclass(frozen=True)
+class Decode:
+    """One new token a sequence. A ragged batch has lengths from a sixteenth of the context up to it."""
+
+    batch: int
+    context: int
+    query_heads: int = 32
+    heads: int = 8
+    size: int = 128
+    page: int = 16
+    ragged: bool = False
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class Append:
+    """New tokens into a cache: one a sequence at a random place (``each`` 1), or a prompt's from the start."""
+
+    sequences: int
+    each: int
+    room: int
+    rope: bool = False
+    query_heads: int = 32
+    heads: int = 8
+    size: int = 128
+    page: int = 16
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Every token of every sequence out of the pages."""
+
+    sequences: int
+    context: int
+    heads: int = 8
+    size: int = 128
+    page: int = 16
+
+
+@dataclass(frozen=True)
+class Mla:
+    """One new token a sequence over latent rows; values are the first ``value_size`` columns."""
+
+    batch: int
+    context: int
+    query_heads: int
+    size: int = 576
+    value_size: int = 512
+    page: int = 64
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Several new tokens a sequence, causal: ``lengths`` has (new tokens, tokens with them) of each sequence."""
+
+    lengths: tuple[tuple[int, int], ...]
+    query_heads: int = 32
+    heads: int = 8
+    size: int = 128
+    page: int = 16
+
+
+Shape = Decode | Append | Gather | Mla | Prefill
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row. ``group`` is that of the overall goals: ``"decode bf16"``, ``"decode fp8"``, ``"append"``, or empty."""
+
+    name: str
+    title: str
+    shape: Shape
+    dtype: str = "bf16"
+    goal: Goal | None = None
+    group: str = ""
+
+    @property
+    def kind(self) -> str:
+        return type(self.shape).__name__.lower()
+
+
+# Geometric means of kvarn's time over the best peer's, at most.
+GROUP_GOALS = {"decode bf16": 0.92, "decode fp8": 0.72, "append": 0.75}
+
+
+def _decode(name: str, title: str, shape: Decode, goal: Goal, dtype: str = "bf16") -> Row:
+    fp8 = dtype != "bf16"
+    return Row(name + "_fp8" * fp8, f"decode {'fp8' if fp8 else 'bf16'} {title}", shape, dtype, goal,
+               "decode fp8" if fp8 else "decode bf16")  # fmt: skip
+
+
+def _append(name: str, title: str, shape: Append, dtype: str, goal: Goal) -> Row:
+    name += "_fp8" * (dtype != "bf16") + "_rope" * shape.rope
+    return Row(name, f"{title} {'bf16' if dtype == 'bf16' else 'fp8'}", shape, dtype, goal, "append")
+
+
+def _chunks() -> tuple[tuple[int, int], ...]:
+    """Sixteen chunked prefills of random lengths."""
+    draw = random.Random(7)
+    new = [draw.randrange(64, 2049) for _ in range(16)]
+    return tuple((n, n + draw.randrange(0, 6144)) for n in new)
+
+
+_FP8 = "f8e4m3"
+_LARGE, _STEP = Append(8, 1024, 1024), Append(256, 1, 64)
+_LONG, _SHORT = Decode(64, 4096), Decode(128, 2048)
+
+TABLE = (
+    _decode("b64_c4k", "64 × 4k", _LONG, Goal("read", 0.97)),
+    _decode("b64_c4k", "64 × 4k", _LONG, Goal("read", 0.92), _FP8),
+    _decode("b16_c8k", "16 × 8k", Decode(16, 8192), Goal("read", 0.96)),
+    _decode("b16_c8k", "16 × 8k", Decode(16, 8192), Goal("read", 0.90), _FP8),
+    _decode("b128_c2k", "128 × 2k", _SHORT, Goal("read", 0.96)),
+    _decode("b128_c2k", "128 × 2k", _SHORT, Goal("read", 0.94), _FP8),
+    _decode("b64_ragged8k", "64 ragged ≤ 8k", Decode(64, 8192, ragged=True), Goal("read", 0.96)),
+    _decode("b64_ragged8k", "64 ragged ≤ 8k", Decode(64, 8192, ragged=True), Goal("read", 0.90), _FP8),
+    _decode("b1_c32k", "1 × 32k", Decode(1, 32768), Goal("read", 0.88)),
+    _decode("b1_c32k", "1 × 32k", Decode(1, 32768), Goal("read", 0.80), _FP8),
+    _decode("b1_c1k", "1 × 1k", Decode(1, 1024), Goal("us", 6.5)),
+    _decode("b1_c1k", "1 × 1k", Decode(1, 1024), Goal("us", 6.0), _FP8),
+    _decode("b64_c4k_p64", "64 × 4k, page 64", replace(_LONG, page=64), Goal("read", 0.97)),
+    _decode("b64_c4k_p1", "64 × 4k, page 1", replace(_LONG, page=1), Goal("read", 0.97)),
+    _decode("b64_c4k_p1", "64 × 4k, page 1", replace(_LONG, page=1), Goal("read", 0.88), _FP8),
+    _decode("b64_c8k_g8_p64", "64 × 8k, 64 q heads, page 64", Decode(64, 8192, 64, page=64), Goal("read", 0.98)),
+    _decode("b256_c1k_mha", "256 × 1k, 32 KV heads", Decode(256, 1024, 32, 32), Goal("read", 0.98)),
+    _append("app_n256_decode", "append 256", _STEP, "bf16", Goal("us", 2.5)),
+    _append("app_n256_decode", "append 256", _STEP, _FP8, Goal("us", 2.5)),
+    _append("app_n8192_prefill", "append 8192", _LARGE, "bf16", Goal("copy", 0.92)),
+    _append("app_n8192_prefill", "append 8192", _LARGE, _FP8, Goal("copy", 0.90)),
+    _append("app_n8192_prefill", "RoPE + append 8192", replace(_LARGE, rope=True), "bf16", Goal("copy", 0.88)),
+    _append("app_n8192_prefill", "RoPE + append 8192", replace(_LARGE, rope=True), _FP8, Goal("copy", 0.88)),
+    _append("app_n256_decode", "RoPE + append 256", replace(_STEP, rope=True), "bf16", Goal("us", 3.5)),
+    _append("app_n256_decode", "RoPE + append 256", replace(_STEP, rope=True), _FP8, Goal("us", 3.5)),
+    Row("gather_b64_c2k", "gather 64 × 2k", Gather(64, 2048), goal=Goal("copy", 0.96)),
+    Row("mla_b64_c4k_h128", "MLA decode 64 × 4k, 128 heads", Mla(64, 4096, 128), goal=Goal("matmul", 0.92)),
+    Row("mla_b64_c8k_h16", "MLA decode 64 × 8k, 16 heads", Mla(64, 8192, 16), goal=Goal("read", 0.95)),
+    Row("mla_b1_c32k_h128", "MLA decode 1 × 32k, 128 heads", Mla(1, 32768, 128), goal=Goal("us", 25)),
+    Row("pf_b8_s4k", "prefill 8 × 4096 causal", Prefill(((4096, 4096),) * 8), goal=Goal("tflops", 640)),
+    Row("pf_ragged_chunked", "prefill 16 ragged chunks", Prefill(_chunks()), goal=Goal("tflops", 640)),
+)
+
+# Beyond the table: the same kernels over the range that they are built for. No goals of their own.
+RANGE = (
+    Row("range_d64", "decode bf16 64 × 4k, head size 64", replace(_LONG, size=64)),
+    Row("range_d80", "decode bf16 64 × 4k, head size 80", replace(_LONG, size=80)),
+    Row("range_d96", "decode bf16 64 × 4k, head size 96", replace(_LONG, size=96)),
+    Row("range_d192", "decode bf16 64 × 4k, head size 192", replace(_LONG, size=192)),
+    Row("range_d256", "decode bf16 64 × 4k, head size 256", replace(_LONG, size=256)),
+    Row("range_g3", "decode bf16 64 × 4k, group 3", replace(_LONG, query_heads=24)),
+    Row("range_g7", "decode bf16 64 × 4k, group 7", replace(_LONG, query_heads=28, heads=4)),
+    Row("range_g16", "decode bf16 64 × 4k, group 16", replace(_LONG, query_heads=128)),
+    Row("range_p8", "decode bf16 64 × 4k, page 8", replace(_LONG, page=8)),
+    Row("range_p24", "decode bf16 64 × 4k, page 24", replace(_LONG, page=24)),
+    Row("range_p256", "decode bf16 64 × 4k, page 256", replace(_LONG, page=256)),
+    Row("range_window", "decode bf16 64 × 4k, window 1024", replace(_LONG, window=1024)),
+    Row("range_d64_fp8", "decode fp8 64 × 4k, head size 64", replace(_LONG, size=64), _FP8),
+    Row("range_d256_fp8", "decode fp8 64 × 4k, head size 256", replace(_LONG, size=256), _FP8),
+    Row("range_p64_fp8", "decode fp8 64 × 4k, page 64", replace(_LONG, page=64), _FP8),
+)
+
+QUICK = ("b64_c4k", "b64_c4k_fp8", "b1_c1k", "app_n8192_prefill", "app_n8192_prefill_fp8_rope", "gather_b64_c2k")
+
+# The same code on shapes that a CPU does in a moment.
+_SMALL = Decode(3, 96, 8, 2, 64, ragged=True)
+_FEW = Append(3, 5, 48, query_heads=4, heads=2, size=64)
+SMALL = (
+    Row("small_decode", "decode bf16, small", _SMALL, group="decode bf16", goal=Goal("us", 1e6)),
+    Row("small_decode_fp8", "decode fp8, small", _SMALL, _FP8, group="decode fp8", goal=Goal("read", 0.0)),
+    Row("small_decode_p1", "decode bf16, page 1, small", replace(_SMALL, page=1)),
+    Row("small_decode_window", "decode bf16, window 20, small", replace(_SMALL, window=20)),
+    Row("small_append", "append, small", _FEW, group="append", goal=Goal("copy", 0.0)),
+    Row("small_append_step", "append of a step, small", replace(_FEW, each=1)),
+    Row("small_append_fp8", "append fp8, small", _FEW, _FP8),
+    Row("small_append_rope", "RoPE + append, small", replace(_FEW, rope=True)),
+    Row("small_append_fp8_rope", "RoPE + append fp8, small", replace(_FEW, rope=True), _FP8),
+    Row("small_gather", "gather, small", Gather(3, 32, 2, 64), goal=Goal("copy", 0.0)),
+    Row("small_mla", "MLA decode, small", Mla(2, 40, 4, 96, 64, 16), goal=Goal("matmul", 0.0)),
+    Row("small_prefill", "prefill, small", Prefill(((7, 7), (5, 21)), 4, 2, 64), goal=Goal("tflops", 0.0)),
+)
+
+
+def select(patterns: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """The rows whose name or kind has one of the comma-separated texts in it; ``=name`` is that row only.
+
+    Raises
+    ------
+    ValueError
+        If a text fits no row.
+    """
+    texts = [t for t in patterns.split(",") if t]
+    for text in texts:
+        if not any(_fits(text, row) for row in rows):
+            raise ValueError(f"rows must name rows, kinds or parts of them ({', '.join(r.name for r in rows)}); got {text!r}")
+    return tuple(row for row in rows if any(_fits(text, row) for text in texts)) if texts else rows
+
+
+def _fits(text: str, row: Row) -> bool:
+    return row.name == text[1:] if text.startswith("=") else text in row.name or text == row.kind

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kvarn's own calls for the rows: its public operations, on its own layout of the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TOLERANCE = {"bf16": 0.02, "f8e4m3": 0.05}  # relative, against float32
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One way to do a row.
+
+    Attributes
+    ----------
+    who : str
+    make : callable
+        Prepares (plans, compiles, loads) and returns the call, which takes a layer.
+    tolerance : float
+    error : callable, optional
+        Instead of the problem's own check.
+    """
+
+    who: str
+    make: Callable[[], Callable[[int], Any]]
+    tolerance: float
+    error: Callable[[], float] | None = None
+
+
+def offers(problem: Any, schedule: Mapping[str, Any] | None = None) -> Iterator[Offer]:
+    """kvarn's offer for a problem in its own layout."""
+    row = problem.row
+    tolerance = 0.5 if row.kind == "gather" else TOLERANCE[row.dtype]
+    yield Offer("kvarn", lambda: call_of(problem, schedule), tolerance)
+
+
+def call_of(problem: Any, schedule: Mapping[str, Any] | None = None) -> Callable[[int], Any]:
+    """The public operation of a problem, bound to its data."""
+    return _CALLS[problem.row.kind](problem, schedule)
+
+
+def _decode(p: Any, schedule: Mapping[str, Any] | None) -> Callable[[int], Any]:
+    import kvarn as kv
+
+    # The step's own token is the last of the context: it is stored already, as after an append.
+    collection = p.cached.collection(p.lengths - 1, 1, p.longest)
+    options: dict[str, Any] = {"window": p.window} if p.window else {}
+
+    def call(layer: int) -> None:
+        kv.ops.attention(collection, layer, p.query, p.offsets, scale=p.scale, out=p.out, schedule=schedule, **options)
+
+    return call
+
+
+def _prefill(p: Any, schedule: Mapping[str, Any] | None) -> Callable[[int], Any]:
+    import kvarn as kv
+
+    collection = p.cached.collection(p.lengths - p.queries, p.newest, p.longest)
+    return lambda layer: kv.ops.attention(
+        collection, layer, p.query, p.offsets, scale=p.scale, out=p.out, schedule=schedule
+    )
+
+
+def _mla(p: Any, schedule: Mapping[str, Any] | None) -> Callable[[int], Any]:
+    import kvarn as kv
+
+    collection = p.cached.collection(p.lengths - 1, 1, p.longest)
+    size = p.out.shape[2]
+    return lambda layer: kv.ops.mla_attention(
+        collection, layer, p.query, p.offsets, value_size=size, scale=p.scale, out=p.out, schedule=schedule
+    )
+
+
+def _append(p: Any, schedule: Mapping[str, Any] | None) -> Callable[[int], Any]:
+    import kvarn as kv
+
+    collection = p.cached.collection(p.before, p.tokens // len(p.before), p.longest)
+    keys, values = list(p.key), list(p.value)
+    if not p.rope:
+        return lambda layer: kv.ops.append(collection, layer, keys[layer], values[layer], p.offsets, schedule=schedule)
+    queries, outs = list(p.query), list(p.query_out)
+
+    def call(layer: int) -> None:
+        kv.ops.rope_append(
+            collection, layer, queries[layer], keys[layer], values[layer], p.offsets, p.freqs, interleaved=False,
+            query_out=outs[layer], schedule=schedule,
+        )  # fmt: skip
+
+    return call
+
+
+def _gather(p: Any, schedule: Mapping[str, Any] | None) -> Callable[[int], Any]:
+    import kvarn as kv
+
+    collection = p.cached.collection(p.lengths, 1, p.longest + 1)
+    caches = [collection.get_key_cache(layer) for layer in range(p.layers)]
+    return lambda layer: kv.ops.gather(caches[layer], p.ids, p.offsets, p.out, schedule=schedule)
+
+
+_CALLS = {"decode": _decode, "prefill": _prefill, "mla": _mla, "append": _append, "gather": _gather}

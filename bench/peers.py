@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The peers that can be imported, called on the same rows: FlashInfer, vLLM's FlashAttention-3, FlashMLA, cache and Triton kernels, torch.
+
+Every group is a function from a problem (with K and V apart, one contiguous tensor each) to offers. It raises
+``ImportError`` where its library is missing. vLLM's compiled libraries are taken from an installed vLLM, or from a
+folder ``$PEERS_DIR/vllm_so``; its Triton kernels also from ``$PEERS_DIR/vllm_shim``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .kvarn_rows import Offer
+from .problems import problem
+
+BF16, FP8, FP8_QUERY = 0.02, 0.06, 0.12  # tolerances; the last where the query is rounded to 8 bits too
+Group = Callable[[Any], Iterator[Offer]]
+_state: dict[str, Any] = {}  # libraries and workspaces, loaded once a process
+
+
+def _once(name: str, make: Callable[[], Any]) -> Any:
+    if name not in _state:
+        _state[name] = make()
+    return _state[name]
+
+
+def _is_fp8(p: Any) -> bool:
+    return p.row.dtype != "bf16"
+
+
+def _vllm_library(pattern: str) -> None:
+    """Load one of vLLM's compiled libraries, which registers torch operators."""
+
+    def load() -> bool:
+        folders = [Path(os.environ["PEERS_DIR"], "vllm_so")] if os.environ.get("PEERS_DIR") else []
+        installed = importlib.util.find_spec("vllm")
+        if installed is not None and installed.submodule_search_locations:
+            root = Path(next(iter(installed.submodule_search_locations)))
+            folders += [root, root / "vllm_flash_attn"]
+        found = [path for folder in folders for path in sorted(folder.glob(pattern))]
+        if not found:
+            raise ImportError(f"vLLM's {pattern} is not here")
+        importlib.import_module("torch").ops.load_library(str(found[0]))
+        return True
+
+    _once(pattern, load)
+
+
+# --- FlashInfer ----------------------------------------------------------------------------------
+
+
+def flashinfer(p: Any) -> Iterator[Offer]:
+    """FlashInfer's wrappers, NHD."""
+    fi = importlib.import_module("flashinfer")
+    workspace = _once("flashinfer", lambda: p.arrays.torch.zeros(512 << 20, dtype=p.arrays.torch.uint8, device="cuda"))
+    yield from {"decode": _fi_decode, "append": _fi_append, "prefill": _fi_prefill, "mla": _fi_mla}.get(p.row.kind, _none)(p, fi, workspace)
+
+
+def _none(*_: Any) -> Iterator[Offer]:
+    return iter(())
+
+
+def _fi_decode(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
+    shape, pages, (keys, values) = p.row.shape, p.cached.pages, p.cached.parts
+    bf16 = p.arrays.dtype("bf16")
+
+    def wrapper(tensor_cores: bool, backend: str) -> Callable[[int], Any]:
+        w = fi.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores, backend=backend)
+        w.plan(
+            pages.starts, pages.order, pages.last, shape.query_heads, shape.heads, shape.size, shape.page, q_data_type=bf16,
+            kv_data_type=keys.dtype, o_data_type=bf16, window_left=shape.window - 1 if shape.window else -1,
+        )  # fmt: skip
+        return lambda layer: w.run(p.query, (keys[layer], values[layer]), out=p.out)
+
+    tolerance = FP8 if _is_fp8(p) else BF16
+    yield Offer("FlashInfer fa2", lambda: wrapper(True, "fa2"), tolerance)
+    if shape.query_heads == shape.heads:
+        yield Offer("FlashInfer CUDA cores", lambda: wrapper(False, "auto"), tolerance)
+    if shape.page < 16 or shape.window:
+        return
+    for layout in ("HND", "NHD"):  # the same bytes read the other way; HND is checked by its own reference
+
+        def xqa(layout: str = layout) -> Callable[[int], Any]:
+            run = importlib.import_module("flashinfer.decode").xqa_batch_decode_with_kv_cache
+            workspace.zero_()
+            k, v = keys, values
+            if layout == "HND":
+                turned = (p.layers, -1, shape.heads, shape.page, shape.size)
+                k, v = keys.view(turned), values.view(turned)
+            return lambda layer: run(
+                p.query, (k[layer], v[layer]), workspace, pages.device_table, p.device_lengths, p.longest, bmm1_scale=p.scale,
+                bmm2_scale=1.0, kv_layout=layout, out=p.out,
+            )  # fmt: skip
+
+        error = (lambda: _error_in_hnd(p)) if layout == "HND" else None
+        yield Offer(f"FlashInfer XQA {layout}", xqa, FP8_QUERY if _is_fp8(p) else BF16, error)
+
+
+def _error_in_hnd(p: Any) -> float:
+    """The check of a decode whose pages are read as [head, token, dim]."""
+    shape, plain = p.row.shape, p.cached.rows
+
+    def turned(b: int, length: int, half: int) -> Any:
+        ids = p.arrays.index(p.cached.pages.table[b, : -(-length // shape.page)])
+        found = p.cached.parts[half][0][ids].view(-1, shape.heads, shape.page, shape.size).transpose(1, 2)
+        return found.float().reshape(-1, shape.heads, shape.size)[:length]
+
+    p.cached.rows = turned
+    try:
+        return p.error()
+    finally:
+        p.cached.rows = plain
+
+
+def _fi_append(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
+    pages, (keys, values), fp8 = p.cached.pages, p.cached.parts, p.arrays.dtype("f8e4m3")
+
+    def plain() -> Callable[[int], Any]:
+        def call(layer: int) -> None:
+            k, v = p.key[layer], p.value[layer]
+            if _is_fp8(p):
+                k, v = k.to(fp8), v.to(fp8)
+            fi.append_paged_kv_cache(k, v, p.owner, p.at, (keys[layer], values[layer]), pages.order, pages.starts, p.last, "NHD")
+
+        return call
+
+    def rotated() -> Callable[[int], Any]:
+        torch = p.arrays.torch
+        run = importlib.import_module("flashinfer.rope").rope_quantize_fp8_append_paged_kv_cache
+        angles = torch.cat([p.cos, p.sin], -1)
+        query = torch.empty(p.query.shape, dtype=fp8, device="cuda")
+        nothing = torch.empty((*p.query.shape[:3], 0), dtype=fp8, device="cuda")
+
+        def call(layer: int) -> None:
+            run(
+                p.query[layer], p.key[layer], None, None, p.value[layer], angles, p.at, (keys[layer], values[layer]), pages.order,
+                pages.starts, p.owner, p.at, is_neox=True, quantize_dtype=fp8, page_size=p.row.shape.page, kv_layout="NHD",
+                q_rope_out=query[layer], q_nope_out=nothing[layer],
+            )  # fmt: skip
+
+        return call
+
+    if not p.rope:
+        yield Offer("FlashInfer" + " + 2 casts" * _is_fp8(p), plain, FP8)
+    elif _is_fp8(p):
+        yield Offer("FlashInfer, fp8 query out", rotated, FP8, lambda: p.error(check_query=False))
+
+
+def _fi_prefill(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
+    shape, pages, (keys, values) = p.row.shape, p.cached.pages, p.cached.parts
+
+    def wrapper(backend: str) -> Callable[[int], Any]:
+        w = fi.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
+        w.plan(
+            p.offsets, pages.starts, pages.order, pages.last, shape.query_heads, shape.heads, shape.size, shape.page, causal=True,
+            q_data_type=p.query.dtype, kv_data_type=keys.dtype,
+        )  # fmt: skip
+        return lambda layer: w.run(p.query, (keys[layer], values[layer]), out=p.out)
+
+    yield Offer("FlashInfer fa3", lambda: wrapper("fa3"), BF16)
+
+
+def _fi_mla(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
+    shape, pages, (cache,) = p.row.shape, p.cached.pages, p.cached.parts
+    split = shape.value_size
+
+    def wrapper() -> Callable[[int], Any]:
+        w = importlib.import_module("flashinfer.mla").BatchMLAPagedAttentionWrapper(workspace, backend="fa3")
+        w.plan(
+            qo_indptr=p.offsets, kv_indptr=pages.starts, kv_indices=pages.order, kv_len_arr=p.device_lengths,
+            num_heads=shape.query_heads, head_dim_ckv=split, head_dim_kpe=shape.size - split, page_size=shape.page, causal=False,
+            sm_scale=p.scale, q_data_type=p.query.dtype, kv_data_type=cache.dtype,
+        )  # fmt: skip
+        rows = cache.view(p.layers, -1, shape.page, shape.size)
+        return lambda layer: w.run(
+            q_nope=p.query[..., :split], q_pe=p.query[..., split:], ckv_cache=rows[layer][..., :split],
+            kpe_cache=rows[layer][..., split:], out=p.out,
+        )  # fmt: skip
+
+    yield Offer("FlashInfer fa3", wrapper, BF16)
+
+
+# --- vLLM ----------------------------------------------------------------------------------------
+
+
+def fa3(p: Any) -> Iterator[Offer]:
+    """FlashAttention-3 of vLLM, paged."""
+    if p.row.kind not in ("decode", "prefill"):
+        return
+    _vllm_library("_vllm_fa3_C*.so")
+    torch, shape, pages, (keys, values) = p.arrays.torch, p.row.shape, p.cached.pages, p.cached.parts
+    ops, decode, batch = torch.ops._vllm_fa3_C, p.row.kind == "decode", len(p.lengths)
+    query = p.query.to(keys.dtype) if _is_fp8(p) else p.query
+    ones = torch.ones(batch, shape.heads, device="cuda") if _is_fp8(p) else None
+    most = 1 if decode else p.newest
+    left = shape.window - 1 if decode and shape.window else -1
+
+    def prepare() -> Callable[[int], Any]:
+        plan = None
+        if decode:
+            plan = ops.get_scheduler_metadata(
+                batch, most, p.longest, shape.query_heads, shape.heads, shape.size, shape.size, query.dtype, p.device_lengths,
+                p.offsets, None, None, None, None, shape.page, 0, True, left, -1, False, 0, None, 0,
+            )  # fmt: skip
+        return lambda layer: ops.fwd(
+            query, keys[layer], values[layer], None, None, None, p.out, p.offsets, None, None, None, p.device_lengths, most,
+            p.longest, pages.device_table, None, None, None, None, None, ones, ones, ones, p.scale, True, left, -1, 0.0, True, plan,
+            0, None, 0, None, 1, 0, None,
+        )  # fmt: skip
+
+    yield Offer("FA3 of vLLM", prepare, FP8_QUERY if _is_fp8(p) else BF16, lambda: p.error(query))
+
+
+def flashmla(p: Any) -> Iterator[Offer]:
+    """FlashMLA, dense."""
+    if p.row.kind != "mla" or _is_fp8(p):
+        return
+    _vllm_library("_flashmla_C*.so")
+    shape, (cache,) = p.row.shape, p.cached.parts
+
+    def prepare() -> Callable[[int], Any]:
+        ops, plan = p.arrays.torch.ops._flashmla_C, [None, None]
+
+        def call(layer: int) -> None:
+            out, _, *plan[:] = ops.dense_decode_fwd(
+                p.query.unsqueeze(1), cache[layer], shape.value_size, p.device_lengths, p.cached.pages.device_table, p.scale, False,
+                *plan, None,
+            )  # fmt: skip
+            p.out = out.view(p.out.shape)  # it allocates its output
+
+        return call
+
+    yield Offer("FlashMLA", prepare, BF16)
+
+
+def vllm_cache(p: Any) -> Iterator[Offer]:
+    """vLLM's cache kernels: append, rotary embedding and append, gather."""
+    if p.row.kind not in ("append", "gather"):
+        return
+    _vllm_library("_C_stable_libtorch*.so")
+    torch, shape = p.arrays.torch, p.row.shape
+    if p.row.kind == "gather":
+        keys = p.cached.parts[0]
+        bounds = p.offsets * shape.context
+        flat = p.out.view(-1, shape.heads * shape.size)
+        rows = keys.view(p.layers, -1, shape.page, shape.heads * shape.size)
+        run = torch.ops._C_cache_ops.cp_gather_cache
+        yield Offer("vLLM", lambda: lambda layer: run(rows[layer], flat, p.cached.pages.device_table, bounds, shape.sequences, None), 0.5)
+        return
+    keys, values = (x.view(torch.uint8) if _is_fp8(p) else x for x in p.cached.parts)
+    one, kind = torch.ones(1, device="cuda"), "fp8" if _is_fp8(p) else "auto"
+
+    def plain() -> Callable[[int], Any]:
+        run = torch.ops._C_cache_ops.reshape_and_cache_flash
+        return lambda layer: run(p.key[layer], p.value[layer], keys[layer], values[layer], p.device_slots, kind, one, one)
+
+    def rotated() -> Callable[[int], Any]:
+        append, rotate = torch.ops._C_cache_ops.reshape_and_cache_flash, torch.ops._C.rotary_embedding
+        # It rotates in place: what is rotated is a copy, which the second check wants restored.
+        query, key, at = p.query.clone(), p.key.clone(), p.at.long()
+        angles = torch.cat([p.cos, p.sin], -1).to(p.key.dtype)
+
+        def call(layer: int) -> None:
+            rotate(at, query[layer].view(p.tokens, -1), key[layer].view(p.tokens, -1), shape.size, angles, True, 0, False)
+            append(key[layer], p.value[layer], keys[layer], values[layer], p.device_slots, kind, one, one)
+
+        call.restore = lambda: (query.copy_(p.query), key.copy_(p.key))  # type: ignore[attr-defined]
+        return call
+
+    if p.rope:
+        yield Offer("vLLM, two launches", rotated, FP8, lambda: p.error(check_query=False))
+    else:
+        yield Offer("vLLM", plain, FP8)
+
+
+def triton(p: Any) -> Iterator[Offer]:
+    """vLLM's unified attention, written in Triton."""
+    if p.row.kind not in ("decode", "prefill") or getattr(p.row.shape, "window", 0):
+        return
+    shim = os.environ.get("PEERS_DIR") and os.path.join(os.environ["PEERS_DIR"], "vllm_shim")
+    if shim and os.path.isdir(shim) and shim not in sys.path:
+        sys.path.insert(0, shim)
+    unified = importlib.import_module("vllm.v1.attention.ops.triton_unified_attention").unified_attention
+    modes = importlib.import_module("vllm.v1.kv_cache_interface").KVQuantMode
+    torch, shape, pages, (keys, values) = p.arrays.torch, p.row.shape, p.cached.pages, p.cached.parts
+
+    def prepare() -> Callable[[int], Any]:
+        most, segments = max(1, 128 // shape.heads), 16
+        options: dict[str, Any] = {}
+        scale = torch.ones(len(p.lengths), shape.heads, device="cuda") if _is_fp8(p) else None
+        if p.row.kind == "decode":
+            options = {
+                "seq_threshold_3D": most, "num_par_softmax_segments": segments,
+                "softmax_segm_output": torch.empty(most, shape.query_heads, segments, shape.size, device="cuda"),
+                "softmax_segm_max": torch.empty(most, shape.query_heads, segments, device="cuda"),
+                "softmax_segm_expsum": torch.empty(most, shape.query_heads, segments, device="cuda"),
+                "kv_quant_mode": modes.FP8_PER_TENSOR if _is_fp8(p) else modes.NONE,
+            }  # fmt: skip
+        return lambda layer: unified(
+            q=p.query, k=keys[layer], v=values[layer], out=p.out, cu_seqlens_q=p.offsets,
+            max_seqlen_q=1 if p.row.kind == "decode" else p.newest, seqused_k=p.device_lengths, max_seqlen_k=p.longest,
+            softmax_scale=p.scale, causal=True, window_size=(-1, -1), block_table=pages.device_table, softcap=0.0, q_descale=None,
+            k_descale=scale, v_descale=scale, **options,
+        )  # fmt: skip
+
+    yield Offer("Triton of vLLM", prepare, FP8 if _is_fp8(p) else BF16)
+
+
+# --- torch ---------------------------------------------------------------------------------------
+
+
+def torch_(p: Any) -> Iterator[Offer]:
+    """torch's index operations."""
+    if p.row.kind == "gather":
+        torch, (keys,) = p.arrays.torch, p.cached.parts
+        ids = p.cached.pages.order.long()
+        out = p.out.view(-1, *keys.shape[2:])
+        yield Offer("torch index_select", lambda: lambda layer: torch.index_select(keys[layer], 0, ids, out=out), 0.5)
+    elif p.row.kind == "append" and not p.rope:
+        shape = p.row.shape
+        keys, values = (x.view(p.layers, -1, shape.heads, shape.size) for x in p.cached.parts)
+
+        def call(layer: int) -> None:
+            for cache, new in ((keys[layer], p.key[layer]), (values[layer], p.value[layer])):
+                if _is_fp8(p):
+                    bits = p.arrays.torch.uint8
+                    cache.view(bits).index_copy_(0, p.device_slots, new.to(cache.dtype).view(bits))
+                else:
+                    cache.index_copy_(0, p.device_slots, new)
+
+        yield Offer("torch index_copy_", lambda: call, FP8)
+
+
+def flex(p: Any) -> Iterator[Offer]:
+    """torch's flex attention over physical pages, which must have 128 tokens: the row with such pages."""
+    shape = p.row.shape
+    if p.row.kind != "decode" or _is_fp8(p) or p.row.name not in ("b16_c8k", "b64_c4k"):
+        return
+    attention = importlib.import_module("torch.nn.attention.flex_attention")
+    torch = p.arrays.torch
+    again = problem(p.arrays, replace(p.row, shape=replace(shape, page=128)), True)
+    pages, (keys, values) = again.cached.pages, again.cached.parts
+
+    def prepare() -> Callable[[int], Any]:
+        width = shape.context // 128
+        ids = torch.zeros(shape.batch, 1, 1, pages.total, dtype=torch.int32, device="cuda")
+        ids[:, 0, 0, :width] = pages.device_table
+        none = torch.zeros(shape.batch, 1, 1, dtype=torch.int32, device="cuda")
+        mask = attention.BlockMask.from_kv_blocks(
+            none, ids, none + width, ids, BLOCK_SIZE=(128, 128), mask_mod=attention.noop_mask,
+            seq_lengths=(1, pages.total * 128), compute_q_blocks=False,
+        )  # fmt: skip
+        run = torch.compile(attention.flex_attention, dynamic=False)
+        flat = [x.view(again.layers, 1, -1, shape.heads, shape.size).transpose(2, 3).contiguous() for x in (keys, values)]
+        query = again.query.unsqueeze(2)
+
+        def call(layer: int) -> None:
+            again.out = run(query, flat[0][layer], flat[1][layer], block_mask=mask, enable_gqa=True, scale=again.scale).squeeze(2)
+
+        return call
+
+    yield Offer("torch flex, page 128", prepare, BF16, lambda: again.error())
+
+
+GROUPS: dict[str, Group] = {
+    "flashinfer": flashinfer, "fa3": fa3, "flashmla": flashmla, "vllm": vllm_cache, "triton": triton, "torch": torch_, "flex": flex,
+}  # fmt: skip
+
+
+def available() -> list[str]:
+    """The groups whose libraries seem to be here, without loading them."""
+
+    def has(module: str) -> bool:
+        return importlib.util.find_spec(module) is not None
+
+    folder = os.environ.get("PEERS_DIR")
+    libraries = has("vllm") or bool(folder and Path(folder, "vllm_so").is_dir())
+    kernels = has("vllm") or bool(folder and Path(folder, "vllm_shim").is_dir())
+    there = {
+        "flashinfer": has("flashinfer"), "fa3": libraries, "flashmla": libraries, "vllm": libraries,
+        "triton": kernels and has("triton"), "torch": has("torch"), "flex": has("torch") and has("triton"),
+    }  # fmt: skip
+    return [name for name in GROUPS if there[name]]

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tables of measurements: on the terminal, in bench/RESULTS.md, as a plot.
+
+    python -m bench.report results.json [--write bench/RESULTS.md] [--plot results.png]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .cases import GROUP_GOALS, RANGE, SMALL, TABLE, Goal, Row
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+Record = dict[str, Any]
+
+
+def table(lines: Sequence[Sequence[str]], markdown: bool = False) -> str:
+    """Rows of cells as text; the first is the head."""
+    if markdown:
+        shown = ["| " + " | ".join(line) + " |" for line in lines]
+        return "\n".join([shown[0], "|" + "---|" * len(lines[0]), *shown[1:]])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The best rate of each kind: TB/s of reading and copying, TFLOP/s; None where it was not measured."""
+
+    read: float | None = None
+    copy: float | None = None
+    matmul: float | None = None
+
+    @staticmethod
+    def of(records: Iterable[Record]) -> Ceilings:
+        best: dict[str, float] = {}
+        for r in records:
+            if r.get("kind") == "ceiling" and r.get("ok") and r.get("rate") and r["case"] in ("read", "copy", "matmul"):
+                best[r["case"]] = max(best.get(r["case"], 0.0), r["rate"])
+        return Ceilings(**best)
+
+
+def rate(record: Record, of: str) -> float:
+    """TB/s, or TFLOP/s for matmul and tflops."""
+    return (record["flops"] if of in ("matmul", "tflops") else record["bytes"]) / record["us"] / 1e6
+
+
+def ceiling_of(row: Row) -> str:
+    """The ceiling that a row's share is given of."""
+    if row.goal is not None and row.goal.of in ("read", "copy", "matmul"):
+        return row.goal.of
+    return {"decode": "read", "mla": "matmul", "prefill": "matmul"}.get(row.kind, "copy")
+
+
+def share(record: Record, row: Row, ceilings: Ceilings) -> float | None:
+    """Part of the row's ceiling that a measurement reaches; None without a ceiling."""
+    of = ceiling_of(row)
+    most = getattr(ceilings, of)
+    return rate(record, of) / most if most else None
+
+
+def reached(record: Record, goal: Goal | None, ceilings: Ceilings) -> bool | None:
+    """Whether a goal is reached; None when it cannot be said."""
+    if goal is None:
+        return None
+    if goal.of == "us":
+        return record["us"] <= goal.value
+    if goal.of == "tflops":
+        return rate(record, "tflops") >= goal.value
+    most = getattr(ceilings, goal.of)
+    return rate(record, goal.of) / most >= goal.value if most else None
+
+
+class Results:
+    """The records of a run, sorted."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.records = records
+        self.ceilings = Ceilings.of(records)
+        self.machine: Record = next((r for r in records if r.get("kind") == "machine"), {})
+        known = {row.name: row for row in (*TABLE, *RANGE, *SMALL)}
+        cases = {r["case"] for r in records if r.get("case") in known}
+        self.rows = [row for row in known.values() if row.name in cases]
+
+    def of(self, row: Row) -> list[Record]:
+        return [r for r in self.records if r.get("case") == row.name and r.get("kind") == row.kind]
+
+    def ours(self, row: Row) -> Record | None:
+        """kvarn's right measurement of a row."""
+        return next((r for r in self.of(row) if r["who"] == "kvarn" and r["ok"] and r.get("us")), None)
+
+    def peers(self, row: Row) -> list[Record]:
+        """The peers' right measurements, fastest first."""
+        return sorted((r for r in self.of(row) if r["who"] != "kvarn" and r["ok"] and r.get("us")), key=lambda r: r["us"])
+
+    def mean_ratio(self, group: str) -> tuple[float, int] | None:
+        """Geometric mean of kvarn's time over the best peer's in a group of rows, and of how many rows."""
+        logs = []
+        for row in self.rows:
+            ours, peers = self.ours(row), self.peers(row)
+            if row.group == group and ours is not None and peers:
+                logs.append(math.log(ours["us"] / peers[0]["us"]))
+        return (math.exp(sum(logs) / len(logs)), len(logs)) if logs else None
+
+
+def main_table(results: Results, markdown: bool = False) -> str:
+    """One line a row: kvarn, its share of the ceiling, the goal, the best peer, the ratio."""
+    lines = [("case", "kvarn µs", "rate", "of ceiling", "goal", "", "best peer", "µs", "kvarn / peer", "error")]
+    for row in results.rows:
+        ours, peers = results.ours(row), results.peers(row)
+        peer = (peers[0]["who"], f"{peers[0]['us']:.2f}") if peers else ("", "")
+        goal = str(row.goal) if row.goal else ""
+        if ours is None:
+            lines.append((row.title, "failed", "", "", goal, "", *peer, "", ""))
+            continue
+        of = ceiling_of(row)
+        part = share(ours, row, results.ceilings)
+        shown = "" if part is None else f"{100 * part:.1f}% of {of}"
+        mark = {True: "✓", False: "✗", None: ""}[reached(ours, row.goal, results.ceilings)]
+        ratio = f"{ours['us'] / peers[0]['us']:.3f}" if peers else ""
+        unit = "TFLOP/s" if of == "matmul" else "TB/s"
+        number = rate(ours, of)
+        lines.append((row.title, f"{ours['us']:.2f}", f"{number:.{3 if number < 100 else 0}f} {unit}", shown, goal, mark, *peer, ratio,
+                      f"{ours['error']:.1e}"))  # fmt: skip
+    return table(lines, markdown)
+
+
+def peers_table(results: Results, markdown: bool = False) -> str:
+    """Every measurement that is right, in microseconds: a column for whoever was measured."""
+    names = list(dict.fromkeys(r["who"] for row in results.rows for r in results.of(row) if r["ok"] and r.get("us")))
+    names.sort(key=lambda n: n != "kvarn")
+    lines: list[Sequence[str]] = [("case", *names)]
+    for row in results.rows:
+        right = {r["who"]: f"{r['us']:.2f}" for r in results.of(row) if r["ok"] and r.get("us")}
+        lines.append((row.title, *(right.get(name, "") for name in names)))
+    return table(lines, markdown)
+
+
+def ceilings_table(results: Results, markdown: bool = False) -> str:
+    lines = [("ceiling", "how", "µs", "rate")]
+    for r in results.records:
+        if r.get("kind") == "ceiling":
+            unit = "TFLOP/s" if r["case"] == "matmul" else "TB/s"
+            figure = f"{r['rate']:.3f} {unit}" if r.get("rate") else ""
+            lines.append((r["case"], r["who"], f"{r['us']:.2f}" if r.get("us") else "", figure if r["ok"] else r.get("note", "wrong")))
+    return table(lines, markdown)
+
+
+def summary(results: Results) -> str:
+    """Whether the overall goals are reached."""
+    lines = []
+    for group, goal in GROUP_GOALS.items():
+        found = results.mean_ratio(group)
+        if found is not None:
+            mean, count = found
+            rows = f"{count} row{'s' if count > 1 else ''}"
+            lines.append(f"{group}: geometric mean of time over the best peer's {mean:.3f} ({rows}), goal ≤ {goal} {'✓' if mean <= goal else '✗'}")
+    slower = []
+    for row in results.rows:
+        ours, peers = results.ours(row), results.peers(row)
+        if ours is not None and peers and ours["us"] > peers[0]["us"]:
+            slower.append(f"{row.title} ({ours['us'] / peers[0]['us']:.2f}×, {peers[0]['who']})")
+    if any(results.peers(row) for row in results.rows):
+        lines.append("slower than the best peer: " + ("; ".join(slower) or "never"))
+    judged = [reached(r, row.goal, results.ceilings) for row in results.rows if (r := results.ours(row)) is not None]
+    judged = [j for j in judged if j is not None]
+    lines.append(f"goals reached: {sum(judged)} of {len(judged)}")
+    return "\n".join(lines)
+
+
+def failures(results: Results) -> list[str]:
+    """A line for whatever did not give a right result."""
+    return [
+        f"{r.get('case')}: {r['who']}: {r.get('note', 'failed')}" for r in results.records
+        if r.get("kind") != "machine" and "who" in r and not r["ok"]
+    ]  # fmt: skip
+
+
+def text(results: Results) -> str:
+    """The whole report for a terminal."""
+    parts = [f"on {results.machine.get('device', 'an unknown machine')}", ceilings_table(results), main_table(results)]
+    if any(results.peers(row) for row in results.rows):
+        parts.append(peers_table(results))
+    parts.append(summary(results))
+    failed = failures(results)
+    if failed:
+        parts.append("without a result:\n" + "\n".join("  " + line for line in failed))
+    return "\n\n".join(parts)
+
+
+def markdown(results: Results, date: str) -> str:
+    """What stands between the marks of RESULTS.md."""
+    m = results.machine
+    about = [f"{name} {m[key]}" for name, key in (("driver of CUDA", "driver"), ("torch", "torch"), ("kvarn", "kvarn")) if m.get(key)]
+    parts = [
+        f"Measured on {date}: {m.get('device', 'unknown')}" + (f" ({m['multiprocessors']} SMs)" if m.get("multiprocessors") else "")
+        + (", " + ", ".join(about) if about else "") + ".",
+        "### Ceilings", ceilings_table(results, True), "### Rows", main_table(results, True),
+    ]  # fmt: skip
+    if any(results.peers(row) for row in results.rows):
+        parts += ["### Everyone, µs", peers_table(results, True)]
+    parts += ["### Summary", "\n".join(f"- {line}" for line in summary(results).splitlines())]
+    return "\n\n".join(parts)
+
+
+def write(results: Results, date: str, path: Path = RESULTS) -> None:
+    """Put the tables between the marks of a file.
+
+    Raises
+    ------
+    ValueError
+        If the file has no marks.
+    """
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} must have the lines {BEGIN} and {END} where the tables go")
+    path.write_text(f"{before}{BEGIN}\n\n{markdown(results, date)}\n\n{END}{after}")
+
+
+def plot(results: Results, path: Path) -> bool:
+    """Shares of the ceilings as bars, kvarn beside the best peer; False without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return False
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names, ours, theirs, goals = [], [], [], []
+    for row in results.rows:
+        record, peers = results.ours(row), results.peers(row)
+        part = share(record, row, results.ceilings) if record else None
+        if part is None:
+            continue
+        names.append(row.title)
+        ours.append(100 * part)
+        theirs.append(100 * (share(peers[0], row, results.ceilings) or 0) if peers else 0)
+        goals.append(100 * row.goal.value if row.goal and row.goal.of in ("read", "copy", "matmul") else None)
+    if not names:
+        return False
+    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.36 * len(names)))
+    places = list(range(len(names)))
+    axes.barh([p - 0.2 for p in places], ours, 0.4, label="kvarn")
+    axes.barh([p + 0.2 for p in places], theirs, 0.4, label="best peer", color="0.7")
+    axes.plot([g for g in goals if g], [p - 0.2 for p, g in zip(places, goals, strict=True) if g], "k|", markersize=12, label="goal")
+    axes.set_yticks(places, names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("% of the ceiling")
+    axes.legend(loc="lower right", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    return True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("json", type=Path, help="what python -m bench --json wrote")
+    parser.add_argument("--write", type=Path, nargs="?", const=RESULTS, metavar="FILE", help="put the tables into a file (bench/RESULTS.md)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the shares of the ceilings")
+    options = parser.parse_args(argv)
+    document = json.loads(options.json.read_text())
+    results = Results(document["records"])
+    print(text(results))
+    if options.write is not None:
+        write(results, document["date"], options.write)
+        print(f"wrote {options.write}")
+    if options.plot is not None:
+        print(f"wrote {options.plot}" if plot(results, options.plot) else "no plot: pip install matplotlib")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

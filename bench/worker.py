@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""One group of measurements in a process of its own: kvarn's rows, a group of peers, or the ceilings.
+
+A crash of one library then costs one measurement: what begins is written before it begins, and a group that died is
+started again and leaves that out. Records go to a file, one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from . import kvarn_rows, peers, timing
+from .arrays import Arrays, arrays
+from .cases import RANGE, SMALL, TABLE, Row
+from .problems import problem
+
+LOST = 3  # exit status: the GPU's context is gone, only a new process can go on
+_FATAL = ("illegal memory access", "CUDA error", "device-side assert", "misaligned address", "CUDA_ERROR_ILLEGAL",
+          "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_MISALIGNED", "unspecified launch failure")  # fmt: skip
+ROWS = {row.name: row for row in (*TABLE, *RANGE, *SMALL)}
+
+
+class ContextLostError(RuntimeError):
+    """The GPU refuses everything after a failed kernel."""
+
+
+class Sink:
+    """Where records go; it knows what earlier processes of the group began and finished."""
+
+    def __init__(self, path: Path) -> None:
+        before = read_records(path)
+        self._begun = {tuple(r["mark"]) for r in before if "mark" in r}
+        self._done = {tuple(r["done"]) for r in before if "done" in r}
+        self._file = path.open("a")
+
+    def put(self, record: dict[str, Any]) -> None:
+        """Write a record. After that of a lost context: ContextLostError."""
+        lost = record.pop("lost", False)
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        if lost:
+            raise ContextLostError(record["note"])
+
+    def begin(self, *what: str) -> bool:
+        """Note that a measurement begins; False when an earlier process began it."""
+        if what in self._begun:
+            return False
+        self.put({"mark": list(what)})
+        return True
+
+    def wants(self, group: str, row: str) -> bool:
+        """Whether a row has something left: not when it is done, nor when making its data ended a process."""
+        if (group, row) in self._done:
+            return False
+        return (group, row) not in self._begun or any(b[:2] == (group, row) and len(b) == 3 for b in self._begun)
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a file; a line that was cut short is left out."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def measure(offer: kvarn_rows.Offer, p: Any, library: Arrays) -> dict[str, Any]:
+    """Check an offer, time it, check it again; the record of what was found.
+
+    The second check is for what only the first call finds fresh: counters, plans, workspaces.
+    """
+    row: Row = p.row
+    made: dict[str, Any] = {"kind": row.kind, "case": row.name, "who": offer.who, "ok": False, "bytes": p.bytes, "flops": p.flops}
+    check = offer.error or p.error
+    begin = time.perf_counter()
+    call = offer.make()
+    p.poison()
+    call(0)
+    library.synchronize()
+    made["setup_s"] = time.perf_counter() - begin
+    errors = [check()]
+    made |= timing.timed(call, p.layers, library)
+    getattr(call, "restore", lambda: None)()
+    p.poison()
+    call(0)
+    library.synchronize()
+    errors.append(check())
+    # max() alone could lose a NaN.
+    made["error"] = None if any(e != e for e in errors) else max(errors)
+    made["ok"] = made["error"] is not None and made["error"] <= offer.tolerance
+    if not made["ok"]:
+        made["note"] = "the result is wrong" if made["error"] is not None else "the result has NaN in it, or not all was written"
+    return made
+
+
+def run_rows(group: str, rows: list[Row], library: Arrays, sink: Sink, deadline: float) -> None:
+    """Measure the rows of a group until the deadline."""
+    for row in rows:
+        if deadline - time.time() < 3:
+            sink.put({"kind": row.kind, "case": row.name, "who": group, "ok": False, "note": "no time left"})
+        elif sink.wants(group, row.name):
+            _run_row(group, row, library, sink)
+            sink.put({"done": [group, row.name]})
+            gc.collect()
+            library.free()
+
+
+def _run_row(group: str, row: Row, library: Arrays, sink: Sink) -> None:
+    """All offers of a group for one row. The tensors go when this returns."""
+    sink.begin(group, row.name)
+    try:
+        p = problem(library, row, split=group != "kvarn")
+        for offer in kvarn_rows.offers(p) if group == "kvarn" else peers.GROUPS[group](p):
+            if sink.begin(group, row.name, offer.who):
+                try:
+                    record = measure(offer, p, library)
+                except Exception as error:
+                    record = _failure(row, offer.who, error)
+                sink.put(record)
+    except ContextLostError:
+        raise
+    except Exception as error:
+        sink.put(_failure(row, group, error))
+
+
+def _failure(row: Row, who: str, error: Exception) -> dict[str, Any]:
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return {"kind": row.kind, "case": row.name, "who": who, "ok": False, "note": text, "trace": traceback.format_exc()[-2000:],
+            "lost": any(t in str(error) for t in _FATAL)}  # fmt: skip
+
+
+def machine(library: Any) -> dict[str, Any]:
+    """What the measurement ran on."""
+    import platform
+
+    import kvarn
+
+    made = {"kind": "machine", "device": library.name, "kvarn": kvarn.__version__, "python": platform.python_version(),
+            "host": platform.machine()}  # fmt: skip
+    if hasattr(library, "torch"):
+        made["torch"] = library.torch.__version__
+    if library.on_gpu:
+        from kvarn.runtime import driver
+
+        properties = library.torch.cuda.get_device_properties(0)
+        made |= {"multiprocessors": properties.multi_processor_count, "memory": properties.total_memory,
+                 "driver": ".".join(map(str, driver.status().version or ()))}  # fmt: skip
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="One group of measurements: used by python -m bench.")
+    parser.add_argument("group", choices=("kvarn", "ceilings", *peers.GROUPS))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", default="", help="names, comma-separated")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--deadline", type=float, default=float("inf"))
+    options = parser.parse_args(argv)
+    sink = Sink(options.out)
+    try:
+        library = arrays(options.device)
+        timing.warm_up(library)
+        if options.group == "ceilings":
+            sink.put(machine(library))
+            for record in timing.ceilings(library):
+                sink.put(record)
+        else:
+            rows = [ROWS[name] for name in options.rows.split(",") if name]
+            run_rows(options.group, rows, library, sink, options.deadline)
+    except ContextLostError as error:
+        print(f"the GPU's context is lost: {error}", file=sys.stderr)
+        return LOST
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
