@@ -25,6 +25,7 @@ def run(
     schedule: Mapping[str, Any] | None = None,
     target: str = "sm_90a",
     multiprocessors: int = 2,
+    order: ptx.Schedule | None = None,
 ) -> None:
     """Run an operation on host buffers as the GPU ``target`` would.
 
@@ -35,6 +36,8 @@ def run(
         As the operation takes them.
     multiprocessors : int
         What a grid that fills the device counts with.
+    order : ptx.Schedule, optional
+        What the hardware may choose.
     """
     ordered = () if schedule is None else tuple(sorted(schedule.items()))
     what, given = operation.specialisation(operands, attributes, ordered, target)
@@ -51,7 +54,14 @@ def run(
         (gx, gy, gz, bx, by, bz, _), flat = compile_step(program, step)(values, facts, places)
         numbers = [_bits(v, p.type) for v, p in zip(flat, entry.params, strict=True)]
         ptx.launch(
-            program.code["ptx"], entry.name, (gx, gy, gz), (bx, by, bz), numbers, arrays + scratch, entry.shared_bytes
+            program.code["ptx"],
+            entry.name,
+            (gx, gy, gz),
+            (bx, by, bz),
+            numbers,
+            arrays + scratch,
+            entry.shared_bytes,
+            order,
         )
 
 

@@ -4,8 +4,9 @@
 It runs the instructions that kvarn's kernels use, all threads of a block at once in NumPy: at every step the threads
 that stand at the lowest instruction go on together, which brings threads together again after a branch. What the
 hardware leaves to the program is checked: an access outside the given memory, a misaligned one, a warp that is not
-whole at an instruction that needs it. Shared memory starts as NaNs, and asynchronous copies happen only when they
-are waited for. Timing, caches and memory order between threads are not modelled.
+whole at an instruction that needs it. Shared memory starts as NaNs. A :class:`Schedule` says in which order warps run
+and when asynchronous copies land: a kernel with a missing barrier or wait gives other results under another schedule.
+Blocks run one after another; caches and the order in which other threads see writes are not modelled.
 """
 
 from __future__ import annotations
@@ -155,6 +156,25 @@ def _span(a: np.ndarray) -> tuple[int, int]:
     return int(low), int(high)
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """What the hardware may choose, and a kernel must not depend on.
+
+    Attributes
+    ----------
+    order : {"together", "forward", "backward"}
+        The warps of a block step by step, or each as far as it gets, from the first or from the last.
+    early : bool
+        Asynchronous copies happen when they are started, else when they are waited for.
+    """
+
+    order: str = "together"
+    early: bool = False
+
+
+ORDERS = tuple(Schedule(order, early) for order in ("together", "forward", "backward") for early in (False, True))
+
+
 # --- one block ---------------------------------------------------------------------------------------
 
 
@@ -162,9 +182,17 @@ class Block:
     """The threads of one block."""
 
     def __init__(
-        self, kernel: Kernel, memory: Memory, params: dict[str, int], grid: Any, block: Any, index: Any, shared: int
+        self,
+        kernel: Kernel,
+        memory: Memory,
+        params: dict[str, int],
+        grid: Any,
+        block: Any,
+        index: Any,
+        shared: int,
+        schedule: Schedule,
     ):
-        self.kernel, self.memory, self.params = kernel, memory, params
+        self.kernel, self.memory, self.params, self.schedule = kernel, memory, params, schedule
         self.count = int(np.prod(block))
         lanes = np.arange(self.count)
         self.special = {"%laneid": lanes % WARP, "%warpid": lanes // WARP}
@@ -281,6 +309,9 @@ class Block:
             if not ready.any():
                 stuck = self.kernel.code[int(self.pc[running & self.at_sync].min())]
                 raise EmulationError(f"{stuck.text}: the rest of the warp never comes here")
+            if self.schedule.order != "together":
+                warps = np.flatnonzero(ready.reshape(-1, WARP).any(1))
+                ready &= np.arange(self.count) // WARP == warps[0 if self.schedule.order == "forward" else -1]
             here = int(self.pc[ready].min())
             mask = ready & (self.pc == here)
             others = self.pc[ready & ~mask]
@@ -380,7 +411,7 @@ def op(*names: str) -> Any:
 
 def launch(
     text: str, entry: str, grid: Sequence[int], block: Sequence[int], values: Sequence[int],
-    arrays: Sequence[np.ndarray], shared_bytes: int = 0,
+    arrays: Sequence[np.ndarray], shared_bytes: int = 0, schedule: Schedule | None = None,
 ) -> None:  # fmt: skip
     """Run a kernel's grid.
 
@@ -395,10 +426,11 @@ def launch(
         All memory that the kernel may touch.
     shared_bytes : int
         Dynamic shared memory.
+    schedule : Schedule
     """
     kernel = parse(text, entry)
     memory, params = Memory(arrays), dict(zip(kernel.params, values, strict=True))
     for z in range(grid[2]):
         for y in range(grid[1]):
             for x in range(grid[0]):
-                Block(kernel, memory, params, grid, block, (x, y, z), shared_bytes).run()
+                Block(kernel, memory, params, grid, block, (x, y, z), shared_bytes, schedule or Schedule()).run()

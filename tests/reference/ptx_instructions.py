@@ -291,6 +291,14 @@ def store(t: Block, i: Instruction) -> Any:
     return run
 
 
+def _copy(t: Block, i: Instruction, to: Any, source: Any, count: Any, size: int) -> None:
+    """One thread's asynchronous copy: ``count`` bytes, and zeros up to ``size``."""
+    data = np.zeros((1, size), np.uint8)
+    if count:
+        data[:, :count] = t.memory.read(np.array([source], np.uint64), size, i.text)[:, :count]
+    t.write("shared", np.array([to], np.uint64), data, i.text)
+
+
 @op("cp")
 def copy_async(t: Block, i: Instruction) -> Any:
     kind = i.name[2] if i.name[2] in ("commit_group", "wait_group", "wait_all") else "copy"
@@ -300,8 +308,11 @@ def copy_async(t: Block, i: Instruction) -> Any:
         def start(m: Lanes) -> None:
             to, source = t.address(a, m), t.address(b, m)
             counts = t.value(rest[0], m, np.uint32) if rest else np.full(len(to), int(size))
-            for lane, x, y, n in zip(np.arange(t.count)[m], to, source, counts, strict=True):
-                t.pending[lane].append((x, y, int(n), int(size)))
+            for lane, *copy in zip(np.arange(t.count)[m], to, source, counts, strict=True):
+                if t.schedule.early:
+                    _copy(t, i, *copy, int(size))
+                else:
+                    t.pending[lane].append((*copy, int(size)))
 
         return start
     if kind == "commit_group":
@@ -321,11 +332,8 @@ def copy_async(t: Block, i: Instruction) -> Any:
                 groups.append(t.pending[lane])
                 t.pending[lane] = []
             while len(groups) > keep:
-                for to, source, n, size in groups.pop(0):
-                    data = np.zeros((1, size), np.uint8)
-                    if n:
-                        data[:, :n] = t.memory.read(np.array([source], np.uint64), size, i.text)[:, :n]
-                    t.write("shared", np.array([to], np.uint64), data, i.text)
+                for copy in groups.pop(0):
+                    _copy(t, i, *copy)
 
     return wait
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference import emulated
+from reference import emulated, ptx
 from reference.random_caches import Problem, fill_cached, random_problem, random_values
 
 from kvarn.dialect import dtypes
@@ -36,7 +36,12 @@ def query_of(rng: np.random.Generator, problem: Problem, heads: int, dtype: str 
 
 
 def run(
-    problem: Problem, query: np.ndarray, schedule: dict[str, Any], target: str = "sm_90a", **options: Any
+    problem: Problem,
+    query: np.ndarray,
+    schedule: dict[str, Any],
+    target: str = "sm_90a",
+    order: ptx.Schedule | None = None,
+    **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     out = np.full_like(query, SENTINEL)
     lse = np.full(query.shape[:2], SENTINEL, np.float32)
@@ -46,7 +51,7 @@ def run(
         problem.collection, 1, query, problem.row_offsets, options.get("scale", query.shape[2] ** -0.5), out,
         options.get("sinks"), lse, options.get("kv_offsets"),
     )  # fmt: skip
-    emulated.run(reads._ATTENTION, operands, attributes, schedule, target)
+    emulated.run(reads._ATTENTION, operands, attributes, schedule, target, order=order)
     return out, lse
 
 
@@ -162,6 +167,15 @@ def test_decode_splits_and_merges_long_sequences(dtype, options):
     rng, problem = problem_of(9, dtype=dtype, cached=[150, 0, 7], new=[1, 2, 1], head_size=64, num_heads=2)
     query = query_of(rng, problem, 4, "bf16" if dtype == "f8e4m3" else None)
     check(problem, query, DECODE, **options)
+
+
+@pytest.mark.parametrize(("schedule", "new"), [(PREFILL, [40]), (DECODE, [2])], ids=["prefill", "decode"])
+def test_nothing_depends_on_the_order_of_warps_and_copies(schedule, new):
+    rng, problem = problem_of(12, cached=[100], new=new, head_size=32, num_heads=2)
+    query = query_of(rng, problem, 4)
+    first, *rest = (run(problem, query, schedule, order=order)[0] for order in ptx.ORDERS)
+    for other in rest:
+        np.testing.assert_array_equal(other, first)
 
 
 @pytest.mark.parametrize("quantized", [False, True])

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The PTX interpreter itself: what it computes, and the mistakes of a kernel that it must notice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import ptx, ptx_instructions
+
+import kvarn as kv
+
+assert ptx_instructions  # imported for the instructions that it declares
+
+
+def launch(kernel: Any, block: int, *arrays: np.ndarray, schedule: ptx.Schedule | None = None) -> None:
+    """Compile a kernel over buffers and run one block of it."""
+    specs = [kv.Buffer[getattr(kv, {"f": "f32", "i": "i32"}[a.dtype.kind]), a.ndim] for a in arrays]
+    made = kv.compile(kernel, *specs, target="sm_80").artifact
+    values: list[int] = []
+    for a in arrays:
+        values += [a.ctypes.data, *a.shape, *(s // a.itemsize for s in a.strides[:-1])]
+    entry = made.entries[0]
+    ptx.launch(made.code["ptx"], entry.name, (1, 1, 1), (block, 1, 1), values, arrays, entry.shared_bytes, schedule)
+
+
+def rotate_kernel(wait: bool) -> Any:
+    @kv.kernel
+    def rotate(x, y):
+        i = kv.thread_id.x
+        s = kv.shared(64, kv.f32)
+        s[i] = x[i]
+        if wait:
+            kv.barrier()
+        y[i] = s[(i + 32) % 64]
+
+    return rotate
+
+
+def test_a_missing_barrier_shows():
+    x = np.arange(64, dtype=np.float32)
+    for schedule in ptx.ORDERS:
+        y = np.zeros_like(x)
+        launch(rotate_kernel(True), 64, x, y, schedule=schedule)
+        np.testing.assert_array_equal(y, np.roll(x, 32))
+    y = np.zeros_like(x)
+    launch(rotate_kernel(False), 64, x, y, schedule=ptx.Schedule("forward"))
+    assert np.isnan(y).any()
+
+
+def copy_kernel(wait: bool) -> Any:
+    @kv.kernel
+    def copy(x, y):
+        i = kv.thread_id.x
+        s = kv.shared(128, kv.f32)
+        kv.cp_async(s.ptr(4 * i), x.address(4 * i))
+        kv.cp_async_commit()
+        if wait:
+            kv.cp_async_wait(0)
+        for k in range(4):
+            y[4 * i + k] = s[4 * i + k]
+
+    return copy
+
+
+def test_a_missing_wait_shows():
+    x = np.arange(128, dtype=np.float32)
+    for schedule in ptx.ORDERS:
+        y = np.zeros_like(x)
+        launch(copy_kernel(True), 32, x, y, schedule=schedule)
+        np.testing.assert_array_equal(y, x)
+    y = np.zeros_like(x)
+    launch(copy_kernel(False), 32, x, y)
+    assert np.isnan(y).all()
+
+
+def test_an_access_outside_the_buffers_is_an_error():
+    @kv.kernel
+    def over(x, y):
+        y[kv.thread_id.x] = x[kv.thread_id.x + 1]
+
+    y = np.zeros(32, np.float32)
+    with pytest.raises(ptx.EmulationError, match="outside the given memory"):
+        launch(over, 32, np.zeros(32, np.float32), y)
+
+
+def test_lanes_meet_again_before_a_shuffle():
+    @kv.kernel
+    def meet(x, y):
+        i = kv.thread_id.x
+        total = kv.f32(0.0)
+        for k in range(i % 5):  # lanes leave the loop at different times
+            total = total + x[i] * kv.f32(k)
+        y[i] = kv.warp_reduce(total, "add")
+
+    x, y = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
+    launch(meet, 32, x, y)
+    np.testing.assert_array_equal(y, sum(x[i] * sum(range(i % 5)) for i in range(32)))
+
+
+def test_fragments_are_those_of_the_manual():
+    @kv.kernel
+    def multiply(a, b, c):
+        lane = kv.lane_id()
+        group, place = lane >> 2, lane & 3
+        x = [
+            kv.pack_f16x2(
+                a[group + 8 * (w % 2), 2 * place + 8 * (w // 2)], a[group + 8 * (w % 2), 2 * place + 1 + 8 * (w // 2)]
+            )
+            for w in range(4)
+        ]
+        y = [kv.pack_f16x2(b[2 * place + 8 * w, group], b[2 * place + 1 + 8 * w, group]) for w in range(2)]
+        z = kv.mma_m16n8k16(x, y, [kv.f32(1.0)] * 4, kv.f16)
+        for w in kv.static(range(4)):
+            c[group + 8 * (w // 2), 2 * place + w % 2] = z[w]
+
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-8, 8, (16, 16)).astype(np.float32), rng.integers(-8, 8, (16, 8)).astype(np.float32)
+    c = np.zeros((16, 8), np.float32)
+    launch(multiply, 32, a, b, c)
+    np.testing.assert_array_equal(c, a @ b + 1)
