@@ -15,28 +15,46 @@ from kvarn.dialect.layout import CacheSpec
 from . import expands
 from .base import Expansion
 from .common import (
-    Head, Rows, Work, converted, head_and_lane, holds, row_alignment, sequence_of, single, vector_width, whole_warps,
+    Head,
+    Rows,
+    Work,
+    begin,
+    converted,
+    head_and_lane,
+    holds,
+    row_alignment,
+    sequence_of,
+    single,
+    starts_early,
+    vector_width,
+    whole_warps,
 )  # fmt: skip
 from .quantize import Quantizer
 
 
-def copy_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, name: str = "append") -> Any:
+def copy_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, early: bool, name: str = "append") -> Any:
     """Rows of the storage type, or converted to it, to keys (and values)."""
     vectors, width = spec.head_size // rows.width, rows.width
 
     def kernel(collection, layer: kv.i32, row_offsets, key, value):
+        begin(early)
         caches = halves_of(collection, layer, halves)
         token, first = work.place()
         if (token < key.shape[0]) & (first < work.pieces):
-            b, inside, i = sequence_of(row_offsets, token)
+            # The first piece is on its way while the token's sequence and page are looked up.
+            h, d = first // vectors, first % vectors * width
+            loaded = [rows.load(x, token, h, d) for x in (key, value)[:halves]]
+            b, inside, i = sequence_of(row_offsets, token, key.shape[0])
             if inside:
                 position = collection.cache_length(b) + i
                 if holds(collection, position):
-                    for piece in range(first, work.pieces, work.step):
+                    for n in kv.static(range(halves)):
+                        caches[n].store(b, h, position, d, single(converted(loaded[n], spec.dtype)))
+                    for piece in range(first + work.step, work.pieces, work.step):
                         h, d = piece // vectors, piece % vectors * width
-                        loaded = [rows.load(x, token, h, d) for x in (key, value)[:halves]]
                         for n in kv.static(range(halves)):
-                            caches[n].store(b, h, position, d, single(converted(loaded[n], spec.dtype)))
+                            more = rows.load((key, value)[n], token, h, d)
+                            caches[n].store(b, h, position, d, single(converted(more, spec.dtype)))
 
     kernel.__name__ = name
     return kv.kernel(kernel)
@@ -52,16 +70,17 @@ def halves_of(handle: Any, layer: Any, halves: int) -> list[Any]:
     return [handle.get_key_cache(layer), handle.get_value_cache(layer)]
 
 
-def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, given: bool) -> Any:
+def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, given: bool, early: bool) -> Any:
     """Rows of floats to a cache with scales, by granules."""
     heads = quantizer.spec.num_heads
 
     @kv.kernel
     def append_quantized(collection, layer: kv.i32, row_offsets, key, value, key_scale, value_scale):
+        begin(early)
         caches = halves_of(collection, layer, halves)
         token, first = work.place()
         if (token < key.shape[0]) & (first < work.pieces):
-            b, inside, i = sequence_of(row_offsets, token)
+            b, inside, i = sequence_of(row_offsets, token, key.shape[0])
             if inside:
                 position = collection.cache_length(b) + i
                 for piece in range(first, work.pieces, work.step):
@@ -69,7 +88,11 @@ def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, g
                     sources = [Head(rows, x, token, h) for x in (key, value)[:halves]]
                     held = [quantizer.read(source.read, part) for source in sources]
                     for n in kv.static(range(halves)):
-                        known = kv.f32((key_scale, value_scale)[n][token, h, part // quantizer.group.lanes]) if given else None
+                        known = (
+                            kv.f32((key_scale, value_scale)[n][token, h, part // quantizer.group.lanes])
+                            if given
+                            else None
+                        )
                         quantizer.write(caches[n], b, h, position, part, active, held[n], sources[n].read, known)
 
     return append_quantized
@@ -88,14 +111,16 @@ def append(op: Any, at: Expansion) -> None:
         work = Work.of(at, whole_warps(at, spec.num_heads * quantizer.threads))
         given = op.key_scale is not None
         scales = [op.key_scale, op.key_scale if halves == 1 else op.value_scale] if given else [op.row_offsets] * 2
-        kernel = quantize_kernel(work, rows, quantizer, halves, given)
+        kernel = quantize_kernel(work, rows, quantizer, halves, given, starts_early(at))
         args = [op.collection, op.layer, op.row_offsets, op.key, value, *scales]
     else:
         rows = Rows(vector_width(spec.head_size, types=(dtype, spec.dtype)), row_alignment(at))
         work = Work.of(at, spec.token_stride // rows.width)
-        kernel = copy_kernel(spec, work, rows, halves)
+        kernel = copy_kernel(spec, work, rows, halves, starts_early(at))
         args = [op.collection, op.layer, op.row_offsets, op.key, value]
-    at.launch(kernel, args, (work.blocks(tokens), 1, 1), (work.threads, 1, 1), key=(rows, work))
+    at.launch(
+        kernel, args, (work.blocks(tokens), 1, 1), (work.threads, 1, 1), key=(rows, work), programmatic=starts_early(at)
+    )
 
 
 @expands("kv.store_ragged")
@@ -104,7 +129,7 @@ def store_ragged(op: Any, at: Expansion) -> None:
     rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at))
     work = Work.of(at, spec.token_stride // rows.width)
     args = [op.cache, at.constant(0), op.row_offsets, op.x, op.x]
-    kernel = copy_kernel(spec, work, rows, 1, "store_ragged")
+    kernel = copy_kernel(spec, work, rows, 1, False, "store_ragged")
     at.launch(kernel, args, (work.blocks(at.dim(op.x, 0)), 1, 1), (work.threads, 1, 1))
 
 
@@ -133,4 +158,9 @@ def store_padded(op: Any, at: Expansion) -> None:
     rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at))
     work = Work.of(at, spec.token_stride // rows.width)
     padded = at.dim(op.x, 0) * at.dim(op.x, 1)
-    at.launch(padded_kernel(spec, work, rows), [op.cache, op.x, op.valid_lengths], (work.blocks(padded), 1, 1), (work.threads, 1, 1))
+    at.launch(
+        padded_kernel(spec, work, rows),
+        [op.cache, op.x, op.valid_lengths],
+        (work.blocks(padded), 1, 1),
+        (work.threads, 1, 1),
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the expansions of the cache operations share: vectors, the division of tokens among threads, the ragged batch."""
+"""What the expansions of the cache operations share: vectors, the division of tokens among threads, the ragged
+batch.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def most_lanes(types: tuple[DType, ...]) -> int:
 
 @dataclass(frozen=True)
 class Rows:
-    """How a kernel reads and writes data buffers: in vectors, at the ``alignment`` that rows have, ``width`` lanes by default."""
+    """How a kernel reads and writes data buffers: in vectors, at the ``alignment`` that rows have, ``width`` lanes by
+    default.
+    """
 
     width: int
     alignment: int
@@ -98,14 +102,15 @@ class Work:
 
     @kv.func
     def place(self) -> tuple[Any, Any]:
-        """This thread's (token of the grid's first pass, first piece); a thread that has nothing to do gets a piece past the last."""
+        """This thread's (token of the grid's first pass, first piece); a thread that has nothing to do gets a piece
+        past the last.
+        """
         thread = kv.thread_id.x
         if self.tokens == 1:
             return kv.block_id.x, thread
         slot = thread // self.pieces
         piece = kv.where(slot < self.tokens, thread - slot * self.pieces, self.pieces)
         return kv.block_id.x * self.tokens + slot, piece
-
 
 
 @dataclass(frozen=True)
@@ -161,12 +166,23 @@ def head_and_lane(piece: Any, heads: int, per_head: int) -> tuple[Any, Any, Any]
 
 
 @kv.func
-def sequence_of(offsets: Any, row: Any) -> tuple[Any, Any, Any]:
+def sequence_of(offsets: Any, row: Any, rows: Any = None) -> tuple[Any, Any, Any]:
     """The sequence of a row of a ragged batch: (b, whether it has one, its place in the sequence).
 
-    b is the largest with offsets[b] <= row, so that empty sequences are passed over.
+    b is the largest with offsets[b] <= row, so that empty sequences are passed over. ``rows``, about as many as the
+    batch has, lets the search begin where an even batch has the row: one look then ends it, also in a decode step.
     """
     low, high = kv.i32(0), offsets.shape[0] - 1
+    if rows is not None:
+        if high > 1:
+            guess = kv.math.min(kv.i32((kv.f32(row) + 0.5) * (kv.f32(high) / kv.f32(rows))), high - 1)
+            first, after = offsets[guess], offsets[guess + 1]
+            if first <= row:
+                low = guess
+                if row < after:
+                    high = guess + 1
+            else:
+                high = guess
     while high - low > 1:
         middle = (low + high) >> 1
         if offsets[middle] <= row:
@@ -175,6 +191,19 @@ def sequence_of(offsets: Any, row: Any) -> tuple[Any, Any, Any]:
             high = middle
     first = offsets[low]
     return low, (first <= row) & (row < offsets[high]), row - first
+
+
+def starts_early(at: Expansion) -> bool:
+    """Whether kernels of the target may be scheduled before the one ahead of them ends; see :func:`begin`."""
+    return at.target.has("pdl")
+
+
+@kv.func
+def begin(early: bool) -> None:
+    """Wait for the kernels ahead; let the next one be scheduled, which waits in its turn."""
+    if early:
+        kv.griddepcontrol_wait()
+        kv.griddepcontrol_launch_dependents()
 
 
 @kv.func

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """kv.rope_append and kv.rope: rotary embedding of query and key, with the append of key and value.
 
-The heads of query, key and value of a token are one sequence of pieces, which the threads of a block share. A piece is a
-unit of a rotated head, a vector of a value; where heads are normalised or quantized a group of threads shares one.
+The heads of query, key and value of a token are one sequence of pieces, which the threads of a block share. A piece is
+a unit of a rotated head, a vector of a value; where heads are normalised or quantized a group of threads shares one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,24 @@ from kvarn.dialect.layout import CacheSpec, align_up
 from . import expands
 from .base import Expansion
 from .common import (
-    CachedHead, Group, Head, NormalHead, Rows, Work, converted, head_and_lane, holds, inverse_rms, most_lanes, row_alignment,
-    sequence_of, single, vector_width, whole_warps,
+    CachedHead,
+    Group,
+    Head,
+    NormalHead,
+    Rows,
+    Work,
+    begin,
+    converted,
+    head_and_lane,
+    holds,
+    inverse_rms,
+    most_lanes,
+    row_alignment,
+    sequence_of,
+    single,
+    starts_early,
+    vector_width,
+    whole_warps,
 )  # fmt: skip
 from .quantize import Quantizer
 from .rotation import Angles, Rotation, TurnedHead
@@ -79,15 +95,16 @@ def turn(rotation: Rotation, first: Any, step: int, angles: Angles, source: Any,
 
 def rope_append_kernel(
     spec: CacheSpec, work: Work, pieces: Pieces, rows: Rows, rotation: Rotation, norms: tuple[Norm, Norm],
-    quantizer: Quantizer | None,
+    quantizer: Quantizer | None, early: bool,
 ) -> Any:  # fmt: skip
     """``norms``: of queries and keys. ``quantizer`` None: a cache without scales."""
 
     @kv.kernel
     def rope_append(collection, layer: kv.i32, query, key, value, row_offsets, freqs, query_out, q_gamma, k_gamma):
+        begin(early)
         token, first = work.place()
         if (token < query.shape[0]) & (first < work.pieces):
-            b, inside, i = sequence_of(row_offsets, token)
+            b, inside, i = sequence_of(row_offsets, token, query.shape[0])
             if inside:
                 position = collection.cache_length(b) + i
                 keys, values = collection.get_key_cache(layer), collection.get_value_cache(layer)
@@ -132,7 +149,8 @@ def rope_append(op: Any, at: Expansion) -> None:
     quantizer = None
     if spec.quantized:
         quantizer = Quantizer.of(spec, rotation.chunk_width(spec.granularity, most=most_lanes(types)), at)
-    # A head's threads: one a unit; a group, where they normalise together; the quantizer's, which normalise for each granule.
+    # A head's threads: one a unit; a group, where they normalise together; the quantizer's, which normalise for each
+    # granule.
     group = Group.covering(at, rotation.units)
     norm = Norm(eps, spec.head_size, rows.width, group)
     of_head = rotation.units if eps is None else group.lanes
@@ -141,19 +159,28 @@ def rope_append(op: Any, at: Expansion) -> None:
     else:
         norms, of_key, of_value = (norm, replace(norm, group=quantizer.group)), quantizer.threads, quantizer.threads
     together = eps is not None or quantizer is not None
-    pieces = Pieces(of_head, of_key, of_value, at.static_dim(op.query, 1), spec.num_heads, whole_warps(at, 1) if together else 1)
+    pieces = Pieces(
+        of_head, of_key, of_value, at.static_dim(op.query, 1), spec.num_heads, whole_warps(at, 1) if together else 1
+    )
     work = Work.of(at, pieces.all)
-    kernel = rope_append_kernel(spec, work, pieces, rows, rotation, norms, quantizer)
+    early = starts_early(at)
+    kernel = rope_append_kernel(spec, work, pieces, rows, rotation, norms, quantizer, early)
     gammas = [op.freqs, op.freqs] if eps is None else [op.q_gamma, op.k_gamma]  # not looked at without normalisation
     args = [op.collection, op.layer, op.query, op.key, op.value, op.row_offsets, op.freqs, op.query_out, *gammas]
-    at.launch(kernel, args, (work.blocks(at.dim(op.query, 0)), 1, 1), (work.threads, 1, 1))
+    at.launch(kernel, args, (work.blocks(at.dim(op.query, 0)), 1, 1), (work.threads, 1, 1), programmatic=early)
 
 
 # --- rotating in place -----------------------------------------------------------------------------
 
 
 def rope_kernel(
-    work: Work, query_heads: int, rows: Rows, of_query: Rotation, of_key: Rotation, given: bool, sections: tuple[int, ...]
+    work: Work,
+    query_heads: int,
+    rows: Rows,
+    of_query: Rotation,
+    of_key: Rotation,
+    given: bool,
+    sections: tuple[int, ...],
 ) -> Any:
     """``given``: positions come from position_ids; ``sections``: pairs that each of its rows turns."""
     first_key = query_heads * of_query.units
@@ -174,7 +201,9 @@ def rope_kernel(
                 for piece in range(first, work.pieces, work.step):
                     if piece < first_key:
                         h, unit = piece // of_query.units, piece % of_query.units
-                        of_query.unit(unit, angles, Head(rows, query, token, h).read, Head(rows, query_out, token, h).write)
+                        of_query.unit(
+                            unit, angles, Head(rows, query, token, h).read, Head(rows, query_out, token, h).write
+                        )
                     elif kept:
                         h, unit = (piece - first_key) // of_key.turning, (piece - first_key) % of_key.turning
                         head = CachedHead(keys, b, position, h)
