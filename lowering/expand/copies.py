@@ -13,7 +13,18 @@ from kvarn.lowering.index import Ix
 from . import expands
 from .base import Expansion
 from .common import (
-    BYTES, THREADS, CachedHead, Rows, Work, converted, head_and_lane, holds, row_alignment, sequence_of, single, vector_width,
+    BYTES,
+    THREADS,
+    CachedHead,
+    Rows,
+    Work,
+    converted,
+    head_and_lane,
+    holds,
+    row_alignment,
+    sequence_of,
+    single,
+    vector_width,
     whole_warps,
 )  # fmt: skip
 from .quantize import Quantizer
@@ -134,7 +145,9 @@ def copy_pages(op: Any, at: Expansion) -> None:
     parts = at.dim(op.source, 0) * spec.kv_dim
     if spec.kind != FA3:
         parts = parts * at.field(op.collection, "num_layers")
-    at.launch(copy_pages_kernel(spec, threads), [op.collection, op.source, op.destination], (parts, 1, 1), (threads, 1, 1))
+    at.launch(
+        copy_pages_kernel(spec, threads), [op.collection, op.source, op.destination], (parts, 1, 1), (threads, 1, 1)
+    )
 
 
 # --- convert ---------------------------------------------------------------------------------------
@@ -161,9 +174,13 @@ def convert_kernel(source_spec: CacheSpec, spec: CacheSpec, work: Work, width: i
                             held = quantizer.read(head.read, part)
                             quantizer.write(destination, b, h, t, part, active, held, head.read)
                         elif exact:
-                            destination.store(b, h, t, part * width, single(stored(source, b, h, t, part * width, width)))
+                            destination.store(
+                                b, h, t, part * width, single(stored(source, b, h, t, part * width, width))
+                            )
                         else:
-                            destination.store(b, h, t, part * width, single(converted(head.read(part * width, width), spec.dtype)))
+                            destination.store(
+                                b, h, t, part * width, single(converted(head.read(part * width, width), spec.dtype))
+                            )
 
     return convert
 

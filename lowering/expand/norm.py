@@ -16,7 +16,18 @@ from kvarn.lowering.index import Ix
 from . import expands
 from .base import Expansion
 from .common import (
-    CachedHead, Group, Rows, Work, converted, head_and_lane, holds, inverse_rms, row_alignment, sequence_of, vector_width, whole_warps,
+    CachedHead,
+    Group,
+    Rows,
+    Work,
+    converted,
+    head_and_lane,
+    holds,
+    inverse_rms,
+    row_alignment,
+    sequence_of,
+    vector_width,
+    whole_warps,
 )  # fmt: skip
 
 MOST_BLOCKS = 1 << 16  # the count of tokens is an upper bound, often a far one
@@ -44,7 +55,14 @@ class CachedRow:
 
 
 def rms_norm_kernel(
-    spec: CacheSpec, work: Work, rows: Rows, group: Group, size: int, eps: float, weight_offset: float, multiply_before_cast: bool
+    spec: CacheSpec,
+    work: Work,
+    rows: Rows,
+    group: Group,
+    size: int,
+    eps: float,
+    weight_offset: float,
+    multiply_before_cast: bool,
 ) -> Any:
     """A group normalises one head, or with ``size`` above the head size one row."""
     heads = 1 if size > spec.head_size else spec.num_heads
@@ -60,7 +78,11 @@ def rms_norm_kernel(
                     if holds(cache, position):
                         for piece in range(first, work.pieces, work.step):
                             h, lane, active = head_and_lane(piece, heads, group.lanes)
-                            whole = CachedRow(cache, b, position) if size > spec.head_size else CachedHead(cache, b, position, h)
+                            whole = (
+                                CachedRow(cache, b, position)
+                                if size > spec.head_size
+                                else CachedHead(cache, b, position, h)
+                            )
                             scale = inverse_rms(whole, size, rows.width, eps, group, lane)
                             if active:
                                 for d in range(lane * rows.width, size, group.lanes * rows.width):

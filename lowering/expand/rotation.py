@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Rotary embedding of one head, in f32.
 
-By units, which can be done in place and in any order: a *turning* unit holds the real and the imaginary parts of ``lanes``
-pairs, a *plain* unit ``lanes`` elements outside of the rotated dims. Interleaved pairs (2k, 2k+1) of the last R dims lie
-together, split pairs (k, k + R/2) of the first R apart. Or by chunks of consecutive dims, which read their pairs' other parts.
+By units, which can be done in place and in any order: a *turning* unit holds the real and the imaginary parts of
+``lanes`` pairs, a *plain* unit ``lanes`` elements outside of the rotated dims. Interleaved pairs (2k, 2k+1) of the
+last R dims lie together, split pairs (k, k + R/2) of the first R apart. Or by chunks of consecutive dims, which read
+their pairs' other parts.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ Write = Callable[[Any, Any], None]
 
 @dataclass(frozen=True)
 class Angles:
-    """Cosines and sines of a token: ``freqs`` [positions, R] with pairs (cos, sin); positions out of the table are brought into it.
+    """Cosines and sines of a token, from ``freqs`` [positions, R]: pairs (cos, sin).
 
+    Positions out of the table are brought into it.
     ``positions`` has one, or one for each section of pairs, ``sections`` how many pairs each turns.
     """
 

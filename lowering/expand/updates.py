@@ -56,7 +56,9 @@ def add_kernel(spec: CacheSpec, work: Work, rows: Rows, name: str, stacked: bool
     return kv.kernel(kernel)
 
 
-def launch_add(at: Expansion, collection: Any, layer: Any, a: Any, row_offsets: Any, batch_offset: Any, name: str, stacked: bool) -> None:
+def launch_add(
+    at: Expansion, collection: Any, layer: Any, a: Any, row_offsets: Any, batch_offset: Any, name: str, stacked: bool
+) -> None:
     spec = at.spec(collection)
     rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at))
     work = Work.of(at, spec.token_stride // rows.width)

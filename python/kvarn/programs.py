@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Cache operations as Python callables: from the operands of a call to a compiled program, and its run.
 
-An :class:`Operation` wraps one tier-1 op of the dialect. A call's *signature* is everything that its checks and its code
-depend on: specs, shapes, strides, dtypes, devices, alignments and attributes. A signature met before is a dictionary look-up
-and then packing; a new one is checked, and its program is taken from memory, from the disk cache or from the compiler.
-Programs are specialised for less than a signature holds: for the static extents (heads, head size), not for the tokens.
+An :class:`Operation` wraps one tier-1 op of the dialect. A call's *signature* is everything that its checks and its
+code depend on: specs, shapes, strides, dtypes, devices, alignments and attributes. A signature met before is a
+dictionary look-up and then packing; a new one is checked, and its program is taken from memory, from the disk cache or
+from the compiler. Programs are specialised for less than a signature holds: for the static extents (heads, head size),
+not for the tokens.
 """
 
 from __future__ import annotations
@@ -163,7 +164,9 @@ class OperationProgram(Program):
     """A program whose operands are bound by the operation that calls it, which has checked them."""
 
     def run(self, values: list[tuple[Any, ...]], ordinal: int, operands: Sequence[Any], stream: Any) -> None:
-        """Run every step with field values that are known to be right. ``operands`` say whose current stream to take."""
+        """Run every step with field values that are known to be right. ``operands`` say whose current stream to
+        take.
+        """
         on = self._on.get(ordinal) or self._load(ordinal)
         if ordinal < 0:
             handle = 0
@@ -230,7 +233,9 @@ class _Known(NamedTuple):
 
     program: OperationProgram
     ordinal: int
-    tails: list[tuple[int, tuple[int, ...]]]  # of each buffer, its place among the operands and its fields after the address
+    tails: list[
+        tuple[int, tuple[int, ...]]
+    ]  # of each buffer, its place among the operands and its fields after the address
 
 
 class Operation:
@@ -241,8 +246,8 @@ class Operation:
     name : str
         The op, such as ``"kv.append"``.
     static : mapping of str to int
-        For data buffers: the first dimension whose extent the code is specialised for. Their rows are read in vectors, so
-        their alignment counts too. Other buffers are tables of 32-bit integers, read one by one.
+        For data buffers: the first dimension whose extent the code is specialised for. Their rows are read in vectors,
+        so their alignment counts too. Other buffers are tables of 32-bit integers, read one by one.
     check : callable, optional
         ``check(operands)`` with a namespace: handles as they are, buffers as ``BufferView``, numbers, None for what is
         absent, and ``attributes`` as a dictionary. Raises ValueError or TypeError.
@@ -263,7 +268,9 @@ class Operation:
         self._fields = [f for f in op_class.FIELDS if f.kind == "operand"]
         self.operands = tuple(f.name for f in self._fields)
         caches = ("source", "destination", "cache") if name == "kv.convert" else ("cache",)
-        self._handles = {n: "collection" if n == "collection" else "cache" for n in self.operands if n in (*caches, "collection")}
+        self._handles = {
+            n: "collection" if n == "collection" else "cache" for n in self.operands if n in (*caches, "collection")
+        }
         self._written = set(written)
         if effects.writes_cache(op_class):
             self._written |= {n for n in self._handles if n != "source"}
@@ -276,7 +283,9 @@ class Operation:
         schedule: Schedule = None,
         stream: Any = None,
     ) -> None:
-        """Run on operands, in the order of ``self.operands``; None for an absent one, those at the end may be left out."""
+        """Run on operands, in the order of ``self.operands``; None for an absent one, those at the end may be left
+        out.
+        """
         values: list[Any] = []
         key: list[Any] = [attributes, schedule and tuple(sorted(schedule.items()))]
         add, find = key.append, _signers.get
@@ -303,7 +312,11 @@ class Operation:
         return made
 
     def specialisation(
-        self, operands: Sequence[Any], attributes: tuple[tuple[str, Any], ...] = (), schedule: Any = (), target: str | None = None
+        self,
+        operands: Sequence[Any],
+        attributes: tuple[tuple[str, Any], ...] = (),
+        schedule: Any = (),
+        target: str | None = None,
     ) -> tuple[Specialisation, list[Any]]:
         """What a call's program is specialised for, after checking it, and the operands that are there.
 
@@ -313,7 +326,9 @@ class Operation:
             Default: that of the device on which the operands lie.
         """
         if len(operands) > len(self._fields):
-            raise TypeError(f"{self.title} takes {len(self._fields)} operands ({', '.join(self.operands)}), got {len(operands)}")
+            raise TypeError(
+                f"{self.title} takes {len(self._fields)} operands ({', '.join(self.operands)}), got {len(operands)}"
+            )
         operands = (*operands, *(None,) * (len(self._fields) - len(operands)))
         seen, operand_types, given = SimpleNamespace(attributes=dict(attributes)), [], []
         ordinal, where, alignment = None, "", _WIDEST
@@ -335,7 +350,10 @@ class Operation:
                 alignment = min(alignment, _alignment(view))
             here = ordinal_of(place, about)
             if ordinal is not None and here != ordinal:
-                raise ValueError(f"{self.title}: operands must be on one device: {where} is on {_place(ordinal)}, {name} on {_place(here)}")
+                raise ValueError(
+                    f"{self.title}: operands must be on one device: {where} is on {_place(ordinal)}, "
+                    f"{name} on {_place(here)}"
+                )
             ordinal, where = here, name
             setattr(seen, name, view)
             operand_types.append((name, type_))
@@ -344,7 +362,9 @@ class Operation:
             self._check(seen)
         if target is None:
             target = "host" if ordinal in (None, HOST) else of_capability(*device.device(ordinal).capability).name
-        return Specialisation(self.name, tuple(operand_types), tuple(attributes), tuple(schedule), target, alignment), given
+        return Specialisation(
+            self.name, tuple(operand_types), tuple(attributes), tuple(schedule), target, alignment
+        ), given
 
     def _describe(self, about: str, name: str, operand: Any) -> tuple[OperandType, Any, Any]:
         """An operand's type, what the check sees of it, and its device."""
@@ -352,7 +372,8 @@ class Operation:
         if kind is not None:
             spec = getattr(operand, "spec", None)
             if not isinstance(spec, layout.CollectionSpec if kind == "collection" else CacheSpec):
-                raise TypeError(f"{about} must be a KV {'cache collection' if kind == 'collection' else kind}, got {type(operand).__name__}")
+                wanted = "cache collection" if kind == "collection" else kind
+                raise TypeError(f"{about} must be a KV {wanted}, got {type(operand).__name__}")
             if operand.readonly and name in self._written:
                 raise ValueError(f"{about} is written, but its blocks are read-only")
             return HandleType(kind, getattr(spec, "cache", spec)), operand, operand.device
@@ -360,7 +381,10 @@ class Operation:
         if view.rank < 1:
             raise ValueError(f"{about} must have at least one dimension, got a scalar")
         if view.shape[-1] > 1 and view.strides[-1] != 1 and view.size > 0:
-            raise ValueError(f"{about} must be contiguous in its last dimension, got strides {view.strides} (elements); use .contiguous()")
+            raise ValueError(
+                f"{about} must be contiguous in its last dimension, got strides {view.strides} (elements); "
+                "use .contiguous()"
+            )
         first = self._static.get(name)
         dtype = view.dtype
         if first is None:
@@ -395,8 +419,8 @@ def _alignment(view: buffers.BufferView) -> int:
 
 # --- signatures: what a call's checks and code depend on, of an operand, by its class ---------------------
 #
-# A signer gives its part of the key and appends the first of the operand's values: the fields of a handle, the number of a
-# scalar, the address of a buffer, whose other fields the signature determines.
+# A signer gives its part of the key and appends the first of the operand's values: the fields of a handle, the number
+# of a scalar, the address of a buffer, whose other fields the signature determines.
 
 Signer = Callable[[Any, list[Any]], Any]
 _signers: dict[type, Signer] = {}

@@ -101,7 +101,10 @@ def out_dtype():
 
 def test_the_current_stream_is_used():
     torch = pytest.importorskip("torch")
-    lengths, offsets = torch.zeros(4, dtype=torch.int32, device="cuda"), torch.arange(5, dtype=torch.int32, device="cuda")
+    lengths, offsets = (
+        torch.zeros(4, dtype=torch.int32, device="cuda"),
+        torch.arange(5, dtype=torch.int32, device="cuda"),
+    )
     stream = torch.cuda.Stream()
     kv.ops.increment_cache_lengths(lengths, offsets)
     torch.cuda.synchronize()

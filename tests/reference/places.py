@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Where the suites of the cache operations run: on the host, on a GPU's code in the PTX interpreter, on a GPU.
 
-A test makes a problem over NumPy buffers, puts it in place, runs the operation there and compares every byte of the pool
-with the model's. Without torch, GPU memory is held by arrays of our own, which only show ``__cuda_array_interface__``.
+A test makes a problem over NumPy buffers, puts it in place, runs the operation there and compares every byte of the
+pool with the model's. Without torch, GPU memory is held by arrays of our own, which only show
+``__cuda_array_interface__``.
 """
 
 from __future__ import annotations
@@ -169,11 +170,16 @@ def assert_same(place: Place, found: KVCacheCollection, expected: KVCacheCollect
     """Every bit of two pools is the same, poison and all."""
     for a, b in zip(place.buffers(found), Place().buffers(expected), strict=True):
         wrong = np.argwhere(bits(a) != bits(b))
-        assert not len(wrong), f"{len(wrong)} of {a.size} elements differ, the first at {wrong[0]}: {a[tuple(wrong[0])]} is not {b[tuple(wrong[0])]}"
+        assert not len(wrong), (
+            f"{len(wrong)} of {a.size} elements differ, the first at {wrong[0]}: {a[tuple(wrong[0])]} is not "
+            f"{b[tuple(wrong[0])]}"
+        )
 
 
 def assert_close(place: Place, found: KVCacheCollection, expected: KVCacheCollection, most: float = 0.02) -> None:
-    """Pools are the same but for roundings: neighbours of the type, in at most a share of the elements (f32: a few ulps)."""
+    """Pools are the same but for roundings: neighbours of the type, in at most a share of the elements (f32: a few
+    ulps).
+    """
     for a, b in zip(place.buffers(found), Place().buffers(expected), strict=True):
         near(a, b, most)
 
@@ -184,7 +190,7 @@ def near(a: np.ndarray, b: np.ndarray, most: float = 0.02) -> None:
     if not differ.any():
         return
     x, y = a[differ].astype(np.float64), b[differ].astype(np.float64)
-    assert np.isfinite(x).all() and np.isfinite(y).all(), "poison differs"
+    assert np.isfinite([x, y]).all(), "poison differs"
     dtype = dtypes.of(a.dtype)
     if dtype.name == "f32":
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=4e-6)

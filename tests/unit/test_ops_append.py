@@ -38,7 +38,12 @@ def appended(place: Place, problem: Any, layer: int, key: Any, value: Any, **sca
     found, expected = place.collection(problem.collection), clone(problem.collection)
     given = {n: place.put(s) for n, s in scales.items()}
     kv.ops.append(
-        found, layer, place.put(key), None if value is None else place.put(value), place.put(problem.row_offsets), **given
+        found,
+        layer,
+        place.put(key),
+        None if value is None else place.put(value),
+        place.put(problem.row_offsets),
+        **given,
     )
     model.append(expected, layer, key, value, problem.row_offsets, **scales)
     return found, expected
@@ -115,7 +120,14 @@ def test_append_quantizes_odd_granules(place, size, granularity):
 def test_append_quantizes_with_given_scales(place, granularity):
     rng = np.random.default_rng(8)
     problem = random_problem(
-        rng, "paged", "f8e4m3", head_size=32, scale_dtype="f16", granularity=granularity, cached=[3, 0, 1], new=[2, 5, 1]
+        rng,
+        "paged",
+        "f8e4m3",
+        head_size=32,
+        scale_dtype="f16",
+        granularity=granularity,
+        cached=[3, 0, 1],
+        new=[2, 5, 1],
     )
     key, value = rows(rng, problem, "bf16"), rows(rng, problem, "bf16")
     shape = (problem.tokens, 2, problem.collection.head_dim_granularity)

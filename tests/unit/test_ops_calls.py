@@ -89,8 +89,14 @@ def test_append_checks_scales():
     x, scale = tokens(q), np.ones((3, 2, 2), np.float32)
     cases = [
         ({"key_scale": scale}, "kv.ops.append: key_scale and value_scale must be given together or not at all"),
-        ({"key_scale": scale, "value_scale": scale[:, :, :1]}, "kv.ops.append: value_scale must have shape [T, 2, 2], got [3, 2, 1]"),
-        ({"key_scale": scale[:2], "value_scale": scale}, "kv.ops.append: key_scale must have the 3 tokens of key, got 2"),
+        (
+            {"key_scale": scale, "value_scale": scale[:, :, :1]},
+            "kv.ops.append: value_scale must have shape [T, 2, 2], got [3, 2, 1]",
+        ),
+        (
+            {"key_scale": scale[:2], "value_scale": scale},
+            "kv.ops.append: key_scale must have the 3 tokens of key, got 2",
+        ),
     ]
     for scales, message in cases:
         with refuses(ValueError, message):
@@ -117,7 +123,11 @@ def test_mla_collections_have_no_values():
 def test_rope_append_checks_angles(problem):
     c, x, off = problem.collection, tokens(problem), problem.row_offsets
     cases = [
-        (np.ones((5, 16), np.float32), ValueError, "kv.ops.rope_append: freqs_cis must have a row for each of the collection's max_cache_length = 6 positions, got 5"),
+        (
+            np.ones((5, 16), np.float32),
+            ValueError,
+            "freqs_cis must have a row for each of the collection's max_cache_length = 6 positions, got 5",
+        ),
         (np.ones((6, 18), np.float32), ValueError, "kv.ops.rope_append: freqs_cis must have an even R in [2, 16]"),
         (np.ones((6, 7), np.float32), ValueError, "kv.ops.rope_append: freqs_cis must have an even R in [2, 16]"),
         (np.ones((6, 8), np.float64), TypeError, "kv.ops.rope_append: freqs_cis must have dtype f32, got f64"),
@@ -154,7 +164,10 @@ def test_read_only_buffers_are_not_written(problem):
     out.flags.writeable = False
     with refuses(ValueError, "read-only"):
         kv.ops.gather(fixed.get_key_cache(0), np.ones((1, 2), np.int32), np.array([0, 1, 1], np.int32), out)
-    assert kv.ops.gather(fixed.get_key_cache(0), np.ones((1, 2), np.int32), np.array([0, 1, 1], np.int32)).shape == out.shape
+    assert (
+        kv.ops.gather(fixed.get_key_cache(0), np.ones((1, 2), np.int32), np.array([0, 1, 1], np.int32)).shape
+        == out.shape
+    )
 
 
 def test_other_operations_check_their_arguments(problem):
@@ -162,18 +175,51 @@ def test_other_operations_check_their_arguments(problem):
     cache = c.get_key_cache(0)
     cases = [
         (lambda: kv.ops.gather(c, np.ones((1, 1), np.int32), off, np.ones((1, 1, 2, 16), np.float32)), "kv.ops.gather"),
-        (lambda: kv.ops.gather(cache, np.ones(3, np.int32), off, np.ones((1, 1, 2, 16), np.float32)), "kv.ops.gather: token_ids must have shape [R, Ns], got [3]"),
+        (
+            lambda: kv.ops.gather(cache, np.ones(3, np.int32), off, np.ones((1, 1, 2, 16), np.float32)),
+            "kv.ops.gather: token_ids must have shape [R, Ns], got [3]",
+        ),
         (lambda: kv.ops.copy_pages(c, off, off[:2]), "kv.ops.copy_pages: destination must have shape [3], got [2]"),
-        (lambda: kv.ops.rms_norm(cache, np.ones(17, np.float32), 1e-5, off), "kv.ops.rms_norm: gamma must have C elements, 1 <= C <= 16"),
-        (lambda: kv.ops.radd(c, 0, np.ones((3, 63), np.float32), off), "kv.ops.radd: a must have shape [Tn, 64], got [3, 63]"),
-        (lambda: kv.ops.radd(c, 0, np.ones((3, 64), np.float32), off, 1), "kv.ops.radd: batch_offset + the 2 sequences of row_offsets must be at most"),
-        (lambda: kv.ops.iadd_2m(c, 0, np.ones((3, 32), np.float32), off), "kv.ops.iadd_2m: kv must have an even number of rows, got 3"),
-        (lambda: kv.ops.remap_sparse_indices(np.ones((2, 2), np.int32), off, off, 16, 5), "kv.ops.remap_sparse_indices: lookup_table must have shape [B, columns], got [3]"),
-        (lambda: kv.ops.remap_sparse_indices(np.ones((2, 2), np.int32), off, c.lookup_table, 0, 5), "kv.ops.remap_sparse_indices: page_size must be in [1,"),
-        (lambda: kv.ops.mla_prefill_plan(off, c.cache_lengths, 0, 4), "kv.ops.mla_prefill_plan: buffer_tokens must be in [1,"),
-        (lambda: kv.ops.store_padded(cache, np.ones((1, 2, 2, 16), np.float32), off[:2]), "kv.ops.store_padded: x must have shape [2, S, 2, 16], got [1, 2, 2, 16]"),
-        (lambda: kv.ops.cache_row_offsets(off[:2], c.cache_lengths), "kv.ops.cache_row_offsets: row_offsets must have shape [3], got [2]"),
-        (lambda: kv.ops.increment_cache_lengths(c.cache_lengths, off[:2]), "kv.ops.increment_cache_lengths: row_offsets must have shape [3], got [2]"),
+        (
+            lambda: kv.ops.rms_norm(cache, np.ones(17, np.float32), 1e-5, off),
+            "kv.ops.rms_norm: gamma must have C elements, 1 <= C <= 16",
+        ),
+        (
+            lambda: kv.ops.radd(c, 0, np.ones((3, 63), np.float32), off),
+            "kv.ops.radd: a must have shape [Tn, 64], got [3, 63]",
+        ),
+        (
+            lambda: kv.ops.radd(c, 0, np.ones((3, 64), np.float32), off, 1),
+            "kv.ops.radd: batch_offset + the 2 sequences of row_offsets must be at most",
+        ),
+        (
+            lambda: kv.ops.iadd_2m(c, 0, np.ones((3, 32), np.float32), off),
+            "kv.ops.iadd_2m: kv must have an even number of rows, got 3",
+        ),
+        (
+            lambda: kv.ops.remap_sparse_indices(np.ones((2, 2), np.int32), off, off, 16, 5),
+            "kv.ops.remap_sparse_indices: lookup_table must have shape [B, columns], got [3]",
+        ),
+        (
+            lambda: kv.ops.remap_sparse_indices(np.ones((2, 2), np.int32), off, c.lookup_table, 0, 5),
+            "kv.ops.remap_sparse_indices: page_size must be in [1,",
+        ),
+        (
+            lambda: kv.ops.mla_prefill_plan(off, c.cache_lengths, 0, 4),
+            "kv.ops.mla_prefill_plan: buffer_tokens must be in [1,",
+        ),
+        (
+            lambda: kv.ops.store_padded(cache, np.ones((1, 2, 2, 16), np.float32), off[:2]),
+            "kv.ops.store_padded: x must have shape [2, S, 2, 16], got [1, 2, 2, 16]",
+        ),
+        (
+            lambda: kv.ops.cache_row_offsets(off[:2], c.cache_lengths),
+            "kv.ops.cache_row_offsets: row_offsets must have shape [3], got [2]",
+        ),
+        (
+            lambda: kv.ops.increment_cache_lengths(c.cache_lengths, off[:2]),
+            "kv.ops.increment_cache_lengths: row_offsets must have shape [3], got [2]",
+        ),
     ]
     for call, message in cases:
         with pytest.raises((ValueError, TypeError), match=re.escape(message)):
@@ -196,12 +242,12 @@ def test_convert_checks_what_cannot_convert():
     made = {
         name: random_problem(rng, "paged", dtype, cached=[3], new=[1], **rest).collection.get_key_cache(0)
         for name, dtype, rest in (
-            ("f32", "f32", {}), ("i32", "i32", {}), ("wide", "f32", {"head_size": 32}), ("two", "f32", {"num_heads": 1}),
+            ("f32", "f32", {}), ("i32", "i32", {}), ("big", "f32", {"head_size": 32}), ("one", "f32", {"num_heads": 1}),
         )
     }  # fmt: skip
     with refuses(ValueError, "kv.ops.convert: destination stores i32 without scales, which converts only to itself"):
         kv.ops.convert(made["f32"], made["i32"])
-    for other in ("wide", "two"):
+    for other in ("big", "one"):
         with refuses(ValueError, "kv.ops.convert: source and destination must have the same heads and head size"):
             kv.ops.convert(made["f32"], made[other])
 
@@ -343,7 +389,9 @@ def test_schedules_choose_the_block():
     q = random_problem(np.random.default_rng(9), "paged", "f32", cached=[3], new=[2])
     x = tokens(q)
     for threads in (64, 512):
-        made = writes._APPEND.compile((q.collection, 0, x, q.row_offsets, x), schedule={"threads": threads}, target="sm_90a")
+        made = writes._APPEND.compile(
+            (q.collection, 0, x, q.row_offsets, x), schedule={"threads": threads}, target="sm_90a"
+        )
         assert made.artifact.steps[0].block == (threads, 1, 1)
     with pytest.raises(ValueError, match="threads of the schedule must be a multiple of 32 up to 1024, got 100"):
         writes._APPEND.compile((q.collection, 0, x, q.row_offsets, x), schedule={"threads": 100}, target="sm_90a")

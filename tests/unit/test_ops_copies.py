@@ -55,7 +55,9 @@ def test_gather_leaves_rows_of_no_sequence(place):
     problem = random_problem(rng, "paged", "f32", cached=[9, 9], new=[1, 1])
     found = place.collection(problem.collection)
     out = place.put(np.full((6, 2, 2, 16), 77, np.float32))
-    back = kv.ops.gather(found.get_key_cache(0), place.put(np.ones((6, 2), np.int32)), place.put(np.array([1, 2, 4], np.int32)), out)
+    back = kv.ops.gather(
+        found.get_key_cache(0), place.put(np.ones((6, 2), np.int32)), place.put(np.array([1, 2, 4], np.int32)), out
+    )
     assert back is out
     rows = (place.get(out) != 77).any((1, 2, 3))
     assert rows.tolist() == [False, True, True, True, False, False]

@@ -57,7 +57,10 @@ def check(place: Place, problem: Any, data: list[np.ndarray], freqs: np.ndarray,
 def test_rope_append_rotates_and_writes(place, interleaved, turned, normal):
     rng = np.random.default_rng(1)
     problem = random_problem(rng, "paged", "bf16", **SHAPE)
-    gammas = {"q_gamma": rng.standard_normal(16).astype(np.float32), "k_gamma": rng.standard_normal(16).astype(np.float32)}
+    gammas = {
+        "q_gamma": rng.standard_normal(16).astype(np.float32),
+        "k_gamma": rng.standard_normal(16).astype(np.float32),
+    }
     options = {"eps": 1e-3, **gammas} if normal else {}
     check(place, problem, data_of(rng, problem), angles(rng, 60, turned), interleaved=interleaved, **options)
 
@@ -71,7 +74,9 @@ def test_rope_append_serves_every_kind(place, kind, dtype):
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize(("heads", "size", "turned"), [(1, 64, 64), (3, 80, 40), (2, 96, 96), (1, 7, 6), (2, 10, 6), (8, 128, 64)])
+@pytest.mark.parametrize(
+    ("heads", "size", "turned"), [(1, 64, 64), (3, 80, 40), (2, 96, 96), (1, 7, 6), (2, 10, 6), (8, 128, 64)]
+)
 def test_rope_append_serves_any_head_shape(place, interleaved, heads, size, turned):
     rng = np.random.default_rng(3)
     problem = random_problem(rng, "paged", "f16", num_heads=heads, head_size=size, cached=[1, 2], new=[2, 3])
@@ -81,7 +86,9 @@ def test_rope_append_serves_any_head_shape(place, interleaved, heads, size, turn
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize(("size", "turned", "granularity"), [(64, 64, 64), (64, 32, 16), (48, 48, 48), (64, 64, 8), (20, 8, 6)])
+@pytest.mark.parametrize(
+    ("size", "turned", "granularity"), [(64, 64, 64), (64, 32, 16), (48, 48, 48), (64, 64, 8), (20, 8, 6)]
+)
 @pytest.mark.parametrize("normal", [False, True])
 def test_rope_append_quantizes(place, interleaved, size, turned, granularity, normal):
     rng = np.random.default_rng(4)
@@ -120,9 +127,10 @@ def test_the_query_may_be_rotated_in_place(place, interleaved, normal):
         clone(problem.collection), 0, query, key, value, problem.row_offsets, freqs, interleaved=interleaved, **options
     )
     inplace = place.put(query.copy())
+    found, offsets = place.collection(problem.collection), place.put(problem.row_offsets)
     kv.ops.rope_append(
-        place.collection(problem.collection), 0, inplace, place.put(key), place.put(value), place.put(problem.row_offsets),
-        place.put(freqs), interleaved=interleaved, query_out=inplace, **{n: place.put(g) for n, g in options.items()},
+        found, 0, inplace, place.put(key), place.put(value), offsets, place.put(freqs), interleaved=interleaved,
+        query_out=inplace, **{n: place.put(g) for n, g in options.items()},
     )  # fmt: skip
     near(place.get(inplace), expected.astype(np.float32))
 
@@ -137,7 +145,9 @@ def test_queries_outside_of_the_offsets_keep_their_sentinel(place):
     offsets = problem.row_offsets + np.uint32(2)
     found = place.collection(c)
     freqs = place.put(angles(rng, 30, 16))
-    kv.ops.rope_append(found, 0, place.put(query), place.put(key), place.put(key), place.put(offsets), freqs, query_out=out)
+    kv.ops.rope_append(
+        found, 0, place.put(query), place.put(key), place.put(key), place.put(offsets), freqs, query_out=out
+    )
     result = place.get(out)
     assert (result[:2] == 77).all()
     assert (result[5:] == 77).all()

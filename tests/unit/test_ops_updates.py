@@ -97,7 +97,9 @@ def test_increment_cache_lengths_adds_the_new_tokens(place, dtype, batch):
     offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 4, batch))]).astype(dtype)
     found = place.put(lengths.copy())
     kv.ops.increment_cache_lengths(found, place.put(offsets))
-    np.testing.assert_array_equal(place.get(found), model.increment_cache_lengths(lengths, offsets).view(place.get(found).dtype))
+    np.testing.assert_array_equal(
+        place.get(found), model.increment_cache_lengths(lengths, offsets).view(place.get(found).dtype)
+    )
 
 
 @pytest.mark.parametrize("batch", [0, 1, 5, 300])

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The built-in cache operations, on the caller's buffers: torch, CuPy, JAX and NumPy arrays, or any DLPack object.
 
-A cache or collection comes first, then data, then lengths or offsets. T is the new tokens of a batch, B its sequences, H the
-KV heads, Hq the query heads, D the head size, G the quantization granules of a head. NumPy buffers run on the CPU,
-before the call returns; CUDA buffers on their GPU, in the caller's current stream. An operation compiles when it first
-meets an element type, head shape or attribute (the disk cache keeps the code); the number of tokens and sequences does not matter.
-Every argument is checked before anything runs. After the first call with its shapes an operation allocates nothing
-and can be captured in a CUDA graph.
+A cache or collection comes first, then data, then lengths or offsets. T is the new tokens of a batch, B its sequences,
+H the KV heads, Hq the query heads, D the head size, G the quantization granules of a head. NumPy buffers run on the
+CPU, before the call returns; CUDA buffers on their GPU, in the caller's current stream. An operation compiles when it
+first meets an element type, head shape or attribute (the disk cache keeps the code); the number of tokens and
+sequences does not matter. Every argument is checked before anything runs. After the first call with its shapes an
+operation allocates nothing and can be captured in a CUDA graph.
 """
 
 from .copies import convert, copy_pages, gather
@@ -16,6 +16,23 @@ from .updates import iadd_2m, increment_cache_lengths, radd, rms_norm, rope
 from .writes import append, rope_append, store_padded, store_ragged
 
 __all__ = [
-    "MlaPrefillPlan", "append", "attention", "cache_row_offsets", "convert", "copy_pages", "gather", "iadd_2m", "increment_cache_lengths",
-    "mla_attention", "mla_decompress", "mla_prefill_plan", "radd", "remap_sparse_indices", "rms_norm", "rope", "rope_append", "store_padded", "store_ragged",
-]  # fmt: skip
+    "MlaPrefillPlan",
+    "append",
+    "attention",
+    "cache_row_offsets",
+    "convert",
+    "copy_pages",
+    "gather",
+    "iadd_2m",
+    "increment_cache_lengths",
+    "mla_attention",
+    "mla_decompress",
+    "mla_prefill_plan",
+    "radd",
+    "remap_sparse_indices",
+    "rms_norm",
+    "rope",
+    "rope_append",
+    "store_padded",
+    "store_ragged",
+]

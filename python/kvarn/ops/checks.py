@@ -52,7 +52,9 @@ def count(value: Any, name: str, title: str, least: int = 0) -> int:
 
 
 def has_shape(view: BufferView, expected: tuple[int | str, ...], name: str) -> None:
-    """The shape; a string stands for any extent and says what it is. ``name`` begins the message: "kv.ops.append: key"."""
+    """The shape; a string stands for any extent and says what it is. ``name`` begins the message: "kv.ops.append:
+    key".
+    """
     shape = tuple(view.shape)
     if len(shape) != len(expected) or any(e != s for e, s in zip(expected, shape, strict=True) if isinstance(e, int)):
         raise ValueError(f"{name} must have shape [{', '.join(map(str, expected))}], got {list(shape)}")
@@ -87,7 +89,9 @@ def same_tokens(title: str, **views: BufferView | None) -> None:
     (first, reference), *rest = [(n, v) for n, v in views.items() if v is not None]
     for name, view in rest:
         if view.shape[0] != reference.shape[0]:
-            raise ValueError(f"{title}: {name} must have the {reference.shape[0]} tokens of {first}, got {view.shape[0]}")
+            raise ValueError(
+                f"{title}: {name} must have the {reference.shape[0]} tokens of {first}, got {view.shape[0]}"
+            )
 
 
 def offsets(view: BufferView, batch: int | None, name: str) -> None:
@@ -95,6 +99,13 @@ def offsets(view: BufferView, batch: int | None, name: str) -> None:
     has_shape(view, ("B + 1" if batch is None else batch + 1,), name)
     if view.shape[0] < 1:
         raise ValueError(f"{name} must have at least one element, got none")
+
+
+def some_offsets(view: BufferView, batch: int, name: str) -> None:
+    """[n + 1] row offsets of some of the batch's sequences."""
+    offsets(view, None, name)
+    if view.shape[0] - 1 > batch:
+        raise ValueError(f"{name} must have at most the collection's {batch} sequences, got {view.shape[0] - 1}")
 
 
 def scales(view: BufferView | None, spec: CacheSpec, name: str) -> None:

@@ -90,11 +90,14 @@ def _check_convert(seen: SimpleNamespace) -> None:
     a, b = source.spec, destination.spec
     if (a.num_heads, a.head_size) != (b.num_heads, b.head_size):
         raise ValueError(
-            f"{title}: source and destination must have the same heads and head size, got {a.num_heads} x {a.head_size} "
-            f"and {b.num_heads} x {b.head_size}"
+            f"{title}: source and destination must have the same heads and head size, got "
+            f"{a.num_heads} x {a.head_size} and {b.num_heads} x {b.head_size}"
         )
     if source.batch_size != destination.batch_size:
-        raise ValueError(f"{title}: source and destination must have the same sequences, got {source.batch_size} and {destination.batch_size}")
+        raise ValueError(
+            f"{title}: source and destination must have the same sequences, got {source.batch_size} and "
+            f"{destination.batch_size}"
+        )
     exact = a.dtype == b.dtype and not a.quantized and not b.quantized
     for spec, name in ((a, "source"), (b, "destination")):
         if not exact and spec.dtype.is_integer and not spec.quantized:

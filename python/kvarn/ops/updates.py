@@ -22,7 +22,9 @@ def _check_rope(seen: SimpleNamespace) -> None:
     checks.has_dtype(seen.query, checks.FLOATS, f"{title}: query")
     checks.has_shape(seen.query_out, tuple(seen.query.shape), f"{title}: query_out")
     if seen.query_out.dtype != seen.query.dtype:
-        raise TypeError(f"{title}: query_out must have the dtype of query, {seen.query.dtype.name}, got {seen.query_out.dtype.name}")
+        raise TypeError(
+            f"{title}: query_out must have the dtype of query, {seen.query.dtype.name}, got {seen.query_out.dtype.name}"
+        )
     checks.rotation(seen.freqs, min(spec.head_size, seen.query.shape[2]), f"{title}: freqs_cis")
     checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
     sections = seen.attributes["mrope_section"]
@@ -30,11 +32,18 @@ def _check_rope(seen: SimpleNamespace) -> None:
         if sections:
             raise ValueError(f"{title}: mrope_section needs position_ids, got none")
         return
-    checks.has_shape(seen.position_ids, (max(1, len(sections)) if sections else "sections", seen.query.shape[0]), f"{title}: position_ids")
+    checks.has_shape(
+        seen.position_ids,
+        (max(1, len(sections)) if sections else "sections", seen.query.shape[0]),
+        f"{title}: position_ids",
+    )
     if seen.position_ids.shape[0] < 1:
         raise ValueError(f"{title}: position_ids must have at least one section, got none")
     if sections and sum(sections) != seen.freqs.shape[1] // 2:
-        raise ValueError(f"{title}: mrope_section must add up to the {seen.freqs.shape[1] // 2} pairs of freqs_cis, got {list(sections)}")
+        raise ValueError(
+            f"{title}: mrope_section must add up to the {seen.freqs.shape[1] // 2} pairs of freqs_cis, got "
+            f"{list(sections)}"
+        )
 
 
 _ROPE = Operation("kv.rope", {"query": 1, "freqs": 1, "query_out": 1}, _check_rope)
@@ -88,7 +97,9 @@ def rope(
         checks.positions_cover(freqs_cis, collection, "kv.ops.rope")
     elif len(position_ids.shape) == 1:
         position_ids = position_ids.reshape(1, -1)
-    sections = () if mrope_section is None else tuple(checks.count(n, "mrope_section", "kv.ops.rope") for n in mrope_section)
+    sections = (
+        () if mrope_section is None else tuple(checks.count(n, "mrope_section", "kv.ops.rope") for n in mrope_section)
+    )
     if query_out is None:
         query_out = checks.empty_like(query, "query_out", "kv.ops.rope")
     attributes = (("interleaved", bool(interleaved)), ("mrope_section", sections))
@@ -107,8 +118,8 @@ def _check_rms_norm(seen: SimpleNamespace) -> None:
     size = seen.gamma.shape[0]
     if not 0 < size <= spec.head_size and size != spec.token_stride:
         raise ValueError(
-            f"{title}: gamma must have C elements, 1 <= C <= {spec.head_size} (the head size) or C = {spec.token_stride} "
-            f"(heads * head size), got {size}"
+            f"{title}: gamma must have C elements, 1 <= C <= {spec.head_size} (the head size) or "
+            f"C = {spec.token_stride} (heads * head size), got {size}"
         )
     checks.offsets(seen.row_offsets, seen.cache.batch_size, f"{title}: row_offsets")
 
@@ -138,7 +149,8 @@ def rms_norm(
         C <= D normalises the first C dims of each head; C = H * D the whole row.
     eps : float
     row_offsets : uint32 or int32 array-like [B + 1]
-        Tokens ``[cache_lengths[b], cache_lengths[b] + row_offsets[b + 1] - row_offsets[b])`` change; cached ones do not.
+        Tokens ``[cache_lengths[b], cache_lengths[b] + row_offsets[b + 1] - row_offsets[b])`` change; cached ones do
+        not.
     weight_offset : float
     multiply_before_cast : bool
         Round to the cache's dtype once, after the weight; else before it too.
@@ -167,9 +179,7 @@ def _check_radd(seen: SimpleNamespace) -> None:
     checks.without_scales(spec, title)
     checks.has_shape(seen.a, ("Tn", 2 * spec.token_stride), f"{title}: a")
     checks.has_dtype(seen.a, (spec.dtype.name,), f"{title}: a")
-    checks.offsets(seen.row_offsets, None, f"{title}: row_offsets")
-    if seen.row_offsets.shape[0] - 1 > seen.collection.batch_size:
-        raise ValueError(f"{title}: row_offsets must have at most the collection's {seen.collection.batch_size} sequences, got {seen.row_offsets.shape[0] - 1}")
+    checks.some_offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
 
 
 _RADD = Operation("kv.radd", {"a": 1}, _check_radd)
@@ -221,9 +231,7 @@ def _check_iadd_2m(seen: SimpleNamespace) -> None:
     checks.has_dtype(seen.kv, (spec.dtype.name,), f"{title}: kv")
     if seen.kv.shape[0] % 2:
         raise ValueError(f"{title}: kv must have an even number of rows, got {seen.kv.shape[0]}")
-    checks.offsets(seen.row_offsets, None, f"{title}: row_offsets")
-    if seen.row_offsets.shape[0] - 1 > seen.collection.batch_size:
-        raise ValueError(f"{title}: row_offsets must have at most the collection's {seen.collection.batch_size} sequences, got {seen.row_offsets.shape[0] - 1}")
+    checks.some_offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
 
 
 _IADD_2M = Operation("kv.iadd_2m", {"kv": 1}, _check_iadd_2m)
@@ -262,7 +270,8 @@ _INCREMENT = Operation("kv.increment_cache_lengths", {}, _check_increment, writt
 def increment_cache_lengths(
     cache_lengths: Any, row_offsets: Any, *, schedule: Schedule = None, stream: Any = None
 ) -> None:
-    """``cache_lengths[b] += row_offsets[b + 1] - row_offsets[b]``, in place: after every layer of a step has been written.
+    """``cache_lengths[b] += row_offsets[b + 1] - row_offsets[b]``, in place: after every layer of a step has been
+    written.
 
     Parameters
     ----------

@@ -24,7 +24,9 @@ def _check_append(seen: SimpleNamespace) -> None:
     if seen.value is not None:
         checks.new_tokens(seen.value, spec, f"{title}: value")
         if seen.value.dtype != seen.key.dtype:
-            raise TypeError(f"{title}: value must have the dtype of key, {seen.key.dtype.name}, got {seen.value.dtype.name}")
+            raise TypeError(
+                f"{title}: value must have the dtype of key, {seen.key.dtype.name}, got {seen.value.dtype.name}"
+            )
     if spec.is_mla and seen.value_scale is not None:
         raise ValueError(f"{title}: value_scale must be None for an MLA collection")
     if (seen.key_scale is None) != (seen.value_scale is None) and not spec.is_mla:
@@ -52,21 +54,21 @@ def append(
 ) -> None:
     """Write the keys and values of a step's new tokens to one layer.
 
-    Token i of sequence b goes to position ``cache_lengths[b] + i``. A token whose page the table does not name is dropped.
-    A collection with scales quantizes: one scale a granule, its largest magnitude over the storage type's largest finite
-    value (1 for a granule of zeros), or the given scales. An 8-bit cache without scales has unit scale: floats are
-    converted, saturating. The cache lengths do not change: see :func:`increment_cache_lengths`.
+    Token i of sequence b goes to position ``cache_lengths[b] + i``. A token whose page the table does not name is
+    dropped. A collection with scales quantizes: one scale a granule, its largest magnitude over the storage type's
+    largest finite value (1 for a granule of zeros), or the given scales. An 8-bit cache without scales has unit scale:
+    floats are converted, saturating. The cache lengths do not change: see :func:`increment_cache_lengths`.
 
     Parameters
     ----------
     collection : KV cache collection
     layer : int
     key, value : array-like [T, H, D]
-        The cache's dtype; f32, f16 or bf16 too when that is an 8-bit type, and only those when it has scales. Tokens and
-        heads may lie apart. ``value`` is None for an MLA collection.
+        The cache's dtype; f32, f16 or bf16 too when that is an 8-bit type, and only those when it has scales. Tokens
+        and heads may lie apart. ``value`` is None for an MLA collection.
     row_offsets : uint32 or int32 array-like [B + 1]
-        Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``, which may be none. Rows before the first offset
-        and from the last on are left alone, so that T may be padded.
+        Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``, which may be none. Rows before the first
+        offset and from the last on are left alone, so that T may be padded.
     key_scale, value_scale : f32, f16 or bf16 array-like [T, H, G], optional
         Scales to quantize with, rounded to the scale type; together or not at all.
     schedule : mapping, optional
@@ -93,13 +95,17 @@ def _check_rope_append(seen: SimpleNamespace) -> None:
     for name in ("key", "value"):
         checks.new_tokens(getattr(seen, name), spec, f"{title}: {name}")
     if seen.value.dtype != seen.key.dtype:
-        raise TypeError(f"{title}: value must have the dtype of key, {seen.key.dtype.name}, got {seen.value.dtype.name}")
+        raise TypeError(
+            f"{title}: value must have the dtype of key, {seen.key.dtype.name}, got {seen.value.dtype.name}"
+        )
     for name in ("query", "query_out"):
         checks.has_shape(getattr(seen, name), ("T", "Hq", spec.head_size), f"{title}: {name}")
         checks.has_dtype(getattr(seen, name), checks.queryable(spec), f"{title}: {name}")
     checks.has_shape(seen.query_out, tuple(seen.query.shape), f"{title}: query_out")
     if seen.query_out.dtype != seen.query.dtype:
-        raise TypeError(f"{title}: query_out must have the dtype of query, {seen.query.dtype.name}, got {seen.query_out.dtype.name}")
+        raise TypeError(
+            f"{title}: query_out must have the dtype of query, {seen.query.dtype.name}, got {seen.query_out.dtype.name}"
+        )
     if (seen.q_gamma is None) != (seen.k_gamma is None):
         raise ValueError(f"{title}: q_gamma and k_gamma must be given together or not at all")
     for name in ("q_gamma", "k_gamma"):
@@ -137,8 +143,8 @@ def rope_append(
 ) -> Any:
     """Rotate the new tokens' queries and keys by their positions and append keys and values, in one launch.
 
-    Computed in f32. With gammas, each head of query and key is RMS-normalised first: x * rsqrt(mean(x^2) + eps) * gamma.
-    Keys and values are written as :func:`append` does, quantizing when the collection has scales.
+    Computed in f32. With gammas, each head of query and key is RMS-normalised first: x * rsqrt(mean(x^2) + eps) *
+    gamma. Keys and values are written as :func:`append` does, quantizing when the collection has scales.
 
     Parameters
     ----------
@@ -153,7 +159,8 @@ def rope_append(
     freqs_cis : f32 array-like [positions, R]
         (cos, sin) pairs interleaved, a row for each position below the collection's ``max_cache_length``; R <= D even.
     interleaved : bool
-        Rotate pairs (2k, 2k + 1) of the *last* R dims; else pairs (k, k + R/2) of the *first* R. The other dims are copied.
+        Rotate pairs (2k, 2k + 1) of the *last* R dims; else pairs (k, k + R/2) of the *first* R. The other dims are
+        copied.
     query_out : array-like [T, Hq, D], optional
         May be ``query`` itself. When not given it is allocated by the query's library (torch, CuPy or NumPy).
     q_gamma, k_gamma : f32, f16 or bf16 array-like [D], optional
