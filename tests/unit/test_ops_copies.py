@@ -50,6 +50,17 @@ def test_gather_copies_bit_for_bit(place, shape, half):
     assert_same(place, found, problem.collection)
 
 
+def test_gather_takes_rows_of_all_heads_together():
+    blocks = np.random.default_rng(0).standard_normal((6, 2, 2, 16, 2, 8)).astype(np.float32)
+    table = np.array([[3, 1, 5, 0]], np.int32)
+    cache = kv.PagedKVCacheCollection(blocks, np.array([40], np.int32), table, 0, 40).get_key_cache(1)
+    ids, offsets = np.array([[0, 39, 17]], np.int32), np.array([0, 1], np.int32)
+    rows = np.full((1, 3, 16), np.nan, np.float32)
+    assert kv.ops.gather(cache, ids, offsets, out=rows) is rows
+    np.testing.assert_array_equal(rows.reshape(1, 3, 2, 8), kv.ops.gather(cache, ids, offsets))
+
+
+
 def test_gather_leaves_rows_of_no_sequence(place):
     rng = np.random.default_rng(2)
     problem = random_problem(rng, "paged", "f32", cached=[9, 9], new=[1, 1])

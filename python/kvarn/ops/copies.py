@@ -35,24 +35,34 @@ def gather(
         Positions in the row's sequence, of tokens that are cached.
     row_offsets : uint32 or int32 array-like [B + 1]
         Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``.
-    out : array-like [R, Ns, H, D], optional
-        The cache's dtype. When not given it is allocated by the library of the cache's blocks (torch, CuPy or NumPy).
+    out : array-like [R, Ns, H, D] or [R, Ns, H * D], optional
+        The cache's dtype. When not given it is allocated, as [R, Ns, H, D], by the library of the cache's blocks (torch,
+        CuPy or NumPy).
     schedule, stream
         As of :func:`append`.
 
     Returns
     -------
-    array-like [R, Ns, H, D]
-        ``out[r, j] = cache(b(r), :, token_ids[r, j], :)``. Rows of no sequence are not written.
+    array-like
+        out: ``out[r, j] = cache(b(r), :, token_ids[r, j], :)``. Rows of no sequence are not written.
     """
+    spec = getattr(cache, "spec", None)
+    if spec is None or not hasattr(spec, "num_heads"):
+        raise TypeError(f"kv.ops.gather: cache must be a KV cache, got {type(cache).__name__}")
     if out is None:
-        spec = getattr(cache, "spec", None)
-        if spec is None:
-            raise TypeError(f"kv.ops.gather: cache must be a KV cache, got {type(cache).__name__}")
         shape = (*tuple(token_ids.shape), spec.num_heads, spec.head_size)
         out = checks.empty(cache.buffers[0], shape, None, "out", "kv.ops.gather")
-    _GATHER((cache, token_ids, row_offsets, out), (), schedule, stream)
+    _GATHER((cache, token_ids, row_offsets, _by_heads(out, spec)), (), schedule, stream)
     return out
+
+
+def _by_heads(out: Any, spec: Any) -> Any:
+    """Rows of H * D elements as [..., H, D]: a view of the same memory, since the last dimension is contiguous."""
+    shape = getattr(out, "shape", ())
+    if len(shape) != 3 or shape[2] != spec.token_stride:
+        return out
+    split = (*shape[:2], spec.num_heads, spec.head_size)
+    return out.view(split) if type(out).__module__.partition(".")[0] == "torch" else out.reshape(split)
 
 
 def _check_copy_pages(seen: SimpleNamespace) -> None:
