@@ -164,8 +164,7 @@ class OperationProgram(Program):
     """A program whose operands are bound by the operation that calls it, which has checked them."""
 
     def run(self, values: list[tuple[Any, ...]], ordinal: int, operands: Sequence[Any], stream: Any) -> None:
-        """Run every step with field values that are known to be right. ``operands`` say whose current stream to
-        take.
+        """Run every step with field values that are right; ``operands`` say whose current stream to take.
         """
         on = self._on.get(ordinal) or self._load(ordinal)
         if ordinal < 0:
@@ -283,8 +282,7 @@ class Operation:
         schedule: Schedule = None,
         stream: Any = None,
     ) -> None:
-        """Run on operands, in the order of ``self.operands``; None for an absent one, those at the end may be left
-        out.
+        """Run on operands, in the order of ``self.operands``: None for an absent one, which may be left out at the end.
         """
         values: list[Any] = []
         key: list[Any] = [attributes, schedule and tuple(sorted(schedule.items()))]

@@ -270,8 +270,7 @@ _INCREMENT = Operation("kv.increment_cache_lengths", {}, _check_increment, writt
 def increment_cache_lengths(
     cache_lengths: Any, row_offsets: Any, *, schedule: Schedule = None, stream: Any = None
 ) -> None:
-    """``cache_lengths[b] += row_offsets[b + 1] - row_offsets[b]``, in place: after every layer of a step has been
-    written.
+    """``cache_lengths[b] += row_offsets[b + 1] - row_offsets[b]``, in place, once a step has written every layer.
 
     Parameters
     ----------
