@@ -31,9 +31,12 @@ def main() -> str:
     table = np.array([[5, 0, 3], [7, 1, 8]], np.uint32)
     source = kv.PagedKVCacheCollection(pages, lengths, table, max_seq_length=1, max_cache_length=41)
 
-    blocks = np.zeros((2, 2, 1, CAPACITY, HEADS, HEAD_SIZE), ml_dtypes.bfloat16)  # [blocks, K and V, layers, tokens, ...]
+    # A block holds a sequence: [blocks, K and V, layers, tokens, heads, head size].
+    blocks = np.zeros((2, 2, 1, CAPACITY, HEADS, HEAD_SIZE), ml_dtypes.bfloat16)
     block_of = np.array([1, 0], np.uint32)  # the block of each sequence
-    destination = kv.ContinuousBatchingKVCacheCollection(blocks, lengths, block_of, max_seq_length=1, max_cache_length=41)
+    destination = kv.ContinuousBatchingKVCacheCollection(
+        blocks, lengths, block_of, max_seq_length=1, max_cache_length=41
+    )
 
     expected = blocks.copy()
     for b, length in enumerate(lengths):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """RMSNorm of the cached keys, in place, a token and head at a time: python examples/rms_norm_keys.py
 
-One block a token, one thread a head: a thread reads its head twice and talks to no other, so that the kernel runs on the
-CPU as well. ``kv.ops.rms_norm`` is the built-in one, which divides a head among threads.
+One block a token, one thread a head: a thread reads its head twice and talks to no other, so that the kernel runs on
+the CPU as well. ``kv.ops.rms_norm`` is the built-in one, which divides a head among threads.
 """
 
 from __future__ import annotations

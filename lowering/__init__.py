@@ -22,6 +22,7 @@ NAMES = (
     "select-kv-schedule",
     "expand-kv-operations",
     "extract-kv-program",
+    "check-kv-access",
     "lower-kv-tiles",
     "hoist-kv-lookups",
     "vectorize-kv-lookups",

@@ -18,6 +18,8 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import arith, func, llvm, scf
 
+from kvarn.errors import source_locations
+
 from .index import const, i32, i64
 from .pass_base import fail, kv_pass
 from .rewrite import ops_named, walk
@@ -133,13 +135,19 @@ class HostFunction:
         """Store the number of a failed assertion to the status; the messages are kept on the function."""
         messages = []
         for number, op in enumerate(ops_named(self.function, "cf.assert")):
-            where = str(op.location).removeprefix("loc(").removesuffix(")")
-            messages.append(ir.StringAttr.get(f"{ir.StringAttr(op.attributes['msg']).value} ({where})"))
+            text = ir.StringAttr(op.attributes["msg"]).value
+            places = source_locations(op.location)
+            if places and not text.startswith(str(places[0])):
+                text = f"{places[0]}: {text}"
+            messages.append(ir.StringAttr.get(text))
             with ir.InsertionPoint(op), op.location:
                 failed = arith.xori(op.operands[0], arith.constant(ir.IntegerType.get_signless(1), 1))
                 branch = scf.IfOp(failed)
                 with ir.InsertionPoint(branch.then_block):
-                    llvm.store(const(number + 1), self.status, alignment=4)
+                    # The first failure is kept: what comes after it is often its consequence.
+                    before = llvm.load(i32(), self.status, alignment=4)
+                    none = arith.cmpi(arith.CmpIPredicate.eq, before, const(0))
+                    llvm.store(arith.select(none, const(number + 1), before), self.status, alignment=4)
                     scf.yield_([])
             op.erase()
         if messages:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from mlir import ir
 from mlir.passmanager import PassManager
 
+from kvarn.env import env
+
 from . import find, names
 from .pass_base import PassFailure
 from .target import Target, by_name
@@ -35,13 +37,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a compilation may change: passes to leave out, and options by pass name."""
+    """What a compilation may change: passes to leave out, options by pass name, and checks of every cache access."""
 
     disable: frozenset[str] = frozenset()
     options: dict[str, str] = field(default_factory=dict)
+    check: bool = field(default_factory=lambda: env.check)
 
 
-def kv_steps(target: Target) -> list[Step]:
+def kv_steps(target: Target, check: bool = False) -> list[Step]:
     """From kv IR to upstream dialects."""
     hardware = "true" if target.has("f8_convert") else "false"
     steps = [
@@ -49,6 +52,7 @@ def kv_steps(target: Target) -> list[Step]:
         Step(f"select-kv-schedule{{target={target.name}}}", "before the expansions, which read the schedules"),
         Step(f"expand-kv-operations{{target={target.name}}}", "tier 1 becomes kernels; what follows sees tier 2 only"),
         Step("extract-kv-program", "the launches become data; what is left are kernels"),
+        *([Step("check-kv-access", "on request, while accesses are as they were written and none has been moved")] if check else []),
         Step(_licm(), "simplify-kernels: operands of look-ups move out of loops first, so that the look-ups can follow"),
         Step("lower-kv-tiles", "tiles become accesses and look-ups that the next passes hoist and vectorise"),
         Step("hoist-kv-lookups", "after simplification, while look-ups are still ops that can be recognised"),
@@ -129,7 +133,7 @@ def steps(target: str | Target, settings: Settings | None = None) -> list[Step]:
         For an unknown target, or a pass to disable or configure that the pipeline does not have.
     """
     chosen, settings = by_name(target), settings or Settings()
-    full = [*kv_steps(chosen), *(host_tail() if chosen.is_host else gpu_tail(chosen))]
+    full = [*kv_steps(chosen, settings.check), *(host_tail() if chosen.is_host else gpu_tail(chosen))]
     known = {s.name for s in full}
     unknown = sorted((set(settings.disable) | set(settings.options)) - known)
     if unknown:

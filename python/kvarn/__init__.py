@@ -24,7 +24,8 @@ _LAZY = {
         "KVCacheMHAOperand", "KVCacheScalesMHAOperand", "LayoutTensorMHAOperand", "RaggedMHAOperand",
     ),
     "kvarn.manager": ("PagedKVCacheManager", "InsufficientBlocksError"),
-    "kvarn.compiler": ("Kernel", "compile", "load"),
+    "kvarn.compiler": ("compile",),
+    "kvarn.compiled": ("Kernel", "load"),
     "kvarn.errors": ("KernelError",),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}

@@ -91,6 +91,8 @@ class Environment:
         "KVARN_OVERRIDE_DIR", "", str, "folder of edited stages, named as KVARN_DUMP_TO names them, to use instead")
     check = Variable[bool](
         "KVARN_CHECK", False, _bool, "1 adds device-side checks that name the op, the source line and the index")
+    reproducer = Variable[str](
+        "KVARN_REPRODUCER", "", str, "file that gets the module and the pipeline when a pass fails, for kv-opt")
     target = Variable[str](
         "KVARN_TARGET", "", str, "target to compile for when none is given: sm_80, sm_90a, sm_100a or host")
     debug = Variable[bool](

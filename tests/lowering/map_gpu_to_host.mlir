@@ -21,12 +21,16 @@ gpu.module @kernels {
 
   // Shared memory is one array on the stack; a failed assertion is a number in the status.
   // CHECK-LABEL: func.func @shared_and_assert
-  // CHECK-SAME:    kv.assertions = ["t is small
+  // CHECK-SAME:    kv.assertions = ["{{.*}}:38:5: t is small"]
   // CHECK:         llvm.alloca %{{.*}} x i8 {alignment = 16 : i64}
   // CHECK:         scf.for
   // CHECK:           arith.xori %arg9
   // CHECK:           scf.if
-  // CHECK:             llvm.store %{{.*}}, %arg0
+  // The first failure is kept.
+  // CHECK:             %[[BEFORE:.*]] = llvm.load %arg0
+  // CHECK:             %[[NONE:.*]] = arith.cmpi eq, %[[BEFORE]]
+  // CHECK:             %[[KEPT:.*]] = arith.select %[[NONE]], %{{.*}}, %[[BEFORE]]
+  // CHECK:             llvm.store %[[KEPT]], %arg0
   gpu.func @shared_and_assert(%ok: i1) kernel {
     %a = "kv.alloc_shared"() {bytes = 64 : i64, alignment = 16 : i64} : () -> !llvm.ptr<3>
     %v = llvm.load %a : !llvm.ptr<3> -> i32

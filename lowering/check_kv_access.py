@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Check, when a kernel runs, that every access to a cache stays inside it.
+
+Asserts before each access that the sequence is in the batch, the head and dim in the cache, the token in the sequence's
+row of the lookup table (in its block, when continuous) and the token's page in the pool; tiles and look-ups of lengths
+have the part of it that applies. What is known at compile time is decided by canonicalize. Addresses (``kv.block_ptr``)
+are not checked: what is read through them is not known here.
+
+Off by default: without it a page outside the pool is never written to, and reading one reads the null page. It stands
+first of the passes that see accesses, so that they are checked where the user wrote them, under the same conditions.
+
+Before:  %x = "kv.load"(%k, %b, %h, %t, %d) {width = 8} : ...
+After:   %ok = arith.cmpi ult, %b, <batch> ; cf.assert %ok, "k.py:10:9: kv.load: the sequence must be in the batch"
+         ... likewise for the head, the dim, the token and its page
+         %x = "kv.load"(%k, %b, %h, %t, %d) {width = 8} : ...
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import arith, cf
+
+from kvarn.dialect import ops, types, verify
+from kvarn.dialect.layout import CacheSpec
+from kvarn.errors import source_locations
+
+from .index import Ix, const
+from .pass_base import kv_pass
+from .rewrite import ops_named
+
+ELEMENTS = ("kv.load", "kv.load_raw", "kv.store")
+SCALES = ("kv.load_scale", "kv.store_scale")
+TILES = ("kv.load_tile", "kv.store_tile")
+LENGTHS = ("kv.cache_length",)
+
+
+class _Checks:
+    """The assertions of one op."""
+
+    def __init__(self, op: ir.Operation) -> None:
+        self.op = op.opview
+        self.spec: CacheSpec = types.spec_of(self.op.cache.type)
+        places = source_locations(op.location)
+        self.title = f"{places[0]}: {op.name}" if places else op.name
+
+    def need(self, condition: ir.Value, sentence: str) -> None:
+        cf.AssertOp(condition, f"{self.title}: {sentence}")
+
+    def field(self, name: str) -> Ix:
+        return Ix(ops.field(self.op.cache, name))
+
+    def sequence(self) -> None:
+        self.need(Ix(self.op.batch).below(self.field("batch")), "the sequence must be in the batch")
+
+    def head(self) -> None:
+        heads = self.spec.num_heads
+        self.need(Ix(self.op.head).below(heads), f"the head must be in [0, {heads})")
+
+    def dims(self) -> None:
+        """The first dim and the lanes after it."""
+        value = self.op.value if "store" in self.op.operation.name else self.op.operation.results[0]
+        lanes = verify.element_and_width(value.type)[1]
+        last = self.spec.head_size - lanes
+        self.need(Ix(self.op.dim).below(last + 1), f"the dim must be in [0, {last}] for {lanes} elements")
+
+    def granules(self) -> None:
+        """The granule of the first dim and those after it."""
+        value = self.op.value if "store" in self.op.operation.name else self.op.operation.results[0]
+        lanes = verify.element_and_width(value.type)[1]
+        last = self.spec.num_scales - lanes
+        granule = Ix(self.op.dim) // self.spec.granularity
+        self.need(granule.below(last + 1), f"the dim must be in granule [0, {last}] for {lanes} scales")
+
+    def token(self, token: ir.Value) -> None:
+        """In the row of the lookup table, or in the block of a continuous cache."""
+        spec = self.spec
+        if spec.paged:
+            inside = (Ix(token) // spec.page_size).below(self.field("lookup_columns"))
+            self.need(inside, "the token must lie in the lookup table")
+        else:
+            self.need(Ix(token).below(self.field("capacity")), "the token must lie in the sequence's block")
+
+    def page(self) -> None:
+        given = self.op.page
+        entry = given if given is not None else ops.raw_page(self.op.cache, self.op.batch, self.op.token)
+        self.need(Ix(entry).below(self.field("num_blocks")), "the token's page must be in the pool")
+
+    def tile(self) -> None:
+        """The last token of a tile that exists."""
+        op = self.op
+        count = Ix(op.valid).least(Ix(const(op.tile_rows.value)))
+        none = arith.cmpi(arith.CmpIPredicate.eq, count.value, const(0))
+        last = (Ix(op.base) + count - 1).value
+        self.token(arith.select(none, const(0), last))
+
+
+@kv_pass()
+def run(module: ir.Module, options: Any) -> None:
+    for op in ops_named(module, *ELEMENTS, *SCALES, *TILES, *LENGTHS):
+        with ir.InsertionPoint(op), op.location:
+            checks = _Checks(op)
+            checks.sequence()
+            if op.name in LENGTHS:
+                continue
+            checks.head()
+            if op.name in TILES:
+                checks.tile()
+                continue
+            (checks.granules if op.name in SCALES else checks.dims)()
+            checks.token(op.opview.token)
+            checks.page()

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A compiled kernel: its code at every stage, the facts about it, and a way to launch it.
+
+What needs the compiler - the IR after each pass, and code that is not in the artifact - imports it when it is asked
+for, so that a saved kernel is loaded and launched where MLIR is not installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvarn.artifact import Artifact
+
+if TYPE_CHECKING:
+    from kvarn.lowering.pipeline import Settings
+
+# What each stage is made from; the names of Kernel.asm.
+_HOST_STAGES = ("kv", "gpu", "nvvm", "llvm")
+_GPU_STAGES = (*_HOST_STAGES, "ptx", "cubin", "sass")
+
+
+class Kernel:
+    """A compiled kernel, or a compiled cache operation (a program of several launches).
+
+    Attributes
+    ----------
+    artifact : Artifact
+        Code and ABI: all that the loader needs.
+    asm : mapping of str to str or bytes
+        The code at a stage: ``"kv"`` (kv IR), ``"gpu"`` (after the passes of kvarn), ``"nvvm"`` (the LLVM dialect),
+        ``"llvm"`` (LLVM IR), and on a GPU ``"ptx"``, ``"cubin"``, ``"sass"``. Stages are made when asked for.
+    stages : mapping of str to str
+        The IR after each pass, by pass name, in order.
+    stats : mapping of str to int
+        ``"registers"``, ``"spills"`` (bytes), ``"shared bytes"`` (static and dynamic); the largest of a program's
+        kernels. Needs nvJitLink or ptxas.
+    """
+
+    def __init__(self, artifact: Artifact, source: str = "", settings: Settings | None = None) -> None:
+        self.artifact = artifact
+        self._source, self._settings = source, settings
+
+    @property
+    def name(self) -> str:
+        return self.artifact.name
+
+    @property
+    def target(self) -> str:
+        return self.artifact.target
+
+    @functools.cached_property
+    def stages(self) -> Mapping[str, str]:
+        self._need_source("stages")
+        return importlib.import_module("kvarn.compiler").stages_of(self._source, self.target, self._settings)
+
+    @functools.cached_property
+    def asm(self) -> Mapping[str, Any]:
+        return _Asm(self)
+
+    @functools.cached_property
+    def assembled(self) -> Any:
+        """The cubin for the kernel's own target with its figures: ``kvarn.runtime.assemble.Assembled``."""
+        from kvarn.runtime import assemble
+
+        if self.target == "host":
+            raise ValueError("figures and machine code are of GPU code: compile for a GPU target, got host")
+        return assemble.assemble(str(self.artifact.code["ptx"]), self.target)
+
+    @property
+    def stats(self) -> Mapping[str, int]:
+        made = self.assembled
+        dynamic = max(entry.shared_bytes for entry in self.artifact.entries)
+        spills = made.spill_stores + made.spill_loads
+        return {"registers": made.registers, "spills": spills, "shared bytes": made.shared_bytes + dynamic}
+
+    @property
+    def n_regs(self) -> int:
+        return self.stats["registers"]
+
+    @property
+    def n_spills(self) -> int:
+        return self.stats["spills"]
+
+    def _need_source(self, what: str) -> None:
+        if not self._source:
+            raise ValueError(f"{what} need the kernel's IR, which a loaded kernel does not hold: compile it again")
+
+    @functools.cached_property
+    def launcher(self) -> Any:
+        """What binds arguments and launches: ``kvarn.runtime.launch.Launcher``, or a ``Program`` for an operation."""
+        from kvarn.runtime import launch
+
+        return launch.runner(self.artifact)
+
+    def launch(self, grid: Any, block: Any, *args: Any, stream: Any = None) -> None:
+        """Launch over a grid of blocks.
+
+        Parameters
+        ----------
+        grid, block : int or tuple of up to 3 int
+        args
+            One object an argument: caches, buffers (``__dlpack__``, ``__cuda_array_interface__`` or NumPy), numbers.
+        stream : int, or an object with ``__cuda_stream__``, optional
+            Default: the current stream of the arguments' library. Ignored on ``host``, where the call returns when it
+            is done.
+        """
+        self._check_kind(program=False)
+        self.launcher(grid, block, *args, stream=stream)
+
+    def prepare(self, grid: Any, block: Any, *args: Any) -> Any:
+        """Bind arguments once: a callable that launches them again at the least cost."""
+        self._check_kind(program=False)
+        return self.launcher.prepare(grid, block, *args)
+
+    def __getitem__(self, key: Any) -> Callable[..., None]:
+        if not isinstance(key, tuple) or len(key) not in (2, 3):
+            raise TypeError(f"launch with {self.name}[grid, block](...) or {self.name}[grid, block, stream](...)")
+        grid, block, *rest = key
+        return lambda *args: self.launch(grid, block, *args, stream=rest[0] if rest else None)
+
+    def __call__(self, *args: Any, stream: Any = None) -> None:
+        """Run a compiled operation, whose grids follow from its arguments' shapes; arguments as for :meth:`launch`."""
+        self._check_kind(program=True)
+        self.launcher(*args, stream=stream)
+
+    def _check_kind(self, program: bool) -> None:
+        if self.artifact.is_program != program:
+            raise TypeError(
+                f"{self.name} is a kernel: launch it over a grid, {self.name}[grid, block](...)" if program
+                else f"{self.name} is an operation that chooses its own grids: call it, {self.name}(...)"
+            )  # fmt: skip
+
+    def save(self, path: Any, chips: Sequence[str] = ()) -> Any:
+        """Write a bundle that ``kv.load`` runs where MLIR is not installed.
+
+        It holds the PTX and, where an assembler is installed, machine code for the target.
+
+        Parameters
+        ----------
+        path : path
+            The file to write.
+        chips : sequence of str
+            Assemble for these chips instead, such as ``("sm_80", "sm_86", "sm_89")``; they must run the target's PTX.
+
+        Returns
+        -------
+        pathlib.Path
+            ``path``.
+
+        Raises
+        ------
+        ValueError
+            If a chip cannot run the target's PTX, or the kernel is for ``host``, which has none.
+        kvarn.runtime.assemble.MissingToolError
+            If chips are named and no assembler is installed.
+        """
+        from kvarn.runtime import assemble
+
+        artifact = self.artifact
+        if self.target == "host":
+            if chips:
+                raise ValueError(f"machine code for {', '.join(chips)} needs a kernel for a GPU target, got host")
+        elif chips:
+            artifact = assemble.with_cubins(artifact, chips)
+        elif artifact.cubin(self.target) is None:
+            try:
+                artifact = artifact.replace(code={**artifact.code, "cubin": self.assembled.cubin})
+            except assemble.MissingToolError:
+                pass  # the bundle holds PTX, which every driver assembles
+        return artifact.save(path)
+
+    def __repr__(self) -> str:
+        return f"<kvarn kernel {self.name} for {self.target}>"
+
+
+class _Asm(Mapping[str, Any]):
+    """The code of a kernel by stage; see :class:`Kernel`."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._found: dict[str, Any] = dict(kernel.artifact.code)
+        self._names = _HOST_STAGES if kernel.target == "host" else _GPU_STAGES
+        if kernel.target == "host":
+            self._found.pop("llvm", None)  # a host artifact holds the LLVM dialect, the stage that is called nvvm here
+
+    def __getitem__(self, stage: str) -> Any:
+        if stage not in self._names:
+            raise KeyError(f"stages of a kernel for {self._kernel.target} are {', '.join(self._names)}; got {stage!r}")
+        if stage not in self._found:
+            self._found[stage] = self._make(stage)
+        return self._found[stage]
+
+    def _make(self, stage: str) -> Any:
+        kernel = self._kernel
+        if stage == "cubin":
+            return kernel.assembled.cubin
+        if stage == "sass":
+            from kvarn.runtime import assemble
+
+            return assemble.disassemble(self["cubin"])
+        kernel._need_source(f"asm[{stage!r}] and the other stages before PTX")
+        if stage == "kv":
+            return kernel._source
+        if stage == "gpu":
+            return kernel.stages["check-kv-lowered"]
+        last = list(kernel.stages.values())[-1]
+        return last if stage == "nvvm" else importlib.import_module("kvarn.compiler").llvm_ir_of(last)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def load(path: Any, target: str | None = None) -> Kernel:
+    """Load a kernel that :meth:`Kernel.save` wrote. MLIR is not needed, except to run one for ``host``.
+
+    Parameters
+    ----------
+    path : path
+    target : str, optional
+        Which variant, when the bundle has several; default: the one for the current device.
+
+    Raises
+    ------
+    ValueError
+        If the file is foreign or damaged, or has no variant that fits.
+    """
+    from kvarn.runtime import launch
+
+    launcher = launch.load(path, target)
+    found = Kernel(launcher.artifact)
+    found.launcher = launcher
+    return found

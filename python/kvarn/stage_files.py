@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Stages of a compilation as files: written by ``KVARN_DUMP_TO``, read back by ``KVARN_OVERRIDE_DIR``, and reproducers.
+
+A compilation has a folder of its own, ``<kernel>-<target>-<8 digits>``, the digits from what is compiled, so that the
+next run of the same kernel finds it again. In it, ``00_input.mlir`` is the IR that the first pass gets,
+``01_verify_kv.mlir`` what the first pass leaves, and so on to the PTX, as ``kv-opt --dump-dir`` numbers them.
+
+A file of the same folder name and file name under ``KVARN_OVERRIDE_DIR`` takes the place of the stage; whatever comes
+after is made from it. Copy over the files that are edited, and no others: a later stage undoes the edit of an earlier
+one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlir import ir
+
+from kvarn.env import env
+from kvarn.lowering import textual
+from kvarn.lowering.pipeline import Step
+from kvarn.lowering.rewrite import walk
+
+
+def wanted() -> bool:
+    """Whether compilations write or read stages: kernels then do not come from the compile cache."""
+    return bool(env.dump_to or env.override_dir)
+
+
+class StageFiles:
+    """The stages of one compilation.
+
+    Parameters
+    ----------
+    module : mlir.ir.Module
+        What is compiled.
+    target : str
+    """
+
+    def __init__(self, module: ir.Module, target: str) -> None:
+        digest = hashlib.sha256(f"{target}\n{module}".encode()).hexdigest()[:8]
+        self.title = f"{_symbol(module)}-{target}"
+        self.folder = f"{self.title}-{digest}"
+        self._count = 0
+
+    def stage(self, name: str, module: ir.Module) -> None:
+        """Write a stage, or put an edited one into ``module``."""
+        file = self._next(name, "mlir")
+        edited = self._edited(file)
+        if edited is not None:
+            with module.context:
+                _replace(module, ir.Module.parseFile(str(edited), module.context))
+        if env.dump_to:
+            self._write(file, name, str(module).rstrip("\n") + "\n")
+
+    def code(self, kind: str, text: str) -> str:
+        """Write code such as PTX; the edited text where there is one."""
+        file = self._next(f"emit-{kind}", kind)
+        edited = self._edited(file)
+        if edited is not None:
+            text = edited.read_text(encoding="utf-8")
+        if env.dump_to:
+            self._write(file, f"emit-{kind}", text)
+        return text
+
+    def _next(self, name: str, suffix: str) -> str:
+        file = f"{self._count:02d}_{name.replace('-', '_')}.{suffix}"
+        self._count += 1
+        return file
+
+    def _edited(self, file: str) -> Path | None:
+        if not env.override_dir:
+            return None
+        path = Path(env.override_dir, self.folder, file)
+        if not path.is_file():
+            return None
+        # Said aloud: a forgotten variable would otherwise be a riddle.
+        print(f"kvarn: {self.title} takes {path}", file=sys.stderr)
+        return path
+
+    def _write(self, file: str, name: str, text: str) -> None:
+        if env.dump_to == "-":
+            print(f"// -----// {self.title}: {name} //----- //\n{text}", file=sys.stderr)
+            return
+        folder = Path(env.dump_to, self.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text, encoding="utf-8")
+
+
+def _symbol(module: ir.Module) -> str:
+    """The name of the first kernel or function."""
+    for op in walk(module, lambda name: name in ("gpu.func", "func.func")):
+        return ir.StringAttr(op.attributes["sym_name"]).value
+    return "module"
+
+
+def _replace(module: ir.Module, other: ir.Module) -> None:
+    """Give a module the attributes and contents of another."""
+    attributes, theirs = module.operation.attributes, other.operation.attributes
+    for name in [a for a in attributes]:
+        del attributes[name]
+    for name in [a for a in theirs]:
+        attributes[name] = theirs[name]
+    for op in list(module.body.operations):
+        op.operation.erase()
+    for op in list(other.body.operations):
+        module.body.append(op.operation)
+
+
+# --- reproducers -----------------------------------------------------------------------------------
+
+
+def reproducer(module: ir.Module, steps: Sequence[Step]) -> str:
+    """A module with the pipeline to run on it, in the form of MLIR's reproducers. Locations are kept."""
+    with module.context:
+        passes = [p for step in steps for p in textual.parse(step.text)]
+    pipeline_text = textual.text(passes).replace("\\", "\\\\").replace('"', '\\"')
+    asm = str(module.operation.get_asm(enable_debug_info=True)).rstrip("\n")
+    return (
+        f"{asm}\n\n{{-#\n  external_resources: {{\n    mlir_reproducer: {{\n"
+        f'      pipeline: "{pipeline_text}",\n'
+        "      disable_threading: true,\n      verify_each: true\n    }\n  }\n#-}\n"
+    )
+
+
+def write_reproducer(path: str | Path, text: str, options: str = "") -> str:
+    """Write a reproducer; the command that runs it, which is also its first line."""
+    command = f"kv-opt {path} --run-reproducer{options}"
+    Path(path).write_text(f"// {command}\n{text}", encoding="utf-8")
+    return command

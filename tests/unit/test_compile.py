@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``kv.compile`` and what it returns: stages, figures, saving, checks on the device, threads."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import kvarn as kv
+from kvarn import compiler
+from kvarn.env import env
+from kvarn.errors import KernelError
+from kvarn.runtime import assemble
+from kvarn.runtime.host import HostKernelError
+
+SPEC = kv.CacheSpec("paged", kv.f32, 2, 64, 16)
+
+
+@kv.kernel
+def scale_keys(cache: kv.KVCache, alpha: kv.f32):
+    b, t = kv.block_id.x, kv.block_id.y
+    if t < cache.cache_length(b):
+        for h in range(cache.num_heads):
+            d = kv.thread_id.x * 8
+            cache.store(b, h, t, d, cache.load(b, h, t, d, width=8) * alpha)
+
+
+@kv.kernel
+def scale_one(cache: kv.KVCache, b: kv.i32, h: kv.i32, t: kv.i32):
+    d = kv.thread_id.x * 8
+    cache.store(b, h, t, d, cache.load(b, h, t, d, width=8) * 2.0)
+
+
+def pool(table=((2, 1), (3, 0))):
+    blocks = np.ones((5, 2, 1, 16, 2, 64), np.float32)
+    return kv.PagedKVCacheCollection(blocks, np.array([20, 9], np.uint32), np.array(table, np.uint32), 1, 21)
+
+
+def compiled(target="sm_90a", **options):
+    return kv.compile(scale_keys, SPEC, kv.f32, target=target, **options)
+
+
+needs_assembler = pytest.mark.skipif(
+    assemble.nvjitlink() is None and assemble.find_tool("ptxas") is None,
+    reason=f"needs one: {assemble.INSTALL_ASSEMBLER}",
+)
+
+
+# --- stages --------------------------------------------------------------------------------------
+
+
+def test_the_stages_are_the_pipeline_in_order():
+    stages = list(compiled().stages)
+    assert stages[0] == "input"
+    assert stages.index("plan-kv-access") < stages.index("lower-kv-access") < stages.index("check-kv-lowered")
+    assert stages[-1] == "convert-to-nvvm"
+
+
+@pytest.mark.parametrize(
+    ("stage", "has", "has_not"),
+    [
+        ("kv", '"kv.load"', "llvm."),
+        ("gpu", "gpu.block_id", '"kv.'),
+        ("nvvm", "llvm.load", "scf."),
+        ("llvm", "define ptx_kernel void @scale_keys", "gpu.func"),
+        ("ptx", ".visible .entry scale_keys", "gpu.func"),
+    ],
+)
+def test_the_code_at_a_stage(stage, has, has_not):
+    text = compiled().asm[stage]
+    assert has in text
+    assert has_not not in text
+
+
+def test_a_stage_that_there_is_not():
+    with pytest.raises(
+        KeyError, match=r"stages of a kernel for sm_90a are kv, gpu, nvvm, llvm, ptx, cubin, sass; got 'spirv'"
+    ):
+        compiled().asm["spirv"]
+    host = compiled("host")
+    assert list(host.asm) == ["kv", "gpu", "nvvm", "llvm"]
+    assert "define void @scale_keys" in host.asm["llvm"]
+    with pytest.raises(ValueError, match="compile for a GPU target, got host"):
+        _ = host.stats
+
+
+@needs_assembler
+def test_the_figures_and_the_cubin():
+    kernel = compiled()
+    assert 0 < kernel.stats["registers"] < 128
+    assert kernel.stats["spills"] == kernel.n_spills == 0
+    assert kernel.stats["shared bytes"] == 0
+    assert kernel.n_regs == kernel.stats["registers"]
+    assert kernel.asm["cubin"][:4] == b"\x7fELF"
+
+
+# --- saving and loading --------------------------------------------------------------------------
+
+
+def test_a_saved_host_kernel_runs(tmp_path):
+    compiled("host").save(tmp_path / "scale.kvb")
+    collection = pool()
+    kv.load(tmp_path / "scale.kvb")[(2, 20), 8](collection.get_key_cache(0), 0.5)
+    assert collection.blocks[1, 0, 0, :4].max() == 0.5
+    assert collection.blocks[:, 1].min() == 1
+
+
+@needs_assembler
+def test_a_bundle_holds_machine_code_for_chips(tmp_path):
+    kernel = compiled("sm_80")
+    kernel.save(tmp_path / "one")
+    assert set(kv.load(tmp_path / "one").artifact.code) == {"ptx", "cubin"}
+    kernel.save(tmp_path / "three", chips=("sm_80", "sm_86", "sm_89"))
+    artifact = kv.load(tmp_path / "three").artifact
+    assert all(artifact.cubin(chip) for chip in ("sm_80", "sm_86", "sm_89"))
+    with pytest.raises(ValueError, match="chip sm_75 cannot run PTX for sm_80"):
+        kernel.save(tmp_path / "four", chips=("sm_75",))
+
+
+def test_saving_without_an_assembler_keeps_the_ptx(tmp_path, monkeypatch):
+    def missing(*_):
+        raise assemble.MissingToolError("no assembler is installed")
+
+    monkeypatch.setattr(assemble, "assemble", missing)
+    kernel = compiled("sm_80")
+    kernel.save(tmp_path / "ptx")
+    assert set(kv.load(tmp_path / "ptx").artifact.code) == {"ptx"}
+    with pytest.raises(assemble.MissingToolError):
+        kernel.save(tmp_path / "chips", chips=("sm_80",))
+
+
+def test_a_failing_assembler_is_not_hidden(tmp_path, monkeypatch):
+    def wrong(*_):
+        raise assemble.AssemblyError("PTX does not assemble")
+
+    monkeypatch.setattr(assemble, "assemble", wrong)
+    with pytest.raises(assemble.AssemblyError):
+        compiled("sm_80").save(tmp_path / "ptx")
+
+
+def test_host_kernels_have_no_chips(tmp_path):
+    with pytest.raises(ValueError, match="machine code for sm_80 needs a kernel for a GPU target, got host"):
+        compiled("host").save(tmp_path / "x", chips=("sm_80",))
+
+
+def test_a_loaded_kernel_has_no_ir(tmp_path):
+    compiled("sm_80").save(tmp_path / "k")
+    loaded = kv.load(tmp_path / "k")
+    assert ".visible .entry scale_keys" in loaded.asm["ptx"]
+    with pytest.raises(ValueError, match="need the kernel's IR, which a loaded kernel does not hold: compile it again"):
+        loaded.asm["kv"]
+
+
+WITHOUT_MLIR = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "mlir":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+import numpy as np
+import kvarn as kv
+
+gpu, host = sys.argv[1:]
+kernel = kv.load(gpu)
+print(kernel, [a.name for a in kernel.artifact.args], sorted(kernel.artifact.code), kernel.asm["ptx"].count(".entry"))
+blocks = np.ones((5, 2, 1, 16, 2, 64), np.float32)
+pool = kv.PagedKVCacheCollection(blocks, np.array([20], np.uint32), np.array([[2, 1]], np.uint32), 1, 21)
+for what in (
+    lambda: kernel[1, 8](pool.get_key_cache(0), 0.5),
+    lambda: kernel.stages,
+    lambda: kv.load(host)[1, 8](pool.get_key_cache(0), 0.5),
+    lambda: kv.compile,
+):
+    try:
+        what()
+    except Exception as error:
+        print(type(error).__name__, error)
+assert not any(name.partition(".")[0] == "mlir" for name in sys.modules)
+"""
+
+
+def test_a_saved_kernel_is_loaded_where_mlir_is_not_installed(tmp_path):
+    compiled("sm_80").save(tmp_path / "gpu")
+    compiled("host").save(tmp_path / "host")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MLIR, tmp_path / "gpu", tmp_path / "host"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    facts, launch, stages, host, compile_ = done.stdout.splitlines()
+    assert facts.startswith("<kvarn kernel scale_keys for sm_80> ['cache', 'alpha'] [")
+    assert facts.endswith(" 1")
+    # Whatever is missing to run it is said; where there is a GPU, it is that the cache lies in host memory.
+    assert "must be on a GPU" in launch or "host" in launch or "cpu" in launch.lower(), launch
+    assert stages.startswith("ValueError stages need the kernel's IR")
+    assert "No module named 'mlir" in host
+    assert "No module named 'mlir" in compile_
+
+
+# --- kernels and operations ----------------------------------------------------------------------
+
+APPEND = """
+!k = !kv.collection<"paged", f32, 2 : i64, 64 : i64, false, 16 : i64, none, 1 : i64>
+!b = memref<?x2x64xf32, strided<[?, ?, 1]>, 1>
+!i = memref<?xi32, strided<[1]>, 1>
+func.func @append(%c: !k, %layer: i32, %key: !b, %offsets: !i, %value: !b) {
+  "kv.append"(%c, %layer, %key, %offsets, %value) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>}
+    : (!k, i32, !b, !i, !b) -> ()
+  return
+}
+"""
+
+
+def test_text_with_an_operation_compiles_to_a_program():
+    program = kv.compile(APPEND, target="host")
+    collection = pool()
+    key = np.full((3, 2, 64), 7, np.float32)
+    program(collection, 0, key, np.array([0, 1, 3], np.uint32), -key)
+    assert collection.blocks[1, 0, 0, 4].min() == 7  # token 20 of sequence 0
+    assert collection.blocks[3, 1, 0, 9:11].max() == -7  # tokens 9 and 10 of sequence 1
+    with pytest.raises(
+        TypeError, match=r"append is an operation that chooses its own grids: call it, append\(\.\.\.\)"
+    ):
+        program.launch(1, 1, collection, 0)
+
+
+def test_a_kernel_is_not_called():
+    with pytest.raises(TypeError, match=r"scale_keys is a kernel: launch it over a grid, scale_keys\[grid, block\]"):
+        compiled("host")(pool().get_key_cache(0), 0.5)
+    with pytest.raises(TypeError, match=r"launch with scale_keys\[grid, block\]"):
+        compiled("host")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("func.func @f() { return", r"(?s)-:1:.*error"),
+        ('"kv."() : () -> ()', r"-:1:1: error: operation name must have a part after the dialect's"),
+        ("module {}", r"the module must have a kernel \(a gpu.func with the kernel attribute\), got one without"),
+    ],
+)
+def test_text_that_cannot_be_compiled(text, message):
+    with pytest.raises(ValueError, match=message):
+        kv.compile(text, target="host")
+
+
+def test_what_is_not_a_kernel():
+    with pytest.raises(TypeError, match=r"kernel must be a @kv.kernel function, an MLIR module or MLIR text, got int"):
+        kv.compile(3)
+    with pytest.raises(ValueError, match=r"target must be one of .*sm_90a.* got 'sm_12'"):
+        compiled("sm_12")
+
+
+# --- checks on the device ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ((0, 2, 0), "kv.load: the head must be in [0, 2)"),
+        ((2, 0, 0), "kv.load: the sequence must be in the batch"),
+        ((0, 0, 32), "kv.load: the token must lie in the lookup table"),
+        ((1, 1, 17), "kv.load: the token's page must be in the pool"),
+    ],
+)
+def test_an_access_outside_the_cache_is_named(place, sentence):
+    collection = pool(((2, 1), (3, 99)))
+    keys = collection.get_key_cache(0)
+    kernel = kv.compile(scale_one, keys, kv.i32, kv.i32, kv.i32, target="host", check=True)
+    kernel[1, 8](keys, 0, 1, 3)  # a good one says nothing
+    assert collection.blocks[2, 0, 0, 3, 1].min() == 2
+    line = scale_one.location.line + 3
+    with pytest.raises(HostKernelError) as caught:
+        kernel[1, 8](keys, *place)
+    assert f"{__file__}:{line}:29: {sentence}" in str(caught.value)
+
+
+def test_checks_are_off_by_default_and_the_variable_turns_them_on():
+    assert "cf.assert" not in compiled("host").stages["extract-kv-program"]
+    assert "check-kv-access" not in compiled("host").stages
+    with env.override(check=True):
+        assert "cf.assert" in compiled("host").stages["check-kv-access"]
+        ptx = compiled("sm_90a").asm["ptx"]
+        with pytest.raises(HostKernelError, match=r"kv\.store: the token's page must be in the pool"):
+            kv.ops.append(
+                pool(((9, 9), (9, 9))), 0, *[np.ones((2, 2, 64), np.float32)] * 2, np.array([0, 1, 2], np.uint32)
+            )
+    assert "__assertfail" in ptx
+    assert "__assertfail" not in compiled("sm_90a").asm["ptx"]
+
+
+# --- threads -------------------------------------------------------------------------------------
+
+
+def test_threads_compile_at_once_each_in_its_context():
+    specs = [
+        kv.CacheSpec("paged", kv.f32, 2, 64, 16),
+        kv.CacheSpec("continuous", kv.f32, 3, 32),
+        kv.CacheSpec("paged", kv.f32, 1, 128, 8),
+    ]
+    jobs = [(spec, target) for spec in specs for target in ("host", "sm_90a", "sm_80")]
+    with env.override(always_compile=True):
+        expected = [dict(kv.compile(scale_keys, s, kv.f32, target=t).artifact.code) for s, t in jobs]
+        found: dict[int, dict] = {}
+        errors: list[BaseException] = []
+        contexts = set()
+        start = threading.Barrier(3)
+
+        def work(first: int) -> None:
+            try:
+                contexts.add(id(compiler.context()))
+                start.wait()
+                for i in range(first, len(jobs), 3):
+                    spec, target = jobs[i]
+                    with pytest.raises(KernelError) if i % 2 else contextlib.nullcontext():
+                        kv.compile(wrong if i % 2 else scale_keys, spec, kv.f32, target=target)
+                    found[i] = dict(kv.compile(scale_keys, spec, kv.f32, target=target).artifact.code)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    assert not errors
+    assert len(contexts) == 3
+    assert [found[i] for i in range(len(jobs))] == expected
+
+
+@kv.kernel
+def wrong(cache: kv.KVCache, alpha: kv.f32):
+    cache.store(0, 0, 0, 0, alpha + kv.thread_id.x)
