@@ -28,12 +28,18 @@ SYMBOL = "kv_shared"
 def declare(scope: ir.Operation) -> None:
     """Declare the dynamic shared array at the start of a kernel's module."""
     block = scope.regions[0].blocks[0]
-    for op in block.operations:
-        if op.operation.name == "llvm.mlir.global" and ir.StringAttr(op.operation.attributes["sym_name"]).value == SYMBOL:
+    for op in ops_named(scope, "llvm.mlir.global"):
+        if ir.StringAttr(op.attributes["sym_name"]).value == SYMBOL:
             return
     with ir.InsertionPoint.at_block_begin(block), scope.location:
         array = ir.Type.parse("!llvm.array<0 x i8>")
         llvm.mlir_global(array, SYMBOL, ir.Attribute.parse("#llvm.linkage<external>"), alignment=128, addr_space=3)
+
+
+def check_outermost(op: ir.Operation) -> None:
+    """Refuse an allocation in a loop or branch; ``map-gpu-to-host`` does so too, so that both targets take the same."""
+    if enclosing(op, "scf.for", "scf.while", "scf.if", "scf.parallel") is not None:
+        fail(op, "must stand outside loops and branches: shared memory lives as long as the thread block")
 
 
 @kv_pass()
@@ -45,8 +51,7 @@ def run(module: ir.Module, options: Any) -> None:
             scope = enclosing(op, "gpu.module")
             if scope is None:
                 fail(op, "must be inside a gpu.module")
-            if enclosing(op, "scf.for", "scf.while", "scf.if", "scf.parallel") is not None:
-                fail(op, "must stand outside loops and branches: a block of shared memory lives as long as the thread block")
+            check_outermost(op)
             declare(scope)
             size, alignment = (ir.IntegerAttr(op.attributes[n]).value for n in ("bytes", "alignment"))
             start = layout.align_up(total, alignment)

@@ -20,6 +20,7 @@ from mlir.dialects import arith, func, llvm, scf
 
 from kvarn.errors import source_locations
 
+from .allocate_kv_shared import check_outermost
 from .index import const, i32, i64
 from .pass_base import fail, kv_pass
 from .rewrite import ops_named, walk
@@ -200,6 +201,8 @@ def run(module: ir.Module, options: Any) -> None:
     for scope in ops_named(module, "gpu.module"):
         for kernel in ops_named(scope, "gpu.func"):
             refuse_what_needs_a_gpu(kernel)
+            for op in ops_named(kernel, "kv.alloc_shared"):
+                check_outermost(op)
             host = HostFunction(module, kernel)
             host.replace_ids()
             host.place_shared()

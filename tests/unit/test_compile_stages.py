@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Stages as files, reproducers, and where the errors of later passes point."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvarn as kv
+from kvarn.env import env
+from kvarn.errors import KernelError
+
+SPEC = kv.CacheSpec("paged", kv.f32, 2, 64, 16)
+F32 = kv.Buffer[kv.f32, 1]
+
+
+@kv.kernel
+def triple(x: kv.Buffer[kv.f32, 1]):
+    i = kv.thread_id.x
+    x[i] = x[i] * 3.0
+
+
+def stage_files(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+# --- dumps and overrides -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("target", "last"), [("sm_80", "emit_ptx.ptx"), ("host", "convert_to_llvm.mlir")])
+def test_every_stage_is_written(tmp_path, target, last):
+    with env.override(dump_to=str(tmp_path)):
+        kernel = kv.compile(triple, F32, target=target)
+    (folder,) = tmp_path.iterdir()
+    assert re.fullmatch(rf"triple-{target}-[0-9a-f]{{8}}", folder.name)
+    files = stage_files(folder)
+    assert files[:2] == ["00_input.mlir", "01_verify_kv.mlir"]
+    assert [int(f[:2]) for f in files] == list(range(len(files)))
+    assert files[-1] == f"{len(files) - 1:02d}_{last}"
+    assert (folder / files[0]).read_text() == kernel.asm["kv"]
+    if target == "sm_80":
+        assert (folder / files[-1]).read_text() == kernel.asm["ptx"]
+
+
+def test_a_kernel_that_is_in_the_cache_is_written_too_and_to_the_same_folder(tmp_path):
+    kv.compile(triple, F32, target="sm_80")
+    for _ in range(2):
+        with env.override(dump_to=str(tmp_path)):
+            kv.compile(triple, F32, target="sm_80")
+            kv.compile(triple, F32, target="sm_90a")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_operations_are_written(tmp_path):
+    # A shape that no other test has: a program in memory is not compiled again.
+    blocks = np.zeros((2, 2, 1, 16, 1, 40), np.float32)
+    pool = kv.PagedKVCacheCollection(blocks, np.array([3], np.uint32), np.array([[0]], np.uint32), 1, 4)
+    x = np.zeros((1, 1, 40), np.float32)
+    with env.override(dump_to=str(tmp_path)):
+        kv.ops.store_ragged(pool.get_key_cache(0), x, np.array([0, 1], np.uint32))
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("store_ragged-host-")
+    assert '"kv.store_ragged"' in (folder / "00_input.mlir").read_text()
+
+
+def test_stages_on_stderr(capsys):
+    with env.override(dump_to="-"):
+        kv.compile(triple, F32, target="sm_80")
+    err = capsys.readouterr().err
+    titles = re.findall(r"^// -----// triple-sm_80: (\S+) //----- //$", err, re.M)
+    assert titles[:2] == ["input", "verify-kv"]
+    assert titles[-1] == "emit-ptx"
+    assert ".visible .entry triple" in err
+
+
+def test_an_edited_stage_is_used(tmp_path, capsys):
+    dumps, edits = tmp_path / "dumps", tmp_path / "edits"
+    with env.override(dump_to=str(dumps)):
+        kv.compile(triple, F32, target="host")
+    (folder,) = dumps.iterdir()
+    file = next(p for p in folder.iterdir() if p.name.endswith("_plan_kv_access.mlir"))
+    edited = edits / folder.name / file.name
+    edited.parent.mkdir(parents=True)
+    edited.write_text(file.read_text().replace("3.0", "5.0"))
+    with env.override(override_dir=str(edits), dump_to=str(tmp_path / "again")):
+        kernel = kv.compile(triple, F32, target="host")
+    assert f"kvarn: triple-host takes {edited}" in capsys.readouterr().err
+    x = np.ones(4, np.float32)
+    kernel[1, 4](x)
+    assert x.tolist() == [5.0] * 4
+    again = (tmp_path / "again" / folder.name / file.name).read_text()
+    assert "5.0" in again
+    # It is not kept: without the variable the kernel is the old one.
+    x = np.ones(4, np.float32)
+    kv.compile(triple, F32, target="host")[1, 4](x)
+    assert x.tolist() == [3.0] * 4
+
+
+def test_edited_ptx_is_used(tmp_path):
+    with env.override(dump_to=str(tmp_path)):
+        kv.compile(triple, F32, target="sm_80")
+    (folder,) = tmp_path.iterdir()
+    *others, ptx = sorted(folder.iterdir())
+    for path in others:
+        path.unlink()
+    ptx.write_text(ptx.read_text() + "// by hand\n")
+    with env.override(override_dir=str(tmp_path)):
+        assert kv.compile(triple, F32, target="sm_80").asm["ptx"].endswith("// by hand\n")
+
+
+def test_a_mistake_in_an_edited_stage_points_into_the_file(tmp_path):
+    with env.override(dump_to=str(tmp_path)):
+        kv.compile(triple, F32, target="sm_80")
+    (folder,) = tmp_path.iterdir()
+    for path in folder.iterdir():
+        if path.name != "01_verify_kv.mlir":
+            path.unlink()
+    stage = folder / "01_verify_kv.mlir"
+    stage.write_text(stage.read_text().replace("arith.mulf", "arith.mull"))
+    with (
+        env.override(override_dir=str(tmp_path)),
+        pytest.raises(KernelError, match=r"01_verify_kv\.mlir:\d+:\d+: error"),
+    ):
+        kv.compile(triple, F32, target="sm_80")
+
+
+# --- reproducers ---------------------------------------------------------------------------------
+
+
+@kv.kernel
+def barrier(x: kv.Buffer[kv.f32, 1]):
+    x[0] = 1.0
+    kv.barrier()
+
+
+def kv_opt(*arguments):
+    return subprocess.run([sys.executable, "-m", "kvarn.tools.kv_opt", *arguments], capture_output=True, text=True)
+
+
+def test_a_failure_leaves_a_reproducer(tmp_path):
+    path = tmp_path / "barrier.mlir"
+    with pytest.raises(KernelError) as caught:
+        kv.compile(barrier, F32, target="host", reproducer=path)
+    command = f"kv-opt {path} --run-reproducer"
+    assert f"see it again: {command}" in str(caught.value)
+    assert path.read_text().splitlines()[0] == f"// {command}"
+    done = kv_opt(*command.split()[1:])
+    assert done.returncode == 1
+    line = barrier.location.line + 3
+    assert f"{__file__}:{line}:5: error: 'gpu.barrier' op needs the threads of a block to run together" in done.stderr
+
+
+def test_a_success_leaves_none(tmp_path):
+    path = tmp_path / "triple.mlir"
+    with env.override(reproducer=str(path), always_compile=True):
+        kv.compile(triple, F32, target="sm_90a")
+    assert not path.exists()
+
+
+def test_a_reproducer_emits_what_was_compiled(tmp_path):
+    path = tmp_path / "shared.mlir"
+    with env.override(reproducer=str(path)), pytest.raises(KernelError) as caught:
+        kv.compile(too_much_shared, F32, target="sm_90a")
+    assert f"kv-opt {path} --run-reproducer --emit=ptx --target=sm_90a" in str(caught.value)
+    # kv-opt has no such limit: it prints the PTX.
+    command = path.read_text().splitlines()[0].split()
+    done = kv_opt(*command[2:])
+    assert ".visible .entry too_much_shared" in done.stdout, done.stderr
+
+
+# --- errors of later passes ----------------------------------------------------------------------
+
+
+def total(x):
+    return kv.warp_reduce(x[0], "add")
+
+
+@kv.kernel
+def reduced(x: kv.Buffer[kv.f32, 1]):
+    x[1] = total(x)
+
+
+@kv.kernel
+def shared_in_a_loop(x: kv.Buffer[kv.f32, 1]):
+    for i in range(x.shape[0]):
+        s = kv.shared(32, kv.f32)
+        s[0] = x[i]
+
+
+@kv.kernel
+def too_much_shared(x: kv.Buffer[kv.f32, 1]):
+    s = kv.shared(100_000, kv.f32)
+    s[0] = x[0]
+    x[1] = s[0]
+
+
+@kv.kernel
+def trapping(cache: kv.PagedKVCache):
+    cache.store(0, 0, 0, 0, kv.f32(0), oob="trap")
+
+
+@kv.kernel
+def machine_function(x: kv.Buffer[kv.f32, 1]):
+    x[0] = kv.ex2(x[0])
+
+
+TOGETHER = "needs the threads of a block to run together: the host target runs them one after another"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "spec", "target", "code", "message"),
+    [
+        (barrier, F32, "host", "kv.barrier()", f"'gpu.barrier' op {TOGETHER}"),
+        (reduced, F32, "host", 'kv.warp_reduce(x[0], "add")', f"'gpu.shuffle' op {TOGETHER}"),
+        (shared_in_a_loop, F32, "host", "kv.shared(32, kv.f32)", "'kv.alloc_shared' op must stand outside loops and"),
+        (shared_in_a_loop, F32, "sm_90a", "kv.shared(32, kv.f32)", "'kv.alloc_shared' op must stand outside loops and"),
+        (trapping, SPEC, "host", "cache.store(", "'llvm.intr.trap' op would end the process on the host target"),
+        (machine_function, F32, "host", "kv.ex2(x[0])", "'llvm.inline_asm' op is an instruction of NVIDIA GPUs"),
+        (
+            too_much_shared, F32, "sm_90a", "@kv.kernel",
+            "'gpu.func' op must use at most 232448 bytes of shared memory on sm_90a, got 400000",
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", value) if isinstance(value, str) or hasattr(value, "name") else "",
+)  # fmt: skip
+def test_an_error_of_a_later_pass_points_to_the_users_line(kernel, spec, target, code, message):
+    with pytest.raises(KernelError) as caught:
+        kv.compile(kernel, spec, target=target)
+    error, lines = caught.value, str(caught.value).splitlines()
+    source, first = inspect.getsourcelines(total if kernel is reduced else kernel.function)
+    assert error.message.startswith(message)
+    assert error.location.file == __file__
+    line = source[error.location.line - first]
+    assert line[error.location.column - 1 :].startswith(code)
+    # The line stands below the message, and the caret under the code.
+    assert lines[0] == f"{__file__}:{error.location.line}:{error.location.column}: error: {error.message}"
+    assert lines[1].strip() == line.strip()
+    assert lines[1][lines[2].index("^") :].startswith(code)
+
+
+def test_a_call_through_which_the_line_was_reached_is_named():
+    with pytest.raises(KernelError) as caught:
+        kv.compile(reduced, F32, target="host")
+    (caller,) = caught.value.callers
+    assert (caller.file, caller.line) == (__file__, reduced.location.line + 2)
+    assert "note: called from here" in str(caught.value)
