@@ -30,7 +30,8 @@ class Expansion:
         self.op, self.target = op, target
         self.kernels = kernels
         self._traced = traced
-        self.schedule = _dictionary(op.operation.attributes["schedule"]) if "schedule" in op.operation.attributes else {}
+        attributes = op.operation.attributes
+        self.schedule = _dictionary(attributes["schedule"]) if "schedule" in attributes else {}
 
     # --- host-side values --------------------------------------------------------------------------
 
@@ -108,14 +109,17 @@ class Expansion:
         function = self._function(name)
         wanted = [a.type for a in function.regions[0].blocks[0].arguments]
         operands = [v if v.type == t else memref.cast(t, v) for v, t in zip(values, wanted, strict=True)]
-        sizes = [arith.index_cast(ir.IndexType.get(), (g if isinstance(g, Ix) else self.constant(g)).value) for g in (*grid, *block)]
+        sizes = [
+            arith.index_cast(ir.IndexType.get(), (g if isinstance(g, Ix) else self.constant(g)).value)
+            for g in (*grid, *block)
+        ]
         launched = gpu.LaunchFuncOp(["kernels", name], sizes[:3], sizes[3:], operands)
         if programmatic:
             launched.operation.attributes["kv.programmatic"] = ir.UnitAttr.get()
 
     def _trace(self, kernel: Any, specs: list[Any], key: Any) -> str:
         """The symbol of a kernel traced for specs, traced once."""
-        identity = (kernel.name, tuple(specs), key)
+        identity = (_identity(kernel), tuple(specs), key)
         if identity not in self._traced:
             taken = set(self._traced.values())
             name, n = kernel.name, 1
@@ -132,6 +136,16 @@ class Expansion:
             if "sym_name" in attributes and ir.StringAttr(attributes["sym_name"]).value == name:
                 return op.operation
         raise AssertionError(f"kernel {name} was not traced")
+
+
+def _identity(kernel: Any) -> Any:
+    """What tells a kernel from another: its code and what it closes over; itself when that cannot be compared."""
+    identity = (kernel.function.__code__, *(c.cell_contents for c in kernel.function.__closure__ or ()))
+    try:
+        hash(identity)
+    except TypeError:
+        return kernel
+    return identity
 
 
 def _spec(kernel: Any, index: int, type_: ir.Type) -> Any:
