@@ -94,16 +94,30 @@ def barrier() -> None:
 # --- shuffles ------------------------------------------------------------------------------------
 
 
+_SHUFFLES = {"xor": "bfly", "up": "up", "down": "down", "idx": "idx"}  # as nvvm names them
+
+
 def _shuffle(mode: str, value: Any, offset: Any, width: int) -> Any:
     value = as_value(value, None, "what is shuffled")
     if width not in (1, 2, 4, 8, 16, 32):
         raise ValueError(f"width must be a power of two up to {WARP}, got {describe(width)}")
     t = types()
-    operands = [i32_value(offset, "the offset of a shuffle"), _a.literal(width, i32)]
-    attributes = {"mode": t.attribute(f"#gpu<shuffle_mode {mode}>")}
+    distance = i32_value(offset, "the offset of a shuffle")
+    if width == WARP:
+        operands = [distance, _a.literal(width, i32)]
+        attributes = {"mode": t.attribute(f"#gpu<shuffle_mode {mode}>")}
 
-    def exchange(x: ir.Value) -> ir.Value:
-        return emit("gpu.shuffle", [x.type, t.i1], [x, *operands], attributes).results[0]
+        def exchange(x: ir.Value) -> ir.Value:
+            return emit("gpu.shuffle", [x.type, t.i1], [x, *operands], attributes).results[0]
+    else:
+        # gpu.shuffle's width names the lanes that take part; groups of all lanes are PTX's segments.
+        clamp = (WARP - width) << 8 | (0 if mode == "up" else WARP - 1)
+        operands = [distance, _a.literal(clamp, i32)]
+        everyone = _a.literal(-1, i32)
+        attributes = {"kind": t.attribute(f"#nvvm<shfl_kind {_SHUFFLES[mode]}>")}
+
+        def exchange(x: ir.Value) -> ir.Value:
+            return emit_value("nvvm.shfl.sync", x.type, [everyone, x, *operands], attributes)
 
     if value.dtype in (f32, i32, u32) and not value.lanes:
         return Value(exchange(value.ir), value.dtype, value.nonneg)
