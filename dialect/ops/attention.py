@@ -14,6 +14,7 @@ from .. import verify
 from ..base import Kv
 from ..effects import ReadsCache, ReadsMemory, WritesMemory
 from ..ext import F32, I32, Operand
+from ..layout import CacheSpec
 from .operations import FLOATS, not_mla, offsets, token_rows
 
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
@@ -82,13 +83,37 @@ class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemor
         """Whether an optional operand is f32 of a rank, its last dimension the query heads."""
         if value is None:
             return True
-        return verify.memref(self, value, rank, ("f32",), name) and verify.static_dim(self, value, rank - 1, heads, name)
+        right = verify.memref(self, value, rank, ("f32",), name)
+        return right and verify.static_dim(self, value, rank - 1, heads, name)
+
+
+def rope_columns(spec: CacheSpec, columns: int) -> int:
+    """How many of a query's columns meet bf16 keys behind the 8-bit ones of a latent row of D bytes; 0: none may.
+
+    The query then has C + R columns and the row C + 2 R bytes, C even, and at most one scale.
+    """
+    rope = spec.head_size - columns
+    content = columns - rope
+    fits = spec.is_mla and spec.dtype.bits == 8 and rope > 0 and content > 0 and content % 2 == 0
+    return rope if fits and (not spec.quantized or spec.num_scales == 1) else 0
+
+
+def latent_columns(op: Any, spec: Any, value_size: int) -> int:
+    """Columns that a query over latent rows must have: a row's, or its own when the last ones meet bf16 keys."""
+    query = op.query.type
+    if not isinstance(query, ir.MemRefType) or ir.MemRefType(query).rank != 3 or ir.MemRefType(query).is_dynamic_dim(2):
+        return spec.head_size
+    columns = ir.MemRefType(query).shape[2]
+    rope = rope_columns(spec, columns)
+    return columns if rope and value_size <= columns - rope else spec.head_size
 
 
 class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):
     """Attention over latent rows: scores with the whole row, values its first value_size columns.
 
-    query: [T, Hq, D]; out: [T, Hq, value_size]; mask as in kv.attention.
+    query: [T, Hq, D]; out: [T, Hq, value_size]; mask as in kv.attention. Over an 8-bit cache the query may have
+    R columns less than a row has bytes: the last R of the query then meet bf16 keys in the last 2 R bytes of a row,
+    which share the row's one scale. 640 bytes are 512 columns and 64 of them.
     """
 
     collection: Operand[Any]
@@ -112,7 +137,7 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[ReadsCache, Rea
             return verify.fail(self, f"value_size must be in [1, {spec.head_size}], got {self.value_size}")
         elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
         return (
-            token_rows(self, self.query, None, spec.head_size, elements, "query")
+            token_rows(self, self.query, None, latent_columns(self, spec, size), elements, "query")
             and token_rows(self, self.out, None, size, elements, "out")
             and offsets(self, self.row_offsets)
             and mask_is_valid(self)
@@ -143,7 +168,7 @@ class MlaPrefillPlanOp(Kv.Operation, name="mla_prefill_plan", traits=[ReadsMemor
 
 
 class MlaDecompressOp(Kv.Operation, name="mla_decompress", traits=[ReadsCache, ReadsMemory, WritesMemory]):
-    """Copy a chunk of latent rows to a buffer: out[i] = K(b, 0, i - row_offsets[b] + cache_offsets[b]); out: [Tb, D]."""
+    """Copy a chunk of latent rows to out [Tb, D]: out[i] = K(b, 0, i - row_offsets[b] + cache_offsets[b])."""
 
     cache: Operand[Any]
     row_offsets: Operand[Any]

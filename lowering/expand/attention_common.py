@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import DType, f32
+from kvarn.dialect.dtypes import DType, bf16, f32
 from kvarn.dialect.layout import CacheSpec, lowbit
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
@@ -34,6 +34,8 @@ class Case:
         Query heads, a multiple of the KV heads.
     value_size : int
         Columns of a value; less than the head size for latent rows only.
+    rope : int
+        Columns of the query whose keys lie as bf16 behind the 8-bit ones in a latent row; 0: none do.
     mask, span, softcap
         As in ``kv.attention``.
     sinks, lse : bool
@@ -50,6 +52,7 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     lse: bool = False
+    rope: int = 0
 
     @property
     def group(self) -> int:
@@ -58,7 +61,13 @@ class Case:
 
     @property
     def size(self) -> int:
-        return self.spec.head_size
+        """Columns of a query."""
+        return self.spec.head_size - self.rope
+
+    @property
+    def content(self) -> int:
+        """Columns of a query whose keys are elements of the cache."""
+        return self.size - self.rope
 
     @property
     def causal(self) -> bool:
@@ -137,6 +146,16 @@ def read(spec: CacheSpec, cache: Any, b: Any, head: Any, token: Any, dim: Any, w
     if g == 1:
         return stored * scales
     return stored * kv.vector(f32, [scales[i // g] for i in range(width)])
+
+
+def read_rope(case: Case, cache: Any, b: Any, head: Any, token: Any, column: int, width: int, page: Any) -> Any:
+    """Keys of the query's columns from ``column`` on, stored as bf16 in the bytes after the content, as f32."""
+    byte = case.content + 2 * (column - case.content)
+    at = cache.block_paged_ptr(b, token, head, byte, page=page)
+    found = kv.f32(
+        at.load(bf16, width, alignment=min(lowbit(2 * width), lowbit(case.content), lowbit(case.spec.head_size), 16))
+    )
+    return found * kv.f32(cache.load_scale(b, head, token, 0, page=page)) if case.spec.quantized else found
 
 
 def softcapped(case: Case, score: Any, exp2: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
-from kvarn.dialect.layout import cdiv, lowbit
+from kvarn.dialect.layout import align_up, cdiv, lowbit
 from kvarn.dsl.builder import emit_value, types
 
 from .attention_common import (
@@ -30,6 +30,7 @@ from .attention_common import (
     pieces,
     place_of,
     read,
+    read_rope,
     softcapped,
 )
 
@@ -70,15 +71,19 @@ def host_kernel(case: Case) -> Any:
     """The host's kernel: a grid of (query heads, rows), one thread a block."""
     spec = case.spec
     widest = load_width(spec, LANES)
-    key_pieces, value_pieces = pieces(case.size, widest), pieces(case.value_size, widest)
+    key_pieces, value_pieces = pieces(case.content, widest), pieces(case.value_size, widest)
+    rope_pieces = [(case.content + d, w) for d, w in pieces(case.rope, LANES)]
 
     def scores_of(keys: Any, q: Any, b: Any, head: Any, places: list[tuple[Any, Any]]) -> list[Any]:
         """The scores of the keys at (token, page): a sum a width of pieces, then over the lanes."""
         found = []
         for token, page in places:
             sums: dict[int, Any] = {}
-            for (d, w), x in zip(key_pieces, q, strict=True):
-                key = read(spec, keys, b, head, token, d, w, page)
+            for (d, w), x in zip(key_pieces + rope_pieces, q, strict=True):
+                if d < case.content:
+                    key = read(spec, keys, b, head, token, d, w, page)
+                else:
+                    key = read_rope(case, keys, b, head, token, d, w, page)
                 sums[w] = x * key if w not in sums else sums[w] + x * key
             score = None
             for w, total in sums.items():
@@ -117,7 +122,10 @@ def host_kernel(case: Case) -> Any:
             keys, values = caches_of(case, collection, layer)
             head = h // case.group
             factor = scale * LOG2E
-            q = [kv.f32(query.load(row, h, d, width=w, alignment=case.query.itemsize)) * factor for d, w in key_pieces]
+            q = [
+                kv.f32(query.load(row, h, d, width=w, alignment=case.query.itemsize)) * factor
+                for d, w in key_pieces + rope_pieces
+            ]
             # A sink is a key of weight one and value zero that stands before all others.
             state = [sinks[h] * LOG2E, kv.f32(1.0)] if case.sinks else [kv.f32(LOWEST), kv.f32(0.0)]
             sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_pieces]
@@ -149,25 +157,31 @@ def lane_width(case: Case) -> int:
 def simt_kernel(case: Case) -> Any:
     """The GPU's kernel: a warp a (row, query head), ``WARPS`` of them a block, in a linear grid."""
     spec = case.spec
-    key_width = load_width(spec, min(16 // spec.dtype.itemsize, lowbit(case.size)))
+    key_width = load_width(spec, min(16 // spec.dtype.itemsize, lowbit(case.content)))
     width = lane_width(case)
     columns = case.value_size // width  # pieces of a value
     turns = cdiv(columns, 32)
-    unrolled = case.size // key_width <= 32
+    unrolled = case.content // key_width <= 32
+
+    rope_pieces = [(case.content + d, w) for d, w in pieces(case.rope, 8)]
+
+    def product(total: Any, x: Any, y: Any) -> Any:
+        """total + x . y"""
+        for one, other in zip(x, y, strict=True) if isinstance(x, kv.Vector) else [(x, y)]:
+            total = total + one * other
+        return total
 
     @kv.func
     def score_of(keys, q, warp, b, head, token):
         """This lane's key against the query row in shared memory."""
         total = kv.f32(0.0)
         page = keys.page(b, token)
-        for d in range(0 if unrolled else kv.i32(0), case.size, key_width):
-            key = read(spec, keys, b, head, token, d, key_width, page)
-            x = q.load(warp, d, width=key_width)
-            if key_width == 1:
-                total = total + x * key
-            else:
-                for i in kv.static(range(key_width)):
-                    total = total + x[i] * key[i]
+        for d in range(0 if unrolled else kv.i32(0), case.content, key_width):
+            total = product(
+                total, q.load(warp, d, width=key_width), read(spec, keys, b, head, token, d, key_width, page)
+            )
+        for d, w in kv.static(rope_pieces):
+            total = product(total, q.load(warp, d, width=w, alignment=4), read_rope(case, keys, b, head, token, d, w, page))
         return softcapped(case, total, kv.ex2)
 
     @kv.kernel(max_threads=32 * WARPS)
@@ -179,7 +193,7 @@ def simt_kernel(case: Case) -> Any:
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
         row, h = item // case.heads, item % case.heads
-        q = kv.shared((WARPS, case.size), f32)
+        q = kv.shared((WARPS, align_up(case.size, 16)), f32)
         first_row, last_row = row_offsets[0], row_offsets[row_offsets.shape[0] - 1]
         exists = (row >= first_row) & (row < last_row)
         if exists:

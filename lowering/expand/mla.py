@@ -27,6 +27,7 @@ def expand_attention(op: Any, at: Expansion) -> None:
     case = Case(
         spec=at.spec(op.collection), query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
         value_size=op.value_size.value, mask=op.mask.value, span=op.span.value,
+        rope=at.spec(op.collection).head_size - at.static_dim(op.query, 2),
     )  # fmt: skip
     default = "host" if at.target.is_host else "simt"
     kind = at.schedule.get("kind", default)

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
+from reference import emulated
 from reference.random_caches import fill_cached, random_problem, random_values
 
 import kvarn as kv
 from kvarn.dialect import dtypes
+from kvarn.ops import reads
 
 SENTINEL = 72.0  # exact in every type
 
@@ -58,6 +60,52 @@ def test_latent_rows_with_one_scale_a_token():
     out = kv.ops.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=24)
     want, _ = reference.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=24)
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
+
+
+def store_rope_keys(rng: np.random.Generator, problem: Any, content: int, rope: int) -> list[np.ndarray]:
+    """Put bf16 keys behind the content of every cached row; returns them, [tokens, rope] a sequence."""
+    cache, stored = problem.collection.get_key_cache(1), []
+    for b, n in enumerate(problem.cached + problem.new):
+        keys = random_values(rng, (n, rope), dtypes.bf16)
+        for t in range(n):
+            row = keys[t].view(np.uint8).view(cache.dtype.numpy)
+            cache.store(b, 0, t, content + np.arange(2 * rope), row)
+        stored.append(keys.astype(np.float64))
+    return stored
+
+
+def rope_reference(problem: Any, query: np.ndarray, stored: list[np.ndarray], content: int) -> np.ndarray:
+    """The formula: scores (content . content + rope . rope) * sigma * scale; values are the content times sigma."""
+    cache = problem.collection.get_key_cache(1)
+    out = np.zeros((*query.shape[:2], content))
+    for b, (cached, new) in enumerate(zip(problem.cached, problem.new, strict=True)):
+        rows = slice(int(problem.row_offsets[b]), int(problem.row_offsets[b]) + new)
+        if not new:
+            continue
+        t = np.arange(cached + new)[:, None]
+        values = np.asarray(cache.load(b, 0, t, np.arange(content))).astype(np.float64)
+        sigma = cache.load_scale(b, 0, t, 0).astype(np.float64) if cache.scale_dtype is not None else 1.0
+        keys = np.concatenate([values, stored[b] * sigma], 1)[:, None]
+        seen = reference.visible("causal", cached + np.arange(new), np.arange(cached + new))
+        scale = query.shape[2] ** -0.5
+        out[rows] = reference.dense_attention(query[rows].astype(np.float64), keys, values[:, None], seen, scale)[0]
+    return out
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize(("content", "rope"), [(32, 8), (26, 5)])
+def test_rows_that_end_in_bf16_keys(quantized, content, rope):
+    scales = {"scale_dtype": "f32"} if quantized else {}
+    rng, problem = latent_problem(6, "f8e4m3", head_size=content + 2 * rope, **scales)
+    stored = store_rope_keys(rng, problem, content, rope)
+    query = random_values(rng, (problem.tokens, 3, content + rope), dtypes.f32)
+    want = rope_reference(problem, query, stored, content)
+    out = kv.ops.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=content)
+    np.testing.assert_allclose(out, want, rtol=5e-5, atol=5e-5)
+    gpu = np.full_like(out, np.nan)
+    operands = (problem.collection, 1, query, problem.row_offsets, query.shape[2] ** -0.5, gpu)
+    emulated.run(reads._MLA_ATTENTION, operands, (("value_size", content), ("mask", "causal"), ("span", 0)))
+    np.testing.assert_allclose(gpu, want, rtol=5e-5, atol=5e-5)
 
 
 def test_what_does_not_fit_is_refused():

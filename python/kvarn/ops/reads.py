@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvarn.dialect.dtypes import f32
+from kvarn.dialect.ops.attention import rope_columns
 from kvarn.programs import Operation, Schedule, Specialisation, _alignment
 
 from . import checks
@@ -48,14 +49,14 @@ def _masked(mask: str, window: Any, chunk: Any, title: str) -> tuple[tuple[str, 
     return (("mask", mask), ("span", span))
 
 
-def _check_rows(seen: SimpleNamespace, title: str, value_size: int) -> None:
+def _check_rows(seen: SimpleNamespace, title: str, columns: int, value_size: int) -> None:
     """What the operands of both attentions must be."""
     spec = checks.spec_of(seen)
     if not spec.dtype.is_float and not spec.quantized:
         raise TypeError(
             f"{title}: collection must have float elements, or scales, got {spec.dtype.name} without scales"
         )
-    checks.has_shape(seen.query, ("T", "Hq", spec.head_size), f"{title}: query")
+    checks.has_shape(seen.query, ("T", "Hq", columns), f"{title}: query")
     checks.has_dtype(seen.query, checks.queryable(spec), f"{title}: query")
     heads = seen.query.shape[1]
     if heads < 1 or heads % spec.num_heads:
@@ -70,7 +71,7 @@ def _check_rows(seen: SimpleNamespace, title: str, value_size: int) -> None:
 def _check_attention(seen: SimpleNamespace) -> None:
     spec, title = checks.spec_of(seen), "kv.ops.attention"
     checks.with_values(spec, title)
-    _check_rows(seen, title, spec.head_size)
+    _check_rows(seen, title, spec.head_size, spec.head_size)
     tokens, heads = seen.query.shape[:2]
     for name, shape in (("sinks", (heads,)), ("lse", (tokens, heads))):
         view = getattr(seen, name)
@@ -140,7 +141,7 @@ def attention(
         Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. Default:
         ``row_offsets``.
     schedule : mapping, optional
-        How the work is divided: ``kind`` (on a GPU ``"decode"``, ``"prefill"`` or ``"simt"``) and that kernel's entries.
+        How the work is divided: ``kind`` (on a GPU ``"decode"``, ``"prefill"``, ``"simt"``) and that kernel's entries.
         No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``.
     stream : optional
         An int, or an object with ``__cuda_stream__``; default: the current stream of the arguments' library.
@@ -210,9 +211,12 @@ def _check_mla_attention(seen: SimpleNamespace) -> None:
     if not spec.is_mla:
         raise ValueError(f"{title}: needs an MLA collection, got one with values; use kv.ops.attention")
     size = seen.attributes["value_size"]
-    if size > spec.head_size:
-        raise ValueError(f"{title}: value_size must be in [1, {spec.head_size}] (the row), got {size}")
-    _check_rows(seen, title, size)
+    columns = seen.query.shape[2] if seen.query.rank == 3 else 0
+    rope = rope_columns(spec, columns)
+    widest = columns - rope if rope else spec.head_size
+    if size > widest:
+        raise ValueError(f"{title}: value_size must be in [1, {widest}] (the row), got {size}")
+    _check_rows(seen, title, columns if rope else spec.head_size, size)
 
 
 _MLA_ATTENTION = _RowsOperation("kv.mla_attention", {"query": 1, "out": 1}, _check_mla_attention)
@@ -241,12 +245,14 @@ def mla_attention(
         An MLA one: one latent row of D elements a token.
     layer : int
     query : array-like [T, Hq, D]
-        The cache's dtype, or f32, f16 or bf16 over an 8-bit cache.
+        The cache's dtype, or f32, f16 or bf16 over an 8-bit cache. Over an 8-bit cache it may have R columns less than
+        a row has bytes: the last R then meet bf16 keys in the last 2 R bytes of each row (512 8-bit and 64 bf16 keys
+        in 640 bytes, for a query of 576). Such a row has at most one scale, and its bf16 keys are stored divided by it.
     row_offsets : uint32 or int32 array-like [B + 1]
     value_size : int
-        At most D.
+        At most D; at most the 8-bit columns of a row that ends in bf16 keys.
     scale : float, optional
-        Default D ** -0.5. A model that scores with the expanded keys gives its own.
+        Default: the query's columns ** -0.5. A model that scores with the expanded keys gives its own.
     mask, window, chunk, schedule, stream
         As of :func:`attention`.
     out : array-like [T, Hq, value_size], optional
@@ -263,7 +269,7 @@ def mla_attention(
         ("value_size", checks.count(value_size, "value_size", title, 1)),
         *_masked(mask, window, chunk, title),
     )
-    scale = collection.cache_spec.head_size**-0.5 if scale is None else checks.number(scale, "scale", title)
+    scale = query.shape[-1] ** -0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
         out = checks.empty(query, (*query.shape[:2], value_size), None, "out", title)
     _MLA_ATTENTION((collection, layer, query, row_offsets, scale, out), attributes, schedule, stream)
