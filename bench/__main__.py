@@ -28,7 +28,17 @@ from .worker import read_records
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 # Most of the whole budget that a group may take; what a group leaves goes to the next.
-SHARES = {"ceilings": 0.15, "kvarn": 0.5, "flashinfer": 0.5, "fa3": 0.4, "vllm": 0.3, "flashmla": 0.3, "torch": 0.3, "triton": 0.5, "flex": 1.0}
+SHARES = {
+    "ceilings": 0.15,
+    "kvarn": 0.5,
+    "flashinfer": 0.5,
+    "fa3": 0.4,
+    "vllm": 0.3,
+    "flashmla": 0.3,
+    "torch": 0.3,
+    "triton": 0.5,
+    "flex": 1.0,
+}
 STARTS = 6  # of a group whose measurements end the process
 
 
@@ -40,9 +50,19 @@ def run_group(
     begin, seen, status, tail = time.time(), -1, 0, ""
     deadline = begin + seconds
     command = [
-        sys.executable, "-m", "bench.worker", group, "--out", str(records), "--device", device, "--deadline", str(deadline - 2),
-        "--rows", ",".join(row.name for row in rows),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "bench.worker",
+        group,
+        "--out",
+        str(records),
+        "--device",
+        device,
+        "--deadline",
+        str(deadline - 2),
+        "--rows",
+        ",".join(row.name for row in rows),
+    ]
     for start in range(STARTS):
         with (folder / f"{group}.{start}.log").open("w") as log:
             process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
@@ -62,26 +82,63 @@ def run_group(
     got = {(r.get("case"), r.get("who")) for r in made}
     finished = {tuple(r["done"]) for r in found if "done" in r}
     kinds = {row.name: row.kind for row in rows}
-    for mark in (r["mark"] for r in found if "mark" in r):
+    marks = [r["mark"] for r in found if "mark" in r]
+    for mark in marks:
+        # An offer that left no record; or a row whose data, or whose library, left nothing at all.
         who = mark[2] if len(mark) == 3 else group
-        lost = (mark[1], who) not in got if len(mark) == 3 else tuple(mark) not in finished
-        if lost and not (len(mark) == 2 and any(g[0] == mark[1] for g in got)):
-            made.append({"kind": kinds.get(mark[1], ""), "case": mark[1], "who": who, "ok": False, "note": f"ended the process (status {status})"})
+        if len(mark) == 3:
+            lost = (mark[1], who) not in got
+        else:
+            lost = (
+                tuple(mark) not in finished
+                and not any(g[0] == mark[1] for g in got)
+                and not any(m[:2] == mark and len(m) == 3 for m in marks)
+            )
+        if lost:
+            made.append(
+                {
+                    "kind": kinds.get(mark[1], ""),
+                    "case": mark[1],
+                    "who": who,
+                    "ok": False,
+                    "note": f"ended the process (status {status})",
+                }
+            )
     timed = sum(1 for r in made if r.get("us") and r["ok"])
     if not quiet:
-        print(f"{group}: {timed} measured in {time.time() - begin:.0f} s" + (f", status {status}" if status else ""), file=sys.stderr, flush=True)
+        print(
+            f"{group}: {timed} measured in {time.time() - begin:.0f} s" + (f", status {status}" if status else ""),
+            file=sys.stderr,
+            flush=True,
+        )
         if status and not timed:
             print("  | " + "\n  | ".join(tail.strip().splitlines()[-12:]), file=sys.stderr, flush=True)
     if not made and status:
-        made.append({"kind": "group", "case": "", "who": group, "ok": False, "note": (tail.strip().splitlines() or ["failed"])[-1][:300]})
+        made.append(
+            {
+                "kind": "group",
+                "case": "",
+                "who": group,
+                "ok": False,
+                "note": (tail.strip().splitlines() or ["failed"])[-1][:300],
+            }
+        )
     return made
 
 
 def outside_script(path: Path, seconds: float, folder: Path) -> list[dict[str, Any]]:
-    """Peers measured by a program of its own, which writes ``$OUT/peers.json``: records with kind, case, peer, ok and us."""
+    """Peers measured by a program of its own, which writes ``$OUT/peers.json``."""
     command = [sys.executable, str(path), "--budget", str(int(seconds)), "--groups", "fa3,fi,cacheops,flashmla,triton"]
     with (folder / "script.log").open("w") as log:
-        subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=seconds + 60, check=False, env={**os.environ, "OUT": str(folder)})
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=seconds + 60,
+            check=False,
+            env={**os.environ, "OUT": str(folder)},
+        )
     written = folder / "peers.json"
     if not written.exists():
         raise RuntimeError(f"{path} wrote no peers.json; its log ends: {Path(log.name).read_text()[-300:]}")
@@ -89,8 +146,19 @@ def outside_script(path: Path, seconds: float, folder: Path) -> list[dict[str, A
     made = []
     for r in json.loads(written.read_text()):
         if r.get("case") in known and "no paging" not in r["peer"]:
-            made.append({"kind": r["kind"], "case": r["case"], "who": r["peer"], "ok": bool(r["ok"]), "us": r.get("us"), "error": r.get("err"),
-                         "bytes": r.get("nbytes", 0), "flops": r.get("flops", 0), "note": r.get("note", "")})  # fmt: skip
+            made.append(
+                {
+                    "kind": r["kind"],
+                    "case": r["case"],
+                    "who": r["peer"],
+                    "ok": bool(r["ok"]),
+                    "us": r.get("us"),
+                    "error": r.get("err"),
+                    "bytes": r.get("nbytes", 0),
+                    "flops": r.get("flops", 0),
+                    "note": r.get("note", ""),
+                }
+            )
     return made
 
 
@@ -106,8 +174,10 @@ def measure(options: argparse.Namespace, device: str) -> list[dict[str, Any]]:
     """Everything that is measured, within the budget; kvarn first."""
     end = time.time() + options.budget
     rows = chosen_rows(options, device)
-    wanted = peers.available() if options.peers == "auto" else [p for p in options.peers.split(",") if p and p != "none"]
-    groups = ["ceilings", "kvarn", *(wanted if device == "cuda" else [])]
+    wanted = (
+        peers.available() if options.peers == "auto" else [p for p in options.peers.split(",") if p and p != "none"]
+    )
+    groups = ["ceilings", "kvarn", *(wanted if device == "cuda" or options.peers != "auto" else [])]
     if options.only:
         groups = [g for g in groups if g in options.only.split(",")]
     records: list[dict[str, Any]] = []
@@ -158,19 +228,41 @@ def gpu_reason() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="", metavar="TEXTS", help="only rows that have one of these texts in their name, or are of this kind")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows",
+        default="",
+        metavar="TEXTS",
+        help="only rows that have one of these texts in their name, or are of this kind",
+    )
     parser.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="of the whole run (480)")
     parser.add_argument("--quick", action="store_true", help="a few rows")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go (bench/results/DATE.json)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the shares of the ceilings (needs matplotlib)")
-    parser.add_argument("--device", choices=("auto", "cuda", "host", "numpy"), default="auto",
-                        help="host and numpy: the same measurements of small shapes on the CPU, to try the code")  # fmt: skip
-    parser.add_argument("--peers", default="auto", metavar="GROUPS", help=f"of {', '.join(peers.GROUPS)}; auto: what is installed; none")
-    parser.add_argument("--peers-script", type=Path, metavar="FILE", help="a program that measures peers and writes $OUT/peers.json")
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cuda", "host", "numpy"),
+        default="auto",
+        help="host and numpy: the same measurements of small shapes on the CPU, to try the code",
+    )
+    parser.add_argument(
+        "--peers", default="auto", metavar="GROUPS", help=f"of {', '.join(peers.GROUPS)}; auto: what is installed; none"
+    )
+    parser.add_argument(
+        "--peers-script", type=Path, metavar="FILE", help="a program that measures peers and writes $OUT/peers.json"
+    )
     parser.add_argument("--only", default="", metavar="GROUPS", help="of ceilings, kvarn and the peers' groups")
     options = parser.parse_args(argv)
-    unknown = {*options.peers.split(","), *options.only.split(",")} - {"auto", "none", "", "kvarn", "ceilings", *peers.GROUPS}
+    unknown = {*options.peers.split(","), *options.only.split(",")} - {
+        "auto",
+        "none",
+        "",
+        "kvarn",
+        "ceilings",
+        *peers.GROUPS,
+    }
     if unknown:
         parser.error(f"groups are ceilings, kvarn, {', '.join(peers.GROUPS)}; got {', '.join(sorted(unknown))}")
     device = options.device
@@ -198,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.plot is not None:
         print(f"wrote {options.plot}" if report.plot(results, options.plot) else "no plot: pip install matplotlib")
     ours = [r for r in records if r.get("who") == "kvarn"]
-    return 0 if ours and all(r["ok"] for r in ours) or "kvarn" not in (options.only or "kvarn") else 1
+    return 0 if (ours and all(r["ok"] for r in ours)) or "kvarn" not in (options.only or "kvarn") else 1
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The arrays that a measurement works on: torch tensors on a GPU or the CPU, or NumPy arrays, behind one small interface.
+"""The arrays that a measurement works on: torch tensors or NumPy arrays, behind one small interface.
 
 The same problems, checks and calls then run on a machine without a GPU, on small shapes.
 """
@@ -14,7 +14,14 @@ import numpy as np
 
 from kvarn.dialect import dtypes
 
-_TORCH = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "i32": "int32"}
+_TORCH = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "i32": "int32",
+}
 _PIECE = 1 << 27  # elements that are drawn at a time where they are converted: bounds the memory for it
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What is measured: the rows of the table, each with its shape, its element type and its goal.
 
-Heads are 32 for the query and 8 for the cache, the head size is 128 and a page has 16 tokens unless a row says otherwise.
+There are 32 query and 8 KV heads of 128 elements and 16 tokens a page, unless a row says otherwise.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 class Goal:
     """What a row is to reach.
 
-    ``of`` is ``"read"``, ``"copy"`` or ``"matmul"`` (a share of that ceiling, at least ``value``), ``"us"`` (microseconds,
-    at most) or ``"tflops"`` (at least).
+    ``of`` is ``"read"``, ``"copy"`` or ``"matmul"`` (a share of that ceiling, at least ``value``), ``"us"``
+    (microseconds, at most) or ``"tflops"`` (at least).
     """
 
     of: str
@@ -221,7 +221,9 @@ def select(patterns: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
     texts = [t for t in patterns.split(",") if t]
     for text in texts:
         if not any(_fits(text, row) for row in rows):
-            raise ValueError(f"rows must name rows, kinds or parts of them ({', '.join(r.name for r in rows)}); got {text!r}")
+            raise ValueError(
+                f"rows must name rows, kinds or parts of them ({', '.join(r.name for r in rows)}); got {text!r}"
+            )
     return tuple(row for row in rows if any(_fits(text, row) for text in texts)) if texts else rows
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The peers that can be imported, called on the same rows: FlashInfer, vLLM's FlashAttention-3, FlashMLA, cache and Triton kernels, torch.
+"""The peers that can be imported, on the same rows: FlashInfer, torch, and what vLLM has compiled.
 
 Every group is a function from a problem (with K and V apart, one contiguous tensor each) to offers. It raises
 ``ImportError`` where its library is missing. vLLM's compiled libraries are taken from an installed vLLM, or from a
@@ -59,8 +59,12 @@ def _vllm_library(pattern: str) -> None:
 def flashinfer(p: Any) -> Iterator[Offer]:
     """FlashInfer's wrappers, NHD."""
     fi = importlib.import_module("flashinfer")
-    workspace = _once("flashinfer", lambda: p.arrays.torch.zeros(512 << 20, dtype=p.arrays.torch.uint8, device="cuda"))
-    yield from {"decode": _fi_decode, "append": _fi_append, "prefill": _fi_prefill, "mla": _fi_mla}.get(p.row.kind, _none)(p, fi, workspace)
+    workspace = _once(
+        "flashinfer", lambda: p.arrays.torch.zeros(512 << 20, dtype=p.arrays.torch.uint8, device=p.arrays.device)
+    )
+    yield from {"decode": _fi_decode, "append": _fi_append, "prefill": _fi_prefill, "mla": _fi_mla}.get(
+        p.row.kind, _none
+    )(p, fi, workspace)
 
 
 def _none(*_: Any) -> Iterator[Offer]:
@@ -74,9 +78,18 @@ def _fi_decode(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
     def wrapper(tensor_cores: bool, backend: str) -> Callable[[int], Any]:
         w = fi.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores, backend=backend)
         w.plan(
-            pages.starts, pages.order, pages.last, shape.query_heads, shape.heads, shape.size, shape.page, q_data_type=bf16,
-            kv_data_type=keys.dtype, o_data_type=bf16, window_left=shape.window - 1 if shape.window else -1,
-        )  # fmt: skip
+            pages.starts,
+            pages.order,
+            pages.last,
+            shape.query_heads,
+            shape.heads,
+            shape.size,
+            shape.page,
+            q_data_type=bf16,
+            kv_data_type=keys.dtype,
+            o_data_type=bf16,
+            window_left=shape.window - 1 if shape.window else -1,
+        )
         return lambda layer: w.run(p.query, (keys[layer], values[layer]), out=p.out)
 
     tolerance = FP8 if _is_fp8(p) else BF16
@@ -95,9 +108,17 @@ def _fi_decode(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
                 turned = (p.layers, -1, shape.heads, shape.page, shape.size)
                 k, v = keys.view(turned), values.view(turned)
             return lambda layer: run(
-                p.query, (k[layer], v[layer]), workspace, pages.device_table, p.device_lengths, p.longest, bmm1_scale=p.scale,
-                bmm2_scale=1.0, kv_layout=layout, out=p.out,
-            )  # fmt: skip
+                p.query,
+                (k[layer], v[layer]),
+                workspace,
+                pages.device_table,
+                p.device_lengths,
+                p.longest,
+                bmm1_scale=p.scale,
+                bmm2_scale=1.0,
+                kv_layout=layout,
+                out=p.out,
+            )
 
         error = (lambda: _error_in_hnd(p)) if layout == "HND" else None
         yield Offer(f"FlashInfer XQA {layout}", xqa, FP8_QUERY if _is_fp8(p) else BF16, error)
@@ -127,7 +148,9 @@ def _fi_append(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
             k, v = p.key[layer], p.value[layer]
             if _is_fp8(p):
                 k, v = k.to(fp8), v.to(fp8)
-            fi.append_paged_kv_cache(k, v, p.owner, p.at, (keys[layer], values[layer]), pages.order, pages.starts, p.last, "NHD")
+            fi.append_paged_kv_cache(
+                k, v, p.owner, p.at, (keys[layer], values[layer]), pages.order, pages.starts, p.last, "NHD"
+            )
 
         return call
 
@@ -135,15 +158,30 @@ def _fi_append(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
         torch = p.arrays.torch
         run = importlib.import_module("flashinfer.rope").rope_quantize_fp8_append_paged_kv_cache
         angles = torch.cat([p.cos, p.sin], -1)
-        query = torch.empty(p.query.shape, dtype=fp8, device="cuda")
-        nothing = torch.empty((*p.query.shape[:3], 0), dtype=fp8, device="cuda")
+        query = torch.empty(p.query.shape, dtype=fp8, device=p.arrays.device)
+        nothing = torch.empty((*p.query.shape[:3], 0), dtype=fp8, device=p.arrays.device)
 
         def call(layer: int) -> None:
             run(
-                p.query[layer], p.key[layer], None, None, p.value[layer], angles, p.at, (keys[layer], values[layer]), pages.order,
-                pages.starts, p.owner, p.at, is_neox=True, quantize_dtype=fp8, page_size=p.row.shape.page, kv_layout="NHD",
-                q_rope_out=query[layer], q_nope_out=nothing[layer],
-            )  # fmt: skip
+                p.query[layer],
+                p.key[layer],
+                None,
+                None,
+                p.value[layer],
+                angles,
+                p.at,
+                (keys[layer], values[layer]),
+                pages.order,
+                pages.starts,
+                p.owner,
+                p.at,
+                is_neox=True,
+                quantize_dtype=fp8,
+                page_size=p.row.shape.page,
+                kv_layout="NHD",
+                q_rope_out=query[layer],
+                q_nope_out=nothing[layer],
+            )
 
         return call
 
@@ -159,9 +197,18 @@ def _fi_prefill(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
     def wrapper(backend: str) -> Callable[[int], Any]:
         w = fi.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
         w.plan(
-            p.offsets, pages.starts, pages.order, pages.last, shape.query_heads, shape.heads, shape.size, shape.page, causal=True,
-            q_data_type=p.query.dtype, kv_data_type=keys.dtype,
-        )  # fmt: skip
+            p.offsets,
+            pages.starts,
+            pages.order,
+            pages.last,
+            shape.query_heads,
+            shape.heads,
+            shape.size,
+            shape.page,
+            causal=True,
+            q_data_type=p.query.dtype,
+            kv_data_type=keys.dtype,
+        )
         return lambda layer: w.run(p.query, (keys[layer], values[layer]), out=p.out)
 
     yield Offer("FlashInfer fa3", lambda: wrapper("fa3"), BF16)
@@ -174,15 +221,27 @@ def _fi_mla(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
     def wrapper() -> Callable[[int], Any]:
         w = importlib.import_module("flashinfer.mla").BatchMLAPagedAttentionWrapper(workspace, backend="fa3")
         w.plan(
-            qo_indptr=p.offsets, kv_indptr=pages.starts, kv_indices=pages.order, kv_len_arr=p.device_lengths,
-            num_heads=shape.query_heads, head_dim_ckv=split, head_dim_kpe=shape.size - split, page_size=shape.page, causal=False,
-            sm_scale=p.scale, q_data_type=p.query.dtype, kv_data_type=cache.dtype,
-        )  # fmt: skip
+            qo_indptr=p.offsets,
+            kv_indptr=pages.starts,
+            kv_indices=pages.order,
+            kv_len_arr=p.device_lengths,
+            num_heads=shape.query_heads,
+            head_dim_ckv=split,
+            head_dim_kpe=shape.size - split,
+            page_size=shape.page,
+            causal=False,
+            sm_scale=p.scale,
+            q_data_type=p.query.dtype,
+            kv_data_type=cache.dtype,
+        )
         rows = cache.view(p.layers, -1, shape.page, shape.size)
         return lambda layer: w.run(
-            q_nope=p.query[..., :split], q_pe=p.query[..., split:], ckv_cache=rows[layer][..., :split],
-            kpe_cache=rows[layer][..., split:], out=p.out,
-        )  # fmt: skip
+            q_nope=p.query[..., :split],
+            q_pe=p.query[..., split:],
+            ckv_cache=rows[layer][..., :split],
+            kpe_cache=rows[layer][..., split:],
+            out=p.out,
+        )
 
     yield Offer("FlashInfer fa3", wrapper, BF16)
 
@@ -198,7 +257,7 @@ def fa3(p: Any) -> Iterator[Offer]:
     torch, shape, pages, (keys, values) = p.arrays.torch, p.row.shape, p.cached.pages, p.cached.parts
     ops, decode, batch = torch.ops._vllm_fa3_C, p.row.kind == "decode", len(p.lengths)
     query = p.query.to(keys.dtype) if _is_fp8(p) else p.query
-    ones = torch.ones(batch, shape.heads, device="cuda") if _is_fp8(p) else None
+    ones = torch.ones(batch, shape.heads, device=p.arrays.device) if _is_fp8(p) else None
     most = 1 if decode else p.newest
     left = shape.window - 1 if decode and shape.window else -1
 
@@ -206,14 +265,69 @@ def fa3(p: Any) -> Iterator[Offer]:
         plan = None
         if decode:
             plan = ops.get_scheduler_metadata(
-                batch, most, p.longest, shape.query_heads, shape.heads, shape.size, shape.size, query.dtype, p.device_lengths,
-                p.offsets, None, None, None, None, shape.page, 0, True, left, -1, False, 0, None, 0,
-            )  # fmt: skip
+                batch,
+                most,
+                p.longest,
+                shape.query_heads,
+                shape.heads,
+                shape.size,
+                shape.size,
+                query.dtype,
+                p.device_lengths,
+                p.offsets,
+                None,
+                None,
+                None,
+                None,
+                shape.page,
+                0,
+                True,
+                left,
+                -1,
+                False,
+                0,
+                None,
+                0,
+            )
         return lambda layer: ops.fwd(
-            query, keys[layer], values[layer], None, None, None, p.out, p.offsets, None, None, None, p.device_lengths, most,
-            p.longest, pages.device_table, None, None, None, None, None, ones, ones, ones, p.scale, True, left, -1, 0.0, True, plan,
-            0, None, 0, None, 1, 0, None,
-        )  # fmt: skip
+            query,
+            keys[layer],
+            values[layer],
+            None,
+            None,
+            None,
+            p.out,
+            p.offsets,
+            None,
+            None,
+            None,
+            p.device_lengths,
+            most,
+            p.longest,
+            pages.device_table,
+            None,
+            None,
+            None,
+            None,
+            None,
+            ones,
+            ones,
+            ones,
+            p.scale,
+            True,
+            left,
+            -1,
+            0.0,
+            True,
+            plan,
+            0,
+            None,
+            0,
+            None,
+            1,
+            0,
+            None,
+        )
 
     yield Offer("FA3 of vLLM", prepare, FP8_QUERY if _is_fp8(p) else BF16, lambda: p.error(query))
 
@@ -230,9 +344,16 @@ def flashmla(p: Any) -> Iterator[Offer]:
 
         def call(layer: int) -> None:
             out, _, *plan[:] = ops.dense_decode_fwd(
-                p.query.unsqueeze(1), cache[layer], shape.value_size, p.device_lengths, p.cached.pages.device_table, p.scale, False,
-                *plan, None,
-            )  # fmt: skip
+                p.query.unsqueeze(1),
+                cache[layer],
+                shape.value_size,
+                p.device_lengths,
+                p.cached.pages.device_table,
+                p.scale,
+                False,
+                *plan,
+                None,
+            )
             p.out = out.view(p.out.shape)  # it allocates its output
 
         return call
@@ -252,14 +373,20 @@ def vllm_cache(p: Any) -> Iterator[Offer]:
         flat = p.out.view(-1, shape.heads * shape.size)
         rows = keys.view(p.layers, -1, shape.page, shape.heads * shape.size)
         run = torch.ops._C_cache_ops.cp_gather_cache
-        yield Offer("vLLM", lambda: lambda layer: run(rows[layer], flat, p.cached.pages.device_table, bounds, shape.sequences, None), 0.5)
+        yield Offer(
+            "vLLM",
+            lambda: lambda layer: run(rows[layer], flat, p.cached.pages.device_table, bounds, shape.sequences, None),
+            0.5,
+        )
         return
     keys, values = (x.view(torch.uint8) if _is_fp8(p) else x for x in p.cached.parts)
-    one, kind = torch.ones(1, device="cuda"), "fp8" if _is_fp8(p) else "auto"
+    one, kind = torch.ones(1, device=p.arrays.device), "fp8" if _is_fp8(p) else "auto"
 
     def plain() -> Callable[[int], Any]:
         run = torch.ops._C_cache_ops.reshape_and_cache_flash
-        return lambda layer: run(p.key[layer], p.value[layer], keys[layer], values[layer], p.device_slots, kind, one, one)
+        return lambda layer: run(
+            p.key[layer], p.value[layer], keys[layer], values[layer], p.device_slots, kind, one, one
+        )
 
     def rotated() -> Callable[[int], Any]:
         append, rotate = torch.ops._C_cache_ops.reshape_and_cache_flash, torch.ops._C.rotary_embedding
@@ -268,7 +395,9 @@ def vllm_cache(p: Any) -> Iterator[Offer]:
         angles = torch.cat([p.cos, p.sin], -1).to(p.key.dtype)
 
         def call(layer: int) -> None:
-            rotate(at, query[layer].view(p.tokens, -1), key[layer].view(p.tokens, -1), shape.size, angles, True, 0, False)
+            rotate(
+                at, query[layer].view(p.tokens, -1), key[layer].view(p.tokens, -1), shape.size, angles, True, 0, False
+            )
             append(key[layer], p.value[layer], keys[layer], values[layer], p.device_slots, kind, one, one)
 
         call.restore = lambda: (query.copy_(p.query), key.copy_(p.key))  # type: ignore[attr-defined]
@@ -294,21 +423,37 @@ def triton(p: Any) -> Iterator[Offer]:
     def prepare() -> Callable[[int], Any]:
         most, segments = max(1, 128 // shape.heads), 16
         options: dict[str, Any] = {}
-        scale = torch.ones(len(p.lengths), shape.heads, device="cuda") if _is_fp8(p) else None
+        scale = torch.ones(len(p.lengths), shape.heads, device=p.arrays.device) if _is_fp8(p) else None
         if p.row.kind == "decode":
             options = {
-                "seq_threshold_3D": most, "num_par_softmax_segments": segments,
-                "softmax_segm_output": torch.empty(most, shape.query_heads, segments, shape.size, device="cuda"),
-                "softmax_segm_max": torch.empty(most, shape.query_heads, segments, device="cuda"),
-                "softmax_segm_expsum": torch.empty(most, shape.query_heads, segments, device="cuda"),
+                "seq_threshold_3D": most,
+                "num_par_softmax_segments": segments,
+                "softmax_segm_output": torch.empty(
+                    most, shape.query_heads, segments, shape.size, device=p.arrays.device
+                ),
+                "softmax_segm_max": torch.empty(most, shape.query_heads, segments, device=p.arrays.device),
+                "softmax_segm_expsum": torch.empty(most, shape.query_heads, segments, device=p.arrays.device),
                 "kv_quant_mode": modes.FP8_PER_TENSOR if _is_fp8(p) else modes.NONE,
-            }  # fmt: skip
+            }
         return lambda layer: unified(
-            q=p.query, k=keys[layer], v=values[layer], out=p.out, cu_seqlens_q=p.offsets,
-            max_seqlen_q=1 if p.row.kind == "decode" else p.newest, seqused_k=p.device_lengths, max_seqlen_k=p.longest,
-            softmax_scale=p.scale, causal=True, window_size=(-1, -1), block_table=pages.device_table, softcap=0.0, q_descale=None,
-            k_descale=scale, v_descale=scale, **options,
-        )  # fmt: skip
+            q=p.query,
+            k=keys[layer],
+            v=values[layer],
+            out=p.out,
+            cu_seqlens_q=p.offsets,
+            max_seqlen_q=1 if p.row.kind == "decode" else p.newest,
+            seqused_k=p.device_lengths,
+            max_seqlen_k=p.longest,
+            softmax_scale=p.scale,
+            causal=True,
+            window_size=(-1, -1),
+            block_table=pages.device_table,
+            softcap=0.0,
+            q_descale=None,
+            k_descale=scale,
+            v_descale=scale,
+            **options,
+        )
 
     yield Offer("Triton of vLLM", prepare, FP8 if _is_fp8(p) else BF16)
 
@@ -350,19 +495,29 @@ def flex(p: Any) -> Iterator[Offer]:
 
     def prepare() -> Callable[[int], Any]:
         width = shape.context // 128
-        ids = torch.zeros(shape.batch, 1, 1, pages.total, dtype=torch.int32, device="cuda")
+        ids = torch.zeros(shape.batch, 1, 1, pages.total, dtype=torch.int32, device=p.arrays.device)
         ids[:, 0, 0, :width] = pages.device_table
-        none = torch.zeros(shape.batch, 1, 1, dtype=torch.int32, device="cuda")
+        none = torch.zeros(shape.batch, 1, 1, dtype=torch.int32, device=p.arrays.device)
         mask = attention.BlockMask.from_kv_blocks(
-            none, ids, none + width, ids, BLOCK_SIZE=(128, 128), mask_mod=attention.noop_mask,
-            seq_lengths=(1, pages.total * 128), compute_q_blocks=False,
-        )  # fmt: skip
+            none,
+            ids,
+            none + width,
+            ids,
+            BLOCK_SIZE=(128, 128),
+            mask_mod=attention.noop_mask,
+            seq_lengths=(1, pages.total * 128),
+            compute_q_blocks=False,
+        )
         run = torch.compile(attention.flex_attention, dynamic=False)
-        flat = [x.view(again.layers, 1, -1, shape.heads, shape.size).transpose(2, 3).contiguous() for x in (keys, values)]
+        flat = [
+            x.view(again.layers, 1, -1, shape.heads, shape.size).transpose(2, 3).contiguous() for x in (keys, values)
+        ]
         query = again.query.unsqueeze(2)
 
         def call(layer: int) -> None:
-            again.out = run(query, flat[0][layer], flat[1][layer], block_mask=mask, enable_gqa=True, scale=again.scale).squeeze(2)
+            again.out = run(
+                query, flat[0][layer], flat[1][layer], block_mask=mask, enable_gqa=True, scale=again.scale
+            ).squeeze(2)
 
         return call
 
@@ -370,8 +525,14 @@ def flex(p: Any) -> Iterator[Offer]:
 
 
 GROUPS: dict[str, Group] = {
-    "flashinfer": flashinfer, "fa3": fa3, "flashmla": flashmla, "vllm": vllm_cache, "triton": triton, "torch": torch_, "flex": flex,
-}  # fmt: skip
+    "flashinfer": flashinfer,
+    "fa3": fa3,
+    "flashmla": flashmla,
+    "vllm": vllm_cache,
+    "triton": triton,
+    "torch": torch_,
+    "flex": flex,
+}
 
 
 def available() -> list[str]:
@@ -384,7 +545,12 @@ def available() -> list[str]:
     libraries = has("vllm") or bool(folder and Path(folder, "vllm_so").is_dir())
     kernels = has("vllm") or bool(folder and Path(folder, "vllm_shim").is_dir())
     there = {
-        "flashinfer": has("flashinfer"), "fa3": libraries, "flashmla": libraries, "vllm": libraries,
-        "triton": kernels and has("triton"), "torch": has("torch"), "flex": has("torch") and has("triton"),
-    }  # fmt: skip
+        "flashinfer": has("flashinfer"),
+        "fa3": libraries,
+        "flashmla": libraries,
+        "vllm": libraries,
+        "triton": kernels and has("triton"),
+        "torch": has("torch"),
+        "flex": has("torch") and has("triton"),
+    }
     return [name for name in GROUPS if there[name]]

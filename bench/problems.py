@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Rows as data: random tensors in random pages, enough layers to defeat the L2, and checks against float32 references.
 
-``split`` chooses the layout: kvarn's pool ``[page, K | V, layer, token, head, dim]``, or K and V apart as ``[layer, page,
-token, head, dim]``, which the peers take. The numbers differ between the layouts; each is checked against its own.
+``split`` chooses the layout: kvarn's pool ``[page, K | V, layer, token, head, dim]``, or K and V apart as ``[layer,
+page, token, head, dim]``, which the peers take. Each is checked against numbers of its own.
 """
 
 from __future__ import annotations
@@ -201,7 +201,9 @@ class PrefillProblem(_Rows):
         pairs = sum(n * (k - n) + n * (n + 1) // 2 for n, k in shape.lengths)
         self.flops = 4 * pairs * shape.query_heads * shape.size
         item = dtypes.by_name(row.dtype).itemsize
-        self.bytes = 4 * tokens * shape.query_heads * shape.size + 2 * int(self.lengths.sum()) * shape.heads * shape.size * item
+        self.bytes = (
+            4 * tokens * shape.query_heads * shape.size + 2 * int(self.lengths.sum()) * shape.heads * shape.size * item
+        )
         self.offsets = arrays.integers(np.concatenate([[0], self.queries.cumsum()]))
         self.device_lengths = arrays.integers(self.lengths)
         self.longest, self.newest = int(self.lengths.max()), int(self.queries.max())
@@ -259,7 +261,9 @@ class AppendProblem(Problem):
         pages = Pages(np.full(shape.sequences, shape.room), shape.page, arrays)
         self.cached = Cached(arrays, row, pages, self.layers, split)
         # A prompt's tokens start the sequence; a step's single token is somewhere in it.
-        before = draw.integers(0, shape.room, shape.sequences) if shape.each == 1 else np.zeros(shape.sequences, np.int64)
+        before = (
+            draw.integers(0, shape.room, shape.sequences) if shape.each == 1 else np.zeros(shape.sequences, np.int64)
+        )
         self.before = before
         self.positions = (before[:, None] + np.arange(shape.each)).reshape(-1)
         owner = np.repeat(np.arange(shape.sequences), shape.each)
@@ -350,7 +354,13 @@ class GatherProblem(Problem):
         return 0.0 if self.arrays.equal(self.out, wanted) else 1.0
 
 
-_PROBLEMS = {"decode": DecodeProblem, "append": AppendProblem, "gather": GatherProblem, "mla": MlaProblem, "prefill": PrefillProblem}
+_PROBLEMS = {
+    "decode": DecodeProblem,
+    "append": AppendProblem,
+    "gather": GatherProblem,
+    "mla": MlaProblem,
+    "prefill": PrefillProblem,
+}
 
 
 def problem(arrays: Arrays, row: Row, split: bool) -> Any:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Tables of measurements: on the terminal, in bench/RESULTS.md, as a plot.
 
-    python -m bench.report results.json [--write bench/RESULTS.md] [--plot results.png]
+python -m bench.report results.json [--write bench/RESULTS.md] [--plot results.png]
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class Results:
 
     def peers(self, row: Row) -> list[Record]:
         """The peers' right measurements, fastest first."""
-        return sorted((r for r in self.of(row) if r["who"] != "kvarn" and r["ok"] and r.get("us")), key=lambda r: r["us"])
+        return sorted(
+            (r for r in self.of(row) if r["who"] != "kvarn" and r["ok"] and r.get("us")), key=lambda r: r["us"]
+        )
 
     def mean_ratio(self, group: str) -> tuple[float, int] | None:
         """Geometric mean of kvarn's time over the best peer's in a group of rows, and of how many rows."""
@@ -129,8 +131,19 @@ def main_table(results: Results, markdown: bool = False) -> str:
         ratio = f"{ours['us'] / peers[0]['us']:.3f}" if peers else ""
         unit = "TFLOP/s" if of == "matmul" else "TB/s"
         number = rate(ours, of)
-        lines.append((row.title, f"{ours['us']:.2f}", f"{number:.{3 if number < 100 else 0}f} {unit}", shown, goal, mark, *peer, ratio,
-                      f"{ours['error']:.1e}"))  # fmt: skip
+        lines.append(
+            (
+                row.title,
+                f"{ours['us']:.2f}",
+                f"{number:.{3 if number < 100 else 0}f} {unit}",
+                shown,
+                goal,
+                mark,
+                *peer,
+                ratio,
+                f"{ours['error']:.1e}",
+            )
+        )
     return table(lines, markdown)
 
 
@@ -151,7 +164,14 @@ def ceilings_table(results: Results, markdown: bool = False) -> str:
         if r.get("kind") == "ceiling":
             unit = "TFLOP/s" if r["case"] == "matmul" else "TB/s"
             figure = f"{r['rate']:.3f} {unit}" if r.get("rate") else ""
-            lines.append((r["case"], r["who"], f"{r['us']:.2f}" if r.get("us") else "", figure if r["ok"] else r.get("note", "wrong")))
+            lines.append(
+                (
+                    r["case"],
+                    r["who"],
+                    f"{r['us']:.2f}" if r.get("us") else "",
+                    figure if r["ok"] else r.get("note", "wrong"),
+                )
+            )
     return table(lines, markdown)
 
 
@@ -163,7 +183,10 @@ def summary(results: Results) -> str:
         if found is not None:
             mean, count = found
             rows = f"{count} row{'s' if count > 1 else ''}"
-            lines.append(f"{group}: geometric mean of time over the best peer's {mean:.3f} ({rows}), goal ≤ {goal} {'✓' if mean <= goal else '✗'}")
+            lines.append(
+                f"{group}: geometric mean of time over the best peer's {mean:.3f} ({rows}), "
+                f"goal ≤ {goal} {'✓' if mean <= goal else '✗'}"
+            )
     slower = []
     for row in results.rows:
         ours, peers = results.ours(row), results.peers(row)
@@ -180,9 +203,10 @@ def summary(results: Results) -> str:
 def failures(results: Results) -> list[str]:
     """A line for whatever did not give a right result."""
     return [
-        f"{r.get('case')}: {r['who']}: {r.get('note', 'failed')}" for r in results.records
+        f"{r.get('case')}: {r['who']}: {r.get('note', 'failed')}"
+        for r in results.records
         if r.get("kind") != "machine" and "who" in r and not r["ok"]
-    ]  # fmt: skip
+    ]
 
 
 def text(results: Results) -> str:
@@ -200,12 +224,21 @@ def text(results: Results) -> str:
 def markdown(results: Results, date: str) -> str:
     """What stands between the marks of RESULTS.md."""
     m = results.machine
-    about = [f"{name} {m[key]}" for name, key in (("driver of CUDA", "driver"), ("torch", "torch"), ("kvarn", "kvarn")) if m.get(key)]
+    about = [
+        f"{name} {m[key]}"
+        for name, key in (("driver of CUDA", "driver"), ("torch", "torch"), ("kvarn", "kvarn"))
+        if m.get(key)
+    ]
     parts = [
-        f"Measured on {date}: {m.get('device', 'unknown')}" + (f" ({m['multiprocessors']} SMs)" if m.get("multiprocessors") else "")
-        + (", " + ", ".join(about) if about else "") + ".",
-        "### Ceilings", ceilings_table(results, True), "### Rows", main_table(results, True),
-    ]  # fmt: skip
+        f"Measured on {date}: {m.get('device', 'unknown')}"
+        + (f" ({m['multiprocessors']} SMs)" if m.get("multiprocessors") else "")
+        + (", " + ", ".join(about) if about else "")
+        + ".",
+        "### Ceilings",
+        ceilings_table(results, True),
+        "### Rows",
+        main_table(results, True),
+    ]
     if any(results.peers(row) for row in results.rows):
         parts += ["### Everyone, µs", peers_table(results, True)]
     parts += ["### Summary", "\n".join(f"- {line}" for line in summary(results).splitlines())]
@@ -252,7 +285,13 @@ def plot(results: Results, path: Path) -> bool:
     places = list(range(len(names)))
     axes.barh([p - 0.2 for p in places], ours, 0.4, label="kvarn")
     axes.barh([p + 0.2 for p in places], theirs, 0.4, label="best peer", color="0.7")
-    axes.plot([g for g in goals if g], [p - 0.2 for p, g in zip(places, goals, strict=True) if g], "k|", markersize=12, label="goal")
+    axes.plot(
+        [g for g in goals if g],
+        [p - 0.2 for p, g in zip(places, goals, strict=True) if g],
+        "k|",
+        markersize=12,
+        label="goal",
+    )
     axes.set_yticks(places, names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("% of the ceiling")
@@ -265,7 +304,14 @@ def plot(results: Results, path: Path) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("json", type=Path, help="what python -m bench --json wrote")
-    parser.add_argument("--write", type=Path, nargs="?", const=RESULTS, metavar="FILE", help="put the tables into a file (bench/RESULTS.md)")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        nargs="?",
+        const=RESULTS,
+        metavar="FILE",
+        help="put the tables into a file (bench/RESULTS.md)",
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the shares of the ceilings")
     options = parser.parse_args(argv)
     document = json.loads(options.json.read_text())

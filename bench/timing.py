@@ -158,7 +158,7 @@ def copying_kernel() -> Any:
 
 
 def ceilings(arrays: Any) -> Iterator[dict[str, Any]]:
-    """Measure the ceilings: records of kind ``"ceiling"``, with ``rate`` in TB/s or TFLOP/s, or ``us`` of an empty launch."""
+    """Measure the ceilings: records of kind ``"ceiling"`` with ``rate`` in TB/s or TFLOP/s, ``us`` of a launch."""
 
     def record(what: str, who: str, call: Call, work: float, check: Callable[[], bool] | None = None) -> dict[str, Any]:
         made: dict[str, Any] = {"kind": "ceiling", "case": what, "who": who, "ok": False}
@@ -184,29 +184,28 @@ def ceilings(arrays: Any) -> Iterator[dict[str, Any]]:
         m = arrays.normal((256, 256), "f32")
         yield record("matmul", "matmul", lambda _: m @ m, 2 * 256**3)
         return
-    torch = arrays.torch
-    count = CEILING_BYTES // 4
+    yield from _memory_ceilings(arrays, record)
+    arrays.free()
+    a, b = arrays.normal((8192, 8192), "bf16"), arrays.normal((8192, 8192), "bf16")
+    yield record("matmul", "torch mm, bf16, 8192³", lambda _: arrays.torch.mm(a, b), 2 * 8192**3)
+    small = arrays.empty((16,), "f32")
+    yield record("launch", "torch fill of 16 elements", lambda _: small.fill_(1.0), 0)
+
+
+def _memory_ceilings(arrays: Any, record: Callable[..., dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    torch, count = arrays.torch, CEILING_BYTES // 4
     x = torch.randint(-(2**31), 2**31 - 1, (count,), dtype=torch.int32, device="cuda")
     y = torch.empty_like(x)
     sums = torch.empty(count // (READS * 4 * 32), dtype=torch.int32, device="cuda")
     read, copy = reading_kernel(), copying_kernel()
     read_grid, copy_grid = count // (READS * 4 * THREADS), count // (COPIES * 4 * THREADS)
-    wanted = int(x.sum(dtype=torch.int64)) % 2**32
-    yield record(
-        "read", "kvarn, 16 bytes a thread", lambda _: read[read_grid, THREADS](x, sums), CEILING_BYTES,
-        lambda: int(sums.sum(dtype=torch.int64)) % 2**32 == wanted,
-    )  # fmt: skip
-    as_float = x.view(torch.float32)
+    how, wanted = "kvarn, 16 bytes a thread", int(x.sum(dtype=torch.int64)) % 2**32
+
+    def summed() -> bool:
+        return int(sums.sum(dtype=torch.int64)) % 2**32 == wanted
+
+    yield record("read", how, lambda _: read[read_grid, THREADS](x, sums), CEILING_BYTES, summed)
     yield record("read", "torch amax", lambda _: x.amax(), CEILING_BYTES)
-    yield record(
-        "copy", "kvarn, 16 bytes a thread", lambda _: copy[copy_grid, THREADS](x, y), 2 * CEILING_BYTES,
-        lambda: bool(torch.equal(x, y)),
-    )  # fmt: skip
-    y_float = y.view(torch.float32)
+    yield record("copy", how, lambda _: copy[copy_grid, THREADS](x, y), 2 * CEILING_BYTES, lambda: torch.equal(x, y))
+    as_float, y_float = x.view(torch.float32), y.view(torch.float32)
     yield record("copy", "torch neg", lambda _: torch.neg(as_float, out=y_float), 2 * CEILING_BYTES)
-    del x, y, sums, as_float, y_float
-    arrays.free()
-    a, b = arrays.normal((8192, 8192), "bf16"), arrays.normal((8192, 8192), "bf16")
-    yield record("matmul", "torch mm, bf16, 8192³", lambda _: torch.mm(a, b), 2 * 8192**3)
-    small = torch.empty(16, device="cuda")
-    yield record("launch", "torch fill of 16 elements", lambda _: small.fill_(1.0), 0)

@@ -22,8 +22,16 @@ from .cases import RANGE, SMALL, TABLE, Row
 from .problems import problem
 
 LOST = 3  # exit status: the GPU's context is gone, only a new process can go on
-_FATAL = ("illegal memory access", "CUDA error", "device-side assert", "misaligned address", "CUDA_ERROR_ILLEGAL",
-          "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_MISALIGNED", "unspecified launch failure")  # fmt: skip
+_FATAL = (
+    "illegal memory access",
+    "CUDA error",
+    "device-side assert",
+    "misaligned address",
+    "CUDA_ERROR_ILLEGAL",
+    "CUDA_ERROR_LAUNCH_FAILED",
+    "CUDA_ERROR_MISALIGNED",
+    "unspecified launch failure",
+)
 ROWS = {row.name: row for row in (*TABLE, *RANGE, *SMALL)}
 
 
@@ -79,7 +87,14 @@ def measure(offer: kvarn_rows.Offer, p: Any, library: Arrays) -> dict[str, Any]:
     The second check is for what only the first call finds fresh: counters, plans, workspaces.
     """
     row: Row = p.row
-    made: dict[str, Any] = {"kind": row.kind, "case": row.name, "who": offer.who, "ok": False, "bytes": p.bytes, "flops": p.flops}
+    made: dict[str, Any] = {
+        "kind": row.kind,
+        "case": row.name,
+        "who": offer.who,
+        "ok": False,
+        "bytes": p.bytes,
+        "flops": p.flops,
+    }
     check = offer.error or p.error
     begin = time.perf_counter()
     call = offer.make()
@@ -98,7 +113,9 @@ def measure(offer: kvarn_rows.Offer, p: Any, library: Arrays) -> dict[str, Any]:
     made["error"] = None if any(e != e for e in errors) else max(errors)
     made["ok"] = made["error"] is not None and made["error"] <= offer.tolerance
     if not made["ok"]:
-        made["note"] = "the result is wrong" if made["error"] is not None else "the result has NaN in it, or not all was written"
+        made["note"] = (
+            "the result is wrong" if made["error"] is not None else "the result has NaN in it, or not all was written"
+        )
     return made
 
 
@@ -134,8 +151,15 @@ def _run_row(group: str, row: Row, library: Arrays, sink: Sink) -> None:
 
 def _failure(row: Row, who: str, error: Exception) -> dict[str, Any]:
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return {"kind": row.kind, "case": row.name, "who": who, "ok": False, "note": text, "trace": traceback.format_exc()[-2000:],
-            "lost": any(t in str(error) for t in _FATAL)}  # fmt: skip
+    return {
+        "kind": row.kind,
+        "case": row.name,
+        "who": who,
+        "ok": False,
+        "note": text,
+        "trace": traceback.format_exc()[-2000:],
+        "lost": any(t in str(error) for t in _FATAL),
+    }
 
 
 def machine(library: Any) -> dict[str, Any]:
@@ -144,16 +168,24 @@ def machine(library: Any) -> dict[str, Any]:
 
     import kvarn
 
-    made = {"kind": "machine", "device": library.name, "kvarn": kvarn.__version__, "python": platform.python_version(),
-            "host": platform.machine()}  # fmt: skip
+    made = {
+        "kind": "machine",
+        "device": library.name,
+        "kvarn": kvarn.__version__,
+        "python": platform.python_version(),
+        "host": platform.machine(),
+    }
     if hasattr(library, "torch"):
         made["torch"] = library.torch.__version__
     if library.on_gpu:
         from kvarn.runtime import driver
 
         properties = library.torch.cuda.get_device_properties(0)
-        made |= {"multiprocessors": properties.multi_processor_count, "memory": properties.total_memory,
-                 "driver": ".".join(map(str, driver.status().version or ()))}  # fmt: skip
+        made |= {
+            "multiprocessors": properties.multi_processor_count,
+            "memory": properties.total_memory,
+            "driver": ".".join(map(str, driver.status().version or ())),
+        }
     return made
 
 

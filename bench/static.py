@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Figures of the compiled code, with no GPU: python -m bench.static [--rows TEXTS] [--target sm_90a] [--json FILE]
+
+Registers, spills and shared memory are the assembler's; instructions are counted in the PTX by class, and in the
+machine code where nvdisasm is installed. Bytes and 32-byte sectors of a token follow from the layout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import kvarn as kv
+from kvarn import programs
+from kvarn.dialect import dtypes, layout
+from kvarn.lowering.target import by_name
+from kvarn.ops import reads
+from kvarn.programs import BufferType, HandleType, ScalarType, Specialisation
+from kvarn.runtime import assemble
+
+from .cases import TABLE, Append, Decode, Gather, Mla, Prefill, Row, select
+from .report import table
+
+SECTOR = 32
+_REGISTERS, _THREADS = 65536, 2048  # of a multiprocessor
+_RESERVED = 1024  # bytes of shared memory that the hardware keeps of a block
+
+
+def spec_of(row: Row) -> layout.CacheSpec:
+    """The caches of a row."""
+    shape = row.shape
+    if isinstance(shape, Mla):
+        return layout.spec_of("paged", row.dtype, 1, shape.size, is_mla=True, page_size=shape.page)
+    return layout.spec_of("paged", row.dtype, shape.heads, shape.size, page_size=shape.page)
+
+
+def specialisation(row: Row, target: str = "sm_90a", schedule: Mapping[str, Any] | None = None) -> Specialisation:
+    """What the row's operation is compiled for, as a call of it on the row's data would find it."""
+    shape, spec = row.shape, spec_of(row)
+    collection, whole = HandleType("collection", spec), ScalarType(dtypes.i32)
+    table_, number = BufferType(dtypes.i32, (None,)), ScalarType(dtypes.f32)
+    given = dict(schedule or {})
+
+    def rows(heads: int, size: int, dtype: str = "bf16") -> BufferType:
+        return BufferType(dtypes.by_name(dtype), (None, heads, size))
+
+    attributes: tuple[tuple[str, Any], ...] = ()
+    if isinstance(shape, (Decode, Prefill)):
+        few = isinstance(shape, Decode)
+        window = shape.window if isinstance(shape, Decode) else 0
+        name, query = "kv.attention", rows(shape.query_heads, shape.size)
+        operands = {
+            "collection": collection,
+            "layer": whole,
+            "query": query,
+            "row_offsets": table_,
+            "scale": number,
+            "out": query,
+        }
+        attributes = (("mask", "sliding_window" if window else "causal"), ("span", window), ("softcap", 0.0))
+        if few:
+            given = {**reads._bounds(1, shape.batch), **given}
+    elif isinstance(shape, Mla):
+        name, query = "kv.mla_attention", rows(shape.query_heads, shape.size)
+        operands = {
+            "collection": collection,
+            "layer": whole,
+            "query": query,
+            "row_offsets": table_,
+            "scale": number,
+            "out": rows(shape.query_heads, shape.value_size),
+        }
+        attributes = (("value_size", shape.value_size), ("mask", "causal"), ("span", 0))
+    elif isinstance(shape, Append):
+        new = rows(shape.heads, shape.size)
+        name, operands = (
+            "kv.append",
+            {"collection": collection, "layer": whole, "key": new, "row_offsets": table_, "value": new},
+        )
+        if shape.rope:
+            query = rows(shape.query_heads, shape.size)
+            name, operands = (
+                "kv.rope_append",
+                {
+                    "collection": collection,
+                    "layer": whole,
+                    "query": query,
+                    "key": new,
+                    "value": new,
+                    "row_offsets": table_,
+                    "freqs": BufferType(dtypes.f32, (None, shape.size)),
+                    "query_out": query,
+                },
+            )
+            attributes = (("interleaved", False), ("eps", 1e-6))
+    else:
+        assert isinstance(shape, Gather)
+        out = BufferType(dtypes.by_name(row.dtype), (None, None, shape.heads, shape.size))
+        name, operands = (
+            "kv.gather",
+            {
+                "cache": HandleType("cache", spec),
+                "token_ids": BufferType(dtypes.i32, (None, None)),
+                "row_offsets": table_,
+                "out": out,
+            },
+        )
+    order = [f.name for f in programs.op_class_of(name).FIELDS if f.kind == "operand"]
+    ordered = tuple((n, operands[n]) for n in order if n in operands)
+    return Specialisation(name, ordered, attributes, tuple(sorted(given.items())), target)
+
+
+def compiled(what: Specialisation, disable: Iterable[str] = ()) -> Any:
+    """The compiled program of a specialisation, some passes left out: a ``kv.Kernel``."""
+    return kv.compile(programs.build(what), target=what.target, disable=tuple(disable))
+
+
+# --- instructions --------------------------------------------------------------------------------
+
+_INSTRUCTION = re.compile(r"\s*\{?\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)")
+_ENTRY = re.compile(r"\.visible \.entry (\w+)\(.*?\n\}", re.S)
+_BITS = re.compile(r"\.[busf](\d+)$|\.b(\d+)$")
+
+
+def access_bytes(name: str) -> int:
+    """Bytes that a load or a store of PTX moves: ``ld.global.nc.v4.b32`` is 16."""
+    lanes = re.search(r"\.v(\d)\b", name)
+    bits = _BITS.search(name)
+    return (int(lanes[1]) if lanes else 1) * int(next(g for g in bits.groups() if g)) // 8 if bits else 0
+
+
+def classify(name: str) -> str:
+    """The class of a PTX instruction; empty for those that are not counted."""
+    head = name.split(".")
+    if head[0] in ("ld", "st") and "global" in head:
+        cached = " nc" if "nc" in head else ""
+        return f"{'load' if head[0] == 'ld' else 'store'} global {access_bytes(name)} B{cached}"
+    if head[0] in ("ld", "st") and ("shared" in head or "local" in head):
+        return f"{'load' if head[0] == 'ld' else 'store'} {'shared' if 'shared' in head else 'local'}"
+    for prefix, found in _CLASSES:
+        if name.startswith(prefix):
+            return found
+    if head[0] == "cvt" and any(re.fullmatch(r"(?:b?f\d+|e\dm\d)(?:x\d)?", part) for part in head[1:]):
+        return "convert"
+    if head[0] in ("div", "rem") and head[-1][0] in "us":
+        return "divide integers"
+    return ""
+
+
+_CLASSES = (
+    ("cp.async.bulk", "bulk copy"),
+    ("cp.async.c", "cp.async"),
+    ("ldmatrix", "ldmatrix"),
+    ("stmatrix", "stmatrix"),
+    ("movmatrix", "movmatrix"),
+    ("mma.sync", "mma"),
+    ("wgmma.mma_async", "wgmma"),
+    ("shfl", "shuffle"),
+    ("bar.sync", "barrier"),
+    ("barrier.sync", "barrier"),
+    ("bar.warp.sync", "warp barrier"),
+    ("mbarrier", "mbarrier"),
+    ("atom", "atomic"),
+    ("red.", "atomic"),
+    ("ex2", "exp2"),
+    ("bra", "branch"),
+)
+
+
+def instruction_mix(ptx: str) -> dict[str, dict[str, int]]:
+    """Counts by class of every kernel of a PTX text, and ``"all"``."""
+    found = {}
+    for entry in _ENTRY.finditer(ptx):
+        # Statements: inline assembly has several on a line.
+        body = re.sub(r"//[^\n]*", "", entry[0]).partition("{")[2]
+        names = [found_[1] for s in re.split(r"[;\n]", body) if (found_ := _INSTRUCTION.match(s))]
+        counts = Counter(c for n in names if (c := classify(n)))
+        found[entry[1]] = {**dict(sorted(counts.items())), "all": len(names)}
+    return found
+
+
+_SASS = (
+    "LDG",
+    "STG",
+    "LDGSTS",
+    "LDSM",
+    "HMMA",
+    "HGMMA",
+    "F2F",
+    "F2FP",
+    "SHFL",
+    "BAR",
+    "LDL",
+    "STL",
+    "LDS",
+    "STS",
+    "ATOM",
+    "RED",
+    "UTMALDG",
+)
+
+
+def machine_mix(sass: str) -> dict[str, dict[str, int]]:
+    """Counts of the instructions of interest in disassembled machine code, with widths, by kernel."""
+    found: dict[str, dict[str, int]] = {}
+    for part in re.split(r"^\s*\.section\s+\.text\.", sass, flags=re.M)[1:]:
+        names = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", part, re.M)
+        counts: Counter[str] = Counter()
+        for name in names:
+            head, *rest = name.split(".")
+            if head in _SASS:
+                width = next((w for w in ("128", "64") if w in rest), "")
+                counts[head + ("." + width if width else "")] += 1
+        found[re.match(r"[\w$]+", part)[0]] = {**dict(sorted(counts.items())), "all": len(names)}  # type: ignore[index]
+    return found
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def traffic(row: Row) -> dict[str, float]:
+    """Bytes and sectors of the cache that one token costs, the table's share with them."""
+    spec = spec_of(row)
+    halves = 1 if isinstance(row.shape, (Mla, Gather)) else 2
+    row_bytes = spec.head_size * spec.dtype.itemsize
+    heads = spec.num_heads
+    # Heads of a token lie one after the other: sectors of the whole row of heads.
+    sectors = -(-heads * row_bytes // SECTOR)
+    return {
+        "bytes": halves * heads * row_bytes + 4 / spec.page_size,
+        "sectors": halves * sectors + 4 / spec.page_size / SECTOR,
+    }
+
+
+def occupancy(target: str, threads: int, registers: int, shared: int) -> int:
+    """Blocks that a multiprocessor holds."""
+    per_warp = -(-registers * 32 // 256) * 256
+    by_registers = _REGISTERS // (per_warp * -(-threads // 32)) if registers else _THREADS // threads
+    by_shared = (by_name(target).shared_bytes + _RESERVED) // (shared + _RESERVED)
+    return min(by_registers, by_shared, _THREADS // threads, 32)
+
+
+def figures(
+    row: Row, target: str = "sm_90a", disable: Iterable[str] = (), schedule: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Everything that is known of a row's code.
+
+    Returns
+    -------
+    dict
+        ``row``, ``title``, ``target``, ``compile_s`` (of the disk cache when it has the code), ``token`` (bytes and
+        sectors), ``tool``, and ``kernels``: by name ``registers``, ``spills``, ``stack``, ``shared`` (bytes),
+        ``threads``, ``blocks`` (of a multiprocessor), ``ptx`` and ``sass`` (counts by class; none without nvdisasm).
+    """
+    begin = time.perf_counter()
+    kernel = compiled(specialisation(row, target, schedule), disable)
+    seconds = time.perf_counter() - begin
+    made = assemble.assemble(kernel.artifact.code["ptx"], target)
+    try:
+        machine = machine_mix(assemble.disassemble(made.cubin))
+    except assemble.MissingToolError:
+        machine = {}
+    mixes = instruction_mix(kernel.artifact.code["ptx"])
+    kernels = {}
+    for entry in kernel.artifact.entries:
+        of = made.kernels[entry.name]
+        threads = _threads_of(kernel.artifact, entry)
+        shared = of.shared_bytes + entry.shared_bytes
+        kernels[entry.name] = {
+            "registers": of.registers,
+            "spills": of.spill_stores + of.spill_loads,
+            "stack": of.stack_bytes,
+            "shared": shared,
+            "threads": threads,
+            "blocks": occupancy(target, threads, of.registers, shared),
+            "ptx": mixes[entry.name],
+            "sass": machine.get(entry.name, {}),
+        }
+    return {
+        "row": row.name,
+        "title": row.title,
+        "target": target,
+        "compile_s": seconds,
+        "token": traffic(row),
+        "tool": made.tool,
+        "kernels": kernels,
+    }
+
+
+def _threads_of(artifact: Any, entry: Any) -> int:
+    """Threads of a block: of the first step that launches the kernel, when they are known."""
+    for step in artifact.steps:
+        if step.entry == entry.name and all(isinstance(n, int) for n in step.block):
+            x, y, z = step.block
+            return x * y * z
+    return entry.max_threads or 128
+
+
+COLUMNS = (
+    "load global 16 B",
+    "load global 16 B nc",
+    "store global 16 B",
+    "cp.async",
+    "ldmatrix",
+    "mma",
+    "convert",
+    "shuffle",
+    "barrier",
+)
+
+
+def figures_table(found: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each kernel."""
+    head = (
+        "row",
+        "kernel",
+        "regs",
+        "spills",
+        "shared",
+        "blocks/SM",
+        *COLUMNS,
+        "narrow loads",
+        "narrow stores",
+        "local",
+        "all",
+        "B/token",
+        "sectors",
+    )
+    lines: list[Sequence[str]] = [head]
+    for f in found:
+        for name, k in f["kernels"].items():
+            ptx, sass = k["ptx"], k["sass"]
+            local = (
+                sum(sass.get(n, 0) for n in ("LDL", "STL"))
+                if sass
+                else sum(v for c, v in ptx.items() if c.endswith(" local"))
+            )
+            lines.append(
+                (
+                    f["title"] + (f" (+ {len(f['also'])})" if f.get("also") else ""),
+                    name,
+                    *(str(k[n]) for n in ("registers", "spills", "shared", "blocks")),
+                    *(str(ptx.get(c, 0) or "") for c in COLUMNS),
+                    *(
+                        str(sum(v for c, v in ptx.items() if c.startswith(what) and " 16 B" not in c) or "")
+                        for what in ("load global", "store global")
+                    ),
+                    str(local or ""),
+                    str(ptx["all"]),
+                    f"{f['token']['bytes']:.0f}",
+                    f"{f['token']['sectors']:.0f}",
+                )
+            )
+    return table(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--rows", default="decode,append,gather", help="names, kinds or parts of names (decode, append and gather)"
+    )
+    parser.add_argument("--target", default="sm_90a")
+    parser.add_argument("--disable", default="", metavar="PASSES", help="passes to leave out")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(argv)
+    found: list[dict[str, Any]] = []
+    alike: dict[Specialisation, list[Row]] = {}  # rows of the same code
+    for row in select(options.rows, TABLE):
+        alike.setdefault(specialisation(row, options.target), []).append(row)
+    for row, *others in alike.values():
+        try:
+            made = figures(row, options.target, [p for p in options.disable.split(",") if p])
+            found.append({**made, "also": [other.name for other in others]})
+        except (ValueError, RuntimeError) as error:
+            print(f"{row.name}: {error}", file=sys.stderr)
+    if not found:
+        return 1
+    print(f"{options.target}, {found[0]['tool']}: instructions in the PTX, static counts\n")
+    print(figures_table(found))
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
