@@ -164,8 +164,7 @@ class OperationProgram(Program):
     """A program whose operands are bound by the operation that calls it, which has checked them."""
 
     def run(self, values: list[tuple[Any, ...]], ordinal: int, operands: Sequence[Any], stream: Any) -> None:
-        """Run every step with field values that are right; ``operands`` say whose current stream to take.
-        """
+        """Run every step with field values that are right; ``operands`` say whose current stream to take."""
         on = self._on.get(ordinal) or self._load(ordinal)
         if ordinal < 0:
             handle = 0
@@ -282,10 +281,9 @@ class Operation:
         schedule: Schedule = None,
         stream: Any = None,
     ) -> None:
-        """Run on operands, in the order of ``self.operands``: None for an absent one, which may be left out at the end.
-        """
+        """Run on operands in the order of ``self.operands``; absent ones are None, or left out at the end."""
         values: list[Any] = []
-        key: list[Any] = [attributes, schedule and tuple(sorted(schedule.items()))]
+        key: list[Any] = [attributes, tuple(sorted(schedule.items())) if schedule else None]
         add, find = key.append, _signers.get
         for operand in operands:
             add((find(operand.__class__) or _find_signer(operand.__class__))(operand, values))
@@ -374,7 +372,8 @@ class Operation:
                 raise TypeError(f"{about} must be a KV {wanted}, got {type(operand).__name__}")
             if operand.readonly and name in self._written:
                 raise ValueError(f"{about} is written, but its blocks are read-only")
-            return HandleType(kind, getattr(spec, "cache", spec)), operand, operand.device
+            cache = spec.cache if isinstance(spec, layout.CollectionSpec) else spec
+            return HandleType(kind, cache), operand, operand.device
         view = buffers.view(operand, name=about)
         if view.rank < 1:
             raise ValueError(f"{about} must have at least one dimension, got a scalar")

@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The suites of the cache operations on a GPU, over torch tensors (without torch, over memory of our own)."""
 
+import importlib
+
 import numpy as np
 import pytest
-from reference import places
+from reference import model, places
+from reference.random_caches import random_problem, random_values
 
-pytest.register_assert_rewrite(*(f"unit.test_ops_{n}" for n in ("append", "rope", "copies", "updates")))
-
-from reference import model  # noqa: E402
-from reference.random_caches import random_problem, random_values  # noqa: E402
-from unit.test_ops_append import *  # noqa: E402, F403
-from unit.test_ops_copies import *  # noqa: E402, F403
-from unit.test_ops_rope import *  # noqa: E402, F403
-from unit.test_ops_updates import *  # noqa: E402, F403
-
-import kvarn as kv  # noqa: E402
+import kvarn as kv
 
 pytestmark = pytest.mark.gpu
 
@@ -25,8 +19,15 @@ def place():
     return places.gpu()
 
 
-# What they have of their own is not for a GPU.
-del test_slices_of_a_fused_projection_are_taken_as_they_are, test_copy_pages_of_a_pool_whose_layers_lie_apart  # noqa: F821
+SUITES = tuple(f"unit.test_ops_{name}" for name in ("append", "rope", "copies", "updates"))
+# What makes places of its own is not for a GPU.
+NOT_HERE = (
+    "test_slices_of_a_fused_projection_are_taken_as_they_are",
+    "test_copy_pages_of_a_pool_whose_layers_lie_apart",
+)
+pytest.register_assert_rewrite(*SUITES)
+for suite in map(importlib.import_module, SUITES):
+    globals().update({n: f for n, f in vars(suite).items() if n.startswith("test_") and n not in NOT_HERE})
 
 
 @pytest.mark.parametrize("tokens", [8192, 300])

@@ -60,7 +60,6 @@ def test_gather_takes_rows_of_all_heads_together():
     np.testing.assert_array_equal(rows.reshape(1, 3, 2, 8), kv.ops.gather(cache, ids, offsets))
 
 
-
 def test_gather_leaves_rows_of_no_sequence(place):
     rng = np.random.default_rng(2)
     problem = random_problem(rng, "paged", "f32", cached=[9, 9], new=[1, 1])

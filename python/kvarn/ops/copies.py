@@ -36,8 +36,8 @@ def gather(
     row_offsets : uint32 or int32 array-like [B + 1]
         Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``.
     out : array-like [R, Ns, H, D] or [R, Ns, H * D], optional
-        The cache's dtype. When not given it is allocated, as [R, Ns, H, D], by the library of the cache's blocks (torch,
-        CuPy or NumPy).
+        The cache's dtype. When not given it is allocated, as [R, Ns, H, D], by the library of the cache's blocks
+        (torch, CuPy or NumPy).
     schedule, stream
         As of :func:`append`.
 
