@@ -149,17 +149,28 @@ def test_rows_outside_of_the_offsets_are_left_alone(place):
     assert_same(place, found, expected)
 
 
-def test_a_table_entry_without_a_page_drops_the_token(place):
-    rng = np.random.default_rng(10)
-    problem = random_problem(rng, "paged", "f16", cached=[0, 10], new=[16, 20])
-    c = problem.collection
-    table = np.array(c.lookup_table)
-    table[0, 0], table[1, 1] = c.num_blocks, 0xFFFFFFFF
-    problem.collection = PagedKVCacheCollection(c.blocks, c.cache_lengths, table, c.max_seq_length, c.max_cache_length)
-    key, value = rows(rng, problem), rows(rng, problem)
-    found, expected = appended(place, problem, 0, key, value)
-    assert_same(place, found, expected)
-    assert np.isnan(place.buffers(found)[0][problem.null_page].astype(np.float32)).all()
+def test_a_table_entry_without_a_page_drops_the_token():
+    """Neither the null page nor what lies around the pool is touched."""
+    for place in (Place(), Interpreted()):
+        rng = np.random.default_rng(10)
+        problem = random_problem(rng, "paged", "f16", cached=[0, 10], new=[16, 20])
+        c = problem.collection
+        around = np.full((c.num_blocks + 8, *c.blocks.shape[1:]), 77, np.float16)
+        pool = around[4:-4]
+        pool[:] = c.blocks
+        before = around.copy()
+        table = np.array(c.lookup_table)
+        table[0, 0], table[1, 1] = c.num_blocks, 0xFFFFFFFF
+        found = PagedKVCacheCollection(pool, c.cache_lengths, table, c.max_seq_length, c.max_cache_length)
+        expected = clone(found)
+        key, value = rows(rng, problem), rows(rng, problem)
+        with place.active():
+            kv.ops.append(found, 0, key, value, problem.row_offsets)
+        model.append(expected, 0, key, value, problem.row_offsets)
+        assert_same(Place(), found, expected)
+        assert np.isnan(pool[problem.null_page].astype(np.float32)).all()
+        np.testing.assert_array_equal(around[:4], before[:4])
+        np.testing.assert_array_equal(around[-4:], before[-4:])
 
 
 def test_a_continuous_region_drops_what_does_not_fit(place):

@@ -226,6 +226,32 @@ def test_other_operations_check_their_arguments(problem):
             call()
 
 
+def test_lists_are_no_arrays(problem):
+    c, x, off = problem.collection, tokens(problem), problem.row_offsets
+    cache, ids, freqs = c.get_key_cache(0), np.zeros((1, 1), np.int32), np.ones((6, 16), np.float32)
+    gamma = np.ones(16, np.float32)
+    calls = [
+        lambda: kv.ops.gather(cache, [[1]], off),
+        lambda: kv.ops.copy_pages(c, [1], [2]),
+        lambda: kv.ops.radd(c, 0, np.ones((3, 64), np.float32), [0, 1]),
+        lambda: kv.ops.rope_append(c, 0, x, x, x, off, [[1.0]]),
+        lambda: kv.ops.rope_append(c, 0, [x], x, x, off, freqs),
+        lambda: kv.ops.rope(c, 0, x, off, freqs, position_ids=[0, 1, 2]),
+        lambda: kv.ops.rms_norm(c, gamma, 1e-5, off),
+        lambda: kv.ops.rms_norm(cache, [1.0], 1e-5, off),
+        lambda: kv.ops.cache_row_offsets([0, 1], c.cache_lengths),
+        lambda: kv.ops.remap_sparse_indices([[1]], off, c.lookup_table, 16, 5),
+        lambda: kv.ops.mla_prefill_plan(off, [1, 2], 8, 2),
+        lambda: kv.ops.store_ragged(cache, [x], off),
+        lambda: kv.ops.convert(cache, c),
+        lambda: kv.ops.remap_sparse_indices(ids, off, c.lookup_table, 16, 5.5),
+        lambda: kv.ops.increment_cache_lengths([1], off),
+    ]
+    for call in calls:
+        with refuses(TypeError, "kv.ops."):
+            call()
+
+
 def test_rope_checks_sections(problem):
     c, x, off = problem.collection, tokens(problem), problem.row_offsets
     freqs, ids = np.ones((6, 16), np.float32), np.zeros((2, 3), np.int32)

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
+from kvarn.runtime import buffers
 from kvarn.runtime.buffers import BufferView
 
 FLOATS = ("f32", "f16", "bf16")
@@ -51,6 +52,15 @@ def count(value: Any, name: str, title: str, least: int = 0) -> int:
     return found
 
 
+def shape_of(array: Any, name: str, rank: int | None = None) -> tuple[int, ...]:
+    """The shape of an array of the caller's, before the operation looks at it. ``name`` begins the message."""
+    shape = getattr(array, "shape", None)
+    shape = tuple(buffers.view(array, name=name).shape if shape is None else shape)
+    if rank is not None and len(shape) != rank:
+        raise ValueError(f"{name} must have {rank} dimension{'s' * (rank > 1)}, got shape {list(shape)}")
+    return shape
+
+
 def has_shape(view: BufferView, expected: tuple[int | str, ...], name: str) -> None:
     """The shape; a string stands for any extent and says what it is. ``name`` begins the message: "kv.ops.append:
     key".
@@ -58,6 +68,12 @@ def has_shape(view: BufferView, expected: tuple[int | str, ...], name: str) -> N
     shape = tuple(view.shape)
     if len(shape) != len(expected) or any(e != s for e, s in zip(expected, shape, strict=True) if isinstance(e, int)):
         raise ValueError(f"{name} must have shape [{', '.join(map(str, expected))}], got {list(shape)}")
+
+
+def few_enough(rows: int, each: int, name: str) -> None:
+    """Kernels count rows in 32 bits."""
+    if rows * each >= 2**31:
+        raise ValueError(f"{name} must have fewer than 2**31 rows, got {rows} * {each}: split the call")
 
 
 def has_dtype(view: BufferView, allowed: tuple[str, ...], name: str) -> None:
@@ -141,7 +157,10 @@ def rotation(view: BufferView, head_size: int, name: str) -> None:
 
 def positions_cover(freqs: Any, collection: Any, title: str) -> None:
     """The table of angles has a row for every position of the step."""
-    positions = freqs.shape[0] if len(freqs.shape) else 0
+    try:
+        positions = freqs.shape[0]
+    except (AttributeError, IndexError):
+        positions = shape_of(freqs, f"{title}: freqs_cis", 2)[0]
     if positions < collection.max_cache_length:
         raise ValueError(
             f"{title}: freqs_cis must have a row for each of the collection's max_cache_length = "
@@ -161,7 +180,7 @@ def spec_of(seen: SimpleNamespace) -> CacheSpec:
 
 def empty_like(array: Any, name: str, title: str) -> Any:
     """A new contiguous array of the same shape and dtype, on the same device, of the caller's library."""
-    return empty(array, tuple(array.shape), None, name, title)
+    return empty(array, shape_of(array, f"{title}: what {name} is to be like"), None, name, title)
 
 
 def empty(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:

@@ -15,6 +15,7 @@ from . import checks
 def _check_gather(seen: SimpleNamespace) -> None:
     spec, title = checks.spec_of(seen), "kv.ops.gather"
     checks.has_shape(seen.token_ids, ("R", "Ns"), f"{title}: token_ids")
+    checks.few_enough(*seen.token_ids.shape, f"{title}: token_ids")
     checks.has_shape(seen.out, (*seen.token_ids.shape, spec.num_heads, spec.head_size), f"{title}: out")
     checks.has_dtype(seen.out, (spec.dtype.name,), f"{title}: out")
     checks.offsets(seen.row_offsets, seen.cache.batch_size, f"{title}: row_offsets")
@@ -50,7 +51,7 @@ def gather(
     if spec is None or not hasattr(spec, "num_heads"):
         raise TypeError(f"kv.ops.gather: cache must be a KV cache, got {type(cache).__name__}")
     if out is None:
-        shape = (*tuple(token_ids.shape), spec.num_heads, spec.head_size)
+        shape = (*checks.shape_of(token_ids, "kv.ops.gather: token_ids", 2), spec.num_heads, spec.head_size)
         out = checks.empty(cache.buffers[0], shape, None, "out", "kv.ops.gather")
     _GATHER((cache, token_ids, row_offsets, _by_heads(out, spec)), (), schedule, stream)
     return out

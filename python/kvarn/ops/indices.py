@@ -95,7 +95,7 @@ def remap_sparse_indices(
     page_size = checks.count(page_size, "page_size", title, least=1)
     invalid_id = checks.count(invalid_id, "invalid_id", title)
     if out is None:
-        out = checks.empty(logical, tuple(logical.shape), dtypes.i32, "out", title)
+        out = checks.empty(logical, checks.shape_of(logical, f"{title}: logical"), dtypes.i32, "out", title)
     _REMAP((logical, row_offsets, lookup_table, invalid_id, out), (("page_size", page_size),), schedule, stream)
     return out
 
@@ -165,7 +165,8 @@ def mla_prefill_plan(
     """
     title = "kv.ops.mla_prefill_plan"
     buffer_tokens = checks.count(buffer_tokens, "buffer_tokens", title, least=1)
-    chunks, batch = checks.count(max_chunks, "max_chunks", title, least=1), cache_lengths.shape[0]
+    chunks = checks.count(max_chunks, "max_chunks", title, least=1)
+    (batch,) = checks.shape_of(cache_lengths, f"{title}: cache_lengths", 1)
     if out is None:
         shapes = ((chunks, batch + 1), (chunks, batch), (chunks,))
         out = MlaPrefillPlan(*(checks.empty(row_offsets, s, dtypes.i32, "out", title) for s in shapes))

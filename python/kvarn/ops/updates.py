@@ -95,7 +95,7 @@ def rope(
     layer = layer_of(collection, layer, "kv.ops.rope")
     if position_ids is None:
         checks.positions_cover(freqs_cis, collection, "kv.ops.rope")
-    elif len(position_ids.shape) == 1:
+    elif len(checks.shape_of(position_ids, "kv.ops.rope: position_ids")) == 1:
         position_ids = position_ids.reshape(1, -1)
     sections = (
         () if mrope_section is None else tuple(checks.count(n, "mrope_section", "kv.ops.rope") for n in mrope_section)
@@ -161,6 +161,8 @@ def rms_norm(
         As of :func:`append`.
     """
     title = "kv.ops.rms_norm"
+    if not hasattr(getattr(cache, "spec", None), "num_heads"):
+        raise TypeError(f"{title}: cache must be a KV cache, got {type(cache).__name__}")
     if total_tokens is None:
         total_tokens = min(cache.max_seq_length * cache.batch_size, 2**31 - 1)
     else:
@@ -214,7 +216,7 @@ def radd(
     title = "kv.ops.radd"
     layer = layer_of(collection, layer, title)
     batch_offset = checks.count(batch_offset, "batch_offset", title)
-    sequences = row_offsets.shape[0] - 1
+    sequences = checks.shape_of(row_offsets, f"{title}: row_offsets", 1)[0] - 1
     if sequences + batch_offset > collection.batch_size:
         raise ValueError(
             f"{title}: batch_offset + the {sequences} sequences of row_offsets must be at most the collection's "
