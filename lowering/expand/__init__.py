@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Expansions of tier-1 operations: each writes its kernels in the DSL and launches them from the operation's place.
 
-An expansion is a function ``expand(op, at)`` declared with :func:`expands`; ``at`` is the :class:`Expansion` that traces
-kernels and records launches. Modules are imported when their operation is met.
+An expansion is a function ``expand(op, at)`` declared with :func:`expands`; ``at`` is the :class:`Expansion` that
+traces kernels and records launches. Modules are imported when their operation is met.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The suites of the cache operations on a GPU, over torch tensors (without torch, over memory of our own)."""
+"""The suites of the cache operations on a GPU, over torch tensors."""
 
 import importlib
 
@@ -10,13 +10,14 @@ from reference.random_caches import random_problem, random_values
 
 import kvarn as kv
 
+torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
 def place():
     """Takes the place of the suites' own fixture."""
-    return places.gpu()
+    return places.Torch()
 
 
 SUITES = tuple(f"unit.test_ops_{name}" for name in ("append", "rope", "copies", "updates"))
@@ -51,7 +52,6 @@ def test_large_batches(place, tokens, dtype, scale):
 
 def test_torch_slices_keep_their_strides():
     """Key and value as slices of a fused projection, at any alignment."""
-    torch = pytest.importorskip("torch")
     rng, place = np.random.default_rng(21), places.Torch()
     for shift in (0, 2, 3):
         problem = random_problem(rng, "paged", "f16", cached=[5, 0], new=[3, 7])
@@ -68,7 +68,6 @@ def test_torch_slices_keep_their_strides():
 
 def test_a_step_can_be_captured_and_replayed():
     """Append, rope_append and the lengths in one CUDA graph, replayed over other data."""
-    torch = pytest.importorskip("torch")
     rng, place = np.random.default_rng(22), places.Torch()
     problem = random_problem(rng, "paged", "bf16", cached=[5, 0, 9], new=[1, 1, 1], page_size=8)
     c, found = problem.collection, place.collection(problem.collection)
@@ -101,7 +100,6 @@ def out_dtype():
 
 
 def test_the_current_stream_is_used():
-    torch = pytest.importorskip("torch")
     lengths, offsets = (
         torch.zeros(4, dtype=torch.int32, device="cuda"),
         torch.arange(5, dtype=torch.int32, device="cuda"),

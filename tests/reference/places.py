@@ -97,67 +97,6 @@ class Torch(Place):
         return raw.view(dtype.numpy)
 
 
-class Driver(Place):
-    """A GPU, over memory of our own."""
-
-    name = "driver"
-
-    def put(self, array: Any) -> Any:
-        return DeviceArray(np.ascontiguousarray(array))
-
-    def get(self, array: Any) -> np.ndarray:
-        return array.fetch() if isinstance(array, DeviceArray) else np.asarray(array)
-
-
-class DeviceArray:
-    """Device memory of the current device, freed with the object."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        from kvarn.runtime import device, driver
-
-        self.shape, self.dtype, self._driver = array.shape, array.dtype, driver
-        self._device = device.device(device.current_ordinal())
-        with self._device.active():
-            self._address = int(driver.call("cuMemAlloc", max(array.nbytes, 16)))
-            if array.nbytes:
-                driver.call("cuMemcpyHtoD", self._address, array.ctypes.data, array.nbytes)
-        self.__cuda_array_interface__ = {
-            "version": 3, "shape": array.shape, "data": (self._address, False), "strides": None,
-            "typestr": array.dtype.str if array.dtype.kind in "fiu" else f"<V{array.itemsize}",
-        }  # fmt: skip
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, self._device.ordinal
-
-    def fetch(self) -> np.ndarray:
-        """The contents, once everything under way is done."""
-        found = np.empty(self.shape, self.dtype)
-        with self._device.active():
-            self._driver.call("cuCtxSynchronize")
-            if found.nbytes:
-                self._driver.call("cuMemcpyDtoH", found.ctypes.data, self._address, found.nbytes)
-        return found
-
-    def reshape(self, *shape: int) -> DeviceArray:
-        return DeviceArray(self.fetch().reshape(*shape))
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception), self._device.active():
-            self._driver.call("cuMemFree", self._address)
-
-
-def gpu() -> Place:
-    """The GPU, over torch tensors where torch has it."""
-    try:
-        import torch
-
-        if torch.cuda.is_available():
-            return Torch()
-    except ImportError:
-        pass
-    return Driver()
-
-
 # --- comparing -----------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
 from kvarn.runtime import buffers
+from kvarn.runtime.binding import is_torch
 from kvarn.runtime.buffers import BufferView
 
 FLOATS = ("f32", "f16", "bf16")
@@ -70,10 +71,10 @@ def has_shape(view: BufferView, expected: tuple[int | str, ...], name: str) -> N
         raise ValueError(f"{name} must have shape [{', '.join(map(str, expected))}], got {list(shape)}")
 
 
-def few_enough(rows: int, each: int, name: str) -> None:
-    """Kernels count rows in 32 bits."""
-    if rows * each >= 2**31:
-        raise ValueError(f"{name} must have fewer than 2**31 rows, got {rows} * {each}: split the call")
+def few_enough(shape: tuple[int, ...], name: str) -> None:
+    """Kernels count the rows of the first two dimensions in 32 bits."""
+    if shape[0] * shape[1] >= 2**31:
+        raise ValueError(f"{name} must have fewer than 2**31 rows, got {shape[0]} * {shape[1]}: split the call")
 
 
 def has_dtype(view: BufferView, allowed: tuple[str, ...], name: str) -> None:
@@ -186,7 +187,7 @@ def empty_like(array: Any, name: str, title: str) -> Any:
 def empty(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
     """A new array of ``beside``'s library and device: torch, CuPy or NumPy. ``dtype`` None: that of ``beside``."""
     library = type(beside).__module__.partition(".")[0]
-    if library == "torch" or hasattr(beside, "new_empty"):
+    if is_torch(type(beside)):
         torch = sys.modules["torch"] if dtype is not None else None
         return beside.new_empty(shape, **({} if torch is None else {"dtype": getattr(torch, _TORCH[dtype.name])}))  # type: ignore[union-attr]
     if library == "cupy":

@@ -15,7 +15,7 @@ from . import checks
 def _check_gather(seen: SimpleNamespace) -> None:
     spec, title = checks.spec_of(seen), "kv.ops.gather"
     checks.has_shape(seen.token_ids, ("R", "Ns"), f"{title}: token_ids")
-    checks.few_enough(*seen.token_ids.shape, f"{title}: token_ids")
+    checks.few_enough(seen.token_ids.shape, f"{title}: token_ids")
     checks.has_shape(seen.out, (*seen.token_ids.shape, spec.num_heads, spec.head_size), f"{title}: out")
     checks.has_dtype(seen.out, (spec.dtype.name,), f"{title}: out")
     checks.offsets(seen.row_offsets, seen.cache.batch_size, f"{title}: row_offsets")

@@ -221,7 +221,7 @@ def _check_store_padded(seen: SimpleNamespace) -> None:
     spec, title = checks.spec_of(seen), "kv.ops.store_padded"
     batch = seen.cache.batch_size
     checks.has_shape(seen.x, (batch, "S", spec.num_heads, spec.head_size), f"{title}: x")
-    checks.few_enough(*seen.x.shape[:2], f"{title}: x")
+    checks.few_enough(seen.x.shape, f"{title}: x")
     checks.has_dtype(seen.x, (spec.dtype.name,), f"{title}: x")
     checks.has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
 
