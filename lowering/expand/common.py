@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the expansions of the cache operations share: vectors, the division of tokens among threads, the ragged
-batch.
-"""
+"""What the expansions of the cache operations share: vectors, the work of threads, groups, the ragged batch, heads."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ def most_lanes(types: tuple[DType, ...]) -> int:
 
 @dataclass(frozen=True)
 class Rows:
-    """How a kernel reads and writes data buffers: in vectors, at the ``alignment`` that rows have, ``width`` lanes by
-    default.
-    """
+    """How a kernel reads and writes data buffers: in vectors of ``width`` at the ``alignment`` that rows have."""
 
     width: int
     alignment: int
@@ -102,9 +98,7 @@ class Work:
 
     @kv.func
     def place(self) -> tuple[Any, Any]:
-        """This thread's (token of the grid's first pass, first piece); a thread that has nothing to do gets a piece
-        past the last.
-        """
+        """This thread's token of the grid's first pass, and its first piece: past the last when it has none."""
         thread = kv.thread_id.x
         if self.tokens == 1:
             return kv.block_id.x, thread
