@@ -156,7 +156,8 @@ def classify(name: str) -> str:
 
 _CLASSES = (
     ("cp.async.bulk", "bulk copy"),
-    ("cp.async.c", "cp.async"),
+    ("cp.async.cg", "cp.async"),
+    ("cp.async.ca", "cp.async"),
     ("ldmatrix", "ldmatrix"),
     ("stmatrix", "stmatrix"),
     ("movmatrix", "movmatrix"),
