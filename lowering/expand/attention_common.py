@@ -109,6 +109,69 @@ def place_of(collection, row_offsets, kv_offsets, row):
     return b, cached + (row - row_offsets[b]), cached + (kv_offsets[b + 1] - kv_offsets[b])
 
 
+@kv.func
+def tile_place(row_offsets, number, group, size):
+    """(sequence, its first token, first row of the tile in the sequence, rows of the sequence) of a tile of rows.
+
+    A row is a token and a query head of one KV head. Sequence b owns the tiles of ``size`` rows from
+    ``(row_offsets[b] - row_offsets[0]) * group // size + b`` on, one more than it may need: the first row of a tile
+    that is not needed lies at or past the rows of its sequence.
+    """
+    origin = row_offsets[0]
+    low, high = kv.i32(0), row_offsets.shape[0] - 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if ((row_offsets[middle] - origin) * group) // size + middle <= number:
+            low = middle
+        else:
+            high = middle
+    token = row_offsets[low]
+    row = (number - (((token - origin) * group) // size + low)) * size
+    return low, token, row, (row_offsets[low + 1] - token) * group
+
+
+def tile_count(tokens: Any, batch: Any, group: int, size: int) -> Any:
+    """Tiles that :func:`tile_place` numbers."""
+    return (tokens * group) // size + batch
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """Rows of 16-bit elements in shared memory, laid out so that ldmatrix meets no bank conflicts.
+
+    Rows of a multiple of 128 bytes are swizzled as ``kv.load_tile`` does it; others lie 16 bytes further apart.
+    """
+
+    columns: int
+
+    @property
+    def swizzled(self) -> bool:
+        return 2 * self.columns % 128 == 0
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from row to row."""
+        return 2 * self.columns + (0 if self.swizzled else 16)
+
+    def offset(self, row: Any, chunk: Any) -> Any:
+        """Byte of a 16-byte chunk of a row."""
+        if self.swizzled:
+            return row * self.pitch + ((chunk ^ (row & 7)) << 4)
+        return row * self.pitch + (chunk << 4)
+
+    def steps(self, tile: Any, row: Any, high: Any) -> list[Any]:
+        """What :meth:`step` takes: pointers to a row's chunks ``high`` (0 or 1), 2 + high, 4 + high and 6 + high.
+
+        The chunks that follow are constant distances from these, which keeps addresses out of registers.
+        """
+        return [tile + self.offset(row, 2 * k + high) for k in range(4 if self.swizzled else 1)]
+
+    def step(self, pointers: list[Any], k: int, rows: int = 0) -> Any:
+        """Pointer to chunk 2 k + high, ``rows`` (a multiple of 8) further down."""
+        at = pointers[k % 4] + k // 4 * 128 if self.swizzled else pointers[0] + 32 * k
+        return at + rows * self.pitch
+
+
 def caches_of(case: Case, collection: Any, layer: Any) -> tuple[Any, Any]:
     """The caches that keys and values come from: one and the same for latent rows."""
     keys = collection.get_key_cache(layer)

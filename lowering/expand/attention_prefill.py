@@ -5,9 +5,8 @@ The query rows of a KV head are the new tokens times the group, so that a group 
 block takes 64 of them, a warp 16: scores are Q K^T by m16n8k16, softmax is online in base 2, the probabilities stay
 in registers as the first operand of P V.
 
-The grid is the same for every batch of a size: sequence b owns the tiles from ``(row_offsets[b] * group) / 64 + b`` on,
-one more than it may need, which a block finds by bisection. Nothing is read back, and no table is made. The last
-tiles start first, since under a causal mask they see the most keys.
+The grid is the same for every batch of a size (``attention_common.tile_place``): nothing is read back, and no table is
+made. The last tiles start first, since under a causal mask they see the most keys.
 
 Keys and values of 16 bits are copied by cp.async, two tiles of each: the next keys travel during a tile's scores, the
 next values during its weighted sums. 8-bit and quantized ones are converted to the query's type on their way through
@@ -27,7 +26,20 @@ from kvarn.dialect.dtypes import DType, bf16, f16, f32, i32
 from kvarn.dsl.values import i32_value
 from kvarn.lowering.target import Target
 
-from .attention_common import LN2, LOG2E, LOWEST, Case, caches_of, interval, load_width, read, softcapped
+from .attention_common import (
+    LN2,
+    LOG2E,
+    LOWEST,
+    Case,
+    SharedRows,
+    caches_of,
+    interval,
+    load_width,
+    read,
+    softcapped,
+    tile_count,
+    tile_place,
+)
 from .base import Expansion
 
 ROWS = 64  # query rows of a block
@@ -49,17 +61,12 @@ class Tiles:
         return self.case.size
 
     @property
-    def row_bytes(self) -> int:
-        return 2 * self.size
-
-    @property
-    def swizzled(self) -> bool:
-        return self.row_bytes % 128 == 0
+    def rows(self) -> SharedRows:
+        return SharedRows(self.case.size)
 
     @property
     def pitch(self) -> int:
-        """Bytes from row to row; 16 more than a row that cannot be swizzled, for ldmatrix's sake."""
-        return self.row_bytes if self.swizzled else self.row_bytes + 16
+        return self.rows.pitch
 
     @property
     def tile_bytes(self) -> int:
@@ -111,7 +118,7 @@ def launch(case: Case, at: Expansion, op: Any, args: list[ir.Value]) -> None:
     keys = tile_keys(case, at.target)
     assert keys is not None
     batch = at.dim(op.row_offsets, 0) - 1
-    tiles = (at.dim(op.query, 0) * case.group) // ROWS + batch
+    tiles = tile_count(at.dim(op.query, 0), batch, case.group, ROWS)
     at.launch(
         prefill_kernel(Tiles(case, keys)), args, (tiles, case.spec.num_heads, 1), (THREADS, 1, 1), key=(case, keys)
     )
@@ -126,14 +133,8 @@ def prefill_kernel(g: Tiles) -> Any:
     """The kernel of a geometry."""
     case, spec, D, N, G = g.case, g.case.spec, g.case.size, g.keys, g.case.group
     dtype, steps = case.query, g.case.size // 16
-    query_in_registers = D <= 128
+    query_in_registers, memory_rows = D <= 128, g.rows
     converted_width = load_width(spec, CHUNK)
-
-    def offset_of(row: Any, chunk: Any) -> Any:
-        """Byte of a 16-byte chunk of a row in a tile."""
-        if g.swizzled:
-            return row * g.pitch + ((chunk ^ (row & 7)) << 4)
-        return row * g.pitch + (chunk << 4)
 
     @kv.func
     def load_query(query, tile, token0, row0, rows, head):
@@ -142,7 +143,7 @@ def prefill_kernel(g: Tiles) -> Any:
             row, chunk = i // (D // CHUNK), i % (D // CHUNK)
             at = kv.math.min(row0 + row, rows - 1)
             piece = query.load(token0 + at // G, head * G + at % G, chunk * CHUNK, width=CHUNK)
-            (tile + offset_of(row, chunk)).store(piece)
+            (tile + memory_rows.offset(row, chunk)).store(piece)
 
     @kv.func
     def load_tile(cache, b, head, base, last, tile):
@@ -151,7 +152,7 @@ def prefill_kernel(g: Tiles) -> Any:
             ops.load_tile(
                 cache.ir, i32_value(b), i32_value(head), i32_value(base), i32_value(last - base), tile.ir,
                 i32_value(kv.thread_id.x), tile_rows=N, num_threads=THREADS, pitch=g.pitch,
-                swizzle=128 if g.swizzled else 0,
+                swizzle=128 if memory_rows.swizzled else 0,
             )  # fmt: skip
         else:
             for i in range(kv.thread_id.x, N * (D // CHUNK), THREADS):
@@ -164,21 +165,17 @@ def prefill_kernel(g: Tiles) -> Any:
                     words = words + ([x] if converted_width == 1 else [x[i] for i in range(converted_width)])
                 exists = base + row < last
                 piece = dtype(kv.vector(f32, [kv.where(exists, w, 0.0) for w in words]))
-                (tile + offset_of(row, chunk)).store(piece)
+                (tile + memory_rows.offset(row, chunk)).store(piece)
 
     @kv.func
-    def query_fragment(tile, warp, lane, k):
-        return kv.ldmatrix(tile + offset_of(warp * 16 + (lane & 15), 2 * k + (lane >> 4)))
-
-    @kv.func
-    def scores_of(q_tile, q, k_tile, warp, lane, scale):
+    def scores_of(q_steps, q, k_tile, lane, scale):
         """This lane's scores of a tile: [key tile of 8][4], rows lane / 4 and that + 8, keys 2 * (lane % 4) and + 1."""
         scores = [kv.f32(0.0)] * (N // 2)
+        k_steps = memory_rows.steps(k_tile, (lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1)
         for k in kv.static(range(steps)):
-            a = q[k] if query_in_registers else query_fragment(q_tile, warp, lane, k)
+            a = q[k] if query_in_registers else kv.ldmatrix(memory_rows.step(q_steps, k))
             for n in kv.static(range(N // 16)):
-                row = n * 16 + (lane & 7) + (lane >> 4) * 8
-                w = kv.ldmatrix(k_tile + offset_of(row, 2 * k + ((lane >> 3) & 1)))
+                w = kv.ldmatrix(memory_rows.step(k_steps, k, n * 16))
                 scores[8 * n : 8 * n + 4] = kv.mma_m16n8k16(a, [w[0], w[1]], scores[8 * n : 8 * n + 4], dtype)
                 scores[8 * n + 4 : 8 * n + 8] = kv.mma_m16n8k16(a, [w[2], w[3]], scores[8 * n + 4 : 8 * n + 8], dtype)
         return [softcapped(case, s * scale, kv.ex2) for s in scores]
@@ -205,12 +202,12 @@ def prefill_kernel(g: Tiles) -> Any:
     @kv.func
     def add_values(weights, o, v_tile, lane):
         """o += P V for a tile."""
+        v_steps = memory_rows.steps(v_tile, lane & 15, lane >> 4)
         for k in kv.static(range(N // 16)):
             w = weights[8 * k : 8 * k + 8]
             a = [pack(dtype, w[0], w[1]), pack(dtype, w[2], w[3]), pack(dtype, w[4], w[5]), pack(dtype, w[6], w[7])]
             for t in kv.static(range(steps)):
-                row = k * 16 + (lane & 15)
-                b = kv.ldmatrix(v_tile + offset_of(row, 2 * t + (lane >> 4)), trans=True)
+                b = kv.ldmatrix(memory_rows.step(v_steps, t, k * 16), trans=True)
                 o[8 * t : 8 * t + 4] = kv.mma_m16n8k16(a, [b[0], b[1]], o[8 * t : 8 * t + 4], dtype)
                 o[8 * t + 4 : 8 * t + 8] = kv.mma_m16n8k16(a, [b[2], b[3]], o[8 * t + 4 : 8 * t + 8], dtype)
 
@@ -218,7 +215,7 @@ def prefill_kernel(g: Tiles) -> Any:
     def clear_rows(tile, count):
         """Zeros in a tile's first rows."""
         for i in range(kv.thread_id.x, count * (D // CHUNK), THREADS):
-            (tile + offset_of(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
+            (tile + memory_rows.offset(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
 
     @kv.func
     def write_rows(out, tile, o, state, token0, row0, rows, head, warp, lane):
@@ -229,13 +226,13 @@ def prefill_kernel(g: Tiles) -> Any:
             inverse = kv.where(state[2 + u] > 0.0, 1.0 / state[2 + u], 0.0)
             for t in kv.static(range(D // 8)):
                 word = pack(dtype, o[4 * t + 2 * u] * inverse, o[4 * t + 2 * u + 1] * inverse)
-                (tile + offset_of(row, t) + (lane & 3) * 4).store(word)
+                (tile + memory_rows.offset(row, t) + (lane & 3) * 4).store(word)
         kv.syncwarp()
         for i in range(lane, 16 * (D // CHUNK), 32):
             row, chunk = warp * 16 + i // (D // CHUNK), i % (D // CHUNK)
             at = row0 + row
             if at < rows:
-                piece = (tile + offset_of(row, chunk)).load(dtype, CHUNK)
+                piece = (tile + memory_rows.offset(row, chunk)).load(dtype, CHUNK)
                 out.store(token0 + at // G, head * G + at % G, chunk * CHUNK, value=piece)
 
     @kv.kernel(block=(THREADS, 1, 1))
@@ -249,17 +246,8 @@ def prefill_kernel(g: Tiles) -> Any:
         q_tile, k_tiles = memory, memory + ROWS * g.pitch
         v_tiles = k_tiles + 2 * g.tile_bytes
         number = kv.grid_dim.x - 1 - kv.block_id.x
-        head, origin = kv.block_id.y, row_offsets[0]
-        low, high = kv.i32(0), row_offsets.shape[0] - 1
-        while high - low > 1:
-            middle = (low + high) >> 1
-            if ((row_offsets[middle] - origin) * G) // ROWS + middle <= number:
-                low = middle
-            else:
-                high = middle
-        b, token0 = low, row_offsets[low]
-        row0 = (number - (((token0 - origin) * G) // ROWS + b)) * ROWS
-        rows = (row_offsets[b + 1] - token0) * G
+        head = kv.block_id.y
+        b, token0, row0, rows = tile_place(row_offsets, number, G, ROWS)
         if row0 < rows:
             keys, values = caches_of(case, collection, layer)
             cached = collection.cache_length(b)
@@ -280,7 +268,8 @@ def prefill_kernel(g: Tiles) -> Any:
                 at = kv.math.min(row0 + warp * 16 + (lane >> 2) + 8 * u, rows - 1)
                 seen.append(interval(case, cached + at // G, num_keys))
             kv.barrier()
-            q = [query_fragment(q_tile, warp, lane, k) for k in range(steps)] if query_in_registers else None
+            q_steps = memory_rows.steps(q_tile, warp * 16 + (lane & 15), lane >> 4)
+            q = [kv.ldmatrix(memory_rows.step(q_steps, k)) for k in range(steps)] if query_in_registers else None
             state = [kv.f32(LOWEST), kv.f32(LOWEST), kv.f32(0.0), kv.f32(0.0)]
             o = [kv.f32(0.0)] * (D // 2)
             factor = scale * LOG2E
@@ -291,7 +280,7 @@ def prefill_kernel(g: Tiles) -> Any:
                 if j + 1 < end:
                     load_tile(keys, b, head, base + N, last, k_tiles + (stage ^ 1) * g.tile_bytes)
                 kv.cp_async_commit()
-                scores = scores_of(q_tile, q, k_tiles + stage * g.tile_bytes, warp, lane, factor)
+                scores = scores_of(q_steps, q, k_tiles + stage * g.tile_bytes, lane, factor)
                 if (base < last_first) | (base + N > first_end):
                     for i in kv.static(range(N // 2)):
                         token = base + (i // 4) * 8 + (lane & 3) * 2 + i % 2

@@ -177,11 +177,11 @@ def simt_kernel(case: Case) -> Any:
         total = kv.f32(0.0)
         page = keys.page(b, token)
         for d in range(0 if unrolled else kv.i32(0), case.content, key_width):
-            total = product(
-                total, q.load(warp, d, width=key_width), read(spec, keys, b, head, token, d, key_width, page)
-            )
+            key = read(spec, keys, b, head, token, d, key_width, page)
+            total = product(total, q.load(warp, d, width=key_width), key)
         for d, w in kv.static(rope_pieces):
-            total = product(total, q.load(warp, d, width=w, alignment=4), read_rope(case, keys, b, head, token, d, w, page))
+            key = read_rope(case, keys, b, head, token, d, w, page)
+            total = product(total, q.load(warp, d, width=w, alignment=4), key)
         return softcapped(case, total, kv.ex2)
 
     @kv.kernel(max_threads=32 * WARPS)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Expand ``kv.mla_attention`` and ``kv.mla_decompress``.
 
-Latent rows are keys whose first ``value_size`` columns are the values: the row kernels of ``attention_rows`` take them
-as they are, and every query head of a token reads the same rows.
+Latent rows are keys whose first ``value_size`` columns are the values. The row kernels of ``attention_rows`` take them
+as they are; on a GPU the kernel of ``attention_latent`` takes the shapes that it knows.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import i32
 from kvarn.dialect.layout import CacheSpec, lowbit
 
-from . import expands
-from .attention import launch_rows
+from . import attention_latent, expands
+from .attention import launch_rows, row_alignment
 from .attention_common import Case, sequence_of
 from .base import Expansion
 
-KINDS = ("host", "simt")
+KINDS = ("host", "simt", "latent")
 THREADS = 128
 
 
@@ -29,12 +29,20 @@ def expand_attention(op: Any, at: Expansion) -> None:
         value_size=op.value_size.value, mask=op.mask.value, span=op.span.value,
         rope=at.spec(op.collection).head_size - at.static_dim(op.query, 2),
     )  # fmt: skip
-    default = "host" if at.target.is_host else "simt"
-    kind = at.schedule.get("kind", default)
-    if kind != default:
-        raise ValueError(f"the schedule's kind must be {default} on {at.target.name}, got {kind!r}")
     unused = op.row_offsets
     args = [op.collection, op.layer, op.query, op.row_offsets, op.row_offsets, op.scale, op.out, unused, unused]
+    problems = attention_latent.problems(case, at.target, row_alignment(op))
+    kind = at.schedule.get("kind")
+    if kind is None:
+        kind = "host" if at.target.is_host else "simt" if problems else "latent"
+    if kind not in KINDS or (kind == "host") != at.target.is_host:
+        allowed = "host" if at.target.is_host else "latent or simt"
+        raise ValueError(f"the schedule's kind must be {allowed} on {at.target.name}, got {kind!r}")
+    if kind == "latent":
+        for problem in problems:
+            raise ValueError(f"a schedule of kind latent {problem}")
+        attention_latent.launch(case, at, op, args)
+        return
     launch_rows(kind, case, at, op.query, args)
 
 

@@ -317,15 +317,16 @@ def test_a_large_mixed_batch():
     check(problem, query_of(rng, problem, 4))
 
 
+@pytest.mark.parametrize("schedule", [None, {"kind": "simt"}, {"splits": 1}, {"splits": 5}], ids=str)
 @pytest.mark.parametrize("dtype", ["bf16", "f32", "f8e4m3"])
-def test_latent_rows(dtype):
+def test_latent_rows(dtype, schedule):
     for new in ([1, 1, 1], [7, 30, 2]):
         rng, problem = problem_of(
             20, dtype=dtype, cached=[100, 40, 0], new=new, head_size=576, num_heads=1, is_mla=True, page_size=16
         )
         query = query_of(rng, problem, 16)
         out = kv.ops.mla_attention(
-            collection_on_gpu(problem), 1, to_gpu(query), to_gpu(problem.row_offsets), value_size=512
+            collection_on_gpu(problem), 1, to_gpu(query), to_gpu(problem.row_offsets), value_size=512, schedule=schedule
         )
         want, _ = reference.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=512)
         assert_close(numbers(out), want, TOLERANCE[dtypes.of(query.dtype).name])

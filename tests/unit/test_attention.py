@@ -257,6 +257,12 @@ def test_keys_that_no_query_sees_may_be_anything():
     np.testing.assert_array_equal(run(problem, query, mask="sliding_window", window=20)[0], want)
 
 
+def test_infinities_in_unreferenced_slots_do_not_show():
+    for mask in MASKS:
+        rng, problem = problem_of(24, cached=[40, 0, 5], new=[3, 2, 1], poison=np.inf)
+        check(problem, query_of(rng, problem, 2), **mask)
+
+
 def test_views_with_strides_and_signed_tables():
     rng, problem = problem_of(20, table_dtype=np.int32, new=[3, 1, 4, 2], batch=4)
     wide = rng.standard_normal((problem.tokens, 6, 40)).astype(np.float32)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference import emulated
+from reference import emulated, ptx
 from reference.random_caches import fill_cached, random_problem, random_values
 
 import kvarn as kv
@@ -102,10 +102,63 @@ def test_rows_that_end_in_bf16_keys(quantized, content, rope):
     want = rope_reference(problem, query, stored, content)
     out = kv.ops.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=content)
     np.testing.assert_allclose(out, want, rtol=5e-5, atol=5e-5)
-    gpu = np.full_like(out, np.nan)
-    operands = (problem.collection, 1, query, problem.row_offsets, query.shape[2] ** -0.5, gpu)
-    emulated.run(reads._MLA_ATTENTION, operands, (("value_size", content), ("mask", "causal"), ("span", 0)))
-    np.testing.assert_allclose(gpu, want, rtol=5e-5, atol=5e-5)
+    np.testing.assert_allclose(on_gpu(problem, query, content), want, rtol=5e-5, atol=5e-5)
+
+
+def on_gpu(
+    problem: Any,
+    query: np.ndarray,
+    value_size: int,
+    schedule: dict[str, Any] | None = None,
+    order: ptx.Schedule | None = None,
+    mask: str = "causal",
+    span: int = 0,
+) -> np.ndarray:
+    """The same, by the interpreter."""
+    out = np.full((*query.shape[:2], value_size), SENTINEL, query.dtype)
+    operands = (problem.collection, 1, query, problem.row_offsets, query.shape[2] ** -0.5, out)
+    attributes = (("value_size", value_size), ("mask", mask), ("span", span))
+    emulated.run(reads._MLA_ATTENTION, operands, attributes, schedule, order=order)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "value_size", "splits", "mask"),
+    [
+        ("bf16", 160, 128, 1, ("causal", 0)), ("f16", 272, 256, 3, ("causal", 0)), ("f16", 160, 128, 2, ("null", 0)),
+        ("bf16", 576, 512, None, ("sliding_window", 30)), ("f8e4m3", 192, 128, 2, ("chunked", 24)),
+    ],
+)  # fmt: skip
+def test_the_latent_kernel_shares_rows_among_heads(dtype, head_size, value_size, splits, mask):
+    scales = {"scale_dtype": "f32"} if dtype == "f8e4m3" else {}
+    rng, problem = latent_problem(7, dtype, head_size=head_size, cached=[50, 0, 70, 7], new=[1, 2, 5, 0], **scales)
+    query = random_values(rng, (problem.tokens, 16, head_size), dtypes.of("bf16" if dtype == "f8e4m3" else dtype))
+    schedule = {"kind": "latent"} | ({"splits": splits} if splits else {})
+    out = on_gpu(problem, query, value_size, schedule, mask=mask[0], span=mask[1])
+    want, _ = reference.mla_attention(
+        problem.collection, 1, query, problem.row_offsets, value_size=value_size, mask=mask[0], window=mask[1],
+        chunk=mask[1],
+    )  # fmt: skip
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=2e-2, atol=2e-2)
+
+
+def test_the_latent_kernel_takes_rows_that_end_in_bf16_keys():
+    content, rope = 128, 16
+    rng, problem = latent_problem(8, "f8e4m3", head_size=content + 2 * rope, scale_dtype="f32", cached=[40], new=[2])
+    stored = store_rope_keys(rng, problem, content, rope)
+    query = random_values(rng, (problem.tokens, 16, content + rope), dtypes.bf16)
+    want = rope_reference(problem, query, stored, content)
+    out = on_gpu(problem, query, content, {"kind": "latent"})
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=2e-2, atol=2e-2)
+
+
+def test_the_latent_kernel_does_not_depend_on_the_order_of_warps_and_copies():
+    rng, problem = latent_problem(9, "f16", head_size=144, cached=[90], new=[2])
+    query = random_values(rng, (problem.tokens, 16, 144), dtypes.f16)
+    schedule = {"kind": "latent", "splits": 2}
+    first, *rest = (on_gpu(problem, query, 128, schedule, order) for order in ptx.ORDERS[::2] + ptx.ORDERS[3:4])
+    for other in rest:
+        np.testing.assert_array_equal(other, first)
 
 
 def test_what_does_not_fit_is_refused():
