@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +53,8 @@ def register(name: str, run: Callable[..., None], summary: str = "") -> Pass:
 
 @functools.cache
 def _entry_points() -> dict[str, Any]:
+    import importlib.metadata  # takes 10 ms, which only other packages' passes are worth
+
     found: dict[str, Any] = {}
     for entry in importlib.metadata.entry_points(group="kvarn.passes"):
         if entry.name in NAMES or entry.name in found:

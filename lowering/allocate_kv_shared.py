@@ -28,8 +28,9 @@ SYMBOL = "kv_shared"
 def declare(scope: ir.Operation) -> None:
     """Declare the dynamic shared array at the start of a kernel's module."""
     block = scope.regions[0].blocks[0]
-    for op in ops_named(scope, "llvm.mlir.global"):
-        if ir.StringAttr(op.attributes["sym_name"]).value == SYMBOL:
+    for op in block.operations:
+        operation = op.operation
+        if operation.name == "llvm.mlir.global" and ir.StringAttr(operation.attributes["sym_name"]).value == SYMBOL:
             return
     with ir.InsertionPoint.at_block_begin(block), scope.location:
         array = ir.Type.parse("!llvm.array<0 x i8>")

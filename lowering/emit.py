@@ -9,7 +9,7 @@ from mlir import ir
 from mlir.dialects import gpu, llvm
 from mlir.passmanager import PassManager
 
-from .rewrite import ops_named
+from .rewrite import in_modules
 from .target import ISA_MARKS, Target
 
 _VERSION = re.compile(r"^\.version (\d+)\.(\d+)$", re.M)
@@ -44,10 +44,10 @@ def ptx(module: ir.Module, target: Target, level: int = 3) -> str:
         copy = module.operation.clone()
         features = f"+ptx{target.isa[0]}{target.isa[1]}"
         attribute = ir.Attribute.parse(f'#nvvm.target<chip="{target.name}", features="{features}", O={level}>')
-        for scope in ops_named(copy, "gpu.module"):
+        for scope in in_modules(copy, "gpu.module"):
             scope.attributes["targets"] = ir.ArrayAttr.get([attribute])
         PassManager.parse("builtin.module(gpu-module-to-binary{format=isa opts= section= toolkit=})").run(copy.operation)
-        for binary in ops_named(copy, "gpu.binary"):
+        for binary in in_modules(copy, "gpu.binary"):
             code = gpu.ObjectAttr(binary.opview.objects[0]).object
             text = (code if isinstance(code, str) else bytes(code).decode()).rstrip("\0")
             major, minor = required_isa(text, target)
@@ -59,7 +59,7 @@ def llvm_ir(module: ir.Module) -> str:
     """LLVM IR of a module in the LLVM dialect, a GPU module's contents lifted out."""
     with module.context, ir.Location.unknown():
         flat = ir.Module.create()
-        scopes = ops_named(module, "gpu.module")
+        scopes = in_modules(module, "gpu.module")
         source = scopes[0].regions[0].blocks[0] if scopes else module.body
         for op in source.operations:
             flat.body.append(op.operation.clone())

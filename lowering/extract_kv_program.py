@@ -19,7 +19,7 @@ from mlir import ir
 from kvarn.dialect import types
 
 from .pass_base import fail, kv_pass
-from .rewrite import defining_op, ops_named
+from .rewrite import defining_op, functions, ops_named
 
 _BINARY = {
     "arith.addi": "add", "arith.subi": "sub", "arith.muli": "mul", "arith.divui": "floordiv", "arith.divsi": "floordiv",
@@ -131,12 +131,12 @@ def _is_low_mask(value: Any) -> bool:
 
 @kv_pass()
 def run(module: ir.Module, options: Any) -> None:
-    functions = [f for f in ops_named(module, "func.func") if len(ops_named(f, "gpu.launch_func"))]
-    if not functions:
+    found = [f for f in functions(module) if f.name == "func.func" and ops_named(f, "gpu.launch_func")]
+    if not found:
         return
-    if len(functions) > 1:
-        fail(functions[1], "must be the only function with launches of its module")
-    function = functions[0]
+    if len(found) > 1:
+        fail(found[1], "must be the only function with launches of its module")
+    function = found[0]
     extractor = Extractor(function)
     steps = [extractor.step(op) for op in ops_named(function, "gpu.launch_func")]
     types_ = [str(a.type) for a in function.regions[0].blocks[0].arguments]

@@ -105,12 +105,16 @@ def flatten(function: ir.Operation) -> None:
             entry = {"arg": ir.IntegerAttr.get(i64, number), "field": ir.StringAttr.get(field), "type": ir.StringAttr.get(abi)}
             record.append(ir.DictAttr.get(entry))
     resolver = Resolver(parameters)
-    for op in ops_named(function, "kv.field"):
+    handles: list[ir.Operation] = []
+    fields: list[ir.Operation] = []
+    for op in ops_named(function, "kv.field", *_HANDLES):
+        (fields if op.name == "kv.field" else handles).append(op)
+    for op in fields:
         with ir.InsertionPoint(op), op.location:
             value = resolver.field(op, op.operands[0], ir.StringAttr(op.attributes["field"]).value)
         op.results[0].replace_all_uses_with(value)
         op.erase()
-    for op in reversed(ops_named(function, *_HANDLES)):
+    for op in reversed(handles):
         if any(True for _ in op.results[0].uses):
             fail(op, "has a use that no pass lowered")
         op.erase()

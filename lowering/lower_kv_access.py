@@ -13,6 +13,7 @@ After:   %e = <page * stride0 + slot * H*D + h * D + d>
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +27,14 @@ from . import vectorize_kv_lookups
 from .hoist_kv_lookups import root
 from .index import Ix, const, i32, load, offset, pointer, store
 from .pass_base import fail, kv_pass
-from .rewrite import Rules, defining_op, kernels, ops_named, walk
+from .rewrite import Rules, defining_op, functions, is_kernel, ops_named, walk
 
 RULES = Rules()
 # What this pass leaves to the passes after it.
 _LATER = ("kv.field", "kv.cast", "kv.alloc_shared", "kv.make_collection", "kv.make_cache", "kv.make_operand",
           "kv.key_cache", "kv.value_cache", "kv.buffer_address")  # fmt: skip
 
+_ROWS = ("kv.populate", "kv.make_rows")  # what makes rows, now or when it is lowered
 
 # Ops that write through an operand, and its number. An address may be written through, so asking for one counts.
 WRITERS = {
@@ -379,12 +381,12 @@ def lower_is_empty(op: Any, options: Options) -> ir.Value:
     return arith.cmpi(arith.CmpIPredicate.eq, ops.field(op.cache, "max_cache_length"), const(0))
 
 
-def record_written(function: ir.Operation) -> None:
+def record_written(function: ir.Operation, writers: Sequence[ir.Operation]) -> None:
     """List the arguments that the kernel may write, in ``kv.written``: the loader refuses read-only buffers there."""
     if "kv.written" in function.attributes:
         return
     written: set[int] = set()
-    for op in walk(function, lambda name: name in WRITERS):
+    for op in writers:
         handle = op.operands[WRITERS[op.name]]
         handle = handle if isinstance(handle.type, ir.MemRefType) else root(handle)
         if defining_op(handle) is None:
@@ -395,13 +397,19 @@ def record_written(function: ir.Operation) -> None:
 
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
-    for function in kernels(module):
-        record_written(function)
+    found: list[ir.Operation] = []
+    for function in functions(module):
+        inside = walk(function, lambda name: name in WRITERS or RULES.knows(name))
+        if is_kernel(function):
+            record_written(function, [op for op in inside if op.name in WRITERS])
+        found += [op for op in inside if RULES.knows(op.name)]
+    has_rows = any(op.name in _ROWS for op in found)
     later = (*_LATER, "kv.make_rows")
-    RULES.apply(module, options, leave=later.__contains__)
-    # Rows were read through their maker; drop the makers, and populates' leftovers.
-    for op in _dead_rows(module):
-        op.erase()
+    RULES.apply(module, options, leave=later.__contains__, found=found)
+    if has_rows:
+        # Rows were read through their maker; drop the makers, and populates' leftovers.
+        for op in _dead_rows(module):
+            op.erase()
 
 
 def _dead_rows(module: ir.Module) -> list[ir.Operation]:

@@ -14,6 +14,7 @@ After:   "kv.load"(%k, %b, %h, %t, %d, %p) {width = 8, kv.alignment = 16, kv.rea
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlir import ir
@@ -21,7 +22,7 @@ from mlir import ir
 from kvarn.dialect import layout, types, verify
 
 from .pass_base import kv_pass
-from .rewrite import kernels, kv_ops, ops_named
+from .rewrite import kernels, walk
 
 _LOADS = ("kv.load", "kv.load_raw")
 _SCALE_LOADS = ("kv.load_scale",)
@@ -30,6 +31,9 @@ _SCALE_STORES = ("kv.store_scale",)
 # Ops whose target cannot be told from their operands: after one of them nothing is read-only.
 OPAQUE_WRITES = ("llvm.store", "llvm.atomicrmw", "llvm.cmpxchg")
 BUFFER_WRITES = ("memref.store", "vector.store", "vector.maskedstore", "memref.atomic_rmw", "memref.generic_atomic_rmw")
+# Accesses that get a plan, and everything that the pass looks at.
+_PLANNED = frozenset((*_LOADS, *_SCALE_LOADS, "kv.store", *_SCALE_STORES))
+_LOOKED_AT = _PLANNED | {*_STORES, *OPAQUE_WRITES, *BUFFER_WRITES}
 
 
 @dataclass(frozen=True)
@@ -45,24 +49,26 @@ def alignment(width: int, extent: int, itemsize: int, limit: int) -> int:
     return min(layout.lowbit(math.gcd(width, extent) * itemsize), limit)
 
 
-def written_elements(function: ir.Operation) -> tuple[set[str], set[str], set[str]]:
-    """Element types that the kernel writes: (through caches, through scales, through buffers)."""
+def written_elements(found: Sequence[ir.Operation]) -> tuple[set[str], set[str], set[str]]:
+    """Element types that a kernel's ops write: (through caches, through scales, through buffers)."""
     caches, scales, buffers = set(), set(), set()
-    for op in kv_ops(function):
+    for op in found:
         if op.name in _STORES:
             caches.add(types.spec_of(op.operands[0].type).dtype.mlir)
         elif op.name in _SCALE_STORES:
             scales.add(types.spec_of(op.operands[0].type).scale_dtype.mlir)
-    for op in ops_named(function, *BUFFER_WRITES):
-        for operand in op.operands:
-            if isinstance(operand.type, ir.MemRefType):
-                buffers.add(str(ir.MemRefType(operand.type).element_type))
+        elif op.name in BUFFER_WRITES:
+            for operand in op.operands:
+                if isinstance(operand.type, ir.MemRefType):
+                    buffers.add(str(ir.MemRefType(operand.type).element_type))
     return caches, scales, buffers
 
 
-def writes_through_pointers(function: ir.Operation) -> bool:
-    """Whether the kernel writes device memory through raw pointers: those may point into a cache."""
-    for op in ops_named(function, *OPAQUE_WRITES):
+def writes_through_pointers(found: Sequence[ir.Operation]) -> bool:
+    """Whether one of a kernel's ops writes device memory through a raw pointer: it may point into a cache."""
+    for op in found:
+        if op.name not in OPAQUE_WRITES:
+            continue
         address = op.operands[1] if op.name == "llvm.store" else op.operands[0]
         if str(address.type) != "!llvm.ptr<3>":
             return True
@@ -74,9 +80,10 @@ def run(module: ir.Module, options: Options) -> None:
     with ir.Location.unknown():
         i64 = ir.IntegerType.get_signless(64)
         for function in kernels(module):
-            caches, scales, buffers = written_elements(function)
-            allowed = options.read_only and not writes_through_pointers(function)
-            for op in kv_ops(function):
+            found = walk(function, _LOOKED_AT.__contains__)
+            caches, scales, buffers = written_elements(found)
+            allowed = options.read_only and not writes_through_pointers(found)
+            for op in found:
                 plan_access(op, options, i64, caches if allowed else None, scales if allowed else None)
             if allowed:
                 mark_buffers(function, buffers)
@@ -86,7 +93,7 @@ def plan_access(
     op: ir.Operation, options: Options, i64: ir.Type, caches: set[str] | None, scales: set[str] | None
 ) -> None:
     """Annotate one access; ``caches``/``scales`` None: nothing is read-only."""
-    if op.name not in _LOADS + _SCALE_LOADS + ("kv.store",) + _SCALE_STORES:
+    if op.name not in _PLANNED:
         return
     spec = types.spec_of(op.operands[0].type)
     of_scales = op.name in _SCALE_LOADS + _SCALE_STORES

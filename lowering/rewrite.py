@@ -18,13 +18,17 @@ Rule = Callable[..., Sequence[ir.Value] | ir.Value | None]
 
 
 def walk(root: Any, match: Callable[[str], bool]) -> list[ir.Operation]:
-    """All ops under (and with) ``root`` whose name matches, outer before inner, in program order."""
+    """All ops under (and with) ``root`` whose name matches, outer before inner, in program order.
+
+    Every op costs a call into Python: a pass that looks for several things takes them from one walk.
+    """
     found: list[ir.Operation] = []
+    advance = ir.WalkResult.ADVANCE
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if match(op.name):
             found.append(op)
-        return ir.WalkResult.ADVANCE
+        return advance
 
     root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return found
@@ -40,11 +44,36 @@ def kv_ops(root: Any) -> list[ir.Operation]:
     return walk(root, lambda name: name.startswith("kv."))
 
 
+_MODULES = ("gpu.module", "builtin.module")
+
+
+def in_modules(root: Any, *names: str) -> list[ir.Operation]:
+    """Ops of the given names that stand in a module itself, or in a module in it. Looks into nothing else."""
+    found: list[ir.Operation] = []
+    for region in root.operation.regions:
+        for block in region.blocks:
+            for op in block.operations:
+                operation = op.operation
+                if operation.name in names:
+                    found.append(operation)
+                if operation.name in _MODULES:
+                    found += in_modules(operation, *names)
+    return found
+
+
+def functions(root: Any) -> list[ir.Operation]:
+    """Every ``gpu.func`` and ``func.func`` of a module."""
+    return in_modules(root, "gpu.func", "func.func")
+
+
 def kernels(module: ir.Module) -> Iterator[ir.Operation]:
     """Every ``gpu.func`` with the ``gpu.kernel`` attribute, and host functions made of one."""
-    for op in ops_named(module, "gpu.func", "func.func"):
-        if "gpu.kernel" in op.attributes or "kv.host_kernel" in op.attributes:
-            yield op
+    yield from filter(is_kernel, functions(module))
+
+
+def is_kernel(function: ir.Operation) -> bool:
+    """Whether a function is a kernel, or the host function made of one."""
+    return "gpu.kernel" in function.attributes or "kv.host_kernel" in function.attributes
 
 
 class Rules:
@@ -63,13 +92,23 @@ class Rules:
 
         return declare
 
-    def apply(self, root: Any, *args: Any, leave: Callable[[str], bool] | None = None) -> int:
+    def knows(self, name: str) -> bool:
+        """Whether `apply` looks at ops of a name: those with a rule, and all of kv."""
+        return name in self.table or name.startswith("kv.")
+
+    def apply(
+        self,
+        root: Any,
+        *args: Any,
+        leave: Callable[[str], bool] | None = None,
+        found: Sequence[ir.Operation] | None = None,
+    ) -> int:
         """Apply to every op that has a rule, and fail on a kv op that has none unless ``leave`` takes its name.
 
-        Returns the number of ops rewritten.
+        ``found`` are the ops to apply to, in program order, where the caller has them. Returns the number rewritten.
         """
         count = 0
-        for op in walk(root, lambda name: name in self.table or name.startswith("kv.")):
+        for op in walk(root, self.knows) if found is None else found:
             rule = self.table.get(op.name)
             if rule is None:
                 if leave is not None and leave(op.name):

@@ -185,20 +185,25 @@ def as_module(kernel: Any, specs: Sequence[Any], c: ir.Context) -> ir.Module:
 
 
 def lower(
-    module: ir.Module, target: Target, steps: Sequence[pipeline.Step], reproducer: str | Path | None = None
+    module: ir.Module,
+    target: Target,
+    steps: Sequence[pipeline.Step],
+    reproducer: str | Path | None = None,
+    observer: pipeline.Observer | None = None,
 ) -> Artifact:
     """Run the pipeline and collect code and ABI: of a kernel, or of a program when the module held operations.
 
-    The module is used up. With ``reproducer`` (or ``KVARN_REPRODUCER``) a failure leaves a file that kv-opt runs.
+    The module is used up. With ``reproducer`` (or ``KVARN_REPRODUCER``) a failure leaves a file that kv-opt runs;
+    ``observer(name, module)`` is called after each pass.
     """
     path = reproducer or env.reproducer
     if not path:
-        return _lower(module, target, steps)
+        return _lower(module, target, steps, observer)
     # Written first, since MLIR ends the process on some mistakes.
     options = "" if target.is_host else f" --emit=ptx --target={target.name}"
     command = stage_files.write_reproducer(path, stage_files.reproducer(module, steps), options)
     try:
-        made = _lower(module, target, steps)
+        made = _lower(module, target, steps, observer)
     except (ir.MLIRError, PassFailure) as error:  # pyright: ignore[reportAttributeAccessIssue]
         error.reproducer = command  # type: ignore[union-attr]
         raise
@@ -206,7 +211,9 @@ def lower(
     return made
 
 
-def _lower(module: ir.Module, target: Target, steps: Sequence[pipeline.Step]) -> Artifact:
+def _lower(
+    module: ir.Module, target: Target, steps: Sequence[pipeline.Step], observer: pipeline.Observer | None
+) -> Artifact:
     entries: list[Entry] = []
     files = stage_files.StageFiles(module, target.name) if stage_files.wanted() else None
 
@@ -224,6 +231,8 @@ def _lower(module: ir.Module, target: Target, steps: Sequence[pipeline.Step]) ->
                 # The record is in the entry now; its types would keep the text from parsing where kv is unknown.
                 for attribute in [a for a in function.attributes if a.startswith("kv.")]:
                     del function.attributes[attribute]
+        if observer is not None:
+            observer(name, m)
 
     if files is not None:
         files.stage("input", module)

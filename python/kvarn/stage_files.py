@@ -20,7 +20,6 @@ from pathlib import Path
 from mlir import ir
 
 from kvarn.env import env
-from kvarn.lowering import textual
 from kvarn.lowering.pipeline import Step
 from kvarn.lowering.rewrite import walk
 
@@ -115,6 +114,8 @@ def _replace(module: ir.Module, other: ir.Module) -> None:
 
 def reproducer(module: ir.Module, steps: Sequence[Step]) -> str:
     """A module with the pipeline to run on it, in the form of MLIR's reproducers. Locations are kept."""
+    from kvarn.lowering import textual
+
     with module.context:
         passes = [p for step in steps for p in textual.parse(step.text)]
     pipeline_text = textual.text(passes).replace("\\", "\\\\").replace('"', '\\"')

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How long compiling takes, by stage, cold (a new process, imports counted) and warm: python bench/compile.py
+
+``scale_keys`` is the kernel of the README; ``decode attention`` is ``kv.ops.attention`` for one new token a sequence
+with its merge kernel, from the operation to machine code. Warm is a process that has compiled the same before; the disk
+cache is not used. Figures are of the fastest of several compilations, since other work on the machine only adds to
+them. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+GOALS = {("scale_keys", "to PTX"): 150.0, ("decode attention", "to cubin"): 400.0}  # warm, milliseconds
+TARGET = "sm_90a"
+
+
+class Clock:
+    """Milliseconds by stage, in order."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def measure(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stages[stage] = self.stages.get(stage, 0.0) + (time.perf_counter() - start) * 1e3
+
+
+def scale_keys(clock: Clock) -> None:
+    """The README's kernel for a paged bf16 cache."""
+    with clock.measure("import"):
+        import kvarn as kv
+        from kvarn import compiler
+
+        context = compiler.context()
+    with clock.measure("define"):
+
+        @kv.kernel
+        def scale(cache: kv.PagedKVCache, alpha: kv.f32):
+            b, t = kv.block_id.x, kv.block_id.y
+            if t < cache.cache_length(b):
+                for h in range(cache.num_heads):
+                    d = kv.thread_id.x * 8
+                    x = cache.load(b, h, t, d, width=8, dtype=kv.f32)
+                    cache.store(b, h, t, d, cache.dtype(x * alpha))
+
+    with clock.measure("trace"):
+        module = scale.trace([kv.CacheSpec("paged", kv.bf16, 8, 128, 16), kv.f32], context=context)
+    _lower(module, clock)
+
+
+def decode_attention(clock: Clock) -> None:
+    """Attention of one new token a sequence: 32 query heads on 8 KV heads of 128, bf16, pages of 16."""
+    with clock.measure("import"):
+        import kvarn as kv
+        from kvarn import compiler, programs
+
+        context = compiler.context()
+    with clock.measure("trace"):
+        spec = kv.CacheSpec("paged", kv.bf16, 8, 128, 16)
+        query = programs.BufferType(kv.bf16, (None, 32, 128))
+        operands = {
+            "collection": programs.HandleType("collection", spec), "layer": programs.ScalarType(kv.i32), "query": query,
+            "row_offsets": programs.BufferType(kv.i32, (None,)), "scale": programs.ScalarType(kv.f32), "out": query,
+        }  # fmt: skip
+        attributes = (("mask", "causal"), ("span", 0), ("softcap", 0.0))
+        schedule = (("combine", True), ("max_queries", 1))
+        what = programs.Specialisation("kv.attention", tuple(operands.items()), attributes, schedule, TARGET)
+        module = programs.build(what, context)
+    _lower(module, clock)
+
+
+def _lower(module: object, clock: Clock) -> None:
+    """The pipeline by groups of passes, then PTX and machine code."""
+    from kvarn import compiler
+    from kvarn.lowering import pipeline
+    from kvarn.lowering.target import by_name
+    from kvarn.runtime import assemble
+
+    target, steps = by_name(TARGET), pipeline.steps(TARGET)
+    names = [s.name for s in steps]
+    last = time.perf_counter()
+
+    def observe(name: str, _: object) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        at = names.index(name)
+        group = "upstream passes" if steps[at].text.startswith("builtin.module") else "kv passes"
+        group = "expand" if name == "expand-kv-operations" else group
+        clock.stages[group] = clock.stages.get(group, 0.0) + (now - last) * 1e3
+        last = time.perf_counter()
+
+    with compiler.diagnosed(module.context):  # type: ignore[attr-defined]
+        start = time.perf_counter()
+        artifact = compiler.lower(module, target, steps, observer=observe)
+        total = (time.perf_counter() - start) * 1e3
+    # What the passes leave: the record of the ABI, and LLVM's back end.
+    passes = sum(clock.stages.get(g, 0.0) for g in ("expand", "upstream passes", "kv passes"))
+    clock.stages["PTX"] = total - passes
+    with clock.measure("assemble"), contextlib.suppress(assemble.MissingToolError):
+        assemble.assemble(artifact.code["ptx"], TARGET)  # type: ignore[arg-type]
+
+
+KERNELS: dict[str, Callable[[Clock], None]] = {"scale_keys": scale_keys, "decode attention": decode_attention}
+
+
+def totals(stages: dict[str, float]) -> dict[str, float]:
+    """The stages with the two sums that goals are set for; the import is no part of either."""
+    to_ptx = sum(ms for stage, ms in stages.items() if stage not in ("import", "assemble"))
+    return {**stages, "to PTX": to_ptx, "to cubin": to_ptx + stages["assemble"]}
+
+
+def once(name: str) -> dict[str, float]:
+    clock = Clock()
+    KERNELS[name](clock)
+    return totals(clock.stages)
+
+
+def fastest(runs: list[dict[str, float]]) -> dict[str, float]:
+    """The run that took least from tracing to machine code."""
+    return min(runs, key=lambda run: run["to cubin"])
+
+
+def cold(name: str, repeats: int) -> dict[str, float]:
+    """In new processes."""
+    runs = []
+    for _ in range(repeats):
+        done = subprocess.run([sys.executable, __file__, "--once", name], capture_output=True, text=True, check=True)
+        runs.append(json.loads(done.stdout))
+    return fastest(runs)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write the figures to a file")
+    parser.add_argument("--repeats", type=int, default=15, help="warm compilations (15)")
+    parser.add_argument("--once", choices=tuple(KERNELS), help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.once:
+        print(json.dumps(once(options.once)))
+        return 0
+    found = {}
+    for name in KERNELS:
+        once(name)
+        found[name] = {"cold": cold(name, 3), "warm": fastest([once(name) for _ in range(options.repeats)])}
+    for name, runs in found.items():
+        print(f"{name}, {TARGET}, milliseconds")
+        print(f"  {'':16} {'cold':>8} {'warm':>8}")
+        for stage in runs["cold"]:
+            goal = GOALS.get((name, stage))
+            note = "" if goal is None else f"   goal {goal:.0f}{'' if runs['warm'][stage] <= goal else '  MISSED'}"
+            print(f"  {stage:16} {runs['cold'][stage]:8.1f} {runs['warm'].get(stage, 0.0):8.1f}{note}")
+    if options.json:
+        with open(options.json, "w") as f:
+            json.dump({"target": TARGET, "milliseconds": found}, f, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
