@@ -122,6 +122,11 @@ def compiled(what: Specialisation, disable: Iterable[str] = ()) -> Any:
     return kv.compile(programs.build(what), target=what.target, disable=tuple(disable))
 
 
+def compiled_kernel(kernel: Any, specs: Sequence[Any], target: str, disable: Iterable[str] = ()) -> Any:
+    """A kernel of the DSL, compiled with some passes left out."""
+    return kv.compile(kernel, *specs, target=target, disable=tuple(disable))
+
+
 # --- instructions --------------------------------------------------------------------------------
 
 _INSTRUCTION = re.compile(r"\s*\{?\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)")
@@ -263,6 +268,20 @@ def figures(
     begin = time.perf_counter()
     kernel = compiled(specialisation(row, target, schedule), disable)
     seconds = time.perf_counter() - begin
+    kernels, tool = kernel_figures(kernel, target)
+    return {
+        "row": row.name,
+        "title": row.title,
+        "target": target,
+        "compile_s": seconds,
+        "token": traffic(row),
+        "tool": tool,
+        "kernels": kernels,
+    }
+
+
+def kernel_figures(kernel: Any, target: str) -> tuple[dict[str, dict[str, Any]], str]:
+    """The figures of each kernel of something compiled, by name, and what assembled it."""
     made = assemble.assemble(kernel.artifact.code["ptx"], target)
     try:
         machine = machine_mix(assemble.disassemble(made.cubin))
@@ -284,15 +303,7 @@ def figures(
             "ptx": mixes[entry.name],
             "sass": machine.get(entry.name, {}),
         }
-    return {
-        "row": row.name,
-        "title": row.title,
-        "target": target,
-        "compile_s": seconds,
-        "token": traffic(row),
-        "tool": made.tool,
-        "kernels": kernels,
-    }
+    return kernels, made.tool
 
 
 def _threads_of(artifact: Any, entry: Any) -> int:
