@@ -273,3 +273,9 @@ def test_the_import_reader_reads_imports(tmp_path, source, expected):
     path = tmp_path / "probe.py"
     path.write_text(source)
     assert [found[:2] for found in _imports("kvarn.dialect.probe", path)] == expected
+
+
+def test_the_kernel_language_has_every_machine_function():
+    """They are listed by name in its ``__init__``, since nothing but ``dialect/kv.py`` imports stars."""
+    language, machine = (importlib.import_module(f"kvarn.{name}") for name in ("dsl", "dsl.machine"))
+    assert set(machine.__all__) <= set(language.__all__)
