@@ -44,6 +44,10 @@ from .state import (
 from .values import Numeric, Value, Weak, describe, plain
 
 RESULT = " result"  # the value that an inlined function returned, kept among the variables
+LEFT = " left"  # set by a branch from which control does not go on: RETURNED or "loop"
+RETURNED = "return"
+DEAD = Undefined("it has no value here")  # of a variable that nobody reads before it is bound again
+_ABSENT = Undefined("absent")
 # Ops that may run although Python would not have evaluated them.
 _SPECULATABLE = (
     "arith.", "math.", "vector.from_elements", "vector.broadcast", "vector.extract", "vector.insert", "vector.bitcast",
@@ -96,13 +100,45 @@ class _Merge:
         return self._known[key]
 
     def one_sided(self, value: Any, first: bool) -> Any:
-        """A plan for a value that exists in one branch only and that nobody reads after the other."""
+        """A plan for a value of one branch that nobody reads after the other."""
+        if isinstance(value, (*NUMBERS, Undefined)) or id(value) in self.first:
+            return Same(value)
         if is_leaf(value):
             kind = leaf_type(value)
             self.pairs.append((value, None, kind) if first else (None, value, kind))
             return Slot(len(self.pairs) - 1)
         parts = (self.first if first else self.second).get(id(value), children(value))
         return Same(value) if parts is None else Fresh(value, [self.one_sided(p, first) for p in parts])
+
+    def object_plan(
+        self, x: Any, old: list[Any], a: list[Any], b: list[Any], left: tuple[str, str]
+    ) -> list[Any] | None:
+        """Plans for the parts of a container that was there before; None when neither branch changed it."""
+
+        def unchanged(p: list[Any], q: list[Any]) -> bool:
+            return len(p) == len(q) and all(i is j for i, j in zip(p, q, strict=True))
+
+        if unchanged(a, old) and unchanged(b, old):
+            return None
+        if unchanged(a, b):
+            return [Same(p) for p in a]
+        if RETURNED in left:
+            kept = b if left[0] == RETURNED else a
+            return [self.one_sided(p, first=left[0] != RETURNED) for p in kept]
+        if not len(a) == len(b) == len(old):
+            raise TypeError(
+                f"{describe(x)} changes its length under a run-time condition: its length must be known at compile time"
+            )
+        return [self.plan(p, q, f"an element of {describe(x)}") for p, q in zip(a, b, strict=True)]
+
+
+def _left(variables: dict[str, Any]) -> str:
+    """How control left a branch for good: RETURNED, ``"loop"`` (break or continue), or ``""`` when it may go on."""
+    if LEFT in variables:
+        return variables[LEFT]
+    if variables.get(" return") is True:
+        return RETURNED
+    return "loop" if variables.get(" break") is True or variables.get(" continue") is True else ""
 
 
 def branches(
@@ -128,36 +164,37 @@ def branches(
     before.restore()
 
     merge = _Merge(parts_1, parts_2)
+    left = _left(locals_1), _left(locals_2)
     wanted = None if live is None else {*live}
     plans: dict[str, Any] = {}
     for name in {**locals_1, **locals_2}:
-        a, b = locals_1.get(name, before), locals_2.get(name, before)
-        if a is b:
-            plans[name] = Same(a)
-        elif name == RESULT and (a is before or b is before):
-            plans[name] = merge.one_sided(b if a is before else a, first=b is before)
-        elif wanted is not None and name not in wanted and not name.startswith(" "):
+        sides = locals_1.get(name, _ABSENT), locals_2.get(name, _ABSENT)
+        internal = name.startswith(" ")
+        if name == LEFT:
             continue
-        elif a is before or b is before:
-            plans[name] = Same(Undefined(f"{name!r} is set in one branch of a run-time condition only"))
+        if sides[0] is sides[1]:
+            plans[name] = Same(sides[0])
+        elif RETURNED in left and not internal:
+            kept = sides[left[0] == RETURNED]
+            if kept is not _ABSENT and kept is not DEAD:
+                plans[name] = merge.one_sided(kept, first=left[0] != RETURNED)
+        elif wanted is not None and name not in wanted and not internal:
+            plans[name] = Same(DEAD)
+        elif sides[0] is DEAD or sides[1] is DEAD:
+            plans[name] = merge.one_sided(sides[sides[0] is DEAD], first=sides[0] is not DEAD)
+        elif sides[0] is _ABSENT or sides[1] is _ABSENT:
+            missing = int(sides[1] is _ABSENT)
+            if name == RESULT or left[missing]:  # nobody reads it after that side
+                plans[name] = merge.one_sided(sides[1 - missing], first=missing == 1)
+            else:
+                plans[name] = Same(Undefined(f"{name!r} is set in one branch of a run-time condition only"))
         else:
-            plans[name] = merge.plan(a, b, name)
-    objects: list[tuple[Any, list[Any]]] = []
-    for key, x in before.objects.items():
-        a_parts, b_parts = parts_1[key], parts_2[key]
-        if all(p is q for p, q in zip(a_parts, b_parts, strict=False)) and len(a_parts) == len(b_parts) == len(
-            before.parts[key]
-        ):
-            if any(p is not q for p, q in zip(a_parts, before.parts[key], strict=True)):
-                objects.append((x, [Same(p) for p in a_parts]))
-            continue
-        if not len(a_parts) == len(b_parts) == len(before.parts[key]):
-            raise TypeError(
-                f"{describe(x)} changes its length under a run-time condition: its length must be known at compile time"
-            )
-        objects.append(
-            (x, [merge.plan(p, q, f"an element of {describe(x)}") for p, q in zip(a_parts, b_parts, strict=True)])
-        )
+            plans[name] = merge.plan(*sides, name)
+    objects = [
+        (x, parts)
+        for key, x in before.objects.items()
+        if (parts := merge.object_plan(x, before.parts[key], parts_1[key], parts_2[key], left)) is not None
+    ]
 
     results = _finish_if(shell, condition, first, second, merge.pairs, hoist)
     scope.locals.clear()
@@ -389,7 +426,9 @@ class Loop:
         ends: list[Any] = list(self.arguments)
         again = False
         for n, plan in self.plans.items():
-            value = self.scope.locals.get(n)
+            value = self.scope.locals.get(n, DEAD)
+            if value is DEAD:  # control does not reach the end of the body with it: nobody reads what is yielded
+                continue
             problem = self._match(plan, value, (n,), ends, n)
             if problem is not None and (self.needed is None or n in self.needed or n.startswith(" ")):
                 raise TypeError(problem)
@@ -471,7 +510,11 @@ class Loop:
         changed = dict(self.scope.locals)
         self.before.restore()
         for n, value in changed.items():
-            if n not in self.plans and value is not self._entered.locals.get(n):
+            if n in self.plans or value is self._entered.locals.get(n):
+                continue
+            if n in self.before.locals:  # not carried, so nobody reads it later
+                self.scope.locals[n] = DEAD
+            else:
                 self.scope.locals[n] = Undefined(f"{n!r} is set only inside a run-time loop, which may not run")
         self._set(results)
         for n, problem in self.broken.items():

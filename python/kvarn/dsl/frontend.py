@@ -19,8 +19,8 @@ from mlir import ir
 from kvarn.errors import KernelError, SourceLocation, UnsupportedError, located
 
 from . import control
-from .control import RESULT
-from .loops import Flow, Loops
+from .control import LEFT, RESULT, RETURNED
+from .loops import PASSED_THROUGH, Flow, Loops
 from .source import FunctionNode, FunctionSource, Liveness, terminates
 from .state import Undefined, truth
 from .values import Numeric, Value, Vector, describe
@@ -94,7 +94,7 @@ class Interpreter(Loops):
 
     def failed(self, error: Exception, node: ast.AST) -> Exception:
         """An error raised by a node that made no ops, with its place."""
-        if isinstance(error, KernelError | control._Again):
+        if isinstance(error, (KernelError, *PASSED_THROUGH)):
             return error
         return located(error, _place(self.frame, node), self.callers())
 
@@ -244,7 +244,10 @@ class Interpreter(Loops):
             rest_flow.update(rest() or {})
             return rest_flow
 
-        after = self._branches(node, stays, run, lambda: None, live) or {}
+        def gone() -> None:
+            self.locals[LEFT] = RETURNED if flow.keys() == {"return"} else "loop"
+
+        after = self._branches(node, stays, run, gone, live) or {}
         with self.at(node):
             for kind, flag in flow.items():
                 if len(flow) == 1 and rest_flow.get(kind) is True:
@@ -363,7 +366,7 @@ class Interpreter(Loops):
         for target in node.targets:
             if not isinstance(target, ast.Name):
                 raise self.refuse(node, "del of anything but a variable")
-            self.locals.pop(target.id, None)
+            self.locals[target.id] = Undefined(f"{target.id!r} was deleted")
 
     def _with(self, node: ast.With) -> Flow | None:
         with self.at(node):
@@ -421,7 +424,7 @@ class _At:
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         self._location.__exit__(kind, error, traceback)
         node, self._frame.node = self._frame.node, self._outer
-        if kind is None or issubclass(kind, KernelError | control._Again) or not issubclass(kind, Exception):
+        if kind is None or issubclass(kind, (KernelError, *PASSED_THROUGH)) or not issubclass(kind, Exception):
             return
         raise located(error, _place(self._frame, node), self._interpreter.callers()) from error
 

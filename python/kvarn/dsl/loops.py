@@ -20,11 +20,18 @@ from .calls import Closure, RuntimeRange, interpretable, lookup_of
 from .control import Loop
 from .expressions import Expressions
 from .source import Changes, FunctionNode, bound, flow_of, loaded
-from .state import Undefined
+from .state import Snapshot, Undefined
 from .values import Numeric, Value, as_value, describe
 
 Flow = dict[str, Any]  # "return" | "break" | "continue" -> True or a bool value: how control left a block
 _LIMIT = 100_000  # iterations of a loop that runs while tracing
+
+
+class _RunTimeExit(Exception):
+    """A while that began to run while tracing depends on values of the kernel after all."""
+
+
+PASSED_THROUGH = (control._Again, _RunTimeExit)  # control flow of the front end, not mistakes of the user
 
 
 class Loops(Expressions):
@@ -190,7 +197,14 @@ class Loops(Expressions):
             )
         first = self._static_test(node)
         if first is not None:
-            return self._static_while(node, first)
+            before, block = Snapshot(self), ir.InsertionPoint.current.block
+            made = len(list(block.operations))
+            try:
+                return self._static_while(node, first)
+            except _RunTimeExit:  # its condition, or what leaves it, depends on values of the kernel
+                before.restore()
+                for op in reversed(list(block.operations)[made:]):
+                    op.operation.erase()
         left = self.frames[-1].flow.leaves[id(node)] & {"break", "return"}
         with self.at(node):
             if left:
@@ -199,7 +213,7 @@ class Loops(Expressions):
         return None
 
     def _static_test(self, node: ast.While) -> bool | None:
-        """A while's condition when it is a Python value now; None for a loop of the kernel, as a literal ``True`` is."""
+        """A while's condition when it is a Python value now; None for a loop of the kernel, as ``while True`` is."""
         if isinstance(node.test, ast.Constant):
             return None if node.test.value else False
         if any(isinstance(self.locals.get(n), Numeric) for n in loaded(node.test)):
@@ -220,20 +234,14 @@ class Loops(Expressions):
     def _static_while(self, node: ast.While, test: Any) -> Flow | None:
         for _ in range(_LIMIT):
             if not isinstance(test, bool):
-                raise KernelError(
-                    "this while began with a condition known at compile time, now it depends on a value of the kernel: "
-                    "start with a value of the kernel, as x = kv.i32(0)", self.place_of(node.test), self.callers(),
-                )  # fmt: skip
+                raise _RunTimeExit
             if not test:
                 return None
             flow = {k: v for k, v in (self.block_of(node.body) or {}).items() if k != "continue"}
             if any(v is True for v in flow.values()):
                 return {k: v for k, v in flow.items() if k != "break"} or None
             if flow:
-                raise self.refuse(
-                    node,
-                    "break or return under a run-time condition in a while that runs at compile time: use while True",
-                )
+                raise _RunTimeExit
             test = self._test(node.test)
         raise KernelError(
             f"a while that runs at compile time exceeds {_LIMIT} iterations", self.place_of(node), self.callers()
