@@ -45,7 +45,10 @@ def decode_kernel(c: Config) -> Any:
     copies = TT * chunks // 32  # of one lane, for K and again for V
     P = spec.page_size
     one_page = not spec.paged or P % TT == 0  # a tile lies in one page
-    straight = 32 % chunks == 0 and one_page  # a lane's copies differ by whole rows: constant distances
+    turn = 32 // chunks if 32 % chunks == 0 else 0  # rows that a warp copies at a time, when it copies whole ones
+    segment_rows = TT if one_page else P  # of a tile, in one page
+    # A lane's copies of one page differ by whole turns: one address a page, and constant distances from it.
+    straight = turn > 0 and TT % segment_rows == 0 and segment_rows % turn == 0
     threads = 32 * NW
     token_bytes = spec.token_stride * item
     work = division(c)
@@ -69,21 +72,23 @@ def decode_kernel(c: Config) -> Any:
         """Start the copies of one tile's K and V; tokens that do not count become zeros unless ``whole``."""
         token0 = tile * TT
         row0, chunk0 = lane // chunks, lane % chunks
+        k_from, v_from = [], []
         if straight:
-            elements = chunk0 * (16 // item)
-            k_from = k_cache.block_paged_ptr(b, token0 + row0, head, elements, page=pages)
-            v_from = v_cache.block_paged_ptr(b, token0 + row0, head, elements, page=pages)
+            for s in kv.static(range(TT // segment_rows)):
+                page = pages if one_page else kv.shuffle_idx(pages, s)
+                token, elements = token0 + s * segment_rows + row0, chunk0 * (16 // item)
+                k_from.append(k_cache.block_paged_ptr(b, token, head, elements, page=page))
+                v_from.append(v_cache.block_paged_ptr(b, token, head, elements, page=page))
         for j in kv.static(range(copies)):
             if straight:
-                row, chunk = row0 + j * (32 // chunks), chunk0
-                source_k, source_v = k_from + j * (32 // chunks) * token_bytes, v_from + j * (32 // chunks) * token_bytes
+                row, chunk, s = row0 + j * turn, chunk0, j * turn // segment_rows
+                distance = (j * turn - s * segment_rows) * token_bytes
+                source_k, source_v = k_from[s] + distance, v_from[s] + distance
             else:
                 index = lane + 32 * j
                 row, chunk = index // chunks, index % chunks
                 token = token0 + row
-                page = pages
-                if not one_page:
-                    page = kv.shuffle_idx(pages, token // P - token0 // P)
+                page = pages if one_page else kv.shuffle_idx(pages, token // P - token0 // P)
                 elements = chunk * (16 // item)
                 source_k = k_cache.block_paged_ptr(b, token, head, elements, page=page)
                 source_v = v_cache.block_paged_ptr(b, token, head, elements, page=page)
@@ -216,9 +221,8 @@ def decode_kernel(c: Config) -> Any:
                         token = tile * TT + mt * 16 + (lane >> 2) + 8 * (i // 2)
                         at = (mt * NT + nt) * 4 + i
                         scores[at] = masked(scores[at], token, nt, i, lane, keys, start)
-        weights = []
+        alphas = []
         for nt in kv.static(range(NT)):
-            alpha = []
             for u in kv.static(range(2)):
                 top = kv.math.max(scores[nt * 4 + u], scores[nt * 4 + 2 + u])
                 for mt in kv.static(range(1, MT)):
@@ -226,18 +230,25 @@ def decode_kernel(c: Config) -> Any:
                 for k in kv.static((4, 8, 16)):
                     top = kv.math.max(top, kv.shuffle_xor(top, k))
                 top = kv.math.max(top, m[2 * nt + u])
-                alpha.append(kv.ex2(m[2 * nt + u] - top))
+                alpha = kv.ex2(m[2 * nt + u] - top)
+                alphas.append(alpha)
                 m[2 * nt + u] = top
-                total = l[2 * nt + u] * alpha[u]
+                total = l[2 * nt + u] * alpha
                 for mt in kv.static(range(MT)):
                     for half in kv.static(range(2)):
                         at = (mt * NT + nt) * 4 + 2 * half + u
                         scores[at] = kv.ex2(scores[at] - top)
                         total = total + scores[at]
                 l[2 * nt + u] = total
-            for t in kv.static(range(KS)):
-                for i in kv.static(range(4)):
-                    o[(nt * KS + t) * 4 + i] = o[(nt * KS + t) * 4 + i] * alpha[i % 2]
+        # Maxima rarely change after the first tiles; the output is scaled only where one did.
+        changed = alphas[0] != 1.0
+        for x in kv.static(range(1, 2 * NT)):
+            changed = changed | (alphas[x] != 1.0)
+        if kv.ballot(changed) != 0:
+            for nt in kv.static(range(NT)):
+                for t in kv.static(range(KS)):
+                    for i in kv.static(range(4)):
+                        o[(nt * KS + t) * 4 + i] = o[(nt * KS + t) * 4 + i] * alphas[2 * nt + i % 2]
         for mt in kv.static(range(MT)):
             b = []
             for nt in kv.static(range(NT)):
