@@ -68,49 +68,47 @@ def decode_kernel(c: Config) -> Any:
         return k_cache.page(b, ((tile * TT) // P + lane) * P)
 
     @kv.func
-    def copy_tile(k_cache, v_cache, b, head, tile, pages, stage, lane, keys, first, whole):
-        """Start the copies of one tile's K and V; tokens that do not count become zeros unless ``whole``."""
+    def copy_tile(k_cache, to_values, b, head, tile, pages, stage, lane, keys, first, whole):
+        """Start the copies of one tile's K and V, ``to_values`` bytes apart; tokens that do not count become zeros unless ``whole``."""
         token0 = tile * TT
         row0, chunk0 = lane // chunks, lane % chunks
-        k_from, v_from = [], []
+        k_from = []
         if straight:
             for s in kv.static(range(TT // segment_rows)):
                 page = pages if one_page else kv.shuffle_idx(pages, s)
                 token, elements = token0 + s * segment_rows + row0, chunk0 * (16 // item)
                 k_from.append(k_cache.block_paged_ptr(b, token, head, elements, page=page))
-                v_from.append(v_cache.block_paged_ptr(b, token, head, elements, page=page))
         for j in kv.static(range(copies)):
             if straight:
                 row, chunk, s = row0 + j * turn, chunk0, j * turn // segment_rows
                 distance = (j * turn - s * segment_rows) * token_bytes
-                source_k, source_v = k_from[s] + distance, v_from[s] + distance
+                source = k_from[s] + distance
             else:
                 index = lane + 32 * j
                 row, chunk = index // chunks, index % chunks
                 token = token0 + row
                 page = pages if one_page else kv.shuffle_idx(pages, token // P - token0 // P)
                 elements = chunk * (16 // item)
-                source_k = k_cache.block_paged_ptr(b, token, head, elements, page=page)
-                source_v = v_cache.block_paged_ptr(b, token, head, elements, page=page)
+                source = k_cache.block_paged_ptr(b, token, head, elements, page=page)
             to = stage + shared_offset(row, chunk)
             if whole:
-                kv.cp_async(to, source_k)
-                kv.cp_async(to + c.half_stage, source_v)
+                kv.cp_async(to, source)
+                kv.cp_async(to + c.half_stage, source + to_values)
             else:
                 token = token0 + row
                 size = kv.where((token < keys) & (token >= first), 16, 0)
-                kv.cp_async(to, source_k, zero_fill_size=size)
-                kv.cp_async(to + c.half_stage, source_v, zero_fill_size=size)
+                kv.cp_async(to, source, zero_fill_size=size)
+                kv.cp_async(to + c.half_stage, source + to_values, zero_fill_size=size)
 
     @kv.func
-    def issue(k_cache, v_cache, b, head, tile, end, pages, stage, lane, keys, first):
+    def issue(k_cache, to_values, b, head, tile, end, pages, stage, lane, keys, first):
         """Start copying a tile, when the range has it."""
         if tile < end:
             inside = (tile * TT >= first) & (tile * TT + TT <= keys)
             if inside:
-                copy_tile(k_cache, v_cache, b, head, tile, pages, stage, lane, keys, first, True)
+                copy_tile(k_cache, to_values, b, head, tile, pages, stage, lane, keys, first, True)
             else:
-                copy_tile(k_cache, v_cache, b, head, tile, pages, stage, lane, keys, first, False)
+                copy_tile(k_cache, to_values, b, head, tile, pages, stage, lane, keys, first, False)
         kv.cp_async_commit()
 
     @kv.func
@@ -378,12 +376,12 @@ def decode_kernel(c: Config) -> Any:
         return keys, first, start, n, base + at, base + until, until
 
     @kv.func
-    def fill(k_cache, v_cache, b, head, tile, last, mine, stage, lane, keys, first):
+    def fill(k_cache, to_values, b, head, tile, last, mine, stage, lane, keys, first):
         """Start the copies of a segment's first tiles, from ring position ``stage`` on; returns the next tile's page ids."""
         pages = pages_of(k_cache, b, tile, lane)
         for s in kv.static(range(NS - 1)):
             to = kv.where(stage + s >= NS, stage + (s - NS), stage + s)
-            issue(k_cache, v_cache, b, head, tile + s, last, pages, mine + to * c.stage_bytes, lane, keys, first)
+            issue(k_cache, to_values, b, head, tile + s, last, pages, mine + to * c.stage_bytes, lane, keys, first)
             pages = pages_of(k_cache, b, tile + s + 1, lane)
         return pages
 
@@ -400,7 +398,12 @@ def decode_kernel(c: Config) -> Any:
             kv.griddepcontrol_launch_dependents()
         total = work.count_tiles(collection, row_offsets, batch, prefix, sums, NW)
 
+        # Values lie as far from their keys everywhere: K and V share pages and strides.
         k_cache, v_cache = collection.get_key_cache(layer), collection.get_value_cache(layer)
+        first_page = kv.i32(0)
+        to_values = (
+            v_cache.block_paged_ptr(0, 0, 0, page=first_page).address() - k_cache.block_paged_ptr(0, 0, 0, page=first_page).address()
+        )
         head = (kv.block_id.x % HG) * NW + warp
         r = kv.block_id.x // HG
         ranges = work.ranges_of(kv.grid_dim.x // HG, total)
@@ -417,14 +420,14 @@ def decode_kernel(c: Config) -> Any:
             mine = ring.ptr(warp, 0)
             at, b, stage = begin, low, kv.i32(0)
             keys, first, start, n, tile, last, until = segment(collection, row_offsets, prefix, b, at, end)
-            pages = fill(k_cache, v_cache, b, head, tile, last, mine, stage, lane, keys, first)
+            pages = fill(k_cache, to_values, b, head, tile, last, mine, stage, lane, keys, first)
             while at < end:
                 q = query_fragments(query, row_offsets, b, head, n, lane)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 for i in range(tile, last):
                     ahead = kv.where(stage == 0, NS - 1, stage - 1)
                     kv.syncwarp()
-                    issue(k_cache, v_cache, b, head, i + (NS - 1), last, pages, mine + ahead * c.stage_bytes, lane, keys, first)
+                    issue(k_cache, to_values, b, head, i + (NS - 1), last, pages, mine + ahead * c.stage_bytes, lane, keys, first)
                     pages = pages_of(k_cache, b, i + NS, lane)
                     kv.cp_async_wait(NS - 1)
                     kv.syncwarp()
@@ -439,7 +442,7 @@ def decode_kernel(c: Config) -> Any:
                         b = b + 1
                     keys, first, start, n, tile, last, until = segment(collection, row_offsets, prefix, b, at, end)
                     kv.syncwarp()
-                    pages = fill(k_cache, v_cache, b, head, tile, last, mine, stage, lane, keys, first)
+                    pages = fill(k_cache, to_values, b, head, tile, last, mine, stage, lane, keys, first)
                 for u in kv.static(range(2 * NT)):
                     for k in kv.static((4, 8, 16)):
                         l[u] = l[u] + kv.shuffle_xor(l[u], k)

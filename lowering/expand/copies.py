@@ -18,37 +18,54 @@ from .common import (
     CachedHead,
     Rows,
     Work,
+    begin,
     converted,
     head_and_lane,
     holds,
     row_alignment,
     sequence_of,
     single,
+    starts_early,
     vector_width,
     whole_warps,
 )  # fmt: skip
 from .quantize import Quantizer
 
+TOGETHER = 4  # slots of a gather that a thread has under way
+
 # --- gather ----------------------------------------------------------------------------------------
 
 
-def gather_kernel(spec: CacheSpec, work: Work, rows: Rows) -> Any:
-    """A "token" of the work is one (row, place) of token_ids."""
+def gather_kernel(spec: CacheSpec, work: Work, rows: Rows, together: int, early: bool) -> Any:
+    """A "token" of the work is one (row, place) of token_ids; a thread looks ``together`` of them up at a time."""
     vectors, width = spec.head_size // rows.width, rows.width
+
+    @kv.func
+    def found(cache, token_ids, row_offsets, slot):
+        """(row, place, sequence, position, whether there is something to copy) of a slot; zeros where there is not."""
+        per_row = token_ids.shape[1]
+        r, j = slot // per_row, slot % per_row
+        ok = r < token_ids.shape[0]
+        r = kv.where(ok, r, 0)
+        b, inside, _ = sequence_of(row_offsets, r, token_ids.shape[0])
+        t = token_ids[r, j]
+        ok = ok & inside & holds(cache, t)
+        return r, j, kv.where(ok, b, 0), kv.where(ok, t, 0), ok
 
     @kv.kernel
     def gather(cache, token_ids, row_offsets, out):
+        begin(early)
         slot, first = work.place()
-        per_row = token_ids.shape[1]
-        r, j = slot // per_row, slot % per_row
-        if (r < token_ids.shape[0]) & (first < work.pieces):
-            b, inside, _ = sequence_of(row_offsets, r)
-            if inside:
-                t = token_ids[r, j]
-                if holds(cache, t):
-                    for piece in range(first, work.pieces, work.step):
-                        h, d = piece // vectors, piece % vectors * width
-                        rows.store(out, r, j, h, d, value=stored(cache, b, h, t, d, width))
+        slot = slot + kv.block_id.x * (work.tokens * (together - 1))
+        if (slot < token_ids.shape[0] * token_ids.shape[1]) & (first < work.pieces):
+            places = [found(cache, token_ids, row_offsets, slot + n * work.tokens) for n in range(together)]
+            for piece in range(first, work.pieces, work.step):
+                h, d = piece // vectors, piece % vectors * width
+                read = [stored(cache, b, h, t, d, width) for _, _, b, t, _ in places]
+                for n in kv.static(range(together)):
+                    r, j, _, _, ok = places[n]
+                    if ok:
+                        rows.store(out, r, j, h, d, value=read[n])
 
     return gather
 
@@ -69,8 +86,11 @@ def gather(op: Any, at: Expansion) -> None:
     rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at))
     work = Work.of(at, spec.token_stride // rows.width)
     slots = at.dim(op.token_ids, 0) * at.dim(op.token_ids, 1)
+    together, early = 1 if at.target.is_host else TOGETHER, starts_early(at)
+    blocks = (slots + (work.tokens * together - 1)) // (work.tokens * together)
     args = [op.cache, op.token_ids, op.row_offsets, op.out]
-    at.launch(gather_kernel(spec, work, rows), args, (work.blocks(slots), 1, 1), (work.threads, 1, 1))
+    kernel = gather_kernel(spec, work, rows, together, early)
+    at.launch(kernel, args, (blocks, 1, 1), (work.threads, 1, 1), programmatic=early)
 
 
 # --- copy_pages ------------------------------------------------------------------------------------
