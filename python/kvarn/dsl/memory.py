@@ -228,7 +228,7 @@ class Pointer:
                 offset = cast(offset, i64)  # getelementptr would extend the sign
             operands.append(offset.ir)
         moved = emit_value("llvm.getelementptr", t.pointers[self.space], operands, {
-            "elem_type": ir.TypeAttr.get(t.i8), "noWrapFlags": t.i32_attr(0),
+            "elem_type": ir.TypeAttr.get(t.i8),
             "rawConstantIndices": ir.DenseI32ArrayAttr.get([constant]),
         })  # fmt: skip
         return Pointer(moved, self.space)
