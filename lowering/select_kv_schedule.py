@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Fill in the schedules of tier-1 operations: entries that are given stay, the others come from measured tables.
 
-A researcher or a tuner sets entries of the ``schedule`` attribute; this pass decides the rest from the operation and the
-target alone, so that the same IR always gives the same code. Operations without a table are left to their expansions.
+A researcher or a tuner sets entries of the ``schedule`` attribute; this pass decides the rest from the operation, the
+target and the tables alone: the user's (``kvarn tune``), then the built-in one. Operations without a table are left to their expansions.
 
 Before:  "kv.attention"(...) {schedule = {max_queries = 1, max_batch = 16}, ...}
 After:   "kv.attention"(...) {schedule = {kind = "decode", max_queries = 1, max_batch = 16, stages = 3, blocks = 1, ...}, ...}
@@ -15,7 +15,7 @@ from typing import Any
 
 from mlir import ir
 
-from .expand import attention, decode_table
+from .expand import attention, decode_table, tuned
 from .expand.base import Expansion
 from .expand.decode_schedule import Config
 from .pass_base import fail, kv_pass
@@ -38,7 +38,7 @@ def attention_entries(op: Any, at: Expansion) -> dict[str, Any]:
         return {"kind": kind}
     known = {k: at.schedule[k] for k in ("max_batch",) if k in at.schedule}
     config = Config(case.spec, case.query, case.group, at.schedule["max_queries"], **known)
-    return {"kind": kind, **decode_table.entries(config)}
+    return {"kind": kind, **decode_table.entries(config), **tuned.entries(at.target.name, config)}
 
 
 def attribute_of(value: Any) -> ir.Attribute:

@@ -42,7 +42,7 @@ ALLOWED = {
     "kvarn.stage_files": {"now": EVERYTHING, "lazy": set()},
     "kvarn.programs": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.ops": {"now": EVERYTHING, "lazy": CUDA},
-    "kvarn.tools": {"now": EVERYTHING, "lazy": CUDA},
+    "kvarn.tools": {"now": EVERYTHING, "lazy": {*CUDA, "torch"}},
     "kvarn.demo": {"now": EVERYTHING, "lazy": {*CUDA, "gguf", "torch"}},
 }
 

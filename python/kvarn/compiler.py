@@ -29,6 +29,7 @@ from kvarn.dialect import dtypes, kv, layout, types
 from kvarn.dialect import text as dialect_text
 from kvarn.env import env
 from kvarn.lowering import emit, pipeline
+from kvarn.lowering.expand import tuned
 from kvarn.lowering.pass_base import PassFailure, fail
 from kvarn.lowering.rewrite import kernels
 from kvarn.lowering.target import Target, by_name, of_capability
@@ -346,6 +347,7 @@ def key_of(kind: str, what: Any, target: Target, settings: pipeline.Settings) ->
     return cache_key({
         "kind": kind, "what": what, "target": target.name, "disable": sorted(settings.disable),
         "options": dict(settings.options), "check": settings.check, "sources": sources_digest(),
+        "tuned": tuned.digest() if "kv.attention" in str(what) else "",
     })  # fmt: skip
 
 

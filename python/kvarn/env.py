@@ -83,6 +83,9 @@ class Environment:
         "KVARN_DUMP_TO", "", str, "folder that gets every stage of every compile, numbered; - prints them to stderr")
     cache_dir = Variable[Path](
         "KVARN_CACHE_DIR", _default_cache_dir, lambda t: Path(t).expanduser(), "folder of the on-disk compile cache")
+    tune = Variable[Path](
+        "KVARN_TUNE", lambda: env.cache_dir / "tune.json", lambda t: Path(t).expanduser(),
+        "table of measured schedules: kvarn tune writes it, compiling reads it")
     cache_size = Variable[int](
         "KVARN_CACHE_SIZE", 1 << 30, _bytes, "most bytes the compile cache keeps (suffixes K, M, G); 0 turns it off")
     always_compile = Variable[bool](

@@ -1,5 +1,6 @@
 // RUN: kv-opt %s --select-kv-schedule='target=sm_90a' --split-input-file --verify-diagnostics | FileCheck %s
 // RUN: kv-opt %s --select-kv-schedule='target=host' --split-input-file | FileCheck %s --check-prefix=HOST
+// RUN: env KVARN_TUNE=%S/Inputs/tune.json kv-opt %s --select-kv-schedule='target=sm_90a' | FileCheck %s --check-prefix=TUNED
 
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !rows = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>
@@ -9,6 +10,9 @@
 // CHECK-LABEL: func.func @one_sequence
 // CHECK:         schedule = {blocks = 1 : i64, combine = 16 : i64, kind = "decode", max_batch = 1 : i64, max_queries = 1 : i64, min_tiles = 2 : i64, stages = 4 : i64, tile = 16 : i64, warps = 4 : i64}
 // HOST-LABEL: func.func @one_sequence
+// The user's table has an entry for it too, which gives way to what the operation says.
+// TUNED-LABEL: func.func @one_sequence
+// TUNED:         schedule = {blocks = 3 : i64, combine = 8 : i64, {{.*}}min_tiles = 2 : i64, stages = 4 : i64
 func.func @one_sequence(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, stages = 4 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
@@ -17,6 +21,8 @@ func.func @one_sequence(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %sc
 // Many sequences: the kernel merges by itself.
 // CHECK-LABEL: func.func @many_sequences
 // CHECK:         combine = 0 : i64, kind = "decode"
+// TUNED-LABEL: func.func @many_sequences
+// TUNED:         combine = 0 : i64, kind = "decode", {{.*}}stages = 3 : i64
 func.func @many_sequences(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The user's table of schedules: what ``kvarn tune`` measured on the machine at hand.
+
+A JSON file, ``KVARN_TUNE`` or ``tune.json`` in the cache folder. An entry counts for one case exactly (:class:`Key`);
+what the file does not have is left to the built-in table. Its content is part of the keys of the compile cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvarn.env import env
+
+from .decode_schedule import TUNABLE, Config
+
+VERSION = 1
+# What a table may say: bounds of the batch are the caller's.
+ENTRIES = tuple(name for name in TUNABLE if name != "max_batch")
+
+
+@dataclass(frozen=True)
+class Key:
+    """A case of decode attention.
+
+    Attributes
+    ----------
+    target : str
+    dtype : str
+        Of the cache.
+    heads, size, page : int
+        KV heads, head size, tokens of a page (0: not paged).
+    rows : int
+        Query rows of a sequence and KV head: the group times the most new tokens.
+    batch : int
+        The schedule's bound of the sequences.
+    """
+
+    target: str
+    dtype: str
+    heads: int
+    size: int
+    page: int
+    rows: int
+    batch: int
+
+    @staticmethod
+    def of(target: str, config: Config) -> Key:
+        """The key of a configuration, of which only the case is read."""
+        spec = config.spec
+        page = spec.page_size if spec.paged else 0
+        return Key(target, spec.dtype.name, spec.num_heads, spec.head_size, page, config.rows, config.max_batch)
+
+
+def entries(target: str, config: Config) -> dict[str, Any]:
+    """What the user's table has for a case; nothing when it has nothing.
+
+    Raises
+    ------
+    ValueError
+        If the file is there but is no table.
+    """
+    return dict(load(env.tune).get(Key.of(target, config), {}))
+
+
+def digest() -> str:
+    """SHA-256 of the user's table; empty without one."""
+    try:
+        return hashlib.sha256(env.tune.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+_read: dict[str, tuple[tuple[int, int], dict[Key, dict[str, Any]]]] = {}  # by path: (time and size, content)
+
+
+def load(path: Path) -> Mapping[Key, dict[str, Any]]:
+    """The schedules of a file by case; empty when there is no file, or nothing in it."""
+    try:
+        status = path.stat()
+        stamp = (status.st_mtime_ns, status.st_size)
+        known = _read.get(str(path))
+        if known is not None and known[0] == stamp:
+            return known[1]
+        text = path.read_text()
+    except OSError:
+        return {}
+    found = {}
+    for number, record in enumerate(_records(path, text)):
+        key, schedule = _entry(path, number, record)
+        found[key] = schedule
+    _read[str(path)] = (stamp, found)
+    return found
+
+
+def _refuse(path: Path, what: str) -> ValueError:
+    return ValueError(f"the table of schedules {path} {what}; remove it, or make it again with kvarn tune")
+
+
+def _records(path: Path, text: str) -> list[Any]:
+    if not text.strip():
+        return []
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise _refuse(path, f"must be JSON: {error}") from None
+    found = document.get("decode") if isinstance(document, dict) and document.get("version") == VERSION else None
+    if not isinstance(found, list):
+        raise _refuse(path, f'must be an object with "version": {VERSION} and a list "decode"')
+    return found
+
+
+def _entry(path: Path, number: int, record: Any) -> tuple[Key, dict[str, Any]]:
+    where = f"entry {number}"
+    parts = [record.get(name) for name in ("case", "schedule")] if isinstance(record, dict) else [None]
+    if not all(isinstance(part, dict) for part in parts):
+        raise _refuse(path, f'{where} must have objects "case" and "schedule"')
+    case, schedule = parts
+    fields = {f.name: str if f.type == "str" else int for f in dataclasses.fields(Key)}
+    if set(case) != set(fields) or any(type(case[name]) is not kind for name, kind in fields.items()):
+        raise _refuse(path, f"{where}: case must have {', '.join(fields)}, got {json.dumps(case)}")
+    for name, value in schedule.items():
+        if name not in ENTRIES or type(value) is not int or value < 0:
+            raise _refuse(path, f"{where}: schedule must have integers {', '.join(ENTRIES)}, got {name} = {value!r}")
+    return Key(**case), schedule
+
+
+def save(path: Path, found: Iterable[tuple[Key, Mapping[str, int], float | None]]) -> None:
+    """Add entries (case, schedule, microseconds) to a file, in place of older ones of the same cases.
+
+    A None for the time takes the case's entry out.
+    """
+    try:
+        text = path.read_text()
+    except OSError:
+        text = ""
+    kept = {_entry(path, i, r)[0]: r for i, r in enumerate(_records(path, text))}
+    for key, schedule, us in found:
+        kept.pop(key, None)
+        if us is not None:
+            ordered = dict(sorted(schedule.items()))
+            kept[key] = {"case": dataclasses.asdict(key), "schedule": ordered, "us": round(us, 2)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Renamed into place: a compilation at the same time sees the old table or the new one.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tune-")
+    with os.fdopen(handle, "w") as file:
+        json.dump({"version": VERSION, "decode": list(kept.values())}, file, indent=1)
+    os.replace(name, path)

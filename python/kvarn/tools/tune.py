@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``kvarn tune``: measure schedules of decode attention on this machine's GPU, and keep the best of each case.
+
+For every case the built-in schedule is measured first, then variations of one group of entries at a time, each from the
+best so far. A result that differs from that of the general kernel does not count. What beats the built-in schedule is
+written to the table that ``select-kv-schedule`` reads (``KVARN_TUNE``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvarn.dialect import dtypes, layout
+from kvarn.env import env
+from kvarn.lowering.expand import decode_schedule, decode_table, tuned
+from kvarn.lowering.target import Target, by_name
+from kvarn.ops import reads
+
+Schedule = dict[str, int]
+ROTATED = 320e6  # bytes that a pass over the layers reads: several times an L2
+TOLERANCE = 0.02  # relative difference from the general kernel
+WORTH = 0.99  # of the built-in schedule's time, from which on an entry is written
+REPLAYS = 7
+_TORCH = {"bf16": "bfloat16", "f16": "float16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape to tune for: one cache, a batch of sequences of one length."""
+
+    dtype: str
+    batch: int
+    context: int
+    query_heads: int
+    heads: int
+    size: int
+    page: int
+    new: int = 1
+
+    @property
+    def spec(self) -> layout.CacheSpec:
+        return layout.spec_of("paged", self.dtype, self.heads, self.size, page_size=self.page)
+
+    @property
+    def query(self) -> dtypes.DType:
+        found = dtypes.by_name(self.dtype)
+        return found if found.bits > 8 else dtypes.bf16
+
+    def config(self) -> decode_schedule.Config:
+        """The case as the decode kernel sees it."""
+        bounds = reads._bounds(self.new, self.batch)
+        group = self.query_heads // self.heads
+        return decode_schedule.Config(
+            self.spec, self.query, group, bounds["max_queries"], max_batch=bounds["max_batch"]
+        )
+
+    def check(self, target: Target) -> None:
+        """ValueError when the decode kernel does not take the case."""
+        if self.query_heads % self.heads:
+            raise ValueError(f"query heads must be a multiple of the {self.heads} KV heads, got {self.query_heads}")
+        config = self.config()
+        if not decode_schedule.supports(self.spec, self.query, config.group, config.max_queries, target):
+            raise ValueError(
+                f"decode attention on {target.name} does not take {self.dtype}, head size {self.size}, "
+                f"{config.rows} query rows a KV head: there is nothing to tune"
+            )
+
+    def __str__(self) -> str:
+        new = f", {self.new} new" if self.new > 1 else ""
+        heads = f"{self.query_heads}/{self.heads} heads of {self.size}"
+        return f"{self.dtype} {self.batch} × {self.context}, {heads}, page {self.page}{new}"
+
+
+# --- the search ----------------------------------------------------------------------------------
+
+
+def fits(config: decode_schedule.Config, schedule: Mapping[str, int], target: Target) -> bool:
+    """Whether so many blocks of a schedule fit a multiprocessor's shared memory and registers."""
+    warps, tile = schedule["warps"], schedule["tile"]
+    half = tile * config.pitch
+    block = warps * schedule["stages"] * 2 * half + 4 * (config.max_batch + 1) + 1152
+    registers = 65536 // (schedule["blocks"] * warps * 32)
+    return block * schedule["blocks"] <= target.shared_bytes and registers >= 96 and config.heads % warps == 0
+
+
+def variations(config: decode_schedule.Config, best: Mapping[str, int], group: int) -> Iterator[Schedule]:
+    """The schedules that a step of the search tries: 0 the pipeline, 1 the tile and the warps, 2 the merge."""
+    few = config.max_batch <= 16
+    axes: dict[str, Sequence[int]]
+    if group == 0:
+        axes = {"stages": (2, 3, 4), "blocks": (1, 2, 3, 4)}
+    elif group == 1:
+        axes = {"tile": (16, 32), "warps": (2, 4, 8), "blocks": sorted({1, 2, best["blocks"]})}
+    elif few:
+        axes = {"combine": (0, 8, 16), "min_tiles": (2, 4, 8)}
+    else:
+        axes = {"combine": (0, 8)}
+    for values in itertools.product(*axes.values()):
+        yield {**best, **dict(zip(axes, values, strict=True))}
+
+
+GROUPS = 3
+Measure = Callable[[Schedule], float | None]  # microseconds; None for a schedule that fails or is wrong
+
+
+@dataclass(frozen=True)
+class Found:
+    """The outcome for a case: times in microseconds; ``measured`` counts schedules."""
+
+    schedule: Schedule
+    us: float
+    builtin_us: float
+    measured: int
+
+    @property
+    def better(self) -> bool:
+        return self.us <= WORTH * self.builtin_us
+
+
+def search(case: Case, target: Target, measure: Measure, deadline: float = math.inf) -> Found:
+    """The best schedule of a case.
+
+    Parameters
+    ----------
+    case : Case
+    target : Target
+    measure : callable
+        Microseconds of a schedule, or None.
+    deadline : float
+        Of ``time.monotonic()``; the built-in schedule is measured in any case.
+
+    Raises
+    ------
+    RuntimeError
+        If the built-in schedule itself gives no right result.
+    """
+    config = case.config()
+    start = {"min_tiles": config.min_tiles, **decode_table.entries(config)}
+    times: dict[tuple[tuple[str, int], ...], float | None] = {}
+
+    def timed(schedule: Schedule) -> float | None:
+        key = tuple(sorted(schedule.items()))
+        if key not in times:
+            times[key] = measure(schedule)
+        return times[key]
+
+    builtin = timed(start)
+    if builtin is None:
+        raise RuntimeError(f"{case}: the built-in schedule {start} gives no right result")
+    best, best_us = start, builtin
+    for group in range(GROUPS):
+        for schedule in variations(config, best, group):
+            if time.monotonic() > deadline:
+                break
+            if fits(config, schedule, target):
+                us = timed(schedule)
+                if us is not None and us < best_us:
+                    best, best_us = schedule, us
+    return Found(best, best_us, builtin, len(times))
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+
+class Bench:
+    """A case on the GPU, with torch: caches of enough layers to defeat the L2, and the general kernel's result."""
+
+    def __init__(self, case: Case, device: str = "cuda") -> None:
+        import torch  # type: ignore[import-not-found]  # optional; main has checked that it is there
+
+        import kvarn as kv
+
+        self._torch, self._kv, self.case = torch, kv, case
+        generator = torch.Generator().manual_seed(1)
+        torch.manual_seed(1)
+        pages = -(-case.context // case.page)
+        total = case.batch * pages
+        one = total * case.page * case.heads * case.size * dtypes.by_name(case.dtype).itemsize * 2
+        self.bytes, self.layers = one, max(1, min(64, math.ceil(ROTATED / one)))
+        dtype = getattr(torch, _TORCH[case.dtype])
+        shape = (total + 1, 2, self.layers, case.page, case.heads, case.size)
+        blocks = torch.empty(shape, dtype=dtype, device=device)
+        for layer in range(self.layers):
+            drawn = torch.randn((*shape[:2], *shape[3:]), dtype=torch.bfloat16, device=device)
+            blocks[:, :, layer] = drawn.to(dtype)
+        table = torch.full((case.batch, -(-pages // 8) * 8 + 16), total, dtype=torch.int32)
+        table[:, :pages] = torch.randperm(total, generator=generator).int().view(case.batch, pages)
+        before = torch.full((case.batch,), case.context - case.new, dtype=torch.int32)
+        self._pool = kv.PagedKVCacheCollection(blocks, before.to(device), table.to(device), case.new, case.context)
+        self._offsets = torch.arange(case.batch + 1, dtype=torch.int32).to(device) * case.new
+        rows = (case.batch * case.new, case.query_heads, case.size)
+        self._query = torch.randn(rows, dtype=getattr(torch, _TORCH[case.query.name]), device=device)
+        self._out = torch.empty_like(self._query)
+        self._run(0, {"kind": "simt"})
+        self._expected = self._out.float()
+
+    def _run(self, layer: int, schedule: Mapping[str, Any]) -> None:
+        self._kv.ops.attention(self._pool, layer, self._query, self._offsets, out=self._out, schedule=schedule)
+
+    def error(self) -> float:
+        """Relative difference of what was written from the general kernel's result."""
+        return float((self._out.float() - self._expected).norm() / self._expected.norm())
+
+    def measure(self, schedule: Schedule) -> float | None:
+        """Median microseconds by replays of a CUDA graph; None when the schedule cannot be compiled, or is wrong."""
+        full = {**schedule, "kind": "decode"}
+        try:
+            self._out.fill_(float("nan"))
+            self._run(0, full)
+            self._synchronize()
+        except ValueError as error:
+            print(f"    {shown(schedule)}: {str(error).splitlines()[0][:120]}", file=sys.stderr)
+            return None
+        error = self.error()
+        if not error <= TOLERANCE:
+            print(f"    {shown(schedule)}: wrong by {error:.1e}", file=sys.stderr)
+            return None
+        return self._time(full)
+
+    def _synchronize(self) -> None:
+        self._torch.cuda.synchronize()
+
+    def _time(self, schedule: Mapping[str, Any]) -> float:
+        torch = self._torch
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        expected = max(self.bytes / 4e6, 5.0)  # microseconds at 4 TB/s
+        count = self.layers * max(1, math.ceil(4000 / expected / self.layers))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for i in range(count):
+                self._run(i % self.layers, schedule)
+        graph.replay()
+        samples = []
+        for _ in range(REPLAYS):
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            samples.append(begin.elapsed_time(end) * 1e3 / count)
+        return sorted(samples)[len(samples) // 2]
+
+
+def shown(schedule: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(schedule.items()))
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def cases_of(options: argparse.Namespace) -> list[Case]:
+    """The cases that the options name: every combination of batches, contexts, page sizes and types."""
+    o = options
+    return [
+        Case(dtype, batch, context, o.query_heads, o.kv_heads, o.head_size, page, o.new)
+        for dtype, page, batch, context in itertools.product(o.dtype, o.page_size, o.batch, o.context)
+    ]
+
+
+def _numbers(text: str) -> list[int]:
+    found = [int(part) for part in text.split(",")]
+    if any(n < 1 for n in found):
+        raise argparse.ArgumentTypeError(f"must be positive integers, got {text!r}")
+    return found
+
+
+def _dtypes(text: str) -> list[str]:
+    found = text.split(",")
+    for name in found:
+        if name not in _TORCH:
+            raise argparse.ArgumentTypeError(f"must be of {', '.join(_TORCH)}, got {name!r}")
+    return found
+
+
+def run(
+    cases: Sequence[Case], target: Target, bench: Callable[[Case], Any], path: Path | None, seconds: float
+) -> list[tuple[Case, Found]]:
+    """Tune cases in order, within so many seconds; each is written to ``path`` as soon as it is known."""
+    outcomes: list[tuple[Case, Found]] = []
+    begin = time.monotonic()
+    for i, case in enumerate(cases):
+        left = begin + seconds - time.monotonic()
+        if left <= 0:
+            print(f"no time left for {len(cases) - i} of the cases", file=sys.stderr)
+            break
+        found = search(case, target, bench(case).measure, time.monotonic() + left / (len(cases) - i))
+        outcomes.append((case, found))
+        print(f"{case}: {found.us:.2f} µs with {shown(found.schedule)}")
+        verdict = f"{found.builtin_us / found.us:.3f} times that" if found.better else "as good: nothing is kept"
+        print(f"  the built-in schedule has {found.builtin_us:.2f} µs, {verdict} ({found.measured} measured)")
+        if path is not None:
+            key = tuned.Key.of(target.name, case.config())
+            tuned.save(path, [(key, found.schedule, found.us if found.better else None)])
+    return outcomes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="kvarn tune",
+        description="Measure schedules of decode attention on this machine's GPU, and keep the best.",
+        epilog="example: kvarn tune --dtype bf16,f8e4m3 --batch 1,16,64 --context 8192 --query-heads 64 --kv-heads 8",
+    )  # fmt: skip
+    several = {"type": _numbers, "metavar": "N,..."}
+    parser.add_argument("--dtype", type=_dtypes, default=["bf16"], help="of the cache: bf16, f16, f8e4m3, f8e5m2")
+    parser.add_argument("--batch", **several, default=[64], help="sequences (64)")
+    parser.add_argument("--context", **several, default=[4096], help="cached tokens of each (4096)")
+    parser.add_argument("--query-heads", type=int, default=32, metavar="N")
+    parser.add_argument("--kv-heads", type=int, default=8, metavar="N")
+    parser.add_argument("--head-size", type=int, default=128, metavar="N")
+    parser.add_argument("--page-size", **several, default=[16], help="tokens of a page (16)")
+    parser.add_argument("--new", type=int, default=1, metavar="N", help="new tokens of a sequence (1)")
+    parser.add_argument("--seconds", type=float, default=300, help="of the whole run (300)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: KVARN_TUNE")
+    parser.add_argument("--dry-run", action="store_true", help="write nothing")
+    options = parser.parse_args(argv)
+    from kvarn.compiler import default_target
+    from kvarn.runtime import driver
+
+    status = driver.status()
+    if not status.usable:
+        raise RuntimeError(f"tuning needs a GPU: {status.reason}")
+    try:
+        import torch  # type: ignore[import-not-found]
+
+        torch.cuda.init()
+    except ImportError:
+        raise RuntimeError("tuning needs torch, which makes the data: pip install torch") from None
+    target, cases = by_name(default_target()), cases_of(options)
+    for case in cases:
+        case.check(target)
+    path = None if options.dry_run else options.output or env.tune
+    if path is not None:
+        tuned.load(path)  # a file that is no table is refused before the measurements, not after
+    run(cases, target, Bench, path, options.seconds)
+    if path is not None:
+        print(f"table: {path}")
+    return 0

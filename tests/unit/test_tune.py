@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The user's table of schedules, and the search that fills it, with times made up."""
+
+import json
+import os
+import time
+
+import pytest
+
+from kvarn import compiler, programs
+from kvarn.dialect import dtypes, layout
+from kvarn.env import env
+from kvarn.lowering import pipeline
+from kvarn.lowering.expand import decode_table, tuned
+from kvarn.lowering.target import by_name
+from kvarn.programs import BufferType, HandleType, ScalarType, Specialisation
+from kvarn.tools import cli, tune
+
+SM90 = by_name("sm_90a")
+CASE = tune.Case("bf16", 64, 4096, 32, 8, 128, 16)
+
+
+def key_of(case=CASE, target="sm_90a"):
+    return tuned.Key.of(target, case.config())
+
+
+def attention(case=CASE):
+    """The operation of a case."""
+    rows = BufferType(case.query, (None, case.query_heads, case.size))
+    operands = {
+        "collection": HandleType("collection", case.spec), "layer": ScalarType(dtypes.i32), "query": rows,
+        "row_offsets": BufferType(dtypes.i32, (None,)), "scale": ScalarType(dtypes.f32), "out": rows,
+    }  # fmt: skip
+    config = case.config()
+    schedule = (("max_batch", config.max_batch), ("max_queries", config.max_queries))
+    attributes = (("mask", "causal"), ("span", 0), ("softcap", 0.0))
+    return Specialisation("kv.attention", tuple(operands.items()), attributes, schedule, "sm_90a")
+
+
+def chosen(case=CASE):
+    """The text of the schedule that the pass gives a case."""
+    module = programs.build(attention(case), compiler.context())
+    with compiler.diagnosed(module.context):
+        pipeline.run(module, pipeline.steps(SM90), stop_after="select-kv-schedule")
+    return next(line for line in str(module).splitlines() if "kv.attention" in line)
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "tune.json"
+    with env.override(tune=path):
+        yield path
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def test_a_case_of_the_table_gets_its_schedule(table):
+    assert "stages = 3" in chosen()
+    tuned.save(table, [(key_of(), {"stages": 4, "blocks": 2}, 250.0)])
+    assert "blocks = 2" in chosen()
+    assert "stages = 4" in chosen()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        tune.Case("f16", 64, 4096, 32, 8, 128, 16),
+        tune.Case("bf16", 16, 4096, 32, 8, 128, 16),
+        tune.Case("bf16", 64, 4096, 64, 8, 128, 16),
+        tune.Case("bf16", 64, 4096, 16, 4, 128, 16),
+        tune.Case("bf16", 64, 4096, 32, 8, 64, 16),
+        tune.Case("bf16", 64, 4096, 32, 8, 128, 32),
+    ],
+    ids=["dtype", "batch", "group", "heads", "size", "page"],
+)
+def test_an_entry_counts_for_its_case_only(table, other):
+    before = chosen(other)
+    tuned.save(table, [(key_of(), {"stages": 5}, 250.0)])
+    assert chosen(other) == before
+    assert "stages = 5" in chosen()
+
+
+def test_contexts_and_batches_of_one_bound_share_an_entry():
+    assert key_of(tune.Case("bf16", 100, 512, 32, 8, 128, 16)) == key_of()
+
+
+def test_saving_keeps_other_entries_and_replaces_the_same_case(table):
+    other = key_of(target="sm_80")
+    tuned.save(table, [(key_of(), {"stages": 2}, 10.0), (other, {"stages": 3}, 11.0)])
+    tuned.save(table, [(key_of(), {"stages": 4}, 9.0)])
+    assert tuned.load(table) == {key_of(): {"stages": 4}, other: {"stages": 3}}
+    tuned.save(table, [(other, {}, None)])
+    assert list(tuned.load(table)) == [key_of()]
+    assert [p.name for p in table.parent.iterdir()] == ["tune.json"]
+
+
+def test_a_changed_file_is_read_again(table):
+    tuned.save(table, [(key_of(), {"stages": 2}, 10.0)])
+    assert tuned.load(table)[key_of()] == {"stages": 2}
+    table.write_text(table.read_text().replace('"stages": 2', '"stages": 3'))
+    os.utime(table, (time.time() + 10, time.time() + 10))
+    assert tuned.load(table)[key_of()] == {"stages": 3}
+
+
+def test_no_file_and_an_empty_file_are_empty_tables(table):
+    assert tuned.load(table) == {}
+    assert tuned.digest() == ""
+    table.write_text("\n")
+    assert tuned.load(table) == {}
+
+
+GOOD = {"case": {"target": "sm_90a", "dtype": "bf16", "heads": 8, "size": 128, "page": 16, "rows": 4, "batch": 128}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "must be JSON"),
+        ("[]", 'must be an object with "version": 1'),
+        ('{"version": 2, "decode": []}', 'must be an object with "version": 1'),
+        ({"schedule": {"stages": 2}}, 'entry 0 must have objects "case" and "schedule"'),
+        (GOOD | {"schedule": {"depth": 2}}, "schedule must have integers warps, stages"),
+        (GOOD | {"schedule": {"max_batch": 2}}, "schedule must have integers warps, stages"),
+        (GOOD | {"schedule": {"stages": True}}, "got stages = True"),
+        (GOOD | {"schedule": {"stages": -1}}, "got stages = -1"),
+        ({"case": {"target": "sm_90a"}, "schedule": {}}, "case must have target, dtype, heads, size, page, rows, b"),
+        ({"case": GOOD["case"] | {"heads": "8"}, "schedule": {}}, "case must have"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_with_what_to_do(table, content, message):
+    table.write_text(content if isinstance(content, str) else json.dumps({"version": 1, "decode": [content]}))
+    with pytest.raises(ValueError, match=message) as caught:
+        tuned.load(table)
+    assert str(table) in str(caught.value)
+    assert "kvarn tune" in str(caught.value)
+    with pytest.raises(ValueError, match=message):
+        chosen()
+
+
+def test_the_table_is_part_of_the_keys_of_the_cache(table):
+    what, other = attention(), "func.func @f() { return }"
+    settings = pipeline.Settings()
+    before = [compiler.key_of("operation", w, SM90, settings) for w in (what, other)]
+    tuned.save(table, [(key_of(), {"stages": 4}, 250.0)])
+    after = [compiler.key_of("operation", w, SM90, settings) for w in (what, other)]
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+
+
+# --- the search ----------------------------------------------------------------------------------
+
+
+def test_the_search_finds_the_best_schedule_step_by_step():
+    best = {"stages": 4, "blocks": 1, "warps": 2, "tile": 32}
+
+    def measure(schedule):
+        return 300.0 - sum(10.0 for name, value in best.items() if schedule[name] == value)
+
+    found = tune.search(CASE, SM90, measure)
+    assert {name: found.schedule[name] for name in best} == best
+    assert found.us == 260.0
+    assert found.builtin_us == measure({"min_tiles": 4, **decode_table.entries(CASE.config())})
+    assert found.better
+
+
+def test_nothing_is_measured_twice_and_everything_fits():
+    seen = []
+
+    def measure(schedule):
+        assert tune.fits(CASE.config(), schedule, SM90)
+        seen.append(tuple(sorted(schedule.items())))
+        return 100.0 + len(seen) * 0.01
+
+    found = tune.search(CASE, SM90, measure)
+    assert len(seen) == len(set(seen)) == found.measured > 10
+    assert not found.better
+
+
+def test_schedules_that_fail_or_are_wrong_are_passed_over():
+    def measure(schedule):
+        return None if schedule["stages"] == 2 or schedule["combine"] else 100.0 - schedule["blocks"]
+
+    found = tune.search(CASE, SM90, measure)
+    assert found.schedule["stages"] != 2
+    assert found.us < 100
+
+
+def test_a_built_in_schedule_that_is_wrong_is_an_error():
+    with pytest.raises(RuntimeError, match="gives no right result"):
+        tune.search(CASE, SM90, lambda schedule: None)
+
+
+def test_few_sequences_try_merge_kernels_and_short_ranges():
+    tried = []
+    case = tune.Case("bf16", 1, 1024, 32, 8, 128, 16)
+    tune.search(case, SM90, lambda s: tried.append((s["combine"], s["min_tiles"])) or 10.0)
+    assert {(0, 2), (8, 8), (16, 4)} <= set(tried)
+
+
+def test_a_deadline_ends_the_search_after_the_built_in_schedule():
+    assert tune.search(CASE, SM90, lambda schedule: 10.0, time.monotonic() - 1).measured == 1
+
+
+class _Bench:
+    def __init__(self, case):
+        self.case = case
+
+    def measure(self, schedule):
+        return 100.0 - (self.case.dtype == "bf16") * 10 * (schedule["stages"] == 4)
+
+
+def test_what_is_better_is_written_and_what_is_not_is_taken_out(table, capsys):
+    cases = [CASE, tune.Case("f8e4m3", 64, 4096, 32, 8, 128, 16)]
+    tuned.save(table, [(key_of(cases[1]), {"stages": 7}, 1.0)])
+    outcomes = tune.run(cases, SM90, _Bench, table, 60)
+    assert [found.better for _, found in outcomes] == [True, False]
+    assert set(tuned.load(table)) == {key_of()}
+    assert tuned.load(table)[key_of()]["stages"] == 4
+    assert "stages = 4" in chosen()
+    assert "bf16 64 × 4096" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (tune.Case("bf16", 1, 64, 32, 5, 128, 16), "query heads must be a multiple of the 5 KV heads, got 32"),
+        (tune.Case("bf16", 1, 64, 256, 8, 128, 16), "there is nothing to tune"),
+        (tune.Case("bf16", 1, 64, 32, 8, 12, 16), "there is nothing to tune"),
+    ],
+)
+def test_a_case_that_the_decode_kernel_does_not_take_is_refused(case, message):
+    with pytest.raises(ValueError, match=message):
+        case.check(SM90)
+
+
+def test_the_command_says_that_it_needs_a_gpu(monkeypatch, capsys):
+    from kvarn.runtime import driver
+
+    monkeypatch.setattr(driver, "status", lambda: driver.Status(False, "there is none", None))
+    assert cli.main(["tune"]) == 1
+    assert "kvarn tune: error: tuning needs a GPU: there is none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--batch", "0"], ["--dtype", "f32"], ["--page-size", "x"]])
+def test_wrong_options_are_refused(arguments):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["tune", *arguments])
+    assert caught.value.code == 2
+
+
+def test_the_tables_spec_is_that_of_the_case():
+    assert CASE.spec == layout.spec_of("paged", "bf16", 8, 128, page_size=16)
+    assert tune.Case("f8e4m3", 1, 64, 32, 8, 128, 16).query is dtypes.bf16
