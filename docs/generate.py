@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Write docs/reference from the docstrings: make docs, or python docs/generate.py [--check]
+
+Every page is made from what the code says of itself, so that it cannot say otherwise. ``--check`` writes nothing and
+fails when a page is not what it would write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent / "reference"
+NOTE = "<!-- Written by docs/generate.py: edit the docstrings, then make docs. -->\n"
+
+
+def paragraph(text: str) -> str:
+    """A docstring's first paragraph as one line."""
+    return " ".join(inspect.cleandoc(text or "").split("\n\n")[0].split())
+
+
+def prose(text: str) -> str:
+    """Docstring text as Markdown: double backquotes become single ones, angle brackets stay what they are."""
+    return inspect.cleandoc(text or "").replace("``", "`")
+
+
+def fenced(text: str, language: str = "") -> str:
+    return f"```{language}\n{text}\n```\n"
+
+
+def signature(function: Callable[..., Any], name: str) -> str:
+    """``name(a, b, *, c=1)`` without annotations, broken before it is too long."""
+    parts, star = [], False
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.KEYWORD_ONLY and not star:
+            star = True
+            parts.append("*")
+        star = star or p.kind is p.VAR_POSITIONAL
+        prefix = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        parts.append(prefix + p.name + ("" if p.default is p.empty else f"={p.default!r}"))
+    lines, line = [], f"{name}("
+    for i, part in enumerate(parts):
+        text = part + (", " if i < len(parts) - 1 else "")
+        if len(line) + len(text) > 110:
+            lines.append(line.rstrip())
+            line = " " * (len(name) + 1)
+        line += text
+    return "\n".join([*lines, line + ")"])
+
+
+def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+# --- pages -----------------------------------------------------------------------------------------
+
+
+def operations() -> str:
+    """kv.ops."""
+    from kvarn import ops
+
+    out = ["# Operations: `kv.ops`\n", prose(ops.__doc__ or "") + "\n"]
+    functions = [(n, getattr(ops, n)) for n in ops.__all__ if inspect.isfunction(getattr(ops, n))]
+    out.append(table(("operation", ""), [(f"[`{n}`](#{n})", paragraph(f.__doc__)) for n, f in functions]))
+    for name, function in functions:
+        out += [
+            f"## {name}\n",
+            fenced(signature(function, f"kv.ops.{name}")),
+            fenced(prose(function.__doc__)),
+        ]
+    return "\n".join(out)
+
+
+# The modules of the kernel language, in the order in which a reader needs them.
+LANGUAGE = (
+    ("handles", "Caches, collections and operands"),
+    ("values", "Values"),
+    ("math", "Mathematical functions: `kv.math`"),
+    ("memory", "Buffers, shared memory and pointers"),
+    ("gpu", "The grid: indices, barriers, shuffles, messages"),
+    ("calls", "Compile time"),
+    ("functional", "Control flow as functions"),
+    ("machine", "Instructions of NVIDIA GPUs"),
+    ("kernel", "Kernels"),
+)
+
+
+def language() -> str:
+    """The kernel language."""
+    import importlib
+
+    from kvarn import dsl
+
+    out = [
+        "# The kernel language\n",
+        "What a kernel can call. [Writing kernels](../kernels.md) explains the language,\n[its page](../dsl.md) has the rules.\n",
+    ]
+    for name, title in LANGUAGE:
+        module = importlib.import_module(f"kvarn.dsl.{name}")
+        prefix = "kv.math." if name == "math" else "kv."
+        names = module.__all__ if name == "math" else [n for n in dsl.__all__ if _home(dsl, n) == module.__name__]
+        out += [f"## {title}\n", prose(module.__doc__ or "") + "\n"]
+        functions = [n for n in names if inspect.isfunction(getattr(module, n, None))]
+        if functions:
+            rows = [
+                (f"`{_short(getattr(module, n), prefix + n)}`", prose(paragraph(getattr(module, n).__doc__)))
+                for n in functions
+            ]
+            out.append(table(("function", ""), rows))
+        for n in names:
+            if inspect.isclass(getattr(module, n, None)):
+                out.append(_class(n, getattr(module, n)))
+    return "\n".join(out)
+
+
+def _home(package: Any, name: str) -> str:
+    found = getattr(package, name)
+    return getattr(found, "__module__", "") if inspect.isclass(found) or inspect.isfunction(found) else ""
+
+
+def _short(function: Any, name: str) -> str:
+    try:
+        return signature(function, name).replace("\n", " ").replace("  ", "")
+    except (TypeError, ValueError):
+        return name
+
+
+def _class(name: str, cls: type) -> str:
+    """A class and its public methods, those of its bases in the language included."""
+    methods: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith("kvarn."):
+            methods.update({k: v for k, v in vars(base).items() if not k.startswith("_") and inspect.isfunction(v)})
+    rows = [(f"`.{_method(m, n)}`", prose(paragraph(m.__doc__))) for n, m in methods.items() if m.__doc__]
+    text = f"### `{name}`\n\n{prose(cls.__doc__ or '')}\n"
+    text = re.sub(r"\nAttributes\n-+\n(.*?)(?=\n\n|\Z)", lambda m: "\n" + fenced(m[1].strip()), text, flags=re.S)
+    return text + ("\n" + table(("method", ""), rows) if rows else "")
+
+
+def _method(function: Any, name: str) -> str:
+    return _short(function, name).replace("(self, ", "(").replace("(self)", "()")
+
+
+def dialect() -> str:
+    """The ops and types of the dialect."""
+    import importlib
+
+    from kvarn.dialect import types
+    from kvarn.dialect.base import Kv
+
+    out = ["# The `kv` dialect\n"]
+    out.append(
+        'Operations in generic form: `"kv.load"(%cache, ...) {width = 8 : i64} : (...) -> ...`. Optional operands\n'
+        "are marked with a question mark; an op with several of them carries `operandSegmentSizes`.\n"
+    )
+    out += ["## Types\n", prose(types.__doc__ or "") + "\n"]
+    titles = {
+        "operations": "Cache operations", "attention": "Attention", "metadata": "Handles and their fields",
+        "addressing": "Addresses", "access": "Accesses", "tiles": "Tiles and shared memory",
+    }  # fmt: skip
+    for stem, title in titles.items():
+        module = importlib.import_module(f"kvarn.dialect.ops.{stem}")
+        out += [f"## {title}\n", prose(module.__doc__ or "") + "\n"]
+        for op in Kv.operations:
+            if op.__module__ != module.__name__:
+                continue
+            rows = []
+            for f in op.FIELDS:
+                mark = "?" if f.optional else "..." if f.variadic else ""
+                rows.append((f"`{f.name}{mark}`", f.kind, _constraint(f.constraint)))
+            out += [
+                f"### `{op.OPERATION_NAME}`\n",
+                prose(op.__doc__ or "") + "\n",
+                table(("field", "kind", "type"), rows),
+            ]
+    return "\n".join(out)
+
+
+def _constraint(constraint: Any) -> str:
+    if constraint is Any:
+        return ""
+    origin, args = typing.get_origin(constraint), typing.get_args(constraint)
+    if origin is not None and args and isinstance(args[0], int):
+        return f"`i{args[0]}`"
+    name = getattr(origin or constraint, "__name__", str(constraint))
+    return f"`{_TYPES.get(name, name)}`"
+
+
+# Attribute classes by what a reader calls them.
+_TYPES = {"F32Type": "f32", "IntegerAttr": "integer", "StringAttr": "string", "BoolAttr": "bool", "FloatAttr": "float"}
+
+
+def passes() -> str:
+    """The passes and pipelines."""
+    import dataclasses
+    import importlib
+
+    import kvarn.lowering as lowering
+    from kvarn.lowering import pipeline
+
+    out = [
+        "# Passes\n",
+        "`kv-opt --list-passes` lists them; [writing passes](../writing-passes.md) says how to add one.\n",
+    ]
+    out.append("## The pipelines\n")
+    out.append("Names in italics are several upstream passes; `--stop-after` and `--disable` take them too.\n")
+    for target in ("sm_90a", "host"):
+        rows = []
+        for i, step in enumerate(pipeline.steps(target, pipeline.Settings(check=True)), 1):
+            ours = not step.text.startswith("builtin.module(")
+            reason = step.reason if ours else step.reason.partition(": ")[2]
+            rows.append((str(i), f"[`{step.name}`](#{step.name})" if ours else f"*{step.name}*", reason))
+        out += [f"For {target}, with `KVARN_CHECK=1`:\n", table(("", "pass", "why it stands there"), rows)]
+    for name in lowering.NAMES:
+        found = lowering.find(name)
+        assert found is not None
+        module = importlib.import_module(f"kvarn.lowering.{name.replace('-', '_')}")
+        text = prose(module.__doc__ or "")
+        text = re.sub(r"^(Before: .*)\Z", lambda m: fenced(m[1]), text, flags=re.S | re.M)
+        out += [f"## {name}\n", text.rstrip() + "\n"]
+        fields = dataclasses.fields(found.options_class)
+        options = [(f"`{f.name.replace('_', '-')}`", _plain(f.default)) for f in fields]
+        if options:
+            out += [prose(found.options_class.__doc__ or "") + "\n", table(("option", "default"), options)]
+    return "\n".join(out)
+
+
+def _plain(value: Any) -> str:
+    """A value as a pipeline writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def environment() -> str:
+    """Environment variables."""
+    from kvarn.env import Environment
+
+    rows = []
+    for v in Environment.variables():
+        default = v.default
+        if isinstance(default, Path):
+            default = str(default).replace(str(Path.home()), "~")
+        elif isinstance(default, bool):
+            default = int(default)
+        rows.append((f"`{v.name}`", v.__doc__ or "", f"`{default}`" if default != "" else ""))
+    note = "An empty variable counts as unset. `kvarn doctor` shows those that are set, and misspelt ones.\n"
+    return "\n".join(["# Environment variables\n", note, table(("variable", "", "default"), rows)])
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "operations.md": operations, "language.md": language, "dialect.md": dialect, "passes.md": passes,
+    "environment.md": environment,
+}  # fmt: skip
+
+
+def page(name: str) -> str:
+    """The text of a page."""
+    text = NOTE + "\n" + PAGES[name]()
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in text.splitlines())).rstrip("\n") + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="fail when a page is out of date; write nothing")
+    options = parser.parse_args(argv)
+    # The defaults of some variables follow from others.
+    for name in [n for n in os.environ if n.startswith("KVARN_") or n == "XDG_CACHE_HOME"]:
+        del os.environ[name]
+    FOLDER.mkdir(exist_ok=True)
+    old = []
+    for name in PAGES:
+        text, path = page(name), FOLDER / name
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        old.append(name)
+        if not options.check:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote docs/reference/{name}")
+    if options.check and old:
+        print(f"out of date: {', '.join(old)}: run make docs", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

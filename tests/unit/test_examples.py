@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a new user does: the README's program, the examples, the pages of docs/, a pass of one's own over kernel IR.
+
+The code of the pages is taken from the pages themselves. A page's blocks marked ``python`` make one program, run with
+the page's line numbers; those marked ``python sketch`` are parts of something and are only compiled.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ("scale_keys", "copy_convert", "rms_norm_keys")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.S | re.M)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(path: Path) -> Iterator[tuple[int, str, str]]:
+    """(first line, info string, code) of a page's fenced blocks."""
+    text = path.read_text(encoding="utf-8")
+    for match in _FENCE.finditer(text):
+        yield text.count("\n", 0, match.start()) + 2, match[1].strip(), match[2]
+
+
+def program(path: Path) -> str:
+    """A page's runnable blocks as one program whose lines have the page's numbers."""
+    lines: list[str] = []
+    for first, info, code in blocks(path):
+        if info == "python":
+            lines += [""] * (first - 1 - len(lines)) + code.splitlines()
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def run_text(text: str, tmp_path: Path, title: str) -> None:
+    """Run a program from a file: kernels are read from their source."""
+    file = tmp_path / f"{re.sub(r'[^A-Za-z]', '_', title)}.py"
+    file.write_text(text, encoding="utf-8")
+    runpy.run_path(str(file), run_name="documentation")
+
+
+# --- the README ------------------------------------------------------------------------------------
+
+
+def test_the_readme_has_a_short_program_that_runs(tmp_path, capsys):
+    found = [code for _, info, code in blocks(ROOT / "README.md") if info == "python"]
+    assert len(found) == 1
+    assert len(found[0].strip().splitlines()) <= 24
+    run_text(found[0], tmp_path, "readme")
+    assert ".visible .entry scale_keys" in capsys.readouterr().out
+
+
+# --- examples --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_agrees_with_numpy_and_gives_ptx(name):
+    spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    ptx = module.main()
+    assert ".target sm_90a" in ptx
+    assert f".visible .entry {name}(" in ptx
+    assert re.search(r"ld\.global(\.nc)?\.v4", ptx), "the accesses are not 16 bytes wide"
+
+
+def test_an_example_is_a_program(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "scale_keys.py"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("scale_keys: as NumPy has it. Its PTX begins\n//")
+
+
+def test_every_example_is_tested():
+    found = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    assert found == {*EXAMPLES, "count_loads"}  # the last is a pass, run below and by tests/kv-opt/load_pass.test
+
+
+# --- pages -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if program(p) and p.name != "README.md"], ids=name_of)
+def test_a_page_runs(path, tmp_path):
+    run_text(program(path), tmp_path, name_of(path))
+
+
+def test_these_pages_have_programs():
+    runnable = {p.name for p in PAGES if program(p)}
+    assert {"README.md", "kernels.md", "caches.md", "operations.md", "compiling.md"} <= runnable
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_sketches_are_python(path):
+    for first, info, code in blocks(path):
+        assert info in ("", "python", "python sketch", "mlir", "toml"), f"{name_of(path)}:{first}: what is {info!r}?"
+        if info == "python sketch":
+            compile(code, f"{name_of(path)}:{first}", "exec")
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = _FENCE.sub("", path.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_links_lead_somewhere(path):
+    text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", path.read_text(encoding="utf-8")))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        found = (path.parent / file).resolve() if file else path
+        assert found.exists(), f"{name_of(path)} links to {target}"
+        if anchor:
+            assert anchor in anchors(found), f"{name_of(path)} links to {target}, which has {sorted(anchors(found))}"
+
+
+def test_the_index_lists_every_page():
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")} - {"index.md"}
+    assert sorted(p for p in pages if f"]({p})" not in index) == []
+
+
+def test_the_reference_is_what_the_docstrings_say():
+    done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_variable_is_in_the_list_of_variables():
+    from kvarn.env import Environment
+
+    text = (ROOT / "docs" / "reference" / "environment.md").read_text()
+    assert [v.name for v in Environment.variables() if v.name not in text] == []
+
+
+# --- a pass of one's own ---------------------------------------------------------------------------
+
+
+def test_a_pass_counts_the_loads_of_an_example(tmp_path):
+    """As docs/writing-passes.md says: the kernel's IR from the command, the pass from a file."""
+    (page,) = [
+        code for _, _, code in blocks(ROOT / "docs" / "writing-passes.md") if "def run(module: ir.Module" in code
+    ][:1]
+    (tmp_path / "my_count.py").write_text(page)
+    spec = "cache=paged(bf16, num_heads=8, head_size=128, page_size=16)"
+    kernel = f"{ROOT / 'examples' / 'scale_keys.py'}:scale_keys"
+    command = [
+        "-m",
+        "kvarn.tools.cli",
+        "compile",
+        kernel,
+        "--spec",
+        spec,
+        "--emit",
+        "kv",
+        "-o",
+        str(tmp_path / "k.mlir"),
+    ]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    options = [str(tmp_path / "k.mlir"), f"--load-pass={tmp_path / 'my_count.py'}", "--my-count"]
+    done = subprocess.run([sys.executable, "-m", "kvarn.tools.kv_opt", *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "kv.loads = 1 : i32" in done.stdout
