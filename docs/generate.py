@@ -100,10 +100,8 @@ def language() -> str:
 
     from kvarn import dsl
 
-    out = [
-        "# The kernel language\n",
-        "What a kernel can call. [Writing kernels](../kernels.md) explains the language,\n[its page](../dsl.md) has the rules.\n",
-    ]
+    pages = "[Writing kernels](../kernels.md) explains the language,\n[its page](../dsl.md) has the rules."
+    out = ["# The kernel language\n", f"What a kernel can call. {pages}\n"]
     for name, title in LANGUAGE:
         module = importlib.import_module(f"kvarn.dsl.{name}")
         prefix = "kv.math." if name == "math" else "kv."
