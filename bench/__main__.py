@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,23 +46,11 @@ def run_group(
     group: str, rows: Sequence[Row], device: str, seconds: float, folder: Path, quiet: bool = False
 ) -> list[dict[str, Any]]:
     """Measure a group in processes of its own, started again while they die and get on; its records."""
-    records = folder / f"{group}.jsonl"
-    begin, seen, status, tail = time.time(), -1, 0, ""
+    path = folder / f"{group}.jsonl"
+    begin, began, status, tail = time.time(), -1, 0, ""
     deadline = begin + seconds
-    command = [
-        sys.executable,
-        "-m",
-        "bench.worker",
-        group,
-        "--out",
-        str(records),
-        "--device",
-        device,
-        "--deadline",
-        str(deadline - 2),
-        "--rows",
-        ",".join(row.name for row in rows),
-    ]
+    command = [sys.executable, "-m", "bench.worker", group, "--out", str(path), "--device", device]
+    command += ["--deadline", str(deadline - 2), "--rows", ",".join(row.name for row in rows)]
     for start in range(STARTS):
         with (folder / f"{group}.{start}.log").open("w") as log:
             process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
@@ -70,59 +58,47 @@ def run_group(
                 status = process.wait(timeout=max(2.0, deadline + 15 - time.time()))
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-                status = -9
-        tail = Path(log.name).read_text(errors="replace")[-1500:]
-        began = sum("mark" in r for r in read_records(records))
-        if status == 0 or began <= seen or time.time() > deadline - 8:
+                status = process.wait()
+        tail = Path(log.name).read_text(errors="replace").strip()[-1500:]
+        before, began = began, sum("mark" in r for r in read_records(path))
+        if status == 0:
             break
-        seen = began
-    found = read_records(records)
-    made = [r for r in found if "mark" not in r and "done" not in r]
-    got = {(r.get("case"), r.get("who")) for r in made}
-    finished = {tuple(r["done"]) for r in found if "done" in r}
-    kinds = {row.name: row.kind for row in rows}
-    marks = [r["mark"] for r in found if "mark" in r]
-    for mark in marks:
-        # An offer that left no record; or a row whose data, or whose library, left nothing at all.
-        who = mark[2] if len(mark) == 3 else group
-        if len(mark) == 3:
-            lost = (mark[1], who) not in got
-        else:
-            lost = (
-                tuple(mark) not in finished
-                and not any(g[0] == mark[1] for g in got)
-                and not any(m[:2] == mark and len(m) == 3 for m in marks)
-            )
-        if lost:
-            made.append(
-                {
-                    "kind": kinds.get(mark[1], ""),
-                    "case": mark[1],
-                    "who": who,
-                    "ok": False,
-                    "note": f"ended the process (status {status})",
-                }
-            )
-    timed = sum(1 for r in made if r.get("us") and r["ok"])
+        with path.open("a") as file:
+            file.write("\n" + json.dumps({"died": status}) + "\n")
+        if began <= before or time.time() > deadline - 8:
+            break
+    found = outcome(read_records(path), {row.name: row.kind for row in rows})
+    timed = sum(1 for r in found if r.get("us") and r["ok"])
+    if not found and status:
+        last = tail.splitlines()[-1] if tail else f"status {status}"
+        found = [{"kind": "group", "case": "", "who": group, "ok": False, "note": last[:300]}]
     if not quiet:
-        print(
-            f"{group}: {timed} measured in {time.time() - begin:.0f} s" + (f", status {status}" if status else ""),
-            file=sys.stderr,
-            flush=True,
-        )
+        ended = f", status {status}" if status else ""
+        print(f"{group}: {timed} measured in {time.time() - begin:.0f} s{ended}", file=sys.stderr, flush=True)
         if status and not timed:
-            print("  | " + "\n  | ".join(tail.strip().splitlines()[-12:]), file=sys.stderr, flush=True)
-    if not made and status:
-        made.append(
-            {
-                "kind": "group",
-                "case": "",
-                "who": group,
-                "ok": False,
-                "note": (tail.strip().splitlines() or ["failed"])[-1][:300],
-            }
-        )
+            print("  | " + "\n  | ".join(tail.splitlines()[-12:]), file=sys.stderr, flush=True)
+    return found
+
+
+def outcome(lines: Sequence[dict[str, Any]], kinds: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The records of a group, with one for whatever ended a process; ``kinds`` by row."""
+    made: list[dict[str, Any]] = []
+    pending: list[list[str]] = []  # what began: [group, row] or [group, row, who]
+    for line in lines:
+        if "mark" in line:
+            pending.append(line["mark"])
+        elif "done" in line:
+            pending = [mark for mark in pending if mark[:2] != line["done"]]
+        elif "died" in line:
+            # Of a row and its offer that both had begun, the offer is to blame.
+            for mark in pending[-1:]:
+                kind, who = kinds.get(mark[1], ""), mark[-1] if len(mark) == 3 else mark[0]
+                note = f"ended the process (status {line['died']})"
+                made.append({"kind": kind, "case": mark[1], "who": who, "ok": False, "note": note})
+            pending = []
+        else:
+            pending = [mark for mark in pending if mark[1:] != [line.get("case"), line.get("who")]]
+            made.append(line)
     return made
 
 

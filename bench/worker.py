@@ -8,6 +8,7 @@ started again and leaves that out. Records go to a file, one JSON object a line.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import sys
@@ -47,6 +48,9 @@ class Sink:
         self._begun = {tuple(r["mark"]) for r in before if "mark" in r}
         self._done = {tuple(r["done"]) for r in before if "done" in r}
         self._file = path.open("a")
+
+    def close(self) -> None:
+        self._file.close()
 
     def put(self, record: dict[str, Any]) -> None:
         """Write a record. After that of a lost context: ContextLostError."""
@@ -198,6 +202,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--deadline", type=float, default=float("inf"))
     options = parser.parse_args(argv)
     sink = Sink(options.out)
+    with contextlib.closing(sink):
+        return _run(options, sink)
+
+
+def _run(options: argparse.Namespace, sink: Sink) -> int:
     try:
         library = arrays(options.device)
         timing.warm_up(library)

@@ -179,6 +179,7 @@ class Bench:
         import kvarn as kv
 
         self._torch, self._kv, self.case = torch, kv, case
+        torch.cuda.empty_cache()  # what the case before had is of other sizes
         generator = torch.Generator().manual_seed(1)
         torch.manual_seed(1)
         pages = -(-case.context // case.page)
@@ -216,7 +217,7 @@ class Bench:
             self._out.fill_(float("nan"))
             self._run(0, full)
             self._synchronize()
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             print(f"    {shown(schedule)}: {str(error).splitlines()[0][:120]}", file=sys.stderr)
             return None
         error = self.error()
