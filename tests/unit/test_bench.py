@@ -131,10 +131,11 @@ def test_a_peer_that_fails_or_dies_costs_its_measurement_only(tmp_path, monkeypa
 
 
 def test_of_what_began_when_a_process_died_the_innermost_is_to_blame():
+    right = {"kind": "decode", "case": "a", "who": "x", "ok": True}
     lines = [
-        {"mark": ["peers", "a"]}, {"mark": ["peers", "a", "x"]},
-        {"kind": "decode", "case": "a", "who": "x", "ok": True}, {"mark": ["peers", "a", "y"]}, {"died": -11}, {"done": ["peers", "a"]}, {"mark": ["peers", "b"]}, {"died": 3},
-        {"mark": ["peers", "c"]}, {"done": ["peers", "c"]}, {"died": 1},
+        {"mark": ["peers", "a"]}, {"mark": ["peers", "a", "x"]}, right, {"mark": ["peers", "a", "y"]}, {"died": -11},
+        {"done": ["peers", "a"]}, {"mark": ["peers", "b"]}, {"died": 3}, {"mark": ["peers", "c"]},
+        {"done": ["peers", "c"]}, {"died": 1},
     ]  # fmt: skip
     found = bench.outcome(lines, {"a": "decode", "b": "append"})
     assert [(r["kind"], r["case"], r["who"], r.get("note")) for r in found] == [
