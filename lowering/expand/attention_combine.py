@@ -2,7 +2,8 @@
 """The merge of decode attention's partial results, for batches of few sequences.
 
 A block takes one piece (16 elements of the head dimension, the 8 query rows of a column tile) of one sequence and KV
-head. Its ``combine`` warps share the ranges' partial results, merge them online, and meet in shared memory. Sequences that lie in one range were written by the first kernel.
+head. Its ``combine`` warps share the ranges' partial results, merge them online, and meet in shared memory. Sequences
+that lie in one range were written by the first kernel.
 """
 
 from __future__ import annotations

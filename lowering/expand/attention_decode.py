@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Decode attention: few query rows a sequence, read at the rate of the memory.
 
-Work. Every sequence's visible keys are cut into tiles of ``tile`` tokens; the tiles of the whole batch, laid end to end,
-are cut into equal ranges, one a block. The division is made on the device from the cache lengths, so that one
+Work. Every sequence's visible keys are cut into tiles of ``tile`` tokens; the tiles of the whole batch, laid end to
+end, are cut into equal ranges, one a block. The division is made on the device from the cache lengths, so that one
 captured graph serves every batch of a shape class and a ragged batch is as even as a uniform one. A block's warps
 take one KV head each and share nothing: neighbouring blocks read the other heads of the same tokens, which keeps
 DRAM pages open.
@@ -13,9 +13,9 @@ group in the 8 columns of m16n8k16; the probabilities turn into the second produ
 output is V^T P^T, so that maxima and sums stay in the lanes that need them. Softmax is online, in base 2.
 
 Merging. A sequence inside one range is written at once. Otherwise each range leaves a partial result in the
-workspace, and the warp that finds itself last (an atomic counter a sequence and head) merges them in range order. Batches
-of few sequences have many partial results each: there a second kernel merges them, with a block for each piece of the
-head, launched programmatically so that it waits on the device when the first one ends.
+workspace, and the warp that finds itself last (an atomic counter a sequence and head) merges them in range order.
+Batches of few sequences have many partial results each: there a second kernel merges them, with a block for each
+piece of the head, launched programmatically so that it waits on the device when the first one ends.
 
 8-bit floats are converted to f16 in pairs. K's bytes keep their order in a register, which permutes the head
 dimension inside each 16; the query is read with the same permutation.
@@ -37,7 +37,7 @@ __all__ = ["Config", "choose", "decode_kernel", "expand_decode", "supports"]
 
 def decode_kernel(c: Config) -> Any:
     """The kernel of a configuration."""
-    spec, D, G, NT, TT, NS = c.spec, c.size, c.group, c.column_tiles, c.tile, c.stages
+    spec, G, NT, TT, NS = c.spec, c.group, c.column_tiles, c.tile, c.stages
     NW, MT, KS, H = c.warps, c.tile // 16, c.size // 16, c.heads
     HG = H // NW  # blocks that share a range, each with other heads
     item = spec.dtype.itemsize
@@ -69,7 +69,7 @@ def decode_kernel(c: Config) -> Any:
 
     @kv.func
     def copy_tile(k_cache, to_values, b, head, tile, pages, stage, lane, keys, first, whole):
-        """Start the copies of one tile's K and V, ``to_values`` bytes apart; tokens that do not count become zeros unless ``whole``."""
+        """Start the copies of a tile's K and V; tokens that do not count become zeros unless ``whole``."""
         token0 = tile * TT
         row0, chunk0 = lane // chunks, lane % chunks
         k_from = []
@@ -281,7 +281,8 @@ def decode_kernel(c: Config) -> Any:
                     for t in kv.static(range(KS)):
                         pair = [c.query(o[(nt * KS + t) * 4 + 2 * half + u] * inverse) for half in range(2)]
                         if c.narrow:  # the lane's two elements are neighbours
-                            out.store(token, h, t * 16 + (lane >> 2) * 2, value=kv.from_lanes(pair, c.query), alignment=c.pair_alignment)
+                            d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.query)
+                            out.store(token, h, d, value=both, alignment=c.pair_alignment)
                         else:
                             out[token, h, t * 16 + (lane >> 2)] = pair[0]
                             out[token, h, t * 16 + (lane >> 2) + 8] = pair[1]
@@ -303,7 +304,7 @@ def decode_kernel(c: Config) -> Any:
 
     @kv.func
     def merge(partials, prefix, b, head, own, r_first, r_last, total, ranges, m, l, o, n, lane):
-        """Merge the partial results of a sequence with this warp's own, in range order: maxima first, so that loads do not wait."""
+        """Merge a sequence's partial results with this warp's own, in range order; maxima first: no load waits."""
         for nt in kv.static(range(NT)):
             if nt * COLUMNS + (lane & 3) * 2 < n * G:
                 top = [m[2 * nt], m[2 * nt + 1]]
@@ -339,7 +340,7 @@ def decode_kernel(c: Config) -> Any:
 
     @kv.func
     def finish(partials, counters, prefix, b, head, r, slot, total, ranges, m, l, o, n, lane):
-        """Whether this warp has the whole result of a sequence, its own or merged; else it has left its part for the last one."""
+        """Whether this warp has the whole result of a sequence, its own or merged; if not, it has left its part."""
         r_first = work.range_with(prefix[b], total, ranges)
         r_last = work.range_with(prefix[b + 1] - 1, total, ranges)
         others = r_last - r_first
@@ -377,7 +378,7 @@ def decode_kernel(c: Config) -> Any:
 
     @kv.func
     def fill(k_cache, to_values, b, head, tile, last, mine, stage, lane, keys, first):
-        """Start the copies of a segment's first tiles, from ring position ``stage`` on; returns the next tile's page ids."""
+        """Start the copies of a segment's first tiles, from ring position ``stage`` on; gives the next page ids."""
         pages = pages_of(k_cache, b, tile, lane)
         for s in kv.static(range(NS - 1)):
             to = kv.where(stage + s >= NS, stage + (s - NS), stage + s)
@@ -401,9 +402,8 @@ def decode_kernel(c: Config) -> Any:
         # Values lie as far from their keys everywhere: K and V share pages and strides.
         k_cache, v_cache = collection.get_key_cache(layer), collection.get_value_cache(layer)
         first_page = kv.i32(0)
-        to_values = (
-            v_cache.block_paged_ptr(0, 0, 0, page=first_page).address() - k_cache.block_paged_ptr(0, 0, 0, page=first_page).address()
-        )
+        k_address, v_address = [x.block_paged_ptr(0, 0, 0, page=first_page).address() for x in (k_cache, v_cache)]
+        to_values = v_address - k_address
         head = (kv.block_id.x % HG) * NW + warp
         r = kv.block_id.x // HG
         ranges = work.ranges_of(kv.grid_dim.x // HG, total)
@@ -427,7 +427,8 @@ def decode_kernel(c: Config) -> Any:
                 for i in range(tile, last):
                     ahead = kv.where(stage == 0, NS - 1, stage - 1)
                     kv.syncwarp()
-                    issue(k_cache, to_values, b, head, i + (NS - 1), last, pages, mine + ahead * c.stage_bytes, lane, keys, first)
+                    to = mine + ahead * c.stage_bytes
+                    issue(k_cache, to_values, b, head, i + (NS - 1), last, pages, to, lane, keys, first)
                     pages = pages_of(k_cache, b, i + NS, lane)
                     kv.cp_async_wait(NS - 1)
                     kv.syncwarp()
@@ -482,8 +483,8 @@ def expand_decode(op: Any, at: Expansion) -> None:
     attributes = op.operation.attributes
     aligned = attributes["kv.row_alignment"].value if "kv.row_alignment" in attributes else 16
     config = choose(at.target, Config(
-        spec, query, at.static_dim(op.query, 1) // spec.num_heads, at.schedule["max_queries"], op.mask.value, op.span.value,
-        op.softcap.value, op.sinks is not None, op.lse is not None, programmatic=at.target.has("pdl"),
+        spec, query, at.static_dim(op.query, 1) // spec.num_heads, at.schedule["max_queries"], op.mask.value,
+        op.span.value, op.softcap.value, op.sinks is not None, op.lse is not None, programmatic=at.target.has("pdl"),
         pair_alignment=max(query.itemsize, min(2 * query.itemsize, aligned)),
     ), at.schedule)  # fmt: skip
     head_blocks = spec.num_heads // config.warps
@@ -497,4 +498,5 @@ def expand_decode(op: Any, at: Expansion) -> None:
     if config.combine:
         pieces = (at.dim(op.row_offsets, 0) - 1) * (spec.num_heads * config.column_tiles * (config.size // 16))
         args = [op.collection, op.row_offsets, op.out, partials, ranges, *rest]
-        at.launch(combine_kernel(config), args, (pieces, 1, 1), (32 * config.combine, 1, 1), key=config, programmatic=early)
+        threads = (32 * config.combine, 1, 1)
+        at.launch(combine_kernel(config), args, (pieces, 1, 1), threads, key=config, programmatic=early)

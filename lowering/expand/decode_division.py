@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How decode attention divides a batch among ranges, and where partial results lie: used by its kernel and its merge."""
+"""How decode attention divides a batch among ranges, and where partial results lie: for its kernel and its merge."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def division(c: Config) -> SimpleNamespace:
 
     @kv.func
     def partial_of(partials, prefix, b, head, r, total, ranges, lane):
-        """Where a range left its partial result of a sequence: in slot 0 when the range starts in the sequence, else in 1."""
+        """Where a range left its part of a sequence: in slot 0 when the range starts in the sequence, else in 1."""
         begins = range_start(r, total, ranges)
         return piece_of(partials, r * 2 + kv.where(begins >= prefix[b], 0, 1), head, lane)
 
     return SimpleNamespace(
-        extent=extent, ranges_of=ranges_of, range_start=range_start, range_with=range_with, count_tiles=count_tiles, piece_of=piece_of,
-        partial_of=partial_of,
+        extent=extent, ranges_of=ranges_of, range_start=range_start, range_with=range_with, count_tiles=count_tiles,
+        piece_of=piece_of, partial_of=partial_of,
     )  # fmt: skip
