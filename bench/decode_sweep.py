@@ -48,7 +48,9 @@ class Problem:
         shape = (total + 1, 2, self.layers, self.page, self.heads, size)
         blocks = torch.empty(shape, dtype=TORCH[dtype], device="cuda")
         for layer in range(self.layers):
-            blocks[:, :, layer] = torch.randn((total + 1, 2, self.page, self.heads, size), device="cuda", dtype=torch.bfloat16).to(TORCH[dtype])
+            blocks[:, :, layer] = torch.randn(
+                (total + 1, 2, self.page, self.heads, size), device="cuda", dtype=torch.bfloat16
+            ).to(TORCH[dtype])
         table = torch.full((self.batch, columns), total, dtype=torch.int32)
         order, at = torch.randperm(total).int(), 0
         for b, n in enumerate(pages.tolist()):
@@ -110,7 +112,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300)
     options = parser.parse_args()
     begin = time.time()
-    lists = [[int(x) for x in getattr(options, n).split(",")] for n in ("stages", "blocks", "tile", "min_tiles", "warps", "combine")]
+    lists = [
+        [int(x) for x in getattr(options, n).split(",")]
+        for n in ("stages", "blocks", "tile", "min_tiles", "warps", "combine")
+    ]
     for name, dtype in itertools.product(options.cases.split(","), options.dtype.split(",")):
         problem = Problem(name, dtype)
         for stages, blocks, tile, min_tiles, warps, combine in itertools.product(*lists):
@@ -120,6 +125,7 @@ def main() -> None:
             schedule |= {"tile": tile} if tile else {}
             schedule |= {"warps": warps} if warps else {}
             try:
+
                 def launch(layer: int, problem: Problem = problem, schedule: dict = schedule) -> None:
                     kv.ops.attention(
                         problem.collection, layer, problem.query, problem.offsets, out=problem.out, schedule=schedule

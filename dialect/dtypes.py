@@ -60,8 +60,11 @@ class DType:
             import ml_dtypes
 
             return np.dtype(getattr(ml_dtypes, _ML_DTYPES[self.name]))
-        return np.dtype({"f16": "float16", "f32": "float32", "f64": "float64", "bool": "bool"}.get(
-            self.name, f"{'u' if self.kind == 'u' else ''}int{self.bits}"))
+        return np.dtype(
+            {"f16": "float16", "f32": "float32", "f64": "float64", "bool": "bool"}.get(
+                self.name, f"{'u' if self.kind == 'u' else ''}int{self.bits}"
+            )
+        )
 
     def __call__(self, value: Any) -> Any:
         """Cast ``value`` to this type inside a kernel."""
@@ -133,4 +136,6 @@ def of(dtype: Any) -> DType:
 
         return _FOREIGN[np.dtype(dtype).name]
     except (KeyError, TypeError):
-        raise TypeError(f"dtype must be one of {', '.join(_BY_NAME)} or its NumPy or torch equal, got {dtype!r}") from None
+        raise TypeError(
+            f"dtype must be one of {', '.join(_BY_NAME)} or its NumPy or torch equal, got {dtype!r}"
+        ) from None

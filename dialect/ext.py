@@ -64,7 +64,7 @@ class _Field:
             rest = [a for a in typing.get_args(annotation) if a is not type(None)]
             if len(rest) != len(typing.get_args(annotation)):
                 self.optional = True
-                annotation = rest[0] if len(rest) == 1 else typing.Union[tuple(rest)]
+                annotation = rest[0] if len(rest) == 1 else typing.Union[tuple(rest)]  # noqa: UP007 (a tuple of them)
                 origin = typing.get_origin(annotation)
         if origin in (Sequence, list):
             self.variadic = True
@@ -130,7 +130,7 @@ class Type(ir.Type):
         if name is None:
             return
         cls.TYPE_NAME = name
-        cls.PARAMETERS = tuple(cls.__dict__.get("__annotations__", {}))
+        cls.PARAMETERS = tuple(cls.__dict__.get("__annotations__", {}))  # noqa: RUF063 (its own, not its bases')
         for index, field in enumerate(cls.PARAMETERS):
             setattr(cls, field, property(lambda self, index=index: self.parameters[index]))
         cls.dialect.types.append(cls)
@@ -188,7 +188,7 @@ class Operation(ir.OpView):
     def __init_subclass__(cls, *, name: str | None = None, traits: Sequence[Any] | None = None, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         own = []
-        for field, annotation in cls.__dict__.get("__annotations__", {}).items():
+        for field, annotation in cls.__dict__.get("__annotations__", {}).items():  # noqa: RUF063 (its own)
             if hasattr(ir.OpView, field):
                 raise TypeError(f"{cls.__name__}.{field} shadows a member of OpView: choose another name")
             own.append(_Field(field, annotation, cls.__dict__.get(field, ...)))
@@ -265,7 +265,9 @@ def _make_builder(cls: type[Operation]) -> None:
     segmented = sum(f.optional or f.variadic for f in operands) > 1
     positional = [p.name for p in cls._parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     known = {p.name for p in cls._parameters}
-    signature = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *cls._parameters])
+    signature = inspect.Signature(
+        [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *cls._parameters]
+    )
     inferred = {f.name: exact_type(f.constraint) for f in results if f.spec.infer}
     for name, make in inferred.items():
         if make is None:

@@ -53,7 +53,9 @@ def make_context() -> ir.Context:
     found: list[tuple[str, str, ir.Location]] = []
 
     def keep(diagnostic: Any) -> bool:
-        found.append((str(diagnostic.severity).rpartition(".")[2].lower(), str(diagnostic.message), diagnostic.location))
+        found.append(
+            (str(diagnostic.severity).rpartition(".")[2].lower(), str(diagnostic.message), diagnostic.location)
+        )
         return True
 
     context.attach_diagnostic_handler(keep)
@@ -66,7 +68,7 @@ _diagnostics: dict[int, list[tuple[str, str, ir.Location]]] = {}
 
 
 def context_diagnostics(context: ir.Context) -> list[tuple[str, str, ir.Location]]:
-    """Diagnostics (severity, message, location) of a context made by :func:`make_context`; the caller clears the list."""
+    """Diagnostics (severity, message, location) of a context of :func:`make_context`; the caller clears the list."""
     return _diagnostics.setdefault(id(context), [])
 
 

@@ -17,7 +17,10 @@ from .layout import CacheSpec
 
 
 class CollectionType(Kv.Type, name="collection"):
-    """All layers, K and V, of one pool: ``!kv.collection<kind, element, heads, head_size, mla, page_size, scale, granularity>``."""
+    """All layers, K and V, of one pool.
+
+    ``!kv.collection<kind, element, heads, head_size, mla, page_size, scale, granularity>``
+    """
 
     kind: ir.StringAttr
     element: ir.TypeAttr

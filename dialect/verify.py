@@ -89,7 +89,9 @@ def needs_scales(op: Any, spec: CacheSpec) -> bool:
 def one_of(op: Any, name: str, allowed: tuple[str, ...]) -> bool:
     """Whether a string attribute has one of the allowed values."""
     value = string(op.operation.attributes[name])
-    return value in allowed or fail(op, f"{name} must be one of {', '.join(allowed)}, got {op.operation.attributes[name]}")
+    return value in allowed or fail(
+        op, f"{name} must be one of {', '.join(allowed)}, got {op.operation.attributes[name]}"
+    )
 
 
 def memref(op: Any, value: ir.Value, rank: int, elements: tuple[str, ...] | None, name: str) -> bool:

@@ -46,7 +46,12 @@ def register(name: str, run: Callable[..., None], summary: str = "") -> Pass:
     if declared is not None:
         found = Pass(name, declared.function, declared.options_class, declared.summary)
     else:
-        found = Pass(name, lambda module, options: run(module, options), NoOptions, summary or (run.__doc__ or "").strip().split("\n")[0])
+        found = Pass(
+            name,
+            lambda module, options: run(module, options),
+            NoOptions,
+            summary or (run.__doc__ or "").strip().split("\n")[0],
+        )
     _extra[name] = found
     return found
 
@@ -59,7 +64,9 @@ def _entry_points() -> dict[str, Any]:
     for entry in importlib.metadata.entry_points(group="kvarn.passes"):
         if entry.name in NAMES or entry.name in found:
             other = found[entry.name].dist.name if entry.name in found else "kvarn"
-            raise ValueError(f"pass {entry.name!r} is given by two packages: {other} and {entry.dist.name if entry.dist else '?'}")
+            raise ValueError(
+                f"pass {entry.name!r} is given by two packages: {other} and {entry.dist.name if entry.dist else '?'}"
+            )
         found[entry.name] = entry
     return found
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""From a lowered module to text: LLVM IR and PTX. The last step of the GPU pipeline; nothing here changes the module."""
+"""From a lowered module to text: LLVM IR and PTX. The last step of the GPU pipeline; the module stays as it is."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def ptx(module: ir.Module, target: Target, level: int = 3) -> str:
         attribute = ir.Attribute.parse(f'#nvvm.target<chip="{target.name}", features="{features}", O={level}>')
         for scope in in_modules(copy, "gpu.module"):
             scope.attributes["targets"] = ir.ArrayAttr.get([attribute])
-        PassManager.parse("builtin.module(gpu-module-to-binary{format=isa opts= section= toolkit=})").run(copy.operation)
+        PassManager.parse("builtin.module(gpu-module-to-binary{format=isa opts= section= toolkit=})").run(
+            copy.operation
+        )
         for binary in in_modules(copy, "gpu.binary"):
             code = gpu.ObjectAttr(binary.opview.objects[0]).object
             text = (code if isinstance(code, str) else bytes(code).decode()).rstrip("\0")

@@ -102,7 +102,11 @@ def flatten(function: ir.Operation) -> None:
             value = block.add_argument(type_, argument.location)
             parameters[number][field] = value
             flat.append(type_)
-            entry = {"arg": ir.IntegerAttr.get(i64, number), "field": ir.StringAttr.get(field), "type": ir.StringAttr.get(abi)}
+            entry = {
+                "arg": ir.IntegerAttr.get(i64, number),
+                "field": ir.StringAttr.get(field),
+                "type": ir.StringAttr.get(abi),
+            }
             record.append(ir.DictAttr.get(entry))
     resolver = Resolver(parameters)
     handles: list[ir.Operation] = []

@@ -24,7 +24,15 @@ from .lower_kv_access import from_storage, gep_type, storage_type, to_storage
 from .pass_base import fail, kv_pass
 from .rewrite import defining_op, kernels, replace, walk
 
-_ACCESSES = ("memref.load", "memref.store", "vector.load", "vector.store", "memref.dim", "memref.atomic_rmw", "kv.buffer_address")
+_ACCESSES = (
+    "memref.load",
+    "memref.store",
+    "vector.load",
+    "vector.store",
+    "memref.dim",
+    "memref.atomic_rmw",
+    "kv.buffer_address",
+)
 
 
 class Buffers:

@@ -71,7 +71,11 @@ def like(value: ir.Value, element: str) -> ir.Type:
 def splat(type_: ir.Type, number: float) -> ir.Value:
     """A constant of a scalar or vector type."""
     element = ir.VectorType(type_).element_type if isinstance(type_, ir.VectorType) else type_
-    attribute = ir.IntegerAttr.get(element, int(number)) if isinstance(element, ir.IntegerType) else ir.FloatAttr.get(element, number)
+    attribute = (
+        ir.IntegerAttr.get(element, int(number))
+        if isinstance(element, ir.IntegerType)
+        else ir.FloatAttr.get(element, number)
+    )
     if isinstance(type_, ir.VectorType):
         attribute = ir.DenseElementsAttr.get_splat(type_, attribute)
     return arith.constant(type_, attribute)
@@ -154,7 +158,9 @@ def f32_to_i8(value: ir.Value, signed: bool = True) -> ir.Value:
     low, high = splat(f, -128.0), splat(f, 127.0)
     rounded = mlir_math.roundeven(arith.minnumf(arith.maxnumf(value, low), high))
     is_nan = arith.cmpf(arith.CmpFPredicate.UNO, value, value)
-    return arith.trunci(like(value, "i8"), arith.fptosi(like(value, "i32"), arith.select(is_nan, splat(f, 0.0), rounded)))
+    return arith.trunci(
+        like(value, "i8"), arith.fptosi(like(value, "i32"), arith.select(is_nan, splat(f, 0.0), rounded))
+    )
 
 
 # --- hardware ------------------------------------------------------------------------------------
@@ -241,7 +247,9 @@ def lower_cast(op: Any, options: Options) -> ir.Value:
     if target.name == "i8":
         return f32_to_i8(wide)
     if target.is_float:
-        return wide if target.bits == 32 else arith.truncf(result, wide) if target.bits < 32 else arith.extf(result, wide)
+        return (
+            wide if target.bits == 32 else arith.truncf(result, wide) if target.bits < 32 else arith.extf(result, wide)
+        )
     if target.is_integer:
         return arith.fptosi(result, wide)
     fail(op, f"cannot convert {types.element_type(source)} to {types.element_type(target)}")

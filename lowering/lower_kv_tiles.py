@@ -5,7 +5,7 @@ A thread copies chunks ``thread + i * num_threads``, so that neighbouring thread
 page the rows are consecutive: one address is made a page and the others are constant distances from it. A whole tile
 is copied without predicates; a partial one asks for 0 bytes of the rows that do not exist, which fills them with zeros.
 
-Before:  "kv.load_tile"(%k, %b, %h, %base, %valid, %dst, %thread) {tile_rows = 16, num_threads = 32, mode = "async", ...}
+Before:  "kv.load_tile"(%k, %b, %h, %base, %valid, %dst, %thread) {tile_rows = 16, mode = "async", ...}
 After:   %p = "kv.page"(%k, %b, %base) ; %a = "kv.block_ptr"(%k, %b, %row, %h, %d, %p)
          nvvm.cp.async.shared.global %dst0, %a, 16 ; nvvm.cp.async.shared.global %dst1, %a1, 16 ; ...
 """
@@ -177,5 +177,3 @@ def run(module: ir.Module, options: Any) -> None:
                     copy_in(tile, whole=False)
                     scf.yield_([])
             replace(op, None)
-
-

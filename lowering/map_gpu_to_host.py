@@ -8,7 +8,8 @@ refused by name. Shared memory is an array on the stack that the blocks use in t
 process: its number is stored to ``status``, and the caller raises.
 
 Before:  gpu.func @k(%p: !llvm.ptr<1>) kernel { %i = gpu.thread_id x ... }
-After:   func.func @k(%status: !llvm.ptr, %gx: i32, ..., %last: i64, %p: !llvm.ptr<1>) { scf.for %block ... scf.for %i ... }
+After:   func.func @k(%status: !llvm.ptr, %gx: i32, ..., %last: i64, %p: !llvm.ptr<1>) {
+           scf.for %block ... scf.for %i ... }
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from .rewrite import ops_named, walk
 
 # Parameters that come before the kernel's own.
 PREFIX = ("ptr", *["i32"] * 6, "i64", "i64")
-_TOGETHER = ("gpu.barrier", "gpu.shuffle", "gpu.subgroup_reduce", "gpu.all_reduce", "gpu.cluster_id", "gpu.subgroup_mma_compute")
+_TOGETHER = (
+    "gpu.barrier",
+    "gpu.shuffle",
+    "gpu.subgroup_reduce",
+    "gpu.all_reduce",
+    "gpu.cluster_id",
+    "gpu.subgroup_mma_compute",
+)
 _IDS = ("gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim")
 _DIMENSIONS = ("x", "y", "z")
 

@@ -79,7 +79,9 @@ def _parse(pass_name: str, key: str, value: str, hint: Any) -> Any:
         raise ValueError(f"option {key} of {pass_name} must be of type {kind.__name__}, got {value!r}") from None
 
 
-def kv_pass(options_class: type = NoOptions) -> Callable[[Callable[[ir.Module, Any], None]], Callable[[ir.Module, Any], None]]:
+def kv_pass(
+    options_class: type = NoOptions,
+) -> Callable[[Callable[[ir.Module, Any], None]], Callable[[ir.Module, Any], None]]:
     """Declare a module's ``run`` function to be the pass of that module's name."""
 
     def declare(function: Callable[[ir.Module, Any], None]) -> Callable[[ir.Module, Any], None]:

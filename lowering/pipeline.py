@@ -21,6 +21,16 @@ from .target import Target, by_name
 
 Observer = Callable[[str, ir.Module], None]
 
+# Upstream passes that stand in several places.
+_CANONICALIZE = (
+    "canonicalize{max-iterations=10 max-num-rewrites=-1 region-simplify=normal test-convergence=false top-down=true}"
+)
+_VECTORS = (
+    "convert-vector-to-llvm{enable-amx=false enable-arm-bf16=false enable-arm-i8mm=false enable-arm-neon=false "
+    "enable-arm-sve=false enable-x86vector=false force-32bit-vector-indices=true reassociate-fp-reductions=false "
+    "use-vector-alignment=false vector-contract-lowering=dot vector-transpose-lowering=eltwise}"
+)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -32,7 +42,11 @@ class Step:
     @property
     def name(self) -> str:
         """The pass's name; for an upstream step, the name that stop points and dumps use."""
-        return self.text.partition("{")[0] if not self.text.startswith("builtin.module(") else self.reason.partition(":")[0]
+        return (
+            self.text.partition("{")[0]
+            if not self.text.startswith("builtin.module(")
+            else self.reason.partition(":")[0]
+        )
 
 
 @dataclass(frozen=True)
@@ -52,8 +66,14 @@ def kv_steps(target: Target, check: bool = False) -> list[Step]:
         Step(f"select-kv-schedule{{target={target.name}}}", "before the expansions, which read the schedules"),
         Step(f"expand-kv-operations{{target={target.name}}}", "tier 1 becomes kernels; what follows sees tier 2 only"),
         Step("extract-kv-program", "the launches become data; what is left are kernels"),
-        *([Step("check-kv-access", "on request, while accesses are as they were written and none has been moved")] if check else []),
-        Step(_licm(), "simplify-kernels: operands of look-ups move out of loops first, so that the look-ups can follow"),
+        *(
+            [Step("check-kv-access", "on request, while accesses are as they were written and none has been moved")]
+            if check
+            else []
+        ),
+        Step(
+            _licm(), "simplify-kernels: operands of look-ups move out of loops first, so that the look-ups can follow"
+        ),
         Step("lower-kv-tiles", "tiles become accesses and look-ups that the next passes hoist and vectorise"),
         Step("hoist-kv-lookups", "after simplification, while look-ups are still ops that can be recognised"),
         Step("vectorize-kv-lookups", "before lowering, which has only the scalar form of a populate"),
@@ -77,8 +97,7 @@ def kv_steps(target: Target, check: bool = False) -> list[Step]:
 
 def _licm() -> str:
     # cse first: what lowering leaves is mostly repeated constants and addresses, on which canonicalize takes seconds.
-    body = "cse,canonicalize{max-iterations=10 max-num-rewrites=-1 region-simplify=normal test-convergence=false top-down=true},cse,loop-invariant-code-motion"
-    return f"builtin.module({body})"
+    return f"builtin.module(cse,{_CANONICALIZE},cse,loop-invariant-code-motion)"
 
 
 def gpu_tail(target: Target) -> list[Step]:
@@ -88,14 +107,13 @@ def gpu_tail(target: Target) -> list[Step]:
         Step(
             "builtin.module(gpu.module("
             "convert-scf-to-cf{allow-pattern-rollback=true},"
-            "convert-vector-to-llvm{enable-amx=false enable-arm-bf16=false enable-arm-i8mm=false enable-arm-neon=false "
-            "enable-arm-sve=false enable-x86vector=false force-32bit-vector-indices=true reassociate-fp-reductions=false "
-            "use-vector-alignment=false vector-contract-lowering=dot vector-transpose-lowering=eltwise},"
-            "convert-gpu-to-nvvm{allow-pattern-rollback=true has-redux=true index-bitwidth=64 use-bare-ptr-memref-call-conv=false},"
+            f"{_VECTORS},"
+            "convert-gpu-to-nvvm{allow-pattern-rollback=true has-redux=true index-bitwidth=64 "
+            "use-bare-ptr-memref-call-conv=false},"
             "convert-math-to-llvm{approximate-log1p=true},"
             "convert-nvvm-to-llvm,"
             "reconcile-unrealized-casts,"
-            "canonicalize{max-iterations=10 max-num-rewrites=-1 region-simplify=normal test-convergence=false top-down=true},cse))",
+            f"{_CANONICALIZE},cse))",
             "convert-to-nvvm: vectors before convert-gpu-to-nvvm, which takes the scalars and the function",
         ),
     ]
@@ -107,9 +125,7 @@ def host_tail() -> list[Step]:
         Step(_licm(), "simplify-addresses: addresses are plain arithmetic now: merge and hoist them"),
         Step(
             "builtin.module(convert-scf-to-cf{allow-pattern-rollback=true},"
-            "convert-vector-to-llvm{enable-amx=false enable-arm-bf16=false enable-arm-i8mm=false enable-arm-neon=false "
-            "enable-arm-sve=false enable-x86vector=false force-32bit-vector-indices=true reassociate-fp-reductions=false "
-            "use-vector-alignment=false vector-contract-lowering=dot vector-transpose-lowering=eltwise},"
+            f"{_VECTORS},"
             "expand-strided-metadata,lower-affine,"
             "finalize-memref-to-llvm{index-bitwidth=64 use-aligned-alloc=false use-generic-functions=false},"
             "convert-math-to-llvm{approximate-log1p=true},convert-math-to-libm,"
@@ -118,7 +134,7 @@ def host_tail() -> list[Step]:
             "convert-cf-to-llvm{index-bitwidth=64},"
             "convert-func-to-llvm{index-bitwidth=64 use-bare-ptr-memref-call-conv=false},"
             "reconcile-unrealized-casts,"
-            "canonicalize{max-iterations=10 max-num-rewrites=-1 region-simplify=normal test-convergence=false top-down=true},cse)",
+            f"{_CANONICALIZE},cse)",
             "convert-to-llvm: control flow, then data, then functions",
         ),
     ]
@@ -137,9 +153,13 @@ def steps(target: str | Target, settings: Settings | None = None) -> list[Step]:
     known = {s.name for s in full}
     unknown = sorted((set(settings.disable) | set(settings.options)) - known)
     if unknown:
-        raise ValueError(f"passes of the {chosen.name} pipeline are {', '.join(s.name for s in full)}; got {', '.join(unknown)}")
+        raise ValueError(
+            f"passes of the {chosen.name} pipeline are {', '.join(s.name for s in full)}; got {', '.join(unknown)}"
+        )
     kept = [s for s in full if s.name not in settings.disable]
-    return [Step(f"{s.name}{{{settings.options[s.name]}}}", s.reason) if s.name in settings.options else s for s in kept]
+    return [
+        Step(f"{s.name}{{{settings.options[s.name]}}}", s.reason) if s.name in settings.options else s for s in kept
+    ]
 
 
 def run(
@@ -183,4 +203,15 @@ def run_step(module: ir.Module, text: str) -> None:
     manager.run(module.operation)
 
 
-__all__ = ["Observer", "PassFailure", "Settings", "Step", "gpu_tail", "host_tail", "kv_steps", "run", "run_step", "steps"]
+__all__ = [
+    "Observer",
+    "PassFailure",
+    "Settings",
+    "Step",
+    "gpu_tail",
+    "host_tail",
+    "kv_steps",
+    "run",
+    "run_step",
+    "steps",
+]

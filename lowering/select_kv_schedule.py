@@ -2,10 +2,11 @@
 """Fill in the schedules of tier-1 operations: entries that are given stay, the others come from measured tables.
 
 A researcher or a tuner sets entries of the ``schedule`` attribute; this pass decides the rest from the operation, the
-target and the tables alone: the user's (``kvarn tune``), then the built-in one. Operations without a table are left to their expansions.
+target and the tables alone: the user's (``kvarn tune``), then the built-in one. Operations without a table are left to
+their expansions.
 
 Before:  "kv.attention"(...) {schedule = {max_queries = 1, max_batch = 16}, ...}
-After:   "kv.attention"(...) {schedule = {kind = "decode", max_queries = 1, max_batch = 16, stages = 3, blocks = 1, ...}, ...}
+After:   "kv.attention"(...) {schedule = {kind = "decode", max_queries = 1, max_batch = 16, stages = 3, ...}, ...}
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ class Target:
     shared_bytes : int
         Largest dynamic shared memory of a block.
     features : frozenset of str
-        ``cp_async``, ``mma_bf16``, ``f8_convert``, ``tma``, ``wgmma``, ``mbarrier``, ``cluster``, ``pdl``, ``gather4``, ``pair_cta``.
+        ``cp_async``, ``mma_bf16``, ``f8_convert``, ``tma``, ``wgmma``, ``mbarrier``, ``cluster``, ``pdl``, ``gather4``,
+        ``pair_cta``.
     """
 
     name: str

@@ -40,9 +40,10 @@ from .operations import tier_one
 from .tiles import alloc_shared, load_tile, store_tile
 
 __all__ = [
-    "AttentionOp", "MlaAttentionOp", "MlaDecompressOp", "MlaPrefillPlanOp",
-    "alloc_shared", "block_ptr", "buffer_address", "cache_length", "cache_lengths", "cast", "device_attribute", "field", "get_row",
-    "is_empty", "key_cache", "load", "load_pages", "load_raw", "load_scale", "load_tile", "make_cache", "make_collection", "make_rows",
-    "max_context_length", "max_prompt_length", "num_rows", "operand", "page", "populate", "raw_page", "row_index",
-    "scale_block_ptr", "scales_base", "store", "store_scale", "store_tile", "tier_one", "tma_row", "value_cache",
+    "AttentionOp", "MlaAttentionOp", "MlaDecompressOp", "MlaPrefillPlanOp", "alloc_shared", "block_ptr",
+    "buffer_address", "cache_length", "cache_lengths", "cast", "device_attribute", "field", "get_row", "is_empty",
+    "key_cache", "load", "load_pages", "load_raw", "load_scale", "load_tile", "make_cache", "make_collection",
+    "make_rows", "max_context_length", "max_prompt_length", "num_rows", "operand", "page", "populate", "raw_page",
+    "row_index", "scale_block_ptr", "scales_base", "store", "store_scale", "store_tile", "tier_one", "tma_row",
+    "value_cache",
 ]  # fmt: skip

@@ -48,9 +48,15 @@ class LoadOp(Kv.Operation, name="load", traits=[ReadsCache]):
         element = verify.element_and_width(result.type)[0]
         if spec.quantized:
             if element == spec.dtype.mlir:
-                return verify.fail(self, f"dequantizes, so the result must not have the storage type {element}: use kv.load_raw")
+                return verify.fail(
+                    self, f"dequantizes, so the result must not have the storage type {element}: use kv.load_raw"
+                )
             if spec.granularity % width and spec.granularity < spec.head_size:
-                return verify.fail(self, f"width must divide the granularity {spec.granularity}, so that one scale serves all lanes, got {width}")
+                return verify.fail(
+                    self,
+                    f"width must divide the granularity {spec.granularity}, so that one scale serves all lanes, "
+                    f"got {width}",
+                )
         return element == spec.dtype.mlir or verify.scalar_float(self, element, "result element")
 
 
@@ -99,7 +105,9 @@ class StoreOp(Kv.Operation, name="store", traits=[WritesCache]):
         value = self.operation.operands[5]
         width = verify.element_and_width(value.type)[1]
         if not 1 <= width <= spec.head_size:
-            return verify.fail(self, f"value must be a scalar or a vector of at most {spec.head_size} lanes, got {value.type}")
+            return verify.fail(
+                self, f"value must be a scalar or a vector of at most {spec.head_size} lanes, got {value.type}"
+            )
         return _element_is(self, value, spec.dtype.mlir, "value") and verify.one_of(self, "oob", OOB)
 
 
@@ -144,7 +152,9 @@ class StoreScaleOp(Kv.Operation, name="store_scale", traits=[WritesCache]):
         value = self.operation.operands[5]
         width = verify.element_and_width(value.type)[1]
         if not 1 <= width <= spec.num_scales:
-            return verify.fail(self, f"value must be a scalar or a vector of at most {spec.num_scales} lanes, got {value.type}")
+            return verify.fail(
+                self, f"value must be a scalar or a vector of at most {spec.num_scales} lanes, got {value.type}"
+            )
         return _element_is(self, value, spec.scale_dtype.mlir, "value") and verify.one_of(self, "oob", OOB)
 
 
@@ -230,7 +240,9 @@ def load_scale(
     if spec.scale_dtype is None:
         raise ValueError("load_scale needs a quantized cache (one with a scale type), got one without scales")
     result = types.value_type(spec.scale_dtype, width)
-    return LoadScaleOp(cache, *_indices(batch, head, token, dim), i64_attr(width), result, page=page).operation.results[0]
+    return LoadScaleOp(cache, *_indices(batch, head, token, dim), i64_attr(width), result, page=page).operation.results[
+        0
+    ]
 
 
 def store_scale(

@@ -53,7 +53,10 @@ class MakeCollectionOp(Kv.Operation, name="make_collection", traits=[Pure]):
 
 
 class MakeCacheOp(Kv.Operation, name="make_cache", traits=[Pure]):
-    """Make a cache from its run-time fields, in the order of ``layout.cache_fields``; as kv.make_collection. No effects."""
+    """Make a cache from its run-time fields, in the order of ``layout.cache_fields``; as kv.make_collection.
+
+    No effects.
+    """
 
     base: Operand[Any]
     stride0: Operand[I64]
@@ -121,7 +124,9 @@ def _view_matches(op: Any, value: bool) -> bool:
     if viewed is None:
         return False
     return viewed == spec or verify.fail(
-        op, f"result must have the parameters of the collection {types.cache_type(spec)}, got {op.operation.results[0].type}"
+        op,
+        f"result must have the parameters of the collection {types.cache_type(spec)}, "
+        f"got {op.operation.results[0].type}",
     )
 
 
@@ -144,7 +149,10 @@ class MakeOperandOp(Kv.Operation, name="make_operand", traits=[Pure]):
 
 
 class FieldOp(Kv.Operation, name="field", traits=[Pure]):
-    """One run-time field of a handle or buffer, by its name in ``layout.cache_fields``, ``collection_fields`` or ``buffer_fields``."""
+    """One run-time field of a handle or buffer.
+
+    Attribute field: its name in ``layout.cache_fields``, ``collection_fields`` or ``buffer_fields``.
+    """
 
     handle: Operand[Any]
     field: ir.StringAttr
@@ -163,7 +171,10 @@ class FieldOp(Kv.Operation, name="field", traits=[Pure]):
 
 
 class DeviceAttributeOp(Kv.Operation, name="device_attribute", traits=[Pure]):
-    """A fact of the device that a program runs on, used outside kernels: ``multiprocessors``, ``shared_bytes``, ``l2_bytes``."""
+    """A fact of the device that a program runs on, used outside kernels.
+
+    Attribute attribute: ``multiprocessors``, ``shared_bytes`` or ``l2_bytes``.
+    """
 
     attribute: ir.StringAttr
     value: Result[I32] = infer_result()

@@ -107,10 +107,16 @@ class RopeAppendOp(Kv.Operation, name="rope_append", traits=[WritesCache, ReadsM
             return False
         if spec.is_mla:
             return verify.fail(self, "needs a collection with values (is_mla = false)")
-        query = (FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,))
-        if not all(token_rows(self, v, None, spec.head_size, query, n) for v, n in ((self.query, "query"), (self.query_out, "query_out"))):
+        query = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+        if not all(
+            token_rows(self, v, None, spec.head_size, query, n)
+            for v, n in ((self.query, "query"), (self.query_out, "query_out"))
+        ):
             return False
-        if not all(token_rows(self, v, spec.num_heads, spec.head_size, storable(spec), n) for v, n in ((self.key, "key"), (self.value, "value"))):
+        if not all(
+            token_rows(self, v, spec.num_heads, spec.head_size, storable(spec), n)
+            for v, n in ((self.key, "key"), (self.value, "value"))
+        ):
             return False
         if (self.q_gamma is None) != (self.k_gamma is None):
             return verify.fail(self, "takes q_gamma and k_gamma together or neither")
@@ -334,8 +340,8 @@ class ConvertOp(Kv.Operation, name="convert", traits=[UpdatesCache]):
         same = (source.num_heads, source.head_size) == (destination.num_heads, destination.head_size)
         return same or verify.fail(
             self,
-            f"source and destination must have the same heads and head size, got {source.num_heads} x {source.head_size} "
-            f"and {destination.num_heads} x {destination.head_size}",
+            "source and destination must have the same heads and head size, "
+            f"got {source.num_heads} x {source.head_size} and {destination.num_heads} x {destination.head_size}",
         )
 
 
@@ -406,5 +412,3 @@ def _attribute(value: Any) -> ir.Attribute:
     if isinstance(value, str):
         return ir.StringAttr.get(value)
     return ir.DenseI64ArrayAttr.get(list(value))
-
-

@@ -13,7 +13,7 @@ from mlir import ir
 
 from .. import types, verify
 from ..base import Kv
-from ..effects import AllocatesShared, Effect, EffectModel, READ, CACHE, MEMORY, WRITE
+from ..effects import CACHE, MEMORY, READ, WRITE, AllocatesShared, Effect, EffectModel
 from ..ext import I32, Operand, Result
 from .common import as_i32, i64_attr
 
@@ -31,7 +31,10 @@ class _StoresTile(EffectModel):
 
 
 class AllocSharedOp(Kv.Operation, name="alloc_shared", traits=[AllocatesShared]):
-    """A block of shared memory that lives as long as the thread block. Attributes: bytes, alignment (a power of two)."""
+    """A block of shared memory that lives as long as the thread block.
+
+    Attributes: bytes, alignment (a power of two).
+    """
 
     bytes: ir.IntegerAttr
     alignment: ir.IntegerAttr
@@ -106,17 +109,23 @@ def _tile_problems(op: Any, pointer: int, modes: tuple[str, ...], kinds: tuple[s
         return verify.fail(op, f"needs rows of a multiple of 16 bytes, got {row_bytes}")
     rows, threads = verify.integer(op.tile_rows), verify.integer(op.num_threads)
     if rows is None or rows < 1 or threads is None or threads < 1:
-        return verify.fail(op, f"tile_rows and num_threads must be positive integers, got {op.tile_rows} and {op.num_threads}")
+        return verify.fail(
+            op, f"tile_rows and num_threads must be positive integers, got {op.tile_rows} and {op.num_threads}"
+        )
     if spec.page_size and spec.page_size % rows and rows % spec.page_size:
         return verify.fail(op, f"tile_rows and the page size must divide one another, got {rows} and {spec.page_size}")
     pitch = verify.integer(op.pitch)
     if pitch is None or pitch < row_bytes or pitch % 16:
-        return verify.fail(op, f"pitch must be a multiple of 16 of at least the row's {row_bytes} bytes, got {op.pitch}")
+        return verify.fail(
+            op, f"pitch must be a multiple of 16 of at least the row's {row_bytes} bytes, got {op.pitch}"
+        )
     swizzle = verify.integer(op.swizzle)
     if swizzle not in (0, 128):
         return verify.fail(op, f"swizzle must be 0 or 128, got {op.swizzle}")
     if swizzle and (row_bytes % 128 or pitch % 128):
-        return verify.fail(op, f"swizzle 128 needs rows and a pitch of a multiple of 128 bytes, got {row_bytes} and {pitch}")
+        return verify.fail(
+            op, f"swizzle 128 needs rows and a pitch of a multiple of 128 bytes, got {row_bytes} and {pitch}"
+        )
     where = op.operation.operands[pointer].type
     if str(where) != "!llvm.ptr<3>":
         return verify.fail(op, f"the tile must be in shared memory (!llvm.ptr<3>), got {where}")
@@ -144,7 +153,8 @@ def load_tile(
     """Copy this thread's share of a tile of tokens to shared memory."""
     LoadTileOp(
         cache, as_i32(batch), as_i32(head), as_i32(base), as_i32(valid), destination, as_i32(thread),
-        i64_attr(tile_rows), i64_attr(num_threads), i64_attr(pitch or row_bytes(cache)), i64_attr(swizzle), ir.StringAttr.get(mode),
+        i64_attr(tile_rows), i64_attr(num_threads), i64_attr(pitch or row_bytes(cache)), i64_attr(swizzle),
+        ir.StringAttr.get(mode),
     )  # fmt: skip
 
 
@@ -155,7 +165,6 @@ def store_tile(
     """Copy this thread's share of a tile of shared memory to tokens of the cache."""
     StoreTileOp(
         cache, as_i32(batch), as_i32(head), as_i32(base), as_i32(valid), source, as_i32(thread),
-        i64_attr(tile_rows), i64_attr(num_threads), i64_attr(pitch or row_bytes(cache)), i64_attr(swizzle), ir.StringAttr.get("sync"),
+        i64_attr(tile_rows), i64_attr(num_threads), i64_attr(pitch or row_bytes(cache)), i64_attr(swizzle),
+        ir.StringAttr.get("sync"),
     )  # fmt: skip
-
-

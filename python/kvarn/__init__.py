@@ -11,7 +11,23 @@ from typing import Any
 
 from kvarn._version import __version__
 from kvarn.dialect.dtypes import (
-    DType, bf16, bool_, f8e4m3, f8e5m2, f8e8m0, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64,
+    DType,
+    bf16,
+    bool_,
+    f8e4m3,
+    f8e5m2,
+    f8e8m0,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+    u16,
+    u32,
+    u64,
 )  # fmt: skip
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
 
@@ -29,7 +45,10 @@ _LAZY = {
     "kvarn.errors": ("KernelError",),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}
-_SUBMODULES = ("ops", "compiler", "programs", "caches", "dsl", "errors", "env", "runtime", "tools", "artifact", "manager", "dialect", "lowering")
+_SUBMODULES = (
+    "ops", "compiler", "compiled", "programs", "caches", "dsl", "errors", "env", "runtime", "tools", "artifact",
+    "manager", "dialect", "lowering",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -50,8 +69,8 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "CacheSpec", "CollectionSpec", "DType", "OperandSpec", "__version__", "bf16", "bool", "f8e4m3", "f8e5m2", "f8e8m0", "f16",
-    "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", *_MODULES,
+    "CacheSpec", "CollectionSpec", "DType", "OperandSpec", "__version__", "bf16", "bool", "f8e4m3", "f8e5m2", "f8e8m0",
+    "f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", *_MODULES,
 ]  # fmt: skip
 
 
