@@ -319,7 +319,8 @@ class DeviceKernel:
         except driver.DriverError as e:
             if e.name != "CUDA_ERROR_NOT_FOUND":
                 detail = _complaint(_logs.get(artifact.digest, b""))
-                raise driver.DriverError(f"loading kernel {entry.name!r} of {artifact.name!r} on {on!r}", e.code, detail) from e
+                what = f"loading kernel {entry.name!r} of {artifact.name!r} on {on!r}"
+                raise driver.DriverError(what, e.code, detail) from e
             raise ValueError(f"the code of {artifact.name!r} has no kernel {entry.name!r} ({e.name}): "
                              "its ABI does not belong to it; compile it again") from e
         self.handle = int(self._kernel)
