@@ -70,6 +70,9 @@ class CacheSpec:
     granularity: int = 1
 
     def __post_init__(self) -> None:
+        for name, dtype in (("dtype", self.dtype), ("scale_dtype", self.scale_dtype)):
+            if not isinstance(dtype, DType) and (name == "dtype" or dtype is not None):
+                raise TypeError(f"{name} must be a dtype such as kv.bf16, got {dtype!r}")
         for problem in spec_problems(self):
             raise ValueError(problem)
 

@@ -182,7 +182,7 @@ def as_module(kernel: Any, specs: Sequence[Any], c: ir.Context) -> ir.Module:
         raise TypeError(
             f"kernel must be a @kv.kernel function, an MLIR module or MLIR text, got {type(kernel).__name__}"
         )
-    return kernel.trace([getattr(s, "spec", s) for s in specs], context=c)
+    return kernel.trace(specs, context=c)
 
 
 def lower(

@@ -251,6 +251,17 @@ def test_text_that_cannot_be_compiled(text, message):
         kv.compile(text, target="host")
 
 
+def test_what_is_not_a_spec():
+    with pytest.raises(TypeError, match=r"dtype must be a dtype such as kv\.bf16, got 'bf16'"):
+        kv.CacheSpec("paged", "bf16", 8, 128, 16)
+    with pytest.raises(TypeError, match=r"must be the spec of a KVCache, got <class 'kvarn\.caches\.views\.PagedKVCache'>"):
+        kv.compile(scale_keys, kv.PagedKVCache, kv.f32)
+    with pytest.raises(TypeError, match=r"must be the spec of a KVCache, got the spec of a paged collection"):
+        kv.compile(scale_keys, pool(), kv.f32)
+    with pytest.raises(TypeError, match=r"scale_keys\(cache, alpha\) takes 2 arguments, got 1"):
+        kv.compile(scale_keys, SPEC)
+
+
 def test_what_is_not_a_kernel():
     with pytest.raises(TypeError, match=r"kernel must be a @kv.kernel function, an MLIR module or MLIR text, got int"):
         kv.compile(3)

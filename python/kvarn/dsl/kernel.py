@@ -152,7 +152,8 @@ class KernelFunction:
         ]
 
     def _argument(self, name: str, annotation: Any, spec: Any) -> Argument:
-        spec = getattr(spec, "spec", spec)
+        if not isinstance(spec, type):  # a class's attribute describes its objects
+            spec = getattr(spec, "spec", spec)
 
         def wrong(expected: str) -> KernelError:
             return self._error(
