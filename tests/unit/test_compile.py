@@ -254,7 +254,7 @@ def test_text_that_cannot_be_compiled(text, message):
 def test_what_is_not_a_spec():
     with pytest.raises(TypeError, match=r"dtype must be a dtype such as kv\.bf16, got 'bf16'"):
         kv.CacheSpec("paged", "bf16", 8, 128, 16)
-    with pytest.raises(TypeError, match=r"must be the spec of a KVCache, got <class 'kvarn\.caches\.views\.PagedKVCache'>"):
+    with pytest.raises(TypeError, match=r"must be the spec of a KVCache, got <class '.*\.PagedKVCache'>"):
         kv.compile(scale_keys, kv.PagedKVCache, kv.f32)
     with pytest.raises(TypeError, match=r"must be the spec of a KVCache, got the spec of a paged collection"):
         kv.compile(scale_keys, pool(), kv.f32)
