@@ -23,7 +23,7 @@ from mlir import ir
 from kvarn import artifact as artifacts
 from kvarn import errors, stage_files
 from kvarn.artifact import Arg, Artifact, Entry, Param, Step, Workspace
-from kvarn.cache import CompileCache, cache_key
+from kvarn.cache import cache_key, compile_cache
 from kvarn.compiled import Kernel, load
 from kvarn.dialect import dtypes, kv, layout, types
 from kvarn.dialect import text as dialect_text
@@ -351,14 +351,11 @@ def key_of(kind: str, what: Any, target: Target, settings: pipeline.Settings) ->
     })  # fmt: skip
 
 
-_disk = CompileCache()
-
-
 def load_cached(key: str) -> Artifact | None:
     """An artifact from the disk cache."""
     if env.always_compile or stage_files.wanted():
         return None
-    data = _disk.get(key)
+    data = compile_cache.get(key)
     return None if data is None else artifacts.loads(data, "the compile cache")[0]
 
 
@@ -366,7 +363,7 @@ def save_cached(key: str, made: Artifact) -> None:
     """Keep an artifact in the disk cache, unless it may be made from edited stages."""
     if env.override_dir:
         return
-    _disk.put(key, artifacts.dumps([made]))
+    compile_cache.put(key, artifacts.dumps([made]))
 
 
 __all__ = [
