@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlir import ir
-from mlir.dialects import arith, func, llvm, scf
+from mlir.dialects import arith, func, llvm, math, scf
 
 from kvarn.errors import source_locations
 
@@ -185,6 +185,23 @@ class HostFunction:
             op.erase()
 
 
+def widen_half_fma(function: ir.Operation) -> None:
+    """f16 ``math.fma`` in f32: LLVM would call a conversion from f64, which the JIT does not have.
+
+    The product is exact in f32 and the sum is rounded there, then to f16.
+    """
+    for op in ops_named(function, "math.fma"):
+        narrow = op.results[0].type
+        if not str(narrow).endswith(("f16", "f16>")) or "bf16" in str(narrow):
+            continue
+        with ir.InsertionPoint(op), op.location:
+            f32 = ir.F32Type.get()
+            wide = ir.VectorType.get(ir.VectorType(narrow).shape, f32) if isinstance(narrow, ir.VectorType) else f32
+            made = math.fma(*(arith.extf(wide, v) for v in op.operands))
+            op.results[0].replace_all_uses_with(arith.truncf(narrow, made))
+        op.erase()
+
+
 def promoted(value: ir.Value) -> ir.Value:
     """C's promotion of a variadic argument: floats to double, small integers to int."""
     if isinstance(value.type, ir.FloatType):
@@ -215,5 +232,6 @@ def run(module: ir.Module, options: Any) -> None:
             host.replace_ids()
             host.place_shared()
             host.report_assertions()
+            widen_half_fma(host.function.operation)
             host.print_through_libc(module)
         scope.erase()

@@ -129,9 +129,11 @@ def host_tail() -> list[Step]:
             "expand-strided-metadata,lower-affine,"
             "finalize-memref-to-llvm{index-bitwidth=64 use-aligned-alloc=false use-generic-functions=false},"
             "convert-math-to-llvm{approximate-log1p=true},convert-math-to-libm,"
+            # Calls of libm are made lane by lane, with vector ops.
+            f"{_VECTORS},"
             "arith-expand{include-bf16=false include-f8e8m0=false include-f4e2m1=false},"
             "convert-arith-to-llvm{index-bitwidth=64},convert-index-to-llvm{index-bitwidth=64},"
-            "convert-cf-to-llvm{index-bitwidth=64},"
+            "convert-cf-to-llvm{index-bitwidth=64},convert-ub-to-llvm{index-bitwidth=64},"
             "convert-func-to-llvm{index-bitwidth=64 use-bare-ptr-memref-call-conv=false},"
             "reconcile-unrealized-casts,"
             f"{_CANONICALIZE},cse)",

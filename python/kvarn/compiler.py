@@ -31,7 +31,7 @@ from kvarn.env import env
 from kvarn.lowering import emit, pipeline
 from kvarn.lowering.expand import tuned
 from kvarn.lowering.pass_base import PassFailure, fail
-from kvarn.lowering.rewrite import kernels
+from kvarn.lowering.rewrite import kernels, walk
 from kvarn.lowering.target import Target, by_name, of_capability
 
 _local = threading.local()
@@ -223,7 +223,10 @@ def _lower(
             files.stage(name, m)
         if name == "check-kv-lowered":
             for function in kernels(m):
-                entry = entry_of(function)
+                try:
+                    entry = entry_of(function)
+                except (ValueError, KeyError) as error:  # a record that was written by hand, or left by another's pass
+                    fail(function, f"must have arguments that can be passed to it: {error}")
                 if entry.shared_bytes > target.shared_bytes:
                     most = f"{target.shared_bytes} bytes of shared memory on {target.name}"
                     fail(function, f"must use at most {most}, got {entry.shared_bytes}")
@@ -242,6 +245,9 @@ def _lower(
         raise ValueError("the module must have a kernel (a gpu.func with the kernel attribute), got one without")
     name, args, steps_, workspaces = program_of(module, entries) or (entries[0].name, (), (), ())
     if target.is_host:
+        # The JIT would only say that it failed.
+        for op in walk(module, lambda name: name.partition(".")[0] not in ("llvm", "builtin")):
+            fail(op, "has no lowering on the host target")
         return Artifact(name, "host", "", {"llvm": str(module)}, tuple(entries), args, steps_, workspaces)
     text = emit.ptx(module, target)
     if files is not None:

@@ -39,6 +39,23 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Half-precision fma is computed in f32, vectors too; bf16 is left to LLVM.
+  // CHECK-LABEL: func.func @half_fma
+  // CHECK-COUNT-3: arith.extf %{{.*}} : f16 to f32
+  // CHECK:         %[[F:.*]] = math.fma %{{.*}} : f32
+  // CHECK:         arith.truncf %[[F]] : f32 to f16
+  // CHECK:         math.fma %{{.*}} : vector<2xf32>
+  // CHECK:         math.fma %{{.*}} : bf16
+  gpu.func @half_fma(%h: f16, %v: vector<2xf16>, %b: bf16, %p: !llvm.ptr<1>) kernel {
+    %x = math.fma %h, %h, %h : f16
+    llvm.store %x, %p : f16, !llvm.ptr<1>
+    %y = math.fma %v, %v, %v : vector<2xf16>
+    llvm.store %y, %p : vector<2xf16>, !llvm.ptr<1>
+    %z = math.fma %b, %b, %b : bf16
+    llvm.store %z, %p : bf16, !llvm.ptr<1>
+    gpu.return
+  }
+
   // CHECK-LABEL: func.func @print
   // CHECK:         llvm.call @printf
   gpu.func @print(%x: f32) kernel {

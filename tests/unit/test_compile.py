@@ -243,6 +243,10 @@ def test_a_kernel_is_not_called():
     [
         ("func.func @f() { return", r"(?s)-:1:.*error"),
         ('"kv."() : () -> ()', r"-:1:1: error: operation name must have a part after the dialect's"),
+        (
+            "gpu.module @m { gpu.func @k(%p: !llvm.ptr<1>) kernel { gpu.return } }",
+            r"-:1:17: error: 'func\.func' op must have arguments that can be passed to it: .*got !llvm\.ptr<1>",
+        ),
         ("module {}", r"the module must have a kernel \(a gpu.func with the kernel attribute\), got one without"),
     ],
 )
