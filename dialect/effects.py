@@ -100,10 +100,6 @@ def table(dialect: type) -> dict[str, OpEffects]:
     return {name: effects for name, effects in found.items() if effects is not None}
 
 
-def reads_cache(op_class: type) -> bool:
-    declared = of_class(op_class)
-    return declared is not None and Effect(READ, CACHE) in declared.effects
-
 
 def writes_cache(op_class: type) -> bool:
     declared = of_class(op_class)

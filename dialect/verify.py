@@ -112,3 +112,9 @@ def static_dim(op: Any, value: ir.Value, dim: int, size: int, name: str) -> bool
     if type_.is_dynamic_dim(dim) or type_.shape[dim] == size:
         return True
     return fail(op, f"{name} must have {size} in dimension {dim}, got {type_.shape[dim]}")
+
+
+def global_pointer(op: Any) -> bool:
+    """Whether the op's result is a pointer to device memory."""
+    got = op.operation.results[0].type
+    return str(got) == "!llvm.ptr<1>" or fail(op, f"result must be !llvm.ptr<1>, got {got}")

@@ -157,7 +157,7 @@ def planned(op: Any, dtype: dtypes.DType) -> tuple[int, bool]:
     return bytes_, "kv.read_only" in attributes
 
 
-def read(op: Any, options: Options, raw: bool, of_scales: bool = False) -> ir.Value:
+def read(op: Any, options: Options, of_scales: bool = False) -> ir.Value:
     """Load the stored elements of an access, in their storage dtype."""
     spec = types.spec_of(op.cache.type)
     dtype = spec.scale_dtype if of_scales else spec.dtype
@@ -178,7 +178,7 @@ def read(op: Any, options: Options, raw: bool, of_scales: bool = False) -> ir.Va
 def lower_load(op: Any, options: Options) -> ir.Value:
     spec = types.spec_of(op.cache.type)
     result = op.operation.results[0].type
-    value = read(op, options, raw=False)
+    value = read(op, options)
     if not spec.quantized:
         return convert(value, result)
     # One scale serves all lanes. The product is made in the scale's type, or f32 where that cannot multiply.
@@ -218,12 +218,12 @@ def convert(value: ir.Value, result: ir.Type) -> ir.Value:
 
 @RULES.lowers("kv.load_raw")
 def lower_load_raw(op: Any, options: Options) -> ir.Value:
-    return read(op, options, raw=True)
+    return read(op, options)
 
 
 @RULES.lowers("kv.load_scale")
 def lower_load_scale(op: Any, options: Options) -> ir.Value:
-    return read(op, options, raw=True, of_scales=True)
+    return read(op, options, of_scales=True)
 
 
 def write(op: Any, of_scales: bool) -> None:

@@ -26,8 +26,6 @@ from .index import const, i32, i64
 from .pass_base import fail, kv_pass
 from .rewrite import ops_named, walk
 
-# Parameters that come before the kernel's own.
-PREFIX = ("ptr", *["i32"] * 6, "i64", "i64")
 _TOGETHER = (
     "gpu.barrier",
     "gpu.shuffle",

@@ -178,7 +178,7 @@ class BlockPtrOp(Kv.Operation, name="block_ptr", traits=[Pure]):
             return verify.fail(self, f"tile must be a positive integer, got {self.tile}")
         if spec.kind != CONTINUOUS and spec.page_size % tile:
             return verify.fail(self, f"tile must divide the page size {spec.page_size}, got {tile}")
-        return _global_pointer(self)
+        return verify.global_pointer(self)
 
 
 class ScaleBlockPtrOp(Kv.Operation, name="scale_block_ptr", traits=[Pure]):
@@ -194,7 +194,7 @@ class ScaleBlockPtrOp(Kv.Operation, name="scale_block_ptr", traits=[Pure]):
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.operation.operands[0])
-        return spec is not None and verify.needs_scales(self, spec) and _global_pointer(self)
+        return spec is not None and verify.needs_scales(self, spec) and verify.global_pointer(self)
 
 
 class ScalesBaseOp(Kv.Operation, name="scales_base", traits=[Pure]):
@@ -204,7 +204,7 @@ class ScalesBaseOp(Kv.Operation, name="scales_base", traits=[Pure]):
     pointer: Result[Any]
 
     def verify_invariants(self) -> bool:
-        return rows_cache(self) is not None and _global_pointer(self)
+        return rows_cache(self) is not None and verify.global_pointer(self)
 
 
 class BufferAddressOp(Kv.Operation, name="buffer_address", traits=[Pure]):
@@ -218,12 +218,8 @@ class BufferAddressOp(Kv.Operation, name="buffer_address", traits=[Pure]):
         buffer = self.operation.operands[0]
         if len(self.operation.operands) == 1:
             return verify.fail(self, f"takes one index a dimension and at least one, got none for {buffer.type}")
-        return verify.memref(self, buffer, len(self.operation.operands) - 1, None, "buffer") and _global_pointer(self)
-
-
-def _global_pointer(op: Any) -> bool:
-    got = op.operation.results[0].type
-    return str(got) == "!llvm.ptr<1>" or verify.fail(op, f"result must be !llvm.ptr<1>, got {got}")
+        is_buffer = verify.memref(self, buffer, len(self.operation.operands) - 1, None, "buffer")
+        return is_buffer and verify.global_pointer(self)
 
 
 # --- wrappers --------------------------------------------------------------------------------------

@@ -202,12 +202,7 @@ class CacheLengthsOp(Kv.Operation, name="cache_lengths", traits=[Pure]):
 
     def verify_invariants(self) -> bool:
         known = verify.handle(self, self.operation.operands[0], verify.ANY_HANDLE) is not None
-        return known and _is_global_pointer(self)
-
-
-def _is_global_pointer(op: Any) -> bool:
-    got = op.operation.results[0].type
-    return str(got) == "!llvm.ptr<1>" or verify.fail(op, f"result must be !llvm.ptr<1>, got {got}")
+        return known and verify.global_pointer(self)
 
 
 class MaxPromptLengthOp(Kv.Operation, name="max_prompt_length", traits=[Pure]):
