@@ -266,8 +266,9 @@ class Operation:
         self._fields = [f for f in op_class.FIELDS if f.kind == "operand"]
         self.operands = tuple(f.name for f in self._fields)
         caches = ("source", "destination", "cache") if name == "kv.convert" else ("cache",)
+        collections = ("collection", "index_collection")
         self._handles = {
-            n: "collection" if n == "collection" else "cache" for n in self.operands if n in (*caches, "collection")
+            n: "collection" if n in collections else "cache" for n in self.operands if n in (*caches, *collections)
         }
         self._written = set(written)
         if effects.writes_cache(op_class):

@@ -10,6 +10,7 @@
 !fp8_pool = !kv.collection<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 32 : i64>
 !latent = !kv.cache<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
 !latent_pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+!index_pool = !kv.collection<"paged", f16, 1 : i64, 128 : i64, true, 64 : i64, none, 1 : i64>
 !region = !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
 
 // === tier 2: metadata
@@ -231,6 +232,32 @@ func.func @rope(%pool: !pool, %layer: i32, %q: memref<?x32x128xbf16>, %x: memref
   // CHECK-SAME: mrope_section = array<i64: 16, 24, 24>
   "kv.rope"(%pool, %layer, %q, %offsets, %freqs, %q, %ids) {interleaved = false, mrope_section = array<i64: 16, 24, 24>}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, memref<?x128xf32>, memref<?x32x128xbf16>, memref<3x?xi32>) -> ()
+  return
+}
+
+// CHECK-LABEL: func.func @in_place
+func.func @in_place(%pool: !pool, %other: !index_pool, %layer: i32, %q: memref<?x32x128xbf16>,
+                    %padded: memref<?x?x32x128xbf16>, %i32s: memref<?xi32>, %freqs: memref<?x64xf32>,
+                    %gamma: memref<128xf32>, %ids: memref<3x?x?xi32>, %iq: memref<?x4x128xf16>) {
+  // CHECK: "kv.rope_padded"(
+  // CHECK-SAME: mrope_section = array<i64>
+  "kv.rope_padded"(%pool, %layer, %padded, %i32s, %freqs, %padded) {interleaved = true, mrope_section = array<i64>}
+    : (!pool, i32, memref<?x?x32x128xbf16>, memref<?xi32>, memref<?x64xf32>, memref<?x?x32x128xbf16>) -> ()
+  // CHECK: "kv.rope_padded"(
+  // CHECK-SAME: memref<3x?x?xi32>) -> ()
+  "kv.rope_padded"(%pool, %layer, %padded, %i32s, %freqs, %padded, %ids) {interleaved = false, mrope_section = array<i64: 16, 8, 8>}
+    : (!pool, i32, memref<?x?x32x128xbf16>, memref<?xi32>, memref<?x64xf32>, memref<?x?x32x128xbf16>, memref<3x?x?xi32>) -> ()
+  // CHECK: "kv.qk_norm"(
+  // CHECK-SAME: operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>
+  "kv.qk_norm"(%pool, %layer, %q, %i32s, %q, %gamma, %gamma)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, interleaved = false, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
+    : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<128xf32>, memref<128xf32>) -> ()
+  // CHECK: "kv.qk_norm"(
+  // CHECK-SAME: operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1>
+  "kv.qk_norm"(%pool, %layer, %q, %i32s, %q, %gamma, %gamma, %freqs, %other, %iq, %iq, %gamma, %gamma)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1>, interleaved = true, eps = 1.0e-6 : f32, weight_offset = 1.0 : f32}
+    : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<128xf32>, memref<128xf32>, memref<?x64xf32>,
+       !index_pool, memref<?x4x128xf16>, memref<?x4x128xf16>, memref<128xf32>, memref<128xf32>) -> ()
   return
 }
 

@@ -20,11 +20,13 @@ def place():
     return places.Torch()
 
 
-SUITES = tuple(f"unit.test_ops_{name}" for name in ("append", "rope", "copies", "updates"))
+SUITES = tuple(f"unit.test_ops_{name}" for name in ("append", "rope", "rotary", "copies", "updates"))
 # What makes places of its own is not for a GPU.
 NOT_HERE = (
     "test_slices_of_a_fused_projection_are_taken_as_they_are",
     "test_copy_pages_of_a_pool_whose_layers_lie_apart",
+    # What is refused before a device is looked at.
+    "test_what_does_not_fit_is_refused_by_name",
 )
 pytest.register_assert_rewrite(*SUITES)
 for suite in map(importlib.import_module, SUITES):

@@ -12,10 +12,12 @@ operation allocates nothing and can be captured in a CUDA graph.
 from .copies import convert, copy_pages, gather
 from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_sparse_indices
 from .reads import attention, mla_attention, mla_decompress
-from .updates import iadd_2m, increment_cache_lengths, radd, rms_norm, rope
+from .rotary import IndexHeads, qk_norm, rope, rope_padded
+from .updates import iadd_2m, increment_cache_lengths, radd, rms_norm
 from .writes import append, rope_append, store_padded, store_ragged
 
 __all__ = [
+    "IndexHeads",
     "MlaPrefillPlan",
     "append",
     "attention",
@@ -28,11 +30,13 @@ __all__ = [
     "mla_attention",
     "mla_decompress",
     "mla_prefill_plan",
+    "qk_norm",
     "radd",
     "remap_sparse_indices",
     "rms_norm",
     "rope",
     "rope_append",
+    "rope_padded",
     "store_padded",
     "store_ragged",
 ]
