@@ -46,7 +46,10 @@ class CacheType(Kv.Type, name="cache"):
 
 
 class OperandType(Kv.Type, name="operand"):
-    """A cache seen by an attention kernel as one of its operands: read-only."""
+    """Keys or values as an attention kernel reads them: a cache, a cache's scales, a dense or a ragged buffer.
+
+    ``kind`` is the cache's, or ``"scales"``, ``"dense"``, ``"ragged"`` (``layout.OperandData``).
+    """
 
     kind: ir.StringAttr
     element: ir.TypeAttr
@@ -79,6 +82,9 @@ class TmaType(Kv.Type, name="tma"):
 
 
 _SPEC_TYPES = {"cache": CacheType, "collection": CollectionType, "operand": OperandType}
+_FIELDS = {
+    "cache": layout.cache_fields, "collection": layout.collection_fields, "operand": layout.operand_fields,
+}  # fmt: skip
 
 
 def _spec_text(spec: CacheSpec) -> str:
@@ -129,7 +135,8 @@ def _parse_spec(text: str) -> CacheSpec | str:
         heads, head_size, page, granularity = (_integer(parts[i]) for i in (2, 3, 5, 7))
         if parts[4] not in ("true", "false"):
             return f"is_mla must be true or false, got {parts[4]}"
-        return CacheSpec(kind, element, heads, head_size, page, parts[4] == "true", scale, granularity)
+        spec = layout.spec_class(kind) if text.startswith("!kv.operand") else CacheSpec
+        return spec(kind, element, heads, head_size, page, parts[4] == "true", scale, granularity)
     except ValueError as error:
         return str(error)
 
@@ -201,8 +208,7 @@ def fields_of(type_: ir.Type) -> tuple[layout.Field, ...]:
     """Run-time fields of a value of this type: a handle or a buffer (memref)."""
     if isinstance(type_, ir.MemRefType):
         return layout.buffer_fields(ir.MemRefType(type_).rank)
-    spec = spec_of(type_)
-    return layout.collection_fields(spec) if type_name(type_) == "collection" else layout.cache_fields(spec)
+    return _FIELDS[type_name(type_) or ""](spec_of(type_))
 
 
 def rows_type(tile_rows: int, page_size: int) -> ir.Type:

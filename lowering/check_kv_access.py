@@ -22,7 +22,7 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import arith, cf
 
-from kvarn.dialect import ops, types, verify
+from kvarn.dialect import layout, ops, types, verify
 from kvarn.dialect.layout import CacheSpec
 from kvarn.errors import source_locations
 
@@ -59,7 +59,10 @@ class _Checks:
         self.need(Ix(self.op.head).below(heads), f"the head must be in [0, {heads})")
 
     def dims(self) -> None:
-        """The first dim and the lanes after it."""
+        """The first dim and the lanes after it; of an operand of scales, the granules."""
+        if self.spec.kind == layout.SCALES:
+            self.granules()
+            return
         value = self.op.value if "store" in self.op.operation.name else self.op.operation.results[0]
         lanes = verify.element_and_width(value.type)[1]
         last = self.spec.head_size - lanes
@@ -76,7 +79,10 @@ class _Checks:
     def token(self, token: ir.Value) -> None:
         """In the row of the lookup table, or in the block of a continuous cache."""
         spec = self.spec
-        if spec.paged:
+        if spec.kind == layout.RAGGED:
+            length = ops.cache_length(self.op.cache, self.op.batch)
+            self.need(Ix(token).below(Ix(length)), "the token must lie in the sequence's rows")
+        elif spec.paged:
             inside = (Ix(token) // spec.page_size).below(self.field("lookup_columns"))
             self.need(inside, "the token must lie in the lookup table")
         else:

@@ -21,7 +21,7 @@ from mlir import ir
 from mlir.dialects import arith, llvm, scf, vector
 
 from kvarn.dialect import dtypes, layout, ops, types, verify
-from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.layout import DENSE, RAGGED, SCALES, CacheSpec
 
 from . import vectorize_kv_lookups
 from .hoist_kv_lookups import root
@@ -96,6 +96,8 @@ def to_storage(value: ir.Value, dtype: dtypes.DType) -> ir.Value:
 def raw_entry(cache: ir.Value, batch: ir.Value, token: ir.Value, clamp: bool) -> ir.Value:
     """The table entry of a token; -1 (no page) when sequence or column lie outside the table."""
     spec = types.spec_of(cache.type)
+    if not spec.of_cache:
+        return buffer_entry(cache, spec, batch, clamp)
     column, _ = layout.page_and_slot(spec, Ix(token))
     index = Ix(batch).wide * Ix(ops.field(cache, "lookup_stride"))
     inside = Ix(batch).below(Ix(ops.field(cache, "batch")))
@@ -105,6 +107,16 @@ def raw_entry(cache: ir.Value, batch: ir.Value, token: ir.Value, clamp: bool) ->
     if clamp:
         index = Ix(arith.select(inside, index.value, const(0, 64)))
     entry = load(offset(ops.field(cache, "lookup"), index, i32()), i32(), 4, invariant=True)
+    return arith.select(inside, entry, const(-1)) if clamp else entry
+
+
+def buffer_entry(cache: ir.Value, spec: CacheSpec, batch: ir.Value, clamp: bool) -> ir.Value:
+    """What stands for the table entry of an operand without a table: the sequence, or its first row."""
+    inside = Ix(batch).below(Ix(ops.field(cache, "batch")))
+    entry = batch
+    if spec.kind == RAGGED:
+        index = Ix(arith.select(inside, batch, const(0))) if clamp else Ix(batch)
+        entry = load(offset(ops.field(cache, "offsets"), index.wide, i32()), i32(), 4, invariant=True)
     return arith.select(inside, entry, const(-1)) if clamp else entry
 
 
@@ -137,8 +149,9 @@ def in_page(spec: CacheSpec, slot: Ix, head: ir.Value, dim: ir.Value, of_scales:
 
 
 def element_address(op: Any, page: ir.Value, of_scales: bool = False) -> ir.Value:
-    """Address of (page, token % P, head, dim) of an access op."""
+    """Address of (page, token % P, head, dim) of an access op; the data of an operand of scales are the scales."""
     spec = types.spec_of(op.cache.type)
+    of_scales = of_scales or spec.kind == SCALES
     _, slot = layout.page_and_slot(spec, Ix(op.token))
     names = ("scales", "scales_stride0") if of_scales else ("base", "stride0")
     dtype = spec.scale_dtype if of_scales else spec.dtype
@@ -160,7 +173,7 @@ def planned(op: Any, dtype: dtypes.DType) -> tuple[int, bool]:
 def read(op: Any, options: Options, of_scales: bool = False) -> ir.Value:
     """Load the stored elements of an access, in their storage dtype."""
     spec = types.spec_of(op.cache.type)
-    dtype = spec.scale_dtype if of_scales else spec.dtype
+    dtype = spec.scale_dtype if of_scales else spec.data_dtype
     result = op.operation.results[0].type
     lanes = verify.element_and_width(result)[1]
     stored = types.value_type(dtype, lanes)
@@ -223,7 +236,18 @@ def lower_load_raw(op: Any, options: Options) -> ir.Value:
 
 @RULES.lowers("kv.load_scale")
 def lower_load_scale(op: Any, options: Options) -> ir.Value:
+    if layout.loads_no_scales(types.spec_of(op.cache.type)):
+        return zeros(op.operation.results[0].type)
     return read(op, options, of_scales=True)
+
+
+def zeros(type_: ir.Type) -> ir.Value:
+    """Zero, or a vector of zeros."""
+    element = ir.VectorType(type_).element_type if isinstance(type_, ir.VectorType) else type_
+    zero = ir.FloatAttr.get(element, 0.0) if dtypes.by_mlir(str(element)).is_float else ir.IntegerAttr.get(element, 0)
+    if isinstance(type_, ir.VectorType):
+        return arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, zero))
+    return arith.constant(type_, zero)
 
 
 def write(op: Any, of_scales: bool) -> None:
@@ -272,13 +296,15 @@ def lower_block_ptr(op: Any, options: Options) -> ir.Value:
 
 @RULES.lowers("kv.scale_block_ptr")
 def lower_scale_block_ptr(op: Any, options: Options) -> ir.Value:
+    if types.spec_of(op.cache.type).kind in (SCALES, RAGGED):
+        return llvm.mlir_zero(pointer())
     return element_address(op, page_of(op, options), of_scales=True)
 
 
 @RULES.lowers("kv.scales_base")
 def lower_scales_base(op: Any, options: Options) -> ir.Value:
     spec = types.spec_of(op.cache.type)
-    return ops.field(op.cache, "scales") if spec.quantized else llvm.mlir_zero(pointer())
+    return ops.field(op.cache, "scales") if spec.quantized and spec.of_cache else llvm.mlir_zero(pointer())
 
 
 @RULES.lowers("kv.row_index")
@@ -292,6 +318,8 @@ def lower_row_index(op: Any, options: Options) -> ir.Value:
 @RULES.lowers("kv.tma_row")
 def lower_tma_row(op: Any, options: Options) -> ir.Value:
     spec = types.spec_of(op.cache.type)
+    if not spec.of_cache:
+        return op.encoded
     row = layout.tma_row(spec, Ix(op.encoded), Ix(ops.field(op.cache, "stride0")))
     row32 = row.value if row.bits == 32 else arith.trunci(i32(), row.value)
     negative = arith.cmpi(arith.CmpIPredicate.slt, op.encoded, const(0))
@@ -358,7 +386,35 @@ def lower_get_row(op: Any, options: Options) -> ir.Value:
 @RULES.lowers("kv.cache_length")
 def lower_cache_length(op: Any, options: Options) -> ir.Value:
     handle = op.cache
+    kind = types.spec_of(handle.type).kind
+    if kind == RAGGED:
+        return ragged_length(op)
+    if kind == DENSE:
+        return dense_length(op)
     return load(offset(ops.field(handle, "lengths"), Ix(op.batch).wide, i32()), i32(), 4, invariant=True)
+
+
+def ragged_length(op: Any) -> ir.Value:
+    """offsets[b + 1] - offsets[b], both held to the buffer's rows and to their order: no length leads out of it."""
+    offsets, rows = ops.field(op.cache, "offsets"), Ix(ops.field(op.cache, "num_blocks"))
+    at = Ix(op.batch).wide
+    first, end = (
+        Ix(load(offset(offsets, at + i, i32()), i32(), 4, invariant=True)).least(rows) for i in range(2)
+    )
+    return (end - first.least(end)).value
+
+
+def dense_length(op: Any) -> ir.Value:
+    """lengths[b], at most S; S where there are no lengths."""
+    lengths, extent = ops.field(op.cache, "lengths"), Ix(ops.field(op.cache, "capacity"))
+    given = llvm.icmp(llvm.ICmpPredicate.ne, lengths, llvm.mlir_zero(pointer()))
+    branch = scf.IfOp(given, [i32()], has_else=True)
+    with ir.InsertionPoint(branch.then_block):
+        found = Ix(load(offset(lengths, Ix(op.batch).wide, i32()), i32(), 4, invariant=True))
+        scf.yield_([found.least(extent).value])
+    with ir.InsertionPoint(branch.else_block):
+        scf.yield_([extent.value])
+    return branch.results[0]
 
 
 @RULES.lowers("kv.cache_lengths")
@@ -373,7 +429,7 @@ def lower_max_prompt_length(op: Any, options: Options) -> ir.Value:
 
 @RULES.lowers("kv.max_context_length")
 def lower_max_context_length(op: Any, options: Options) -> ir.Value:
-    return ops.field(op.cache, "max_cache_length")
+    return ops.field(op.cache, "capacity" if types.spec_of(op.cache.type).kind == DENSE else "max_cache_length")
 
 
 @RULES.lowers("kv.is_empty")
@@ -388,6 +444,8 @@ def record_written(function: ir.Operation, writers: Sequence[ir.Operation]) -> N
     written: set[int] = set()
     for op in writers:
         handle = op.operands[WRITERS[op.name]]
+        if types.type_name(handle.type) == "operand":
+            continue  # operands are read-only, and so are pointers into them
         handle = handle if isinstance(handle.type, ir.MemRefType) else root(handle)
         if defining_op(handle) is None:
             written.add(ir.BlockArgument(handle).arg_number)

@@ -96,7 +96,9 @@ def plan_access(
     if op.name not in _PLANNED:
         return
     spec = types.spec_of(op.operands[0].type)
-    of_scales = op.name in _SCALE_LOADS + _SCALE_STORES
+    of_scales = op.name in _SCALE_LOADS + _SCALE_STORES or spec.kind == layout.SCALES
+    if layout.loads_no_scales(spec) and op.name in _SCALE_LOADS:
+        return  # zeros
     dtype, extent = (spec.scale_dtype, spec.num_scales) if of_scales else (spec.dtype, spec.head_size)
     value = op.results[0] if len(op.results) else op.operands[5]
     width = verify.element_and_width(value.type)[1]

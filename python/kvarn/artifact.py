@@ -92,8 +92,10 @@ class Arg:
     @property
     def fields(self) -> tuple[layout.Field, ...]:
         """The run-time parts that the argument is flattened into, in parameter order."""
-        if self.kind in ("cache", "operand"):
+        if self.kind == "cache":
             return layout.cache_fields(self._spec)
+        if self.kind == "operand":
+            return layout.operand_fields(self._spec)
         if self.kind == "collection":
             return layout.collection_fields(self._spec)
         if self.kind == "buffer":
@@ -362,7 +364,7 @@ def spec_from_json(document: Mapping[str, Any]) -> CacheSpec:
     rest = dict(document)
     for name in ("dtype", "scale_dtype"):
         rest[name] = dtypes.by_name(rest[name]) if rest.get(name) is not None else None
-    return CacheSpec(**rest)
+    return layout.spec_class(str(rest.get("kind")))(**rest)
 
 
 def _to_json(value: Any, files: dict[str, bytes], prefix: str) -> Any:

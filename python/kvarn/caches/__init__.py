@@ -17,7 +17,7 @@ from .collections import (
     PagedKVCacheFA3FallbackCollection,
 )
 from .numerics import saturating_cast
-from .operands import KVCacheMHAOperand, KVCacheScalesMHAOperand, LayoutTensorMHAOperand, RaggedMHAOperand
+from .operands import KVCacheMHAOperand, KVCacheScalesMHAOperand, LayoutTensorMHAOperand, MHAOperand, RaggedMHAOperand
 from .rows import PagedRowIndices
 from .views import ContinuousBatchingKVCache, KVCache, KVCacheStaticParams, PagedKVCache, PagedKVCacheFA3Fallback
 
@@ -31,6 +31,7 @@ __all__ = [
     "KVCacheScalesMHAOperand",
     "KVCacheStaticParams",
     "LayoutTensorMHAOperand",
+    "MHAOperand",
     "PagedKVCache",
     "PagedKVCacheCollection",
     "PagedKVCacheFA3Fallback",

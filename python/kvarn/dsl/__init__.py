@@ -44,7 +44,7 @@ from .gpu import (
     warp_id,
     warp_reduce,
 )  # fmt: skip
-from .handles import Cache, Collection, KVCache, KVCacheCollection, Operand, Rows, operand
+from .handles import Cache, Collection, KVCache, KVCacheCollection, MHAOperand, Operand, Rows, operand
 from .kernel import KernelFunction, kernel
 from .machine import (
     ballot,
@@ -95,6 +95,7 @@ __all__ = [
     "KVCache",
     "KVCacheCollection",
     "KernelFunction",
+    "MHAOperand",
     "Operand",
     "Pointer",
     "Rows",

@@ -179,8 +179,8 @@ class KernelFunction:
             return Argument(name, "buffer", annotation)
         known = annotation_of(annotation)
         if known is not None:
-            kind, cache_kind = known
-            if not isinstance(spec, _HANDLES[kind][0]) or (cache_kind and _cache_spec(spec).kind != cache_kind):
+            kind, kinds = known
+            if not isinstance(spec, _HANDLES[kind][0]) or _cache_spec(spec).kind not in kinds:
                 raise wrong(f"the spec of a {annotation.__name__}")
             return Argument(name, kind, spec)
         if annotation is not None:

@@ -8,6 +8,7 @@ The text is Python's syntax of calls, names and numbers, and is read without eva
     paged(…) continuous(…) fa3(…)         a cache; the keywords are those of CacheSpec
     collection(paged(…))                  a collection of such caches
     operand(paged(…))                     an attention operand over one
+    scales(…) dense(…) ragged(…)          an attention operand over a paged cache's scales, or over a buffer
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from typing import Any
 from kvarn.dialect import dtypes, layout
 
 _CACHES = {"paged": layout.PAGED, "continuous": layout.CONTINUOUS, "fa3": layout.FA3}
+_OPERANDS = {"scales": layout.SCALES, "dense": layout.DENSE, "ragged": layout.RAGGED}
 _WRAPPERS = {"collection": layout.CollectionSpec, "operand": layout.OperandSpec}
-_FORMS = "a dtype, buffer(dtype, rank), paged(…), continuous(…), fa3(…), collection(…) or operand(…)"
+_FORMS = (
+    "a dtype, buffer(dtype, rank), paged(…), continuous(…), fa3(…), collection(…), operand(…), scales(…), dense(…) "
+    "or ragged(…)"
+)
 
 
 def parse_spec(text: str) -> Any:
@@ -51,11 +56,12 @@ def _spec(node: ast.expr) -> Any:
         if keyword.arg is None:
             raise ValueError("a spec takes no ** argument")
         keywords[keyword.arg] = _value(keyword.value)
-    if name in _CACHES:
+    if name in _CACHES or name in _OPERANDS:
         if len(node.args) != 1:
             raise ValueError(f"{name} must have its dtype first and then keywords")
         try:
-            return layout.spec_of(_CACHES[name], _value(node.args[0]), **keywords)
+            found = layout.spec_of({**_CACHES, **_OPERANDS}[name], _value(node.args[0]), **keywords)
+            return layout.OperandSpec(found) if name in _OPERANDS else found
         except TypeError as e:
             known = "num_heads, head_size, page_size, is_mla, scale_dtype, granularity"
             raise ValueError(f"{name} takes {known}: {str(e).partition(') ')[2] or e}") from None
