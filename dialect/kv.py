@@ -18,6 +18,7 @@ from .ops.addressing import *  # noqa: F403
 from .ops.attention import *  # noqa: F403
 from .ops.metadata import *  # noqa: F403
 from .ops.operations import *  # noqa: F403
+from .ops.ragged import *  # noqa: F403
 from .ops.rotary import *  # noqa: F403
 from .ops.tiles import *  # noqa: F403
 from .types import CacheType, CollectionType, OperandType, RowsType, TmaType  # noqa: F401

@@ -163,7 +163,7 @@ def dialect() -> str:
     out += ["## Types\n", prose(types.__doc__ or "") + "\n"]
     titles = {
         "operations": "Cache operations", "rotary": "Rotation and normalisation", "attention": "Attention",
-        "metadata": "Handles and their fields",
+        "ragged": "Ragged batches", "metadata": "Handles and their fields",
         "addressing": "Addresses", "access": "Accesses", "tiles": "Tiles and shared memory",
     }  # fmt: skip
     for stem, title in titles.items():

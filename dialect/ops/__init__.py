@@ -2,7 +2,7 @@
 """The operations of the kv dialect: their classes, and wrapper functions of the same name.
 
 Tier 2, used inside kernels: :mod:`metadata`, :mod:`addressing`, :mod:`access`, :mod:`tiles`.
-Tier 1, used outside kernels: :mod:`operations`, :mod:`rotary`, :mod:`attention`.
+Tier 1, used outside kernels: :mod:`operations`, :mod:`rotary`, :mod:`attention`, :mod:`ragged`.
 """
 
 from .access import cast, load, load_raw, load_scale, store, store_scale

@@ -16,7 +16,7 @@ from .. import verify
 from ..base import Kv
 from ..effects import ReadsCache, ReadsMemory, UpdatesCache, UpdatesMemory, WritesCache, WritesMemory
 from ..ext import I32, Operand
-from ..layout import CacheSpec
+from ..layout import FA3, CacheSpec
 
 FLOATS = ("f32", "f16", "bf16")
 
@@ -227,6 +227,34 @@ class CopyPagesOp(Kv.Operation, name="copy_pages", traits=[UpdatesCache, ReadsMe
         return (
             spec is not None and offsets(self, self.source, "source") and offsets(self, self.destination, "destination")
         )
+
+
+class TransferPagesOp(Kv.Operation, name="transfer_pages", traits=[UpdatesCache, ReadsMemory]):
+    """Copy pages from one pool to another of the same spec: page destination_pages[i] = page source_pages[i].
+
+    K and V and scales, of one layer or, without that operand, of all layers. source_pages, destination_pages: [n]
+    i32; pairs with an id outside of its pool are skipped. Layers of an fa3 pool share its pages: they have no layer.
+    """
+
+    source_pool: Operand[Any]
+    destination_pool: Operand[Any]
+    source_pages: Operand[Any]
+    destination_pages: Operand[Any]
+    layer: Operand[I32] | None = None
+
+    def verify_invariants(self) -> bool:
+        source = verify.handle(self, self.source_pool, ("collection",))
+        destination = None if source is None else verify.handle(self, self.destination_pool, ("collection",))
+        if source is None or destination is None:
+            return False
+        if source != destination:
+            return verify.fail(
+                self, f"pools must be of the same type, got {self.source_pool.type} and {self.destination_pool.type}"
+            )
+        if self.layer is not None and source.kind == FA3:
+            return verify.fail(self, "takes no layer for fa3 pools, whose layers share the pages")
+        ids = ((self.source_pages, "source_pages"), (self.destination_pages, "destination_pages"))
+        return all(offsets(self, v, n) for v, n in ids)
 
 
 class ConvertOp(Kv.Operation, name="convert", traits=[UpdatesCache]):

@@ -266,13 +266,13 @@ class Operation:
         self._fields = [f for f in op_class.FIELDS if f.kind == "operand"]
         self.operands = tuple(f.name for f in self._fields)
         caches = ("source", "destination", "cache") if name == "kv.convert" else ("cache",)
-        collections = ("collection", "index_collection")
+        collections = ("collection", "index_collection", "source_pool", "destination_pool")
         self._handles = {
             n: "collection" if n in collections else "cache" for n in self.operands if n in (*caches, *collections)
         }
         self._written = set(written)
         if effects.writes_cache(op_class):
-            self._written |= {n for n in self._handles if n != "source"}
+            self._written |= {n for n in self._handles if not n.startswith("source")}
         self._known: dict[Any, _Known] = {}
 
     def __call__(

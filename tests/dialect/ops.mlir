@@ -283,11 +283,15 @@ func.func @writes(%k: !paged, %pool: !pool, %layer: i32, %x: memref<?x8x128xbf16
 
 // CHECK-LABEL: func.func @copies
 func.func @copies(%k: !paged, %c: !region, %pool: !pool, %ids: memref<?x?xi32>, %i32s: memref<?xi32>,
-                  %out: memref<?x?x8x128xbf16>) {
+                  %out: memref<?x?x8x128xbf16>, %layer: i32) {
   // CHECK: "kv.gather"(%{{.+}}) : (!kv.cache<{{.+}}>, memref<?x?xi32>, memref<?xi32>, memref<?x?x8x128xbf16>) -> ()
   "kv.gather"(%k, %ids, %i32s, %out) : (!paged, memref<?x?xi32>, memref<?xi32>, memref<?x?x8x128xbf16>) -> ()
   // CHECK: "kv.copy_pages"(%{{.+}}) : (!kv.collection<{{.+}}>, memref<?xi32>, memref<?xi32>) -> ()
   "kv.copy_pages"(%pool, %i32s, %i32s) : (!pool, memref<?xi32>, memref<?xi32>) -> ()
+  // CHECK: "kv.transfer_pages"(%{{.+}}) : (!kv.collection<{{.+}}>, !kv.collection<{{.+}}>, memref<?xi32>, memref<?xi32>) -> ()
+  "kv.transfer_pages"(%pool, %pool, %i32s, %i32s) : (!pool, !pool, memref<?xi32>, memref<?xi32>) -> ()
+  // CHECK: "kv.transfer_pages"(%{{.+}}) : (!kv.collection<{{.+}}>, !kv.collection<{{.+}}>, memref<?xi32>, memref<?xi32>, i32) -> ()
+  "kv.transfer_pages"(%pool, %pool, %i32s, %i32s, %layer) : (!pool, !pool, memref<?xi32>, memref<?xi32>, i32) -> ()
   // CHECK: "kv.convert"(%{{.+}}) : (!kv.cache<"paged", {{.+}}>, !kv.cache<"continuous", {{.+}}>) -> ()
   "kv.convert"(%k, %c) : (!paged, !region) -> ()
   return
@@ -302,6 +306,18 @@ func.func @bookkeeping(%table: memref<?x?xi32>, %i32s: memref<?xi32>, %id: i32) 
   "kv.cache_row_offsets"(%i32s, %i32s, %i32s) : (memref<?xi32>, memref<?xi32>, memref<?xi32>) -> ()
   // CHECK: "kv.increment_cache_lengths"(%{{.+}}) : (memref<?xi32>, memref<?xi32>) -> ()
   "kv.increment_cache_lengths"(%i32s, %i32s) : (memref<?xi32>, memref<?xi32>) -> ()
+  return
+}
+
+// CHECK-LABEL: func.func @ragged
+func.func @ragged(%x: memref<?x64xbf16>, %i32s: memref<?xi32>, %end: i32) {
+  // CHECK: "kv.sliced_add"(%{{.+}}) : (memref<?x64xbf16>, memref<?x64xbf16>, i32, memref<?x64xbf16>) -> ()
+  "kv.sliced_add"(%x, %x, %end, %x) : (memref<?x64xbf16>, memref<?x64xbf16>, i32, memref<?x64xbf16>) -> ()
+  // CHECK: "kv.merge_ragged"(%{{.+}}) : (memref<?x64xbf16>, memref<?xi32>, memref<?x64xbf16>, memref<?xi32>, memref<?x64xbf16>, memref<?xi32>) -> ()
+  "kv.merge_ragged"(%x, %i32s, %x, %i32s, %x, %i32s)
+    : (memref<?x64xbf16>, memref<?xi32>, memref<?x64xbf16>, memref<?xi32>, memref<?x64xbf16>, memref<?xi32>) -> ()
+  // CHECK: "kv.shift_tokens"(%{{.+}}) : (memref<?xi32>, memref<?xi32>, memref<?xi32>, memref<?xi32>) -> ()
+  "kv.shift_tokens"(%i32s, %i32s, %i32s, %i32s) : (memref<?xi32>, memref<?xi32>, memref<?xi32>, memref<?xi32>) -> ()
   return
 }
 

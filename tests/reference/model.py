@@ -330,6 +330,22 @@ def gather_rows(cache: KVCache, token_ids: Any, row_offsets: Any) -> np.ndarray:
     return np.asarray(load(b, np.arange(cache.num_heads)[:, None], t, np.arange(cache.head_size)))
 
 
+def transfer_pages(
+    source: KVCacheCollection, destination: KVCacheCollection, source_pages: Any, destination_pages: Any,
+    layer: int | None = None,
+) -> None:  # fmt: skip
+    """Copy pages between pools, of one layer or all; pairs with an id outside of its pool are skipped."""
+    axis = 1 if source.cache_spec.kind == layout.FA3 else 0
+    for a, b in ((source.blocks, destination.blocks), (source.scales, destination.scales)):
+        if a is None:
+            continue
+        by_page = [np.moveaxis(np.asarray(x), axis, 0) for x in (a, b)]
+        layers = slice(None) if layer is None else layer
+        for s, d in zip(np.asarray(source_pages).tolist(), np.asarray(destination_pages).tolist(), strict=True):
+            if 0 <= s < source.num_blocks and 0 <= d < destination.num_blocks:
+                by_page[1][d][:, layers] = by_page[0][s][:, layers]
+
+
 def copy_pages(collection: KVCacheCollection, source: Any, destination: Any) -> None:
     """Copy whole pages, all layers, K and V and scales; pairs with an id out of [0, N) are skipped."""
     pages = collection.num_blocks

@@ -9,8 +9,9 @@ sequences does not matter. Every argument is checked before anything runs. After
 operation allocates nothing and can be captured in a CUDA graph.
 """
 
-from .copies import convert, copy_pages, gather
+from .copies import convert, copy_pages, gather, transfer_pages
 from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_sparse_indices
+from .ragged import merge_ragged, shift_tokens, sliced_add
 from .reads import attention, mla_attention, mla_decompress
 from .rotary import IndexHeads, qk_norm, rope, rope_padded
 from .updates import iadd_2m, increment_cache_lengths, radd, rms_norm
@@ -27,6 +28,7 @@ __all__ = [
     "gather",
     "iadd_2m",
     "increment_cache_lengths",
+    "merge_ragged",
     "mla_attention",
     "mla_decompress",
     "mla_prefill_plan",
@@ -37,6 +39,9 @@ __all__ = [
     "rope",
     "rope_append",
     "rope_padded",
+    "shift_tokens",
+    "sliced_add",
     "store_padded",
     "store_ragged",
+    "transfer_pages",
 ]
