@@ -45,7 +45,7 @@ from .gpu import (
     warp_reduce,
 )  # fmt: skip
 from .handles import Cache, Collection, KVCache, KVCacheCollection, MHAOperand, Operand, Rows, operand
-from .kernel import KernelFunction, kernel
+from .kernel import KernelFunction, Optional, kernel
 from .machine import (
     ballot,
     cp_async,
@@ -97,6 +97,7 @@ __all__ = [
     "KernelFunction",
     "MHAOperand",
     "Operand",
+    "Optional",
     "Pointer",
     "Rows",
     "Shared",

@@ -4,6 +4,7 @@
 The text is Python's syntax of calls, names and numbers, and is read without evaluating it:
 
     bf16                                  a scalar of a dtype
+    none                                  an optional argument that is absent
     buffer(i32, 2)                        kv.Buffer[kv.i32, 2]
     paged(…) continuous(…) fa3(…)         a cache; the keywords are those of CacheSpec
     collection(paged(…))                  a collection of such caches
@@ -28,7 +29,7 @@ _FORMS = (
 
 
 def parse_spec(text: str) -> Any:
-    """The spec that a text says: a DType, BufferSpec, CacheSpec, CollectionSpec or OperandSpec.
+    """The spec that a text says: a DType, BufferSpec, CacheSpec, CollectionSpec, OperandSpec or None.
 
     Raises
     ------
@@ -47,7 +48,7 @@ def parse_spec(text: str) -> Any:
 
 def _spec(node: ast.expr) -> Any:
     if isinstance(node, ast.Name):
-        return dtypes.by_name(node.id)
+        return None if node.id == "none" else dtypes.by_name(node.id)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise ValueError(f"a spec must be {_FORMS}")
     name = node.func.id
