@@ -20,7 +20,8 @@ _MODULES = {
     "kv.cache_row_offsets": "indices", "kv.remap_sparse_indices": "indices", "kv.mla_prefill_plan": "indices",
     "kv.sliced_add": "ragged", "kv.merge_ragged": "ragged", "kv.shift_tokens": "ragged",
     "kv.transfer_pages": "copies",
-    "kv.attention": "attention", "kv.mla_attention": "mla", "kv.mla_decompress": "mla",
+    "kv.attention": "attention", "kv.operand_attention": "attention",
+    "kv.mla_attention": "mla", "kv.mla_decompress": "mla",
 }  # fmt: skip
 _found: dict[str, Callable[..., None]] = {}
 

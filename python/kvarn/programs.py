@@ -21,6 +21,7 @@ from mlir.dialects import func
 
 from kvarn import compiler
 from kvarn.artifact import Artifact
+from kvarn.caches import MHAOperand
 from kvarn.compiled import Kernel
 from kvarn.dialect import dtypes, effects, layout, types
 from kvarn.dialect.base import Kv
@@ -43,15 +44,23 @@ Schedule = Mapping[str, Any] | None
 # --- what a program is specialised for -----------------------------------------------------------
 
 
+# A kind's MLIR type, the class of its specs, and what it is called.
+_HANDLES: dict[str, tuple[Callable[[CacheSpec], ir.Type], type, str]] = {
+    "cache": (types.cache_type, CacheSpec, "KV cache"),
+    "collection": (types.collection_type, layout.CollectionSpec, "KV cache collection"),
+    "operand": (types.operand_type, layout.OperandSpec, "attention operand"),
+}
+
+
 @dataclass(frozen=True)
 class HandleType:
-    """A cache or collection operand: ``kind`` is ``"cache"`` or ``"collection"``."""
+    """A cache, collection or attention operand: ``kind`` is ``"cache"``, ``"collection"`` or ``"operand"``."""
 
     kind: str
     spec: CacheSpec
 
     def mlir(self) -> ir.Type:
-        return types.collection_type(self.spec) if self.kind == "collection" else types.cache_type(self.spec)
+        return _HANDLES[self.kind][0](self.spec)
 
 
 @dataclass(frozen=True)
@@ -267,9 +276,9 @@ class Operation:
         self.operands = tuple(f.name for f in self._fields)
         caches = ("source", "destination", "cache") if name == "kv.convert" else ("cache",)
         collections = ("collection", "index_collection", "source_pool", "destination_pool")
-        self._handles = {
-            n: "collection" if n in collections else "cache" for n in self.operands if n in (*caches, *collections)
-        }
+        kinds = {**dict.fromkeys(caches, "cache"), **dict.fromkeys(collections, "collection")}
+        kinds |= dict.fromkeys(("keys", "values"), "operand")
+        self._handles = {n: kinds[n] for n in self.operands if n in kinds}
         self._written = set(written)
         if effects.writes_cache(op_class):
             self._written |= {n for n in self._handles if not n.startswith("source")}
@@ -368,12 +377,12 @@ class Operation:
         kind = self._handles.get(name)
         if kind is not None:
             spec = getattr(operand, "spec", None)
-            if not isinstance(spec, layout.CollectionSpec if kind == "collection" else CacheSpec):
-                wanted = "cache collection" if kind == "collection" else kind
-                raise TypeError(f"{about} must be a KV {wanted}, got {type(operand).__name__}")
+            if not isinstance(spec, _HANDLES[kind][1]):
+                raise TypeError(f"{about} must be a{'n' * (kind == 'operand')} {_HANDLES[kind][2]}, "
+                                f"got {type(operand).__name__}")
             if operand.readonly and name in self._written:
                 raise ValueError(f"{about} is written, but its blocks are read-only")
-            cache = spec.cache if isinstance(spec, layout.CollectionSpec) else spec
+            cache = spec if isinstance(spec, CacheSpec) else spec.cache
             return HandleType(kind, cache), operand, operand.device
         view = buffers.view(operand, name=about)
         if view.rank < 1:
@@ -434,6 +443,8 @@ def _find_signer(cls: type) -> Signer:
         found = _sign_number
     elif is_torch(cls):
         found = _sign_torch
+    elif issubclass(cls, MHAOperand):
+        found = _sign_operand
     elif hasattr(cls, "fields") and callable(cls.fields):
         found = _sign_handle
     else:
@@ -457,6 +468,12 @@ def _sign_handle(operand: Any, values: list[Any]) -> Any:
     spec = operand.spec
     found = _specs.get(id(spec)) or _remember_spec(spec)
     return id(found[1]), fields[_BATCH], operand.readonly, operand.device
+
+
+def _sign_operand(operand: Any, values: list[Any]) -> Any:
+    values.append(operand.fields())
+    spec = operand.spec
+    return id((_specs.get(id(spec)) or _remember_spec(spec))[1]), operand.batch_size, operand.device
 
 
 def _remember_spec(spec: Any) -> tuple[Any, Any]:
