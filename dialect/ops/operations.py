@@ -257,23 +257,58 @@ class TransferPagesOp(Kv.Operation, name="transfer_pages", traits=[UpdatesCache,
         return all(offsets(self, v, n) for v, n in ids)
 
 
-class ConvertOp(Kv.Operation, name="convert", traits=[UpdatesCache]):
-    """Copy every cached token of one cache to the same positions of another, converting kind, page size and dtype."""
+class ConvertOp(Kv.Operation, name="convert", traits=[UpdatesCache, UpdatesMemory]):
+    """Copy every cached token of one cache to the same positions of another, converting kind, page size and dtype.
+
+    Either side may be pages of another library instead: a memref [N, P, H, D] of any strides but the last, found
+    through source_table or destination_table [B, columns] i32; a source that is one has its lengths [B] i32 too.
+    A token whose page such a table does not name is skipped.
+    """
 
     source: Operand[Any]
     destination: Operand[Any]
+    source_table: Operand[Any] | None = None
+    destination_table: Operand[Any] | None = None
+    lengths: Operand[Any] | None = None
 
     def verify_invariants(self) -> bool:
-        source = verify.handle(self, self.source)
-        destination = None if source is None else verify.handle(self, self.destination, ("cache",))
+        source = self._side(self.source, "source", verify.CACHE_LIKE)
+        destination = None if source is None else self._side(self.destination, "destination", ("cache",))
         if source is None or destination is None:
             return False
-        same = (source.num_heads, source.head_size) == (destination.num_heads, destination.head_size)
-        return same or verify.fail(
+        pages = isinstance(self.source.type, ir.MemRefType)
+        if (self.lengths is not None) != pages:
+            return verify.fail(self, "takes lengths with pages as the source and only then")
+        if self.lengths is not None and not offsets(self, self.lengths, "lengths"):
+            return False
+        return source == destination or verify.fail(
             self,
             "source and destination must have the same heads and head size, "
-            f"got {source.num_heads} x {source.head_size} and {destination.num_heads} x {destination.head_size}",
+            f"got {source[0]} x {source[1]} and {destination[0]} x {destination[1]}",
         )
+
+    def _side(self, value: ir.Value, name: str, kinds: tuple[str, ...]) -> tuple[int, int] | None:
+        """(heads, head size) of a side; None after an error."""
+        table = getattr(self, f"{name}_table")
+        if not isinstance(value.type, ir.MemRefType):
+            spec = verify.handle(self, value, kinds)
+            if spec is not None and table is not None:
+                verify.fail(self, f"takes {name}_table with pages as the {name} only")
+                return None
+            return None if spec is None else (spec.num_heads, spec.head_size)
+        if not verify.memref(self, value, 4, PAGE_ELEMENTS, name):
+            return None
+        type_ = ir.MemRefType(value.type)
+        if any(type_.is_dynamic_dim(i) for i in (1, 2, 3)):
+            verify.fail(self, f"{name} must have a static page size, heads and head size, got {value.type}")
+            return None
+        if table is None:
+            verify.fail(self, f"needs {name}_table for pages as the {name}")
+            return None
+        return (type_.shape[2], type_.shape[3]) if verify.memref(self, table, 2, ("i32",), f"{name}_table") else None
+
+
+PAGE_ELEMENTS = ("f32", "f16", "bf16", "f8E4M3FN", "f8E5M2", "i8", "i16", "i32")
 
 
 class RemapSparseIndicesOp(Kv.Operation, name="remap_sparse_indices", traits=[ReadsMemory, WritesMemory]):

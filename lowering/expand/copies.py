@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.gather, kv.copy_pages, kv.transfer_pages and kv.convert: tokens out of a cache, pages, caches into one another."""
+"""kv.gather, kv.copy_pages and kv.transfer_pages: tokens out of a cache, pages within and between pools."""
 
 from __future__ import annotations
 
@@ -15,21 +15,16 @@ from .base import Expansion
 from .common import (
     BYTES,
     THREADS,
-    CachedHead,
     Rows,
     Work,
     begin,
-    converted,
-    head_and_lane,
     holds,
     row_alignment,
     sequence_of,
-    single,
     starts_early,
     vector_width,
-    whole_warps,
 )  # fmt: skip
-from .quantize import Quantizer
+from .convert import stored
 
 TOGETHER = 4  # slots of a gather that a thread has under way
 
@@ -68,16 +63,6 @@ def gather_kernel(spec: CacheSpec, work: Work, rows: Rows, together: int, early:
                         rows.store(out, r, j, h, d, value=read[n])
 
     return gather
-
-
-@kv.func
-def stored(cache: Any, b: Any, h: Any, t: Any, d: Any, width: int) -> Any:
-    """Stored values as they are, always a vector."""
-    if cache.quantization_enabled:
-        x = cache.load_quantized(b, h, t, d, width=width)
-    else:
-        x = cache.load(b, h, t, d, width=width)
-    return x if width > 1 else kv.vector(cache.dtype, [x])
 
 
 @expands("kv.gather")
@@ -208,55 +193,3 @@ def transfer_pages(op: Any, at: Expansion) -> None:
     args = [op.source_pool, op.destination_pool, op.source_pages, op.destination_pages, layer]
     kernel = transfer_kernel(at.spec(op.source_pool), threads, one_layer)
     at.launch(kernel, args, (blocks, 1, 1), (threads, 1, 1))
-
-
-# --- convert ---------------------------------------------------------------------------------------
-
-
-def convert_kernel(source_spec: CacheSpec, spec: CacheSpec, work: Work, width: int, quantizer: Quantizer | None) -> Any:
-    """Blocks of a sequence take its tokens in turn, as many as it has."""
-    exact = source_spec.dtype is spec.dtype and not source_spec.quantized
-    per_head = spec.head_size // width if quantizer is None else quantizer.threads
-
-    @kv.kernel
-    def convert(source, destination, blocks: kv.i32):
-        slot, first = work.place()
-        first_slot = kv.block_id.x * work.tokens
-        b = kv.block_id.x // blocks
-        start = slot - first_slot + kv.block_id.x % blocks * work.tokens
-        if first < work.pieces:
-            for t in range(start, source.cache_length(b), blocks * work.tokens):
-                if holds(destination, t):
-                    for piece in range(first, work.pieces, work.step):
-                        h, part, active = head_and_lane(piece, spec.num_heads, per_head)
-                        head = CachedHead(source, b, t, h)
-                        if quantizer is not None:
-                            held = quantizer.read(head.read, part)
-                            quantizer.write(destination, b, h, t, part, active, held, head.read)
-                        elif exact:
-                            destination.store(
-                                b, h, t, part * width, single(stored(source, b, h, t, part * width, width))
-                            )
-                        else:
-                            destination.store(
-                                b, h, t, part * width, single(converted(head.read(part * width, width), spec.dtype))
-                            )
-
-    return convert
-
-
-TOKENS = 64  # of a block of convert, at most
-
-
-@expands("kv.convert")
-def convert(op: Any, at: Expansion) -> None:
-    source, spec = at.spec(op.source), at.spec(op.destination)
-    extents = [spec.head_size] + [s.granularity for s in (source, spec) if s.quantized]
-    width = vector_width(*extents, types=(source.dtype, spec.dtype))
-    quantizer = Quantizer.of(spec, width, at) if spec.quantized else None
-    per_head = spec.head_size // width if quantizer is None else quantizer.threads
-    work = Work.of(at, spec.num_heads * per_head if quantizer is None else whole_warps(at, spec.num_heads * per_head))
-    longest, batch = at.field(op.source, "max_cache_length"), at.field(op.source, "batch")
-    blocks: Ix = (longest + (TOKENS - 1)) // TOKENS
-    kernel = convert_kernel(source, spec, work, width, quantizer)
-    at.launch(kernel, [op.source, op.destination, blocks], (batch * blocks, 1, 1), (work.threads, 1, 1))

@@ -38,7 +38,7 @@ _LAZY = {
         "KVCacheStaticParams", "PagedKVCacheCollection", "ContinuousBatchingKVCacheCollection",
         "PagedKVCacheFA3FallbackCollection", "PagedKVCache", "ContinuousBatchingKVCache", "PagedKVCacheFA3Fallback",
         "KVCacheMHAOperand", "KVCacheScalesMHAOperand", "LayoutTensorMHAOperand", "MHAOperand",
-        "RaggedMHAOperand",
+        "RaggedMHAOperand", "ForeignPages",
     ),
     "kvarn.manager": ("PagedKVCacheManager", "InsufficientBlocksError"),
     "kvarn.compiler": ("compile",),

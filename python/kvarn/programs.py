@@ -375,7 +375,7 @@ class Operation:
     def _describe(self, about: str, name: str, operand: Any) -> tuple[OperandType, Any, Any]:
         """An operand's type, what the check sees of it, and its device."""
         kind = self._handles.get(name)
-        if kind is not None:
+        if kind is not None and not (name in self._static and isinstance(operand, buffers.BufferView)):
             spec = getattr(operand, "spec", None)
             if not isinstance(spec, _HANDLES[kind][1]):
                 raise TypeError(f"{about} must be a{'n' * (kind == 'operand')} {_HANDLES[kind][2]}, "

@@ -337,7 +337,7 @@ func.func @rule(%c: !pool, %t: memref<?x?xi32>, %o: memref<?xi32>) {
 // Rule: convert keeps heads and head size.
 func.func @rule(%c: !cache, %d: !h96) {
   // expected-error @below {{'kv.convert' op source and destination must have the same heads and head size, got 8 x 128 and 8 x 96}}
-  "kv.convert"(%c, %d) : (!cache, !h96) -> ()
+  "kv.convert"(%c, %d) {operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>} : (!cache, !h96) -> ()
   return
 }
 

@@ -20,7 +20,7 @@ def place():
     return places.Torch()
 
 
-NAMES = ("append", "rope", "rotary", "copies", "transfer", "ragged", "updates")
+NAMES = ("append", "rope", "rotary", "copies", "convert", "transfer", "ragged", "updates", "edges")
 SUITES = tuple(f"unit.test_ops_{name}" for name in NAMES)
 # What makes places of its own is not for a GPU.
 NOT_HERE = (

@@ -9,7 +9,8 @@ sequences does not matter. Every argument is checked before anything runs. After
 operation allocates nothing and can be captured in a CUDA graph.
 """
 
-from .copies import convert, copy_pages, gather, transfer_pages
+from .convert import convert
+from .copies import copy_pages, gather, transfer_pages
 from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_sparse_indices
 from .ragged import merge_ragged, shift_tokens, sliced_add
 from .reads import attention, mla_attention, mla_decompress

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Copying cached tokens: gather, copy_pages, transfer_pages, convert."""
+"""Copying cached tokens and pages: gather, copy_pages, transfer_pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.dialect.layout import FA3, PAGED, CollectionSpec
+from kvarn.dialect.layout import FA3, CollectionSpec
 from kvarn.programs import Operation, Schedule
 from kvarn.runtime import buffers, streams, transfers
 from kvarn.runtime.binding import ordinal_of
@@ -187,47 +187,3 @@ def _host_ids(ids: Any, name: str) -> np.ndarray:
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers [n], got {found.dtype} of shape {list(found.shape)}")
     return found.astype(np.int64)
-
-
-def _check_convert(seen: SimpleNamespace) -> None:
-    title, (source, destination) = "kv.ops.convert", (seen.source, seen.destination)
-    for name, cache in (("source", source), ("destination", destination)):
-        if not hasattr(cache.spec, "num_heads"):
-            raise TypeError(f"{title}: {name} must be a cache, got a collection: convert its caches one by one")
-    a, b = source.spec, destination.spec
-    if (a.num_heads, a.head_size) != (b.num_heads, b.head_size):
-        raise ValueError(
-            f"{title}: source and destination must have the same heads and head size, got "
-            f"{a.num_heads} x {a.head_size} and {b.num_heads} x {b.head_size}"
-        )
-    if source.batch_size != destination.batch_size:
-        raise ValueError(
-            f"{title}: source and destination must have the same sequences, got {source.batch_size} and "
-            f"{destination.batch_size}"
-        )
-    exact = a.dtype == b.dtype and not a.quantized and not b.quantized
-    for spec, name in ((a, "source"), (b, "destination")):
-        if not exact and spec.dtype.is_integer and not spec.quantized:
-            raise ValueError(f"{title}: {name} stores {spec.dtype.name} without scales, which converts only to itself")
-        if spec.quantized and spec.kind != PAGED:
-            raise ValueError(f"{title}: {name} must be paged to have scales")
-
-
-_CONVERT = Operation("kv.convert", {}, _check_convert)
-
-
-def convert(source: Any, destination: Any, *, schedule: Schedule = None, stream: Any = None) -> None:
-    """Copy every cached token of one cache to the same position of another, of any kind, page size and dtype.
-
-    Tokens ``[0, cache_lengths[b])`` of the source are read, dequantized where it has scales, and written as
-    :func:`append` would: quantized where the destination has scales, saturating to 8 bits. The destination's
-    own lengths are not read.
-
-    Parameters
-    ----------
-    source, destination : KV cache
-        The same heads, head size and number of sequences; not the same memory.
-    schedule, stream
-        As of :func:`append`.
-    """
-    _CONVERT((source, destination), (), schedule, stream)
