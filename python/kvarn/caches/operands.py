@@ -8,6 +8,7 @@ buffers the methods are the model of what a kernel does. The order of an operand
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -279,7 +280,8 @@ class _BufferOperand(MHAOperand):
         data, strides = checks.pool(buffer, "buffer", dims, outer, empty=True)
         heads, size = data.shape[-2:]
         checks.aligned(data, min(16, layout.lowbit(size * data.dtype.itemsize)), "buffer")
-        views, at = {"buffer": data}, {"base": data.data, "stride0": strides[0]}
+        packed = math.prod(data.shape[1:])  # what the stride of an empty buffer says nothing of
+        views, at = {"buffer": data}, {"base": data.data, "stride0": strides[0] if data.size else packed}
         at["num_blocks"], at["capacity"] = data.shape[0], data.shape[1] if kind == DENSE else 1
         granules = 1
         if scales is not None:
