@@ -21,6 +21,7 @@ from .ops.operations import *  # noqa: F403
 from .ops.ragged import *  # noqa: F403
 from .ops.rotary import *  # noqa: F403
 from .ops.tiles import *  # noqa: F403
+from .ops.tma import *  # noqa: F403
 from .types import CacheType, CollectionType, OperandType, RowsType, TmaType  # noqa: F401
 
 # MLIR wraps parsed ops in their Python classes when it can import `<prefix>.<dialect namespace>`.

@@ -24,6 +24,7 @@ from kvarn.dialect import dtypes, layout, ops, types, verify
 from kvarn.dialect.layout import DENSE, RAGGED, SCALES, CacheSpec
 
 from . import vectorize_kv_lookups
+from .expand_kv_tma import is_copy
 from .hoist_kv_lookups import root
 from .index import Ix, const, i32, load, offset, pointer, store
 from .pass_base import fail, kv_pass
@@ -39,7 +40,7 @@ _ROWS = ("kv.populate", "kv.make_rows")  # what makes rows, now or when it is lo
 # Ops that write through an operand, and its number. An address may be written through, so asking for one counts.
 WRITERS = {
     "kv.store": 0, "kv.store_scale": 0, "kv.store_tile": 0, "kv.block_ptr": 0, "kv.scale_block_ptr": 0,
-    "memref.store": 1, "vector.store": 1, "memref.atomic_rmw": 1, "kv.buffer_address": 0,
+    "memref.store": 1, "vector.store": 1, "memref.atomic_rmw": 1, "kv.buffer_address": 0, "kv.tma_store": 0,
 }  # fmt: skip
 
 
@@ -462,7 +463,7 @@ def run(module: ir.Module, options: Options) -> None:
             record_written(function, [op for op in inside if op.name in WRITERS])
         found += [op for op in inside if RULES.knows(op.name)]
     has_rows = any(op.name in _ROWS for op in found)
-    later = (*_LATER, "kv.make_rows")
+    later = {*_LATER, "kv.make_rows", *(op.name for op in found if is_copy(op.name))}
     RULES.apply(module, options, leave=later.__contains__, found=found)
     if has_rows:
         # Rows were read through their maker; drop the makers, and populates' leftovers.

@@ -29,7 +29,7 @@ _SCALE_LOADS = ("kv.load_scale",)
 _STORES = ("kv.store", "kv.store_tile")
 _SCALE_STORES = ("kv.store_scale",)
 # Ops whose target cannot be told from their operands: after one of them nothing is read-only.
-OPAQUE_WRITES = ("llvm.store", "llvm.atomicrmw", "llvm.cmpxchg")
+OPAQUE_WRITES = ("llvm.store", "llvm.atomicrmw", "llvm.cmpxchg", "kv.tma_store")
 BUFFER_WRITES = ("memref.store", "vector.store", "vector.maskedstore", "memref.atomic_rmw", "memref.generic_atomic_rmw")
 # Accesses that get a plan, and everything that the pass looks at.
 _PLANNED = frozenset((*_LOADS, *_SCALE_LOADS, "kv.store", *_SCALE_STORES))

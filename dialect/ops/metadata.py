@@ -162,8 +162,9 @@ class FieldOp(Kv.Operation, name="field", traits=[Pure]):
 
     def verify_invariants(self) -> bool:
         value = self.operation.operands[0]
-        if not isinstance(value.type, ir.MemRefType) and verify.handle(self, value, verify.ANY_HANDLE) is None:
-            return False
+        if not isinstance(value.type, ir.MemRefType) and types.type_name(value.type) != "tma":
+            if verify.handle(self, value, verify.ANY_HANDLE) is None:
+                return False
         fields = {f.name: f for f in types.fields_of(value.type)}
         name = verify.string(self.operation.attributes["field"])
         if name not in fields:

@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvarn.dialect import dtypes, layout
+from kvarn.dialect import dtypes, layout, tma_layout
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.tma_layout import TmaSpec
 
 FORMAT = "kvarn-bundle"
 VERSION = 1
@@ -59,8 +60,9 @@ class Arg:
         Element type of a buffer, type of a scalar; None for the others.
     rank : int
         Dimensions of a buffer; 0 for the others.
-    spec : CacheSpec or None
-        Static parameters of a cache, collection or operand. A CollectionSpec or OperandSpec gives its cache's.
+    spec : CacheSpec, TmaSpec or None
+        Static parameters of a cache, collection or operand. A CollectionSpec or OperandSpec gives its cache's. Those of
+        a TMA descriptor; without, any descriptor is taken.
     alignment : int
         Bytes that the first element's address must be a multiple of; 0 asks for the element's own size.
     written : bool
@@ -71,7 +73,7 @@ class Arg:
     kind: str
     dtype: DType | None = None
     rank: int = 0
-    spec: CacheSpec | None = None
+    spec: CacheSpec | TmaSpec | None = None
     alignment: int = 0
     written: bool = False
 
@@ -101,13 +103,13 @@ class Arg:
         if self.kind == "buffer":
             return layout.buffer_fields(self.rank)
         if self.kind == "tensormap":
-            return (layout.Field("value", "tensormap", "TMA descriptor, passed by value"),)
+            return tma_layout.FIELDS
         assert self.dtype is not None
         return (layout.Field("value", param_type(self.dtype), "the scalar"),)
 
     @property
     def _spec(self) -> CacheSpec:
-        assert self.spec is not None  # held by __post_init__
+        assert isinstance(self.spec, CacheSpec)  # held by __post_init__
         return self.spec
 
 
@@ -359,13 +361,15 @@ def spec_to_json(spec: CacheSpec) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def spec_from_json(document: Mapping[str, Any]) -> CacheSpec:
-    """The inverse of `spec_to_json`."""
+def spec_from_json(document: Mapping[str, Any]) -> CacheSpec | TmaSpec:
+    """A cache's or a TMA descriptor's static parameters out of JSON."""
     rest = dict(document)
     for name in ("dtype", "scale_dtype"):
         rest[name] = dtypes.by_name(rest[name]) if rest.get(name) is not None else None
     return layout.spec_class(str(rest.get("kind")))(**rest)
 
+    if "form" in rest:
+        return TmaSpec(**{**rest, "dtype": dtypes.by_name(rest["dtype"])})
 
 def _to_json(value: Any, files: dict[str, bytes], prefix: str) -> Any:
     """A dataclass of this module as JSON; its code goes to ``files`` under names that start with ``prefix``."""

@@ -329,6 +329,8 @@ def _arg(index: int, type_: ir.Type, described: ir.DictAttr | None, alignment: i
         spec = types.spec_of(type_)
         # Pools start at a multiple of 16 bytes, a layer of one at a multiple of its rows.
         return Arg(name, kind, None, 0, spec, min(16, layout.lowbit(spec.head_size * spec.dtype.itemsize)), written)
+    if kind == "tma":
+        return Arg(name, "tensormap", spec=types.tma_spec_of(type_), written=written)
     return Arg(name, "scalar", _dtype(str(type_), described))
 
 

@@ -22,10 +22,11 @@ from . import checks
 from .model import HostModel, _in_range, _integers, _squeeze
 from .numerics import saturating_cast
 from .rows import PagedRowIndices
+from .tma import OperandTmaTiles
 from .views import KVCache
 
 
-class MHAOperand:
+class MHAOperand(OperandTmaTiles):
     """Keys or values as an attention kernel reads them. Made as one of the subclasses.
 
     As an annotation of a kernel's argument it stands for every kind.

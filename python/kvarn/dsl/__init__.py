@@ -24,7 +24,7 @@ from kvarn.dialect.dtypes import (
     u64,
 )  # fmt: skip
 
-from . import math
+from . import math, tma
 from .calls import func, static
 from .functional import for_, if_, loop, when, while_
 from .gpu import (
@@ -82,6 +82,7 @@ from .machine import (
     tanh_approx,
 )  # fmt: skip
 from .memory import Buffer, BufferSpec, Pointer, Shared, atomic_add, fence, pointer_of, shared
+from .tma import TensorMap
 from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
 
 bool = bool_  # kv.bool, as kv.f32
@@ -101,6 +102,7 @@ __all__ = [
     "Pointer",
     "Rows",
     "Shared",
+    "TensorMap",
     "Value",
     "Vector",
     "atomic_add",
@@ -177,6 +179,7 @@ __all__ = [
     "syncwarp",
     "tanh_approx",
     "thread_id",
+    "tma",
     "u8",
     "u16",
     "u32",

@@ -23,6 +23,7 @@ from mlir import ir
 from kvarn.dialect import types as kv_types
 from kvarn.dialect.dtypes import DType, bool_, of
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
+from kvarn.dialect.tma_layout import TmaSpec
 from kvarn.errors import KernelError, KernelTypeError, SourceLocation, UnsupportedError, from_mlir, located
 
 from . import builder
@@ -32,6 +33,7 @@ from .frontend import Interpreter
 from .handles import Cache, Collection, Handle, Operand, annotation_of
 from .memory import Buffer, BufferSpec
 from .source import source_of
+from .tma import TensorMap
 from .values import Value, number_dtype
 
 _STATIC = (int, float, bool, str, tuple)
@@ -69,6 +71,8 @@ class Argument:
             return types().of(self.spec)
         if self.kind == "buffer":
             return self.spec.mlir_type()
+        if self.kind == "tensormap":
+            return kv_types.tma_type(self.spec)
         return _HANDLES[self.kind][2](_cache_spec(self.spec))
 
     def value(self, value: ir.Value) -> Any:
@@ -77,6 +81,8 @@ class Argument:
             return Value(value, self.spec)
         if self.kind == "buffer":
             return Buffer(value, self.spec)
+        if self.kind == "tensormap":
+            return TensorMap(value, self.spec)
         return _HANDLES[self.kind][1](value, _cache_spec(self.spec))
 
     def record(self) -> ir.Attribute:
@@ -204,6 +210,10 @@ class KernelFunction:
             if not same and not (isinstance(spec, BufferSpec) and annotation.dtype is bool_ and spec.dtype.bits == 8):
                 raise wrong(f"{annotation!r}")
             return Argument(name, "buffer", annotation)
+        if annotation is TensorMap or isinstance(annotation, TmaSpec):
+            if not isinstance(spec, TmaSpec) or annotation not in (TensorMap, spec):
+                raise wrong("a TMA descriptor" if annotation is TensorMap else repr(annotation))
+            return Argument(name, "tensormap", spec)
         known = annotation_of(annotation)
         if known is not None:
             kind, kinds = known
@@ -213,14 +223,16 @@ class KernelFunction:
         if annotation is not None:
             raise self._error(
                 KernelTypeError,
-                f"the annotation of {name!r} must be a cache class, kv.Buffer[dtype, rank], a dtype such as kv.f32, or "
-                f"int, float, bool, str or tuple for a static parameter, got {annotation!r}",
+                f"the annotation of {name!r} must be a cache class, kv.Buffer[dtype, rank], kv.TensorMap, a dtype such "
+                f"as kv.f32, or int, float, bool, str or tuple for a static parameter, got {annotation!r}",
             )
         for kind, (spec_type, _, _) in _HANDLES.items():
             if isinstance(spec, spec_type):
                 return Argument(name, kind, spec)
         if isinstance(spec, BufferSpec):
             return Argument(name, "buffer", spec)
+        if isinstance(spec, TmaSpec):
+            return Argument(name, "tensormap", spec)
         if isinstance(spec, DType):
             return Argument(name, "scalar", spec)
         return Argument(name, "static", spec)

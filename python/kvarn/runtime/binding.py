@@ -39,7 +39,7 @@ def make_binder(arg: Arg, kernel: str) -> Binder:
     if arg.kind == "scalar":
         return _scalar_binder(arg, where)
     if arg.kind == "tensormap":
-        return _tensormap_binder(where)
+        return _tensormap_binder(arg, where)
     return _cache_binder(arg, where)
 
 
@@ -296,12 +296,21 @@ def _bf16_bits(x: float) -> int:
     return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
 
 
-def _tensormap_binder(where: str) -> Binder:
+def _tensormap_binder(arg: Arg, where: str) -> Binder:
+    expected, written = arg.spec, arg.written
+
     def bind(obj: Any) -> Bound:
         encoded = getattr(obj, "encoded", None)
-        if not isinstance(encoded, bytes) or len(encoded) != 128:
-            raise TypeError(f"{where} must be an encoded TMA descriptor (see kvarn.runtime.tensormap), "
+        if not isinstance(encoded, bytes):
+            raise TypeError(f"{where} must be a TMA descriptor, as create_tma_tile of a cache gives it, "
                             f"got {type(obj).__qualname__}")
         return (encoded,), obj.ordinal
 
     return bind
+        if expected is not None and obj.spec != expected:
+            raise TypeError(f"{where} is compiled for {expected}, got {obj.spec}: "
+                            "compile the kernel for this descriptor")
+        if not encoded:
+            raise ValueError(f"{where} must describe memory of a GPU, got a TMA descriptor of host memory")
+        if written and obj.readonly:
+            raise ValueError(f"{where} is stored to by the kernel, but the memory described is read-only")
