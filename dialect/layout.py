@@ -390,6 +390,8 @@ def populate_problems(
         )
     if pair_cta and pages > 1 and pages % 2:
         found.append(f"pair_cta needs one page a tile or an even number, got {pages}")
+    if pair_cta and tile_rows % 2:
+        found.append(f"pair_cta needs an even number of tile rows, got {tile_rows}")
     return found
 
 
@@ -403,6 +405,46 @@ def populate_chunk(tile_rows: int, page_size: int, base_alignment: int | None) -
         return 1
     alignment = tile_rows if base_alignment is None else base_alignment
     return min(lowbit(pages), lowbit(alignment // page_size), 8)
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of a tile that one copy moves."""
+
+    entry: int  # of the populated rows: the page
+    skipped: int  # rows of the page before the first
+    at: int  # row of the copied (sub-)tile that the first becomes
+    rows: int
+
+
+def key_pieces(tile_rows: int, page_size: int, pair_cta: bool = False, is_leader: bool = True) -> tuple[Piece, ...]:
+    """What a CTA copies of a key tile: all of it; of a pair, the leader the first half and its peer the second."""
+    pages, half = populate_pages(tile_rows, page_size), tile_rows // 2
+    peer = pair_cta and not is_leader
+    return _pieces(
+        half if pair_cta else tile_rows, page_size, pages // 2 if peer and pages > 1 else 0,
+        half if peer and pages == 1 else 0,
+    )  # fmt: skip
+
+
+def value_pieces(tile_rows: int, page_size: int, part: int = 0, parts: int = 1) -> tuple[Piece, ...]:
+    """What a CTA copies of one of the equal parts that a value tile is divided into along its rows."""
+    if parts < 1 or tile_rows % parts or not 0 <= part < parts:
+        raise ValueError(
+            f"a value tile of {tile_rows} rows must have a divisor of parts and a part of them, got {part} of {parts}"
+        )
+    pages, rows = populate_pages(tile_rows, page_size), tile_rows // parts
+    if page_size > 0 and rows % effective_page(rows, page_size):
+        raise ValueError(f"parts of a value tile must be whole pages or lie in one, got {rows} rows of {page_size}")
+    if pages >= parts:
+        return _pieces(rows, page_size, part * (pages // parts), 0)
+    # Several parts lie in one page.
+    per_page = parts // pages
+    return _pieces(rows, page_size, part // per_page, part % per_page * rows)
+
+
+def _pieces(rows: int, page_size: int, entry: int, skipped: int) -> tuple[Piece, ...]:
+    issue = effective_page(rows, page_size)
+    return tuple(Piece(entry + p, skipped, p * issue, issue) for p in range(rows // issue))
 
 
 def lookup_columns(tokens: int, page_size: int) -> int:

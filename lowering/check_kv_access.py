@@ -3,7 +3,8 @@
 
 Asserts before each access that the sequence is in the batch, the head and dim in the cache, the token in the sequence's
 row of the lookup table (in its block, when continuous) and the token's page in the pool; tiles and look-ups of lengths
-have the part of it that applies. What is known at compile time is decided by canonicalize. Addresses (``kv.block_ptr``)
+have the part of it that applies. A populate's promise about its base is checked, and that the entries it reads are the
+table's. What is known at compile time is decided by canonicalize. Addresses (``kv.block_ptr``)
 are not checked: what is read through them is not known here.
 
 Off by default: without it a page outside the pool is never written to, and reading one reads the null page. It stands
@@ -34,6 +35,7 @@ ELEMENTS = ("kv.load", "kv.load_raw", "kv.store")
 SCALES = ("kv.load_scale", "kv.store_scale")
 TILES = ("kv.load_tile", "kv.store_tile")
 LENGTHS = ("kv.cache_length",)
+LOOKUPS = ("kv.populate", "kv.load_pages")
 
 
 class _Checks:
@@ -101,14 +103,42 @@ class _Checks:
         last = (Ix(op.base) + count - 1).value
         self.token(arith.select(none, const(0), last))
 
+    def populate(self) -> None:
+        """The promise about the base, and the table's entries that a tile reads."""
+        op, page_size = self.op, self.spec.page_size
+        pages = layout.populate_pages(op.tile_rows.value, page_size)
+        alignment = op.base_alignment.value or op.tile_rows.value
+        if pages == 1:
+            self.token(op.base)
+            return
+        whole = arith.cmpi(arith.CmpIPredicate.eq, (Ix(op.base) % alignment).value, const(0))
+        self.need(whole, f"the base must be a multiple of the promised alignment {alignment}")
+        self.entries(Ix(op.base) // page_size, pages)
+
+    def entries(self, column: Ix, count: int) -> None:
+        """Entries of a sequence's row of the table from a column on."""
+        inside = arith.cmpi(
+            arith.CmpIPredicate.ule, (column.wide + count).value, self.field("lookup_columns").wide.value
+        )
+        self.need(inside, f"the {count} entries from the column on must lie in the lookup table: pad its columns")
+
+    def load_pages(self) -> None:
+        column, count = Ix(self.op.column), self.op.count.value
+        whole = arith.cmpi(arith.CmpIPredicate.eq, (column % count).value, const(0))
+        self.need(whole, f"the column must be a multiple of {count}")
+        self.entries(column, count)
+
 
 @kv_pass()
 def run(module: ir.Module, options: Any) -> None:
-    for op in ops_named(module, *ELEMENTS, *SCALES, *TILES, *LENGTHS):
+    for op in ops_named(module, *ELEMENTS, *SCALES, *TILES, *LENGTHS, *LOOKUPS):
         with ir.InsertionPoint(op), op.location:
             checks = _Checks(op)
             checks.sequence()
             if op.name in LENGTHS:
+                continue
+            if op.name in LOOKUPS:
+                (checks.populate if op.name == "kv.populate" else checks.load_pages)()
                 continue
             checks.head()
             if op.name in TILES:

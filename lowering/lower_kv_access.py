@@ -348,6 +348,11 @@ def lower_populate(op: Any, options: Options) -> ir.Value:
     return ops.make_rows(rows, tile, spec.page_size)
 
 
+def table_alignment(count: int) -> int:
+    """Bytes that a load of so many table entries is aligned to: 8 entries are two loads of four."""
+    return 4 * min(count, 4)
+
+
 @RULES.lowers("kv.load_pages")
 def lower_load_pages(op: Any, options: Options) -> ir.Value:
     count = op.count.value
@@ -362,7 +367,7 @@ def lower_load_pages(op: Any, options: Options) -> ir.Value:
         if width == 1:
             loads.append(vector.from_elements(type_, [load(at, i32(), 4, True)]))
         else:
-            loads.append(load(at, type_, 4 * width, True))
+            loads.append(load(at, type_, table_alignment(width), True))
     if len(loads) == 1:
         return loads[0]
     return vector.shuffle(loads[0], loads[1], list(range(count)))
@@ -454,6 +459,23 @@ def record_written(function: ir.Operation, writers: Sequence[ir.Operation]) -> N
         function.attributes["kv.written"] = ir.DenseI64ArrayAttr.get(sorted(written))
 
 
+def record_tables(function: ir.Operation, loads: Sequence[ir.Operation]) -> None:
+    """List the bytes that rows of each argument's lookup table must be aligned to, in ``kv.table_alignments``.
+
+    The loader refuses tables that vector loads would misread.
+    """
+    found: dict[int, int] = {}
+    for op in loads:
+        table = root(op.operands[0])
+        if defining_op(table) is None:
+            number = ir.BlockArgument(table).arg_number
+            found[number] = max(found.get(number, 0), table_alignment(op.opview.count.value))
+    if found:
+        alignments = [found.get(i, 0) for i in range(len(function.regions[0].blocks[0].arguments))]
+        with function.location:
+            function.attributes["kv.table_alignments"] = ir.DenseI64ArrayAttr.get(alignments)
+
+
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     found: list[ir.Operation] = []
@@ -461,6 +483,7 @@ def run(module: ir.Module, options: Options) -> None:
         inside = walk(function, lambda name: name in WRITERS or RULES.knows(name))
         if is_kernel(function):
             record_written(function, [op for op in inside if op.name in WRITERS])
+            record_tables(function, [op for op in inside if op.name == "kv.load_pages"])
         found += [op for op in inside if RULES.knows(op.name)]
     has_rows = any(op.name in _ROWS for op in found)
     later = {*_LATER, "kv.make_rows", *(op.name for op in found if is_copy(op.name))}

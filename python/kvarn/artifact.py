@@ -67,6 +67,8 @@ class Arg:
         Bytes that the first element's address must be a multiple of; 0 asks for the element's own size.
     written : bool
         Whether the kernel may write through it.
+    table_alignment : int
+        Bytes that every row of a cache's lookup table must start at a multiple of; 0 asks for nothing.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Arg:
     spec: CacheSpec | TmaSpec | None = None
     alignment: int = 0
     written: bool = False
+    table_alignment: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -88,8 +91,9 @@ class Arg:
             raise ValueError(f"argument {self.name!r} is a {self.kind} and must have a dtype")
         if self.kind == "buffer" and self.rank < 1:
             raise ValueError(f"argument {self.name!r} is a buffer and must have a rank of at least 1, got {self.rank}")
-        if self.alignment < 0 or self.alignment & (self.alignment - 1):
-            raise ValueError(f"alignment of argument {self.name!r} must be a power of two, got {self.alignment}")
+        for what, bytes_ in (("alignment", self.alignment), ("table alignment", self.table_alignment)):
+            if bytes_ < 0 or bytes_ & (bytes_ - 1):
+                raise ValueError(f"{what} of argument {self.name!r} must be a power of two, got {bytes_}")
 
     @property
     def fields(self) -> tuple[layout.Field, ...]:
@@ -364,12 +368,12 @@ def spec_to_json(spec: CacheSpec) -> dict[str, Any]:
 def spec_from_json(document: Mapping[str, Any]) -> CacheSpec | TmaSpec:
     """A cache's or a TMA descriptor's static parameters out of JSON."""
     rest = dict(document)
+    if "form" in rest:
+        return TmaSpec(**{**rest, "dtype": dtypes.by_name(rest["dtype"])})
     for name in ("dtype", "scale_dtype"):
         rest[name] = dtypes.by_name(rest[name]) if rest.get(name) is not None else None
     return layout.spec_class(str(rest.get("kind")))(**rest)
 
-    if "form" in rest:
-        return TmaSpec(**{**rest, "dtype": dtypes.by_name(rest["dtype"])})
 
 def _to_json(value: Any, files: dict[str, bytes], prefix: str) -> Any:
     """A dataclass of this module as JSON; its code goes to ``files`` under names that start with ``prefix``."""

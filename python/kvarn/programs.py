@@ -310,6 +310,7 @@ class Operation:
         attributes, schedule = signature[0], signature[1] or ()
         what, given = self.specialisation(operands, attributes, schedule)
         found = program(what)
+        assert not any(a.table_alignment for a in found.args), "a signature does not hold the alignment of tables"
         values, ordinal = found.bind(given)
         buffers_ = [i for i, (_, type_) in enumerate(what.operands) if isinstance(type_, BufferType)]
         if len(self._known) >= _REMEMBER:

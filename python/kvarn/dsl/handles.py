@@ -201,7 +201,7 @@ class CacheReads(Handle):
             if not isinstance(x, int):
                 raise TypeError(f"{name} must be an int known at compile time, got {describe(x)}")
         value = ops.populate(self.ir, i32_value(b), i32_value(base), tile_rows, base_alignment, pair_cta, is_leader)
-        return Rows(value, tile_rows)
+        return Rows(value, tile_rows, self.spec.page_size, pair_cta, is_leader)
 
     def page(self, b: Any, t: Any) -> Value:
         """Physical page of a token, clamped to the pool; accesses take it as ``page=``."""
@@ -379,10 +379,41 @@ class Collection(Handle):
 class Rows:
     """Row indices of a tile's pages, from ``populate``."""
 
-    __slots__ = ("ir", "tile_rows")
+    __slots__ = ("ir", "is_leader", "page_size", "pair_cta", "tile_rows")
 
-    def __init__(self, value: ir.Value, tile_rows: int) -> None:
-        self.ir, self.tile_rows = value, tile_rows
+    def __init__(
+        self, value: ir.Value, tile_rows: int, page_size: int, pair_cta: bool = False, is_leader: bool = True
+    ) -> None:
+        self.ir, self.tile_rows, self.page_size = value, tile_rows, page_size
+        self.pair_cta, self.is_leader = pair_cta, is_leader
+
+    @property
+    def num_pages(self) -> int:
+        return layout.populate_pages(self.tile_rows, self.page_size)
+
+    @property
+    def eff_page(self) -> int:
+        """Rows of one sub-tile."""
+        return layout.effective_page(self.tile_rows, self.page_size)
+
+    @property
+    def cta_group(self) -> int:
+        """CTAs that share the tile."""
+        return 2 if self.pair_cta else 1
+
+    def key_pieces(self) -> list[tuple[Value, int, int]]:
+        """What this CTA copies of the tile as keys: (first row, row of its own tile, rows) of each copy.
+
+        Of a pair the leader copies the first half of the tile and its peer the second.
+        """
+        return self._placed(layout.key_pieces(self.tile_rows, self.page_size, self.pair_cta, self.is_leader))
+
+    def value_pieces(self, part: int = 0, parts: int = 1) -> list[tuple[Value, int, int]]:
+        """What a CTA copies of the tile as values, of one of some equal parts; as ``key_pieces``."""
+        return self._placed(layout.value_pieces(self.tile_rows, self.page_size, part, parts))
+
+    def _placed(self, pieces: tuple[layout.Piece, ...]) -> list[tuple[Value, int, int]]:
+        return [(self.get_row(p.entry * self.eff_page + p.skipped), p.at, p.rows) for p in pieces]
 
     def get_row(self, offset: Any) -> Value:
         """Row of the tile's token ``offset``, u32."""
