@@ -218,7 +218,7 @@ class MlaDecompressOp(Kv.Operation, name="mla_decompress", traits=[ReadsCache, R
     out: Operand[Any]
 
     def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.cache)
+        spec = verify.handle(self, self.cache, ("cache",))
         if spec is None:
             return False
         if spec.num_heads != 1:

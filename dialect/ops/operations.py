@@ -201,7 +201,7 @@ class GatherOp(Kv.Operation, name="gather", traits=[ReadsCache, ReadsMemory, Wri
     out: Operand[Any]
 
     def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.cache)
+        spec = verify.handle(self, self.cache, ("cache",))
         return (
             spec is not None
             and verify.memref(self, self.token_ids, 2, ("i32",), "token_ids")
@@ -272,8 +272,8 @@ class ConvertOp(Kv.Operation, name="convert", traits=[UpdatesCache, UpdatesMemor
     lengths: Operand[Any] | None = None
 
     def verify_invariants(self) -> bool:
-        source = self._side(self.source, "source", verify.CACHE_LIKE)
-        destination = None if source is None else self._side(self.destination, "destination", ("cache",))
+        source = self._side(self.source, "source")
+        destination = None if source is None else self._side(self.destination, "destination")
         if source is None or destination is None:
             return False
         pages = isinstance(self.source.type, ir.MemRefType)
@@ -287,11 +287,11 @@ class ConvertOp(Kv.Operation, name="convert", traits=[UpdatesCache, UpdatesMemor
             f"got {source[0]} x {source[1]} and {destination[0]} x {destination[1]}",
         )
 
-    def _side(self, value: ir.Value, name: str, kinds: tuple[str, ...]) -> tuple[int, int] | None:
+    def _side(self, value: ir.Value, name: str) -> tuple[int, int] | None:
         """(heads, head size) of a side; None after an error."""
         table = getattr(self, f"{name}_table")
         if not isinstance(value.type, ir.MemRefType):
-            spec = verify.handle(self, value, kinds)
+            spec = verify.handle(self, value, ("cache",))
             if spec is not None and table is not None:
                 verify.fail(self, f"takes {name}_table with pages as the {name} only")
                 return None

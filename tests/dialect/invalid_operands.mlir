@@ -291,3 +291,34 @@ func.func @rule(%k: !d, %v: !d, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s:
     : (!d, !d, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>, memref<?xi32>) -> ()
   return
 }
+
+// -----
+
+!x = !kv.operand<"dense", f16, 1 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
+// Rule: what copies tokens out of caches takes caches, whose indices are in another order.
+func.func @rule(%x: !x, %i: memref<?x?xi32>, %o: memref<?xi32>, %out: memref<?x?x1x128xf16>) {
+  // expected-error @below {{'kv.gather' op operand must be of type !kv.cache, got !kv.operand<}}
+  "kv.gather"(%x, %i, %o, %out) : (!x, memref<?x?xi32>, memref<?xi32>, memref<?x?x1x128xf16>) -> ()
+  return
+}
+
+// -----
+
+!x = !kv.operand<"dense", f16, 1 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
+// Rule: likewise.
+func.func @rule(%x: !x, %o: memref<?xi32>, %out: memref<?x128xf16>) {
+  // expected-error @below {{'kv.mla_decompress' op operand must be of type !kv.cache, got !kv.operand<}}
+  "kv.mla_decompress"(%x, %o, %o, %out) : (!x, memref<?xi32>, memref<?xi32>, memref<?x128xf16>) -> ()
+  return
+}
+
+// -----
+
+!x = !kv.operand<"dense", f16, 1 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
+!c = !kv.cache<"paged", f16, 1 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: likewise.
+func.func @rule(%x: !x, %c: !c) {
+  // expected-error @below {{'kv.convert' op operand must be of type !kv.cache, got !kv.operand<}}
+  "kv.convert"(%x, %c) {operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>} : (!x, !c) -> ()
+  return
+}
