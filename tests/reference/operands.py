@@ -22,7 +22,7 @@ from kvarn.caches import (
 from kvarn.caches.operands import MHAOperand
 from kvarn.dialect import dtypes
 
-from .random_caches import random_problem, random_values
+from .random_caches import Problem, poison_of, random_problem, random_values
 
 KINDS = (
     "paged", "paged quantized", "continuous", "fa3", "scales", "dense", "dense with lengths", "dense apart",
@@ -170,6 +170,54 @@ def _of_buffer(
         if form == "dense":
             shown = [s.astype(np.float32) for s in spread]
     return Shown(make(*parts), make, parts, loaded, stored, shown, rows, facts)
+
+
+# --- the tokens of a cache, in buffers -------------------------------------------------------------------
+
+Parts = list[tuple[Any, tuple[Any, ...]]]  # the class of an operand and what it takes: of keys, then of values
+
+
+def _stored(cache: Any, b: int, n: int) -> list[np.ndarray]:
+    """Elements [n, H, D] of a sequence's first tokens, and scales [n, H, G] where there are."""
+    t, h = np.arange(n)[:, None, None], np.arange(cache.num_heads)[:, None]
+    if cache.scale_dtype is None:
+        return [np.asarray(cache.load(b, h, t, np.arange(cache.head_size)))]
+    granules = np.arange(cache.head_dim_granularity) * cache.quantization_granularity
+    return [np.asarray(cache.load_raw(b, h, t, np.arange(cache.head_size))),
+            np.asarray(cache.load_scale(b, h, t, granules))]  # fmt: skip
+
+
+def _sequences(problem: Problem, layer: int) -> list[list[list[np.ndarray]]]:
+    """Of keys and of values, of each sequence: its cached and new tokens."""
+    totals = problem.cached + problem.new
+    return [[_stored(cache, b, int(n)) for b, n in enumerate(totals)] for cache in problem.caches(layer)]
+
+
+def dense_parts(problem: Problem, layer: int) -> Parts:
+    """The tokens in [B, S, H, D] buffers that have room for more, which is poison, with lengths."""
+    lengths, found = (problem.cached + problem.new).astype(np.uint32), []
+    for sequences in _sequences(problem, layer):
+        buffers: list[Any] = []
+        for i, first in enumerate(sequences[0]):
+            shape = (len(lengths), int(lengths.max()) + 5, *first.shape[1:])
+            buffer = np.full(shape, poison_of(dtypes.of(first.dtype)), first.dtype)
+            for b, parts in enumerate(sequences):
+                buffer[b, : len(parts[i])] = parts[i]
+            buffers.append(buffer)
+        found.append((LayoutTensorMHAOperand, (*buffers, *[None] * (2 - len(buffers)), lengths)))
+    return found
+
+
+def ragged_parts(problem: Problem, layer: int) -> Parts:
+    """The tokens in [tokens, H, D] buffers, with poisoned rows of nobody before and after."""
+    offsets, found = (np.cumsum([0, *(problem.cached + problem.new)]) + 3).astype(np.uint32), []
+    for sequences in _sequences(problem, layer):
+        buffers = []
+        for i, first in enumerate(sequences[0]):
+            poison = np.full((3, *first.shape[1:]), poison_of(dtypes.of(first.dtype)), first.dtype)
+            buffers.append(np.concatenate([poison, *(parts[i] for parts in sequences), poison]))
+        found.append((RaggedMHAOperand, (buffers[0], offsets, *buffers[1:])))
+    return found
 
 
 # --- one kernel for all of them ------------------------------------------------------------------------

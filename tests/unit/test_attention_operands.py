@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import attention as reference
 from reference import emulated, model
-from reference.random_caches import Problem, fill_cached, poison_of, random_problem, random_values
+from reference.operands import dense_parts, ragged_parts
+from reference.random_caches import Problem, fill_cached, random_problem, random_values
 
 import kvarn as kv
 from kvarn.caches import (
@@ -54,46 +55,12 @@ def of_caches(problem: Problem) -> list[KVCacheMHAOperand]:
     return [KVCacheMHAOperand(cache) for cache in problem.caches(1)]
 
 
-def stored(problem: Problem, cache: Any, b: int) -> list[np.ndarray]:
-    """Elements, and scales where there are, of a sequence's cached and new tokens."""
-    n = int(problem.cached[b] + problem.new[b])
-    t, h = np.arange(n)[:, None, None], np.arange(cache.num_heads)[:, None]
-    if cache.scale_dtype is None:
-        return [np.asarray(cache.load(b, h, t, np.arange(cache.head_size))).reshape(n, cache.num_heads, -1)]
-    granules = np.arange(cache.head_dim_granularity) * cache.quantization_granularity
-    found = cache.load_raw(b, h, t, np.arange(cache.head_size)), cache.load_scale(b, h, t, granules)
-    return [np.asarray(x).reshape(n, cache.num_heads, -1) for x in found]
-
-
 def dense(problem: Problem) -> list[LayoutTensorMHAOperand]:
-    """The tokens of the caches in [B, S, H, D] buffers that have room for more, with lengths."""
-    lengths = (problem.cached + problem.new).astype(np.uint32)
-    found = []
-    for cache in problem.caches(1):
-        buffers: list[np.ndarray] = []
-        for b in range(len(lengths)):
-            for i, x in enumerate(stored(problem, cache, b)):
-                if b == 0:
-                    shape = (len(lengths), int(lengths.max()) + 5, *x.shape[1:])
-                    buffers.append(np.full(shape, poison_of(dtypes.of(x.dtype)), x.dtype))
-                buffers[i][b, : len(x)] = x
-        found.append(LayoutTensorMHAOperand(*buffers, *[None] * (2 - len(buffers)), lengths))
-    return found
+    return [make(*parts) for make, parts in dense_parts(problem, 1)]
 
 
 def ragged(problem: Problem) -> list[RaggedMHAOperand]:
-    """The tokens of the caches in [tokens, H, D] buffers with rows of nobody before and after."""
-    totals = problem.cached + problem.new
-    offsets = (np.cumsum([0, *totals]) + 3).astype(np.uint32)
-    found = []
-    for cache in problem.caches(1):
-        parts = [stored(problem, cache, b) for b in range(len(totals))]
-        buffers = []
-        for i, x in enumerate(parts[0]):
-            poison = np.full((3, *x.shape[1:]), poison_of(dtypes.of(x.dtype)), x.dtype)
-            buffers.append(np.concatenate([poison, *(p[i] for p in parts), poison]))
-        found.append(RaggedMHAOperand(buffers[0], offsets, *buffers[1:]))
-    return found
+    return [make(*parts) for make, parts in ragged_parts(problem, 1)]
 
 
 FORMS = {"caches": of_caches, "dense": dense, "ragged": ragged}
@@ -151,7 +118,8 @@ def test_the_kernels_for_gpus_take_every_form(kind, options):
 
 @pytest.mark.parametrize("schedule", [None, {"kind": "simt"}, {"kind": "prefill"}], ids=["host", "simt", "prefill"])
 @pytest.mark.parametrize(
-    ("dtype", "scale_dtype", "granularity"), [("i8", "f16", 4), ("i8", "f32", 32), ("f8e4m3", None, None)]
+    ("dtype", "scale_dtype", "granularity"),
+    [("i8", "f16", 4), ("i8", "f32", 32), ("f8e4m3", "f32", 8), ("f8e4m3", None, None)],
 )
 def test_8_bit_operands_are_converted(schedule, dtype, scale_dtype, granularity):
     rng, problem = problem_of(
