@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from kvarn.programs import Operation, artifact
-from kvarn.runtime import buffers
+from kvarn.runtime import binding, buffers
 from kvarn.runtime.expressions import compile_expressions, compile_step
 
-from . import ptx, ptx_instructions
+from . import ptx, ptx_instructions, ptx_tma
 
-assert ptx_instructions  # imported for the instructions that it declares
+_INSTRUCTIONS = (ptx_instructions, ptx_tma)  # imported for the instructions that they declare
 
 
 def run(
@@ -63,6 +63,33 @@ def run(
             entry.shared_bytes,
             order,
         )
+
+
+def launch(made: Any, grid: Any, block: Any, args: Sequence[Any], order: ptx.Schedule | None = None) -> None:
+    """Run a compiled kernel on host buffers as its GPU would.
+
+    Parameters
+    ----------
+    made : kvarn.compiled.Kernel
+    grid, block : int or tuple
+    args
+        As of its ``launch``; TMA descriptors are those of host buffers.
+    order : ptx.Schedule, optional
+    """
+    entry = made.artifact.entry()
+    values: list[Any] = []
+    for arg, given in zip(entry.args, args, strict=True):
+        if arg.kind == "tensormap":
+            assert given.spec == arg.spec
+            values.append(given.description)
+            continue
+        fields, _ = binding.make_binder(arg, made.name)(given)
+        bound = dict(zip((f.name for f in arg.fields), fields, strict=True))
+        here = [p for p in entry.params if entry.args[p.arg] is arg]
+        values += [_bits(bound[p.field], p.type) for p in here]
+    arrays = [np.asarray(a) for g in args for a in (getattr(g, "buffers", None) or [g]) if isinstance(a, np.ndarray)]
+    triple = [(*(x if isinstance(x, tuple) else (x,)), 1, 1)[:3] for x in (grid, block)]
+    ptx.launch(made.asm["ptx"], entry.name, *triple, values, arrays, entry.shared_bytes, order)
 
 
 def _fields(operand: Any) -> tuple[Any, ...]:

@@ -44,6 +44,10 @@ class Place:
         """Blocks, and scales where there are."""
         return [self.get(b) for b in (c.blocks, c.scales) if b is not None]
 
+    def launch(self, kernel: Any, grid: Any, block: Any, *args: Any) -> None:
+        """Run a kernel of the kernel language."""
+        kernel[grid, block](*args)
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Operations run here meanwhile."""
@@ -53,8 +57,18 @@ class Place:
 class Interpreted(Place):
     """The code for a GPU, in the PTX interpreter."""
 
-    def __init__(self, target: str = "sm_90a") -> None:
+    def __init__(self, target: str = "sm_90a", order: Any = None) -> None:
         self.name = self.target = target
+        self.order = order
+
+    def launch(self, kernel: Any, grid: Any, block: Any, *args: Any) -> None:
+        """Run a kernel of the kernel language."""
+        from kvarn.compiler import compile
+
+        from . import emulated
+
+        made = compile(kernel, *kernel.specs_of(args), target=self.target)
+        emulated.launch(made, grid, block, kernel.passed(args), self.order)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:

@@ -191,6 +191,7 @@ class Block:
         index: Any,
         shared: int,
         schedule: Schedule,
+        descriptors: dict[int, Any] | None = None,
     ):
         self.kernel, self.memory, self.params, self.schedule = kernel, memory, params, schedule
         self.count = int(np.prod(block))
@@ -207,6 +208,9 @@ class Block:
         self.shared = np.full(-(-max(kernel.shared_bytes, shared) // 16) * 16, 0xFF, np.uint8)
         self.pending: list[list[tuple]] = [[] for _ in range(self.count)]
         self.groups: list[list[list[tuple]]] = [[] for _ in range(self.count)]
+        self.descriptors = descriptors or {}  # what stands for a TMA descriptor in a register: the description
+        self.polling = np.zeros(self.count, bool)  # waits in a loop: others go first
+        self.at_end: list[Callable[[], None]] = []  # what is checked when all threads have ended
         self.compiled: list[Callable[[Lanes], None] | None] = [None] * len(kernel.code)
 
     # --- values
@@ -228,6 +232,8 @@ class Block:
         size = np.dtype(dtype).itemsize
         if text in self.kernel.shared:
             number = self.kernel.shared[text]
+        elif text in self.params:
+            number = self.params[text]
         elif re.fullmatch("0[fFdD][0-9A-Fa-f]+", text):
             number = int(text[2:], 16)
         else:
@@ -299,11 +305,16 @@ class Block:
         for _ in range(limit):
             running = self.pc < n
             if not running.any():
+                for check in self.at_end:
+                    check()
                 return
             if (self.at_barrier | ~running).all():
                 self.at_barrier[:] = False
                 continue
             ready = running & ~self.at_barrier & ~self.at_sync
+            if (ready & ~self.polling).any():
+                ready &= ~self.polling
+            self.polling[ready] = False
             if self.at_sync.any() and self.release(running):
                 continue
             if not ready.any():
@@ -410,7 +421,7 @@ def op(*names: str) -> Any:
 
 
 def launch(
-    text: str, entry: str, grid: Sequence[int], block: Sequence[int], values: Sequence[int],
+    text: str, entry: str, grid: Sequence[int], block: Sequence[int], values: Sequence[Any],
     arrays: Sequence[np.ndarray], shared_bytes: int = 0, schedule: Schedule | None = None,
 ) -> None:  # fmt: skip
     """Run a kernel's grid.
@@ -420,8 +431,8 @@ def launch(
     text, entry : str
         PTX and the kernel's name.
     grid, block : 3 int
-    values : sequence of int
-        The bits of each parameter; addresses are those of the host.
+    values : sequence of int or TensorMap
+        The bits of each parameter; addresses are those of the host. A TMA descriptor as its description.
     arrays : sequence of numpy.ndarray
         All memory that the kernel may touch.
     shared_bytes : int
@@ -429,8 +440,14 @@ def launch(
     schedule : Schedule
     """
     kernel = parse(text, entry)
-    memory, params = Memory(arrays), dict(zip(kernel.params, values, strict=True))
+    descriptors = {(0xDE5C << 48) + i: v for i, v in enumerate(values) if not isinstance(v, int | np.integer)}
+    handles = {id(v): handle for handle, v in descriptors.items()}
+    numbers = [handles.get(id(v), v) for v in values]
+    memory, params = Memory(arrays), dict(zip(kernel.params, numbers, strict=True))
     for z in range(grid[2]):
         for y in range(grid[1]):
             for x in range(grid[0]):
-                Block(kernel, memory, params, grid, block, (x, y, z), shared_bytes, schedule or Schedule()).run()
+                one = Block(
+                    kernel, memory, params, grid, block, (x, y, z), shared_bytes, schedule or Schedule(), descriptors
+                )  # fmt: skip
+                one.run()

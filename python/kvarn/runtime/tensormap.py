@@ -284,6 +284,11 @@ class EncodedTensorMap:
         return ("cpu", 0) if self.ordinal < 0 else ("cuda", self.ordinal)
 
     @property
+    def buffers(self) -> tuple[Any, ...]:
+        """The owners of the memory described, as far as they are known."""
+        return tuple(getattr(self.owner, "buffers", ()))
+
+    @property
     def readonly(self) -> bool:
         """Whether the memory described must not be stored to."""
         return bool(getattr(self.owner, "readonly", False))
