@@ -30,6 +30,22 @@ def mask_is_valid(op: Any) -> bool:
     return True
 
 
+def schedule_is_valid(op: Any) -> bool:
+    """Whether a batch-invariant schedule cuts every sequence by its own length."""
+    attributes = op.operation.attributes
+    if "schedule" not in attributes or not isinstance(attributes["schedule"], ir.DictAttr):
+        return True
+    schedule = {named.name: named.attr for named in ir.DictAttr(attributes["schedule"])}
+    wanted = schedule.get("batch_invariant")
+    wanted = isinstance(wanted, ir.BoolAttr) and wanted.value or verify.integer(wanted)
+    split = verify.integer(schedule.get("split"))
+    if wanted and split is not None and split < 1:
+        return verify.fail(
+            op, f"has a batch-invariant schedule, which needs fixed splits of at least one token, got split = {split}"
+        )
+    return True
+
+
 class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):
     """softmax(scale * Q K^T + mask) V over one layer; query, out: [T, Hq, D], Hq a multiple of H.
 
@@ -73,6 +89,7 @@ class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemor
         return (
             offsets(self, self.row_offsets)
             and mask_is_valid(self)
+            and schedule_is_valid(self)
             and verify.static_dim(self, self.out, 1, heads, "out")
             and self._per_head(self.sinks, 1, heads, "sinks")
             and self._per_head(self.lse, 2, heads, "lse")

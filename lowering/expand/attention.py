@@ -24,7 +24,7 @@ from .attention_common import Case
 from .base import Expansion
 
 KINDS = ("host", "simt", "prefill", "decode")
-DECODE_ROWS = 16  # most query rows of a sequence and KV head that count as a decode
+DECODE_ROWS = 128  # most query rows of a sequence and KV head that count as a decode
 
 
 def case_of(op: Any, at: Expansion) -> Case:
