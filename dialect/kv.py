@@ -18,7 +18,10 @@ from .ops.addressing import *  # noqa: F403
 from .ops.attention import *  # noqa: F403
 from .ops.metadata import *  # noqa: F403
 from .ops.operations import *  # noqa: F403
+from .ops.ragged import *  # noqa: F403
+from .ops.rotary import *  # noqa: F403
 from .ops.tiles import *  # noqa: F403
+from .ops.tma import *  # noqa: F403
 from .types import CacheType, CollectionType, OperandType, RowsType, TmaType  # noqa: F401
 
 # MLIR wraps parsed ops in their Python classes when it can import `<prefix>.<dialect namespace>`.

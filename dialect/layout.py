@@ -12,13 +12,16 @@ Formulas: the cache semantics of paged, continuous-batching and FA3-fallback cac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from . import dtypes
 from .dtypes import DType
 
 PAGED, CONTINUOUS, FA3 = "paged", "continuous", "fa3"
 KINDS = (PAGED, CONTINUOUS, FA3)
+# What an attention operand may show besides a cache: a cache's scales, dense [B, S, H, D], ragged [tokens, H, D].
+SCALES, DENSE, RAGGED = "scales", "dense", "ragged"
+OPERAND_KINDS = (*KINDS, SCALES, DENSE, RAGGED)
 KEY, VALUE = 0, 1
 _MAX_I32 = 2**31 - 1
 SCALE_DTYPES = ("f32", "f16", "bf16", "f8e8m0")
@@ -69,6 +72,8 @@ class CacheSpec:
     scale_dtype: DType | None = None
     granularity: int = 1
 
+    kinds: ClassVar[tuple[str, ...]] = KINDS
+
     def __post_init__(self) -> None:
         for name, dtype in (("dtype", self.dtype), ("scale_dtype", self.scale_dtype)):
             if not isinstance(dtype, DType) and (name == "dtype" or dtype is not None):
@@ -102,18 +107,106 @@ class CacheSpec:
     @property
     def paged(self) -> bool:
         """Whether tokens are found through (sequence, page) entries of the lookup table."""
-        return self.kind != CONTINUOUS
+        return self.kind not in (CONTINUOUS, DENSE, RAGGED)
 
     @property
     def max_tile_size(self) -> int:
         return self.page_size if self.paged else -1
 
+    @property
+    def data_dtype(self) -> DType:
+        """Type of what a load reads and a block pointer points at."""
+        return self.dtype
+
+    @property
+    def data_size(self) -> int:
+        """How many of them one token and head have."""
+        return self.head_size
+
+    @property
+    def of_cache(self) -> bool:
+        """Whether there is a cache behind it, with a lookup table."""
+        return self.kind not in (DENSE, RAGGED)
+
+
+@dataclass(frozen=True)
+class OperandData(CacheSpec):
+    """The static parameters of what an attention operand shows when that is not a cache's elements.
+
+    Kind ``"scales"``: the parameters of a quantized cache, whose scales are the data. ``"dense"`` and ``"ragged"``:
+    those of the buffer, with page size 0. The index formulas below serve them as they are: a sequence of a dense
+    operand is a page of S slots, and its number the page's; a row of a ragged one is a page of one slot, and the first
+    row of a sequence stands for the page of all its tokens.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = (SCALES, DENSE, RAGGED)
+
+    @property
+    def quantized(self) -> bool:
+        """Whether loads dequantize: scales are data of their own right."""
+        return self.scale_dtype is not None and self.kind != SCALES
+
+    @property
+    def data_dtype(self) -> DType:
+        return self.scale_dtype if self.kind == SCALES and self.scale_dtype is not None else self.dtype
+
+    @property
+    def data_size(self) -> int:
+        return self.num_scales if self.kind == SCALES else self.head_size
+
+
+def spec_class(kind: str) -> type[CacheSpec]:
+    """The class of the specs of a kind."""
+    return OperandData if kind in OperandData.kinds else CacheSpec
+
+
+def scales_data(spec: CacheSpec) -> OperandData:
+    """The parameters of an operand that shows a cache's scales; ValueError when it has none."""
+    return OperandData(**{**vars(spec), "kind": SCALES})
+
+
+# Methods (and the ops behind them) that an operand of a kind does not have, and what to say of it.
+_LACKS = {
+    SCALES: {
+        "load_raw": "the scales are the data: use kv.load",
+        "load_tile": "a row of scales is no whole number of 16-byte pieces: use kv.load",
+    },
+    DENSE: {
+        "load_pages": "it has no lookup table",
+        "cache_lengths": "its lengths need not be in memory: use kv.cache_length",
+        "max_prompt_length": "it knows nothing of the step's new tokens",
+        "is_empty": "it knows nothing of the step's new tokens",
+    },
+    RAGGED: {
+        "load_pages": "it has no lookup table",
+        "cache_lengths": "its lengths are not in memory: use kv.cache_length",
+        "max_prompt_length": "it knows nothing of the step's new tokens",
+        "max_context_length": "its longest sequence is not known without reading all offsets",
+        "is_empty": "it knows nothing of the step's new tokens",
+    },
+}
+
+
+def operand_lacks(kind: str, method: str) -> str | None:
+    """Why an operand of a kind has no answer to a method (an op's name without ``kv.``); None when it has one."""
+    return _LACKS.get(kind, {}).get(method)
+
+
+def scale_type(spec: CacheSpec) -> DType:
+    """Type of what ``load_scale`` gives: the data's where an operand has no scales of its own, and so gives zeros."""
+    return spec.scale_dtype or spec.dtype
+
+
+def loads_no_scales(spec: CacheSpec) -> bool:
+    """Whether ``load_scale`` gives zeros: that of operands does, but for caches and dense buffers with scales."""
+    return spec.kind in (SCALES, RAGGED) or (spec.kind == DENSE and not spec.quantized)
+
 
 def spec_problems(spec: CacheSpec) -> list[str]:
     """What is wrong with a spec, one sentence each; empty when it is right."""
     found = []
-    if spec.kind not in KINDS:
-        return [f"kind must be one of {', '.join(KINDS)}, got {spec.kind!r}"]
+    if spec.kind not in spec.kinds:
+        return [f"kind must be one of {', '.join(spec.kinds)}, got {spec.kind!r}"]
     if spec.num_heads < 1 or spec.head_size < 1:
         found.append(f"num_heads and head_size must be positive, got {spec.num_heads} and {spec.head_size}")
     # Indices within a token and a page are 32-bit in kernels.
@@ -125,17 +218,20 @@ def spec_problems(spec: CacheSpec) -> list[str]:
     if spec.paged and spec.page_size < 1:
         found.append(f"page_size of a {spec.kind} cache must be positive, got {spec.page_size}")
     if not spec.paged and spec.page_size != 0:
-        found.append(f"page_size of a continuous cache must be 0, got {spec.page_size}")
+        what = "continuous cache" if spec.of_cache else f"{spec.kind} operand"
+        found.append(f"page_size of a {what} must be 0, got {spec.page_size}")
     if spec.is_mla and spec.num_heads != 1:
         found.append(f"num_heads of an MLA cache must be 1, got {spec.num_heads}")
     if spec.is_mla and spec.kind == FA3:
         found.append("is_mla must be false for an fa3 cache, whose blocks always hold K and V")
+    if spec.kind == SCALES and spec.scale_dtype is None:
+        found.append("a scales operand must have a scale type, got none")
     if spec.scale_dtype is not None:
-        if spec.kind != PAGED:
+        if spec.kind in (CONTINUOUS, FA3):
             found.append(f"scales need a paged cache, got a {spec.kind} one")
         if spec.scale_dtype.name not in SCALE_DTYPES:
             found.append(f"scale dtype must be one of {', '.join(SCALE_DTYPES)}, got {spec.scale_dtype.name}")
-        if spec.dtype.bits > 8:
+        if spec.dtype.bits > 8 and spec.of_cache:
             found.append(f"a quantized cache must store an 8-bit type, got {spec.dtype.name}")
         if spec.granularity < 1:
             found.append(f"granularity must be positive, got {spec.granularity}")
@@ -186,11 +282,26 @@ _COLLECTION_SCALES = (
     Field("scales_kv_stride", "i64", "scales from K to V"),
     Field("scales_layer_stride", "i64", "scales from one layer to the next"),
 )
+_BUFFER = (
+    Field("base", "ptr", "first element of the buffer"),
+    Field("stride0", "i64", "elements from one sequence (dense) or row (ragged) to the next"),
+    Field("num_blocks", "i32", "B (dense), or rows (ragged)"),
+    Field("capacity", "i32", "S (dense), or 1 (ragged)"),
+    Field("batch", "i32", "B, sequences"),
+)
+_DENSE = (*_BUFFER, Field("lengths", "ptr", "tokens of each sequence, [B], 32-bit; null: S of all"))
+_RAGGED = (*_BUFFER, Field("offsets", "ptr", "first row of each sequence, [B + 1], 32-bit"))
 
 
 def cache_fields(spec: CacheSpec) -> tuple[Field, ...]:
     """Run-time fields of a cache, in parameter order."""
     return _CACHE + (_CACHE_SCALES if spec.quantized else ())
+
+
+def operand_fields(spec: CacheSpec) -> tuple[Field, ...]:
+    """Run-time fields of an attention operand, in parameter order: those of its cache, or of its buffer."""
+    first = {DENSE: _DENSE, RAGGED: _RAGGED}.get(spec.kind, _CACHE)
+    return first + (() if spec.scale_dtype is None else _CACHE_SCALES)
 
 
 def collection_fields(spec: CacheSpec) -> tuple[Field, ...]:
@@ -279,6 +390,8 @@ def populate_problems(
         )
     if pair_cta and pages > 1 and pages % 2:
         found.append(f"pair_cta needs one page a tile or an even number, got {pages}")
+    if pair_cta and tile_rows % 2:
+        found.append(f"pair_cta needs an even number of tile rows, got {tile_rows}")
     return found
 
 
@@ -294,6 +407,46 @@ def populate_chunk(tile_rows: int, page_size: int, base_alignment: int | None) -
     return min(lowbit(pages), lowbit(alignment // page_size), 8)
 
 
+class Piece(NamedTuple):
+    """Consecutive rows of a tile that one copy moves."""
+
+    entry: int  # of the populated rows: the page
+    skipped: int  # rows of the page before the first
+    at: int  # row of the copied (sub-)tile that the first becomes
+    rows: int
+
+
+def key_pieces(tile_rows: int, page_size: int, pair_cta: bool = False, is_leader: bool = True) -> tuple[Piece, ...]:
+    """What a CTA copies of a key tile: all of it; of a pair, the leader the first half and its peer the second."""
+    pages, half = populate_pages(tile_rows, page_size), tile_rows // 2
+    peer = pair_cta and not is_leader
+    return _pieces(
+        half if pair_cta else tile_rows, page_size, pages // 2 if peer and pages > 1 else 0,
+        half if peer and pages == 1 else 0,
+    )  # fmt: skip
+
+
+def value_pieces(tile_rows: int, page_size: int, part: int = 0, parts: int = 1) -> tuple[Piece, ...]:
+    """What a CTA copies of one of the equal parts that a value tile is divided into along its rows."""
+    if parts < 1 or tile_rows % parts or not 0 <= part < parts:
+        raise ValueError(
+            f"a value tile of {tile_rows} rows must have a divisor of parts and a part of them, got {part} of {parts}"
+        )
+    pages, rows = populate_pages(tile_rows, page_size), tile_rows // parts
+    if page_size > 0 and rows % effective_page(rows, page_size):
+        raise ValueError(f"parts of a value tile must be whole pages or lie in one, got {rows} rows of {page_size}")
+    if pages >= parts:
+        return _pieces(rows, page_size, part * (pages // parts), 0)
+    # Several parts lie in one page.
+    per_page = parts // pages
+    return _pieces(rows, page_size, part // per_page, part % per_page * rows)
+
+
+def _pieces(rows: int, page_size: int, entry: int, skipped: int) -> tuple[Piece, ...]:
+    issue = effective_page(rows, page_size)
+    return tuple(Piece(entry + p, skipped, p * issue, issue) for p in range(rows // issue))
+
+
 def lookup_columns(tokens: int, page_size: int) -> int:
     """Padded columns of a lookup table for sequences of up to ``tokens``: align_up(pages, 8) + 16.
 
@@ -306,8 +459,8 @@ def lookup_columns(tokens: int, page_size: int) -> int:
 def spec_of(kind: str, dtype: Any, num_heads: int, head_size: int, **rest: Any) -> CacheSpec:
     """A spec from any form of dtype (kvarn, NumPy, torch, name)."""
     scale = rest.pop("scale_dtype", None)
-    return CacheSpec(kind, dtypes.of(dtype), num_heads, head_size,
-                     scale_dtype=None if scale is None else dtypes.of(scale), **rest)
+    return spec_class(kind)(kind, dtypes.of(dtype), num_heads, head_size,
+                            scale_dtype=None if scale is None else dtypes.of(scale), **rest)
 
 
 # --- what stands for a collection or an operand when a kernel is specialised ---------------------
@@ -322,6 +475,6 @@ class CollectionSpec:
 
 @dataclass(frozen=True)
 class OperandSpec:
-    """The static parameters of an attention operand: those of the cache that it wraps."""
+    """The static parameters of an attention operand: those of the cache that it wraps, or an ``OperandData``."""
 
     cache: CacheSpec

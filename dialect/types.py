@@ -10,10 +10,11 @@ from typing import Any
 
 from mlir import ir
 
-from . import layout
+from . import layout, tma_layout
 from .base import Kv
 from .dtypes import DType, by_mlir
 from .layout import CacheSpec
+from .tma_layout import TmaSpec
 
 
 class CollectionType(Kv.Type, name="collection"):
@@ -46,7 +47,10 @@ class CacheType(Kv.Type, name="cache"):
 
 
 class OperandType(Kv.Type, name="operand"):
-    """A cache seen by an attention kernel as one of its operands: read-only."""
+    """Keys or values as an attention kernel reads them: a cache, a cache's scales, a dense or a ragged buffer.
+
+    ``kind`` is the cache's, or ``"scales"``, ``"dense"``, ``"ragged"`` (``layout.OperandData``).
+    """
 
     kind: ir.StringAttr
     element: ir.TypeAttr
@@ -68,17 +72,22 @@ class RowsType(Kv.Type, name="rows"):
 class TmaType(Kv.Type, name="tma"):
     """A tensor-map descriptor built on the host, a grid constant of the kernel.
 
-    ``!kv.tma<form, element, box, swizzle>``: form is the constructor (tiled, ragged, rope, gather4,
-    rope_gather4, scale), box the extents of one copy, slowest first, swizzle in bytes (16 is none).
+    ``!kv.tma<form, element, box, tile, swizzle>``: form is the constructor (tiled, ragged, rope, gather4,
+    rope_gather4, scale), box the extents of one copy and tile those of what one load makes up in shared memory, slowest
+    first, swizzle in bytes (16 is none). See ``tma_layout.TmaSpec``.
     """
 
     form: ir.StringAttr
     element: ir.TypeAttr
     box: ir.DenseI64ArrayAttr
+    tile: ir.DenseI64ArrayAttr
     swizzle: ir.IntegerAttr
 
 
 _SPEC_TYPES = {"cache": CacheType, "collection": CollectionType, "operand": OperandType}
+_FIELDS = {
+    "cache": layout.cache_fields, "collection": layout.collection_fields, "operand": layout.operand_fields,
+}  # fmt: skip
 
 
 def _spec_text(spec: CacheSpec) -> str:
@@ -129,7 +138,8 @@ def _parse_spec(text: str) -> CacheSpec | str:
         heads, head_size, page, granularity = (_integer(parts[i]) for i in (2, 3, 5, 7))
         if parts[4] not in ("true", "false"):
             return f"is_mla must be true or false, got {parts[4]}"
-        return CacheSpec(kind, element, heads, head_size, page, parts[4] == "true", scale, granularity)
+        spec = layout.spec_class(kind) if text.startswith("!kv.operand") else CacheSpec
+        return spec(kind, element, heads, head_size, page, parts[4] == "true", scale, granularity)
     except ValueError as error:
         return str(error)
 
@@ -169,40 +179,73 @@ def spec_of(type_: ir.Type) -> CacheSpec:
     return spec
 
 
-TMA_FORMS = ("tiled", "ragged", "rope", "gather4", "rope_gather4", "scale")
-_SWIZZLES = (16, 32, 64, 128)
-
-
 def type_problem(type_: ir.Type) -> str | None:
     """What is wrong with the parameters of a kv type, or None; IRDL checks their number only."""
     name, text = type_name(type_), str(type_)
     if name in _SPEC_TYPES:
         spec = spec_or_problem(type_)
         return spec if isinstance(spec, str) else None
+    if name == "tma":
+        found = _parse_tma(text)
+        return found if isinstance(found, str) else None
     from .ext import split_parameters
 
     parts = split_parameters(text[text.index("<") + 1 : -1]) if "<" in text else []
     try:
-        if name == "rows":
-            tile_rows, page_size = (_integer(p) for p in parts)
-            problems = layout.populate_problems(tile_rows, page_size, tile_rows)
-            return problems[0] if problems else None
-        form, swizzle = _string(parts[0]), _integer(parts[3])
+        tile_rows, page_size = (_integer(p) for p in parts)
+    except ValueError as error:
+        return str(error)
+    problems = layout.populate_problems(tile_rows, page_size, tile_rows)
+    return problems[0] if problems else None
+
+
+_SWIZZLES = {bytes_: name for name, bytes_ in tma_layout.SWIZZLE_BYTES.items()}
+
+
+def _integers(text: str, name: str) -> tuple[int, ...]:
+    inside = text.removeprefix("array<i64: ").removesuffix(">").split(", ")
+    if not text.startswith("array<i64: ") or not all(x.lstrip("-").isdigit() for x in inside):
+        raise ValueError(f"{name} must be a non-empty array of i64, got {text}")
+    return tuple(map(int, inside))
+
+
+@functools.lru_cache(maxsize=512)
+def _parse_tma(text: str) -> TmaSpec | str:
+    """The spec in a printed ``!kv.tma``, or what is wrong with it."""
+    from .ext import split_parameters
+
+    parts = split_parameters(text[text.index("<") + 1 : -1])
+    try:
+        form, element, swizzle = _string(parts[0]), by_mlir(parts[1]), _integer(parts[4])
+        if swizzle not in _SWIZZLES:
+            return f"swizzle must be one of {', '.join(map(str, _SWIZZLES))}, got {swizzle}"
+        return TmaSpec(form, element, _integers(parts[2], "box"), _integers(parts[3], "tile"), _SWIZZLES[swizzle])
     except (ValueError, IndexError) as error:
         return str(error)
-    if form not in TMA_FORMS:
-        return f"form must be one of {', '.join(TMA_FORMS)}, got {form}"
-    if not parts[2].startswith("array<i64: "):
-        return f"box must be a non-empty array of i64, got {parts[2]}"
-    return None if swizzle in _SWIZZLES else f"swizzle must be one of 16, 32, 64, 128, got {swizzle}"
+
+
+def tma_type(spec: TmaSpec) -> ir.Type:
+    """``!kv.tma`` of a descriptor's spec, in the current context."""
+    box, tile = (", ".join(map(str, extents)) for extents in (spec.box, spec.tile))
+    return ir.Type.parse(f'!kv.tma<"{spec.form}", {spec.dtype.mlir}, array<i64: {box}>, array<i64: {tile}>, '
+                         f"{tma_layout.SWIZZLE_BYTES[spec.swizzle]} : i64>")
+
+
+def tma_spec_of(type_: ir.Type) -> TmaSpec:
+    """The spec of a ``!kv.tma``; ValueError for another type or wrong parameters."""
+    found = _parse_tma(str(type_)) if type_name(type_) == "tma" else f"expected a !kv.tma type, got {type_}"
+    if isinstance(found, str):
+        raise ValueError(found)
+    return found
 
 
 def fields_of(type_: ir.Type) -> tuple[layout.Field, ...]:
     """Run-time fields of a value of this type: a handle or a buffer (memref)."""
     if isinstance(type_, ir.MemRefType):
         return layout.buffer_fields(ir.MemRefType(type_).rank)
-    spec = spec_of(type_)
-    return layout.collection_fields(spec) if type_name(type_) == "collection" else layout.cache_fields(spec)
+    if type_name(type_) == "tma":
+        return tma_layout.FIELDS
+    return _FIELDS[type_name(type_) or ""](spec_of(type_))
 
 
 def rows_type(tile_rows: int, page_size: int) -> ir.Type:
@@ -229,5 +272,5 @@ def value_type(dtype: DType, width: int) -> ir.Type:
 
 def field_type(field: layout.Field) -> ir.Type:
     """The MLIR type of a run-time field."""
-    text: Any = {"ptr": "!llvm.ptr<1>", "i32": "i32", "i64": "i64"}[field.type]
+    text: Any = {"ptr": "!llvm.ptr<1>", "i32": "i32", "i64": "i64", "tensormap": "!llvm.ptr"}[field.type]
     return ir.Type.parse(text)

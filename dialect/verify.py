@@ -9,7 +9,7 @@ from typing import Any
 
 from mlir import ir
 
-from . import dtypes, types
+from . import dtypes, layout, types
 from .layout import CacheSpec
 
 CACHE_LIKE = ("cache", "operand")
@@ -31,6 +31,10 @@ def handle(op: Any, value: ir.Value, kinds: tuple[str, ...] = CACHE_LIKE) -> Cac
     spec = types.spec_or_problem(value.type)
     if isinstance(spec, str):
         fail(op, f"has a malformed type: {spec}; got {value.type}")
+        return None
+    lacks = layout.operand_lacks(spec.kind, op.operation.name.removeprefix("kv."))
+    if lacks is not None:
+        fail(op, f"cannot take a {spec.kind} operand: {lacks}")
         return None
     return spec
 

@@ -162,7 +162,8 @@ def dialect() -> str:
     )
     out += ["## Types\n", prose(types.__doc__ or "") + "\n"]
     titles = {
-        "operations": "Cache operations", "attention": "Attention", "metadata": "Handles and their fields",
+        "operations": "Cache operations", "rotary": "Rotation and normalisation", "attention": "Attention",
+        "ragged": "Ragged batches", "metadata": "Handles and their fields",
         "addressing": "Addresses", "access": "Accesses", "tiles": "Tiles and shared memory",
     }  # fmt: skip
     for stem, title in titles.items():

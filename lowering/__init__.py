@@ -23,16 +23,19 @@ NAMES = (
     "extract-kv-program",
     "check-kv-access",
     "lower-kv-tiles",
+    "expand-kv-tma",
     "hoist-kv-lookups",
     "vectorize-kv-lookups",
     "plan-kv-access",
     "lower-kv-access",
+    "lower-kv-tma",
     "lower-kv-casts",
     "lower-kv-buffers",
     "allocate-kv-shared",
     "flatten-kv-types",
     "map-gpu-to-host",
     "check-kv-lowered",
+    "mark-kv-descriptors",
 )
 
 _extra: dict[str, Pass] = {}

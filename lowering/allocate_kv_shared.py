@@ -25,16 +25,19 @@ from .rewrite import enclosing, kernels, ops_named
 SYMBOL = "kv_shared"
 
 
-def declare(scope: ir.Operation) -> None:
-    """Declare the dynamic shared array at the start of a kernel's module."""
+def declare(scope: ir.Operation, alignment: int) -> None:
+    """Declare the dynamic shared array at the start of a kernel's module, aligned as the strictest allocation asks."""
     block = scope.regions[0].blocks[0]
     for op in block.operations:
         operation = op.operation
         if operation.name == "llvm.mlir.global" and ir.StringAttr(operation.attributes["sym_name"]).value == SYMBOL:
+            before = ir.IntegerAttr(operation.attributes["alignment"])
+            operation.attributes["alignment"] = ir.IntegerAttr.get(before.type, max(before.value, alignment))
             return
     with ir.InsertionPoint.at_block_begin(block), scope.location:
         array = ir.Type.parse("!llvm.array<0 x i8>")
-        llvm.mlir_global(array, SYMBOL, ir.Attribute.parse("#llvm.linkage<external>"), alignment=128, addr_space=3)
+        linkage = ir.Attribute.parse("#llvm.linkage<external>")
+        llvm.mlir_global(array, SYMBOL, linkage, alignment=max(128, alignment), addr_space=3)
 
 
 def check_outermost(op: ir.Operation) -> None:
@@ -53,8 +56,8 @@ def run(module: ir.Module, options: Any) -> None:
             if scope is None:
                 fail(op, "must be inside a gpu.module")
             check_outermost(op)
-            declare(scope)
             size, alignment = (ir.IntegerAttr(op.attributes[n]).value for n in ("bytes", "alignment"))
+            declare(scope, alignment)
             start = layout.align_up(total, alignment)
             total = start + size
             with ir.InsertionPoint(op), op.location:

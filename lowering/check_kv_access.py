@@ -3,7 +3,8 @@
 
 Asserts before each access that the sequence is in the batch, the head and dim in the cache, the token in the sequence's
 row of the lookup table (in its block, when continuous) and the token's page in the pool; tiles and look-ups of lengths
-have the part of it that applies. What is known at compile time is decided by canonicalize. Addresses (``kv.block_ptr``)
+have the part of it that applies. A populate's promise about its base is checked, and that the entries it reads are the
+table's. What is known at compile time is decided by canonicalize. Addresses (``kv.block_ptr``)
 are not checked: what is read through them is not known here.
 
 Off by default: without it a page outside the pool is never written to, and reading one reads the null page. It stands
@@ -22,7 +23,7 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import arith, cf
 
-from kvarn.dialect import ops, types, verify
+from kvarn.dialect import layout, ops, types, verify
 from kvarn.dialect.layout import CacheSpec
 from kvarn.errors import source_locations
 
@@ -34,6 +35,7 @@ ELEMENTS = ("kv.load", "kv.load_raw", "kv.store")
 SCALES = ("kv.load_scale", "kv.store_scale")
 TILES = ("kv.load_tile", "kv.store_tile")
 LENGTHS = ("kv.cache_length",)
+LOOKUPS = ("kv.populate", "kv.load_pages")
 
 
 class _Checks:
@@ -59,7 +61,10 @@ class _Checks:
         self.need(Ix(self.op.head).below(heads), f"the head must be in [0, {heads})")
 
     def dims(self) -> None:
-        """The first dim and the lanes after it."""
+        """The first dim and the lanes after it; of an operand of scales, the granules."""
+        if self.spec.kind == layout.SCALES:
+            self.granules()
+            return
         value = self.op.value if "store" in self.op.operation.name else self.op.operation.results[0]
         lanes = verify.element_and_width(value.type)[1]
         last = self.spec.head_size - lanes
@@ -76,7 +81,10 @@ class _Checks:
     def token(self, token: ir.Value) -> None:
         """In the row of the lookup table, or in the block of a continuous cache."""
         spec = self.spec
-        if spec.paged:
+        if spec.kind == layout.RAGGED:
+            length = ops.cache_length(self.op.cache, self.op.batch)
+            self.need(Ix(token).below(Ix(length)), "the token must lie in the sequence's rows")
+        elif spec.paged:
             inside = (Ix(token) // spec.page_size).below(self.field("lookup_columns"))
             self.need(inside, "the token must lie in the lookup table")
         else:
@@ -95,14 +103,42 @@ class _Checks:
         last = (Ix(op.base) + count - 1).value
         self.token(arith.select(none, const(0), last))
 
+    def populate(self) -> None:
+        """The promise about the base, and the table's entries that a tile reads."""
+        op, page_size = self.op, self.spec.page_size
+        pages = layout.populate_pages(op.tile_rows.value, page_size)
+        alignment = op.base_alignment.value or op.tile_rows.value
+        if pages == 1:
+            self.token(op.base)
+            return
+        whole = arith.cmpi(arith.CmpIPredicate.eq, (Ix(op.base) % alignment).value, const(0))
+        self.need(whole, f"the base must be a multiple of the promised alignment {alignment}")
+        self.entries(Ix(op.base) // page_size, pages)
+
+    def entries(self, column: Ix, count: int) -> None:
+        """Entries of a sequence's row of the table from a column on."""
+        inside = arith.cmpi(
+            arith.CmpIPredicate.ule, (column.wide + count).value, self.field("lookup_columns").wide.value
+        )
+        self.need(inside, f"the {count} entries from the column on must lie in the lookup table: pad its columns")
+
+    def load_pages(self) -> None:
+        column, count = Ix(self.op.column), self.op.count.value
+        whole = arith.cmpi(arith.CmpIPredicate.eq, (column % count).value, const(0))
+        self.need(whole, f"the column must be a multiple of {count}")
+        self.entries(column, count)
+
 
 @kv_pass()
 def run(module: ir.Module, options: Any) -> None:
-    for op in ops_named(module, *ELEMENTS, *SCALES, *TILES, *LENGTHS):
+    for op in ops_named(module, *ELEMENTS, *SCALES, *TILES, *LENGTHS, *LOOKUPS):
         with ir.InsertionPoint(op), op.location:
             checks = _Checks(op)
             checks.sequence()
             if op.name in LENGTHS:
+                continue
+            if op.name in LOOKUPS:
+                (checks.populate if op.name == "kv.populate" else checks.load_pages)()
                 continue
             checks.head()
             if op.name in TILES:

@@ -19,17 +19,19 @@ from mlir.dialects import arith
 from kvarn.dialect import types
 from kvarn.dialect.layout import FA3
 
+from . import mark_kv_descriptors
 from .index import Ix, const, offset
 from .lower_kv_access import gep_type
 from .pass_base import fail, kv_pass
 from .rewrite import defining_op, kernels, ops_named
+from .verify_kv import HANDLES
 
 _VIEWS = ("kv.key_cache", "kv.value_cache")
 _HANDLES = (*_VIEWS, "kv.make_operand", "kv.make_cache", "kv.make_collection")
 
 
 def is_handle(type_: ir.Type) -> bool:
-    return isinstance(type_, ir.MemRefType) or types.type_name(type_) in ("cache", "collection", "operand")
+    return isinstance(type_, ir.MemRefType) or types.type_name(type_) in HANDLES
 
 
 class Resolver:
@@ -137,6 +139,9 @@ def flatten(function: ir.Operation) -> None:
     if "arg_attrs" in function.attributes:
         del function.attributes["arg_attrs"]
     function.attributes["kv.params"] = ir.ArrayAttr.get(record)
+    descriptors = [i for i, p in enumerate(record) if ir.StringAttr(p["type"]).value == "tensormap"]
+    if descriptors:
+        function.attributes[mark_kv_descriptors.ATTRIBUTE] = ir.DenseI32ArrayAttr.get(descriptors)
     function.attributes["kv.arg_types"] = arg_types
 
 

@@ -21,9 +21,10 @@ from mlir import ir
 from mlir.dialects import arith, llvm, scf, vector
 
 from kvarn.dialect import dtypes, layout, ops, types, verify
-from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.layout import DENSE, RAGGED, SCALES, CacheSpec
 
 from . import vectorize_kv_lookups
+from .expand_kv_tma import is_copy
 from .hoist_kv_lookups import root
 from .index import Ix, const, i32, load, offset, pointer, store
 from .pass_base import fail, kv_pass
@@ -39,7 +40,7 @@ _ROWS = ("kv.populate", "kv.make_rows")  # what makes rows, now or when it is lo
 # Ops that write through an operand, and its number. An address may be written through, so asking for one counts.
 WRITERS = {
     "kv.store": 0, "kv.store_scale": 0, "kv.store_tile": 0, "kv.block_ptr": 0, "kv.scale_block_ptr": 0,
-    "memref.store": 1, "vector.store": 1, "memref.atomic_rmw": 1, "kv.buffer_address": 0,
+    "memref.store": 1, "vector.store": 1, "memref.atomic_rmw": 1, "kv.buffer_address": 0, "kv.tma_store": 0,
 }  # fmt: skip
 
 
@@ -96,6 +97,8 @@ def to_storage(value: ir.Value, dtype: dtypes.DType) -> ir.Value:
 def raw_entry(cache: ir.Value, batch: ir.Value, token: ir.Value, clamp: bool) -> ir.Value:
     """The table entry of a token; -1 (no page) when sequence or column lie outside the table."""
     spec = types.spec_of(cache.type)
+    if not spec.of_cache:
+        return buffer_entry(cache, spec, batch, clamp)
     column, _ = layout.page_and_slot(spec, Ix(token))
     index = Ix(batch).wide * Ix(ops.field(cache, "lookup_stride"))
     inside = Ix(batch).below(Ix(ops.field(cache, "batch")))
@@ -105,6 +108,16 @@ def raw_entry(cache: ir.Value, batch: ir.Value, token: ir.Value, clamp: bool) ->
     if clamp:
         index = Ix(arith.select(inside, index.value, const(0, 64)))
     entry = load(offset(ops.field(cache, "lookup"), index, i32()), i32(), 4, invariant=True)
+    return arith.select(inside, entry, const(-1)) if clamp else entry
+
+
+def buffer_entry(cache: ir.Value, spec: CacheSpec, batch: ir.Value, clamp: bool) -> ir.Value:
+    """What stands for the table entry of an operand without a table: the sequence, or its first row."""
+    inside = Ix(batch).below(Ix(ops.field(cache, "batch")))
+    entry = batch
+    if spec.kind == RAGGED:
+        index = Ix(arith.select(inside, batch, const(0))) if clamp else Ix(batch)
+        entry = load(offset(ops.field(cache, "offsets"), index.wide, i32()), i32(), 4, invariant=True)
     return arith.select(inside, entry, const(-1)) if clamp else entry
 
 
@@ -137,8 +150,9 @@ def in_page(spec: CacheSpec, slot: Ix, head: ir.Value, dim: ir.Value, of_scales:
 
 
 def element_address(op: Any, page: ir.Value, of_scales: bool = False) -> ir.Value:
-    """Address of (page, token % P, head, dim) of an access op."""
+    """Address of (page, token % P, head, dim) of an access op; the data of an operand of scales are the scales."""
     spec = types.spec_of(op.cache.type)
+    of_scales = of_scales or spec.kind == SCALES
     _, slot = layout.page_and_slot(spec, Ix(op.token))
     names = ("scales", "scales_stride0") if of_scales else ("base", "stride0")
     dtype = spec.scale_dtype if of_scales else spec.dtype
@@ -160,7 +174,7 @@ def planned(op: Any, dtype: dtypes.DType) -> tuple[int, bool]:
 def read(op: Any, options: Options, of_scales: bool = False) -> ir.Value:
     """Load the stored elements of an access, in their storage dtype."""
     spec = types.spec_of(op.cache.type)
-    dtype = spec.scale_dtype if of_scales else spec.dtype
+    dtype = spec.scale_dtype if of_scales else spec.data_dtype
     result = op.operation.results[0].type
     lanes = verify.element_and_width(result)[1]
     stored = types.value_type(dtype, lanes)
@@ -223,7 +237,18 @@ def lower_load_raw(op: Any, options: Options) -> ir.Value:
 
 @RULES.lowers("kv.load_scale")
 def lower_load_scale(op: Any, options: Options) -> ir.Value:
+    if layout.loads_no_scales(types.spec_of(op.cache.type)):
+        return zeros(op.operation.results[0].type)
     return read(op, options, of_scales=True)
+
+
+def zeros(type_: ir.Type) -> ir.Value:
+    """Zero, or a vector of zeros."""
+    element = ir.VectorType(type_).element_type if isinstance(type_, ir.VectorType) else type_
+    zero = ir.FloatAttr.get(element, 0.0) if dtypes.by_mlir(str(element)).is_float else ir.IntegerAttr.get(element, 0)
+    if isinstance(type_, ir.VectorType):
+        return arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, zero))
+    return arith.constant(type_, zero)
 
 
 def write(op: Any, of_scales: bool) -> None:
@@ -272,13 +297,15 @@ def lower_block_ptr(op: Any, options: Options) -> ir.Value:
 
 @RULES.lowers("kv.scale_block_ptr")
 def lower_scale_block_ptr(op: Any, options: Options) -> ir.Value:
+    if types.spec_of(op.cache.type).kind in (SCALES, RAGGED):
+        return llvm.mlir_zero(pointer())
     return element_address(op, page_of(op, options), of_scales=True)
 
 
 @RULES.lowers("kv.scales_base")
 def lower_scales_base(op: Any, options: Options) -> ir.Value:
     spec = types.spec_of(op.cache.type)
-    return ops.field(op.cache, "scales") if spec.quantized else llvm.mlir_zero(pointer())
+    return ops.field(op.cache, "scales") if spec.quantized and spec.of_cache else llvm.mlir_zero(pointer())
 
 
 @RULES.lowers("kv.row_index")
@@ -292,6 +319,8 @@ def lower_row_index(op: Any, options: Options) -> ir.Value:
 @RULES.lowers("kv.tma_row")
 def lower_tma_row(op: Any, options: Options) -> ir.Value:
     spec = types.spec_of(op.cache.type)
+    if not spec.of_cache:
+        return op.encoded
     row = layout.tma_row(spec, Ix(op.encoded), Ix(ops.field(op.cache, "stride0")))
     row32 = row.value if row.bits == 32 else arith.trunci(i32(), row.value)
     negative = arith.cmpi(arith.CmpIPredicate.slt, op.encoded, const(0))
@@ -319,6 +348,11 @@ def lower_populate(op: Any, options: Options) -> ir.Value:
     return ops.make_rows(rows, tile, spec.page_size)
 
 
+def table_alignment(count: int) -> int:
+    """Bytes that a load of so many table entries is aligned to: 8 entries are two loads of four."""
+    return 4 * min(count, 4)
+
+
 @RULES.lowers("kv.load_pages")
 def lower_load_pages(op: Any, options: Options) -> ir.Value:
     count = op.count.value
@@ -333,7 +367,7 @@ def lower_load_pages(op: Any, options: Options) -> ir.Value:
         if width == 1:
             loads.append(vector.from_elements(type_, [load(at, i32(), 4, True)]))
         else:
-            loads.append(load(at, type_, 4 * width, True))
+            loads.append(load(at, type_, table_alignment(width), True))
     if len(loads) == 1:
         return loads[0]
     return vector.shuffle(loads[0], loads[1], list(range(count)))
@@ -358,7 +392,35 @@ def lower_get_row(op: Any, options: Options) -> ir.Value:
 @RULES.lowers("kv.cache_length")
 def lower_cache_length(op: Any, options: Options) -> ir.Value:
     handle = op.cache
+    kind = types.spec_of(handle.type).kind
+    if kind == RAGGED:
+        return ragged_length(op)
+    if kind == DENSE:
+        return dense_length(op)
     return load(offset(ops.field(handle, "lengths"), Ix(op.batch).wide, i32()), i32(), 4, invariant=True)
+
+
+def ragged_length(op: Any) -> ir.Value:
+    """offsets[b + 1] - offsets[b], both held to the buffer's rows and to their order: no length leads out of it."""
+    offsets, rows = ops.field(op.cache, "offsets"), Ix(ops.field(op.cache, "num_blocks"))
+    at = Ix(op.batch).wide
+    first, end = (
+        Ix(load(offset(offsets, at + i, i32()), i32(), 4, invariant=True)).least(rows) for i in range(2)
+    )
+    return (end - first.least(end)).value
+
+
+def dense_length(op: Any) -> ir.Value:
+    """lengths[b], at most S; S where there are no lengths."""
+    lengths, extent = ops.field(op.cache, "lengths"), Ix(ops.field(op.cache, "capacity"))
+    given = llvm.icmp(llvm.ICmpPredicate.ne, lengths, llvm.mlir_zero(pointer()))
+    branch = scf.IfOp(given, [i32()], has_else=True)
+    with ir.InsertionPoint(branch.then_block):
+        found = Ix(load(offset(lengths, Ix(op.batch).wide, i32()), i32(), 4, invariant=True))
+        scf.yield_([found.least(extent).value])
+    with ir.InsertionPoint(branch.else_block):
+        scf.yield_([extent.value])
+    return branch.results[0]
 
 
 @RULES.lowers("kv.cache_lengths")
@@ -373,7 +435,7 @@ def lower_max_prompt_length(op: Any, options: Options) -> ir.Value:
 
 @RULES.lowers("kv.max_context_length")
 def lower_max_context_length(op: Any, options: Options) -> ir.Value:
-    return ops.field(op.cache, "max_cache_length")
+    return ops.field(op.cache, "capacity" if types.spec_of(op.cache.type).kind == DENSE else "max_cache_length")
 
 
 @RULES.lowers("kv.is_empty")
@@ -388,11 +450,30 @@ def record_written(function: ir.Operation, writers: Sequence[ir.Operation]) -> N
     written: set[int] = set()
     for op in writers:
         handle = op.operands[WRITERS[op.name]]
+        if types.type_name(handle.type) == "operand":
+            continue  # operands are read-only, and so are pointers into them
         handle = handle if isinstance(handle.type, ir.MemRefType) else root(handle)
         if defining_op(handle) is None:
             written.add(ir.BlockArgument(handle).arg_number)
     with function.location:
         function.attributes["kv.written"] = ir.DenseI64ArrayAttr.get(sorted(written))
+
+
+def record_tables(function: ir.Operation, loads: Sequence[ir.Operation]) -> None:
+    """List the bytes that rows of each argument's lookup table must be aligned to, in ``kv.table_alignments``.
+
+    The loader refuses tables that vector loads would misread.
+    """
+    found: dict[int, int] = {}
+    for op in loads:
+        table = root(op.operands[0])
+        if defining_op(table) is None:
+            number = ir.BlockArgument(table).arg_number
+            found[number] = max(found.get(number, 0), table_alignment(op.opview.count.value))
+    if found:
+        alignments = [found.get(i, 0) for i in range(len(function.regions[0].blocks[0].arguments))]
+        with function.location:
+            function.attributes["kv.table_alignments"] = ir.DenseI64ArrayAttr.get(alignments)
 
 
 @kv_pass(Options)
@@ -402,9 +483,10 @@ def run(module: ir.Module, options: Options) -> None:
         inside = walk(function, lambda name: name in WRITERS or RULES.knows(name))
         if is_kernel(function):
             record_written(function, [op for op in inside if op.name in WRITERS])
+            record_tables(function, [op for op in inside if op.name == "kv.load_pages"])
         found += [op for op in inside if RULES.knows(op.name)]
     has_rows = any(op.name in _ROWS for op in found)
-    later = (*_LATER, "kv.make_rows")
+    later = {*_LATER, "kv.make_rows", *(op.name for op in found if is_copy(op.name))}
     RULES.apply(module, options, leave=later.__contains__, found=found)
     if has_rows:
         # Rows were read through their maker; drop the makers, and populates' leftovers.

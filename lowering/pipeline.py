@@ -75,10 +75,12 @@ def kv_steps(target: Target, check: bool = False) -> list[Step]:
             _licm(), "simplify-kernels: operands of look-ups move out of loops first, so that the look-ups can follow"
         ),
         Step("lower-kv-tiles", "tiles become accesses and look-ups that the next passes hoist and vectorise"),
+        Step(f"expand-kv-tma{{target={target.name}}}", "as the tiles; and what the target does not have ends here"),
         Step("hoist-kv-lookups", "after simplification, while look-ups are still ops that can be recognised"),
         Step("vectorize-kv-lookups", "before lowering, which has only the scalar form of a populate"),
         Step("plan-kv-access", "last of the kv level: it sees every access and every write of the kernel"),
         Step("lower-kv-access", "accesses become pointers; handles remain, asked for their fields"),
+        Step("lower-kv-tma", "after the plan and the record of what is written, which look at the copies"),
         Step(f"lower-kv-casts{{hardware={hardware}}}", "after the accesses, whose conversions it lowers too"),
         Step("lower-kv-buffers", "after the plan, which says which buffers are read-only"),
     ]
@@ -116,6 +118,7 @@ def gpu_tail(target: Target) -> list[Step]:
             f"{_CANONICALIZE},cse))",
             "convert-to-nvvm: vectors before convert-gpu-to-nvvm, which takes the scalars and the function",
         ),
+        Step("mark-kv-descriptors", "last: functions of the gpu dialect refuse the marks or lose them"),
     ]
 
 

@@ -29,7 +29,7 @@ _SCALE_LOADS = ("kv.load_scale",)
 _STORES = ("kv.store", "kv.store_tile")
 _SCALE_STORES = ("kv.store_scale",)
 # Ops whose target cannot be told from their operands: after one of them nothing is read-only.
-OPAQUE_WRITES = ("llvm.store", "llvm.atomicrmw", "llvm.cmpxchg")
+OPAQUE_WRITES = ("llvm.store", "llvm.atomicrmw", "llvm.cmpxchg", "kv.tma_store")
 BUFFER_WRITES = ("memref.store", "vector.store", "vector.maskedstore", "memref.atomic_rmw", "memref.generic_atomic_rmw")
 # Accesses that get a plan, and everything that the pass looks at.
 _PLANNED = frozenset((*_LOADS, *_SCALE_LOADS, "kv.store", *_SCALE_STORES))
@@ -96,7 +96,9 @@ def plan_access(
     if op.name not in _PLANNED:
         return
     spec = types.spec_of(op.operands[0].type)
-    of_scales = op.name in _SCALE_LOADS + _SCALE_STORES
+    of_scales = op.name in _SCALE_LOADS + _SCALE_STORES or spec.kind == layout.SCALES
+    if layout.loads_no_scales(spec) and op.name in _SCALE_LOADS:
+        return  # zeros
     dtype, extent = (spec.scale_dtype, spec.num_scales) if of_scales else (spec.dtype, spec.head_size)
     value = op.results[0] if len(op.results) else op.operands[5]
     width = verify.element_and_width(value.type)[1]

@@ -3,8 +3,8 @@
 
 On MLIR 22.1 the ops of a Python-declared dialect have no verifier of their own beyond IRDL's, so this pass
 runs their ``verify_invariants``. It also checks what no single op can see: a handle (a value of type
-``!kv.cache``, ``!kv.collection`` or ``!kv.operand``) is an argument of a function or the result of a kv op,
-never a loop-carried value, a branch's argument or the result of ``scf.if`` - so that every pass can find a
+``!kv.cache``, ``!kv.collection``, ``!kv.operand`` or ``!kv.tma``) is an argument of a function or the result of a kv
+op, never a loop-carried value, a branch's argument or the result of ``scf.if`` - so that every pass can find a
 handle's run-time fields by looking at the one op, or the one argument, that makes it.
 
 Every problem is reported at its op before the pass fails. The IR is not changed.
@@ -22,6 +22,8 @@ from kvarn.dialect.verify import ANY_HANDLE
 from .pass_base import NoOptions, PassFailure, kv_pass
 from .rewrite import enclosing
 
+# What only an argument of a function or a kv op may be: handles and TMA descriptors.
+HANDLES = (*ANY_HANDLE, "tma")
 # Ops whose region's first block holds a function's arguments.
 FUNCTIONS = ("func.func", "gpu.func", "llvm.func")
 # Ops other than kv ones that may make a handle: passes leave casts behind while they change types.
@@ -69,7 +71,7 @@ class _Checker:
         before = self.problems
         for index, result in enumerate(op.results):
             self.well_formed(op, result.type, f"result #{index}")
-            if not own and self.kind(result.type) in ANY_HANDLE and op.name not in MAKERS:
+            if not own and self.kind(result.type) in HANDLES and op.name not in MAKERS:
                 self.error(op, f"cannot give {_a(self.kind(result.type))} (result #{index}): it {_ORIGIN}")
         if op.name in FUNCTIONS:
             self.signature(op)
@@ -94,7 +96,7 @@ class _Checker:
             if kernel and buffer and (not isinstance(type_, ir.MemRefType) or type_.rank == 0):
                 self.error(op, f"argument #{index} of a kernel must be a memref of rank 1 or more, got {type_}")
         for index, type_ in enumerate(function_type.results):
-            if self.kind(type_) in ANY_HANDLE:
+            if self.kind(type_) in HANDLES:
                 self.error(op, f"cannot return {_a(self.kind(type_))} (result #{index}): it {_ORIGIN}")
 
     def blocks(self, op: ir.Operation, region: ir.Region) -> None:
@@ -103,7 +105,7 @@ class _Checker:
             if number == 0 and op.name in FUNCTIONS:
                 continue
             for index, argument in enumerate(block.arguments):
-                if self.kind(argument.type) in ANY_HANDLE:
+                if self.kind(argument.type) in HANDLES:
                     where = "block" if op.name in FUNCTIONS else "region"
                     kind = _a(self.kind(argument.type))
                     self.error(op, f"cannot carry {kind} ({where} argument #{index}): it {_ORIGIN}")

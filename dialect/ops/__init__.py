@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The operations of the kv dialect: their classes, and wrapper functions of the same name.
 
-Tier 2, used inside kernels: :mod:`metadata`, :mod:`addressing`, :mod:`access`, :mod:`tiles`.
-Tier 1, used outside kernels: :mod:`operations`, :mod:`attention`.
+Tier 2, used inside kernels: :mod:`metadata`, :mod:`addressing`, :mod:`access`, :mod:`tiles`, :mod:`tma`.
+Tier 1, used outside kernels: :mod:`operations`, :mod:`rotary`, :mod:`attention`, :mod:`ragged`.
 """
 
 from .access import cast, load, load_raw, load_scale, store, store_scale
@@ -20,7 +20,7 @@ from .addressing import (
     scales_base,
     tma_row,
 )
-from .attention import AttentionOp, MlaAttentionOp, MlaDecompressOp, MlaPrefillPlanOp
+from .attention import AttentionOp, MlaAttentionOp, MlaDecompressOp, MlaPrefillPlanOp, OperandAttentionOp
 from .metadata import (
     cache_length,
     cache_lengths,
@@ -38,12 +38,24 @@ from .metadata import (
 )
 from .operations import tier_one
 from .tiles import alloc_shared, load_tile, store_tile
+from .tma import (
+    tma_expect,
+    tma_init_barrier,
+    tma_load,
+    tma_load_tile,
+    tma_prefetch,
+    tma_store,
+    tma_wait,
+    tma_wait_stores,
+)
 
 __all__ = [
-    "AttentionOp", "MlaAttentionOp", "MlaDecompressOp", "MlaPrefillPlanOp", "alloc_shared", "block_ptr",
+    "AttentionOp", "MlaAttentionOp", "MlaDecompressOp", "MlaPrefillPlanOp", "OperandAttentionOp", "alloc_shared",
+    "block_ptr",
     "buffer_address", "cache_length", "cache_lengths", "cast", "device_attribute", "field", "get_row", "is_empty",
     "key_cache", "load", "load_pages", "load_raw", "load_scale", "load_tile", "make_cache", "make_collection",
     "make_rows", "max_context_length", "max_prompt_length", "num_rows", "operand", "page", "populate", "raw_page",
-    "row_index", "scale_block_ptr", "scales_base", "store", "store_scale", "store_tile", "tier_one", "tma_row",
-    "value_cache",
+    "row_index", "scale_block_ptr", "scales_base", "store", "store_scale", "store_tile", "tier_one",
+    "tma_expect", "tma_init_barrier", "tma_load", "tma_load_tile", "tma_prefetch", "tma_row", "tma_store", "tma_wait",
+    "tma_wait_stores", "value_cache",
 ]  # fmt: skip

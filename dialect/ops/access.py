@@ -10,7 +10,7 @@ from typing import Any
 
 from mlir import ir
 
-from .. import dtypes, types, verify
+from .. import dtypes, layout, types, verify
 from ..base import Kv
 from ..effects import Pure, ReadsCache, WritesCache
 from ..ext import I32, Operand, Result
@@ -25,7 +25,8 @@ class LoadOp(Kv.Operation, name="load", traits=[ReadsCache]):
 
     The result's element type is the storage type, or a float type to convert to; a quantized cache needs
     a float other than the storage type. All lanes of a quantized load share one granule. A page id out of
-    range reads the null page.
+    range reads the null page. The elements of an operand that shows scales are the scales, from granule
+    dim // granularity on.
     """
 
     cache: Operand[Any]
@@ -42,12 +43,12 @@ class LoadOp(Kv.Operation, name="load", traits=[ReadsCache]):
         if spec is None:
             return False
         result = self.operation.results[0]
-        width = verify.width(self, spec, result, spec.head_size, "result")
+        width = verify.width(self, spec, result, spec.data_size, "result")
         if width is None:
             return False
         element = verify.element_and_width(result.type)[0]
         if spec.quantized:
-            if element == spec.dtype.mlir:
+            if element == spec.dtype.mlir and spec.dtype.bits == 8:
                 return verify.fail(
                     self, f"dequantizes, so the result must not have the storage type {element}: use kv.load_raw"
                 )
@@ -57,7 +58,7 @@ class LoadOp(Kv.Operation, name="load", traits=[ReadsCache]):
                     f"width must divide the granularity {spec.granularity}, so that one scale serves all lanes, "
                     f"got {width}",
                 )
-        return element == spec.dtype.mlir or verify.scalar_float(self, element, "result element")
+        return element == spec.data_dtype.mlir or verify.scalar_float(self, element, "result element")
 
 
 class LoadRawOp(Kv.Operation, name="load_raw", traits=[ReadsCache]):
@@ -112,7 +113,11 @@ class StoreOp(Kv.Operation, name="store", traits=[WritesCache]):
 
 
 class LoadScaleOp(Kv.Operation, name="load_scale", traits=[ReadsCache]):
-    """Read ``width`` consecutive scales from granule dim // granularity on."""
+    """Read ``width`` consecutive scales from granule dim // granularity on.
+
+    Zeros from an operand that shows scales, from a ragged one, and from a dense one without scales (of its element
+    type): the interface of operands has it so.
+    """
 
     cache: Operand[Any]
     batch: Operand[I32]
@@ -125,12 +130,12 @@ class LoadScaleOp(Kv.Operation, name="load_scale", traits=[ReadsCache]):
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.operation.operands[0])
-        if spec is None or not verify.needs_scales(self, spec):
+        if spec is None or not (layout.loads_no_scales(spec) or verify.needs_scales(self, spec)):
             return False
         result = self.operation.results[0]
         if verify.width(self, spec, result, spec.num_scales, "result") is None:
             return False
-        return _element_is(self, result, spec.scale_dtype.mlir, "result")
+        return _element_is(self, result, layout.scale_type(spec).mlir, "result")
 
 
 class StoreScaleOp(Kv.Operation, name="store_scale", traits=[WritesCache]):
@@ -205,7 +210,7 @@ def load(
 ) -> ir.Value:
     """Read ``width`` elements as ``dtype`` (default: the storage type, or f32 from a quantized cache)."""
     spec = types.spec_of(cache.type)
-    dtype = dtype or (dtypes.f32 if spec.quantized else spec.dtype)
+    dtype = dtype or (dtypes.f32 if spec.quantized else spec.data_dtype)
     result = types.value_type(dtype, width)
     return LoadOp(cache, *_indices(batch, head, token, dim), i64_attr(width), result, page=page).operation.results[0]
 
@@ -237,9 +242,9 @@ def load_scale(
 ) -> ir.Value:
     """Read ``width`` scales, in the scale type."""
     spec: CacheSpec = types.spec_of(cache.type)
-    if spec.scale_dtype is None:
+    if spec.scale_dtype is None and not layout.loads_no_scales(spec):
         raise ValueError("load_scale needs a quantized cache (one with a scale type), got one without scales")
-    result = types.value_type(spec.scale_dtype, width)
+    result = types.value_type(layout.scale_type(spec), width)
     return LoadScaleOp(cache, *_indices(batch, head, token, dim), i64_attr(width), result, page=page).operation.results[
         0
     ]

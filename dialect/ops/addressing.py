@@ -14,7 +14,7 @@ from .. import layout, types, verify
 from ..base import Kv
 from ..effects import Pure
 from ..ext import I32, Operand, Result, infer_result
-from ..layout import CONTINUOUS
+from ..layout import RAGGED, SCALES
 from .common import as_i32, i64_attr
 from .metadata import rows_cache
 
@@ -22,7 +22,8 @@ from .metadata import rows_cache
 class PageOp(Kv.Operation, name="page", traits=[Pure]):
     """Physical page of a token: LUT[b, t // P] (LUT[b] when continuous), clamped to the pool.
 
-    Accesses take its result as their optional ``page`` operand, so that one look-up serves many.
+    Accesses take its result as their optional ``page`` operand, so that one look-up serves many. Of a dense operand it
+    is the sequence, of a ragged one the sequence's first row.
     """
 
     cache: Operand[Any]
@@ -157,7 +158,8 @@ class GetRowOp(Kv.Operation, name="get_row", traits=[Pure]):
 class BlockPtrOp(Kv.Operation, name="block_ptr", traits=[Pure]):
     """Address of (b, t, h, d): ``tile`` tokens from t follow it with token stride H*D.
 
-    Attribute: tile, which divides the page size (ignored when continuous). Precondition: t is a multiple of tile.
+    Attribute: tile, which divides the page size (ignored without pages). Precondition: t is a multiple of tile. Of an
+    operand that shows scales, the address of the scale, and the token stride is H*G.
     """
 
     cache: Operand[Any]
@@ -176,13 +178,16 @@ class BlockPtrOp(Kv.Operation, name="block_ptr", traits=[Pure]):
         tile = verify.integer(self.tile)
         if tile is None or tile < 1:
             return verify.fail(self, f"tile must be a positive integer, got {self.tile}")
-        if spec.kind != CONTINUOUS and spec.page_size % tile:
+        if spec.paged and spec.page_size % tile:
             return verify.fail(self, f"tile must divide the page size {spec.page_size}, got {tile}")
         return verify.global_pointer(self)
 
 
 class ScaleBlockPtrOp(Kv.Operation, name="scale_block_ptr", traits=[Pure]):
-    """Address of the scale of (b, t, h, d): granule d // granularity. Needs a quantized cache."""
+    """Address of the scale of (b, t, h, d): granule d // granularity. Needs a quantized cache or dense operand.
+
+    Null for an operand that shows scales, and for a ragged one.
+    """
 
     cache: Operand[Any]
     batch: Operand[I32]
@@ -194,11 +199,14 @@ class ScaleBlockPtrOp(Kv.Operation, name="scale_block_ptr", traits=[Pure]):
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.operation.operands[0])
-        return spec is not None and verify.needs_scales(self, spec) and verify.global_pointer(self)
+        if spec is None:
+            return False
+        null = spec.kind in (SCALES, RAGGED)
+        return (null or verify.needs_scales(self, spec)) and verify.global_pointer(self)
 
 
 class ScalesBaseOp(Kv.Operation, name="scales_base", traits=[Pure]):
-    """First scale of the cache's view, or a null pointer when the cache is not quantized."""
+    """First scale of the cache's view; null when it has none, and for an operand that shows no cache's elements."""
 
     cache: Operand[Any]
     pointer: Result[Any]

@@ -14,7 +14,7 @@ from .. import verify
 from ..base import Kv
 from ..effects import ReadsCache, ReadsMemory, WritesMemory
 from ..ext import F32, I32, Operand
-from ..layout import CacheSpec
+from ..layout import SCALES, CacheSpec
 from .operations import FLOATS, not_mla, offsets, token_rows
 
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
@@ -36,10 +36,10 @@ def schedule_is_valid(op: Any) -> bool:
     if "schedule" not in attributes or not isinstance(attributes["schedule"], ir.DictAttr):
         return True
     schedule = {named.name: named.attr for named in ir.DictAttr(attributes["schedule"])}
-    wanted = schedule.get("batch_invariant")
-    wanted = isinstance(wanted, ir.BoolAttr) and wanted.value or verify.integer(wanted)
-    split = verify.integer(schedule.get("split"))
-    if wanted and split is not None and split < 1:
+    invariant, split = schedule.get("batch_invariant"), verify.integer(schedule.get("split"))
+    if invariant is not None and not isinstance(invariant, ir.BoolAttr):
+        return verify.fail(op, f"has a schedule whose batch_invariant must be true or false, got {invariant}")
+    if invariant is not None and invariant.value and split is not None and split < 1:
         return verify.fail(
             op, f"has a batch-invariant schedule, which needs fixed splits of at least one token, got split = {split}"
         )
@@ -72,36 +72,77 @@ class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemor
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
-        if spec is None or not not_mla(self, spec):
-            return False
-        if not spec.dtype.is_float and not spec.quantized:
-            return verify.fail(self, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
-        elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
-        for value, name in ((self.query, "query"), (self.out, "out")):
-            if not token_rows(self, value, None, spec.head_size, elements, name):
-                return False
-        query_type = ir.MemRefType(self.query.type)
-        if query_type.is_dynamic_dim(1):
-            return verify.fail(self, "query must have a static number of heads in dimension 1, got a dynamic one")
-        heads = query_type.shape[1]
-        if heads % spec.num_heads:
-            return verify.fail(self, f"query heads must be a multiple of the {spec.num_heads} KV heads, got {heads}")
-        return (
-            offsets(self, self.row_offsets)
-            and mask_is_valid(self)
-            and schedule_is_valid(self)
-            and verify.static_dim(self, self.out, 1, heads, "out")
-            and self._per_head(self.sinks, 1, heads, "sinks")
-            and self._per_head(self.lse, 2, heads, "lse")
-            and (self.kv_offsets is None or offsets(self, self.kv_offsets, "kv_offsets"))
-        )
+        return spec is not None and not_mla(self, spec) and _attends(self, spec) and schedule_is_valid(self)
 
-    def _per_head(self, value: Any, rank: int, heads: int, name: str) -> bool:
-        """Whether an optional operand is f32 of a rank, its last dimension the query heads."""
-        if value is None:
-            return True
-        right = verify.memref(self, value, rank, ("f32",), name)
-        return right and verify.static_dim(self, value, rank - 1, heads, name)
+
+class OperandAttentionOp(Kv.Operation, name="operand_attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+    """kv.attention whose keys and values are attention operands: of caches, dense or ragged buffers.
+
+    keys, values: operands with the same parameters, and not of scales. Over caches everything is as in kv.attention.
+    Dense and ragged operands hold every key, the step's own too: sequence b has cache_length(b) keys, its queries are
+    the last ones, so that query i of n stands at position cache_length(b) - n + i; kv_offsets is refused.
+
+    (An operation of its own, since kv.attention names a layer of a collection, which operands have not.)
+    """
+
+    keys: Operand[Any]
+    values: Operand[Any]
+    query: Operand[Any]
+    row_offsets: Operand[Any]
+    scale: Operand[F32]
+    out: Operand[Any]
+    sinks: Operand[Any] | None = None
+    lse: Operand[Any] | None = None
+    kv_offsets: Operand[Any] | None = None
+    mask: ir.StringAttr
+    span: ir.IntegerAttr
+    softcap: ir.FloatAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.keys, ("operand",))
+        if spec is None or verify.handle(self, self.values, ("operand",)) is None:
+            return False
+        if self.keys.type != self.values.type:
+            return verify.fail(
+                self, f"keys and values must be operands of one type, got {self.keys.type} and {self.values.type}"
+            )
+        if spec.kind == SCALES:
+            return verify.fail(self, "needs operands of keys and values, got one that shows a cache's scales")
+        if self.kv_offsets is not None and not spec.of_cache:
+            return verify.fail(self, f"kv_offsets needs operands of caches, got {spec.kind} ones, which have all keys")
+        return not_mla(self, spec) and _attends(self, spec)
+
+
+def _attends(op: Any, spec: CacheSpec) -> bool:
+    """Whether the query, the output and the rest of an attention fit the keys and values."""
+    if not spec.dtype.is_float and not spec.quantized:
+        return verify.fail(op, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
+    elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+    for value, name in ((op.query, "query"), (op.out, "out")):
+        if not token_rows(op, value, None, spec.head_size, elements, name):
+            return False
+    query_type = ir.MemRefType(op.query.type)
+    if query_type.is_dynamic_dim(1):
+        return verify.fail(op, "query must have a static number of heads in dimension 1, got a dynamic one")
+    heads = query_type.shape[1]
+    if heads % spec.num_heads:
+        return verify.fail(op, f"query heads must be a multiple of the {spec.num_heads} KV heads, got {heads}")
+    return (
+        offsets(op, op.row_offsets)
+        and mask_is_valid(op)
+        and verify.static_dim(op, op.out, 1, heads, "out")
+        and _per_head(op, op.sinks, 1, heads, "sinks")
+        and _per_head(op, op.lse, 2, heads, "lse")
+        and (op.kv_offsets is None or offsets(op, op.kv_offsets, "kv_offsets"))
+    )
+
+
+def _per_head(op: Any, value: Any, rank: int, heads: int, name: str) -> bool:
+    """Whether an optional operand is f32 of a rank, its last dimension the query heads."""
+    if value is None:
+        return True
+    right = verify.memref(op, value, rank, ("f32",), name)
+    return right and verify.static_dim(op, value, rank - 1, heads, name)
 
 
 def rope_columns(spec: CacheSpec, columns: int) -> int:
@@ -193,7 +234,7 @@ class MlaDecompressOp(Kv.Operation, name="mla_decompress", traits=[ReadsCache, R
     out: Operand[Any]
 
     def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.cache)
+        spec = verify.handle(self, self.cache, ("cache",))
         if spec is None:
             return False
         if spec.num_heads != 1:

@@ -13,7 +13,7 @@ from .. import layout, types, verify
 from ..base import Kv
 from ..effects import Pure
 from ..ext import I1, I32, I64, Operand, Result, infer_result
-from ..layout import FA3
+from ..layout import FA3, SCALES
 from .common import as_i32
 
 
@@ -131,9 +131,9 @@ def _view_matches(op: Any, value: bool) -> bool:
 
 
 class MakeOperandOp(Kv.Operation, name="make_operand", traits=[Pure]):
-    """A cache as a read-only operand of an attention kernel. No effects.
+    """A cache as a read-only operand of an attention kernel; with a result of kind "scales", the cache's scales.
 
-    (IRDL keeps types and operations in one symbol table, where ``operand`` is the type.)
+    No effects. (IRDL keeps types and operations in one symbol table, where ``operand`` is the type.)
     """
 
     cache: Operand[Any]
@@ -144,6 +144,8 @@ class MakeOperandOp(Kv.Operation, name="make_operand", traits=[Pure]):
         seen = None if spec is None else verify.handle(self, self.operation.results[0], ("operand",))
         if seen is None:
             return False
+        if seen.kind == SCALES and spec.quantized and seen == layout.scales_data(spec):
+            return True
         wanted, got = types.operand_type(spec), self.operation.results[0].type
         return seen == spec or verify.fail(self, f"result must have the cache's parameters {wanted}, got {got}")
 
@@ -160,8 +162,9 @@ class FieldOp(Kv.Operation, name="field", traits=[Pure]):
 
     def verify_invariants(self) -> bool:
         value = self.operation.operands[0]
-        if not isinstance(value.type, ir.MemRefType) and verify.handle(self, value, verify.ANY_HANDLE) is None:
-            return False
+        if not isinstance(value.type, ir.MemRefType) and types.type_name(value.type) != "tma":
+            if verify.handle(self, value, verify.ANY_HANDLE) is None:
+                return False
         fields = {f.name: f for f in types.fields_of(value.type)}
         name = verify.string(self.operation.attributes["field"])
         if name not in fields:
@@ -184,7 +187,10 @@ class DeviceAttributeOp(Kv.Operation, name="device_attribute", traits=[Pure]):
 
 
 class CacheLengthOp(Kv.Operation, name="cache_length", traits=[Pure]):
-    """Tokens of a sequence cached before this step: cache_lengths[b]. batch in [0, B)."""
+    """Tokens of a sequence cached before this step: cache_lengths[b]. batch in [0, B).
+
+    Of a dense or ragged operand, all tokens of the sequence: lengths[b] or S, offsets[b + 1] - offsets[b].
+    """
 
     cache: Operand[Any]
     batch: Operand[I32]
@@ -216,7 +222,7 @@ class MaxPromptLengthOp(Kv.Operation, name="max_prompt_length", traits=[Pure]):
 
 
 class MaxContextLengthOp(Kv.Operation, name="max_context_length", traits=[Pure]):
-    """The field max_cache_length: the longest cached + new tokens in the batch."""
+    """The field max_cache_length: the longest cached + new tokens in the batch. S of a dense operand."""
 
     cache: Operand[Any]
     length: Result[I32] = infer_result()
@@ -236,7 +242,10 @@ class IsEmptyOp(Kv.Operation, name="is_empty", traits=[Pure]):
 
 
 class NumRowsOp(Kv.Operation, name="num_rows", traits=[Pure]):
-    """Rows that the cache's view spans, (N-1)*S + P. An fa3 cache has no rows."""
+    """Rows that the cache's view spans, (N-1)*S + P. An fa3 cache has no rows.
+
+    Of a dense operand (B-1)*S' + S, S' rows from sequence to sequence; of a ragged one its rows.
+    """
 
     cache: Operand[Any]
     rows: Result[I32] = infer_result()
@@ -282,9 +291,11 @@ def value_cache(collection: ir.Value, layer: Any) -> ir.Value:
     return ValueCacheOp(collection, as_i32(layer), types.cache_type(spec)).operation.results[0]
 
 
-def operand(cache: ir.Value) -> ir.Value:
-    """The cache as an attention operand."""
-    return MakeOperandOp(cache, types.operand_type(types.spec_of(cache.type))).operation.results[0]
+def operand(cache: ir.Value, scales: bool = False) -> ir.Value:
+    """The cache (or its scales) as an attention operand."""
+    spec = types.spec_of(cache.type)
+    view = types.operand_type(layout.scales_data(spec) if scales else spec)
+    return MakeOperandOp(cache, view).operation.results[0]
 
 
 def field(handle: ir.Value, name: str) -> ir.Value:

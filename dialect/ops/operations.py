@@ -16,7 +16,7 @@ from .. import verify
 from ..base import Kv
 from ..effects import ReadsCache, ReadsMemory, UpdatesCache, UpdatesMemory, WritesCache, WritesMemory
 from ..ext import I32, Operand
-from ..layout import CacheSpec
+from ..layout import FA3, CacheSpec
 
 FLOATS = ("f32", "f16", "bf16")
 
@@ -78,103 +78,6 @@ class AppendOp(Kv.Operation, name="append", traits=[WritesCache, ReadsMemory]):
             and scale_rows(self, self.key_scale, spec, "key_scale")
             and scale_rows(self, self.value_scale, spec, "value_scale")
         )
-
-
-class RopeAppendOp(Kv.Operation, name="rope_append", traits=[WritesCache, ReadsMemory, WritesMemory]):
-    """Rotate query and key by position, write key and value to the cache, the query to query_out.
-
-    query, query_out: [T, Hq, D]; freqs: [positions, R] f32, (cos, sin) pairs interleaved, R <= D even. interleaved
-    rotates pairs (2k, 2k+1) of the last R dims, else pairs (k, k + R/2) of the first R. Optional q_gamma, k_gamma
-    [D]: RMS norm with eps before the rotation. Quantizes as kv.append does.
-    """
-
-    collection: Operand[Any]
-    layer: Operand[I32]
-    query: Operand[Any]
-    key: Operand[Any]
-    value: Operand[Any]
-    row_offsets: Operand[Any]
-    freqs: Operand[Any]
-    query_out: Operand[Any]
-    q_gamma: Operand[Any] | None = None
-    k_gamma: Operand[Any] | None = None
-    interleaved: ir.BoolAttr
-    eps: ir.FloatAttr
-
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        if spec is None:
-            return False
-        if spec.is_mla:
-            return verify.fail(self, "needs a collection with values (is_mla = false)")
-        query = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
-        if not all(
-            token_rows(self, v, None, spec.head_size, query, n)
-            for v, n in ((self.query, "query"), (self.query_out, "query_out"))
-        ):
-            return False
-        if not all(
-            token_rows(self, v, spec.num_heads, spec.head_size, storable(spec), n)
-            for v, n in ((self.key, "key"), (self.value, "value"))
-        ):
-            return False
-        if (self.q_gamma is None) != (self.k_gamma is None):
-            return verify.fail(self, "takes q_gamma and k_gamma together or neither")
-        gammas = [(v, n) for v, n in ((self.q_gamma, "q_gamma"), (self.k_gamma, "k_gamma")) if v is not None]
-        return (
-            offsets(self, self.row_offsets)
-            and freqs_table(self, self.freqs, spec.head_size)
-            and all(
-                verify.memref(self, v, 1, FLOATS, n) and verify.static_dim(self, v, 0, spec.head_size, n)
-                for v, n in gammas
-            )
-        )
-
-
-def freqs_table(op: Any, value: ir.Value, head_size: int) -> bool:
-    """Whether an operand is [positions, R] f32 with R static, even and at most the head size."""
-    if not verify.memref(op, value, 2, ("f32",), "freqs"):
-        return False
-    type_ = ir.MemRefType(value.type)
-    if type_.is_dynamic_dim(1):
-        return verify.fail(op, "freqs must have a static extent R in dimension 1, got a dynamic one")
-    size = type_.shape[1]
-    return (size % 2 == 0 and 0 < size <= head_size) or verify.fail(
-        op, f"freqs must have an even R of at most {head_size} in dimension 1, got {size}"
-    )
-
-
-class RopeOp(Kv.Operation, name="rope", traits=[UpdatesCache, ReadsMemory, WritesMemory]):
-    """Rotate the query to query_out and the keys of the new tokens in place; operands as kv.rope_append.
-
-    Optional position_ids [sections, T] i32 with mrope_section (pairs a section) replace the positions.
-    """
-
-    collection: Operand[Any]
-    layer: Operand[I32]
-    query: Operand[Any]
-    row_offsets: Operand[Any]
-    freqs: Operand[Any]
-    query_out: Operand[Any]
-    position_ids: Operand[Any] | None = None
-    interleaved: ir.BoolAttr
-    mrope_section: ir.DenseI64ArrayAttr
-
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        if spec is None:
-            return False
-        if spec.quantized:
-            return verify.fail(self, "needs a cache without scales: rotate before quantizing with kv.rope_append")
-        rows = ((self.query, "query"), (self.query_out, "query_out"))
-        return (
-            all(token_rows(self, v, None, ir.MemRefType(v.type).shape[2], FLOATS, n)
-                if isinstance(v.type, ir.MemRefType) and ir.MemRefType(v.type).rank == 3
-                else verify.memref(self, v, 3, FLOATS, n) for v, n in rows)
-            and offsets(self, self.row_offsets)
-            and freqs_table(self, self.freqs, spec.head_size)
-            and (self.position_ids is None or verify.memref(self, self.position_ids, 2, ("i32",), "position_ids"))
-        )  # fmt: skip
 
 
 class StoreRaggedOp(Kv.Operation, name="store_ragged", traits=[WritesCache, ReadsMemory]):
@@ -298,7 +201,7 @@ class GatherOp(Kv.Operation, name="gather", traits=[ReadsCache, ReadsMemory, Wri
     out: Operand[Any]
 
     def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.cache)
+        spec = verify.handle(self, self.cache, ("cache",))
         return (
             spec is not None
             and verify.memref(self, self.token_ids, 2, ("i32",), "token_ids")
@@ -326,23 +229,86 @@ class CopyPagesOp(Kv.Operation, name="copy_pages", traits=[UpdatesCache, ReadsMe
         )
 
 
-class ConvertOp(Kv.Operation, name="convert", traits=[UpdatesCache]):
-    """Copy every cached token of one cache to the same positions of another, converting kind, page size and dtype."""
+class TransferPagesOp(Kv.Operation, name="transfer_pages", traits=[UpdatesCache, ReadsMemory]):
+    """Copy pages from one pool to another of the same spec: page destination_pages[i] = page source_pages[i].
+
+    K and V and scales, of one layer or, without that operand, of all layers. source_pages, destination_pages: [n]
+    i32; pairs with an id outside of its pool are skipped. Layers of an fa3 pool share its pages: they have no layer.
+    """
+
+    source_pool: Operand[Any]
+    destination_pool: Operand[Any]
+    source_pages: Operand[Any]
+    destination_pages: Operand[Any]
+    layer: Operand[I32] | None = None
+
+    def verify_invariants(self) -> bool:
+        source = verify.handle(self, self.source_pool, ("collection",))
+        destination = None if source is None else verify.handle(self, self.destination_pool, ("collection",))
+        if source is None or destination is None:
+            return False
+        if source != destination:
+            return verify.fail(
+                self, f"pools must be of the same type, got {self.source_pool.type} and {self.destination_pool.type}"
+            )
+        if self.layer is not None and source.kind == FA3:
+            return verify.fail(self, "takes no layer for fa3 pools, whose layers share the pages")
+        ids = ((self.source_pages, "source_pages"), (self.destination_pages, "destination_pages"))
+        return all(offsets(self, v, n) for v, n in ids)
+
+
+class ConvertOp(Kv.Operation, name="convert", traits=[UpdatesCache, UpdatesMemory]):
+    """Copy every cached token of one cache to the same positions of another, converting kind, page size and dtype.
+
+    Either side may be pages of another library instead: a memref [N, P, H, D] of any strides but the last, found
+    through source_table or destination_table [B, columns] i32; a source that is one has its lengths [B] i32 too.
+    A token whose page such a table does not name is skipped.
+    """
 
     source: Operand[Any]
     destination: Operand[Any]
+    source_table: Operand[Any] | None = None
+    destination_table: Operand[Any] | None = None
+    lengths: Operand[Any] | None = None
 
     def verify_invariants(self) -> bool:
-        source = verify.handle(self, self.source)
-        destination = None if source is None else verify.handle(self, self.destination, ("cache",))
+        source = self._side(self.source, "source")
+        destination = None if source is None else self._side(self.destination, "destination")
         if source is None or destination is None:
             return False
-        same = (source.num_heads, source.head_size) == (destination.num_heads, destination.head_size)
-        return same or verify.fail(
+        pages = isinstance(self.source.type, ir.MemRefType)
+        if (self.lengths is not None) != pages:
+            return verify.fail(self, "takes lengths with pages as the source and only then")
+        if self.lengths is not None and not offsets(self, self.lengths, "lengths"):
+            return False
+        return source == destination or verify.fail(
             self,
             "source and destination must have the same heads and head size, "
-            f"got {source.num_heads} x {source.head_size} and {destination.num_heads} x {destination.head_size}",
+            f"got {source[0]} x {source[1]} and {destination[0]} x {destination[1]}",
         )
+
+    def _side(self, value: ir.Value, name: str) -> tuple[int, int] | None:
+        """(heads, head size) of a side; None after an error."""
+        table = getattr(self, f"{name}_table")
+        if not isinstance(value.type, ir.MemRefType):
+            spec = verify.handle(self, value, ("cache",))
+            if spec is not None and table is not None:
+                verify.fail(self, f"takes {name}_table with pages as the {name} only")
+                return None
+            return None if spec is None else (spec.num_heads, spec.head_size)
+        if not verify.memref(self, value, 4, PAGE_ELEMENTS, name):
+            return None
+        type_ = ir.MemRefType(value.type)
+        if any(type_.is_dynamic_dim(i) for i in (1, 2, 3)):
+            verify.fail(self, f"{name} must have a static page size, heads and head size, got {value.type}")
+            return None
+        if table is None:
+            verify.fail(self, f"needs {name}_table for pages as the {name}")
+            return None
+        return (type_.shape[2], type_.shape[3]) if verify.memref(self, table, 2, ("i32",), f"{name}_table") else None
+
+
+PAGE_ELEMENTS = ("f32", "f16", "bf16", "f8E4M3FN", "f8E5M2", "i8", "i16", "i32")
 
 
 class RemapSparseIndicesOp(Kv.Operation, name="remap_sparse_indices", traits=[ReadsMemory, WritesMemory]):

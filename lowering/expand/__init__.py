@@ -13,11 +13,15 @@ from typing import Any
 
 _MODULES = {
     "kv.append": "append", "kv.store_ragged": "append", "kv.store_padded": "append",
-    "kv.rope_append": "rope", "kv.rope": "rope", "kv.rms_norm": "norm",
-    "kv.gather": "copies", "kv.copy_pages": "copies", "kv.convert": "copies",
+    "kv.rope_append": "rope", "kv.rope": "rope_in_place", "kv.rope_padded": "rope_in_place",
+    "kv.qk_norm": "rope_in_place", "kv.rms_norm": "norm",
+    "kv.gather": "copies", "kv.copy_pages": "copies", "kv.convert": "convert",
     "kv.radd": "updates", "kv.iadd_2m": "updates", "kv.increment_cache_lengths": "updates",
     "kv.cache_row_offsets": "indices", "kv.remap_sparse_indices": "indices", "kv.mla_prefill_plan": "indices",
-    "kv.attention": "attention", "kv.mla_attention": "mla", "kv.mla_decompress": "mla",
+    "kv.sliced_add": "ragged", "kv.merge_ragged": "ragged", "kv.shift_tokens": "ragged",
+    "kv.transfer_pages": "copies",
+    "kv.attention": "attention", "kv.operand_attention": "attention",
+    "kv.mla_attention": "mla", "kv.mla_decompress": "mla",
 }  # fmt: skip
 _found: dict[str, Callable[..., None]] = {}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Expand ``kv.attention``: choose a kernel for the case and launch it.
+"""Expand ``kv.attention`` and ``kv.operand_attention``: choose a kernel for the case and launch it.
 
 Kinds, the ``kind`` entry of a schedule:
 
@@ -8,8 +8,9 @@ Kinds, the ``kind`` entry of a schedule:
 - ``prefill``: tiles of query rows with mma;
 - ``decode``: few query rows a sequence, at the rate of the memory.
 
-Without one: decode where ``max_queries`` (a schedule entry: no sequence has more new tokens) times the group is at
-most 16 and the case fits it, else prefill where the case fits it, else simt.
+All but ``decode`` take operands. Without a kind: decode where ``max_queries`` (a schedule entry: no sequence has more
+new tokens) times the group is few rows (:data:`DECODE_ROWS`) and the case fits it, else prefill where the case fits it,
+else simt.
 """
 
 from __future__ import annotations
@@ -24,14 +25,22 @@ from .attention_common import Case
 from .base import Expansion
 
 KINDS = ("host", "simt", "prefill", "decode")
-DECODE_ROWS = 128  # most query rows of a sequence and KV head that count as a decode
+# (most sequences, most query rows of a sequence and KV head) that count as a decode. With many sequences the tiles of
+# prefill read keys of more rows once; with few it leaves multiprocessors idle.
+DECODE_ROWS = ((16, 128), (1 << 31, 32))
+
+
+def of_operands(op: Any) -> bool:
+    """Whether keys and values are operands, and not a collection's layer."""
+    return op.operation.name == "kv.operand_attention"
 
 
 def case_of(op: Any, at: Expansion) -> Case:
-    """The case of a ``kv.attention``."""
+    """The case of an attention."""
+    spec = at.spec(op.keys if of_operands(op) else op.collection)
     return Case(
-        spec=at.spec(op.collection), query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
-        value_size=at.spec(op.collection).head_size, mask=op.mask.value, span=op.span.value, softcap=op.softcap.value,
+        spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
+        value_size=spec.head_size, mask=op.mask.value, span=op.span.value, softcap=op.softcap.value,
         sinks=op.sinks is not None, lse=op.lse is not None,
     )  # fmt: skip
 
@@ -48,10 +57,10 @@ def decode_module() -> Any:
     return importlib.import_module(name) if importlib.util.find_spec(name) else None
 
 
-def decodes(case: Case, at: Expansion) -> bool:
+def decodes(op: Any, case: Case, at: Expansion) -> bool:
     """Whether the decode kernel takes a case, whose most new tokens a sequence the schedule must say."""
     module, most = decode_module(), at.schedule.get("max_queries")
-    if module is None or most is None:
+    if module is None or most is None or op.kv_offsets is not None or of_operands(op):
         return False
     return module.supports(case.spec, case.query, case.group, most, at.target)
 
@@ -62,8 +71,9 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
     if kind is None:
         if at.target.is_host:
             return "host"
-        most = at.schedule.get("max_queries")
-        if most is not None and most * case.group <= DECODE_ROWS and op.kv_offsets is None and decodes(case, at):
+        most, batch = at.schedule.get("max_queries"), at.schedule.get("max_batch", 1024)
+        rows = next(rows for batches, rows in DECODE_ROWS if batch <= batches)
+        if most is not None and most * case.group <= rows and decodes(op, case, at):
             return "decode"
         return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"
     if kind not in KINDS:
@@ -75,25 +85,22 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
     if kind == "prefill":
         for problem in attention_prefill.problems(case, at, row_alignment(op)):
             raise ValueError(f"a schedule of kind prefill {problem}")
-    if kind == "decode" and (op.kv_offsets is not None or not decodes(case, at)):
+    if kind == "decode" and not decodes(op, case, at):
         raise ValueError(
-            "a schedule of kind decode needs max_queries, no kv_offsets, and a case that the decode kernel takes; "
-            f"got {case.spec.dtype.name} with queries of {case.query.name}, head size {case.size}, "
+            "a schedule of kind decode needs max_queries, a collection, no kv_offsets, and a case that the decode "
+            f"kernel takes; got {case.spec.dtype.name} with queries of {case.query.name}, head size {case.size}, "
             f"a group of {case.group}, max_queries {at.schedule.get('max_queries')}"
         )
     return kind
 
 
-def operands(op: Any) -> list[ir.Value]:
-    """The operands of the row and prefill kernels; those of absent optional operands are never read."""
-    unused = op.row_offsets
-    return [
-        op.collection, op.layer, op.query, op.row_offsets, op.kv_offsets or op.row_offsets, op.scale, op.out,
-        op.sinks or unused, op.lse or unused,
-    ]  # fmt: skip
+def operands(op: Any) -> list[ir.Value | None]:
+    """The arguments of the row and prefill kernels."""
+    source = [None, None, op.keys, op.values] if of_operands(op) else [op.collection, op.layer, None, None]
+    return [*source, op.query, op.row_offsets, op.kv_offsets, op.scale, op.out, op.sinks, op.lse]
 
 
-@expands("kv.attention")
+@expands("kv.attention", "kv.operand_attention")
 def expand(op: Any, at: Expansion) -> None:
     case = case_of(op, at)
     kind = kind_of(op, at, case)
@@ -105,7 +112,7 @@ def expand(op: Any, at: Expansion) -> None:
         launch_rows(kind, case, at, op.query, operands(op))
 
 
-def launch_rows(kind: str, case: Case, at: Expansion, query: ir.Value, args: list[ir.Value]) -> None:
+def launch_rows(kind: str, case: Case, at: Expansion, query: ir.Value, args: list[ir.Value | None]) -> None:
     """Launch the host's or the warps' kernel over all query rows."""
     rows = at.dim(query, 0)
     if kind == "host":

@@ -59,7 +59,7 @@ def combine_kernel(c: Config) -> Any:
                     for half in kv.static(range(2)):
                         o[half] = o[half] + meeting[w, 4 + 2 * half + u, lane] * weight
                 factor = kv.f32(1.0)
-                if c.sinks:
+                if sinks is not None:
                     sink = sinks[head * G + row % G] * LOG2E
                     higher = kv.math.max(top, sink)
                     factor = kv.ex2(top - higher)
@@ -70,7 +70,7 @@ def combine_kernel(c: Config) -> Any:
                 for half in kv.static(range(2)):
                     d = t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half)
                     out[token, h, d] = c.query(o[half] * inverse)
-                if c.lse:
+                if lse is not None:
                     if (t == 0) & (lane < 4):
                         lse[token, h] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, float("-inf"))
 
@@ -107,26 +107,12 @@ def combine_kernel(c: Config) -> Any:
             if warp == 0:
                 finish(out, sinks, lse, row_offsets, b, head, row0, n, nt, t, meeting, lane)
 
-    bounds = {"block": (32 * WARPS, 1, 1)}
-    if c.sinks and c.lse:
-
-        @kv.kernel(**bounds)
-        def attention_combine(collection, row_offsets, out, partials, ranges, most, sinks, lse):
-            body(collection, row_offsets, out, partials, ranges, most, sinks, lse)
-    elif c.sinks:
-
-        @kv.kernel(**bounds)
-        def attention_combine(collection, row_offsets, out, partials, ranges, most, sinks):
-            body(collection, row_offsets, out, partials, ranges, most, sinks, None)
-    elif c.lse:
-
-        @kv.kernel(**bounds)
-        def attention_combine(collection, row_offsets, out, partials, ranges, most, lse):
-            body(collection, row_offsets, out, partials, ranges, most, None, lse)
-    else:
-
-        @kv.kernel(**bounds)
-        def attention_combine(collection, row_offsets, out, partials, ranges, most):
-            body(collection, row_offsets, out, partials, ranges, most, None, None)
+    @kv.kernel(block=(32 * WARPS, 1, 1))
+    def attention_combine(
+        collection: kv.KVCacheCollection, row_offsets: kv.Buffer[kv.i32, 1], out: kv.Buffer[c.query, 3],
+        partials: kv.Buffer[kv.i8, 1], ranges: kv.i32, most: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
+        lse: kv.Optional[kv.Buffer[kv.f32, 2]],
+    ):  # fmt: skip
+        body(collection, row_offsets, out, partials, ranges, most, sinks, lse)
 
     return attention_combine

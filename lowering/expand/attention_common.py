@@ -15,7 +15,7 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bf16, f32
-from kvarn.dialect.layout import CacheSpec, lowbit
+from kvarn.dialect.layout import RAGGED, CacheSpec, lowbit
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 LOWEST = -3.0e38  # a running maximum below any score, finite so that its difference to itself is 0
@@ -29,6 +29,7 @@ class Case:
     Attributes
     ----------
     spec : CacheSpec
+        Of the collection, or of the operands.
     query, out : DType
     heads : int
         Query heads, a multiple of the KV heads.
@@ -73,6 +74,11 @@ class Case:
     def causal(self) -> bool:
         return self.mask in CAUSAL_MASKS
 
+    @property
+    def whole(self) -> bool:
+        """Whether the lengths count every key, and not only those of earlier steps."""
+        return not self.spec.of_cache
+
 
 def interval(case: Case, position: Any, num_keys: Any) -> tuple[Any, Any]:
     """The keys that a query at an absolute position sees: (first, end); none when end <= first."""
@@ -85,6 +91,8 @@ def interval(case: Case, position: Any, num_keys: Any) -> tuple[Any, Any]:
         first = (position // case.span) * case.span
     if case.mask == "chunked":
         end = kv.math.min(end, first + case.span)
+    if case.whole and "chunked" in case.mask:
+        first = kv.math.max(first, 0)  # a query before the first key stands at a negative position
     return first, end
 
 
@@ -102,11 +110,25 @@ def sequence_of(row_offsets, row):
 
 
 @kv.func
-def place_of(collection, row_offsets, kv_offsets, row):
+def start_of(case, source, row_offsets, kv_offsets, b):
+    """(absolute position of its first query, keys) of a sequence.
+
+    A cache's lengths count the keys of earlier steps, and the step's follow them. Those of dense and ragged operands
+    count all keys, of which the last are the queries' own.
+    """
+    count = source.cache_length(b)
+    if case.whole:
+        return count - (row_offsets[b + 1] - row_offsets[b]), count
+    new = row_offsets if kv_offsets is None else kv_offsets
+    return count, count + (new[b + 1] - new[b])
+
+
+@kv.func
+def place_of(case, source, row_offsets, kv_offsets, row):
     """(sequence, absolute position, keys of the sequence) of a row."""
     b = sequence_of(row_offsets, row)
-    cached = collection.cache_length(b)
-    return b, cached + (row - row_offsets[b]), cached + (kv_offsets[b + 1] - kv_offsets[b])
+    start, num_keys = start_of(case, source, row_offsets, kv_offsets, b)
+    return b, start + (row - row_offsets[b]), num_keys
 
 
 @kv.func
@@ -172,8 +194,10 @@ class SharedRows:
         return at + rows * self.pitch
 
 
-def caches_of(case: Case, collection: Any, layer: Any) -> tuple[Any, Any]:
-    """The caches that keys and values come from: one and the same for latent rows."""
+def caches_of(case: Case, collection: Any, layer: Any, keys: Any, values: Any) -> tuple[Any, Any]:
+    """Where keys and values come from: operands, or a layer's caches, one and the same for latent rows."""
+    if collection is None:
+        return keys, values
     keys = collection.get_key_cache(layer)
     return keys, keys if case.spec.is_mla else collection.get_value_cache(layer)
 
@@ -191,8 +215,8 @@ def pieces(size: int, widest: int) -> list[tuple[int, int]]:
 def load_width(spec: CacheSpec, widest: int) -> int:
     """The widest load that :func:`read` takes: one that whole granules make up, or that lies in one."""
     g = spec.granularity
-    if not spec.quantized or g >= spec.head_size or g == lowbit(g):
-        return widest
+    if not spec.quantized or g >= spec.head_size or (g == lowbit(g) and spec.kind != RAGGED):
+        return widest  # the scales of a ragged operand are read with its elements, never by themselves
     return min(widest, lowbit(g))
 
 
@@ -202,10 +226,11 @@ def read(spec: CacheSpec, cache: Any, b: Any, head: Any, token: Any, dim: Any, w
     Where granules are narrower than the load, the scales are loaded as a vector too and spread over the lanes.
     """
     g = spec.granularity
+    at = {"b": b, "h": head, "t": token, "d": dim, "page": page}  # caches and operands order them differently
     if not spec.quantized or g >= spec.head_size or g % width == 0:
-        return kv.f32(cache.load(b, head, token, dim, width=width, page=page))
-    stored = kv.f32(cache.load_quantized(b, head, token, dim, width=width, page=page))
-    scales = kv.f32(cache.load_scale(b, head, token, dim, width=width // g, page=page))
+        return kv.f32(cache.load(**at, width=width))
+    stored = kv.f32(cache.load_quantized(**at, width=width))
+    scales = kv.f32(cache.load_scale(**at, width=width // g))
     if g == 1:
         return stored * scales
     return stored * kv.vector(f32, [scales[i // g] for i in range(width)])

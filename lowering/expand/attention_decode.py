@@ -10,7 +10,8 @@ of the same tokens, which keeps DRAM pages open. Heads with more rows are read b
 Streaming. A warp copies its tiles through a private ring of ``stages`` cp.async stages (:mod:`decode_streaming`); the
 page ids of the next tile are looked up one step ahead, so that no copy waits for the table. Scores are K Q^T with the
 query rows of the group in the 8 columns of m16n8k16; the probabilities turn into the second product's operand with
-movmatrix; the output is V^T P^T, so that maxima and sums stay in the lanes that need them. Softmax is online, in base 2.
+movmatrix; the output is V^T P^T, so that maxima and sums stay in the lanes that need them. Softmax is online, in
+base 2.
 
 Merging. A sequence inside one range is written at once. Otherwise each range leaves a partial result in the
 workspace, and the warp that finds itself last (an atomic counter a sequence and head) merges them in range order
@@ -358,33 +359,19 @@ def decode_kernel(c: Config) -> Any:
             kv.cp_async_wait(0)
         else:
             if c.programmatic and c.early:
-                # A block without work keeps its place until the next kernel's blocks have theirs, else two of those would
-                # share this multiprocessor and leave another one idle.
+                # A block without work keeps its place until the next kernel's blocks have theirs, else two of those
+                # would share this multiprocessor and leave another one idle.
                 start_next()
                 kv.nanosleep(2000)
 
-    # The optional operands are parameters only where they are given.
-    bounds = {"block": (threads, 1, 1), "min_blocks": c.blocks}
-    if c.sinks and c.lse:
-
-        @kv.kernel(**bounds)
-        def attention_decode(collection, layer, query, row_offsets, scale, out, partials, counters, most, sinks, lse):
-            body(collection, layer, query, row_offsets, scale, out, partials, counters, most, sinks, lse)
-    elif c.sinks:
-
-        @kv.kernel(**bounds)
-        def attention_decode(collection, layer, query, row_offsets, scale, out, partials, counters, most, sinks):
-            body(collection, layer, query, row_offsets, scale, out, partials, counters, most, sinks, None)
-    elif c.lse:
-
-        @kv.kernel(**bounds)
-        def attention_decode(collection, layer, query, row_offsets, scale, out, partials, counters, most, lse):
-            body(collection, layer, query, row_offsets, scale, out, partials, counters, most, None, lse)
-    else:
-
-        @kv.kernel(**bounds)
-        def attention_decode(collection, layer, query, row_offsets, scale, out, partials, counters, most):
-            body(collection, layer, query, row_offsets, scale, out, partials, counters, most, None, None)
+    @kv.kernel(block=(threads, 1, 1), min_blocks=c.blocks)
+    def attention_decode(
+        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[c.query, 3],
+        row_offsets: kv.Buffer[kv.i32, 1], scale: kv.f32, out: kv.Buffer[c.query, 3], partials: kv.Buffer[kv.i8, 1],
+        counters: kv.Buffer[kv.i8, 1], most: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
+        lse: kv.Optional[kv.Buffer[kv.f32, 2]],
+    ):  # fmt: skip
+        body(collection, layer, query, row_offsets, scale, out, partials, counters, most, sinks, lse)
 
     return attention_decode
 
@@ -396,7 +383,7 @@ def expand_decode(op: Any, at: Expansion) -> None:
     aligned = attributes["kv.row_alignment"].value if "kv.row_alignment" in attributes else 16
     config = choose(at.target, Config(
         spec, query, at.static_dim(op.query, 1) // spec.num_heads, at.schedule["max_queries"], op.mask.value,
-        op.span.value, op.softcap.value, op.sinks is not None, op.lse is not None, programmatic=at.target.has("pdl"),
+        op.span.value, op.softcap.value, programmatic=at.target.has("pdl"),
         pair_alignment=max(query.itemsize, min(2 * query.itemsize, aligned)),
     ), at.schedule)  # fmt: skip
     head_blocks = config.work_heads // config.warps
@@ -411,12 +398,12 @@ def expand_decode(op: Any, at: Expansion) -> None:
         pieces = most * batch
     partials = at.workspace(pieces * (config.work_heads * config.quads * 512))
     counters = at.workspace(batch * (4 * config.work_heads), zeroed=True)
-    rest = [v for v in (op.sinks, op.lse) if v is not None]
-    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, partials, counters, most, *rest]
+    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, partials, counters, most]
+    args += [op.sinks, op.lse]
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), args, (ranges * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:
         blocks = batch * (config.work_heads * config.column_tiles * (config.size // 16))
-        args = [op.collection, op.row_offsets, op.out, partials, ranges, most, *rest]
+        args = [op.collection, op.row_offsets, op.out, partials, ranges, most, op.sinks, op.lse]
         threads = (32 * config.combine, 1, 1)
         at.launch(combine_kernel(config), args, (blocks, 1, 1), threads, key=config, programmatic=early)

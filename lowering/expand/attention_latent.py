@@ -238,8 +238,7 @@ def latent_kernel(g: Tiles) -> Any:
     @kv.kernel(block=(THREADS, 1, 1))
     def attention_latent(
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
-        row_offsets: kv.Buffer[i32, 1], kv_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
-        sinks, lse, parts: kv.Buffer[i8, 1],
+        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3], parts: kv.Buffer[i8, 1],
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         rows16, half = warp & 3, warp >> 2
@@ -253,7 +252,7 @@ def latent_kernel(g: Tiles) -> Any:
         if row0 < rows:
             cache = collection.get_key_cache(layer)
             cached = collection.cache_length(b)
-            num_keys = cached + (kv_offsets[b + 1] - kv_offsets[b])
+            num_keys = cached + (row_offsets[b + 1] - row_offsets[b])
             # What the tile's first and last rows see bounds what any of its rows does.
             first, first_end = interval(case, cached + row0 // G, num_keys)
             last_first, last = interval(case, cached + (kv.math.min(row0 + ROWS, rows) - 1) // G, num_keys)

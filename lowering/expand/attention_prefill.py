@@ -37,6 +37,7 @@ from .attention_common import (
     load_width,
     read,
     softcapped,
+    start_of,
     tile_count,
     tile_place,
 )
@@ -79,7 +80,7 @@ class Tiles:
     @property
     def copied(self) -> bool:
         """Whether tiles are copied as they are; else they are converted."""
-        return self.case.spec.dtype is self.case.query
+        return self.case.spec.dtype is self.case.query and not self.case.spec.quantized
 
 
 def problems(case: Case, at: Expansion, row_alignment: int) -> list[str]:
@@ -114,7 +115,7 @@ def tile_keys(case: Case, target: Target) -> int | None:
     return None
 
 
-def launch(case: Case, at: Expansion, op: Any, args: list[ir.Value]) -> None:
+def launch(case: Case, at: Expansion, op: Any, args: list[ir.Value | None]) -> None:
     keys = tile_keys(case, at.target)
     assert keys is not None
     batch = at.dim(op.row_offsets, 0) - 1
@@ -237,9 +238,11 @@ def prefill_kernel(g: Tiles) -> Any:
 
     @kv.kernel(block=(THREADS, 1, 1))
     def attention_prefill(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
-        row_offsets: kv.Buffer[i32, 1], kv_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
-        sinks, lse,
+        collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
+        key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
+        query: kv.Buffer[case.query, 3], row_offsets: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        scale: kv.f32, out: kv.Buffer[case.out, 3], sinks: kv.Optional[kv.Buffer[f32, 1]],
+        lse: kv.Optional[kv.Buffer[f32, 2]],
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         memory = kv.shared(g.shared_bytes, kv.u8, alignment=128).ptr()
@@ -249,12 +252,11 @@ def prefill_kernel(g: Tiles) -> Any:
         head = kv.block_id.y
         b, token0, row0, rows = tile_place(row_offsets, number, G, ROWS)
         if row0 < rows:
-            keys, values = caches_of(case, collection, layer)
-            cached = collection.cache_length(b)
-            num_keys = cached + (kv_offsets[b + 1] - kv_offsets[b])
+            keys, values = caches_of(case, collection, layer, key_operand, value_operand)
+            start, num_keys = start_of(case, collection or key_operand, row_offsets, kv_offsets, b)
             # What the tile's first and last rows see bounds what any of its rows does.
-            first, first_end = interval(case, cached + row0 // G, num_keys)
-            last_first, last = interval(case, cached + (kv.math.min(row0 + ROWS, rows) - 1) // G, num_keys)
+            first, first_end = interval(case, start + row0 // G, num_keys)
+            last_first, last = interval(case, start + (kv.math.min(row0 + ROWS, rows) - 1) // G, num_keys)
             begin, end = first // N, (last + (N - 1)) // N
             load_query(query, q_tile, token0, row0, rows, head)
             if begin < end:
@@ -266,7 +268,7 @@ def prefill_kernel(g: Tiles) -> Any:
             seen = []
             for u in kv.static(range(2)):
                 at = kv.math.min(row0 + warp * 16 + (lane >> 2) + 8 * u, rows - 1)
-                seen.append(interval(case, cached + at // G, num_keys))
+                seen.append(interval(case, start + at // G, num_keys))
             kv.barrier()
             q_steps = memory_rows.steps(q_tile, warp * 16 + (lane & 15), lane >> 4)
             q = [kv.ldmatrix(memory_rows.step(q_steps, k)) for k in range(steps)] if query_in_registers else None
@@ -301,7 +303,7 @@ def prefill_kernel(g: Tiles) -> Any:
                     state[2 + u] = state[2 + u] + kv.shuffle_xor(state[2 + u], k)
                 at = row0 + warp * 16 + (lane >> 2) + 8 * u
                 h = head * G + kv.math.min(at, rows - 1) % G
-                if case.sinks:
+                if sinks is not None:
                     sink = sinks[h] * LOG2E
                     top = kv.math.max(state[u], sink)
                     shrink = kv.ex2(state[u] - top)
@@ -309,7 +311,7 @@ def prefill_kernel(g: Tiles) -> Any:
                     for t in kv.static(range(D // 8)):
                         for i in kv.static(range(2)):
                             o[4 * t + 2 * u + i] = o[4 * t + 2 * u + i] * shrink
-                if case.lse:
+                if lse is not None:
                     if ((lane & 3) == 0) & (at < rows):
                         total = (state[u] + kv.math.log2(state[2 + u])) * LN2
                         lse[token0 + at // G, h] = kv.where(state[2 + u] > 0.0, total, NO_VALUE)

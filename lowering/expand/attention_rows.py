@@ -97,8 +97,10 @@ def host_kernel(case: Case) -> Any:
     ) -> None:
         """Fold ``count`` keys into the state (maximum, denominator) and the weighted sums of values."""
         tokens = [first + i for i in range(count)]
-        places = [(t, keys.page(b, t)) for t in tokens]  # the values' pages too: one table serves both
+        places = [(t, keys.page(b, t)) for t in tokens]
         scores = scores_of(keys, q, b, head, places)
+        if isinstance(values, kv.Operand):  # of a collection, one table serves both
+            places = [(t, values.page(b, t)) for t in tokens]
         top = kv.math.max(state[0], *scores)
         shrink = exp2(state[0] - top)
         weights = exp2(kv.vector(f32, scores) - top) if count > 1 else [exp2(scores[0] - top)]
@@ -111,15 +113,17 @@ def host_kernel(case: Case) -> Any:
 
     @kv.kernel
     def attention_host(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
-        row_offsets: kv.Buffer[i32, 1], kv_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
-        sinks, lse,
+        collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
+        key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
+        query: kv.Buffer[case.query, 3], row_offsets: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        scale: kv.f32, out: kv.Buffer[case.out, 3], sinks: kv.Optional[kv.Buffer[f32, 1]],
+        lse: kv.Optional[kv.Buffer[f32, 2]],
     ):  # fmt: skip
         h, row = kv.block_id.x, kv.block_id.y
         if (row >= row_offsets[0]) & (row < row_offsets[row_offsets.shape[0] - 1]):
-            b, position, num_keys = place_of(collection, row_offsets, kv_offsets, row)
+            b, position, num_keys = place_of(case, collection or key_operand, row_offsets, kv_offsets, row)
             first, end = interval(case, position, num_keys)
-            keys, values = caches_of(case, collection, layer)
+            keys, values = caches_of(case, collection, layer, key_operand, value_operand)
             head = h // case.group
             factor = scale * LOG2E
             q = [
@@ -127,7 +131,7 @@ def host_kernel(case: Case) -> Any:
                 for d, w in key_pieces + rope_pieces
             ]
             # A sink is a key of weight one and value zero that stands before all others.
-            state = [sinks[h] * LOG2E, kv.f32(1.0)] if case.sinks else [kv.f32(LOWEST), kv.f32(0.0)]
+            state = [sinks[h] * LOG2E, kv.f32(1.0)] if sinks is not None else [kv.f32(LOWEST), kv.f32(0.0)]
             sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_pieces]
             whole = first + kv.math.max(end - first, 0) // KEYS * KEYS
             for t in range(first, whole, KEYS):
@@ -137,7 +141,7 @@ def host_kernel(case: Case) -> Any:
             inverse = kv.where(state[1] > 0.0, 1.0 / state[1], 0.0)
             for n, (d, _) in enumerate(value_pieces):
                 out.store(row, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
-            if case.lse:
+            if lse is not None:
                 lse[row, h] = kv.where(state[1] > 0.0, (state[0] + kv.math.log2(state[1])) * LN2, NO_VALUE)
 
     return attention_host
@@ -186,9 +190,11 @@ def simt_kernel(case: Case) -> Any:
 
     @kv.kernel(max_threads=32 * WARPS)
     def attention_simt(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
-        row_offsets: kv.Buffer[i32, 1], kv_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
-        sinks, lse,
+        collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
+        key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
+        query: kv.Buffer[case.query, 3], row_offsets: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        scale: kv.f32, out: kv.Buffer[case.out, 3], sinks: kv.Optional[kv.Buffer[f32, 1]],
+        lse: kv.Optional[kv.Buffer[f32, 2]],
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
@@ -202,12 +208,12 @@ def simt_kernel(case: Case) -> Any:
                 q[warp, d] = kv.f32(query[row, h, d]) * factor
         kv.syncwarp()
         if exists:
-            b, position, num_keys = place_of(collection, row_offsets, kv_offsets, row)
+            b, position, num_keys = place_of(case, collection or key_operand, row_offsets, kv_offsets, row)
             first, end = interval(case, position, num_keys)
-            keys, values = caches_of(case, collection, layer)
+            keys, values = caches_of(case, collection, layer, key_operand, value_operand)
             head = h // case.group
             top, total = kv.f32(LOWEST), kv.f32(0.0)
-            if case.sinks:
+            if sinks is not None:
                 top = sinks[h] * LOG2E
                 total = kv.where(lane == 0, 1.0, kv.f32(0.0))  # the lanes' sums are added at the end
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
@@ -233,7 +239,7 @@ def simt_kernel(case: Case) -> Any:
                 column = lane + 32 * n
                 if column < columns:
                     out.store(row, h, column * width, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
-            if case.lse:
+            if lse is not None:
                 if lane == 0:
                     lse[row, h] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, NO_VALUE)
 

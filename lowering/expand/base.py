@@ -82,7 +82,7 @@ class Expansion:
     def launch(
         self,
         kernel: Any,
-        args: Sequence[ir.Value | Ix],
+        args: Sequence[ir.Value | Ix | None],
         grid: Sequence[Ix | int],
         block: Sequence[int],
         *,
@@ -95,7 +95,7 @@ class Expansion:
         ----------
         kernel : kv.kernel function
         args : values
-            Handles, buffers and scalars, one a kernel argument.
+            Handles, buffers and scalars, one a kernel argument; None for one that is absent.
         grid : 3 extents
         block : 3 int
         key : hashable, optional
@@ -104,11 +104,12 @@ class Expansion:
             The kernel waits for the one before it by itself (``griddepcontrol``), so that it may start early.
         """
         values = [a.value if isinstance(a, Ix) else a for a in args]
-        specs = [_spec(kernel, i, v.type) for i, v in enumerate(values)]
+        specs = [None if v is None else _spec(kernel, i, v.type) for i, v in enumerate(values)]
         name = self._trace(kernel, specs, key)
         function = self._function(name)
         wanted = [a.type for a in function.regions[0].blocks[0].arguments]
-        operands = [v if v.type == t else memref.cast(t, v) for v, t in zip(values, wanted, strict=True)]
+        given = [v for v in values if v is not None]
+        operands = [v if v.type == t else memref.cast(t, v) for v, t in zip(given, wanted, strict=True)]
         sizes = [
             arith.index_cast(ir.IndexType.get(), (g if isinstance(g, Ix) else self.constant(g)).value)
             for g in (*grid, *block)

@@ -249,16 +249,21 @@ class Head:
 
 @dataclass(frozen=True)
 class NormalHead:
-    """A head of a buffer, times a scale and by element a weight [size]: what RMS norm makes of it."""
+    """A head times a scale and by element a weight, gamma [size] + offset: what RMS norm makes of it."""
 
-    head: Head
+    head: Any
     scale: Any
     gamma: Any
+    rows: Rows
+    offset: float
 
     @kv.func
     def read(self, d: Any, n: int) -> Any:
         """n elements from dim d on, f32."""
-        return self.head.read(d, n) * self.scale * kv.f32(self.head.rows.load(self.gamma, d, width=n))
+        weight = kv.f32(self.rows.load(self.gamma, d, width=n))
+        if self.offset:
+            weight = weight + self.offset
+        return self.head.read(d, n) * self.scale * weight
 
 
 @dataclass(frozen=True)

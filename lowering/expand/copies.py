@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.gather, kv.copy_pages and kv.convert: tokens out of a cache, pages within a pool, caches into one another."""
+"""kv.gather, kv.copy_pages and kv.transfer_pages: tokens out of a cache, pages within and between pools."""
 
 from __future__ import annotations
 
@@ -15,21 +15,16 @@ from .base import Expansion
 from .common import (
     BYTES,
     THREADS,
-    CachedHead,
     Rows,
     Work,
     begin,
-    converted,
-    head_and_lane,
     holds,
     row_alignment,
     sequence_of,
-    single,
     starts_early,
     vector_width,
-    whole_warps,
 )  # fmt: skip
-from .quantize import Quantizer
+from .convert import stored
 
 TOGETHER = 4  # slots of a gather that a thread has under way
 
@@ -70,16 +65,6 @@ def gather_kernel(spec: CacheSpec, work: Work, rows: Rows, together: int, early:
     return gather
 
 
-@kv.func
-def stored(cache: Any, b: Any, h: Any, t: Any, d: Any, width: int) -> Any:
-    """Stored values as they are, always a vector."""
-    if cache.quantization_enabled:
-        x = cache.load_quantized(b, h, t, d, width=width)
-    else:
-        x = cache.load(b, h, t, d, width=width)
-    return x if width > 1 else kv.vector(cache.dtype, [x])
-
-
 @expands("kv.gather")
 def gather(op: Any, at: Expansion) -> None:
     spec = at.spec(op.cache)
@@ -93,7 +78,7 @@ def gather(op: Any, at: Expansion) -> None:
     at.launch(kernel, args, (blocks, 1, 1), (work.threads, 1, 1), programmatic=early)
 
 
-# --- copy_pages ------------------------------------------------------------------------------------
+# --- copy_pages, transfer_pages --------------------------------------------------------------------
 
 UNROLL = 4  # accesses of a thread under way
 
@@ -120,103 +105,91 @@ def copy_bytes(target: Any, source: Any, count: Any, unit: tuple[DType, int], th
         (target + start).store((source + start).load(dtype, lanes))
 
 
+@kv.func
+def copy_page(
+    spec: CacheSpec, source: Any, destination: Any, a: Any, b: Any, half: Any, layer: Any, threads: int
+) -> None:  # fmt: skip
+    """Copy one layer's keys or values, and their scales, of page ``a`` of a pool to page ``b`` of another or the same.
+
+    Nothing is done when one of the pages is not there.
+    """
+    if (a >= 0) & (a < source.field("num_blocks")) & (b >= 0) & (b < destination.field("num_blocks")):
+        slots = kv.i64(source.field("capacity"))
+
+        def begin(pool, page, base, prefix, itemsize):
+            """The address of the half and layer of a page."""
+            stride0, halves, layers = (
+                pool.field(f"{prefix}{name}") for name in ("stride0", "kv_stride", "layer_stride")
+            )
+            element = kv.i64(page) * stride0 + kv.i64(half) * halves + kv.i64(layer) * layers
+            return pool.field(base) + element * itemsize
+
+        def copy(base, prefix, per_slot, itemsize):
+            copy_bytes(
+                begin(destination, b, base, prefix, itemsize), begin(source, a, base, prefix, itemsize),
+                slots * (per_slot * itemsize), word(per_slot * itemsize), threads,
+            )  # fmt: skip
+
+        copy("blocks", "", spec.token_stride, spec.dtype.itemsize)
+        if spec.scale_dtype is not None:
+            copy("scales", "scales_", spec.scales_token_stride, spec.scale_dtype.itemsize)
+
+
+@kv.func
+def part_of(spec: CacheSpec, pool: Any, part: Any) -> tuple[Any, Any, Any]:
+    """(pair, half, layer) of a block. Layers of an fa3 pool share its pages."""
+    half, part = part % spec.kv_dim, part // spec.kv_dim
+    if spec.kind == FA3:
+        return part, half, kv.i32(0)
+    layers = pool.field("num_layers")
+    return part // layers, half, part % layers
+
+
 def copy_pages_kernel(spec: CacheSpec, threads: int) -> Any:
-    """A block copies one layer's keys or values of one page. Layers of an fa3 pool share its pages."""
-    halves = spec.kv_dim
-    unit = word(spec.token_stride * spec.dtype.itemsize)
-    scales = word(spec.scales_token_stride * spec.scale_dtype.itemsize) if spec.scale_dtype is not None else None
+    """A block copies one layer's keys or values of one page."""
 
     @kv.kernel
     def copy_pages(collection, source, destination):
-        part = kv.block_id.x
-        half, part = part % halves, part // halves
-        layer = kv.i32(0)
-        if collection.kind != FA3:
-            layers = collection.field("num_layers")
-            layer, part = part % layers, part // layers
-        a, b, pages = source[part], destination[part], collection.field("num_blocks")
-        if (a >= 0) & (a < pages) & (b >= 0) & (b < pages):
-            slots = kv.i64(collection.field("capacity"))
-
-            def copy(base, stride0, half_stride, layer_stride, per_slot, itemsize, unit):
-                offset = kv.i64(half) * half_stride + kv.i64(layer) * layer_stride
-                target = base + (kv.i64(b) * stride0 + offset) * itemsize
-                origin = base + (kv.i64(a) * stride0 + offset) * itemsize
-                copy_bytes(target, origin, slots * (per_slot * itemsize), unit, threads)
-
-            field = collection.field
-            copy(
-                field("blocks"), field("stride0"), field("kv_stride"), field("layer_stride"), spec.token_stride,
-                spec.dtype.itemsize, unit,
-            )  # fmt: skip
-            if scales is not None:
-                copy(
-                    field("scales"), field("scales_stride0"), field("scales_kv_stride"), field("scales_layer_stride"),
-                    spec.scales_token_stride, spec.scale_dtype.itemsize, scales,
-                )  # fmt: skip
+        pair, half, layer = part_of(spec, collection, kv.block_id.x)
+        copy_page(spec, collection, collection, source[pair], destination[pair], half, layer, threads)
 
     return copy_pages
 
 
-@expands("kv.copy_pages")
-def copy_pages(op: Any, at: Expansion) -> None:
-    spec = at.spec(op.collection)
-    threads = 1 if at.target.is_host else THREADS
-    parts = at.dim(op.source, 0) * spec.kv_dim
-    if spec.kind != FA3:
-        parts = parts * at.field(op.collection, "num_layers")
-    at.launch(
-        copy_pages_kernel(spec, threads), [op.collection, op.source, op.destination], (parts, 1, 1), (threads, 1, 1)
-    )
-
-
-# --- convert ---------------------------------------------------------------------------------------
-
-
-def convert_kernel(source_spec: CacheSpec, spec: CacheSpec, work: Work, width: int, quantizer: Quantizer | None) -> Any:
-    """Blocks of a sequence take its tokens in turn, as many as it has."""
-    exact = source_spec.dtype is spec.dtype and not source_spec.quantized
-    per_head = spec.head_size // width if quantizer is None else quantizer.threads
+def transfer_kernel(spec: CacheSpec, threads: int, one_layer: bool) -> Any:
+    """As :func:`copy_pages_kernel`, between pools."""
 
     @kv.kernel
-    def convert(source, destination, blocks: kv.i32):
-        slot, first = work.place()
-        first_slot = kv.block_id.x * work.tokens
-        b = kv.block_id.x // blocks
-        start = slot - first_slot + kv.block_id.x % blocks * work.tokens
-        if first < work.pieces:
-            for t in range(start, source.cache_length(b), blocks * work.tokens):
-                if holds(destination, t):
-                    for piece in range(first, work.pieces, work.step):
-                        h, part, active = head_and_lane(piece, spec.num_heads, per_head)
-                        head = CachedHead(source, b, t, h)
-                        if quantizer is not None:
-                            held = quantizer.read(head.read, part)
-                            quantizer.write(destination, b, h, t, part, active, held, head.read)
-                        elif exact:
-                            destination.store(
-                                b, h, t, part * width, single(stored(source, b, h, t, part * width, width))
-                            )
-                        else:
-                            destination.store(
-                                b, h, t, part * width, single(converted(head.read(part * width, width), spec.dtype))
-                            )
+    def transfer_pages(source, destination, source_pages, destination_pages, layer: kv.i32):
+        if one_layer:
+            pair, half = kv.block_id.x // spec.kv_dim, kv.block_id.x % spec.kv_dim
+        else:
+            pair, half, layer = part_of(spec, source, kv.block_id.x)
+        copy_page(spec, source, destination, source_pages[pair], destination_pages[pair], half, layer, threads)
 
-    return convert
+    return transfer_pages
 
 
-TOKENS = 64  # of a block of convert, at most
+def parts(at: Expansion, pool: Any, pairs: Ix, one_layer: bool = False) -> Ix:
+    """Blocks of a copy of so many pairs of pages."""
+    spec = at.spec(pool)
+    count = pairs * spec.kv_dim
+    return count if one_layer or spec.kind == FA3 else count * at.field(pool, "num_layers")
 
 
-@expands("kv.convert")
-def convert(op: Any, at: Expansion) -> None:
-    source, spec = at.spec(op.source), at.spec(op.destination)
-    extents = [spec.head_size] + [s.granularity for s in (source, spec) if s.quantized]
-    width = vector_width(*extents, types=(source.dtype, spec.dtype))
-    quantizer = Quantizer.of(spec, width, at) if spec.quantized else None
-    per_head = spec.head_size // width if quantizer is None else quantizer.threads
-    work = Work.of(at, spec.num_heads * per_head if quantizer is None else whole_warps(at, spec.num_heads * per_head))
-    longest, batch = at.field(op.source, "max_cache_length"), at.field(op.source, "batch")
-    blocks: Ix = (longest + (TOKENS - 1)) // TOKENS
-    kernel = convert_kernel(source, spec, work, width, quantizer)
-    at.launch(kernel, [op.source, op.destination, blocks], (batch * blocks, 1, 1), (work.threads, 1, 1))
+@expands("kv.copy_pages")
+def copy_pages(op: Any, at: Expansion) -> None:
+    threads = 1 if at.target.is_host else THREADS
+    blocks = parts(at, op.collection, at.dim(op.source, 0))
+    kernel = copy_pages_kernel(at.spec(op.collection), threads)
+    at.launch(kernel, [op.collection, op.source, op.destination], (blocks, 1, 1), (threads, 1, 1))
+
+
+@expands("kv.transfer_pages")
+def transfer_pages(op: Any, at: Expansion) -> None:
+    threads, one_layer = 1 if at.target.is_host else THREADS, op.layer is not None
+    blocks = parts(at, op.source_pool, at.dim(op.source_pages, 0), one_layer)
+    layer = op.layer if one_layer else at.constant(0)
+    args = [op.source_pool, op.destination_pool, op.source_pages, op.destination_pages, layer]
+    kernel = transfer_kernel(at.spec(op.source_pool), threads, one_layer)
+    at.launch(kernel, args, (blocks, 1, 1), (threads, 1, 1))

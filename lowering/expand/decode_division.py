@@ -194,8 +194,8 @@ def division(c: Config) -> SimpleNamespace:
 
     return SimpleNamespace(
         extent=extent, count_tiles=count_tiles, cut_of=cut_of, sequence_at=sequence_at,
-        # (first tile, end) of a range; where a piece ends, by the end of the range's part of the sequence; (first, last) piece of a sequence; the
-        # piece that begins at a tile; where a piece's partial result lies
+        # (first tile, end) of a range; where a piece ends, given the end of the range's part of the sequence; (first,
+        # last) piece of a sequence; the piece that begins at a tile; where a piece's partial result lies
         bounds=split_bounds if c.split else even_bounds, piece_end=split_end if c.split else even_piece_end,
         pieces=splits if c.split else even_pieces, piece_of=split_of if c.split else even_piece_of,
         partial_of=split_partial_of if c.split else even_partial_of,

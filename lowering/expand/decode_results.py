@@ -13,8 +13,7 @@ from .decode_schedule import COLUMNS, LN2, LOG2E, NEVER, Config
 def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     """The functions over a warp's running maxima m, sums l and outputs o, for a configuration and its division.
 
-    ``head`` is a KV head and ``row0`` the first of the query rows of a token and group that the warp has; ``part`` tells
-    both (``c.parts`` a head).
+    ``head`` is a KV head and ``row0`` the first of a sequence's query rows that the warp has; ``part`` tells both.
     """
     G, NT, KS = c.group, c.column_tiles, c.size // 16
 
@@ -33,7 +32,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                 if row < n * G:
                     token, h = row_offsets[b] + row // G, head * G + row % G
                     top, total, factor = m[at], l[at], kv.f32(1.0)
-                    if c.sinks:
+                    if sinks is not None:
                         sink = sinks[h] * LOG2E
                         top = kv.math.max(m[at], sink)
                         factor = kv.ex2(m[at] - top)
@@ -47,7 +46,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                         else:
                             out[token, h, t * 16 + (lane >> 2)] = pair[0]
                             out[token, h, t * 16 + (lane >> 2) + 8] = pair[1]
-                    if c.lse:
+                    if lse is not None:
                         if lane < 4:
                             lse[token, h] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, float("-inf"))
 

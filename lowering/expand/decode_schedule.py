@@ -37,8 +37,6 @@ class Config:
     mask: str = "causal"
     span: int = 0
     softcap: float = 0.0
-    sinks: bool = False
-    lse: bool = False
     warps: int = 4
     stages: int = 2
     tile: int = 16
@@ -96,7 +94,7 @@ class Config:
 
     @property
     def l2_prefetch(self) -> int:
-        """Bytes that a copy brings into the L2: the line's other half is another warp's where rows end in its middle."""
+        """Bytes that a copy brings into the L2: where rows end in the middle of a line, the rest is another warp's."""
         return 128 if self.row_bytes % 128 else 0
 
     @property

@@ -26,7 +26,7 @@ def streaming(c: Config) -> SimpleNamespace:
     one_page = not spec.paged or P % TT == 0  # a tile lies in one page
     turn = 32 // chunks if 32 % chunks == 0 else 0  # rows that a warp copies at a time, when it copies whole ones
     segment_rows = TT if one_page else P  # of a tile, in one page
-    # One address a page, and distances from it that are the same in every tile: where all lanes' j-th rows share a page.
+    # One address a page, and distances from it that no tile changes: where all lanes' j-th rows share a page.
     by_page = one_page or (turn > 0 and TT % segment_rows == 0 and segment_rows % turn == 0)
     token_bytes = spec.token_stride * item
     scale_lanes = min(TT, 32)  # lanes that have tokens of their own when scales are copied

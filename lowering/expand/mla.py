@@ -29,8 +29,6 @@ def expand_attention(op: Any, at: Expansion) -> None:
         value_size=op.value_size.value, mask=op.mask.value, span=op.span.value,
         rope=at.spec(op.collection).head_size - at.static_dim(op.query, 2),
     )  # fmt: skip
-    unused = op.row_offsets
-    args = [op.collection, op.layer, op.query, op.row_offsets, op.row_offsets, op.scale, op.out, unused, unused]
     problems = attention_latent.problems(case, at.target, row_alignment(op))
     kind = at.schedule.get("kind")
     if kind is None:
@@ -41,8 +39,10 @@ def expand_attention(op: Any, at: Expansion) -> None:
     if kind == "latent":
         for problem in problems:
             raise ValueError(f"a schedule of kind latent {problem}")
+        args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out]
         attention_latent.launch(case, at, op, args)
         return
+    args = [op.collection, op.layer, None, None, op.query, op.row_offsets, None, op.scale, op.out, None, None]
     launch_rows(kind, case, at, op.query, args)
 
 

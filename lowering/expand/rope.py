@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.rope_append and kv.rope: rotary embedding of query and key, with the append of key and value.
+"""kv.rope_append: rotary embedding of query and key, with the append of key and value.
 
 The heads of query, key and value of a token are one sequence of pieces, which the threads of a block share. A piece is
 a unit of a rotated head, a vector of a value; where heads are normalised or quantized a group of threads shares one.
@@ -72,15 +72,17 @@ class Norm:
 
     eps: float | None
     size: int
-    width: int
+    rows: Rows
     group: Group
+    weight_offset: float = 0.0
 
     @kv.func
-    def of(self, head: Head, gamma: Any, lane: Any) -> Any:
+    def of(self, head: Any, gamma: Any, lane: Any) -> Any:
         """A head, normalised when there is an eps. Every thread of a warp comes here."""
         if self.eps is None:
             return head
-        return NormalHead(head, inverse_rms(head, self.size, self.width, self.eps, self.group, lane), gamma)
+        scale = inverse_rms(head, self.size, self.rows.width, self.eps, self.group, lane)
+        return NormalHead(head, scale, gamma, self.rows, self.weight_offset)
 
 
 @kv.func
@@ -152,7 +154,7 @@ def rope_append(op: Any, at: Expansion) -> None:
     # A head's threads: one a unit; a group, where they normalise together; the quantizer's, which normalise for each
     # granule.
     group = Group.covering(at, rotation.units)
-    norm = Norm(eps, spec.head_size, rows.width, group)
+    norm = Norm(eps, spec.head_size, rows, group)
     of_head = rotation.units if eps is None else group.lanes
     if quantizer is None:
         norms, of_key, of_value = (norm, norm), of_head, spec.head_size // rows.width
@@ -168,64 +170,3 @@ def rope_append(op: Any, at: Expansion) -> None:
     gammas = [op.freqs, op.freqs] if eps is None else [op.q_gamma, op.k_gamma]  # not looked at without normalisation
     args = [op.collection, op.layer, op.query, op.key, op.value, op.row_offsets, op.freqs, op.query_out, *gammas]
     at.launch(kernel, args, (work.blocks(at.dim(op.query, 0)), 1, 1), (work.threads, 1, 1), programmatic=early)
-
-
-# --- rotating in place -----------------------------------------------------------------------------
-
-
-def rope_kernel(
-    work: Work,
-    query_heads: int,
-    rows: Rows,
-    of_query: Rotation,
-    of_key: Rotation,
-    given: bool,
-    sections: tuple[int, ...],
-) -> Any:
-    """``given``: positions come from position_ids; ``sections``: pairs that each of its rows turns."""
-    first_key = query_heads * of_query.units
-
-    @kv.kernel
-    def rope(collection, layer: kv.i32, query, row_offsets, freqs, query_out, position_ids):
-        token, first = work.place()
-        if (token < query.shape[0]) & (first < work.pieces):
-            b, inside, i = sequence_of(row_offsets, token)
-            if inside:
-                position = collection.cache_length(b) + i
-                keys = collection.get_key_cache(layer)
-                positions = [position]
-                if given:
-                    positions = [position_ids[s, token] for s in kv.static(range(max(1, len(sections))))]
-                angles = Angles(freqs, rows, tuple(positions), sections)
-                kept = holds(collection, position)
-                for piece in range(first, work.pieces, work.step):
-                    if piece < first_key:
-                        h, unit = piece // of_query.units, piece % of_query.units
-                        of_query.unit(
-                            unit, angles, Head(rows, query, token, h).read, Head(rows, query_out, token, h).write
-                        )
-                    elif kept:
-                        h, unit = (piece - first_key) // of_key.turning, (piece - first_key) % of_key.turning
-                        head = CachedHead(keys, b, position, h)
-                        of_key.unit(unit, angles, head.read, head.write)
-
-    return rope
-
-
-@expands("kv.rope")
-def rope(op: Any, at: Expansion) -> None:
-    spec, query_heads = at.spec(op.collection), at.static_dim(op.query, 1)
-    sections, given = tuple(op.mrope_section), op.position_ids is not None
-    types = (at.dtype(op.query), spec.dtype)
-    # Sections divide the pairs anywhere: each pair finds its own.
-    most = most_lanes(types) if len(sections) < 2 else (2 if op.interleaved.value else 1)
-    turned, interleaved = at.static_dim(op.freqs, 1), op.interleaved.value
-    of_query = Rotation.of(at.static_dim(op.query, 2), turned, interleaved, most)
-    of_key = Rotation.of(spec.head_size, turned, interleaved, most)
-    rows = Rows(1, row_alignment(at))
-    # The plain units of keys stay as they are.
-    work = Work.of(at, query_heads * of_query.units + spec.num_heads * of_key.turning)
-    kernel = rope_kernel(work, query_heads, rows, of_query, of_key, given, sections)
-    ids = op.position_ids if given else op.freqs  # not looked at without
-    args = [op.collection, op.layer, op.query, op.row_offsets, op.freqs, op.query_out, ids]
-    at.launch(kernel, args, (work.blocks(at.dim(op.query, 0)), 1, 1), (work.threads, 1, 1))

@@ -71,7 +71,7 @@ class Rotation:
 
     @staticmethod
     def of(size: int, turned: int, interleaved: bool, most: int) -> Rotation:
-        """The rotation with the widest units that fit: accesses of at most ``most`` elements."""
+        """The rotation with the widest units that fit: accesses of at most ``most`` elements. None is one of 0 dims."""
         if interleaved:  # both parts are one access of twice the lanes
             lanes = max(1, min(lowbit(math.gcd(size, turned)), most) // 2)
         else:
@@ -96,7 +96,9 @@ class Rotation:
     @kv.func
     def unit(self, number: Any, angles: Angles, read: Read, write: Write) -> None:
         """Do one unit."""
-        if self.turning == self.units:
+        if self.turning == 0:
+            write(number * self.lanes, read(number * self.lanes, self.lanes))
+        elif self.turning == self.units:
             self._turn(number, angles, read, write)
         elif number < self.turning:
             self._turn(number, angles, read, write)

@@ -37,7 +37,8 @@ _LAZY = {
     "kvarn.caches": (
         "KVCacheStaticParams", "PagedKVCacheCollection", "ContinuousBatchingKVCacheCollection",
         "PagedKVCacheFA3FallbackCollection", "PagedKVCache", "ContinuousBatchingKVCache", "PagedKVCacheFA3Fallback",
-        "KVCacheMHAOperand", "KVCacheScalesMHAOperand", "LayoutTensorMHAOperand", "RaggedMHAOperand",
+        "KVCacheMHAOperand", "KVCacheScalesMHAOperand", "LayoutTensorMHAOperand", "MHAOperand",
+        "RaggedMHAOperand", "ForeignPages",
     ),
     "kvarn.manager": ("PagedKVCacheManager", "InsufficientBlocksError"),
     "kvarn.compiler": ("compile",),

@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvarn.dialect import dtypes, layout
+from kvarn.dialect import dtypes, layout, tma_layout
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.tma_layout import TmaSpec
 
 FORMAT = "kvarn-bundle"
 VERSION = 1
@@ -59,21 +60,25 @@ class Arg:
         Element type of a buffer, type of a scalar; None for the others.
     rank : int
         Dimensions of a buffer; 0 for the others.
-    spec : CacheSpec or None
-        Static parameters of a cache, collection or operand. A CollectionSpec or OperandSpec gives its cache's.
+    spec : CacheSpec, TmaSpec or None
+        Static parameters of a cache, collection or operand. A CollectionSpec or OperandSpec gives its cache's. Those of
+        a TMA descriptor; without, any descriptor is taken.
     alignment : int
         Bytes that the first element's address must be a multiple of; 0 asks for the element's own size.
     written : bool
         Whether the kernel may write through it.
+    table_alignment : int
+        Bytes that every row of a cache's lookup table must start at a multiple of; 0 asks for nothing.
     """
 
     name: str
     kind: str
     dtype: DType | None = None
     rank: int = 0
-    spec: CacheSpec | None = None
+    spec: CacheSpec | TmaSpec | None = None
     alignment: int = 0
     written: bool = False
+    table_alignment: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -86,26 +91,29 @@ class Arg:
             raise ValueError(f"argument {self.name!r} is a {self.kind} and must have a dtype")
         if self.kind == "buffer" and self.rank < 1:
             raise ValueError(f"argument {self.name!r} is a buffer and must have a rank of at least 1, got {self.rank}")
-        if self.alignment < 0 or self.alignment & (self.alignment - 1):
-            raise ValueError(f"alignment of argument {self.name!r} must be a power of two, got {self.alignment}")
+        for what, bytes_ in (("alignment", self.alignment), ("table alignment", self.table_alignment)):
+            if bytes_ < 0 or bytes_ & (bytes_ - 1):
+                raise ValueError(f"{what} of argument {self.name!r} must be a power of two, got {bytes_}")
 
     @property
     def fields(self) -> tuple[layout.Field, ...]:
         """The run-time parts that the argument is flattened into, in parameter order."""
-        if self.kind in ("cache", "operand"):
+        if self.kind == "cache":
             return layout.cache_fields(self._spec)
+        if self.kind == "operand":
+            return layout.operand_fields(self._spec)
         if self.kind == "collection":
             return layout.collection_fields(self._spec)
         if self.kind == "buffer":
             return layout.buffer_fields(self.rank)
         if self.kind == "tensormap":
-            return (layout.Field("value", "tensormap", "TMA descriptor, passed by value"),)
+            return tma_layout.FIELDS
         assert self.dtype is not None
         return (layout.Field("value", param_type(self.dtype), "the scalar"),)
 
     @property
     def _spec(self) -> CacheSpec:
-        assert self.spec is not None  # held by __post_init__
+        assert isinstance(self.spec, CacheSpec)  # held by __post_init__
         return self.spec
 
 
@@ -357,12 +365,14 @@ def spec_to_json(spec: CacheSpec) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def spec_from_json(document: Mapping[str, Any]) -> CacheSpec:
-    """The inverse of `spec_to_json`."""
+def spec_from_json(document: Mapping[str, Any]) -> CacheSpec | TmaSpec:
+    """A cache's or a TMA descriptor's static parameters out of JSON."""
     rest = dict(document)
+    if "form" in rest:
+        return TmaSpec(**{**rest, "dtype": dtypes.by_name(rest["dtype"])})
     for name in ("dtype", "scale_dtype"):
         rest[name] = dtypes.by_name(rest[name]) if rest.get(name) is not None else None
-    return CacheSpec(**rest)
+    return layout.spec_class(str(rest.get("kind")))(**rest)
 
 
 def _to_json(value: Any, files: dict[str, bytes], prefix: str) -> Any:

@@ -285,8 +285,9 @@ def entry_of(function: ir.Operation) -> Entry:
     with function.context:
         arg_types = [ir.TypeAttr(t).value for t in ir.ArrayAttr(attributes["kv.arg_types"])]
         described = [ir.DictAttr(d) for d in ir.ArrayAttr(attributes["kv.args"])] if "kv.args" in attributes else []
-        alignments = (
-            list(ir.DenseI64ArrayAttr(attributes["kv.arg_alignments"])) if "kv.arg_alignments" in attributes else []
+        alignments, tables = (
+            list(ir.DenseI64ArrayAttr(attributes[name])) if name in attributes else []
+            for name in ("kv.arg_alignments", "kv.table_alignments")
         )
         written = set(ir.DenseI64ArrayAttr(attributes["kv.written"])) if "kv.written" in attributes else set()
         args = tuple(
@@ -296,6 +297,7 @@ def entry_of(function: ir.Operation) -> Entry:
                 described[i] if i < len(described) else None,
                 alignments[i] if i < len(alignments) else 0,
                 i in written,
+                tables[i] if i < len(tables) else 0,
             )
             for i, t in enumerate(arg_types)
         )
@@ -318,17 +320,22 @@ def entry_of(function: ir.Operation) -> Entry:
         )  # fmt: skip
 
 
-def _arg(index: int, type_: ir.Type, described: ir.DictAttr | None, alignment: int, written: bool) -> Arg:
+def _arg(
+    index: int, type_: ir.Type, described: ir.DictAttr | None, alignment: int, written: bool, table_alignment: int = 0
+) -> Arg:  # fmt: skip
     name = ir.StringAttr(described["name"]).value if described is not None else f"arg{index}"
     if isinstance(type_, ir.MemRefType):
         memref = ir.MemRefType(type_)
         dtype = _dtype(str(memref.element_type), described)
         return Arg(name, "buffer", dtype, memref.rank, None, max(alignment, dtype.itemsize), written)
     kind = types.type_name(type_)
+    if kind == "tma":
+        return Arg(name, "tensormap", spec=types.tma_spec_of(type_), written=written)
     if kind in ("cache", "collection", "operand"):
         spec = types.spec_of(type_)
         # Pools start at a multiple of 16 bytes, a layer of one at a multiple of its rows.
-        return Arg(name, kind, None, 0, spec, min(16, layout.lowbit(spec.head_size * spec.dtype.itemsize)), written)
+        alignment = min(16, layout.lowbit(spec.head_size * spec.dtype.itemsize))
+        return Arg(name, kind, None, 0, spec, alignment, written, table_alignment)
     return Arg(name, "scalar", _dtype(str(type_), described))
 
 

@@ -21,6 +21,7 @@ from mlir.dialects import func
 
 from kvarn import compiler
 from kvarn.artifact import Artifact
+from kvarn.caches import MHAOperand
 from kvarn.compiled import Kernel
 from kvarn.dialect import dtypes, effects, layout, types
 from kvarn.dialect.base import Kv
@@ -43,15 +44,23 @@ Schedule = Mapping[str, Any] | None
 # --- what a program is specialised for -----------------------------------------------------------
 
 
+# A kind's MLIR type, the class of its specs, and what it is called.
+_HANDLES: dict[str, tuple[Callable[[CacheSpec], ir.Type], type, str]] = {
+    "cache": (types.cache_type, CacheSpec, "KV cache"),
+    "collection": (types.collection_type, layout.CollectionSpec, "KV cache collection"),
+    "operand": (types.operand_type, layout.OperandSpec, "attention operand"),
+}
+
+
 @dataclass(frozen=True)
 class HandleType:
-    """A cache or collection operand: ``kind`` is ``"cache"`` or ``"collection"``."""
+    """A cache, collection or attention operand: ``kind`` is ``"cache"``, ``"collection"`` or ``"operand"``."""
 
     kind: str
     spec: CacheSpec
 
     def mlir(self) -> ir.Type:
-        return types.collection_type(self.spec) if self.kind == "collection" else types.cache_type(self.spec)
+        return _HANDLES[self.kind][0](self.spec)
 
 
 @dataclass(frozen=True)
@@ -266,12 +275,13 @@ class Operation:
         self._fields = [f for f in op_class.FIELDS if f.kind == "operand"]
         self.operands = tuple(f.name for f in self._fields)
         caches = ("source", "destination", "cache") if name == "kv.convert" else ("cache",)
-        self._handles = {
-            n: "collection" if n == "collection" else "cache" for n in self.operands if n in (*caches, "collection")
-        }
+        collections = ("collection", "index_collection", "source_pool", "destination_pool")
+        kinds = {**dict.fromkeys(caches, "cache"), **dict.fromkeys(collections, "collection")}
+        kinds |= dict.fromkeys(("keys", "values"), "operand")
+        self._handles = {n: kinds[n] for n in self.operands if n in kinds}
         self._written = set(written)
         if effects.writes_cache(op_class):
-            self._written |= {n for n in self._handles if n != "source"}
+            self._written |= {n for n in self._handles if not n.startswith("source")}
         self._known: dict[Any, _Known] = {}
 
     def __call__(
@@ -300,6 +310,7 @@ class Operation:
         attributes, schedule = signature[0], signature[1] or ()
         what, given = self.specialisation(operands, attributes, schedule)
         found = program(what)
+        assert not any(a.table_alignment for a in found.args), "a signature does not hold the alignment of tables"
         values, ordinal = found.bind(given)
         buffers_ = [i for i, (_, type_) in enumerate(what.operands) if isinstance(type_, BufferType)]
         if len(self._known) >= _REMEMBER:
@@ -365,14 +376,14 @@ class Operation:
     def _describe(self, about: str, name: str, operand: Any) -> tuple[OperandType, Any, Any]:
         """An operand's type, what the check sees of it, and its device."""
         kind = self._handles.get(name)
-        if kind is not None:
+        if kind is not None and not (name in self._static and isinstance(operand, buffers.BufferView)):
             spec = getattr(operand, "spec", None)
-            if not isinstance(spec, layout.CollectionSpec if kind == "collection" else CacheSpec):
-                wanted = "cache collection" if kind == "collection" else kind
-                raise TypeError(f"{about} must be a KV {wanted}, got {type(operand).__name__}")
+            if not isinstance(spec, _HANDLES[kind][1]):
+                raise TypeError(f"{about} must be a{'n' * (kind == 'operand')} {_HANDLES[kind][2]}, "
+                                f"got {type(operand).__name__}")
             if operand.readonly and name in self._written:
                 raise ValueError(f"{about} is written, but its blocks are read-only")
-            cache = spec.cache if isinstance(spec, layout.CollectionSpec) else spec
+            cache = spec if isinstance(spec, CacheSpec) else spec.cache
             return HandleType(kind, cache), operand, operand.device
         view = buffers.view(operand, name=about)
         if view.rank < 1:
@@ -433,6 +444,8 @@ def _find_signer(cls: type) -> Signer:
         found = _sign_number
     elif is_torch(cls):
         found = _sign_torch
+    elif issubclass(cls, MHAOperand):
+        found = _sign_operand
     elif hasattr(cls, "fields") and callable(cls.fields):
         found = _sign_handle
     else:
@@ -456,6 +469,12 @@ def _sign_handle(operand: Any, values: list[Any]) -> Any:
     spec = operand.spec
     found = _specs.get(id(spec)) or _remember_spec(spec)
     return id(found[1]), fields[_BATCH], operand.readonly, operand.device
+
+
+def _sign_operand(operand: Any, values: list[Any]) -> Any:
+    values.append(operand.fields())
+    spec = operand.spec
+    return id((_specs.get(id(spec)) or _remember_spec(spec))[1]), operand.batch_size, operand.device
 
 
 def _remember_spec(spec: Any) -> tuple[Any, Any]:

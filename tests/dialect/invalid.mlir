@@ -229,6 +229,17 @@ func.func @rule(%c: !odd, %i: i32) {
 // -----
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: a CTA pair shares a tile in halves.
+func.func @rule(%c: !cache, %i: i32) {
+  // expected-error @below {{'kv.populate' op pair_cta needs an even number of tile rows, got 1}}
+  %0 = "kv.populate"(%c, %i, %i) {tile_rows = 1 : i64, base_alignment = 1 : i64, pair_cta = true, is_leader = true}
+    : (!cache, i32, i32) -> !kv.rows<1 : i64, 16 : i64>
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !rows = !kv.rows<64 : i64, 16 : i64>
 // Rule: populate gives the rows of its tile.
 func.func @rule(%c: !cache, %i: i32) {

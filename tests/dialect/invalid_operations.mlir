@@ -337,7 +337,7 @@ func.func @rule(%c: !pool, %t: memref<?x?xi32>, %o: memref<?xi32>) {
 // Rule: convert keeps heads and head size.
 func.func @rule(%c: !cache, %d: !h96) {
   // expected-error @below {{'kv.convert' op source and destination must have the same heads and head size, got 8 x 128 and 8 x 96}}
-  "kv.convert"(%c, %d) : (!cache, !h96) -> ()
+  "kv.convert"(%c, %d) {operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>} : (!cache, !h96) -> ()
   return
 }
 
@@ -376,6 +376,30 @@ func.func @rule(%o: memref<?xi32>, %x: memref<?xi64>) {
 func.func @rule(%o: memref<?xi32>, %x: memref<?xi64>) {
   // expected-error @below {{'kv.increment_cache_lengths' op cache_lengths must have element type i32, got i64}}
   "kv.increment_cache_lengths"(%x, %o) : (memref<?xi64>, memref<?xi32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: a batch-invariant schedule cuts sequences by their own length.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %out: memref<?x16x128xbf16>, %o: memref<?xi32>, %s: f32) {
+  // expected-error @below {{'kv.attention' op has a batch-invariant schedule, which needs fixed splits of at least one token, got split = 0}}
+  "kv.attention"(%c, %i, %q, %o, %s, %out)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split = 0 : i64}}
+    : (!pool, i32, memref<?x16x128xbf16>, memref<?xi32>, f32, memref<?x16x128xbf16>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: whether a schedule is batch-invariant is a bool.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %out: memref<?x16x128xbf16>, %o: memref<?xi32>, %s: f32) {
+  // expected-error @below {{'kv.attention' op has a schedule whose batch_invariant must be true or false, got 1 : i64}}
+  "kv.attention"(%c, %i, %q, %o, %s, %out)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = 1 : i64}}
+    : (!pool, i32, memref<?x16x128xbf16>, memref<?xi32>, f32, memref<?x16x128xbf16>) -> ()
   return
 }
 

@@ -82,13 +82,83 @@ func.func private @type(!kv.rows<24 : i64, 16 : i64>)
 
 // -----
 
-// expected-error @below {{'func.func' op argument #0 has a malformed type: form must be one of tiled, ragged, rope, gather4, rope_gather4, scale, got slanted; got !kv.tma<"slanted", bf16, array<i64: 64>, 128 : i64>}}
-func.func private @type(!kv.tma<"slanted", bf16, array<i64: 64>, 128 : i64>)
+// expected-error @below {{'func.func' op argument #0 has a malformed type: form must be one of tiled, ragged, rope, gather4, rope_gather4, scale, got slanted; got !kv.tma<"slanted", bf16, array<i64: 64>, array<i64: 64>, 128 : i64>}}
+func.func private @type(!kv.tma<"slanted", bf16, array<i64: 64>, array<i64: 64>, 128 : i64>)
 
 // -----
 
-// expected-error @below {{'func.func' op argument #0 has a malformed type: swizzle must be one of 16, 32, 64, 128, got 48; got !kv.tma<"tiled", bf16, array<i64: 64>, 48 : i64>}}
-func.func private @type(!kv.tma<"tiled", bf16, array<i64: 64>, 48 : i64>)
+// expected-error @below {{'func.func' op argument #0 has a malformed type: swizzle must be one of 16, 32, 64, 128, got 48; got !kv.tma<"tiled", bf16, array<i64: 16, 1, 64>, array<i64: 16, 1, 64>, 48 : i64>}}
+func.func private @type(!kv.tma<"tiled", bf16, array<i64: 16, 1, 64>, array<i64: 16, 1, 64>, 48 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: box must be a non-empty array of i64, got array<i64>; got !kv.tma<"tiled", bf16, array<i64>, array<i64: 64>, 128 : i64>}}
+func.func private @type(!kv.tma<"tiled", bf16, array<i64>, array<i64: 64>, 128 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: box of the form tiled must have rank 4 or 3, got (16, 64); got !kv.tma<"tiled", bf16, array<i64: 16, 64>, array<i64: 16, 64>, 128 : i64>}}
+func.func private @type(!kv.tma<"tiled", bf16, array<i64: 16, 64>, array<i64: 16, 64>, 128 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: box of the form ragged must have rank 4, got (64, 1, 64); got !kv.tma<"ragged", bf16, array<i64: 64, 1, 64>, array<i64: 64, 64>, 128 : i64>}}
+func.func private @type(!kv.tma<"ragged", bf16, array<i64: 64, 1, 64>, array<i64: 64, 64>, 128 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: box of the form gather4 must be 1 in all dimensions but rows and columns, got (4, 64); got !kv.tma<"gather4", bf16, array<i64: 4, 64>, array<i64: 4, 64>, 128 : i64>}}
+func.func private @type(!kv.tma<"gather4", bf16, array<i64: 4, 64>, array<i64: 4, 64>, 128 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: box of the form tiled must be 1 in all dimensions but rows and columns, got (2, 16, 1, 64); got !kv.tma<"tiled", bf16, array<i64: 2, 16, 1, 64>, array<i64: 32, 1, 64>, 128 : i64>}}
+func.func private @type(!kv.tma<"tiled", bf16, array<i64: 2, 16, 1, 64>, array<i64: 32, 1, 64>, 128 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: box must be 1 to 256 in each dimension, got (512, 1, 64); got !kv.tma<"tiled", bf16, array<i64: 512, 1, 64>, array<i64: 512, 1, 64>, 128 : i64>}}
+func.func private @type(!kv.tma<"tiled", bf16, array<i64: 512, 1, 64>, array<i64: 512, 1, 64>, 128 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: the box's last dimension must be a multiple of 16 bytes, got 12 x 2 bytes; got !kv.tma<"tiled", bf16, array<i64: 16, 1, 12>, array<i64: 16, 1, 12>, 16 : i64>}}
+func.func private @type(!kv.tma<"tiled", bf16, array<i64: 16, 1, 12>, array<i64: 16, 1, 12>, 16 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: the box's last dimension must be at most the 64 bytes of swizzle 64B, got 128; got !kv.tma<"tiled", bf16, array<i64: 16, 1, 64>, array<i64: 16, 1, 64>, 64 : i64>}}
+func.func private @type(!kv.tma<"tiled", bf16, array<i64: 16, 1, 64>, array<i64: 16, 1, 64>, 64 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: a box's row must be the 128 bytes of swizzle 128B, got 64; got !kv.tma<"tiled", bf16, array<i64: 16, 1, 32>, array<i64: 16, 1, 64>, 128 : i64>}}
+func.func private @type(!kv.tma<"tiled", bf16, array<i64: 16, 1, 32>, array<i64: 16, 1, 64>, 128 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: the tile's columns must be whole boxes of 64, got 96; got !kv.tma<"tiled", bf16, array<i64: 16, 1, 64>, array<i64: 16, 1, 96>, 128 : i64>}}
+func.func private @type(!kv.tma<"tiled", bf16, array<i64: 16, 1, 64>, array<i64: 16, 1, 96>, 128 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: the tile's rows must be those of the box, got a tile (32, 1, 64) of boxes (16, 1, 64); got !kv.tma<"tiled", bf16, array<i64: 16, 1, 64>, array<i64: 32, 1, 64>, 128 : i64>}}
+func.func private @type(!kv.tma<"tiled", bf16, array<i64: 16, 1, 64>, array<i64: 32, 1, 64>, 128 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: the tile's rows must be a multiple of 4, got a tile (6, 64) of boxes (1, 64); got !kv.tma<"gather4", bf16, array<i64: 1, 64>, array<i64: 6, 64>, 128 : i64>}}
+func.func private @type(!kv.tma<"gather4", bf16, array<i64: 1, 64>, array<i64: 6, 64>, 128 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: chunks of a tile must be multiples of 128 bytes, got 4 rows of 16; got !kv.tma<"tiled", bf16, array<i64: 4, 1, 8>, array<i64: 4, 1, 64>, 16 : i64>}}
+func.func private @type(!kv.tma<"tiled", bf16, array<i64: 4, 1, 8>, array<i64: 4, 1, 64>, 16 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: dtype must be one of f32, f16, bf16, f64, i32, i64, u32, u64, i16, u16, i8, u8, f8e4m3, f8e5m2, f8e8m0, got bool; got !kv.tma<"tiled", i1, array<i64: 16, 1, 64>, array<i64: 16, 1, 64>, 16 : i64>}}
+func.func private @type(!kv.tma<"tiled", i1, array<i64: 16, 1, 64>, array<i64: 16, 1, 64>, 16 : i64>)
 
 // -----
 

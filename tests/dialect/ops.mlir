@@ -10,6 +10,8 @@
 !fp8_pool = !kv.collection<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 32 : i64>
 !latent = !kv.cache<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
 !latent_pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+!index_pool = !kv.collection<"paged", f16, 1 : i64, 128 : i64, true, 64 : i64, none, 1 : i64>
+!pages = memref<?x32x8x128xf16, strided<[?, ?, ?, 1]>, 1>
 !region = !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
 
 // === tier 2: metadata
@@ -234,6 +236,32 @@ func.func @rope(%pool: !pool, %layer: i32, %q: memref<?x32x128xbf16>, %x: memref
   return
 }
 
+// CHECK-LABEL: func.func @in_place
+func.func @in_place(%pool: !pool, %other: !index_pool, %layer: i32, %q: memref<?x32x128xbf16>,
+                    %padded: memref<?x?x32x128xbf16>, %i32s: memref<?xi32>, %freqs: memref<?x64xf32>,
+                    %gamma: memref<128xf32>, %ids: memref<3x?x?xi32>, %iq: memref<?x4x128xf16>) {
+  // CHECK: "kv.rope_padded"(
+  // CHECK-SAME: mrope_section = array<i64>
+  "kv.rope_padded"(%pool, %layer, %padded, %i32s, %freqs, %padded) {interleaved = true, mrope_section = array<i64>}
+    : (!pool, i32, memref<?x?x32x128xbf16>, memref<?xi32>, memref<?x64xf32>, memref<?x?x32x128xbf16>) -> ()
+  // CHECK: "kv.rope_padded"(
+  // CHECK-SAME: memref<3x?x?xi32>) -> ()
+  "kv.rope_padded"(%pool, %layer, %padded, %i32s, %freqs, %padded, %ids) {interleaved = false, mrope_section = array<i64: 16, 8, 8>}
+    : (!pool, i32, memref<?x?x32x128xbf16>, memref<?xi32>, memref<?x64xf32>, memref<?x?x32x128xbf16>, memref<3x?x?xi32>) -> ()
+  // CHECK: "kv.qk_norm"(
+  // CHECK-SAME: operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>
+  "kv.qk_norm"(%pool, %layer, %q, %i32s, %q, %gamma, %gamma)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, interleaved = false, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
+    : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<128xf32>, memref<128xf32>) -> ()
+  // CHECK: "kv.qk_norm"(
+  // CHECK-SAME: operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1>
+  "kv.qk_norm"(%pool, %layer, %q, %i32s, %q, %gamma, %gamma, %freqs, %other, %iq, %iq, %gamma, %gamma)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1>, interleaved = true, eps = 1.0e-6 : f32, weight_offset = 1.0 : f32}
+    : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<128xf32>, memref<128xf32>, memref<?x64xf32>,
+       !index_pool, memref<?x4x128xf16>, memref<?x4x128xf16>, memref<128xf32>, memref<128xf32>) -> ()
+  return
+}
+
 // CHECK-LABEL: func.func @writes
 func.func @writes(%k: !paged, %pool: !pool, %layer: i32, %x: memref<?x8x128xbf16>, %padded: memref<?x?x8x128xbf16>,
                   %gamma: memref<128xf32>, %pairs: memref<?x2048xbf16>, %rows: memref<?x1024xbf16>, %i32s: memref<?xi32>) {
@@ -256,13 +284,21 @@ func.func @writes(%k: !paged, %pool: !pool, %layer: i32, %x: memref<?x8x128xbf16
 
 // CHECK-LABEL: func.func @copies
 func.func @copies(%k: !paged, %c: !region, %pool: !pool, %ids: memref<?x?xi32>, %i32s: memref<?xi32>,
-                  %out: memref<?x?x8x128xbf16>) {
+                  %out: memref<?x?x8x128xbf16>, %layer: i32, %pages: !pages) {
   // CHECK: "kv.gather"(%{{.+}}) : (!kv.cache<{{.+}}>, memref<?x?xi32>, memref<?xi32>, memref<?x?x8x128xbf16>) -> ()
   "kv.gather"(%k, %ids, %i32s, %out) : (!paged, memref<?x?xi32>, memref<?xi32>, memref<?x?x8x128xbf16>) -> ()
   // CHECK: "kv.copy_pages"(%{{.+}}) : (!kv.collection<{{.+}}>, memref<?xi32>, memref<?xi32>) -> ()
   "kv.copy_pages"(%pool, %i32s, %i32s) : (!pool, memref<?xi32>, memref<?xi32>) -> ()
-  // CHECK: "kv.convert"(%{{.+}}) : (!kv.cache<"paged", {{.+}}>, !kv.cache<"continuous", {{.+}}>) -> ()
-  "kv.convert"(%k, %c) : (!paged, !region) -> ()
+  // CHECK: "kv.transfer_pages"(%{{.+}}) : (!kv.collection<{{.+}}>, !kv.collection<{{.+}}>, memref<?xi32>, memref<?xi32>) -> ()
+  "kv.transfer_pages"(%pool, %pool, %i32s, %i32s) : (!pool, !pool, memref<?xi32>, memref<?xi32>) -> ()
+  // CHECK: "kv.transfer_pages"(%{{.+}}) : (!kv.collection<{{.+}}>, !kv.collection<{{.+}}>, memref<?xi32>, memref<?xi32>, i32) -> ()
+  "kv.transfer_pages"(%pool, %pool, %i32s, %i32s, %layer) : (!pool, !pool, memref<?xi32>, memref<?xi32>, i32) -> ()
+  // CHECK: "kv.convert"(%{{.+}}) {operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>} : (!kv.cache<"paged", {{.+}}>, !kv.cache<"continuous", {{.+}}>) -> ()
+  "kv.convert"(%k, %c) {operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>} : (!paged, !region) -> ()
+  // CHECK: "kv.convert"(%{{.+}}) {operandSegmentSizes = array<i32: 1, 1, 1, 0, 1>} : (memref<?x32x8x128xf16, {{.+}}>, !kv.cache<"paged", {{.+}}>, memref<?x?xi32>, memref<?xi32>) -> ()
+  "kv.convert"(%pages, %k, %ids, %i32s) {operandSegmentSizes = array<i32: 1, 1, 1, 0, 1>} : (!pages, !paged, memref<?x?xi32>, memref<?xi32>) -> ()
+  // CHECK: "kv.convert"(%{{.+}}) {operandSegmentSizes = array<i32: 1, 1, 0, 1, 0>}
+  "kv.convert"(%c, %pages, %ids) {operandSegmentSizes = array<i32: 1, 1, 0, 1, 0>} : (!region, !pages, memref<?x?xi32>) -> ()
   return
 }
 
@@ -275,6 +311,18 @@ func.func @bookkeeping(%table: memref<?x?xi32>, %i32s: memref<?xi32>, %id: i32) 
   "kv.cache_row_offsets"(%i32s, %i32s, %i32s) : (memref<?xi32>, memref<?xi32>, memref<?xi32>) -> ()
   // CHECK: "kv.increment_cache_lengths"(%{{.+}}) : (memref<?xi32>, memref<?xi32>) -> ()
   "kv.increment_cache_lengths"(%i32s, %i32s) : (memref<?xi32>, memref<?xi32>) -> ()
+  return
+}
+
+// CHECK-LABEL: func.func @ragged
+func.func @ragged(%x: memref<?x64xbf16>, %i32s: memref<?xi32>, %end: i32) {
+  // CHECK: "kv.sliced_add"(%{{.+}}) : (memref<?x64xbf16>, memref<?x64xbf16>, i32, memref<?x64xbf16>) -> ()
+  "kv.sliced_add"(%x, %x, %end, %x) : (memref<?x64xbf16>, memref<?x64xbf16>, i32, memref<?x64xbf16>) -> ()
+  // CHECK: "kv.merge_ragged"(%{{.+}}) : (memref<?x64xbf16>, memref<?xi32>, memref<?x64xbf16>, memref<?xi32>, memref<?x64xbf16>, memref<?xi32>) -> ()
+  "kv.merge_ragged"(%x, %i32s, %x, %i32s, %x, %i32s)
+    : (memref<?x64xbf16>, memref<?xi32>, memref<?x64xbf16>, memref<?xi32>, memref<?x64xbf16>, memref<?xi32>) -> ()
+  // CHECK: "kv.shift_tokens"(%{{.+}}) : (memref<?xi32>, memref<?xi32>, memref<?xi32>, memref<?xi32>) -> ()
+  "kv.shift_tokens"(%i32s, %i32s, %i32s, %i32s) : (memref<?xi32>, memref<?xi32>, memref<?xi32>, memref<?xi32>) -> ()
   return
 }
 

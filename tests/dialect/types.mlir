@@ -40,8 +40,23 @@ func.func private @quantized(
 // CHECK-LABEL: func.func private @rows(!kv.rows<128 : i64, 16 : i64>, !kv.rows<64 : i64, 0 : i64>)
 func.func private @rows(!kv.rows<128 : i64, 16 : i64>, !kv.rows<64 : i64, 0 : i64>)
 
-// CHECK-LABEL: func.func private @tma(!kv.tma<"tiled", bf16, array<i64: 128, 1, 64>, 128 : i64>)
-func.func private @tma(!kv.tma<"tiled", bf16, array<i64: 128, 1, 64>, 128 : i64>)
+// Parameters of descriptors: form, element, box, tile, bytes of the swizzle.
+// CHECK-LABEL: func.func private @tma(
+// CHECK-SAME:    !kv.tma<"tiled", bf16, array<i64: 1, 128, 1, 64>, array<i64: 128, 1, 128>, 128 : i64>,
+// CHECK-SAME:    !kv.tma<"tiled", bf16, array<i64: 128, 1, 8>, array<i64: 128, 1, 128>, 16 : i64>,
+// CHECK-SAME:    !kv.tma<"ragged", f16, array<i64: 1, 1, 64, 32>, array<i64: 64, 128>, 64 : i64>,
+// CHECK-SAME:    !kv.tma<"rope", bf16, array<i64: 1, 64, 1, 64>, array<i64: 64, 1, 64>, 128 : i64>,
+// CHECK-SAME:    !kv.tma<"gather4", i64, array<i64: 1, 72>, array<i64: 8, 72>, 16 : i64>,
+// CHECK-SAME:    !kv.tma<"rope_gather4", bf16, array<i64: 1, 64>, array<i64: 64, 64>, 128 : i64>,
+// CHECK-SAME:    !kv.tma<"scale", f32, array<i64: 1, 64>, array<i64: 1, 64>, 16 : i64>)
+func.func private @tma(
+    !kv.tma<"tiled", bf16, array<i64: 1, 128, 1, 64>, array<i64: 128, 1, 128>, 128 : i64>,
+    !kv.tma<"tiled", bf16, array<i64: 128, 1, 8>, array<i64: 128, 1, 128>, 16 : i64>,
+    !kv.tma<"ragged", f16, array<i64: 1, 1, 64, 32>, array<i64: 64, 128>, 64 : i64>,
+    !kv.tma<"rope", bf16, array<i64: 1, 64, 1, 64>, array<i64: 64, 1, 64>, 128 : i64>,
+    !kv.tma<"gather4", i64, array<i64: 1, 72>, array<i64: 8, 72>, 16 : i64>,
+    !kv.tma<"rope_gather4", bf16, array<i64: 1, 64>, array<i64: 64, 64>, 128 : i64>,
+    !kv.tma<"scale", f32, array<i64: 1, 64>, array<i64: 1, 64>, 16 : i64>)
 
 // A type alias stands for a kv type as for any other.
 !cache = !kv.cache<"paged", i8, 2 : i64, 32 : i64, false, 8 : i64, none, 1 : i64>

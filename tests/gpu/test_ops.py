@@ -6,7 +6,7 @@ import importlib
 import numpy as np
 import pytest
 from reference import model, places
-from reference.random_caches import random_problem, random_values
+from reference.random_caches import clone, random_problem, random_values
 
 import kvarn as kv
 
@@ -20,11 +20,18 @@ def place():
     return places.Torch()
 
 
-SUITES = tuple(f"unit.test_ops_{name}" for name in ("append", "rope", "copies", "updates"))
+NAMES = ("append", "rope", "rotary", "copies", "convert", "transfer", "ragged", "updates", "edges")
+SUITES = tuple(f"unit.test_ops_{name}" for name in NAMES)
 # What makes places of its own is not for a GPU.
 NOT_HERE = (
     "test_slices_of_a_fused_projection_are_taken_as_they_are",
     "test_copy_pages_of_a_pool_whose_layers_lie_apart",
+    # What is refused before a device is looked at.
+    "test_what_does_not_fit_is_refused_by_name",
+    # A stand-in for the driver, and what it is not needed for.
+    "test_pages_go_to_the_host_and_back",
+    "test_neighbouring_pages_are_one_copy",
+    "test_runs_are_joined_only_when_both_sides_go_on",
 )
 pytest.register_assert_rewrite(*SUITES)
 for suite in map(importlib.import_module, SUITES):
@@ -64,6 +71,36 @@ def test_torch_slices_keep_their_strides():
         kv.ops.append(found, 1, views[0], views[1], place.put(problem.row_offsets))
         model.append(c, 1, views[2], views[3], problem.row_offsets)
         places.assert_same(place, found, c)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("layer", [None, 1])
+def test_pages_are_swapped_out_to_the_host_and_in_again(pinned, layer):
+    rng, place = np.random.default_rng(23), places.Torch()
+    options = {"cached": [40, 70], "new": [1, 1], "num_layers": 3, "scale_dtype": "f32", "granularity": 8}
+    pool, host = (random_problem(rng, "paged", "f8e4m3", spare_pages=n, **options).collection for n in (3, 9))
+    found, expected = place.collection(pool), clone(host)
+
+    def on_host(array):
+        tensor = place.put(np.asarray(array)).cpu()
+        return tensor.pin_memory() if pinned else tensor
+
+    parts = [on_host(x) for x in (host.blocks, host.cache_lengths, host.lookup_table)]
+    swap = kv.PagedKVCacheCollection(*parts, 1, 71, on_host(host.scales), 8)
+    ids = rng.permutation(pool.num_blocks)[:4], rng.permutation(host.num_blocks)[:4]
+    kv.ops.transfer_pages(found, swap, *ids, layer)
+    model.transfer_pages(pool, expected, *ids, layer)
+    torch.cuda.synchronize()
+    for tensor, array in ((swap.blocks, expected.blocks), (swap.scales, expected.scales)):
+        places.near(place.get(tensor.cuda()), np.asarray(array))
+    found.blocks.view(torch.uint8).zero_()
+    found.scales.zero_()
+    kv.ops.transfer_pages(swap, found, ids[1], ids[0], layer)
+    back = clone(pool)
+    for buffer in (back.blocks, back.scales):
+        buffer[...] = 0
+    model.transfer_pages(expected, back, ids[1], ids[0], layer)
+    places.assert_same(place, found, back)
 
 
 def test_a_step_can_be_captured_and_replayed():

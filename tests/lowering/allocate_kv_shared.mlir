@@ -22,6 +22,19 @@ gpu.module @kernels {
 
 // -----
 
+// The block as a whole is aligned as the strictest allocation of a module's kernels asks.
+// CHECK: llvm.mlir.global external @kv_shared() {addr_space = 3 : i32, alignment = 1024 : i64}
+gpu.module @kernels {
+  gpu.func @aligned() kernel {
+    %a = "kv.alloc_shared"() {bytes = 16 : i64, alignment = 16 : i64} : () -> !llvm.ptr<3>
+    %b = "kv.alloc_shared"() {bytes = 4096 : i64, alignment = 1024 : i64} : () -> !llvm.ptr<3>
+    %c = "kv.alloc_shared"() {bytes = 4096 : i64, alignment = 256 : i64} : () -> !llvm.ptr<3>
+    gpu.return
+  }
+}
+
+// -----
+
 gpu.module @kernels {
   gpu.func @in_a_loop(%n: index) kernel {
     %c0 = arith.constant 0 : index

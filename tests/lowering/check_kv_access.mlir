@@ -95,4 +95,27 @@ gpu.module @kernels {
     llvm.store %n, %out : i32, !llvm.ptr<1>
     gpu.return
   }
+
+  // A tile of several pages keeps its promise, and reads entries of the table only; one of a page reads its token's.
+  // CHECK-LABEL: gpu.func @populate
+  // CHECK:         cf.assert %{{.*}}, "{{.*}}: kv.populate: the sequence must be in the batch"
+  // CHECK:         %[[REST:.*]] = arith.andi %arg2, %c127_i32
+  // CHECK:         %[[WHOLE:.*]] = arith.cmpi eq, %[[REST]], %{{.*}}
+  // CHECK:         cf.assert %[[WHOLE]], "{{.*}}: kv.populate: the base must be a multiple of the promised alignment 128"
+  // CHECK:         %[[LAST:.*]] = arith.addi %{{.*}}, %c8_i64
+  // CHECK:         %[[INSIDE:.*]] = arith.cmpi ule, %[[LAST]], %{{.*}}
+  // CHECK:         cf.assert %[[INSIDE]], "{{.*}}: kv.populate: the 8 entries from the column on must lie in the lookup table: pad its columns"
+  // CHECK:         "kv.populate"
+  // CHECK:         cf.assert %{{.*}}, "{{.*}}: kv.populate: the token must lie in the lookup table"
+  // CHECK:         "kv.populate"
+  // CHECK:         cf.assert %{{.*}}, "{{.*}}: kv.load_pages: the column must be a multiple of 4"
+  // CHECK:         cf.assert %{{.*}}, "{{.*}}: kv.load_pages: the 4 entries from the column on must lie in the lookup table: pad its columns"
+  // CHECK:         "kv.load_pages"
+  gpu.func @populate(%c: !paged, %b: i32, %base: i32, %out: !llvm.ptr<1>) kernel {
+    %r = "kv.populate"(%c, %b, %base) {tile_rows = 128 : i64, base_alignment = 0 : i64, pair_cta = false, is_leader = true} : (!paged, i32, i32) -> !kv.rows<128 : i64, 16 : i64>
+    %s = "kv.populate"(%c, %b, %base) {tile_rows = 8 : i64, base_alignment = 1 : i64, pair_cta = false, is_leader = true} : (!paged, i32, i32) -> !kv.rows<8 : i64, 16 : i64>
+    %p = "kv.load_pages"(%c, %b, %base) {count = 4 : i64} : (!paged, i32, i32) -> vector<4xi32>
+    llvm.store %p, %out : vector<4xi32>, !llvm.ptr<1>
+    gpu.return
+  }
 }

@@ -90,3 +90,33 @@ func.func @latent_keys(%c: !latent, %layer: i32, %k: !row, %offsets: !table) {
   "kv.append"(%c, %layer, %k, %offsets) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0>, kv.row_alignment = 4 : i64, schedule = {threads = 128 : i64}} : (!latent, i32, !row, !table) -> ()
   return
 }
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!index = !kv.collection<"paged", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>
+!rows = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>
+!padded = memref<?x?x32x128xbf16, strided<[?, ?, ?, 1]>, 1>
+!freqs = memref<?x64xf32, strided<[?, 1]>, 1>
+!gamma = memref<128xf32, strided<[1]>, 1>
+!table = memref<?xi32, strided<[1]>, 1>
+
+// Sixteen threads have a head of 128 and find its mean square together; index heads are the second row of the grid.
+// CHECK-LABEL: func.func @norms
+// CHECK:         gpu.launch_func @kernels::@qk_norm_dual
+// CHECK:         gpu.launch_func @kernels::@rope_padded
+// CHECK-LABEL: gpu.func @qk_norm_dual
+// CHECK:         gpu.block_id y
+// CHECK-COUNT-4: gpu.shuffle xor
+// CHECK-LABEL: gpu.func @rope_padded
+// CHECK-NOT:     gpu.shuffle
+// HOST-LABEL: func.func @norms
+// HOST:         gpu.launch_func @kernels::@qk_norm_dual
+func.func @norms(%c: !pool, %x: !index, %layer: i32, %q: !rows, %offsets: !table, %g: !gamma, %f: !freqs, %p: !padded) {
+  "kv.qk_norm"(%c, %layer, %q, %offsets, %q, %g, %g, %f, %x, %q, %q, %g, %g)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1>, interleaved = false, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
+    : (!pool, i32, !rows, !table, !rows, !gamma, !gamma, !freqs, !index, !rows, !rows, !gamma, !gamma) -> ()
+  "kv.rope_padded"(%c, %layer, %p, %offsets, %f, %p) {interleaved = false, mrope_section = array<i64>}
+    : (!pool, i32, !padded, !table, !freqs, !padded) -> ()
+  return
+}

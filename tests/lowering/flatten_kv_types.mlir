@@ -46,6 +46,23 @@ gpu.module @kernels {
 
 // -----
 
+!pages = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+gpu.module @kernels {
+  // A descriptor: one pointer to the parameter, whose number is kept for mark-kv-descriptors.
+  // CHECK-LABEL: gpu.func @descriptor
+  // CHECK-SAME:    (%{{.*}}: i32, %[[MAP:.*]]: !llvm.ptr)
+  // CHECK-SAME:    kv.params = [{arg = 0 : i64, field = "value", type = "i32"}, {arg = 1 : i64, field = "value", type = "tensormap"}]
+  // CHECK-SAME:    tensormap_params = array<i32: 1>
+  // CHECK:         llvm.inline_asm {{.*}} %[[MAP]] :
+  gpu.func @descriptor(%n: i32, %m: !pages) kernel {
+    %p = "kv.field"(%m) {field = "value"} : (!pages) -> !llvm.ptr
+    llvm.inline_asm has_side_effects "prefetch.tensormap [$0];", "l" %p : (!llvm.ptr) -> ()
+    gpu.return
+  }
+}
+
+// -----
+
 gpu.module @kernels {
   gpu.func @unlowered(%x: memref<?xf32, strided<[1]>, 1>) kernel {
     %c0 = arith.constant 0 : index

@@ -235,13 +235,56 @@ def rope_in_place(
     sequence, position = token_positions(row_offsets, cache.cache_lengths_nd())
     angles = position if position_ids is None else np.asarray(position_ids)
     if position_ids is not None and mrope_section is None:
-        angles = np.asarray(position_ids).reshape(-1, len(position))[0]
+        angles = np.atleast_2d(position_ids)[0]
     options: dict[str, Any] = {"interleaved": interleaved, "mrope_section": mrope_section}
     keys = np.concatenate([np.zeros((0, cache.num_heads, cache.head_size))] + [
         read(cache, b, t) for b, t in zip(sequence, position, strict=True)
     ])  # fmt: skip
     write(cache, sequence, position, as_storage(rope(keys, angles, freqs, **options), cache.spec))
     return rope(np.asarray(query)[: len(position)], angles, freqs, **options)
+
+
+def rope_padded(
+    collection: KVCacheCollection, layer: int, query: Any, valid_lengths: Any, freqs: Any, *, interleaved: bool = True,
+    position_ids: Any = None, mrope_section: Any = None, out: Any = None,
+) -> np.ndarray:  # fmt: skip
+    """:func:`rope_in_place` of a padded batch, sequence by sequence; what is skipped is that of ``out``.
+
+    query: [B, Smax, Hq, Dq]; position_ids: [sections, B, Smax].
+    """
+    query = np.asarray(query)
+    result = query.astype(np.float64) if out is None else np.asarray(out).astype(np.float64)
+    for b, valid in enumerate(np.asarray(valid_lengths).astype(np.int64)):
+        tokens = min(int(valid), query.shape[1])
+        offsets = np.where(np.arange(len(query) + 1) > b, tokens, 0)
+        ids = None if position_ids is None else np.asarray(position_ids)[:, b, :tokens]
+        result[b, :tokens] = rope_in_place(
+            collection, layer, query[b, :tokens], offsets, freqs, interleaved=interleaved, position_ids=ids,
+            mrope_section=mrope_section,
+        )  # fmt: skip
+    return result
+
+
+def qk_norm(
+    collection: KVCacheCollection, layer: int, query: Any, row_offsets: Any, q_gamma: Any, k_gamma: Any, *,
+    freqs: Any = None, interleaved: bool = False, eps: float = 1e-6, weight_offset: float = 0.0,
+) -> np.ndarray:  # fmt: skip
+    """Normalise, and with freqs rotate, the new tokens' keys in place and their queries, float64 [T, Hq, D].
+
+    One rounding, of what is stored.
+    """
+    cache = collection.get_key_cache(layer)
+    sequence, position = token_positions(row_offsets, cache.cache_lengths_nd())
+
+    def done(x: np.ndarray, gamma: Any) -> np.ndarray:
+        x = rms_normalize(x, gamma, eps, weight_offset)
+        return x if freqs is None else rope(x, position, freqs, interleaved=interleaved)
+
+    keys = np.concatenate([np.zeros((0, cache.num_heads, cache.head_size))] + [
+        read(cache, b, t) for b, t in zip(sequence, position, strict=True)
+    ])  # fmt: skip
+    write(cache, sequence, position, as_storage(done(keys, k_gamma), cache.spec))
+    return done(np.asarray(query)[: len(position)], q_gamma)
 
 
 def rms_norm(
@@ -285,6 +328,22 @@ def gather_rows(cache: KVCache, token_ids: Any, row_offsets: Any) -> np.ndarray:
         return np.empty(shape, cache.dtype.numpy)
     load = cache.load_raw if cache.quantization_enabled else cache.load
     return np.asarray(load(b, np.arange(cache.num_heads)[:, None], t, np.arange(cache.head_size)))
+
+
+def transfer_pages(
+    source: KVCacheCollection, destination: KVCacheCollection, source_pages: Any, destination_pages: Any,
+    layer: int | None = None,
+) -> None:  # fmt: skip
+    """Copy pages between pools, of one layer or all; pairs with an id outside of its pool are skipped."""
+    axis = 1 if source.cache_spec.kind == layout.FA3 else 0
+    for a, b in ((source.blocks, destination.blocks), (source.scales, destination.scales)):
+        if a is None:
+            continue
+        by_page = [np.moveaxis(np.asarray(x), axis, 0) for x in (a, b)]
+        layers = slice(None) if layer is None else layer
+        for s, d in zip(np.asarray(source_pages).tolist(), np.asarray(destination_pages).tolist(), strict=True):
+            if 0 <= s < source.num_blocks and 0 <= d < destination.num_blocks:
+                by_page[1][d][:, layers] = by_page[0][s][:, layers]
 
 
 def copy_pages(collection: KVCacheCollection, source: Any, destination: Any) -> None:

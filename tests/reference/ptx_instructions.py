@@ -39,13 +39,17 @@ def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a // b if a.dtype.kind == "u" else a / b
 
 
+_HALVES = {"f16x2": np.float16, "bf16x2": ml_dtypes.bfloat16, "s16x2": np.int16, "u16x2": np.uint16}
+
+
 def _packed(t: Block, i: Instruction, f: Callable[..., Any]) -> Any:
     """An operation on both halves of a word."""
-    half = ml_dtypes.bfloat16 if i.name[-1] == "bf16x2" else np.float16
+    half = _HALVES[i.name[-1]]
+    wide = np.float32 if i.name[-1] in ("f16x2", "bf16x2") else half
     d, *given = i.operands
 
     def run(m: Lanes) -> None:
-        parts = [np.ascontiguousarray(t.value(g, m, np.uint32)).view(half).astype(np.float32) for g in given]
+        parts = [np.ascontiguousarray(t.value(g, m, np.uint32)).view(half).astype(wide) for g in given]
         t.put(d, m, np.ascontiguousarray(f(*parts).astype(half)).view(np.uint32))
 
     return run
@@ -63,7 +67,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 @op(*_BINARY)
 def binary(t: Block, i: Instruction) -> Any:
-    if i.name[-1] in ("f16x2", "bf16x2"):
+    if i.name[-1] in _HALVES:
         return _packed(t, i, _BINARY[i.name[0]])
     f, dtype = _BINARY[i.name[0]], _type(i)
     second = np.uint32 if i.name[0] in ("shl", "shr") else dtype

@@ -186,8 +186,8 @@ def feed(texts: list[str], pipeline: str) -> list[str]:
 
 UPSTREAM = "verify-kv,canonicalize,cse,loop-invariant-code-motion,verify-kv"
 LOWERING = (
-    "verify-kv,lower-kv-tiles,hoist-kv-lookups,vectorize-kv-lookups,plan-kv-access,lower-kv-access,lower-kv-casts,"
-    "lower-kv-buffers,allocate-kv-shared,flatten-kv-types"
+    "verify-kv,lower-kv-tiles,expand-kv-tma,hoist-kv-lookups,vectorize-kv-lookups,plan-kv-access,lower-kv-access,"
+    "lower-kv-tma,lower-kv-casts,lower-kv-buffers,allocate-kv-shared,flatten-kv-types"
 )
 CASES = {"valid": (valid, UPSTREAM), "invalid": (invalid, UPSTREAM), "kernels": (kernels, LOWERING)}
 

@@ -5,8 +5,8 @@ A *collection* holds all layers' keys and values; ``get_key_cache`` and ``get_va
 keys or values, which kernels take by value. Neither copies nor, when it is made, reads a buffer. ``spec`` is what a
 kernel is specialised for, ``fields()`` the run-time parameters in the order of ``kvarn.dialect.layout``.
 
-Modules: ``collections``, ``views`` (caches), ``operands``; ``model`` (host-side methods), ``rows``, ``checks``,
-``numerics``.
+Modules: ``collections``, ``views`` (caches), ``operands``, ``foreign`` (pages of other libraries); ``model`` (host-side
+methods), ``rows``, ``checks``, ``numerics``.
 """
 
 from .collections import (
@@ -16,8 +16,9 @@ from .collections import (
     PagedKVCacheCollection,
     PagedKVCacheFA3FallbackCollection,
 )
+from .foreign import ForeignPages, PageView
 from .numerics import saturating_cast
-from .operands import KVCacheMHAOperand, KVCacheScalesMHAOperand, LayoutTensorMHAOperand, RaggedMHAOperand
+from .operands import KVCacheMHAOperand, KVCacheScalesMHAOperand, LayoutTensorMHAOperand, MHAOperand, RaggedMHAOperand
 from .rows import PagedRowIndices
 from .views import ContinuousBatchingKVCache, KVCache, KVCacheStaticParams, PagedKVCache, PagedKVCacheFA3Fallback
 
@@ -25,12 +26,15 @@ __all__ = [
     "ContinuousBatchingKVCache",
     "ContinuousBatchingKVCacheCollection",
     "FA3Arguments",
+    "ForeignPages",
     "KVCache",
     "KVCacheCollection",
     "KVCacheMHAOperand",
     "KVCacheScalesMHAOperand",
     "KVCacheStaticParams",
     "LayoutTensorMHAOperand",
+    "MHAOperand",
+    "PageView",
     "PagedKVCache",
     "PagedKVCacheCollection",
     "PagedKVCacheFA3Fallback",

@@ -43,7 +43,7 @@ def index(value: Any, extent: int, name: str) -> int:
 
 
 def pool(
-    obj: Any, name: str, dims: Sequence[str], outer: int, row_major: bool = True
+    obj: Any, name: str, dims: Sequence[str], outer: int, row_major: bool = True, empty: bool = False
 ) -> tuple[BufferView, tuple[int, ...]]:
     """View a pool of pages and give its strides, in elements.
 
@@ -58,6 +58,8 @@ def pool(
         How many leading dimensions may have any stride; the others must be packed.
     row_major : bool
         Whether outer strides must be whole rows, of the last two dimensions: the pages of a cache are numbered by rows.
+    empty : bool
+        Whether there may be no sequences or tokens.
 
     Returns
     -------
@@ -69,7 +71,7 @@ def pool(
     if buffer.rank != len(dims):
         raise ValueError(f"{name} must have {len(dims)} dimensions {wanted}, got shape {tuple(buffer.shape)}")
     for extent, dim in zip(buffer.shape, dims, strict=True):
-        if extent < 1:
+        if extent < 1 and not (empty and dim in ("sequences", "tokens")):
             raise ValueError(
                 f"{name} must have a positive extent in every dimension of {wanted}, got {extent} for {dim}"
             )
@@ -78,7 +80,7 @@ def pool(
     strides, packed = [], 1
     for axis in range(buffer.rank - 1, -1, -1):
         extent, stride = buffer.shape[axis], buffer.strides[axis]
-        if extent == 1:
+        if extent == 1 or buffer.size == 0:
             stride = packed
         if axis >= outer and stride != packed:
             raise ValueError(
@@ -103,6 +105,8 @@ def pool(
 def _no_overlap(buffer: BufferView, strides: Sequence[int], name: str) -> None:
     """Refuse negative strides and broadcast or overlapping dimensions: a write to one page would show in another."""
     span = 1
+    if buffer.size == 0:
+        return
     for stride, extent in sorted(zip(strides, buffer.shape, strict=True)):
         if extent == 1:
             continue

@@ -77,10 +77,13 @@ class HostModel:
         table = self._array("lookup", what)
         b, t = _integers(b, "b", what), _integers(t, "t", what)
         _in_range(b, self._at["batch"], "b (sequence)", what)
-        capacity = self._at["lookup_columns"] * self.spec.page_size if self.spec.paged else self._at["capacity"]
-        _in_range(t, capacity, "t (token)", what)
+        _in_range(t, self._slots(b), "t (token)", what)
         column, slot = layout.page_and_slot(self.spec, t)
         return table[b, column].astype(np.int64), np.asarray(slot)
+
+    def _slots(self, b: Any) -> Any:
+        """Token slots that there may be for a sequence."""
+        return self._at["lookup_columns"] * self.spec.page_size if self.spec.paged else self._at["capacity"]
 
     def _clamped_page(self, b: Any, t: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
         page, slot = self._page(b, t, what)
@@ -159,7 +162,7 @@ class HostModel:
         """
         spec = self.spec
         target = default_load_dtype(spec.dtype, spec.quantized) if dtype is None else dtypes.of(dtype)
-        if spec.quantized and (target == spec.dtype or not target.is_float):
+        if spec.quantized and ((target == spec.dtype and target.bits == 8) or not target.is_float):
             raise ValueError(
                 f"{type(self).__name__}.load: dequantizes, so dtype must be a float other than the storage type "
                 f"{spec.dtype.name}, got {target.name}; load_raw reads stored values"
@@ -308,9 +311,9 @@ class HostModel:
         for problem in layout.populate_problems(tile_rows, self.spec.page_size, base_alignment, pair_cta):
             raise ValueError(f"{what}: {problem}")
         pages = layout.populate_pages(tile_rows, self.spec.page_size)
-        columns, first = self._at["lookup_columns"], base // max(1, self.spec.page_size)
         alignment = tile_rows if base_alignment is None else base_alignment
         if pages > 1:
+            columns, first = self._at["lookup_columns"], base // self.spec.page_size
             if base % alignment:
                 raise ValueError(f"{what}: base must be a multiple of the promised alignment {alignment}, got {base}")
             if first + pages > columns:
@@ -349,9 +352,9 @@ class HostModel:
             )
         if self.spec.paged and t % tile:
             raise ValueError(f"{type(self).__name__}.{what}: t must be a multiple of tile {tile}, got {t}")
-        if not self.spec.paged and t + tile > self._at["capacity"]:
+        if not self.spec.paged and t + tile > self._slots(b):
             raise IndexError(
-                f"{type(self).__name__}.{what}: t + tile must be at most {self._at['capacity']}, got {t + tile}"
+                f"{type(self).__name__}.{what}: t + tile must be at most {self._slots(b)}, got {t + tile}"
             )
         offsets, page = self._element_offsets(b, h, t, d, 1, what, clamp=False)
         self._exists(page, what)
@@ -428,9 +431,10 @@ def _integers(value: Any, name: str, what: str) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _in_range(value: np.ndarray, extent: int, name: str, what: str) -> None:
+def _in_range(value: np.ndarray, extent: Any, name: str, what: str) -> None:
     outside = (value < 0) | (value >= extent)
     if outside.any():
+        extent = np.broadcast_to(extent, outside.shape)[outside].flat[0]
         raise IndexError(f"{what}: {name} must be in [0, {extent}), got {int(value[outside].flat[0])}")
 
 

@@ -1,29 +1,165 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Operands of attention: one interface over a cache, a cache's scales, and dense or ragged buffers.
 
-:class:`KVCacheMHAOperand` is also what a kernel takes; the others are the host model of the interface for keys and
-values that are in no cache. The order of an operand's scale index is (sequence, *token*, *head*, dim), the cache's is
-(sequence, head, token, dim).
+Kernels take each of them as an argument (``kv.MHAOperand`` stands for any, a class for its own kind), and on host
+buffers the methods are the model of what a kernel does. The order of an operand's indices is (sequence, *token*,
+*head*, dim), the cache's is (sequence, head, token, dim).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from kvarn.dialect import dtypes
+from kvarn.dialect import dtypes, layout
 from kvarn.dialect.dtypes import DType
-from kvarn.dialect.layout import OperandSpec
-from kvarn.runtime.buffers import host_array, view
+from kvarn.dialect.layout import DENSE, RAGGED, CacheSpec, OperandSpec
+from kvarn.runtime.buffers import BufferView, host_array, strided_array
 
 from . import checks
-from .model import _in_range, _integers, _squeeze
+from .model import HostModel, _in_range, _integers, _squeeze
+from .numerics import saturating_cast
 from .rows import PagedRowIndices
+from .tma import OperandTmaTiles
 from .views import KVCache
 
 
-class KVCacheMHAOperand:
+class MHAOperand(OperandTmaTiles):
+    """Keys or values as an attention kernel reads them. Made as one of the subclasses.
+
+    As an annotation of a kernel's argument it stands for every kind.
+
+    Attributes
+    ----------
+    spec : OperandSpec
+        What a kernel is specialised for.
+    """
+
+    __slots__ = ("_fields", "_model", "spec")
+    readonly = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError("MHAOperand stands for any kind of operand: make one of a kind, as KVCacheMHAOperand(cache)")
+
+    def _bind(self, model: HostModel, spec: CacheSpec) -> None:
+        self._model, self.spec = model, OperandSpec(spec)
+        self._fields = tuple(model._at[f.name] for f in layout.operand_fields(spec))
+
+    def fields(self) -> tuple[int, ...]:
+        """The kernel's parameters, in the order of ``layout.operand_fields``; pointers as integers."""
+        return self._fields
+
+    @property
+    def device(self) -> tuple[str, int]:
+        return self._model.device
+
+    @property
+    def buffers(self) -> tuple[Any, ...]:
+        """The owners of the memory, kept alive."""
+        return self._model.buffers
+
+    @property
+    def dtype(self) -> DType:
+        """Type of the elements that it shows."""
+        return self.spec.cache.data_dtype
+
+    @property
+    def scale_dtype(self) -> DType | None:
+        return self.spec.cache.scale_dtype
+
+    @property
+    def num_heads(self) -> int:
+        return self.spec.cache.num_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.spec.cache.head_size
+
+    @property
+    def page_size(self) -> int:
+        return self.spec.cache.page_size
+
+    @property
+    def quantization_enabled(self) -> bool:
+        return self.spec.cache.quantized
+
+    @property
+    def quantization_granularity(self) -> int:
+        return self.spec.cache.granularity
+
+    @property
+    def batch_size(self) -> int:
+        return self._model._at["batch"]
+
+    def load(self, b: Any, t: Any, h: Any, d: Any = 0, width: int = 1, dtype: Any = None) -> Any:
+        """Read ``width`` elements, dequantized, as the cache's ``load``; mind the order (b, token, head, d)."""
+        return self._model.load(b, h, t, d, width, dtype)
+
+    def block_paged_ptr(self, b: int, t: int, h: int, d: int = 0, *, tile: int = 1) -> np.ndarray:
+        """The memory from (b, t, h, d) on, [tile, D - d], read-only."""
+        return _frozen(self._model.block_paged_ptr(b, t, h, d, tile=tile))
+
+    def scales_block_paged_ptr(self, b: int, t: int, h: int, d: int = 0) -> np.ndarray | None:
+        """The scales from that of (b, t, h, d) on, read-only; None (a null pointer) where the interface has none."""
+        return _frozen(self._model.scales_block_paged_ptr(b, t, h, d))
+
+    def load_scale(self, b: Any, t: Any, h: Any, d: Any = 0, width: int = 1) -> Any:
+        """Read ``width`` scales; mind the order (b, token, head, d)."""
+        return self._model.load_scale(b, h, t, d, width)
+
+    def cache_length(self, b: Any) -> Any:
+        """Tokens of a sequence: those cached before this step; of a buffer, all."""
+        return self._model.cache_length(b)
+
+    def max_context_length(self) -> int:
+        return self._model.max_context_length()
+
+    def num_kv_rows(self) -> int:
+        return self._model.num_kv_rows()
+
+    def row_idx(self, b: Any, t: Any) -> Any:
+        """Row of token ``t`` of sequence ``b``."""
+        return self._model.row_idx(b, t)
+
+    def get_tma_row(self, encoded: Any) -> Any:
+        """Row of an encoded index: the cache's; of a buffer, the index itself."""
+        return self._model.get_tma_row(encoded)
+
+    def populate(self, b: int, base: int, tile_rows: int, **options: Any) -> PagedRowIndices:
+        """First rows of a tile's pages; options as of the cache's ``populate``."""
+        return self._model.populate(b, base, tile_rows, **options)
+
+    def scales_raw_ptr(self) -> np.ndarray | None:
+        """All scales; None (a null pointer) where the interface has none."""
+        return None
+
+    @classmethod
+    def get_type_name(cls) -> str:
+        return cls.__name__
+
+
+class _CacheOperand(MHAOperand):
+    """What operands over a cache share."""
+
+    __slots__ = ()
+    _model: KVCache
+
+    def _wrap(self, cache: Any) -> CacheSpec:
+        if not isinstance(cache, KVCache):
+            raise TypeError(f"cache must be a cache (as get_key_cache gives it), got {type(cache).__name__}")
+        return cache.spec
+
+    @property
+    def cache(self) -> KVCache:
+        return self._model
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.cache!r})"
+
+
+class KVCacheMHAOperand(_CacheOperand):
     """A cache as a read-only operand of an attention kernel. Delegates to the cache.
 
     Parameters
@@ -32,81 +168,10 @@ class KVCacheMHAOperand:
         Of any kind.
     """
 
-    __slots__ = ("_fields", "cache", "spec")
+    __slots__ = ()
 
     def __init__(self, cache: KVCache) -> None:
-        if not isinstance(cache, KVCache):
-            raise TypeError(f"cache must be a cache (as get_key_cache gives it), got {type(cache).__name__}")
-        self.cache = cache
-        self.spec = OperandSpec(cache.spec)
-        self._fields = cache.fields()
-
-    def fields(self) -> tuple[int, ...]:
-        """The kernel's parameters: those of the cache."""
-        return self._fields
-
-    @property
-    def device(self) -> tuple[str, int]:
-        return self.cache.device
-
-    @property
-    def buffers(self) -> tuple[Any, ...]:
-        return self.cache.buffers
-
-    @property
-    def readonly(self) -> bool:
-        return True
-
-    @property
-    def dtype(self) -> DType:
-        return self.cache.dtype
-
-    @property
-    def scale_dtype(self) -> DType | None:
-        return self.cache.scale_dtype
-
-    @property
-    def page_size(self) -> int:
-        return self.cache.page_size
-
-    @property
-    def quantization_enabled(self) -> bool:
-        return self.cache.quantization_enabled
-
-    @property
-    def quantization_granularity(self) -> int:
-        return self.cache.quantization_granularity
-
-    def block_paged_ptr(self, b: int, t: int, h: int, d: int = 0, *, tile: int = 1) -> np.ndarray:
-        """The cache's memory from (b, t, h, d) on, [tile, D - d], read-only."""
-        return _frozen(self.cache.block_paged_ptr(b, t, h, d, tile=tile))
-
-    def scales_block_paged_ptr(self, b: int, t: int, h: int, d: int = 0) -> np.ndarray:
-        """The scales from that of (b, t, h, d) on, read-only."""
-        return _frozen(self.cache.scales_block_paged_ptr(b, t, h, d))
-
-    def load_scale(self, b: Any, t: Any, h: Any, d: Any = 0, width: int = 1) -> Any:
-        """Read ``width`` scales; mind the order (b, token, head, d)."""
-        return self.cache.load_scale(b, h, t, d, width)
-
-    def cache_length(self, b: Any) -> Any:
-        return self.cache.cache_length(b)
-
-    def max_context_length(self) -> int:
-        return self.cache.max_context_length()
-
-    def num_kv_rows(self) -> int:
-        return self.cache.num_kv_rows()
-
-    def row_idx(self, b: Any, t: Any) -> Any:
-        return self.cache.row_idx(b, t)
-
-    def get_tma_row(self, encoded: Any) -> Any:
-        return self.cache.get_tma_row(encoded)
-
-    def populate(self, b: int, base: int, tile_rows: int, **options: Any) -> PagedRowIndices:
-        """First rows of a tile's pages; options as of the cache's ``populate``."""
-        return self.cache.populate(b, base, tile_rows, **options)
+        self._bind(cache, self._wrap(cache))
 
     def scales_raw_ptr(self) -> np.ndarray | None:
         """The scales of the cache, read-only; None when not quantized. The interface speaks of float32 only."""
@@ -117,16 +182,9 @@ class KVCacheMHAOperand:
             f"KVCacheMHAOperand.scales_raw_ptr: needs float32 scales, got {scales.dtype}; use the cache's method"
         )
 
-    @classmethod
-    def get_type_name(cls) -> str:
-        return cls.__name__
 
-    def __repr__(self) -> str:
-        return f"KVCacheMHAOperand({self.cache!r})"
-
-
-class KVCacheScalesMHAOperand:
-    """The scales of a quantized cache, shown as the data of an operand. Host buffers only.
+class KVCacheScalesMHAOperand(_CacheOperand):
+    """The scales of a quantized cache, shown as the data of an operand.
 
     Parameters
     ----------
@@ -134,17 +192,18 @@ class KVCacheScalesMHAOperand:
         With scales.
     """
 
-    quantization_enabled = False
+    __slots__ = ()
 
     def __init__(self, cache: KVCache) -> None:
-        if not isinstance(cache, KVCache):
-            raise TypeError(f"cache must be a cache (as get_key_cache gives it), got {type(cache).__name__}")
-        if cache.scale_dtype is None:
+        spec = self._wrap(cache)
+        if spec.scale_dtype is None:
             raise ValueError("cache must be quantized (have scales), got one without")
-        self.cache = cache
-        self.dtype = self.scale_dtype = cache.scale_dtype
-        self.page_size = cache.page_size
-        self.quantization_granularity = cache.quantization_granularity
+        self._bind(cache, layout.scales_data(spec))
+
+    def load(self, b: Any, t: Any, h: Any, d: Any = 0, width: int = 1, dtype: Any = None) -> Any:
+        """Read ``width`` scales from granule ``d // granularity`` on."""
+        found = self.cache.load_scale(b, h, t, d, width)
+        return found if dtype is None else saturating_cast(found, dtypes.of(dtype))[()]
 
     def block_paged_ptr(self, b: int, t: int, h: int, d: int = 0, *, tile: int = 1) -> np.ndarray:
         """The scales from that of (b, t, h, d) on; ``tile`` tokens lie H*G scales apart."""
@@ -161,177 +220,196 @@ class KVCacheScalesMHAOperand:
     def scales_block_paged_ptr(self, b: int, t: int, h: int, d: int = 0) -> None:
         return None
 
-    def scales_raw_ptr(self) -> None:
-        return None
+
+class BufferRows(HostModel):
+    """The methods of a cache over the rows of a buffer, for host memory."""
+
+    __slots__ = ("_at", "_host", "_keep", "buffers", "device", "readonly", "spec")
+
+    def __init__(self, spec: CacheSpec, views: dict[str, BufferView], at: dict[str, int]) -> None:
+        self.spec, self._at = spec, at
+        self.device, self.readonly = views["buffer"].device, True
+        self.buffers = tuple(v.owner for v in views.values())
+        self._keep, self._host = tuple(views.values()), {}
+
+    def _make_array(self, which: str) -> np.ndarray:
+        if which == "offsets":
+            return strided_array(self._at["offsets"], (self._at["batch"] + 1,), (1,), dtypes.u32, True, self._keep)
+        return super()._make_array(which)
+
+    def _page(self, b: Any, t: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
+        self._need_host(what)
+        b, t = np.broadcast_arrays(_integers(b, "b", what), _integers(t, "t", what))
+        _in_range(b, self._at["batch"], "b (sequence)", what)
+        _in_range(t, self._slots(b), "t (token)", what)
+        return (b if self.spec.kind == DENSE else self._array("offsets", what)[b].astype(np.int64)), t
+
+    def _slots(self, b: Any) -> Any:
+        if self.spec.kind == DENSE:
+            return super()._slots(b)
+        return self._at["num_blocks"] - self._array("offsets", "row_idx")[b].astype(np.int64)
 
     def cache_length(self, b: Any) -> Any:
-        return self.cache.cache_length(b)
+        if self.spec.kind == DENSE and self._at["lengths"]:
+            return np.minimum(super().cache_length(b), self._at["capacity"])[()]
+        self._need_host("cache_length")
+        at = _integers(b, "b", "cache_length")
+        _in_range(at, self._at["batch"], "b (sequence)", "cache_length")
+        if self.spec.kind == DENSE:
+            found = np.full(at.shape, self._at["capacity"])
+        else:
+            offsets = np.minimum(self._array("offsets", "cache_length").astype(np.int64), self._at["num_blocks"])
+            found = np.maximum(offsets[at + 1] - offsets[at], 0)
+        return int(found) if found.ndim == 0 else found
 
     def max_context_length(self) -> int:
-        return self.cache.max_context_length()
-
-    def num_kv_rows(self) -> int:
-        return self.cache.num_kv_rows()
-
-    def row_idx(self, b: Any, t: Any) -> Any:
-        return self.cache.row_idx(b, t)
+        return self._at["capacity"]
 
     def get_tma_row(self, encoded: Any) -> Any:
-        return self.cache.get_tma_row(encoded)
-
-    def populate(self, b: int, base: int, tile_rows: int, **options: Any) -> PagedRowIndices:
-        return self.cache.populate(b, base, tile_rows, **options)
+        return encoded
 
 
-class _DenseOperand:
+class _BufferOperand(MHAOperand):
     """Keys or values as rows of a buffer: what dense and ragged operands share."""
 
-    page_size = 0
+    __slots__ = ("buffer", "scales")
 
-    def __init__(self, buffer: Any, scales: Any, rank: int) -> None:
-        dims = ("sequences", "tokens", "heads", "head_size")[4 - rank :]
-        data = view(buffer, name="buffer")
-        if data.rank != rank or not data.contiguous:
-            raise ValueError(
-                f"buffer must be contiguous [{', '.join(dims)}], got shape {tuple(data.shape)}, strides {data.strides}"
-            )
-        self.buffer, self.dtype = host_array(data, name="buffer"), data.dtype
-        self.num_heads, self.head_size = data.shape[-2:]
-        self.scale_dtype: DType | None = None
-        self.scales: np.ndarray | None = None
+    def _view(self, kind: str, buffer: Any, scales: Any) -> tuple[CacheSpec, dict[str, BufferView], dict[str, int]]:
+        """Check the buffers; the spec, the views by name and the fields that do not depend on the sequences."""
+        dims = ("sequences", "tokens", "heads", "head_size")[0 if kind == DENSE else 1 :]
+        outer = 1 if kind == DENSE else 0
+        data, strides = checks.pool(buffer, "buffer", dims, outer, empty=True)
+        heads, size = data.shape[-2:]
+        checks.aligned(data, min(16, layout.lowbit(size * data.dtype.itemsize)), "buffer")
+        packed = math.prod(data.shape[1:])  # what the stride of an empty buffer says nothing of
+        views, at = {"buffer": data}, {"base": data.data, "stride0": strides[0] if data.size else packed}
+        at["num_blocks"], at["capacity"] = data.shape[0], data.shape[1] if kind == DENSE else 1
+        granules = 1
         if scales is not None:
-            scale_view = view(scales, name="scales")
-            if scale_view.shape[:-1] != data.shape[:-1] or not scale_view.contiguous:
+            views["scales"], scale_strides = checks.pool(
+                scales, "scales", (*dims[:-1], "granules"), outer, row_major=False, empty=True
+            )
+            granules = views["scales"].shape[-1]
+            granularity = layout.cdiv(size, max(granules, 1))
+            if views["scales"].shape[:-1] != data.shape[:-1] or layout.cdiv(size, granularity) != granules:
                 raise ValueError(
-                    f"scales must be contiguous {tuple(data.shape[:-1])} and granules, got shape {scale_view.shape}"
+                    f"scales must have the shape of buffer {tuple(data.shape)} but for G granules of cdiv({size}, G) "
+                    f"elements, got {tuple(views['scales'].shape)}"
                 )
-            self.scales, self.scale_dtype = host_array(scale_view, name="scales"), scale_view.dtype
-        self.quantization_enabled = self.scales is not None
-
-    def _start(self, b: Any) -> Any:
-        """First row of a sequence."""
-        raise NotImplementedError
-
-    def cache_length(self, b: Any) -> Any:
-        raise NotImplementedError
-
-    def num_kv_rows(self) -> int:
-        return int(np.prod(self.buffer.shape[:-2]))
-
-    def row_idx(self, b: Any, t: Any) -> Any:
-        """Row of token ``t`` of sequence ``b``."""
-        b, t = _integers(b, "b", "row_idx"), _integers(t, "t", "row_idx")
-        rows = self._start(b) + t
-        _in_range(rows, self.num_kv_rows(), "row", "row_idx")
-        return int(rows) if rows.ndim == 0 else rows
-
-    def get_tma_row(self, encoded: Any) -> Any:
-        """The index itself."""
-        return encoded
+            checks.aligned(views["scales"], min(16, layout.lowbit(granules * views["scales"].dtype.itemsize)), "scales")
+            at["scales"], at["scales_stride0"] = views["scales"].data, scale_strides[0]
+        spec = layout.spec_of(
+            kind, data.dtype, heads, size, granularity=layout.cdiv(size, granules),
+            scale_dtype=views["scales"].dtype if scales is not None else None,
+        )  # fmt: skip
+        self.buffer = host_array(data) if data.on_host else data
+        self.scales = None
+        if scales is not None:
+            self.scales = host_array(views["scales"]) if data.on_host else views["scales"]
+        return spec, views, at
 
     def populate(
         self, b: int, base: int, tile_rows: int, *, pair_cta: bool = False, is_leader: bool = True, **_: Any
     ) -> PagedRowIndices:
         """One entry: the row of the tile's first token."""
-        return PagedRowIndices(tile_rows, 0, np.array([self.row_idx(b, base)], np.uint32), pair_cta, is_leader)
+        return self._model.populate(b, base, tile_rows, pair_cta=pair_cta, is_leader=is_leader)
 
-    def block_paged_ptr(self, b: int, t: int, h: int, d: int = 0, *, tile: int = 1) -> np.ndarray:
-        """``tile`` tokens from (b, t, h, d) on, [tile, D - d], read-only."""
-        first = self.row_idx(b, t)
-        self.row_idx(b, t + tile - 1)
-        rows = self.buffer.reshape(-1, self.num_heads, self.head_size)
-        _in_range(np.asarray(h), self.num_heads, "h (head)", "block_paged_ptr")
-        return _frozen(rows[first : first + tile, h, d:])
+    def __repr__(self) -> str:
+        data = self._model._keep[0]
+        return f"{type(self).__name__}({tuple(data.shape)} {data.dtype.name}, batch={self.batch_size}, {self.device})"
 
 
-class LayoutTensorMHAOperand(_DenseOperand):
-    """Dense keys or values, [B, S, H, D]: every sequence has S tokens. Host buffers only.
+class LayoutTensorMHAOperand(_BufferOperand):
+    """Dense keys or values, [B, S, H, D].
 
     Parameters
     ----------
     buffer : array-like [B, S, H, D]
+        Sequences may lie apart (any stride of dimension 0 that is whole tokens); the rest is packed.
     scales : array-like [B, S, H, G], optional
+        One for cdiv(D, G) consecutive elements.
+    lengths : uint32 or int32 array-like [B], optional
+        Tokens of each sequence, at most S; default: S of all.
     """
 
-    def __init__(self, buffer: Any, scales: Any = None) -> None:
-        super().__init__(buffer, scales, 4)
-        self.batch_size, self.seq_length = self.buffer.shape[:2]
-        granules = 1 if self.scales is None else self.scales.shape[-1]
-        self.quantization_granularity = -(-self.head_size // granules)
+    __slots__ = ()
 
-    def _start(self, b: Any) -> Any:
-        _in_range(np.asarray(b), self.batch_size, "b (sequence)", "row_idx")
-        return b * self.seq_length
+    def __init__(self, buffer: Any, scales: Any = None, lengths: Any = None) -> None:
+        spec, views, at = self._view(DENSE, buffer, scales)
+        at["batch"], at["lengths"] = at["num_blocks"], 0
+        if lengths is not None:
+            views["lengths"], _ = checks.table(lengths, "lengths", ("sequences",))
+            if views["lengths"].shape[0] != at["batch"]:
+                raise ValueError(
+                    f"lengths must have one entry for each of buffer's {at['batch']} sequences, "
+                    f"got {views['lengths'].shape[0]}"
+                )
+            at["lengths"] = views["lengths"].data
+        checks.same_device(views.items())
+        self._bind(BufferRows(spec, views, at), spec)
 
-    def cache_length(self, b: int) -> int:
-        checks.index(b, self.batch_size, "b (sequence)")
-        return self.seq_length
-
-    def max_context_length(self) -> int:
-        return self.seq_length
+    @property
+    def seq_length(self) -> int:
+        """S."""
+        return self._model._at["capacity"]
 
     def load_scale(self, b: Any, t: Any, h: Any, d: Any = 0, width: int = 1) -> Any:
         """Scales from granule ``d // granularity`` on; mind the order (b, token, head, d). Zeros without scales."""
-        if self.scales is None:
+        if self.scale_dtype is None:
             return _zeros(b, t, h, d, width, self.dtype)
-        b, t, h, d = np.broadcast_arrays(b, t, h, d)
-        granules = (d // self.quantization_granularity)[..., None] + np.arange(width)
-        return _squeeze(self.scales[b[..., None], t[..., None], h[..., None], granules], width)
-
-    def scales_block_paged_ptr(self, b: int, t: int, h: int, d: int = 0) -> np.ndarray:
-        if self.scales is None:
-            raise TypeError("LayoutTensorMHAOperand.scales_block_paged_ptr: needs scales, got an operand without")
-        return _frozen(self.scales[b, t, h, d // self.quantization_granularity :])
-
-    def scales_raw_ptr(self) -> None:
-        return None
+        return super().load_scale(b, t, h, d, width)
 
 
-class RaggedMHAOperand(_DenseOperand):
-    """Ragged keys or values, [tokens, H, D], sequence after sequence. Host buffers only.
+class RaggedMHAOperand(_BufferOperand):
+    """Ragged keys or values, [tokens, H, D], sequence after sequence.
 
     Parameters
     ----------
     buffer : array-like [tokens, H, D]
+        Packed.
     cache_row_offsets : uint32 or int32 array-like [B+1]
-        Sequence b has the rows from ``cache_row_offsets[b]`` to ``cache_row_offsets[b+1]``.
+        Sequence b has the rows from ``cache_row_offsets[b]`` to ``cache_row_offsets[b+1]``. Checked here when they are
+        in host memory; a kernel keeps what they say inside the buffer.
     scales : array-like [tokens, H, G], optional
+        ``load`` applies them; by the interface, ``load_scale`` and the pointers to scales do not show them.
     """
 
-    quantization_granularity = 0
+    __slots__ = ()
 
     def __init__(self, buffer: Any, cache_row_offsets: Any, scales: Any = None) -> None:
-        super().__init__(buffer, scales, 3)
-        offsets, _ = checks.table(cache_row_offsets, "cache_row_offsets", ("sequences + 1",))
+        spec, views, at = self._view(RAGGED, buffer, scales)
+        views["offsets"], _ = checks.table(cache_row_offsets, "cache_row_offsets", ("sequences + 1",))
+        offsets = views["offsets"]
         if offsets.shape[0] < 1:
             raise ValueError("cache_row_offsets must have B + 1 entries, got none")
-        self.cache_row_offsets = host_array(offsets, name="cache_row_offsets").astype(np.int64)
-        self.batch_size = offsets.shape[0] - 1
-        if (np.diff(self.cache_row_offsets) < 0).any() or not 0 <= self.cache_row_offsets[-1] <= self.buffer.shape[0]:
-            raise ValueError(
-                f"cache_row_offsets must not decrease nor pass the {self.buffer.shape[0]} tokens, "
-                f"got {self.cache_row_offsets.tolist()}"
-            )
+        checks.same_device(views.items())
+        at["batch"], at["offsets"] = offsets.shape[0] - 1, offsets.data
+        self._bind(BufferRows(spec, views, at), spec)
+        if offsets.on_host:
+            rows = self.cache_row_offsets
+            if (np.diff(rows) < 0).any() or not 0 <= rows[0] <= rows[-1] <= at["num_blocks"]:
+                raise ValueError(
+                    f"cache_row_offsets must not decrease nor pass the {at['num_blocks']} tokens, got {rows.tolist()}"
+                )
 
-    def _start(self, b: Any) -> Any:
-        _in_range(np.asarray(b), self.batch_size, "b (sequence)", "row_idx")
-        return self.cache_row_offsets[b]
+    @property
+    def cache_row_offsets(self) -> np.ndarray:
+        """The offsets, int64 [B + 1]; of host memory only."""
+        return self._model._array("offsets", "cache_row_offsets").view(np.int32).astype(np.int64)
 
-    def cache_length(self, b: int) -> int:
-        b = checks.index(b, self.batch_size, "b (sequence)")
-        return int(self.cache_row_offsets[b + 1] - self.cache_row_offsets[b])
+    @property
+    def quantization_granularity(self) -> int:
+        """0, by the interface."""
+        return 0
 
     def max_context_length(self) -> int:
         raise TypeError("RaggedMHAOperand.max_context_length: a ragged operand does not have one")
 
     def load_scale(self, b: Any, t: Any, h: Any, d: Any = 0, width: int = 1) -> Any:
-        """Zeros: kernels read a ragged operand's scales through TMA."""
+        """Zeros: kernels read a ragged operand's scales through ``load`` or TMA."""
         return _zeros(b, t, h, d, width, self.scale_dtype or self.dtype)
 
     def scales_block_paged_ptr(self, b: int, t: int, h: int, d: int = 0) -> None:
-        return None
-
-    def scales_raw_ptr(self) -> None:
         return None
 
 

@@ -16,6 +16,7 @@ from kvarn.runtime.buffers import BufferView, strided_array
 
 from . import checks
 from .model import HostModel
+from .tma import TmaTiles
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class KVCacheStaticParams:
             raise ValueError(f"num_heads of an MLA cache must be 1, got {self.num_heads}")
 
 
-class KVCache(HostModel):
+class KVCache(HostModel, TmaTiles):
     """A cache of any kind: a read-only record of pointers, strides and lengths. Kernels take it by value.
 
     It is made by a collection's ``get_key_cache`` and ``get_value_cache``, or from one layer's buffers by a subclass.

@@ -24,7 +24,7 @@ from kvarn.dialect.dtypes import (
     u64,
 )  # fmt: skip
 
-from . import math
+from . import math, tma
 from .calls import func, static
 from .functional import for_, if_, loop, when, while_
 from .gpu import (
@@ -44,8 +44,8 @@ from .gpu import (
     warp_id,
     warp_reduce,
 )  # fmt: skip
-from .handles import Cache, Collection, KVCache, KVCacheCollection, Operand, Rows, operand
-from .kernel import KernelFunction, kernel
+from .handles import Cache, Collection, KVCache, KVCacheCollection, MHAOperand, Operand, Rows, operand
+from .kernel import KernelFunction, Optional, kernel
 from .machine import (
     ballot,
     cp_async,
@@ -84,6 +84,7 @@ from .machine import (
     tanh_approx,
 )  # fmt: skip
 from .memory import Buffer, BufferSpec, Pointer, Shared, atomic_add, fence, pointer_of, shared
+from .tma import TensorMap
 from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
 
 bool = bool_  # kv.bool, as kv.f32
@@ -97,10 +98,13 @@ __all__ = [
     "KVCache",
     "KVCacheCollection",
     "KernelFunction",
+    "MHAOperand",
     "Operand",
+    "Optional",
     "Pointer",
     "Rows",
     "Shared",
+    "TensorMap",
     "Value",
     "Vector",
     "atomic_add",
@@ -179,6 +183,7 @@ __all__ = [
     "syncwarp",
     "tanh_approx",
     "thread_id",
+    "tma",
     "u8",
     "u16",
     "u32",

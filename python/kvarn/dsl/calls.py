@@ -14,7 +14,7 @@ from kvarn.dialect.dtypes import DType, bool_, f32, i32, i64
 
 from . import arithmetic as _a
 from . import math as kv_math
-from .handles import Cache, annotation_of, matches, operand
+from .handles import PAGED, SCALES, Cache, annotation_of, matches, operand
 from .memory import Buffer
 from .source import FunctionNode, FunctionSource, Liveness, flow_of, source_of
 from .state import truth
@@ -265,12 +265,9 @@ SPECIAL_CALLS: dict[Any, Callable[..., Any]] = {
 
 
 def handle_call(callee: Any, args: list[Any]) -> Any:
-    """``kv.KVCacheMHAOperand(cache)`` in a kernel; None for another call."""
-    if (
-        isinstance(callee, type)
-        and len(args) == 1
-        and isinstance(args[0], Cache)
-        and annotation_of(callee) == ("operand", None)
-    ):
-        return operand(args[0])
+    """``kv.KVCacheMHAOperand(cache)``, or that of its scales, in a kernel; None for another call."""
+    if isinstance(callee, type) and len(args) == 1 and isinstance(args[0], Cache):
+        kind, kinds = annotation_of(callee) or ("", ())
+        if kind == "operand" and (PAGED in kinds) != (SCALES in kinds):
+            return operand(args[0], scales=SCALES in kinds)
     return None

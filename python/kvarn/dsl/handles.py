@@ -10,24 +10,28 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect import ops
+from kvarn.dialect import layout, ops
 from kvarn.dialect.dtypes import DType, bool_, f32, i32, u32
-from kvarn.dialect.layout import CONTINUOUS, FA3, PAGED, CacheSpec
+from kvarn.dialect.layout import CONTINUOUS, DENSE, FA3, KINDS, PAGED, RAGGED, SCALES, CacheSpec
 
 from .memory import GLOBAL, SHARED, Pointer, _check_width
 from .values import Numeric, Value, as_value, describe, i32_value, plain, wrap
 
-# Classes of the Python API that annotate an argument: (kind of argument, kind of cache or None for any).
-ANNOTATIONS = {
-    "KVCache": ("cache", None),
-    "PagedKVCache": ("cache", PAGED),
-    "ContinuousBatchingKVCache": ("cache", CONTINUOUS),
-    "PagedKVCacheFA3Fallback": ("cache", FA3),
-    "KVCacheCollection": ("collection", None),
-    "PagedKVCacheCollection": ("collection", PAGED),
-    "ContinuousBatchingKVCacheCollection": ("collection", CONTINUOUS),
-    "PagedKVCacheFA3FallbackCollection": ("collection", FA3),
-    "KVCacheMHAOperand": ("operand", None),
+# Classes of the Python API that annotate an argument: (kind of argument, kinds of cache or operand).
+ANNOTATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "KVCache": ("cache", KINDS),
+    "PagedKVCache": ("cache", (PAGED,)),
+    "ContinuousBatchingKVCache": ("cache", (CONTINUOUS,)),
+    "PagedKVCacheFA3Fallback": ("cache", (FA3,)),
+    "KVCacheCollection": ("collection", KINDS),
+    "PagedKVCacheCollection": ("collection", (PAGED,)),
+    "ContinuousBatchingKVCacheCollection": ("collection", (CONTINUOUS,)),
+    "PagedKVCacheFA3FallbackCollection": ("collection", (FA3,)),
+    "MHAOperand": ("operand", layout.OPERAND_KINDS),
+    "KVCacheMHAOperand": ("operand", KINDS),
+    "KVCacheScalesMHAOperand": ("operand", (SCALES,)),
+    "LayoutTensorMHAOperand": ("operand", (DENSE,)),
+    "RaggedMHAOperand": ("operand", (RAGGED,)),
 }
 
 
@@ -39,7 +43,11 @@ class KVCacheCollection:
     """Annotation of a kernel argument that takes a collection of any kind."""
 
 
-def annotation_of(annotation: Any) -> tuple[str, str | None] | None:
+class MHAOperand:
+    """Annotation of a kernel argument that takes an attention operand of any kind."""
+
+
+def annotation_of(annotation: Any) -> tuple[str, tuple[str, ...]] | None:
     """What an annotation class stands for; None for another annotation."""
     if isinstance(annotation, type) and (annotation.__module__ or "").partition(".")[0] == "kvarn":
         return ANNOTATIONS.get(annotation.__name__)
@@ -65,7 +73,7 @@ class Handle:
 
     @property
     def dtype(self) -> DType:
-        return self.spec.dtype
+        return self.spec.data_dtype
 
     @property
     def num_heads(self) -> int:
@@ -112,23 +120,27 @@ class Handle:
         return self.spec.max_tile_size
 
     def cache_length(self, b: Any) -> Value:
-        """Tokens of sequence ``b`` cached before this step, i32."""
+        """Tokens of sequence ``b`` cached before this step, i32; all tokens of a dense or ragged operand."""
         return Value(ops.cache_length(self.ir, i32_value(b)), i32, nonneg=True)
 
     def cache_lengths_nd(self) -> Pointer:
         """The lengths of all sequences: a pointer to u32."""
+        self._has("cache_lengths")
         return Pointer(ops.cache_lengths(self.ir), GLOBAL)
 
     def max_prompt_length(self) -> Value:
         """Longest count of new tokens in the batch, i32."""
+        self._has("max_prompt_length")
         return Value(ops.max_prompt_length(self.ir), i32, nonneg=True)
 
     def max_context_length(self) -> Value:
-        """Longest cached + new tokens in the batch, i32."""
+        """Longest cached + new tokens in the batch, i32; S of a dense operand."""
+        self._has("max_context_length")
         return Value(ops.max_context_length(self.ir), i32, nonneg=True)
 
     def empty_cache(self) -> Value:
         """Whether max_context_length is 0, bool."""
+        self._has("is_empty")
         return Value(ops.is_empty(self.ir), bool_)
 
     def batch_size(self) -> Value:
@@ -143,6 +155,12 @@ class Handle:
         from kvarn.dialect.dtypes import i64
 
         return Value(value, i32 if ir.IntegerType(value.type).width == 32 else i64)
+
+    def _has(self, method: str) -> None:
+        """TypeError when operands of this kind have no answer to a method."""
+        lacks = layout.operand_lacks(self.spec.kind, method)
+        if lacks is not None:
+            raise TypeError(f"a {self.spec.kind} operand has no {method}: {lacks}")
 
     def __iter__(self) -> Any:
         raise TypeError(f"a {self.what} cannot be iterated")
@@ -183,7 +201,7 @@ class CacheReads(Handle):
             if not isinstance(x, int):
                 raise TypeError(f"{name} must be an int known at compile time, got {describe(x)}")
         value = ops.populate(self.ir, i32_value(b), i32_value(base), tile_rows, base_alignment, pair_cta, is_leader)
-        return Rows(value, tile_rows)
+        return Rows(value, tile_rows, self.spec.page_size, pair_cta, is_leader)
 
     def page(self, b: Any, t: Any) -> Value:
         """Physical page of a token, clamped to the pool; accesses take it as ``page=``."""
@@ -195,6 +213,7 @@ class CacheReads(Handle):
 
     def load_pages(self, b: Any, column: Any, count: int) -> Any:
         """``count`` consecutive entries of the sequence's table row, an i32 vector."""
+        self._has("load_pages")
         return wrap(ops.load_pages(self.ir, i32_value(b), i32_value(column), count), i32, count)
 
     def block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, *, tile: int = 1, page: Any = None) -> Pointer:
@@ -203,14 +222,15 @@ class CacheReads(Handle):
         return Pointer(value, GLOBAL)
 
     def scales_block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, *, page: Any = None) -> Pointer:
-        """Address of the scale of (b, t, h, d)."""
-        self._needs_scales("scales_block_paged_ptr")
+        """Address of the scale of (b, t, h, d); null for a ragged operand, and one of scales."""
+        if self.spec.kind not in (SCALES, RAGGED):
+            self._needs_scales("scales_block_paged_ptr")
         return Pointer(
             ops.scale_block_ptr(self.ir, i32_value(b), i32_value(t), i32_value(h), i32_value(d), _page(page)), GLOBAL
         )
 
     def scales_raw_ptr(self) -> Pointer:
-        """First scale of the view; null when there is none."""
+        """First scale of the view; null when there is none, and of an operand over no cache's elements."""
         return Pointer(ops.scales_base(self.ir), GLOBAL)
 
     def load_tile(
@@ -218,6 +238,7 @@ class CacheReads(Handle):
         tile_rows: int, num_threads: int, swizzle: int = 0, mode: str = "async",
     ) -> None:  # fmt: skip
         """Copy this thread's share of tokens [base, base + tile_rows) of a head to shared memory: kv.load_tile."""
+        self._has("load_tile")
         _shared_pointer(destination)
         ops.load_tile(
             self.ir, i32_value(b), i32_value(h), i32_value(base), i32_value(valid), destination.ir, i32_value(thread),
@@ -230,6 +251,24 @@ class CacheReads(Handle):
 
     def _elements(self, value: ir.Value, dtype: DType, width: int) -> Any:
         return wrap(value, dtype, width if width > 1 else 0)
+
+    def _load(self, indices: list[ir.Value], width: int, dtype: DType | None, page: Any) -> Any:
+        _check_width(width)
+        dtype = dtype or (f32 if self.spec.quantized else self.spec.data_dtype)
+        return self._elements(ops.load(self.ir, *indices, width=width, dtype=dtype, page=_page(page)), dtype, width)
+
+    def _load_quantized(self, indices: list[ir.Value], width: int, page: Any) -> Any:
+        self._has("load_raw")
+        self._needs_scales("load_quantized")
+        _check_width(width)
+        return self._elements(ops.load_raw(self.ir, *indices, width=width, page=_page(page)), self.spec.dtype, width)
+
+    def _load_scale(self, indices: list[ir.Value], width: int, page: Any) -> Any:
+        if not layout.loads_no_scales(self.spec):
+            self._needs_scales("load_scale")
+        _check_width(width)
+        value = ops.load_scale(self.ir, *indices, width=width, page=_page(page))
+        return self._elements(value, layout.scale_type(self.spec), width)
 
 
 class Cache(CacheReads):
@@ -245,25 +284,15 @@ class Cache(CacheReads):
 
         ``dtype`` is the storage type by default, f32 for a quantized cache.
         """
-        _check_width(width)
-        dtype = dtype or (f32 if self.spec.quantized else self.spec.dtype)
-        value = ops.load(self.ir, *_indices(b, h, t, d), width=width, dtype=dtype, page=_page(page))
-        return self._elements(value, dtype, width)
+        return self._load(_indices(b, h, t, d), width, dtype, page)
 
     def load_quantized(self, b: Any, h: Any, t: Any, d: Any, width: int = 1, *, page: Any = None) -> Any:
         """``width`` stored values of a quantized cache."""
-        self._needs_scales("load_quantized")
-        _check_width(width)
-        value = ops.load_raw(self.ir, *_indices(b, h, t, d), width=width, page=_page(page))
-        return self._elements(value, self.spec.dtype, width)
+        return self._load_quantized(_indices(b, h, t, d), width, page)
 
     def load_scale(self, b: Any, h: Any, t: Any, d: Any, width: int = 1, *, page: Any = None) -> Any:
         """``width`` consecutive scales from granule d // granularity on, in the scale type."""
-        self._needs_scales("load_scale")
-        _check_width(width)
-        value = ops.load_scale(self.ir, *_indices(b, h, t, d), width=width, page=_page(page))
-        assert self.spec.scale_dtype is not None
-        return self._elements(value, self.spec.scale_dtype, width)
+        return self._load_scale(_indices(b, h, t, d), width, page)
 
     def store(self, b: Any, h: Any, t: Any, d: Any, value: Any, oob: str = "drop", *, page: Any = None) -> None:
         """Write a scalar or vector of the storage type.
@@ -301,18 +330,33 @@ class Cache(CacheReads):
 
 
 class Operand(CacheReads):
-    """A cache as an attention kernel's operand: read-only. Its ``load_scale`` takes (b, t, h, d)."""
+    """Keys or values as an attention kernel reads them: a cache, a cache's scales, a dense or a ragged buffer.
+
+    Read-only. Indices are (b, t, h, d): note the order (token, head).
+    """
 
     __slots__ = ()
     what = "operand"
 
+    @property
+    def granularity(self) -> int:
+        return 0 if self.spec.kind == RAGGED else self.spec.granularity
+
+    quantization_granularity = granularity
+
+    def load(
+        self, b: Any, t: Any, h: Any, d: Any, width: int = 1, dtype: DType | None = None, *, page: Any = None
+    ) -> Any:
+        """``width`` elements from ``d`` on, dequantized; of an operand of scales, the scales from d's granule on."""
+        return self._load(_indices(b, h, t, d), width, dtype, page)
+
+    def load_quantized(self, b: Any, t: Any, h: Any, d: Any, width: int = 1, *, page: Any = None) -> Any:
+        """``width`` stored values of an operand with scales."""
+        return self._load_quantized(_indices(b, h, t, d), width, page)
+
     def load_scale(self, b: Any, t: Any, h: Any, d: Any, width: int = 1, *, page: Any = None) -> Any:
-        """``width`` consecutive scales from granule d // granularity on: note the order (token, head)."""
-        self._needs_scales("load_scale")
-        _check_width(width)
-        value = ops.load_scale(self.ir, *_indices(b, h, t, d), width=width, page=_page(page))
-        assert self.spec.scale_dtype is not None
-        return self._elements(value, self.spec.scale_dtype, width)
+        """``width`` consecutive scales from granule d // granularity on; zeros where the interface shows none."""
+        return self._load_scale(_indices(b, h, t, d), width, page)
 
 
 class Collection(Handle):
@@ -335,10 +379,41 @@ class Collection(Handle):
 class Rows:
     """Row indices of a tile's pages, from ``populate``."""
 
-    __slots__ = ("ir", "tile_rows")
+    __slots__ = ("ir", "is_leader", "page_size", "pair_cta", "tile_rows")
 
-    def __init__(self, value: ir.Value, tile_rows: int) -> None:
-        self.ir, self.tile_rows = value, tile_rows
+    def __init__(
+        self, value: ir.Value, tile_rows: int, page_size: int, pair_cta: bool = False, is_leader: bool = True
+    ) -> None:
+        self.ir, self.tile_rows, self.page_size = value, tile_rows, page_size
+        self.pair_cta, self.is_leader = pair_cta, is_leader
+
+    @property
+    def num_pages(self) -> int:
+        return layout.populate_pages(self.tile_rows, self.page_size)
+
+    @property
+    def eff_page(self) -> int:
+        """Rows of one sub-tile."""
+        return layout.effective_page(self.tile_rows, self.page_size)
+
+    @property
+    def cta_group(self) -> int:
+        """CTAs that share the tile."""
+        return 2 if self.pair_cta else 1
+
+    def key_pieces(self) -> list[tuple[Value, int, int]]:
+        """What this CTA copies of the tile as keys: (first row, row of its own tile, rows) of each copy.
+
+        Of a pair the leader copies the first half of the tile and its peer the second.
+        """
+        return self._placed(layout.key_pieces(self.tile_rows, self.page_size, self.pair_cta, self.is_leader))
+
+    def value_pieces(self, part: int = 0, parts: int = 1) -> list[tuple[Value, int, int]]:
+        """What a CTA copies of the tile as values, of one of some equal parts; as ``key_pieces``."""
+        return self._placed(layout.value_pieces(self.tile_rows, self.page_size, part, parts))
+
+    def _placed(self, pieces: tuple[layout.Piece, ...]) -> list[tuple[Value, int, int]]:
+        return [(self.get_row(p.entry * self.eff_page + p.skipped), p.at, p.rows) for p in pieces]
 
     def get_row(self, offset: Any) -> Value:
         """Row of the tile's token ``offset``, u32."""
@@ -347,11 +422,17 @@ class Rows:
         return Value(ops.get_row(self.ir, i32_value(offset)), u32)
 
 
-def operand(cache: Any) -> Operand:
-    """A cache as an attention operand: what ``kv.KVCacheMHAOperand(cache)`` does in a kernel."""
+def operand(cache: Any, scales: bool = False) -> Operand:
+    """A cache as an attention operand: what ``kv.KVCacheMHAOperand(cache)`` does in a kernel.
+
+    With ``scales``, its scales: ``kv.KVCacheScalesMHAOperand(cache)``.
+    """
     if not isinstance(cache, Cache):
-        raise TypeError(f"KVCacheMHAOperand needs a cache, got {describe(cache)}")
-    return Operand(ops.operand(cache.ir), cache.spec)
+        raise TypeError(f"{'KVCacheScalesMHAOperand' if scales else 'KVCacheMHAOperand'} needs a cache, "
+                        f"got {describe(cache)}")
+    if scales:
+        cache._needs_scales("KVCacheScalesMHAOperand")
+    return Operand(ops.operand(cache.ir, scales), layout.scales_data(cache.spec) if scales else cache.spec)
 
 
 def _indices(*values: Any) -> list[ir.Value]:
@@ -385,7 +466,7 @@ def matches(value: Any, cls: Any) -> bool:
         return any(matches(value, c) for c in cls)
     wanted = annotation_of(cls)
     if wanted is not None and isinstance(value, Handle):
-        return value.what == wanted[0] and wanted[1] in (None, value.spec.kind)
+        return value.what == wanted[0] and value.spec.kind in wanted[1]
     if isinstance(cls, DType):
         return isinstance(value, Numeric) and value.dtype is cls
     return isinstance(value, cls)

@@ -3,7 +3,8 @@
 
 Parameters become arguments by their annotation and by the spec that stands for each when the kernel is compiled
 (``docs/architecture.md`` has the table). A parameter annotated with ``int``, ``float``, ``bool``, ``str`` or
-``tuple`` is static: its spec is a Python value, and the kernel is specialised for it.
+``tuple`` is static: its spec is a Python value, and the kernel is specialised for it. One annotated with
+``kv.Optional[...]`` may be absent: given None, it is None while the kernel is traced, and no argument of it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from mlir import ir
 from kvarn.dialect import types as kv_types
 from kvarn.dialect.dtypes import DType, bool_, of
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
+from kvarn.dialect.tma_layout import TmaSpec
 from kvarn.errors import KernelError, KernelTypeError, SourceLocation, UnsupportedError, from_mlir, located
 
 from . import builder
@@ -31,6 +33,7 @@ from .frontend import Interpreter
 from .handles import Cache, Collection, Handle, Operand, annotation_of
 from .memory import Buffer, BufferSpec
 from .source import source_of
+from .tma import TensorMap
 from .values import Value, number_dtype
 
 _STATIC = (int, float, bool, str, tuple)
@@ -39,6 +42,20 @@ _HANDLES: dict[str, tuple[type, type[Handle], Callable[[CacheSpec], ir.Type]]] =
     "collection": (CollectionSpec, Collection, kv_types.collection_type),
     "operand": (OperandSpec, Operand, kv_types.operand_type),
 }
+
+
+@dataclass(frozen=True)
+class Optional:
+    """Annotation of a kernel argument that may be absent: ``kv.Optional[kv.Buffer[kv.f32, 1]]``.
+
+    An absent argument is given as None, or left out where it has the default None. In the kernel it is None, so that
+    ``if sinks is not None:`` is decided while the kernel is traced; the compiled kernel does not have it.
+    """
+
+    annotation: Any
+
+    def __class_getitem__(cls, annotation: Any) -> Optional:
+        return cls(annotation)
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,8 @@ class Argument:
             return types().of(self.spec)
         if self.kind == "buffer":
             return self.spec.mlir_type()
+        if self.kind == "tensormap":
+            return kv_types.tma_type(self.spec)
         return _HANDLES[self.kind][2](_cache_spec(self.spec))
 
     def value(self, value: ir.Value) -> Any:
@@ -62,6 +81,8 @@ class Argument:
             return Value(value, self.spec)
         if self.kind == "buffer":
             return Buffer(value, self.spec)
+        if self.kind == "tensormap":
+            return TensorMap(value, self.spec)
         return _HANDLES[self.kind][1](value, _cache_spec(self.spec))
 
     def record(self) -> ir.Attribute:
@@ -119,6 +140,16 @@ class KernelFunction:
 
     @functools.cached_property
     def annotations(self) -> dict[str, Any]:
+        """Annotations by parameter, of an optional one what it is when it is there."""
+        return {n: a.annotation if isinstance(a, Optional) else a for n, a in self._annotations.items()}
+
+    @functools.cached_property
+    def optional(self) -> frozenset[str]:
+        """The parameters that may be absent."""
+        return frozenset(n for n, a in self._annotations.items() if isinstance(a, Optional))
+
+    @functools.cached_property
+    def _annotations(self) -> dict[str, Any]:
         """Annotations by parameter, those written as text evaluated."""
         lookup, found = lookup_of(self.function), {}
         for p in self.parameters:
@@ -152,6 +183,8 @@ class KernelFunction:
         ]
 
     def _argument(self, name: str, annotation: Any, spec: Any) -> Argument:
+        if spec is None and name in self.optional:
+            return Argument(name, "static", None)
         if not isinstance(spec, type):  # a class's attribute describes its objects
             spec = getattr(spec, "spec", spec)
 
@@ -177,23 +210,29 @@ class KernelFunction:
             if not same and not (isinstance(spec, BufferSpec) and annotation.dtype is bool_ and spec.dtype.bits == 8):
                 raise wrong(f"{annotation!r}")
             return Argument(name, "buffer", annotation)
+        if annotation is TensorMap or isinstance(annotation, TmaSpec):
+            if not isinstance(spec, TmaSpec) or annotation not in (TensorMap, spec):
+                raise wrong("a TMA descriptor" if annotation is TensorMap else repr(annotation))
+            return Argument(name, "tensormap", spec)
         known = annotation_of(annotation)
         if known is not None:
-            kind, cache_kind = known
-            if not isinstance(spec, _HANDLES[kind][0]) or (cache_kind and _cache_spec(spec).kind != cache_kind):
+            kind, kinds = known
+            if not isinstance(spec, _HANDLES[kind][0]) or _cache_spec(spec).kind not in kinds:
                 raise wrong(f"the spec of a {annotation.__name__}")
             return Argument(name, kind, spec)
         if annotation is not None:
             raise self._error(
                 KernelTypeError,
-                f"the annotation of {name!r} must be a cache class, kv.Buffer[dtype, rank], a dtype such as kv.f32, or "
-                f"int, float, bool, str or tuple for a static parameter, got {annotation!r}",
+                f"the annotation of {name!r} must be a cache class, kv.Buffer[dtype, rank], kv.TensorMap, a dtype such "
+                f"as kv.f32, or int, float, bool, str or tuple for a static parameter, got {annotation!r}",
             )
         for kind, (spec_type, _, _) in _HANDLES.items():
             if isinstance(spec, spec_type):
                 return Argument(name, kind, spec)
         if isinstance(spec, BufferSpec):
             return Argument(name, "buffer", spec)
+        if isinstance(spec, TmaSpec):
+            return Argument(name, "tensormap", spec)
         if isinstance(spec, DType):
             return Argument(name, "scalar", spec)
         return Argument(name, "static", spec)
@@ -208,8 +247,9 @@ class KernelFunction:
         Parameters
         ----------
         specs : sequence
-            One a parameter: a ``CacheSpec`` (or an object with ``.spec``), ``kv.Buffer[dtype, rank]``, a dtype, or the
-            Python value of a static parameter. Parameters with defaults may be left out at the end.
+            One a parameter: a ``CacheSpec`` (or an object with ``.spec``), ``kv.Buffer[dtype, rank]``, a dtype, the
+            Python value of a static parameter, or None for an absent one. Parameters with defaults may be left out at
+            the end.
         context : mlir.ir.Context, optional
             With the kv dialect loaded; a fresh one by default.
         options : dict, optional
@@ -299,7 +339,7 @@ class KernelFunction:
         return [self._spec_of(p.name, self.annotations[p.name], a) for p, a in zip(self.parameters, args, strict=False)]
 
     def _spec_of(self, name: str, annotation: Any, argument: Any) -> Any:
-        if annotation in _STATIC:
+        if annotation in _STATIC or (argument is None and name in self.optional):
             return argument
         if isinstance(annotation, DType | BufferSpec):
             return annotation
@@ -315,9 +355,18 @@ class KernelFunction:
         return BufferSpec(of(dtype), len(shape)) if len(shape) else of(dtype)
 
     @functools.cached_property
-    def static(self) -> tuple[bool, ...]:
-        """Whether each parameter is static."""
-        return tuple(self.annotations[p.name] in _STATIC for p in self.parameters)
+    def _static(self) -> tuple[bool | None, ...]:
+        """Whether each parameter is static; None where it is when it is absent."""
+        return tuple(
+            self.annotations[p.name] in _STATIC or (None if p.name in self.optional else False) for p in self.parameters
+        )
+
+    def passed(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments of a launch that the compiled kernel has: neither static nor absent ones."""
+        return [
+            a for a, static in zip(args, self._static, strict=False)
+            if static is False or (static is None and a is not None)
+        ]  # fmt: skip
 
     def compiled_for(self, args: Sequence[Any]) -> Any:
         """The compiled kernel for the arguments of a launch, from the second time on out of a table.
@@ -357,8 +406,7 @@ class Launch:
         if kwargs:
             args = k.signature.bind(*args, **kwargs).args
         compiled = k.compiled_for(args)
-        passed = [a for a, static in zip(args, k.static, strict=False) if not static]
-        compiled.launch(self.grid, self.block, *passed, stream=self.stream)
+        compiled.launch(self.grid, self.block, *k.passed(args), stream=self.stream)
 
 
 def kernel(
@@ -481,4 +529,4 @@ def _shown(spec: Any) -> str:
     return repr(spec)
 
 
-__all__ = ["KernelFunction", "Launch", "kernel"]
+__all__ = ["KernelFunction", "Launch", "Optional", "kernel"]

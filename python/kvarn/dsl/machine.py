@@ -25,7 +25,8 @@ __all__ = [
     "fence_mbarrier_init", "fence_proxy_async",
     "griddepcontrol_launch_dependents", "griddepcontrol_wait", "ldmatrix", "load_nc", "mbarrier_arrive",
     "mbarrier_arrive_expect_tx", "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k16", "movmatrix",
-    "named_barrier", "nanosleep", "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "stmatrix", "syncwarp", "tanh_approx",
+    "named_barrier", "nanosleep", "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "stmatrix", "syncwarp",
+    "tanh_approx",
 ]  # fmt: skip
 
 _ALL_LANES = -1
@@ -307,7 +308,7 @@ def syncwarp(mask: Any = _ALL_LANES) -> None:
 def nanosleep(duration: int) -> None:
     """Suspend the thread for about ``duration`` nanoseconds, at most twice that. sm_70 and later."""
     if isinstance(duration, bool) or not isinstance(duration, int) or not 0 <= duration <= 1_000_000:
-        raise ValueError(f"duration must be an int of at most a million known at compile time, got {describe(duration)}")
+        raise ValueError(f"duration must be an int up to 1000000 known at compile time, got {describe(duration)}")
     _asm(f"nanosleep.u32 {duration};", "", (), effects=True)
 
 

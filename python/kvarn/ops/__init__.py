@@ -9,13 +9,17 @@ sequences does not matter. Every argument is checked before anything runs. After
 operation allocates nothing and can be captured in a CUDA graph.
 """
 
-from .copies import convert, copy_pages, gather
+from .convert import convert
+from .copies import copy_pages, gather, transfer_pages
 from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_sparse_indices
+from .ragged import merge_ragged, shift_tokens, sliced_add
 from .reads import attention, mla_attention, mla_decompress
-from .updates import iadd_2m, increment_cache_lengths, radd, rms_norm, rope
+from .rotary import IndexHeads, qk_norm, rope, rope_padded
+from .updates import iadd_2m, increment_cache_lengths, radd, rms_norm
 from .writes import append, rope_append, store_padded, store_ragged
 
 __all__ = [
+    "IndexHeads",
     "MlaPrefillPlan",
     "append",
     "attention",
@@ -25,14 +29,20 @@ __all__ = [
     "gather",
     "iadd_2m",
     "increment_cache_lengths",
+    "merge_ragged",
     "mla_attention",
     "mla_decompress",
     "mla_prefill_plan",
+    "qk_norm",
     "radd",
     "remap_sparse_indices",
     "rms_norm",
     "rope",
     "rope_append",
+    "rope_padded",
+    "shift_tokens",
+    "sliced_add",
     "store_padded",
     "store_ragged",
+    "transfer_pages",
 ]

@@ -169,10 +169,14 @@ def positions_cover(freqs: Any, collection: Any, title: str) -> None:
         )
 
 
+def handle_of(seen: SimpleNamespace) -> Any:
+    """The call's collection, cache or operand of keys."""
+    return next(getattr(seen, n) for n in ("collection", "cache", "keys") if hasattr(seen, n))
+
+
 def spec_of(seen: SimpleNamespace) -> CacheSpec:
-    """The spec of the call's collection or cache."""
-    handle = seen.collection if hasattr(seen, "collection") else seen.cache
-    spec = handle.spec
+    """The spec of the call's collection, cache or operand of keys."""
+    spec = handle_of(seen).spec
     return spec if isinstance(spec, CacheSpec) else spec.cache
 
 

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Copying cached tokens: gather, copy_pages, convert."""
+"""Copying cached tokens and pages: gather, copy_pages, transfer_pages."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from kvarn.dialect.layout import PAGED
+import numpy as np
+
+from kvarn.dialect.layout import FA3, CollectionSpec
 from kvarn.programs import Operation, Schedule
+from kvarn.runtime import buffers, streams, transfers
+from kvarn.runtime.binding import ordinal_of
 
 from . import checks
 
@@ -93,45 +97,93 @@ def copy_pages(
     _COPY_PAGES((collection, source, destination), (), schedule, stream)
 
 
-def _check_convert(seen: SimpleNamespace) -> None:
-    title, (source, destination) = "kv.ops.convert", (seen.source, seen.destination)
-    for name, cache in (("source", source), ("destination", destination)):
-        if not hasattr(cache.spec, "num_heads"):
-            raise TypeError(f"{title}: {name} must be a cache, got a collection: convert its caches one by one")
-    a, b = source.spec, destination.spec
-    if (a.num_heads, a.head_size) != (b.num_heads, b.head_size):
-        raise ValueError(
-            f"{title}: source and destination must have the same heads and head size, got "
-            f"{a.num_heads} x {a.head_size} and {b.num_heads} x {b.head_size}"
-        )
-    if source.batch_size != destination.batch_size:
-        raise ValueError(
-            f"{title}: source and destination must have the same sequences, got {source.batch_size} and "
-            f"{destination.batch_size}"
-        )
-    exact = a.dtype == b.dtype and not a.quantized and not b.quantized
-    for spec, name in ((a, "source"), (b, "destination")):
-        if not exact and spec.dtype.is_integer and not spec.quantized:
-            raise ValueError(f"{title}: {name} stores {spec.dtype.name} without scales, which converts only to itself")
-        if spec.quantized and spec.kind != PAGED:
-            raise ValueError(f"{title}: {name} must be paged to have scales")
+def _check_transfer(seen: SimpleNamespace) -> None:
+    title = "kv.ops.transfer_pages"
+    checks.has_shape(seen.source_pages, ("n",), f"{title}: source_pages")
+    checks.has_shape(seen.destination_pages, (seen.source_pages.shape[0],), f"{title}: destination_pages")
 
 
-_CONVERT = Operation("kv.convert", {}, _check_convert)
+_TRANSFER = Operation("kv.transfer_pages", {}, _check_transfer)
 
 
-def convert(source: Any, destination: Any, *, schedule: Schedule = None, stream: Any = None) -> None:
-    """Copy every cached token of one cache to the same position of another, of any kind, page size and dtype.
+def transfer_pages(
+    source: Any,
+    destination: Any,
+    source_pages: Any,
+    destination_pages: Any,
+    layer: int | None = None,
+    *,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> None:
+    """Copy pages from one pool to another, also between a GPU and the host: to swap them out and in.
 
-    Tokens ``[0, cache_lengths[b])`` of the source are read, dequantized where it has scales, and written as
-    :func:`append` would: quantized where the destination has scales, saturating to 8 bits. The destination's
-    own lengths are not read.
+    Pools on one device: one launch. One pool on a GPU and one in host memory: asynchronous copies of the driver on the
+    stream, one for each run of bytes; host memory must be pinned (page-locked) for the call to return at once.
 
     Parameters
     ----------
-    source, destination : KV cache
-        The same heads, head size and number of sequences; not the same memory.
+    source, destination : KV cache collection
+        Of the same kind, dtypes, heads, head size, page size and number of layers; not the same memory. The pools may
+        have any number of pages and any strides.
+    source_pages, destination_pages : int32 or uint32 array-like [n]
+        Page ``destination_pages[i]`` of the destination becomes a copy of page ``source_pages[i]`` of the source. Pairs
+        with an id outside of its pool are skipped. When one pool is in host memory, the ids are too: a sequence of
+        integers, or an array of any integer dtype.
+    layer : int, optional
+        Copy that layer only; default all.
     schedule, stream
         As of :func:`append`.
     """
-    _CONVERT((source, destination), (), schedule, stream)
+    title = "kv.ops.transfer_pages"
+    for name, pool in (("source", source), ("destination", destination)):
+        if not isinstance(getattr(pool, "spec", None), CollectionSpec):
+            raise TypeError(f"{title}: {name} must be a KV cache collection, got {type(pool).__name__}")
+    if source.spec != destination.spec:
+        raise ValueError(
+            f"{title}: source and destination must have the same spec, got {source.cache_spec} and "
+            f"{destination.cache_spec}"
+        )
+    shapes = [(c.num_layers, c.kv_cache_dynamic_shape[1]) for c in (source, destination)]
+    if shapes[0][1] != shapes[1][1] or (source.cache_spec.kind != FA3 and shapes[0] != shapes[1]):
+        raise ValueError(
+            f"{title}: source and destination must have the same layers and slots of a page, got {shapes[0]} and "
+            f"{shapes[1]}"
+        )
+    if layer is not None:
+        if source.cache_spec.kind == FA3:
+            raise ValueError(f"{title}: layer must be None for fa3 pools, whose layers share the pages, got {layer!r}")
+        layer = checks.layer_of(source, layer, title)
+    places = [pool.device[0] == "cpu" for pool in (source, destination)]
+    if places[0] == places[1]:
+        operands = (source, destination, source_pages, destination_pages, *(() if layer is None else (layer,)))
+        _TRANSFER(operands, (), schedule, stream)
+        return
+    if destination.readonly:
+        raise ValueError(f"{title}: destination is written, but its blocks are read-only")
+    ids = _host_ids(source_pages, f"{title}: source_pages"), _host_ids(destination_pages, f"{title}: destination_pages")
+    if ids[0].shape != ids[1].shape:
+        raise ValueError(f"{title}: destination_pages must have shape {list(ids[0].shape)}, got {list(ids[1].shape)}")
+    on_gpu = source if places[1] else destination
+    ordinal = ordinal_of(on_gpu.device, f"{title}: the pool")
+    handle = streams.current_stream(on_gpu.buffers, ordinal) if stream is None else streams.handle_of(stream)
+    transfers.run(transfers.page_runs(source, destination, *ids, layer), ordinal, handle, to_host=places[1])
+
+
+def _host_ids(ids: Any, name: str) -> np.ndarray:
+    """Page ids whose values the host knows, int64 [n]."""
+    if isinstance(ids, (list, tuple, range)) and not isinstance(ids, buffers.BufferView):
+        if not all(isinstance(i, (int, np.integer)) for i in ids):
+            raise TypeError(f"{name} must be integers [n], got {ids!r}")
+        found = np.asarray(ids, np.int64)
+    else:
+        view = buffers.view(ids, name=name)
+        if not view.on_host:
+            raise TypeError(
+                f"{name} must be in host memory when a pool is, got a buffer on {view.device[0]}: reading it would "
+                "wait for the device"
+            )
+        found = buffers.host_array(view, name=name)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers [n], got {found.dtype} of shape {list(found.shape)}")
+    return found.astype(np.int64)

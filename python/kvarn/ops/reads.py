@@ -9,7 +9,9 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+from kvarn.caches import MHAOperand
 from kvarn.dialect.dtypes import f32
+from kvarn.dialect.layout import SCALES
 from kvarn.dialect.ops.attention import rope_columns
 from kvarn.programs import Operation, Schedule, Specialisation, _alignment
 
@@ -65,7 +67,7 @@ def _check_rows(seen: SimpleNamespace, title: str, columns: int, value_size: int
         )
     checks.has_shape(seen.out, (seen.query.shape[0], heads, value_size), f"{title}: out")
     checks.has_dtype(seen.out, (seen.query.dtype.name,), f"{title}: out")
-    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
+    checks.offsets(seen.row_offsets, checks.handle_of(seen).batch_size, f"{title}: row_offsets")
 
 
 def _check_attention(seen: SimpleNamespace) -> None:
@@ -79,15 +81,34 @@ def _check_attention(seen: SimpleNamespace) -> None:
             checks.has_shape(view, shape, f"{title}: {name}")
             checks.has_dtype(view, ("f32",), f"{title}: {name}")
     if seen.kv_offsets is not None:
-        checks.offsets(seen.kv_offsets, seen.collection.batch_size, f"{title}: kv_offsets")
+        checks.offsets(seen.kv_offsets, checks.handle_of(seen).batch_size, f"{title}: kv_offsets")
 
 
-_ATTENTION = _RowsOperation("kv.attention", {"query": 1, "out": 1, "sinks": 0, "lse": 1}, _check_attention)
+def _check_operands(seen: SimpleNamespace) -> None:
+    title, spec = "kv.ops.attention", seen.keys.spec.cache
+    if seen.values.spec != seen.keys.spec:
+        raise TypeError(
+            f"{title}: keys and values must have the same parameters, got {spec} and {seen.values.spec.cache}"
+        )
+    if spec.kind == SCALES:
+        raise TypeError(f"{title}: keys must be an operand of keys, got one that shows a cache's scales")
+    if seen.values.batch_size != seen.keys.batch_size:
+        raise ValueError(
+            f"{title}: values must have the {seen.keys.batch_size} sequences of the keys, got {seen.values.batch_size}"
+        )
+    if seen.kv_offsets is not None and not spec.of_cache:
+        raise ValueError(f"{title}: kv_offsets must be None for {spec.kind} operands: they say how many keys there are")
+    _check_attention(seen)
+
+
+_ROWS = {"query": 1, "out": 1, "sinks": 0, "lse": 1}
+_ATTENTION = _RowsOperation("kv.attention", _ROWS, _check_attention)
+_OPERAND_ATTENTION = _RowsOperation("kv.operand_attention", _ROWS, _check_operands)
 
 
 def attention(
     collection: Any,
-    layer: int,
+    layer: Any,
     query: Any,
     row_offsets: Any,
     *,
@@ -104,17 +125,23 @@ def attention(
     schedule: Schedule = None,
     stream: Any = None,
 ) -> Any:
-    """softmax(scale * Q K^T + mask) V of a step's new tokens over one layer.
+    """softmax(scale * Q K^T + mask) V of a step's new tokens over one layer, or over operands.
 
     The new tokens' keys and values must be stored already. Query i of sequence b stands at position
     ``cache_lengths[b] + i``; masks compare absolute positions. A key that a query does not see has no influence on it,
     whatever its slot holds. Computed in f32; quantized and 8-bit caches are converted as they are read.
 
+    ``kv.ops.attention(keys, values, query, row_offsets)`` takes keys and values as operands instead. Operands of caches
+    (``KVCacheMHAOperand``) behave as the layer does. Dense and ragged ones (``LayoutTensorMHAOperand``,
+    ``RaggedMHAOperand``) hold every key: sequence b has ``keys.cache_length(b)``, and its n queries are the last ones,
+    query i at position ``keys.cache_length(b) - n + i``.
+
     Parameters
     ----------
-    collection : KV cache collection
-        With values (not MLA), of a float type or with scales.
-    layer : int
+    collection : KV cache collection, or attention operand
+        With values (not MLA), of a float type or with scales; or the keys.
+    layer : int, or attention operand
+        Or the values, with the parameters and the lengths of the keys.
     query : array-like [T, Hq, D]
         Hq a multiple of the KV heads. The cache's dtype, or f32, f16 or bf16 over an 8-bit cache.
     row_offsets : uint32 or int32 array-like [B + 1]
@@ -139,10 +166,14 @@ def attention(
         Where it goes; allocated when it is wanted and not given.
     kv_offsets : uint32 or int32 array-like [B + 1], optional
         Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. Default:
-        ``row_offsets``.
+        ``row_offsets``. Not for dense and ragged operands.
     schedule : mapping, optional
         How the work is divided: ``kind`` (on a GPU ``"decode"``, ``"prefill"``, ``"simt"``) and that kernel's entries.
         No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``.
+        ``batch_invariant=True``: a sequence's result does not depend, bit for bit, on the rest of the batch, among
+        calls of one kind (decode kernels merge a sequence's parts where its own length says; the others have no
+        parts). ``early=1``: the kernel before on the stream writes neither cache lengths, row offsets, the table nor
+        tokens that ``cache_lengths`` counts, so that a decode may read those before it ends.
     stream : optional
         An int, or an object with ``__cuda_stream__``; default: the current stream of the arguments' library.
 
@@ -158,7 +189,11 @@ def attention(
         If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.attention"
-    layer = layer_of(collection, layer, title)
+    of_operands = isinstance(collection, MHAOperand)
+    if of_operands and not isinstance(layer, MHAOperand):
+        raise TypeError(f"{title}: values must be an operand like the keys, got {type(layer).__name__}")
+    if not of_operands:
+        layer = layer_of(collection, layer, title)
     attributes = _masked(mask, window, chunk, title)
     cap = 0.0
     if softcap is not None:
@@ -166,7 +201,7 @@ def attention(
         if cap <= 0:
             raise ValueError(f"{title}: softcap must be positive, got {cap}; leave it out for none")
     if scale is None:
-        scale = collection.cache_spec.head_size**-0.5
+        scale = collection.head_size**-0.5
     else:
         scale = checks.number(scale, "scale", title)
     if out is None:
@@ -174,7 +209,11 @@ def attention(
     if return_lse and lse is None:
         lse = _empty_f32(query, title)
     operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets)
-    _ATTENTION(operands, (*attributes, ("softcap", cap)), _scheduled(collection, schedule), stream)
+    attributes = (*attributes, ("softcap", cap))
+    if of_operands:
+        _OPERAND_ATTENTION(operands, attributes, schedule, stream)
+    else:
+        _ATTENTION(operands, attributes, _scheduled(collection, schedule), stream)
     return (out, lse) if return_lse else out
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Changing new tokens in place (rope, rms_norm, radd, iadd_2m), and the lengths between steps."""
+"""Changing new tokens in place (rms_norm, radd, iadd_2m), and the lengths between steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,101 +10,6 @@ from kvarn.programs import Operation, Schedule
 
 from . import checks
 from .checks import layer_of
-
-
-def _check_rope(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.rope"
-    checks.without_scales(spec, title, "rotate before quantizing, with kv.ops.rope_append")
-    if not spec.dtype.is_float:
-        raise ValueError(f"{title}: needs a cache of floats, got {spec.dtype.name}")
-    checks.has_shape(seen.query, ("T", "Hq", "Dq"), f"{title}: query")
-    checks.has_dtype(seen.query, checks.FLOATS, f"{title}: query")
-    checks.has_shape(seen.query_out, tuple(seen.query.shape), f"{title}: query_out")
-    if seen.query_out.dtype != seen.query.dtype:
-        raise TypeError(
-            f"{title}: query_out must have the dtype of query, {seen.query.dtype.name}, got {seen.query_out.dtype.name}"
-        )
-    checks.rotation(seen.freqs, min(spec.head_size, seen.query.shape[2]), f"{title}: freqs_cis")
-    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
-    sections = seen.attributes["mrope_section"]
-    if seen.position_ids is None:
-        if sections:
-            raise ValueError(f"{title}: mrope_section needs position_ids, got none")
-        return
-    checks.has_shape(
-        seen.position_ids,
-        (max(1, len(sections)) if sections else "sections", seen.query.shape[0]),
-        f"{title}: position_ids",
-    )
-    if seen.position_ids.shape[0] < 1:
-        raise ValueError(f"{title}: position_ids must have at least one section, got none")
-    if sections and sum(sections) != seen.freqs.shape[1] // 2:
-        raise ValueError(
-            f"{title}: mrope_section must add up to the {seen.freqs.shape[1] // 2} pairs of freqs_cis, got "
-            f"{list(sections)}"
-        )
-
-
-_ROPE = Operation("kv.rope", {"query": 1, "freqs": 1, "query_out": 1}, _check_rope)
-
-
-def rope(
-    collection: Any,
-    layer: int,
-    query: Any,
-    row_offsets: Any,
-    freqs_cis: Any,
-    *,
-    interleaved: bool = True,
-    position_ids: Any = None,
-    mrope_section: Sequence[int] | None = None,
-    query_out: Any = None,
-    schedule: Schedule = None,
-    stream: Any = None,
-) -> Any:
-    """Rotate the new tokens' queries, and their keys that already stand in the cache, by their positions.
-
-    Parameters
-    ----------
-    collection : KV cache collection
-        Of floats, without scales; an MLA one too.
-    layer : int
-    query : f32, f16 or bf16 array-like [T, Hq, Dq]
-        Dq may differ from the cache's head size: each side turns its own last or first R dims.
-    row_offsets : uint32 or int32 array-like [B + 1]
-    freqs_cis : f32 array-like [positions, R]
-        (cos, sin) pairs interleaved; R even. Positions out of the table are brought into it.
-    interleaved : bool
-        Rotate pairs (2k, 2k + 1) of the *last* R dims; else pairs (k, k + R/2) of the *first* R.
-    position_ids : uint32 or int32 array-like [sections, T] or [T], optional
-        Rows of ``freqs_cis`` to use instead of the cache positions.
-    mrope_section : sequence of int, optional
-        Pairs that each section of ``position_ids`` turns, in order; they add up to R/2. Without it the first section
-        turns all.
-    query_out : array-like [T, Hq, Dq], optional
-        May be ``query`` itself. When not given it is allocated by the query's library (torch, CuPy or NumPy).
-    schedule, stream
-        As of :func:`append`.
-
-    Returns
-    -------
-    array-like [T, Hq, Dq]
-        ``query_out``. Rows before the first offset and from the last on are not written.
-    """
-    layer = layer_of(collection, layer, "kv.ops.rope")
-    if position_ids is None:
-        checks.positions_cover(freqs_cis, collection, "kv.ops.rope")
-    elif len(checks.shape_of(position_ids, "kv.ops.rope: position_ids")) == 1:
-        position_ids = position_ids.reshape(1, -1)
-    sections = (
-        () if mrope_section is None else tuple(checks.count(n, "mrope_section", "kv.ops.rope") for n in mrope_section)
-    )
-    if query_out is None:
-        query_out = checks.empty_like(query, "query_out", "kv.ops.rope")
-    attributes = (("interleaved", bool(interleaved)), ("mrope_section", sections))
-    operands = (collection, layer, query, row_offsets, freqs_cis, query_out, position_ids)
-    _ROPE(operands, attributes, schedule, stream)
-    return query_out
 
 
 def _check_rms_norm(seen: SimpleNamespace) -> None:

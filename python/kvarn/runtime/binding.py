@@ -39,7 +39,7 @@ def make_binder(arg: Arg, kernel: str) -> Binder:
     if arg.kind == "scalar":
         return _scalar_binder(arg, where)
     if arg.kind == "tensormap":
-        return _tensormap_binder(where)
+        return _tensormap_binder(arg, where)
     return _cache_binder(arg, where)
 
 
@@ -110,6 +110,14 @@ def _misaligned(where: str, address: int, alignment: int) -> ValueError:
                       "a slice may start in between; pass the whole buffer or a copy")
 
 
+def _misaligned_table(where: str, address: int, stride: int, alignment: int) -> ValueError:
+    return ValueError(
+        f"{where} must have a lookup table whose rows start at multiples of {alignment} bytes, since the kernel reads "
+        f"several entries at once; got address {address:#x} and rows {stride} entries apart: pad the columns to a "
+        f"multiple of {alignment // 4} (kvarn.dialect.layout.lookup_columns gives a count) and pass the whole table"
+    )
+
+
 def _buffer_binder(arg: Arg, where: str) -> Binder:
     assert arg.dtype is not None
     alignment = max(arg.alignment, arg.dtype.itemsize)
@@ -175,6 +183,10 @@ def _cache_binder(arg: Arg, where: str) -> Binder:
     assert arg.spec is not None
     alignment = max(arg.alignment, arg.spec.dtype.itemsize)
     mask, written, count = alignment - 1, arg.written, len(arg.fields)
+    names = [f.name for f in arg.fields]
+    # Of the lookup table: places of its address, row stride and rows, and the bits that must be clear in the first two.
+    table = [names.index(n) for n in ("lookup", "lookup_stride", "batch")] if arg.table_alignment else [0, 0, 0]
+    at_table, at_stride, at_rows, table_mask = *table, max(arg.table_alignment - 1, 0)
     known: Any = None  # the spec seen last that was right; a spec object does not change
 
     def bind(obj: Any) -> Bound:
@@ -189,6 +201,9 @@ def _cache_binder(arg: Arg, where: str) -> Binder:
                             f"got {len(fields)} from {type(obj).__qualname__}.fields()")
         if fields[0] & mask:
             raise _misaligned(where, fields[0], alignment)
+        if table_mask and (fields[at_table] | 4 * fields[at_stride]) & table_mask:
+            if fields[at_table] & table_mask or fields[at_rows] > 1:
+                raise _misaligned_table(where, fields[at_table], fields[at_stride], table_mask + 1)
         if written and getattr(obj, "readonly", False):
             raise ValueError(f"{where} is written by the kernel, but the cache's blocks are read-only")
         return fields, ordinal_of(obj.device, where)
@@ -296,12 +311,21 @@ def _bf16_bits(x: float) -> int:
     return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
 
 
-def _tensormap_binder(where: str) -> Binder:
+def _tensormap_binder(arg: Arg, where: str) -> Binder:
+    expected, written = arg.spec, arg.written
+
     def bind(obj: Any) -> Bound:
         encoded = getattr(obj, "encoded", None)
-        if not isinstance(encoded, bytes) or len(encoded) != 128:
-            raise TypeError(f"{where} must be an encoded TMA descriptor (see kvarn.runtime.tensormap), "
+        if not isinstance(encoded, bytes):
+            raise TypeError(f"{where} must be a TMA descriptor, as create_tma_tile of a cache gives it, "
                             f"got {type(obj).__qualname__}")
+        if expected is not None and obj.spec != expected:
+            raise TypeError(f"{where} is compiled for {expected}, got {obj.spec}: "
+                            "compile the kernel for this descriptor")
+        if not encoded:
+            raise ValueError(f"{where} must describe memory of a GPU, got a TMA descriptor of host memory")
+        if written and obj.readonly:
+            raise ValueError(f"{where} is stored to by the kernel, but the memory described is read-only")
         return (encoded,), obj.ordinal
 
     return bind

@@ -237,7 +237,7 @@ def _handle(stream: Any, args: Sequence[Any], ordinal: int) -> int:
 
 
 def _strictest(artifact: Artifact) -> tuple[Arg, ...]:
-    """The program's arguments with what the entries that get them whole ask of them: alignment, writing."""
+    """The program's arguments with what the entries that get them whole ask of them: alignments, writing."""
     args = list(artifact.args)
     for step in artifact.steps:
         for target, item in zip(artifact.entry(step.entry).args, step.args, strict=True):
@@ -245,7 +245,8 @@ def _strictest(artifact: Artifact) -> tuple[Arg, ...]:
                 if 0 <= item[1] < len(args):
                     a = args[item[1]]
                     args[item[1]] = dataclasses.replace(
-                        a, alignment=max(a.alignment, target.alignment), written=a.written or target.written)
+                        a, alignment=max(a.alignment, target.alignment), written=a.written or target.written,
+                        table_alignment=max(a.table_alignment, target.table_alignment))
     return tuple(args)
 
 

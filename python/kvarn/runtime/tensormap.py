@@ -1,45 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """TMA descriptors of caches: what they describe, as numbers, and their encoding by the driver.
 
-`describe_*` computes dimensions, strides and boxes from a spec and a cache's fields, in pure Python, and checks
-everything that the hardware asks; `encode` turns a description into the 128 opaque bytes that a kernel takes by
-value (an argument of kind ``tensormap``), which needs a driver of a device from sm_90 on.
+``dialect.tma_layout`` says what a kernel knows of a descriptor; `describe_*` adds dimensions, strides and the address
+from a cache's fields, in pure Python, and checks everything that the hardware asks; `encode` turns a description into
+the 128 opaque bytes that a kernel takes by value (an argument of kind ``tensormap``), which needs a driver of a device
+from sm_90 on.
 
 Descriptions list dimensions slow to fast, as shapes are written; the driver wants them fast to slow, and
 `encode` turns them round. Rows are those of ``layout.num_rows``: the gaps between a view's own pages (other
-layers, the other half) lie inside the bounds, so bounds do not keep layers apart. `describe_page_tile` has
-no such gaps.
+layers, the other half) lie inside the bounds, so bounds do not keep layers apart. Descriptors with pages, the default
+of tiles, have no such gaps.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from kvarn.dialect import dtypes, layout
+from kvarn.dialect import layout, tma_layout
 from kvarn.dialect.dtypes import DType
-from kvarn.dialect.layout import CacheSpec, align_up
+from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.tma_layout import TmaSpec
 
-SWIZZLE_BYTES = {"none": 16, "32B": 32, "64B": 64, "128B": 128}
 _L2_PROMOTION = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
 _TYPES = {
     "f32": "FLOAT32", "f16": "FLOAT16", "bf16": "BFLOAT16", "f64": "FLOAT64", "i32": "INT32", "i64": "INT64",
     "u32": "UINT32", "u64": "UINT64", "u16": "UINT16", "i16": "UINT16", "u8": "UINT8", "i8": "UINT8",
     "f8e4m3": "UINT8", "f8e5m2": "UINT8", "f8e8m0": "UINT8",
 }  # fmt: skip
-
-
-def granule(dtype: DType, swizzle: str) -> int:
-    """Elements of the innermost box dimension that a swizzle mode moves as one."""
-    if swizzle not in SWIZZLE_BYTES:
-        raise ValueError(f"swizzle must be one of {', '.join(SWIZZLE_BYTES)}, got {swizzle!r}")
-    return SWIZZLE_BYTES[swizzle] // dtype.itemsize
-
-
-def padded_depth(dtype: DType, swizzle: str, depth: int) -> int:
-    """A row's depth rounded up to whole granules."""
-    return align_up(depth, granule(dtype, swizzle))
+_COORDINATES = 2**31  # coordinates are signed 32-bit numbers
 
 
 @dataclass(frozen=True)
@@ -60,6 +51,8 @@ class TensorMap:
         Bytes that the L2 cache fetches around a miss.
     needs : str
         The first chip whose loads can use it.
+    form : str
+        Which of the caches' constructors made it (``tma_layout.FORMS``); empty for none of them.
     """
 
     dtype: DType
@@ -71,14 +64,20 @@ class TensorMap:
     swizzle: str = "none"
     l2_promotion: int = 0
     needs: str = "sm_90"
+    form: str = ""
 
     def __post_init__(self) -> None:
         for problem in problems(self):
             raise ValueError(f"TMA descriptor: {problem}")
 
     @property
+    def spec(self) -> TmaSpec | None:
+        """What a kernel that takes it is specialised for; None when no constructor of a cache made it."""
+        return TmaSpec(self.form, self.dtype, self.box, self.tile, self.swizzle) if self.form else None
+
+    @property
     def box_bytes(self) -> int:
-        """Bytes that one load brings: what a barrier has to expect of it."""
+        """Bytes of one box."""
         count = self.dtype.itemsize
         for extent in self.box:
             count *= extent
@@ -87,16 +86,12 @@ class TensorMap:
 
 def problems(m: TensorMap) -> list[str]:
     """What the hardware refuses in a description; empty when it takes it."""
-    size, rank, found = m.dtype.itemsize, len(m.dims), []
-    if m.dtype.name not in _TYPES:
-        found.append(f"dtype must be one of {', '.join(_TYPES)}, got {m.dtype.name}")
-    if m.swizzle not in SWIZZLE_BYTES:
-        found.append(f"swizzle must be one of {', '.join(SWIZZLE_BYTES)}, got {m.swizzle!r}")
-        return found
+    size, rank = m.dtype.itemsize, len(m.dims)
+    if not 1 <= rank <= 5 or not rank == len(m.strides) == len(m.box):
+        return [f"rank must be 1 to 5, the same for dims, strides and box, got {m.dims}, {m.strides}, {m.box}"]
+    found = tma_layout.box_problems(m.dtype, m.box, m.swizzle)
     if m.l2_promotion not in _L2_PROMOTION:
         found.append(f"l2_promotion must be one of {', '.join(map(str, _L2_PROMOTION))}, got {m.l2_promotion}")
-    if not 1 <= rank <= 5 or not rank == len(m.strides) == len(m.box):
-        return [*found, f"rank must be 1 to 5, the same for dims, strides and box, got {m.dims}, {m.strides}, {m.box}"]
     if any(not 1 <= d <= 2**32 for d in m.dims):
         found.append(f"dims must be from 1 to 2**32, got {m.dims}")
     if m.strides[-1] != 1:
@@ -104,14 +99,6 @@ def problems(m: TensorMap) -> list[str]:
     for stride in m.strides[:-1]:
         if stride * size % 16 or not 0 <= stride * size < 2**40:
             found.append(f"strides must be multiples of 16 bytes below 2**40, got {stride} elements of {size} bytes")
-    if any(not 1 <= b <= 256 for b in m.box):
-        found.append(f"box must be 1 to 256 in each dimension, got {m.box}")
-    inner = m.box[-1] * size
-    if inner % 16:
-        found.append(f"the box's last dimension must be a multiple of 16 bytes, got {m.box[-1]} x {size} bytes")
-    if m.swizzle != "none" and inner > SWIZZLE_BYTES[m.swizzle]:
-        found.append(f"the box's last dimension must be at most the {SWIZZLE_BYTES[m.swizzle]} bytes of swizzle "
-                     f"{m.swizzle}, got {inner}")
     if m.base % 16:
         found.append(f"the address must be a multiple of 16, got {m.base:#x}")
     return found
@@ -121,59 +108,56 @@ def problems(m: TensorMap) -> list[str]:
 
 
 def _at(spec: CacheSpec, fields: tuple[int, ...]) -> Mapping[str, int]:
-    names = [f.name for f in layout.cache_fields(spec)]
+    names = [f.name for f in layout.operand_fields(spec)]
     if len(fields) != len(names):
         raise ValueError(f"fields must be those of a cache ({', '.join(names)}), got {len(fields)} values")
-    return dict(zip(names, fields, strict=True))
+    at = dict(zip(names, fields, strict=True))
+    if at["num_blocks"] < 1:
+        raise ValueError(f"a cache must have at least one block to be described, got {at['num_blocks']}")
+    return at
 
 
 def _rows(spec: CacheSpec, at: Mapping[str, int]) -> int:
-    if at["num_blocks"] < 1:
-        raise ValueError(f"a cache must have at least one block to be described, got {at['num_blocks']}")
-    return layout.num_rows(spec, at["num_blocks"], at["capacity"], at["stride0"])
+    rows = layout.num_rows(spec, at["num_blocks"], at["capacity"], at["stride0"])
+    if rows >= _COORDINATES:
+        raise ValueError(f"rows must be below 2**31, which a coordinate can name, got {rows}: use pages (paged=True)")
+    return rows
+
+
+def _make(
+    spec: TmaSpec, dims: tuple[int, ...], strides: tuple[int, ...], base: int, l2_promotion: int = 0
+) -> TensorMap:
+    needs = "sm_100" if spec.form in tma_layout.GATHERS else "sm_90"
+    return TensorMap(spec.dtype, dims, strides, spec.box, base, spec.tile, spec.swizzle, l2_promotion, needs, spec.form)
 
 
 def describe_tile(
-    spec: CacheSpec, fields: tuple[int, ...], rows: int, *, depth: int | None = None, swizzle: str = "128B"
+    spec: CacheSpec,
+    fields: tuple[int, ...],
+    rows: int,
+    *,
+    depth: int | None = None,
+    swizzle: str = "128B",
+    paged: bool | None = None,
 ) -> TensorMap:
-    """Rows of one head: dims (rows, H, D), box (rows of the tile, 1, one granule).
+    """Rows of one head: dims (pages, P, H, D), or (rows, H, D) without pages.
+
+    With pages, coordinates stay small in the largest pools, and nothing between the view's pages can be loaded.
 
     Parameters
     ----------
     spec : CacheSpec
     fields : tuple of int
         The cache's ``fields()``.
-    rows : int
-        Tokens of a box; at most a page, so that a box does not cross one.
-    depth : int, optional
-        Elements of the head that the kernel loads, a multiple of the granule; by default the head size, padded.
-    swizzle : {"none", "32B", "64B", "128B"}
-        A tile takes depth / granule loads; column chunk j lies at element ``j * rows * granule`` of shared memory.
+    rows, depth, swizzle, paged
+        As of ``tma_layout.tiled``.
     """
-    at, g = _at(spec, fields), granule(spec.dtype, swizzle)
-    depth = padded_depth(spec.dtype, swizzle, spec.head_size) if depth is None else depth
-    if depth < 1 or depth % g:
-        raise ValueError(f"depth must be a multiple of {g} elements (swizzle {swizzle}), got {depth}")
-    if spec.paged and rows > spec.page_size:
-        raise ValueError(f"a box must not cross a page of {spec.page_size} tokens, got {rows} rows")
-    return TensorMap(spec.dtype, (_rows(spec, at), spec.num_heads, spec.head_size),
-                     (spec.token_stride, spec.head_size, 1), (rows, 1, g), at["base"], (rows, 1, depth), swizzle)
-
-
-def describe_page_tile(
-    spec: CacheSpec, fields: tuple[int, ...], rows: int, *, swizzle: str = "128B"
-) -> TensorMap:
-    """Rows of one head, pages apart: dims (pages, P, H, D). The default for paged caches.
-
-    Coordinates are page and slot, which stay small in the largest pools, and nothing between the view's pages can be
-    loaded.
-    """
-    at, g = _at(spec, fields), granule(spec.dtype, swizzle)
-    if rows > at["capacity"]:
-        raise ValueError(f"a box must not cross a page of {at['capacity']} tokens, got {rows} rows")
-    return TensorMap(spec.dtype, (at["num_blocks"], at["capacity"], spec.num_heads, spec.head_size),
-                     (at["stride0"], spec.token_stride, spec.head_size, 1), (1, rows, 1, g), at["base"],
-                     (rows, 1, padded_depth(spec.dtype, swizzle, spec.head_size)), swizzle)
+    made = tma_layout.tiled(spec, rows, depth, swizzle, paged)
+    at = _at(spec, fields)
+    inner, strides = (spec.num_heads, spec.head_size), (spec.token_stride, spec.head_size, 1)
+    if made.paged:
+        return _make(made, (at["num_blocks"], at["capacity"], *inner), (at["stride0"], *strides), at["base"])
+    return _make(made, (_rows(spec, at), *inner), strides, at["base"])
 
 
 def describe_gather4(
@@ -187,33 +171,14 @@ def describe_gather4(
     swizzle: str = "none",
     l2_promotion: int = 0,
 ) -> TensorMap:
-    """Four arbitrary rows a load (sm_100): dims (rows, row pitch), box (1, width or one granule).
+    """Four arbitrary rows a copy (sm_100): dims (rows, row pitch), box (1, width or one granule).
 
-    Parameters
-    ----------
-    width : int
-        Elements of a row to load; columns beyond ``row_pitch`` are zeros.
-    height : int
-        Rows of the tile, a multiple of 4.
-    row_pitch : int, optional
-        Elements from one row to the next, in ``dtype``; by default the cache's.
-    dtype : DType, optional
-        What to load the rows as: i64 over an fp8 row makes one linear box of it.
+    Columns beyond the row pitch are zeros. Parameters as of ``tma_layout.gather4``.
     """
+    made = tma_layout.gather4(spec, width, height, row_pitch, dtype, swizzle)
     at = _at(spec, fields)
-    dtype = spec.dtype if dtype is None else dtype
-    row_bytes = spec.token_stride * spec.dtype.itemsize
-    row_pitch = row_bytes // dtype.itemsize if row_pitch is None else row_pitch
-    if row_pitch * dtype.itemsize != row_bytes:
-        raise ValueError(f"row_pitch must be the cache's row of {row_bytes} bytes, got {row_pitch} elements of "
-                         f"{dtype.itemsize}")
-    if not 0 < width <= row_pitch:
-        raise ValueError(f"width must be from 1 to the row pitch {row_pitch}, got {width}")
-    if height < 4 or height % 4:
-        raise ValueError(f"height must be a positive multiple of 4, got {height}")
-    box = width if swizzle == "none" else granule(dtype, swizzle)
-    return TensorMap(dtype, (_rows(spec, at), row_pitch), (row_pitch, 1), (1, box), at["base"], (height, box), swizzle,
-                     l2_promotion, "sm_100")
+    pitch = spec.token_stride * spec.dtype.itemsize // made.dtype.itemsize
+    return _make(made, (_rows(spec, at), pitch), (pitch, 1), at["base"], l2_promotion)
 
 
 def describe_ragged_tile(
@@ -224,30 +189,26 @@ def describe_ragged_tile(
     The base lies BM rows before the view, and those rows must be mapped memory: the caller vouches for it (in a pool,
     every page but the first has them).
     """
-    at, g = _at(spec, fields), granule(spec.dtype, swizzle)
-    depth = padded_depth(spec.dtype, swizzle, spec.head_size) if depth is None else depth
-    if depth < 1 or depth % g:
-        raise ValueError(f"depth must be a multiple of {g} elements (swizzle {swizzle}), got {depth}")
+    made = tma_layout.ragged(spec, rows, depth, swizzle)
+    at = _at(spec, fields)
     base = at["base"] - rows * spec.token_stride * spec.dtype.itemsize
     if base < 0:
         raise ValueError(f"the {rows} rows before the cache must be mapped, got a cache at {at['base']:#x}")
-    return TensorMap(spec.dtype, (_rows(spec, at) + 1, spec.num_heads, rows, spec.head_size),
-                     (spec.token_stride, spec.head_size, spec.token_stride, 1), (1, 1, rows, g), base,
-                     (rows, depth), swizzle)
-
-
-def _rope_base(spec: CacheSpec, at: Mapping[str, int], content: int) -> int:
-    if spec.dtype.bits != 8:
-        raise ValueError(f"a rope part behind the content needs an 8-bit cache, got {spec.dtype.name}")
-    if not 0 < content < spec.head_size:
-        raise ValueError(f"the content must be from 1 to {spec.head_size - 1} bytes of a row, got {content}")
-    return at["base"] + content
+    return _make(made, (_rows(spec, at) + 1, spec.num_heads, rows, spec.head_size),
+                 (spec.token_stride, spec.head_size, spec.token_stride, 1), base)
 
 
 def describe_rope_tile(
-    spec: CacheSpec, fields: tuple[int, ...], rows: int, content: int, rope: int, *, swizzle: str = "128B"
+    spec: CacheSpec,
+    fields: tuple[int, ...],
+    rows: int,
+    content: int,
+    rope: int,
+    *,
+    swizzle: str = "128B",
+    paged: bool | None = None,
 ) -> TensorMap:
-    """The bf16 rope part of rows whose 8-bit content comes first: dims (rows, H, row in bf16), base at the rope part.
+    """The bf16 rope part of rows whose 8-bit content comes first: as `describe_tile`, the base at the rope part.
 
     Parameters
     ----------
@@ -256,16 +217,14 @@ def describe_rope_tile(
     rope : int
         bf16 elements of the rope part.
     """
-    at, g = _at(spec, fields), granule(dtypes.bf16, swizzle)
-    base = _rope_base(spec, at, content)
-    if spec.head_size != content + 2 * rope:
-        raise ValueError(f"a row of {spec.head_size} bytes must be {content} of content and {rope} bf16 of rope, "
-                         f"which makes {content + 2 * rope}")
-    if rope % g:
-        raise ValueError(f"rope must be a multiple of {g} elements (swizzle {swizzle}), got {rope}")
+    made = tma_layout.rope(spec, rows, content, rope, swizzle, paged)
+    at = _at(spec, fields)
     width = spec.head_size // 2
-    return TensorMap(dtypes.bf16, (_rows(spec, at), spec.num_heads, width), (spec.num_heads * width, width, 1),
-                     (rows, 1, g), base, (rows, 1, rope), swizzle)
+    if made.paged:
+        # The columns end with the rope part: those of a whole row would end behind the last page.
+        return _make(made, (at["num_blocks"], at["capacity"], 1, rope), (at["stride0"] // 2, width, width, 1),
+                     at["base"] + content)
+    return _make(made, (_rows(spec, at), 1, width), (width, width, 1), at["base"] + content)
 
 
 def describe_rope_gather4(
@@ -278,24 +237,17 @@ def describe_rope_gather4(
     swizzle: str = "none",
     l2_promotion: int = 0,
 ) -> TensorMap:
-    """Four arbitrary rows of the rope part a load (sm_100): dims (rows, rope), strides (row pitch, 1)."""
+    """Four arbitrary rows of the rope part a copy (sm_100): dims (rows, rope), strides (row pitch, 1)."""
+    made = tma_layout.rope_gather4(spec, content, rope, height, swizzle)
     at = _at(spec, fields)
-    base = _rope_base(spec, at, content)
-    if not 0 < rope * 2 <= spec.head_size - content:
-        raise ValueError(f"rope must be from 1 to {(spec.head_size - content) // 2} bf16 elements, got {rope}")
-    if height < 4 or height % 4:
-        raise ValueError(f"height must be a positive multiple of 4, got {height}")
-    box = rope if swizzle == "none" else granule(dtypes.bf16, swizzle)
-    pitch = spec.token_stride // 2
-    return TensorMap(dtypes.bf16, (_rows(spec, at), rope), (pitch, 1), (1, box), base, (height, box), swizzle,
-                     l2_promotion, "sm_100")
+    return _make(made, (_rows(spec, at), rope), (spec.token_stride // 2, 1), at["base"] + content, l2_promotion)
 
 
 def describe_scales(dtype: DType, address: int, total: int, count: int) -> TensorMap:
     """A row of ``total`` scales, ``count`` a load."""
     if total % 4:
         raise ValueError(f"the count of scales must be a multiple of 4, got {total}")
-    return TensorMap(dtype, (1, total), (total, 1), (1, count), address, (1, count))
+    return _make(tma_layout.scale(dtype, count), (1, total), (total, 1), address)
 
 
 # --- encoding ------------------------------------------------------------------------------------
@@ -303,15 +255,48 @@ def describe_scales(dtype: DType, address: int, total: int, count: int) -> Tenso
 
 @dataclass(frozen=True)
 class EncodedTensorMap:
-    """A descriptor for a kernel's ``tensormap`` argument: 128 opaque bytes, and the device that it is for."""
+    """A descriptor for a kernel's argument: 128 opaque bytes, and the device that they are for.
+
+    Attributes
+    ----------
+    description : TensorMap
+        What it says, as numbers.
+    encoded : bytes
+        Empty for memory of the host, which nothing can load from: such a descriptor is there to compile with.
+    ordinal : int
+        The device; -1 for the host.
+    owner : object
+        What holds the memory described, kept alive; None when the caller does.
+    """
 
     description: TensorMap
     encoded: bytes
     ordinal: int
+    owner: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def spec(self) -> TmaSpec | None:
+        """What a kernel that takes it is specialised for."""
+        return self.description.spec
+
+    @property
+    def device(self) -> tuple[str, int]:
+        return ("cpu", 0) if self.ordinal < 0 else ("cuda", self.ordinal)
+
+    @property
+    def readonly(self) -> bool:
+        """Whether the memory described must not be stored to."""
+        return bool(getattr(self.owner, "readonly", False))
 
 
-def encode(m: TensorMap, ordinal: int = 0) -> EncodedTensorMap:
-    """Let the driver encode a description.
+def of_owner(m: TensorMap, owner: Any) -> EncodedTensorMap:
+    """The descriptor of a cache or operand, encoded for the device that it lies on."""
+    kind, ordinal = owner.device
+    return EncodedTensorMap(m, b"", -1, owner) if kind == "cpu" else encode(m, ordinal, owner)
+
+
+def encode(m: TensorMap, ordinal: int = 0, owner: Any = None) -> EncodedTensorMap:
+    """Let the driver encode a description; ``owner`` holds the memory that it describes.
 
     Raises
     ------
@@ -347,4 +332,4 @@ def encode(m: TensorMap, ordinal: int = 0) -> EncodedTensorMap:
             promotion,
             b.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
-    return EncodedTensorMap(m, ctypes.string_at(int(found.getPtr()), 128), ordinal)
+    return EncodedTensorMap(m, ctypes.string_at(int(found.getPtr()), 128), ordinal, owner)

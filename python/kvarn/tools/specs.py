@@ -4,10 +4,12 @@
 The text is Python's syntax of calls, names and numbers, and is read without evaluating it:
 
     bf16                                  a scalar of a dtype
+    none                                  an optional argument that is absent
     buffer(i32, 2)                        kv.Buffer[kv.i32, 2]
     paged(…) continuous(…) fa3(…)         a cache; the keywords are those of CacheSpec
     collection(paged(…))                  a collection of such caches
     operand(paged(…))                     an attention operand over one
+    scales(…) dense(…) ragged(…)          an attention operand over a paged cache's scales, or over a buffer
 """
 
 from __future__ import annotations
@@ -18,12 +20,16 @@ from typing import Any
 from kvarn.dialect import dtypes, layout
 
 _CACHES = {"paged": layout.PAGED, "continuous": layout.CONTINUOUS, "fa3": layout.FA3}
+_OPERANDS = {"scales": layout.SCALES, "dense": layout.DENSE, "ragged": layout.RAGGED}
 _WRAPPERS = {"collection": layout.CollectionSpec, "operand": layout.OperandSpec}
-_FORMS = "a dtype, buffer(dtype, rank), paged(…), continuous(…), fa3(…), collection(…) or operand(…)"
+_FORMS = (
+    "a dtype, buffer(dtype, rank), paged(…), continuous(…), fa3(…), collection(…), operand(…), scales(…), dense(…) "
+    "or ragged(…)"
+)
 
 
 def parse_spec(text: str) -> Any:
-    """The spec that a text says: a DType, BufferSpec, CacheSpec, CollectionSpec or OperandSpec.
+    """The spec that a text says: a DType, BufferSpec, CacheSpec, CollectionSpec, OperandSpec or None.
 
     Raises
     ------
@@ -42,7 +48,7 @@ def parse_spec(text: str) -> Any:
 
 def _spec(node: ast.expr) -> Any:
     if isinstance(node, ast.Name):
-        return dtypes.by_name(node.id)
+        return None if node.id == "none" else dtypes.by_name(node.id)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise ValueError(f"a spec must be {_FORMS}")
     name = node.func.id
@@ -51,11 +57,12 @@ def _spec(node: ast.expr) -> Any:
         if keyword.arg is None:
             raise ValueError("a spec takes no ** argument")
         keywords[keyword.arg] = _value(keyword.value)
-    if name in _CACHES:
+    if name in _CACHES or name in _OPERANDS:
         if len(node.args) != 1:
             raise ValueError(f"{name} must have its dtype first and then keywords")
         try:
-            return layout.spec_of(_CACHES[name], _value(node.args[0]), **keywords)
+            found = layout.spec_of({**_CACHES, **_OPERANDS}[name], _value(node.args[0]), **keywords)
+            return layout.OperandSpec(found) if name in _OPERANDS else found
         except TypeError as e:
             known = "num_heads, head_size, page_size, is_mla, scale_dtype, granularity"
             raise ValueError(f"{name} takes {known}: {str(e).partition(') ')[2] or e}") from None

@@ -201,6 +201,27 @@ def test_wrong_caches_are_refused(given, error, message):
         launcher(1, 32, given(), stream=0)
 
 
+@pytest.mark.parametrize(("table", "stride", "rows", "message"), [
+    (4100, 24, 2, r"rows start at multiples of 16 bytes.* got address 0x1004 and rows 24 entries apart"),
+    (4100, 24, 1, "got address 0x1004"), (4096, 25, 2, "pad the columns to a multiple of 4"),
+    (4096, 26, 2, "rows 26 entries apart"), (4096, 25, 1, None), (4096, 24, 2, None), (4112, 4, 9, None),
+])  # fmt: skip
+def test_a_table_that_vector_loads_would_misread_is_refused(table, stride, rows, message):
+    launcher = Launcher(kernel([A.Arg("c", "cache", spec=SPEC, alignment=16, table_alignment=16)]))
+    names = [f.name for f in layout.cache_fields(SPEC)]
+    cache = Cache()
+    given = {"lookup": table, "lookup_stride": stride, "batch": rows}
+    cache._fields = tuple(given.get(n, f) for n, f in zip(names, cache._fields, strict=True))
+    if message is None:
+        launcher(1, 32, cache, stream=0)
+        return
+    with pytest.raises(ValueError, match=message):
+        launcher(1, 32, cache, stream=0)
+    with pytest.raises(ValueError, match=message):
+        launcher.prepare(1, 32, cache)
+    assert not launches()
+
+
 def test_a_field_that_does_not_fit_is_named():
     cache = Cache()
     cache._fields = (4096, 100, 2**31, *cache._fields[3:])

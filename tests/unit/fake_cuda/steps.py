@@ -198,7 +198,7 @@ def test_kernel_and_program_are_not_confused():
 def test_tensor_map_is_encoded_fast_to_slow_and_passed_by_value():
     pool = layout.spec_of("paged", "bf16", 8, 128, page_size=16)
     values = {"base": 1 << 20, "stride0": 16 * 8 * 128 * 6, "num_blocks": 10, "capacity": 16}
-    m = tensormap.describe_page_tile(pool, tuple(values.get(f.name, 0) for f in layout.cache_fields(pool)), 16)
+    m = tensormap.describe_tile(pool, tuple(values.get(f.name, 0) for f in layout.cache_fields(pool)), 16)
     encoded = tensormap.encode(m, 0)
     numbers = np.frombuffer(encoded.encoded, np.uint64)
     assert numbers[0] == 1 << 20
@@ -213,7 +213,7 @@ def test_tensor_map_is_encoded_fast_to_slow_and_passed_by_value():
         launch(1, 32, 7, encoded, 2.0)
         found = params(last(), artifact.entry())
         assert found == {("n", "value"): 7, ("map", "value"): encoded.encoded, ("f", "value"): 2.0}
-    with pytest.raises(TypeError, match="must be an encoded TMA descriptor"):
+    with pytest.raises(TypeError, match="must be a TMA descriptor, as create_tma_tile"):
         Launcher(artifact)(1, 32, 7, m, 2.0)
     with pytest.raises(ValueError, match=r"needs sm_90 or later, got Device\(1, 'Fake B', sm_80\)"):
         tensormap.encode(m, 1)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tier 1: operations on ragged batches that stand beside the caches of a step. They touch no cache."""
+
+from typing import Any
+
+from mlir import ir
+
+from .. import verify
+from ..base import Kv
+from ..effects import ReadsMemory, WritesMemory
+from ..ext import I32, Operand
+from .operations import offsets
+
+NUMBERS = ("f32", "f16", "bf16", "i8", "i16", "i32")
+
+
+def alike(op: Any, rank: int, elements: tuple[str, ...] | None, *names: str) -> bool:
+    """Whether operands are memrefs of a rank and one element type."""
+    first = getattr(op, names[0])
+    if not verify.memref(op, first, rank, elements, names[0]):
+        return False
+    element = (str(ir.MemRefType(first.type).element_type),)
+    return all(verify.memref(op, getattr(op, name), rank, element, name) for name in names[1:])
+
+
+class SlicedAddOp(Kv.Operation, name="sliced_add", traits=[ReadsMemory, WritesMemory]):
+    """out = a + b in rows below end, a in the others; all [rows, C], of one type. out may be a."""
+
+    a: Operand[Any]
+    b: Operand[Any]
+    end: Operand[I32]
+    out: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        return alike(self, 2, NUMBERS, "a", "b", "out")
+
+
+class MergeRaggedOp(Kv.Operation, name="merge_ragged", traits=[ReadsMemory, WritesMemory]):
+    """Join two ragged batches sequence by sequence: sequence n of out is that of a, then that of b.
+
+    a [Ta, C], b [Tb, C], out [Ta + Tb, C] of one type, a_offsets, b_offsets, out_offsets [B+1] i32; the last is
+    written too.
+    """
+
+    a: Operand[Any]
+    a_offsets: Operand[Any]
+    b: Operand[Any]
+    b_offsets: Operand[Any]
+    out: Operand[Any]
+    out_offsets: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        names = ("a_offsets", "b_offsets", "out_offsets")
+        return alike(self, 2, None, "a", "b", "out") and all(offsets(self, getattr(self, n), n) for n in names)
+
+
+class ShiftTokensOp(Kv.Operation, name="shift_tokens", traits=[ReadsMemory, WritesMemory]):
+    """Shift each sequence left by one token and append its bonus token; tokens, out [T], bonus [B], i32."""
+
+    tokens: Operand[Any]
+    row_offsets: Operand[Any]
+    bonus: Operand[Any]
+    out: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        return all(offsets(self, getattr(self, n), n) for n in ("tokens", "row_offsets", "bonus", "out"))

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tier 1: rotary embedding and RMS norm of queries and keys.
+
+Conventions as in :mod:`operations`. freqs is [positions, R] f32, (cos, sin) pairs interleaved, R even; interleaved
+rotates pairs (2k, 2k+1) of the last R dims of a head, else pairs (k, k + R/2) of the first R. The other dims stay.
+"""
+
+from typing import Any
+
+from mlir import ir
+
+from .. import verify
+from ..base import Kv
+from ..effects import ReadsMemory, UpdatesCache, WritesCache, WritesMemory
+from ..ext import I32, Operand
+from ..layout import CacheSpec
+from .operations import FLOATS, offsets, storable, token_rows
+
+
+class RopeAppendOp(Kv.Operation, name="rope_append", traits=[WritesCache, ReadsMemory, WritesMemory]):
+    """Rotate query and key by position, write key and value to the cache, the query to query_out.
+
+    query, query_out: [T, Hq, D]; freqs: [positions, R] f32, (cos, sin) pairs interleaved, R <= D even. interleaved
+    rotates pairs (2k, 2k+1) of the last R dims, else pairs (k, k + R/2) of the first R. Optional q_gamma, k_gamma
+    [D]: RMS norm with eps before the rotation. Quantizes as kv.append does.
+    """
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    query: Operand[Any]
+    key: Operand[Any]
+    value: Operand[Any]
+    row_offsets: Operand[Any]
+    freqs: Operand[Any]
+    query_out: Operand[Any]
+    q_gamma: Operand[Any] | None = None
+    k_gamma: Operand[Any] | None = None
+    interleaved: ir.BoolAttr
+    eps: ir.FloatAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        if spec is None:
+            return False
+        if spec.is_mla:
+            return verify.fail(self, "needs a collection with values (is_mla = false)")
+        query = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+        if not all(
+            token_rows(self, v, None, spec.head_size, query, n)
+            for v, n in ((self.query, "query"), (self.query_out, "query_out"))
+        ):
+            return False
+        if not all(
+            token_rows(self, v, spec.num_heads, spec.head_size, storable(spec), n)
+            for v, n in ((self.key, "key"), (self.value, "value"))
+        ):
+            return False
+        if (self.q_gamma is None) != (self.k_gamma is None):
+            return verify.fail(self, "takes q_gamma and k_gamma together or neither")
+        gammas = [(v, n) for v, n in ((self.q_gamma, "q_gamma"), (self.k_gamma, "k_gamma")) if v is not None]
+        return (
+            offsets(self, self.row_offsets)
+            and freqs_table(self, self.freqs, spec.head_size)
+            and all(
+                verify.memref(self, v, 1, FLOATS, n) and verify.static_dim(self, v, 0, spec.head_size, n)
+                for v, n in gammas
+            )
+        )
+
+
+def freqs_table(op: Any, value: ir.Value, head_size: int) -> bool:
+    """Whether an operand is [positions, R] f32 with R static, even and at most the head size."""
+    if not verify.memref(op, value, 2, ("f32",), "freqs"):
+        return False
+    type_ = ir.MemRefType(value.type)
+    if type_.is_dynamic_dim(1):
+        return verify.fail(op, "freqs must have a static extent R in dimension 1, got a dynamic one")
+    size = type_.shape[1]
+    return (size % 2 == 0 and 0 < size <= head_size) or verify.fail(
+        op, f"freqs must have an even R of at most {head_size} in dimension 1, got {size}"
+    )
+
+
+class RopeOp(Kv.Operation, name="rope", traits=[UpdatesCache, ReadsMemory, WritesMemory]):
+    """Rotate the query to query_out and the keys of the new tokens in place; operands as kv.rope_append.
+
+    Optional position_ids [sections, T] i32 with mrope_section (pairs a section) replace the positions.
+    """
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    query: Operand[Any]
+    row_offsets: Operand[Any]
+    freqs: Operand[Any]
+    query_out: Operand[Any]
+    position_ids: Operand[Any] | None = None
+    interleaved: ir.BoolAttr
+    mrope_section: ir.DenseI64ArrayAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        return (
+            spec is not None
+            and rotates_in_place(self, spec)
+            and all(verify.memref(self, v, 3, FLOATS, n) for v, n in queries(self))
+            and offsets(self, self.row_offsets)
+            and freqs_table(self, self.freqs, spec.head_size)
+            and (self.position_ids is None or verify.memref(self, self.position_ids, 2, ("i32",), "position_ids"))
+        )
+
+
+class RopePaddedOp(Kv.Operation, name="rope_padded", traits=[UpdatesCache, ReadsMemory, WritesMemory]):
+    """kv.rope of a padded batch: query, query_out [B, Smax, Hq, D]; tokens t >= valid_lengths[b] are skipped.
+
+    Optional position_ids [sections, B, Smax] i32.
+    """
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    query: Operand[Any]
+    valid_lengths: Operand[Any]
+    freqs: Operand[Any]
+    query_out: Operand[Any]
+    position_ids: Operand[Any] | None = None
+    interleaved: ir.BoolAttr
+    mrope_section: ir.DenseI64ArrayAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        return (
+            spec is not None
+            and rotates_in_place(self, spec)
+            and all(verify.memref(self, v, 4, FLOATS, n) for v, n in queries(self))
+            and offsets(self, self.valid_lengths, "valid_lengths")
+            and freqs_table(self, self.freqs, spec.head_size)
+            and (self.position_ids is None or verify.memref(self, self.position_ids, 3, ("i32",), "position_ids"))
+        )
+
+
+class QkNormOp(Kv.Operation, name="qk_norm", traits=[UpdatesCache, ReadsMemory, WritesMemory]):
+    """RMS-normalise each head of the query to query_out, and of the new tokens' keys in place, in one launch.
+
+    x * rsqrt(mean(x^2) + eps) * (gamma + weight_offset), gammas [D]; then, with freqs, rotated as by kv.rope. The
+    index operands, all or none, are the query and collection of an indexer whose heads have the same size: its
+    keys are normalised and rotated too.
+    """
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    query: Operand[Any]
+    row_offsets: Operand[Any]
+    query_out: Operand[Any]
+    q_gamma: Operand[Any]
+    k_gamma: Operand[Any]
+    freqs: Operand[Any] | None = None
+    index_collection: Operand[Any] | None = None
+    index_query: Operand[Any] | None = None
+    index_query_out: Operand[Any] | None = None
+    index_q_gamma: Operand[Any] | None = None
+    index_k_gamma: Operand[Any] | None = None
+    interleaved: ir.BoolAttr
+    eps: ir.FloatAttr
+    weight_offset: ir.FloatAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        if spec is None or not self._heads(spec, ""):
+            return False
+        index = [getattr(self, n) for n in INDEX]
+        if all(v is None for v in index):
+            other = spec
+        elif any(v is None for v in index):
+            return verify.fail(self, f"takes {', '.join(INDEX)} together or none of them")
+        else:
+            other = verify.handle(self, self.index_collection, ("collection",))
+            if other is None or not self._heads(other, "index_"):
+                return False
+        if other.head_size != spec.head_size:
+            return verify.fail(
+                self, f"index_collection must have the collection's head size {spec.head_size}, got {other.head_size}"
+            )
+        return offsets(self, self.row_offsets) and (
+            self.freqs is None or freqs_table(self, self.freqs, spec.head_size)
+        )
+
+    def _heads(self, spec: CacheSpec, prefix: str) -> bool:
+        """Whether the queries and gammas of one collection fit it."""
+        rows = ((getattr(self, prefix + n), prefix + n) for n in ("query", "query_out"))
+        gammas = ((getattr(self, prefix + n), prefix + n) for n in ("q_gamma", "k_gamma"))
+        return (
+            rotates_in_place(self, spec)
+            and all(token_rows(self, v, None, spec.head_size, FLOATS, n) for v, n in rows)
+            and all(
+                verify.memref(self, v, 1, FLOATS, n) and verify.static_dim(self, v, 0, spec.head_size, n)
+                for v, n in gammas
+            )
+        )
+
+
+INDEX = ("index_collection", "index_query", "index_query_out", "index_q_gamma", "index_k_gamma")
+
+
+def queries(op: Any) -> tuple[tuple[ir.Value, str], ...]:
+    return ((op.query, "query"), (op.query_out, "query_out"))
+
+
+def rotates_in_place(op: Any, spec: CacheSpec) -> bool:
+    """Whether the keys of a collection can be changed where they are."""
+    if spec.quantized:
+        return verify.fail(op, "needs a cache without scales: rotate before quantizing with kv.rope_append")
+    return spec.dtype.is_float or verify.fail(op, f"needs a cache of floats, got element type {spec.dtype.mlir}")

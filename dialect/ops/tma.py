@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Copies by the tensor memory accelerator (TMA): boxes of a cache to shared memory, announced by an mbarrier.
+
+A descriptor (``!kv.tma``) is built on the host by a cache's ``create_*_tile`` methods and says what may be reached; an
+op here says where in it. A *load* brings one box of rows in all its column chunks: one instruction a chunk, chunk j
+at byte j * smem_rows * row bytes. One thread starts a load for all. It reports its bytes to a barrier (8 bytes of
+shared memory): one thread expects exactly the bytes that will come (``kv.tma_expect``) before it starts the copies,
+and every reader waits for the barrier's phase (``kv.tma_wait``). Coordinates out of the descriptor's bounds give zeros,
+whose bytes count.
+
+Targets: sm_90 and later; the gathers and ``cta_group = 2`` are of sm_100a.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlir import ir
+
+from .. import tma_layout, types, verify
+from ..base import Kv
+from ..effects import CACHE, MEMORY, READ, WRITE, Effect, EffectModel, UpdatesMemory
+from ..ext import I32, Operand
+from ..tma_layout import GATHERS, TmaSpec
+from .common import as_i32, i64_attr
+
+BEYOND = ("zero", "skip")
+
+
+class _Loads(EffectModel):
+    """Reads a cache, writes shared memory and its barrier."""
+
+    effects = (Effect(READ, CACHE), Effect(READ, MEMORY), Effect(WRITE, MEMORY))
+
+
+class _Stores(EffectModel):
+    """Reads shared memory, writes a cache."""
+
+    effects = (Effect(READ, MEMORY), Effect(WRITE, CACHE))
+
+
+class TmaLoadOp(Kv.Operation, name="tma_load", traits=[_Loads]):
+    """Start one load of a descriptor: its box of rows, in all column chunks, to shared memory.
+
+    Operands: map; destination and barrier in shared memory; coordinates, by the descriptor's form: page, slot, head,
+    column (``tiled`` and ``rope`` with pages), row, head, column (without), row, valid, head, column (``ragged``: rows
+    from valid on are zeros), row0 to row3, column (``gather4``, ``rope_gather4``), line, column (``scale``).
+    Attributes: smem_rows, rows of the tile in shared memory, which several loads may make up; cta_group, 1, or 2 for a
+    CTA pair, whose barrier is then that of the pair's first CTA, at the same place; multicast, a mask of the cluster's
+    CTAs that get the box and the barrier's count, 0 for this one alone.
+    Preconditions: the destination is a multiple of 128 bytes, and of the swizzle pattern's period if the tile is to
+    be read by ``shared_offset``; the barrier expects the load's bytes; one thread runs it.
+    """
+
+    map: Operand[Any]
+    destination: Operand[Any]
+    barrier: Operand[Any]
+    coordinates: list[Operand[I32]]
+    smem_rows: ir.IntegerAttr
+    cta_group: ir.IntegerAttr
+    multicast: ir.IntegerAttr
+
+    def verify_invariants(self) -> bool:
+        operands = list(self.operation.operands)
+        spec = _descriptor(self, operands[0])
+        if spec is None or not _in_shared(self, operands[1:3]):
+            return False
+        return _takes(self, spec, operands[3:]) and _chunks(self, spec) and _group(self)
+
+
+class TmaLoadTileOp(Kv.Operation, name="tma_load_tile", traits=[_Loads]):
+    """Start the loads of the tokens [base, base + tile_rows) of a head, found through the page table.
+
+    Operands: map, of the form ``tiled`` or ``rope``; cache, whose table is read; batch, head, base token; valid, how
+    many of the tokens exist; column, the first; destination and barrier in shared memory. Attributes: tile_rows, a
+    multiple of the box's rows; smem_rows, cta_group and multicast as of kv.tma_load; beyond, what becomes of boxes
+    in which no token exists: ``zero`` fills them with zeros, ``skip`` starts no load for them (expect their bytes in
+    the first case only). A box in which some token exists is loaded whole. Preconditions: base is a multiple of the
+    box's rows; the map is one of this cache; as kv.tma_load.
+    """
+
+    map: Operand[Any]
+    cache: Operand[Any]
+    batch: Operand[I32]
+    head: Operand[I32]
+    base: Operand[I32]
+    valid: Operand[I32]
+    column: Operand[I32]
+    destination: Operand[Any]
+    barrier: Operand[Any]
+    tile_rows: ir.IntegerAttr
+    smem_rows: ir.IntegerAttr
+    cta_group: ir.IntegerAttr
+    multicast: ir.IntegerAttr
+    beyond: ir.StringAttr
+
+    def verify_invariants(self) -> bool:
+        operands = list(self.operation.operands)
+        spec, cache = _descriptor(self, operands[0]), verify.handle(self, operands[1])
+        if spec is None or cache is None or not _in_shared(self, operands[7:9]):
+            return False
+        for problem in tma_layout.tile_problems(spec, cache, self.tile_rows.value, self.smem_rows.value):
+            return verify.fail(self, problem)
+        return _group(self) and verify.one_of(self, "beyond", BEYOND)
+
+
+class TmaStoreOp(Kv.Operation, name="tma_store", traits=[_Stores]):
+    """Start one store of a descriptor's box of rows, in all column chunks, from shared memory.
+
+    Operands: map, of the form ``tiled`` or ``ragged`` (rows from valid on are not written); source in shared memory;
+    coordinates as of kv.tma_load. Attribute smem_rows as there. What is out of bounds is not written.
+    Preconditions: the source's writers have fenced for asynchronous copies (``kv.fence_proxy_async``) before a barrier;
+    the thread that starts it waits for it before the source is written again.
+    """
+
+    map: Operand[Any]
+    source: Operand[Any]
+    coordinates: list[Operand[I32]]
+    smem_rows: ir.IntegerAttr
+
+    def verify_invariants(self) -> bool:
+        operands = list(self.operation.operands)
+        spec = _descriptor(self, operands[0])
+        if spec is None or not _in_shared(self, operands[1:2]):
+            return False
+        if spec.form not in ("tiled", "ragged"):
+            return verify.fail(self, f"takes a descriptor of the form tiled or ragged, got {spec.form}")
+        return _takes(self, spec, operands[2:]) and _chunks(self, spec)
+
+
+class TmaWaitStoresOp(Kv.Operation, name="tma_wait_stores", traits=[UpdatesMemory]):
+    """Wait until at most ``pending`` of the stores that this thread started are under way.
+
+    Attributes: pending; read, whether it is enough that their sources have been read.
+    """
+
+    pending: ir.IntegerAttr
+    read: ir.BoolAttr
+
+    def verify_invariants(self) -> bool:
+        if self.pending.value < 0:
+            return verify.fail(self, f"pending must not be negative, got {self.pending}")
+        return verify.boolean(self.read) is not None or verify.fail(self, f"read must be a bool, got {self.read}")
+
+
+class TmaPrefetchOp(Kv.Operation, name="tma_prefetch", traits=[UpdatesMemory]):
+    """Fetch the descriptor itself into the cache that copies read it from."""
+
+    map: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        return _descriptor(self, self.operation.operands[0]) is not None
+
+
+class TmaInitBarrierOp(Kv.Operation, name="tma_init_barrier", traits=[UpdatesMemory]):
+    """Set up a barrier (8 bytes of shared memory) for ``arrivals`` arrivals a phase, and let copies see it.
+
+    One thread does it, before a barrier of the block; ``kv.tma_expect`` is one arrival.
+    """
+
+    barrier: Operand[Any]
+    arrivals: ir.IntegerAttr
+
+    def verify_invariants(self) -> bool:
+        if not 1 <= self.arrivals.value < 2**20:
+            return verify.fail(self, f"arrivals must be from 1 to 1048575, got {self.arrivals}")
+        return _in_shared(self, [self.operation.operands[0]])
+
+
+class TmaExpectOp(Kv.Operation, name="tma_expect", traits=[UpdatesMemory]):
+    """Expect the bytes of ``loads`` loads of a descriptor at a barrier, exactly.
+
+    Operands: map, barrier, loads. Attribute arrive: whether this is also this thread's arrival. A barrier that
+    waits for loads of several descriptors expects each, and arrives with the last.
+    """
+
+    map: Operand[Any]
+    barrier: Operand[Any]
+    loads: Operand[I32]
+    arrive: ir.BoolAttr
+
+    def verify_invariants(self) -> bool:
+        operands = list(self.operation.operands)
+        if _descriptor(self, operands[0]) is None or not _in_shared(self, operands[1:2]):
+            return False
+        return verify.boolean(self.arrive) is not None or verify.fail(self, f"arrive must be a bool, got {self.arrive}")
+
+
+class TmaWaitOp(Kv.Operation, name="tma_wait", traits=[UpdatesMemory]):
+    """Wait until the barrier's phase of a parity (0 for the first, then by turns) is complete."""
+
+    barrier: Operand[Any]
+    parity: Operand[I32]
+
+    def verify_invariants(self) -> bool:
+        return _in_shared(self, [self.operation.operands[0]])
+
+
+# --- checks ------------------------------------------------------------------------------------------
+
+
+def _descriptor(op: Any, value: ir.Value) -> TmaSpec | None:
+    """The spec of an operand that must be a descriptor; None after an error."""
+    try:
+        return types.tma_spec_of(value.type)
+    except ValueError as error:
+        verify.fail(op, f"map must be a TMA descriptor: {error}")
+        return None
+
+
+def _in_shared(op: Any, pointers: Sequence[ir.Value]) -> bool:
+    for pointer in pointers:
+        if str(pointer.type) != "!llvm.ptr<3>":
+            return verify.fail(op, f"tile and barrier must be in shared memory (!llvm.ptr<3>), got {pointer.type}")
+    return True
+
+
+def _takes(op: Any, spec: TmaSpec, given: Sequence[ir.Value]) -> bool:
+    names = spec.coordinates
+    return len(given) == len(names) or verify.fail(
+        op, f"takes the coordinates {', '.join(names)} of a {spec.form} descriptor of rank {len(spec.box)}, "
+        f"got {len(given)}"
+    )  # fmt: skip
+
+
+def _chunks(op: Any, spec: TmaSpec) -> bool:
+    rows = op.smem_rows.value
+    if rows < spec.rows:
+        return verify.fail(op, f"smem_rows must be at least the box's {spec.rows} rows, got {op.smem_rows}")
+    return spec.copies == 1 or rows * spec.row_bytes % 128 == 0 or verify.fail(
+        op, f"chunks must start at multiples of 128 bytes, got chunks of {rows} rows of {spec.row_bytes} bytes"
+    )
+
+
+def _group(op: Any) -> bool:
+    if op.cta_group.value not in (1, 2):
+        return verify.fail(op, f"cta_group must be 1 or 2, got {op.cta_group}")
+    return 0 <= op.multicast.value < 2**16 or verify.fail(
+        op, f"multicast must be a mask of 16 bits, 0 for none, got {op.multicast}"
+    )
+
+
+# --- wrappers ----------------------------------------------------------------------------------------
+
+
+def tma_load(
+    map: ir.Value, destination: ir.Value, barrier: ir.Value, coordinates: Sequence[Any], *,
+    smem_rows: int | None = None, cta_group: int = 1, multicast: int = 0,
+) -> None:  # fmt: skip
+    """Start one load of a descriptor."""
+    TmaLoadOp(
+        map, destination, barrier, [as_i32(c) for c in coordinates], _smem_rows(map, smem_rows), i64_attr(cta_group),
+        i64_attr(multicast),
+    )  # fmt: skip
+
+
+def tma_load_tile(
+    map: ir.Value, cache: ir.Value, batch: Any, head: Any, base: Any, valid: Any, column: Any, destination: ir.Value,
+    barrier: ir.Value, *, tile_rows: int, smem_rows: int | None = None, cta_group: int = 1, multicast: int = 0,
+    beyond: str = "zero",
+) -> None:  # fmt: skip
+    """Start the loads of a tile of tokens."""
+    TmaLoadTileOp(
+        map, cache, as_i32(batch), as_i32(head), as_i32(base), as_i32(valid), as_i32(column), destination, barrier,
+        i64_attr(tile_rows), i64_attr(smem_rows or tile_rows), i64_attr(cta_group), i64_attr(multicast),
+        ir.StringAttr.get(beyond),
+    )  # fmt: skip
+
+
+def tma_store(map: ir.Value, source: ir.Value, coordinates: Sequence[Any], *, smem_rows: int | None = None) -> None:
+    """Start one store of a descriptor."""
+    TmaStoreOp(map, source, [as_i32(c) for c in coordinates], _smem_rows(map, smem_rows))
+
+
+def tma_wait_stores(pending: int = 0, read: bool = False) -> None:
+    """Wait for stores."""
+    TmaWaitStoresOp(i64_attr(pending), ir.BoolAttr.get(read))
+
+
+def tma_prefetch(map: ir.Value) -> None:
+    """Prefetch a descriptor."""
+    TmaPrefetchOp(map)
+
+
+def tma_init_barrier(barrier: ir.Value, arrivals: int = 1) -> None:
+    """Set up a barrier."""
+    TmaInitBarrierOp(barrier, i64_attr(arrivals))
+
+
+def tma_expect(map: ir.Value, barrier: ir.Value, loads: Any = 1, arrive: bool = True) -> None:
+    """Expect the bytes of loads at a barrier."""
+    TmaExpectOp(map, barrier, as_i32(loads), ir.BoolAttr.get(arrive))
+
+
+def tma_wait(barrier: ir.Value, parity: Any) -> None:
+    """Wait for a barrier's phase."""
+    TmaWaitOp(barrier, as_i32(parity))
+
+
+def _smem_rows(map: ir.Value, rows: int | None) -> ir.IntegerAttr:
+    spec = types.tma_spec_of(map.type)
+    return i64_attr(rows or (spec.tile[0] if spec.form in GATHERS else spec.rows))

@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a kernel knows of a TMA descriptor: box, tile and swizzle, coordinates, places in shared memory.
+
+Pure Python, as ``layout``: the verifiers, the passes, the descriptors' host side and the emulation that tests compare
+with all read it. The formulas use ``+ - * // % ^ >> &`` only and take ints, arrays and values of a kernel alike.
+Boxes and tiles are listed slow to fast, as shapes are written, coordinates fast to slow, as instructions take them.
+
+A *copy* is one instruction and moves one box. A box is at most one swizzle granule wide, so a tile takes a copy a
+column chunk; chunk j of a tile of r rows lies r * (granule bytes) * j bytes into it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import dtypes
+from .dtypes import DType
+from .layout import FA3, PAGED, RAGGED, SCALES, CacheSpec, Field, align_up, cdiv
+
+FORMS = ("tiled", "ragged", "rope", "gather4", "rope_gather4", "scale")
+GATHERS = ("gather4", "rope_gather4")
+SWIZZLE_BYTES = {"none": 16, "32B": 32, "64B": 64, "128B": 128}
+DTYPES = (
+    "f32", "f16", "bf16", "f64", "i32", "i64", "u32", "u64", "i16", "u16", "i8", "u8", "f8e4m3", "f8e5m2", "f8e8m0",
+)  # fmt: skip
+FIELDS = (Field("value", "tensormap", "TMA descriptor, passed by value"),)  # the run-time parts of one
+LARGEST_BOX = 256  # elements in each dimension
+ROWS_A_GATHER = 4
+# What a load takes besides its barrier and place, in order, by form and rank of the box.
+_COORDINATES = {
+    ("tiled", 4): ("page", "slot", "head", "column"),
+    ("tiled", 3): ("row", "head", "column"),
+    ("rope", 4): ("page", "slot", "head", "column"),
+    ("rope", 3): ("row", "head", "column"),
+    ("ragged", 4): ("row", "valid", "head", "column"),
+    ("gather4", 2): ("row0", "row1", "row2", "row3", "column"),
+    ("rope_gather4", 2): ("row0", "row1", "row2", "row3", "column"),
+    ("scale", 2): ("line", "column"),
+}
+
+
+def granule(dtype: DType, swizzle: str) -> int:
+    """Elements of the innermost box dimension that a swizzle mode moves as one; "none" counts as 16 bytes."""
+    if swizzle not in SWIZZLE_BYTES:
+        raise ValueError(f"swizzle must be one of {', '.join(SWIZZLE_BYTES)}, got {swizzle!r}")
+    return SWIZZLE_BYTES[swizzle] // dtype.itemsize
+
+
+def padded_depth(dtype: DType, swizzle: str, depth: int) -> int:
+    """A row's depth rounded up to whole granules."""
+    return align_up(depth, granule(dtype, swizzle))
+
+
+@dataclass(frozen=True)
+class TmaSpec:
+    """The static parameters of a TMA descriptor: what a kernel that takes one is specialised for.
+
+    Parameters
+    ----------
+    form : {"tiled", "ragged", "rope", "gather4", "rope_gather4", "scale"}
+        The constructor that made it.
+    dtype : DType
+    box : tuple of int
+        What one copy moves (one row of it, for the gathers), slow to fast. A box of rank 4 of a "tiled" or "rope"
+        descriptor has pages and slots in dimensions of their own; of rank 3, rows.
+    tile : tuple of int
+        The tile in shared memory that the copies of one load make up: rows first, columns last.
+    swizzle : {"none", "32B", "64B", "128B"}
+    """
+
+    form: str
+    dtype: DType
+    box: tuple[int, ...]
+    tile: tuple[int, ...]
+    swizzle: str = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("box", "tile"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        # MLIR integers have no sign, and copies do not care.
+        object.__setattr__(self, "dtype", dtypes.by_mlir(self.dtype.mlir))
+        for problem in spec_problems(self):
+            raise ValueError(f"{problem}")
+
+    @property
+    def rows(self) -> int:
+        """Rows that one copy moves."""
+        if self.form in GATHERS:
+            return ROWS_A_GATHER
+        return self.box[-2] if self.form == "ragged" else math.prod(self.box[:-2]) if len(self.box) > 2 else 1
+
+    @property
+    def copies(self) -> int:
+        """Copies of one load: the column chunks of the tile."""
+        return self.tile[-1] // self.box[-1]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from row to row of a chunk in shared memory."""
+        return self.box[-1] * self.dtype.itemsize
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes that one copy brings, those filled with zeros included: what a barrier has to expect of it."""
+        return self.rows * self.row_bytes
+
+    @property
+    def load_bytes(self) -> int:
+        """Bytes that one load (all its copies) brings."""
+        return self.copies * self.copy_bytes
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of the tile in shared memory."""
+        return self.tile[0] * self.tile[-1] * self.dtype.itemsize
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that the tile's place in shared memory must be a multiple of: the pattern's period, at least 128."""
+        return max(128, 8 * SWIZZLE_BYTES[self.swizzle]) if self.swizzle != "none" else 128
+
+    @property
+    def paged(self) -> bool:
+        """Whether coordinates are page and slot, not a row."""
+        return self.form in ("tiled", "rope") and len(self.box) == 4
+
+    @property
+    def coordinates(self) -> tuple[str, ...]:
+        """Names of what a load takes, in order."""
+        return _COORDINATES[self.form, len(self.box)]
+
+
+def box_problems(dtype: DType, box: Sequence[int], swizzle: str) -> list[str]:
+    """What the hardware refuses in a box."""
+    found = []
+    if dtype.name not in DTYPES:
+        found.append(f"dtype must be one of {', '.join(DTYPES)}, got {dtype.name}")
+    if swizzle not in SWIZZLE_BYTES:
+        return [*found, f"swizzle must be one of {', '.join(SWIZZLE_BYTES)}, got {swizzle!r}"]
+    if any(not 1 <= b <= LARGEST_BOX for b in box):
+        found.append(f"box must be 1 to {LARGEST_BOX} in each dimension, got {tuple(box)}")
+    inner = box[-1] * dtype.itemsize
+    if inner % 16:
+        found.append(f"the box's last dimension must be a multiple of 16 bytes, got {box[-1]} x {dtype.itemsize} bytes")
+    if swizzle != "none" and inner > SWIZZLE_BYTES[swizzle]:
+        found.append(
+            f"the box's last dimension must be at most the {SWIZZLE_BYTES[swizzle]} bytes of swizzle {swizzle}, "
+            f"got {inner}"
+        )
+    return found
+
+
+def spec_problems(spec: TmaSpec) -> list[str]:
+    """What is wrong with a spec, one sentence each; empty when it is right."""
+    if spec.form not in FORMS:
+        return [f"form must be one of {', '.join(FORMS)}, got {spec.form}"]
+    ranks = [rank for form, rank in _COORDINATES if form == spec.form]
+    if len(spec.box) not in ranks:
+        return [f"box of the form {spec.form} must have rank {' or '.join(map(str, ranks))}, got {spec.box}"]
+    found = box_problems(spec.dtype, spec.box, spec.swizzle)
+    if found:
+        return found
+    single = {"ragged": spec.box[:2], "tiled": spec.box[-2:-1], "rope": spec.box[-2:-1]}.get(spec.form, spec.box[:1])
+    if spec.paged:
+        single += spec.box[:1]
+    if any(extent != 1 for extent in single):
+        found.append(f"box of the form {spec.form} must be 1 in all dimensions but rows and columns, got {spec.box}")
+    if len(spec.tile) < 2 or any(extent < 1 for extent in spec.tile) or math.prod(spec.tile[1:-1]) != 1:
+        return [*found, f"tile must be rows and columns with nothing but 1 between, got {spec.tile}"]
+    if spec.tile[0] % spec.rows or (spec.form not in GATHERS and spec.tile[0] != spec.rows):
+        multiple = "a multiple of 4" if spec.form in GATHERS else "those of the box"
+        found.append(f"the tile's rows must be {multiple}, got a tile {spec.tile} of boxes {spec.box}")
+    if spec.tile[-1] % spec.box[-1]:
+        found.append(f"the tile's columns must be whole boxes of {spec.box[-1]}, got {spec.tile[-1]}")
+    if spec.swizzle != "none" and spec.row_bytes != SWIZZLE_BYTES[spec.swizzle]:
+        found.append(f"a box's row must be the {SWIZZLE_BYTES[spec.swizzle]} bytes of swizzle {spec.swizzle}, "
+                     f"got {spec.row_bytes}")
+    if spec.copies > 1 and spec.tile[0] * spec.row_bytes % 128:
+        found.append(f"chunks of a tile must be multiples of 128 bytes, got {spec.tile[0]} rows of {spec.row_bytes}")
+    return found
+
+
+# --- forms of caches -------------------------------------------------------------------------------
+
+
+def _refuse_kind(spec: CacheSpec, what: str) -> None:
+    if spec.kind in (FA3, SCALES):
+        why = "a cache of that kind has no rows" if spec.kind == FA3 else "scales are read one by one"
+        raise ValueError(
+            f"{what} needs a paged or continuous cache, or a dense or ragged operand, got {spec.kind}: {why}"
+        )
+
+
+def _columns(dtype: DType, columns: int, swizzle: str, name: str) -> int:
+    g = granule(dtype, swizzle)
+    if columns < 1 or columns % g:
+        raise ValueError(f"{name} must be a multiple of {g} elements (swizzle {swizzle}), got {columns}")
+    return g
+
+
+def _rows_of_page(spec: CacheSpec, rows: int) -> None:
+    if spec.paged and (rows > spec.page_size or spec.page_size % rows):
+        raise ValueError(f"a box must not cross a page of {spec.page_size} tokens: its rows must divide it, got {rows}")
+
+
+def tiled(
+    spec: CacheSpec, rows: int, depth: int | None = None, swizzle: str = "128B", paged: bool | None = None
+) -> TmaSpec:
+    """Rows of one head: what ``create_tma_tile`` makes.
+
+    Parameters
+    ----------
+    spec : CacheSpec
+    rows : int
+        Tokens of a tile; they divide the page size, so that a box does not cross a page.
+    depth : int, optional
+        Elements of the head that one load brings, a multiple of the granule; by default the head size, padded.
+    swizzle : {"none", "32B", "64B", "128B"}
+    paged : bool, optional
+        Pages and slots in dimensions of their own (rank 4) rather than rows (rank 3); by default for caches. Only then
+        nothing but the view's own pages can be loaded, and rows beyond 2**31 be reached.
+
+    Raises
+    ------
+    ValueError
+        If the cache, or the hardware, cannot.
+    """
+    _refuse_kind(spec, "a TMA tile")
+    _rows_of_page(spec, rows)
+    depth = padded_depth(spec.dtype, swizzle, spec.head_size) if depth is None else depth
+    g = _columns(spec.dtype, depth, swizzle, "depth")
+    page = (1,) if _is_paged(spec, paged) else ()
+    return TmaSpec("tiled", spec.dtype, (*page, rows, 1, g), (rows, 1, depth), swizzle)
+
+
+def _is_paged(spec: CacheSpec, paged: bool | None) -> bool:
+    if paged and spec.kind == RAGGED:
+        raise ValueError("coordinates of page and slot need sequences of one length, got a ragged operand")
+    return spec.of_cache if paged is None else paged
+
+
+def ragged(spec: CacheSpec, rows: int, depth: int | None = None, swizzle: str = "128B") -> TmaSpec:
+    """Rows of one head of which a load brings the first n: what ``create_ragged_tma_tile`` makes."""
+    _refuse_kind(spec, "a ragged TMA tile")
+    depth = padded_depth(spec.dtype, swizzle, spec.head_size) if depth is None else depth
+    g = _columns(spec.dtype, depth, swizzle, "depth")
+    return TmaSpec("ragged", spec.dtype, (1, 1, rows, g), (rows, depth), swizzle)
+
+
+def rope_width(spec: CacheSpec, padded_depth: int) -> int:
+    """bf16 elements behind the content of a row; ValueError for a cache that has no such part."""
+    if spec.kind != PAGED:
+        raise ValueError(f"a rope TMA tile needs a paged cache, got {spec.kind}")
+    if spec.dtype.bits != 8:
+        raise ValueError(f"a rope part behind the content needs an 8-bit cache, got {spec.dtype.name}")
+    if spec.num_heads != 1:
+        raise ValueError(f"a rope part behind the content needs one head, got {spec.num_heads}")
+    if not 0 < padded_depth < spec.head_size:
+        raise ValueError(f"the content must be from 1 to {spec.head_size - 1} bytes of a row, got {padded_depth}")
+    if padded_depth % 16 or (spec.head_size - padded_depth) % 2:
+        raise ValueError(f"the content must be a multiple of 16 bytes and the rest of a row of {spec.head_size} whole "
+                         f"bf16 elements, got {padded_depth}")
+    return (spec.head_size - padded_depth) // 2
+
+
+def rope(
+    spec: CacheSpec, rows: int, padded_depth: int, rope: int, swizzle: str = "128B", paged: bool | None = None
+) -> TmaSpec:
+    """The bf16 rope part of rows whose 8-bit content comes first: what ``create_rope_tma_tile`` makes."""
+    if rope_width(spec, padded_depth) != rope:
+        raise ValueError(f"a row of {spec.head_size} bytes must be {padded_depth} of content and {rope} bf16 of rope, "
+                         f"which makes {padded_depth + 2 * rope}")
+    _rows_of_page(spec, rows)
+    g = _columns(dtypes.bf16, rope, swizzle, "rope")
+    page = (1,) if _is_paged(spec, paged) else ()
+    return TmaSpec("rope", dtypes.bf16, (*page, rows, 1, g), (rows, 1, rope), swizzle)
+
+
+def _gathered(form: str, dtype: DType, width: int, height: int, swizzle: str) -> TmaSpec:
+    if height < 4 or height % 4:
+        raise ValueError(f"height must be a positive multiple of 4, got {height}")
+    box = width if swizzle == "none" else granule(dtype, swizzle)
+    return TmaSpec(form, dtype, (1, box), (height, align_up(width, box)), swizzle)
+
+
+def gather4(
+    spec: CacheSpec,
+    width: int,
+    height: int = 4,
+    row_pitch: int | None = None,
+    dtype: DType | None = None,
+    swizzle: str = "none",
+) -> TmaSpec:
+    """Four arbitrary rows a copy: what ``create_gather4_tma_tile`` makes. sm_100a.
+
+    Parameters
+    ----------
+    width : int
+        Elements of a row to load, in ``dtype``.
+    height : int
+        Rows of the tile, a multiple of 4; a load brings four.
+    row_pitch : int, optional
+        Elements from one row to the next, in ``dtype``; the cache's, which is the default.
+    dtype : DType, optional
+        What to load the rows as: i64 over an fp8 row makes one linear box of it.
+    """
+    _refuse_kind(spec, "a gather4 TMA tile")
+    dtype = spec.dtype if dtype is None else dtype
+    row_bytes = spec.token_stride * spec.dtype.itemsize
+    pitch = row_bytes // dtype.itemsize if row_pitch is None else row_pitch
+    if pitch * dtype.itemsize != row_bytes:
+        raise ValueError(f"row_pitch must be the cache's row of {row_bytes} bytes, got {pitch} elements of "
+                         f"{dtype.itemsize}")
+    if not 0 < width <= pitch:
+        raise ValueError(f"width must be from 1 to the row pitch {pitch}, got {width}")
+    return _gathered("gather4", dtype, width, height, swizzle)
+
+
+def rope_gather4(spec: CacheSpec, padded_depth: int, rope: int, height: int = 4, swizzle: str = "none") -> TmaSpec:
+    """Four arbitrary rows of the bf16 rope part a copy: what ``create_rope_gather4_tma_tile`` makes. sm_100a."""
+    most = rope_width(spec, padded_depth)
+    if not 0 < rope <= most:
+        raise ValueError(f"rope must be from 1 to {most} bf16 elements, got {rope}")
+    return _gathered("rope_gather4", dtypes.bf16, rope, height, swizzle)
+
+
+def scale(dtype: DType, count: int) -> TmaSpec:
+    """``count`` scales of a row of them: what ``create_scale_tma_tile`` makes."""
+    return TmaSpec("scale", dtype, (1, count), (1, count))
+
+
+# --- coordinates and places ------------------------------------------------------------------------
+
+
+def copy_coordinates(spec: TmaSpec, given: Sequence[Any], chunk: int) -> list[Any]:
+    """Coordinates of one copy of a load, fast to slow, as the instruction takes them.
+
+    Parameters
+    ----------
+    given : sequence
+        What the load takes, in the order of ``spec.coordinates``.
+    chunk : int
+        Which column chunk, from 0 to ``spec.copies`` - 1.
+
+    Returns
+    -------
+    list
+        For the gathers the column, then four rows.
+    """
+    *rest, column = given
+    column = column + chunk * spec.box[-1]
+    if spec.form in GATHERS:
+        return [column, *rest]
+    if spec.form == "ragged":
+        row, valid, head = rest
+        # The base lies BM rows early and BM is a dimension of its own: line i of the box is row + i, and lines from
+        # valid on fall out of that dimension.
+        return [column, spec.rows - valid, head, row + valid]
+    return [column, *reversed(rest)]
+
+
+def shared_offset(spec: TmaSpec, row: Any, column: Any, rows: int | None = None) -> Any:
+    """Byte of an element in the tile.
+
+    Parameters
+    ----------
+    row, column : int, array or value
+        In the tile: row below ``rows``, column below ``spec.tile[-1]``.
+    rows : int, optional
+        Rows of the tile in shared memory, which several loads may make up; by default those of the descriptor's tile.
+    """
+    rows = spec.tile[0] if rows is None else rows
+    itemsize, width = spec.dtype.itemsize, spec.box[-1]
+    linear = row * spec.row_bytes + (column % width) * itemsize
+    if spec.copies > 1:
+        linear = linear + (column // width) * (rows * spec.row_bytes)
+    if spec.swizzle == "none":
+        return linear
+    # Address bits 4 to 6 (fewer for narrower modes) are flipped by the three bits above 6.
+    return linear ^ ((linear >> 3) & (SWIZZLE_BYTES[spec.swizzle] - 16))
+
+
+def tile_loads(spec: TmaSpec, tile_rows: int) -> int:
+    """Loads that make up a tile of so many rows."""
+    return cdiv(tile_rows, spec.rows)
+
+
+def tile_problems(spec: TmaSpec, cache: CacheSpec, tile_rows: int, smem_rows: int) -> list[str]:
+    """What is wrong with loading a tile of a cache's tokens with a descriptor; empty when it is right."""
+    if spec.form not in ("tiled", "rope"):
+        return [f"takes a descriptor of the form tiled or rope, got {spec.form}: use kv.tma_load"]
+    if cache.kind in (FA3, SCALES):
+        return [f"needs a paged or continuous cache, or a dense or ragged operand, got {cache.kind}, which has no rows"]
+    found = []
+    if spec.paged and cache.kind == RAGGED:
+        found.append("coordinates of page and slot need sequences of one length, got a ragged operand")
+    if spec.form == "tiled" and spec.dtype != cache.dtype:
+        found.append(f"the descriptor must have the cache's dtype {cache.dtype.name}, got {spec.dtype.name}")
+    if spec.form == "rope" and (cache.kind != PAGED or cache.dtype.bits != 8):
+        found.append(f"a rope descriptor needs a paged 8-bit cache, got {cache.kind} {cache.dtype.name}")
+    if tile_rows < 1 or tile_rows % spec.rows:
+        found.append(f"tile_rows must be a multiple of the box's {spec.rows} rows, got {tile_rows}")
+    if cache.paged and cache.page_size % spec.rows:
+        found.append(f"the box's rows must divide the page size {cache.page_size}, got {spec.rows}")
+    if smem_rows < tile_rows:
+        found.append(f"smem_rows must be at least the tile's {tile_rows}, got {smem_rows}")
+    if (tile_rows > spec.rows and spec.rows * spec.row_bytes % 128) or (
+        spec.copies > 1 and smem_rows * spec.row_bytes % 128
+    ):
+        found.append(f"each copy must start at a multiple of 128 bytes of shared memory, got boxes of {spec.rows} and "
+                     f"chunks of {smem_rows} rows of {spec.row_bytes} bytes")
+    return found

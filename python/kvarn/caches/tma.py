@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The ``create_*_tma_tile`` methods of caches and operands: TMA descriptors that kernels take as arguments.
+
+A descriptor is made for the device that the buffers lie on, and keeps them alive; of host buffers it is a
+description without the device's bytes, which is enough to compile with. It holds addresses and extents: a cache of
+other buffers, or of more pages, needs a new one. Lengths and the lookup table are no part of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn.dialect import dtypes, layout
+from kvarn.dialect.layout import CacheSpec
+from kvarn.runtime import tensormap
+from kvarn.runtime.buffers import BufferView
+from kvarn.runtime.tensormap import EncodedTensorMap
+
+
+class TmaTiles:
+    """What caches and operands share. Needs ``spec``, ``fields()``, ``device`` and the buffers in ``_keep``."""
+
+    __slots__ = ()
+    spec: Any
+    fields: Any
+    _keep: tuple[BufferView, ...]
+
+    def _described(self) -> tuple[CacheSpec, tuple[int, ...]]:
+        return (self.spec if isinstance(self.spec, CacheSpec) else self.spec.cache), self.fields()
+
+    def create_tma_tile(
+        self, swizzle: str = "128B", *, tile_rows: int, depth: int | None = None, paged: bool | None = None
+    ) -> EncodedTensorMap:
+        """A descriptor whose loads bring rows of one head.
+
+        Parameters
+        ----------
+        swizzle : {"none", "32B", "64B", "128B"}
+            How rows lie in shared memory; ``kv.tma.shared_offset`` finds elements there.
+        tile_rows : int
+            Tokens of a box; they divide the page size, so that a box does not cross a page. At most 256.
+        depth : int, optional
+            Elements of the head that one load brings, a multiple of the swizzle's bytes (16 for "none"); by default
+            the head size, rounded up. Elements past the head are zeros.
+        paged : bool, optional
+            Whether coordinates are page and slot (rank 4) or row (rank 3). By default page and slot for caches: rows of
+            other layers are out of reach then, and pools may have more than 2**31 rows.
+
+        Returns
+        -------
+        EncodedTensorMap
+            An argument for a kernel's ``kv.TensorMap`` parameter.
+
+        Raises
+        ------
+        ValueError
+            If the cache has no rows (fa3) or the hardware cannot; the message says why.
+        """
+        made = tensormap.describe_tile(*self._described(), tile_rows, depth=depth, swizzle=swizzle, paged=paged)
+        return tensormap.of_owner(made, self)
+
+    def create_ragged_tma_tile(
+        self, swizzle: str = "128B", *, tile_rows: int, depth: int | None = None, before_is_mapped: bool = False
+    ) -> EncodedTensorMap:
+        """A descriptor whose loads bring, and whose stores write, the first n of ``tile_rows`` rows of one head.
+
+        The rest of a load is zeros. The descriptor's base lies ``tile_rows`` rows before the view, which must be mapped
+        memory.
+
+        Parameters
+        ----------
+        swizzle, depth
+            As of ``create_tma_tile``.
+        tile_rows : int
+            At most 256; a box may not pass the end of a page, which n sees to.
+        before_is_mapped : bool
+            The caller vouches for the memory before the view; otherwise it must belong to the cache's own buffer.
+
+        Raises
+        ------
+        ValueError
+            If there is no such memory, or as of ``create_tma_tile``.
+        """
+        spec, fields = self._described()
+        made = tensormap.describe_ragged_tile(spec, fields, tile_rows, depth=depth, swizzle=swizzle)
+        first = self._first_address()
+        if not before_is_mapped and made.base < first:
+            raise ValueError(
+                f"the {tile_rows} rows before the view must be mapped memory, got a view that starts "
+                f"{fields[0] - first} bytes into its buffer, which is {first - made.base} too few: use fewer rows or "
+                "create_tma_tile, or vouch for the memory with before_is_mapped=True"
+            )
+        return tensormap.of_owner(made, self)
+
+    def _first_address(self) -> int:
+        """Where the buffer starts that the view lies in."""
+        return self._keep[0].data
+
+    def create_gather4_tma_tile(
+        self,
+        *,
+        tile_width: int,
+        tile_height: int = 4,
+        tile_stride: int | None = None,
+        swizzle: str = "none",
+        tma_dtype: Any = None,
+        l2_promotion: int = 0,
+    ) -> EncodedTensorMap:
+        """A descriptor whose copies bring four arbitrary rows. For kernels of sm_100a.
+
+        Parameters
+        ----------
+        tile_width : int
+            Elements of a row to load, in ``tma_dtype``.
+        tile_height : int
+            Rows of the tile, a multiple of 4; a load brings four.
+        tile_stride : int, optional
+            Elements from one row to the next, in ``tma_dtype``: the cache's, which is the default.
+        swizzle : {"none", "32B", "64B", "128B"}
+            With "none" a box spans ``tile_width``, which is then at most 256.
+        tma_dtype : dtype, optional
+            What to load rows as; by default the storage type.
+        l2_promotion : {0, 64, 128, 256}
+            Bytes that the L2 cache fetches around a miss.
+        """
+        made = tensormap.describe_gather4(
+            *self._described(), tile_width, height=tile_height, row_pitch=tile_stride,
+            dtype=None if tma_dtype is None else dtypes.of(tma_dtype), swizzle=swizzle, l2_promotion=l2_promotion,
+        )  # fmt: skip
+        return tensormap.of_owner(made, self)
+
+
+    # What only caches with a bf16 rope part behind their 8-bit content have: paged ones of one head.
+
+    def create_rope_tma_tile(
+        self, swizzle: str = "128B", *, tile_rows: int, rope: int, padded_depth: int, paged: bool | None = None
+    ) -> EncodedTensorMap:
+        """A descriptor whose loads bring the rope part of rows, as bf16.
+
+        Parameters
+        ----------
+        swizzle, tile_rows, paged
+            As of ``create_tma_tile``.
+        rope : int
+            bf16 elements of the rope part, a multiple of the swizzle's bytes.
+        padded_depth : int
+            Bytes of content before it, padding included; ``padded_depth + 2 * rope`` is the row.
+        """
+        made = tensormap.describe_rope_tile(
+            *self._described(), tile_rows, padded_depth, rope, swizzle=swizzle, paged=paged
+        )
+        return tensormap.of_owner(made, self)
+
+    def create_rope_gather4_tma_tile(
+        self, *, tile_width: int, padded_depth: int, tile_height: int = 4, swizzle: str = "none", l2_promotion: int = 0
+    ) -> EncodedTensorMap:
+        """A descriptor whose copies bring the first ``tile_width`` elements of the rope part of four arbitrary rows.
+
+        For kernels of sm_100a. Parameters as of ``create_gather4_tma_tile`` and ``create_rope_tma_tile``.
+        """
+        made = tensormap.describe_rope_gather4(
+            *self._described(), padded_depth, tile_width, height=tile_height, swizzle=swizzle, l2_promotion=l2_promotion
+        )
+        return tensormap.of_owner(made, self)
+
+
+class OperandTmaTiles(TmaTiles):
+    """What operands have besides. Needs the host model in ``_model``."""
+
+    __slots__ = ()
+    _model: Any
+
+    def _first_address(self) -> int:
+        return self._model._keep[0].data
+
+    def create_scale_tma_tile(self, *, count: int) -> EncodedTensorMap:
+        """A descriptor whose loads bring ``count`` consecutive scales, of all scales in one row.
+
+        The scale of granule g of head h of row r is number ``(r * H + h) * G + g``; their count must be a multiple of
+        4. Loads take the coordinates 0 and the first scale's number.
+
+        Raises
+        ------
+        ValueError
+            For an operand over a cache, whose scales lie in pages; without scales; or if the hardware cannot.
+        """
+        spec, fields = self._described()
+        if spec.of_cache:
+            raise ValueError("create_scale_tma_tile needs a dense or ragged operand, got one over a "
+                             f"{spec.kind} cache, whose scales lie in pages: read them with load_scale")
+        if spec.scale_dtype is None:
+            raise ValueError("create_scale_tma_tile needs an operand with scales, got one without")
+        at = dict(zip((f.name for f in layout.operand_fields(spec)), fields, strict=True))
+        block = at["capacity"] * spec.num_heads * spec.num_scales
+        if at["scales_stride0"] != block and at["num_blocks"] > 1:
+            raise ValueError(f"scales must be packed to be one row, got sequences {at['scales_stride0']} scales apart, "
+                             f"which have {block}")
+        made = tensormap.describe_scales(spec.scale_dtype, at["scales"], at["num_blocks"] * block, count)
+        return tensormap.of_owner(made, self)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Ragged batches beside the caches of a step: sliced_add, merge_ragged, shift_tokens."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from kvarn.dialect import dtypes
+from kvarn.programs import Operation, Schedule
+
+from . import checks
+
+NUMBERS = ("f32", "f16", "bf16", "i8", "u8", "i16", "u16", "i32", "u32")
+
+
+def _alike(seen: SimpleNamespace, title: str, *names: str) -> None:
+    """Buffers [rows, C] of one dtype and width."""
+    first = getattr(seen, names[0])
+    checks.has_shape(first, ("rows", "C"), f"{title}: {names[0]}")
+    for name in names[1:]:
+        other = getattr(seen, name)
+        checks.has_shape(other, ("rows", first.shape[1]), f"{title}: {name}")
+        checks.has_dtype(other, (first.dtype.name,), f"{title}: {name}")
+    if first.shape[1] < 1:
+        raise ValueError(f"{title}: {names[0]} must have at least one column, got none")
+
+
+def _check_sliced_add(seen: SimpleNamespace) -> None:
+    title = "kv.ops.sliced_add"
+    _alike(seen, title, "a", "b", "out")
+    checks.has_dtype(seen.a, NUMBERS, f"{title}: a")
+    checks.has_shape(seen.out, tuple(seen.a.shape), f"{title}: out")
+    checks.has_shape(seen.b, tuple(seen.a.shape), f"{title}: b")
+
+
+_SLICED_ADD = Operation("kv.sliced_add", {"a": 1, "b": 1, "out": 1}, _check_sliced_add)
+
+
+def sliced_add(a: Any, b: Any, end: int, out: Any = None, *, schedule: Schedule = None, stream: Any = None) -> Any:
+    """a + b in the rows below ``end``, ``a`` in the others: what adds LoRA's share to the requests that have one.
+
+    Parameters
+    ----------
+    a, b : array-like [rows, C]
+        Of one dtype: f32, f16, bf16, or integers of up to 32 bits. Floats are added in f32 and rounded once.
+    end : int
+        May be above the rows.
+    out : array-like [rows, C], optional
+        May be ``a`` itself. When not given it is allocated by the library of ``a`` (torch, CuPy or NumPy).
+    schedule, stream
+        As of :func:`append`.
+
+    Returns
+    -------
+    array-like [rows, C]
+        ``out``.
+    """
+    title = "kv.ops.sliced_add"
+    end = checks.count(end, "end", title)
+    if out is None:
+        out = checks.empty_like(a, "out", title)
+    _SLICED_ADD((a, b, end, out), (), schedule, stream)
+    return out
+
+
+def _check_merge(seen: SimpleNamespace) -> None:
+    title = "kv.ops.merge_ragged"
+    _alike(seen, title, "a", "b", "out")
+    checks.has_shape(seen.out, (seen.a.shape[0] + seen.b.shape[0], seen.a.shape[1]), f"{title}: out")
+    checks.offsets(seen.a_offsets, None, f"{title}: a_offsets")
+    for name in ("b_offsets", "out_offsets"):
+        checks.has_shape(getattr(seen, name), tuple(seen.a_offsets.shape), f"{title}: {name}")
+
+
+_MERGE = Operation("kv.merge_ragged", {"a": 1, "b": 1, "out": 1}, _check_merge, written=("out", "out_offsets"))
+
+
+def merge_ragged(
+    a: Any,
+    a_offsets: Any,
+    b: Any,
+    b_offsets: Any,
+    out: Any = None,
+    out_offsets: Any = None,
+    *,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """Join two ragged batches sequence by sequence: each has its rows of ``a``, then those of ``b``.
+
+    Parameters
+    ----------
+    a, b : array-like [Ta, C] and [Tb, C], or [Ta] and [Tb]
+        Of one dtype.
+    a_offsets, b_offsets : uint32 or int32 array-like [B + 1]
+        Rows of each sequence; rows of no sequence are left out.
+    out : array-like [Ta + Tb, C] or [Ta + Tb], optional
+        When not given it is allocated by the library of ``a`` (torch, CuPy or NumPy). Rows from ``out_offsets[B]`` on
+        are not written.
+    out_offsets : uint32 or int32 array-like [B + 1], optional
+        Likewise, like ``a_offsets``.
+    schedule, stream
+        As of :func:`append`.
+
+    Returns
+    -------
+    tuple of array-like
+        ``out`` and ``out_offsets``.
+    """
+    title = "kv.ops.merge_ragged"
+    shape, other = checks.shape_of(a, f"{title}: a"), checks.shape_of(b, f"{title}: b")
+    if len(shape) not in (1, 2) or len(other) != len(shape):
+        raise ValueError(f"{title}: a and b must have 1 or 2 dimensions, both, got shapes {list(shape)}, {list(other)}")
+    if out is None:
+        out = checks.empty(a, (shape[0] + other[0], *shape[1:]), None, "out", title)
+    if out_offsets is None:
+        out_offsets = checks.empty_like(a_offsets, "out_offsets", title)
+    rows = (a, b, out) if len(shape) == 2 else tuple(x.reshape(-1, 1) for x in (a, b, out))
+    _MERGE((rows[0], a_offsets, rows[1], b_offsets, rows[2], out_offsets), (), schedule, stream)
+    return out, out_offsets
+
+
+def _check_shift(seen: SimpleNamespace) -> None:
+    title = "kv.ops.shift_tokens"
+    checks.has_shape(seen.tokens, ("T",), f"{title}: tokens")
+    checks.has_shape(seen.out, tuple(seen.tokens.shape), f"{title}: out")
+    checks.has_shape(seen.bonus, ("B",), f"{title}: bonus")
+    checks.offsets(seen.row_offsets, seen.bonus.shape[0], f"{title}: row_offsets")
+
+
+_SHIFT = Operation("kv.shift_tokens", {}, _check_shift)
+
+
+def shift_tokens(
+    tokens: Any, row_offsets: Any, bonus: Any, out: Any = None, *, schedule: Schedule = None, stream: Any = None
+) -> Any:
+    """Drop each sequence's first token and append its bonus token: the input of a draft model's step.
+
+    Parameters
+    ----------
+    tokens : int32 or uint32 array-like [T]
+    row_offsets : uint32 or int32 array-like [B + 1]
+    bonus : int32 or uint32 array-like [B]
+        An empty sequence takes none.
+    out : int32 or uint32 array-like [T], optional
+        Not ``tokens`` itself. When not given it is allocated by the library of ``tokens`` (torch, CuPy or NumPy).
+        Tokens of no sequence are not written.
+    schedule, stream
+        As of :func:`append`.
+
+    Returns
+    -------
+    array-like [T]
+        ``out``.
+    """
+    title = "kv.ops.shift_tokens"
+    if out is None:
+        out = checks.empty(tokens, checks.shape_of(tokens, f"{title}: tokens"), dtypes.i32, "out", title)
+    if out is tokens:
+        raise ValueError(f"{title}: out must not be tokens: a token moves to where another is read; give a buffer")
+    _SHIFT((tokens, row_offsets, bonus, out), (), schedule, stream)
+    return out

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Queries, and keys that stand in the cache, rotated and normalised: rope, rope_padded, qk_norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from kvarn.dialect.layout import CacheSpec
+from kvarn.programs import Operation, Schedule
+
+from . import checks
+from .checks import layer_of
+
+
+def _in_place(spec: CacheSpec, title: str) -> None:
+    """Keys of a cache can be changed where they are."""
+    checks.without_scales(spec, title, "rotate before quantizing, with kv.ops.rope_append")
+    if not spec.dtype.is_float:
+        raise ValueError(f"{title}: needs a cache of floats, got {spec.dtype.name}")
+
+
+def _query(seen: SimpleNamespace, shape: tuple[int | str, ...], title: str, prefix: str = "") -> None:
+    """A query and its output."""
+    query, out = (getattr(seen, prefix + n) for n in ("query", "query_out"))
+    checks.has_shape(query, shape, f"{title}: {prefix}query")
+    checks.has_dtype(query, checks.FLOATS, f"{title}: {prefix}query")
+    checks.has_shape(out, tuple(query.shape), f"{title}: {prefix}query_out")
+    if out.dtype != query.dtype:
+        raise TypeError(
+            f"{title}: {prefix}query_out must have the dtype of query, {query.dtype.name}, got {out.dtype.name}"
+        )
+
+
+def _positions(seen: SimpleNamespace, tokens: tuple[int, ...], title: str) -> None:
+    """Given positions and their sections."""
+    sections = seen.attributes["mrope_section"]
+    if seen.position_ids is None:
+        if sections:
+            raise ValueError(f"{title}: mrope_section needs position_ids, got none")
+        return
+    checks.has_shape(
+        seen.position_ids, (max(1, len(sections)) if sections else "sections", *tokens), f"{title}: position_ids"
+    )
+    if seen.position_ids.shape[0] < 1:
+        raise ValueError(f"{title}: position_ids must have at least one section, got none")
+    if sections and sum(sections) != seen.freqs.shape[1] // 2:
+        raise ValueError(
+            f"{title}: mrope_section must add up to the {seen.freqs.shape[1] // 2} pairs of freqs_cis, got "
+            f"{list(sections)}"
+        )
+
+
+def _check_rope(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.rope"
+    _in_place(spec, title)
+    _query(seen, ("T", "Hq", "Dq"), title)
+    checks.rotation(seen.freqs, min(spec.head_size, seen.query.shape[2]), f"{title}: freqs_cis")
+    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
+    _positions(seen, tuple(seen.query.shape[:1]), title)
+
+
+_ROPE = Operation("kv.rope", {"query": 1, "freqs": 1, "query_out": 1}, _check_rope)
+
+
+def rope(
+    collection: Any,
+    layer: int,
+    query: Any,
+    row_offsets: Any,
+    freqs_cis: Any,
+    *,
+    interleaved: bool = True,
+    position_ids: Any = None,
+    mrope_section: Sequence[int] | None = None,
+    query_out: Any = None,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> Any:
+    """Rotate the new tokens' queries, and their keys that already stand in the cache, by their positions.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        Of floats, without scales; an MLA one too.
+    layer : int
+    query : f32, f16 or bf16 array-like [T, Hq, Dq]
+        Dq may differ from the cache's head size: each side turns its own last or first R dims.
+    row_offsets : uint32 or int32 array-like [B + 1]
+    freqs_cis : f32 array-like [positions, R]
+        (cos, sin) pairs interleaved; R even. Positions out of the table are brought into it.
+    interleaved : bool
+        Rotate pairs (2k, 2k + 1) of the *last* R dims; else pairs (k, k + R/2) of the *first* R.
+    position_ids : uint32 or int32 array-like [sections, T] or [T], optional
+        Rows of ``freqs_cis`` to use instead of the cache positions.
+    mrope_section : sequence of int, optional
+        Pairs that each section of ``position_ids`` turns, in order; they add up to R/2. Without it the first section
+        turns all.
+    query_out : array-like [T, Hq, Dq], optional
+        May be ``query`` itself. When not given it is allocated by the query's library (torch, CuPy or NumPy).
+    schedule, stream
+        As of :func:`append`.
+
+    Returns
+    -------
+    array-like [T, Hq, Dq]
+        ``query_out``. Rows before the first offset and from the last on are not written.
+    """
+    title = "kv.ops.rope"
+    layer = layer_of(collection, layer, title)
+    if position_ids is None:
+        checks.positions_cover(freqs_cis, collection, title)
+    elif len(checks.shape_of(position_ids, f"{title}: position_ids")) == 1:
+        position_ids = position_ids.reshape(1, -1)
+    if query_out is None:
+        query_out = checks.empty_like(query, "query_out", title)
+    operands = (collection, layer, query, row_offsets, freqs_cis, query_out, position_ids)
+    _ROPE(operands, _attributes(interleaved, mrope_section, title), schedule, stream)
+    return query_out
+
+
+def _attributes(interleaved: bool, mrope_section: Sequence[int] | None, title: str) -> tuple[tuple[str, Any], ...]:
+    sections = () if mrope_section is None else tuple(checks.count(n, "mrope_section", title) for n in mrope_section)
+    return (("interleaved", bool(interleaved)), ("mrope_section", sections))
+
+
+# --- rope_padded ---------------------------------------------------------------------------------
+
+
+def _check_rope_padded(seen: SimpleNamespace) -> None:
+    spec, title, batch = checks.spec_of(seen), "kv.ops.rope_padded", seen.collection.batch_size
+    _in_place(spec, title)
+    _query(seen, (batch, "S", "Hq", "Dq"), title)
+    checks.few_enough(seen.query.shape, f"{title}: query")
+    checks.rotation(seen.freqs, min(spec.head_size, seen.query.shape[3]), f"{title}: freqs_cis")
+    checks.has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
+    _positions(seen, tuple(seen.query.shape[:2]), title)
+
+
+_ROPE_PADDED = Operation("kv.rope_padded", {"query": 2, "freqs": 1, "query_out": 2}, _check_rope_padded)
+
+
+def rope_padded(
+    collection: Any,
+    layer: int,
+    query: Any,
+    valid_lengths: Any,
+    freqs_cis: Any,
+    *,
+    interleaved: bool = True,
+    position_ids: Any = None,
+    mrope_section: Sequence[int] | None = None,
+    query_out: Any = None,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> Any:
+    """:func:`rope` of a padded batch.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        Of floats, without scales; an MLA one too.
+    layer : int
+    query : f32, f16 or bf16 array-like [B, S, Hq, Dq]
+        Token t of sequence b stands at position ``cache_lengths[b] + t``.
+    valid_lengths : uint32 or int32 array-like [B]
+        Tokens t >= ``valid_lengths[b]`` are skipped: neither their query is written nor their key touched.
+    freqs_cis, interleaved, mrope_section
+        As of :func:`rope`.
+    position_ids : uint32 or int32 array-like [sections, B, S] or [B, S], optional
+        Rows of ``freqs_cis`` to use instead of the cache positions.
+    query_out : array-like [B, S, Hq, Dq], optional
+        May be ``query`` itself. When not given it is allocated by the query's library (torch, CuPy or NumPy).
+    schedule, stream
+        As of :func:`append`.
+
+    Returns
+    -------
+    array-like [B, S, Hq, Dq]
+        ``query_out``.
+    """
+    title = "kv.ops.rope_padded"
+    layer = layer_of(collection, layer, title)
+    if position_ids is None:
+        checks.positions_cover(freqs_cis, collection, title)
+    else:
+        shape = checks.shape_of(position_ids, f"{title}: position_ids")
+        if len(shape) == 2:
+            position_ids = position_ids.reshape(1, *shape)
+    if query_out is None:
+        query_out = checks.empty_like(query, "query_out", title)
+    operands = (collection, layer, query, valid_lengths, freqs_cis, query_out, position_ids)
+    _ROPE_PADDED(operands, _attributes(interleaved, mrope_section, title), schedule, stream)
+    return query_out
+
+
+# --- qk_norm -------------------------------------------------------------------------------------
+
+
+class IndexHeads(NamedTuple):
+    """The heads of an indexer, which :func:`qk_norm` does in the same launch.
+
+    Attributes
+    ----------
+    collection : KV cache collection
+        With the head size of the main one, and as many sequences.
+    query : f32, f16 or bf16 array-like [T, Hi, D]
+    q_gamma, k_gamma : f32, f16 or bf16 array-like [D]
+    query_out : array-like [T, Hi, D], optional
+        May be ``query`` itself. When not given it is allocated by the query's library.
+    """
+
+    collection: Any
+    query: Any
+    q_gamma: Any
+    k_gamma: Any
+    query_out: Any = None
+
+
+def _check_qk_norm(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.qk_norm"
+    for prefix in ("", "index_"):
+        collection = getattr(seen, prefix + "collection")
+        if collection is None:
+            continue
+        found = collection.spec.cache
+        _in_place(found, title)
+        if found.head_size != spec.head_size:
+            raise ValueError(
+                f"{title}: index.collection must have the head size of the collection, {spec.head_size}, got "
+                f"{found.head_size}"
+            )
+        if collection.batch_size != seen.collection.batch_size:
+            raise ValueError(
+                f"{title}: index.collection must have the collection's {seen.collection.batch_size} sequences, got "
+                f"{collection.batch_size}"
+            )
+        _query(seen, (seen.query.shape[0] if prefix else "T", "Hq", spec.head_size), title, prefix)
+        for name in (prefix + "q_gamma", prefix + "k_gamma"):
+            checks.has_shape(getattr(seen, name), (spec.head_size,), f"{title}: {name}")
+            checks.has_dtype(getattr(seen, name), checks.FLOATS, f"{title}: {name}")
+    if seen.freqs is not None:
+        checks.rotation(seen.freqs, spec.head_size, f"{title}: freqs_cis")
+    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
+
+
+_QK_NORM = Operation(
+    "kv.qk_norm",
+    {
+        "query": 1, "query_out": 1, "q_gamma": 0, "k_gamma": 0, "freqs": 1, "index_query": 1, "index_query_out": 1,
+        "index_q_gamma": 0, "index_k_gamma": 0,
+    },
+    _check_qk_norm,
+    written=("query_out", "index_query_out"),
+)  # fmt: skip
+
+
+def qk_norm(
+    collection: Any,
+    layer: int,
+    query: Any,
+    row_offsets: Any,
+    q_gamma: Any,
+    k_gamma: Any,
+    *,
+    freqs_cis: Any = None,
+    interleaved: bool = False,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    index: IndexHeads | None = None,
+    query_out: Any = None,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> Any:
+    """RMS-normalise the heads of the new tokens' queries, and of their keys that stand in the cache, in one launch.
+
+    x * rsqrt(mean(x^2) + eps) * (gamma + weight_offset) over each head, in f32. With ``freqs_cis`` they are rotated
+    after it, as by :func:`rope`; with ``index`` the queries and keys of an indexer are done too.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        Of floats, without scales.
+    layer : int
+        Of both collections.
+    query : f32, f16 or bf16 array-like [T, Hq, D]
+    row_offsets : uint32 or int32 array-like [B + 1]
+    q_gamma, k_gamma : f32, f16 or bf16 array-like [D]
+    freqs_cis : f32 array-like [positions, R], optional
+        As of :func:`rope`.
+    interleaved : bool
+        As of :func:`rope`; the default turns pairs (k, k + R/2) of the first R dims.
+    eps, weight_offset : float
+    index : IndexHeads, optional
+    query_out : array-like [T, Hq, D], optional
+        May be ``query`` itself. When not given it is allocated by the query's library (torch, CuPy or NumPy).
+    schedule, stream
+        As of :func:`append`.
+
+    Returns
+    -------
+    array-like [T, Hq, D], or two of them
+        ``query_out``; with ``index`` a tuple of it and the indexer's. Rows before the first offset and from the last on
+        are not written.
+    """
+    title = "kv.ops.qk_norm"
+    layer = layer_of(collection, layer, title)
+    if freqs_cis is not None:
+        checks.positions_cover(freqs_cis, collection, title)
+    if query_out is None:
+        query_out = checks.empty_like(query, "query_out", title)
+    attributes = (
+        ("interleaved", bool(interleaved)),
+        ("eps", checks.number(eps, "eps", title)),
+        ("weight_offset", checks.number(weight_offset, "weight_offset", title)),
+    )
+    operands = (collection, layer, query, row_offsets, query_out, q_gamma, k_gamma, freqs_cis)
+    if index is None:
+        _QK_NORM(operands, attributes, schedule, stream)
+        return query_out
+    if not isinstance(index, IndexHeads):
+        raise TypeError(f"{title}: index must be a kv.ops.IndexHeads, got {type(index).__name__}")
+    layer_of(index.collection, layer, f"{title}: index")
+    if freqs_cis is not None:
+        checks.positions_cover(freqs_cis, index.collection, f"{title}: index")
+    if index.query_out is None:
+        index = index._replace(query_out=checks.empty_like(index.query, "index.query_out", title))
+    given = (index.collection, index.query, index.query_out, index.q_gamma, index.k_gamma)
+    _QK_NORM((*operands, *given), attributes, schedule, stream)
+    return query_out, index.query_out

@@ -1,0 +1,148 @@
+// RUN: kv-opt %s --split-input-file --verify-diagnostics
+
+// What the verifiers of copies between pools and of ragged batches refuse. One chunk a rule.
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!other = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 32 : i64, none, 1 : i64>
+// Rule: pages go to pages of the same type.
+func.func @rule(%a: !pool, %b: !other, %ids: memref<?xi32>) {
+  // expected-error @below {{'kv.transfer_pages' op pools must be of the same type, got !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64> and !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 32 : i64, none, 1 : i64>}}
+  "kv.transfer_pages"(%a, %b, %ids, %ids) : (!pool, !other, memref<?xi32>, memref<?xi32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"fa3", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: layers of an fa3 pool share its pages.
+func.func @rule(%a: !pool, %ids: memref<?xi32>, %layer: i32) {
+  // expected-error @below {{'kv.transfer_pages' op takes no layer for fa3 pools, whose layers share the pages}}
+  "kv.transfer_pages"(%a, %a, %ids, %ids, %layer) : (!pool, !pool, memref<?xi32>, memref<?xi32>, i32) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: page ids are 32-bit.
+func.func @rule(%a: !pool, %ids: memref<?xi64>, %ids32: memref<?xi32>) {
+  // expected-error @below {{'kv.transfer_pages' op source_pages must have element type i32, got i64}}
+  "kv.transfer_pages"(%a, %a, %ids, %ids32) : (!pool, !pool, memref<?xi64>, memref<?xi32>) -> ()
+  return
+}
+
+// -----
+
+// Rule: what is added has one type.
+func.func @rule(%a: memref<?x64xbf16>, %b: memref<?x64xf32>, %end: i32) {
+  // expected-error @below {{'kv.sliced_add' op b must have element type bf16, got f32}}
+  "kv.sliced_add"(%a, %b, %end, %a) : (memref<?x64xbf16>, memref<?x64xf32>, i32, memref<?x64xbf16>) -> ()
+  return
+}
+
+// -----
+
+// Rule: what is added are numbers of at most 32 bits.
+func.func @rule(%a: memref<?x64xi64>, %end: i32) {
+  // expected-error @below {{'kv.sliced_add' op a must have element type f32 or f16 or bf16 or i8 or i16 or i32, got i64}}
+  "kv.sliced_add"(%a, %a, %end, %a) : (memref<?x64xi64>, memref<?x64xi64>, i32, memref<?x64xi64>) -> ()
+  return
+}
+
+// -----
+
+// Rule: merged rows have two dimensions.
+func.func @rule(%a: memref<?xbf16>, %o: memref<?xi32>) {
+  // expected-error @below {{'kv.merge_ragged' op a must be a memref of rank 2, got memref<?xbf16>}}
+  "kv.merge_ragged"(%a, %o, %a, %o, %a, %o) : (memref<?xbf16>, memref<?xi32>, memref<?xbf16>, memref<?xi32>, memref<?xbf16>, memref<?xi32>) -> ()
+  return
+}
+
+// -----
+
+// Rule: tokens are 32-bit.
+func.func @rule(%t: memref<?xi64>, %o: memref<?xi32>) {
+  // expected-error @below {{'kv.shift_tokens' op tokens must have element type i32, got i64}}
+  "kv.shift_tokens"(%t, %o, %o, %t) : (memref<?xi64>, memref<?xi32>, memref<?xi32>, memref<?xi64>) -> ()
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!pages = memref<?x32x8x128xbf16, strided<[?, ?, ?, 1]>, 1>
+// Rule: pages are found through a table.
+func.func @rule(%p: !pages, %c: !cache, %l: memref<?xi32>) {
+  // expected-error @below {{'kv.convert' op needs source_table for pages as the source}}
+  "kv.convert"(%p, %c, %l) {operandSegmentSizes = array<i32: 1, 1, 0, 0, 1>} : (!pages, !cache, memref<?xi32>) -> ()
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!pages = memref<?x32x8x128xbf16, strided<[?, ?, ?, 1]>, 1>
+// Rule: pages have the lengths of their sequences.
+func.func @rule(%p: !pages, %c: !cache, %t: memref<?x?xi32>) {
+  // expected-error @below {{'kv.convert' op takes lengths with pages as the source and only then}}
+  "kv.convert"(%p, %c, %t) {operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>} : (!pages, !cache, memref<?x?xi32>) -> ()
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!pages = memref<?x32x8x128xbf16, strided<[?, ?, ?, 1]>, 1>
+// Rule: a cache has its own lengths.
+func.func @rule(%p: !pages, %c: !cache, %t: memref<?x?xi32>, %l: memref<?xi32>) {
+  // expected-error @below {{'kv.convert' op takes lengths with pages as the source and only then}}
+  "kv.convert"(%c, %p, %t, %l) {operandSegmentSizes = array<i32: 1, 1, 0, 1, 1>} : (!cache, !pages, memref<?x?xi32>, memref<?xi32>) -> ()
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!pages = memref<?x32x8x128xbf16, strided<[?, ?, ?, 1]>, 1>
+// Rule: a cache has its own table.
+func.func @rule(%p: !pages, %c: !cache, %t: memref<?x?xi32>) {
+  // expected-error @below {{'kv.convert' op takes source_table with pages as the source only}}
+  "kv.convert"(%c, %p, %t, %t) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>} : (!cache, !pages, memref<?x?xi32>, memref<?x?xi32>) -> ()
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!pages = memref<?x32x8x128xbf16, strided<[?, ?, ?, 1]>, 1>
+!dynamic = memref<?x32x?x128xbf16, strided<[?, ?, ?, 1]>, 1>
+// Rule: pages have a static shape.
+func.func @rule(%p: !dynamic, %c: !cache, %t: memref<?x?xi32>) {
+  // expected-error @below {{'kv.convert' op destination must have a static page size, heads and head size, got memref<?x32x?x128xbf16, strided<[?, ?, ?, 1]>, 1>}}
+  "kv.convert"(%c, %p, %t) {operandSegmentSizes = array<i32: 1, 1, 0, 1, 0>} : (!cache, !dynamic, memref<?x?xi32>) -> ()
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!pages = memref<?x32x8x128xbf16, strided<[?, ?, ?, 1]>, 1>
+!other = memref<?x32x4x128xbf16, strided<[?, ?, ?, 1]>, 1>
+// Rule: pages have the heads of the cache.
+func.func @rule(%p: !other, %c: !cache, %t: memref<?x?xi32>) {
+  // expected-error @below {{'kv.convert' op source and destination must have the same heads and head size, got 8 x 128 and 4 x 128}}
+  "kv.convert"(%c, %p, %t) {operandSegmentSizes = array<i32: 1, 1, 0, 1, 0>} : (!cache, !other, memref<?x?xi32>) -> ()
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!pages = memref<?x32x8x128xbf16, strided<[?, ?, ?, 1]>, 1>
+!wide = memref<?x32x8x128xi64, strided<[?, ?, ?, 1]>, 1>
+// Rule: pages hold what caches do.
+func.func @rule(%p: !wide, %c: !cache, %t: memref<?x?xi32>, %l: memref<?xi32>) {
+  // expected-error @below {{'kv.convert' op source must have element type f32 or f16 or bf16 or f8E4M3FN or f8E5M2 or i8 or i16 or i32, got i64}}
+  "kv.convert"(%p, %c, %t, %l) {operandSegmentSizes = array<i32: 1, 1, 1, 0, 1>} : (!wide, !cache, memref<?x?xi32>, memref<?xi32>) -> ()
+  return
+}

@@ -1,0 +1,17 @@
+// RUN: kv-opt %s --mark-kv-descriptors | FileCheck %s
+
+module attributes {gpu.container_module} {
+  gpu.module @kernels {
+    // CHECK-LABEL: llvm.func @two
+    // CHECK-SAME:    (%{{.*}}: i32 {llvm.noundef}, %{{.*}}: !llvm.ptr {llvm.align = 64 : i64, llvm.byval = !llvm.array<16 x i64>, nvvm.grid_constant}, %{{.*}}: !llvm.ptr {llvm.align = 64 : i64, llvm.byval = !llvm.array<16 x i64>, nvvm.grid_constant})
+    // CHECK-NOT:     tensormap_params
+    llvm.func @two(%n: i32 {llvm.noundef}, %a: !llvm.ptr, %b: !llvm.ptr) attributes {gpu.kernel, nvvm.kernel, tensormap_params = array<i32: 1, 2>} {
+      llvm.return
+    }
+
+    // CHECK-LABEL: llvm.func @none(%{{.*}}: !llvm.ptr) attributes
+    llvm.func @none(%a: !llvm.ptr) attributes {gpu.kernel, nvvm.kernel} {
+      llvm.return
+    }
+  }
+}
