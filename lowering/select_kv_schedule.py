@@ -39,7 +39,8 @@ def attention_entries(op: Any, at: Expansion) -> dict[str, Any]:
         return {"kind": kind}
     known = {k: at.schedule[k] for k in ("max_batch",) if k in at.schedule}
     config = Config(case.spec, case.query, case.group, at.schedule["max_queries"], **known)
-    return {"kind": kind, **decode_table.entries(config), **tuned.entries(at.target.name, config)}
+    invariant = bool(at.schedule.get("batch_invariant"))
+    return {"kind": kind, **decode_table.entries(config, invariant), **tuned.entries(at.target.name, config, invariant)}
 
 
 def attribute_of(value: Any) -> ir.Attribute:

@@ -9,7 +9,8 @@ Kinds, the ``kind`` entry of a schedule:
 - ``decode``: few query rows a sequence, at the rate of the memory.
 
 All but ``decode`` take operands. Without a kind: decode where ``max_queries`` (a schedule entry: no sequence has more
-new tokens) times the group is at most 16 and the case fits it, else prefill where the case fits it, else simt.
+new tokens) times the group is few rows (:data:`DECODE_ROWS`) and the case fits it, else prefill where the case fits it,
+else simt.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from .attention_common import Case
 from .base import Expansion
 
 KINDS = ("host", "simt", "prefill", "decode")
-DECODE_ROWS = 16  # most query rows of a sequence and KV head that count as a decode
+# (most sequences, most query rows of a sequence and KV head) that count as a decode. With many sequences the tiles of
+# prefill read keys of more rows once; with few it leaves multiprocessors idle.
+DECODE_ROWS = ((16, 128), (1 << 31, 32))
 
 
 def of_operands(op: Any) -> bool:
@@ -68,8 +71,9 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
     if kind is None:
         if at.target.is_host:
             return "host"
-        most = at.schedule.get("max_queries")
-        if most is not None and most * case.group <= DECODE_ROWS and decodes(op, case, at):
+        most, batch = at.schedule.get("max_queries"), at.schedule.get("max_batch", 1024)
+        rows = next(rows for batches, rows in DECODE_ROWS if batch <= batches)
+        if most is not None and most * case.group <= rows and decodes(op, case, at):
             return "decode"
         return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"
     if kind not in KINDS:

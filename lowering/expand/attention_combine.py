@@ -13,29 +13,30 @@ from typing import Any
 import kvarn as kv
 
 from .decode_division import division
-from .decode_schedule import COLUMNS, LN2, LOG2E, NEVER, Config
+from .decode_schedule import COLUMNS, LN2, LOG2E, NEVER, WARP_ROWS, Config
 
 
 def combine_kernel(c: Config) -> Any:
     """The merging kernel of a configuration."""
-    G, NT, H, KS = c.group, c.column_tiles, c.heads, c.size // 16
+    G, NT, KS = c.group, c.column_tiles, c.size // 16
     work, WARPS = division(c), c.combine
 
     @kv.func
-    def gather(partials, prefix, b, head, nt, t, r_first, r_last, total, ranges, lane, warp):
+    def gather(cut, partials, prefix, b, part, nt, t, first, last, lane, warp):
         """This warp's share of the partial results, merged: (maximum, maximum, sum, sum, four outputs)."""
         m, l, o = [kv.f32(NEVER)] * 2, [kv.f32(0.0)] * 2, [kv.f32(0.0)] * 4
-        for r in range(r_first + warp, r_last + 1, 2 * WARPS):
+        for r in range(first + warp, last + 1, 2 * WARPS):
             for j in kv.static(range(2)):
                 here = r + j * WARPS
-                of = work.partial_of(partials, prefix, b, head, kv.math.min(here, r_last), total, ranges, lane)
+                piece = kv.math.min(here, last)
+                of = work.partial_of(cut, partials, prefix, b, part, piece, lane)
                 ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
                 theirs = (of + (nt * (KS + 1) + t) * 512).load(kv.f32, 4)
                 for u in kv.static(range(2)):
-                    their_top = kv.where(here <= r_last, ml[u], NEVER)
-                    their_sum = kv.where(here <= r_last, ml[2 + u], 0.0)
+                    their_top = kv.where(here <= last, ml[u], NEVER)
+                    their_sum = kv.where(here <= last, ml[2 + u], 0.0)
                     top = kv.math.max(m[u], their_top)
-                    mine, other = kv.ex2(m[u] - top), kv.where(here <= r_last, kv.ex2(their_top - top), 0.0)
+                    mine, other = kv.ex2(m[u] - top), kv.where(here <= last, kv.ex2(their_top - top), 0.0)
                     m[u] = top
                     l[u] = l[u] * mine + their_sum * other
                     for half in kv.static(range(2)):
@@ -43,10 +44,10 @@ def combine_kernel(c: Config) -> Any:
         return m, l, o
 
     @kv.func
-    def finish(out, sinks, lse, row_offsets, b, head, n, nt, t, meeting, lane):
+    def finish(out, sinks, lse, row_offsets, b, head, row0, n, nt, t, meeting, lane):
         """Merge the warps' shares and write the rows: each lane its own elements."""
         for u in kv.static(range(2)):
-            row = nt * COLUMNS + (lane & 3) * 2 + u
+            row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
             if row < n * G:
                 top = kv.f32(NEVER)
                 for w in kv.static(range(WARPS)):
@@ -58,7 +59,7 @@ def combine_kernel(c: Config) -> Any:
                     for half in kv.static(range(2)):
                         o[half] = o[half] + meeting[w, 4 + 2 * half + u, lane] * weight
                 factor = kv.f32(1.0)
-                if c.sinks:
+                if sinks is not None:
                     sink = sinks[head * G + row % G] * LOG2E
                     higher = kv.math.max(top, sink)
                     factor = kv.ex2(top - higher)
@@ -69,12 +70,12 @@ def combine_kernel(c: Config) -> Any:
                 for half in kv.static(range(2)):
                     d = t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half)
                     out[token, h, d] = c.query(o[half] * inverse)
-                if c.lse:
+                if lse is not None:
                     if (t == 0) & (lane < 4):
                         lse[token, h] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, float("-inf"))
 
     @kv.func
-    def body(collection, row_offsets, out, partials, most, sinks, lse):
+    def body(collection, row_offsets, out, partials, ranges, most, sinks, lse):
         lane, warp = kv.lane_id(), kv.warp_id()
         batch = row_offsets.shape[0] - 1
         prefix = kv.shared(c.max_batch + 1, kv.i32)
@@ -82,49 +83,36 @@ def combine_kernel(c: Config) -> Any:
         meeting = kv.shared((WARPS, 8, 32), kv.f32)
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
         total = work.count_tiles(collection, row_offsets, batch, prefix, sums, WARPS)
-        ranges = work.ranges_of(most, total)
+        cut = work.cut_of(ranges, most, total, prefix, batch)
         piece = kv.block_id.x
         t, rest = piece % KS, piece // KS
         nt, rest = rest % NT, rest // NT
-        head, b = rest % H, rest // H
-        tiles = prefix[b + 1] - prefix[b]
-        if tiles > 0:
-            r_first = work.range_with(prefix[b], total, ranges)
-            r_last = work.range_with(prefix[b + 1] - 1, total, ranges)
-            if r_first != r_last:
-                n = row_offsets[b + 1] - row_offsets[b]
-                if c.programmatic:
-                    kv.griddepcontrol_wait()
-                m, l, o = gather(partials, prefix, b, head, nt, t, r_first, r_last, total, ranges, lane, warp)
-                for u in kv.static(range(2)):
-                    meeting[warp, u, lane] = m[u]
-                    meeting[warp, 2 + u, lane] = l[u]
-                for i in kv.static(range(4)):
-                    meeting[warp, 4 + i, lane] = o[i]
-                kv.barrier()
-                if warp == 0:
-                    finish(out, sinks, lse, row_offsets, b, head, n, nt, t, meeting, lane)
+        part, b = rest % c.work_heads, rest // c.work_heads
+        head, row0 = part // c.parts, part % c.parts * WARP_ROWS
+        n = row_offsets[b + 1] - row_offsets[b]
+        first, last = kv.i32(0), kv.i32(0)
+        if (prefix[b + 1] > prefix[b]) & (row0 < n * G):
+            first, last = work.pieces(cut, prefix, b)
+        # Every block waits, so that this kernel ends after the first one, whatever there is to merge.
+        if c.programmatic:
+            kv.griddepcontrol_wait()
+        if first != last:
+            m, l, o = gather(cut, partials, prefix, b, part, nt, t, first, last, lane, warp)
+            for u in kv.static(range(2)):
+                meeting[warp, u, lane] = m[u]
+                meeting[warp, 2 + u, lane] = l[u]
+            for i in kv.static(range(4)):
+                meeting[warp, 4 + i, lane] = o[i]
+            kv.barrier()
+            if warp == 0:
+                finish(out, sinks, lse, row_offsets, b, head, row0, n, nt, t, meeting, lane)
 
-    bounds = {"block": (32 * WARPS, 1, 1)}
-    if c.sinks and c.lse:
-
-        @kv.kernel(**bounds)
-        def attention_combine(collection, row_offsets, out, partials, most, sinks, lse):
-            body(collection, row_offsets, out, partials, most, sinks, lse)
-    elif c.sinks:
-
-        @kv.kernel(**bounds)
-        def attention_combine(collection, row_offsets, out, partials, most, sinks):
-            body(collection, row_offsets, out, partials, most, sinks, None)
-    elif c.lse:
-
-        @kv.kernel(**bounds)
-        def attention_combine(collection, row_offsets, out, partials, most, lse):
-            body(collection, row_offsets, out, partials, most, None, lse)
-    else:
-
-        @kv.kernel(**bounds)
-        def attention_combine(collection, row_offsets, out, partials, most):
-            body(collection, row_offsets, out, partials, most, None, None)
+    @kv.kernel(block=(32 * WARPS, 1, 1))
+    def attention_combine(
+        collection: kv.KVCacheCollection, row_offsets: kv.Buffer[kv.i32, 1], out: kv.Buffer[c.query, 3],
+        partials: kv.Buffer[kv.i8, 1], ranges: kv.i32, most: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
+        lse: kv.Optional[kv.Buffer[kv.f32, 2]],
+    ):  # fmt: skip
+        body(collection, row_offsets, out, partials, ranges, most, sinks, lse)
 
     return attention_combine

@@ -15,9 +15,15 @@ from kvarn.lowering.target import Target
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that differences are
 # Entries of a schedule. max_batch bounds the sequences (4 bytes of shared memory each); combine is the warps of a merge
-# block, 0 to merge in the kernel itself.
-TUNABLE = ("warps", "stages", "tile", "blocks", "min_tiles", "max_batch", "combine")
+# block, 0 to merge in the kernel itself; split is the tokens of a fixed split, 0 to divide the batch evenly; early lets
+# the kernel read what the caller promises that the kernel before does not write.
+TUNABLE = ("warps", "stages", "tile", "blocks", "min_tiles", "max_batch", "combine", "split", "early")
 COLUMNS = 8  # query rows of one mma
+WARP_ROWS = 2 * COLUMNS  # most query rows of a warp; a head with more is shared by several
+# What a batch-invariant schedule fixes: nothing that changes the order of a sequence's additions may follow the batch.
+INVARIANT = {"split": 512, "combine": 0}
+MOST_QUERIES = 8  # new tokens of a sequence that still count as a decode
+MOST_SPLITS = 64  # fixed splits of a sequence
 
 
 @dataclass(frozen=True)
@@ -31,8 +37,6 @@ class Config:
     mask: str = "causal"
     span: int = 0
     softcap: float = 0.0
-    sinks: bool = False
-    lse: bool = False
     warps: int = 4
     stages: int = 2
     tile: int = 16
@@ -40,8 +44,11 @@ class Config:
     min_tiles: int = 4
     max_batch: int = 1024
     combine: int = 0
+    split: int = 0
+    early: int = 0
     programmatic: bool = True
     pair_alignment: int = 4
+    padding: int = 0
 
     @property
     def heads(self) -> int:
@@ -53,20 +60,42 @@ class Config:
 
     @property
     def narrow(self) -> bool:
-        """Whether the cache holds 8-bit floats."""
+        """Whether the cache holds 8-bit elements."""
         return self.spec.dtype.bits == 8
 
     @property
+    def scales(self) -> int:
+        """Scales of a token and head; 0 without."""
+        return self.spec.num_scales if self.spec.quantized else 0
+
+    @property
     def rows(self) -> int:
+        """Query rows of a sequence and KV head, at most."""
         return self.group * self.max_queries
 
     @property
+    def parts(self) -> int:
+        """Warps that share a KV head's rows, each with up to 16 of them."""
+        return cdiv(self.rows, WARP_ROWS)
+
+    @property
+    def work_heads(self) -> int:
+        """Warps that it takes to have all rows of a token."""
+        return self.heads * self.parts
+
+    @property
     def column_tiles(self) -> int:
-        return cdiv(self.rows, COLUMNS)
+        """Tiles of 8 query rows that a warp has."""
+        return cdiv(min(self.rows, WARP_ROWS), COLUMNS)
 
     @property
     def row_bytes(self) -> int:
         return self.size * self.spec.dtype.itemsize
+
+    @property
+    def l2_prefetch(self) -> int:
+        """Bytes that a copy brings into the L2: where rows end in the middle of a line, the rest is another warp's."""
+        return 128 if self.row_bytes % 128 else 0
 
     @property
     def swizzled(self) -> bool:
@@ -84,7 +113,7 @@ class Config:
 
     @property
     def stage_bytes(self) -> int:
-        return 2 * self.half_stage
+        return 2 * self.half_stage + 2 * self.scales * 4 * self.tile
 
     @property
     def warp_bytes(self) -> int:
@@ -111,33 +140,67 @@ class Config:
 
 def supports(spec: CacheSpec, query: DType, group: int, max_queries: int, target: Target) -> bool:
     """Whether this kernel takes a case; the others go to the general kernels."""
-    if target.is_host or not target.has("cp_async") or spec.is_mla or spec.quantized:
+    if target.is_host or not target.has("cp_async") or spec.is_mla:
         return False
-    if group * max_queries > 2 * COLUMNS or not 16 <= spec.head_size <= 256:
+    if group > WARP_ROWS or max_queries > MOST_QUERIES or not 16 <= spec.head_size <= 256:
         return False
-    if spec.dtype in (kv.f8e4m3, kv.f8e5m2):
-        return target.has("f8_convert") and query in (kv.bf16, kv.f16) and spec.head_size % 32 == 0
+    # A granule must be whole steps of the products: 16 elements of the head, or 32 of 8 bits.
+    if spec.quantized and spec.granularity < spec.head_size and spec.granularity % (256 // spec.dtype.bits):
+        return False
+    if spec.dtype.bits == 8:
+        converts = target.has("f8_convert") if spec.dtype.is_float else spec.dtype is kv.i8 and spec.quantized
+        return converts and query in (kv.bf16, kv.f16) and spec.head_size % 32 == 0
     return spec.dtype in (kv.bf16, kv.f16) and query is spec.dtype and spec.head_size % 16 == 0
 
 
 def warps_of(heads: int) -> int:
-    """Warps of a block, each with a KV head: the most that divide the heads, up to 4."""
+    """Warps of a block, each with rows of a KV head: the most that divide all of them, up to 4."""
     return next(w for w in (4, 3, 2, 1) if heads % w == 0)
+
+
+def tile_of(config: Config) -> int:
+    """Tokens of a tile: 32 of 8 bits, else as many as have 4 KiB of keys, 16 to 64; fewer where pages are small."""
+    tile = 32 if config.narrow else 16 << min(2, (cdiv(256, config.row_bytes) - 1).bit_length())
+    return min(tile, 32 * config.spec.page_size) if config.spec.paged else tile
 
 
 def choose(target: Target, config: Config, schedule: dict[str, Any]) -> Config:
     """A configuration whose blocks fit the target: the schedule's own entries stay as they are given."""
     given = {k: v for k, v in schedule.items() if k in TUNABLE}
-    config = replace(config, **{"warps": warps_of(config.heads), "tile": 32 if config.narrow else 16, **given})
+    if schedule.get("batch_invariant"):
+        given = {**INVARIANT, **given}
+    config = replace(config, **{"warps": warps_of(config.work_heads), "tile": tile_of(config), **given})
     while "warps" not in given and config.warps > 1 and config.warps * config.warp_bytes > target.shared_bytes // 2:
-        config = replace(config, warps=next(w for w in (2, 1) if w < config.warps and config.heads % w == 0))
-    # What a block holds: its rings, the tile counts of the batch, and 1 KiB that the hardware keeps.
-    block_bytes = config.warps * config.warp_bytes + 4 * (config.max_batch + 1) + 128 + 1024
+        config = replace(config, warps=next(w for w in (2, 1) if w < config.warps and config.work_heads % w == 0))
+    if config.spec.paged and config.tile > 32 * config.spec.page_size:
+        raise ValueError(
+            f"a tile of the decode kernel must lie in at most 32 pages, got {config.tile} tokens over pages of "
+            f"{config.spec.page_size}"
+        )
     registers = 168 if config.column_tiles * config.size <= 128 else 255
-    fits = min(target.shared_bytes // block_bytes, 65536 // (config.warps * 32 * registers))
+    fits = min(target.shared_bytes // _block_bytes(config), 65536 // (config.warps * 32 * registers))
     if fits < 1:
         raise ValueError(
-            f"a block of the decode kernel must fit {target.shared_bytes} bytes of shared memory, got {block_bytes}: "
-            "choose fewer stages or warps"
+            f"a block of the decode kernel must fit {target.shared_bytes} bytes of shared memory, got "
+            f"{_block_bytes(config)}: choose fewer stages or warps"
         )
-    return config if "blocks" in given else replace(config, blocks=min(config.blocks, fits))
+    if "blocks" not in given:
+        config = replace(config, blocks=min(config.blocks, fits))
+    return replace(config, padding=_padding(target, config))
+
+
+def _block_bytes(config: Config) -> int:
+    """What a block holds: its rings, the tile counts of the batch, and 1 KiB that the hardware keeps."""
+    return config.warps * config.warp_bytes + 4 * (config.max_batch + 1) + 128 + 1024
+
+
+def _padding(target: Target, config: Config) -> int:
+    """Bytes that a block leaves unused, so that every multiprocessor gets as many blocks as any other.
+
+    The next kernel's blocks take the places that are free while this one runs. When there are some but not for all of
+    them, those that are left over go where a place is free first, two to one multiprocessor and none to another. So
+    there is room for twice the blocks where registers surely allow it, else for no more than the blocks.
+    """
+    twice = 2 * config.blocks * config.warps * 32 * 255 <= 65536
+    most = 2 * config.blocks if twice else config.blocks
+    return max(0, (target.shared_bytes + 1024) // (most + 1) + 16 - _block_bytes(config)) // 16 * 16

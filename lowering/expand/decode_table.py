@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from .decode_schedule import Config, warps_of
+from .decode_schedule import INVARIANT, Config, tile_of, warps_of
 
 # Bytes of K and V that one tile of the measured shapes moves (16 tokens of 128 two-byte elements, or 32 of one byte).
 _TILE_BYTES = 8192
 # (most sequences, warps of a merge block, fewest tiles of a range); beyond the last the kernel merges by itself.
-_FEW = ((1, 16, 2), (4, 16, 4), (16, 8, 4))
+_FEW = ((1, 16, 2), (4, 16, 4))
 
 
-def entries(config: Config) -> dict[str, Any]:
+def entries(config: Config, invariant: bool = False) -> dict[str, Any]:
     """The schedule of a case: of the configuration only the case is read."""
-    warps = warps_of(config.heads)
-    tile = 32 if config.narrow else 16
-    small_pages = config.spec.paged and config.spec.page_size < tile
+    warps = warps_of(config.work_heads)
+    tile = tile_of(config)
+    small_pages = config.spec.paged and config.spec.page_size < 16
     busy = config.narrow or small_pages or config.column_tiles > 1
     stage = 2 * tile * config.row_bytes
     # Tiles of less than 8 KiB need more of them in flight; of more, fewer, down to what a pipeline needs.
@@ -35,4 +35,4 @@ def entries(config: Config) -> dict[str, Any]:
             if most == 1:
                 found["blocks"] = max(1, 4 // warps)
             break
-    return found
+    return found | INVARIANT if invariant else found

@@ -22,8 +22,8 @@ from kvarn.env import env
 from .decode_schedule import TUNABLE, Config
 
 VERSION = 1
-# What a table may say: bounds of the batch are the caller's.
-ENTRIES = tuple(name for name in TUNABLE if name != "max_batch")
+# What a table may say: bounds of the batch, fixed splits and promises are the caller's.
+ENTRIES = tuple(name for name in TUNABLE if name not in ("max_batch", "split", "early"))
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,18 @@ class Key:
         return Key(target, spec.dtype.name, spec.num_heads, spec.head_size, page, config.rows, config.max_batch)
 
 
-def entries(target: str, config: Config) -> dict[str, Any]:
+def entries(target: str, config: Config, invariant: bool = False) -> dict[str, Any]:
     """What the user's table has for a case; nothing when it has nothing.
+
+    The table goes by the batch, so of a batch-invariant schedule it only says what leaves a sequence's bits alone.
 
     Raises
     ------
     ValueError
         If the file is there but is no table.
     """
-    return dict(load(env.tune).get(Key.of(target, config), {}))
+    found = load(env.tune).get(Key.of(target, config), {})
+    return {name: value for name, value in found.items() if not invariant or name in ("warps", "stages", "blocks")}
 
 
 def digest() -> str:

@@ -4,6 +4,7 @@
 
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !rows = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>
+!wide = memref<?x64x128xbf16, strided<[?, ?, 1]>, 1>
 !table = memref<?xi32, strided<[1]>, 1>
 
 // One sequence: a merge kernel; entries that are given stay.
@@ -25,6 +26,38 @@ func.func @one_sequence(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %sc
 // TUNED:         combine = 0 : i64, kind = "decode", {{.*}}stages = 3 : i64
 func.func @many_sequences(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  return
+}
+
+// A batch-invariant sequence is cut by its own length and merged in one way, whatever the table has for the batch.
+// CHECK-LABEL: func.func @invariant_one
+// CHECK:         batch_invariant = true, {{.*}}combine = 0 : i64, {{.*}}split = 512 : i64, {{.*}}tile = 16 : i64
+// TUNED-LABEL: func.func @invariant_one
+// TUNED:         blocks = 3 : i64, combine = 0 : i64, {{.*}}split = 512 : i64, {{.*}}tile = 16 : i64
+func.func @invariant_one(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  return
+}
+
+// CHECK-LABEL: func.func @invariant_many
+// CHECK:         batch_invariant = true, {{.*}}combine = 0 : i64, {{.*}}split = 512 : i64, {{.*}}tile = 16 : i64
+func.func @invariant_many(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  return
+}
+
+// Speculated tokens: many rows of few sequences are a decode, of many sequences a prefill.
+// CHECK-LABEL: func.func @many_rows_of_few
+// CHECK:         kind = "decode"
+func.func @many_rows_of_few(%c: !pool, %layer: i32, %q: !wide, %offsets: !table, %scale: f32, %out: !wide) {
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 16 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
+  return
+}
+
+// CHECK-LABEL: func.func @many_rows_of_many
+// CHECK:         kind = "prefill"
+func.func @many_rows_of_many(%c: !pool, %layer: i32, %q: !wide, %offsets: !table, %scale: f32, %out: !wide) {
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 128 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
   return
 }
 

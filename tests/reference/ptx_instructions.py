@@ -475,6 +475,6 @@ def warp_barrier(t: Block, i: Instruction) -> Any:
     return run
 
 
-@op("fence", "membar", "griddepcontrol", "prefetch")
+@op("fence", "membar", "griddepcontrol", "prefetch", "nanosleep")
 def nothing(t: Block, i: Instruction) -> Any:
     return lambda m: None

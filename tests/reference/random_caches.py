@@ -54,6 +54,16 @@ class Problem:
         c = self.collection
         return [c.get_key_cache(layer)] + ([] if c.is_mla else [c.get_value_cache(layer)])
 
+    def only(self, b: int) -> Problem:
+        """The same with one sequence: its lengths and its row of the table over the same pool."""
+        c, rows = self.collection, slice(b, b + 1)
+        table = c.lookup_table[:, rows] if isinstance(c, PagedKVCacheFA3FallbackCollection) else c.lookup_table[rows]
+        rest = () if c.scales is None else (c.scales, c.quantization_granularity)
+        most_new, most = int(self.new[b]), int(self.cached[b] + self.new[b])
+        one = type(c)(c.blocks, c.cache_lengths[rows], table, most_new, most, *rest)  # type: ignore[call-arg]
+        offsets = np.array([0, self.new[b]], np.uint32)
+        return Problem(one, offsets, self.cached[rows], self.new[rows], self.null_page)
+
 
 def poison_of(dtype: DType) -> Any:
     """A value that shows: NaN, or a large integer."""

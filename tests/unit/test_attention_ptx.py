@@ -169,6 +169,39 @@ def test_decode_splits_and_merges_long_sequences(dtype, options):
     check(problem, query, DECODE, **options)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "scale_dtype", "granularity"),
+    [("i8", "f32", 64), ("i8", "f16", 32), ("f8e4m3", "bf16", 64), ("f8e5m2", "f8e8m0", 32)],
+)
+def test_decode_counts_scales_of_token_heads_and_granules(dtype, scale_dtype, granularity):
+    rng, problem = problem_of(
+        13, dtype=dtype, scale_dtype=scale_dtype, granularity=granularity, cached=[90, 0, 7], new=[1, 2, 1],
+        head_size=64, num_heads=2,
+    )  # fmt: skip
+    query = query_of(rng, problem, 4, "f16")
+    check(problem, query, DECODE, scale=0.0005 if dtype == "i8" else 0.1)
+
+
+@pytest.mark.parametrize(("heads", "new"), [(16, [8, 1, 0, 3]), (9, [3, 5])])
+def test_decode_shares_many_rows_of_a_head_among_warps(heads, new):
+    rng, problem = problem_of(14, cached=[70, 40, 9, 0][: len(new)], new=new, head_size=32, num_heads=1)
+    check(problem, query_of(rng, problem, heads), {"kind": "decode", "max_queries": max(new)})
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f8e4m3"])
+def test_a_batch_invariant_sequence_is_the_same_bits_in_any_batch(dtype):
+    rng, problem = problem_of(15, dtype=dtype, cached=[200, 3, 77, 0], new=[1, 2, 1, 1], head_size=32, num_heads=2)
+    query = query_of(rng, problem, 4, "f16")
+    schedule = {"kind": "decode", "max_queries": 2, "batch_invariant": True, "split": 64}
+    check(problem, query, schedule)
+    together, _ = run(problem, query, schedule)
+    for b in range(4):
+        alone = problem.only(b)
+        rows = slice(int(problem.row_offsets[b]), int(problem.row_offsets[b + 1]))
+        out, _ = run(alone, query[rows], {**schedule, "max_queries": 1 if b != 1 else 2})
+        np.testing.assert_array_equal(out, together[rows])
+
+
 @pytest.mark.parametrize(("schedule", "new"), [(PREFILL, [40]), (DECODE, [2])], ids=["prefill", "decode"])
 def test_nothing_depends_on_the_order_of_warps_and_copies(schedule, new):
     rng, problem = problem_of(12, cached=[70], new=new, head_size=32, num_heads=1)

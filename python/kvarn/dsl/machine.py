@@ -21,11 +21,12 @@ from .values import Numeric, Value, as_value, bitcast, describe, i32_value, plai
 
 __all__ = [
     "ballot", "cp_async", "cp_async_bulk", "cp_async_commit", "cp_async_wait", "cvt_e4m3x2_to_f16x2",
-    "cvt_e4m3x4_to_f16x4", "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "elect", "ex2",
+    "cvt_e4m3x4_to_f16x4", "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4", "elect", "ex2",
     "fence_mbarrier_init", "fence_proxy_async",
     "griddepcontrol_launch_dependents", "griddepcontrol_wait", "ldmatrix", "load_nc", "mbarrier_arrive",
     "mbarrier_arrive_expect_tx", "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k16", "movmatrix",
-    "named_barrier", "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "stmatrix", "syncwarp", "tanh_approx",
+    "named_barrier", "nanosleep", "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "stmatrix", "syncwarp",
+    "tanh_approx",
 ]  # fmt: skip
 
 _ALL_LANES = -1
@@ -88,16 +89,27 @@ def _static(value: Any, allowed: Sequence[Any], what: str) -> Any:
 # --- copies --------------------------------------------------------------------------------------
 
 
-def cp_async(to: Pointer, source: Pointer, bytes: int = 16, zero_fill_size: Any = None) -> None:
+def cp_async(
+    to: Pointer, source: Pointer, bytes: int = 16, zero_fill_size: Any = None, l2_prefetch: int = 0
+) -> None:
     """Start copying 4, 8 or 16 bytes from device to shared memory (both aligned to them), past the registers.
 
     With ``zero_fill_size`` (i32, at most ``bytes``) only so many bytes are read, and the rest of the destination is
-    zeroed. 16-byte copies bypass L1.
+    zeroed. 16-byte copies bypass L1. ``l2_prefetch`` (64, 128 or 256 bytes; 0: none) hints how much around the source
+    to bring into the L2.
     """
     _static(bytes, (4, 8, 16), "bytes")
+    _static(l2_prefetch, (0, 64, 128, 256), "l2_prefetch")
     operands = [_pointer(to, SHARED, "the destination").ir, _pointer(source, GLOBAL, "the source").ir]
     if zero_fill_size is not None:
         operands.append(i32_value(zero_fill_size, "zero_fill_size"))
+    if l2_prefetch:
+        where = f"cp.async.{'cg' if bytes == 16 else 'ca'}.shared.global.L2::{l2_prefetch}B"
+        size = "" if zero_fill_size is None else ", $2"
+        constraints = "r,l" if zero_fill_size is None else "r,l,r"
+        operands[:2] = [to.address().ir, source.address().ir]
+        _asm(f"{where} [$0], [$1], {bytes}{size};", f"{constraints},~{{memory}}", operands, effects=True)
+        return
     t = types()
     modifier = t.attribute(f"#nvvm<load_cache_modifier {'cg' if bytes == 16 else 'ca'}>")
     emit("nvvm.cp.async.shared.global", (), operands, {"modifier": modifier, "size": t.i32_attr(bytes)})
@@ -259,6 +271,17 @@ def cvt_e5m2x4_to_f16x4(word: Any) -> list[Value]:
     return _cvt_four("e5m2x2", word)
 
 
+def cvt_i8x4_to_f16x4(word: Any) -> list[Value]:
+    """Four i8 in a word as four f16 in two, exactly."""
+    # A byte of x + 128 below the byte 0x64 is the f16 1024 + 128 + x.
+    text = (
+        "{ .reg .b32 u; xor.b32 u, $2, 0x80808080; prmt.b32 $0, u, 0x64646464, 0x4140; "
+        "prmt.b32 $1, u, 0x64646464, 0x4342; sub.f16x2 $0, $0, $3; sub.f16x2 $1, $1, $3; }"
+    )
+    offset = _a.literal(0x64806480, i32, bits=True)
+    return _parts(_asm(text, "=&r,=&r,r,r", [_word(word), offset], "!llvm.struct<(i32, i32)>"), 2, i32)
+
+
 def ex2(x: Any) -> Value:
     """2 to the x, approximate (2 ulp), subnormal results flushed to zero. f32."""
     return Value(_asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
@@ -280,6 +303,13 @@ def tanh_approx(x: Any) -> Value:
 def syncwarp(mask: Any = _ALL_LANES) -> None:
     """Wait for the lanes of the mask; makes their memory accesses visible to one another."""
     emit("nvvm.bar.warp.sync", (), [_word(mask, "the mask")])
+
+
+def nanosleep(duration: int) -> None:
+    """Suspend the thread for about ``duration`` nanoseconds, at most twice that. sm_70 and later."""
+    if isinstance(duration, bool) or not isinstance(duration, int) or not 0 <= duration <= 1_000_000:
+        raise ValueError(f"duration must be an int up to 1000000 known at compile time, got {describe(duration)}")
+    _asm(f"nanosleep.u32 {duration};", "", (), effects=True)
 
 
 def named_barrier(number: Any, threads: Any) -> None:

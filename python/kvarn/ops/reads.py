@@ -170,6 +170,10 @@ def attention(
     schedule : mapping, optional
         How the work is divided: ``kind`` (on a GPU ``"decode"``, ``"prefill"``, ``"simt"``) and that kernel's entries.
         No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``.
+        ``batch_invariant=True``: a sequence's result does not depend, bit for bit, on the rest of the batch, among
+        calls of one kind (decode kernels merge a sequence's parts where its own length says; the others have no
+        parts). ``early=1``: the kernel before on the stream writes neither cache lengths, row offsets, the table nor
+        tokens that ``cache_lengths`` counts, so that a decode may read those before it ends.
     stream : optional
         An int, or an object with ``__cuda_stream__``; default: the current stream of the arguments' library.
 

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What decode attention does with a piece's result: writes it, leaves it for a merge, or merges."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import kvarn as kv
+
+from .decode_schedule import COLUMNS, LN2, LOG2E, NEVER, Config
+
+
+def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
+    """The functions over a warp's running maxima m, sums l and outputs o, for a configuration and its division.
+
+    ``head`` is a KV head and ``row0`` the first of a sequence's query rows that the warp has; ``part`` tells both.
+    """
+    G, NT, KS = c.group, c.column_tiles, c.size // 16
+
+    @kv.func
+    def rows_here(nt, row0, n, lane):
+        """Whether a lane's columns of a tile hold rows of the sequence."""
+        return row0 + nt * COLUMNS + (lane & 3) * 2 < n * G
+
+    @kv.func
+    def write_out(out, sinks, lse, row_offsets, b, head, row0, n, m, l, o, lane):
+        """Normalise and write the rows of one sequence and KV head, each lane its own elements."""
+        for nt in kv.static(range(NT)):
+            for u in kv.static(range(2)):
+                row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
+                at = 2 * nt + u
+                if row < n * G:
+                    token, h = row_offsets[b] + row // G, head * G + row % G
+                    top, total, factor = m[at], l[at], kv.f32(1.0)
+                    if sinks is not None:
+                        sink = sinks[h] * LOG2E
+                        top = kv.math.max(m[at], sink)
+                        factor = kv.ex2(m[at] - top)
+                        total = l[at] * factor + kv.ex2(sink - top)
+                    inverse = kv.where(total > 0.0, factor / total, 0.0)
+                    for t in kv.static(range(KS)):
+                        pair = [c.query(o[(nt * KS + t) * 4 + 2 * half + u] * inverse) for half in range(2)]
+                        if c.narrow:  # the lane's two elements are neighbours
+                            d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.query)
+                            out.store(token, h, d, value=both, alignment=c.pair_alignment)
+                        else:
+                            out[token, h, t * 16 + (lane >> 2)] = pair[0]
+                            out[token, h, t * 16 + (lane >> 2) + 8] = pair[1]
+                    if lse is not None:
+                        if lane < 4:
+                            lse[token, h] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, float("-inf"))
+
+    @kv.func
+    def write_partial(to, row0, m, l, o, n, lane):
+        """Leave a partial result in the workspace, as the lanes hold it."""
+        for nt in kv.static(range(NT)):
+            if rows_here(nt, row0, n, lane):
+                for t in kv.static(range(KS)):
+                    four = kv.from_lanes([o[(nt * KS + t) * 4 + i] for i in range(4)], kv.f32)
+                    (to + (nt * (KS + 1) + t) * 512).store(four)
+                four = kv.from_lanes([m[2 * nt], m[2 * nt + 1], l[2 * nt], l[2 * nt + 1]], kv.f32)
+                (to + (nt * (KS + 1) + KS) * 512).store(four)
+
+    @kv.func
+    def merge(cut, partials, prefix, b, part, row0, own, first, last, m, l, o, n, lane):
+        """Merge a sequence's partial results with this warp's own, in order; maxima first: no load waits."""
+        for nt in kv.static(range(NT)):
+            if rows_here(nt, row0, n, lane):
+                top = [m[2 * nt], m[2 * nt + 1]]
+                for r in range(first, last + 1, 4):
+                    for j in kv.static(range(4)):
+                        here = kv.math.min(r + j, last)
+                        of = work.partial_of(cut, partials, prefix, b, part, here, lane)
+                        ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
+                        for u in kv.static(range(2)):
+                            top[u] = kv.math.max(top[u], kv.where(here == own, NEVER, ml[u]))
+                total_l = [kv.f32(0.0), kv.f32(0.0)]
+                sums = [kv.f32(0.0)] * (4 * KS)
+                for r in range(first, last + 1, 2):
+                    for j in kv.static(range(2)):
+                        here = kv.math.min(r + j, last)
+                        of = work.partial_of(cut, partials, prefix, b, part, here, lane)
+                        ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
+                        weight = []
+                        for u in kv.static(range(2)):
+                            their_top = kv.where(here == own, m[2 * nt + u], ml[u])
+                            weight.append(kv.where(r + j <= last, kv.ex2(their_top - top[u]), 0.0))
+                            total_l[u] = total_l[u] + kv.where(here == own, l[2 * nt + u], ml[2 + u]) * weight[u]
+                        for t in kv.static(range(KS)):
+                            theirs = (of + (nt * (KS + 1) + t) * 512).load(kv.f32, 4)
+                            for i in kv.static(range(4)):
+                                one = kv.where(here == own, o[(nt * KS + t) * 4 + i], theirs[i])
+                                sums[4 * t + i] = sums[4 * t + i] + one * weight[i % 2]
+                for u in kv.static(range(2)):
+                    m[2 * nt + u] = top[u]
+                    l[2 * nt + u] = total_l[u]
+                for i in kv.static(range(4 * KS)):
+                    o[nt * KS * 4 + i] = sums[i]
+
+    @kv.func
+    def finish(cut, partials, counters, prefix, b, part, row0, own, taken, more, m, l, o, n, lane):
+        """Whether this warp has the whole result of a sequence, its own or merged; if not, it has left its part.
+
+        ``own`` is the piece that the registers hold, the last of ``taken`` that the range has had of the sequence;
+        ``more`` are to come.
+        """
+        first, last = work.pieces(cut, prefix, b)
+        whole = first == last
+        if first != last:
+            to = work.partial_of(cut, partials, prefix, b, part, own, lane)
+            if c.combine:
+                write_partial(to, row0, m, l, o, n, lane)
+            elif more:
+                write_partial(to, row0, m, l, o, n, lane)
+            else:
+                others = last + 1 - first - taken  # pieces that other ranges have
+                counter = counters.address(0) + (b * c.work_heads + part) * 4
+                arrived = kv.i32(0)
+                if others > 0:
+                    if lane == 0:
+                        arrived = counter.load(kv.i32, order="acquire")
+                    arrived = kv.shuffle_idx(arrived, 0)
+                    if arrived != others:  # somebody is still at work: leave this part, and look again
+                        write_partial(to, row0, m, l, o, n, lane)
+                        kv.syncwarp()
+                        if lane == 0:
+                            arrived = counter.atomic("add", taken, order="acq_rel")
+                        arrived = kv.shuffle_idx(arrived, 0)
+                if arrived == others:
+                    kv.syncwarp()
+                    if (lane == 0) & (others > 0):
+                        counter.store(kv.i32(0))
+                    whole = kv.bool(True)
+                    merge(cut, partials, prefix, b, part, row0, own, first, last, m, l, o, n, lane)
+        return whole
+
+    return SimpleNamespace(write_out=write_out, finish=finish)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How a warp of decode attention streams tiles of K and V, and their scales, through its ring in shared memory.
+
+A stage of the ring is a tile of K, one of V and, of a quantized cache, their scales as f32. K and V are copied by
+cp.async. Scales are of any type and may be narrower than cp.async copies: they go through a register, which is stored
+one step after it is loaded, so that nothing waits for it.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import kvarn as kv
+from kvarn.dialect.layout import cdiv
+
+from .decode_schedule import Config
+
+
+def streaming(c: Config) -> SimpleNamespace:
+    """The functions that fill a ring, for a configuration."""
+    spec, TT, NS, GC = c.spec, c.tile, c.stages, c.scales
+    item = spec.dtype.itemsize
+    chunks = c.row_bytes // 16  # 16-byte pieces of a row
+    copies = TT * chunks // 32  # of one lane, for K and again for V
+    P = spec.page_size
+    one_page = not spec.paged or P % TT == 0  # a tile lies in one page
+    turn = 32 // chunks if 32 % chunks == 0 else 0  # rows that a warp copies at a time, when it copies whole ones
+    segment_rows = TT if one_page else P  # of a tile, in one page
+    # One address a page, and distances from it that no tile changes: where all lanes' j-th rows share a page.
+    by_page = one_page or (turn > 0 and TT % segment_rows == 0 and segment_rows % turn == 0)
+    token_bytes = spec.token_stride * item
+    scale_lanes = min(TT, 32)  # lanes that have tokens of their own when scales are copied
+    scale_turns = cdiv(TT, 32)
+    widest = next(w for w in (4, 2, 1) if GC % w == 0)  # scales of one load
+
+    @kv.func
+    def shared_offset(row, chunk):
+        """Byte of a 16-byte chunk of a token's row in a tile."""
+        if c.swizzled:
+            return row * c.pitch + ((chunk ^ (row & 7)) << 4)
+        return row * c.pitch + (chunk << 4)
+
+    @kv.func
+    def pages_of(k_cache, b, tile, lane):
+        """The page ids that this lane looks up for a tile: its own, or one a token for the shuffles."""
+        if one_page:
+            return k_cache.page(b, tile * TT)
+        return k_cache.page(b, ((tile * TT) // P + lane) * P)
+
+    @kv.func
+    def copy_tile(caches, b, head, tile, pages, stage, lane, keys, first, whole):
+        """Start the copies of a tile's K and V; tokens that do not count become zeros unless ``whole``."""
+        k_cache, to_values = caches.keys, caches.to_values
+        token0 = tile * TT
+        k_from = []
+        if by_page:
+            for s in kv.static(range(TT // segment_rows)):
+                page = pages if one_page else kv.shuffle_idx(pages, s)
+                start = k_cache.block_paged_ptr(b, token0 + s * segment_rows, head, 0, page=page)
+                k_from.append(start + (lane // chunks * token_bytes + lane % chunks * 16) if turn else start)
+        for j in kv.static(range(copies)):
+            if turn:
+                row, chunk = lane // chunks + j * turn, lane % chunks
+            else:
+                row, chunk = (lane + 32 * j) // chunks, (lane + 32 * j) % chunks
+            if by_page and turn:
+                s = j * turn // segment_rows
+                source = k_from[s] + (j * turn - s * segment_rows) * token_bytes
+            elif by_page:
+                source = k_from[0] + (row * token_bytes + chunk * 16)
+            else:
+                page = pages if one_page else kv.shuffle_idx(pages, (token0 + row) // P - token0 // P)
+                source = k_cache.block_paged_ptr(b, token0 + row, head, chunk * (16 // item), page=page)
+            to = stage + shared_offset(row, chunk)
+            if whole:
+                kv.cp_async(to, source, l2_prefetch=c.l2_prefetch)
+                kv.cp_async(to + c.half_stage, source + to_values, l2_prefetch=c.l2_prefetch)
+            else:
+                token = token0 + row
+                size = kv.where((token < keys) & (token >= first), 16, 0)
+                kv.cp_async(to, source, zero_fill_size=size, l2_prefetch=c.l2_prefetch)
+                kv.cp_async(to + c.half_stage, source + to_values, zero_fill_size=size, l2_prefetch=c.l2_prefetch)
+
+    @kv.func
+    def load_scales(caches, b, head, tile, end, pages, lane, keys, first):
+        """A lane's scales of a tile, K's and then V's; 0 for tokens that do not count."""
+        found = []
+        for s in kv.static(range(scale_turns)):
+            token = tile * TT + s * 32 + lane % scale_lanes
+            counts = (tile < end) & (token < keys) & (token >= first)
+            page = pages if one_page else kv.shuffle_idx(pages, token // P - (tile * TT) // P)
+            for cache in kv.static((caches.keys, caches.values)):
+                for g in kv.static(range(0, GC, widest)):
+                    scales = [kv.f32(0.0)] * widest
+                    if counts:
+                        loaded = kv.f32(cache.load_scale(b, head, token, g * spec.granularity, width=widest, page=page))
+                        for w in kv.static(range(widest)):
+                            scales[w] = loaded[w] if widest > 1 else loaded
+                    for w in kv.static(range(widest)):
+                        found.append(scales[w])
+        return found
+
+    @kv.func
+    def store_scales(stage, scales, lane):
+        """Put a lane's scales where :func:`scale_at` finds them."""
+        for s in kv.static(range(scale_turns)):
+            for i in kv.static(range(2 * GC)):
+                scale_at(stage, i, s * 32 + lane % scale_lanes).store(scales[s * 2 * GC + i])
+
+    @kv.func
+    def scale_at(stage, which, token):
+        """Pointer to the f32 scale of a tile's token: granule ``which`` of K, or ``c.scales + which`` of V."""
+        return stage + (2 * c.half_stage + which * (4 * TT)) + token * 4
+
+    @kv.func
+    def issue(caches, b, head, tile, end, pages, stage, lane, keys, first):
+        """Start copying a tile, when the range has it."""
+        if tile < end:
+            inside = (tile * TT >= first) & (tile * TT + TT <= keys)
+            if inside:
+                copy_tile(caches, b, head, tile, pages, stage, lane, keys, first, True)
+            else:
+                copy_tile(caches, b, head, tile, pages, stage, lane, keys, first, False)
+        kv.cp_async_commit()
+
+    @kv.func
+    def fill(caches, b, head, tile, last, mine, stage, lane, keys, first):
+        """Start the copies of a segment's first tiles, from ring position ``stage`` on.
+
+        Gives the next page ids, and the scales of the last of these tiles, which are still to be stored.
+        """
+        pages = pages_of(caches.keys, b, tile, lane)
+        scales = []
+        for s in kv.static(range(NS - 1)):
+            to = mine + kv.where(stage + s >= NS, stage + (s - NS), stage + s) * c.stage_bytes
+            issue(caches, b, head, tile + s, last, pages, to, lane, keys, first)
+            if GC:
+                scales = load_scales(caches, b, head, tile + s, last, pages, lane, keys, first)
+                if s < NS - 2:
+                    store_scales(to, scales, lane)
+            pages = pages_of(caches.keys, b, tile + s + 1, lane)
+        return pages, scales
+
+    return SimpleNamespace(
+        shared_offset=shared_offset, pages_of=pages_of, load_scales=load_scales, store_scales=store_scales,
+        scale_at=scale_at, issue=issue, fill=fill,
+    )  # fmt: skip
