@@ -306,9 +306,14 @@ def decode_kernel(c: Config) -> Any:
             pages, scales = ring_of.fill(caches, b, head, tile, last, mine, stage, lane, keys, first)
             if c.programmatic and c.early:
                 start_next()
-            q = query_fragments(query, row_offsets, b, head, row0, n, lane)
+            q = [[kv.i32(0)] * (2 * KS) for _ in range(NT)]
             taken = kv.i32(0)  # pieces that this range has had of the sequence
             while at < end:
+                if c.split:
+                    if taken == 0:
+                        q = query_fragments(query, row_offsets, b, head, row0, n, lane)
+                else:
+                    q = query_fragments(query, row_offsets, b, head, row0, n, lane)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
                 piece_end = work.piece_end(cut, prefix, b, at, until)
@@ -355,7 +360,6 @@ def decode_kernel(c: Config) -> Any:
                         results_of.write_out(out, sinks, lse, row_offsets, done, head, row0, rows, m, l, o, lane)
                 if b != done:
                     taken = kv.i32(0)
-                    q = query_fragments(query, row_offsets, b, head, row0, n, lane)
             kv.cp_async_wait(0)
         else:
             if c.programmatic and c.early:
