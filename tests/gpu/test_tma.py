@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 SUITE = "unit.test_tma_copies"
-# Gathers are of sm_100a; orders and mistakes are the interpreter's.
-NOT_HERE = ("gather", "mistakes", "tile_after_tile")
+# Gathers and pairs are of sm_100a; orders and mistakes are the interpreter's.
+NOT_HERE = ("gather", "pair", "mistakes", "tile_after_tile")
 pytest.register_assert_rewrite(SUITE)
 suite = importlib.import_module(SUITE)
 globals().update({
@@ -59,6 +59,18 @@ def test_rows_beyond_2_to_31(place):
     np.testing.assert_array_equal(place.get(out)[0], place.get(mine)[:, 0])
     with pytest.raises(ValueError, match=r"rows must be below 2\*\*31"):
         cache.create_tma_tile("none", tile_rows=16, paged=False)
+
+
+def test_a_box_goes_to_every_block_of_a_cluster(place):
+    """Each of two blocks loads half of a tile for both; each barrier counts what comes to it."""
+    c = suite.pool(head_size=128)
+    cache = place.collection(c).get_value_cache(2)
+    map = cache.create_tma_tile(tile_rows=16)
+    out = place.put(np.zeros((2, 64, 128), kv.bf16.numpy))
+    place.launch(kernels.copy_to_both, 2, kernels.THREADS, cache, map, out, 0, 1, 64)
+    expected = suite.expected_tile(c.get_value_cache(2), 1, 0, 0, 64, 64, 0, map)
+    for rank in range(2):
+        np.testing.assert_array_equal(places.bits(place.get(out))[rank], expected, f"block {rank}")
 
 
 def test_a_descriptor_serves_prepared_launches_and_keeps_its_pool(place):

@@ -3,7 +3,8 @@
 
 :func:`read_box` is the model of a copy: dimensions, strides, box, bounds. The interpreter's copies write what it gives
 where the swizzle puts it, and land when a barrier is waited for (or at once, as the schedule says). A barrier whose
-expected bytes are not exactly those that came, and a store that nothing waited for, are errors.
+expected bytes are not exactly those that came, and a store that nothing waited for, are errors. Each block runs alone:
+a copy of a CTA pair reports to the block's own barrier.
 """
 
 from __future__ import annotations
@@ -173,8 +174,8 @@ def _bulk(t: Block, i: Instruction) -> Any:
     s = _state(t)
     if "tensor" not in i.name:
         return _groups(t, i, s)
-    if "cta_group::2" in i.name or "multicast::cluster" in i.name:
-        raise EmulationError(f"{i.text}: copies of several CTAs are not known here")
+    if "multicast::cluster" in i.name:
+        raise EmulationError(f"{i.text}: copies to several CTAs are not known here")
     to_shared = i.name[5] == "shared::cluster"
     described, coordinates = _parts(i.operands[1 if to_shared else 0])
 

@@ -125,18 +125,60 @@ def store_box(map: kv.TensorMap, data: kv.Buffer[kv.bf16, 2], at: kv.Buffer[kv.i
         kv.tma.wait_stores()
 
 
-@kv.kernel(block=THREADS)
-def copy_pair(cache: kv.PagedKVCache, map: kv.TensorMap, out, b: kv.i32, rank: kv.i32, tile_rows: int, mask: int):
-    """Half a tile of a CTA pair; the first CTA expects both halves."""
+@kv.kernel(block=THREADS, cluster=2)
+def copy_pair(cache: kv.PagedKVCache, map: kv.TensorMap, out, b: kv.i32, head: kv.i32, tile_rows: int):
+    """Each CTA of a pair half of a tile to ``out[rank]``; the first expects both halves and waits for them."""
     tile, barrier = kv.tma.shared_tile(map, tile_rows // 2), kv.shared(1, kv.i64)
-    leads = rank == 0
+    leads = kv.cluster_rank() == 0
+    if (kv.thread_id.x == 0) & leads:
+        kv.tma.init_barrier(barrier)
+        kv.tma.expect(map, barrier, kv.tma.tile_loads(map, tile_rows))
+    kv.cluster_barrier()
     if kv.thread_id.x == 0:
-        if leads:
-            kv.tma.init_barrier(barrier)
-            kv.tma.expect(map, barrier, kv.tma.tile_loads(map, tile_rows))
         kv.tma.load_tile(
-            map, cache, b, 0, 0, tile, barrier, tile_rows=tile_rows, pair_cta=True, is_leader=leads, multicast=mask
-        )
+            map, cache, b, head, 0, tile, barrier, tile_rows=tile_rows, pair_cta=True, is_leader=leads
+        )  # fmt: skip
+    if leads:
+        kv.tma.wait(barrier, 0)
+    kv.cluster_barrier()
+    show(map, tile, out, kv.cluster_rank(), tile_rows // 2, map.columns)
+
+
+@kv.kernel(block=THREADS)
+def copy_half(
+    cache: kv.PagedKVCache, map: kv.TensorMap, out, b: kv.i32, head: kv.i32, valid: kv.i32, rank: kv.i32,
+    tile_rows: int, known: bool,
+):  # fmt: skip
+    """What one CTA of a pair copies, to ``out[rank]``; which one it is may be known at compile time."""
+    tile, barrier = kv.tma.shared_tile(map, tile_rows // 2), kv.shared(1, kv.i64)
+    if kv.thread_id.x == 0:
+        kv.tma.init_barrier(barrier)
+        kv.tma.expect(map, barrier, kv.tma.tile_loads(map, tile_rows // 2))
+        for leads in kv.static((True, False)):
+            if leads == (rank == 0):
+                kv.tma.load_tile(
+                    map, cache, b, head, 0, tile, barrier, tile_rows=tile_rows, valid=valid, pair_cta=True,
+                    is_leader=leads if known else rank == 0,
+                )  # fmt: skip
     kv.barrier()
     kv.tma.wait(barrier, 0)
-    show(map, tile, out, 0, tile_rows // 2, map.columns)
+    show(map, tile, out, rank, tile_rows // 2, map.columns)
+
+
+@kv.kernel(block=THREADS, cluster=2)
+def copy_to_both(cache: kv.PagedKVCache, map: kv.TensorMap, out, b: kv.i32, head: kv.i32, tile_rows: int):
+    """Two CTAs of a cluster, each of which loads half of a tile for both, to ``out[rank]``."""
+    tile, barrier = kv.tma.shared_tile(map, tile_rows), kv.shared(1, kv.i64)
+    rank, half = kv.cluster_rank(), tile_rows // 2
+    if kv.thread_id.x == 0:
+        kv.tma.init_barrier(barrier)
+        kv.tma.expect(map, barrier, kv.tma.tile_loads(map, tile_rows))
+    kv.cluster_barrier()
+    if kv.thread_id.x == 0:
+        kv.tma.load_tile(
+            map, cache, b, head, rank * half, tile.ptr() + rank * (half * map.spec.row_bytes), barrier,
+            tile_rows=half, smem_rows=tile_rows, multicast=0b11,
+        )  # fmt: skip
+    kv.tma.wait(barrier, 0)
+    show(map, tile, out, rank, tile_rows, map.columns)
+    kv.cluster_barrier()

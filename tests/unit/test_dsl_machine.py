@@ -55,7 +55,7 @@ def ampere(a: BF, o: F, c: U, n: kv.i32):
         o[kv.block_id.x, kv.thread_id.x] = v + kv.f32(s[1, 2, lane])
 
 
-@kv.kernel(block=128)
+@kv.kernel(block=128, cluster=2)
 def hopper(a: BF, c: W):
     s = kv.shared((4, 16, 64), kv.bf16, alignment=128)
     bar = kv.shared(2, kv.i64, alignment=16)
@@ -73,6 +73,8 @@ def hopper(a: BF, c: W):
     kv.stmatrix(s.ptr(0, kv.lane_id & 15, 0), words)
     kv.fence_proxy_async()
     kv.mbarrier_arrive(bar.ptr(1))
+    kv.cluster_barrier()
+    c[2] = kv.cluster_rank()
     kv.griddepcontrol_launch_dependents()
 
 
@@ -133,6 +135,9 @@ EXPECTED = {
         r"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16": 1,
         r"fence\.proxy\.async\.shared::cta": 1,
         r"mbarrier\.arrive\.shared\.b64": 1,
+        r"barrier\.cluster\.arrive\.release\.aligned": 1,
+        r"barrier\.cluster\.wait\.acquire\.aligned": 1,
+        r"mov\.u32 %r\d+, %cluster_ctarank": 1,
     },
 }
 

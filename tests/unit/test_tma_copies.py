@@ -405,6 +405,24 @@ def test_gathers_out_of_bounds_give_zeros(rows):
     check_boxes(here, map, map, [[*given, 0], [*given[::-1], 512]])
 
 
+# --- CTA pairs: of sm_100a too -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("valid", [64, 40, 16])
+@pytest.mark.parametrize("page_size", [16, 32, 64])
+def test_the_halves_of_a_pair_make_up_the_tile(page_size, valid, known):
+    """With pages of 16 the second CTA starts two pages on, with 32 one page, with 64 half a page."""
+    here, c = places.Interpreted("sm_100a"), pool(page_size=page_size)
+    cache = c.get_key_cache(1)
+    map = cache.create_tma_tile(tile_rows=16)
+    out = np.zeros((2, 32, 64), kv.bf16.numpy)
+    for rank in range(2):
+        here.launch(kernels.copy_half, 1, kernels.THREADS, cache, map, out, 0, 1, valid, rank, 64, known)
+    expected = expected_tile(cache, 1, 0, 0, 64, valid, 0, map)
+    np.testing.assert_array_equal(bits(out).reshape(64, 64), expected)
+
+
 # --- what would hang or corrupt, the interpreter notices -----------------------------------------------
 
 

@@ -48,6 +48,8 @@ from .handles import Cache, Collection, KVCache, KVCacheCollection, MHAOperand, 
 from .kernel import KernelFunction, Optional, kernel
 from .machine import (
     ballot,
+    cluster_barrier,
+    cluster_rank,
     cp_async,
     cp_async_bulk,
     cp_async_commit,
@@ -117,6 +119,8 @@ __all__ = [
     "bool",
     "bool_",
     "cast",
+    "cluster_barrier",
+    "cluster_rank",
     "cp_async",
     "cp_async_bulk",
     "cp_async_commit",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 import sys
 import types as _types
 from collections.abc import Callable, Sequence
@@ -110,7 +111,7 @@ class KernelFunction:
         The kernel's symbol.
     parameters : tuple of inspect.Parameter
     options : dict
-        ``max_threads``, ``block``, ``min_blocks``, ``max_registers``, as far as they were given.
+        ``max_threads``, ``block``, ``min_blocks``, ``max_registers``, ``cluster``, as far as they were given.
     """
 
     def __init__(
@@ -411,7 +412,7 @@ class Launch:
 
 def kernel(
     function: Any = None, *, max_threads: int | None = None, block: int | tuple[int, ...] | None = None,
-    min_blocks: int | None = None, max_registers: int | None = None,
+    min_blocks: int | None = None, max_registers: int | None = None, cluster: int | tuple[int, ...] | None = None,
 ) -> Any:  # fmt: skip
     """Make a kernel of a function: ``@kv.kernel`` or ``@kv.kernel(block=128)``.
 
@@ -425,8 +426,14 @@ def kernel(
         Blocks to be resident on a multiprocessor: limits registers.
     max_registers : int, optional
         Registers of a thread.
+    cluster : int or tuple of int, optional
+        Blocks that run together, of which the grid is a multiple; at most 16, more than 8 not on every GPU. sm_90 and
+        later.
     """
-    given = {"max_threads": max_threads, "block": block, "min_blocks": min_blocks, "max_registers": max_registers}
+    given = {
+        "max_threads": max_threads, "block": block, "min_blocks": min_blocks, "max_registers": max_registers,
+        "cluster": cluster,
+    }  # fmt: skip
     options = {k: v for k, v in given.items() if v is not None}
     _option_problems(options)
     if function is None:
@@ -450,36 +457,39 @@ def _option_problems(options: dict[str, Any]) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a positive int, got {value!r}")
     if "block" in options:
-        threads = 1
-        for n in _triple(options["block"]):
-            threads *= n
+        threads = math.prod(_triple(options["block"]))
         if threads > options.get("max_threads", 1024):
             raise ValueError(
                 f"block must have at most {options.get('max_threads', 1024)} threads, got {options['block']!r}"
             )
 
 
-def _triple(block: Any) -> tuple[int, int, int]:
+    if "cluster" in options and math.prod(_triple(options["cluster"], "cluster")) > 16:
+        raise ValueError(f"cluster must have at most 16 blocks, got {options['cluster']!r}")
+
+
+def _triple(block: Any, name: str = "block") -> tuple[int, int, int]:
     extents = (block,) if isinstance(block, int) else tuple(block)
     if not 1 <= len(extents) <= 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in extents):
-        raise ValueError(f"block must be one to three positive ints, got {block!r}")
+        raise ValueError(f"{name} must be one to three positive ints, got {block!r}")
     return (*extents, *(1,) * (3 - len(extents)))  # type: ignore[return-value]
 
 
 def _option_attributes(options: dict[str, Any]) -> dict[str, ir.Attribute]:
     _option_problems(options)
-    unknown = options.keys() - {"max_threads", "block", "min_blocks", "max_registers"}
+    unknown = options.keys() - {"max_threads", "block", "min_blocks", "max_registers", "cluster"}
     if unknown:
         raise ValueError(
-            f"options of a kernel are max_threads, block, min_blocks and max_registers, got {sorted(unknown)}"
+            f"options of a kernel are max_threads, block, min_blocks, max_registers and cluster, got {sorted(unknown)}"
         )
     attributes: dict[str, ir.Attribute] = {
         f"kv.{name}": types().i32_attr(options[name])
         for name in ("max_threads", "min_blocks", "max_registers")
         if name in options
     }
-    if "block" in options:
-        attributes["kv.block"] = ir.DenseI32ArrayAttr.get(list(_triple(options["block"])))
+    for name in ("block", "cluster"):
+        if name in options:
+            attributes[f"kv.{name}"] = ir.DenseI32ArrayAttr.get(list(_triple(options[name], name)))
     return attributes
 
 

@@ -20,13 +20,12 @@ from .memory import GLOBAL, SHARED, Pointer
 from .values import Numeric, Value, as_value, bitcast, describe, i32_value, plain
 
 __all__ = [
-    "ballot", "cp_async", "cp_async_bulk", "cp_async_commit", "cp_async_wait", "cvt_e4m3x2_to_f16x2",
-    "cvt_e4m3x4_to_f16x4", "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4", "elect", "ex2",
-    "fence_mbarrier_init", "fence_proxy_async",
-    "griddepcontrol_launch_dependents", "griddepcontrol_wait", "ldmatrix", "load_nc", "mbarrier_arrive",
-    "mbarrier_arrive_expect_tx", "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k16", "movmatrix",
-    "named_barrier", "nanosleep", "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "stmatrix", "syncwarp",
-    "tanh_approx",
+    "ballot", "cluster_barrier", "cluster_rank", "cp_async", "cp_async_bulk", "cp_async_commit", "cp_async_wait",
+    "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_f16x4", "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4",
+    "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "griddepcontrol_launch_dependents",
+    "griddepcontrol_wait", "ldmatrix", "load_nc", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_init",
+    "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k16", "movmatrix", "named_barrier", "nanosleep", "pack_bf16x2",
+    "pack_f16x2", "prmt", "rcp", "setmaxnreg", "stmatrix", "syncwarp", "tanh_approx",
 ]  # fmt: skip
 
 _ALL_LANES = -1
@@ -334,6 +333,20 @@ def ballot(condition: Any) -> Value:
 def elect() -> Value:
     """True in one lane of the warp. sm_90 and later."""
     return Value(emit_value("nvvm.elect.sync", types().i1), bool_)
+
+
+def cluster_rank() -> Value:
+    """Number of the block in its cluster, i32 (``@kv.kernel(cluster=...)``). sm_90 and later."""
+    return Value(_asm("mov.u32 $0, %cluster_ctarank;", "=r", [], "i32"), i32, nonneg=True)
+
+
+def cluster_barrier() -> None:
+    """Wait until every thread of the cluster is here; makes their memory accesses visible to one another.
+
+    Blocks that others write to, or whose barriers others use, must not end before. sm_90 and later.
+    """
+    _asm("barrier.cluster.arrive.release.aligned;", "~{memory}", [], effects=True)
+    _asm("barrier.cluster.wait.acquire.aligned;", "~{memory}", [], effects=True)
 
 
 def setmaxnreg(count: int, action: str) -> None:

@@ -61,6 +61,51 @@ def test_parameters_of_a_cache_kernel(make, target):
     assert bytes(last().params) == bytes(launches()[-2].params)
 
 
+@kv.kernel(block=32)
+def load_box(n: kv.i32, map: kv.TensorMap, out: kv.Buffer[kv.f16, 1]):
+    tile, barrier = kv.tma.shared_tile(map), kv.shared(1, kv.i64)
+    if kv.thread_id.x == 0:
+        kv.tma.init_barrier(barrier)
+        kv.tma.expect(map, barrier)
+        kv.tma.load(map, (n, 0, 0, 0), tile, barrier)
+    kv.barrier()
+    kv.tma.wait(barrier, 0)
+    out[kv.thread_id.x] = (tile.ptr() + map.offset(0, kv.thread_id.x)).load(kv.f16)
+
+
+def test_a_descriptor_is_encoded_for_its_cache_and_passed_by_value():
+    """The parameter is 128 bytes at a multiple of 64 in the compiled code, whatever stands before it."""
+    cache, out = paged().get_value_cache(1), array((32,), np.float16)
+    map = cache.create_tma_tile(tile_rows=P)
+    assert map.device == ("cuda", 0)
+    assert map.description.base == cache.fields()[0]
+    load_box[2, 32](7, map, out)
+    first = last()
+    made = kv.compile(load_box, kv.i32, map, kv.Buffer[kv.f16, 1], target="sm_90a")
+    found = params(first, made.artifact.entry())
+    assert found["map", "value"] == map.encoded
+    assert found["n", "value"] == 7
+    assert found["out", "data"] == out.array.ctypes.data
+    made.prepare(2, 32, 7, map, out)()
+    assert bytes(last().params) == bytes(first.params)
+    with pytest.raises(TypeError, match=r"argument 'map' of kernel 'load_box' is compiled for TmaSpec"):
+        made.launch(2, 32, 7, cache.create_tma_tile("64B", tile_rows=P), out)
+    operand = kv.KVCacheMHAOperand(cache)
+    assert operand.create_tma_tile(tile_rows=P).encoded == map.encoded
+    stored = kv.compile(store_box, operand.create_tma_tile(tile_rows=P), target="sm_90a")
+    with pytest.raises(ValueError, match="is stored to by the kernel, but the memory described is read-only"):
+        stored.launch(1, 32, operand.create_tma_tile(tile_rows=P))
+    stored.launch(1, 32, map)
+
+
+@kv.kernel(block=32)
+def store_box(map: kv.TensorMap):
+    tile = kv.tma.shared_tile(map)
+    if kv.thread_id.x == 0:
+        kv.tma.store(map, (0, 0, 0, 0), tile)
+        kv.tma.wait_stores()
+
+
 def test_saved_and_loaded(tmp_path):
     cache = paged().get_key_cache(0)
     made = kv.compile(touch, cache, kv.f32, kv.Buffer[kv.i32, 2], kv.i64, target="sm_90a")
