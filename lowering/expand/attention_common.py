@@ -110,24 +110,25 @@ def sequence_of(row_offsets, row):
 
 
 @kv.func
-def start_of(case, source, row_offsets, kv_offsets, b):
-    """(absolute position of its first query, keys) of a sequence.
+def start_of(case, source, values, row_offsets, kv_offsets, b):
+    """(absolute position of its first query, keys) of a sequence; ``source`` is the collection or the keys' operand.
 
     A cache's lengths count the keys of earlier steps, and the step's follow them. Those of dense and ragged operands
-    count all keys, of which the last are the queries' own.
+    count all keys, of which the last are the queries' own; values that are fewer end them, as they end their buffer.
     """
     count = source.cache_length(b)
     if case.whole:
+        count = kv.math.min(count, values.cache_length(b))
         return count - (row_offsets[b + 1] - row_offsets[b]), count
     new = row_offsets if kv_offsets is None else kv_offsets
     return count, count + (new[b + 1] - new[b])
 
 
 @kv.func
-def place_of(case, source, row_offsets, kv_offsets, row):
+def place_of(case, source, values, row_offsets, kv_offsets, row):
     """(sequence, absolute position, keys of the sequence) of a row."""
     b = sequence_of(row_offsets, row)
-    start, num_keys = start_of(case, source, row_offsets, kv_offsets, b)
+    start, num_keys = start_of(case, source, values, row_offsets, kv_offsets, b)
     return b, start + (row - row_offsets[b]), num_keys
 
 

@@ -253,7 +253,7 @@ def prefill_kernel(g: Tiles) -> Any:
         b, token0, row0, rows = tile_place(row_offsets, number, G, ROWS)
         if row0 < rows:
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
-            start, num_keys = start_of(case, collection or key_operand, row_offsets, kv_offsets, b)
+            start, num_keys = start_of(case, collection or key_operand, value_operand, row_offsets, kv_offsets, b)
             # What the tile's first and last rows see bounds what any of its rows does.
             first, first_end = interval(case, start + row0 // G, num_keys)
             last_first, last = interval(case, start + (kv.math.min(row0 + ROWS, rows) - 1) // G, num_keys)

@@ -121,7 +121,8 @@ def host_kernel(case: Case) -> Any:
     ):  # fmt: skip
         h, row = kv.block_id.x, kv.block_id.y
         if (row >= row_offsets[0]) & (row < row_offsets[row_offsets.shape[0] - 1]):
-            b, position, num_keys = place_of(case, collection or key_operand, row_offsets, kv_offsets, row)
+            source = collection or key_operand
+            b, position, num_keys = place_of(case, source, value_operand, row_offsets, kv_offsets, row)
             first, end = interval(case, position, num_keys)
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
             head = h // case.group
@@ -208,7 +209,8 @@ def simt_kernel(case: Case) -> Any:
                 q[warp, d] = kv.f32(query[row, h, d]) * factor
         kv.syncwarp()
         if exists:
-            b, position, num_keys = place_of(case, collection or key_operand, row_offsets, kv_offsets, row)
+            source = collection or key_operand
+            b, position, num_keys = place_of(case, source, value_operand, row_offsets, kv_offsets, row)
             first, end = interval(case, position, num_keys)
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
             head = h // case.group

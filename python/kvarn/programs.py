@@ -474,7 +474,8 @@ def _sign_handle(operand: Any, values: list[Any]) -> Any:
 def _sign_operand(operand: Any, values: list[Any]) -> Any:
     values.append(operand.fields())
     spec = operand.spec
-    return id((_specs.get(id(spec)) or _remember_spec(spec))[1]), operand.batch_size, operand.device
+    found = _specs.get(id(spec)) or _remember_spec(spec)
+    return id(found[1]), operand.batch_size, operand.capacity, operand.device
 
 
 def _remember_spec(spec: Any) -> tuple[Any, Any]:

@@ -196,6 +196,17 @@ def test_dense_operands_without_lengths_have_all_their_tokens():
         np.testing.assert_allclose(out[b : b + 1], want, rtol=2e-5, atol=2e-5)
 
 
+def test_fewer_values_than_keys_end_the_keys():
+    """Offsets are read on the device: what the values' say must keep a kernel inside them."""
+    rng = np.random.default_rng(11)
+    k, v = rng.standard_normal((2, 6, 2, 8)).astype(np.float32)
+    query, offsets = rng.standard_normal((1, 4, 8)).astype(np.float32), np.array([0, 1], np.uint32)
+    keys = RaggedMHAOperand(k, np.array([0, 6], np.uint32))
+    out = kv.ops.attention(keys, RaggedMHAOperand(v[:4], np.array([1, 4], np.uint32)), query, offsets)
+    want, _ = reference.dense_attention(query, k[:3], v[1:4], np.ones((1, 3), bool), 8**-0.5)
+    np.testing.assert_allclose(out, want, rtol=2e-5, atol=2e-5)
+
+
 def test_operands_of_different_caches_find_their_own_pages():
     rng, problem = problem_of(7, "f32")
     _, other = problem_of(8, "f32")
@@ -237,12 +248,14 @@ def test_operands_that_do_not_fit_are_refused():
     other = LayoutTensorMHAOperand(np.zeros((2, 6, 2, 16), np.float16))
     flat = RaggedMHAOperand(np.zeros((12, 2, 16), np.float32), np.array([0, 5, 12], np.uint32))
     longer = LayoutTensorMHAOperand(np.zeros((3, 6, 2, 16), np.float32))
+    shorter = LayoutTensorMHAOperand(np.zeros((2, 5, 2, 16), np.float32))
     shown = scales_operand()
     cases = [
         (TypeError, (keys, 0, query, offsets), {}, "values must be an operand like the keys, got int"),
         (TypeError, (keys, other, query, offsets), {}, "keys and values must have the same parameters"),
         (TypeError, (keys, flat, query, offsets), {}, "keys and values must have the same parameters"),
         (ValueError, (keys, longer, query, offsets), {}, "values must have the 2 sequences of the keys, got 3"),
+        (ValueError, (keys, shorter, query, offsets), {}, "values must have the 6 tokens of the keys in dimension 1"),
         (TypeError, (shown, shown, query, offsets), {}, "keys must be an operand of keys, got one that shows"),
         (ValueError, (keys, values, query, offsets[:2]), {}, r"row_offsets must have shape \[3\]"),
         (ValueError, (keys, values, query[:, :3], offsets), {}, "query must have a multiple of the 2 KV heads"),

@@ -24,6 +24,7 @@ from kvarn.caches import (
 from kvarn.caches.operands import MHAOperand
 from kvarn.dialect import dtypes, layout
 from kvarn.dsl.builder import emit_value, types
+from kvarn.runtime.host import HostKernelError
 from kvarn.tools.specs import parse_spec
 
 assert ptx_instructions  # imported for the instructions that it declares
@@ -221,6 +222,26 @@ def test_lengths_and_offsets_never_lead_out_of_the_buffer():
     assert out[:2].tolist() == [[3, 0], [6, 1]]
 
 
+def test_checked_kernels_say_when_an_access_leaves_an_operand():
+    @kv.kernel
+    def read(x: kv.MHAOperand, b: kv.i32, t: kv.i32, h: kv.i32, d: kv.i32, out: kv.Buffer[kv.f32, 1]):
+        out[0] = kv.f32(x.load(b, t, h, d))
+
+    out = np.zeros(1, np.float32)
+    for operand, last, tokens in (
+        (dense(), (1, 5, 1, 15), "the token must lie in the sequence's block"),
+        (ragged(), (1, 6, 1, 15), "the token must lie in the sequence's rows"),
+        (KVCacheScalesMHAOperand(quantized_cache()), (1, 7, 1, 15), "the token's page must be in the pool|lookup"),
+    ):
+        made = kv.compile(read, operand, *[kv.i32] * 4, kv.Buffer[kv.f32, 1], target="host", check=True)
+        made.launch(1, 1, operand, *last, out)
+        messages = ("the sequence must be in the batch", tokens, r"the head must be in \[0, 2\)", "the dim must be in")
+        for i, message in enumerate(messages):
+            at = [n + (i == k) * (100 if i == 1 else 1) for k, n in enumerate(last)]
+            with pytest.raises(HostKernelError, match=message):
+                made.launch(1, 1, operand, *at, out)
+
+
 @pytest.mark.parametrize(
     ("operand", "method", "message"),
     [
@@ -279,7 +300,7 @@ def test_a_compiled_kernel_refuses_an_operand_of_another_kind_or_shape():
         made.launch(1, 1, ragged(), out)
     with pytest.raises(TypeError, match="is compiled for dense f32"):
         made.launch(1, 1, LayoutTensorMHAOperand(np.zeros((2, 6, 2, 16), np.float16)), out)
-    with pytest.raises(TypeError, match="must be a operand"):
+    with pytest.raises(TypeError, match="must be an operand"):
         made.launch(1, 1, quantized_cache(), out)
 
 

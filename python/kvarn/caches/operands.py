@@ -93,6 +93,11 @@ class MHAOperand(OperandTmaTiles):
     def batch_size(self) -> int:
         return self._model._at["batch"]
 
+    @property
+    def capacity(self) -> int:
+        """Token slots of a page (or region); S of a dense operand, 1 of a ragged one."""
+        return self._model._at["capacity"]
+
     def load(self, b: Any, t: Any, h: Any, d: Any = 0, width: int = 1, dtype: Any = None) -> Any:
         """Read ``width`` elements, dequantized, as the cache's ``load``; mind the order (b, token, head, d)."""
         return self._model.load(b, h, t, d, width, dtype)

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvarn.caches import MHAOperand
 from kvarn.dialect.dtypes import f32
-from kvarn.dialect.layout import SCALES
+from kvarn.dialect.layout import DENSE, SCALES
 from kvarn.dialect.ops.attention import rope_columns
 from kvarn.programs import Operation, Schedule, Specialisation, _alignment
 
@@ -95,6 +95,11 @@ def _check_operands(seen: SimpleNamespace) -> None:
     if seen.values.batch_size != seen.keys.batch_size:
         raise ValueError(
             f"{title}: values must have the {seen.keys.batch_size} sequences of the keys, got {seen.values.batch_size}"
+        )
+    if spec.kind == DENSE and seen.values.capacity != seen.keys.capacity:
+        raise ValueError(
+            f"{title}: values must have the {seen.keys.capacity} tokens of the keys in dimension 1, "
+            f"got {seen.values.capacity}"
         )
     if seen.kv_offsets is not None and not spec.of_cache:
         raise ValueError(f"{title}: kv_offsets must be None for {spec.kind} operands: they say how many keys there are")

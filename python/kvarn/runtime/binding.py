@@ -172,7 +172,8 @@ def _check_spec(arg: Arg, where: str, obj: Any) -> None:
     kind = next((k for k, t in _SPEC_TYPES.items() if isinstance(found, t)), None)
     if kind != arg.kind or not hasattr(obj, "fields"):
         got = f"a {kind}" if kind else type(obj).__qualname__
-        raise TypeError(f"{where} must be a {arg.kind} ({_describe(expected)}), got {got}")
+        kind = f"{'an' if arg.kind == 'operand' else 'a'} {arg.kind}"
+        raise TypeError(f"{where} must be {kind} ({_describe(expected)}), got {got}")
     cache = found if isinstance(found, CacheSpec) else found.cache  # type: ignore[union-attr]
     if cache != expected:
         raise TypeError(f"{where} is compiled for {_describe(expected)}, got {_describe(cache)}: "
