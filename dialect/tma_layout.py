@@ -186,12 +186,20 @@ def spec_problems(spec: TmaSpec) -> list[str]:
 # --- forms of caches -------------------------------------------------------------------------------
 
 
+def _kind_problem(spec: CacheSpec, what: str) -> str | None:
+    """Why a kind of cache or operand has no such tile; None when it has."""
+    if what.startswith("a rope"):
+        return None if spec.kind == PAGED else f"{what} needs a paged cache, got {spec.kind}"
+    if spec.kind not in (FA3, SCALES):
+        return None
+    why = "a cache of that kind has no rows" if spec.kind == FA3 else "scales are read one by one"
+    return f"{what} needs a paged or continuous cache, or a dense or ragged operand, got {spec.kind}: {why}"
+
+
 def _refuse_kind(spec: CacheSpec, what: str) -> None:
-    if spec.kind in (FA3, SCALES):
-        why = "a cache of that kind has no rows" if spec.kind == FA3 else "scales are read one by one"
-        raise ValueError(
-            f"{what} needs a paged or continuous cache, or a dense or ragged operand, got {spec.kind}: {why}"
-        )
+    problem = _kind_problem(spec, what)
+    if problem is not None:
+        raise ValueError(problem)
 
 
 def _columns(dtype: DType, columns: int, swizzle: str, name: str) -> int:
@@ -252,8 +260,7 @@ def ragged(spec: CacheSpec, rows: int, depth: int | None = None, swizzle: str = 
 
 def rope_width(spec: CacheSpec, padded_depth: int) -> int:
     """bf16 elements behind the content of a row; ValueError for a cache that has no such part."""
-    if spec.kind != PAGED:
-        raise ValueError(f"a rope TMA tile needs a paged cache, got {spec.kind}")
+    _refuse_kind(spec, "a rope TMA tile")
     if spec.dtype.bits != 8:
         raise ValueError(f"a rope part behind the content needs an 8-bit cache, got {spec.dtype.name}")
     if spec.num_heads != 1:
@@ -392,15 +399,16 @@ def tile_problems(spec: TmaSpec, cache: CacheSpec, tile_rows: int, smem_rows: in
     """What is wrong with loading a tile of a cache's tokens with a descriptor; empty when it is right."""
     if spec.form not in ("tiled", "rope"):
         return [f"takes a descriptor of the form tiled or rope, got {spec.form}: use kv.tma_load"]
-    if cache.kind in (FA3, SCALES):
-        return [f"needs a paged or continuous cache, or a dense or ragged operand, got {cache.kind}, which has no rows"]
+    problem = _kind_problem(cache, "a rope TMA tile" if spec.form == "rope" else "a TMA tile")
+    if problem is not None:
+        return [problem]
     found = []
     if spec.paged and cache.kind == RAGGED:
         found.append("coordinates of page and slot need sequences of one length, got a ragged operand")
     if spec.form == "tiled" and spec.dtype != cache.dtype:
         found.append(f"the descriptor must have the cache's dtype {cache.dtype.name}, got {spec.dtype.name}")
-    if spec.form == "rope" and (cache.kind != PAGED or cache.dtype.bits != 8):
-        found.append(f"a rope descriptor needs a paged 8-bit cache, got {cache.kind} {cache.dtype.name}")
+    if spec.form == "rope" and cache.dtype.bits != 8:
+        found.append(f"a rope part behind the content needs an 8-bit cache, got {cache.dtype.name}")
     if tile_rows < 1 or tile_rows % spec.rows:
         found.append(f"tile_rows must be a multiple of the box's {spec.rows} rows, got {tile_rows}")
     if cache.paged and cache.page_size % spec.rows:

@@ -90,6 +90,7 @@ LANGUAGE = (
     ("calls", "Compile time"),
     ("functional", "Control flow as functions"),
     ("machine", "Instructions of NVIDIA GPUs"),
+    ("tma", "Tiles by TMA: `kv.tma`"),
     ("kernel", "Kernels"),
 )
 
@@ -104,8 +105,9 @@ def language() -> str:
     out = ["# The kernel language\n", f"What a kernel can call. {pages}\n"]
     for name, title in LANGUAGE:
         module = importlib.import_module(f"kvarn.dsl.{name}")
-        prefix = "kv.math." if name == "math" else "kv."
-        names = module.__all__ if name == "math" else [n for n in dsl.__all__ if _home(dsl, n) == module.__name__]
+        own = name in ("math", "tma")  # modules that kernels call through their names
+        prefix = f"kv.{name}." if own else "kv."
+        names = module.__all__ if own else [n for n in dsl.__all__ if _home(dsl, n) == module.__name__]
         out += [f"## {title}\n", prose(module.__doc__ or "") + "\n"]
         functions = [n for n in names if inspect.isfunction(getattr(module, n, None))]
         if functions:
@@ -165,6 +167,7 @@ def dialect() -> str:
         "operations": "Cache operations", "rotary": "Rotation and normalisation", "attention": "Attention",
         "ragged": "Ragged batches", "metadata": "Handles and their fields",
         "addressing": "Addresses", "access": "Accesses", "tiles": "Tiles and shared memory",
+        "tma": "Copies by TMA",
     }  # fmt: skip
     for stem, title in titles.items():
         module = importlib.import_module(f"kvarn.dialect.ops.{stem}")

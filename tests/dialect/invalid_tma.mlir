@@ -97,7 +97,7 @@ func.func @rule(%m: !gather, %c: !cache, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.pt
 !fa3 = !kv.cache<"fa3", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: fa3 caches have no rows.
 func.func @rule(%m: !rows, %c: !fa3, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.ptr<3>) {
-  // expected-error @below {{'kv.tma_load_tile' op needs a paged or continuous cache, or a dense or ragged operand, got fa3, which has no rows}}
+  // expected-error @below {{'kv.tma_load_tile' op a TMA tile needs a paged or continuous cache, or a dense or ragged operand, got fa3: a cache of that kind has no rows}}
   "kv.tma_load_tile"(%m, %c, %i, %i, %i, %i, %i, %p, %q) {tile_rows = 64 : i64, smem_rows = 64 : i64, cta_group = 1 : i64, multicast = 0 : i64, beyond = "zero"} : (!rows, !fa3, i32, i32, i32, i32, i32, !llvm.ptr<3>, !llvm.ptr<3>) -> ()
   return
 }
@@ -108,8 +108,41 @@ func.func @rule(%m: !rows, %c: !fa3, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.ptr<3>
 !cont = !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
 // Rule: continuous caches have no rope part.
 func.func @rule(%m: !rope, %c: !cont, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.ptr<3>) {
-  // expected-error @below {{'kv.tma_load_tile' op a rope descriptor needs a paged 8-bit cache, got continuous bf16}}
+  // expected-error @below {{'kv.tma_load_tile' op a rope TMA tile needs a paged cache, got continuous}}
   "kv.tma_load_tile"(%m, %c, %i, %i, %i, %i, %i, %p, %q) {tile_rows = 64 : i64, smem_rows = 64 : i64, cta_group = 1 : i64, multicast = 0 : i64, beyond = "zero"} : (!rope, !cont, i32, i32, i32, i32, i32, !llvm.ptr<3>, !llvm.ptr<3>) -> ()
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!rope = !kv.tma<"rope", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 64>, 128 : i64>
+// Rule: rope parts are of 8-bit caches.
+func.func @rule(%m: !rope, %c: !cache, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.ptr<3>) {
+  // expected-error @below {{'kv.tma_load_tile' op a rope part behind the content needs an 8-bit cache, got bf16}}
+  "kv.tma_load_tile"(%m, %c, %i, %i, %i, %i, %i, %p, %q) {tile_rows = 64 : i64, smem_rows = 64 : i64, cta_group = 1 : i64, multicast = 0 : i64, beyond = "zero"} : (!rope, !cache, i32, i32, i32, i32, i32, !llvm.ptr<3>, !llvm.ptr<3>) -> ()
+  return
+}
+
+// -----
+
+!rows = !kv.tma<"tiled", bf16, array<i64: 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+!scales = !kv.operand<"scales", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 128 : i64>
+// Rule: scales are read one by one.
+func.func @rule(%m: !rows, %c: !scales, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.ptr<3>) {
+  // expected-error @below {{'kv.tma_load_tile' op a TMA tile needs a paged or continuous cache, or a dense or ragged operand, got scales: scales are read one by one}}
+  "kv.tma_load_tile"(%m, %c, %i, %i, %i, %i, %i, %p, %q) {tile_rows = 64 : i64, smem_rows = 64 : i64, cta_group = 1 : i64, multicast = 0 : i64, beyond = "zero"} : (!rows, !scales, i32, i32, i32, i32, i32, !llvm.ptr<3>, !llvm.ptr<3>) -> ()
+  return
+}
+
+// -----
+
+!rope = !kv.tma<"rope", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 64>, 128 : i64>
+!ragged = !kv.operand<"ragged", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
+// Rule: buffers have no rope part.
+func.func @rule(%m: !rope, %c: !ragged, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.ptr<3>) {
+  // expected-error @below {{'kv.tma_load_tile' op a rope TMA tile needs a paged cache, got ragged}}
+  "kv.tma_load_tile"(%m, %c, %i, %i, %i, %i, %i, %p, %q) {tile_rows = 64 : i64, smem_rows = 64 : i64, cta_group = 1 : i64, multicast = 0 : i64, beyond = "zero"} : (!rope, !ragged, i32, i32, i32, i32, i32, !llvm.ptr<3>, !llvm.ptr<3>) -> ()
   return
 }
 

@@ -32,6 +32,11 @@ from .handles import CacheReads
 from .memory import SHARED, Pointer, Shared, shared
 from .values import Value, describe, i32_value, plain, where
 
+__all__ = [
+    "TensorMap", "expect", "gather4", "init_barrier", "load", "load_tile", "prefetch", "shared_tile", "store",
+    "tile_loads", "wait", "wait_stores",
+]  # fmt: skip
+
 
 class TensorMap:
     """A TMA descriptor in a kernel, and the annotation of an argument that is one.
