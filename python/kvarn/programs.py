@@ -383,7 +383,7 @@ class Operation:
                                 f"got {type(operand).__name__}")
             if operand.readonly and name in self._written:
                 raise ValueError(f"{about} is written, but its blocks are read-only")
-            cache = spec if isinstance(spec, CacheSpec) else spec.cache
+            cache = spec if isinstance(spec, CacheSpec) else spec.cache  # type: ignore[union-attr]
             return HandleType(kind, cache), operand, operand.device
         view = buffers.view(operand, name=about)
         if view.rank < 1:

@@ -344,8 +344,9 @@ class KernelFunction:
             return argument
         if isinstance(annotation, DType | BufferSpec):
             return annotation
-        if hasattr(argument, "spec"):
-            return argument.spec
+        spec = getattr(argument, "spec", None)
+        if spec is not None:
+            return spec
         if isinstance(argument, bool | int | float):
             return number_dtype(argument)
         shape, dtype = getattr(argument, "shape", None), getattr(argument, "dtype", None)
