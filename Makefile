@@ -53,6 +53,7 @@ bench: setup ## measure, on the GPU if there is one, else on the CPU
 
 docs: setup ## write the generated parts of docs/
 	@$(BIN)/python docs/generate.py $(ARGS)
+	@$(BIN)/python docs/parity.py $(ARGS)
 
 native: $(BIN)/python ## build the native part into the source tree (for work on dialect/native)
 	@cmake -S . -B build -DPython_EXECUTABLE=$(abspath $(BIN)/python) && cmake --build build

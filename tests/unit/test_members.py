@@ -415,6 +415,41 @@ def test_views_are_the_halves_of_a_layer(place, pool):
 
 
 @pytest.mark.parametrize("pool", POOLS)
+def test_fields_are_the_buffers_of_a_layer(place, pool):
+    """Shapes, strides and first entries of what a view holds, by the kernel's fields and the host's properties."""
+
+    @kv.kernel
+    def kernel(cache: kv.KVCache, out: kv.Buffer[kv.i32, 1]):
+        field = cache.field
+        out[0], out[1], out[2] = kv.i32(field("stride0")), field("num_blocks"), field("capacity")
+        out[3], out[4] = kv.i32((field("lookup") + 4 * kv.i32(field("lookup_stride"))).load(kv.u32)), field("batch")
+        out[5], out[6] = kv.i32((field("lengths") + 8).load(kv.u32)), field("max_seq_length")
+        out[7] = field("max_cache_length")
+        if cache.quantization_enabled:
+            out[8] = kv.i32(field("scales_stride0"))
+
+    c = made(pool).collection
+    cache = cache_of(c, 2)
+    found = run(place, kernel, 1, np.zeros(9, np.int32), cache_of(place.collection(c), 2))
+    table = cache.lookup_table
+    assert found.tolist() == [
+        cache.blocks_strides[0], *cache.blocks_shape[:2], table.flat[table.size // 4], len(cache.cache_lengths),
+        cache.cache_lengths[2], cache.max_seq_length, cache.max_cache_length, cache.scales_strides[0],
+    ]  # fmt: skip
+    own = np.asarray(c.lookup_table)
+    np.testing.assert_array_equal(table, own[2] if pool == "fa3" else own)
+    assert cache.blocks.shape == cache.blocks_shape
+    half = np.asarray(c.blocks)[0] if pool == "fa3" else np.asarray(c.blocks)[:, 0, 2]
+    np.testing.assert_array_equal(bits(cache.blocks), bits(half))
+    if c.scales is None:
+        assert cache.scales is None
+        assert cache.scales_shape == (0, 0, 0, 0)
+    else:
+        np.testing.assert_array_equal(bits(cache.scales), bits(np.asarray(c.scales)[:, 0, 2]))
+        assert cache.scales.shape == cache.scales_shape
+
+
+@pytest.mark.parametrize("pool", POOLS)
 def test_static_facts_are_the_same_in_a_kernel_and_on_the_host(place, pool):
     names = (
         "dtype", "scale_dtype", "num_heads", "head_size", "page_size", "page_size_", "is_mla", "quantization_enabled",
@@ -438,6 +473,94 @@ def test_static_facts_are_the_same_in_a_kernel_and_on_the_host(place, pool):
     assert seen == {name: getattr(cache, name) for name in names}
     assert type(cache).get_type_name() == type(cache).__name__
     assert cache.kv_params == kv.KVCacheStaticParams(cache.num_heads, cache.head_size, cache.is_mla)
+
+
+# --- operands --------------------------------------------------------------------------------------
+
+
+def test_scale_pointers_of_operands_point_or_dangle(place):
+    """At a scale where an operand has scales in memory that kernels read, else null."""
+
+    @kv.kernel
+    def kernel(x: kv.MHAOperand, out: kv.Buffer[kv.f32, 1]):
+        base, block = x.scales_raw_ptr(), x.scales_block_paged_ptr(1, 2, 1, 5)
+        out[0], out[1] = 0.0, 0.0
+        if address(base) != 0:
+            out[0] = base.load(kv.f32)
+        if address(block) != 0:
+            out[1] = block.load(kv.f32)
+
+    rng = np.random.default_rng(7)
+    problem = random_problem(rng, "paged", "i8", scale_dtype="f32", granularity=4, cached=[5, 9], new=[0, 0])
+    problem.collection.scales[0, 0, 1, 0, 0, 0] = 0.5
+    scales, data = np.abs(rng.standard_normal((2, 9, 2, 4))).astype(np.float32), np.zeros((2, 9, 2, 16), np.int8)
+    offsets = np.array([0, 9, 18], np.int32)
+
+    def operands(at: Place) -> list[Any]:
+        cache = cache_of(at.collection(problem.collection))
+        flat, rows = at.put(data.reshape(18, 2, 16)), at.put(scales.reshape(18, 2, 4))
+        return [
+            kv.KVCacheMHAOperand(cache), kv.KVCacheScalesMHAOperand(cache),
+            kv.LayoutTensorMHAOperand(at.put(data), at.put(scales)),
+            kv.RaggedMHAOperand(flat, at.put(offsets), rows),
+        ]  # fmt: skip
+
+    for given, host in zip(operands(place), operands(Place()), strict=True):
+        found = run(place, kernel, 1, np.ones(2, np.float32), given)
+        base, block = host.scales_raw_ptr(), host.scales_block_paged_ptr(1, 2, 1, 5)
+        assert found.tolist() == [0 if p is None else np.ravel(p)[0] for p in (base, block)]
+
+
+# --- what a kind does not have ---------------------------------------------------------------------
+
+SCALE_MEMBERS = ("load_scale", "store_scale", "load_quantized", "scales_block_paged_ptr")
+ROW_MEMBERS = ("get_tma_row", "num_kv_rows", "row_idx", "populate")
+
+
+def test_members_that_a_kind_does_not_have_raise():
+    flat, fa3 = cache_of(made("continuous").collection), cache_of(made("fa3").collection)
+    args = {"get_tma_row": (0,), "num_kv_rows": (), "row_idx": (0, 0), "populate": (0, 0, 8)}
+    for cache in (flat, fa3):
+        assert cache.scales is None
+        assert cache.scales_raw_ptr() is None
+        for name in SCALE_MEMBERS:
+            value = (np.float32(1),) if name == "store_scale" else ()
+            with pytest.raises(TypeError, match=f"{name.replace('quantized', 'raw')}: needs a quantized cache"):
+                getattr(cache, name)(0, 0, 0, 0, *value)
+    for name in ROW_MEMBERS:
+        with pytest.raises(TypeError, match=f"{name}: an fa3 cache has no rows"):
+            getattr(fa3, name)(*args[name])
+    for name, options in TILES.items():
+        with pytest.raises(ValueError, match=r"needs a paged (or continuous )?cache"):
+            getattr(fa3, name)(**options)
+        if "rope" in name:
+            with pytest.raises(ValueError, match="needs a paged cache, got continuous"):
+                getattr(flat, name)(**options)
+
+
+TILES: dict[str, dict[str, Any]] = {
+    "create_tma_tile": {"tile_rows": 8}, "create_ragged_tma_tile": {"tile_rows": 8},
+    "create_gather4_tma_tile": {"tile_width": 32},
+    "create_rope_tma_tile": {"tile_rows": 8, "rope": 8, "padded_depth": 16},
+    "create_rope_gather4_tma_tile": {"padded_depth": 16, "tile_width": 8},
+}  # fmt: skip
+
+
+def test_tiles_that_an_operand_does_not_have_raise():
+    cache = cache_of(made("fp8").collection)
+    scales, keys = kv.KVCacheScalesMHAOperand(cache), kv.KVCacheMHAOperand(cache)
+    data, offsets = np.zeros((2, 9, 2, 16), np.float32), np.array([0, 9, 18], np.int32)
+    dense, rows = kv.LayoutTensorMHAOperand(data), kv.RaggedMHAOperand(data.reshape(18, 2, 16), offsets)
+    for name, options in TILES.items():
+        with pytest.raises(ValueError, match="scales"):
+            getattr(scales, name)(**options)
+        if "rope" in name:
+            for operand in (dense, rows):
+                with pytest.raises(ValueError, match=r"needs a paged cache, got (dense|ragged)"):
+                    getattr(operand, name)(**options)
+    for operand in (keys, scales):
+        with pytest.raises(ValueError, match="create_scale_tma_tile needs a dense or ragged operand, got one over a"):
+            operand.create_scale_tma_tile(count=4)
 
 
 # --- worked numbers --------------------------------------------------------------------------------

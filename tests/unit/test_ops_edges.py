@@ -6,6 +6,7 @@ Every byte of the pool is compared, on the host and in GPU code.
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
@@ -206,3 +207,37 @@ def test_offsets_of_a_slice_count_from_its_first_row(place):
     grown = place.put(lengths.copy())
     kv.ops.increment_cache_lengths(grown, place.put(offsets))
     assert place.get(grown).tolist() == [9, 0, 6]
+
+
+# --- print_cache -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["paged", "continuous", "fa3"])
+def test_print_cache_shows_cached_and_new_tokens(place, kind):
+    problem = random_problem(np.random.default_rng(7), kind, "bf16", page_size=4, cached=[5, 0, 2], new=[1, 0, 2])
+    fill_cached(np.random.default_rng(8), problem, problem.cached + problem.new)
+    found, out = place.collection(problem.collection), io.StringIO()
+    kv.ops.print_cache(found, 1, place.put(problem.new.astype(np.uint32)), file=out)
+    lines = out.getvalue().splitlines()
+    titles = [f"layer 1 {half} sequence {b}: {n} tokens" for half in ("key", "value") for b, n in enumerate([6, 0, 4])]
+    assert [line for line in lines if line.startswith("layer")] == titles
+    assert len(lines) == 6 + 2 * 10 * 2
+    cache = problem.collection.get_value_cache(1)
+    at = lines.index(titles[5]) + 1 + 3 * 2 + 1  # token 3, head 1 of the last sequence
+    shown = " ".join(f"{float(x):g}" for x in cache.load(2, 1, 3, 0, width=7))
+    assert lines[at] == f"  token 3 head 1: {shown} ..."
+    whole = io.StringIO()
+    kv.ops.print_cache(found, 1, compact=False, file=whole)
+    lines = whole.getvalue().splitlines()
+    assert len(lines) == 6 + 2 * 7 * 2
+    shown = " ".join(f"{float(x):g}" for x in problem.collection.get_key_cache(1).load(0, 0, 4, 0, width=16))
+    assert f"  token 4 head 0: {shown}" in lines
+
+
+def test_print_cache_of_nothing_says_so(place):
+    problem = random_problem(np.random.default_rng(9), cached=[0], new=[3])
+    out = io.StringIO()
+    kv.ops.print_cache(place.collection(problem.collection), 0, file=out)
+    assert out.getvalue().splitlines() == [f"layer 0 {half} sequence 0: 0 tokens" for half in ("key", "value")]
+    with pytest.raises(ValueError, match=r"valid_lengths must be integers of shape \[1\], got int32 of shape \[2\]"):
+        kv.ops.print_cache(problem.collection, 0, np.zeros(2, np.int32))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvarn.dialect import layout
+from kvarn.dialect import dtypes, layout
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CONTINUOUS, FA3, KEY, PAGED, VALUE, CacheSpec
 from kvarn.runtime.buffers import BufferView, strided_array
@@ -156,12 +156,61 @@ class KVCache(HostModel, TmaTiles):
     @property
     def blocks(self) -> Any:
         """This layer's pool [N, P, H, D] (P: S_max when continuous): a NumPy view on the host, else a BufferView."""
-        at, spec = self._at, self.spec
-        shape = (at["num_blocks"], at["capacity"], spec.num_heads, spec.head_size)
-        strides = (at["stride0"], spec.token_stride, spec.head_size, 1)
+        return self._part("base", self.blocks_shape, self.blocks_strides, self.spec.dtype, self.readonly)
+
+    @property
+    def scales(self) -> Any:
+        """This layer's scales [N, P, H, G], as :attr:`blocks`; None without."""
+        if self.spec.scale_dtype is None:
+            return None
+        return self._part("scales", self.scales_shape, self.scales_strides, self.spec.scale_dtype, self.readonly)
+
+    @property
+    def cache_lengths(self) -> Any:
+        """Tokens of each sequence cached before this step, u32 [B]; read-only, as :attr:`blocks`."""
+        return self._part("lengths", (self._at["batch"],), (1,), dtypes.u32, True)
+
+    @property
+    def lookup_table(self) -> Any:
+        """This layer's table, u32 [B, columns], or [B] when continuous; read-only, as :attr:`blocks`."""
+        at = self._at
+        if not self.spec.paged:
+            return self._part("lookup", (at["batch"],), (at["lookup_stride"],), dtypes.u32, True)
+        shape, strides = (at["batch"], at["lookup_columns"]), (at["lookup_stride"], 1)
+        return self._part("lookup", shape, strides, dtypes.u32, True)
+
+    @property
+    def blocks_shape(self) -> tuple[int, int, int, int]:
+        """(N, P, H, D)."""
+        return (self._at["num_blocks"], self._at["capacity"], self.spec.num_heads, self.spec.head_size)
+
+    @property
+    def blocks_strides(self) -> tuple[int, int, int, int]:
+        """In elements; that of pages is a run-time value."""
+        return (self._at["stride0"], self.spec.token_stride, self.spec.head_size, 1)
+
+    @property
+    def scales_shape(self) -> tuple[int, int, int, int]:
+        """(N, P, H, G); zeros without scales."""
+        if not self.spec.quantized:
+            return (0, 0, 0, 0)
+        return (*self.blocks_shape[:3], self.spec.num_scales)
+
+    @property
+    def scales_strides(self) -> tuple[int, int, int, int]:
+        """In elements; zeros without scales."""
+        if not self.spec.quantized:
+            return (0, 0, 0, 0)
+        return (self._at["scales_stride0"], self.spec.scales_token_stride, self.spec.num_scales, 1)
+
+    def _part(
+        self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, readonly: bool
+    ) -> Any:
+        """One of the buffers: a NumPy view on the host, else a BufferView."""
+        address = self._at[name]
         if self.device[0] == "cpu":
-            return strided_array(at["base"], shape, strides, spec.dtype, self.readonly, self._keep)
-        return BufferView(at["base"], shape, strides, spec.dtype, self.device, self.readonly, self.buffers, self._keep)
+            return strided_array(address, shape, strides, dtype, readonly, self._keep)
+        return BufferView(address, shape, strides, dtype, self.device, readonly, self.buffers, self._keep)
 
     @classmethod
     def get_type_name(cls) -> str:

@@ -15,6 +15,7 @@ from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_
 from .ragged import merge_ragged, shift_tokens, sliced_add
 from .reads import attention, mla_attention, mla_decompress
 from .rotary import IndexHeads, qk_norm, rope, rope_padded
+from .show import print_cache
 from .updates import iadd_2m, increment_cache_lengths, radd, rms_norm
 from .writes import append, rope_append, store_padded, store_ragged
 
@@ -33,6 +34,7 @@ __all__ = [
     "mla_attention",
     "mla_decompress",
     "mla_prefill_plan",
+    "print_cache",
     "qk_norm",
     "radd",
     "remap_sparse_indices",
