@@ -391,5 +391,7 @@ def test_methods_on_device_buffers_say_so():
     for call in (lambda: d.load(0, 0, 0), lambda: r.cache_length(0), lambda: r.row_idx(0, 1)):
         with pytest.raises(TypeError, match="needs buffers in host memory"):
             call()
+    with pytest.raises(ValueError, match=r"buffer must span fewer than 2\*\*31 rows"):
+        LayoutTensorMHAOperand(on_gpu((2, 2**30, 2, 16)))
     with pytest.raises(ValueError, match="all buffers must be on one device"):
         RaggedMHAOperand(on_gpu((12, 2, 16)), np.array([0, 12], np.uint32))

@@ -289,6 +289,8 @@ class _BufferOperand(MHAOperand):
         packed = math.prod(data.shape[1:])  # what the stride of an empty buffer says nothing of
         views, at = {"buffer": data}, {"base": data.data, "stride0": strides[0] if data.size else packed}
         at["num_blocks"], at["capacity"] = data.shape[0], data.shape[1] if kind == DENSE else 1
+        if (data.shape[0] - 1) * (at["stride0"] // (heads * size)) + at["capacity"] >= 2**31:
+            raise ValueError(f"buffer must span fewer than 2**31 rows, got shape {tuple(data.shape)}: split it")
         granules = 1
         if scales is not None:
             views["scales"], scale_strides = checks.pool(
