@@ -120,3 +120,43 @@ func.func @norms(%c: !pool, %x: !index, %layer: i32, %q: !rows, %offsets: !table
     : (!pool, i32, !padded, !table, !freqs, !padded) -> ()
   return
 }
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!dense = !kv.operand<"dense", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
+!ragged = !kv.operand<"ragged", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
+!rows = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>
+!table = memref<?xi32, strided<[1]>, 1>
+
+// One kernel takes a collection's layer and operands of buffers, each without the arguments that the others have.
+// CHECK-LABEL: func.func @attention
+// CHECK:         gpu.launch_func @kernels::@attention_prefill blocks
+// CHECK-SAME:      args(%arg0 : !kv.collection<{{[^>]+}}>, %arg1 : i32, %cast{{[_0-9]*}} : memref<
+// CHECK:         gpu.launch_func @kernels::@attention_prefill_2 blocks
+// CHECK-SAME:      args(%arg2 : !kv.operand<"dense", {{[^>]+}}>, %arg3 : !kv.operand<"dense", {{[^>]+}}>, %cast{{[_0-9]*}} : memref<
+// CHECK:         gpu.launch_func @kernels::@attention_prefill_3 blocks
+// CHECK-SAME:      args(%arg4 : !kv.operand<"ragged", {{[^>]+}}>, %arg5 : !kv.operand<"ragged", {{[^>]+}}>, %cast{{[_0-9]*}} : memref<
+// CHECK:       gpu.func @attention_prefill({{.*}}name = "collection"}{{.*}}name = "layer"}, {{.*}}name = "query"}
+// CHECK:         "kv.key_cache"
+// CHECK:       gpu.func @attention_prefill_2({{.*}}name = "key_operand"}{{.*}}name = "value_operand"}, {{.*}}name = "query"}
+// CHECK-NOT:     kv.key_cache
+// CHECK:         "kv.load_tile"({{.*}}!kv.operand<"dense",
+// CHECK:       gpu.func @attention_prefill_3(
+// CHECK:         "kv.load_tile"({{.*}}!kv.operand<"ragged",
+// HOST-LABEL: func.func @attention
+// HOST:         gpu.launch_func @kernels::@attention_host
+// HOST:         gpu.launch_func @kernels::@attention_host_2
+// HOST:         gpu.launch_func @kernels::@attention_host_3
+func.func @attention(%c: !pool, %layer: i32, %dk: !dense, %dv: !dense, %rk: !ragged, %rv: !ragged, %q: !rows, %o: !table, %s: f32) {
+  "kv.attention"(%c, %layer, %q, %o, %s, %q)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.operand_attention"(%dk, %dv, %q, %o, %s, %q)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    : (!dense, !dense, !rows, !table, f32, !rows) -> ()
+  "kv.operand_attention"(%rk, %rv, %q, %o, %s, %q)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    : (!ragged, !ragged, !rows, !table, f32, !rows) -> ()
+  return
+}
