@@ -85,7 +85,7 @@ def tests_of(file: str) -> frozenset[str]:
     strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     left_out = [
         word for node in tree.body if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "NOT_HERE"
-        for word in (n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant))
+        for word in (n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant)) if isinstance(word, str)
     ]  # fmt: skip
     taken = _suites(tree)
     for suite in (s for s in strings if s in taken):

@@ -52,17 +52,22 @@ def page_runs(
         pools.append(("scales", "scales_", spec.scales_token_stride, spec.scale_dtype))
     found: list[Run] = []
     for base, prefix, per_slot, dtype in pools:
-        size = fields[0]["capacity"] * per_slot * dtype.itemsize
-        starts = []
-        for at, pages in zip(fields, (source_pages, destination_pages), strict=True):
-            element = (
-                pages[inside][:, None, None] * at[f"{prefix}stride0"]
-                + halves[:, None] * at[f"{prefix}kv_stride"]
-                + layers * at[f"{prefix}layer_stride"]
-            )
-            starts.append(element.ravel() * dtype.itemsize + at[base])
-        found += merged(*starts, size)
+        names = (base, *(f"{prefix}{name}" for name in ("stride0", "kv_stride", "layer_stride")))
+        first, second = (
+            _addresses([at[n] for n in names], pages[inside], halves, layers, dtype.itemsize)
+            for at, pages in zip(fields, (source_pages, destination_pages), strict=True)
+        )
+        found += merged(first, second, fields[0]["capacity"] * per_slot * dtype.itemsize)
     return found
+
+
+def _addresses(
+    at: list[int], pages: np.ndarray, halves: np.ndarray, layers: np.ndarray, itemsize: int
+) -> np.ndarray:
+    """Of each page, half and layer, in this order; ``at``: the pool's address, strides of pages, halves and layers."""
+    base, page, half, layer = at
+    element = pages[:, None, None] * page + halves[:, None] * half + layers * layer
+    return element.ravel() * itemsize + base
 
 
 def merged(source: np.ndarray, destination: np.ndarray, size: int) -> list[Run]:
