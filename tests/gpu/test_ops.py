@@ -86,7 +86,7 @@ def test_pages_are_swapped_out_to_the_host_and_in_again(pinned, layer):
 
     def on_host(array):
         tensor = place.put(np.asarray(array)).cpu()
-        return tensor.pin_memory() if pinned else tensor
+        return tensor.view(torch.uint8).pin_memory().view(tensor.dtype) if pinned else tensor
 
     parts = [on_host(x) for x in (host.blocks, host.cache_lengths, host.lookup_table)]
     swap = kv.PagedKVCacheCollection(*parts, 1, 71, on_host(host.scales), 8)
