@@ -9,8 +9,9 @@ from mlir import ir
 from mlir.dialects import gpu, llvm
 from mlir.passmanager import PassManager
 
-from .rewrite import in_modules
-from .target import ISA_MARKS, Target
+from .pass_base import fail
+from .rewrite import in_modules, walk
+from .target import ISA_MARKS, OP_NEEDS, Target, runs
 
 _VERSION = re.compile(r"^\.version (\d+)\.(\d+)$", re.M)
 
@@ -38,11 +39,25 @@ def required_isa(ptx: str, target: Target) -> tuple[int, int]:
     return max([target.isa, *(isa for mark, isa in ISA_MARKS if mark in ptx)])
 
 
+def isa_for(module: ir.Module, target: Target) -> tuple[int, int]:
+    """The PTX ISA to generate code with: the target's own, or that of an op; PassFailure for an op it does not have."""
+    highest = target.isa
+    for op in walk(module, OP_NEEDS.__contains__):
+        if op.name == "nvvm.fence.proxy" and "alias" in str(op.attributes["kind"]):
+            continue  # the one proxy that older chips have
+        chip, isa = OP_NEEDS[op.name]
+        if not runs(target, chip):
+            fail(op, f"needs {chip} or later, got target {target.name}")
+        highest = max(highest, isa)
+    return highest
+
+
 def ptx(module: ir.Module, target: Target, level: int = 3) -> str:
     """PTX of a module in the LLVM dialect; the module is left as it was."""
     with module.context, ir.Location.unknown():
+        major, minor = isa_for(module, target)
         copy = module.operation.clone()
-        features = f"+ptx{target.isa[0]}{target.isa[1]}"
+        features = f"+ptx{major}{minor}"
         attribute = ir.Attribute.parse(f'#nvvm.target<chip="{target.name}", features="{features}", O={level}>')
         for scope in in_modules(copy, "gpu.module"):
             scope.attributes["targets"] = ir.ArrayAttr.get([attribute])

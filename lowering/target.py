@@ -97,7 +97,25 @@ ISA_MARKS = (
     ("mbarrier.try_wait", (7, 8)),
     ("elect.sync", (8, 0)),
     ("cp.async.bulk", (8, 0)),
+    ("fence.mbarrier_init", (8, 0)),
     ("fence.proxy.async", (8, 0)),
     ("setmaxnreg.", (8, 0)),
     ("wgmma.", (8, 0)),
 )
+
+# Ops that LLVM would end the process on where it has no instruction for them: (lowest chip, PTX ISA).
+OP_NEEDS = {
+    "nvvm.cluster.arrive": ("sm_90", (7, 8)),
+    "nvvm.cluster.arrive.relaxed": ("sm_90", (8, 0)),
+    "nvvm.cluster.wait": ("sm_90", (7, 8)),
+    "nvvm.elect.sync": ("sm_90", (8, 0)),
+    "nvvm.fence.mbarrier.init": ("sm_90", (8, 0)),
+    "nvvm.fence.proxy": ("sm_90", (8, 0)),
+    "nvvm.griddepcontrol": ("sm_90", (7, 8)),
+    "nvvm.setmaxregister": ("sm_90a", (8, 0)),
+}
+
+
+def runs(target: Target, chip: str) -> bool:
+    """Whether a target has the instructions of a chip, those of its own ("a") only for targets that have theirs."""
+    return target.sm >= int(chip[3:].rstrip("a")) and (not chip.endswith("a") or target.name.endswith("a"))

@@ -135,8 +135,8 @@ EXPECTED = {
         r"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16": 1,
         r"fence\.proxy\.async\.shared::cta": 1,
         r"mbarrier\.arrive\.shared\.b64": 1,
-        r"barrier\.cluster\.arrive\.release\.aligned": 1,
-        r"barrier\.cluster\.wait\.acquire\.aligned": 1,
+        r"barrier\.cluster\.arrive\.aligned": 1,
+        r"barrier\.cluster\.wait\.aligned": 1,
         r"mov\.u32 %r\d+, %cluster_ctarank": 1,
     },
 }
@@ -309,3 +309,50 @@ def test_loop_body_is_traced_once_for_a_list_that_a_helper_changes():
     assert len(count) == 1
     k[1, 1](out)
     assert out[0] == 16
+
+
+@kv.func
+def _use(instruction):
+    if instruction == "fence_proxy_async":
+        kv.fence_proxy_async()
+    elif instruction == "fence_mbarrier_init":
+        kv.fence_mbarrier_init()
+    elif instruction == "setmaxnreg":
+        kv.setmaxnreg(40, "decrease")
+    elif instruction == "cluster_barrier":
+        kv.cluster_barrier()
+    elif instruction == "griddepcontrol_wait":
+        kv.griddepcontrol_wait()
+    elif kv.elect():
+        kv.griddepcontrol_launch_dependents()
+
+
+@kv.kernel(block=128)
+def one(instruction: str):
+    _use(instruction)
+
+
+NEWER = ("fence_proxy_async", "fence_mbarrier_init", "setmaxnreg", "cluster_barrier", "griddepcontrol_wait", "elect")
+
+
+@pytest.mark.parametrize("instruction", NEWER)
+def test_what_a_target_does_not_have_is_refused_at_its_line(instruction):
+    needed = "sm_90a" if instruction == "setmaxnreg" else "sm_90"
+    with pytest.raises(KernelError, match=rf"'nvvm\.[\w.]+' op needs {needed} or later, got target sm_80"):
+        kv.compile(one, instruction, target="sm_80")
+    kv.compile(one, instruction, target="sm_90a" if instruction == "setmaxnreg" else "sm_90")
+
+
+def test_a_cluster_barrier_after_a_condition_stays_one():
+    """LLVM must not copy it into both branches: threads of a warp would wait at different ones."""
+
+    @kv.kernel(block=64, cluster=2)
+    def conditions(out: W):
+        if kv.thread_id.x == 0:
+            out[0] = kv.cluster_rank()
+        kv.cluster_barrier()
+        if kv.thread_id.x == 0:
+            out[1] = kv.cluster_rank()
+
+    text = kv.compile(conditions, W, target="sm_90a").asm["ptx"]
+    assert text.count("barrier.cluster.arrive") == text.count("barrier.cluster.wait") == 1

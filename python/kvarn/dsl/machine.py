@@ -345,8 +345,9 @@ def cluster_barrier() -> None:
 
     Blocks that others write to, or whose barriers others use, must not end before. sm_90 and later.
     """
-    _asm("barrier.cluster.arrive.release.aligned;", "~{memory}", [], effects=True)
-    _asm("barrier.cluster.wait.acquire.aligned;", "~{memory}", [], effects=True)
+    # Not inline PTX, which LLVM may copy into both branches of a condition before it: half of a warp would wait for ever.
+    for name in ("nvvm.cluster.arrive", "nvvm.cluster.wait"):
+        emit(name, (), (), {"aligned": types().unit})
 
 
 def setmaxnreg(count: int, action: str) -> None:

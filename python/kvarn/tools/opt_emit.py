@@ -8,6 +8,7 @@ from typing import NoReturn
 from mlir import ir
 
 from kvarn.lowering import emit as lowered
+from kvarn.lowering.pass_base import PassFailure
 from kvarn.lowering.rewrite import walk
 from kvarn.lowering.target import Target
 
@@ -35,7 +36,10 @@ def emit(module: ir.Module, kind: str, target: Target) -> str | bytes:
         _fail(module.operation, f"--emit={kind} needs a GPU target, got host: use --emit=llvm")
     if not walk(module, lambda name: name == "gpu.module"):
         _fail(module.operation, f"has no gpu.module: --emit={kind} emits the kernels in one")
-    text = lowered.ptx(module, target)
+    try:
+        text = lowered.ptx(module, target)
+    except PassFailure as error:  # whose diagnostic has been emitted
+        raise EmitError(str(error)) from error
     if kind == "ptx":
         return text
     from kvarn.runtime import assemble
