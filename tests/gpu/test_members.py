@@ -33,7 +33,7 @@ populate = importlib.import_module("unit.test_populate")
 @pytest.mark.parametrize(("tile", "page_size", "alignment", "table"), populate.SHAPES)
 def test_rows_are_those_of_the_definition(place, tile, page_size, alignment, table):
     host = populate.pool(page_size)
-    parts = [place.put(np.asarray(b)) for b in (host.blocks, *host.buffers[1:])]
+    parts = [place.put(np.ascontiguousarray(b)) for b in (host.blocks, *host.buffers[1:])]
     cache = kv.PagedKVCache(*parts, 1, 1024)
     out = place.put(np.full((2, 1024 // tile * tile), -1, np.int32))
     populate.kernel_of(tile, alignment)[(2, 1024 // tile), 32](cache, out, 0)
@@ -43,7 +43,7 @@ def test_rows_are_those_of_the_definition(place, tile, page_size, alignment, tab
 
 def test_a_table_that_starts_between_is_refused(place):
     host = populate.pool(16)
-    blocks, lengths, table = (place.put(np.asarray(b)) for b in (host.blocks, *host.buffers[1:]))
+    blocks, lengths, table = (place.put(np.ascontiguousarray(b)) for b in (host.blocks, *host.buffers[1:]))
     wide = torch.zeros((2, table.shape[1] + 1), dtype=torch.int32, device="cuda")
     wide[:, 1:] = table
     out = place.put(np.zeros((2, 128), np.int32))
