@@ -96,6 +96,7 @@ def combine_kernel(c: Config) -> Any:
         # Every block waits, so that this kernel ends after the first one, whatever there is to merge.
         if c.programmatic:
             kv.griddepcontrol_wait()
+            kv.griddepcontrol_launch_dependents()
         if first != last:
             m, l, o = gather(cut, partials, prefix, b, part, nt, t, first, last, lane, warp)
             for u in kv.static(range(2)):

@@ -83,13 +83,14 @@ def division(c: Config) -> SimpleNamespace:
         waits at the end for what its neighbour left. The first ``longer`` ranges have a tile more than ``each``.
         """
         ranges = kv.math.max(kv.math.min(most_ranges, quotient(total, c.min_tiles)), 1)
-        if (batch > 1) & (total == prefix[1] * batch):
-            alike = quotient(ranges, batch) * batch
-            if batch > ranges:
-                few = quotient(batch - 1, ranges) + 1  # whole sequences of a range
-                alike = quotient(batch, few)
-                alike = kv.where(alike * few == batch, alike, 0)
-            ranges = kv.where(alike * 16 >= ranges * 15, alike, ranges)
+        if c.max_batch > 1:
+            if total == prefix[1] * batch:
+                alike = quotient(ranges, batch) * batch
+                if batch > ranges:
+                    few = quotient(batch - 1, ranges) + 1  # whole sequences of a range
+                    alike = quotient(batch, few)
+                    alike = kv.where(alike * few == batch, alike, 0)
+                ranges = kv.where(alike * 16 >= ranges * 15, alike, ranges)
         each = quotient(total, ranges)
         return SimpleNamespace(ranges=ranges, total=total, each=each, longer=total - each * ranges, most=most)
 
