@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Robustness of look-ups, accesses and stores on a GPU, over torch tensors: the suites of tests/unit."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+from reference import places
+
+import kvarn as kv
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def place():
+    """Takes the place of the suites' own fixture."""
+    return places.Torch()
+
+
+SUITES = tuple(f"unit.test_robustness_{name}" for name in ("lookups", "elements", "stores", "checks"))
+# What needs no device, and what maps host memory: its twin is below.
+NOT_HERE = ("test_what_a_cache_cannot_do_is_refused_by_name", "test_rows_and_elements_beyond_31_bits_are_reached")
+pytest.register_assert_rewrite(*SUITES)
+lookups, *_ = suites = list(map(importlib.import_module, SUITES))
+for suite in suites:
+    globals().update({n: f for n, f in vars(suite).items() if n.startswith("test_") and n not in NOT_HERE})
+forgetful = suites[-1].forgetful
+
+
+def test_rows_and_elements_beyond_31_bits_are_reached_on_a_gpu(place):
+    shape = (lookups.HUGE["pages"], 2, lookups.HUGE["layers"], lookups.HUGE["page_size"], 1, 1)
+    blocks = torch.zeros(shape, dtype=torch.int8, device="cuda")
+    parts = [place.put(x) for x in (np.array([5], np.uint32), lookups.huge_table())]
+    lookups.check_huge(place, kv.PagedKVCacheCollection(blocks, *parts, 1, 256), blocks)
