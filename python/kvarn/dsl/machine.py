@@ -314,7 +314,8 @@ def nanosleep(duration: int) -> None:
 def named_barrier(number: Any, threads: Any) -> None:
     """Wait at barrier ``number`` (1 to 15; 0 is ``kv.barrier``) until so many threads (a multiple of 32) are there."""
     operands = [i32_value(number, "the number"), i32_value(threads, "threads")]
-    _asm("bar.sync $0, $1;", "r,r,~{memory}", operands, effects=True)
+    # As cluster_barrier: LLVM must not copy it into branches.
+    emit("nvvm.barrier", (), operands, {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1, 0])})
 
 
 def ballot(condition: Any) -> Value:
