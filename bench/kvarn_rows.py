@@ -10,6 +10,10 @@ from typing import Any
 TOLERANCE = {"bf16": 0.02, "f8e4m3": 0.05}  # relative, against float32
 
 
+# What else kvarn offers for a decode row, by what it costs or gains: the schedules of kv.ops.attention's options.
+OPTIONS = {"kvarn, early": {"early": 1}, "kvarn, batch-invariant": {"batch_invariant": True}}
+
+
 @dataclass(frozen=True)
 class Offer:
     """One way to do a row.
@@ -31,10 +35,13 @@ class Offer:
 
 
 def offers(problem: Any, schedule: Mapping[str, Any] | None = None) -> Iterator[Offer]:
-    """kvarn's offer for a problem in its own layout."""
+    """kvarn's offers for a problem in its own layout; of a given schedule only that one."""
     row = problem.row
     tolerance = 0.5 if row.kind == "gather" else TOLERANCE[row.dtype]
     yield Offer("kvarn", lambda: call_of(problem, schedule), tolerance)
+    if row.kind == "decode" and schedule is None:
+        for who, option in OPTIONS.items():
+            yield Offer(who, lambda option=option: call_of(problem, option), tolerance)
 
 
 def call_of(problem: Any, schedule: Mapping[str, Any] | None = None) -> Callable[[int], Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .cases import GROUP_GOALS, RANGE, SMALL, TABLE, Goal, Row
+from .kvarn_rows import OPTIONS
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -96,13 +97,16 @@ class Results:
 
     def ours(self, row: Row) -> Record | None:
         """kvarn's right measurement of a row."""
-        return next((r for r in self.of(row) if r["who"] == "kvarn" and r["ok"] and r.get("us")), None)
+        return self.by(row, "kvarn")
+
+    def by(self, row: Row, who: str) -> Record | None:
+        """Somebody's right measurement of a row."""
+        return next((r for r in self.of(row) if r["who"] == who and r["ok"] and r.get("us")), None)
 
     def peers(self, row: Row) -> list[Record]:
         """The peers' right measurements, fastest first."""
-        return sorted(
-            (r for r in self.of(row) if r["who"] != "kvarn" and r["ok"] and r.get("us")), key=lambda r: r["us"]
-        )
+        right = [r for r in self.of(row) if not r["who"].startswith("kvarn") and r["ok"] and r.get("us")]
+        return sorted(right, key=lambda r: r["us"])
 
     def mean_ratio(self, group: str) -> tuple[float, int] | None:
         """Geometric mean of kvarn's time over the best peer's in a group of rows, and of how many rows."""
@@ -150,12 +154,23 @@ def main_table(results: Results, markdown: bool = False) -> str:
 def peers_table(results: Results, markdown: bool = False) -> str:
     """Every measurement that is right, in microseconds: a column for whoever was measured."""
     names = list(dict.fromkeys(r["who"] for row in results.rows for r in results.of(row) if r["ok"] and r.get("us")))
-    names.sort(key=lambda n: n != "kvarn")
+    names = sorted((n for n in names if n not in OPTIONS), key=lambda n: n != "kvarn")
     lines: list[Sequence[str]] = [("case", *names)]
     for row in results.rows:
         right = {r["who"]: f"{r['us']:.2f}" for r in results.of(row) if r["ok"] and r.get("us")}
         lines.append((row.title, *(right.get(name, "") for name in names)))
     return table(lines, markdown)
+
+
+def options_table(results: Results, markdown: bool = False) -> str:
+    """What kvarn's options cost or gain: microseconds, and over the time without."""
+    lines: list[Sequence[str]] = [("case", "kvarn µs", *(name.removeprefix("kvarn, ") for name in OPTIONS))]
+    for row in results.rows:
+        ours, found = results.ours(row), [results.by(row, name) for name in OPTIONS]
+        if ours is not None and any(found):
+            shown = [f"{r['us']:.2f} ({r['us'] / ours['us']:.3f}×)" if r else "" for r in found]
+            lines.append((row.title, f"{ours['us']:.2f}", *shown))
+    return table(lines, markdown) if len(lines) > 1 else ""
 
 
 def ceilings_table(results: Results, markdown: bool = False) -> str:
@@ -214,6 +229,8 @@ def text(results: Results) -> str:
     parts = [f"on {results.machine.get('device', 'an unknown machine')}", ceilings_table(results), main_table(results)]
     if any(results.peers(row) for row in results.rows):
         parts.append(peers_table(results))
+    if options := options_table(results):
+        parts.append(options)
     parts.append(summary(results))
     failed = failures(results)
     if failed:
@@ -241,6 +258,8 @@ def markdown(results: Results, date: str) -> str:
     ]
     if any(results.peers(row) for row in results.rows):
         parts += ["### Everyone, µs", peers_table(results, True)]
+    if options := options_table(results, True):
+        parts += ["### What options of the schedule cost", options]
     parts += ["### Summary", "\n".join(f"- {line}" for line in summary(results).splitlines())]
     return "\n\n".join(parts)
 

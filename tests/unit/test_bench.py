@@ -60,7 +60,8 @@ def test_a_check_sees_what_was_not_written(name, library):
 @pytest.mark.parametrize("name", ["small_decode", "small_append_rope", "small_gather", "small_mla"])
 def test_a_check_sees_one_wrong_element(name, library):
     p = problems.problem(library, SMALL[name], split=False)
-    (offer,) = kvarn_rows.offers(p)
+    offer, *options = kvarn_rows.offers(p)
+    assert [o.who for o in options] == (list(kvarn_rows.OPTIONS) if p.row.kind == "decode" else [])
     call = offer.make()
     p.poison()
     call(0)
@@ -249,6 +250,16 @@ def test_the_best_peer_is_the_fastest_that_is_right():
     assert "b64_c4k: wrong: the result is wrong" in text
     assert "0.962" in text
     assert "100.0% of read" in text
+
+
+def test_options_of_a_schedule_are_no_peers_and_have_a_table_of_their_own():
+    results = report.Results([
+        *CEILINGS, record("b64_c4k", "kvarn", 250.0), record("b64_c4k", "kvarn, early", 240.0),
+        record("b64_c4k", "kvarn, batch-invariant", 260.0), record("b16_c8k", "kvarn", 130.0),
+    ])  # fmt: skip
+    assert results.peers(TABLE["b64_c4k"]) == []
+    assert "240.00 (0.960×)  260.00 (1.040×)" in report.options_table(results)
+    assert "16 × 8k" not in report.options_table(results)
 
 
 def test_a_row_that_failed_stands_in_the_table():
