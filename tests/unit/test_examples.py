@@ -98,7 +98,7 @@ def test_a_page_runs(path, tmp_path):
 
 def test_these_pages_have_programs():
     runnable = {p.name for p in PAGES if program(p)}
-    assert {"README.md", "kernels.md", "caches.md", "operations.md", "compiling.md"} <= runnable
+    assert {"README.md", "kernels.md", "caches.md", "operations.md", "compiling.md", "tma.md"} <= runnable
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)

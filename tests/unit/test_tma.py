@@ -17,6 +17,7 @@ from kvarn import artifact as A
 from kvarn.dialect import dtypes, layout, tma_layout
 from kvarn.errors import KernelError
 from kvarn.runtime import assemble, binding
+from kvarn.tools.specs import parse_spec
 
 OUT = kv.Buffer[kv.bf16, 3]
 
@@ -183,6 +184,26 @@ def test_a_saved_kernel_keeps_what_its_descriptor_says(tmp_path):
     loaded = A.Artifact.load(tmp_path / "tile.kvarn")
     assert loaded.entry() == made.artifact.entry()
     assert isinstance(loaded.entry().args[1].spec, tma_layout.TmaSpec)
+
+
+PAGED = "paged(bf16, num_heads=2, head_size=64, page_size=16)"
+
+
+def test_a_descriptor_can_be_named_on_a_command_line():
+    spec = pool().get_key_cache(0).spec
+    assert parse_spec(f"tma_tiled({PAGED}, rows=16)") == tma_layout.tiled(spec, 16)
+    narrow = parse_spec(f"tma_tiled(operand({PAGED}), rows=8, depth=32, swizzle=64, paged=false)")
+    assert narrow == tma_layout.tiled(spec, 8, 32, "64B", False)
+    assert parse_spec(f"tma_gather4({PAGED}, width=32, dtype=i64, height=8)").dtype is kv.i64
+    for text, message in (
+        (f"tma_tiled({PAGED})", "missing 1 required positional argument: 'rows'"),
+        (f"tma_tiled({PAGED}, rows=16, width=3)", "tma_tiled takes rows, depth, swizzle, paged, got width"),
+        (f"tma_tiled({PAGED}, rows=16, swizzle=48)", "swizzle must be one of 16, 32, 64, 128, got 48"),
+        ("tma_tiled(bf16, rows=16)", "must have a cache or an operand first"),
+        (f"tma_tiled({PAGED}, rows=24)", "must not cross a page of 16 tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parse_spec(text)
 
 
 # --- misuse in kernels ---------------------------------------------------------------------------------

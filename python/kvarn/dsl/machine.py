@@ -346,7 +346,7 @@ def cluster_barrier() -> None:
 
     Blocks that others write to, or whose barriers others use, must not end before. sm_90 and later.
     """
-    # Not inline PTX, which LLVM may copy into both branches of a condition before it: half of a warp would wait for ever.
+    # Not inline PTX: LLVM may copy that into both branches of a condition before it, and a warp would wait for ever.
     for name in ("nvvm.cluster.arrive", "nvvm.cluster.wait"):
         emit(name, (), (), {"aligned": types().unit})
 

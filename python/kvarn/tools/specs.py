@@ -10,21 +10,30 @@ The text is Python's syntax of calls, names and numbers, and is read without eva
     collection(paged(…))                  a collection of such caches
     operand(paged(…))                     an attention operand over one
     scales(…) dense(…) ragged(…)          an attention operand over a paged cache's scales, or over a buffer
+    tma_tiled(paged(…), rows=64)          a TMA descriptor of a cache or operand; also tma_ragged, tma_rope,
+                                          tma_gather4, tma_rope_gather4. The keywords are those of the functions of
+                                          kvarn.dialect.tma_layout, the swizzle in bytes (16 is none)
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 from typing import Any
 
-from kvarn.dialect import dtypes, layout
+from kvarn.dialect import dtypes, layout, tma_layout
 
 _CACHES = {"paged": layout.PAGED, "continuous": layout.CONTINUOUS, "fa3": layout.FA3}
 _OPERANDS = {"scales": layout.SCALES, "dense": layout.DENSE, "ragged": layout.RAGGED}
 _WRAPPERS = {"collection": layout.CollectionSpec, "operand": layout.OperandSpec}
+_DESCRIPTORS = {
+    f"tma_{f.__name__}": f
+    for f in (tma_layout.tiled, tma_layout.ragged, tma_layout.rope, tma_layout.gather4, tma_layout.rope_gather4)
+}
+_SWIZZLES = {bytes_: name for name, bytes_ in tma_layout.SWIZZLE_BYTES.items()}
 _FORMS = (
-    "a dtype, buffer(dtype, rank), paged(…), continuous(…), fa3(…), collection(…), operand(…), scales(…), dense(…) "
-    "or ragged(…)"
+    "a dtype, buffer(dtype, rank), paged(…), continuous(…), fa3(…), collection(…), operand(…), scales(…), dense(…), "
+    "ragged(…) or tma_tiled(…)"
 )
 
 
@@ -66,6 +75,8 @@ def _spec(node: ast.expr) -> Any:
         except TypeError as e:
             known = "num_heads, head_size, page_size, is_mla, scale_dtype, granularity"
             raise ValueError(f"{name} takes {known}: {str(e).partition(') ')[2] or e}") from None
+    if name in _DESCRIPTORS:
+        return _descriptor(name, node.args, keywords)
     if keywords:
         raise ValueError(f"{name} takes no keywords")
     if name in _WRAPPERS:
@@ -80,6 +91,22 @@ def _spec(node: ast.expr) -> Any:
 
         return BufferSpec(_value(node.args[0]), _value(node.args[1]))
     raise ValueError(f"a spec must be {_FORMS}, got {name}(…)")
+
+
+def _descriptor(name: str, args: list[ast.expr], keywords: dict[str, Any]) -> tma_layout.TmaSpec:
+    of = _spec(args[0]) if len(args) == 1 else None
+    of = of.cache if isinstance(of, layout.OperandSpec) else of
+    if not isinstance(of, layout.CacheSpec):
+        raise ValueError(f"{name} must have a cache or an operand first and then keywords")
+    if "swizzle" in keywords:
+        if keywords["swizzle"] not in _SWIZZLES:
+            raise ValueError(f"swizzle must be one of {', '.join(map(str, _SWIZZLES))}, got {keywords['swizzle']}")
+        keywords["swizzle"] = _SWIZZLES[keywords["swizzle"]]
+    make = _DESCRIPTORS[name]
+    known = list(inspect.signature(make).parameters)[1:]
+    if not set(keywords) <= set(known):
+        raise ValueError(f"{name} takes {', '.join(known)}, got {', '.join(sorted(set(keywords) - set(known)))}")
+    return make(of, **keywords)
 
 
 def _value(node: ast.expr) -> Any:
