@@ -9,7 +9,7 @@ from .. import verify
 from ..base import Kv
 from ..effects import ReadsMemory, WritesMemory
 from ..ext import I32, Operand
-from .operations import offsets
+from .operations import FLOATS, offsets
 
 NUMBERS = ("f32", "f16", "bf16", "i8", "i16", "i32")
 
@@ -64,3 +64,21 @@ class ShiftTokensOp(Kv.Operation, name="shift_tokens", traits=[ReadsMemory, Writ
 
     def verify_invariants(self) -> bool:
         return all(offsets(self, getattr(self, n), n) for n in ("tokens", "row_offsets", "bonus", "out"))
+
+
+class MergeAttentionOp(Kv.Operation, name="merge_attention", traits=[ReadsMemory, WritesMemory]):
+    """Join attention of the same queries over two sets of keys: out = softmax-weighted mean, lse = log of both sums.
+
+    a, b, out: [T, Hq, D] of one float type; a_lse, b_lse, lse: [T, Hq] f32, natural logarithms. out may be a or b.
+    Rows that saw no key in either give zeros and minus infinity.
+    """
+
+    a: Operand[Any]
+    a_lse: Operand[Any]
+    b: Operand[Any]
+    b_lse: Operand[Any]
+    out: Operand[Any]
+    lse: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        return alike(self, 3, FLOATS, "a", "b", "out") and alike(self, 2, ("f32",), "a_lse", "b_lse", "lse")

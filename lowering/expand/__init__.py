@@ -19,6 +19,7 @@ _MODULES = {
     "kv.radd": "updates", "kv.iadd_2m": "updates", "kv.increment_cache_lengths": "updates",
     "kv.cache_row_offsets": "indices", "kv.remap_sparse_indices": "indices", "kv.mla_prefill_plan": "indices",
     "kv.sliced_add": "ragged", "kv.merge_ragged": "ragged", "kv.shift_tokens": "ragged",
+    "kv.merge_attention": "ragged",
     "kv.transfer_pages": "copies",
     "kv.attention": "attention", "kv.operand_attention": "attention",
     "kv.mla_attention": "mla", "kv.mla_decompress": "mla",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.sliced_add, kv.merge_ragged and kv.shift_tokens: ragged batches beside the caches."""
+"""kv.sliced_add, kv.merge_ragged, kv.shift_tokens and kv.merge_attention: batches beside the caches."""
 
 from __future__ import annotations
 
@@ -113,3 +113,43 @@ def expand_shift_tokens(op: Any, at: Expansion) -> None:
     threads = threads_of(at)
     blocks = (at.dim(op.tokens, 0) + (threads - 1)) // threads
     at.launch(shift_tokens, [op.tokens, op.row_offsets, op.bonus, op.out], (blocks, 1, 1), (threads, 1, 1))
+
+
+# --- merge_attention -------------------------------------------------------------------------------
+
+_LEAST = -3e38  # below the logarithm of any sum; keeps differences of minus infinities from being NaN
+
+
+def merge_attention_kernel(work: Work, rows: Rows, heads: int, dtype: DType) -> Any:
+    """A "token" of the work is one head of a query; its threads share the weights. The first writes the logarithm."""
+
+    @kv.kernel
+    def merge_attention(a, a_lse, b, b_lse, out, lse):
+        row, first = work.place()
+        t, h = row // heads, row % heads
+        if (t < a.shape[0]) & (first < work.pieces):
+            x, y = a_lse[t, h], b_lse[t, h]
+            most = kv.math.max(kv.math.max(x, y), _LEAST)
+            from_a, from_b = kv.math.exp(x - most), kv.math.exp(y - most)
+            total = from_a + from_b
+            scale = kv.where(total > 0.0, 1.0 / total, 0.0)
+            for piece in range(first, work.pieces, work.step):
+                d = piece * rows.width
+                # A set without keys has no output to speak of: its weight is zero, its rows may be anything.
+                of_a = kv.where(from_a > 0.0, kv.f32(rows.load(a, t, h, d)), 0.0)
+                of_b = kv.where(from_b > 0.0, kv.f32(rows.load(b, t, h, d)), 0.0)
+                rows.store(out, t, h, d, value=converted((of_a * from_a + of_b * from_b) * scale, dtype))
+            if first == 0:
+                lse[t, h] = kv.where(total > 0.0, most + kv.math.log(total), -float("inf"))
+
+    return merge_attention
+
+
+@expands("kv.merge_attention")
+def merge_attention(op: Any, at: Expansion) -> None:
+    heads, size = at.static_dim(op.a, 1), at.static_dim(op.a, 2)
+    rows = Rows(vector_width(size, types=(at.dtype(op.a),)), row_alignment(at))
+    work = Work.of(at, size // rows.width)
+    kernel = merge_attention_kernel(work, rows, heads, at.dtype(op.a))
+    args = [op.a, op.a_lse, op.b, op.b_lse, op.out, op.lse]
+    at.launch(kernel, args, (work.blocks(at.dim(op.a, 0) * heads), 1, 1), (work.threads, 1, 1))

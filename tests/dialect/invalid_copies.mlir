@@ -146,3 +146,21 @@ func.func @rule(%p: !wide, %c: !cache, %t: memref<?x?xi32>, %l: memref<?xi32>) {
   "kv.convert"(%p, %c, %t, %l) {operandSegmentSizes = array<i32: 1, 1, 1, 0, 1>} : (!wide, !cache, memref<?x?xi32>, memref<?xi32>) -> ()
   return
 }
+
+// -----
+
+// Rule: merged outputs are of one type.
+func.func @rule(%a: memref<?x8x64xbf16>, %b: memref<?x8x64xf32>, %l: memref<?x8xf32>) {
+  // expected-error @below {{'kv.merge_attention' op b must have element type bf16, got f32}}
+  "kv.merge_attention"(%a, %l, %b, %l, %a, %l) : (memref<?x8x64xbf16>, memref<?x8xf32>, memref<?x8x64xf32>, memref<?x8xf32>, memref<?x8x64xbf16>, memref<?x8xf32>) -> ()
+  return
+}
+
+// -----
+
+// Rule: logarithms are f32.
+func.func @rule(%a: memref<?x8x64xbf16>, %l: memref<?x8xbf16>) {
+  // expected-error @below {{'kv.merge_attention' op a_lse must have element type f32, got bf16}}
+  "kv.merge_attention"(%a, %l, %a, %l, %a, %l) : (memref<?x8x64xbf16>, memref<?x8xbf16>, memref<?x8x64xbf16>, memref<?x8xbf16>, memref<?x8x64xbf16>, memref<?x8xbf16>) -> ()
+  return
+}

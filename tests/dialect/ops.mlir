@@ -315,7 +315,10 @@ func.func @bookkeeping(%table: memref<?x?xi32>, %i32s: memref<?xi32>, %id: i32) 
 }
 
 // CHECK-LABEL: func.func @ragged
-func.func @ragged(%x: memref<?x64xbf16>, %i32s: memref<?xi32>, %end: i32) {
+func.func @ragged(%x: memref<?x64xbf16>, %i32s: memref<?xi32>, %end: i32, %o: memref<?x8x64xbf16>, %lse: memref<?x8xf32>) {
+  // CHECK: "kv.merge_attention"(%{{.+}}) : (memref<?x8x64xbf16>, memref<?x8xf32>, memref<?x8x64xbf16>, memref<?x8xf32>, memref<?x8x64xbf16>, memref<?x8xf32>) -> ()
+  "kv.merge_attention"(%o, %lse, %o, %lse, %o, %lse)
+    : (memref<?x8x64xbf16>, memref<?x8xf32>, memref<?x8x64xbf16>, memref<?x8xf32>, memref<?x8x64xbf16>, memref<?x8xf32>) -> ()
   // CHECK: "kv.sliced_add"(%{{.+}}) : (memref<?x64xbf16>, memref<?x64xbf16>, i32, memref<?x64xbf16>) -> ()
   "kv.sliced_add"(%x, %x, %end, %x) : (memref<?x64xbf16>, memref<?x64xbf16>, i32, memref<?x64xbf16>) -> ()
   // CHECK: "kv.merge_ragged"(%{{.+}}) : (memref<?x64xbf16>, memref<?xi32>, memref<?x64xbf16>, memref<?xi32>, memref<?x64xbf16>, memref<?xi32>) -> ()

@@ -96,6 +96,9 @@ def multiply(t: Block, i: Instruction) -> Any:
     def run(m: Lanes) -> None:
         if i.name[0] == "fma":  # rounded once
             x = t.value(a, m, dtype).astype(np.float64) * t.value(b, m, dtype) + t.value(c[0], m, dtype)
+            if "rm" in i.name:  # downwards
+                near = x.astype(dtype)
+                x = np.where(near > x, np.nextafter(near, dtype(-np.inf)), near)
         else:
             x = t.value(a, m, dtype).astype(result) * t.value(b, m, dtype).astype(result)
             x = x + t.value(c[0], m, result) if c else x
@@ -217,6 +220,8 @@ def convert(t: Block, i: Instruction) -> Any:
     def run(m: Lanes) -> None:
         bits = t.value(given[0], m, np.dtype(f"u{np.dtype(from_type).itemsize}").type)
         x = bits.view(from_type)
+        if "sat" in i.name and x.dtype.kind == "f":
+            x = np.where(np.isnan(x), 0, np.clip(x, 0, 1)).astype(x.dtype)
         if rounding is not None:
             x = rounding(x)
             if np.dtype(to_type).kind in "iu":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.ops.sliced_add, merge_ragged and shift_tokens against NumPy, on the host and in GPU code."""
+"""kv.ops.sliced_add, merge_ragged, shift_tokens and merge_attention against NumPy, on the host and in GPU code."""
 
 from __future__ import annotations
 
@@ -87,6 +87,52 @@ def test_shift_tokens_appends_the_bonus_token(place, new):
     np.testing.assert_array_equal(place.get(found), np.concatenate([np.zeros(0, np.int32), *parts]))
 
 
+# --- merge_attention -------------------------------------------------------------------------------
+
+
+def attended(rng: np.random.Generator, keys: int, query: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Random scores and values of some keys, and attention over them: [T, Hq, D] and [T, Hq], float64."""
+    scores = rng.standard_normal((*query.shape[:2], keys)) * 3
+    values = rng.standard_normal((keys, query.shape[2]))
+    return scores, values, *over(scores, values)
+
+
+def over(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    weights = np.exp(scores)
+    total = weights.sum(-1)
+    with np.errstate(divide="ignore"):
+        return weights @ values / np.where(total == 0, 1, total)[..., None], np.log(total)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f32", 2e-6), ("f16", 2e-3), ("bf16", 1.6e-2)])
+@pytest.mark.parametrize("shape", [(3, 4, 128), (5, 3, 20), (1, 1, 1)])
+def test_merged_attention_is_that_over_all_keys(place, dtype, tolerance, shape):
+    rng, chosen = np.random.default_rng(4), dtypes.of(dtype)
+    query = np.zeros(shape)
+    (s1, v1, a, a_lse), (s2, v2, b, b_lse) = attended(rng, 7, query), attended(rng, 3, query)
+    given = [place.put(x) for x in (a.astype(chosen.numpy), a_lse.astype(np.float32))]
+    given += [place.put(x) for x in (b.astype(chosen.numpy), b_lse.astype(np.float32))]
+    out, lse = kv.ops.merge_attention(*given)
+    want, want_lse = over(np.concatenate([s1, s2], -1), np.concatenate([v1, v2]))
+    np.testing.assert_allclose(place.get(out).astype(np.float64), want, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(place.get(lse), want_lse, rtol=2e-6, atol=2e-6)
+    back, _ = kv.ops.merge_attention(*given, out=given[0])  # where it reads
+    assert back is given[0]
+    same(place.get(back), place.get(out))
+
+
+def test_rows_without_keys_do_not_count(place):
+    """One side without keys gives the other, whatever its output holds; both without give zeros and minus infinity."""
+    a = np.full((4, 1, 8), np.nan, np.float32)
+    b = np.arange(32, dtype=np.float32).reshape(4, 1, 8)
+    low = -np.inf
+    a_lse, b_lse = np.array([[low], [low], [1e30], [5]], np.float32), np.array([[2], [low], [low], [low]], np.float32)
+    a[2:] = 3
+    out, lse = kv.ops.merge_attention(*(place.put(x) for x in (a, a_lse, b, b_lse)))
+    same(place.get(out)[:, 0], np.stack([b[0, 0], np.zeros(8, np.float32), a[2, 0], a[3, 0]]))
+    same(place.get(lse)[:, 0], np.array([2, low, 1e30, 5], np.float32))
+
+
 def test_what_does_not_fit_is_refused_by_name():
     x, off = np.ones((4, 8), np.float32), np.array([0, 4], np.int32)
     tokens, bonus = np.ones(4, np.int32), np.ones(1, np.int32)
@@ -104,6 +150,13 @@ def test_what_does_not_fit_is_refused_by_name():
         (ValueError, lambda: merge(x, off, x, off, x), "merge_ragged: out must have shape [8, 8], got [4, 8]"),
         (ValueError, lambda: shift(tokens, off, bonus, tokens), "shift_tokens: out must not be tokens"),
         (ValueError, lambda: shift(tokens, off[:1], bonus), "shift_tokens: row_offsets must have shape [2]"),
+    ]
+    o, half_o, lse = x.reshape(4, 2, 4), half.reshape(4, 2, 4), np.zeros((4, 2), np.float32)
+    merge_attention = kv.ops.merge_attention
+    cases += [
+        (TypeError, lambda: merge_attention(o, lse, half_o, lse), "merge_attention: b must have dtype f32, got f16"),
+        (ValueError, lambda: merge_attention(o, lse[:3], o, lse), "merge_attention: a_lse must have shape [4, 2], got"),
+        (ValueError, lambda: merge_attention(o, lse, o, lse, lse=lse), "merge_attention: lse must be neither a_lse"),
     ]
     for kind, call, message in cases:
         with pytest.raises(kind, match=re.escape("kv.ops." + message)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Ragged batches beside the caches of a step: sliced_add, merge_ragged, shift_tokens."""
+"""Batches beside the caches of a step: sliced_add, merge_ragged, shift_tokens, merge_attention."""
 
 from __future__ import annotations
 
@@ -161,3 +161,68 @@ def shift_tokens(
         raise ValueError(f"{title}: out must not be tokens: a token moves to where another is read; give a buffer")
     _SHIFT((tokens, row_offsets, bonus, out), (), schedule, stream)
     return out
+
+
+def _check_merge_attention(seen: SimpleNamespace) -> None:
+    title = "kv.ops.merge_attention"
+    checks.has_shape(seen.a, ("T", "Hq", "D"), f"{title}: a")
+    checks.has_dtype(seen.a, checks.FLOATS, f"{title}: a")
+    for name in ("b", "out"):
+        checks.has_shape(getattr(seen, name), tuple(seen.a.shape), f"{title}: {name}")
+        checks.has_dtype(getattr(seen, name), (seen.a.dtype.name,), f"{title}: {name}")
+    for name in ("a_lse", "b_lse", "lse"):
+        checks.has_shape(getattr(seen, name), tuple(seen.a.shape[:2]), f"{title}: {name}")
+        checks.has_dtype(getattr(seen, name), ("f32",), f"{title}: {name}")
+    if min(seen.a.shape[1:]) < 1:
+        raise ValueError(f"{title}: a must have heads and a head size, got shape {list(seen.a.shape)}")
+    checks.few_enough(seen.a.shape, f"{title}: a")
+
+
+_MERGE_ATTENTION = Operation(
+    "kv.merge_attention", {"a": 1, "a_lse": 1, "b": 1, "b_lse": 1, "out": 1, "lse": 1}, _check_merge_attention
+)
+
+
+def merge_attention(
+    a: Any,
+    a_lse: Any,
+    b: Any,
+    b_lse: Any,
+    out: Any = None,
+    lse: Any = None,
+    *,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """Join the attention of the same queries over two sets of keys, such as the chunks of a prefill.
+
+    Both come from :func:`attention` with ``return_lse``. Computed in f32 and rounded once.
+
+    Parameters
+    ----------
+    a, b : f32, f16 or bf16 array-like [T, Hq, D]
+        Outputs, of one dtype.
+    a_lse, b_lse : f32 array-like [T, Hq]
+        Their logarithms of the sums of exponentials; minus infinity where a row saw no key: its output is not looked
+        at.
+    out : array-like [T, Hq, D], optional
+        May be ``a`` or ``b`` itself. When not given it is allocated by the library of ``a`` (torch, CuPy or NumPy).
+    lse : f32 array-like [T, Hq], optional
+        Neither ``a_lse`` nor ``b_lse``. Likewise.
+    schedule, stream
+        As of :func:`append`.
+
+    Returns
+    -------
+    tuple of array-like
+        ``out`` and ``lse``: those of attention over all keys.
+    """
+    title = "kv.ops.merge_attention"
+    if out is None:
+        out = checks.empty_like(a, "out", title)
+    if lse is None:
+        lse = checks.empty_like(a_lse, "lse", title)
+    elif lse is a_lse or lse is b_lse:
+        raise ValueError(f"{title}: lse must be neither a_lse nor b_lse, which several threads read; give a buffer")
+    _MERGE_ATTENTION((a, a_lse, b, b_lse, out, lse), (), schedule, stream)
+    return out, lse
