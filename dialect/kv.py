@@ -62,17 +62,20 @@ def make_context() -> ir.Context:
         return True
 
     context.attach_diagnostic_handler(keep)
-    _diagnostics[id(context)] = found
+    setattr(context, _DIAGNOSTICS, found)
     load(context)
     return context
 
 
-_diagnostics: dict[int, list[tuple[str, str, ir.Location]]] = {}
+_DIAGNOSTICS = "kvarn_diagnostics"  # kept on the context itself: they go with it
 
 
 def context_diagnostics(context: ir.Context) -> list[tuple[str, str, ir.Location]]:
-    """Diagnostics (severity, message, location) of a context of :func:`make_context`; the caller clears the list."""
-    return _diagnostics.setdefault(id(context), [])
+    """Diagnostics (severity, message, location) of a context of :func:`make_context`; the caller clears the list.
+
+    Locations keep their context alive: one whose list is not cleared is not freed. Of any other context, an empty list.
+    """
+    return context.__dict__.setdefault(_DIAGNOSTICS, [])
 
 
 __all__ = ["Kv", "context_diagnostics", "load", "make_context", "ops"]

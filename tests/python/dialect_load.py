@@ -5,6 +5,7 @@
 import ctypes
 import gc
 import threading
+import weakref
 
 from mlir import ir
 
@@ -83,6 +84,13 @@ except ir.MLIRError:
 (severity, _, location), *_ = kv.context_diagnostics(one)
 counts = len(kv.context_diagnostics(one)), len(kv.context_diagnostics(other))
 print("diagnostics:", *counts, severity, location.start_line)
+
+# They go with it, and nothing else keeps it.
+# CHECK: gone: True
+gone = weakref.ref(other)
+del other
+gc.collect()
+print("gone:", gone() is None)
 
 # MLIR's symbols stay private: another MLIR or LLVM of the process (jax, torch, triton, numba) keeps its own.
 # CHECK: global symbols: []
