@@ -34,13 +34,13 @@ SEEN = [
 @pytest.mark.parametrize(("head_size", "page_size", "options"), SEEN, ids=str)
 def test_infinities_without_a_token_do_not_show(head_size, page_size, options):
     seeds = range(3 if head_size < 512 else 1)
-    cases.infinities(run, "auto", head_size, page_size, options, list(cases.BATCHES), seeds)
+    cases.infinities(run, "auto", head_size, page_size, options, list(cases.BATCHES)[:3], seeds)
 
 
 @pytest.mark.parametrize(
     ("kind", "head_size", "page_size", "options", "batch"),
     [
-        ("simt", 512, 16, {}, "four prefills"),
+        ("simt", 512, 16, {}, "short"),
         ("prefill", 256, 64, {}, "four prefills"),
         ("decode", 64, 16, {}, "decode of 512"),
     ],
@@ -84,7 +84,7 @@ def test_garbage_in_speculative_rows_does_not_reach_the_first(dtype, group):
 @pytest.mark.parametrize(
     ("kind", "dtype", "group", "widths"),
     [
-        ("simt", "bf16", 8, [2]), ("prefill", "bf16", 16, [2, 8]), ("prefill", "f8e4m3", 8, [3]),
+        ("simt", "bf16", 8, [2]), ("prefill", "bf16", 16, [5]), ("prefill", "f8e4m3", 8, [3]),
         ("decode", "bf16", 8, [2]), ("decode", "f8e4m3", 8, [2]),
     ],
     ids=str,
