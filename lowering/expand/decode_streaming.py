@@ -116,8 +116,7 @@ def streaming(c: Config) -> SimpleNamespace:
     def issue(caches, b, head, tile, end, pages, stage, lane, keys, first):
         """Start copying a tile, when the range has it."""
         if tile < end:
-            inside = (tile * TT >= first) & (tile * TT + TT <= keys)
-            if inside:
+            if (tile * TT >= first) & (tile * TT + TT <= keys):
                 copy_tile(caches, b, head, tile, pages, stage, lane, keys, first, True)
             else:
                 copy_tile(caches, b, head, tile, pages, stage, lane, keys, first, False)
@@ -130,10 +129,12 @@ def streaming(c: Config) -> SimpleNamespace:
         Gives the next page ids, and the scales of the last of these tiles, which are still to be stored.
         """
         pages = pages_of(caches.keys, b, tile, lane)
-        scales = []
-        for s in kv.static(range(NS - 1)):
-            to = mine + kv.where(stage + s >= NS, stage + (s - NS), stage + s) * c.stage_bytes
-            issue(caches, b, head, tile + s, last, pages, to, lane, keys, first)
+        scales = [kv.f32(0.0)] * (2 * GC * scale_turns)
+        for s in range(NS - 1):  # a loop, of copies that check every token: it runs once a sequence, and code is time
+            to = mine + kv.where(stage + s >= NS, stage + s - NS, stage + s) * c.stage_bytes
+            if tile + s < last:
+                copy_tile(caches, b, head, tile + s, pages, to, lane, keys, first, False)
+            kv.cp_async_commit()
             if GC:
                 scales = load_scales(caches, b, head, tile + s, last, pages, lane, keys, first)
                 if s < NS - 2:
