@@ -23,7 +23,7 @@ from kvarn.dialect.tma_layout import GATHERS, TmaSpec
 from .index import Ix, const
 from .lower_kv_tiles import guarded, moved
 from .pass_base import fail, kv_pass
-from .rewrite import replace, walk
+from .rewrite import kernels, replace, walk
 from .target import Target, by_name
 
 _LOADS = ("kv.tma_load", "kv.tma_load_tile")
@@ -54,6 +54,14 @@ def refuse(op: ir.Operation, target: Target) -> None:
             fail(op, f"gathers rows, which needs sm_100a, got target {target.name}")
         if view.cta_group.value == 2 and not target.has("pair_cta"):
             fail(op, f"with cta_group = 2 copies for a CTA pair, which needs sm_100a, got target {target.name}")
+
+
+def refuse_descriptors(function: ir.Operation, target: Target) -> None:
+    """Fail at a kernel that takes a descriptor, though it may not use it."""
+    for number, argument in enumerate(function.regions[0].blocks[0].arguments):
+        if types.type_name(argument.type) == "tma":
+            what = f"argument #{number} is a TMA descriptor"
+            fail(function, f"{what}, which needs sm_90 or later, got target {target.name}")
 
 
 def tile_coordinates(op: Any, spec: TmaSpec, token: Ix, exists: ir.Value | None) -> list[ir.Value]:
@@ -97,3 +105,6 @@ def run(module: ir.Module, options: Options) -> None:
             with ir.InsertionPoint(op), op.location:
                 expand_tile(op.opview)
                 replace(op, None)
+    if not target.has("tma"):
+        for function in kernels(module):
+            refuse_descriptors(function, target)

@@ -131,3 +131,29 @@ func.func @operations(%c: !cache, %ids: memref<?x?xi32>, %offsets: memref<?xi32>
   "kv.gather"(%c, %ids, %offsets, %out) : (!cache, memref<?x?xi32>, memref<?xi32>, memref<?x?x8x128xbf16>) -> ()
   return
 }
+
+// Copies by TMA and waits for them stay, in order, and so do reads of shared memory between them, though all are equal.
+// CHECK-LABEL: func.func @copies
+// CHECK-COUNT-2: "kv.tma_prefetch"
+// CHECK:         "kv.tma_expect"
+// CHECK-NEXT:    "kv.tma_load"
+// CHECK-NEXT:    "kv.tma_wait"
+// CHECK-NEXT:    llvm.load
+// CHECK-NEXT:    "kv.tma_expect"
+// CHECK-NEXT:    "kv.tma_load"
+// CHECK-NEXT:    "kv.tma_wait"
+// CHECK-NEXT:    llvm.load
+func.func @copies(%m: !kv.tma<"scale", f32, array<i64: 1, 64>, array<i64: 1, 64>, 16 : i64>, %i: i32,
+                  %tile: !llvm.ptr<3>, %bar: !llvm.ptr<3>) -> (i32, i32) {
+  "kv.tma_prefetch"(%m) : (!kv.tma<"scale", f32, array<i64: 1, 64>, array<i64: 1, 64>, 16 : i64>) -> ()
+  "kv.tma_prefetch"(%m) : (!kv.tma<"scale", f32, array<i64: 1, 64>, array<i64: 1, 64>, 16 : i64>) -> ()
+  "kv.tma_expect"(%m, %bar, %i) {arrive = true} : (!kv.tma<"scale", f32, array<i64: 1, 64>, array<i64: 1, 64>, 16 : i64>, !llvm.ptr<3>, i32) -> ()
+  "kv.tma_load"(%m, %tile, %bar, %i, %i) {smem_rows = 1 : i64, cta_group = 1 : i64, multicast = 0 : i64} : (!kv.tma<"scale", f32, array<i64: 1, 64>, array<i64: 1, 64>, 16 : i64>, !llvm.ptr<3>, !llvm.ptr<3>, i32, i32) -> ()
+  "kv.tma_wait"(%bar, %i) : (!llvm.ptr<3>, i32) -> ()
+  %x = llvm.load %tile : !llvm.ptr<3> -> i32
+  "kv.tma_expect"(%m, %bar, %i) {arrive = true} : (!kv.tma<"scale", f32, array<i64: 1, 64>, array<i64: 1, 64>, 16 : i64>, !llvm.ptr<3>, i32) -> ()
+  "kv.tma_load"(%m, %tile, %bar, %i, %i) {smem_rows = 1 : i64, cta_group = 1 : i64, multicast = 0 : i64} : (!kv.tma<"scale", f32, array<i64: 1, 64>, array<i64: 1, 64>, 16 : i64>, !llvm.ptr<3>, !llvm.ptr<3>, i32, i32) -> ()
+  "kv.tma_wait"(%bar, %i) : (!llvm.ptr<3>, i32) -> ()
+  %y = llvm.load %tile : !llvm.ptr<3> -> i32
+  return %x, %y : i32, i32
+}

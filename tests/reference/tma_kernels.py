@@ -74,6 +74,22 @@ def copy_sequence(
 
 
 @kv.kernel(block=THREADS)
+def copy_populated(cache: kv.PagedKVCache, map: kv.TensorMap, out, b: kv.i32, base: kv.i32, tile_rows: int):
+    """As ``copy_tile``, by rows of ``populate``: a box at the first row of each page."""
+    tile, barrier = kv.tma.shared_tile(map, tile_rows), kv.shared(1, kv.i64)
+    if kv.thread_id.x == 0:
+        kv.tma.init_barrier(barrier)
+        kv.tma.expect(map, barrier, kv.tma.tile_loads(map, tile_rows))
+        rows = cache.populate(b, base, tile_rows)
+        for first in kv.static(range(0, tile_rows, map.rows)):
+            at = tile.ptr() + first * map.spec.row_bytes
+            kv.tma.load(map, (rows.get_row(first), kv.block_id.x, 0), at, barrier, smem_rows=tile_rows)
+    kv.barrier()
+    kv.tma.wait(barrier, 0)
+    show(map, tile, out, kv.block_id.x, tile_rows, map.columns)
+
+
+@kv.kernel(block=THREADS)
 def copy_boxes(map: kv.TensorMap, out, at: kv.Buffer[kv.i32, 2]):
     """A block a load: that of the coordinates ``at[block]`` to ``out[block]``."""
     tile, barrier = kv.tma.shared_tile(map, map.rows), kv.shared(1, kv.i64)

@@ -42,6 +42,17 @@ def test_a_target_without_tma_is_refused_by_name(target, message):
         kv.compile(kernels.copy_tile, *tile_specs(pool().get_key_cache(0)), target=target)
 
 
+@pytest.mark.parametrize("target", ["host", "sm_86"])
+def test_a_descriptor_that_is_not_used_is_refused_too(target):
+    @kv.kernel
+    def unused(map: kv.TensorMap):
+        pass
+
+    message = f"argument #0 is a TMA descriptor, which needs sm_90 or later, got target {target}"
+    with pytest.raises(KernelError, match=message):
+        kv.compile(unused, pool().get_key_cache(0).create_tma_tile(tile_rows=16), target=target)
+
+
 def test_gathers_and_pairs_need_sm_100a():
     key = latent().get_key_cache(0)
     map = key.create_gather4_tma_tile(tile_width=64)

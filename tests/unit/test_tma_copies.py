@@ -140,6 +140,19 @@ def test_a_region_ends_where_its_bounds_say(place):
     check_tile(place, pool("continuous"), base=64, tile_rows=16, rows=32)
 
 
+@pytest.mark.parametrize(("page_size", "box"), [(16, 16), (64, 32), (32, 8)])
+def test_rows_of_populate_are_coordinates(place, page_size, box):
+    c = pool(page_size=page_size, head_size=128)
+    there = place.collection(c).get_value_cache(1)
+    map = there.create_tma_tile(tile_rows=box, paged=False)
+    out = place.put(np.zeros((HEADS, 64, 128), kv.bf16.numpy))
+    place.launch(kernels.copy_populated, HEADS, kernels.THREADS, there, map, out, 0, 0, 64)
+    found = bits(place.get(out))
+    for head in range(HEADS):
+        expected = expected_tile(c.get_value_cache(1), head, 0, 0, 64, 64, 0, map)
+        np.testing.assert_array_equal(found[head], expected)
+
+
 # --- sequences -----------------------------------------------------------------------------------------
 
 
