@@ -212,8 +212,15 @@ _SCALES = ("load of a quantized cache", "load_scale", "store_scale", "load_quant
 _NEED_SCALES = "needs a quantized cache (one with a scale type), got one without scales"
 _RAISES = "tests/unit/test_members.py::test_members_that_a_kind_does_not_have_raise"
 _CONTINUOUS = "ContinuousBatchingKVCache"
+_REGIONS = "tests/unit/test_members.py::test_tiles_of_a_continuous_cache_describe_its_rows"
 CONTINUOUS = [
-    *_cache("continuous", _CONTINUOUS, (*_SCALES, "create_rope_tma_tile", "create_rope_gather4_tma_tile")),
+    *_cache("continuous", _CONTINUOUS, (*_SCALES, *(t[0] for t in _TILES))),
+    Row("continuous", "create_tma_tile", "kv.tma_load_tile", "kvarn.dsl.tma:load_tile",
+        f"kvarn.caches:{_CONTINUOUS}.create_tma_tile", TMA, *copies("test_regions_of_a_continuous_cache")),
+    Row("continuous", "create_ragged_tma_tile", "kv.tma_load", "kvarn.dsl.tma:load",
+        f"kvarn.caches:{_CONTINUOUS}.create_ragged_tma_tile", TMA, _REGIONS, None),
+    Row("continuous", "create_gather4_tma_tile", "kv.tma_load", "kvarn.dsl.tma:gather4",
+        f"kvarn.caches:{_CONTINUOUS}.create_gather4_tma_tile", TMA, _REGIONS, NEEDS_BLACKWELL),
     Row("continuous", "origins", LIFETIME, LIFETIME, f"kvarn.caches:{_CONTINUOUS}.buffers", LIFETIME,
         "tests/unit/test_caches.py::test_continuous", No("nothing to run")),
     _refused("continuous", "scales of any kind", "scales need a paged cache, got a continuous one",
@@ -381,6 +388,7 @@ def _no_tiles(section: str, cls: str, error: str, *names: str) -> list[Row]:
     ]
 
 
+_SAME_TILES = "tests/unit/test_members.py::test_tiles_of_an_operand_are_those_of_its_cache"
 _RAISES_OPERANDS = "tests/unit/test_members.py::test_tiles_that_an_operand_does_not_have_raise"
 _TILE_NAMES = tuple(t[0] for t in _TILES)
 _BUFFERS = copies("test_tiles_of_operands_over_buffers")
@@ -396,7 +404,7 @@ def _no_scale_tile(section: str, cls: str) -> Row:
 
 OPERAND_ROWS = [
     *_operand("operand", "KVCacheMHAOperand"),
-    *(_tile("operand", "KVCacheMHAOperand", *t) for t in _TILES),
+    *(replace(_tile("operand", "KVCacheMHAOperand", *t), test=_SAME_TILES) for t in _TILES),
     _no_scale_tile("operand", "KVCacheMHAOperand"),
     *_operand("scales", "KVCacheScalesMHAOperand"),
     *_no_tiles("scales", "KVCacheScalesMHAOperand",
@@ -408,7 +416,7 @@ OPERAND_ROWS = [
         "kvarn.caches:LayoutTensorMHAOperand.create_tma_tile", TMA, *_BUFFERS),
     Row("dense", "create_gather4_tma_tile", "kv.tma_load", "kvarn.dsl.tma:gather4",
         "kvarn.caches:LayoutTensorMHAOperand.create_gather4_tma_tile", TMA,
-        copies("test_rows_are_gathered_in_any_order")[0], NEEDS_BLACKWELL),
+        "tests/unit/test_members.py::test_gathers_of_operands_over_buffers_describe_their_rows", NEEDS_BLACKWELL),
     Row("dense", _SCALE_TILE, "kv.tma_load", "kvarn.dsl.tma:load",
         f"kvarn.caches:LayoutTensorMHAOperand.{_SCALE_TILE}", TMA, *_SCALE_TILES),
     *_no_tiles("dense", "LayoutTensorMHAOperand", f"{NO_ROPE}dense",
@@ -420,7 +428,7 @@ OPERAND_ROWS = [
         "kvarn.caches:RaggedMHAOperand.create_tma_tile", TMA, *_BUFFERS),
     Row("ragged", "create_gather4_tma_tile", "kv.tma_load", "kvarn.dsl.tma:gather4",
         "kvarn.caches:RaggedMHAOperand.create_gather4_tma_tile", TMA,
-        copies("test_rows_are_gathered_in_any_order")[0], NEEDS_BLACKWELL),
+        "tests/unit/test_members.py::test_gathers_of_operands_over_buffers_describe_their_rows", NEEDS_BLACKWELL),
     Row("ragged", _SCALE_TILE, "kv.tma_load", "kvarn.dsl.tma:load",
         f"kvarn.caches:RaggedMHAOperand.{_SCALE_TILE}", TMA, *_SCALE_TILES),
     *_no_tiles("ragged", "RaggedMHAOperand", f"{NO_ROPE}ragged",

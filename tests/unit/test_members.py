@@ -511,6 +511,40 @@ def test_scale_pointers_of_operands_point_or_dangle(place):
         assert found.tolist() == [0 if p is None else np.ravel(p)[0] for p in (base, block)]
 
 
+@pytest.mark.parametrize("name", [
+    "create_tma_tile", "create_ragged_tma_tile", "create_gather4_tma_tile", "create_rope_tma_tile",
+    "create_rope_gather4_tma_tile",
+])  # fmt: skip
+def test_tiles_of_an_operand_are_those_of_its_cache(name):
+    latent = made("mla", dtype="f8e4m3", head_size=32, page_size=8).collection
+    cache = cache_of(latent if "rope" in name or "gather" in name else made("paged", head_size=64).collection)
+    options = {
+        "create_ragged_tma_tile": {"before_is_mapped": True}, "create_rope_tma_tile": {"swizzle": "none"},
+    }.get(name, {})  # fmt: skip
+    of_cache, of_operand = (getattr(x, name)(**TILES[name], **options) for x in (cache, kv.KVCacheMHAOperand(cache)))
+    assert of_operand.spec == of_cache.spec
+    assert of_operand.description == of_cache.description
+
+
+def test_tiles_of_a_continuous_cache_describe_its_rows():
+    c = made("continuous", num_heads=1, head_size=64).collection
+    cache = cache_of(c, 1, "value")
+    rows, base = cache.num_kv_rows(), cache.blocks.ctypes.data
+    ragged = cache.create_ragged_tma_tile(tile_rows=8, before_is_mapped=True).description
+    assert (ragged.dims, ragged.strides) == ((rows + 1, 1, 8, 64), (64, 64, 64, 1))
+    assert ragged.base == base - 8 * 64 * 2
+    gathered = cache.create_gather4_tma_tile(tile_width=32, tile_stride=64).description
+    assert (gathered.dims, gathered.strides, gathered.base) == ((rows, 64), (64, 1), base)
+
+
+def test_gathers_of_operands_over_buffers_describe_their_rows():
+    data, offsets = np.zeros((3, 5, 1, 64), np.float16), np.array([0, 4, 15], np.int32)
+    dense, rows = kv.LayoutTensorMHAOperand(data), kv.RaggedMHAOperand(data.reshape(15, 1, 64), offsets)
+    for operand in (dense, rows):
+        tile = operand.create_gather4_tma_tile(tile_width=32).description
+        assert (tile.dims, tile.strides, tile.base) == ((15, 64), (64, 1), data.ctypes.data)
+
+
 # --- what a kind does not have ---------------------------------------------------------------------
 
 SCALE_MEMBERS = ("load_scale", "store_scale", "load_quantized", "scales_block_paged_ptr")
