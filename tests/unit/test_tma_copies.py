@@ -247,6 +247,13 @@ def test_a_ragged_tile_brings_the_first_rows_only(place, swizzle):
     check_boxes(place, host, there, at)
 
 
+def test_a_ragged_tile_of_a_region_brings_the_first_rows_only(place):
+    c = pool("continuous")
+    host, there = both(place, c, lambda v: v.create_ragged_tma_tile(tile_rows=16))
+    rows = [c.get_value_cache(1).row_idx(b, t) for b, t in ((0, 0), (0, 40), (2, 17))]
+    check_boxes(place, host, there, [[row, n, n % 2, 0] for row in rows for n in range(17)])
+
+
 def test_a_ragged_tile_ends_with_the_pool(place):
     """The last row's number plus n is the number of rows: one past the last row is in bounds."""
     c = pool()
