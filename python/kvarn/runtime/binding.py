@@ -168,7 +168,7 @@ def _describe(spec: CacheSpec) -> str:
 
 def _check_spec(arg: Arg, where: str, obj: Any) -> None:
     expected, found = arg.spec, getattr(obj, "spec", None)
-    assert expected is not None
+    assert isinstance(expected, CacheSpec)
     kind = next((k for k, t in _SPEC_TYPES.items() if isinstance(found, t)), None)
     if kind != arg.kind or not hasattr(obj, "fields"):
         got = f"a {kind}" if kind else type(obj).__qualname__
