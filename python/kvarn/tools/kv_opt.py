@@ -88,6 +88,8 @@ def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]], phase:
         textual.load_pass(path)
     if options.list_passes:
         return _list_passes()
+    if not all([driver.load_dialects(_read(path, False)) for path in options.irdl_file]):
+        return 1
     with driver.context:
         driver.steps = _steps(options, flags)
         if options.dump_pass_pipeline:

@@ -77,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--verify-diagnostics", nargs="?", const="all", choices=("all", "only-expected"), metavar="all|only-expected",
         help="compare the diagnostics with the input's expected-error {{...}} comments",
     )  # fmt: skip
+    add("--irdl-file", action="append", default=[], metavar="FILE", help="make the dialects of this IRDL file known")
     switch("verify-roundtrip", "check that the printed module reads back as itself")
 
     add, switch = group("output")

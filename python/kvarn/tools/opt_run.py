@@ -130,6 +130,36 @@ class Driver:
         self._dumped = 0
         self._tree = 0
 
+    def load_dialects(self, source: Source) -> bool:
+        """Make the dialects that an IRDL file defines known to the context; False after diagnostics."""
+        from mlir.dialects import irdl
+
+        with self.context, ir.Location.unknown(), Collector(self.context) as collector:
+            self.phase(f"loading the dialects of {source.name}")
+            ok = True
+            try:
+                module = self._parse(source, collector)
+                self._check_new(module)
+                irdl.load_dialects(module)
+            except Failure:
+                ok = False
+            for diagnostic in collector.take():
+                self.err.write(render(diagnostic, source))
+            return ok
+
+    def _check_new(self, module: ir.Module) -> None:
+        """Refuse what would end the process: a dialect that there is, or a file that defines none."""
+        found = [op for op in module.body.operations if op.operation.name == "irdl.dialect"]
+        if not found:
+            module.operation.location.emit_error("an IRDL file must define a dialect (irdl.dialect), got none")
+            raise Failure
+        for op in found:
+            name = ir.StringAttr(op.operation.attributes["sym_name"]).value
+            with contextlib.suppress(ValueError):
+                self.context.get_dialect_descriptor(name)
+                op.operation.location.emit_error(f"dialect '{name}' exists already: an IRDL file must define others")
+                raise Failure
+
     # --- one source --------------------------------------------------------------------------------
 
     def process(self, source: Source) -> Outcome:
