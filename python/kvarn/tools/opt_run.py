@@ -140,7 +140,7 @@ class Driver:
             try:
                 module = self._parse(source, collector)
                 self._check_new(module)
-                irdl.load_dialects(module)
+                irdl.load_dialects(module)  # pyright: ignore[reportAttributeAccessIssue]
             except Failure:
                 ok = False
             for diagnostic in collector.take():
