@@ -210,9 +210,9 @@ PAGED = [
 
 _SCALES = ("load of a quantized cache", "load_scale", "store_scale", "load_quantized", "scales_block_paged_ptr")
 _NEED_SCALES = "needs a quantized cache (one with a scale type), got one without scales"
-_RAISES = "tests/unit/test_members.py::test_members_that_a_kind_does_not_have_raise"
+_RAISES = "tests/unit/test_members_tiles.py::test_members_that_a_kind_does_not_have_raise"
 _CONTINUOUS = "ContinuousBatchingKVCache"
-_REGIONS = "tests/unit/test_members.py::test_tiles_of_a_continuous_cache_describe_its_rows"
+_REGIONS = "tests/unit/test_members_tiles.py::test_tiles_of_a_continuous_cache_describe_its_rows"
 CONTINUOUS = [
     *_cache("continuous", _CONTINUOUS, (*_SCALES, *(t[0] for t in _TILES))),
     Row("continuous", "create_tma_tile", "kv.tma_load_tile", "kvarn.dsl.tma:load_tile",
@@ -389,8 +389,8 @@ def _no_tiles(section: str, cls: str, error: str, *names: str) -> list[Row]:
     ]
 
 
-_SAME_TILES = "tests/unit/test_members.py::test_tiles_of_an_operand_are_those_of_its_cache"
-_RAISES_OPERANDS = "tests/unit/test_members.py::test_tiles_that_an_operand_does_not_have_raise"
+_SAME_TILES = "tests/unit/test_members_tiles.py::test_tiles_of_an_operand_are_those_of_its_cache"
+_RAISES_OPERANDS = "tests/unit/test_members_tiles.py::test_tiles_that_an_operand_does_not_have_raise"
 _TILE_NAMES = tuple(t[0] for t in _TILES)
 _BUFFERS = copies("test_tiles_of_operands_over_buffers")
 _SCALE_TILES = copies("test_scales_of_operands")
@@ -417,7 +417,7 @@ OPERAND_ROWS = [
         "kvarn.caches:LayoutTensorMHAOperand.create_tma_tile", TMA, *_BUFFERS),
     Row("dense", "create_gather4_tma_tile", "kv.tma_load", "kvarn.dsl.tma:gather4",
         "kvarn.caches:LayoutTensorMHAOperand.create_gather4_tma_tile", TMA,
-        "tests/unit/test_members.py::test_gathers_of_operands_over_buffers_describe_their_rows", NEEDS_BLACKWELL),
+        "tests/unit/test_members_tiles.py::test_gathers_of_operands_over_buffers_describe_their_rows", NEEDS_BLACKWELL),
     Row("dense", _SCALE_TILE, "kv.tma_load", "kvarn.dsl.tma:load",
         f"kvarn.caches:LayoutTensorMHAOperand.{_SCALE_TILE}", TMA, *_SCALE_TILES),
     *_no_tiles("dense", "LayoutTensorMHAOperand", f"{NO_ROPE}dense",
@@ -429,7 +429,7 @@ OPERAND_ROWS = [
         "kvarn.caches:RaggedMHAOperand.create_tma_tile", TMA, *_BUFFERS),
     Row("ragged", "create_gather4_tma_tile", "kv.tma_load", "kvarn.dsl.tma:gather4",
         "kvarn.caches:RaggedMHAOperand.create_gather4_tma_tile", TMA,
-        "tests/unit/test_members.py::test_gathers_of_operands_over_buffers_describe_their_rows", NEEDS_BLACKWELL),
+        "tests/unit/test_members_tiles.py::test_gathers_of_operands_over_buffers_describe_their_rows", NEEDS_BLACKWELL),
     Row("ragged", _SCALE_TILE, "kv.tma_load", "kvarn.dsl.tma:load",
         f"kvarn.caches:RaggedMHAOperand.{_SCALE_TILE}", TMA, *_SCALE_TILES),
     *_no_tiles("ragged", "RaggedMHAOperand", f"{NO_ROPE}ragged",

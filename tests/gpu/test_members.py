@@ -20,12 +20,9 @@ def place():
 
 
 SUITE = "unit.test_members"
-NOT_HERE = ("raise", "tiles_of", "gathers_of")  # what is decided before a device is looked at
 pytest.register_assert_rewrite(SUITE)
 suite = importlib.import_module(SUITE)
-globals().update({
-    n: f for n, f in vars(suite).items() if n.startswith("test_") and not any(word in n for word in NOT_HERE)
-})  # fmt: skip
+globals().update({n: f for n, f in vars(suite).items() if n.startswith("test_")})
 
 populate = importlib.import_module("unit.test_populate")
 
