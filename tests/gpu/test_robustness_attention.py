@@ -36,7 +36,12 @@ class Watched(cases.Runner):
             time.sleep(0.001)
 
 
+class WatchedLatent(Watched, cases.LatentRunner):
+    """The same, over latent rows."""
+
+
 run = Watched(lambda kind: Torch())
+latent = WatchedLatent(run.place_of)
 
 
 @pytest.mark.parametrize("options", MASKS, ids=str)
@@ -125,3 +130,20 @@ def test_rows_of_no_sequence_keep_what_was_there(kind):
 def test_layers_of_other_heads_pages_and_windows_take_turns(kinds: list[str], new: Any):
     cases.alternating_layers(run, kinds, new)
     cases.alternating_layers(run, kinds, new, sinks=False)
+
+
+@pytest.mark.parametrize("kind", ["latent", "simt"])
+def test_latent_rows_hide_what_holds_no_token(kind):
+    cases.infinities(latent, kind, 576, 64, {}, list(cases.BATCHES), range(4))
+    for dtype in ("bf16", "f8e4m3"):
+        cases.poisoned_tails(latent, kind, dtype, 576, [1, 1, 1])
+        cases.poisoned_tails(latent, kind, dtype, 576, [1, 5, 2])
+
+
+@pytest.mark.parametrize("kind", ["latent", "simt"])
+def test_latent_rows_do_not_depend_on_pages_and_other_queries(kind):
+    for keys in (512, 301):
+        cases.reversed_pages(latent, kind, keys, head_size=576)
+    for group in (8, 16):
+        cases.garbage_queries(latent, kind, "bf16", group, range(2, 9), range(5), head_size=576)
+        cases.garbage_queries(latent, kind, "f8e4m3", group, range(2, 9), range(5), head_size=576)

@@ -33,8 +33,22 @@ class Runner:
         From a kind of kernel to its place.
     """
 
+    shape: dict[str, Any] = {}  # what problems need besides what a case says
+
     def __init__(self, place_of: Callable[[str], Place]) -> None:
         self.place_of = place_of
+
+    def value_size(self, head_size: int) -> int:
+        """Columns of an output."""
+        return head_size
+
+    def launch(self, *operands: Any, **options: Any) -> None:
+        """The operation; operands are those up to the offsets."""
+        kv.ops.attention(*operands, **options)
+
+    def reference(self, problem: Problem, query: np.ndarray, layer: int, **options: Any) -> np.ndarray:
+        """What the output should be, float64."""
+        return reference.attention(problem.collection, layer, query, problem.row_offsets, **options)[0]
 
     def finish(self, place: Place) -> None:
         """Called when an operation was launched; a GPU's runner waits here, for so long as a launch may take."""
@@ -47,15 +61,30 @@ class Runner:
         if kind != "auto":
             most = int(np.diff(offsets.astype(np.int64)).max(initial=2))
             schedule = {"kind": kind, "max_queries": most} if kind == "decode" else {"kind": kind}
-        out = place.put(sentinel(query))
+        out = place.put(sentinel(query[..., : self.value_size(query.shape[2])]))
         given = {n: place.put(v) if isinstance(v, np.ndarray) else v for n, v in options.items()}
+        operands = place.collection(collection), layer, place.put(query), place.put(offsets)
         with place.active():
-            kv.ops.attention(
-                place.collection(collection), layer, place.put(query), place.put(offsets), out=out, schedule=schedule,
-                **given,
-            )  # fmt: skip
+            self.launch(*operands, out=out, schedule=schedule, **given)
         self.finish(place)
         return place.get(out)
+
+
+class LatentRunner(Runner):
+    """Runs attention over latent rows, whose values are all but their last 32 columns, or 64 of 576."""
+
+    shape = {"is_mla": True}
+
+    def value_size(self, head_size: int) -> int:
+        return head_size - (64 if head_size == 576 else 32)
+
+    def launch(self, *operands: Any, **options: Any) -> None:
+        kv.ops.mla_attention(*operands, value_size=self.value_size(operands[0].head_size), **options)
+
+    def reference(self, problem: Problem, query: np.ndarray, layer: int, **options: Any) -> np.ndarray:
+        return reference.mla_attention(
+            problem.collection, layer, query, problem.row_offsets, value_size=self.value_size(query.shape[2]), **options
+        )[0]
 
 
 def sentinel(like: np.ndarray) -> np.ndarray:
@@ -104,8 +133,7 @@ def check_against_reference(
     got = run(kind, problem.collection, query, problem.row_offsets, layer=layer, **options)
     spans = {"window": "sliding_window", "chunk": "chunked_causal"}  # what these make of the causal mask
     mask = options.get("mask", next((spans[name] for name in options if name in spans), "causal"))
-    want, _ = reference.attention(problem.collection, layer, query, problem.row_offsets, **{**options, "mask": mask})
-    assert_close(got, want)
+    assert_close(got, run.reference(problem, query, layer, **{**options, "mask": mask}))
     return got
 
 
@@ -128,8 +156,9 @@ def infinities(
         cached, new = BATCHES[name]
         for seed in seeds:
             rng, problem = problem_of(
-                seed, cached=cached, new=new, head_size=head_size, page_size=page_size, num_heads=1, poison=np.inf
-            )
+                seed, cached=cached, new=new, head_size=head_size, page_size=page_size, num_heads=1, poison=np.inf,
+                **run.shape,
+            )  # fmt: skip
             check_against_reference(run, kind, problem, queries(rng, problem, 4), **options)
 
 
@@ -138,7 +167,7 @@ def poisoned_tails(run: Runner, kind: str, dtype: str, head_size: int, new: Sequ
     found = []
     for poison in (0.0, 5.0, np.nan):
         rng, problem = problem_of(
-            19, dtype, cached=[36, 99, 0], new=new, head_size=head_size, num_heads=1, poison=poison
+            19, dtype, cached=[36, 99, 0], new=new, head_size=head_size, num_heads=1, poison=poison, **run.shape
         )
         found.append(run(kind, problem.collection, queries(rng, problem, 4), problem.row_offsets))
     assert_finite(found[0])
@@ -147,18 +176,19 @@ def poisoned_tails(run: Runner, kind: str, dtype: str, head_size: int, new: Sequ
 
 
 def garbage_queries(
-    run: Runner, kind: str, dtype: str, group: int, widths: Sequence[int], seeds: Sequence[int]
+    run: Runner, kind: str, dtype: str, group: int, widths: Sequence[int], seeds: Sequence[int], head_size: int = 64
 ) -> None:
     """Speculative rows of NaN: the first row of each sequence keeps its bits."""
     for width in widths:
         for seed in seeds:
             rng, problem = problem_of(
-                100 * width + seed, dtype, cached=rng_lengths(seed), new=[width] * 3, head_size=64, num_heads=1
-            )
+                100 * width + seed, dtype, cached=rng_lengths(seed), new=[width] * 3, head_size=head_size, num_heads=1,
+                **run.shape,
+            )  # fmt: skip
             query = queries(rng, problem, group)
             clean = run(kind, problem.collection, query, problem.row_offsets)
             garbage = query.copy()
-            garbage.reshape(3, width, group, 64)[:, 1:] = np.nan
+            garbage.reshape(3, width, group, head_size)[:, 1:] = np.nan
             got = run(kind, problem.collection, garbage, problem.row_offsets)
             assert_finite(clean)
             assert_same_bits(got[::width], clean[::width])
@@ -223,8 +253,9 @@ def reversed_pages(run: Runner, kind: str, keys: int, dtype: str = "bf16", head_
     """Pages in order and in reverse: the same bits."""
     page = 16
     rng, problem = problem_of(
-        18, dtype, cached=[keys - 1], new=[1], page_size=page, num_heads=1, head_size=head_size, spare_pages=0
-    )
+        18, dtype, cached=[keys - 1], new=[1], page_size=page, num_heads=1, head_size=head_size, spare_pages=0,
+        **run.shape,
+    )  # fmt: skip
     query, c = queries(rng, problem, 4), problem.collection
     used = -(-keys // page)
     blocks, table = np.asarray(c.blocks), np.asarray(c.lookup_table)
@@ -236,8 +267,7 @@ def reversed_pages(run: Runner, kind: str, keys: int, dtype: str = "bf16", head_
         outputs.append(run(kind, collection, query, problem.row_offsets))
     assert_finite(outputs[0])
     assert_same_bits(outputs[1], outputs[0])
-    want, _ = reference.attention(c, 1, query, problem.row_offsets)
-    assert_close(outputs[0], want)
+    assert_close(outputs[0], run.reference(problem, query, 1))
 
 
 def chunked_prefill(run: Runner, kind: str, head_size: int = 64) -> None:

@@ -23,6 +23,7 @@ from reference import attention_cases as cases
 from reference.places import Interpreted, Place
 
 run = cases.Runner(lambda kind: Place() if kind == "auto" else Interpreted())
+latent = cases.LatentRunner(run.place_of)
 KINDS = ["auto", "simt", "prefill", "decode"]
 # Head size, page size, mask.
 SEEN = [
@@ -119,3 +120,19 @@ def test_rows_of_no_sequence_keep_what_was_there(kind):
 @pytest.mark.parametrize("new", [[1, 1, 1], [3, 9, 20]])
 def test_layers_of_other_heads_pages_and_windows_take_turns(new):
     cases.alternating_layers(run, ["auto", "auto"], new)
+
+
+# --- latent rows -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["auto", "latent"])
+def test_latent_rows_hide_what_holds_no_token(kind):
+    batch = ["decode of 512"] if kind == "auto" else ["short"]
+    cases.infinities(latent, kind, 160, 16, {}, batch, [3])
+    cases.poisoned_tails(latent, kind, "bf16", 160, [1, 1, 1])
+
+
+@pytest.mark.parametrize("kind", ["auto", "latent"])
+def test_latent_rows_do_not_depend_on_pages_and_other_queries(kind):
+    cases.reversed_pages(latent, kind, 301 if kind == "auto" else 77, head_size=160)
+    cases.garbage_queries(latent, kind, "bf16", 4, [2, 3] if kind == "auto" else [2], [0], head_size=160)

@@ -82,15 +82,22 @@ GROUPS: dict[int, tuple[str, tuple[str, ...]]] = {
         *named(STORES, "remapping_gives_minus_one_where_there_is_no_token", "remapping_reads_rows_that_lie_apart"),
         *named("unit/test_ops_updates.py", "remap_of_nothing_gives_nothing"),
     )),
-    16: ("infinities without a token", attention("infinities_without_a_token_do_not_show")),
+    16: ("infinities without a token", attention(
+        "infinities_without_a_token_do_not_show", "latent_rows_hide_what_holds_no_token",
+    )),
     17: ("a prefix hit", attention("a_prefix_hit_is_a_cold_start")),
-    18: ("the order of pages", attention("the_order_of_the_pages_does_not_change_a_bit")),
-    19: ("partial pages", attention("slots_past_the_last_token_may_hold_anything")),
+    18: ("the order of pages", attention(
+        "the_order_of_the_pages_does_not_change_a_bit", "latent_rows_do_not_depend_on_pages_and_other_queries",
+    )),
+    19: ("partial pages", attention(
+        "slots_past_the_last_token_may_hold_anything", "latent_rows_hide_what_holds_no_token",
+    )),
     20: ("garbage rows", (
         *attention(
             "garbage_in_speculative_rows_does_not_reach_the_first",
             "keys_and_finite_values_that_a_row_does_not_see_do_not_show",
             "a_value_that_is_not_finite_reaches_rows_of_its_tile_at_most",
+            "latent_rows_do_not_depend_on_pages_and_other_queries",
         ),
         *named("gpu/test_robustness_attention.py",
                "garbage_in_speculative_rows_does_not_reach_the_first_of_a_decode"),
