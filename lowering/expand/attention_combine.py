@@ -2,8 +2,8 @@
 """The merge of decode attention's partial results, for batches of few sequences.
 
 A block takes one piece (16 elements of the head dimension, the 8 query rows of a column tile) of one sequence and KV
-head. Its ``combine`` warps share the ranges' partial results, merge them online, and meet in shared memory. Sequences
-that lie in one range were written by the first kernel.
+head. Its ``combine`` warps share the ranges' partial results, merge them online, and meet in shared memory; those of
+fixed splits meet there each and are added in order. Sequences of one piece were written by the first kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import kvarn as kv
 
 from .decode_division import division
-from .decode_schedule import COLUMNS, LN2, LOG2E, NEVER, WARP_ROWS, Config
+from .decode_schedule import COLUMNS, LN2, LOG2E, MOST_SPLITS, NEVER, WARP_ROWS, Config
 
 
 def combine_kernel(c: Config) -> Any:
@@ -44,26 +44,43 @@ def combine_kernel(c: Config) -> Any:
         return m, l, o
 
     @kv.func
-    def finish(out, sinks, lse, row_offsets, b, head, row0, n, nt, t, meeting, lane):
-        """Merge the warps' shares and write the rows: each lane its own elements."""
+    def collect(cut, partials, prefix, b, part, nt, t, first, last, meeting, lane, warp):
+        """Bring every piece's (maximum, maximum, sum, sum, four outputs) into shared memory."""
+        for piece in range(first + warp, last + 1, WARPS):
+            of = work.partial_of(cut, partials, prefix, b, part, piece, lane)
+            ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
+            theirs = (of + (nt * (KS + 1) + t) * 512).load(kv.f32, 4)
+            for i in kv.static(range(4)):
+                meeting[piece - first, i, lane] = ml[i]
+                meeting[piece - first, 4 + i, lane] = theirs[i]
+
+    @kv.func
+    def finish(out, sinks, lse, row_offsets, b, head, row0, n, nt, t, meeting, count, lane):
+        """Merge the first ``count`` of what met, in order, and write the rows: each lane its own elements.
+
+        Of pieces, this adds as the kernel's own merge does: which of them merges changes no bit.
+        """
         for u in kv.static(range(2)):
             row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
             if row < n * G:
                 top = kv.f32(NEVER)
-                for w in kv.static(range(WARPS)):
-                    top = kv.math.max(top, meeting[w, u, lane])
+                for w in range(0, count, 4):
+                    for j in kv.static(range(4)):
+                        top = kv.math.max(top, meeting[kv.math.min(w + j, count - 1), u, lane])
                 total, o = kv.f32(0.0), [kv.f32(0.0), kv.f32(0.0)]
-                for w in kv.static(range(WARPS)):
-                    weight = kv.ex2(meeting[w, u, lane] - top)
-                    total = total + meeting[w, 2 + u, lane] * weight
-                    for half in kv.static(range(2)):
-                        o[half] = o[half] + meeting[w, 4 + 2 * half + u, lane] * weight
+                for w in range(0, count, 4):
+                    for j in kv.static(range(4)):
+                        here = kv.math.min(w + j, count - 1)
+                        weight = kv.where(w + j < count, kv.ex2(meeting[here, u, lane] - top), 0.0)
+                        total = kv.math.fma(meeting[here, 2 + u, lane], weight, total)
+                        for half in kv.static(range(2)):
+                            o[half] = kv.math.fma(meeting[here, 4 + 2 * half + u, lane], weight, o[half])
                 factor = kv.f32(1.0)
                 if sinks is not None:
                     sink = sinks[head * G + row % G] * LOG2E
                     higher = kv.math.max(top, sink)
                     factor = kv.ex2(top - higher)
-                    total = total * factor + kv.ex2(sink - higher)
+                    total = kv.math.fma(total, factor, kv.ex2(sink - higher))
                     top = higher
                 inverse = kv.where(total > 0.0, factor / total, 0.0)
                 token, h = row_offsets[b] + row // G, head * G + row % G
@@ -80,7 +97,7 @@ def combine_kernel(c: Config) -> Any:
         batch = row_offsets.shape[0] - 1
         prefix = kv.shared(c.max_batch + 1, kv.i32)
         sums = kv.shared(WARPS, kv.i32)
-        meeting = kv.shared((WARPS, 8, 32), kv.f32)
+        meeting = kv.shared((MOST_SPLITS if c.split else WARPS, 8, 32), kv.f32)
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
         total = work.count_tiles(collection, row_offsets, batch, prefix, sums, WARPS)
         cut = work.cut_of(ranges, most, total, prefix, batch)
@@ -98,15 +115,17 @@ def combine_kernel(c: Config) -> Any:
             kv.griddepcontrol_wait()
             kv.griddepcontrol_launch_dependents()
         if first != last:
-            m, l, o = gather(cut, partials, prefix, b, part, nt, t, first, last, lane, warp)
-            for u in kv.static(range(2)):
-                meeting[warp, u, lane] = m[u]
-                meeting[warp, 2 + u, lane] = l[u]
-            for i in kv.static(range(4)):
-                meeting[warp, 4 + i, lane] = o[i]
+            count = last - first + 1
+            if c.split:
+                collect(cut, partials, prefix, b, part, nt, t, first, last, meeting, lane, warp)
+            else:
+                m, l, o = gather(cut, partials, prefix, b, part, nt, t, first, last, lane, warp)
+                for i, x in kv.static(enumerate([*m, *l, *o])):
+                    meeting[warp, i, lane] = x
+                count = kv.i32(WARPS)
             kv.barrier()
             if warp == 0:
-                finish(out, sinks, lse, row_offsets, b, head, row0, n, nt, t, meeting, lane)
+                finish(out, sinks, lse, row_offsets, b, head, row0, n, nt, t, meeting, count, lane)
 
     @kv.kernel(block=(32 * WARPS, 1, 1))
     def attention_combine(

@@ -36,7 +36,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                         sink = sinks[h] * LOG2E
                         top = kv.math.max(m[at], sink)
                         factor = kv.ex2(m[at] - top)
-                        total = l[at] * factor + kv.ex2(sink - top)
+                        total = kv.math.fma(l[at], factor, kv.ex2(sink - top))
                     inverse = kv.where(total > 0.0, factor / total, 0.0)
                     for t in kv.static(range(KS)):
                         pair = [c.query(o[(nt * KS + t) * 4 + 2 * half + u] * inverse) for half in range(2)]
@@ -85,12 +85,13 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                         for u in kv.static(range(2)):
                             their_top = kv.where(here == own, m[2 * nt + u], ml[u])
                             weight.append(kv.where(r + j <= last, kv.ex2(their_top - top[u]), 0.0))
-                            total_l[u] = total_l[u] + kv.where(here == own, l[2 * nt + u], ml[2 + u]) * weight[u]
+                            their_sum = kv.where(here == own, l[2 * nt + u], ml[2 + u])
+                            total_l[u] = kv.math.fma(their_sum, weight[u], total_l[u])
                         for t in kv.static(range(KS)):
                             theirs = (of + (nt * (KS + 1) + t) * 512).load(kv.f32, 4)
                             for i in kv.static(range(4)):
                                 one = kv.where(here == own, o[(nt * KS + t) * 4 + i], theirs[i])
-                                sums[4 * t + i] = sums[4 * t + i] + one * weight[i % 2]
+                                sums[4 * t + i] = kv.math.fma(one, weight[i % 2], sums[4 * t + i])
                 for u in kv.static(range(2)):
                     m[2 * nt + u] = top[u]
                     l[2 * nt + u] = total_l[u]

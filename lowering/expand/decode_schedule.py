@@ -21,7 +21,8 @@ TUNABLE = ("warps", "stages", "tile", "blocks", "min_tiles", "max_batch", "combi
 COLUMNS = 8  # query rows of one mma
 WARP_ROWS = 2 * COLUMNS  # most query rows of a warp; a head with more is shared by several
 # What a batch-invariant schedule fixes: nothing that changes the order of a sequence's additions may follow the batch.
-INVARIANT = {"split": 512, "combine": 0}
+# (Who merges may: both ways to merge add fixed splits in one order.)
+INVARIANT = {"split": 512}
 MOST_QUERIES = 8  # new tokens of a sequence that still count as a decode
 MOST_SPLITS = 64  # fixed splits of a sequence
 

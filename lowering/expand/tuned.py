@@ -70,7 +70,7 @@ def entries(target: str, config: Config, invariant: bool = False) -> dict[str, A
         If the file is there but is no table.
     """
     found = load(env.tune).get(Key.of(target, config), {})
-    return {name: value for name, value in found.items() if not invariant or name in ("warps", "stages", "blocks")}
+    return {name: value for name, value in found.items() if not invariant or name != "tile"}
 
 
 def digest() -> str:
