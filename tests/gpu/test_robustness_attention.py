@@ -84,15 +84,15 @@ def test_slots_past_the_last_token_may_hold_anything(kind, dtype):
 @pytest.mark.parametrize("dtype", ["bf16", "f8e4m3"])
 @pytest.mark.parametrize("kind", TILED)
 def test_garbage_in_speculative_rows_does_not_reach_the_first(kind, dtype, group):
-    cases.garbage_queries(run, kind, dtype, group, range(2, 9), range(20))
+    cases.garbage_queries(run, kind, dtype, group, range(2, 9), range(8))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f8e4m3"])
 def test_garbage_in_speculative_rows_does_not_reach_the_first_of_a_decode(dtype):
     """What the decode kernel takes: 16 rows of a sequence and KV head."""
-    cases.garbage_queries(run, "decode", dtype, 8, [2], range(60))
-    cases.garbage_queries(run, "decode", dtype, 4, [2, 3, 4], range(20))
-    cases.garbage_queries(run, "decode", dtype, 2, range(2, 9), range(20))
+    cases.garbage_queries(run, "decode", dtype, 8, [2], range(30))
+    cases.garbage_queries(run, "decode", dtype, 4, [2, 3, 4], range(10))
+    cases.garbage_queries(run, "decode", dtype, 2, range(2, 9), range(8))
 
 
 @pytest.mark.parametrize(("kind", "new"), [("auto", 12), ("simt", 12), ("prefill", 70), ("decode", 2), ("decode", 4)])

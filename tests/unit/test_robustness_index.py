@@ -29,13 +29,21 @@ LOOKUPS, ELEMENTS, STORES = (f"unit/test_robustness_{n}.py" for n in ("lookups",
 POPULATE, MEMBERS, MANAGER = "unit/test_populate.py", "unit/test_members.py", "unit/test_manager.py"
 COPIES, TMA, ATTENTION = "unit/test_ops_copies.py", "unit/test_tma_copies.py", "unit/test_attention.py"
 
+HUGE = tuple(
+    name for file in ("unit/test_robustness_huge.py", "gpu/test_robustness_caches.py")
+    for name in named(
+        file, "writes_reach_the_end_of_a_huge_pool", "attention_reads_the_end_of_a_huge_pool",
+        "attention_over_latent_rows_reads_the_end_of_a_huge_pool",
+    )
+)  # fmt: skip
+
 GROUPS: dict[int, tuple[str, tuple[str, ...]]] = {
     1: ("poisoned tables", named(LOOKUPS, "populate_never_takes_an_entry_past_the_used_ones")),
     2: ("the null page", named(LOOKUPS, "populate_of_an_unassigned_table_stays_in_the_null_page")),
     3: ("coordinates of pages", (
         *named(LOOKUPS, "page_and_slot_make_the_row", "rows_and_elements_beyond_31_bits_are_reached"),
         *named("gpu/test_robustness_caches.py", "rows_and_elements_beyond_31_bits_are_reached_on_a_gpu"),
-        *named("unit/test_launch_tensormap.py", "rows_that_no_coordinate_can_name_need_pages"),
+        *named("unit/test_launch_tensormap.py", "rows_that_no_coordinate_can_name_need_pages"), *HUGE,
     )),
     4: ("populate is row_idx", (
         *named(POPULATE, "rows_are_those_of_the_definition_on_the_host"),
