@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference import emulated, ptx
+from reference import decode_cases, emulated, places, ptx
 from reference.random_caches import Problem, fill_cached, random_problem, random_values
 
 from kvarn.dialect import dtypes
@@ -174,32 +174,21 @@ def test_decode_splits_and_merges_long_sequences(dtype, options):
     [("i8", "f32", 64), ("i8", "f16", 32), ("f8e4m3", "bf16", 64), ("f8e5m2", "f8e8m0", 32)],
 )
 def test_decode_counts_scales_of_token_heads_and_granules(dtype, scale_dtype, granularity):
-    rng, problem = problem_of(
-        13, dtype=dtype, scale_dtype=scale_dtype, granularity=granularity, cached=[90, 0, 7], new=[1, 2, 1],
-        head_size=64, num_heads=2,
-    )  # fmt: skip
-    query = query_of(rng, problem, 4, "f16")
-    check(problem, query, DECODE, scale=0.0005 if dtype == "i8" else 0.1)
+    decode_cases.scales(places.Interpreted(), dtype, scale_dtype, granularity, [90, 0, 7], [1, 2, 1])
 
 
 @pytest.mark.parametrize(("heads", "new"), [(16, [8, 1, 0, 3]), (9, [3, 5])])
 def test_decode_shares_many_rows_of_a_head_among_warps(heads, new):
-    rng, problem = problem_of(14, cached=[70, 40, 9, 0][: len(new)], new=new, head_size=32, num_heads=1)
-    check(problem, query_of(rng, problem, heads), {"kind": "decode", "max_queries": max(new)})
+    decode_cases.many_rows(places.Interpreted(), heads, [70, 40, 9, 0][: len(new)], new)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f8e4m3"])
 def test_a_batch_invariant_sequence_is_the_same_bits_in_any_batch(dtype):
-    rng, problem = problem_of(15, dtype=dtype, cached=[77, 3, 300, 90], new=[1, 2, 1, 1], head_size=32, num_heads=2)
-    query = query_of(rng, problem, 4, "f16")
-    schedule = {"kind": "decode", "max_queries": 2, "batch_invariant": True, "split": 64}
-    check(problem, query, schedule)
-    together, _ = run(problem, query, schedule)
-    for b, warps in enumerate((0, 0, 4, 2)):  # merged by the kernel itself, or by a second one
-        alone = problem.only(b)
-        rows = slice(int(problem.row_offsets[b]), int(problem.row_offsets[b + 1]))
-        out, _ = run(alone, query[rows], {**schedule, "max_queries": 1 if b != 1 else 2, "combine": warps})
-        np.testing.assert_array_equal(out, together[rows])
+    decode_cases.batch_invariance(places.Interpreted(), dtype, 64, [77, 3, 300, 90], [1, 2, 1, 1])
+
+
+def test_an_early_decode_sees_the_token_that_was_just_appended():
+    decode_cases.early_after_append(places.Interpreted(), [90, 0, 31])
 
 
 @pytest.mark.parametrize(("schedule", "new"), [(PREFILL, [40]), (DECODE, [2])], ids=["prefill", "decode"])

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Rules of decode attention alone, for the PTX interpreter and for a GPU: a case takes the place where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import kvarn as kv
+from kvarn.dialect import dtypes
+
+from . import attention as reference
+from .attention_cases import assert_close, assert_same_bits, problem_of, sentinel
+from .places import Place
+from .random_caches import Problem, random_problem, random_values
+
+
+def attend(place: Place, problem: Problem, query: np.ndarray, schedule: dict[str, Any], **options: Any) -> np.ndarray:
+    """The output of the decode kernel over layer 1, of a buffer that was 0xDEADBEEF."""
+    out = place.put(sentinel(query))
+    operands = [place.collection(problem.collection), 1, place.put(query), place.put(problem.row_offsets)]
+    schedule = {"kind": "decode", "max_queries": int(problem.new.max()), **schedule}
+    with place.active():
+        kv.ops.attention(*operands, out=out, schedule=schedule, **options)
+    return place.get(out)
+
+
+def queries(rng: np.random.Generator, problem: Problem, heads: int, dtype: str) -> np.ndarray:
+    return random_values(rng, (problem.tokens, heads, problem.collection.head_size), dtypes.of(dtype))
+
+
+def check(place: Place, problem: Problem, query: np.ndarray, schedule: dict[str, Any], **options: Any) -> np.ndarray:
+    """The output, which is the model's."""
+    got = attend(place, problem, query, schedule, **options)
+    want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets, **options)
+    assert_close(got, want)
+    return got
+
+
+def scales(
+    place: Place, dtype: str, scale_dtype: str, granularity: int, cached: Sequence[int], new: Sequence[int],
+    head_size: int = 64, heads: int = 4, query: str = "f16",
+) -> None:  # fmt: skip
+    """Scales of token-heads and of granules count, of K and of V, those of other tokens and spare pages do not."""
+    rng, problem = problem_of(
+        13, dtype, scale_dtype=scale_dtype, granularity=granularity, cached=cached, new=new, head_size=head_size
+    )
+    check(place, problem, queries(rng, problem, heads, query), {}, scale=0.0005 if dtype == "i8" else 0.1)
+
+
+def many_rows(place: Place, heads: int, cached: Sequence[int], new: Sequence[int], head_size: int = 32) -> None:
+    """More than 16 query rows of a sequence and KV head, and sequences with fewer than others, are all computed."""
+    rng, problem = problem_of(14, "f16", cached=cached, new=new, head_size=head_size, num_heads=1)
+    check(place, problem, queries(rng, problem, heads, "f16"), {})
+
+
+def batch_invariance(
+    place: Place, dtype: str, split: int, cached: Sequence[int], new: Sequence[int], head_size: int = 32
+) -> None:
+    """A sequence alone has the bits that it has in its batch, whichever kernel merges its parts."""
+    rng, problem = problem_of(15, dtype, cached=cached, new=new, head_size=head_size)
+    query = queries(rng, problem, 4, "f16")
+    schedule = {"batch_invariant": True, "split": split}
+    together = check(place, problem, query, schedule)
+    for b in range(len(cached)):
+        rows = slice(int(problem.row_offsets[b]), int(problem.row_offsets[b + 1]))
+        for warps in (0, 4) if b % 2 else (2,):
+            alone = attend(place, problem.only(b), query[rows], {**schedule, "combine": warps})
+            assert_same_bits(alone, together[rows])
+
+
+def early_after_append(place: Place, cached: Sequence[int], head_size: int = 64, steps: int = 1) -> None:
+    """A decode that may read cached tokens early sees the token that the kernel before it appends."""
+    rng = np.random.default_rng(16)
+    new = [1] * len(cached)
+    problem = random_problem(rng, "paged", "f16", cached=cached, new=new, head_size=head_size)
+    query = queries(rng, problem, 4, "f16")
+    rows = [random_values(rng, (len(cached), 2, head_size), dtypes.f16) for _ in range(2)]
+    pool, offsets = place.collection(problem.collection), place.put(problem.row_offsets)
+    key, value, given = place.put(rows[0]), place.put(rows[1]), place.put(query)
+    outs = [place.put(sentinel(query)) for _ in range(steps)]
+    schedule = {"kind": "decode", "max_queries": 1, "early": 1}
+    with place.active():
+        for out in outs:
+            kv.ops.append(pool, 1, key, value, offsets)
+            kv.ops.attention(pool, 1, given, offsets, out=out, schedule=schedule)
+    for b, t in enumerate(cached):
+        for cache, row in zip(problem.caches(1), rows, strict=True):
+            cache.store(b, np.arange(2)[:, None], t, np.arange(head_size), row[b])
+    want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets)
+    for out in outs:
+        assert_close(place.get(out), want)
