@@ -146,24 +146,24 @@ def test_what_a_cache_cannot_do_is_refused_by_name(what):
 
 @kv.kernel
 def scatter(cache: kv.PagedKVCache):
-    """Every store there is, at token block_id.x * 16 of sequence 0: vectors, scalars, scales, a tile."""
+    """Every store there is, at token block_id.x * 16 of sequence block_id.y: vectors, scalars, scales, a tile."""
     tile = kv.shared((16, 32), kv.i8)
-    t = kv.block_id.x * 16
+    b, t = kv.block_id.y, kv.block_id.x * 16
     for i in range(16 * 32):
         tile[i // 32, i % 32] = kv.i8(5)
-    cache.store_tile(0, 1, t, 16, tile.ptr(), 0, tile_rows=16, num_threads=1)
-    cache.store(0, 0, t + 3, 8, kv.vector(kv.i8, 8, 5))
-    cache.store(0, 0, t + 4, 1, kv.i8(5))
-    cache.store_scale(0, 0, t + 3, 8, 5.0)
+    cache.store_tile(b, 1, t, 16, tile.ptr(), 0, tile_rows=16, num_threads=1)
+    cache.store(b, 0, t + 3, 8, kv.vector(kv.i8, 8, 5))
+    cache.store(b, 0, t + 4, 1, kv.i8(5))
+    cache.store_scale(b, 0, t + 3, 8, 5.0)
 
 
 def test_stores_through_entries_without_a_page_write_nowhere(place):
-    """Entries of the null page's number and beyond; pages around the pool keep their pattern."""
+    """Entries past the pool, tokens past the table, a sequence past the batch; pages around keep their pattern."""
     rng = np.random.default_rng(12)
     pages, shape = 6, (2, 2, 16, 2)
     around = rng.integers(-100, 100, (pages + 4, *shape, 32)).astype(np.int8)
     scales = rng.standard_normal((pages + 4, *shape, 4)).astype(np.float32)
-    table = np.array([[pages, 2, 0xFFFFFFFF, 999999, 2**31, 0, 7, 9]], np.uint32)
+    table = np.array([[2, pages, 0xFFFFFFFF, 999999, 2**31, 0, 7, 9]], np.uint32)
 
     def collection(blocks: Any, kept: Any) -> Any:
         return PagedKVCacheCollection(
@@ -171,9 +171,9 @@ def test_stores_through_entries_without_a_page_write_nowhere(place):
         )
 
     there = place.put(around.copy()), place.put(scales.copy())
-    place.launch(scatter, 8, 1, collection(*there).get_value_cache(1))
+    place.launch(scatter, (10, 2), 1, collection(*there).get_value_cache(1))
     expected, kept = around.copy(), scales.copy()
-    for page in (2, 0):  # columns 1 and 5; the others name no page
+    for page in (2, 0):  # columns 0 and 5; the others name no page
         expected[2 + page, 1, 1, :, 1] = 5
         expected[2 + page, 1, 1, 3, 0, 8:16] = 5
         expected[2 + page, 1, 1, 4, 0, 1] = 5

@@ -21,7 +21,7 @@ import kvarn as kv
 from kvarn.caches import PagedKVCacheCollection
 
 LAYERS, LAYER = 64, 63
-ELEMENTS = 5 * 2**29  # of a pool: more than 31 bits count
+ELEMENTS = 5 * 2**30  # of a pool: more than 32 bits count
 
 
 @pytest.fixture(params=["host", "sm_90a"])
@@ -56,7 +56,7 @@ class Pools:
         self.rng, self.place, small = rng, place, self.problem.collection
         count, page = small.num_blocks, LAYERS * int(np.prod(np.asarray(small.blocks).shape[1:]))
         pages = -(-ELEMENTS // page)
-        far = np.arange(pages * 9 // 10, pages - 1)  # nearly all beyond 31 bits
+        far = np.arange(pages * 9 // 10, pages - 1)  # nearly all beyond 32 bits
         self.ids = np.concatenate([[1], np.sort(rng.choice(far, count - 2, replace=False)), [pages - 1]])
         self.blocks, self.scales = (
             None if array is None else self._spread(np.asarray(array), pages, empty)
