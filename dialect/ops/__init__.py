@@ -2,7 +2,7 @@
 """The operations of the kv dialect: their classes, and wrapper functions of the same name.
 
 Tier 2, used inside kernels: :mod:`metadata`, :mod:`addressing`, :mod:`access`, :mod:`tiles`, :mod:`tma`.
-Tier 1, used outside kernels: :mod:`operations`, :mod:`rotary`, :mod:`attention`, :mod:`ragged`.
+Tier 1, used outside kernels: :mod:`operations`, :mod:`rotary`, :mod:`attention`, :mod:`mla`, :mod:`ragged`.
 """
 
 from .access import cast, load, load_raw, load_scale, store, store_scale
@@ -20,7 +20,7 @@ from .addressing import (
     scales_base,
     tma_row,
 )
-from .attention import AttentionOp, MlaAttentionOp, MlaDecompressOp, MlaPrefillPlanOp, OperandAttentionOp
+from .attention import AttentionOp, OperandAttentionOp
 from .metadata import (
     cache_length,
     cache_lengths,
@@ -36,6 +36,7 @@ from .metadata import (
     operand,
     value_cache,
 )
+from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillPlanOp
 from .operations import tier_one
 from .tiles import alloc_shared, load_tile, store_tile
 from .tma import (

@@ -13,7 +13,7 @@ from reference.random_caches import fill_cached, random_problem, random_values
 
 import kvarn as kv
 from kvarn.dialect import dtypes
-from kvarn.ops import reads
+from kvarn.ops import mla
 
 SENTINEL = 72.0  # exact in every type
 
@@ -118,7 +118,7 @@ def on_gpu(
     out = np.full((*query.shape[:2], value_size), SENTINEL, query.dtype)
     operands = (problem.collection, 1, query, problem.row_offsets, query.shape[2] ** -0.5, out)
     attributes = (("value_size", value_size), ("mask", mask), ("span", span))
-    emulated.run(reads._MLA_ATTENTION, operands, attributes, schedule, order=order)
+    emulated.run(mla._MLA_ATTENTION, operands, attributes, schedule, order=order)
     return out
 
 

@@ -16,7 +16,7 @@ from reference import decode_cases, emulated, places, ptx
 from reference.random_caches import Problem, fill_cached, random_problem, random_values
 
 from kvarn.dialect import dtypes
-from kvarn.ops import reads
+from kvarn.ops import mla, reads
 
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 2e-2}
 SENTINEL = 72.0
@@ -208,7 +208,7 @@ def test_latent_rows(quantized):
     out = np.full((problem.tokens, 4, 64), SENTINEL, query.dtype)
     attributes = (("value_size", 64), ("mask", "causal"), ("span", 0))
     operands = (problem.collection, 1, query, problem.row_offsets, 0.1, out)
-    emulated.run(reads._MLA_ATTENTION, operands, attributes)
+    emulated.run(mla._MLA_ATTENTION, operands, attributes)
     want, _ = reference.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=64, scale=0.1)
     np.testing.assert_allclose(out, want, rtol=4e-3, atol=4e-3)
 

@@ -12,8 +12,9 @@ operation allocates nothing and can be captured in a CUDA graph.
 from .convert import convert
 from .copies import copy_pages, gather, transfer_pages
 from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_sparse_indices
+from .mla import mla_attention, mla_decompress
 from .ragged import merge_attention, merge_ragged, shift_tokens, sliced_add
-from .reads import attention, mla_attention, mla_decompress
+from .reads import attention
 from .rotary import IndexHeads, qk_norm, rope, rope_padded
 from .show import print_cache
 from .updates import iadd_2m, increment_cache_lengths, radd, rms_norm

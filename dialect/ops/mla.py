@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tier 1: attention over latent rows (MLA), and what a prefill of decompressed chunks needs."""
+
+from typing import Any
+
+from mlir import ir
+
+from .. import verify
+from ..base import Kv
+from ..effects import ReadsCache, ReadsMemory, WritesMemory
+from ..ext import F32, I32, Operand
+from ..layout import CacheSpec
+from .attention import mask_is_valid
+from .operations import FLOATS, offsets, token_rows
+
+
+def rope_columns(spec: CacheSpec, columns: int) -> int:
+    """How many of a query's columns meet bf16 keys behind the 8-bit ones of a latent row of D bytes; 0: none may.
+
+    The query then has C + R columns and the row C + 2 R bytes, C even, and at most one scale.
+    """
+    rope = spec.head_size - columns
+    content = columns - rope
+    fits = spec.is_mla and spec.dtype.bits == 8 and rope > 0 and content > 0 and content % 2 == 0
+    return rope if fits and (not spec.quantized or spec.num_scales == 1) else 0
+
+
+def latent_columns(op: Any, spec: Any, value_size: int) -> int:
+    """Columns that a query over latent rows must have: a row's, or its own when the last ones meet bf16 keys."""
+    query = op.query.type
+    if not isinstance(query, ir.MemRefType) or ir.MemRefType(query).rank != 3 or ir.MemRefType(query).is_dynamic_dim(2):
+        return spec.head_size
+    columns = ir.MemRefType(query).shape[2]
+    rope = rope_columns(spec, columns)
+    return columns if rope and value_size <= columns - rope else spec.head_size
+
+
+class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+    """Attention over latent rows: scores with the whole row, values its first value_size columns.
+
+    query: [T, Hq, D]; out: [T, Hq, value_size]; mask as in kv.attention. Over an 8-bit cache the query may have
+    R columns less than a row has bytes: the last R of the query then meet bf16 keys in the last 2 R bytes of a row,
+    which share the row's one scale. 640 bytes are 512 columns and 64 of them.
+    """
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    query: Operand[Any]
+    row_offsets: Operand[Any]
+    scale: Operand[F32]
+    out: Operand[Any]
+    value_size: ir.IntegerAttr
+    mask: ir.StringAttr
+    span: ir.IntegerAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        if spec is None:
+            return False
+        if not spec.is_mla:
+            return verify.fail(self, "needs an MLA collection (is_mla = true)")
+        size = verify.integer(self.value_size)
+        if size is None or not 0 < size <= spec.head_size:
+            return verify.fail(self, f"value_size must be in [1, {spec.head_size}], got {self.value_size}")
+        elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+        return (
+            token_rows(self, self.query, None, latent_columns(self, spec, size), elements, "query")
+            and token_rows(self, self.out, None, size, elements, "out")
+            and offsets(self, self.row_offsets)
+            and mask_is_valid(self)
+        )
+
+
+class MlaPrefillPlanOp(Kv.Operation, name="mla_prefill_plan", traits=[ReadsMemory, WritesMemory]):
+    """Chunks of at most buffer_tokens cached + new tokens: offsets [C, B+1], cache offsets [C, B], lengths [C], i32."""
+
+    row_offsets: Operand[Any]
+    cache_lengths: Operand[Any]
+    buffer_row_offsets: Operand[Any]
+    cache_offsets: Operand[Any]
+    buffer_lengths: Operand[Any]
+    buffer_tokens: ir.IntegerAttr
+
+    def verify_invariants(self) -> bool:
+        tokens = verify.integer(self.buffer_tokens)
+        if tokens is None or tokens < 1:
+            return verify.fail(self, f"buffer_tokens must be a positive integer, got {self.buffer_tokens}")
+        return (
+            offsets(self, self.row_offsets)
+            and offsets(self, self.cache_lengths, "cache_lengths")
+            and verify.memref(self, self.buffer_row_offsets, 2, ("i32",), "buffer_row_offsets")
+            and verify.memref(self, self.cache_offsets, 2, ("i32",), "cache_offsets")
+            and offsets(self, self.buffer_lengths, "buffer_lengths")
+        )
+
+
+class MlaDecompressOp(Kv.Operation, name="mla_decompress", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+    """Copy a chunk of latent rows to out [Tb, D]: out[i] = K(b, 0, i - row_offsets[b] + cache_offsets[b])."""
+
+    cache: Operand[Any]
+    row_offsets: Operand[Any]
+    cache_offsets: Operand[Any]
+    out: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.cache, ("cache",))
+        if spec is None:
+            return False
+        if spec.num_heads != 1:
+            return verify.fail(self, f"needs a cache of one head, got {spec.num_heads}")
+        return (
+            offsets(self, self.row_offsets)
+            and offsets(self, self.cache_offsets, "cache_offsets")
+            and verify.memref(self, self.out, 2, (spec.dtype.mlir,), "out")
+            and verify.static_dim(self, self.out, 1, spec.head_size, "out")
+        )
