@@ -148,13 +148,13 @@ def test_what_a_cache_cannot_do_is_refused_by_name(what):
 def scatter(cache: kv.PagedKVCache):
     """Every store there is, at token block_id.x * 16 of sequence block_id.y: vectors, scalars, scales, a tile."""
     tile = kv.shared((16, 32), kv.i8)
-    b, t = kv.block_id.y, kv.block_id.x * 16
+    b, t, mark = kv.block_id.y, kv.block_id.x * 16, kv.block_id.x + 1 + 16 * kv.block_id.y
     for i in range(16 * 32):
-        tile[i // 32, i % 32] = kv.i8(5)
+        tile[i // 32, i % 32] = kv.i8(mark)
     cache.store_tile(b, 1, t, 16, tile.ptr(), 0, tile_rows=16, num_threads=1)
-    cache.store(b, 0, t + 3, 8, kv.vector(kv.i8, 8, 5))
-    cache.store(b, 0, t + 4, 1, kv.i8(5))
-    cache.store_scale(b, 0, t + 3, 8, 5.0)
+    cache.store(b, 0, t + 3, 8, kv.vector(kv.i8, 8, kv.i8(mark)))
+    cache.store(b, 0, t + 4, 1, kv.i8(mark))
+    cache.store_scale(b, 0, t + 3, 8, kv.f32(mark))
 
 
 def test_stores_through_entries_without_a_page_write_nowhere(place):
@@ -173,10 +173,10 @@ def test_stores_through_entries_without_a_page_write_nowhere(place):
     there = place.put(around.copy()), place.put(scales.copy())
     place.launch(scatter, (10, 2), 1, collection(*there).get_value_cache(1))
     expected, kept = around.copy(), scales.copy()
-    for page in (2, 0):  # columns 0 and 5; the others name no page
-        expected[2 + page, 1, 1, :, 1] = 5
-        expected[2 + page, 1, 1, 3, 0, 8:16] = 5
-        expected[2 + page, 1, 1, 4, 0, 1] = 5
-        kept[2 + page, 1, 1, 3, 0, 1] = 5
+    for page, mark in ((2, 1), (0, 6)):  # columns 0 and 5; the others name no page
+        expected[2 + page, 1, 1, :, 1] = mark
+        expected[2 + page, 1, 1, 3, 0, 8:16] = mark
+        expected[2 + page, 1, 1, 4, 0, 1] = mark
+        kept[2 + page, 1, 1, 3, 0, 1] = mark
     np.testing.assert_array_equal(place.get(there[0]), expected)
     np.testing.assert_array_equal(bits(place.get(there[1])), bits(kept))
