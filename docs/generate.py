@@ -165,7 +165,7 @@ def dialect() -> str:
     out += ["## Types\n", prose(types.__doc__ or "") + "\n"]
     titles = {
         "operations": "Cache operations", "rotary": "Rotation and normalisation", "attention": "Attention",
-        "ragged": "Ragged batches", "metadata": "Handles and their fields",
+        "mla": "Latent rows (MLA)", "ragged": "Ragged batches", "metadata": "Handles and their fields",
         "addressing": "Addresses", "access": "Accesses", "tiles": "Tiles and shared memory",
         "tma": "Copies by TMA",
     }  # fmt: skip
