@@ -41,6 +41,10 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[ReadsCache, Rea
     query: [T, Hq, D]; out: [T, Hq, value_size]; mask as in kv.attention. Over an 8-bit cache the query may have
     R columns less than a row has bytes: the last R of the query then meet bf16 keys in the last 2 R bytes of a row,
     which share the row's one scale. 640 bytes are 512 columns and 64 of them.
+
+    Optional operands, over paged collections: indices [T, K] i32, rows of the pool as page * page_size + slot. A query
+    row then sees the rows that it lists and no other, negative ones and those outside the pool excepted, and the mask
+    is null. topk_lengths [T] i32: how many of a row's indices count, from the first on; at most K do.
     """
 
     collection: Operand[Any]
@@ -49,6 +53,8 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[ReadsCache, Rea
     row_offsets: Operand[Any]
     scale: Operand[F32]
     out: Operand[Any]
+    indices: Operand[Any] | None = None
+    topk_lengths: Operand[Any] | None = None
     value_size: ir.IntegerAttr
     mask: ir.StringAttr
     span: ir.IntegerAttr
@@ -68,6 +74,19 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[ReadsCache, Rea
             and token_rows(self, self.out, None, size, elements, "out")
             and offsets(self, self.row_offsets)
             and mask_is_valid(self)
+            and self._lists(spec)
+        )
+
+    def _lists(self, spec: CacheSpec) -> bool:
+        """Whether the lists of rows, where there are any, fit."""
+        if self.indices is None:
+            return self.topk_lengths is None or verify.fail(self, "topk_lengths needs indices")
+        if not spec.paged:
+            return verify.fail(self, f"indices needs a collection of pages, got a {spec.kind} one")
+        if verify.string(self.mask) != "null":
+            return verify.fail(self, f"indices says what a row sees: mask must be null, got {self.mask}")
+        return verify.memref(self, self.indices, 2, ("i32",), "indices") and (
+            self.topk_lengths is None or offsets(self, self.topk_lengths, "topk_lengths")
         )
 
 

@@ -10,6 +10,8 @@ Few tiles leave a GPU idle, so the keys of a tile are split among the blocks of 
 partial results in the workspace; a second kernel merges them. How many there are depends on shapes and device alone.
 
 8-bit rows, and rows that end in bf16 keys, are converted to the query's type on their way through registers.
+
+Where a list says which rows a token sees, a tile's rows are those of one token, and its keys are gathered row by row.
 """
 
 from __future__ import annotations
@@ -17,12 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mlir import ir
-
 from kvarn import dsl as kv
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import bf16, f16, f32, i8, i32
-from kvarn.dialect.layout import align_up
+from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dsl.values import i32_value
 from kvarn.lowering.target import Target
 
@@ -40,6 +40,7 @@ from .attention_common import (
 )
 from .attention_prefill import CHUNK, NO_VALUE, pack
 from .base import Expansion
+from .mla_rows import Listed, ListedKeys
 
 ROWS = 64
 WARPS = 8
@@ -50,10 +51,11 @@ MOST_SPLITS = 16
 
 @dataclass(frozen=True)
 class Tiles:
-    """The geometry: ``keys`` tokens a tile, of which two are in flight."""
+    """The geometry: ``keys`` tokens a tile, of which two are in flight; ``listed`` ones, or a sequence's in order."""
 
     case: Case
     keys: int
+    listed: bool = False
 
     @property
     def rows(self) -> SharedRows:
@@ -101,7 +103,7 @@ class Tiles:
         return self.case.spec.dtype is self.case.query
 
 
-def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
+def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> list[str]:
     """Why the kernel does not take a case, one sentence each; empty when it does."""
     spec, found = case.spec, []
     if target.is_host or not target.has("cp_async"):
@@ -117,26 +119,30 @@ def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
         )
     if row_alignment < 16:
         found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
-    if not found and tile_keys(case, target) is None:
+    if not found and tile_keys(case, target, listed) is None:
         found.append(f"needs a page size that divides a tile or is divided by it, got {spec.page_size}")
     return found
 
 
-def tile_keys(case: Case, target: Target) -> int | None:
+def tile_keys(case: Case, target: Target, listed: bool) -> int | None:
     """Keys of a tile: the most that fit the page size and the shared memory."""
     pages = case.spec.page_size
     tiles = Tiles(case, 32)
-    fits = not tiles.copied or not pages or not pages % 32 or not 32 % pages
+    fits = listed or not tiles.copied or not pages or not pages % 32 or not 32 % pages
     return 32 if fits and tiles.shared_bytes <= target.shared_bytes else None
 
 
-def launch(case: Case, at: Expansion, op: Any, args: list[ir.Value]) -> None:
-    keys = tile_keys(case, at.target)
+def launch(case: Case, at: Expansion, op: Any) -> None:
+    listed = op.indices is not None
+    keys = tile_keys(case, at.target, listed)
     assert keys is not None
-    g, one = Tiles(case, keys), at.constant(1)
-    batch = at.dim(op.row_offsets, 0) - 1
-    tiles = tile_count(at.dim(op.query, 0), batch, case.group, ROWS)
-    needed = (at.dim(op.query, 0) * case.group + (ROWS - 1)) // ROWS
+    g, one = Tiles(case, keys, listed), at.constant(1)
+    tokens = at.dim(op.query, 0)
+    if listed:
+        tiles = needed = tokens * cdiv(case.group, ROWS)
+    else:
+        tiles = tile_count(tokens, at.dim(op.row_offsets, 0) - 1, case.group, ROWS)
+        needed = (tokens * case.group + (ROWS - 1)) // ROWS
     needed = needed + (one - needed.least(one))
     if "splits" in at.schedule:
         splits = at.constant(at.schedule["splits"])
@@ -145,10 +151,22 @@ def launch(case: Case, at: Expansion, op: Any, args: list[ir.Value]) -> None:
         splits = splits + (one - splits.least(one))
     several = (splits - 1).least(one)
     parts = at.workspace(several * tiles * splits * g.part_bytes + 16)
-    at.launch(latent_kernel(g), [*args, parts], (tiles, splits, 1), (THREADS, 1, 1), key=g)
+    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, parts, op.indices, op.topk_lengths]
+    at.launch(latent_kernel(g), args, (tiles, splits, 1), (THREADS, 1, 1), key=g)
     blocks = several * tiles * (ROWS // MERGE_WARPS)
     merged = [op.row_offsets, op.out, parts, splits]
     at.launch(merge_kernel(g), merged, (blocks, 1, 1), (32 * MERGE_WARPS, 1, 1), key=g)
+
+
+@kv.func
+def place_of_tile(g, row_offsets, number):
+    """As ``tile_place``; listed, a token has tiles of its own, and counts as a sequence."""
+    if not g.listed:
+        return tile_place(row_offsets, number, g.case.heads, ROWS)
+    tiles = cdiv(g.case.heads, ROWS)
+    token = row_offsets[0] + number // tiles
+    exists = token < row_offsets[row_offsets.shape[0] - 1]
+    return kv.i32(0), token, number % tiles * ROWS, kv.where(exists, kv.i32(g.case.heads), 0)
 
 
 def latent_kernel(g: Tiles) -> Any:
@@ -172,9 +190,26 @@ def latent_kernel(g: Tiles) -> Any:
         (tile + memory_rows.offset(row, chunk)).store(piece)
 
     @kv.func
-    def load_tile(cache, b, base, last, tile):
+    def place_of_key(listed, cache, b, token, last):
+        """(token, page, whether it exists) of a tile's key; the place of one that does not is some other's."""
+        if g.listed:
+            (slot, page), exists = listed.place(token)
+            return kv.where(exists, slot, 0), kv.where(exists, page, 0), exists
+        held = kv.math.min(token, last - 1)
+        return held, cache.page(b, held), token < last
+
+    @kv.func
+    def load_tile(listed, cache, b, base, last, tile):
         """The keys [base, base + N) to shared memory, zeros from ``last`` on; in flight until it is waited for."""
-        if g.copied:
+        if g.copied and g.listed:
+            rows = kv.operand(cache)  # whose pointers are for reading
+            for i in range(kv.thread_id.x, N * (D // CHUNK), THREADS):
+                row, chunk = i // (D // CHUNK), i % (D // CHUNK)
+                slot, page, exists = place_of_key(listed, cache, b, base + row, last)
+                source = rows.block_paged_ptr(b, slot, 0, chunk * CHUNK, page=page)
+                size = kv.where(exists, 16, kv.i32(0))
+                kv.cp_async(tile + memory_rows.offset(row, chunk), source, zero_fill_size=size)
+        elif g.copied:
             ops.load_tile(
                 cache.ir, i32_value(b), i32_value(0), i32_value(base), i32_value(last - base), tile.ir,
                 i32_value(kv.thread_id.x), tile_rows=N, num_threads=THREADS, pitch=g.pitch,
@@ -183,21 +218,19 @@ def latent_kernel(g: Tiles) -> Any:
         else:
             for i in range(kv.thread_id.x, N * (case.content // CHUNK), THREADS):
                 row, chunk = i // (case.content // CHUNK), i % (case.content // CHUNK)
-                token = kv.math.min(base + row, last - 1)
-                page = cache.page(b, token)
+                token, page, exists = place_of_key(listed, cache, b, base + row, last)
                 words = []
                 for d in kv.static(range(0, CHUNK, width)):
                     x = read(spec, cache, b, 0, token, chunk * CHUNK + d, width, page)
                     words = words + ([x] if width == 1 else [x[k] for k in range(width)])
-                store_piece(tile, row, chunk, words, base + row < last)
+                store_piece(tile, row, chunk, words, exists)
             if case.rope:
                 row = kv.thread_id.x
                 if row < N:
-                    token = kv.math.min(base + row, last - 1)
-                    page = cache.page(b, token)
+                    token, page, exists = place_of_key(listed, cache, b, base + row, last)
                     for d in kv.static(range(case.content, D, CHUNK)):
                         x = read_rope(case, cache, b, 0, token, d, CHUNK, page)
-                        store_piece(tile, row, d // CHUNK, [x[k] for k in range(CHUNK)], base + row < last)
+                        store_piece(tile, row, d // CHUNK, [x[k] for k in range(CHUNK)], exists)
 
     @kv.func
     def scores_of(q_tile, tile, rows16, half, lane):
@@ -239,6 +272,7 @@ def latent_kernel(g: Tiles) -> Any:
     def attention_latent(
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
         row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3], parts: kv.Buffer[i8, 1],
+        indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         rows16, half = warp & 3, warp >> 2
@@ -248,11 +282,15 @@ def latent_kernel(g: Tiles) -> Any:
         extremes = weights + g.weights_bytes  # a float for each half and row
         factors = extremes + 2 * 4 * ROWS
         number = kv.grid_dim.x - 1 - kv.block_id.x
-        b, token0, row0, rows = tile_place(row_offsets, number, G, ROWS)
+        b, token0, row0, rows = place_of_tile(g, row_offsets, number)
         if row0 < rows:
             cache = collection.get_key_cache(layer)
-            cached = collection.cache_length(b)
-            num_keys = cached + (row_offsets[b + 1] - row_offsets[b])
+            if g.listed:
+                listed = ListedKeys(Listed(case), cache, indices, topk_lengths, token0)
+                cached, num_keys = kv.i32(0), listed.count
+            else:
+                listed, cached = None, collection.cache_length(b)
+                num_keys = cached + (row_offsets[b + 1] - row_offsets[b])
             # What the tile's first and last rows see bounds what any of its rows does.
             first, first_end = interval(case, cached + row0 // G, num_keys)
             last_first, last = interval(case, cached + (kv.math.min(row0 + ROWS, rows) - 1) // G, num_keys)
@@ -262,7 +300,7 @@ def latent_kernel(g: Tiles) -> Any:
             end = kv.math.min(end, begin + share)
             load_query(query, memory, token0, row0, rows)
             if begin < end:
-                load_tile(cache, b, begin * N, last, tiles)
+                load_tile(listed, cache, b, begin * N, last, tiles)
             kv.cp_async_commit()
             seen = []
             for u in kv.static(range(2)):
@@ -276,14 +314,20 @@ def latent_kernel(g: Tiles) -> Any:
                 kv.cp_async_wait(0)
                 kv.barrier()
                 if j + 1 < end:
-                    load_tile(cache, b, base + N, last, tiles + ((j + 1 - begin) & 1) * g.tile_bytes)
+                    load_tile(listed, cache, b, base + N, last, tiles + ((j + 1 - begin) & 1) * g.tile_bytes)
                 kv.cp_async_commit()
                 if base < first:
                     for i in range(kv.thread_id.x, (first - base) * (D // CHUNK), THREADS):
                         (tile + memory_rows.offset(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
                     kv.barrier()
                 scores = [s * factor for s in scores_of(memory, tile, rows16, half, lane)]
-                if (base < last_first) | (base + N > first_end):
+                if g.listed:
+                    for n in kv.static(range(4)):
+                        _, exists = listed.place(base + half * 16 + (n // 2) * 8 + (lane & 3) * 2 + n % 2)
+                        for u in kv.static(range(2)):
+                            i = (n // 2) * 4 + 2 * u + n % 2
+                            scores[i] = kv.where(exists, scores[i], NO_VALUE)
+                elif (base < last_first) | (base + N > first_end):
                     for i in kv.static(range(8)):
                         token = base + half * 16 + (i // 4) * 8 + (lane & 3) * 2 + i % 2
                         low_key, high_key = seen[i // 2 % 2]
@@ -362,7 +406,7 @@ def merge_kernel(g: Tiles) -> Any:
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * MERGE_WARPS + warp
         number, row = item // ROWS, item % ROWS
-        _, token0, row0, rows = tile_place(row_offsets, number, G, ROWS)
+        _, token0, row0, rows = place_of_tile(g, row_offsets, number)
         if row0 + row < rows:
             top, total = kv.f32(LOWEST), kv.f32(0.0)
             sums = [kv.vector(f32, 4) for _ in range(turns)]

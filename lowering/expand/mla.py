@@ -2,7 +2,8 @@
 """Expand ``kv.mla_attention`` and ``kv.mla_decompress``.
 
 Latent rows are keys whose first ``value_size`` columns are the values. The row kernels of ``attention_rows`` take them
-as they are; on a GPU the kernel of ``attention_latent`` takes the shapes that it knows.
+as they are, those of ``mla_rows`` where a list says which; on a GPU the kernel of ``attention_latent`` takes the shapes
+that it knows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import i32
 from kvarn.dialect.layout import CacheSpec, lowbit
 
-from . import attention_latent, expands
+from . import attention_latent, expands, mla_rows
 from .attention import launch_rows, row_alignment
 from .attention_common import Case, sequence_of
 from .base import Expansion
@@ -29,7 +30,7 @@ def expand_attention(op: Any, at: Expansion) -> None:
         value_size=op.value_size.value, mask=op.mask.value, span=op.span.value,
         rope=at.spec(op.collection).head_size - at.static_dim(op.query, 2),
     )  # fmt: skip
-    problems = attention_latent.problems(case, at.target, row_alignment(op))
+    problems = attention_latent.problems(case, at.target, row_alignment(op), op.indices is not None)
     kind = at.schedule.get("kind")
     if kind is None:
         kind = "host" if at.target.is_host else "simt" if problems else "latent"
@@ -39,8 +40,10 @@ def expand_attention(op: Any, at: Expansion) -> None:
     if kind == "latent":
         for problem in problems:
             raise ValueError(f"a schedule of kind latent {problem}")
-        args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out]
-        attention_latent.launch(case, at, op, args)
+        attention_latent.launch(case, at, op)
+        return
+    if op.indices is not None:
+        mla_rows.launch(mla_rows.Listed(case), at, op, None, op.indices, op.topk_lengths, None, None, None, None)
         return
     args = [op.collection, op.layer, None, None, op.query, op.row_offsets, None, op.scale, op.out, None, None]
     launch_rows(kind, case, at, op.query, args)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention over quantized latent rows on a GPU: one scale a token, and rows that end in bf16 keys."""
+"""Attention over latent rows on a GPU: one scale a token, rows that end in bf16 keys, rows that a list names."""
 
 import importlib
 
@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 unit = importlib.import_module("unit.test_attention_mla")
+sparse = importlib.import_module("unit.test_mla_sparse")
 PLACE = places.Torch()
 TOLERANCE = {"f32": 2e-4, "bf16": 2e-2}
 
@@ -45,3 +46,20 @@ def test_rows_that_end_in_bf16_keys(dtype, quantized, content, rope):
     query = random_values(rng, (problem.tokens, 16, content + rope), dtypes.of(dtype))
     want = unit.rope_reference(problem, query, stored, content)
     np.testing.assert_allclose(attend(problem, query, 1, content), want, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("kind", ["simt", "latent"])
+@pytest.mark.parametrize(("dtype", "scales"), [("bf16", {}), ("f8e4m3", {"scale_dtype": "f32"})])
+def test_a_query_sees_the_rows_that_it_lists(kind, dtype, scales):
+    shape = {"head_size": 576, "page_size": 16, "cached": [300, 0, 90], "new": [2, 1, 1], **scales}
+    rng, problem, indices = sparse.sparse_problem(11, dtype, 200, **shape)
+    rows = problem.collection.blocks.shape[0] * problem.collection.page_size
+    indices[:, 5] = [rows, -7, 2**31 - 1, rows + 1]
+    lengths = np.array([200, 130, 0, 300], np.int32)
+    query = random_values(rng, (problem.tokens, 72, 576), dtypes.bf16)
+    want = sparse.sparse_reference(query, indices, lambda e: sparse.listed_rows(problem, 1, e), 512, lengths, rows)
+    out = kv.ops.mla_attention(
+        PLACE.collection(problem.collection), 1, PLACE.put(query), PLACE.put(problem.row_offsets),
+        indices=PLACE.put(indices), topk_lengths=PLACE.put(lengths), schedule={"kind": kind},
+    )  # fmt: skip
+    np.testing.assert_allclose(PLACE.get(out).astype(np.float64), want, rtol=0, atol=TOLERANCE["bf16"])

@@ -93,6 +93,42 @@ func.func @latent_keys(%c: !latent, %layer: i32, %k: !row, %offsets: !table) {
 
 // -----
 
+!latent = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 24 : i64, none, 1 : i64>
+!queries = memref<?x16x576xbf16, strided<[?, ?, 1]>, 1>
+!values = memref<?x16x512xbf16, strided<[?, ?, 1]>, 1>
+!table = memref<?xi32, strided<[1]>, 1>
+!lists = memref<?x?xi32, strided<[?, 1]>, 1>
+
+// Rows that a list names are gathered one by one into the same tiles, whatever the page size; one that names nothing
+// asks for no byte, which fills it with zeros. The kernel of rows does not read it.
+// CHECK-LABEL: func.func @listed_rows
+// CHECK:         gpu.launch_func @kernels::@attention_latent blocks
+// CHECK:         gpu.launch_func @kernels::@mla_rows blocks
+// CHECK:       gpu.func @attention_latent({{.*}}name = "parts"}{{.*}}name = "indices"}, {{.*}}name = "topk_lengths"}
+// CHECK-NOT:     kv.load_tile
+// CHECK:         memref.load %{{.+}} : memref<?x?xi32, strided<[?, 1]>, 1>
+// CHECK:         %[[OPERAND:.+]] = "kv.make_operand"
+// CHECK:         "kv.block_ptr"(%[[OPERAND]]
+// CHECK:         nvvm.cp.async.shared.global %{{.+}}, %{{.+}}, 16, cache = cg, %{{.+}} : !llvm.ptr<3>, !llvm.ptr<1>, i32
+// CHECK:       gpu.func @mla_rows({{.*}}name = "out"}{{.*}}name = "indices"}
+// CHECK-NOT:     topk_lengths
+// CHECK:         scf.if
+// CHECK:         "kv.load"
+// HOST-LABEL: func.func @listed_rows
+// HOST:         gpu.launch_func @kernels::@mla_rows_host
+// HOST:         gpu.launch_func @kernels::@mla_rows_host_2
+func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f32, %out: !values, %x: !lists) {
+  "kv.mla_attention"(%c, %layer, %q, %o, %s, %out, %x, %o)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+    : (!latent, i32, !queries, !table, f32, !values, !lists, !table) -> ()
+  "kv.mla_attention"(%c, %layer, %q, %o, %s, %out, %x)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64, kv.row_alignment = 8 : i64}
+    : (!latent, i32, !queries, !table, f32, !values, !lists) -> ()
+  return
+}
+
+// -----
+
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !index = !kv.collection<"paged", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>
 !rows = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>

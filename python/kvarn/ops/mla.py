@@ -25,6 +25,12 @@ def _check_mla_attention(seen: SimpleNamespace) -> None:
     if size > widest:
         raise ValueError(f"{title}: value_size must be in [1, {widest}] (the row), got {size}")
     check_rows(seen, title, columns if rope else spec.head_size, size)
+    if seen.indices is not None:
+        if not spec.paged:
+            raise ValueError(f"{title}: indices needs a collection of pages, got a {spec.kind} one")
+        checks.has_shape(seen.indices, (seen.query.shape[0], "K"), f"{title}: indices")
+    if seen.topk_lengths is not None:
+        checks.has_shape(seen.topk_lengths, (seen.query.shape[0],), f"{title}: topk_lengths")
 
 
 _MLA_ATTENTION = RowsOperation("kv.mla_attention", {"query": 1, "out": 1}, _check_mla_attention)
@@ -38,9 +44,11 @@ def mla_attention(
     *,
     value_size: int = 512,
     scale: float | None = None,
-    mask: str = "causal",
+    mask: str | None = None,
     window: int | None = None,
     chunk: int | None = None,
+    indices: Any = None,
+    topk_lengths: Any = None,
     out: Any = None,
     schedule: Schedule = None,
     stream: Any = None,
@@ -62,16 +70,30 @@ def mla_attention(
     scale : float, optional
         Default: the query's columns ** -0.5. A model that scores with the expanded keys gives its own.
     mask, window, chunk, schedule, stream
-        As of :func:`attention`.
+        As of :func:`attention`; the mask is ``"causal"`` where none is given. Not with ``indices``.
+    indices : int32 array-like [T, K], optional
+        Sparse attention, over a paged collection: the rows of the pool that each query sees, and no other, as
+        ``page * page_size + slot`` (:func:`remap_sparse_indices`). Negative ones and those outside the pool name
+        nothing; a row that is listed twice counts twice.
+    topk_lengths : int32 or uint32 array-like [T], optional
+        How many of a query's indices count, from the first on. Default, and at most: K.
     out : array-like [T, Hq, value_size], optional
         The query's dtype. When not given it is allocated by the query's library.
 
     Returns
     -------
     array-like [T, Hq, value_size]
-        As of :func:`attention`.
+        As of :func:`attention`; zeros in a row whose list names nothing.
     """
     title = "kv.ops.mla_attention"
+    if indices is None:
+        if topk_lengths is not None:
+            raise ValueError(f"{title}: topk_lengths needs indices, got none")
+        mask = "causal" if mask is None else mask
+    elif mask not in (None, "null") or window is not None or chunk is not None:
+        raise ValueError(f"{title}: mask, window and chunk must be None with indices, which say what a query sees")
+    else:
+        mask = "null"
     layer = layer_of(collection, layer, title)
     attributes = (
         ("value_size", checks.count(value_size, "value_size", title, 1)),
@@ -80,7 +102,8 @@ def mla_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
         out = checks.empty(query, (*query.shape[:2], value_size), None, "out", title)
-    _MLA_ATTENTION((collection, layer, query, row_offsets, scale, out), attributes, schedule, stream)
+    operands = (collection, layer, query, row_offsets, scale, out, indices, topk_lengths)
+    _MLA_ATTENTION(operands, attributes, schedule, stream)
     return out
 
 

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""MLA attention one query row at a time, over keys that are not the tokens of a sequence's cache in their order.
+
+The keys are latent rows of the pool that a list names (:class:`Listed`), or a chunk's decompressed keys, whose last
+columns are those of the latent rows (:class:`Chunk`). The kernels are as those of ``attention_rows``: one pass over a
+row's keys with a running maximum and sum, in f32; on the host a thread has a row, on a GPU a warp, whose lanes take a
+key each for the scores and some columns of all keys for the values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.layout import align_up, cdiv, lowbit
+
+from .attention_common import LN2, LOG2E, LOWEST, Case, load_width, read, read_rope, sequence_of
+from .attention_rows import LANES, NO_VALUE, WARPS, exp2, lane_sum, lane_width
+from .base import Expansion
+
+
+@dataclass(frozen=True)
+class Part:
+    """Columns of the query, from ``start`` on, whose keys one reader reads ``width`` at a time."""
+
+    reader: str
+    start: int
+    columns: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Keys and values are the latent rows that ``indices`` names for a query row."""
+
+    case: Case
+    accumulate: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Columns of the query."""
+        return self.case.size
+
+    def parts(self, widest: int) -> list[Part]:
+        """The query's columns, by what reads their keys, at most ``widest`` at a time."""
+        case = self.case
+        found = [Part("row", 0, case.content, load_width(case.spec, min(widest, lowbit(case.content))))]
+        if case.rope:
+            found.append(Part("tail", case.content, case.rope, min(widest, 8, lowbit(case.rope))))
+        return found
+
+    def value_width(self, widest: int) -> int:
+        """Columns of a value that are read at a time."""
+        return load_width(self.case.spec, min(widest, lowbit(self.case.value_size)))
+
+    @property
+    def lane_width(self) -> int:
+        """Columns of a value that a lane takes at a time."""
+        return lane_width(self.case)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Keys are ``nope`` columns of a chunk's buffer and the last columns of the latent rows; values a buffer's.
+
+    Rows of both buffers, and of the query and the output, are aligned to ``alignment`` bytes. With ``accumulate`` the
+    output and its log-sum-exp, over other keys, count as one key more.
+    """
+
+    case: Case
+    nope: int
+    rope: int
+    alignment: int
+    accumulate: bool
+
+    @property
+    def columns(self) -> int:
+        return self.nope + self.rope
+
+    def parts(self, widest: int) -> list[Part]:
+        case = self.case
+        width = min(widest, lowbit(self.rope), 8)
+        if not case.rope:  # the columns are read as those of a row are: their first one counts too
+            width = load_width(case.spec, min(width, lowbit(case.spec.head_size - self.rope) or width))
+        reader = "tail" if case.rope else "row"
+        return [Part("buffer", 0, self.nope, min(widest, lowbit(self.nope))), Part(reader, self.nope, self.rope, width)]
+
+    def value_width(self, widest: int) -> int:
+        return min(widest, lowbit(self.case.value_size))
+
+    @property
+    def lane_width(self) -> int:
+        size = self.case.value_size
+        return min(16 // self.case.query.itemsize, lowbit(size), max(1, 1 << cdiv(size, 32).bit_length() - 1))
+
+
+class ListedKeys:
+    """The listed keys of one query row, inside a kernel: ``count`` places, some of which may name no row."""
+
+    def __init__(self, source: Listed, cache: Any, indices: Any, topk_lengths: Any, row: Any) -> None:
+        self.case, self.cache, self.indices, self.row = source.case, cache, indices, row
+        self.blocks, self.count = cache.field("num_blocks"), indices.shape[1]
+        if topk_lengths is not None:
+            self.count = kv.math.min(kv.math.max(topk_lengths[row], 0), self.count)
+
+    def place(self, i: Any) -> tuple[tuple[Any, ...], Any]:
+        """Where the i-th key is, and whether there is one: it is not read else."""
+        encoded = self.indices[self.row, kv.math.min(i, self.count - 1)]
+        size = self.case.spec.page_size
+        page = encoded // size
+        return (encoded % size, page), (encoded >= 0) & (page < self.blocks) & (i < self.count)
+
+    def key(self, place: tuple[Any, ...], part: Part, d: Any) -> Any:
+        """Keys of a part's columns from ``d`` on, as f32."""
+        slot, page = place
+        if part.reader == "tail":
+            return read_rope(self.case, self.cache, 0, 0, slot, d + part.start, part.width, page)
+        return read(self.case.spec, self.cache, 0, 0, slot, d, part.width, page)
+
+    def value(self, place: tuple[Any, ...], d: Any, width: int) -> Any:
+        slot, page = place
+        return read(self.case.spec, self.cache, 0, 0, slot, d, width, page)
+
+
+class ChunkKeys:
+    """The keys of a chunk that one query row sees, inside a kernel: the first ``count`` of its sequence's."""
+
+    def __init__(
+        self, source: Chunk, cache: Any, key: Any, value: Any, rows: tuple[Any, Any], cache_offset: Any,
+        position: Any, b: Any, head: Any,
+    ) -> None:  # fmt: skip
+        self.source, self.case, self.cache = source, source.case, cache
+        self.keys, self.values, self.b, self.head = key, value, b, head
+        # No offset leads out of the buffers.
+        held = kv.math.min(key.shape[0], value.shape[0])
+        self.first, last = (kv.math.min(kv.math.max(r, 0), held) for r in rows)
+        self.cache_offset = cache_offset
+        self.count = kv.math.min(last - self.first, position + 1 - cache_offset)
+
+    def place(self, i: Any) -> tuple[tuple[Any, ...], Any]:
+        at = kv.math.min(i, self.count - 1)
+        token = self.cache_offset + at
+        return (self.first + at, token, self.cache.page(self.b, token)), i < self.count
+
+    def key(self, place: tuple[Any, ...], part: Part, d: Any) -> Any:
+        row, token, page = place
+        if part.reader == "buffer":
+            return self._load(self.keys, row, d, part.width)
+        if part.reader == "tail":
+            return read_rope(self.case, self.cache, self.b, 0, token, d + self.case.content, part.width, page)
+        column = d + (self.case.spec.head_size - self.source.rope)
+        return read(self.case.spec, self.cache, self.b, 0, token, column, part.width, page)
+
+    def value(self, place: tuple[Any, ...], d: Any, width: int) -> Any:
+        return self._load(self.values, place[0], d, width)
+
+    def _load(self, buffer: Any, row: Any, d: Any, width: int) -> Any:
+        alignment = min(self.source.alignment, width * buffer.dtype.itemsize)
+        return kv.f32(buffer.load(row, self.head, d, width=width, alignment=alignment))
+
+
+Source = Listed | Chunk
+Keys = ListedKeys | ChunkKeys
+
+
+@kv.func
+def keys_of(
+    source, collection, layer, row_offsets, indices, topk_lengths, key, value, buffer_row_offsets, cache_offsets, row,
+    head,
+):  # fmt: skip
+    """The keys of a query row and head."""
+    cache = collection.get_key_cache(layer)
+    if indices is not None:
+        return ListedKeys(source, cache, indices, topk_lengths, row)
+    b = sequence_of(row_offsets, row)
+    position = collection.cache_length(b) + (row - row_offsets[b])
+    rows = buffer_row_offsets[b], buffer_row_offsets[b + 1]
+    return ChunkKeys(source, cache, key, value, rows, cache_offsets[b], position, b, head)
+
+
+def launch(source: Source, at: Expansion, op: Any, *rest: Any) -> None:
+    """Launch the host's or the warps' kernel over all query rows; ``rest`` are the kernels' last arguments."""
+    heads, rows = source.case.heads, at.dim(op.query, 0)
+    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, *rest]
+    if at.target.is_host:
+        at.launch(host_kernel(source), args, (at.constant(heads), rows, 1), (1, 1, 1), key=source)
+        return
+    blocks = (rows * heads + (WARPS - 1)) // WARPS
+    at.launch(simt_kernel(source), args, (blocks, 1, 1), (32 * WARPS, 1, 1), key=source)
+
+
+def host_kernel(source: Source) -> Any:
+    """The host's kernel: a grid of (query heads, rows), one thread a block."""
+    case, parts = source.case, source.parts(LANES)
+    width = source.value_width(LANES)
+    value_columns = range(0, case.value_size, width)
+
+    def score_of(keys: Keys, q: list[Any], place: tuple[Any, ...]) -> Any:
+        score, pieces = kv.f32(0.0), iter(q)
+        for part in parts:
+            total = None
+            for d in range(0, part.columns, part.width):
+                product = next(pieces) * keys.key(place, part, d)
+                total = product if total is None else total + product
+            score = score + (lane_sum(total) if part.width > 1 else total)
+        return score
+
+    @kv.kernel
+    def mla_rows_host(
+        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
+        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
+        lse: kv.Optional[kv.Buffer[f32, 2]], indices: kv.Optional[kv.Buffer[i32, 2]],
+        topk_lengths: kv.Optional[kv.Buffer[i32, 1]], key: kv.Optional[kv.Buffer[case.query, 3]],
+        value: kv.Optional[kv.Buffer[case.query, 3]], buffer_row_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        cache_offsets: kv.Optional[kv.Buffer[i32, 1]],
+    ):  # fmt: skip
+        h, row = kv.block_id.x, kv.block_id.y
+        if (row >= row_offsets[0]) & (row < row_offsets[row_offsets.shape[0] - 1]):
+            keys = keys_of(source, collection, layer, row_offsets, indices, topk_lengths, key, value,
+                           buffer_row_offsets, cache_offsets, row, h)  # fmt: skip
+            factor = scale * LOG2E
+            q = [
+                kv.f32(query.load(row, h, part.start + d, width=part.width, alignment=case.query.itemsize)) * factor
+                for part in parts
+                for d in range(0, part.columns, part.width)
+            ]
+            top, total = kv.f32(LOWEST), kv.f32(0.0)
+            sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in value_columns]
+            if source.accumulate:
+                before = lse[row, h]
+                if before != NO_VALUE:
+                    top, total = before * LOG2E, kv.f32(1.0)
+                    for n, d in enumerate(value_columns):
+                        sums[n] = kv.f32(out.load(row, h, d, width=width, alignment=case.out.itemsize))
+            for i in range(0, keys.count):
+                place, exists = keys.place(i)
+                if exists:
+                    score = score_of(keys, q, place)
+                    higher = kv.math.max(top, score)
+                    shrink, weight = exp2(top - higher), exp2(score - higher)
+                    top, total = higher, total * shrink + weight
+                    for n, d in enumerate(value_columns):
+                        sums[n] = sums[n] * shrink + keys.value(place, d, width) * weight
+            inverse = kv.where(total > 0.0, 1.0 / total, 0.0)
+            for n, d in enumerate(value_columns):
+                out.store(row, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
+            if lse is not None:
+                lse[row, h] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, NO_VALUE)
+
+    return mla_rows_host
+
+
+def simt_kernel(source: Source) -> Any:
+    """The GPU's kernel: a warp a (row, query head), ``WARPS`` of them a block, in a linear grid."""
+    case = source.case
+    parts = source.parts(16 // max(case.spec.dtype.itemsize, 2))
+    width = source.lane_width
+    columns = case.value_size // width  # pieces of a value
+    turns = cdiv(columns, 32)
+
+    @kv.func
+    def score_of(keys, q, warp, place):
+        """This lane's key against the query row in shared memory."""
+        total = kv.f32(0.0)
+        for part in kv.static(parts):
+            unrolled = part.columns // part.width <= 32
+            for d in range(0 if unrolled else kv.i32(0), part.columns, part.width):
+                x = q.load(warp, d + part.start, width=part.width, alignment=4)
+                y = keys.key(place, part, d)
+                for k in kv.static(range(part.width)):
+                    total = total + (x[k] * y[k] if part.width > 1 else x * y)
+        return total
+
+    @kv.kernel(max_threads=32 * WARPS)
+    def mla_rows(
+        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
+        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
+        lse: kv.Optional[kv.Buffer[f32, 2]], indices: kv.Optional[kv.Buffer[i32, 2]],
+        topk_lengths: kv.Optional[kv.Buffer[i32, 1]], key: kv.Optional[kv.Buffer[case.query, 3]],
+        value: kv.Optional[kv.Buffer[case.query, 3]], buffer_row_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        cache_offsets: kv.Optional[kv.Buffer[i32, 1]],
+    ):  # fmt: skip
+        lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
+        item = kv.block_id.x * WARPS + warp
+        row, h = item // case.heads, item % case.heads
+        q = kv.shared((WARPS, align_up(source.columns, 16)), f32)
+        exists = (row >= row_offsets[0]) & (row < row_offsets[row_offsets.shape[0] - 1])
+        if exists:
+            factor = scale * LOG2E
+            for d in range(lane, source.columns, 32):
+                q[warp, d] = kv.f32(query[row, h, d]) * factor
+        kv.syncwarp()
+        if exists:
+            keys = keys_of(source, collection, layer, row_offsets, indices, topk_lengths, key, value,
+                           buffer_row_offsets, cache_offsets, row, h)  # fmt: skip
+            top, total = kv.f32(LOWEST), kv.f32(0.0)
+            sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
+            if source.accumulate:
+                before = lse[row, h]
+                if before != NO_VALUE:
+                    top = before * LOG2E
+                    total = kv.where(lane == 0, 1.0, kv.f32(0.0))  # the lanes' sums are added at the end
+                    for n in kv.static(range(turns)):
+                        d = kv.math.min(lane + 32 * n, columns - 1) * width
+                        sums[n] = kv.f32(out.load(row, h, d, width=width, alignment=case.out.itemsize))
+            for base in range(0, keys.count, 32):
+                place, there = keys.place(base + lane)
+                score = kv.f32(NO_VALUE)
+                if there:
+                    score = score_of(keys, q, warp, place)
+                higher = kv.math.max(top, kv.warp_reduce(score, "max"))
+                shrink = kv.ex2(top - higher)
+                weight = kv.ex2(score - higher)
+                top, total = higher, total * shrink + weight
+                for n in kv.static(range(turns)):
+                    sums[n] = sums[n] * shrink
+                for i in range(0, kv.math.min(keys.count - base, 32)):
+                    share = kv.shuffle_idx(weight, i)
+                    shared_place, shared_there = keys.place(base + i)
+                    if shared_there:
+                        for n in kv.static(range(turns)):
+                            d = kv.math.min(lane + 32 * n, columns - 1) * width
+                            sums[n] = sums[n] + keys.value(shared_place, d, width) * share
+            total = kv.warp_reduce(total, "add")
+            inverse = kv.where(total > 0.0, 1.0 / total, 0.0)
+            for n in kv.static(range(turns)):
+                column = lane + 32 * n
+                if column < columns:
+                    out.store(row, h, column * width, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
+            if lse is not None:
+                if lane == 0:
+                    lse[row, h] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, NO_VALUE)
+
+    return mla_rows

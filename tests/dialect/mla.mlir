@@ -1,0 +1,21 @@
+// RUN: kv-opt %s --verify-roundtrip | FileCheck %s
+// RUN: kv-opt %s --mlir-print-op-generic | kv-opt | FileCheck %s
+
+// Attention over latent rows: every op and every optional operand that ops.mlir does not have.
+
+!latent = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+!bytes = !kv.collection<"paged", f8E4M3FN, 1 : i64, 640 : i64, true, 64 : i64, f32, 640 : i64>
+
+// CHECK-LABEL: func.func @sparse
+func.func @sparse(%pool: !latent, %bytes: !bytes, %layer: i32, %q: memref<?x16x576xbf16>, %out: memref<?x16x512xbf16>,
+                  %i32s: memref<?xi32>, %rows: memref<?x?xi32>, %scale: f32) {
+  // CHECK: "kv.mla_attention"({{.*}}operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>{{.*}}memref<?x?xi32>) -> ()
+  "kv.mla_attention"(%pool, %layer, %q, %i32s, %scale, %out, %rows)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+    : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>) -> ()
+  // CHECK: "kv.mla_attention"({{.*}}operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1>{{.*}}memref<?x?xi32>, memref<?xi32>) -> ()
+  "kv.mla_attention"(%bytes, %layer, %q, %i32s, %scale, %out, %rows, %i32s)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+    : (!bytes, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>, memref<?xi32>) -> ()
+  return
+}
