@@ -32,7 +32,7 @@ class Options:
 
 
 def attention_entries(op: Any, at: Expansion) -> dict[str, Any]:
-    """The schedule of a ``kv.attention``: its kind, and a decode's entries."""
+    """The schedule of an attention over a collection: its kind, and a decode's entries."""
     case = attention.case_of(op, at)
     kind = attention.kind_of(op, at, case)
     if kind != "decode":
@@ -53,7 +53,7 @@ def attribute_of(value: Any) -> ir.Attribute:
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     target = by_name(options.target)
-    for op in ops_named(module, "kv.attention"):
+    for op in ops_named(module, "kv.attention", "kv.attention_padded"):
         at = Expansion(op.opview, op, target, {})
         try:
             found = attention_entries(op.opview, at)

@@ -20,7 +20,7 @@ from .addressing import (
     scales_base,
     tma_row,
 )
-from .attention import AttentionOp, OperandAttentionOp
+from .attention import AttentionOp, AttentionPaddedOp, OperandAttentionOp
 from .metadata import (
     cache_length,
     cache_lengths,
@@ -51,8 +51,8 @@ from .tma import (
 )
 
 __all__ = [
-    "AttentionOp", "MlaAttentionOp", "MlaDecompressOp", "MlaPrefillPlanOp", "OperandAttentionOp", "alloc_shared",
-    "block_ptr",
+    "AttentionOp", "AttentionPaddedOp", "MlaAttentionOp", "MlaDecompressOp", "MlaPrefillPlanOp", "OperandAttentionOp",
+    "alloc_shared", "block_ptr",
     "buffer_address", "cache_length", "cache_lengths", "cast", "device_attribute", "field", "get_row", "is_empty",
     "key_cache", "load", "load_pages", "load_raw", "load_scale", "load_tile", "make_cache", "make_collection",
     "make_rows", "max_context_length", "max_prompt_length", "num_rows", "operand", "page", "populate", "raw_page",

@@ -15,7 +15,7 @@ from ..base import Kv
 from ..effects import ReadsCache, ReadsMemory, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import SCALES, CacheSpec
-from .operations import FLOATS, not_mla, offsets, token_rows
+from .operations import FLOATS, not_mla, offsets
 
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
 
@@ -72,7 +72,44 @@ class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemor
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
-        return spec is not None and not_mla(self, spec) and _attends(self, spec) and schedule_is_valid(self)
+        return (
+            spec is not None
+            and not_mla(self, spec)
+            and _attends(self, spec)
+            and offsets(self, self.row_offsets)
+            and schedule_is_valid(self)
+        )
+
+
+class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+    """kv.attention of a padded batch: query, out [B, Smax, Hq, D]; tokens t >= valid_lengths[b] are skipped.
+
+    Token t of sequence b stands at position cache_length(b) + t. lse: [B, Smax, Hq]. Everything else is as in
+    kv.attention, where sequence b has valid_lengths[b] new tokens.
+    """
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    query: Operand[Any]
+    valid_lengths: Operand[Any]
+    scale: Operand[F32]
+    out: Operand[Any]
+    sinks: Operand[Any] | None = None
+    lse: Operand[Any] | None = None
+    kv_offsets: Operand[Any] | None = None
+    mask: ir.StringAttr
+    span: ir.IntegerAttr
+    softcap: ir.FloatAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        return (
+            spec is not None
+            and not_mla(self, spec)
+            and _attends(self, spec, rank=4)
+            and offsets(self, self.valid_lengths, "valid_lengths")
+            and schedule_is_valid(self)
+        )
 
 
 class OperandAttentionOp(Kv.Operation, name="operand_attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):
@@ -110,29 +147,32 @@ class OperandAttentionOp(Kv.Operation, name="operand_attention", traits=[ReadsCa
             return verify.fail(self, "needs operands of keys and values, got one that shows a cache's scales")
         if self.kv_offsets is not None and not spec.of_cache:
             return verify.fail(self, f"kv_offsets needs operands of caches, got {spec.kind} ones, which have all keys")
-        return not_mla(self, spec) and _attends(self, spec)
+        return not_mla(self, spec) and _attends(self, spec) and offsets(self, self.row_offsets)
 
 
-def _attends(op: Any, spec: CacheSpec) -> bool:
-    """Whether the query, the output and the rest of an attention fit the keys and values."""
+def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
+    """Whether the query, the output and the rest of an attention fit the keys and values.
+
+    The last two of ``rank`` dimensions are heads and elements, those before them number the rows.
+    """
     if not spec.dtype.is_float and not spec.quantized:
         return verify.fail(op, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
     elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
     for value, name in ((op.query, "query"), (op.out, "out")):
-        if not token_rows(op, value, None, spec.head_size, elements, name):
+        right = verify.memref(op, value, rank, elements, name)
+        if not right or not verify.static_dim(op, value, rank - 1, spec.head_size, name):
             return False
-    query_type = ir.MemRefType(op.query.type)
-    if query_type.is_dynamic_dim(1):
-        return verify.fail(op, "query must have a static number of heads in dimension 1, got a dynamic one")
-    heads = query_type.shape[1]
+    query_type, dim = ir.MemRefType(op.query.type), rank - 2
+    if query_type.is_dynamic_dim(dim):
+        return verify.fail(op, f"query must have a static number of heads in dimension {dim}, got a dynamic one")
+    heads = query_type.shape[dim]
     if heads % spec.num_heads:
         return verify.fail(op, f"query heads must be a multiple of the {spec.num_heads} KV heads, got {heads}")
     return (
-        offsets(op, op.row_offsets)
-        and mask_is_valid(op)
-        and verify.static_dim(op, op.out, 1, heads, "out")
+        mask_is_valid(op)
+        and verify.static_dim(op, op.out, dim, heads, "out")
         and _per_head(op, op.sinks, 1, heads, "sinks")
-        and _per_head(op, op.lse, 2, heads, "lse")
+        and _per_head(op, op.lse, rank - 1, heads, "lse")
         and (op.kv_offsets is None or offsets(op, op.kv_offsets, "kv_offsets"))
     )
 

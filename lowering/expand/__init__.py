@@ -21,7 +21,7 @@ _MODULES = {
     "kv.sliced_add": "ragged", "kv.merge_ragged": "ragged", "kv.shift_tokens": "ragged",
     "kv.merge_attention": "ragged",
     "kv.transfer_pages": "copies",
-    "kv.attention": "attention", "kv.operand_attention": "attention",
+    "kv.attention": "attention", "kv.attention_padded": "attention", "kv.operand_attention": "attention",
     "kv.mla_attention": "mla", "kv.mla_decompress": "mla",
 }  # fmt: skip
 _found: dict[str, Callable[..., None]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Expand ``kv.attention`` and ``kv.operand_attention``: choose a kernel for the case and launch it.
+"""Expand ``kv.attention``, ``kv.attention_padded`` and ``kv.operand_attention``: choose a kernel and launch it.
 
 Kinds, the ``kind`` entry of a schedule:
 
@@ -22,6 +22,7 @@ from mlir import ir
 
 from . import attention_prefill, attention_rows, expands
 from .attention_common import Case
+from .attention_queries import extents_of, heads_of, is_padded, row_count
 from .base import Expansion
 
 KINDS = ("host", "simt", "prefill", "decode")
@@ -39,9 +40,9 @@ def case_of(op: Any, at: Expansion) -> Case:
     """The case of an attention."""
     spec = at.spec(op.keys if of_operands(op) else op.collection)
     return Case(
-        spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
+        spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=heads_of(op, at),
         value_size=spec.head_size, mask=op.mask.value, span=op.span.value, softcap=op.softcap.value,
-        sinks=op.sinks is not None, lse=op.lse is not None,
+        sinks=op.sinks is not None, lse=op.lse is not None, padded=is_padded(op),
     )  # fmt: skip
 
 
@@ -97,10 +98,10 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
 def operands(op: Any) -> list[ir.Value | None]:
     """The arguments of the row and prefill kernels."""
     source = [None, None, op.keys, op.values] if of_operands(op) else [op.collection, op.layer, None, None]
-    return [*source, op.query, op.row_offsets, op.kv_offsets, op.scale, op.out, op.sinks, op.lse]
+    return [*source, op.query, extents_of(op), op.kv_offsets, op.scale, op.out, op.sinks, op.lse]
 
 
-@expands("kv.attention", "kv.operand_attention")
+@expands("kv.attention", "kv.attention_padded", "kv.operand_attention")
 def expand(op: Any, at: Expansion) -> None:
     case = case_of(op, at)
     kind = kind_of(op, at, case)
@@ -114,7 +115,7 @@ def expand(op: Any, at: Expansion) -> None:
 
 def launch_rows(kind: str, case: Case, at: Expansion, query: ir.Value, args: list[ir.Value | None]) -> None:
     """Launch the host's or the warps' kernel over all query rows."""
-    rows = at.dim(query, 0)
+    rows = row_count(query, at)
     if kind == "host":
         at.launch(attention_rows.host_kernel(case), args, (at.constant(case.heads), rows, 1), (1, 1, 1), key=case)
         return

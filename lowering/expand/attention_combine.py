@@ -12,6 +12,7 @@ from typing import Any
 
 import kvarn as kv
 
+from .attention_queries import queries_of
 from .decode_division import division
 from .decode_schedule import COLUMNS, LN2, LOG2E, MOST_SPLITS, NEVER, WARP_ROWS, Config
 
@@ -55,7 +56,7 @@ def combine_kernel(c: Config) -> Any:
                 meeting[piece - first, 4 + i, lane] = theirs[i]
 
     @kv.func
-    def finish(out, sinks, lse, row_offsets, b, head, row0, n, nt, t, meeting, count, lane):
+    def finish(out, sinks, lse, queries, b, head, row0, n, nt, t, meeting, count, lane):
         """Merge the first ``count`` of what met, in order, and write the rows: each lane its own elements.
 
         Of pieces, this adds as the kernel's own merge does: which of them merges changes no bit.
@@ -83,30 +84,31 @@ def combine_kernel(c: Config) -> Any:
                     total = kv.math.fma(total, factor, kv.ex2(sink - higher))
                     top = higher
                 inverse = kv.where(total > 0.0, factor / total, 0.0)
-                token, h = row_offsets[b] + row // G, head * G + row % G
+                token, h = queries.at(queries.base(b), row // G), head * G + row % G
                 for half in kv.static(range(2)):
                     d = t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half)
-                    out[token, h, d] = c.query(o[half] * inverse)
+                    out[(*token, h, d)] = c.query(o[half] * inverse)
                 if lse is not None:
                     if (t == 0) & (lane < 4):
-                        lse[token, h] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, float("-inf"))
+                        lse[(*token, h)] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, float("-inf"))
 
     @kv.func
-    def body(collection, row_offsets, out, partials, ranges, most, sinks, lse):
+    def body(collection, extents, out, partials, ranges, most, sinks, lse):
         lane, warp = kv.lane_id(), kv.warp_id()
-        batch = row_offsets.shape[0] - 1
+        queries = queries_of(c.padded, extents, out)
+        batch = queries.sequences
         prefix = kv.shared(c.max_batch + 1, kv.i32)
         sums = kv.shared(WARPS, kv.i32)
         meeting = kv.shared((MOST_SPLITS if c.split else WARPS, 8, 32), kv.f32)
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
-        total = work.count_tiles(collection, row_offsets, batch, prefix, sums, WARPS)
+        total = work.count_tiles(collection, queries, batch, prefix, sums, WARPS)
         cut = work.cut_of(ranges, most, total, prefix, batch)
         piece = kv.block_id.x
         t, rest = piece % KS, piece // KS
         nt, rest = rest % NT, rest // NT
         part, b = rest % c.work_heads, rest // c.work_heads
         head, row0 = part // c.parts, part % c.parts * WARP_ROWS
-        n = row_offsets[b + 1] - row_offsets[b]
+        n = queries.length(b)
         first, last = kv.i32(0), kv.i32(0)
         if (prefix[b + 1] > prefix[b]) & (row0 < n * G):
             first, last = work.pieces(cut, prefix, b)
@@ -125,14 +127,14 @@ def combine_kernel(c: Config) -> Any:
                 count = kv.i32(WARPS)
             kv.barrier()
             if warp == 0:
-                finish(out, sinks, lse, row_offsets, b, head, row0, n, nt, t, meeting, count, lane)
+                finish(out, sinks, lse, queries, b, head, row0, n, nt, t, meeting, count, lane)
 
     @kv.kernel(block=(32 * WARPS, 1, 1))
     def attention_combine(
-        collection: kv.KVCacheCollection, row_offsets: kv.Buffer[kv.i32, 1], out: kv.Buffer[c.query, 3],
+        collection: kv.KVCacheCollection, extents: kv.Buffer[kv.i32, 1], out: kv.Buffer[c.query, c.rank],
         partials: kv.Buffer[kv.i8, 1], ranges: kv.i32, most: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
-        lse: kv.Optional[kv.Buffer[kv.f32, 2]],
+        lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
     ):  # fmt: skip
-        body(collection, row_offsets, out, partials, ranges, most, sinks, lse)
+        body(collection, extents, out, partials, ranges, most, sinks, lse)
 
     return attention_combine

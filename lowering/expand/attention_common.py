@@ -37,6 +37,8 @@ class Case:
         Columns of a value; less than the head size for latent rows only.
     rope : int
         Columns of the query whose keys lie as bf16 behind the 8-bit ones in a latent row; 0: none do.
+    padded : bool
+        Whether the rows are those of a padded batch.
     mask, span, softcap
         As in ``kv.attention``.
     sinks, lse : bool
@@ -54,6 +56,12 @@ class Case:
     sinks: bool = False
     lse: bool = False
     rope: int = 0
+    padded: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of the query and the output."""
+        return 4 if self.padded else 3
 
     @property
     def group(self) -> int:
@@ -110,7 +118,7 @@ def sequence_of(row_offsets, row):
 
 
 @kv.func
-def start_of(case, source, values, row_offsets, kv_offsets, b):
+def start_of(case, source, values, queries, kv_offsets, b):
     """(absolute position of its first query, keys) of a sequence; ``source`` is the collection or the keys' operand.
 
     A cache's lengths count the keys of earlier steps, and the step's follow them. Those of dense and ragged operands
@@ -119,17 +127,18 @@ def start_of(case, source, values, row_offsets, kv_offsets, b):
     count = source.cache_length(b)
     if case.whole:
         count = kv.math.min(count, values.cache_length(b))
-        return count - (row_offsets[b + 1] - row_offsets[b]), count
-    new = row_offsets if kv_offsets is None else kv_offsets
-    return count, count + (new[b + 1] - new[b])
+        return count - queries.length(b), count
+    if kv_offsets is None:
+        return count, count + queries.length(b)
+    return count, count + (kv_offsets[b + 1] - kv_offsets[b])
 
 
 @kv.func
-def place_of(case, source, values, row_offsets, kv_offsets, row):
+def place_of(case, source, values, queries, kv_offsets, row):
     """(sequence, absolute position, keys of the sequence) of a row."""
-    b = sequence_of(row_offsets, row)
-    start, num_keys = start_of(case, source, values, row_offsets, kv_offsets, b)
-    return b, start + (row - row_offsets[b]), num_keys
+    b = queries.sequence(row)
+    start, num_keys = start_of(case, source, values, queries, kv_offsets, b)
+    return b, start + queries.token(b, row), num_keys
 
 
 @kv.func

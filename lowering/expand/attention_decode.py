@@ -31,6 +31,7 @@ from typing import Any
 import kvarn as kv
 
 from .attention_combine import combine_kernel
+from .attention_queries import batch_of, extents_of, heads_of, is_padded, queries_of
 from .base import Expansion
 from .decode_division import division
 from .decode_results import results
@@ -52,24 +53,24 @@ def decode_kernel(c: Config) -> Any:
     shared_offset = ring_of.shared_offset
 
     @kv.func
-    def query_fragments(query, row_offsets, b, head, row0, n, lane):
+    def query_fragments(query, queries, b, head, row0, n, lane):
         """The query rows as the second operand of the first product: [column tile][step][2] words."""
         found = []
         for nt in kv.static(range(NT)):
             row = row0 + nt * COLUMNS + (lane >> 2)
             exists = row < n * G
             safe = kv.where(exists, row, 0)
-            token = row_offsets[b] + safe // G
+            token = queries.at(queries.base(b), safe // G)
             h = head * G + safe % G
             words = []
             for ks in kv.static(range(KS)):
                 for u in kv.static(range(2)):
                     if c.narrow:
-                        pair = query.load(token, h, ks * 16 + (lane & 3) * 4 + 2 * u, width=2)
+                        pair = query.load(*token, h, ks * 16 + (lane & 3) * 4 + 2 * u, width=2)
                         if c.query is not kv.f16:
                             pair = kv.f16(kv.f32(pair))
                     else:
-                        pair = query.load(token, h, ks * 16 + (lane & 3) * 2 + 8 * u, width=2)
+                        pair = query.load(*token, h, ks * 16 + (lane & 3) * 2 + 8 * u, width=2)
                     word = kv.bitcast(pair, kv.i32)
                     words.append(kv.where(exists, word, 0))
             found.append(words)
@@ -253,12 +254,12 @@ def decode_kernel(c: Config) -> Any:
                             o[at + i] = result[i]
 
     @kv.func
-    def segment(collection, row_offsets, prefix, b, at, end, row0):
+    def segment(collection, queries, prefix, b, at, end, row0):
         """What of sequence b lies in [at, end): its extent, and the sequence's tiles from ``tile`` to ``last``.
 
         A warp without rows of the sequence has no tiles of it either.
         """
-        keys, first, start, n = work.extent(collection, row_offsets, b)
+        keys, first, start, n = work.extent(collection, queries, b)
         base = first // TT - prefix[b]  # tile of the sequence = base + tile of the batch
         until = kv.math.min(end, prefix[b + 1])
         last = base + until
@@ -272,16 +273,17 @@ def decode_kernel(c: Config) -> Any:
         kv.griddepcontrol_launch_dependents()
 
     @kv.func
-    def body(collection, layer, query, row_offsets, scale, out, partials, counters, most, sinks, lse):
+    def body(collection, layer, query, extents, scale, out, partials, counters, most, sinks, lse):
         lane, warp = kv.lane_id(), kv.warp_id()
-        batch = row_offsets.shape[0] - 1
+        queries = queries_of(c.padded, extents, query)
+        batch = queries.sequences
         ring = kv.shared(NW * c.warp_bytes + c.padding, kv.u8, alignment=128)
         prefix = kv.shared(c.max_batch + 1, kv.i32)
         sums = kv.shared(NW, kv.i32)
         # What the kernels before wrote (lengths, new tokens, the query) is visible from here on.
         if c.programmatic and not c.early:
             start_next()
-        total = work.count_tiles(collection, row_offsets, batch, prefix, sums, NW)
+        total = work.count_tiles(collection, queries, batch, prefix, sums, NW)
 
         # Values lie as far from their keys everywhere: K and V share pages and strides.
         k_cache, v_cache = collection.get_key_cache(layer), collection.get_value_cache(layer)
@@ -298,7 +300,7 @@ def decode_kernel(c: Config) -> Any:
         if begin < end:
             mine = ring.ptr(warp * c.warp_bytes)
             at, b, stage = begin, work.sequence_at(prefix, batch, begin), kv.i32(0)
-            keys, first, start, n, tile, last, until = segment(collection, row_offsets, prefix, b, at, end, row0)
+            keys, first, start, n, tile, last, until = segment(collection, queries, prefix, b, at, end, row0)
             if c.programmatic and c.early:
                 # Cached tokens may be read already; new ones are only there when the kernel before has ended.
                 if (tile + (NS - 1)) * TT > start:
@@ -311,9 +313,9 @@ def decode_kernel(c: Config) -> Any:
             while at < end:
                 if c.split:
                     if taken == 0:
-                        q = query_fragments(query, row_offsets, b, head, row0, n, lane)
+                        q = query_fragments(query, queries, b, head, row0, n, lane)
                 else:
-                    q = query_fragments(query, row_offsets, b, head, row0, n, lane)
+                    q = query_fragments(query, queries, b, head, row0, n, lane)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
                 piece_end = work.piece_end(cut, prefix, b, at, until)
@@ -343,7 +345,7 @@ def decode_kernel(c: Config) -> Any:
                     while prefix[b + 1] <= at:
                         b = b + 1
                     keys, first, start, n, tile, last, until = segment(
-                        collection, row_offsets, prefix, b, at, end, row0
+                        collection, queries, prefix, b, at, end, row0
                     )
                     kv.syncwarp()
                     pages, scales = ring_of.fill(caches, b, head, tile, last, mine, stage, lane, keys, first)
@@ -357,7 +359,7 @@ def decode_kernel(c: Config) -> Any:
                     if results_of.finish(
                         cut, partials, counters, prefix, done, part, row0, own, taken, more, m, l, o, rows, lane
                     ):
-                        results_of.write_out(out, sinks, lse, row_offsets, done, head, row0, rows, m, l, o, lane)
+                        results_of.write_out(out, sinks, lse, queries, done, head, row0, rows, m, l, o, lane)
                 if b != done:
                     taken = kv.i32(0)
             kv.cp_async_wait(0)
@@ -370,29 +372,29 @@ def decode_kernel(c: Config) -> Any:
 
     @kv.kernel(block=(threads, 1, 1), min_blocks=c.blocks)
     def attention_decode(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[c.query, 3],
-        row_offsets: kv.Buffer[kv.i32, 1], scale: kv.f32, out: kv.Buffer[c.query, 3], partials: kv.Buffer[kv.i8, 1],
+        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[c.query, c.rank],
+        extents: kv.Buffer[kv.i32, 1], scale: kv.f32, out: kv.Buffer[c.query, c.rank], partials: kv.Buffer[kv.i8, 1],
         counters: kv.Buffer[kv.i8, 1], most: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
-        lse: kv.Optional[kv.Buffer[kv.f32, 2]],
+        lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
     ):  # fmt: skip
-        body(collection, layer, query, row_offsets, scale, out, partials, counters, most, sinks, lse)
+        body(collection, layer, query, extents, scale, out, partials, counters, most, sinks, lse)
 
     return attention_decode
 
 
 def expand_decode(op: Any, at: Expansion) -> None:
-    """Expand ``kv.attention`` for few query rows a sequence: the schedule's ``max_queries`` says how many tokens."""
+    """Expand an attention for few query rows a sequence: the schedule's ``max_queries`` says how many tokens."""
     spec, query = at.spec(op.collection), at.dtype(op.query)
     attributes = op.operation.attributes
     aligned = attributes["kv.row_alignment"].value if "kv.row_alignment" in attributes else 16
     config = choose(at.target, Config(
-        spec, query, at.static_dim(op.query, 1) // spec.num_heads, at.schedule["max_queries"], op.mask.value,
-        op.span.value, op.softcap.value, programmatic=at.target.has("pdl"),
+        spec, query, heads_of(op, at) // spec.num_heads, at.schedule["max_queries"], op.mask.value,
+        op.span.value, op.softcap.value, padded=is_padded(op), programmatic=at.target.has("pdl"),
         pair_alignment=max(query.itemsize, min(2 * query.itemsize, aligned)),
     ), at.schedule)  # fmt: skip
     head_blocks = config.work_heads // config.warps
     ranges = at.device("multiprocessors") * config.blocks // head_blocks
-    batch = at.dim(op.row_offsets, 0) - 1
+    batch = batch_of(op, at)
     most, pieces = ranges, ranges * 2  # a range leaves two partial results at most
     if config.split:
         capacity = at.field(op.collection, "capacity")
@@ -402,12 +404,12 @@ def expand_decode(op: Any, at: Expansion) -> None:
         pieces = most * batch
     partials = at.workspace(pieces * (config.work_heads * config.quads * 512))
     counters = at.workspace(batch * (4 * config.work_heads), zeroed=True)
-    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, partials, counters, most]
+    args = [op.collection, op.layer, op.query, extents_of(op), op.scale, op.out, partials, counters, most]
     args += [op.sinks, op.lse]
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), args, (ranges * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:
         blocks = batch * (config.work_heads * config.column_tiles * (config.size // 16))
-        args = [op.collection, op.row_offsets, op.out, partials, ranges, most, op.sinks, op.lse]
+        args = [op.collection, extents_of(op), op.out, partials, ranges, most, op.sinks, op.lse]
         threads = (32 * config.combine, 1, 1)
         at.launch(combine_kernel(config), args, (blocks, 1, 1), threads, key=config, programmatic=early)

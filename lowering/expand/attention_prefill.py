@@ -38,9 +38,8 @@ from .attention_common import (
     read,
     softcapped,
     start_of,
-    tile_count,
-    tile_place,
 )
+from .attention_queries import queries_of, tiles_of
 from .base import Expansion
 
 ROWS = 64  # query rows of a block
@@ -118,8 +117,7 @@ def tile_keys(case: Case, target: Target) -> int | None:
 def launch(case: Case, at: Expansion, op: Any, args: list[ir.Value | None]) -> None:
     keys = tile_keys(case, at.target)
     assert keys is not None
-    batch = at.dim(op.row_offsets, 0) - 1
-    tiles = tile_count(at.dim(op.query, 0), batch, case.group, ROWS)
+    tiles = tiles_of(op, at, case.group, ROWS)
     at.launch(
         prefill_kernel(Tiles(case, keys)), args, (tiles, case.spec.num_heads, 1), (THREADS, 1, 1), key=(case, keys)
     )
@@ -138,12 +136,12 @@ def prefill_kernel(g: Tiles) -> Any:
     converted_width = load_width(spec, CHUNK)
 
     @kv.func
-    def load_query(query, tile, token0, row0, rows, head):
+    def load_query(queries, query, tile, base, row0, rows, head):
         """The block's query rows to shared memory; rows past the last repeat it, and are not written back."""
         for i in range(kv.thread_id.x, ROWS * (D // CHUNK), THREADS):
             row, chunk = i // (D // CHUNK), i % (D // CHUNK)
             at = kv.math.min(row0 + row, rows - 1)
-            piece = query.load(token0 + at // G, head * G + at % G, chunk * CHUNK, width=CHUNK)
+            piece = query.load(*queries.at(base, at // G), head * G + at % G, chunk * CHUNK, width=CHUNK)
             (tile + memory_rows.offset(row, chunk)).store(piece)
 
     @kv.func
@@ -219,7 +217,7 @@ def prefill_kernel(g: Tiles) -> Any:
             (tile + memory_rows.offset(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
 
     @kv.func
-    def write_rows(out, tile, o, state, token0, row0, rows, head, warp, lane):
+    def write_rows(queries, out, tile, o, state, base, row0, rows, head, warp, lane):
         """Divide by the sums and write the warp's rows, through its part of the query's shared memory."""
         kv.syncwarp()
         for u in kv.static(range(2)):
@@ -234,15 +232,15 @@ def prefill_kernel(g: Tiles) -> Any:
             at = row0 + row
             if at < rows:
                 piece = (tile + memory_rows.offset(row, chunk)).load(dtype, CHUNK)
-                out.store(token0 + at // G, head * G + at % G, chunk * CHUNK, value=piece)
+                out.store(*queries.at(base, at // G), head * G + at % G, chunk * CHUNK, value=piece)
 
     @kv.kernel(block=(THREADS, 1, 1))
     def attention_prefill(
         collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
         key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
-        query: kv.Buffer[case.query, 3], row_offsets: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
-        scale: kv.f32, out: kv.Buffer[case.out, 3], sinks: kv.Optional[kv.Buffer[f32, 1]],
-        lse: kv.Optional[kv.Buffer[f32, 2]],
+        query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
+        lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         memory = kv.shared(g.shared_bytes, kv.u8, alignment=128).ptr()
@@ -250,15 +248,16 @@ def prefill_kernel(g: Tiles) -> Any:
         v_tiles = k_tiles + 2 * g.tile_bytes
         number = kv.grid_dim.x - 1 - kv.block_id.x
         head = kv.block_id.y
-        b, token0, row0, rows = tile_place(row_offsets, number, G, ROWS)
+        queries = queries_of(case.padded, extents, query)
+        b, base_row, row0, rows = queries.tile(number, G, ROWS)
         if row0 < rows:
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
-            start, num_keys = start_of(case, collection or key_operand, value_operand, row_offsets, kv_offsets, b)
+            start, num_keys = start_of(case, collection or key_operand, value_operand, queries, kv_offsets, b)
             # What the tile's first and last rows see bounds what any of its rows does.
             first, first_end = interval(case, start + row0 // G, num_keys)
             last_first, last = interval(case, start + (kv.math.min(row0 + ROWS, rows) - 1) // G, num_keys)
             begin, end = first // N, (last + (N - 1)) // N
-            load_query(query, q_tile, token0, row0, rows, head)
+            load_query(queries, query, q_tile, base_row, row0, rows, head)
             if begin < end:
                 load_tile(keys, b, head, begin * N, last, k_tiles)
             kv.cp_async_commit()
@@ -314,8 +313,8 @@ def prefill_kernel(g: Tiles) -> Any:
                 if lse is not None:
                     if ((lane & 3) == 0) & (at < rows):
                         total = (state[u] + kv.math.log2(state[2 + u])) * LN2
-                        lse[token0 + at // G, h] = kv.where(state[2 + u] > 0.0, total, NO_VALUE)
+                        lse[(*queries.at(base_row, at // G), h)] = kv.where(state[2 + u] > 0.0, total, NO_VALUE)
             kv.cp_async_wait(0)
-            write_rows(out, q_tile, o, state, token0, row0, rows, head, warp, lane)
+            write_rows(queries, out, q_tile, o, state, base_row, row0, rows, head, warp, lane)
 
     return attention_prefill

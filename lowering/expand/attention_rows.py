@@ -33,6 +33,7 @@ from .attention_common import (
     read_rope,
     softcapped,
 )
+from .attention_queries import queries_of
 
 LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
 KEYS = 8  # keys that the host takes at a time
@@ -115,20 +116,21 @@ def host_kernel(case: Case) -> Any:
     def attention_host(
         collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
         key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
-        query: kv.Buffer[case.query, 3], row_offsets: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
-        scale: kv.f32, out: kv.Buffer[case.out, 3], sinks: kv.Optional[kv.Buffer[f32, 1]],
-        lse: kv.Optional[kv.Buffer[f32, 2]],
+        query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
+        lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
     ):  # fmt: skip
         h, row = kv.block_id.x, kv.block_id.y
-        if (row >= row_offsets[0]) & (row < row_offsets[row_offsets.shape[0] - 1]):
+        queries = queries_of(case.padded, extents, query)
+        if queries.holds(row):
             source = collection or key_operand
-            b, position, num_keys = place_of(case, source, value_operand, row_offsets, kv_offsets, row)
+            b, position, num_keys = place_of(case, source, value_operand, queries, kv_offsets, row)
             first, end = interval(case, position, num_keys)
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
-            head = h // case.group
+            head, here = h // case.group, queries.numbered(row)
             factor = scale * LOG2E
             q = [
-                kv.f32(query.load(row, h, d, width=w, alignment=case.query.itemsize)) * factor
+                kv.f32(query.load(*here, h, d, width=w, alignment=case.query.itemsize)) * factor
                 for d, w in key_pieces + rope_pieces
             ]
             # A sink is a key of weight one and value zero that stands before all others.
@@ -141,9 +143,9 @@ def host_kernel(case: Case) -> Any:
                 take(keys, values, q, b, head, t, 1, state, sums)
             inverse = kv.where(state[1] > 0.0, 1.0 / state[1], 0.0)
             for n, (d, _) in enumerate(value_pieces):
-                out.store(row, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
+                out.store(*here, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
             if lse is not None:
-                lse[row, h] = kv.where(state[1] > 0.0, (state[0] + kv.math.log2(state[1])) * LN2, NO_VALUE)
+                lse[(*here, h)] = kv.where(state[1] > 0.0, (state[0] + kv.math.log2(state[1])) * LN2, NO_VALUE)
 
     return attention_host
 
@@ -193,24 +195,24 @@ def simt_kernel(case: Case) -> Any:
     def attention_simt(
         collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
         key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
-        query: kv.Buffer[case.query, 3], row_offsets: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
-        scale: kv.f32, out: kv.Buffer[case.out, 3], sinks: kv.Optional[kv.Buffer[f32, 1]],
-        lse: kv.Optional[kv.Buffer[f32, 2]],
+        query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
+        lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
         row, h = item // case.heads, item % case.heads
         q = kv.shared((WARPS, align_up(case.size, 16)), f32)
-        first_row, last_row = row_offsets[0], row_offsets[row_offsets.shape[0] - 1]
-        exists = (row >= first_row) & (row < last_row)
+        queries = queries_of(case.padded, extents, query)
+        exists, here = queries.holds(row), queries.numbered(row)
         if exists:
             factor = scale * LOG2E
             for d in range(lane, case.size, 32):
-                q[warp, d] = kv.f32(query[row, h, d]) * factor
+                q[warp, d] = kv.f32(query[(*here, h, d)]) * factor
         kv.syncwarp()
         if exists:
             source = collection or key_operand
-            b, position, num_keys = place_of(case, source, value_operand, row_offsets, kv_offsets, row)
+            b, position, num_keys = place_of(case, source, value_operand, queries, kv_offsets, row)
             first, end = interval(case, position, num_keys)
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
             head = h // case.group
@@ -240,9 +242,9 @@ def simt_kernel(case: Case) -> Any:
             for n in kv.static(range(turns)):
                 column = lane + 32 * n
                 if column < columns:
-                    out.store(row, h, column * width, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
+                    out.store(*here, h, column * width, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
             if lse is not None:
                 if lane == 0:
-                    lse[row, h] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, NO_VALUE)
+                    lse[(*here, h)] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, NO_VALUE)
 
     return attention_simt

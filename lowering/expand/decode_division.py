@@ -25,10 +25,10 @@ def division(c: Config) -> SimpleNamespace:
     TT, LONGEST, SHORTEST = c.tile, max(c.split // c.tile, 1), max(min(c.split, 128) // c.tile, 1)
 
     @kv.func
-    def extent(collection, row_offsets, b):
+    def extent(collection, queries, b):
         """(keys, first visible key, position of query 0, queries) of a sequence; nothing when it has no query."""
         start = collection.cache_length(b)
-        n = row_offsets[b + 1] - row_offsets[b]
+        n = queries.length(b)
         keys = kv.where(n > 0, start + n, 0)
         first = start * 0
         if c.mask == "sliding_window":
@@ -38,12 +38,12 @@ def division(c: Config) -> SimpleNamespace:
         return keys, kv.math.min(first, keys), start, n
 
     @kv.func
-    def tile_count(collection, row_offsets, b):
-        keys, first, _, _ = extent(collection, row_offsets, b)
+    def tile_count(collection, queries, b):
+        keys, first, _, _ = extent(collection, queries, b)
         return kv.where(keys > 0, (keys + (TT - 1)) // TT - first // TT, 0)
 
     @kv.func
-    def count_tiles(collection, row_offsets, batch, prefix, sums, warps):
+    def count_tiles(collection, queries, batch, prefix, sums, warps):
         """prefix[b] = tiles of the sequences before b; returns the total."""
         tid, lane, warp = kv.thread_id.x, kv.lane_id(), kv.warp_id()
         if tid == 0:
@@ -53,7 +53,7 @@ def division(c: Config) -> SimpleNamespace:
             b = base + tid
             n = kv.i32(0)
             if b < batch:
-                n = tile_count(collection, row_offsets, b)
+                n = tile_count(collection, queries, b)
             x = n
             for k in kv.static((1, 2, 4, 8, 16)):
                 y = kv.shuffle_up(x, k)

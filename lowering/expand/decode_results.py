@@ -23,14 +23,14 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         return row0 + nt * COLUMNS + (lane & 3) * 2 < n * G
 
     @kv.func
-    def write_out(out, sinks, lse, row_offsets, b, head, row0, n, m, l, o, lane):
+    def write_out(out, sinks, lse, queries, b, head, row0, n, m, l, o, lane):
         """Normalise and write the rows of one sequence and KV head, each lane its own elements."""
         for nt in kv.static(range(NT)):
             for u in kv.static(range(2)):
                 row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
                 at = 2 * nt + u
                 if row < n * G:
-                    token, h = row_offsets[b] + row // G, head * G + row % G
+                    token, h = queries.at(queries.base(b), row // G), head * G + row % G
                     top, total, factor = m[at], l[at], kv.f32(1.0)
                     if sinks is not None:
                         sink = sinks[h] * LOG2E
@@ -42,13 +42,13 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                         pair = [c.query(o[(nt * KS + t) * 4 + 2 * half + u] * inverse) for half in range(2)]
                         if c.narrow:  # the lane's two elements are neighbours
                             d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.query)
-                            out.store(token, h, d, value=both, alignment=c.pair_alignment)
+                            out.store(*token, h, d, value=both, alignment=c.pair_alignment)
                         else:
-                            out[token, h, t * 16 + (lane >> 2)] = pair[0]
-                            out[token, h, t * 16 + (lane >> 2) + 8] = pair[1]
+                            out[(*token, h, t * 16 + (lane >> 2))] = pair[0]
+                            out[(*token, h, t * 16 + (lane >> 2) + 8)] = pair[1]
                     if lse is not None:
                         if lane < 4:
-                            lse[token, h] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, float("-inf"))
+                            lse[(*token, h)] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, float("-inf"))
 
     @kv.func
     def write_partial(to, row0, m, l, o, n, lane):

@@ -38,6 +38,7 @@ class Config:
     mask: str = "causal"
     span: int = 0
     softcap: float = 0.0
+    padded: bool = False
     warps: int = 4
     stages: int = 2
     tile: int = 16
@@ -54,6 +55,11 @@ class Config:
     @property
     def heads(self) -> int:
         return self.spec.num_heads
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of the query and the output."""
+        return 4 if self.padded else 3
 
     @property
     def size(self) -> int:

@@ -348,6 +348,22 @@ func.func @attention(%pool: !pool, %layer: i32, %q: memref<?x32x128xbf16>, %offs
   return
 }
 
+// CHECK-LABEL: func.func @attention_padded
+func.func @attention_padded(%pool: !pool, %layer: i32, %q: memref<?x?x32x128xbf16>, %valid: memref<?xi32>, %scale: f32,
+                            %sinks: memref<32xf32>, %lse: memref<?x?x32xf32>) {
+  // CHECK: "kv.attention_padded"(
+  // CHECK-SAME: mask = "chunked"
+  "kv.attention_padded"(%pool, %layer, %q, %valid, %scale, %q)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "chunked", span = 64 : i64, softcap = 0.0 : f32}
+    : (!pool, i32, memref<?x?x32x128xbf16>, memref<?xi32>, f32, memref<?x?x32x128xbf16>) -> ()
+  // CHECK: "kv.attention_padded"(
+  // CHECK-SAME: softcap = 3.000000e+01 : f32
+  "kv.attention_padded"(%pool, %layer, %q, %valid, %scale, %q, %sinks, %lse, %valid)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1>, mask = "null", span = 0 : i64, softcap = 30.0 : f32}
+    : (!pool, i32, memref<?x?x32x128xbf16>, memref<?xi32>, f32, memref<?x?x32x128xbf16>, memref<32xf32>, memref<?x?x32xf32>, memref<?xi32>) -> ()
+  return
+}
+
 // CHECK-LABEL: func.func @mla
 func.func @mla(%pool: !latent_pool, %cache: !latent, %layer: i32, %q: memref<?x16x576xbf16>, %out: memref<?x16x512xbf16>,
                %i32s: memref<?xi32>, %table: memref<?x?xi32>, %rows: memref<?x576xbf16>, %scale: f32) {

@@ -196,3 +196,33 @@ func.func @attention(%c: !pool, %layer: i32, %dk: !dense, %dv: !dense, %rk: !rag
     : (!ragged, !ragged, !rows, !table, f32, !rows) -> ()
   return
 }
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!padded = memref<?x?x32x128xbf16, strided<[?, ?, ?, 1]>, 1>
+!table = memref<?xi32, strided<[1]>, 1>
+
+// Each sequence of a padded batch has the tiles of a full one, 64 rows of a KV head's four query heads each.
+// CHECK-LABEL: func.func @attention_padded
+// CHECK:         %[[B:.+]] = memref.dim %arg3
+// CHECK:         %[[SEQUENCES:.+]] = arith.index_cast %[[B]]
+// CHECK:         %[[S:.+]] = memref.dim %arg2, %c1
+// CHECK:         arith.constant 63 : i32
+// CHECK:         %[[TILES:.+]] = arith.shrui
+// CHECK:         arith.muli %[[SEQUENCES]], %[[TILES]]
+// CHECK:         gpu.launch_func @kernels::@attention_prefill blocks
+// CHECK:         gpu.launch_func @kernels::@attention_decode blocks
+// CHECK:         gpu.launch_func @kernels::@attention_combine blocks
+// CHECK:       gpu.func @attention_prefill({{.*}}name = "query"}, {{{[^}]*}}name = "extents"}
+// HOST-LABEL: func.func @attention_padded
+// HOST:         gpu.launch_func @kernels::@attention_host
+func.func @attention_padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %s: f32) {
+  "kv.attention_padded"(%c, %layer, %q, %valid, %s, %q)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    : (!pool, i32, !padded, !table, f32, !padded) -> ()
+  "kv.attention_padded"(%c, %layer, %q, %valid, %s, %q)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 2 : i64, combine = 4 : i64}}
+    : (!pool, i32, !padded, !table, f32, !padded) -> ()
+  return
+}

@@ -5,6 +5,7 @@
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !rows = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>
 !wide = memref<?x64x128xbf16, strided<[?, ?, 1]>, 1>
+!padded = memref<?x?x32x128xbf16, strided<[?, ?, ?, 1]>, 1>
 !table = memref<?xi32, strided<[1]>, 1>
 
 // One sequence: a merge kernel; entries that are given stay.
@@ -68,5 +69,17 @@ func.func @many_rows_of_many(%c: !pool, %layer: i32, %q: !wide, %offsets: !table
 // HOST:         schedule = {kind = "host"}
 func.func @unbounded(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  return
+}
+
+// A padded batch has the schedules of a ragged one.
+// CHECK-LABEL: func.func @padded
+// CHECK:         combine = 0 : i64, kind = "decode"
+// CHECK:         schedule = {kind = "prefill"}
+// HOST-LABEL: func.func @padded
+// HOST-COUNT-2: kind = "host"
+func.func @padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %scale: f32, %out: !padded) {
+  "kv.attention_padded"(%c, %layer, %q, %valid, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !padded, !table, f32, !padded) -> ()
+  "kv.attention_padded"(%c, %layer, %q, %valid, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !padded, !table, f32, !padded) -> ()
   return
 }

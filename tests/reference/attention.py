@@ -124,6 +124,15 @@ def attention(
     )  # fmt: skip
 
 
+def padded(rows: np.ndarray, row_offsets: Any, width: int, fill: Any) -> np.ndarray:
+    """Ragged rows [T, ...] as a padded batch [B, width, ...] with ``fill`` where a sequence has none."""
+    offsets = np.asarray(row_offsets).astype(np.int64)
+    found = np.full((len(offsets) - 1, width, *rows.shape[1:]), fill, rows.dtype)
+    for b, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+        found[b, : end - begin] = rows[begin:end]
+    return found
+
+
 def mla_attention(
     collection: KVCacheCollection, layer: int, query: Any, row_offsets: Any, *, value_size: int = 512,
     scale: float | None = None, mask: str = "causal", window: int | None = None, chunk: int | None = None,

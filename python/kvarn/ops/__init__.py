@@ -14,7 +14,7 @@ from .copies import copy_pages, gather, transfer_pages
 from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_sparse_indices
 from .mla import mla_attention, mla_decompress
 from .ragged import merge_attention, merge_ragged, shift_tokens, sliced_add
-from .reads import attention
+from .reads import attention, attention_padded
 from .rotary import IndexHeads, qk_norm, rope, rope_padded
 from .show import print_cache
 from .updates import iadd_2m, increment_cache_lengths, radd, rms_norm
@@ -25,6 +25,7 @@ __all__ = [
     "MlaPrefillPlan",
     "append",
     "attention",
+    "attention_padded",
     "cache_row_offsets",
     "convert",
     "copy_pages",

@@ -51,30 +51,52 @@ def masked(mask: str, window: Any, chunk: Any, title: str) -> tuple[tuple[str, A
 
 
 def check_rows(seen: SimpleNamespace, title: str, columns: int, value_size: int) -> None:
-    """What the operands of both attentions must be."""
+    """What the operands of an attention of a ragged batch must be."""
+    _check_queries(seen, title, ("T",), columns, value_size)
+    checks.offsets(seen.row_offsets, checks.handle_of(seen).batch_size, f"{title}: row_offsets")
+
+
+def _check_queries(
+    seen: SimpleNamespace, title: str, leading: tuple[int | str, ...], columns: int, value_size: int
+) -> None:
+    """What keys, query and output must be; ``leading`` are the dimensions that number the rows."""
     spec = checks.spec_of(seen)
     if not spec.dtype.is_float and not spec.quantized:
         raise TypeError(
             f"{title}: collection must have float elements, or scales, got {spec.dtype.name} without scales"
         )
-    checks.has_shape(seen.query, ("T", "Hq", columns), f"{title}: query")
+    checks.has_shape(seen.query, (*leading, "Hq", columns), f"{title}: query")
     checks.has_dtype(seen.query, checks.queryable(spec), f"{title}: query")
-    heads = seen.query.shape[1]
+    rows, heads = tuple(seen.query.shape[:-2]), seen.query.shape[-2]
     if heads < 1 or heads % spec.num_heads:
         raise ValueError(
-            f"{title}: query must have a multiple of the {spec.num_heads} KV heads in dimension 1, got {heads}"
+            f"{title}: query must have a multiple of the {spec.num_heads} KV heads in dimension {len(rows)}, "
+            f"got {heads}"
         )
-    checks.has_shape(seen.out, (seen.query.shape[0], heads, value_size), f"{title}: out")
+    checks.has_shape(seen.out, (*rows, heads, value_size), f"{title}: out")
     checks.has_dtype(seen.out, (seen.query.dtype.name,), f"{title}: out")
-    checks.offsets(seen.row_offsets, checks.handle_of(seen).batch_size, f"{title}: row_offsets")
 
 
 def _check_attention(seen: SimpleNamespace) -> None:
     spec, title = checks.spec_of(seen), "kv.ops.attention"
     checks.with_values(spec, title)
     check_rows(seen, title, spec.head_size, spec.head_size)
-    tokens, heads = seen.query.shape[:2]
-    for name, shape in (("sinks", (heads,)), ("lse", (tokens, heads))):
+    _check_rest(seen, title)
+
+
+def _check_attention_padded(seen: SimpleNamespace) -> None:
+    spec, title, batch = checks.spec_of(seen), "kv.ops.attention_padded", seen.collection.batch_size
+    checks.with_values(spec, title)
+    _check_queries(seen, title, (batch, "S"), spec.head_size, spec.head_size)
+    checks.few_enough(seen.query.shape, f"{title}: query")
+    checks.has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
+    _check_rest(seen, title)
+
+
+def _check_rest(seen: SimpleNamespace, title: str) -> None:
+    """What the operands that may be absent must be, of a query that was checked."""
+    rows = tuple(seen.query.shape[:-1])
+    for name, shape in (("sinks", rows[-1:]), ("lse", rows)):
         view = getattr(seen, name)
         if view is not None:
             checks.has_shape(view, shape, f"{title}: {name}")
@@ -108,6 +130,9 @@ def _check_operands(seen: SimpleNamespace) -> None:
 _ROWS = {"query": 1, "out": 1, "sinks": 0, "lse": 1}
 _ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention)
 _OPERAND_ATTENTION = RowsOperation("kv.operand_attention", _ROWS, _check_operands)
+_ATTENTION_PADDED = RowsOperation(
+    "kv.attention_padded", {"query": 2, "out": 2, "sinks": 0, "lse": 2}, _check_attention_padded
+)
 
 
 def attention(
@@ -198,27 +223,98 @@ def attention(
         raise TypeError(f"{title}: values must be an operand like the keys, got {type(layer).__name__}")
     if not of_operands:
         layer = layer_of(collection, layer, title)
-    attributes = masked(mask, window, chunk, title)
-    cap = 0.0
-    if softcap is not None:
-        cap = checks.number(softcap, "softcap", title)
-        if cap <= 0:
-            raise ValueError(f"{title}: softcap must be positive, got {cap}; leave it out for none")
-    if scale is None:
-        scale = collection.head_size**-0.5
-    else:
-        scale = checks.number(scale, "scale", title)
+    attributes = (*masked(mask, window, chunk, title), ("softcap", _cap(softcap, title)))
+    scale = collection.head_size**-0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
         out = checks.empty_like(query, "out", title)
     if return_lse and lse is None:
         lse = _empty_f32(query, title)
     operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets)
-    attributes = (*attributes, ("softcap", cap))
     if of_operands:
         _OPERAND_ATTENTION(operands, attributes, schedule, stream)
     else:
         _ATTENTION(operands, attributes, _scheduled(collection, schedule), stream)
     return (out, lse) if return_lse else out
+
+
+def attention_padded(
+    collection: Any,
+    layer: int,
+    query: Any,
+    valid_lengths: Any,
+    *,
+    scale: float | None = None,
+    mask: str = "causal",
+    window: int | None = None,
+    chunk: int | None = None,
+    sinks: Any = None,
+    softcap: float | None = None,
+    out: Any = None,
+    return_lse: bool = False,
+    lse: Any = None,
+    kv_offsets: Any = None,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> Any:
+    """:func:`attention` of a padded batch.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        As of :func:`attention`.
+    layer : int
+    query : array-like [B, S, Hq, D]
+        Token t of sequence b stands at position ``cache_lengths[b] + t``. Hq a multiple of the KV heads. The cache's
+        dtype, or f32, f16 or bf16 over an 8-bit cache.
+    valid_lengths : uint32 or int32 array-like [B]
+        New tokens of each sequence. Tokens t >= ``valid_lengths[b]`` are skipped: their query is not read, and nothing
+        is written for them.
+    scale, mask, window, chunk, sinks, softcap
+        As of :func:`attention`.
+    out : array-like [B, S, Hq, D], optional
+        The query's dtype. When not given it is allocated by the query's library (torch, CuPy or NumPy), and holds
+        anything where tokens are skipped.
+    return_lse : bool
+        Return the log-sum-exp too.
+    lse : f32 array-like [B, S, Hq], optional
+        Where it goes; allocated when it is wanted and not given.
+    kv_offsets : uint32 or int32 array-like [B + 1], optional
+        Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. Default:
+        ``cache_lengths[b] + valid_lengths[b]``.
+    schedule, stream
+        As of :func:`attention`.
+
+    Returns
+    -------
+    array-like [B, S, Hq, D], or with ``return_lse`` a tuple of that and f32 [B, S, Hq]
+        As of :func:`attention`.
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        If an argument is not as above; nothing was launched.
+    """
+    title = "kv.ops.attention_padded"
+    layer = layer_of(collection, layer, title)
+    attributes = (*masked(mask, window, chunk, title), ("softcap", _cap(softcap, title)))
+    scale = collection.head_size**-0.5 if scale is None else checks.number(scale, "scale", title)
+    if out is None:
+        out = checks.empty_like(query, "out", title)
+    if return_lse and lse is None:
+        lse = _empty_f32(query, title)
+    operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets)
+    _ATTENTION_PADDED(operands, attributes, _scheduled(collection, schedule), stream)
+    return (out, lse) if return_lse else out
+
+
+def _cap(softcap: float | None, title: str) -> float:
+    """The attribute of a softcap; 0 for none."""
+    if softcap is None:
+        return 0.0
+    cap = checks.number(softcap, "softcap", title)
+    if cap <= 0:
+        raise ValueError(f"{title}: softcap must be positive, got {cap}; leave it out for none")
+    return cap
 
 
 def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
@@ -239,8 +335,8 @@ def _bounds(queries: int, batch: int) -> dict[str, int]:
 
 
 def _empty_f32(query: Any, title: str) -> Any:
-    """A new f32 [T, Hq] of the query's library and device."""
+    """A new f32 buffer of a number a row and head, of the query's library and device."""
     library = type(query).__module__.partition(".")[0]
     if library == "torch":
-        return query.new_empty(query.shape[:2], dtype=sys.modules["torch"].float32)
-    return checks.empty(query, tuple(query.shape[:2]), f32, "lse", title)
+        return query.new_empty(query.shape[:-1], dtype=sys.modules["torch"].float32)
+    return checks.empty(query, tuple(query.shape[:-1]), f32, "lse", title)

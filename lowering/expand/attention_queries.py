@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Where the query rows of a batch's sequences lie, for the attention kernels: end to end, or padded to one width.
+
+Every kernel asks the same questions of either form, and is traced for one: a ragged batch pays nothing for the other.
+Buffers of a ragged batch are [T, heads, ...], those of a padded one [B, S, heads, ...].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+
+from kvarn import dsl as kv
+
+from .attention_common import sequence_of, tile_count, tile_place
+from .base import Expansion
+
+
+@dataclass(frozen=True)
+class RaggedQueries:
+    """Rows end to end: those of sequence b are [offsets[b], offsets[b + 1])."""
+
+    offsets: Any
+
+    @property
+    def sequences(self) -> Any:
+        return self.offsets.shape[0] - 1
+
+    def length(self, b: Any) -> Any:
+        """Rows of a sequence."""
+        return self.offsets[b + 1] - self.offsets[b]
+
+    def base(self, b: Any) -> Any:
+        """What :meth:`at` finds the rows of a sequence by."""
+        return self.offsets[b]
+
+    def at(self, base: Any, t: Any) -> tuple[Any, ...]:
+        """The leading indices of a sequence's row t in the buffers."""
+        return (base + t,)
+
+    def numbered(self, row: Any) -> tuple[Any, ...]:
+        """The leading indices of a row of the buffers, which may be one of no sequence."""
+        return (row,)
+
+    def holds(self, row: Any) -> Any:
+        """Whether a row of the buffers is one of a sequence."""
+        first, last = self.offsets[0], self.offsets[self.sequences]
+        return (row >= first) & (row < last)
+
+    @kv.func
+    def sequence(self, row: Any) -> Any:
+        """The sequence of a row."""
+        return sequence_of(self.offsets, row)
+
+    def token(self, b: Any, row: Any) -> Any:
+        """Which of its sequence's rows a row is."""
+        return row - self.offsets[b]
+
+    @kv.func
+    def tile(self, number: Any, group: int, size: int) -> tuple[Any, Any, Any, Any]:
+        """As :func:`tile_place`, with the base of the sequence."""
+        return tile_place(self.offsets, number, group, size)
+
+
+@dataclass(frozen=True)
+class PaddedQueries:
+    """Rows padded to one width: those of sequence b are the first lengths[b] of its ``width``."""
+
+    lengths: Any
+    width: Any
+
+    @property
+    def sequences(self) -> Any:
+        return self.lengths.shape[0]
+
+    def length(self, b: Any) -> Any:
+        return kv.math.min(self.lengths[b], self.width)
+
+    def base(self, b: Any) -> Any:
+        return b
+
+    def at(self, base: Any, t: Any) -> tuple[Any, ...]:
+        return (base, t)
+
+    def numbered(self, row: Any) -> tuple[Any, ...]:
+        return (row // self.width, row % self.width)
+
+    def holds(self, row: Any) -> Any:
+        """Also of a row past the last, which has the last one's length."""
+        b, last = row // self.width, self.sequences - 1
+        return (b <= last) & (row % self.width < self.lengths[kv.math.min(b, last)])
+
+    def sequence(self, row: Any) -> Any:
+        return row // self.width
+
+    def token(self, b: Any, row: Any) -> Any:
+        return row % self.width
+
+    def tile(self, number: Any, group: int, size: int) -> tuple[Any, Any, Any, Any]:
+        """As :func:`tile_place`; every sequence has the tiles of a full one."""
+        tiles = (self.width * group + (size - 1)) // size
+        b = number // tiles
+        return b, b, (number % tiles) * size, self.length(b) * group
+
+
+def queries_of(padded: bool, extents: Any, rows: Any) -> RaggedQueries | PaddedQueries:
+    """The queries of a kernel: ``extents`` are row offsets or valid lengths, ``rows`` a buffer with their rows."""
+    return PaddedQueries(extents, rows.shape[1]) if padded else RaggedQueries(extents)
+
+
+# --- outside kernels -------------------------------------------------------------------------------
+
+
+def is_padded(op: Any) -> bool:
+    """Whether an attention takes a padded batch."""
+    return op.operation.name == "kv.attention_padded"
+
+
+def extents_of(op: Any) -> ir.Value:
+    """The row offsets or the valid lengths of an attention."""
+    return op.valid_lengths if is_padded(op) else op.row_offsets
+
+
+def heads_of(op: Any, at: Expansion) -> int:
+    """Query heads of an attention."""
+    return at.static_dim(op.query, 2 if is_padded(op) else 1)
+
+
+def batch_of(op: Any, at: Expansion) -> Any:
+    """The sequences of an attention."""
+    count = at.dim(extents_of(op), 0)
+    return count if is_padded(op) else count - 1
+
+
+def row_count(query: ir.Value, at: Expansion) -> Any:
+    """The rows of a query, those of no sequence too."""
+    rows = at.dim(query, 0)
+    return rows * at.dim(query, 1) if ir.MemRefType(query.type).rank == 4 else rows
+
+
+def tiles_of(op: Any, at: Expansion, group: int, size: int) -> Any:
+    """Tiles that the kernels' ``tile`` numbers."""
+    if is_padded(op):
+        return batch_of(op, at) * ((at.dim(op.query, 1) * group + (size - 1)) // size)
+    return tile_count(at.dim(op.query, 0), batch_of(op, at), group, size)
