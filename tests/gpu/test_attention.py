@@ -122,6 +122,53 @@ def test_each_mask_in_a_ragged_batch(kind, options):
     check(problem, query_of(rng, problem, 4), kind, **options)
 
 
+def check_padded(problem: Problem, query: np.ndarray, kind: str | None, width: int, **options: Any) -> None:
+    """The valid rows of a padded query are the model's; the others were not written."""
+    offsets = problem.row_offsets
+    exists = reference.padded(np.ones(len(query), bool), offsets, width, False)
+    arrays = {n: to_gpu(v) if isinstance(v, np.ndarray) else v for n, v in options.items()}
+    q = to_gpu(reference.padded(query, offsets, width, np.nan))
+    out, lse = torch.full_like(q, SENTINEL), torch.full(q.shape[:3], SENTINEL, device=q.device)
+    schedule = {"kind": kind} if kind else None
+    valid = to_gpu(problem.new.astype(np.uint32))
+    kv.ops.attention_padded(collection_on_gpu(problem), 1, q, valid, out=out, lse=lse, schedule=schedule, **arrays)
+    named = {**options, "mask": "sliding_window"} if "window" in options else options
+    want, want_lse = reference.attention(problem.collection, 1, query, offsets, **named)
+    got, got_lse = numbers(out), numbers(lse)
+    assert_close(got[exists], want, TOLERANCE[dtypes.of(query.dtype).name])
+    assert_close(got_lse[exists], want_lse, 1e-3)
+    assert (got[~exists] == SENTINEL).all()
+    assert (got_lse[~exists] == SENTINEL).all()
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+@pytest.mark.parametrize("options", MASKS, ids=mask_name)
+def test_each_mask_in_a_padded_batch(kind, options):
+    for new in ([70, 200, 0, 1, 0, 33], [2, 1, 0, 1, 0, 2]):  # the second is a decode where the kind is open
+        rng, problem = problem_of(23, cached=[50, 0, 130, 7, 0, 900], new=new, head_size=64)
+        check_padded(problem, query_of(rng, problem, 8), kind, max(new) + 3, **options)
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_sinks_in_a_padded_batch(kind):
+    for new in ([65, 3], [1, 1]):
+        rng, problem = problem_of(24, cached=[100, 20], new=new, head_size=128)
+        sinks = rng.standard_normal(8).astype(np.float32)
+        check_padded(problem, query_of(rng, problem, 8), kind, 66, sinks=sinks, softcap=20.0)
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_valid_lengths_past_the_padding(kind):
+    for new in (40, 1):
+        rng, problem = problem_of(25, cached=[100, 20], new=[new, new], head_size=64)
+        query = query_of(rng, problem, 4)
+        want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets)
+        schedule = {"kind": kind} if kind else None
+        q, valid = to_gpu(query.reshape(2, new, 4, 64)), to_gpu(np.array([new, new + 1000], np.uint32))
+        out = kv.ops.attention_padded(collection_on_gpu(problem), 1, q, valid, schedule=schedule)
+        assert_close(numbers(out).reshape(want.shape), want, TOLERANCE["bf16"])
+
+
 @pytest.mark.parametrize("options", MASKS, ids=mask_name)
 @pytest.mark.parametrize("most", [1, 2])
 def test_each_mask_for_few_queries(options, most):
