@@ -34,7 +34,7 @@ SEEN = [
 
 @pytest.mark.parametrize(("head_size", "page_size", "options"), SEEN, ids=str)
 def test_infinities_without_a_token_do_not_show(head_size, page_size, options):
-    seeds = range(3 if head_size < 512 else 1)
+    seeds = range(2 if head_size < 512 else 1)
     cases.infinities(run, "auto", head_size, page_size, options, list(cases.BATCHES)[:3], seeds)
 
 
@@ -69,7 +69,7 @@ def test_the_order_of_the_pages_does_not_change_a_bit(kind, keys):
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [("auto", "bf16"), ("auto", "f8e4m3"), ("simt", "bf16"), ("prefill", "bf16"), ("prefill", "f8e4m3"),
+    [("auto", "bf16"), ("auto", "f8e4m3"), ("simt", "f8e4m3"), ("prefill", "bf16"), ("prefill", "f8e4m3"),
      ("decode", "bf16"), ("decode", "f8e4m3")],
 )  # fmt: skip
 def test_slots_past_the_last_token_may_hold_anything(kind, dtype):
@@ -79,7 +79,7 @@ def test_slots_past_the_last_token_may_hold_anything(kind, dtype):
 @pytest.mark.parametrize("group", [8, 16])
 @pytest.mark.parametrize("dtype", ["bf16", "f8e4m3"])
 def test_garbage_in_speculative_rows_does_not_reach_the_first(dtype, group):
-    cases.garbage_queries(run, "auto", dtype, group, range(2, 9), range(6))
+    cases.garbage_queries(run, "auto", dtype, group, range(2, 9), range(4))
 
 
 @pytest.mark.parametrize(
