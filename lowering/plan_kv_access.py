@@ -3,9 +3,10 @@
 
 Alignment: dim is a multiple of width by the dialect's contract, rows and pages are whole multiples of the head, and
 bases are 16-byte aligned (the loader checks), so an access is aligned to the largest power of two that divides both
-width and head size in bytes, up to 16. Read-only: a kernel in which no kv op writes caches of that storage type
-reads them through ``ld.global.nc``; buffers are read-only when nothing in the kernel writes a buffer of their
-element type. Without this pass accesses are aligned to one element and use the ordinary path.
+width and head size in bytes, up to 16. Scales are alike, with those of a token and head in the place of its elements.
+Read-only: a kernel in which no kv op writes caches of that storage type reads them through ``ld.global.nc``; buffers
+are read-only when nothing in the kernel writes a buffer of their element type. Without this pass accesses are aligned
+to one element and use the ordinary path.
 
 Before:  "kv.load"(%k, %b, %h, %t, %d, %p) {width = 8}
 After:   "kv.load"(%k, %b, %h, %t, %d, %p) {width = 8, kv.alignment = 16, kv.read_only}

@@ -15,6 +15,7 @@ from reference import attention as reference
 from reference import decode_cases, emulated, places, ptx
 from reference.random_caches import Problem, fill_cached, random_problem, random_values
 
+from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect import dtypes
 from kvarn.ops import mla, reads
 
@@ -175,6 +176,23 @@ def test_decode_splits_and_merges_long_sequences(dtype, options):
 )
 def test_decode_counts_scales_of_token_heads_and_granules(dtype, scale_dtype, granularity):
     decode_cases.scales(places.Interpreted(), dtype, scale_dtype, granularity, [90, 0, 7], [1, 2, 1])
+
+
+@pytest.mark.parametrize("schedule", [SIMT, PREFILL, DECODE], ids=["simt", "prefill", "decode"])
+def test_scales_may_be_aligned_to_those_of_one_head(schedule):
+    rng, problem = problem_of(
+        16, dtype="i8", scale_dtype="f32", granularity=32, cached=[20, 7], new=[1, 2], head_size=64, num_heads=2
+    )
+    c = problem.collection
+    page = c.scales[0].size + 2  # two scales of a head: pages and base are multiples of 8 bytes, and not of 16
+    raw = np.zeros(len(c.scales) * page + 8, np.float32)
+    first = -raw.ctypes.data // 4 % 4 + 2
+    scales = np.lib.stride_tricks.as_strided(raw[first:], c.scales.shape, (4 * page, *c.scales.strides[1:]))
+    scales[...] = c.scales
+    problem.collection = PagedKVCacheCollection(
+        c.blocks, c.cache_lengths, c.lookup_table, c.max_seq_length, c.max_cache_length, scales, 32
+    )
+    check(problem, query_of(rng, problem, 4), schedule, scale=0.0005)
 
 
 @pytest.mark.parametrize(("heads", "new"), [(16, [8, 1, 0, 3]), (9, [3, 5])])

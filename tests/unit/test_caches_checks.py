@@ -42,6 +42,14 @@ def shifted(shape, dtype, by):
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
+def apart(shape, gap):
+    """f32 pages that lie ``gap`` elements apart."""
+    page = int(np.prod(shape[1:]))
+    memory = np.zeros(shape[0] * (page + gap), np.float32)
+    strides = np.zeros(shape, np.float32).strides[1:]
+    return np.lib.stride_tricks.as_strided(memory, shape, (4 * (page + gap), *strides))
+
+
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
@@ -120,7 +128,11 @@ def test_paged_collection_refuses(options, error, match):
         (floats(N, 2, L, P, H, 8), 0, ValueError, "quantization_granularity must be positive"),
         (floats(N, 2, L, P, H, 8), 1.5, TypeError, "quantization_granularity must be an integer"),
         (floats(N, 2, L, P, H, 4)[..., ::2], 4, ValueError, "scales: the last 3 dimensions"),
-        (shifted((N, 2, L, P, H, 2), np.float32, 2), 4, ValueError, "scales must start at a multiple of 4 bytes"),
+        (shifted((N, 2, L, P, H, 2), np.float32, 2), 4, ValueError, "scales must start at a multiple of 8 bytes"),
+        (shifted((N, 2, L, P, H, 2), np.float32, 4), 4, ValueError, "scales must start at a multiple of 8 bytes"),
+        (shifted((N, 2, L, P, H, 8), np.float32, 8), 1, ValueError, "scales must start at a multiple of 16 bytes"),
+        (apart((N, 2, L, P, H, 2), 1), 4, ValueError,
+         r"multiples of 8 bytes \(the 2 scales of a token and head.*got 385 elements of 4 bytes for pages"),
     ],
 )
 def test_scales_that_are_refused(scales, granularity, error, match):

@@ -367,6 +367,20 @@ def test_a_misaligned_buffer_is_refused():
         LayoutTensorMHAOperand(data)
 
 
+@pytest.mark.parametrize(
+    ("gap", "start", "message"),
+    [(0, 1, "scales must start at a multiple of 16 bytes"),
+     (2, 0, "multiples of 16 bytes .the 4 scales of a token and head .* got 50 elements of 4 bytes for sequences")],
+)  # fmt: skip
+def test_scales_that_vectors_cannot_read_are_refused(gap, start, message):
+    raw = np.zeros(2 * (6 * 2 * 4 + gap) + 8, np.float32)
+    first = -raw.ctypes.data // 4 % 4 + start
+    apart = raw[first : first + 2 * (6 * 2 * 4 + gap)].reshape(2, -1)
+    scales = np.lib.stride_tricks.as_strided(apart, (2, 6, 2, 4), (apart.strides[0], 32, 16, 4))
+    with pytest.raises(ValueError, match=message):
+        LayoutTensorMHAOperand(np.zeros((2, 6, 2, 16), np.int8), scales)
+
+
 def test_buffers_without_tokens_are_operands_too():
     empty = RaggedMHAOperand(np.zeros((0, 2, 16), np.float32), np.zeros(4, np.uint32))
     none = LayoutTensorMHAOperand(np.zeros((3, 0, 2, 16), np.float32))

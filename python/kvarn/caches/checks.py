@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvarn.dialect import dtypes
+from kvarn.dialect import dtypes, layout
 from kvarn.runtime.buffers import BufferView, view
 
 _MAX_I32 = 2**31 - 1
@@ -124,6 +124,19 @@ def aligned(buffer: BufferView, multiple: int, name: str) -> None:
             f"{name} must start at a multiple of {multiple} bytes (vector loads and TMA need it), got address "
             f"{buffer.data:#x}; do not slice the pool's first dimensions off an unaligned buffer"
         )
+
+
+def aligned_granules(buffer: BufferView, strides: Sequence[int], dims: Sequence[str], outer: int) -> None:
+    """Scales whose base and outer strides let the scales of a token and head be read as vectors of up to 16 bytes."""
+    granules, item = buffer.shape[-1], buffer.dtype.itemsize
+    multiple = min(16, layout.lowbit(granules * item))
+    aligned(buffer, multiple, "scales")
+    for stride, dim in zip(strides[:outer], dims, strict=False):
+        if stride * item % multiple:
+            raise ValueError(
+                f"scales: strides of the outer dimensions must be multiples of {multiple} bytes (the {granules} scales "
+                f"of a token and head are read as vectors), got {stride} elements of {item} bytes for {dim}"
+            )
 
 
 def table(obj: Any, name: str, dims: Sequence[str]) -> tuple[BufferView, tuple[int, ...]]:

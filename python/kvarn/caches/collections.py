@@ -210,7 +210,9 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
     max_cache_length : int
         Longest cached + new tokens; the table must cover it.
     scales : array-like [N, 2, L, P, H, G], optional
-        Quantization scales (f32, f16, bf16 or f8e8m0) of an 8-bit pool, G = cdiv(D, quantization_granularity).
+        Quantization scales (f32, f16, bf16 or f8e8m0) of an 8-bit pool, G = cdiv(D, quantization_granularity). The
+        base and the strides of the first three dimensions are multiples of the largest power of two, at most 16, that
+        divides the bytes of G scales: kernels read them as vectors.
     quantization_granularity : int
         Consecutive elements of the head dimension that share a scale.
 

@@ -293,8 +293,9 @@ class _BufferOperand(MHAOperand):
             raise ValueError(f"buffer must span fewer than 2**31 rows, got shape {tuple(data.shape)}: split it")
         granules = 1
         if scales is not None:
+            scale_dims = (*dims[:-1], "granules")
             views["scales"], scale_strides = checks.pool(
-                scales, "scales", (*dims[:-1], "granules"), outer, row_major=False, empty=True
+                scales, "scales", scale_dims, outer, row_major=False, empty=True
             )
             granules = views["scales"].shape[-1]
             granularity = layout.cdiv(size, max(granules, 1))
@@ -303,7 +304,7 @@ class _BufferOperand(MHAOperand):
                     f"scales must have the shape of buffer {tuple(data.shape)} but for G granules of cdiv({size}, G) "
                     f"elements, got {tuple(views['scales'].shape)}"
                 )
-            checks.aligned(views["scales"], min(16, layout.lowbit(granules * views["scales"].dtype.itemsize)), "scales")
+            checks.aligned_granules(views["scales"], scale_strides, scale_dims, outer)
             at["scales"], at["scales_stride0"] = views["scales"].data, scale_strides[0]
         spec = layout.spec_of(
             kind, data.dtype, heads, size, granularity=layout.cdiv(size, granules),

@@ -426,5 +426,5 @@ def checked_scales(
             f"scales must have shape {expected}: that of blocks with cdiv(head_size {head_size}, "
             f"quantization_granularity {granularity}) granules last, got {tuple(buffer.shape)}"
         )
-    checks.aligned(buffer, buffer.dtype.itemsize, "scales")
+    checks.aligned_granules(buffer, strides, dims, outer)
     return buffer, strides
