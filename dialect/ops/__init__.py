@@ -36,7 +36,7 @@ from .metadata import (
     operand,
     value_cache,
 )
-from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillPlanOp
+from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
 from .operations import tier_one
 from .tiles import alloc_shared, load_tile, store_tile
 from .tma import (
@@ -51,7 +51,8 @@ from .tma import (
 )
 
 __all__ = [
-    "AttentionOp", "AttentionPaddedOp", "MlaAttentionOp", "MlaDecompressOp", "MlaPrefillPlanOp", "OperandAttentionOp",
+    "AttentionOp", "AttentionPaddedOp", "MlaAttentionOp", "MlaDecompressOp", "MlaPrefillChunkOp",
+    "MlaPrefillPlanOp", "OperandAttentionOp",
     "alloc_shared", "block_ptr",
     "buffer_address", "cache_length", "cache_lengths", "cast", "device_attribute", "field", "get_row", "is_empty",
     "key_cache", "load", "load_pages", "load_raw", "load_scale", "load_tile", "make_cache", "make_collection",

@@ -133,3 +133,84 @@ class MlaDecompressOp(Kv.Operation, name="mla_decompress", traits=[ReadsCache, R
             and verify.memref(self, self.out, 2, (spec.dtype.mlir,), "out")
             and verify.static_dim(self, self.out, 1, spec.head_size, "out")
         )
+
+
+class MlaPrefillChunkOp(Kv.Operation, name="mla_prefill_chunk", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+    """Causal attention over one chunk of decompressed keys, which end in columns of the latent rows.
+
+    query: [T, Hq, Dn + R]; key: [Tb, Hq, Dn] and value: [Tb, Hq, Dv], of the query's type; out: [T, Hq, Dv]; lse:
+    [T, Hq] f32, the log-sum-exp out. Rows buffer_row_offsets[b] to buffer_row_offsets[b + 1] of key and value are
+    sequence b's tokens from cache_offsets[b] on, as in kv.mla_decompress; the last R columns of a token's key are those
+    of its latent row, or with bf16_rope the bf16 values in its last 2 R bytes, which share the row's one scale. Query i
+    of sequence b stands at position cache_length(b) + i.
+
+    With accumulate, out and lse hold the attention over other keys, and that over theirs and these is left there.
+    """
+
+    collection: Operand[Any]
+    layer: Operand[I32]
+    query: Operand[Any]
+    row_offsets: Operand[Any]
+    key: Operand[Any]
+    value: Operand[Any]
+    buffer_row_offsets: Operand[Any]
+    cache_offsets: Operand[Any]
+    scale: Operand[F32]
+    out: Operand[Any]
+    lse: Operand[Any]
+    bf16_rope: ir.BoolAttr
+    accumulate: ir.BoolAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        if spec is None:
+            return False
+        if not spec.is_mla:
+            return verify.fail(self, "needs an MLA collection (is_mla = true)")
+        if not spec.dtype.is_float and not spec.quantized:
+            return verify.fail(self, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
+        for name in ("bf16_rope", "accumulate"):
+            if not isinstance(getattr(self, name), ir.BoolAttr):
+                return verify.fail(self, f"{name} must be true or false, got {getattr(self, name)}")
+        elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+        if not verify.memref(self, self.query, 3, elements, "query"):
+            return False
+        same = (str(ir.MemRefType(self.query.type).element_type),)
+        return (
+            all(verify.memref(self, getattr(self, n), 3, same, n) for n in ("key", "value", "out"))
+            and self._fits(spec)
+            and all(offsets(self, getattr(self, n), n) for n in ("row_offsets", "buffer_row_offsets", "cache_offsets"))
+            and verify.memref(self, self.lse, 2, ("f32",), "lse")
+        )
+
+    def _fits(self, spec: CacheSpec) -> bool:
+        """Whether heads and columns agree, and the latent rows have those that the keys end in."""
+        for name, dims in (("query", (1, 2)), ("key", (2,)), ("value", (2,))):
+            for dim in dims:
+                if ir.MemRefType(getattr(self, name).type).is_dynamic_dim(dim):
+                    return verify.fail(self, f"{name} must have a static dimension {dim}, got a dynamic one")
+        _, heads, columns = ir.MemRefType(self.query.type).shape
+        nope, value_size = (ir.MemRefType(x.type).shape[2] for x in (self.key, self.value))
+        problem = chunk_problem(spec, columns, nope, self.bf16_rope.value)
+        return (
+            (problem is None or verify.fail(self, problem))
+            and all(verify.static_dim(self, getattr(self, n), 1, heads, n) for n in ("key", "value", "out"))
+            and verify.static_dim(self, self.out, 2, value_size, "out")
+        )
+
+
+def chunk_problem(spec: CacheSpec, columns: int, nope: int, bf16_rope: bool) -> str | None:
+    """Why keys of so many columns cannot end in columns of the latent rows; None when they can."""
+    rope = columns - nope
+    if nope < 1 or not 0 < rope <= spec.head_size:
+        return (
+            f"query must have more columns than key, which has some, at most the row's {spec.head_size} more: "
+            f"got {columns} and {nope}"
+        )
+    if bf16_rope and rope_columns(spec, spec.head_size - rope) != rope:
+        scales = spec.num_scales if spec.quantized else 0
+        return (
+            f"bf16_rope needs 8-bit rows of at most one scale, whose last {2 * rope} bytes follow an even number of "
+            f"others: got rows of {spec.head_size} {spec.dtype.mlir} with {scales} scales"
+        )
+    return None

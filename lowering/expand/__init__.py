@@ -22,7 +22,7 @@ _MODULES = {
     "kv.merge_attention": "ragged",
     "kv.transfer_pages": "copies",
     "kv.attention": "attention", "kv.attention_padded": "attention", "kv.operand_attention": "attention",
-    "kv.mla_attention": "mla", "kv.mla_decompress": "mla",
+    "kv.mla_attention": "mla", "kv.mla_decompress": "mla", "kv.mla_prefill_chunk": "mla",
 }  # fmt: skip
 _found: dict[str, Callable[..., None]] = {}
 

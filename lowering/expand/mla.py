@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Expand ``kv.mla_attention`` and ``kv.mla_decompress``.
+"""Expand ``kv.mla_attention``, ``kv.mla_prefill_chunk`` and ``kv.mla_decompress``.
 
 Latent rows are keys whose first ``value_size`` columns are the values. The row kernels of ``attention_rows`` take them
 as they are, those of ``mla_rows`` where a list says which; on a GPU the kernel of ``attention_latent`` takes the shapes
-that it knows.
+that it knows. A prefill's chunk has the kernels of ``mla_rows`` only: there is none on the tensor cores.
 """
 
 from __future__ import annotations
@@ -47,6 +47,22 @@ def expand_attention(op: Any, at: Expansion) -> None:
         return
     args = [op.collection, op.layer, None, None, op.query, op.row_offsets, None, op.scale, op.out, None, None]
     launch_rows(kind, case, at, op.query, args)
+
+
+@expands("kv.mla_prefill_chunk")
+def expand_prefill_chunk(op: Any, at: Expansion) -> None:
+    kind, only = at.schedule.get("kind"), "host" if at.target.is_host else "simt"
+    if kind not in (None, only):
+        raise ValueError(f"the schedule's kind must be {only} on {at.target.name}, got {kind!r}")
+    nope = at.static_dim(op.key, 2)
+    rope = at.static_dim(op.query, 2) - nope
+    case = Case(
+        spec=at.spec(op.collection), query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
+        value_size=at.static_dim(op.value, 2), rope=rope if op.bf16_rope.value else 0, lse=True,
+    )  # fmt: skip
+    source = mla_rows.Chunk(case, nope, rope, row_alignment(op), op.accumulate.value)
+    rest = (op.key, op.value, op.buffer_row_offsets, op.cache_offsets)
+    mla_rows.launch(source, at, op, op.lse, None, None, *rest)
 
 
 def decompress_kernel(spec: CacheSpec) -> Any:

@@ -59,3 +59,124 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi3
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>, memref<?x?xi32>) -> ()
   return
 }
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 576 : i64, false, 64 : i64, none, 1 : i64>
+// Rule: chunks are of latent rows.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x128xbf16>, %v: memref<?x16x96xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x96xbf16>, %l: memref<?x16xf32>) {
+  // expected-error @below {{'kv.mla_prefill_chunk' op needs an MLA collection (is_mla = true)}}
+  "kv.mla_prefill_chunk"(%c, %i, %q, %o, %k, %v, %o, %o, %s, %out, %l) {accumulate = false, bf16_rope = false}
+    : (!pool, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xf32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", i8, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: integers need scales.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x128xbf16>, %v: memref<?x16x96xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x96xbf16>, %l: memref<?x16xf32>) {
+  // expected-error @below {{'kv.mla_prefill_chunk' op needs a float cache or one with scales, got element type i8}}
+  "kv.mla_prefill_chunk"(%c, %i, %q, %o, %k, %v, %o, %o, %s, %out, %l) {accumulate = false, bf16_rope = false}
+    : (!pool, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xf32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: keys have the query's type.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x128xf16>, %v: memref<?x16x96xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x96xbf16>, %l: memref<?x16xf32>) {
+  // expected-error @below {{'kv.mla_prefill_chunk' op key must have element type bf16, got f16}}
+  "kv.mla_prefill_chunk"(%c, %i, %q, %o, %k, %v, %o, %o, %s, %out, %l) {accumulate = false, bf16_rope = false}
+    : (!pool, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xf32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: the query has the columns of the latent rows too.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %k: memref<?x16x128xbf16>, %v: memref<?x16x96xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x96xbf16>, %l: memref<?x16xf32>) {
+  // expected-error @below {{'kv.mla_prefill_chunk' op query must have more columns than key, which has some, at most the row's 576 more: got 128 and 128}}
+  "kv.mla_prefill_chunk"(%c, %i, %q, %o, %k, %v, %o, %o, %s, %out, %l) {accumulate = false, bf16_rope = false}
+    : (!pool, i32, memref<?x16x128xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xf32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: keys have the query's heads.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x8x128xbf16>, %v: memref<?x16x96xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x96xbf16>, %l: memref<?x16xf32>) {
+  // expected-error @below {{'kv.mla_prefill_chunk' op key must have 16 in dimension 1, got 8}}
+  "kv.mla_prefill_chunk"(%c, %i, %q, %o, %k, %v, %o, %o, %s, %out, %l) {accumulate = false, bf16_rope = false}
+    : (!pool, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x8x128xbf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xf32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: the output has the values' columns.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x128xbf16>, %v: memref<?x16x96xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x128xbf16>, %l: memref<?x16xf32>) {
+  // expected-error @below {{'kv.mla_prefill_chunk' op out must have 96 in dimension 2, got 128}}
+  "kv.mla_prefill_chunk"(%c, %i, %q, %o, %k, %v, %o, %o, %s, %out, %l) {accumulate = false, bf16_rope = false}
+    : (!pool, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x128xbf16>, memref<?x16xf32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: columns are known.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x128xbf16>, %v: memref<?x16x?xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x96xbf16>, %l: memref<?x16xf32>) {
+  // expected-error @below {{'kv.mla_prefill_chunk' op value must have a static dimension 2, got a dynamic one}}
+  "kv.mla_prefill_chunk"(%c, %i, %q, %o, %k, %v, %o, %o, %s, %out, %l) {accumulate = false, bf16_rope = false}
+    : (!pool, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x?xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xf32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: bf16 columns stand in 8-bit rows.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x128xbf16>, %v: memref<?x16x96xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x96xbf16>, %l: memref<?x16xf32>) {
+  // expected-error @below {{'kv.mla_prefill_chunk' op bf16_rope needs 8-bit rows of at most one scale, whose last 128 bytes follow an even number of others: got rows of 576 bf16 with 0 scales}}
+  "kv.mla_prefill_chunk"(%c, %i, %q, %o, %k, %v, %o, %o, %s, %out, %l) {accumulate = false, bf16_rope = true}
+    : (!pool, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xf32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: bf16_rope is yes or no.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x128xbf16>, %v: memref<?x16x96xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x96xbf16>, %l: memref<?x16xf32>) {
+  // expected-error @below {{'kv.mla_prefill_chunk' op bf16_rope must be true or false, got 1 : i64}}
+  "kv.mla_prefill_chunk"(%c, %i, %q, %o, %k, %v, %o, %o, %s, %out, %l) {accumulate = false, bf16_rope = 1 : i64}
+    : (!pool, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xf32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: accumulate is yes or no.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x128xbf16>, %v: memref<?x16x96xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x96xbf16>, %l: memref<?x16xf32>) {
+  // expected-error @below {{'kv.mla_prefill_chunk' op accumulate must be true or false, got "yes"}}
+  "kv.mla_prefill_chunk"(%c, %i, %q, %o, %k, %v, %o, %o, %s, %out, %l) {accumulate = "yes", bf16_rope = false}
+    : (!pool, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xf32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: the log-sum-exp is f32.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x128xbf16>, %v: memref<?x16x96xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x96xbf16>, %l: memref<?x16xbf16>) {
+  // expected-error @below {{'kv.mla_prefill_chunk' op lse must have element type f32, got bf16}}
+  "kv.mla_prefill_chunk"(%c, %i, %q, %o, %k, %v, %o, %o, %s, %out, %l) {accumulate = false, bf16_rope = false}
+    : (!pool, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xbf16>) -> ()
+  return
+}

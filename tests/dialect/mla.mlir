@@ -19,3 +19,15 @@ func.func @sparse(%pool: !latent, %bytes: !bytes, %layer: i32, %q: memref<?x16x5
     : (!bytes, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>, memref<?xi32>) -> ()
   return
 }
+
+// CHECK-LABEL: func.func @prefill_chunk
+func.func @prefill_chunk(%pool: !latent, %bytes: !bytes, %layer: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x128xbf16>,
+                         %v: memref<?x16x96xbf16>, %i32s: memref<?xi32>, %scale: f32, %lse: memref<?x16xf32>) {
+  // CHECK: "kv.mla_prefill_chunk"(%{{.+}}) {accumulate = false, bf16_rope = false} : (!kv.collection<"paged", bf16,
+  "kv.mla_prefill_chunk"(%pool, %layer, %q, %i32s, %k, %v, %i32s, %i32s, %scale, %v, %lse) {accumulate = false, bf16_rope = false}
+    : (!latent, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xf32>) -> ()
+  // CHECK: "kv.mla_prefill_chunk"(%{{.+}}) {accumulate = true, bf16_rope = true} : (!kv.collection<"paged", f8E4M3FN,
+  "kv.mla_prefill_chunk"(%bytes, %layer, %q, %i32s, %k, %v, %i32s, %i32s, %scale, %v, %lse) {accumulate = true, bf16_rope = true}
+    : (!bytes, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xf32>) -> ()
+  return
+}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention over latent rows on a GPU: one scale a token, rows that end in bf16 keys, rows that a list names."""
+"""Attention over latent rows on a GPU: scaled, ending in bf16 keys, listed, decompressed in chunks."""
 
 import importlib
 
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.gpu
 
 unit = importlib.import_module("unit.test_attention_mla")
 sparse = importlib.import_module("unit.test_mla_sparse")
+prefill = importlib.import_module("unit.test_mla_prefill")
 PLACE = places.Torch()
 TOLERANCE = {"f32": 2e-4, "bf16": 2e-2}
 
@@ -63,3 +64,29 @@ def test_a_query_sees_the_rows_that_it_lists(kind, dtype, scales):
         indices=PLACE.put(indices), topk_lengths=PLACE.put(lengths), schedule={"kind": kind},
     )  # fmt: skip
     np.testing.assert_allclose(PLACE.get(out).astype(np.float64), want, rtol=0, atol=TOLERANCE["bf16"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("f32", {}),
+        ("bf16", {"nope": 128, "rope": 64, "values": 128, "heads": 16, "cached": [300, 0], "new": [40, 9]}),
+        ("f8e4m3", {"bf16_rope": True, "scale_dtype": "f32"}),
+    ],
+)  # fmt: skip
+def test_chunks_together_are_dense_attention(dtype, options):
+    p = prefill.prefill(12, dtype, **options)
+    query, weights = PLACE.put(p.query), [PLACE.put(w) for w in (p.key_weights, p.value_weights)]
+
+    def expand(rows):
+        latent = rows[:, : p.content].float()
+        return tuple(torch.einsum("tc,hdc->thd", latent, w).to(query.dtype) for w in weights)
+
+    out, lse = kv.ops.mla_prefill(
+        PLACE.collection(p.problem.collection), 1, query, PLACE.put(p.problem.row_offsets), expand,
+        PLACE.put(prefill.buffer_of(p, 48)), bf16_rope=p.bytes_ != p.rope, return_lse=True,
+    )  # fmt: skip
+    want, want_lse = prefill.dense(p)
+    tolerance = {"f32": 2e-4, "bf16": 4e-2}[dtypes.of(p.query.dtype).name]
+    np.testing.assert_allclose(PLACE.get(out).astype(np.float64), want, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(PLACE.get(lse), want_lse, rtol=2e-3, atol=2e-3)

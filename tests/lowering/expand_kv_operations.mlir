@@ -129,6 +129,39 @@ func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f
 
 // -----
 
+!latent = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+!queries = memref<?x16x192xbf16, strided<[?, ?, 1]>, 1>
+!keys = memref<?x16x128xbf16, strided<[?, ?, 1]>, 1>
+!lse = memref<?x16xf32, strided<[?, 1]>, 1>
+!table = memref<?xi32, strided<[1]>, 1>
+
+// A key is read from the chunk's buffer and, its last columns, from the latent row; the value from a buffer. What
+// accumulates is another kernel, which reads what it will write.
+// CHECK-LABEL: func.func @prefill_chunk
+// CHECK:         gpu.launch_func @kernels::@mla_rows blocks
+// CHECK:         gpu.launch_func @kernels::@mla_rows_2 blocks
+// CHECK:       gpu.func @mla_rows({{.*}}name = "lse"}, {{.*}}name = "key"}, {{.*}}name = "cache_offsets"}
+// CHECK-NOT:     vector.load %arg5
+// CHECK:         vector.load %arg7[{{.*}} {alignment = 16 : i64} {{.*}}, vector<8xbf16>
+// CHECK:         "kv.load"({{.*}}vector<8xbf16>
+// CHECK:         vector.load %arg8[
+// CHECK:         memref.store %{{.+}}, %arg6[
+// CHECK:       gpu.func @mla_rows_2(
+// CHECK:         memref.load %arg6[
+// CHECK:         vector.load %arg5[
+// HOST-LABEL: func.func @prefill_chunk
+// HOST:         gpu.launch_func @kernels::@mla_rows_host
+// HOST:         gpu.launch_func @kernels::@mla_rows_host_2
+func.func @prefill_chunk(%c: !latent, %layer: i32, %q: !queries, %o: !table, %k: !keys, %v: !keys, %s: f32, %out: !keys, %lse: !lse) {
+  "kv.mla_prefill_chunk"(%c, %layer, %q, %o, %k, %v, %o, %o, %s, %out, %lse) {accumulate = false, bf16_rope = false}
+    : (!latent, i32, !queries, !table, !keys, !keys, !table, !table, f32, !keys, !lse) -> ()
+  "kv.mla_prefill_chunk"(%c, %layer, %q, %o, %k, %v, %o, %o, %s, %out, %lse) {accumulate = true, bf16_rope = false}
+    : (!latent, i32, !queries, !table, !keys, !keys, !table, !table, f32, !keys, !lse) -> ()
+  return
+}
+
+// -----
+
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !index = !kv.collection<"paged", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>
 !rows = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>

@@ -39,7 +39,7 @@ def driver(context: ir.Context, steps: str = "", **changes: object) -> tuple[Dri
 
 
 def test_every_op_round_trips_in_a_lit_file() -> None:
-    held = "".join((DIALECT / f"{name}.mlir").read_text() for name in ("ops", "operands", "tma"))
+    held = "".join((DIALECT / f"{name}.mlir").read_text() for name in ("ops", "operands", "mla", "tma"))
     assert [
         c.OPERATION_NAME
         for c in kv.Kv.operations

@@ -12,7 +12,7 @@ operation allocates nothing and can be captured in a CUDA graph.
 from .convert import convert
 from .copies import copy_pages, gather, transfer_pages
 from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_sparse_indices
-from .mla import mla_attention, mla_decompress
+from .mla import mla_attention, mla_decompress, mla_prefill, mla_prefill_chunk
 from .ragged import merge_attention, merge_ragged, shift_tokens, sliced_add
 from .reads import attention, attention_padded
 from .rotary import IndexHeads, qk_norm, rope, rope_padded
@@ -36,6 +36,8 @@ __all__ = [
     "merge_ragged",
     "mla_attention",
     "mla_decompress",
+    "mla_prefill",
+    "mla_prefill_chunk",
     "mla_prefill_plan",
     "print_cache",
     "qk_norm",

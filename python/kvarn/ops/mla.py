@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention over latent rows (MLA), and latent rows copied out of the pages."""
+"""Attention over latent rows (MLA), latent rows copied out of the pages, and prefills of decompressed chunks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from kvarn.dialect.ops.mla import rope_columns
+from kvarn.dialect.layout import cdiv
+from kvarn.dialect.ops.mla import chunk_problem, rope_columns
 from kvarn.programs import Operation, Schedule
 
 from . import checks
 from .checks import layer_of
-from .reads import RowsOperation, check_rows, masked
+from .indices import MlaPrefillPlan, mla_prefill_plan
+from .reads import RowsOperation, check_rows, empty_lse, masked
 
 
 def _check_mla_attention(seen: SimpleNamespace) -> None:
@@ -148,3 +151,194 @@ def mla_decompress(
     """
     _MLA_DECOMPRESS((cache, row_offsets, cache_offsets, out), (), schedule, stream)
     return out
+
+
+# --- prefill of decompressed chunks ------------------------------------------------------------------
+
+
+def _check_mla_prefill_chunk(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), "kv.ops.mla_prefill_chunk"
+    if not spec.is_mla:
+        raise ValueError(f"{title}: needs an MLA collection, got one with values; use kv.ops.attention")
+    checks.has_shape(seen.query, ("T", "Hq", "Dn + R"), f"{title}: query")
+    tokens, heads, columns = seen.query.shape
+    checks.has_shape(seen.key, ("Tb", heads, "Dn"), f"{title}: key")
+    checks.has_shape(seen.value, (seen.key.shape[0], heads, "Dv"), f"{title}: value")
+    if seen.value.shape[2] < 1:
+        raise ValueError(f"{title}: value must have at least one column, got none")
+    problem = chunk_problem(spec, columns, seen.key.shape[2], seen.attributes["bf16_rope"])
+    if problem is not None:
+        raise ValueError(f"{title}: {problem}")
+    check_rows(seen, title, columns, seen.value.shape[2])
+    for name in ("key", "value"):
+        checks.has_dtype(getattr(seen, name), (seen.query.dtype.name,), f"{title}: {name}")
+    checks.has_shape(seen.lse, (tokens, heads), f"{title}: lse")
+    checks.has_dtype(seen.lse, ("f32",), f"{title}: lse")
+    batch = seen.collection.batch_size
+    checks.offsets(seen.buffer_row_offsets, batch, f"{title}: buffer_row_offsets")
+    checks.has_shape(seen.cache_offsets, (batch,), f"{title}: cache_offsets")
+
+
+_MLA_PREFILL_CHUNK = RowsOperation(
+    "kv.mla_prefill_chunk", {"query": 1, "key": 1, "value": 1, "out": 1, "lse": 1}, _check_mla_prefill_chunk
+)
+
+
+def mla_prefill_chunk(
+    collection: Any,
+    layer: int,
+    query: Any,
+    row_offsets: Any,
+    key: Any,
+    value: Any,
+    buffer_row_offsets: Any,
+    cache_offsets: Any,
+    *,
+    scale: float | None = None,
+    bf16_rope: bool = False,
+    accumulate: bool = False,
+    out: Any = None,
+    lse: Any = None,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """Causal attention over one chunk of decompressed keys, whose last columns are those of the latent rows.
+
+    Row i of ``key`` and ``value``, of sequence b, is that sequence's token i - buffer_row_offsets[b] +
+    cache_offsets[b], as :func:`mla_decompress` places it. The token's key is that row and then the last R columns of
+    its latent row. Query i of sequence b stands at position ``cache_lengths[b] + i``. Computed in f32. A row at a time:
+    there is no kernel on the tensor cores.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        An MLA one: one latent row of D elements a token, those of the step's new tokens among them.
+    layer : int
+    query : array-like [T, Hq, Dn + R]
+        The cache's dtype, or f32, f16 or bf16 over an 8-bit cache.
+    row_offsets : uint32 or int32 array-like [B + 1]
+    key : array-like [Tb, Hq, Dn]
+        The query's dtype.
+    value : array-like [Tb, Hq, Dv]
+        The query's dtype.
+    buffer_row_offsets : uint32 or int32 array-like [B + 1]
+        Rows of each sequence in the chunk: a row of ``mla_prefill_plan``'s. They are held to the Tb rows.
+    cache_offsets : uint32 or int32 array-like [B]
+        Tokens of each sequence that earlier chunks took: a row of the plan's.
+    scale : float, optional
+        Default (Dn + R) ** -0.5.
+    bf16_rope : bool
+        An 8-bit row of at most one scale ends in R bf16 columns, in 2 R bytes, stored divided by the scale.
+    accumulate : bool
+        ``out`` and ``lse`` hold the attention over other chunks: leave there that over those and this one, what
+        :func:`merge_attention` would make of the two.
+    out : array-like [T, Hq, Dv], optional
+        The query's dtype. When not given it is allocated by the query's library (torch, CuPy or NumPy).
+    lse : f32 array-like [T, Hq], optional
+        Likewise: the logarithm of the sum of exponentials, minus infinity in a row that sees no key.
+    schedule, stream
+        As of :func:`attention`.
+
+    Returns
+    -------
+    tuple of array-like
+        ``out`` and ``lse``. Rows of no sequence are not written.
+    """
+    title = "kv.ops.mla_prefill_chunk"
+    layer = layer_of(collection, layer, title)
+    if accumulate and (out is None or lse is None):
+        raise ValueError(f"{title}: out and lse must be given with accumulate: they hold the attention so far")
+    scale = query.shape[-1] ** -0.5 if scale is None else checks.number(scale, "scale", title)
+    if out is None:
+        shape = (*query.shape[:2], checks.shape_of(value, f"{title}: value", 3)[2])
+        out = checks.empty(query, shape, None, "out", title)
+    if lse is None:
+        lse = empty_lse(query, title)
+    operands = (
+        collection, layer, query, row_offsets, key, value, buffer_row_offsets, cache_offsets, scale, out, lse,
+    )  # fmt: skip
+    attributes = (("bf16_rope", bool(bf16_rope)), ("accumulate", bool(accumulate)))
+    _MLA_PREFILL_CHUNK(operands, attributes, schedule, stream)
+    return out, lse
+
+
+def mla_prefill(
+    collection: Any,
+    layer: int,
+    query: Any,
+    row_offsets: Any,
+    expand: Callable[[Any], tuple[Any, Any]],
+    buffer: Any,
+    *,
+    plan: MlaPrefillPlan | None = None,
+    scale: float | None = None,
+    bf16_rope: bool = False,
+    out: Any = None,
+    return_lse: bool = False,
+    lse: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Causal attention of a step's new tokens over keys and values that are decompressed chunk by chunk.
+
+    For each chunk of the plan :func:`mla_decompress` copies the latent rows to ``buffer``, ``expand`` makes keys and
+    values of them, and :func:`mla_prefill_chunk` adds their attention to that over the chunks before. All of it is
+    queued on the stream and nothing is read back: how many chunks there are is the plan's extent, and those past the
+    last are empty.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        An MLA one: one latent row of D elements a token, those of the step's new tokens among them.
+    layer : int
+    query : array-like [T, Hq, Dn + R]
+        The cache's dtype, or f32, f16 or bf16 over an 8-bit cache.
+    row_offsets : uint32 or int32 array-like [B + 1]
+    expand : callable
+        ``key, value = expand(buffer)``: [Tb, Hq, Dn] and [Tb, Hq, Dv] of the query's dtype, from the products of the
+        latent rows with the model's weights, on the same stream. Rows past the chunk's tokens hold what they held
+        before and are not read. It is called once a chunk, and may give the same arrays each time.
+    buffer : array-like [Tb, D]
+        The cache's dtype: takes the latent rows of one chunk, the stored values without scales.
+    plan : MlaPrefillPlan, optional
+        Of ``mla_prefill_plan(row_offsets, cache_lengths, Tb, chunks)``; one serves all layers of a step. Default: made
+        here, with the chunks that as many tokens as B times the collection's ``max_cache_length`` need. Give one with
+        fewer where more is known: an empty chunk is queued like any other. Tokens past its last chunk are not seen.
+    scale : float, optional
+        Default (Dn + R) ** -0.5.
+    bf16_rope : bool
+        As of :func:`mla_prefill_chunk`.
+    out : array-like [T, Hq, Dv], optional
+        The query's dtype, rounded once a chunk. When not given it is allocated by the query's library.
+    return_lse : bool
+        Return the log-sum-exp too.
+    lse : f32 array-like [T, Hq], optional
+        Where it goes; allocated when it is not given.
+    stream
+        As of :func:`attention`.
+
+    Returns
+    -------
+    array-like [T, Hq, Dv], or with ``return_lse`` a tuple of that and f32 [T, Hq]
+        Rows of no sequence are not written.
+    """
+    title = "kv.ops.mla_prefill"
+    layer = layer_of(collection, layer, title)
+    (tokens, _) = checks.shape_of(buffer, f"{title}: buffer", 2)
+    if tokens < 1:
+        raise ValueError(f"{title}: buffer must have at least one row, got none")
+    if plan is None:
+        chunks = max(1, cdiv(collection.batch_size * collection.max_cache_length, tokens))
+        plan = mla_prefill_plan(row_offsets, collection.cache_lengths, tokens, chunks, stream=stream)
+    cache = collection.get_key_cache(layer)
+    for chunk in range(checks.shape_of(plan.buffer_lengths, f"{title}: plan.buffer_lengths", 1)[0]):
+        rows, taken = plan.buffer_row_offsets[chunk], plan.cache_offsets[chunk]
+        mla_decompress(cache, rows, taken, buffer, stream=stream)
+        key, value = expand(buffer)
+        held = checks.shape_of(key, f"{title}: key of expand")[:1]
+        if held != (tokens,):
+            raise ValueError(f"{title}: expand must give keys of the buffer's {tokens} rows, got {list(held)}")
+        out, lse = mla_prefill_chunk(
+            collection, layer, query, row_offsets, key, value, rows, taken, scale=scale, bf16_rope=bf16_rope,
+            accumulate=chunk > 0, out=out, lse=lse, stream=stream,
+        )  # fmt: skip
+    return (out, lse) if return_lse else out

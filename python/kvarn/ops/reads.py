@@ -20,17 +20,18 @@ from .checks import layer_of
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
 _SPANS = {"sliding_window": "window", "chunked": "chunk", "chunked_causal": "chunk"}
 _FEW = 16  # new tokens of a sequence up to which the code depends on how many there may be
+_VECTORS = ("query", "out", "key", "value")  # operands whose rows are read or written in vectors
 
 
 class RowsOperation(Operation):
-    """An operation of which only the query and the output are read in vectors: the rest may be aligned as it likes."""
+    """An operation of which only ``_VECTORS`` count for the alignment: the rest may be aligned as it likes."""
 
     def specialisation(
         self, operands: Any, attributes: Any = (), schedule: Any = (), target: str | None = None
     ) -> tuple[Specialisation, list[Any]]:
         what, given = super().specialisation(operands, attributes, schedule, target)
         views = dict(zip((name for name, _ in what.operands), given, strict=True))
-        return dataclasses.replace(what, alignment=min(_alignment(views[n]) for n in ("query", "out"))), given
+        return dataclasses.replace(what, alignment=min(_alignment(views[n]) for n in _VECTORS if n in views)), given
 
 
 def masked(mask: str, window: Any, chunk: Any, title: str) -> tuple[tuple[str, Any], ...]:
@@ -228,7 +229,7 @@ def attention(
     if out is None:
         out = checks.empty_like(query, "out", title)
     if return_lse and lse is None:
-        lse = _empty_f32(query, title)
+        lse = empty_lse(query, title)
     operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets)
     if of_operands:
         _OPERAND_ATTENTION(operands, attributes, schedule, stream)
@@ -301,7 +302,7 @@ def attention_padded(
     if out is None:
         out = checks.empty_like(query, "out", title)
     if return_lse and lse is None:
-        lse = _empty_f32(query, title)
+        lse = empty_lse(query, title)
     operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets)
     _ATTENTION_PADDED(operands, attributes, _scheduled(collection, schedule), stream)
     return (out, lse) if return_lse else out
@@ -334,7 +335,7 @@ def _bounds(queries: int, batch: int) -> dict[str, int]:
     return {"max_queries": 1 << max(queries - 1, 0).bit_length(), "max_batch": most}
 
 
-def _empty_f32(query: Any, title: str) -> Any:
+def empty_lse(query: Any, title: str) -> Any:
     """A new f32 buffer of a number a row and head, of the query's library and device."""
     library = type(query).__module__.partition(".")[0]
     if library == "torch":

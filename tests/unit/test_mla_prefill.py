@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Prefills over decompressed chunks, whose keys end in columns of the latent rows: on the host, by the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import attention as reference
+from reference import emulated
+from reference.random_caches import Problem, random_values
+from unit.test_attention_mla import SENTINEL, latent_problem, store_rope_keys
+
+import kvarn as kv
+from kvarn.dialect import dtypes
+from kvarn.ops import mla
+
+TOLERANCE = {"f32": 1e-4, "f16": 6e-3, "bf16": 4e-2}
+RAGGED = {"cached": [5, 0, 37, 9, 0], "new": [2, 13, 6, 0, 0]}
+
+
+@dataclass
+class Prefill:
+    """A prefill's problem: ``rope`` columns of the latent rows end the keys, the others are decompressed.
+
+    ``bytes_`` is how many elements of a row these columns take: twice as many where they are bf16 in 8-bit rows.
+    """
+
+    problem: Problem
+    query: np.ndarray
+    key_weights: np.ndarray  # [Hq, Dn, C], C the columns before the rope's
+    value_weights: np.ndarray  # [Hq, Dv, C]
+    rope: int
+    bytes_: int
+    ropes: list[np.ndarray]  # [tokens, R] a sequence, float64, as attention sees them
+
+    @property
+    def content(self) -> int:
+        return self.key_weights.shape[2]
+
+    def expand(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of latent rows, as a model's matmuls make them."""
+        latent = rows[:, : self.content].astype(np.float32)
+        return tuple(
+            np.einsum("tc,hdc->thd", latent, w).astype(self.query.dtype)
+            for w in (self.key_weights, self.value_weights)
+        )
+
+    def keys_and_values(self, b: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """float64 [count, Hq, Dn + R] and [count, Hq, Dv] of a sequence's first tokens."""
+        cache = self.problem.collection.get_key_cache(1)
+        read = cache.load_quantized if cache.scale_dtype is not None else cache.load
+        rows = np.asarray(read(b, 0, np.arange(count)[:, None], np.arange(cache.head_size)))
+        nope, value = self.expand(rows)
+        ropes = np.repeat(self.ropes[b][:count, None], nope.shape[1], 1)
+        return np.concatenate([nope.astype(np.float64), ropes], 2), value.astype(np.float64)
+
+
+def prefill(
+    seed: int, dtype: str = "f32", heads: int = 3, nope: int = 16, rope: int = 8, values: int = 24,
+    bf16_rope: bool = False, **shape: Any,
+) -> Prefill:  # fmt: skip
+    bytes_ = 2 * rope if bf16_rope else rope
+    content = 24
+    rng, problem = latent_problem(seed, dtype, **{"head_size": content + bytes_, "page_size": 4, **RAGGED, **shape})
+    wide = dtypes.of(dtype) if dtypes.of(dtype).bits > 8 else dtypes.f32
+    cache, totals = problem.collection.get_key_cache(1), problem.cached + problem.new
+    if bf16_rope:
+        ropes = store_rope_keys(rng, problem, content, rope)
+        if cache.scale_dtype is not None:
+            ropes = [r * cache.load_scale(b, 0, np.arange(n)[:, None], 0).astype(np.float64)
+                     for b, (r, n) in enumerate(zip(ropes, totals, strict=True))]  # fmt: skip
+    else:
+        ropes = [np.asarray(cache.load(b, 0, np.arange(n)[:, None], content + np.arange(rope))).astype(np.float64)
+                 for b, n in enumerate(totals)]  # fmt: skip
+    query = random_values(rng, (problem.tokens, heads, nope + rope), wide)
+    weights = [rng.standard_normal((heads, d, content), np.float32) / 5 for d in (nope, values)]
+    return Prefill(problem, query, *weights, rope, bytes_, ropes)
+
+
+def dense(p: Prefill) -> tuple[np.ndarray, np.ndarray]:
+    """Dense causal attention with the keys [nope, rope], float64."""
+    problem, offsets = p.problem, p.problem.row_offsets.astype(int)
+    out = np.zeros((problem.tokens, p.query.shape[1], p.value_weights.shape[1]))
+    lse = np.zeros(out.shape[:2])
+    for b, (cached, new) in enumerate(zip(problem.cached, problem.new, strict=True)):
+        if new:
+            rows = slice(offsets[b], offsets[b + 1])
+            keys, values = p.keys_and_values(b, cached + new)
+            seen = reference.visible("causal", cached + np.arange(new), np.arange(cached + new))
+            query = p.query[rows].astype(np.float64)
+            out[rows], lse[rows] = reference.dense_attention(query, keys, values, seen, p.query.shape[2] ** -0.5)
+    return out, lse
+
+
+def chunks_of(p: Prefill, tokens: int) -> tuple[Any, int]:
+    """A plan with two chunks more than are needed, and how many those are."""
+    needed = -(-int((p.problem.cached + p.problem.new).sum()) // tokens)
+    lengths = p.problem.collection.cache_lengths
+    return kv.ops.mla_prefill_plan(p.problem.row_offsets, lengths, tokens, needed + 2), needed
+
+
+def buffer_of(p: Prefill, tokens: int) -> np.ndarray:
+    cache = p.problem.collection.get_key_cache(1)
+    return np.zeros((tokens, cache.head_size), cache.dtype.numpy)
+
+
+def on_gpu(p: Prefill, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """The loop of ``mla_prefill``, its chunks by the interpreter."""
+    plan, _ = chunks_of(p, tokens)
+    out = np.full((*p.query.shape[:2], p.value_weights.shape[1]), SENTINEL, p.query.dtype)
+    lse = np.full(out.shape[:2], SENTINEL, np.float32)
+    for c in range(len(plan.buffer_lengths)):
+        rows, taken, buffer = plan.buffer_row_offsets[c], plan.cache_offsets[c], buffer_of(p, tokens)
+        kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), rows, taken, buffer)
+        operands = (
+            p.problem.collection, 1, p.query, p.problem.row_offsets, *p.expand(buffer), rows, taken,
+            p.query.shape[2] ** -0.5, out, lse,
+        )  # fmt: skip
+        attributes = (("bf16_rope", p.bytes_ != p.rope), ("accumulate", c > 0))
+        emulated.run(mla._MLA_PREFILL_CHUNK, operands, attributes)
+    return out, lse
+
+
+def everywhere(p: Prefill, tokens: int) -> Any:
+    """The host's results, and the GPU's."""
+    plan, _ = chunks_of(p, tokens)
+    yield kv.ops.mla_prefill(
+        p.problem.collection, 1, p.query, p.problem.row_offsets, p.expand, buffer_of(p, tokens), plan=plan,
+        bf16_rope=p.bytes_ != p.rope, return_lse=True,
+    )  # fmt: skip
+    yield on_gpu(p, tokens)
+
+
+CASES = [
+    ("f32", {}), ("bf16", {"nope": 40, "values": 40, "rope": 16}), ("f16", {"kind": "continuous", "heads": 5}),
+    ("f32", {"nope": 15, "rope": 5, "values": 7}), ("f8e4m3", {}), ("f8e4m3", {"scale_dtype": "f32"}),
+    ("i8", {"scale_dtype": "f16", "granularity": 4, "heads": 1}), ("f8e4m3", {"bf16_rope": True}),
+    ("f8e4m3", {"bf16_rope": True, "scale_dtype": "f32"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "options"), CASES, ids=str)
+def test_chunks_together_are_dense_attention(dtype, options):
+    p = prefill(1, dtype, **options)
+    if dtype == "i8":
+        p.key_weights, p.value_weights = p.key_weights / 64, p.value_weights / 64
+        p.query = p.query / 4
+    want, want_lse = dense(p)
+    tolerance = TOLERANCE[dtypes.of(p.query.dtype).name]
+    for out, lse in everywhere(p, 16):
+        np.testing.assert_allclose(out.astype(np.float64), want, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(lse, want_lse, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 72, 100])
+def test_the_size_of_the_buffer_does_not_change_the_result(tokens):
+    p = prefill(2)
+    assert int((p.problem.cached + p.problem.new).sum()) == 72  # so that one buffer holds all of it, exactly
+    want, want_lse = dense(p)
+    plan, _ = chunks_of(p, tokens)
+    for given in (plan, None):
+        out, lse = kv.ops.mla_prefill(
+            p.problem.collection, 1, p.query, p.problem.row_offsets, p.expand, buffer_of(p, tokens), plan=given,
+            return_lse=True,
+        )  # fmt: skip
+        np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(lse, want_lse, rtol=1e-4, atol=1e-4)
+
+
+def one_chunk(p: Prefill, plan: Any, c: int, tokens: int, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    rows, taken, buffer = plan.buffer_row_offsets[c], plan.cache_offsets[c], buffer_of(p, tokens)
+    kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), rows, taken, buffer)
+    key, value = p.expand(buffer)
+    return kv.ops.mla_prefill_chunk(
+        p.problem.collection, 1, p.query, p.problem.row_offsets, key, value, rows, taken, **options
+    )
+
+
+def test_accumulating_is_merging():
+    p = prefill(3)
+    plan, needed = chunks_of(p, 16)
+    merged, merged_lse = one_chunk(p, plan, 0, 16)
+    out, lse = merged.copy(), merged_lse.copy()
+    for c in range(1, needed):
+        merged, merged_lse = kv.ops.merge_attention(merged, merged_lse, *one_chunk(p, plan, c, 16))
+        one_chunk(p, plan, c, 16, accumulate=True, out=out, lse=lse)
+    np.testing.assert_allclose(out, merged, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(lse, merged_lse, rtol=2e-5, atol=2e-5)
+
+
+def test_a_chunk_past_the_last_changes_nothing():
+    p = prefill(4)
+    plan, needed = chunks_of(p, 16)
+    assert plan.buffer_lengths[-1] == -1
+    out, lse = one_chunk(p, plan, len(plan.buffer_lengths) - 1, 16)
+    assert (out == 0).all()
+    assert np.isneginf(lse).all()
+    out, lse = one_chunk(p, plan, needed - 1, 16)
+    before = out.copy(), lse.copy()
+    one_chunk(p, plan, len(plan.buffer_lengths) - 1, 16, accumulate=True, out=out, lse=lse)
+    np.testing.assert_allclose(out, before[0], rtol=1e-6)
+    np.testing.assert_allclose(lse, before[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("run", ["host", "gpu"])
+def test_rows_without_earlier_keys_do_not_look_at_the_output(run):
+    p = prefill(5, cached=[3], new=[4])
+    plan, _ = chunks_of(p, 16)
+    want, want_lse = one_chunk(p, plan, 0, 16)
+    out = np.full(want.shape, np.nan, np.float32)
+    lse = np.full(want_lse.shape, -np.inf, np.float32)
+    if run == "host":
+        one_chunk(p, plan, 0, 16, accumulate=True, out=out, lse=lse)
+    else:
+        rows, taken, buffer = plan.buffer_row_offsets[0], plan.cache_offsets[0], buffer_of(p, 16)
+        kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), rows, taken, buffer)
+        operands = (
+            p.problem.collection, 1, p.query, p.problem.row_offsets, *p.expand(buffer), rows, taken,
+            p.query.shape[2] ** -0.5, out, lse,
+        )  # fmt: skip
+        emulated.run(mla._MLA_PREFILL_CHUNK, operands, (("bf16_rope", False), ("accumulate", True)))
+    np.testing.assert_allclose(out, want, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(lse, want_lse, rtol=2e-5, atol=2e-5)
+
+
+def test_rows_that_no_query_may_see_are_not_read():
+    """The last token of a sequence lies in the buffer, and earlier queries stand before it."""
+    p = prefill(6, cached=[6], new=[3])
+    plan, _ = chunks_of(p, 16)
+    rows, taken, buffer = plan.buffer_row_offsets[0], plan.cache_offsets[0], buffer_of(p, 16)
+    kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), rows, taken, buffer)
+    key, value = p.expand(buffer)
+    key[8:], value[8:] = np.nan, np.nan  # position 8, and what no sequence has
+    call = (p.problem.collection, 1, p.query, p.problem.row_offsets, key, value, rows, taken)
+    out, _ = kv.ops.mla_prefill_chunk(*call)
+    want, _ = dense(p)
+    np.testing.assert_allclose(out[:2], want[:2], rtol=1e-4, atol=1e-4)
+    assert np.isnan(out[2]).all()
+
+
+def test_offsets_past_the_buffers_are_held_to_them():
+    p = prefill(7, cached=[6], new=[3])
+    plan, _ = chunks_of(p, 16)
+    taken, buffer = plan.cache_offsets[0], buffer_of(p, 16)
+    kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), plan.buffer_row_offsets[0], taken, buffer)
+    key, value = p.expand(buffer)
+    outs = []
+    for last in (5, 2**31 - 1):  # five rows are all that the buffers have
+        operands = (
+            p.problem.collection, 1, p.query, p.problem.row_offsets, key[:5].copy(), value[:5].copy(),
+            np.array([0, last], np.int32), taken, 0.2, np.zeros((3, 3, 24), np.float32), np.zeros((3, 3), np.float32),
+        )  # fmt: skip
+        emulated.run(mla._MLA_PREFILL_CHUNK, operands, (("bf16_rope", False), ("accumulate", False)))
+        outs.append(operands[-2])
+    assert np.isfinite(outs[0]).all()
+    assert outs[0].any()
+    np.testing.assert_array_equal(outs[1], outs[0])
+
+
+def refusals(p: Prefill) -> dict[str, Callable[[], Any]]:
+    plan, _ = chunks_of(p, 16)
+    c, q, off, rows, taken = (
+        p.problem.collection, p.query, p.problem.row_offsets, plan.buffer_row_offsets[0], plan.cache_offsets[0]
+    )  # fmt: skip
+    buffer = buffer_of(p, 16)
+    key, value = p.expand(buffer)
+
+    def call(*, query: Any = q, k: Any = key, v: Any = value, boff: Any = rows, **options: Any) -> Any:
+        return lambda: kv.ops.mla_prefill_chunk(c, 1, query, off, k, v, boff, taken, **options)
+
+    def whole(expand: Any, buffer: Any) -> Any:
+        return lambda: kv.ops.mla_prefill(c, 1, q, off, expand, buffer)
+
+    return {
+        r"key must have shape \[Tb, 3, Dn\], got \[16, 2, 16\]": call(k=key[:, :2]),
+        r"value must have shape \[16, 3, Dv\], got \[15, 3, 24\]": call(v=value[:15]),
+        "query must have more columns than key, which has some, at most the row's 32 more: got 24 and 24": call(
+            k=np.zeros((16, 3, 24), np.float32)
+        ),
+        "bf16_rope needs 8-bit rows of at most one scale": call(bf16_rope=True),
+        "key must have dtype f32, got f16": call(k=key.astype(np.float16)),
+        "out and lse must be given with accumulate": call(accumulate=True),
+        r"lse must have shape \[21, 3\], got \[20, 3\]": call(lse=np.zeros((20, 3), np.float32)),
+        r"buffer_row_offsets must have shape \[6\], got \[5\]": call(boff=rows[:5].copy()),
+        "schedule's kind must be host on host, got 'latent'": call(schedule={"kind": "latent"}),
+        r"expand must give keys of the buffer's 16 rows, got \[4\]": whole(lambda x: (key[:4], value), buffer),
+        "buffer must have at least one row, got none": whole(p.expand, buffer_of(p, 0)),
+    }
+
+
+def test_what_does_not_fit_is_refused():
+    for message, call in refusals(prefill(8)).items():
+        with pytest.raises((ValueError, TypeError), match=message):
+            call()
