@@ -171,6 +171,33 @@ def test_the_size_of_the_buffer_does_not_change_the_result(tokens):
         np.testing.assert_allclose(lse, want_lse, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("cached", "new"), [([], []), ([4, 0], [0, 0])])
+def test_batches_without_queries_give_no_rows(cached, new):
+    p = prefill(9, cached=cached, new=new)
+    call = (p.problem.collection, 1, p.query, p.problem.row_offsets, p.expand, buffer_of(p, 16))
+    assert kv.ops.mla_prefill(*call).shape == (0, 3, 24)
+
+
+def test_rows_of_no_sequence_are_not_written():
+    p = prefill(10, cached=[7, 3], new=[2, 4])
+    wide = np.concatenate([p.query, p.query[:3]])
+    out, lse = np.full((9, 3, 24), SENTINEL, np.float32), np.full((9, 3), SENTINEL, np.float32)
+    call = (p.problem.collection, 1, wide, p.problem.row_offsets, p.expand, buffer_of(p, 4))
+    kv.ops.mla_prefill(*call, out=out, lse=lse)
+    np.testing.assert_allclose(out[:6], dense(p)[0], rtol=1e-4, atol=1e-4)
+    assert (out[6:] == SENTINEL).all()
+    assert (lse[6:] == SENTINEL).all()
+
+
+def test_queries_may_be_slices_that_are_aligned_to_their_elements_only():
+    p = prefill(11, nope=16, rope=8)
+    wide = np.zeros((p.problem.tokens, 3, 31), np.float32)
+    wide[..., 3:27] = p.query
+    p.query = wide[..., 3:27]
+    for out, _ in everywhere(p, 16):
+        np.testing.assert_allclose(out, dense(p)[0], rtol=1e-4, atol=1e-4)
+
+
 def one_chunk(p: Prefill, plan: Any, c: int, tokens: int, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     rows, taken, buffer = plan.buffer_row_offsets[c], plan.cache_offsets[c], buffer_of(p, tokens)
     kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), rows, taken, buffer)
@@ -272,8 +299,8 @@ def refusals(p: Prefill) -> dict[str, Callable[[], Any]]:
     def call(*, query: Any = q, k: Any = key, v: Any = value, boff: Any = rows, **options: Any) -> Any:
         return lambda: kv.ops.mla_prefill_chunk(c, 1, query, off, k, v, boff, taken, **options)
 
-    def whole(expand: Any, buffer: Any) -> Any:
-        return lambda: kv.ops.mla_prefill(c, 1, q, off, expand, buffer)
+    def whole(expand: Any, buffer: Any, **options: Any) -> Any:
+        return lambda: kv.ops.mla_prefill(c, 1, q, off, expand, buffer, **options)
 
     return {
         r"key must have shape \[Tb, 3, Dn\], got \[16, 2, 16\]": call(k=key[:, :2]),
@@ -288,7 +315,14 @@ def refusals(p: Prefill) -> dict[str, Callable[[], Any]]:
         r"buffer_row_offsets must have shape \[6\], got \[5\]": call(boff=rows[:5].copy()),
         "schedule's kind must be host on host, got 'latent'": call(schedule={"kind": "latent"}),
         r"expand must give keys of the buffer's 16 rows, got \[4\]": whole(lambda x: (key[:4], value), buffer),
-        "buffer must have at least one row, got none": whole(p.expand, buffer_of(p, 0)),
+        r"buffer must have shape \[Tb, 32\], Tb at least 1, got \[0, 32\]": whole(p.expand, buffer_of(p, 0)),
+        r"buffer must have shape \[Tb, 32\], Tb at least 1, got \[16, 30\]": whole(p.expand, buffer[:, :30]),
+        "expand must be callable, got int": whole(3, buffer),
+        "expand must give keys and values, got ndarray": whole(lambda x: key, buffer),
+        "plan must be a MlaPrefillPlan .of mla_prefill_plan., got tuple": whole(p.expand, buffer, plan=tuple(plan)),
+        "plan must have at least one chunk, got none": whole(
+            p.expand, buffer, plan=kv.ops.MlaPrefillPlan(*(x[:0] for x in plan))
+        ),
     }
 
 

@@ -137,6 +137,14 @@ def test_what_names_no_row_of_the_pool_is_not_read():
         np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
 
 
+def test_lists_without_indices_give_zeros():
+    rng, problem, indices = sparse_problem(10, head_size=24)
+    query = random_values(rng, (problem.tokens, 2, 24), dtypes.f32)
+    for lists, lengths in ((indices[:, :0], None), (indices, np.zeros(problem.tokens, np.int32))):
+        for out in everywhere(problem, 0, query, np.ascontiguousarray(lists), lengths, 16):
+            assert (out == 0).all()
+
+
 def test_every_token_listed_is_dense_attention_without_a_mask():
     rng, problem = latent_problem(4, cached=[20, 0, 33], new=[2, 1, 3], page_size=4)
     most = int((problem.cached + problem.new).max())

@@ -323,17 +323,29 @@ def mla_prefill(
     """
     title = "kv.ops.mla_prefill"
     layer = layer_of(collection, layer, title)
-    (tokens, _) = checks.shape_of(buffer, f"{title}: buffer", 2)
-    if tokens < 1:
-        raise ValueError(f"{title}: buffer must have at least one row, got none")
+    cache = collection.get_key_cache(layer)
+    tokens, columns = checks.shape_of(buffer, f"{title}: buffer", 2)
+    if tokens < 1 or columns != cache.head_size:
+        raise ValueError(
+            f"{title}: buffer must have shape [Tb, {cache.head_size}], Tb at least 1, got [{tokens}, {columns}]"
+        )
+    if not callable(expand):
+        raise TypeError(f"{title}: expand must be callable, got {type(expand).__name__}")
     if plan is None:
         chunks = max(1, cdiv(collection.batch_size * collection.max_cache_length, tokens))
         plan = mla_prefill_plan(row_offsets, collection.cache_lengths, tokens, chunks, stream=stream)
-    cache = collection.get_key_cache(layer)
-    for chunk in range(checks.shape_of(plan.buffer_lengths, f"{title}: plan.buffer_lengths", 1)[0]):
+    elif not isinstance(plan, MlaPrefillPlan):
+        raise TypeError(f"{title}: plan must be a MlaPrefillPlan (of mla_prefill_plan), got {type(plan).__name__}")
+    (chunks,) = checks.shape_of(plan.buffer_lengths, f"{title}: plan.buffer_lengths", 1)
+    if chunks < 1:
+        raise ValueError(f"{title}: plan must have at least one chunk, got none")
+    for chunk in range(chunks):
         rows, taken = plan.buffer_row_offsets[chunk], plan.cache_offsets[chunk]
         mla_decompress(cache, rows, taken, buffer, stream=stream)
-        key, value = expand(buffer)
+        made = expand(buffer)
+        if not isinstance(made, (tuple, list)) or len(made) != 2:
+            raise TypeError(f"{title}: expand must give keys and values, got {type(made).__name__}")
+        key, value = made
         held = checks.shape_of(key, f"{title}: key of expand")[:1]
         if held != (tokens,):
             raise ValueError(f"{title}: expand must give keys of the buffer's {tokens} rows, got {list(held)}")
