@@ -11,17 +11,18 @@ After:   "kv.attention"(...) {schedule = {kind = "decode", max_queries = 1, max_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlir import ir
 
 from .expand import attention, decode_table, tuned
 from .expand.base import Expansion
-from .expand.decode_schedule import Config
+from .expand.decode_schedule import TUNABLE, Config, fitted
 from .pass_base import fail, kv_pass
 from .rewrite import ops_named
-from .target import by_name
+from .target import Target, by_name
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,25 @@ def attention_entries(op: Any, at: Expansion) -> dict[str, Any]:
         return {"kind": kind}
     known = {k: at.schedule[k] for k in ("max_batch",) if k in at.schedule}
     config = Config(case.spec, case.query, case.group, at.schedule["max_queries"], **known)
-    invariant = bool(at.schedule.get("batch_invariant"))
-    return {"kind": kind, **decode_table.entries(config, invariant), **tuned.entries(at.target.name, config, invariant)}
+    return {"kind": kind, **decode_entries(at.target, config, at.schedule)}
+
+
+def decode_entries(target: Target, config: Config, schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """A decode's entries from the tables, as small as the target and the given entries of a schedule need them.
+
+    Raises
+    ------
+    ValueError
+        If what is given does not fit the target.
+    """
+    invariant = bool(schedule.get("batch_invariant"))
+    measured = tuned.entries(target.name, config, invariant)
+    found = {**decode_table.entries(config, invariant), **measured}
+    given = {name: value for name, value in schedule.items() if name in TUNABLE}
+    # A tile decides the order of additions, which nothing of the batch may change when it is to be invariant.
+    fixed = {*given, *measured, *(("tile",) if invariant else ())}
+    config = fitted(target, replace(config, **{**found, **given}), fixed)
+    return found | {name: getattr(config, name) for name in ("warps", "tile", "stages", "blocks")}
 
 
 def attribute_of(value: Any) -> ir.Attribute:

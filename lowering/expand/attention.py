@@ -63,7 +63,7 @@ def decodes(op: Any, case: Case, at: Expansion) -> bool:
     module, most = decode_module(), at.schedule.get("max_queries")
     if module is None or most is None or op.kv_offsets is not None or of_operands(op):
         return False
-    return module.supports(case.spec, case.query, case.group, most, at.target)
+    return module.supports(case.spec, case.query, case.group, most, at.target, at.schedule.get("max_batch", 1024))
 
 
 def kind_of(op: Any, at: Expansion, case: Case) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -145,11 +146,16 @@ class Config:
         return kv.f16 if self.narrow else self.spec.dtype
 
 
-def supports(spec: CacheSpec, query: DType, group: int, max_queries: int, target: Target) -> bool:
+def supports(
+    spec: CacheSpec, query: DType, group: int, max_queries: int, target: Target, max_batch: int = 1024
+) -> bool:
     """Whether this kernel takes a case; the others go to the general kernels."""
     if target.is_host or not target.has("cp_async") or spec.is_mla:
         return False
     if group > WARP_ROWS or max_queries > MOST_QUERIES or not 16 <= spec.head_size <= 256:
+        return False
+    smallest = Config(spec, query, group, max_queries, warps=1, stages=2, tile=16, max_batch=max_batch)
+    if _block_bytes(smallest) > target.shared_bytes:
         return False
     # A granule must be whole steps of the products: 16 elements of the head, or 32 of 8 bits.
     if spec.quantized and spec.granularity < spec.head_size and spec.granularity % (256 // spec.dtype.bits):
@@ -171,28 +177,55 @@ def tile_of(config: Config) -> int:
     return min(tile, 32 * config.spec.page_size) if config.spec.paged else tile
 
 
+def fitted(target: Target, config: Config, fixed: Collection[str]) -> Config:
+    """The configuration, with fewer stages, smaller tiles, fewer warps and fewer blocks as far as the target needs it.
+
+    Parameters
+    ----------
+    fixed : names
+        Entries that stay as they are.
+
+    Raises
+    ------
+    ValueError
+        If a block does not fit.
+    """
+    while _block_bytes(config) > target.shared_bytes:
+        smaller = _smaller(config)
+        change = next(({name: smaller[name]} for name in smaller if name not in fixed), None)
+        if change is None:
+            raise ValueError(
+                f"a block of the decode kernel must fit {target.shared_bytes} bytes of shared memory, got "
+                f"{_block_bytes(config)}: choose fewer stages or warps"
+            )
+        config = replace(config, **change)
+    registers = 168 if config.column_tiles * config.size <= 128 else 255
+    fits = min(target.shared_bytes // _block_bytes(config), 65536 // (config.warps * 32 * registers))
+    return config if "blocks" in fixed else replace(config, blocks=max(1, min(config.blocks, fits)))
+
+
+def _smaller(config: Config) -> dict[str, int]:
+    """What can be less, by one step; what costs least first."""
+    warps = [w for w in range(config.warps - 1, 0, -1) if config.work_heads % w == 0]
+    return (
+        ({"stages": config.stages - 1} if config.stages > 2 else {})
+        | ({"tile": config.tile // 2} if config.tile > 16 else {})
+        | ({"warps": warps[0]} if warps else {})
+    )
+
+
 def choose(target: Target, config: Config, schedule: dict[str, Any]) -> Config:
     """A configuration whose blocks fit the target: the schedule's own entries stay as they are given."""
     given = {k: v for k, v in schedule.items() if k in TUNABLE}
     if schedule.get("batch_invariant"):
         given = {**INVARIANT, **given}
     config = replace(config, **{"warps": warps_of(config.work_heads), "tile": tile_of(config), **given})
-    while "warps" not in given and config.warps > 1 and config.warps * config.warp_bytes > target.shared_bytes // 2:
-        config = replace(config, warps=next(w for w in (2, 1) if w < config.warps and config.work_heads % w == 0))
     if config.spec.paged and config.tile > 32 * config.spec.page_size:
         raise ValueError(
             f"a tile of the decode kernel must lie in at most 32 pages, got {config.tile} tokens over pages of "
             f"{config.spec.page_size}"
         )
-    registers = 168 if config.column_tiles * config.size <= 128 else 255
-    fits = min(target.shared_bytes // _block_bytes(config), 65536 // (config.warps * 32 * registers))
-    if fits < 1:
-        raise ValueError(
-            f"a block of the decode kernel must fit {target.shared_bytes} bytes of shared memory, got "
-            f"{_block_bytes(config)}: choose fewer stages or warps"
-        )
-    if "blocks" not in given:
-        config = replace(config, blocks=min(config.blocks, fits))
+    config = fitted(target, config, given)
     return replace(config, padding=_padding(target, config))
 
 
