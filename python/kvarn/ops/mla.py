@@ -283,7 +283,7 @@ def mla_prefill(
     For each chunk of the plan :func:`mla_decompress` copies the latent rows to ``buffer``, ``expand`` makes keys and
     values of them, and :func:`mla_prefill_chunk` adds their attention to that over the chunks before. All of it is
     queued on the stream and nothing is read back: how many chunks there are is the plan's extent, and those past the
-    last are empty.
+    last are empty. A call that is given ``plan``, ``out`` and ``lse`` allocates nothing besides what ``expand`` does.
 
     Parameters
     ----------
