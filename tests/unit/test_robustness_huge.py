@@ -131,6 +131,27 @@ def check_reads(pools: Pools, kinds: list[dict[str, Any] | None]) -> None:
     np.testing.assert_array_equal(bits(place.get(rows[1])), bits(place.get(rows[0])))
 
 
+def check_listed(pools: Pools, kinds: list[dict[str, Any] | None]) -> None:
+    """Attention over latent rows that are listed by their places in the pool."""
+    place, problem = pools.place, pools.problem
+    query = queries(pools.rng, problem, 4)
+    lengths = np.repeat(problem.cached + problem.new, problem.new)[:, None]
+    tokens = np.array([0, 1, 18, 40, 60], np.int32)
+    tokens = place.put(np.where(tokens < lengths, tokens, -1).astype(np.int32))
+    for kind in kinds:
+        outs = []
+        for collection, layer in ((pools.near, 0), (pools.far, LAYER)):
+            null = collection.num_blocks - 1
+            rows = kv.ops.remap_sparse_indices(tokens, pools.offsets, collection.lookup_table, 16, null)
+            out = place.put(sentinel(query[..., :128]))
+            kv.ops.mla_attention(
+                collection, layer, place.put(query), pools.offsets, value_size=128, indices=rows, out=out, schedule=kind
+            )
+            outs.append(place.get(out))
+        np.testing.assert_array_equal(bits(outs[1]), bits(outs[0]), str(kind))
+        assert np.isfinite(outs[0].astype(np.float32)).all()
+
+
 KINDS: list[dict[str, Any]] = [{"kind": "simt"}, {"kind": "prefill"}, {"kind": "decode", "max_queries": 2}]
 
 
@@ -147,3 +168,7 @@ def test_attention_reads_the_end_of_a_huge_pool(place, dtype):
 
 def test_attention_over_latent_rows_reads_the_end_of_a_huge_pool(place):
     check_reads(Pools(place, "bf16", True), [None])
+
+
+def test_listed_rows_reach_the_end_of_a_huge_pool(place):
+    check_listed(Pools(place, "bf16", True), [None] if place.name == "host" else [{"kind": "simt"}, {"kind": "latent"}])
