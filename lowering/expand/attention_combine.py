@@ -12,9 +12,10 @@ from typing import Any
 
 import kvarn as kv
 
+from .attention_common import LOG2E, log_sum_exp
 from .attention_queries import queries_of
 from .decode_division import division
-from .decode_schedule import COLUMNS, LN2, LOG2E, MOST_SPLITS, NEVER, WARP_ROWS, Config
+from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, WARP_ROWS, Config
 
 
 def combine_kernel(c: Config) -> Any:
@@ -90,7 +91,7 @@ def combine_kernel(c: Config) -> Any:
                     out[(*token, h, d)] = c.query(o[half] * inverse)
                 if lse is not None:
                     if (t == 0) & (lane < 4):
-                        lse[(*token, h)] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, float("-inf"))
+                        lse[(*token, h)] = log_sum_exp(top, total)
 
     @kv.func
     def body(collection, extents, out, partials, ranges, most, sinks, lse):

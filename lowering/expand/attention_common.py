@@ -18,6 +18,7 @@ from kvarn.dialect.dtypes import DType, bf16, f32
 from kvarn.dialect.layout import RAGGED, CacheSpec, lowbit
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
+NO_VALUE = float("-inf")  # the score of a key that is not seen, the log-sum-exp of no score
 LOWEST = -3.0e38  # a running maximum below any score, finite so that its difference to itself is 0
 CAUSAL_MASKS = ("causal", "sliding_window", "chunked_causal")
 
@@ -105,16 +106,27 @@ def interval(case: Case, position: Any, num_keys: Any) -> tuple[Any, Any]:
 
 
 @kv.func
-def sequence_of(row_offsets, row):
-    """The sequence of a row: the largest b with row_offsets[b] <= row < row_offsets[B]."""
-    low, high = kv.i32(0), row_offsets.shape[0] - 1
+def last_not_above(table, count, value):
+    """The largest i < count with table[i] <= value, where the entries of table ascend; 0 when there is none."""
+    low, high = kv.i32(0), count
     while high - low > 1:
         middle = (low + high) >> 1
-        if row_offsets[middle] <= row:
+        if table[middle] <= value:
             low = middle
         else:
             high = middle
     return low
+
+
+@kv.func
+def sequence_of(row_offsets, row):
+    """The sequence of a row: the largest b with row_offsets[b] <= row < row_offsets[B]."""
+    return last_not_above(row_offsets, row_offsets.shape[0] - 1, row)
+
+
+def log_sum_exp(top: Any, total: Any) -> Any:
+    """The natural log-sum-exp of a base-2 maximum and the sum over it: minus infinity of nothing, NaN of NaN."""
+    return kv.where(total == 0.0, NO_VALUE, (top + kv.math.log2(total)) * LN2)
 
 
 @kv.func

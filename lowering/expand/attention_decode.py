@@ -31,11 +31,12 @@ from typing import Any
 import kvarn as kv
 
 from .attention_combine import combine_kernel
+from .attention_common import LN2, LOG2E, last_not_above
 from .attention_queries import batch_of, extents_of, heads_of, is_padded, queries_of
 from .base import Expansion
 from .decode_division import division
 from .decode_results import results
-from .decode_schedule import COLUMNS, LN2, LOG2E, MOST_SPLITS, NEVER, WARP_ROWS, Config, choose, supports
+from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, WARP_ROWS, Config, choose, supports
 from .decode_streaming import streaming
 
 __all__ = ["Config", "choose", "decode_kernel", "expand_decode", "supports"]
@@ -299,7 +300,7 @@ def decode_kernel(c: Config) -> Any:
             begin, end = work.bounds(cut, prefix, batch, r)
         if begin < end:
             mine = ring.ptr(warp * c.warp_bytes)
-            at, b, stage = begin, work.sequence_at(prefix, batch, begin), kv.i32(0)
+            at, b, stage = begin, last_not_above(prefix, batch, begin), kv.i32(0)
             keys, first, start, n, tile, last, until = segment(collection, queries, prefix, b, at, end, row0)
             if c.programmatic and c.early:
                 # Cached tokens may be read already; new ones are only there when the kernel before has ended.

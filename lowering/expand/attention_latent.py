@@ -29,6 +29,7 @@ from kvarn.lowering.target import Target
 from .attention_common import (
     LOG2E,
     LOWEST,
+    NO_VALUE,
     Case,
     SharedRows,
     interval,
@@ -38,7 +39,7 @@ from .attention_common import (
     tile_count,
     tile_place,
 )
-from .attention_prefill import CHUNK, NO_VALUE, pack
+from .attention_prefill import CHUNK, pack
 from .base import Expansion
 from .mla_rows import Listed, ListedKeys
 

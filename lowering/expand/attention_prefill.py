@@ -27,14 +27,15 @@ from kvarn.dsl.values import i32_value
 from kvarn.lowering.target import Target
 
 from .attention_common import (
-    LN2,
     LOG2E,
     LOWEST,
+    NO_VALUE,
     Case,
     SharedRows,
     caches_of,
     interval,
     load_width,
+    log_sum_exp,
     read,
     softcapped,
     start_of,
@@ -46,7 +47,6 @@ ROWS = 64  # query rows of a block
 WARPS = 4
 THREADS = 32 * WARPS
 CHUNK = 8  # elements of 16 bytes
-NO_VALUE = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -312,8 +312,7 @@ def prefill_kernel(g: Tiles) -> Any:
                             o[4 * t + 2 * u + i] = o[4 * t + 2 * u + i] * shrink
                 if lse is not None:
                     if ((lane & 3) == 0) & (at < rows):
-                        total = (state[u] + kv.math.log2(state[2 + u])) * LN2
-                        lse[(*queries.at(base_row, at // G), h)] = kv.where(state[2 + u] > 0.0, total, NO_VALUE)
+                        lse[(*queries.at(base_row, at // G), h)] = log_sum_exp(state[u], state[2 + u])
             kv.cp_async_wait(0)
             write_rows(queries, out, q_tile, o, state, base_row, row0, rows, head, warp, lane)
 

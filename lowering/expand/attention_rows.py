@@ -20,13 +20,14 @@ from kvarn.dialect.layout import align_up, cdiv, lowbit
 from kvarn.dsl.builder import emit_value, types
 
 from .attention_common import (
-    LN2,
     LOG2E,
     LOWEST,
+    NO_VALUE,
     Case,
     caches_of,
     interval,
     load_width,
+    log_sum_exp,
     pieces,
     place_of,
     read,
@@ -38,7 +39,6 @@ from .attention_queries import queries_of
 LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
 KEYS = 8  # keys that the host takes at a time
 WARPS = 4  # rows of a block on a GPU
-NO_VALUE = float("-inf")
 
 
 # --- the host --------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def host_kernel(case: Case) -> Any:
             for n, (d, _) in enumerate(value_pieces):
                 out.store(*here, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
             if lse is not None:
-                lse[(*here, h)] = kv.where(state[1] > 0.0, (state[0] + kv.math.log2(state[1])) * LN2, NO_VALUE)
+                lse[(*here, h)] = log_sum_exp(state[0], state[1])
 
     return attention_host
 
@@ -245,6 +245,6 @@ def simt_kernel(case: Case) -> Any:
                     out.store(*here, h, column * width, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
             if lse is not None:
                 if lane == 0:
-                    lse[(*here, h)] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, NO_VALUE)
+                    lse[(*here, h)] = log_sum_exp(top, total)
 
     return attention_simt

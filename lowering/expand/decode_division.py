@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import kvarn as kv
 
+from .attention_common import last_not_above
 from .decode_schedule import Config
 
 
@@ -95,18 +96,6 @@ def division(c: Config) -> SimpleNamespace:
         return SimpleNamespace(ranges=ranges, total=total, each=each, longer=total - each * ranges, most=most)
 
     @kv.func
-    def sequence_at(prefix, batch, tile):
-        """The last sequence that starts at or before a tile of the batch."""
-        low, high = kv.i32(0), batch
-        while high - low > 1:
-            middle = (low + high) >> 1
-            if prefix[middle] <= tile:
-                low = middle
-            else:
-                high = middle
-        return low
-
-    @kv.func
     def partial_at(partials, which, head, lane):
         """Where a lane's part of a partial result starts."""
         return partials.address(0) + (kv.i64(which * c.work_heads + head) * (c.quads * 32 * 16) + kv.i64(lane * 16))
@@ -164,7 +153,7 @@ def division(c: Config) -> SimpleNamespace:
     def nearest_split(cut, prefix, batch, tile):
         found = cut.total
         if tile < cut.total:
-            b = sequence_at(prefix, batch, tile)
+            b = last_not_above(prefix, batch, tile)
             each = split_tiles(cut, prefix, b)
             split = quotient(tile - prefix[b] + (each >> 1), each)
             found = kv.math.min(prefix[b] + split * each, prefix[b + 1])
@@ -194,7 +183,7 @@ def division(c: Config) -> SimpleNamespace:
         return partial_at(partials, b * cut.most + piece, head, lane)
 
     return SimpleNamespace(
-        extent=extent, count_tiles=count_tiles, cut_of=cut_of, sequence_at=sequence_at,
+        extent=extent, count_tiles=count_tiles, cut_of=cut_of,
         # (first tile, end) of a range; where a piece ends, given the end of the range's part of the sequence; (first,
         # last) piece of a sequence; the piece that begins at a tile; where a piece's partial result lies
         bounds=split_bounds if c.split else even_bounds, piece_end=split_end if c.split else even_piece_end,

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import kvarn as kv
 
-from .decode_schedule import COLUMNS, LN2, LOG2E, NEVER, Config
+from .attention_common import LOG2E, log_sum_exp
+from .decode_schedule import COLUMNS, NEVER, Config
 
 
 def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
@@ -48,7 +49,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                             out[(*token, h, t * 16 + (lane >> 2) + 8)] = pair[1]
                     if lse is not None:
                         if lane < 4:
-                            lse[(*token, h)] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, float("-inf"))
+                            lse[(*token, h)] = log_sum_exp(top, total)
 
     @kv.func
     def write_partial(to, row0, m, l, o, n, lane):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,6 @@ from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.lowering.target import Target
 
-LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that differences are
 # Entries of a schedule. max_batch bounds the sequences (4 bytes of shared memory each); combine is the warps of a merge
 # block, 0 to merge in the kernel itself; split is the tokens of a fixed split, 0 to divide the batch evenly; early lets

@@ -16,8 +16,8 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
 
-from .attention_common import LN2, LOG2E, LOWEST, Case, load_width, read, read_rope, sequence_of
-from .attention_rows import LANES, NO_VALUE, WARPS, exp2, lane_sum, lane_width
+from .attention_common import LOG2E, LOWEST, NO_VALUE, Case, load_width, log_sum_exp, read, read_rope, sequence_of
+from .attention_rows import LANES, WARPS, exp2, lane_sum, lane_width
 from .base import Expansion
 
 
@@ -247,7 +247,7 @@ def host_kernel(source: Source) -> Any:
             for n, d in enumerate(value_columns):
                 out.store(row, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
             if lse is not None:
-                lse[row, h] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, NO_VALUE)
+                lse[row, h] = log_sum_exp(top, total)
 
     return mla_rows_host
 
@@ -331,6 +331,6 @@ def simt_kernel(source: Source) -> Any:
                     out.store(row, h, column * width, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
             if lse is not None:
                 if lane == 0:
-                    lse[row, h] = kv.where(total > 0.0, (top + kv.math.log2(total)) * LN2, NO_VALUE)
+                    lse[row, h] = log_sum_exp(top, total)
 
     return mla_rows

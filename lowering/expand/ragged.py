@@ -140,7 +140,7 @@ def merge_attention_kernel(work: Work, rows: Rows, heads: int, dtype: DType) -> 
                 of_b = kv.where(from_b > 0.0, kv.f32(rows.load(b, t, h, d)), 0.0)
                 rows.store(out, t, h, d, value=converted((of_a * from_a + of_b * from_b) * scale, dtype))
             if first == 0:
-                lse[t, h] = kv.where(total > 0.0, most + kv.math.log(total), -float("inf"))
+                lse[t, h] = kv.where(total == 0.0, float("-inf"), most + kv.math.log(total))
 
     return merge_attention
 

@@ -44,6 +44,11 @@ run = Watched(lambda kind: Torch())
 latent = WatchedLatent(run.place_of)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_is_nan_is_not_taken_for_one_without_keys(kind):
+    cases.nan_queries(run, kind)
+
+
 @pytest.mark.parametrize("options", MASKS, ids=str)
 @pytest.mark.parametrize(
     ("kind", "page_size"), [("auto", 16), ("auto", 256), ("simt", 32), ("prefill", 64), ("decode", 128)]

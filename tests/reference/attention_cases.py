@@ -231,6 +231,19 @@ def seen_infinities(run: Runner, kind: str, cached: int, new: int, spread: int) 
 # --- what must not depend on how the work comes ----------------------------------------------------
 
 
+def nan_queries(run: Runner, kind: str, head_size: int = 64) -> None:
+    """The log-sum-exp of a row that is NaN is NaN: minus infinity would make a merge take it for a row without keys."""
+    rng, problem = problem_of(3, cached=[40, 200], new=[2, 2], head_size=head_size, num_heads=1)
+    query = queries(rng, problem, 4)
+    query[1] = np.nan
+    place = run.place_of(kind)
+    lse = place.put(np.zeros(query.shape[:2], np.float32))
+    out = run(kind, problem.collection, query, problem.row_offsets, lse=lse, return_lse=True)
+    for found in (out.astype(np.float64), place.get(lse)):
+        assert np.isnan(found[1]).all()
+        assert np.isfinite(found[[0, 2, 3]]).all()
+
+
 def prefix_hit(run: Runner, kind: str, length: int, group: int, head_size: int = 64) -> None:
     """Queries behind cached pages give what they give in a run from the start."""
     page = 256

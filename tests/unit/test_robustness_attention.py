@@ -31,6 +31,11 @@ SEEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_is_nan_is_not_taken_for_one_without_keys(kind):
+    cases.nan_queries(run, kind)
+
+
 @pytest.mark.parametrize(("head_size", "page_size", "options"), SEEN, ids=str)
 def test_infinities_without_a_token_do_not_show(head_size, page_size, options):
     seeds = range(2 if head_size < 512 else 1)

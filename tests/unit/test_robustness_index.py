@@ -105,6 +105,7 @@ GROUPS: dict[int, tuple[str, tuple[str, ...]]] = {
             "garbage_in_speculative_rows_does_not_reach_the_first",
             "keys_and_finite_values_that_a_row_does_not_see_do_not_show",
             "a_value_that_is_not_finite_reaches_rows_of_its_tile_at_most",
+            "a_row_that_is_nan_is_not_taken_for_one_without_keys",
             "latent_rows_do_not_depend_on_pages_and_other_queries",
         ),
         *named("gpu/test_robustness_attention.py",
