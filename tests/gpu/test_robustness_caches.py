@@ -57,3 +57,7 @@ def test_attention_reads_the_end_of_a_huge_pool(place, dtype):
 
 def test_attention_over_latent_rows_reads_the_end_of_a_huge_pool(place):
     huge.check_reads(huge.Pools(place, "bf16", True, empty=zeros), [{"kind": "latent"}, {"kind": "simt"}])
+
+
+def test_listed_rows_reach_the_end_of_a_huge_pool(place):
+    huge.check_listed(huge.Pools(place, "bf16", True, empty=zeros), [{"kind": "simt"}, {"kind": "latent"}])

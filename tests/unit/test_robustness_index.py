@@ -33,7 +33,7 @@ HUGE = tuple(
     name for file in ("unit/test_robustness_huge.py", "gpu/test_robustness_caches.py")
     for name in named(
         file, "writes_reach_the_end_of_a_huge_pool", "attention_reads_the_end_of_a_huge_pool",
-        "attention_over_latent_rows_reads_the_end_of_a_huge_pool",
+        "attention_over_latent_rows_reads_the_end_of_a_huge_pool", "listed_rows_reach_the_end_of_a_huge_pool",
     )
 )  # fmt: skip
 
