@@ -263,10 +263,15 @@ def test_rows_that_no_query_may_see_are_not_read():
     key, value = p.expand(buffer)
     key[8:], value[8:] = np.nan, np.nan  # position 8, and what no sequence has
     call = (p.problem.collection, 1, p.query, p.problem.row_offsets, key, value, rows, taken)
-    out, _ = kv.ops.mla_prefill_chunk(*call)
-    want, _ = dense(p)
-    np.testing.assert_allclose(out[:2], want[:2], rtol=1e-4, atol=1e-4)
-    assert np.isnan(out[2]).all()
+    out, lse = kv.ops.mla_prefill_chunk(*call)
+    want, want_lse = dense(p)
+    for _ in range(2):
+        np.testing.assert_allclose(out[:2], want[:2], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(lse[:2], want_lse[:2], rtol=1e-4, atol=1e-4)
+        assert np.isnan(out[2]).all()
+        assert np.isnan(lse[2]).all()
+        none = np.zeros(2, np.int32)  # and an empty chunk after it hides nothing
+        out, lse = kv.ops.mla_prefill_chunk(*call[:6], none, taken, accumulate=True, out=out, lse=lse)
 
 
 def test_offsets_past_the_buffers_are_held_to_them():
