@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,7 @@ def padded(rows: np.ndarray, row_offsets: Any, width: int, fill: Any) -> np.ndar
     """Ragged rows [T, ...] as a padded batch [B, width, ...] with ``fill`` where a sequence has none."""
     offsets = np.asarray(row_offsets).astype(np.int64)
     found = np.full((len(offsets) - 1, width, *rows.shape[1:]), fill, rows.dtype)
-    for b, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+    for b, (begin, end) in enumerate(pairwise(offsets)):
         found[b, : end - begin] = rows[begin:end]
     return found
 
