@@ -7,12 +7,13 @@ token is NaN.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference.random_caches import Problem, fill_cached, random_problem, random_values
+from reference.random_caches import Problem, random_query, stored_problem
 
 import kvarn as kv
 from kvarn.caches import (
@@ -50,19 +51,8 @@ def collection_on_gpu(problem: Problem) -> Any:
     return kind(*parts, c.max_seq_length, c.max_cache_length, *rest)
 
 
-def problem_of(
-    seed: int, kind: str = "paged", dtype: str = "bf16", **shape: Any
-) -> tuple[np.random.Generator, Problem]:
-    rng = np.random.default_rng(seed)
-    problem = random_problem(rng, kind, dtype, **shape)
-    fill_cached(rng, problem, problem.cached + problem.new)
-    return rng, problem
-
-
-def query_of(rng: np.random.Generator, problem: Problem, heads: int, dtype: str | None = None) -> np.ndarray:
-    spec = problem.collection.cache_spec
-    wanted = dtypes.of(dtype) if dtype else spec.dtype if spec.dtype.bits > 8 else dtypes.bf16
-    return random_values(rng, (problem.tokens, heads, spec.head_size), wanted)
+problem_of = functools.partial(stored_problem, dtype="bf16")
+query_of = random_query
 
 
 def numbers(tensor: Any) -> np.ndarray:

@@ -19,7 +19,7 @@ from reference.operands import (
     survey,
 )
 from reference.places import Torch
-from reference.random_caches import Problem, fill_cached, random_problem, random_values
+from reference.random_caches import Problem, random_query, stored_problem
 
 import kvarn as kv
 from kvarn.caches import KVCacheMHAOperand, LayoutTensorMHAOperand, RaggedMHAOperand
@@ -55,16 +55,8 @@ def test_one_kernel_reads_every_kind(kind, threads):
 
 
 def problem_of(seed: int, dtype: str = "bf16", **shape: Any) -> tuple[np.random.Generator, Problem]:
-    rng = np.random.default_rng(seed)
-    problem = random_problem(rng, "paged", dtype, **shape)
-    fill_cached(rng, problem, problem.cached + problem.new)
-    return rng, problem
-
-
-def query_of(rng: np.random.Generator, problem: Problem, heads: int, dtype: str | None = None) -> np.ndarray:
-    spec = problem.collection.cache_spec
-    wanted = dtypes.of(dtype) if dtype else spec.dtype if spec.dtype.bits > 8 else dtypes.bf16
-    return random_values(rng, (problem.tokens, heads, spec.head_size), wanted)
+    return stored_problem(seed, "paged", dtype, **shape)
+query_of = random_query
 
 
 def operands_of(problem: Problem, form: str) -> list[Any]:

@@ -19,7 +19,7 @@ from kvarn.dialect import dtypes
 
 from . import attention as reference
 from .places import Place, bits
-from .random_caches import Problem, clone, fill_cached, random_problem, random_values
+from .random_caches import Problem, clone, random_query, random_values, stored_problem
 
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 2e-2}
 
@@ -95,17 +95,10 @@ def sentinel(like: np.ndarray) -> np.ndarray:
 
 def problem_of(seed: int, dtype: str = "bf16", **shape: Any) -> tuple[np.random.Generator, Problem]:
     """A random paged problem whose new tokens are stored too."""
-    rng = np.random.default_rng(seed)
-    problem = random_problem(rng, "paged", dtype, **shape)
-    fill_cached(rng, problem, problem.cached + problem.new)
-    return rng, problem
+    return stored_problem(seed, "paged", dtype, **shape)
 
 
-def queries(rng: np.random.Generator, problem: Problem, heads: int) -> np.ndarray:
-    """Queries [T, heads, D] of the cache's type, of bf16 over 8 bits."""
-    spec = problem.collection.cache_spec
-    wanted = spec.dtype if spec.dtype.bits > 8 else dtypes.bf16
-    return random_values(rng, (problem.tokens, heads, spec.head_size), wanted)
+queries = random_query
 
 
 def assert_finite(got: np.ndarray) -> None:

@@ -196,6 +196,25 @@ def fill_cached(rng: np.random.Generator, problem: Problem, upto: np.ndarray | N
                     cache.store_scale(b, h, t, starts, scale.astype(cache.scale_dtype.numpy))
 
 
+def stored_problem(
+    seed: int, kind: str = PAGED, dtype: Any = "f32", **shape: Any
+) -> tuple[np.random.Generator, Problem]:
+    """A random problem whose new tokens are stored too, and the generator that drew it."""
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, kind, dtype, **shape)
+    fill_cached(rng, problem, problem.cached + problem.new)
+    return rng, problem
+
+
+def random_query(
+    rng: np.random.Generator, problem: Problem, heads: int, dtype: Any = None, over_8_bits: Any = "bf16"
+) -> np.ndarray:
+    """Queries [T, heads, D] of a type; by default the cache's, or another over 8 bits."""
+    spec = problem.collection.cache_spec
+    wanted = dtypes.of(dtype) if dtype else spec.dtype if spec.dtype.bits > 8 else dtypes.of(over_8_bits)
+    return random_values(rng, (problem.tokens, heads, spec.head_size), wanted)
+
+
 def clone(collection: KVCacheCollection) -> KVCacheCollection:
     """The same collection over copies of its buffers."""
     parts = [np.array(p) for p in (collection.blocks, collection.cache_lengths, collection.lookup_table)]

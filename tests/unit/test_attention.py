@@ -7,12 +7,18 @@ a sequence's last token. No case may show it.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference.random_caches import Problem, clone, fill_cached, random_problem, random_values
+from reference.random_caches import (
+    Problem,
+    clone,
+    random_query,
+    stored_problem,
+)
 
 import kvarn as kv
 from kvarn.caches import PagedKVCacheCollection
@@ -23,18 +29,8 @@ TOLERANCE = {"f32": 2e-5, "f16": 2e-3, "bf16": 1.6e-2}
 SENTINEL = 77.0
 
 
-def problem_of(seed: int, kind: str = "paged", dtype: str = "f32", **shape: Any) -> tuple[np.random.Generator, Problem]:
-    """A random problem whose new tokens are stored too."""
-    rng = np.random.default_rng(seed)
-    problem = random_problem(rng, kind, dtype, **shape)
-    fill_cached(rng, problem, problem.cached + problem.new)
-    return rng, problem
-
-
-def query_of(rng: np.random.Generator, problem: Problem, heads: int, dtype: str | None = None) -> np.ndarray:
-    spec = problem.collection.cache_spec
-    wanted = dtypes.of(dtype) if dtype else spec.dtype if spec.dtype.bits > 8 else dtypes.f32
-    return random_values(rng, (problem.tokens, heads, spec.head_size), wanted)
+problem_of = stored_problem
+query_of = functools.partial(random_query, over_8_bits="f32")
 
 
 def run(problem: Problem, query: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ float64 model. Rows that belong to no sequence's keys are NaN, or a large intege
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from reference import attention as reference
 from reference import emulated, model
 from reference.operands import dense_parts, ragged_parts
-from reference.random_caches import Problem, fill_cached, random_problem, random_values
+from reference.random_caches import Problem, random_problem, random_query, random_values, stored_problem
 
 import kvarn as kv
 from kvarn.caches import (
@@ -38,17 +39,9 @@ MASKS = [
 
 
 def problem_of(seed: int, dtype: str = "f16", **shape: Any) -> tuple[np.random.Generator, Problem]:
-    rng = np.random.default_rng(seed)
     shape = {"cached": [50, 0, 30, 7, 0], "new": [20, 33, 0, 1, 3], "head_size": 32, "page_size": 8} | shape
-    problem = random_problem(rng, "paged", dtype, **shape)
-    fill_cached(rng, problem, problem.cached + problem.new)
-    return rng, problem
-
-
-def query_of(rng: np.random.Generator, problem: Problem, heads: int, dtype: str | None = None) -> np.ndarray:
-    spec = problem.collection.cache_spec
-    wanted = dtypes.of(dtype) if dtype else spec.dtype if spec.dtype.bits > 8 else dtypes.f16
-    return random_values(rng, (problem.tokens, heads, spec.head_size), wanted)
+    return stored_problem(seed, "paged", dtype, **shape)
+query_of = functools.partial(random_query, over_8_bits="f16")
 
 
 def of_caches(problem: Problem) -> list[KVCacheMHAOperand]:

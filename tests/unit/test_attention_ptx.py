@@ -7,13 +7,14 @@ as NaNs, and an access outside the buffers is an error.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 from reference import attention as reference
 from reference import decode_cases, emulated, places, ptx
-from reference.random_caches import Problem, fill_cached, random_problem, random_values
+from reference.random_caches import Problem, random_query, stored_problem
 
 from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect import dtypes
@@ -23,17 +24,8 @@ TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 2e-2}
 SENTINEL = 72.0
 
 
-def problem_of(seed: int, kind: str = "paged", dtype: str = "f16", **shape: Any) -> tuple[np.random.Generator, Problem]:
-    rng = np.random.default_rng(seed)
-    problem = random_problem(rng, kind, dtype, **shape)
-    fill_cached(rng, problem, problem.cached + problem.new)
-    return rng, problem
-
-
-def query_of(rng: np.random.Generator, problem: Problem, heads: int, dtype: str | None = None) -> np.ndarray:
-    spec = problem.collection.cache_spec
-    wanted = dtypes.of(dtype) if dtype else spec.dtype if spec.dtype.bits > 8 else dtypes.f16
-    return random_values(rng, (problem.tokens, heads, spec.head_size), wanted)
+problem_of = functools.partial(stored_problem, dtype="f16")
+query_of = functools.partial(random_query, over_8_bits="f16")
 
 
 def run(
