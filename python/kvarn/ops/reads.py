@@ -160,8 +160,8 @@ def attention(
     The new tokens' keys and values must be stored already. Query i of sequence b stands at position
     ``cache_lengths[b] + i``; masks compare absolute positions. What no query sees has no influence, whatever its slot
     holds; neither have keys and finite values on a row that does not see them. (On a GPU, a value that is not finite
-    may reach rows of its sequence that are computed together with one that sees it.) Computed in f32; quantized and 8-bit
-    caches are converted as they are read.
+    may reach rows of its sequence that are computed together with one that sees it.) Computed in f32; quantized and
+    8-bit caches are converted as they are read.
 
     ``kv.ops.attention(keys, values, query, row_offsets)`` takes keys and values as operands instead. Operands of caches
     (``KVCacheMHAOperand``) behave as the layer does. Dense and ragged ones (``LayoutTensorMHAOperand``,
