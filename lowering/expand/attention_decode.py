@@ -36,7 +36,7 @@ from .attention_queries import batch_of, extents_of, heads_of, is_padded, querie
 from .base import Expansion
 from .decode_division import division
 from .decode_results import results
-from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, WARP_ROWS, Config, choose, supports
+from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, SHORT_SPLITS, WARP_ROWS, Config, choose, supports
 from .decode_streaming import streaming
 
 __all__ = ["Config", "choose", "decode_kernel", "expand_decode", "supports"]
@@ -401,7 +401,8 @@ def expand_decode(op: Any, at: Expansion) -> None:
         capacity = at.field(op.collection, "capacity")
         if spec.paged:
             capacity = capacity * at.field(op.collection, "lookup_columns")
-        most = (capacity // config.split + 2).least(MOST_SPLITS)
+        # No fewer than any length that the table holds is cut into: a sequence's splits must not follow the capacity.
+        most = (capacity // config.split_tokens + SHORT_SPLITS + 1).least(MOST_SPLITS)
         pieces = most * batch
     partials = at.workspace(pieces * (config.work_heads * config.quads * 512))
     counters = at.workspace(batch * (4 * config.work_heads), zeroed=True)

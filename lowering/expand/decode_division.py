@@ -18,12 +18,12 @@ from types import SimpleNamespace
 import kvarn as kv
 
 from .attention_common import last_not_above
-from .decode_schedule import Config
+from .decode_schedule import SHORT_SPLITS, Config
 
 
 def division(c: Config) -> SimpleNamespace:
     """The functions of the division, for a configuration."""
-    TT, LONGEST, SHORTEST = c.tile, max(c.split // c.tile, 1), max(min(c.split, 128) // c.tile, 1)
+    TT, LONGEST, SHORTEST = c.tile, c.split_tokens // c.tile, max(min(c.split, 128) // c.tile, 1)
 
     @kv.func
     def extent(collection, queries, b):
@@ -146,7 +146,7 @@ def division(c: Config) -> SimpleNamespace:
     def split_tiles(cut, prefix, b):
         """Tiles of a split of a sequence."""
         tiles = prefix[b + 1] - prefix[b]
-        each = kv.math.min(kv.math.max((tiles + 7) >> 3, SHORTEST), LONGEST)
+        each = kv.math.min(kv.math.max(quotient(tiles + (SHORT_SPLITS - 1), SHORT_SPLITS), SHORTEST), LONGEST)
         return kv.math.max(quotient(tiles + (cut.most - 1), cut.most), each)
 
     @kv.func

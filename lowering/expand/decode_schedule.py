@@ -23,7 +23,7 @@ WARP_ROWS = 2 * COLUMNS  # most query rows of a warp; a head with more is shared
 # (Who merges may: both ways to merge add fixed splits in one order.)
 INVARIANT = {"split": 512}
 MOST_QUERIES = 8  # new tokens of a sequence that still count as a decode
-MOST_SPLITS = 64  # fixed splits of a sequence
+MOST_SPLITS, SHORT_SPLITS = 64, 8  # fixed splits of a sequence, and of one that is short
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,11 @@ class Config:
     def scales(self) -> int:
         """Scales of a token and head; 0 without."""
         return self.spec.num_scales if self.spec.quantized else 0
+
+    @property
+    def split_tokens(self) -> int:
+        """Tokens of the longest fixed split of a sequence with no more than the most: whole tiles."""
+        return max(self.split // self.tile, 1) * self.tile
 
     @property
     def rows(self) -> int:

@@ -55,11 +55,13 @@ class Problem:
         return [c.get_key_cache(layer)] + ([] if c.is_mla else [c.get_value_cache(layer)])
 
     def only(self, b: int) -> Problem:
-        """The same with one sequence: its lengths and its row of the table over the same pool."""
+        """The same with one sequence: its lengths, and of its row of the table what it needs, over the same pool."""
         c, rows = self.collection, slice(b, b + 1)
-        table = c.lookup_table[:, rows] if isinstance(c, PagedKVCacheFA3FallbackCollection) else c.lookup_table[rows]
-        rest = () if c.scales is None else (c.scales, c.quantization_granularity)
         most_new, most = int(self.new[b]), int(self.cached[b] + self.new[b])
+        table = c.lookup_table[..., rows, :] if c.lookup_table.ndim > 1 else c.lookup_table[rows]
+        if c.lookup_table.ndim > 1:
+            table = np.ascontiguousarray(table[..., : layout.lookup_columns(most, c.page_size)])
+        rest = () if c.scales is None else (c.scales, c.quantization_granularity)
         one = type(c)(c.blocks, c.cache_lengths[rows], table, most_new, most, *rest)  # type: ignore[call-arg]
         offsets = np.array([0, self.new[b]], np.uint32)
         return Problem(one, offsets, self.cached[rows], self.new[rows], self.null_page)

@@ -192,9 +192,11 @@ def test_decode_shares_many_rows_of_a_head_among_warps(heads, new):
     decode_cases.many_rows(places.Interpreted(), heads, [70, 40, 9, 0][: len(new)], new)
 
 
-@pytest.mark.parametrize("dtype", ["f16", "f8e4m3"])
-def test_a_batch_invariant_sequence_is_the_same_bits_in_any_batch(dtype):
-    decode_cases.batch_invariance(places.Interpreted(), dtype, 64, [77, 3, 300, 90], [1, 2, 1, 1])
+@pytest.mark.parametrize(
+    ("dtype", "split", "cached"), [("f16", 64, [77, 3, 300, 90]), ("f8e4m3", 64, [300, 3]), ("f16", 512, [1100, 1500])]
+)
+def test_a_batch_invariant_sequence_is_the_same_bits_in_any_batch(dtype, split, cached):
+    decode_cases.batch_invariance(places.Interpreted(), dtype, split, cached, [1, 2, 1, 1][: len(cached)])
 
 
 def test_an_early_decode_sees_the_token_that_was_just_appended():
