@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What all tests share: the gpu marker, a private compile cache, and no run that tested nothing."""
 
+import faulthandler
 import functools
+import os
 
 import pytest
+
+_STDERR = pytest.StashKey[int]()  # as it was before pytest captured it
+GPU_SECONDS = 120  # that a test on a GPU may take: a kernel that hangs takes everything after it along
 
 
 @functools.cache
@@ -20,6 +25,17 @@ def _no_gpu() -> str:
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") is not None and _no_gpu():
         pytest.skip(f"needs a GPU: {_no_gpu()}")
+
+
+@pytest.fixture(autouse=True)
+def _ends_on_a_gpu(request):
+    """A test whose kernel does not end prints where it waits, and ends the process: no call would come back."""
+    watched = request.node.get_closest_marker("gpu") is not None
+    if watched:
+        faulthandler.dump_traceback_later(GPU_SECONDS, exit=True, file=request.config.stash[_STDERR])
+    yield
+    if watched:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,5 +69,6 @@ class _Outcomes:
 
 
 def pytest_configure(config):
+    config.stash[_STDERR] = os.dup(2)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Outcomes(), "kvarn-outcomes")
