@@ -17,6 +17,8 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bf16, f32
 from kvarn.dialect.layout import RAGGED, CacheSpec, lowbit
 
+from .common import narrowed
+
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 NO_VALUE = float("-inf")  # the score of a key that is not seen, the log-sum-exp of no score
 LOWEST = -3.0e38  # a running maximum below any score, finite so that its difference to itself is 0
@@ -108,14 +110,7 @@ def interval(case: Case, position: Any, num_keys: Any) -> tuple[Any, Any]:
 @kv.func
 def last_not_above(table, count, value):
     """The largest i < count with table[i] <= value, where the entries of table ascend; 0 when there is none."""
-    low, high = kv.i32(0), count
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if table[middle] <= value:
-            low = middle
-        else:
-            high = middle
-    return low
+    return narrowed(table, kv.i32(0), count, value)[0]
 
 
 @kv.func

@@ -160,6 +160,21 @@ def head_and_lane(piece: Any, heads: int, per_head: int) -> tuple[Any, Any, Any]
 
 
 @kv.func
+def narrowed(table: Any, low: Any, high: Any, value: Any) -> tuple[Any, Any]:
+    """[low, high) narrowed to the last entry of an ascending table that is at most a value; an empty one stays empty.
+
+    Where no entry is, the first one is what is left.
+    """
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if table[middle] <= value:
+            low = middle
+        else:
+            high = middle
+    return low, high
+
+
+@kv.func
 def sequence_of(offsets: Any, row: Any, rows: Any = None) -> tuple[Any, Any, Any]:
     """The sequence of a row of a ragged batch: (b, whether it has one, its place in the sequence).
 
@@ -177,12 +192,7 @@ def sequence_of(offsets: Any, row: Any, rows: Any = None) -> tuple[Any, Any, Any
                     high = guess + 1
             else:
                 high = guess
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if offsets[middle] <= row:
-            low = middle
-        else:
-            high = middle
+    low, high = narrowed(offsets, low, high, row)
     first = offsets[low]
     return low, (first <= row) & (row < offsets[high]), row - first
 

@@ -119,7 +119,6 @@ def division(c: Config) -> SimpleNamespace:
     def range_with(cut, tile):
         """The range that a tile of the batch belongs to."""
         edge = (cut.each + 1) * cut.longer
-        found = cut.longer
         if tile < edge:
             found = quotient(tile, cut.each + 1)
         else:
