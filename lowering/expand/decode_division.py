@@ -85,7 +85,7 @@ def division(c: Config) -> SimpleNamespace:
         """
         ranges = kv.math.max(kv.math.min(most_ranges, quotient(total, c.min_tiles)), 1)
         if c.max_batch > 1:
-            if total == prefix[1] * batch:
+            if (total > 0) & (total == prefix[1] * batch):  # without sequences there is nothing to divide by
                 alike = quotient(ranges, batch) * batch
                 if batch > ranges:
                     few = quotient(batch - 1, ranges) + 1  # whole sequences of a range
