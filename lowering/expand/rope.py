@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """kv.rope_append: rotary embedding of query and key, with the append of key and value.
 
-The heads of query, key and value of a token are one sequence of pieces, which the threads of a block share. A piece is
-a unit of a rotated head, a vector of a value; where heads are normalised or quantized a group of threads shares one.
+There are two kernels. One loads all that a thread has of a token, then looks up the token's place and the angles, which
+are the same for all its heads, and then rotates and writes: whatever waits for memory waits together. The other takes
+piece after piece, in a loop: on the host, where heads are quantized, and where a thread would have too many pieces.
+
+A piece is a unit of a rotated head or a vector of a value; where heads are normalised or quantized a group of threads
+shares one.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.layout import CacheSpec, align_up
+from kvarn.dialect.layout import CacheSpec, align_up, cdiv
 
 from . import expands
 from .base import Expansion
 from .common import (
+    THREADS,
+    WARP,
     CachedHead,
     Group,
     Head,
@@ -84,6 +91,21 @@ class Norm:
         scale = inverse_rms(head, self.size, self.rows.width, self.eps, self.group, lane)
         return NormalHead(head, scale, gamma, self.rows, self.weight_offset)
 
+    @kv.func
+    def of_vectors(self, vectors: list[Any], dims: list[Any], counts: Any, gamma: Any) -> list[Any]:
+        """The vectors of a head that a thread has, from ``dims`` on, normalised; ``counts``: whether it has any."""
+        if self.eps is None:
+            return vectors
+        total = kv.f32(0.0)
+        for x in kv.static(vectors):
+            total = total + (x * x).reduce("add")
+        mean = self.group.sum(kv.where(counts, total, 0.0)) * (1.0 / self.size)
+        scale = kv.math.rsqrt(mean + self.eps)
+        weights = [kv.f32(self.rows.load(gamma, d, width=len(vectors[0]))) for d in dims]
+        if self.weight_offset:
+            weights = [w + self.weight_offset for w in weights]
+        return [x * scale * w for x, w in zip(vectors, weights, strict=True)]
+
 
 @kv.func
 def turn(rotation: Rotation, first: Any, step: int, angles: Angles, source: Any, target: Any) -> None:
@@ -142,6 +164,131 @@ def rope_append_kernel(
     return rope_append
 
 
+# --- all pieces of a token at once ---------------------------------------------------------------------
+
+MOST_WORDS = 96  # registers that a thread may keep of what it has loaded
+ROUNDS = 2  # units of the query that a thread has, where there are threads enough
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Heads of a kind that ``width`` threads share: ``per_head`` of them have one head, a piece each."""
+
+    heads: int
+    per_head: int
+    width: int
+
+    @property
+    def rounds(self) -> int:
+        """Pieces of a thread."""
+        return cdiv(self.heads * self.per_head, self.width)
+
+    @kv.func
+    def place(self, thread: Any, n: int) -> tuple[Any, Any, Any]:
+        """(head, part of it, whether there is one) of a thread's n-th piece; past the end the last head again."""
+        if self.width % self.per_head == 0:
+            h, part = thread // self.per_head + n * (self.width // self.per_head), thread % self.per_head
+        else:
+            h, part = (thread + n * self.width) // self.per_head, (thread + n * self.width) % self.per_head
+        if (n + 1) * self.width <= self.heads * self.per_head:
+            return h, part, kv.bool(True)
+        return kv.math.min(h, self.heads - 1), part, h < self.heads
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How the threads of a token rotate its heads of a kind."""
+
+    share: Shared
+    rotation: Rotation
+    rows: Rows
+    norm: Norm
+
+    @kv.func
+    def unit(self, part: Any) -> Any:
+        """The unit of a part of a head: a group that normalises may have threads without one."""
+        return part if self.share.per_head == self.rotation.units else kv.math.min(part, self.rotation.units - 1)
+
+    @kv.func
+    def fetch(self, buffer: Any, token: Any, thread: Any) -> list[Any]:
+        """Load the thread's units of a token, as they are stored."""
+        found = []
+        for n in kv.static(range(self.share.rounds)):
+            h, part, _ = self.share.place(thread, n)
+            starts = self.rotation.starts(self.unit(part))
+            found.append([self.rows.load(buffer, token, h, d, width=self.rotation.width) for d in starts])
+        return found
+
+    @kv.func
+    def finish(self, fetched: list[Any], angles: Angles, angle: Any, gamma: Any, target: Any, thread: Any) -> None:
+        """Normalise, rotate and write what was fetched; ``target`` is the first head.
+
+        ``angle`` are the angles of the thread's units where these are the same of every head, else None.
+        """
+        for n in kv.static(range(self.share.rounds)):
+            h, part, exists = self.share.place(thread, n)
+            number = self.unit(part)
+            has = exists if self.share.per_head == self.rotation.units else exists & (part < self.rotation.units)
+            vectors = [kv.f32(x) for x in fetched[n]]
+            vectors = self.norm.of_vectors(vectors, self.rotation.starts(number), has, gamma)
+            own = self.rotation.angles_of(number, angles) if angle is None else angle
+            turned = self.rotation.turn(number, own, vectors)
+            if has:
+                self.rotation.put(number, turned, replace(target, head=h).write)
+
+
+def together(at: Expansion, spec: CacheSpec, query_heads: int, turns: Turns) -> tuple[Work, Turns, Turns, Shared] | None:
+    """How the threads of a block do tokens at once, each all that it has of one: for query, key and value.
+
+    ``turns`` says how a head is rotated. None where the loop is to do it.
+    """
+    per_head, units = turns.share.per_head, turns.rotation.units
+    if at.target.is_host or spec.quantized or not turns.rotation.paired or per_head < units:
+        return None
+    most = int(at.schedule.get("threads", THREADS))
+    width = min(align_up(cdiv(query_heads * per_head, ROUNDS), WARP), most)
+    even = align_up(width, math.lcm(per_head, WARP))  # where a thread has the same part of every head
+    width = even if even <= most else width
+    query, key = (replace(turns, share=Shared(heads, per_head, width)) for heads in (query_heads, spec.num_heads))
+    value = Shared(spec.num_heads, spec.head_size // turns.rows.width, width)
+    vectors = (query.share.rounds + key.share.rounds) * (1 if turns.rotation.interleaved else 2) + value.rounds
+    if vectors * 4 > MOST_WORDS:
+        return None
+    return Work.of(at, width, width * max(1, most // width)), query, key, value
+
+
+def rope_together_kernel(spec: CacheSpec, work: Work, q: Turns, k: Turns, v: Shared, rows: Rows, early: bool) -> Any:
+    """:func:`together` gives the arguments."""
+    alike = v.width % q.share.per_head == 0
+
+    @kv.kernel
+    def rope_append(collection, layer: kv.i32, query, key, value, row_offsets, freqs, query_out, q_gamma, k_gamma):
+        begin(early)
+        token, thread = work.place()
+        if (token < query.shape[0]) & (thread < work.pieces):
+            queries, new_keys = q.fetch(query, token, thread), k.fetch(key, token, thread)
+            new_values = []
+            for n in kv.static(range(v.rounds)):
+                h, part, _ = v.place(thread, n)
+                new_values.append(rows.load(value, token, h, part * rows.width))
+            b, inside, i = sequence_of(row_offsets, token, query.shape[0])
+            if inside:
+                position = collection.cache_length(b) + i
+                keys, values = collection.get_key_cache(layer), collection.get_value_cache(layer)
+                angles = Angles(freqs, rows, (position,))
+                _, part, _ = q.share.place(thread, 0)
+                angle = q.rotation.angles_of(q.unit(part), angles) if alike else None
+                if holds(collection, position):
+                    for n in kv.static(range(v.rounds)):
+                        h, part, exists = v.place(thread, n)
+                        if exists:
+                            values.store(b, h, position, part * rows.width, single(converted(new_values[n], spec.dtype)))
+                    k.finish(new_keys, angles, angle, k_gamma, CachedHead(keys, b, position, 0), thread)
+                q.finish(queries, angles, angle, q_gamma, Head(rows, query_out, token, 0), thread)
+
+    return rope_append
+
+
 @expands("kv.rope_append")
 def rope_append(op: Any, at: Expansion) -> None:
     spec, eps = at.spec(op.collection), None if op.q_gamma is None else op.eps.value
@@ -156,17 +303,21 @@ def rope_append(op: Any, at: Expansion) -> None:
     group = Group.covering(at, rotation.units)
     norm = Norm(eps, spec.head_size, rows, group)
     of_head = rotation.units if eps is None else group.lanes
+    early, query_heads = starts_early(at), at.static_dim(op.query, 1)
+    gammas = [op.freqs, op.freqs] if eps is None else [op.q_gamma, op.k_gamma]  # not looked at without normalisation
+    args = [op.collection, op.layer, op.query, op.key, op.value, op.row_offsets, op.freqs, op.query_out, *gammas]
+    at_once = together(at, spec, query_heads, Turns(Shared(query_heads, of_head, WARP), rotation, rows, norm))
+    if at_once is not None:
+        work = at_once[0]
+        kernel, grid = rope_together_kernel(spec, *at_once, rows, early), work.blocks(at.dim(op.query, 0))
+        at.launch(kernel, args, (grid, 1, 1), (work.threads, 1, 1), programmatic=early)
+        return
     if quantizer is None:
         norms, of_key, of_value = (norm, norm), of_head, spec.head_size // rows.width
     else:
         norms, of_key, of_value = (norm, replace(norm, group=quantizer.group)), quantizer.threads, quantizer.threads
-    together = eps is not None or quantizer is not None
-    pieces = Pieces(
-        of_head, of_key, of_value, at.static_dim(op.query, 1), spec.num_heads, whole_warps(at, 1) if together else 1
-    )
+    grouped = eps is not None or quantizer is not None
+    pieces = Pieces(of_head, of_key, of_value, query_heads, spec.num_heads, whole_warps(at, 1) if grouped else 1)
     work = Work.of(at, pieces.all)
-    early = starts_early(at)
     kernel = rope_append_kernel(spec, work, pieces, rows, rotation, norms, quantizer, early)
-    gammas = [op.freqs, op.freqs] if eps is None else [op.q_gamma, op.k_gamma]  # not looked at without normalisation
-    args = [op.collection, op.layer, op.query, op.key, op.value, op.row_offsets, op.freqs, op.query_out, *gammas]
     at.launch(kernel, args, (work.blocks(at.dim(op.query, 0)), 1, 1), (work.threads, 1, 1), programmatic=early)

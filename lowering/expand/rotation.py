@@ -2,9 +2,9 @@
 """Rotary embedding of one head, in f32.
 
 By units, which can be done in place and in any order: a *turning* unit holds the real and the imaginary parts of
-``lanes`` pairs, a *plain* unit ``lanes`` elements outside of the rotated dims. Interleaved pairs (2k, 2k+1) of the
-last R dims lie together, split pairs (k, k + R/2) of the first R apart. Or by chunks of consecutive dims, which read
-their pairs' other parts.
+``lanes`` pairs, a *plain* unit as many elements outside of the rotated dims (half as many where those are odd in
+number). Interleaved pairs (2k, 2k+1) of the last R dims lie together, split pairs (k, k + R/2) of the first R apart.
+Or by chunks of consecutive dims, which read their pairs' other parts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Rotation:
         R, rotated dims.
     interleaved : bool
     lanes : int
-        Of a vector of real or imaginary parts, and of a plain unit.
+        Of a vector of real or imaginary parts: half of a unit.
     """
 
     size: int
@@ -76,6 +76,8 @@ class Rotation:
             lanes = max(1, min(lowbit(math.gcd(size, turned)), most) // 2)
         else:
             lanes = min(lowbit(math.gcd(size, turned // 2)), most)
+            if (size - turned) % 2 == 0:
+                lanes = min(lanes, lowbit(math.gcd((size - turned) // 2, turned // 2)))
         return Rotation(size, turned, interleaved, lanes)
 
     @property
@@ -89,42 +91,90 @@ class Rotation:
         return self.turned // 2 // self.lanes
 
     @property
+    def paired(self) -> bool:
+        """Whether plain units are as long as turning ones: all but heads of an odd size have a rotation that is."""
+        return (self.size - self.turned) % (2 * self.lanes) == 0
+
+    @property
     def units(self) -> int:
         """Units of a head; the turning ones come first."""
-        return self.turning + (self.size - self.turned) // self.lanes
+        return self.turning + (self.size - self.turned) // (self.lanes * (2 if self.paired else 1))
 
     @kv.func
     def unit(self, number: Any, angles: Angles, read: Read, write: Write) -> None:
         """Do one unit."""
-        if self.turning == 0:
-            write(number * self.lanes, read(number * self.lanes, self.lanes))
-        elif self.turning == self.units:
-            self._turn(number, angles, read, write)
+        if self.paired:
+            self.put(number, self.turn(number, self.angles_of(number, angles), self.fetch(number, read)), write)
+        elif self.turning == 0:
+            write(number, read(number, 1))
         elif number < self.turning:
-            self._turn(number, angles, read, write)
+            self._turn_odd(number, angles, read, write)
         else:
-            d = (number - self.turning) * self.lanes + (0 if self.interleaved else self.turned)
-            write(d, read(d, self.lanes))
+            d = number - self.turning + (0 if self.interleaved else self.turned)
+            write(d, read(d, 1))
 
     @kv.func
-    def _turn(self, number: Any, angles: Angles, read: Read, write: Write) -> None:
-        n = self.lanes
-        cos, sin = angles.of(number * n, n)
-        if not self.interleaved:
-            d, half = number * n, self.turned // 2
-            re, im = read(d, n), read(d + half, n)
-            write(d, re * cos - im * sin)
-            write(d + half, re * sin + im * cos)
-        elif self.first % (2 * n) == 0:
-            d = self.first + number * (2 * n)
-            x = read(d, 2 * n)
-            re, im = even(x), odd(x)
-            write(d, alternate(re * cos - im * sin, re * sin + im * cos))
-        else:  # a head of an odd size: pairs do not begin at even dims
-            d = self.first + number * 2
-            re, im = read(d, 1), read(d + 1, 1)
-            write(d, re * cos - im * sin)
-            write(d + 1, re * sin + im * cos)
+    def fetch(self, number: Any, read: Read) -> list[Any]:
+        """The vectors of a unit of a paired rotation: one of all its pairs, or their real and their imaginary parts."""
+        return [read(d, self.width) for d in self.starts(number)]
+
+    @kv.func
+    def put(self, number: Any, vectors: list[Any], write: Write) -> None:
+        """Write what :func:`fetch` has read."""
+        for d, x in kv.static(list(zip(self.starts(number), vectors, strict=True))):
+            write(d, x)
+
+    @property
+    def width(self) -> int:
+        """Elements of a vector of a unit."""
+        return 2 * self.lanes if self.interleaved else self.lanes
+
+    @kv.func
+    def starts(self, number: Any) -> list[Any]:
+        """The dims that the vectors of a unit start at."""
+        n, whole = self.lanes, self.turning == self.units
+        if self.interleaved:
+            d = number * (2 * n)
+            if not whole:
+                d = kv.where(number < self.turning, d + self.first, d - self.turning * (2 * n))
+            return [d]
+        d, far = number * n, self.turned // 2
+        if not whole:
+            turns = number < self.turning
+            d, far = kv.where(turns, d, number * (2 * n)), kv.where(turns, far, n)
+        return [d, d + far]
+
+    @kv.func
+    def angles_of(self, number: Any, angles: Angles) -> tuple[Any, Any] | None:
+        """(cosines, sines) of a unit; those of another where it does not turn."""
+        if self.turning == 0:
+            return None
+        turning = number if self.turning == self.units else kv.math.min(number, self.turning - 1)
+        return angles.of(turning * self.lanes, self.lanes)
+
+    @kv.func
+    def turn(self, number: Any, angle: tuple[Any, Any] | None, vectors: list[Any]) -> list[Any]:
+        """The f32 vectors of a unit, rotated where it turns."""
+        if angle is None:
+            return vectors
+        cos, sin = angle
+        re, im = (even(vectors[0]), odd(vectors[0])) if self.interleaved else vectors
+        turned = [re * cos - im * sin, re * sin + im * cos]
+        if self.interleaved:
+            turned = [alternate(*turned)]
+        if self.turning < self.units:
+            turned = [kv.where(number < self.turning, x, y) for x, y in zip(turned, vectors, strict=True)]
+        return turned
+
+    @kv.func
+    def _turn_odd(self, number: Any, angles: Angles, read: Read, write: Write) -> None:
+        """One pair of a head of an odd size."""
+        cos, sin = angles.of(number, 1)
+        d = self.first + number * 2 if self.interleaved else number
+        e = d + (1 if self.interleaved else self.turned // 2)
+        re, im = read(d, 1), read(e, 1)
+        write(d, re * cos - im * sin)
+        write(e, re * sin + im * cos)
 
     def chunk_width(self, *extents: int, most: int) -> int:
         """Elements of a chunk that divides the extents and lies inside or outside of the rotated dims."""

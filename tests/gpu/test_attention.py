@@ -194,7 +194,7 @@ def test_each_head_size(kind, head_size, dtype):
 
 @pytest.mark.parametrize(("head_size", "page_size"), [(7, 16), (100, 16), (64, 48), (320, 16), (64, 5)])
 def test_shapes_that_only_the_simple_kernel_takes(head_size, page_size):
-    rng, problem = problem_of(6, "paged", "f16", head_size=head_size, page_size=page_size, longest=90)
+    rng, problem = problem_of(6, dtype="f16", head_size=head_size, page_size=page_size, longest=90)
     check(problem, query_of(rng, problem, 4))
 
 
