@@ -74,7 +74,7 @@ def decode_attention(clock: Clock) -> None:
             "row_offsets": programs.BufferType(kv.i32, (None,)), "scale": programs.ScalarType(kv.f32), "out": query,
         }  # fmt: skip
         attributes = (("mask", "causal"), ("span", 0), ("softcap", 0.0))
-        schedule = (("combine", True), ("max_queries", 1))
+        schedule = (("combine", 16), ("max_queries", 1))
         what = programs.Specialisation("kv.attention", tuple(operands.items()), attributes, schedule, TARGET)
         module = programs.build(what, context)
     _lower(module, clock)

@@ -22,76 +22,88 @@ def combine_kernel(c: Config) -> Any:
     """The merging kernel of a configuration."""
     G, NT, KS = c.group, c.column_tiles, c.size // 16
     work, WARPS = division(c), c.combine
+    TOGETHER = 4  # pieces whose loads a warp has under way
+
+    @kv.func
+    def fetch(cut, partials, prefix, b, part, nt, t, r, last, lane):
+        """Load every ``WARPS``-th piece from r on, ``TOGETHER`` of them: (maximum, maximum, sum, sum) and outputs.
+
+        Where there are no more it is the last one again.
+        """
+        found = []
+        for j in kv.static(range(TOGETHER)):
+            of = work.partial_of(cut, partials, prefix, b, part, kv.math.min(r + j * WARPS, last), lane)
+            found.append([(of + (nt * (KS + 1) + quad) * 512).load(kv.f32, 4) for quad in (KS, t)])
+        return found
 
     @kv.func
     def gather(cut, partials, prefix, b, part, nt, t, first, last, lane, warp):
         """This warp's share of the partial results, merged: (maximum, maximum, sum, sum, four outputs)."""
         m, l, o = [kv.f32(NEVER)] * 2, [kv.f32(0.0)] * 2, [kv.f32(0.0)] * 4
-        for r in range(first + warp, last + 1, 2 * WARPS):
-            for j in kv.static(range(2)):
-                here = r + j * WARPS
-                piece = kv.math.min(here, last)
-                of = work.partial_of(cut, partials, prefix, b, part, piece, lane)
-                ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
-                theirs = (of + (nt * (KS + 1) + t) * 512).load(kv.f32, 4)
-                for u in kv.static(range(2)):
-                    their_top = kv.where(here <= last, ml[u], NEVER)
-                    their_sum = kv.where(here <= last, ml[2 + u], 0.0)
-                    top = kv.math.max(m[u], their_top)
-                    mine, other = kv.ex2(m[u] - top), kv.where(here <= last, kv.ex2(their_top - top), 0.0)
-                    m[u] = top
-                    l[u] = l[u] * mine + their_sum * other
+        for r in range(first + warp, last + 1, TOGETHER * WARPS):
+            held = fetch(cut, partials, prefix, b, part, nt, t, r, last, lane)
+            for u in kv.static(range(2)):
+                top = m[u]
+                for j in kv.static(range(TOGETHER)):
+                    top = kv.math.max(top, held[j][0][u])
+                mine = kv.ex2(m[u] - top)
+                m[u], l[u] = top, l[u] * mine
+                for half in kv.static(range(2)):
+                    o[2 * half + u] = o[2 * half + u] * mine
+                for j in kv.static(range(TOGETHER)):
+                    ml, theirs = held[j]
+                    weight = kv.where(r + j * WARPS <= last, kv.ex2(ml[u] - top), 0.0)
+                    l[u] = kv.math.fma(ml[2 + u], weight, l[u])
                     for half in kv.static(range(2)):
-                        o[2 * half + u] = o[2 * half + u] * mine + theirs[2 * half + u] * other
+                        o[2 * half + u] = kv.math.fma(theirs[2 * half + u], weight, o[2 * half + u])
         return m, l, o
 
     @kv.func
     def collect(cut, partials, prefix, b, part, nt, t, first, last, meeting, lane, warp):
         """Bring every piece's (maximum, maximum, sum, sum, four outputs) into shared memory."""
-        for piece in range(first + warp, last + 1, WARPS):
-            of = work.partial_of(cut, partials, prefix, b, part, piece, lane)
-            ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
-            theirs = (of + (nt * (KS + 1) + t) * 512).load(kv.f32, 4)
-            for i in kv.static(range(4)):
-                meeting[piece - first, i, lane] = ml[i]
-                meeting[piece - first, 4 + i, lane] = theirs[i]
+        for r in range(first + warp, last + 1, TOGETHER * WARPS):
+            held = fetch(cut, partials, prefix, b, part, nt, t, r, last, lane)
+            for j in kv.static(range(TOGETHER)):
+                slot = kv.math.min(r + j * WARPS, last) - first
+                for i in kv.static(range(4)):
+                    meeting[slot, i, lane] = held[j][0][i]
+                    meeting[slot, 4 + i, lane] = held[j][1][i]
 
     @kv.func
-    def finish(out, sinks, lse, queries, b, head, row0, n, nt, t, meeting, count, lane):
-        """Merge the first ``count`` of what met, in order, and write the rows: each lane its own elements.
+    def finish(out, sinks, lse, queries, b, head, row0, n, nt, t, meeting, count, lane, u):
+        """Merge the first ``count`` of what met, in order, and write the rows u, u + 2, ...: each lane its own elements.
 
         Of pieces, this adds as the kernel's own merge does: which of them merges changes no bit.
         """
-        for u in kv.static(range(2)):
-            row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
-            if row < n * G:
-                top = kv.f32(NEVER)
-                for w in range(0, count, 4):
-                    for j in kv.static(range(4)):
-                        top = kv.math.max(top, meeting[kv.math.min(w + j, count - 1), u, lane])
-                total, o = kv.f32(0.0), [kv.f32(0.0), kv.f32(0.0)]
-                for w in range(0, count, 4):
-                    for j in kv.static(range(4)):
-                        here = kv.math.min(w + j, count - 1)
-                        weight = kv.where(w + j < count, kv.ex2(meeting[here, u, lane] - top), 0.0)
-                        total = kv.math.fma(meeting[here, 2 + u, lane], weight, total)
-                        for half in kv.static(range(2)):
-                            o[half] = kv.math.fma(meeting[here, 4 + 2 * half + u, lane], weight, o[half])
-                factor = kv.f32(1.0)
-                if sinks is not None:
-                    sink = sinks[head * G + row % G] * LOG2E
-                    higher = kv.math.max(top, sink)
-                    factor = kv.ex2(top - higher)
-                    total = kv.math.fma(total, factor, kv.ex2(sink - higher))
-                    top = higher
-                inverse = kv.where(total > 0.0, factor / total, 0.0)
-                token, h = queries.at(queries.base(b), row // G), head * G + row % G
-                for half in kv.static(range(2)):
-                    d = t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half)
-                    out[(*token, h, d)] = c.query(o[half] * inverse)
-                if lse is not None:
-                    if (t == 0) & (lane < 4):
-                        lse[(*token, h)] = log_sum_exp(top, total)
+        row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
+        if row < n * G:
+            top = kv.f32(NEVER)
+            for w in range(0, count, 4):
+                for j in kv.static(range(4)):
+                    top = kv.math.max(top, meeting[kv.math.min(w + j, count - 1), u, lane])
+            total, o = kv.f32(0.0), [kv.f32(0.0), kv.f32(0.0)]
+            for w in range(0, count, 4):
+                for j in kv.static(range(4)):
+                    here = kv.math.min(w + j, count - 1)
+                    weight = kv.where(w + j < count, kv.ex2(meeting[here, u, lane] - top), 0.0)
+                    total = kv.math.fma(meeting[here, 2 + u, lane], weight, total)
+                    for half in kv.static(range(2)):
+                        o[half] = kv.math.fma(meeting[here, 4 + 2 * half + u, lane], weight, o[half])
+            factor = kv.f32(1.0)
+            if sinks is not None:
+                sink = sinks[head * G + row % G] * LOG2E
+                higher = kv.math.max(top, sink)
+                factor = kv.ex2(top - higher)
+                total = kv.math.fma(total, factor, kv.ex2(sink - higher))
+                top = higher
+            inverse = kv.where(total > 0.0, factor / total, 0.0)
+            token, h = queries.at(queries.base(b), row // G), head * G + row % G
+            for half in kv.static(range(2)):
+                d = t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half)
+                out[(*token, h, d)] = c.query(o[half] * inverse)
+            if lse is not None:
+                if (t == 0) & (lane < 4):
+                    lse[(*token, h)] = log_sum_exp(top, total)
 
     @kv.func
     def body(collection, extents, out, partials, ranges, most, sinks, lse):
@@ -127,10 +139,10 @@ def combine_kernel(c: Config) -> Any:
                     meeting[warp, i, lane] = x
                 count = kv.i32(WARPS)
             kv.barrier()
-            if warp == 0:
-                finish(out, sinks, lse, queries, b, head, row0, n, nt, t, meeting, count, lane)
+            for u in range(warp, 2, WARPS):
+                finish(out, sinks, lse, queries, b, head, row0, n, nt, t, meeting, count, lane, u)
 
-    @kv.kernel(block=(32 * WARPS, 1, 1))
+    @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, 32 // WARPS))
     def attention_combine(
         collection: kv.KVCacheCollection, extents: kv.Buffer[kv.i32, 1], out: kv.Buffer[c.query, c.rank],
         partials: kv.Buffer[kv.i8, 1], ranges: kv.i32, most: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],

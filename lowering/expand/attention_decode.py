@@ -269,6 +269,43 @@ def decode_kernel(c: Config) -> Any:
         return keys, first, start, n, base + at, last, until
 
     @kv.func
+    def sequence_from(prefix, b, at):
+        """The sequence after b that tile ``at`` of the batch belongs to: those without tiles are passed over."""
+        b = b + 1
+        while prefix[b + 1] <= at:
+            b = b + 1
+        return b
+
+    @kv.func
+    def next_tile(collection, queries, prefix, ahead, end, row0):
+        """Where a sequence ends, go on with the next one of the range that this warp has tiles of."""
+        if c.max_batch > 1:
+            while (ahead.tile >= ahead.last) & (ahead.until < end):
+                b = sequence_from(prefix, ahead.b, ahead.until)
+                keys, first, _, _, tile, last, until = segment(
+                    collection, queries, prefix, b, ahead.until, end, row0
+                )  # fmt: skip
+                ahead.b, ahead.keys, ahead.first, ahead.tile, ahead.last, ahead.until = b, keys, first, tile, last, until
+
+    @kv.func
+    def copy_ahead(caches, collection, queries, prefix, ahead, end, row0, head, mine, stage, scales, lane):
+        """Start copying the range's next tile into a stage, whatever its sequence, and look up the pages after it.
+
+        ``scales`` are those of the tile before, which are stored now; gives those of this one.
+        """
+        if GC:
+            before = kv.where(stage == 0, NS - 1, stage - 1)
+            ring_of.store_scales(mine + before * c.stage_bytes, scales, lane)
+        tile = (caches, ahead.b, head, ahead.tile, ahead.last, ahead.pages)
+        ring_of.issue(*tile, mine + stage * c.stage_bytes, lane, ahead.keys, ahead.first)
+        if GC:
+            scales = ring_of.load_scales(*tile, lane, ahead.keys, ahead.first)
+        ahead.tile = ahead.tile + 1
+        next_tile(collection, queries, prefix, ahead, end, row0)
+        ahead.pages = ring_of.pages_of(caches.keys, ahead.b, ahead.tile, lane)
+        return scales
+
+    @kv.func
     def start_next():
         kv.griddepcontrol_wait()
         kv.griddepcontrol_launch_dependents()
@@ -290,7 +327,9 @@ def decode_kernel(c: Config) -> Any:
         k_cache, v_cache = collection.get_key_cache(layer), collection.get_value_cache(layer)
         first_page = kv.i32(0)
         k_address, v_address = [x.block_paged_ptr(0, 0, 0, page=first_page).address() for x in (k_cache, v_cache)]
-        caches = SimpleNamespace(keys=k_cache, values=v_cache, to_values=v_address - k_address)
+        # Rows that no other warp reads leave the L2 first: tables, lengths and partial results stay.
+        policy = kv.l2_policy("evict_first") if c.reads_once else None
+        caches = SimpleNamespace(keys=k_cache, values=v_cache, to_values=v_address - k_address, policy=policy)
         part = (kv.block_id.x % HG) * NW + warp
         head, row0 = part // c.parts, part % c.parts * WARP_ROWS
         r = kv.block_id.x // HG
@@ -302,11 +341,17 @@ def decode_kernel(c: Config) -> Any:
             mine = ring.ptr(warp * c.warp_bytes)
             at, b, stage = begin, last_not_above(prefix, batch, begin), kv.i32(0)
             keys, first, start, n, tile, last, until = segment(collection, queries, prefix, b, at, end, row0)
+            ahead = SimpleNamespace(b=b, keys=keys, first=first, tile=tile, last=last, until=until, pages=kv.i32(0))
+            if c.parts > 1:
+                next_tile(collection, queries, prefix, ahead, end, row0)
             if c.programmatic and c.early:
                 # Cached tokens may be read already; new ones are only there when the kernel before has ended.
-                if (tile + (NS - 1)) * TT > start:
+                if ((tile + (NS - 1)) * TT > start) | (ahead.b != b):
                     kv.griddepcontrol_wait()
-            pages, scales = ring_of.fill(caches, b, head, tile, last, mine, stage, lane, keys, first)
+            ahead.pages = ring_of.pages_of(k_cache, ahead.b, ahead.tile, lane)
+            scales = [kv.f32(0.0)] * ring_of.held_scales
+            for s in range(NS - 1):
+                scales = copy_ahead(caches, collection, queries, prefix, ahead, end, row0, head, mine, s, scales, lane)
             if c.programmatic and c.early:
                 start_next()
             q = [[kv.i32(0)] * (2 * KS) for _ in range(NT)]
@@ -322,16 +367,11 @@ def decode_kernel(c: Config) -> Any:
                 piece_end = work.piece_end(cut, prefix, b, at, until)
                 piece_last = kv.math.min(tile + (piece_end - at), last)
                 for i in range(tile, piece_last):
-                    ahead = kv.where(stage == 0, NS - 1, stage - 1)
+                    to = kv.where(stage == 0, NS - 1, stage - 1)
                     kv.syncwarp()
-                    if GC:
-                        before = kv.where(ahead == 0, NS - 1, ahead - 1)
-                        ring_of.store_scales(mine + before * c.stage_bytes, scales, lane)
-                    to = mine + ahead * c.stage_bytes
-                    ring_of.issue(caches, b, head, i + (NS - 1), last, pages, to, lane, keys, first)
-                    if GC:
-                        scales = ring_of.load_scales(caches, b, head, i + (NS - 1), last, pages, lane, keys, first)
-                    pages = ring_of.pages_of(k_cache, b, i + NS, lane)
+                    scales = copy_ahead(
+                        caches, collection, queries, prefix, ahead, end, row0, head, mine, to, scales, lane
+                    )  # fmt: skip
                     kv.cp_async_wait(NS - 1)
                     kv.syncwarp()
                     here = mine + stage * c.stage_bytes
@@ -341,15 +381,10 @@ def decode_kernel(c: Config) -> Any:
                 at, tile, taken = piece_end, piece_last, taken + 1
                 more = at < until
                 if (at == until) & (at < end):
-                    # The next sequence's first tiles are on their way while this one's result is written.
-                    b = b + 1
-                    while prefix[b + 1] <= at:
-                        b = b + 1
+                    b = sequence_from(prefix, b, at)
                     keys, first, start, n, tile, last, until = segment(
                         collection, queries, prefix, b, at, end, row0
                     )
-                    kv.syncwarp()
-                    pages, scales = ring_of.fill(caches, b, head, tile, last, mine, stage, lane, keys, first)
                 for u in kv.static(range(2 * NT)):
                     for k in kv.static((4, 8, 16)):
                         l[u] = l[u] + kv.shuffle_xor(l[u], k)
@@ -366,10 +401,11 @@ def decode_kernel(c: Config) -> Any:
             kv.cp_async_wait(0)
         else:
             if c.programmatic and c.early:
+                start_next()
+            if c.programmatic and c.max_batch > 1:
                 # A block without work keeps its place until the next kernel's blocks have theirs, else two of those
                 # would share this multiprocessor and leave another one idle.
-                start_next()
-                kv.nanosleep(2000)
+                kv.nanosleep(2000 if c.early else 1000)
 
     @kv.kernel(block=(threads, 1, 1), min_blocks=c.blocks)
     def attention_decode(

@@ -26,7 +26,9 @@ from .common import (
 )  # fmt: skip
 from .convert import stored
 
-TOGETHER = 4  # slots of a gather that a thread has under way
+# Slots of a gather that a thread has under way, and threads of its blocks: measured; more of either reads and writes
+# DRAM in longer turns, and is slower.
+TOGETHER, GATHER_THREADS = 4, 64
 
 # --- gather ----------------------------------------------------------------------------------------
 
@@ -69,7 +71,7 @@ def gather_kernel(spec: CacheSpec, work: Work, rows: Rows, together: int, early:
 def gather(op: Any, at: Expansion) -> None:
     spec = at.spec(op.cache)
     rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at))
-    work = Work.of(at, spec.token_stride // rows.width)
+    work = Work.of(at, spec.token_stride // rows.width, GATHER_THREADS)
     slots = at.dim(op.token_ids, 0) * at.dim(op.token_ids, 1)
     together, early = 1 if at.target.is_host else TOGETHER, starts_early(at)
     blocks = (slots + (work.tokens * together - 1)) // (work.tokens * together)

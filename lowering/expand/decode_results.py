@@ -17,6 +17,8 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     ``head`` is a KV head and ``row0`` the first of a sequence's query rows that the warp has; ``part`` tells both.
     """
     G, NT, KS = c.group, c.column_tiles, c.size // 16
+    # Pieces whose loads a merge has under way: what registers allow.
+    TOGETHER = max(1, min(4, 24 // KS)) if c.blocks * c.warps <= 8 else 1
 
     @kv.func
     def rows_here(nt, row0, n, lane):
@@ -63,41 +65,54 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                 (to + (nt * (KS + 1) + KS) * 512).store(four)
 
     @kv.func
-    def merge(cut, partials, prefix, b, part, row0, own, first, last, m, l, o, n, lane):
-        """Merge a sequence's partial results with this warp's own, in order; maxima first: no load waits."""
+    def fetch(cut, partials, prefix, b, part, nt, r, last, lane):
+        """Load ``TOGETHER`` pieces from r on, whose loads wait for memory together: [piece][quad]."""
+        found = []
+        for j in kv.static(range(TOGETHER)):
+            of = work.partial_of(cut, partials, prefix, b, part, kv.math.min(r + j, last), lane)
+            found.append([(of + (nt * (KS + 1) + t) * 512).load(kv.f32, 4) for t in range(KS + 1)])
+        return found
+
+    @kv.func
+    def maxima(cut, partials, prefix, b, part, nt, first, last, lane):
+        """Largest scores over all pieces. Rows are the same in every fourth lane: each of them looks at other pieces."""
+        top = [kv.f32(NEVER), kv.f32(NEVER)]
+        for r in range(first, last + 1, 8):
+            of = work.partial_of(cut, partials, prefix, b, part, kv.math.min(r + (lane >> 2), last), lane)
+            ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
+            for u in kv.static(range(2)):
+                top[u] = kv.math.max(top[u], ml[u])
+        for u in kv.static(range(2)):
+            for k in kv.static((4, 8, 16)):
+                top[u] = kv.math.max(top[u], kv.shuffle_xor(top[u], k))
+        return top
+
+    @kv.func
+    def merge(cut, partials, prefix, b, part, first, last, m, l, o, lane):
+        """Merge a sequence's partial results, this warp's own with them, in order.
+
+        Lanes without rows read what nobody has written; their results go nowhere.
+        """
         for nt in kv.static(range(NT)):
-            if rows_here(nt, row0, n, lane):
-                top = [m[2 * nt], m[2 * nt + 1]]
-                for r in range(first, last + 1, 4):
-                    for j in kv.static(range(4)):
-                        here = kv.math.min(r + j, last)
-                        of = work.partial_of(cut, partials, prefix, b, part, here, lane)
-                        ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
-                        for u in kv.static(range(2)):
-                            top[u] = kv.math.max(top[u], kv.where(here == own, NEVER, ml[u]))
-                total_l = [kv.f32(0.0), kv.f32(0.0)]
-                sums = [kv.f32(0.0)] * (4 * KS)
-                for r in range(first, last + 1, 2):
-                    for j in kv.static(range(2)):
-                        here = kv.math.min(r + j, last)
-                        of = work.partial_of(cut, partials, prefix, b, part, here, lane)
-                        ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
-                        weight = []
-                        for u in kv.static(range(2)):
-                            their_top = kv.where(here == own, m[2 * nt + u], ml[u])
-                            weight.append(kv.where(r + j <= last, kv.ex2(their_top - top[u]), 0.0))
-                            their_sum = kv.where(here == own, l[2 * nt + u], ml[2 + u])
-                            total_l[u] = kv.math.fma(their_sum, weight[u], total_l[u])
-                        for t in kv.static(range(KS)):
-                            theirs = (of + (nt * (KS + 1) + t) * 512).load(kv.f32, 4)
-                            for i in kv.static(range(4)):
-                                one = kv.where(here == own, o[(nt * KS + t) * 4 + i], theirs[i])
-                                sums[4 * t + i] = kv.math.fma(one, weight[i % 2], sums[4 * t + i])
-                for u in kv.static(range(2)):
-                    m[2 * nt + u] = top[u]
-                    l[2 * nt + u] = total_l[u]
-                for i in kv.static(range(4 * KS)):
-                    o[nt * KS * 4 + i] = sums[i]
+            held = fetch(cut, partials, prefix, b, part, nt, first, last, lane)
+            top = maxima(cut, partials, prefix, b, part, nt, first, last, lane)
+            total = [kv.f32(0.0), kv.f32(0.0)]
+            sums = [kv.f32(0.0)] * (4 * KS)
+            for r in range(first, last + 1, TOGETHER):
+                for j in kv.static(range(TOGETHER)):
+                    ml, weight = held[j][KS], []
+                    for u in kv.static(range(2)):
+                        weight.append(kv.where(r + j <= last, kv.ex2(ml[u] - top[u]), 0.0))
+                        total[u] = kv.math.fma(ml[2 + u], weight[u], total[u])
+                    for t in kv.static(range(KS)):
+                        for i in kv.static(range(4)):
+                            sums[4 * t + i] = kv.math.fma(held[j][t][i], weight[i % 2], sums[4 * t + i])
+                if r + TOGETHER <= last:
+                    held = fetch(cut, partials, prefix, b, part, nt, r + TOGETHER, last, lane)
+            for u in kv.static(range(2)):
+                m[2 * nt + u], l[2 * nt + u] = top[u], total[u]
+            for i in kv.static(range(4 * KS)):
+                o[nt * KS * 4 + i] = sums[i]
 
     @kv.func
     def finish(cut, partials, counters, prefix, b, part, row0, own, taken, more, m, l, o, n, lane):
@@ -109,31 +124,27 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         first, last = work.pieces(cut, prefix, b)
         whole = first == last
         if first != last:
-            to = work.partial_of(cut, partials, prefix, b, part, own, lane)
-            if c.combine:
-                write_partial(to, row0, m, l, o, n, lane)
-            elif more:
-                write_partial(to, row0, m, l, o, n, lane)
-            else:
-                others = last + 1 - first - taken  # pieces that other ranges have
-                counter = counters.address(0) + (b * c.work_heads + part) * 4
-                arrived = kv.i32(0)
-                if others > 0:
-                    if lane == 0:
-                        arrived = counter.load(kv.i32, order="acquire")
-                    arrived = kv.shuffle_idx(arrived, 0)
-                    if arrived != others:  # somebody is still at work: leave this part, and look again
-                        write_partial(to, row0, m, l, o, n, lane)
-                        kv.syncwarp()
+            write_partial(work.partial_of(cut, partials, prefix, b, part, own, lane), row0, m, l, o, n, lane)
+            if not c.combine:
+                if not more:
+                    others = last + 1 - first - taken  # pieces that other ranges have
+                    counter = counters.address(0) + (b * c.work_heads + part) * 4
+                    arrived = kv.i32(0)
+                    if others > 0:
                         if lane == 0:
-                            arrived = counter.atomic("add", taken, order="acq_rel")
+                            arrived = counter.load(kv.i32, order="acquire")
                         arrived = kv.shuffle_idx(arrived, 0)
-                if arrived == others:
-                    kv.syncwarp()
-                    if (lane == 0) & (others > 0):
-                        counter.store(kv.i32(0))
-                    whole = kv.bool(True)
-                    merge(cut, partials, prefix, b, part, row0, own, first, last, m, l, o, n, lane)
+                        if arrived != others:  # somebody is still at work: tell of this part, and look again
+                            kv.syncwarp()
+                            if lane == 0:
+                                arrived = counter.atomic("add", taken, order="acq_rel")
+                            arrived = kv.shuffle_idx(arrived, 0)
+                    if arrived == others:
+                        kv.syncwarp()
+                        if (lane == 0) & (others > 0):
+                            counter.store(kv.i32(0))
+                        whole = kv.bool(True)
+                        merge(cut, partials, prefix, b, part, first, last, m, l, o, lane)
         return whole
 
     return SimpleNamespace(write_out=write_out, finish=finish)

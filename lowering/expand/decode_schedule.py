@@ -109,6 +109,11 @@ class Config:
         return 128 if self.row_bytes % 128 else 0
 
     @property
+    def reads_once(self) -> bool:
+        """Whether a row of the cache is read by one warp only."""
+        return self.parts == 1
+
+    @property
     def swizzled(self) -> bool:
         return self.row_bytes % 128 == 0
 

@@ -72,14 +72,14 @@ def streaming(c: Config) -> SimpleNamespace:
                 page = pages if one_page else kv.shuffle_idx(pages, (token0 + row) // P - token0 // P)
                 source = k_cache.block_paged_ptr(b, token0 + row, head, chunk * (16 // item), page=page)
             to = stage + shared_offset(row, chunk)
-            if whole:
-                kv.cp_async(to, source, l2_prefetch=c.l2_prefetch)
-                kv.cp_async(to + c.half_stage, source + to_values, l2_prefetch=c.l2_prefetch)
-            else:
+            size = None
+            if not whole:
                 token = token0 + row
                 size = kv.where((token < keys) & (token >= first), 16, 0)
-                kv.cp_async(to, source, zero_fill_size=size, l2_prefetch=c.l2_prefetch)
-                kv.cp_async(to + c.half_stage, source + to_values, zero_fill_size=size, l2_prefetch=c.l2_prefetch)
+            for half, at in ((0, source), (c.half_stage, source + to_values)):
+                kv.cp_async(
+                    to + half, at, zero_fill_size=size, l2_prefetch=c.l2_prefetch, l2_policy=caches.policy
+                )  # fmt: skip
 
     @kv.func
     def load_scales(caches, b, head, tile, end, pages, lane, keys, first):
@@ -122,27 +122,7 @@ def streaming(c: Config) -> SimpleNamespace:
                 copy_tile(caches, b, head, tile, pages, stage, lane, keys, first, False)
         kv.cp_async_commit()
 
-    @kv.func
-    def fill(caches, b, head, tile, last, mine, stage, lane, keys, first):
-        """Start the copies of a segment's first tiles, from ring position ``stage`` on.
-
-        Gives the next page ids, and the scales of the last of these tiles, which are still to be stored.
-        """
-        pages = pages_of(caches.keys, b, tile, lane)
-        scales = [kv.f32(0.0)] * (2 * GC * scale_turns)
-        for s in range(NS - 1):  # a loop, of copies that check every token: it runs once a sequence, and code is time
-            to = mine + kv.where(stage + s >= NS, stage + s - NS, stage + s) * c.stage_bytes
-            if tile + s < last:
-                copy_tile(caches, b, head, tile + s, pages, to, lane, keys, first, False)
-            kv.cp_async_commit()
-            if GC:
-                scales = load_scales(caches, b, head, tile + s, last, pages, lane, keys, first)
-                if s < NS - 2:
-                    store_scales(to, scales, lane)
-            pages = pages_of(caches.keys, b, tile + s + 1, lane)
-        return pages, scales
-
     return SimpleNamespace(
         shared_offset=shared_offset, pages_of=pages_of, load_scales=load_scales, store_scales=store_scales,
-        scale_at=scale_at, issue=issue, fill=fill,
+        scale_at=scale_at, held_scales=2 * GC * scale_turns, issue=issue,
     )  # fmt: skip

@@ -313,6 +313,8 @@ def copy_async(t: Block, i: Instruction) -> Any:
     kind = i.name[2] if i.name[2] in ("commit_group", "wait_group", "wait_all") else "copy"
     if kind == "copy":
         a, b, size, *rest = i.operands
+        if "L2::cache_hint" in i.name:
+            rest.pop()  # how long the L2 keeps it changes no result
 
         def start(m: Lanes) -> None:
             to, source = t.address(a, m), t.address(b, m)
@@ -480,6 +482,6 @@ def warp_barrier(t: Block, i: Instruction) -> Any:
     return run
 
 
-@op("fence", "membar", "griddepcontrol", "prefetch", "nanosleep")
+@op("fence", "membar", "griddepcontrol", "prefetch", "nanosleep", "createpolicy")
 def nothing(t: Block, i: Instruction) -> Any:
     return lambda m: None

@@ -26,6 +26,9 @@ def ampere(a: BF, o: F, c: U, n: kv.i32):
     kv.cp_async(p, a.address(0, 0) + lane * 16)
     kv.cp_async(p + 16, a.address(0, 0) + lane * 16, zero_fill_size=n)
     kv.cp_async(p + 32, a.address(0, 0) + kv.i64(lane) * 4, bytes=4)
+    once = kv.l2_policy("evict_first")
+    kv.cp_async(p + 48, a.address(0, 0) + lane * 16, l2_policy=once)
+    kv.cp_async(p + 64, a.address(0, 0) + lane * 16, zero_fill_size=n, l2_prefetch=128, l2_policy=once)
     kv.cp_async_commit()
     kv.cp_async_wait(2)
     kv.syncwarp()
@@ -93,6 +96,9 @@ EXPECTED = {
         r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 16;": 1,
         r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 16, %r\d+;": 1,
         r"cp\.async\.ca\.shared\.global \[[^]]*\], \[[^]]*\], 4;": 1,
+        r"createpolicy\.fractional\.L2::evict_first\.b64 %rd\d+": 1,
+        r"cp\.async\.cg\.shared\.global\.L2::cache_hint \[to\], \[[^]]*\], 16, %rd\d+;": 1,
+        r"cp\.async\.cg\.shared\.global\.L2::cache_hint\.L2::128B \[to\], \[[^]]*\], 16, %r\d+, %rd\d+;": 1,
         r"cp\.async\.commit_group": 1,
         r"cp\.async\.wait_group\s+2": 1,
         r"bar\.warp\.sync": 1,

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, u32
+from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, i64, u32
 
 from . import arithmetic as _a
 from .builder import emit, emit_value, types
@@ -23,7 +23,7 @@ __all__ = [
     "ballot", "cluster_barrier", "cluster_rank", "cp_async", "cp_async_bulk", "cp_async_commit", "cp_async_wait",
     "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_f16x4", "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4",
     "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "griddepcontrol_launch_dependents",
-    "griddepcontrol_wait", "ldmatrix", "load_nc", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_init",
+    "griddepcontrol_wait", "l2_policy", "ldmatrix", "load_nc", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_init",
     "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k16", "movmatrix", "named_barrier", "nanosleep", "pack_bf16x2",
     "pack_f16x2", "prmt", "rcp", "setmaxnreg", "stmatrix", "syncwarp", "tanh_approx",
 ]  # fmt: skip
@@ -89,29 +89,52 @@ def _static(value: Any, allowed: Sequence[Any], what: str) -> Any:
 
 
 def cp_async(
-    to: Pointer, source: Pointer, bytes: int = 16, zero_fill_size: Any = None, l2_prefetch: int = 0
-) -> None:
+    to: Pointer, source: Pointer, bytes: int = 16, zero_fill_size: Any = None, l2_prefetch: int = 0,
+    l2_policy: Any = None,
+) -> None:  # fmt: skip
     """Start copying 4, 8 or 16 bytes from device to shared memory (both aligned to them), past the registers.
 
     With ``zero_fill_size`` (i32, at most ``bytes``) only so many bytes are read, and the rest of the destination is
     zeroed. 16-byte copies bypass L1. ``l2_prefetch`` (64, 128 or 256 bytes; 0: none) hints how much around the source
-    to bring into the L2.
+    to bring into the L2, ``l2_policy`` (of :func:`l2_policy`) how long to keep it there.
     """
     _static(bytes, (4, 8, 16), "bytes")
     _static(l2_prefetch, (0, 64, 128, 256), "l2_prefetch")
     operands = [_pointer(to, SHARED, "the destination").ir, _pointer(source, GLOBAL, "the source").ir]
     if zero_fill_size is not None:
         operands.append(i32_value(zero_fill_size, "zero_fill_size"))
-    if l2_prefetch:
-        where = f"cp.async.{'cg' if bytes == 16 else 'ca'}.shared.global.L2::{l2_prefetch}B"
-        size = "" if zero_fill_size is None else ", $2"
-        constraints = "r,l" if zero_fill_size is None else "r,l,r"
+    if l2_prefetch or l2_policy is not None:
+        where = f"cp.async.{'cg' if bytes == 16 else 'ca'}.shared.global"
+        where += "" if l2_policy is None else ".L2::cache_hint"
+        where += f".L2::{l2_prefetch}B" if l2_prefetch else ""
+        constraints, rest = ["r", "l"], ""
         operands[:2] = [to.address().ir, source.address().ir]
-        _asm(f"{where} [$0], [$1], {bytes}{size};", f"{constraints},~{{memory}}", operands, effects=True)
+        for operand, kind in ((operands[2] if zero_fill_size is not None else None, "r"), (l2_policy, "l")):
+            if operand is not None:
+                rest += f", ${len(constraints)}"
+                constraints.append(kind)
+        text = f"{where} [$0], [$1], {bytes}{rest};"
+        if l2_policy is not None:
+            operands.append(as_value(l2_policy, i64, "l2_policy").ir)
+            # ptxas of CUDA 13.0 encodes such a copy wrongly when a part of the address is in a uniform register (it
+            # ends in an illegal instruction). A minimum that changes nothing puts all of it into one of the thread's.
+            text = text.replace("[$0]", "[to]")
+            text = f"{{ .reg .b32 to; min.u32 to, $0, 0x7FFFFFFF; {text} }}"
+        _asm(text, f"{','.join(constraints)},~{{memory}}", operands, effects=True)
         return
     t = types()
     modifier = t.attribute(f"#nvvm<load_cache_modifier {'cg' if bytes == 16 else 'ca'}>")
     emit("nvvm.cp.async.shared.global", (), operands, {"modifier": modifier, "size": t.i32_attr(bytes)})
+
+
+def l2_policy(priority: str) -> Value:
+    """An i64 that tells copies how long the L2 is to keep what they read. sm_80 and later.
+
+    ``priority`` is "evict_first", for what is read once, "evict_last" or "evict_normal".
+    """
+    _static(priority, ("evict_first", "evict_last", "evict_normal"), "priority")
+    made = _asm(f"createpolicy.fractional.L2::{priority}.b64 $0, 0f3F800000;", "=l", (), "i64")
+    return Value(made, i64)
 
 
 def cp_async_commit() -> None:
