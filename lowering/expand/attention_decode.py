@@ -402,10 +402,6 @@ def decode_kernel(c: Config) -> Any:
         else:
             if c.programmatic and c.early:
                 start_next()
-            if c.programmatic and c.max_batch > 1:
-                # A block without work keeps its place until the next kernel's blocks have theirs, else two of those
-                # would share this multiprocessor and leave another one idle.
-                kv.nanosleep(2000 if c.early else 1000)
 
     @kv.kernel(block=(threads, 1, 1), min_blocks=c.blocks)
     def attention_decode(

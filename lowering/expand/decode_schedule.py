@@ -243,12 +243,9 @@ def _block_bytes(config: Config) -> int:
 
 
 def _padding(target: Target, config: Config) -> int:
-    """Bytes that a block leaves unused, so that every multiprocessor gets as many blocks as any other.
+    """Bytes that a block leaves unused, so that no multiprocessor has room for more blocks than it is to have.
 
-    The next kernel's blocks take the places that are free while this one runs. When there are some but not for all of
-    them, those that are left over go where a place is free first, two to one multiprocessor and none to another. So
-    there is room for twice the blocks where registers surely allow it, else for no more than the blocks.
+    The next kernel's blocks take the places that are free while this one runs. Where one more finds room, it is taken
+    by some multiprocessors and not by others, and the next kernel's blocks meet there two by two.
     """
-    twice = 2 * config.blocks * config.warps * 32 * 255 <= 65536
-    most = 2 * config.blocks if twice else config.blocks
-    return max(0, (target.shared_bytes + 1024) // (most + 1) + 16 - _block_bytes(config)) // 16 * 16
+    return max(0, (target.shared_bytes + 1024) // (config.blocks + 1) + 16 - _block_bytes(config)) // 16 * 16
