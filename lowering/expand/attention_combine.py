@@ -110,11 +110,9 @@ def combine_kernel(c: Config) -> Any:
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, out)
         batch = queries.sequences
-        prefix = kv.shared(c.max_batch + 1, kv.i32)
-        sums = kv.shared(WARPS, kv.i32)
         meeting = kv.shared((MOST_SPLITS if c.split else WARPS, 8, 32), kv.f32)
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
-        total = work.count_tiles(collection, queries, batch, prefix, sums, WARPS)
+        prefix, total = work.count_tiles(collection, queries, batch, WARPS)
         cut = work.cut_of(ranges, most, total, prefix, batch)
         piece = kv.block_id.x
         t, rest = piece % KS, piece // KS

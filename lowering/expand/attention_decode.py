@@ -316,12 +316,10 @@ def decode_kernel(c: Config) -> Any:
         queries = queries_of(c.padded, extents, query)
         batch = queries.sequences
         ring = kv.shared(NW * c.warp_bytes + c.padding, kv.u8, alignment=128)
-        prefix = kv.shared(c.max_batch + 1, kv.i32)
-        sums = kv.shared(NW, kv.i32)
         # What the kernels before wrote (lengths, new tokens, the query) is visible from here on.
         if c.programmatic and not c.early:
             start_next()
-        total = work.count_tiles(collection, queries, batch, prefix, sums, NW)
+        prefix, total = work.count_tiles(collection, queries, batch, NW)
 
         # Values lie as far from their keys everywhere: K and V share pages and strides.
         k_cache, v_cache = collection.get_key_cache(layer), collection.get_value_cache(layer)
@@ -380,11 +378,12 @@ def decode_kernel(c: Config) -> Any:
                 done, rows, own = b, n, work.piece_of(cut, prefix, b, at, r)
                 at, tile, taken = piece_end, piece_last, taken + 1
                 more = at < until
-                if (at == until) & (at < end):
-                    b = sequence_from(prefix, b, at)
-                    keys, first, start, n, tile, last, until = segment(
-                        collection, queries, prefix, b, at, end, row0
-                    )
+                if c.max_batch > 1:
+                    if (at == until) & (at < end):
+                        b = sequence_from(prefix, b, at)
+                        keys, first, start, n, tile, last, until = segment(
+                            collection, queries, prefix, b, at, end, row0
+                        )
                 for u in kv.static(range(2 * NT)):
                     for k in kv.static((4, 8, 16)):
                         l[u] = l[u] + kv.shuffle_xor(l[u], k)

@@ -13,12 +13,26 @@ sequence is a *piece*, and each piece of a sequence of several leaves a partial 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import kvarn as kv
 
 from .attention_common import last_not_above
 from .decode_schedule import SHORT_SPLITS, Config
+
+
+@dataclass(frozen=True)
+class OneSequence:
+    """What stands for the table of tiles where there is one sequence at most."""
+
+    total: Any
+
+    @kv.func
+    def __getitem__(self, b: Any) -> Any:
+        """Tiles of the sequences before b."""
+        return kv.where(b > 0, self.total, 0)
 
 
 def division(c: Config) -> SimpleNamespace:
@@ -44,8 +58,14 @@ def division(c: Config) -> SimpleNamespace:
         return kv.where(keys > 0, (keys + (TT - 1)) // TT - first // TT, 0)
 
     @kv.func
-    def count_tiles(collection, queries, batch, prefix, sums, warps):
-        """prefix[b] = tiles of the sequences before b; returns the total."""
+    def count_tiles(collection, queries, batch, warps):
+        """Tiles of the sequences before each, and of all."""
+        if c.max_batch == 1:  # no thread waits for another
+            total = kv.i32(0)
+            if batch > 0:
+                total = tile_count(collection, queries, kv.i32(0))
+            return OneSequence(total), total
+        prefix, sums = kv.shared(c.max_batch + 1, kv.i32), kv.shared(warps, kv.i32)
         tid, lane, warp = kv.thread_id.x, kv.lane_id(), kv.warp_id()
         if tid == 0:
             prefix[0] = 0
@@ -70,7 +90,7 @@ def division(c: Config) -> SimpleNamespace:
             for w in kv.static(range(warps)):
                 running = running + sums[w]
             kv.barrier()
-        return running
+        return prefix, running
 
     @kv.func
     def quotient(a, b):

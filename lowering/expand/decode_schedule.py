@@ -238,8 +238,14 @@ def choose(target: Target, config: Config, schedule: dict[str, Any]) -> Config:
 
 
 def _block_bytes(config: Config) -> int:
-    """What a block holds: its rings, the tile counts of the batch, and 1 KiB that the hardware keeps."""
-    return config.warps * config.warp_bytes + 4 * (config.max_batch + 1) + 128 + 1024
+    """What a block holds, with room for alignment and the 1 KiB that the hardware keeps."""
+    return _used_bytes(config) + 128 + 1024
+
+
+def _used_bytes(config: Config) -> int:
+    """Shared memory of a block: its rings and, of several sequences, their tile counts and one of each warp."""
+    counts = 4 * (config.max_batch + 1 + config.warps) if config.max_batch > 1 else 0
+    return config.warps * config.warp_bytes + counts
 
 
 def _padding(target: Target, config: Config) -> int:
@@ -248,4 +254,4 @@ def _padding(target: Target, config: Config) -> int:
     The next kernel's blocks take the places that are free while this one runs. Where one more finds room, it is taken
     by some multiprocessors and not by others, and the next kernel's blocks meet there two by two.
     """
-    return max(0, (target.shared_bytes + 1024) // (config.blocks + 1) + 16 - _block_bytes(config)) // 16 * 16
+    return max(0, (target.shared_bytes + 1024) // (config.blocks + 1) - 1024 + 32 - _used_bytes(config)) // 16 * 16

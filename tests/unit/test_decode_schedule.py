@@ -55,6 +55,17 @@ def test_what_the_kernel_takes_fits_the_target(target):
     assert seen > 2000
 
 
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])
+def test_a_multiprocessor_has_room_for_the_blocks_of_the_schedule_and_no_more(target):
+    chip = by_name(target)
+    room = chip.shared_bytes + 1024
+    for config in cases(chip, 500):
+        schedule = {"max_batch": config.max_batch}
+        made = decode_schedule.choose(chip, config, {**decode_entries(chip, config, schedule), **schedule})
+        assert made.blocks * (decode_schedule._block_bytes(made) + made.padding) <= room
+        assert (made.blocks + 1) * (decode_schedule._used_bytes(made) + made.padding + 1024) > room
+
+
 def test_the_tile_of_an_invariant_schedule_is_the_same_for_every_batch():
     chip = by_name("sm_80")
     for config in cases(chip, 300):
