@@ -311,8 +311,16 @@ def closures(i, x, out):
     def shifted(by, times=2):
         return base * times + by
 
+    def both(by):
+        return shifted(by) + shifted(by, 1)
+
     base = base + 1
-    out[i] = shifted(3) + shifted(by=4, times=3) + (lambda v: v * base)(2)
+    found = shifted(3)
+    if x[i] > 4:  # called first where control flow depends on a value
+        found = found + both(7)
+        for k in range(i):
+            found += both(k)
+    out[i] = found + shifted(by=4, times=3) + (lambda v: v * base)(2)
 
 
 def comprehensions(i, x, out):

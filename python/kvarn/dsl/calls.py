@@ -121,7 +121,9 @@ class RuntimeRange:
 
 @dataclass(eq=False)
 class Closure:
-    """A function defined inside a kernel."""
+    """A function defined inside a kernel: control flow hands it on as it is."""
+
+    OPAQUE = True
 
     interpreter: Expressions
     node: FunctionNode

@@ -71,6 +71,8 @@ def children(x: Any) -> list[Any] | None:
 
 def is_record(x: Any) -> bool:
     """A dataclass instance or a namespace: its attributes are its parts."""
+    if getattr(type(x), "OPAQUE", False):
+        return False
     return (dataclasses.is_dataclass(x) and not isinstance(x, type | DType) and hasattr(x, "__dict__")) or isinstance(
         x, _types.SimpleNamespace
     )
