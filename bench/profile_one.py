@@ -1,25 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""One decode case launched a few times, for a profiler:
+"""One row's kernels launched a few times over different layers, for a profiler:
 
-    ncu --clock-control none --set full -k attention_decode -c 1 -s 3 python bench/profile_one.py 128x2k f8e4m3
+    ncu --clock-control none --set full -k attention_decode -c 1 -s 3 python -m bench.profile_one b128_c2k_fp8
 """
 
 from __future__ import annotations
 
 import sys
 
-import torch
+from .arrays import arrays
+from .cases import RANGE, TABLE, select
+from .kvarn_rows import call_of
+from .problems import problem
 
-import kvarn as kv
-
-from decode_sweep import Problem  # isort: skip
+LAUNCHES = 6
 
 
 def main() -> None:
-    problem = Problem(sys.argv[1], sys.argv[2])
-    for i in range(6):
-        kv.ops.attention(problem.collection, i % problem.layers, problem.query, problem.offsets, out=problem.out)
-    torch.cuda.synchronize()
+    if len(sys.argv) != 2:
+        sys.exit(f"usage: python -m bench.profile_one ROW, one of {', '.join(row.name for row in (*TABLE, *RANGE))}")
+    found = arrays("cuda")
+    (row,) = select("=" + sys.argv[1], (*TABLE, *RANGE))
+    data = problem(found, row, split=False)
+    call = call_of(data)
+    for i in range(LAUNCHES):
+        call(i % data.layers)
+    found.synchronize()
 
 
 if __name__ == "__main__":
