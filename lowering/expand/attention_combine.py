@@ -71,7 +71,7 @@ def combine_kernel(c: Config) -> Any:
 
     @kv.func
     def finish(out, sinks, lse, queries, b, head, row0, n, nt, t, meeting, count, lane, u):
-        """Merge the first ``count`` of what met, in order, and write the rows u, u + 2, ...: each lane its own elements.
+        """Merge the first ``count`` of what met, in order, and write rows u, u + 2, ...: each lane its own elements.
 
         Of pieces, this adds as the kernel's own merge does: which of them merges changes no bit.
         """

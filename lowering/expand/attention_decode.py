@@ -7,8 +7,9 @@ lengths, so that one captured graph serves every batch of a shape class and a ra
 A block's warps take up to 16 query rows of one KV head each and share nothing: neighbouring blocks read the other heads
 of the same tokens, which keeps DRAM pages open. Heads with more rows are read by several warps, from the L2.
 
-Streaming. A warp copies its tiles through a private ring of ``stages`` cp.async stages (:mod:`decode_streaming`); the
-page ids of the next tile are looked up one step ahead, so that no copy waits for the table. Scores are K Q^T with the
+Streaming. A warp copies its tiles through a private ring of ``stages`` cp.async stages (:mod:`decode_streaming`), which
+goes on into the next sequence without a gap; the page ids of the next tile are looked up one step ahead, so that no copy
+waits for the table. What is read once leaves the L2 first, which keeps tables and partial results there. Scores are K Q^T with the
 query rows of the group in the 8 columns of m16n8k16; the probabilities turn into the second product's operand with
 movmatrix; the output is V^T P^T, so that maxima and sums stay in the lanes that need them. Softmax is online, in
 base 2.
@@ -285,19 +286,21 @@ def decode_kernel(c: Config) -> Any:
                 keys, first, _, _, tile, last, until = segment(
                     collection, queries, prefix, b, ahead.until, end, row0
                 )  # fmt: skip
-                ahead.b, ahead.keys, ahead.first, ahead.tile, ahead.last, ahead.until = b, keys, first, tile, last, until
+                ahead.b, ahead.keys, ahead.first = b, keys, first
+                ahead.tile, ahead.last, ahead.until = tile, last, until
 
     @kv.func
-    def copy_ahead(caches, collection, queries, prefix, ahead, end, row0, head, mine, stage, scales, lane):
+    def copy_ahead(caches, collection, queries, prefix, ahead, end, row0, head, mine, stage, scales, lane, often=True):
         """Start copying the range's next tile into a stage, whatever its sequence, and look up the pages after it.
 
-        ``scales`` are those of the tile before, which are stored now; gives those of this one.
+        ``scales`` are those of the tile before, which are stored now; gives those of this one. What is not done
+        ``often`` is short code, whose loading takes longer than it runs.
         """
         if GC:
             before = kv.where(stage == 0, NS - 1, stage - 1)
             ring_of.store_scales(mine + before * c.stage_bytes, scales, lane)
         tile = (caches, ahead.b, head, ahead.tile, ahead.last, ahead.pages)
-        ring_of.issue(*tile, mine + stage * c.stage_bytes, lane, ahead.keys, ahead.first)
+        ring_of.issue(*tile, mine + stage * c.stage_bytes, lane, ahead.keys, ahead.first, often)
         if GC:
             scales = ring_of.load_scales(*tile, lane, ahead.keys, ahead.first)
         ahead.tile = ahead.tile + 1
@@ -349,7 +352,9 @@ def decode_kernel(c: Config) -> Any:
             ahead.pages = ring_of.pages_of(k_cache, ahead.b, ahead.tile, lane)
             scales = [kv.f32(0.0)] * ring_of.held_scales
             for s in range(NS - 1):
-                scales = copy_ahead(caches, collection, queries, prefix, ahead, end, row0, head, mine, s, scales, lane)
+                scales = copy_ahead(
+                    caches, collection, queries, prefix, ahead, end, row0, head, mine, s, scales, lane, often=False
+                )
             if c.programmatic and c.early:
                 start_next()
             q = [[kv.i32(0)] * (2 * KS) for _ in range(NT)]

@@ -75,7 +75,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def maxima(cut, partials, prefix, b, part, nt, first, last, lane):
-        """Largest scores over all pieces. Rows are the same in every fourth lane: each of them looks at other pieces."""
+        """Largest scores over all pieces: of lanes with the same rows, every fourth, each looks at other pieces."""
         top = [kv.f32(NEVER), kv.f32(NEVER)]
         for r in range(first, last + 1, 8):
             of = work.partial_of(cut, partials, prefix, b, part, kv.math.min(r + (lane >> 2), last), lane)

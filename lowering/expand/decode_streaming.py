@@ -18,7 +18,7 @@ from .decode_schedule import Config
 
 def streaming(c: Config) -> SimpleNamespace:
     """The functions that fill a ring, for a configuration."""
-    spec, TT, NS, GC = c.spec, c.tile, c.stages, c.scales
+    spec, TT, GC = c.spec, c.tile, c.scales
     item = spec.dtype.itemsize
     chunks = c.row_bytes // 16  # 16-byte pieces of a row
     copies = TT * chunks // 32  # of one lane, for K and again for V
@@ -113,11 +113,14 @@ def streaming(c: Config) -> SimpleNamespace:
         return stage + (2 * c.half_stage + which * (4 * TT)) + token * 4
 
     @kv.func
-    def issue(caches, b, head, tile, end, pages, stage, lane, keys, first):
-        """Start copying a tile, when the range has it."""
+    def issue(caches, b, head, tile, end, pages, stage, lane, keys, first, often):
+        """Start copying a tile, when the range has it: where ``often`` is set, without checks that are not needed."""
         if tile < end:
-            if (tile * TT >= first) & (tile * TT + TT <= keys):
-                copy_tile(caches, b, head, tile, pages, stage, lane, keys, first, True)
+            if often:
+                if (tile * TT >= first) & (tile * TT + TT <= keys):
+                    copy_tile(caches, b, head, tile, pages, stage, lane, keys, first, True)
+                else:
+                    copy_tile(caches, b, head, tile, pages, stage, lane, keys, first, False)
             else:
                 copy_tile(caches, b, head, tile, pages, stage, lane, keys, first, False)
         kv.cp_async_commit()

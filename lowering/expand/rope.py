@@ -237,7 +237,9 @@ class Turns:
                 self.rotation.put(number, turned, replace(target, head=h).write)
 
 
-def together(at: Expansion, spec: CacheSpec, query_heads: int, turns: Turns) -> tuple[Work, Turns, Turns, Shared] | None:
+def together(
+    at: Expansion, spec: CacheSpec, query_heads: int, turns: Turns
+) -> tuple[Work, Turns, Turns, Shared] | None:
     """How the threads of a block do tokens at once, each all that it has of one: for query, key and value.
 
     ``turns`` says how a head is rotated. None where the loop is to do it.
@@ -282,7 +284,8 @@ def rope_together_kernel(spec: CacheSpec, work: Work, q: Turns, k: Turns, v: Sha
                     for n in kv.static(range(v.rounds)):
                         h, part, exists = v.place(thread, n)
                         if exists:
-                            values.store(b, h, position, part * rows.width, single(converted(new_values[n], spec.dtype)))
+                            x = converted(new_values[n], spec.dtype)
+                            values.store(b, h, position, part * rows.width, single(x))
                     k.finish(new_keys, angles, angle, k_gamma, CachedHead(keys, b, position, 0), thread)
                 q.finish(queries, angles, angle, q_gamma, Head(rows, query_out, token, 0), thread)
 
