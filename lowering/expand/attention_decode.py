@@ -8,11 +8,11 @@ A block's warps take up to 16 query rows of one KV head each and share nothing: 
 of the same tokens, which keeps DRAM pages open. Heads with more rows are read by several warps, from the L2.
 
 Streaming. A warp copies its tiles through a private ring of ``stages`` cp.async stages (:mod:`decode_streaming`), which
-goes on into the next sequence without a gap; the page ids of the next tile are looked up one step ahead, so that no copy
-waits for the table. What is read once leaves the L2 first, which keeps tables and partial results there. Scores are K Q^T with the
-query rows of the group in the 8 columns of m16n8k16; the probabilities turn into the second product's operand with
-movmatrix; the output is V^T P^T, so that maxima and sums stay in the lanes that need them. Softmax is online, in
-base 2.
+goes on into the next sequence without a gap; the page ids of the next tile are looked up one step ahead, so that no
+copy waits for the table. What is read once leaves the L2 first, which keeps tables and partial results there. Scores
+are K Q^T with the query rows of the group in the 8 columns of m16n8k16; the probabilities turn into the second
+product's operand with movmatrix; the output is V^T P^T, so that maxima and sums stay in the lanes that need them.
+Softmax is online, in base 2.
 
 Merging. A sequence inside one range is written at once. Otherwise each range leaves a partial result in the
 workspace, and the warp that finds itself last (an atomic counter a sequence and head) merges them in range order
