@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvarn import dsl as kv
+from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec, align_up, cdiv
 
 from . import expands
@@ -171,7 +172,7 @@ ROUNDS = 2  # units of the query that a thread has, where there are threads enou
 
 
 @dataclass(frozen=True)
-class Shared:
+class Share:
     """Heads of a kind that ``width`` threads share: ``per_head`` of them have one head, a piece each."""
 
     heads: int
@@ -199,7 +200,7 @@ class Shared:
 class Turns:
     """How the threads of a token rotate its heads of a kind."""
 
-    share: Shared
+    share: Share
     rotation: Rotation
     rows: Rows
     norm: Norm
@@ -238,11 +239,11 @@ class Turns:
 
 
 def together(
-    at: Expansion, spec: CacheSpec, query_heads: int, turns: Turns
-) -> tuple[Work, Turns, Turns, Shared] | None:
+    at: Expansion, spec: CacheSpec, query_heads: int, turns: Turns, types: tuple[DType, ...]
+) -> tuple[Work, Turns, Turns, Share] | None:
     """How the threads of a block do tokens at once, each all that it has of one: for query, key and value.
 
-    ``turns`` says how a head is rotated. None where the loop is to do it.
+    ``turns`` says how a head is rotated, ``types`` what query and key are. None where the loop is to do it.
     """
     per_head, units = turns.share.per_head, turns.rotation.units
     if at.target.is_host or spec.quantized or not turns.rotation.paired or per_head < units:
@@ -251,15 +252,15 @@ def together(
     width = min(align_up(cdiv(query_heads * per_head, ROUNDS), WARP), most)
     even = align_up(width, math.lcm(per_head, WARP))  # where a thread has the same part of every head
     width = even if even <= most else width
-    query, key = (replace(turns, share=Shared(heads, per_head, width)) for heads in (query_heads, spec.num_heads))
-    value = Shared(spec.num_heads, spec.head_size // turns.rows.width, width)
+    query, key = (replace(turns, share=Share(heads, per_head, width)) for heads in (query_heads, spec.num_heads))
+    value = Share(spec.num_heads, spec.head_size // turns.rows.width, width)
     vectors = (query.share.rounds + key.share.rounds) * (1 if turns.rotation.interleaved else 2) + value.rounds
-    if vectors * 4 > MOST_WORDS:
+    if vectors * turns.rotation.width * max(t.itemsize for t in types) > 4 * MOST_WORDS:
         return None
     return Work.of(at, width, width * max(1, most // width)), query, key, value
 
 
-def rope_together_kernel(spec: CacheSpec, work: Work, q: Turns, k: Turns, v: Shared, rows: Rows, early: bool) -> Any:
+def rope_together_kernel(spec: CacheSpec, work: Work, q: Turns, k: Turns, v: Share, rows: Rows, early: bool) -> Any:
     """:func:`together` gives the arguments."""
     alike = v.width % q.share.per_head == 0
 
@@ -309,7 +310,7 @@ def rope_append(op: Any, at: Expansion) -> None:
     early, query_heads = starts_early(at), at.static_dim(op.query, 1)
     gammas = [op.freqs, op.freqs] if eps is None else [op.q_gamma, op.k_gamma]  # not looked at without normalisation
     args = [op.collection, op.layer, op.query, op.key, op.value, op.row_offsets, op.freqs, op.query_out, *gammas]
-    at_once = together(at, spec, query_heads, Turns(Shared(query_heads, of_head, WARP), rotation, rows, norm))
+    at_once = together(at, spec, query_heads, Turns(Share(query_heads, of_head, WARP), rotation, rows, norm), types)
     if at_once is not None:
         work = at_once[0]
         kernel, grid = rope_together_kernel(spec, *at_once, rows, early), work.blocks(at.dim(op.query, 0))
