@@ -14,6 +14,7 @@ bench = importlib.import_module("bench.__main__")
 ablation = importlib.import_module("bench.ablation")
 arrays = importlib.import_module("bench.arrays")
 cases = importlib.import_module("bench.cases")
+chains = importlib.import_module("bench.chains")
 kvarn_rows = importlib.import_module("bench.kvarn_rows")
 peers = importlib.import_module("bench.peers")
 problems = importlib.import_module("bench.problems")
@@ -286,6 +287,24 @@ def test_the_tables_go_between_the_marks(tmp_path):
         report.write(results, "2026-01-02", path)
     assert report.BEGIN in report.RESULTS.read_text()
     assert report.END in report.RESULTS.read_text()
+
+
+# --- chains --------------------------------------------------------------------------------------
+
+
+def test_a_decode_is_timed_alone_and_after_an_append(capsys):
+    assert chains.main(["--device", "numpy", "--rows", "=small_decode"]) == 0
+    head, alone, after = capsys.readouterr().out.splitlines()
+    assert head.split() == ["case", "chain", "µs", "of", "the", "decode", "error"]
+    assert "append" not in alone
+    assert "append, decode" in after
+
+
+def test_a_chain_whose_result_is_wrong_is_not_timed(library, monkeypatch):
+    monkeypatch.setattr(chains, "call_of", lambda p: lambda layer: None)
+    p = problems.problem(library, SMALL["small_decode"], split=False)
+    with pytest.raises(RuntimeError, match=r"the error must be at most 0\.02, got nan"):
+        chains.measured(p, library)
 
 
 # --- ablation ------------------------------------------------------------------------------------
