@@ -52,7 +52,8 @@ class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemor
     Attributes: mask (causal, null, sliding_window, chunked, chunked_causal), span (window or chunk width), softcap (0:
     none; else scores become softcap * tanh(score / softcap)). Optional operands: sinks [Hq] f32, one more logit in
     each row's denominator; lse [T, Hq] f32, the log-sum-exp out; kv_offsets [B+1], cross attention: sequence b has
-    cache_length(b) + kv_offsets[b+1] - kv_offsets[b] keys. The query has the cache's float type, or f16/bf16/f32
+    cache_length(b) + kv_offsets[b+1] - kv_offsets[b] keys; alibi_slopes [Hq] f32: slope * (key's position - query's)
+    is added to every score, after the softcap. The query has the cache's float type, or f16/bf16/f32
     over an 8-bit cache; an integer cache needs scales. The schedule's entry max_queries bounds the new tokens of
     every sequence.
     """
@@ -66,6 +67,7 @@ class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemor
     sinks: Operand[Any] | None = None
     lse: Operand[Any] | None = None
     kv_offsets: Operand[Any] | None = None
+    alibi_slopes: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
@@ -97,6 +99,7 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[ReadsCach
     sinks: Operand[Any] | None = None
     lse: Operand[Any] | None = None
     kv_offsets: Operand[Any] | None = None
+    alibi_slopes: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
@@ -131,6 +134,7 @@ class OperandAttentionOp(Kv.Operation, name="operand_attention", traits=[ReadsCa
     sinks: Operand[Any] | None = None
     lse: Operand[Any] | None = None
     kv_offsets: Operand[Any] | None = None
+    alibi_slopes: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
@@ -172,6 +176,7 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
         mask_is_valid(op)
         and verify.static_dim(op, op.out, dim, heads, "out")
         and _per_head(op, op.sinks, 1, heads, "sinks")
+        and _per_head(op, op.alibi_slopes, 1, heads, "alibi_slopes")
         and _per_head(op, op.lse, rank - 1, heads, "lse")
         and (op.kv_offsets is None or offsets(op, op.kv_offsets, "kv_offsets"))
     )

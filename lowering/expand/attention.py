@@ -42,7 +42,7 @@ def case_of(op: Any, at: Expansion) -> Case:
     return Case(
         spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=heads_of(op, at),
         value_size=spec.head_size, mask=op.mask.value, span=op.span.value, softcap=op.softcap.value,
-        sinks=op.sinks is not None, lse=op.lse is not None, padded=is_padded(op),
+        sinks=op.sinks is not None, lse=op.lse is not None, alibi=op.alibi_slopes is not None, padded=is_padded(op),
     )  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
 def operands(op: Any) -> list[ir.Value | None]:
     """The arguments of the row and prefill kernels."""
     source = [None, None, op.keys, op.values] if of_operands(op) else [op.collection, op.layer, None, None]
-    return [*source, op.query, extents_of(op), op.kv_offsets, op.scale, op.out, op.sinks, op.lse]
+    return [*source, op.query, extents_of(op), op.kv_offsets, op.scale, op.out, op.sinks, op.lse, op.alibi_slopes]
 
 
 @expands("kv.attention", "kv.attention_padded", "kv.operand_attention")

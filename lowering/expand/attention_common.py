@@ -44,8 +44,8 @@ class Case:
         Whether the rows are those of a padded batch.
     mask, span, softcap
         As in ``kv.attention``.
-    sinks, lse : bool
-        Whether there is a sink a head, and whether the log-sum-exp is wanted.
+    sinks, lse, alibi : bool
+        Whether there is a sink a head, whether the log-sum-exp is wanted, and whether scores have a slope a head.
     """
 
     spec: CacheSpec
@@ -58,6 +58,7 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     lse: bool = False
+    alibi: bool = False
     rope: int = 0
     padded: bool = False
 
@@ -261,6 +262,11 @@ def read_rope(case: Case, cache: Any, b: Any, head: Any, token: Any, column: int
         at.load(bf16, width, alignment=min(lowbit(2 * width), lowbit(case.content), lowbit(case.spec.head_size), 16))
     )
     return found * kv.f32(cache.load_scale(b, head, token, 0, page=page)) if case.spec.quantized else found
+
+
+def sloped(score: Any, slope: Any, token: Any, position: Any) -> Any:
+    """A base-2 score and the slope of its head, in base 2 too, times the way from query to key; slope None: without."""
+    return score if slope is None else score + slope * kv.f32(token - position)
 
 
 def softcapped(case: Case, score: Any, exp2: Any) -> Any:

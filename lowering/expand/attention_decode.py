@@ -32,7 +32,7 @@ from typing import Any
 import kvarn as kv
 
 from .attention_combine import combine_kernel
-from .attention_common import LN2, LOG2E, last_not_above
+from .attention_common import LN2, LOG2E, last_not_above, sloped
 from .attention_queries import batch_of, extents_of, heads_of, is_padded, queries_of
 from .base import Expansion
 from .decode_division import division
@@ -132,6 +132,17 @@ def decode_kernel(c: Config) -> Any:
         return kv.where(seen, s, float("-inf"))
 
     @kv.func
+    def alibi_of(slopes, head, row0, start, lane):
+        """(slope, position) of each of the lane's query rows; none without slopes."""
+        found = []
+        if slopes is not None:
+            for nt in kv.static(range(NT)):
+                for u in kv.static(range(2)):
+                    row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
+                    found.append((slopes[head * G + row % G] * LOG2E, start + row // G))
+        return found
+
+    @kv.func
     def scale_of(stage, which, mt, half, lane):
         """A scale of the token that a lane's scores 2 * half and 2 * half + 1 of a row tile belong to."""
         return ring_of.scale_at(stage, which, mt * 16 + 8 * half + (lane >> 2)).load(kv.f32)
@@ -184,7 +195,7 @@ def decode_kernel(c: Config) -> Any:
         return [kv.movmatrix(pack(p[0], p[1])), kv.movmatrix(pack(p[2], p[3]))]
 
     @kv.func
-    def attend(tile, stage, q, m, l, o, unit, scale, lane, row0, keys, first, start):
+    def attend(tile, stage, q, m, l, o, unit, scale, lane, row0, keys, first, start, alibi):
         """One tile: scores, online softmax, weighted values. Changes m, l, o and unit."""
         scores = []
         for mt in kv.static(range(MT)):
@@ -196,6 +207,10 @@ def decode_kernel(c: Config) -> Any:
                         scores.append(kv.math.tanh(found[i] * (scale * (LN2 / c.softcap))) * (c.softcap * LOG2E))
                     else:
                         scores.append(found[i] * scale)
+                    if alibi:
+                        slope, position = alibi[2 * nt + i % 2]
+                        at = tile * TT + mt * 16 + (lane >> 2) + 8 * (i // 2)
+                        scores[-1] = sloped(scores[-1], slope, at, position)
         # Only tiles at the ends of what rows see need the mask: every row sees [last row's first, first row's end).
         edge = tile * TT + TT > (start + 1 if c.causal else keys)
         if c.mask == "sliding_window":
@@ -314,7 +329,7 @@ def decode_kernel(c: Config) -> Any:
         kv.griddepcontrol_launch_dependents()
 
     @kv.func
-    def body(collection, layer, query, extents, scale, out, partials, counters, most, sinks, lse):
+    def body(collection, layer, query, extents, scale, out, partials, counters, most, sinks, lse, slopes):
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, query)
         batch = queries.sequences
@@ -367,6 +382,7 @@ def decode_kernel(c: Config) -> Any:
                     q = query_fragments(query, queries, b, head, row0, n, lane)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
+                alibi = alibi_of(slopes, head, row0, start, lane)
                 piece_end = work.piece_end(cut, prefix, b, at, until)
                 piece_last = kv.math.min(tile + (piece_end - at), last)
                 for i in range(tile, piece_last):
@@ -378,7 +394,7 @@ def decode_kernel(c: Config) -> Any:
                     kv.cp_async_wait(NS - 1)
                     kv.syncwarp()
                     here = mine + stage * c.stage_bytes
-                    attend(i, here, q, m, l, o, unit, scale * LOG2E, lane, row0, keys, first, start)
+                    attend(i, here, q, m, l, o, unit, scale * LOG2E, lane, row0, keys, first, start, alibi)
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
                 done, rows, own = b, n, work.piece_of(cut, prefix, b, at, r)
                 at, tile, taken = piece_end, piece_last, taken + 1
@@ -412,9 +428,9 @@ def decode_kernel(c: Config) -> Any:
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[c.query, c.rank],
         extents: kv.Buffer[kv.i32, 1], scale: kv.f32, out: kv.Buffer[c.query, c.rank], partials: kv.Buffer[kv.i8, 1],
         counters: kv.Buffer[kv.i8, 1], most: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
-        lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
+        lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]], slopes: kv.Optional[kv.Buffer[kv.f32, 1]],
     ):  # fmt: skip
-        body(collection, layer, query, extents, scale, out, partials, counters, most, sinks, lse)
+        body(collection, layer, query, extents, scale, out, partials, counters, most, sinks, lse, slopes)
 
     return attention_decode
 
@@ -443,7 +459,7 @@ def expand_decode(op: Any, at: Expansion) -> None:
     partials = at.workspace(pieces * (config.work_heads * config.quads * 512))
     counters = at.workspace(batch * (4 * config.work_heads), zeroed=True)
     args = [op.collection, op.layer, op.query, extents_of(op), op.scale, op.out, partials, counters, most]
-    args += [op.sinks, op.lse]
+    args += [op.sinks, op.lse, op.alibi_slopes]
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), args, (ranges * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:

@@ -37,6 +37,7 @@ from .attention_common import (
     load_width,
     log_sum_exp,
     read,
+    sloped,
     softcapped,
     start_of,
 )
@@ -240,7 +241,7 @@ def prefill_kernel(g: Tiles) -> Any:
         key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
         query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
-        lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
+        lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         memory = kv.shared(g.shared_bytes, kv.u8, alignment=128).ptr()
@@ -264,10 +265,12 @@ def prefill_kernel(g: Tiles) -> Any:
             if begin < end:
                 load_tile(values, b, head, begin * N, last, v_tiles)
             kv.cp_async_commit()
-            seen = []
+            seen, alibi = [], []
             for u in kv.static(range(2)):
                 at = kv.math.min(row0 + warp * 16 + (lane >> 2) + 8 * u, rows - 1)
                 seen.append(interval(case, start + at // G, num_keys))
+                if slopes is not None:
+                    alibi.append((slopes[head * G + at % G] * LOG2E, start + at // G))
             kv.barrier()
             q_steps = memory_rows.steps(q_tile, warp * 16 + (lane & 15), lane >> 4)
             q = [kv.ldmatrix(memory_rows.step(q_steps, k)) for k in range(steps)] if query_in_registers else None
@@ -282,6 +285,10 @@ def prefill_kernel(g: Tiles) -> Any:
                     load_tile(keys, b, head, base + N, last, k_tiles + (stage ^ 1) * g.tile_bytes)
                 kv.cp_async_commit()
                 scores = scores_of(q_steps, q, k_tiles + stage * g.tile_bytes, lane, factor)
+                if slopes is not None:
+                    for i in kv.static(range(N // 2)):
+                        slope, position = alibi[i // 2 % 2]
+                        scores[i] = sloped(scores[i], slope, base + (i // 4) * 8 + (lane & 3) * 2 + i % 2, position)
                 if (base < last_first) | (base + N > first_end):
                     for i in kv.static(range(N // 2)):
                         token = base + (i // 4) * 8 + (lane & 3) * 2 + i % 2

@@ -32,6 +32,7 @@ from .attention_common import (
     place_of,
     read,
     read_rope,
+    sloped,
     softcapped,
 )
 from .attention_queries import queries_of
@@ -75,8 +76,11 @@ def host_kernel(case: Case) -> Any:
     key_pieces, value_pieces = pieces(case.content, widest), pieces(case.value_size, widest)
     rope_pieces = [(case.content + d, w) for d, w in pieces(case.rope, LANES)]
 
-    def scores_of(keys: Any, q: Any, b: Any, head: Any, places: list[tuple[Any, Any]]) -> list[Any]:
-        """The scores of the keys at (token, page): a sum a width of pieces, then over the lanes."""
+    def scores_of(keys: Any, q: Any, b: Any, head: Any, places: list[tuple[Any, Any]], alibi: Any) -> list[Any]:
+        """The scores of the keys at (token, page): a sum a width of pieces, then over the lanes.
+
+        ``alibi`` is (slope or None, position of the query).
+        """
         found = []
         for token, page in places:
             sums: dict[int, Any] = {}
@@ -90,16 +94,17 @@ def host_kernel(case: Case) -> Any:
             for w, total in sums.items():
                 part = lane_sum(total) if w > 1 else total
                 score = part if score is None else score + part
-            found.append(softcapped(case, score, exp2))
+            found.append(sloped(softcapped(case, score, exp2), alibi[0], token, alibi[1]))
         return found
 
     def take(
-        keys: Any, values: Any, q: Any, b: Any, head: Any, first: Any, count: int, state: list[Any], sums: list[Any]
-    ) -> None:
+        keys: Any, values: Any, q: Any, b: Any, head: Any, first: Any, count: int, state: list[Any], sums: list[Any],
+        alibi: Any,
+    ) -> None:  # fmt: skip
         """Fold ``count`` keys into the state (maximum, denominator) and the weighted sums of values."""
         tokens = [first + i for i in range(count)]
         places = [(t, keys.page(b, t)) for t in tokens]
-        scores = scores_of(keys, q, b, head, places)
+        scores = scores_of(keys, q, b, head, places, alibi)
         if isinstance(values, kv.Operand):  # of a collection, one table serves both
             places = [(t, values.page(b, t)) for t in tokens]
         top = kv.math.max(state[0], *scores)
@@ -118,7 +123,7 @@ def host_kernel(case: Case) -> Any:
         key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
         query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
-        lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
+        lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
     ):  # fmt: skip
         h, row = kv.block_id.x, kv.block_id.y
         queries = queries_of(case.padded, extents, query)
@@ -136,11 +141,12 @@ def host_kernel(case: Case) -> Any:
             # A sink is a key of weight one and value zero that stands before all others.
             state = [sinks[h] * LOG2E, kv.f32(1.0)] if sinks is not None else [kv.f32(LOWEST), kv.f32(0.0)]
             sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_pieces]
+            alibi = (None if slopes is None else slopes[h] * LOG2E, position)
             whole = first + kv.math.max(end - first, 0) // KEYS * KEYS
             for t in range(first, whole, KEYS):
-                take(keys, values, q, b, head, t, KEYS, state, sums)
+                take(keys, values, q, b, head, t, KEYS, state, sums, alibi)
             for t in range(whole, end):
-                take(keys, values, q, b, head, t, 1, state, sums)
+                take(keys, values, q, b, head, t, 1, state, sums, alibi)
             inverse = kv.where(state[1] > 0.0, 1.0 / state[1], 0.0)
             for n, (d, _) in enumerate(value_pieces):
                 out.store(*here, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
@@ -197,7 +203,7 @@ def simt_kernel(case: Case) -> Any:
         key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
         query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
-        lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
+        lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
@@ -217,13 +223,14 @@ def simt_kernel(case: Case) -> Any:
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
             head = h // case.group
             top, total = kv.f32(LOWEST), kv.f32(0.0)
+            slope = None if slopes is None else slopes[h] * LOG2E
             if sinks is not None:
                 top = sinks[h] * LOG2E
                 total = kv.where(lane == 0, 1.0, kv.f32(0.0))  # the lanes' sums are added at the end
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
             for base in range(first, end, 32):
                 token = kv.math.min(base + lane, end - 1)
-                score = score_of(keys, q, warp, b, head, token)
+                score = sloped(score_of(keys, q, warp, b, head, token), slope, token, position)
                 score = kv.where(base + lane < end, score, NO_VALUE)
                 higher = kv.math.max(top, kv.warp_reduce(score, "max"))
                 shrink = kv.ex2(top - higher)

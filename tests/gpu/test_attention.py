@@ -251,6 +251,16 @@ def test_sinks_and_softcap(kind):
 
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
+def test_alibi_slopes(kind):
+    slopes = np.array([0.5, 0.25, 0.01, -0.0625], np.float32)
+    for new in ([1, 1, 1], [70, 5, 129]):
+        rng, problem = problem_of(27, cached=[900, 0, 30], new=new, head_size=64)
+        query = query_of(rng, problem, 4)
+        check(problem, query, kind, alibi_slopes=slopes)
+        check(problem, query, kind, alibi_slopes=slopes, softcap=2.0, window=70)
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
 def test_cross_attention_and_rows_without_keys(kind):
     rng, problem = problem_of(12, cached=[50, 0, 12], new=[90, 70, 3], head_size=64)
     query = query_of(rng, problem, 4)

@@ -16,7 +16,7 @@
 // TUNED-LABEL: func.func @one_sequence
 // TUNED:         schedule = {blocks = 3 : i64, combine = 8 : i64, {{.*}}min_tiles = 2 : i64, stages = 4 : i64
 func.func @one_sequence(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, stages = 4 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, stages = 4 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -26,7 +26,7 @@ func.func @one_sequence(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %sc
 // TUNED-LABEL: func.func @many_sequences
 // TUNED:         combine = 0 : i64, kind = "decode", {{.*}}stages = 3 : i64
 func.func @many_sequences(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -36,14 +36,14 @@ func.func @many_sequences(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %
 // TUNED-LABEL: func.func @invariant_one
 // TUNED:         blocks = 3 : i64, combine = 8 : i64, {{.*}}split = 512 : i64, {{.*}}tile = 16 : i64
 func.func @invariant_one(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
 // CHECK-LABEL: func.func @invariant_many
 // CHECK:         batch_invariant = true, {{.*}}combine = 0 : i64, {{.*}}split = 512 : i64, {{.*}}tile = 16 : i64
 func.func @invariant_many(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -51,14 +51,14 @@ func.func @invariant_many(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %
 // CHECK-LABEL: func.func @many_rows_of_few
 // CHECK:         kind = "decode"
 func.func @many_rows_of_few(%c: !pool, %layer: i32, %q: !wide, %offsets: !table, %scale: f32, %out: !wide) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 16 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 16 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
   return
 }
 
 // CHECK-LABEL: func.func @many_rows_of_many
 // CHECK:         kind = "prefill"
 func.func @many_rows_of_many(%c: !pool, %layer: i32, %q: !wide, %offsets: !table, %scale: f32, %out: !wide) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 128 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 128 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
   return
 }
 
@@ -68,7 +68,7 @@ func.func @many_rows_of_many(%c: !pool, %layer: i32, %q: !wide, %offsets: !table
 // HOST-LABEL: func.func @unbounded
 // HOST:         schedule = {kind = "host"}
 func.func @unbounded(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -79,7 +79,7 @@ func.func @unbounded(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale
 // HOST-LABEL: func.func @padded
 // HOST-COUNT-2: kind = "host"
 func.func @padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %scale: f32, %out: !padded) {
-  "kv.attention_padded"(%c, %layer, %q, %valid, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !padded, !table, f32, !padded) -> ()
-  "kv.attention_padded"(%c, %layer, %q, %valid, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !padded, !table, f32, !padded) -> ()
+  "kv.attention_padded"(%c, %layer, %q, %valid, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !padded, !table, f32, !padded) -> ()
+  "kv.attention_padded"(%c, %layer, %q, %valid, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !padded, !table, f32, !padded) -> ()
   return
 }

@@ -68,9 +68,11 @@ def softmax_rows(scores: np.ndarray, seen: np.ndarray, sink: Any = None) -> tupl
 
 def dense_attention(
     query: np.ndarray, key: np.ndarray, value: np.ndarray, seen: np.ndarray, scale: float, softcap: float = 0.0,
-    sinks: Any = None,
+    sinks: Any = None, bias: Any = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Attention of one sequence: query [m, Hq, D], key [n, H, D], value [n, H, Dv], seen [m, n].
+
+    ``bias`` [Hq, m, n] is added to the scores after the softcap.
 
     Returns
     -------
@@ -82,6 +84,7 @@ def dense_attention(
     scores = np.einsum("mhd,nhd->hmn", query, key) * scale
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
+    scores = scores + bias
     sink = None if sinks is None else np.broadcast_to(np.asarray(sinks, np.float64)[:, None], scores.shape[:2])
     weights, lse = softmax_rows(scores, seen[None], sink)
     # A key that no row sees may be anything, even NaN: leave it out of the sum.
@@ -92,7 +95,7 @@ def dense_attention(
 def attention(
     collection: KVCacheCollection, layer: int, query: Any, row_offsets: Any, *, scale: float | None = None,
     mask: str = "causal", window: int | None = None, chunk: int | None = None, sinks: Any = None, softcap: float = 0.0,
-    kv_offsets: Any = None,
+    kv_offsets: Any = None, alibi_slopes: Any = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """softmax(scale * Q K^T + mask) V of the new tokens over one layer, whose K and V are already in the cache.
 
@@ -110,6 +113,8 @@ def attention(
         Scores become softcap * tanh(score / softcap); 0: none.
     kv_offsets : array-like [B+1], optional
         Cross attention: a sequence has cache_length + kv_offsets[b+1] - kv_offsets[b] keys; default, of row_offsets.
+    alibi_slopes : array-like [Hq], optional
+        slope * (key's position - query's) is added to the scores.
 
     Returns
     -------
@@ -121,7 +126,7 @@ def attention(
     return _over_sequences(
         key_cache, lambda b, t: read(value_cache, b, t), key_cache.head_size, query, row_offsets, kv_offsets,
         key_cache.head_size**-0.5 if scale is None else scale, mask, window if mask == "sliding_window" else chunk,
-        softcap, sinks,
+        softcap, sinks, alibi_slopes,
     )  # fmt: skip
 
 
@@ -152,7 +157,7 @@ def mla_attention(
 
 def _over_sequences(
     key_cache: Any, values: Any, value_size: int, query: Any, row_offsets: Any, kv_offsets: Any, scale: float,
-    mask: str, span: int | None, softcap: float, sinks: Any,
+    mask: str, span: int | None, softcap: float, sinks: Any, alibi_slopes: Any = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     query = np.asarray(query).astype(np.float64)
     offsets = np.asarray(row_offsets).astype(np.int64)
@@ -170,5 +175,7 @@ def _over_sequences(
         key = read(key_cache, b, t)
         # What no row sees must not matter, and 0 * NaN would.
         key = np.where(seen.any(0)[:, None, None], key, 0.0)
-        out[rows], lse[rows] = dense_attention(query[rows], key, values(b, t), seen, scale, softcap, sinks)
+        slopes = np.zeros(query.shape[1]) if alibi_slopes is None else np.asarray(alibi_slopes, np.float64)
+        bias = slopes[:, None, None] * (t - position[:, None])
+        out[rows], lse[rows] = dense_attention(query[rows], key, values(b, t), seen, scale, softcap, sinks, bias)
     return out, lse

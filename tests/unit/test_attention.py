@@ -154,6 +154,15 @@ def test_sinks_and_softcap():
     check(problem, query, softcap=30.0, sinks=sinks, mask="sliding_window", window=4, scale=1.0)
 
 
+def test_alibi_slopes_bend_scores_by_distance():
+    rng, problem = problem_of(24, cached=[20, 0, 9, 0], new=[3, 0, 1, 4])
+    query = query_of(rng, problem, 4)
+    slopes = np.array([0.5, 0.25, 0.01, -0.125], np.float32)
+    for mask, window in (("causal", None), ("null", None), ("sliding_window", 5)):
+        check(problem, query, alibi_slopes=slopes, mask=mask, window=window)
+    check(problem, query, alibi_slopes=slopes, softcap=2.0, sinks=slopes)
+
+
 def test_a_row_that_sees_no_key_gives_zeros():
     rng, problem = problem_of(10, cached=[0, 4], new=[2, 1])
     query = query_of(rng, problem, 2)
@@ -303,6 +312,8 @@ def test_what_does_not_fit_is_refused_by_name():
     refused(r"out must have dtype f32", out=np.zeros((3, 2, 16), np.float16))
     refused(r"sinks must have shape \[2\]", sinks=np.zeros(3, f32))
     refused(r"sinks must have dtype f32", sinks=np.zeros(2, np.float16))
+    refused(r"alibi_slopes must have shape \[2\]", alibi_slopes=np.zeros((2, 1), f32))
+    refused(r"alibi_slopes must have dtype f32", alibi_slopes=np.zeros(2, np.int32))
     refused(r"mask must be one of causal, null", mask="prefix")
     refused(r"window must be given for mask sliding_window", mask="sliding_window")
     refused(r"window must be None for mask null", mask="null", window=3)

@@ -73,7 +73,7 @@ def run(
     attributes = (("mask", options.get("mask", "causal")), ("span", span), ("softcap", options.get("softcap", 0.0)))
     rest = (
         query, problem.row_offsets, options.get("scale", query.shape[2] ** -0.5), out, options.get("sinks"), lse,
-        options.get("kv_offsets"),
+        options.get("kv_offsets"), options.get("alibi_slopes"),
     )  # fmt: skip
     operation = reads._ATTENTION if isinstance(operands[1], int) else reads._OPERAND_ATTENTION
     emulated.run(operation, (*operands, *rest), attributes, schedule, target)
@@ -123,7 +123,9 @@ def test_8_bit_operands_are_converted(schedule, dtype, scale_dtype, granularity)
 
 def test_sinks_softcap_and_log_sum_exp_of_operands():
     rng, problem = problem_of(4, "f32")
-    check(problem, query_of(rng, problem, 4), sinks=rng.standard_normal(4).astype(np.float32), softcap=2.0)
+    one_a_head = rng.standard_normal(4).astype(np.float32)
+    check(problem, query_of(rng, problem, 4), sinks=one_a_head, softcap=2.0)
+    check(problem, query_of(rng, problem, 4), alibi_slopes=one_a_head / 4)
 
 
 @settings(max_examples=20, deadline=None)

@@ -97,6 +97,7 @@ def test_sinks_softcap_and_scale_of_a_padded_batch(kind):
     query = query_of(rng, problem, 4)
     sinks = rng.standard_normal(4).astype(np.float32)
     check(kind, problem, query, 3, sinks=sinks, softcap=2.0, scale=0.3)
+    check(kind, problem, query, 3, alibi_slopes=sinks / 8)
 
 
 @pytest.mark.parametrize("kind", ["host", "simt", "prefill"])

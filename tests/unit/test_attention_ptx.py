@@ -42,7 +42,7 @@ def run(
     attributes = (("mask", options.get("mask", "causal")), ("span", span), ("softcap", options.get("softcap", 0.0)))
     operands = (
         problem.collection, 1, query, problem.row_offsets, options.get("scale", query.shape[2] ** -0.5), out,
-        options.get("sinks"), lse, options.get("kv_offsets"),
+        options.get("sinks"), lse, options.get("kv_offsets"), options.get("alibi_slopes"),
     )  # fmt: skip
     emulated.run(reads._ATTENTION, operands, attributes, schedule, target, order=order)
     return out, lse
@@ -114,6 +114,23 @@ def test_sinks_softcap_and_rows_without_keys(schedule):
     sinks = rng.standard_normal(4).astype(np.float32)
     check(problem, query, schedule, sinks=sinks, softcap=2.0)
     check(problem, query, schedule, mask="null", kv_offsets=np.array([0, 0, 0, 1], np.uint32))
+
+
+@pytest.mark.parametrize("schedule", [SIMT, PREFILL, DECODE], ids=["simt", "prefill", "decode"])
+@pytest.mark.parametrize("options", [{}, {"mask": "sliding_window", "window": 9}, {"softcap": 2.0}], ids=str)
+def test_alibi_slopes_bend_scores_by_distance(schedule, options):
+    new = [2, 0, 1] if schedule is DECODE else [30, 0, 3]
+    rng, problem = problem_of(24, cached=[90, 8, 33], new=new, head_size=32)
+    slopes = np.array([0.5, 0.25, 0.01, -0.125], np.float32)
+    check(problem, query_of(rng, problem, 4), schedule, alibi_slopes=slopes, **options)
+
+
+def test_alibi_slopes_over_an_8_bit_cache_in_parts():
+    rng, problem = problem_of(25, "f8e4m3", cached=[700, 40], new=[2, 1], head_size=32, num_heads=1)
+    slopes = np.array([0.03, 0.002], np.float32)
+    for combine in (0, 4):
+        schedule = {**DECODE, "combine": combine, "min_tiles": 2}
+        check(problem, query_of(rng, problem, 2), schedule, alibi_slopes=slopes, scale=0.1)
 
 
 @pytest.mark.parametrize("schedule", [SIMT, PREFILL, DECODE], ids=["simt", "prefill", "decode"])

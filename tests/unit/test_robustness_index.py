@@ -118,6 +118,7 @@ GROUPS: dict[int, tuple[str, tuple[str, ...]]] = {
     )),
     24: ("layers that differ", (
         *attention("layers_of_other_heads_pages_and_windows_take_turns"), *named(ATTENTION, "sinks_and_softcap"),
+        *named(ATTENTION, "alibi_slopes_bend_scores_by_distance"),
     )),
     25: ("rotation and norm", named(STORES, "only_the_new_tokens_dims_of_the_keys_of_the_layer_change")),
     26: ("the manager", named(

@@ -97,7 +97,7 @@ def _check_attention_padded(seen: SimpleNamespace) -> None:
 def _check_rest(seen: SimpleNamespace, title: str) -> None:
     """What the operands that may be absent must be, of a query that was checked."""
     rows = tuple(seen.query.shape[:-1])
-    for name, shape in (("sinks", rows[-1:]), ("lse", rows)):
+    for name, shape in (("sinks", rows[-1:]), ("lse", rows), ("alibi_slopes", rows[-1:])):
         view = getattr(seen, name)
         if view is not None:
             checks.has_shape(view, shape, f"{title}: {name}")
@@ -128,11 +128,11 @@ def _check_operands(seen: SimpleNamespace) -> None:
     _check_attention(seen)
 
 
-_ROWS = {"query": 1, "out": 1, "sinks": 0, "lse": 1}
+_ROWS = {"query": 1, "out": 1, "sinks": 0, "lse": 1, "alibi_slopes": 0}
 _ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention)
 _OPERAND_ATTENTION = RowsOperation("kv.operand_attention", _ROWS, _check_operands)
 _ATTENTION_PADDED = RowsOperation(
-    "kv.attention_padded", {"query": 2, "out": 2, "sinks": 0, "lse": 2}, _check_attention_padded
+    "kv.attention_padded", {"query": 2, "out": 2, "sinks": 0, "lse": 2, "alibi_slopes": 0}, _check_attention_padded
 )
 
 
@@ -152,6 +152,7 @@ def attention(
     return_lse: bool = False,
     lse: Any = None,
     kv_offsets: Any = None,
+    alibi_slopes: Any = None,
     schedule: Schedule = None,
     stream: Any = None,
 ) -> Any:
@@ -199,6 +200,9 @@ def attention(
     kv_offsets : uint32 or int32 array-like [B + 1], optional
         Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. Default:
         ``row_offsets``. Not for dense and ragged operands.
+    alibi_slopes : f32 array-like [Hq], optional
+        ALiBi (Press et al., 2021): slope * (position of the key - position of the query) is added to each score, after
+        the softcap.
     schedule : mapping, optional
         How the work is divided: ``kind`` (on a GPU ``"decode"``, ``"prefill"``, ``"simt"``) and that kernel's entries.
         No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``.
@@ -232,7 +236,7 @@ def attention(
         out = checks.empty_like(query, "out", title)
     if return_lse and lse is None:
         lse = empty_lse(query, title)
-    operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets)
+    operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets, alibi_slopes)
     if of_operands:
         _OPERAND_ATTENTION(operands, attributes, schedule, stream)
     else:
@@ -256,6 +260,7 @@ def attention_padded(
     return_lse: bool = False,
     lse: Any = None,
     kv_offsets: Any = None,
+    alibi_slopes: Any = None,
     schedule: Schedule = None,
     stream: Any = None,
 ) -> Any:
@@ -284,7 +289,7 @@ def attention_padded(
     kv_offsets : uint32 or int32 array-like [B + 1], optional
         Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. Default:
         ``cache_lengths[b] + valid_lengths[b]``.
-    schedule, stream
+    alibi_slopes, schedule, stream
         As of :func:`attention`.
 
     Returns
@@ -305,7 +310,7 @@ def attention_padded(
         out = checks.empty_like(query, "out", title)
     if return_lse and lse is None:
         lse = empty_lse(query, title)
-    operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets)
+    operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets, alibi_slopes)
     _ATTENTION_PADDED(operands, attributes, _scheduled(collection, schedule), stream)
     return (out, lse) if return_lse else out
 
