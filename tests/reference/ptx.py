@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -202,6 +203,8 @@ class Block:
             self.special[f"%tid.{axis}"] = ids[i]
             for name, value in (("ntid", block), ("nctaid", grid), ("ctaid", index)):
                 self.special[f"%{name}.{axis}"] = np.full(self.count, value[i])
+        self.special["%smid"] = np.full(self.count, index[0])
+        self.special["%globaltimer"] = np.full(self.count, time.time_ns())  # a block takes no time
         self.special = {n: v.astype(np.uint64) for n, v in self.special.items()}
         self.registers: dict[str, np.ndarray] = {}
         # In units of 16 bytes, as a load of three words reads four.

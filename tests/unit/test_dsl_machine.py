@@ -78,6 +78,10 @@ def hopper(a: BF, c: W):
     kv.mbarrier_arrive(bar.ptr(1))
     kv.cluster_barrier()
     c[2] = kv.cluster_rank()
+    began = kv.globaltimer()
+    kv.nanosleep(500)
+    c[3] = kv.i32(kv.globaltimer() - began)
+    c[4] = kv.smid()
     kv.griddepcontrol_launch_dependents()
 
 
@@ -129,6 +133,9 @@ EXPECTED = {
     },
     "hopper": {
         r"griddepcontrol\.wait": 1,
+        r"mov\.u64 %rd\d+, %globaltimer": 2,
+        r"nanosleep\.u32 500": 1,
+        r"mov\.u32 %r\d+, %smid": 1,
         r"griddepcontrol\.launch_dependents": 1,
         r"mbarrier\.init\.shared\.b64": 1,
         r"fence\.mbarrier_init": 1,

@@ -22,10 +22,10 @@ from .values import Numeric, Value, as_value, bitcast, describe, i32_value, plai
 __all__ = [
     "ballot", "cluster_barrier", "cluster_rank", "cp_async", "cp_async_bulk", "cp_async_commit", "cp_async_wait",
     "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_f16x4", "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4",
-    "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "griddepcontrol_launch_dependents",
+    "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "globaltimer", "griddepcontrol_launch_dependents",
     "griddepcontrol_wait", "l2_policy", "ldmatrix", "load_nc", "mbarrier_arrive", "mbarrier_arrive_expect_tx",
     "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k16", "movmatrix", "named_barrier", "nanosleep",
-    "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "stmatrix", "syncwarp", "tanh_approx",
+    "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "smid", "stmatrix", "syncwarp", "tanh_approx",
 ]  # fmt: skip
 
 _ALL_LANES = -1
@@ -332,6 +332,16 @@ def nanosleep(duration: int) -> None:
     if isinstance(duration, bool) or not isinstance(duration, int) or not 0 <= duration <= 1_000_000:
         raise ValueError(f"duration must be an int up to 1000000 known at compile time, got {describe(duration)}")
     _asm(f"nanosleep.u32 {duration};", "", (), effects=True)
+
+
+def globaltimer() -> Value:
+    """Nanoseconds of a clock that all multiprocessors share, i64: for time stamps of what a kernel does."""
+    return Value(_asm("mov.u64 $0, %globaltimer;", "=l", (), "i64", effects=True), i64)
+
+
+def smid() -> Value:
+    """The number of the multiprocessor that the thread runs on, i32."""
+    return Value(_asm("mov.u32 $0, %smid;", "=r", (), "i32", effects=True), i32)
 
 
 def named_barrier(number: Any, threads: Any) -> None:
