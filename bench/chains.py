@@ -8,6 +8,8 @@ decides where its blocks go. Every chain is checked and timed as a row is: the d
 from __future__ import annotations
 
 import argparse
+import functools
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,9 +17,10 @@ from typing import Any
 from . import timing
 from .arrays import arrays
 from .cases import SMALL, TABLE, select
-from .kvarn_rows import TOLERANCE, call_of
+from .kvarn_rows import TOLERANCE, Offer, call_of
 from .problems import problem
 from .report import table
+from .worker import measure
 
 DEFAULT_ROWS = "=b64_c4k,=b64_c4k_fp8,=b16_c8k,=b256_c1k_mha,=b1_c32k"
 SQUARE = 4096  # of a matrix that other kernels work on
@@ -47,27 +50,27 @@ def chains(p: Any, found: Any) -> dict[str, tuple[Calls, Calls]]:
     return made
 
 
+def in_turn(calls: Calls) -> Callable[[int], None]:
+    """One call that makes several."""
+
+    def one(layer: int) -> None:
+        for call in calls:
+            call(layer)
+
+    return one
+
+
 def measured(p: Any, found: Any) -> list[list[str]]:
     """A line of the table for every chain."""
     lines = []
     for name, (before, chain) in chains(p, found).items():
-        p.poison()
-        for call in chain:
-            call(0)
-        error = p.error()
         most = TOLERANCE[p.row.dtype]
-        if not error <= most:
+        record = measure(Offer(name, functools.partial(in_turn, chain), most), p, found)
+        if not record["ok"]:
+            error = math.nan if record["error"] is None else record["error"]
             raise RuntimeError(f"{p.row.title}, {name}: the error must be at most {most}, got {error}")
-
-        def times(calls: Calls) -> float:
-            def one(layer: int) -> None:
-                for call in calls:
-                    call(layer)
-
-            return timing.timed(one, p.layers, found)["us"] if calls else 0.0
-
-        whole, rest = times(chain), times(before)
-        lines.append([p.row.title, name, f"{whole:.2f}", f"{whole - rest:.2f}", f"{error:.1e}"])
+        whole, rest = record["us"], timing.timed(in_turn(before), p.layers, found)["us"] if before else 0.0
+        lines.append([p.row.title, name, f"{whole:.2f}", f"{whole - rest:.2f}", f"{record['error']:.1e}"])
     return lines
 
 

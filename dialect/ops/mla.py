@@ -14,6 +14,10 @@ from .attention import mask_is_valid
 from .operations import FLOATS, offsets, token_rows
 
 
+def is_latent(op: Any, spec: CacheSpec) -> bool:
+    return spec.is_mla or verify.fail(op, "needs an MLA collection (is_mla = true)")
+
+
 def rope_columns(spec: CacheSpec, columns: int) -> int:
     """How many of a query's columns meet bf16 keys behind the 8-bit ones of a latent row of D bytes; 0: none may.
 
@@ -61,10 +65,8 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[ReadsCache, Rea
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
-        if spec is None:
+        if spec is None or not is_latent(self, spec):
             return False
-        if not spec.is_mla:
-            return verify.fail(self, "needs an MLA collection (is_mla = true)")
         size = verify.integer(self.value_size)
         if size is None or not 0 < size <= spec.head_size:
             return verify.fail(self, f"value_size must be in [1, {spec.head_size}], got {self.value_size}")
@@ -163,10 +165,8 @@ class MlaPrefillChunkOp(Kv.Operation, name="mla_prefill_chunk", traits=[ReadsCac
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
-        if spec is None:
+        if spec is None or not is_latent(self, spec):
             return False
-        if not spec.is_mla:
-            return verify.fail(self, "needs an MLA collection (is_mla = true)")
         if not spec.dtype.is_float and not spec.quantized:
             return verify.fail(self, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
         for name in ("bf16_rope", "accumulate"):

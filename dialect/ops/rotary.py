@@ -14,7 +14,7 @@ from ..base import Kv
 from ..effects import ReadsMemory, UpdatesCache, WritesCache, WritesMemory
 from ..ext import I32, Operand
 from ..layout import CacheSpec
-from .operations import FLOATS, offsets, storable, token_rows
+from .operations import FLOATS, not_mla, offsets, storable, token_rows
 
 
 class RopeAppendOp(Kv.Operation, name="rope_append", traits=[WritesCache, ReadsMemory, WritesMemory]):
@@ -40,10 +40,8 @@ class RopeAppendOp(Kv.Operation, name="rope_append", traits=[WritesCache, ReadsM
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
-        if spec is None:
+        if spec is None or not not_mla(self, spec):
             return False
-        if spec.is_mla:
-            return verify.fail(self, "needs a collection with values (is_mla = false)")
         query = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
         if not all(
             token_rows(self, v, None, spec.head_size, query, n)

@@ -12,7 +12,7 @@ from typing import Any
 
 import kvarn as kv
 
-from .attention_common import LOG2E, log_sum_exp
+from .attention_common import ended, log_sum_exp
 from .attention_queries import queries_of
 from .decode_division import division
 from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, WARP_ROWS, Config
@@ -89,15 +89,9 @@ def combine_kernel(c: Config) -> Any:
                     total = kv.math.fma(meeting[here, 2 + u, lane], weight, total)
                     for half in kv.static(range(2)):
                         o[half] = kv.math.fma(meeting[here, 4 + 2 * half + u, lane], weight, o[half])
-            factor = kv.f32(1.0)
-            if sinks is not None:
-                sink = sinks[head * G + row % G] * LOG2E
-                higher = kv.math.max(top, sink)
-                factor = kv.ex2(top - higher)
-                total = kv.math.fma(total, factor, kv.ex2(sink - higher))
-                top = higher
-            inverse = kv.where(total > 0.0, factor / total, 0.0)
-            token, h = queries.at(queries.base(b), row // G), head * G + row % G
+            h = head * G + row % G
+            top, total, inverse = ended(top, total, sinks, h)
+            token = queries.at(queries.base(b), row // G)
             for half in kv.static(range(2)):
                 d = t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half)
                 out[(*token, h, d)] = c.query(o[half] * inverse)

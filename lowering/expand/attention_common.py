@@ -120,6 +120,19 @@ def sequence_of(row_offsets, row):
     return last_not_above(row_offsets, row_offsets.shape[0] - 1, row)
 
 
+@kv.func
+def ended(top, total, sinks, h):
+    """A head's (maximum, sum) of scores with its sink, and what its weighted values are to be multiplied by."""
+    factor = kv.f32(1.0)
+    if sinks is not None:
+        sink = sinks[h] * LOG2E
+        higher = kv.math.max(top, sink)
+        factor = kv.ex2(top - higher)
+        total = kv.math.fma(total, factor, kv.ex2(sink - higher))
+        top = higher
+    return top, total, kv.where(total > 0.0, factor / total, 0.0)
+
+
 def log_sum_exp(top: Any, total: Any) -> Any:
     """The natural log-sum-exp of a base-2 maximum and the sum over it: minus infinity of nothing, NaN of NaN."""
     return kv.where(total == 0.0, NO_VALUE, (top + kv.math.log2(total)) * LN2)

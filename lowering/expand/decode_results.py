@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import kvarn as kv
 
-from .attention_common import LOG2E, log_sum_exp
+from .attention_common import ended, log_sum_exp
 from .decode_schedule import COLUMNS, NEVER, Config
 
 
@@ -34,13 +34,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                 at = 2 * nt + u
                 if row < n * G:
                     token, h = queries.at(queries.base(b), row // G), head * G + row % G
-                    top, total, factor = m[at], l[at], kv.f32(1.0)
-                    if sinks is not None:
-                        sink = sinks[h] * LOG2E
-                        top = kv.math.max(m[at], sink)
-                        factor = kv.ex2(m[at] - top)
-                        total = kv.math.fma(l[at], factor, kv.ex2(sink - top))
-                    inverse = kv.where(total > 0.0, factor / total, 0.0)
+                    top, total, inverse = ended(m[at], l[at], sinks, h)
                     for t in kv.static(range(KS)):
                         pair = [c.query(o[(nt * KS + t) * 4 + 2 * half + u] * inverse) for half in range(2)]
                         if c.narrow:  # the lane's two elements are neighbours

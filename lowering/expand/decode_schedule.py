@@ -163,7 +163,7 @@ def supports(
     if group > WARP_ROWS or max_queries > MOST_QUERIES or not 16 <= spec.head_size <= 256:
         return False
     smallest = Config(spec, query, group, max_queries, warps=1, stages=2, tile=16, max_batch=max_batch)
-    if _block_bytes(smallest) > target.shared_bytes:
+    if block_bytes(smallest) > target.shared_bytes:
         return False
     # A granule must be whole steps of the products: 16 elements of the head, or 32 of 8 bits.
     if spec.quantized and spec.granularity < spec.head_size and spec.granularity % (256 // spec.dtype.bits):
@@ -198,17 +198,17 @@ def fitted(target: Target, config: Config, fixed: Collection[str]) -> Config:
     ValueError
         If a block does not fit.
     """
-    while _block_bytes(config) > target.shared_bytes:
+    while block_bytes(config) > target.shared_bytes:
         smaller = _smaller(config)
         change = next(({name: smaller[name]} for name in smaller if name not in fixed), None)
         if change is None:
             raise ValueError(
                 f"a block of the decode kernel must fit {target.shared_bytes} bytes of shared memory, got "
-                f"{_block_bytes(config)}: choose fewer stages or warps"
+                f"{block_bytes(config)}: choose fewer stages or warps"
             )
         config = replace(config, **change)
     registers = 168 if config.column_tiles * config.size <= 128 else 255
-    fits = min(target.shared_bytes // _block_bytes(config), 65536 // (config.warps * 32 * registers))
+    fits = min(target.shared_bytes // block_bytes(config), 65536 // (config.warps * 32 * registers))
     return config if "blocks" in fixed else replace(config, blocks=max(1, min(config.blocks, fits)))
 
 
@@ -237,7 +237,7 @@ def choose(target: Target, config: Config, schedule: dict[str, Any]) -> Config:
     return replace(config, padding=_padding(target, config))
 
 
-def _block_bytes(config: Config) -> int:
+def block_bytes(config: Config) -> int:
     """What a block holds, with room for alignment and the 1 KiB that the hardware keeps."""
     return _used_bytes(config) + 128 + 1024
 

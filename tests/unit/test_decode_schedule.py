@@ -48,7 +48,7 @@ def test_what_the_kernel_takes_fits_the_target(target):
         for schedule in ({"max_batch": config.max_batch}, {"max_batch": config.max_batch, "batch_invariant": True}):
             entries = {**decode_entries(chip, config, schedule), **schedule}
             made = decode_schedule.choose(chip, config, entries)
-            assert decode_schedule._block_bytes(made) + made.padding <= chip.shared_bytes
+            assert decode_schedule.block_bytes(made) + made.padding <= chip.shared_bytes
             assert made.work_heads % made.warps == 0
             assert made.tile % 16 == 0
             seen += 1
@@ -62,7 +62,7 @@ def test_a_multiprocessor_has_room_for_the_blocks_of_the_schedule_and_no_more(ta
     for config in cases(chip, 500):
         schedule = {"max_batch": config.max_batch}
         made = decode_schedule.choose(chip, config, {**decode_entries(chip, config, schedule), **schedule})
-        assert made.blocks * (decode_schedule._block_bytes(made) + made.padding) <= room
+        assert made.blocks * (decode_schedule.block_bytes(made) + made.padding) <= room
         assert (made.blocks + 1) * (decode_schedule._used_bytes(made) + made.padding + 1024) > room
 
 

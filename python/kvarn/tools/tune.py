@@ -9,6 +9,7 @@ written to the table that ``select-kv-schedule`` reads (``KVARN_TUNE``).
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import math
 import sys
@@ -84,11 +85,11 @@ class Case:
 
 def fits(config: decode_schedule.Config, schedule: Mapping[str, int], target: Target) -> bool:
     """Whether so many blocks of a schedule fit a multiprocessor's shared memory and registers."""
-    warps, tile = schedule["warps"], schedule["tile"]
-    half = tile * config.pitch
-    block = warps * schedule["stages"] * 2 * half + 4 * (config.max_batch + 1) + 1152
-    registers = 65536 // (schedule["blocks"] * warps * 32)
-    return block * schedule["blocks"] <= target.shared_bytes and registers >= 96 and config.heads % warps == 0
+    warps, blocks = schedule["warps"], schedule["blocks"]
+    made = dataclasses.replace(config, warps=warps, stages=schedule["stages"], tile=schedule["tile"])
+    block = decode_schedule.block_bytes(made)
+    registers = 65536 // (blocks * warps * 32)
+    return block * blocks <= target.shared_bytes and registers >= 96 and config.heads % warps == 0
 
 
 def variations(config: decode_schedule.Config, best: Mapping[str, int], group: int) -> Iterator[Schedule]:
