@@ -82,14 +82,15 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         return top
 
     @kv.func
-    def merge(cut, partials, prefix, b, part, first, last, m, l, o, lane):
+    def merge(cut, partials, prefix, b, part, row0, n, first, last, m, l, o, lane):
         """Merge a sequence's partial results, this warp's own with them, in order.
 
-        Lanes without rows read what nobody has written; their results go nowhere.
+        Lanes without rows read what their neighbours do: theirs was never written, and memory need not move it.
         """
         for nt in kv.static(range(NT)):
-            held = fetch(cut, partials, prefix, b, part, nt, first, last, lane)
-            top = maxima(cut, partials, prefix, b, part, nt, first, last, lane)
+            holder = kv.where(rows_here(nt, row0, n, lane), lane, lane & ~3)
+            held = fetch(cut, partials, prefix, b, part, nt, first, last, holder)
+            top = maxima(cut, partials, prefix, b, part, nt, first, last, holder)
             total = [kv.f32(0.0), kv.f32(0.0)]
             sums = [kv.f32(0.0)] * (4 * KS)
             for r in range(first, last + 1, TOGETHER):
@@ -102,7 +103,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                         for i in kv.static(range(4)):
                             sums[4 * t + i] = kv.math.fma(held[j][t][i], weight[i % 2], sums[4 * t + i])
                 if r + TOGETHER <= last:
-                    held = fetch(cut, partials, prefix, b, part, nt, r + TOGETHER, last, lane)
+                    held = fetch(cut, partials, prefix, b, part, nt, r + TOGETHER, last, holder)
             for u in kv.static(range(2)):
                 m[2 * nt + u], l[2 * nt + u] = top[u], total[u]
             for i in kv.static(range(4 * KS)):
@@ -138,7 +139,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                         if (lane == 0) & (others > 0):
                             counter.store(kv.i32(0))
                         whole = kv.bool(True)
-                        merge(cut, partials, prefix, b, part, first, last, m, l, o, lane)
+                        merge(cut, partials, prefix, b, part, row0, n, first, last, m, l, o, lane)
         return whole
 
     return SimpleNamespace(write_out=write_out, finish=finish)

@@ -180,8 +180,11 @@ def warps_of(heads: int) -> int:
 
 
 def tile_of(config: Config) -> int:
-    """Tokens of a tile: 32 of 8 bits, else as many as have 4 KiB of keys, 16 to 64; fewer where pages are small."""
-    tile = 32 if config.narrow else 16 << min(2, (cdiv(256, config.row_bytes) - 1).bit_length())
+    """Tokens of a tile: as many as have 4 KiB of keys, 16 (32 of 8 bits) to 64; fewer where pages are small."""
+    if config.narrow:
+        tile = 64 if config.row_bytes <= 64 else 32
+    else:
+        tile = 16 << min(2, (cdiv(256, config.row_bytes) - 1).bit_length())
     return min(tile, 32 * config.spec.page_size) if config.spec.paged else tile
 
 

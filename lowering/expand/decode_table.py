@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Schedules of decode attention: measured entries by batch class, and a rule for what was not measured.
 
-The figures behind the entries are in ``bench/RESULTS.md``. What they say: four warps a multiprocessor, each with a few
-copies of 8 KiB in flight, reach the memory's rate with 16-bit caches; 8-bit caches and pages smaller than a tile have
-more instructions a byte and want eight. Few sequences leave many partial results each, which a second kernel merges
-faster than the warp that arrives last.
+The figures behind the entries are in ``bench/RESULTS.md``. What they say: four warps a multiprocessor, each with two
+copies of 8 KiB in flight, reach the memory's rate with 16-bit caches; more in flight make the multiprocessors' shares of
+the memory less equal, and the slowest ends later. 8-bit caches and pages smaller than a tile have more instructions a
+byte and want eight warps. Few sequences leave many partial results each, which a second kernel merges faster than the
+warp that arrives last.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ def entries(config: Config, invariant: bool = False) -> dict[str, Any]:
     small_pages = config.spec.paged and config.spec.page_size < 16
     busy = config.narrow or small_pages or config.column_tiles > 1
     stage = 2 * tile * config.row_bytes
-    # Tiles of less than 8 KiB need more of them in flight; of more, fewer, down to what a pipeline needs.
-    wanted = (8 if busy else 4) * max(1, _TILE_BYTES // stage)
-    found = {"warps": warps, "tile": tile, "blocks": max(1, wanted // warps), "stages": 2 if busy else 3, "combine": 0}
+    # Tiles of less than 8 KiB need more of them in flight; of more, fewer, down to what a pipeline needs. Warps that
+    # convert 8 bits have enough to do: more of them are slower.
+    wanted = (8 if busy else 4) * (1 if config.narrow else max(1, _TILE_BYTES // stage))
+    found = {"warps": warps, "tile": tile, "blocks": max(1, wanted // warps), "stages": 2, "combine": 0}
     for most, merge_warps, min_tiles in _FEW:
         if config.max_batch <= most:
-            found |= {"combine": merge_warps, "min_tiles": min_tiles, "stages": 2 if most == 1 else found["stages"]}
+            found |= {"combine": merge_warps, "min_tiles": min_tiles}
             if most == 1:
                 found["blocks"] = max(1, 4 // warps)
             break
+    else:
+        if config.narrow and config.row_bytes == 128 and not (config.scales or small_pages or invariant):
+            found["tile"] = 16  # half as much in flight
     return found | INVARIANT if invariant else found

@@ -99,7 +99,7 @@ def variations(config: decode_schedule.Config, best: Mapping[str, int], group: i
     if group == 0:
         axes = {"stages": (2, 3, 4), "blocks": (1, 2, 3, 4)}
     elif group == 1:
-        axes = {"tile": (16, 32), "warps": (2, 4, 8), "blocks": sorted({1, 2, best["blocks"]})}
+        axes = {"tile": (16, 32, 64), "warps": (2, 4, 8), "blocks": sorted({1, 2, best["blocks"]})}
     elif few:
         axes = {"combine": (0, 8, 16), "min_tiles": (2, 4, 8)}
     else:
