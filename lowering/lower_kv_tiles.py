@@ -71,6 +71,10 @@ class Tile:
 
     def shared_offset(self, row: Ix, column: Ix) -> ir.Value:
         """Byte of a chunk in the tile."""
+        if self.pitch < self.chunks * CHUNK:  # panels of 128 bytes
+            panel, column = column // 8, column % 8
+            column = Ix(arith.xori(column.value, (row % 8).value))
+            return (panel * (self.rows * self.pitch) + row * self.pitch + column * CHUNK).value
         if self.swizzle:
             column = Ix(arith.xori(column.value, (row % 8).value))
         return (row * self.pitch + column * CHUNK).value

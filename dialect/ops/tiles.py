@@ -4,7 +4,8 @@
 A tile is ``tile_rows`` tokens of one head, a row after the other: row i at byte i * pitch, where pitch is at
 least the row's head_size * element size bytes. With swizzle 128 the 16-byte chunk c of row i lies at chunk c ^ (i % 8)
 (of every group of eight), which keeps ``ldmatrix`` free of bank conflicts; a pitch of 16 bytes more than a row does
-the same for rows that are no multiple of 128 bytes.
+the same for rows that are no multiple of 128 bytes. With swizzle 128 and a pitch of 128, wider rows are cut into panels
+of 128 bytes, which follow one another at tile_rows * 128 bytes: what ``wgmma`` reads.
 """
 
 from typing import Any
@@ -115,11 +116,14 @@ def _tile_problems(op: Any, pointer: int, modes: tuple[str, ...], kinds: tuple[s
     if spec.page_size and spec.page_size % rows and rows % spec.page_size:
         return verify.fail(op, f"tile_rows and the page size must divide one another, got {rows} and {spec.page_size}")
     pitch = verify.integer(op.pitch)
-    if pitch is None or pitch < row_bytes or pitch % 16:
-        return verify.fail(
-            op, f"pitch must be a multiple of 16 of at least the row's {row_bytes} bytes, got {op.pitch}"
-        )
     swizzle = verify.integer(op.swizzle)
+    panels = pitch == 128 and swizzle == 128
+    if pitch is None or (pitch < row_bytes and not panels) or pitch % 16:
+        return verify.fail(
+            op,
+            f"pitch must be a multiple of 16 of at least the row's {row_bytes} bytes, or 128 with swizzle 128, "
+            f"got {op.pitch}",
+        )
     if swizzle not in (0, 128):
         return verify.fail(op, f"swizzle must be 0 or 128, got {op.swizzle}")
     if swizzle and (row_bytes % 128 or pitch % 128):

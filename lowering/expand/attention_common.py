@@ -225,6 +225,30 @@ class SharedRows:
         return at + rows * self.pitch
 
 
+@dataclass(frozen=True)
+class Panels:
+    """A tile of ``rows`` rows of 16-bit elements in shared memory as wgmma reads it: panels of 64 columns, swizzled."""
+
+    rows: int
+    columns: int
+
+    pitch = 128
+
+    def offset(self, row: Any, chunk: Any) -> Any:
+        """Byte of a 16-byte chunk of a row."""
+        return (chunk >> 3) * (self.rows * 128) + row * 128 + ((chunk & 7 ^ (row & 7)) << 4)
+
+    @property
+    def column_steps(self) -> list[int]:
+        """Byte of every 16 columns, from the tile's first."""
+        return [k // 4 * (self.rows * 128) + k % 4 * 32 for k in range(self.columns // 16)]
+
+    @property
+    def row_steps(self) -> list[int]:
+        """Byte of every 16 rows."""
+        return [k * 2048 for k in range(self.rows // 16)]
+
+
 def caches_of(case: Case, collection: Any, layer: Any, keys: Any, values: Any) -> tuple[Any, Any]:
     """Where keys and values come from: operands, or a layer's caches, one and the same for latent rows."""
     if collection is None:

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Prefill attention: tiles of 64 query rows against tiles of keys, on the tensor cores.
+"""Prefill attention: tiles of 64 or 128 query rows against tiles of keys, on the tensor cores.
 
-The query rows of a KV head are the new tokens times the group, so that a group shares every key that is loaded. A
-block takes 64 of them, a warp 16: scores are Q K^T by m16n8k16, softmax is online in base 2, the probabilities stay
-in registers as the first operand of P V.
+The query rows of a KV head are the new tokens times the group, so that a group shares every key that is loaded. A warp
+has 16 of a block's rows. Softmax is online in base 2; the probabilities stay in registers as the first operand of P V.
+
+With wgmma (sm_90a, head sizes 64 and 128) two warpgroups take 64 rows each and share the keys, which halves what the L2
+has to deliver. They multiply one after the other: the second starts its scores when the first has its own, so that one
+weighs while the tensor cores work for the other, and it starts the copies of the next tile while it waits. Otherwise
+four warps multiply by m16n8k16.
 
 The grid is the same for every batch of a size (``attention_common.tile_place``): nothing is read back, and no table is
 made. The last tiles start first, since under a causal mask they see the most keys.
 
-Keys and values of 16 bits are copied by cp.async, two tiles of each: the next keys travel during a tile's scores, the
-next values during its weighted sums. 8-bit and quantized ones are converted to the query's type on their way through
-registers. Keys that exist but lie outside what the tile's rows see become zeros, since 0 * NaN is NaN.
+Keys and values of 16 bits are copied by cp.async, two tiles of each: the next ones travel while a tile is weighed.
+8-bit and quantized ones are converted to the query's type on their way through registers. Keys that exist but lie
+outside what the tile's rows see become zeros, since 0 * NaN is NaN.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from .attention_common import (
     LOWEST,
     NO_VALUE,
     Case,
+    Panels,
     SharedRows,
     caches_of,
     interval,
@@ -44,18 +49,39 @@ from .attention_common import (
 from .attention_queries import queries_of, tiles_of
 from .base import Expansion
 
-ROWS = 64  # query rows of a block
-WARPS = 4
-THREADS = 32 * WARPS
+WARP_ROWS = 16
 CHUNK = 8  # elements of 16 bytes
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The geometry of a prefill kernel: ``keys`` tokens a tile, of which two are in flight."""
+    """The geometry of a prefill kernel: ``keys`` tokens a tile, of which two are in flight.
+
+    With ``warpgroup`` the four warps multiply together, by wgmma, and keys and values lie in panels.
+    """
 
     case: Case
     keys: int
+    warpgroup: bool = False
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block: two warpgroups share the keys, which halves what the L2 has to deliver."""
+        return 8 if self.warpgroup else 4
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def query_rows(self) -> int:
+        """Query rows of a block."""
+        return WARP_ROWS * self.warps
+
+    @property
+    def loaders(self) -> int:
+        """Threads that bring tiles into shared memory, the last of the block: the first multiply meanwhile."""
+        return 128 if self.copied else self.threads
 
     @property
     def size(self) -> int:
@@ -66,16 +92,17 @@ class Tiles:
         return SharedRows(self.case.size)
 
     @property
-    def pitch(self) -> int:
-        return self.rows.pitch
+    def tile(self) -> SharedRows | Panels:
+        """How a tile of keys or values lies in shared memory."""
+        return Panels(self.keys, self.case.size) if self.warpgroup else self.rows
 
     @property
     def tile_bytes(self) -> int:
-        return self.keys * self.pitch
+        return self.keys * self.rows.pitch
 
     @property
     def shared_bytes(self) -> int:
-        return ROWS * self.pitch + 4 * self.tile_bytes
+        return self.query_rows * self.rows.pitch + 4 * self.tile_bytes
 
     @property
     def copied(self) -> bool:
@@ -98,30 +125,31 @@ def problems(case: Case, at: Expansion, row_alignment: int) -> list[str]:
         found.append(f"needs a head size of a multiple of 16 up to 256, got {spec.head_size}")
     if row_alignment < 16:
         found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
-    if not found and tile_keys(case, at.target) is None:
+    if not found and geometry_of(case, at.target) is None:
         found.append(f"needs a page size that divides a tile or is divided by it, got {spec.page_size}")
     return found
 
 
-def tile_keys(case: Case, target: Target) -> int | None:
-    """Keys of a tile: the most that fit the page size, the shared memory and, for wide heads, the registers."""
-    for keys in (64, 32, 16) if case.size <= 128 else (32, 16):
+def geometry_of(case: Case, target: Target) -> Tiles | None:
+    """The tiles of a case: the most keys that fit the page size, the shared memory and, for wide heads, registers."""
+    # Panels are of 64 columns, and there are registers for the sums of 128.
+    warpgroup = target.has("wgmma") and case.size in (64, 128)
+    for keys in (128, 64, 32, 16) if warpgroup else (64, 32, 16) if case.size <= 128 else (32, 16):
         pages = case.spec.page_size
-        tiles = Tiles(case, keys)
+        tiles = Tiles(case, keys, warpgroup)
         if tiles.shared_bytes <= target.shared_bytes and (
             not tiles.copied or not pages or not pages % keys or not keys % pages
         ):
-            return keys
+            return tiles
     return None
 
 
 def launch(case: Case, at: Expansion, op: Any, args: list[ir.Value | None]) -> None:
-    keys = tile_keys(case, at.target)
-    assert keys is not None
-    tiles = tiles_of(op, at, case.group, ROWS)
-    at.launch(
-        prefill_kernel(Tiles(case, keys)), args, (tiles, case.spec.num_heads, 1), (THREADS, 1, 1), key=(case, keys)
-    )
+    geometry = geometry_of(case, at.target)
+    assert geometry is not None
+    tiles = tiles_of(op, at, case.group, geometry.query_rows)
+    grid, block = (tiles, case.spec.num_heads, 1), (geometry.threads, 1, 1)
+    at.launch(prefill_kernel(geometry), args, grid, block, key=geometry)
 
 
 def pack(dtype: DType, a: Any, b: Any) -> Any:
@@ -133,7 +161,9 @@ def prefill_kernel(g: Tiles) -> Any:
     """The kernel of a geometry."""
     case, spec, D, N, G = g.case, g.case.spec, g.case.size, g.keys, g.case.group
     dtype, steps = case.query, g.case.size // 16
-    query_in_registers, memory_rows = D <= 128, g.rows
+    query_in_registers, memory_rows, panels = D <= 128 and not g.warpgroup, g.rows, g.tile
+    ROWS, THREADS = g.query_rows, g.threads
+    query_rows = Panels(ROWS, D) if g.warpgroup else g.rows
     converted_width = load_width(spec, CHUNK)
 
     @kv.func
@@ -143,7 +173,7 @@ def prefill_kernel(g: Tiles) -> Any:
             row, chunk = i // (D // CHUNK), i % (D // CHUNK)
             at = kv.math.min(row0 + row, rows - 1)
             piece = query.load(*queries.at(base, at // G), head * G + at % G, chunk * CHUNK, width=CHUNK)
-            (tile + memory_rows.offset(row, chunk)).store(piece)
+            (tile + query_rows.offset(row, chunk)).store(piece)
 
     @kv.func
     def load_tile(cache, b, head, base, last, tile):
@@ -151,8 +181,8 @@ def prefill_kernel(g: Tiles) -> Any:
         if g.copied:
             ops.load_tile(
                 cache.ir, i32_value(b), i32_value(head), i32_value(base), i32_value(last - base), tile.ir,
-                i32_value(kv.thread_id.x), tile_rows=N, num_threads=THREADS, pitch=g.pitch,
-                swizzle=128 if memory_rows.swizzled else 0,
+                i32_value(kv.thread_id.x - (THREADS - g.loaders)), tile_rows=N, num_threads=g.loaders,
+                pitch=g.tile.pitch, swizzle=128 if memory_rows.swizzled else 0,
             )  # fmt: skip
         else:
             for i in range(kv.thread_id.x, N * (D // CHUNK), THREADS):
@@ -165,11 +195,21 @@ def prefill_kernel(g: Tiles) -> Any:
                     words = words + ([x] if converted_width == 1 else [x[i] for i in range(converted_width)])
                 exists = base + row < last
                 piece = dtype(kv.vector(f32, [kv.where(exists, w, 0.0) for w in words]))
-                (tile + memory_rows.offset(row, chunk)).store(piece)
+                (tile + g.tile.offset(row, chunk)).store(piece)
 
     @kv.func
-    def scores_of(q_steps, q, k_tile, lane, scale):
-        """This lane's scores of a tile: [key tile of 8][4], rows lane / 4 and that + 8, keys 2 * (lane % 4) and + 1."""
+    def bring(keys, values, b, head, base, last, k_tile, v_tile):
+        """Start bringing a tile of keys and one of values, where there is one."""
+        if base < last:
+            load_tile(keys, b, head, base, last, k_tile)
+            load_tile(values, b, head, base, last, v_tile)
+
+    @kv.func
+    def products_of(q_steps, q, k_tile, lane):
+        """This lane's part of Q K^T: [key tile of 8][4], rows lane / 4 and that + 8, keys 2 * (lane % 4) and + 1."""
+        if g.warpgroup:
+            both = list(zip(query_rows.column_steps, panels.column_steps, strict=True))
+            return kv.wgmma(N, q, kv.wgmma_descriptor(k_tile), both, dtype)
         scores = [kv.f32(0.0)] * (N // 2)
         k_steps = memory_rows.steps(k_tile, (lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1)
         for k in kv.static(range(steps)):
@@ -178,30 +218,40 @@ def prefill_kernel(g: Tiles) -> Any:
                 w = kv.ldmatrix(memory_rows.step(k_steps, k, n * 16))
                 scores[8 * n : 8 * n + 4] = kv.mma_m16n8k16(a, [w[0], w[1]], scores[8 * n : 8 * n + 4], dtype)
                 scores[8 * n + 4 : 8 * n + 8] = kv.mma_m16n8k16(a, [w[2], w[3]], scores[8 * n + 4 : 8 * n + 8], dtype)
-        return [softcapped(case, s * scale, kv.ex2) for s in scores]
+        return scores
 
     @kv.func
-    def weigh(scores, state, o):
-        """Online softmax: scores become weights, the state (maxima, sums) and the output follow."""
+    def weigh(scores, unit, state, o):
+        """Online softmax: scores, ``unit`` times as large, become weights; the state (maxima, sums) and o follow."""
+        shrinks = []
         for u in kv.static(range(2)):
             mine = [4 * n + 2 * u + i for n in range(N // 8) for i in range(2)]
             top = kv.math.max(*[scores[i] for i in mine])
             for k in kv.static((1, 2)):
                 top = kv.math.max(top, kv.shuffle_xor(top, k))
-            top = kv.math.max(top, state[u])
+            top = kv.math.max(top * unit, state[u])
             shrink = kv.ex2(state[u] - top)
             total = state[2 + u] * shrink
             for i in kv.static(mine):
-                scores[i] = kv.ex2(scores[i] - top)
+                scores[i] = kv.ex2(kv.math.fma(scores[i], unit, -top))
                 total = total + scores[i]
             state[u], state[2 + u] = top, total
+            shrinks.append(shrink)
+        # Maxima rarely change after the first tiles; the output is scaled only where one did.
+        if kv.ballot((shrinks[0] != 1.0) | (shrinks[1] != 1.0)) != 0:
             for t in kv.static(range(D // 8)):
-                for i in kv.static(range(2)):
-                    o[4 * t + 2 * u + i] = o[4 * t + 2 * u + i] * shrink
+                for i in kv.static(range(4)):
+                    o[4 * t + i] = o[4 * t + i] * shrinks[i // 2]
 
     @kv.func
     def add_values(weights, o, v_tile, lane):
         """o += P V for a tile."""
+        if g.warpgroup:
+            steps_of = [weights[8 * k : 8 * k + 8] for k in range(N // 16)]
+            a = [[pack(dtype, w[i], w[i + 1]) for i in (0, 2, 4, 6)] for w in steps_of]
+            descriptor = kv.wgmma_descriptor(v_tile, leading=N * 128)
+            o[:] = kv.wgmma(o, a, descriptor, panels.row_steps, dtype, trans_b=True)
+            return
         v_steps = memory_rows.steps(v_tile, lane & 15, lane >> 4)
         for k in kv.static(range(N // 16)):
             w = weights[8 * k : 8 * k + 8]
@@ -215,7 +265,7 @@ def prefill_kernel(g: Tiles) -> Any:
     def clear_rows(tile, count):
         """Zeros in a tile's first rows."""
         for i in range(kv.thread_id.x, count * (D // CHUNK), THREADS):
-            (tile + memory_rows.offset(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
+            (tile + g.tile.offset(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
 
     @kv.func
     def write_rows(queries, out, tile, o, state, base, row0, rows, head, warp, lane):
@@ -235,7 +285,14 @@ def prefill_kernel(g: Tiles) -> Any:
                 piece = (tile + memory_rows.offset(row, chunk)).load(dtype, CHUNK)
                 out.store(*queries.at(base, at // G), head * G + at % G, chunk * CHUNK, value=piece)
 
-    @kv.kernel(block=(THREADS, 1, 1))
+    @kv.func
+    def meet():
+        """A barrier, after which everybody sees what anybody has brought into shared memory."""
+        if g.warpgroup:
+            kv.fence_proxy_async()
+        kv.barrier()
+
+    @kv.kernel(block=(THREADS, 1, 1), min_blocks=1)
     def attention_prefill(
         collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
         key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
@@ -244,8 +301,8 @@ def prefill_kernel(g: Tiles) -> Any:
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
-        memory = kv.shared(g.shared_bytes, kv.u8, alignment=128).ptr()
-        q_tile, k_tiles = memory, memory + ROWS * g.pitch
+        memory = kv.shared(g.shared_bytes, kv.u8, alignment=1024 if g.warpgroup else 128).ptr()
+        q_tile, k_tiles = memory, memory + ROWS * g.rows.pitch
         v_tiles = k_tiles + 2 * g.tile_bytes
         number = kv.grid_dim.x - 1 - kv.block_id.x
         head = kv.block_id.y
@@ -258,13 +315,10 @@ def prefill_kernel(g: Tiles) -> Any:
             first, first_end = interval(case, start + row0 // G, num_keys)
             last_first, last = interval(case, start + (kv.math.min(row0 + ROWS, rows) - 1) // G, num_keys)
             begin, end = first // N, (last + (N - 1)) // N
+            if warp >= g.warps - g.loaders // 32:
+                bring(keys, values, b, head, begin * N, last, k_tiles, v_tiles)
+            kv.cp_async_commit()
             load_query(queries, query, q_tile, base_row, row0, rows, head)
-            if begin < end:
-                load_tile(keys, b, head, begin * N, last, k_tiles)
-            kv.cp_async_commit()
-            if begin < end:
-                load_tile(values, b, head, begin * N, last, v_tiles)
-            kv.cp_async_commit()
             seen, alibi = [], []
             for u in kv.static(range(2)):
                 at = kv.math.min(row0 + warp * 16 + (lane >> 2) + 8 * u, rows - 1)
@@ -273,18 +327,41 @@ def prefill_kernel(g: Tiles) -> Any:
                     alibi.append((slopes[head * G + at % G] * LOG2E, start + at // G))
             kv.barrier()
             q_steps = memory_rows.steps(q_tile, warp * 16 + (lane & 15), lane >> 4)
-            q = [kv.ldmatrix(memory_rows.step(q_steps, k)) for k in range(steps)] if query_in_registers else None
+            q = kv.wgmma_descriptor(q_tile + (warp // 4) * (64 * 128)) if g.warpgroup else None
+            if query_in_registers:
+                q = [kv.ldmatrix(memory_rows.step(q_steps, k)) for k in range(steps)]
             state = [kv.f32(LOWEST), kv.f32(LOWEST), kv.f32(0.0), kv.f32(0.0)]
             o = [kv.f32(0.0)] * (D // 2)
             factor = scale * LOG2E
+            # Maxima are found before scores are multiplied by what is positive, which then is part of a subtraction.
+            bent = case.softcap or slopes is not None
+            unit = kv.f32(1.0) if bent else kv.math.max(kv.math.abs(factor), 1.0e-30)
             for j in range(begin, end):
                 base, stage = j * N, (j - begin) & 1
-                kv.cp_async_wait(1)
-                kv.barrier()
-                if j + 1 < end:
-                    load_tile(keys, b, head, base + N, last, k_tiles + (stage ^ 1) * g.tile_bytes)
+                kv.cp_async_wait(0)
+                meet()
+                if base < first:
+                    clear_rows(v_tiles + stage * g.tile_bytes, first - base)
+                    meet()
+                there = (stage ^ 1) * g.tile_bytes
+                following = (keys, values, b, head, base + N, last, k_tiles + there, v_tiles + there)
+                # One warpgroup after the other: while one weighs its scores, the tensor cores are the other's.
+                if g.warpgroup:
+                    if warp >= 4:
+                        if g.copied:
+                            bring(*following)
+                        kv.named_barrier(1, THREADS)
+                scores = products_of(q_steps, q, k_tiles + stage * g.tile_bytes, lane)
+                if g.warpgroup:
+                    if warp < 4:
+                        kv.named_barrier(1, THREADS)
+                if not (g.warpgroup and g.copied):
+                    bring(*following)
                 kv.cp_async_commit()
-                scores = scores_of(q_steps, q, k_tiles + stage * g.tile_bytes, lane, factor)
+                if bent:
+                    scores = [softcapped(case, s * factor, kv.ex2) for s in scores]
+                elif factor < 0.0:
+                    scores = [-s for s in scores]
                 if slopes is not None:
                     for i in kv.static(range(N // 2)):
                         slope, position = alibi[i // 2 % 2]
@@ -294,15 +371,7 @@ def prefill_kernel(g: Tiles) -> Any:
                         token = base + (i // 4) * 8 + (lane & 3) * 2 + i % 2
                         low_key, high_key = seen[i // 2 % 2]
                         scores[i] = kv.where((token >= low_key) & (token < high_key), scores[i], NO_VALUE)
-                weigh(scores, state, o)
-                kv.cp_async_wait(1)
-                kv.barrier()
-                if j + 1 < end:
-                    load_tile(values, b, head, base + N, last, v_tiles + (stage ^ 1) * g.tile_bytes)
-                kv.cp_async_commit()
-                if base < first:
-                    clear_rows(v_tiles + stage * g.tile_bytes, first - base)
-                    kv.barrier()
+                weigh(scores, unit, state, o)
                 add_values(scores, o, v_tiles + stage * g.tile_bytes, lane)
             for u in kv.static(range(2)):
                 for k in kv.static((1, 2)):
@@ -321,6 +390,8 @@ def prefill_kernel(g: Tiles) -> Any:
                     if ((lane & 3) == 0) & (at < rows):
                         lse[(*queries.at(base_row, at // G), h)] = log_sum_exp(state[u], state[2 + u])
             kv.cp_async_wait(0)
+            if g.warpgroup:
+                kv.barrier()  # the rows that other warps multiply are where this one is about to write
             write_rows(queries, out, q_tile, o, state, base_row, row0, rows, head, warp, lane)
 
     return attention_prefill

@@ -266,7 +266,7 @@ func.func @rule(%c: !cache, %i: i32, %p: !llvm.ptr<3>) {
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: the pitch holds a row.
 func.func @rule(%c: !cache, %i: i32, %p: !llvm.ptr<3>) {
-  // expected-error @below {{'kv.load_tile' op pitch must be a multiple of 16 of at least the row's 256 bytes, got 128 : i64}}
+  // expected-error @below {{'kv.load_tile' op pitch must be a multiple of 16 of at least the row's 256 bytes, or 128 with swizzle 128, got 128 : i64}}
   "kv.load_tile"(%c, %i, %i, %i, %i, %p, %i)
     {tile_rows = 64 : i64, num_threads = 128 : i64, pitch = 128 : i64, swizzle = 0 : i64, mode = "async"}
     : (!cache, i32, i32, i32, i32, !llvm.ptr<3>, i32) -> ()

@@ -20,6 +20,20 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // With a pitch of 128, rows of 256 bytes are two panels: chunk 8 of a row lies 16 rows of 128 bytes after chunk 0.
+  // CHECK-LABEL: gpu.func @panels
+  // CHECK:         %[[ROW:.*]] = arith.shrui %[[LANE:.*]], %c4_i32
+  // CHECK:         %[[CHUNK:.*]] = arith.andi %[[LANE]], %c15_i32
+  // CHECK:         %[[PANEL:.*]] = arith.shrui %[[CHUNK]], %c3_i32
+  // CHECK:         %[[IN:.*]] = arith.andi %[[CHUNK]], %c7_i32
+  // CHECK:         arith.xori %[[IN]]
+  // CHECK:         arith.shli %[[PANEL]], %c11_i32
+  // CHECK:         arith.shli %[[ROW]], %c7_i32
+  gpu.func @panels(%c: !cache, %b: i32, %base: i32, %valid: i32, %lane: i32, %dst: !llvm.ptr<3>) kernel {
+    "kv.load_tile"(%c, %b, %b, %base, %valid, %dst, %lane) {tile_rows = 16 : i64, num_threads = 32 : i64, pitch = 128 : i64, swizzle = 128 : i64, mode = "async"} : (!cache, i32, i32, i32, i32, !llvm.ptr<3>, i32) -> ()
+    gpu.return
+  }
+
   // Every row its own page: a look-up for each copy.
   // CHECK-LABEL: gpu.func @page_of_one
   // CHECK-COUNT-8: "kv.page"

@@ -24,7 +24,7 @@ func.func @one_sequence(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %sc
 // CHECK-LABEL: func.func @many_sequences
 // CHECK:         combine = 0 : i64, kind = "decode"
 // TUNED-LABEL: func.func @many_sequences
-// TUNED:         combine = 0 : i64, kind = "decode", {{.*}}stages = 3 : i64
+// TUNED:         combine = 0 : i64, kind = "decode", {{.*}}stages = 2 : i64
 func.func @many_sequences(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import kvarn as kv
 from kvarn.programs import Operation, artifact
 from kvarn.runtime import binding, buffers
 from kvarn.runtime.expressions import compile_expressions, compile_step
@@ -16,6 +17,19 @@ from kvarn.runtime.expressions import compile_expressions, compile_step
 from . import ptx, ptx_instructions, ptx_tma
 
 _INSTRUCTIONS = (ptx_instructions, ptx_tma)  # imported for the instructions that they declare
+
+
+def run_block(
+    kernel: Any, block: int, *arrays: np.ndarray, target: str = "sm_80", schedule: ptx.Schedule | None = None
+) -> None:
+    """Compile a kernel over buffers of f32 and i32 and run one block of it."""
+    specs = [kv.Buffer[getattr(kv, {"f": "f32", "i": "i32"}[a.dtype.kind]), a.ndim] for a in arrays]
+    made = kv.compile(kernel, *specs, target=target).artifact
+    values: list[int] = []
+    for a in arrays:
+        values += [a.ctypes.data, *a.shape, *(s // a.itemsize for s in a.strides[:-1])]
+    entry = made.entries[0]
+    ptx.launch(made.code["ptx"], entry.name, (1, 1, 1), (block, 1, 1), values, arrays, entry.shared_bytes, schedule)
 
 
 def run(

@@ -304,6 +304,7 @@ class Block:
         n = len(self.kernel.code)
         self.pc = np.zeros(self.count, np.int64)
         self.at_barrier = np.zeros(self.count, bool)
+        self.at_named = np.zeros(self.count, np.int64)  # the number of the barrier that the thread waits at, above 0
         self.at_sync = np.zeros(self.count, bool)  # before an instruction that the rest of the warp must reach
         for _ in range(limit):
             running = self.pc < n
@@ -314,14 +315,14 @@ class Block:
             if (self.at_barrier | ~running).all():
                 self.at_barrier[:] = False
                 continue
-            ready = running & ~self.at_barrier & ~self.at_sync
+            ready = running & ~self.at_barrier & ~self.at_sync & (self.at_named == 0)
             if (ready & ~self.polling).any():
                 ready &= ~self.polling
             self.polling[ready] = False
             if self.at_sync.any() and self.release(running):
                 continue
             if not ready.any():
-                stuck = self.kernel.code[int(self.pc[running & self.at_sync].min())]
+                stuck = self.kernel.code[int(self.pc[running & (self.at_sync | (self.at_named > 0))].min())]
                 raise EmulationError(f"{stuck.text}: the rest of the warp never comes here")
             if self.schedule.order != "together":
                 warps = np.flatnonzero(ready.reshape(-1, WARP).any(1))
@@ -347,10 +348,11 @@ class Block:
                 self.pc[active] = self.kernel.labels[i.operands[0]] if i.name[0] == "bra" else len(self.kernel.code)
                 return
             if i.name[:2] in (("bar", "sync"), ("barrier", "sync")):
-                if i.operands[0] != "0":
-                    raise EmulationError(f"{i.text}: only barrier 0 is known here")
                 self.pc[lanes] = at + 1
-                self.at_barrier[lanes] = True
+                if i.operands[0] != "0":
+                    self.wait_named(i, lanes)
+                else:
+                    self.at_barrier[lanes] = True
                 return
             if "sync" in i.name and not self.whole(every):
                 self.pc[lanes] = at
@@ -360,6 +362,16 @@ class Block:
                 self.step(at, i, active)
             at += 1
             self.pc[lanes] = at
+
+    def wait_named(self, i: Instruction, lanes: Lanes) -> None:
+        """Threads come to a barrier of some threads of the block; the last of them opens it."""
+        number, threads = (int(operand, 0) for operand in i.operands)
+        self.at_named[lanes] = number
+        there = self.at_named == number
+        if there.sum() > threads:
+            raise EmulationError(f"{i.text}: more threads than that come here")
+        if there.sum() == threads:
+            self.at_named[there] = 0
 
     def release(self, running: np.ndarray) -> bool:
         """Let the warps go on of which all threads wait before the same instruction."""

@@ -396,6 +396,56 @@ def matrix_multiply(t: Block, i: Instruction) -> Any:
     return run
 
 
+@op("wgmma")
+def warpgroup_multiply(t: Block, i: Instruction) -> Any:
+    """A warpgroup's product, warp by warp, done when it is started; its fences and waits are nothing then."""
+    if i.name[1] != "mma_async":
+        return lambda m: None
+    half = ml_dtypes.bfloat16 if "bf16" in i.name else np.float16
+    d, a = _parts(i.operands[0]), _parts(i.operands[1])
+    columns, in_registers = 2 * len(d), len(a) == 4
+    trans = i.operands[6 if in_registers else 7] == "1"
+    if not in_registers and i.operands[6] != "0":
+        raise EmulationError(f"{i.text}: A is not transposed here")
+    group, place = np.arange(WARP) // 4, np.arange(WARP) % 4
+    k = np.arange(16)[None, :]
+
+    def matrix(register: str, flat: np.ndarray, rows: int, trans: bool) -> np.ndarray:
+        """A as [row, step], or B as [column, step], of a descriptor."""
+        n, descriptor = np.arange(rows)[:, None], int(t.value(register, flat, np.uint64)[0])
+        if descriptor >> 62 != 1 or descriptor & 7 << 49:
+            raise EmulationError(f"{i.text}: only tiles swizzled by 128 bytes, at multiples of 1024, are known here")
+        start, leading, stride = ((descriptor >> at & 0x3FFF) << 4 for at in (0, 16, 32))
+        if trans:
+            at = start + n // 64 * leading + k // 8 * stride + k % 8 * 128 + n % 64 * 2
+        else:
+            at = start + n // 8 * stride + n % 8 * 128 + k * 2
+        at = at ^ (at >> 7 & 7) << 4
+        found = t.read("shared", at.ravel().astype(np.uint64), 2, i.text)
+        return np.ascontiguousarray(found).view(half).astype(np.float32).reshape(rows, 16)
+
+    def run(m: Lanes) -> None:
+        for flat in t.warps(m, i.text):
+            b = matrix(i.operands[2], flat, columns, trans)
+            x, z = np.zeros((16, 16), np.float32), np.zeros((16, columns), np.float32)
+            if not in_registers:
+                x = matrix(a[0], flat, 64, False).reshape(4, 16, 16)[flat[0] // WARP % 4]
+            for which, r in enumerate(a if in_registers else ()):
+                words = np.ascontiguousarray(t.value(r, flat, np.uint32)).view(np.uint16).view(half)
+                words = words.astype(np.float32).reshape(WARP, 2)
+                for j in range(2):
+                    x[group + 8 * (which % 2), 2 * place + j + 8 * (which // 2)] = words[:, j]
+            places = [(group + 8 * (w % 4 // 2), w // 4 * 8 + 2 * place + w % 2) for w in range(len(d))]
+            if t.value(i.operands[3], flat, np.bool_).all():
+                for (row, column), r in zip(places, d, strict=True):
+                    z[row, column] = t.value(r, flat, np.float32)
+            z = x @ b.T + z
+            for (row, column), r in zip(places, d, strict=True):
+                t.put(r, flat, z[row, column])
+
+    return run
+
+
 @op("movmatrix")
 def move_matrix(t: Block, i: Instruction) -> Any:
     d, a = i.operands

@@ -89,6 +89,31 @@ def test_prefill_takes_rows_that_are_swizzled_and_rows_that_are_not(head_size, p
     check(problem, query_of(rng, problem, 2), PREFILL, "sm_80")
 
 
+@pytest.mark.parametrize(
+    ("head_size", "page_size", "dtype", "options"),
+    [
+        (64, 16, "bf16", {}),
+        (64, 1, "f16", {"mask": "sliding_window", "window": 37}),
+        (128, 64, "bf16", {"softcap": 2.0}),
+        (64, 16, "f8e4m3", {"mask": "chunked", "chunk": 48}),
+    ],
+    ids=str,
+)
+def test_prefill_multiplies_by_warpgroups(head_size, page_size, dtype, options):
+    """More rows than a block has, sequences that end in the middle of tiles, and one without keys of its own."""
+    rng, problem = problem_of(
+        26, dtype=dtype, cached=[21, 150, 0], new=[40, 70, 3], head_size=head_size, page_size=page_size, num_heads=1
+    )
+    check(problem, query_of(rng, problem, 4, "bf16" if dtype == "bf16" else "f16"), PREFILL, **options)
+
+
+@pytest.mark.parametrize("scale", [-0.4, 0.0, 0.7])
+@pytest.mark.parametrize("head_size", [32, 64])
+def test_prefill_takes_scales_of_any_sign(head_size, scale):
+    rng, problem = problem_of(27, cached=[60, 5], new=[20, 7], head_size=head_size, num_heads=1)
+    check(problem, query_of(rng, problem, 2), PREFILL, scale=scale)
+
+
 @pytest.mark.parametrize("kind", ["continuous", "fa3"])
 def test_prefill_reads_the_other_kinds(kind):
     rng, problem = problem_of(3, kind, cached=[21, 9], new=[23, 11], head_size=32, num_heads=3)
@@ -220,9 +245,13 @@ def test_an_early_decode_sees_the_token_that_was_just_appended():
     decode_cases.early_after_append(places.Interpreted(), [90, 0, 31])
 
 
-@pytest.mark.parametrize(("schedule", "new"), [(PREFILL, [40]), (DECODE, [2])], ids=["prefill", "decode"])
-def test_nothing_depends_on_the_order_of_warps_and_copies(schedule, new):
-    rng, problem = problem_of(12, cached=[70], new=new, head_size=32, num_heads=1)
+@pytest.mark.parametrize(
+    ("schedule", "new", "head_size"),
+    [(PREFILL, [40], 32), (PREFILL, [40], 64), (DECODE, [2], 32)],
+    ids=["prefill", "warpgroups", "decode"],
+)
+def test_nothing_depends_on_the_order_of_warps_and_copies(schedule, new, head_size):
+    rng, problem = problem_of(12, cached=[70 if head_size == 32 else 200], new=new, head_size=head_size, num_heads=1)
     query = query_of(rng, problem, 4)
     first, *rest = (run(problem, query, schedule, order=order)[0] for order in ptx.ORDERS[::2] + ptx.ORDERS[3:4])
     for other in rest:

@@ -7,22 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import ptx, ptx_instructions
+from reference import ptx
+from reference.emulated import run_block
 
 import kvarn as kv
-
-assert ptx_instructions  # imported for the instructions that it declares
-
-
-def launch(kernel: Any, block: int, *arrays: np.ndarray, schedule: ptx.Schedule | None = None) -> None:
-    """Compile a kernel over buffers and run one block of it."""
-    specs = [kv.Buffer[getattr(kv, {"f": "f32", "i": "i32"}[a.dtype.kind]), a.ndim] for a in arrays]
-    made = kv.compile(kernel, *specs, target="sm_80").artifact
-    values: list[int] = []
-    for a in arrays:
-        values += [a.ctypes.data, *a.shape, *(s // a.itemsize for s in a.strides[:-1])]
-    entry = made.entries[0]
-    ptx.launch(made.code["ptx"], entry.name, (1, 1, 1), (block, 1, 1), values, arrays, entry.shared_bytes, schedule)
 
 
 def rotate_kernel(wait: bool) -> Any:
@@ -42,10 +30,10 @@ def test_a_missing_barrier_shows():
     x = np.arange(64, dtype=np.float32)
     for schedule in ptx.ORDERS:
         y = np.zeros_like(x)
-        launch(rotate_kernel(True), 64, x, y, schedule=schedule)
+        run_block(rotate_kernel(True), 64, x, y, schedule=schedule)
         np.testing.assert_array_equal(y, np.roll(x, 32))
     y = np.zeros_like(x)
-    launch(rotate_kernel(False), 64, x, y, schedule=ptx.Schedule("forward"))
+    run_block(rotate_kernel(False), 64, x, y, schedule=ptx.Schedule("forward"))
     assert np.isnan(y).any()
 
 
@@ -68,10 +56,10 @@ def test_a_missing_wait_shows():
     x = np.arange(128, dtype=np.float32)
     for schedule in ptx.ORDERS:
         y = np.zeros_like(x)
-        launch(copy_kernel(True), 32, x, y, schedule=schedule)
+        run_block(copy_kernel(True), 32, x, y, schedule=schedule)
         np.testing.assert_array_equal(y, x)
     y = np.zeros_like(x)
-    launch(copy_kernel(False), 32, x, y)
+    run_block(copy_kernel(False), 32, x, y)
     assert np.isnan(y).all()
 
 
@@ -82,7 +70,7 @@ def test_an_access_outside_the_buffers_is_an_error():
 
     y = np.zeros(32, np.float32)
     with pytest.raises(ptx.EmulationError, match="outside the given memory"):
-        launch(over, 32, np.zeros(32, np.float32), y)
+        run_block(over, 32, np.zeros(32, np.float32), y)
 
 
 def test_lanes_meet_again_before_a_shuffle():
@@ -95,7 +83,7 @@ def test_lanes_meet_again_before_a_shuffle():
         y[i] = kv.warp_reduce(total, "add")
 
     x, y = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
-    launch(meet, 32, x, y)
+    run_block(meet, 32, x, y)
     np.testing.assert_array_equal(y, sum(x[i] * sum(range(i % 5)) for i in range(32)))
 
 
@@ -118,5 +106,5 @@ def test_fragments_are_those_of_the_manual():
     rng = np.random.default_rng(0)
     a, b = rng.integers(-8, 8, (16, 16)).astype(np.float32), rng.integers(-8, 8, (16, 8)).astype(np.float32)
     c = np.zeros((16, 8), np.float32)
-    launch(multiply, 32, a, b, c)
+    run_block(multiply, 32, a, b, c)
     np.testing.assert_array_equal(c, a @ b + 1)

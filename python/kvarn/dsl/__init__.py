@@ -91,6 +91,7 @@ from .machine import (
 from .memory import Buffer, BufferSpec, Pointer, Shared, atomic_add, fence, pointer_of, shared
 from .tma import TensorMap
 from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
+from .wgmma import wgmma, wgmma_descriptor
 
 bool = bool_  # kv.bool, as kv.f32
 
@@ -201,6 +202,8 @@ __all__ = [
     "vector",
     "warp_id",
     "warp_reduce",
+    "wgmma",
+    "wgmma_descriptor",
     "when",
     "where",
     "while_",

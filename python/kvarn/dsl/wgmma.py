@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Products of a warpgroup on the tensor cores (sm_90a): ``kv.wgmma`` and the descriptors of what it reads.
+
+Four warps multiply 64 rows of A, in registers or in shared memory, by a matrix B in shared memory. Tiles there have
+rows of 128 bytes, swizzled (the 16-byte chunk c of row i lies at chunk c ^ (i % 8)), at multiples of 1024 bytes; the
+operation ``kv.load_tile`` with swizzle 128 and a pitch of 128 makes them. What ordinary stores and cp.async wrote must
+have been passed on by ``kv.fence_proxy_async`` of the thread that wrote it, before a barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlir import ir
+
+from kvarn.dialect.dtypes import DType, f32, i64
+
+from .machine import _asm, _float, _parts, _pointer, _static, _word
+from .memory import SHARED, Pointer
+from .values import Value, as_value, cast, describe
+
+__all__ = ["wgmma", "wgmma_descriptor"]
+
+_SWIZZLE_128 = 1 << 62  # the layout field of a descriptor
+
+
+def wgmma_descriptor(tile: Pointer, leading: int = 0, stride: int = 1024) -> Value:
+    """What tells ``kv.wgmma`` where a matrix lies in shared memory, and how: i64.
+
+    Parameters
+    ----------
+    tile : pointer to shared memory
+        The first row, at a multiple of 1024 bytes.
+    leading : int
+        Bytes from a panel of 64 columns to the next, where B is read transposed; else not used.
+    stride : int
+        Bytes from eight rows to the next eight.
+    """
+    for name, x in (("leading", leading), ("stride", stride)):
+        if isinstance(x, bool) or not isinstance(x, int) or x % 16 or not 0 <= x < 1 << 18:
+            raise ValueError(f"{name} must be a multiple of 16 below 2**18, known at compile time, got {describe(x)}")
+    address = _pointer(tile, SHARED, "the tile").address()
+    return cast((address & 0x3FFFF) >> 4, i64) | (leading >> 4 << 16 | stride >> 4 << 32 | _SWIZZLE_128)
+
+
+def wgmma(
+    d: int | Sequence[Any], a: Any, b: Any, steps: Sequence[tuple[int, int]] | Sequence[int], dtype: DType,
+    trans_b: bool = False,
+) -> list[Value]:  # fmt: skip
+    """D + A B of a warpgroup, complete when it is there: 64 rows, N columns. sm_90a.
+
+    Parameters
+    ----------
+    d : list of N / 2 f32, or N
+        This thread's sums: of column tile n of 8, [4n, 4n + 4) as ``mma_m16n8k16`` has them, of its warp's 16 rows.
+        N alone, a multiple of 8 up to 256, stands for zeros.
+    a : list of lists of 4 words, or i64
+        For every step of 16 columns of A, what ``mma_m16n8k16`` takes, made in the same round of a loop (ptxas of CUDA
+        13.0 gives away registers of A that a loop does not write); or the descriptor of A.
+    b : i64
+        The descriptor of B (:func:`wgmma_descriptor`).
+    steps : list of int, or of (int, int)
+        For every step, how many bytes its part of B lies after the first; with a descriptor of A, of A and of B.
+    dtype : DType
+        f16 or bf16, of A and B.
+    trans_b : bool
+        The rows of the tile are B's 16 rows a step, of N columns; else its rows are B's columns.
+    """
+    _static(dtype.name, ("f16", "bf16"), "dtype")
+    n = d if isinstance(d, int) else 2 * len(d)
+    if isinstance(d, bool) or n % 8 or not 8 <= n <= 256:
+        raise ValueError(f"wgmma has a multiple of 8 columns up to 256, got {n}")
+    shared_a = isinstance(a, Value)
+    if not shared_a and (len(a) != len(steps) or any(len(words) != 4 for words in a)):
+        raise ValueError(f"wgmma takes 4 words of A and a place of B a step, got {len(a)} and {len(steps)} steps")
+    places: list[Any] = [step if shared_a and isinstance(step, tuple) else (0, step) for step in steps]
+    if not places or any(isinstance(x, bool) or not isinstance(x, int) or x % 16 for step in places for x in step):
+        raise ValueError(f"steps must be multiples of 16 known at compile time, got {list(steps)}")
+    count = n // 2
+    sums = [] if isinstance(d, int) else [_float(x, "an element of d") for x in d]
+    if shared_a:
+        left = [as_value(a, i64, "the descriptor of A").ir]
+    else:
+        left = [_word(w, "an element of a") for step in a for w in step]
+    first = count + len(sums)  # the number of A's first operand in the text
+    text = ["wgmma.fence.sync.aligned;"]
+    registers = ", ".join(f"${i}" for i in range(count))
+    kinds = f"m64n{n}k16.f32.{dtype.name}.{dtype.name}"
+    for k, (at_a, at_b) in enumerate(places):
+        text.append(f"add.s64 b, ${first + len(left)}, {at_b >> 4};")
+        if shared_a:
+            text.append(f"add.s64 a, ${first}, {at_a >> 4};")
+            what, transposed = "a", f"0, {int(trans_b)}"
+        else:
+            what = f"{{{', '.join(f'${first + 4 * k + j}' for j in range(4))}}}"
+            transposed = f"{int(trans_b)}"
+        adds = "yes" if k or sums else "no"
+        text.append(f"wgmma.mma_async.sync.aligned.{kinds} {{{registers}}}, {what}, b, {adds}, 1, 1, {transposed};")
+    text += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
+    declared = "{ .reg .b64 a, b; .reg .pred yes, no; setp.eq.u32 yes, 0, 0; setp.ne.u32 no, 0, 0; "
+    kind_a = ["l"] if shared_a else ["r"] * len(left)
+    constraints = ["=&f"] * count + [str(i) for i in range(len(sums))] + [*kind_a, "l", "~{memory}"]
+    operands = [*sums, *left, as_value(b, i64, "the descriptor of B").ir]
+    result = f"!llvm.struct<({', '.join(['f32'] * count)})>"
+    made: ir.Value = _asm(declared + " ".join(text) + " }", ",".join(constraints), operands, result, effects=True)
+    return _parts(made, count, f32)
+
+
