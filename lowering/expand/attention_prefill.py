@@ -57,7 +57,7 @@ CHUNK = 8  # elements of 16 bytes
 class Tiles:
     """The geometry of a prefill kernel: ``keys`` tokens a tile, of which two are in flight.
 
-    With ``warpgroup`` the four warps multiply together, by wgmma, and keys and values lie in panels.
+    With ``warpgroup`` four warps multiply together, by wgmma, and queries, keys and values lie in panels.
     """
 
     case: Case

@@ -38,6 +38,7 @@ def entries(config: Config, invariant: bool = False) -> dict[str, Any]:
                 found["blocks"] = max(1, 4 // warps)
             break
     else:
-        if config.narrow and config.row_bytes == 128 and not (config.scales or small_pages or invariant):
+        plain = config.column_tiles == 1 and not (config.scales or small_pages or invariant)
+        if plain and config.narrow and config.row_bytes == 128:
             found["tile"] = 16  # half as much in flight
     return found | INVARIANT if invariant else found

@@ -68,6 +68,16 @@ def test_decode_reads_the_cache_16_bytes_at_a_time_and_spills_nothing(name):
 
 
 @needs_assembler
+def test_prefill_multiplies_by_warpgroups_and_spills_nothing():
+    (kernel,) = figures("pf_b8_s4k").values()
+    no_local_memory(kernel)
+    text = static.compiled(static.specialisation(ROWS["pf_b8_s4k"])).asm["ptx"]
+    # Scores of 128 keys in 8 steps of the head size; 128 elements of values in 8 steps of keys.
+    assert len(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n128k16", text)) == 16
+    assert "mma.sync" not in text
+
+
+@needs_assembler
 @pytest.mark.parametrize("name", ["b64_c4k", "b64_c4k_fp8"])
 def test_every_copy_of_decode_is_of_16_bytes(name):
     text = static.compiled(static.specialisation(ROWS[name])).asm["ptx"]
