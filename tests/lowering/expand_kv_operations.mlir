@@ -236,12 +236,12 @@ func.func @attention(%c: !pool, %layer: i32, %dk: !dense, %dv: !dense, %rk: !rag
 !padded = memref<?x?x32x128xbf16, strided<[?, ?, ?, 1]>, 1>
 !table = memref<?xi32, strided<[1]>, 1>
 
-// Each sequence of a padded batch has the tiles of a full one, 64 rows of a KV head's four query heads each.
+// Each sequence of a padded batch has the tiles of a full one, 128 rows of a KV head's four query heads each.
 // CHECK-LABEL: func.func @attention_padded
 // CHECK:         %[[B:.+]] = memref.dim %arg3
 // CHECK:         %[[SEQUENCES:.+]] = arith.index_cast %[[B]]
 // CHECK:         %[[S:.+]] = memref.dim %arg2, %c1
-// CHECK:         arith.constant 63 : i32
+// CHECK:         arith.constant 127 : i32
 // CHECK:         %[[TILES:.+]] = arith.shrui
 // CHECK:         arith.muli %[[SEQUENCES]], %[[TILES]]
 // CHECK:         gpu.launch_func @kernels::@attention_prefill blocks
