@@ -71,13 +71,13 @@ class Tile:
 
     def shared_offset(self, row: Ix, column: Ix) -> ir.Value:
         """Byte of a chunk in the tile."""
+        panel = None
         if self.pitch < self.chunks * CHUNK:  # panels of 128 bytes
             panel, column = column // 8, column % 8
-            column = Ix(arith.xori(column.value, (row % 8).value))
-            return (panel * (self.rows * self.pitch) + row * self.pitch + column * CHUNK).value
         if self.swizzle:
             column = Ix(arith.xori(column.value, (row % 8).value))
-        return (row * self.pitch + column * CHUNK).value
+        start = row * self.pitch if panel is None else panel * (self.rows * self.pitch) + row * self.pitch
+        return (start + column * CHUNK).value
 
     def global_address(self, i: int, row: Ix, column: Ix) -> ir.Value:
         """Address of a chunk in the cache."""

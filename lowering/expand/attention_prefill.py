@@ -84,10 +84,6 @@ class Tiles:
         return 128 if self.copied else self.threads
 
     @property
-    def size(self) -> int:
-        return self.case.size
-
-    @property
     def rows(self) -> SharedRows:
         return SharedRows(self.case.size)
 
@@ -161,8 +157,9 @@ def prefill_kernel(g: Tiles) -> Any:
     """The kernel of a geometry."""
     case, spec, D, N, G = g.case, g.case.spec, g.case.size, g.keys, g.case.group
     dtype, steps = case.query, g.case.size // 16
-    query_in_registers, memory_rows, panels = D <= 128 and not g.warpgroup, g.rows, g.tile
+    query_in_registers, memory_rows = D <= 128 and not g.warpgroup, g.rows
     ROWS, THREADS = g.query_rows, g.threads
+    apart = g.loaders < THREADS  # the second warpgroup copies while the first multiplies
     query_rows = Panels(ROWS, D) if g.warpgroup else g.rows
     converted_width = load_width(spec, CHUNK)
 
@@ -208,7 +205,7 @@ def prefill_kernel(g: Tiles) -> Any:
     def products_of(q_steps, q, k_tile, lane):
         """This lane's part of Q K^T: [key tile of 8][4], rows lane / 4 and that + 8, keys 2 * (lane % 4) and + 1."""
         if g.warpgroup:
-            both = list(zip(query_rows.column_steps, panels.column_steps, strict=True))
+            both = list(zip(query_rows.column_steps, g.tile.column_steps, strict=True))
             return kv.wgmma(N, q, kv.wgmma_descriptor(k_tile), both, dtype)
         scores = [kv.f32(0.0)] * (N // 2)
         k_steps = memory_rows.steps(k_tile, (lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1)
@@ -244,18 +241,21 @@ def prefill_kernel(g: Tiles) -> Any:
                     o[4 * t + i] = o[4 * t + i] * shrinks[i // 2]
 
     @kv.func
+    def fragment(weights, k):
+        """The weights of 16 keys as the first operand of a product."""
+        return [pack(dtype, weights[8 * k + i], weights[8 * k + i + 1]) for i in (0, 2, 4, 6)]
+
+    @kv.func
     def add_values(weights, o, v_tile, lane):
         """o += P V for a tile."""
         if g.warpgroup:
-            steps_of = [weights[8 * k : 8 * k + 8] for k in range(N // 16)]
-            a = [[pack(dtype, w[i], w[i + 1]) for i in (0, 2, 4, 6)] for w in steps_of]
+            a = [fragment(weights, k) for k in range(N // 16)]
             descriptor = kv.wgmma_descriptor(v_tile, leading=N * 128)
-            o[:] = kv.wgmma(o, a, descriptor, panels.row_steps, dtype, trans_b=True)
+            o[:] = kv.wgmma(o, a, descriptor, g.tile.row_steps, dtype, trans_b=True)
             return
         v_steps = memory_rows.steps(v_tile, lane & 15, lane >> 4)
         for k in kv.static(range(N // 16)):
-            w = weights[8 * k : 8 * k + 8]
-            a = [pack(dtype, w[0], w[1]), pack(dtype, w[2], w[3]), pack(dtype, w[4], w[5]), pack(dtype, w[6], w[7])]
+            a = fragment(weights, k)
             for t in kv.static(range(steps)):
                 b = kv.ldmatrix(memory_rows.step(v_steps, t, k * 16), trans=True)
                 o[8 * t : 8 * t + 4] = kv.mma_m16n8k16(a, [b[0], b[1]], o[8 * t : 8 * t + 4], dtype)
@@ -348,14 +348,14 @@ def prefill_kernel(g: Tiles) -> Any:
                 # One warpgroup after the other: while one weighs its scores, the tensor cores are the other's.
                 if g.warpgroup:
                     if warp >= 4:
-                        if g.copied:
+                        if apart:
                             bring(*following)
                         kv.named_barrier(1, THREADS)
                 scores = products_of(q_steps, q, k_tiles + stage * g.tile_bytes, lane)
                 if g.warpgroup:
                     if warp < 4:
                         kv.named_barrier(1, THREADS)
-                if not (g.warpgroup and g.copied):
+                if not apart:
                     bring(*following)
                 kv.cp_async_commit()
                 if bent:
