@@ -38,12 +38,14 @@ check: setup ## lint, type check, and every test, lit's included (ARGS="-k paged
 test: setup ## the tests without the linters, one process (ARGS="tests/unit -x")
 	@$(BIN)/python -m pytest --ignore tests/test_lint.py $(ARGS)
 
-lint: setup ## ruff and pyright
+lint: setup ## ruff (rules and format) and pyright
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
-format: setup ## sort imports and repair what ruff can
+format: setup ## format, sort imports and repair what ruff can
 	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
 
 demo: setup ## compile the cache kernels and generate text with a small model through the paged cache
 	@$(BIN)/kvarn demo $(ARGS)

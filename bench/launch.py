@@ -70,7 +70,12 @@ class _Array:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.__cuda_array_interface__ = {
-            "version": 3, "shape": shape, "typestr": "<f4", "strides": None, "data": (4096, False)}
+            "version": 3,
+            "shape": shape,
+            "typestr": "<f4",
+            "strides": None,
+            "data": (4096, False),
+        }
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
@@ -80,8 +85,13 @@ def routes(stream: int) -> dict[str, Callable[[], Any]]:
     """What to time, by name."""
     spec = layout.spec_of("paged", "bf16", 8, 128, page_size=16)
     scalars = Launcher(nothing([A.Arg("n", "scalar", dtypes.i32)]))
-    cache_args = [A.Arg("keys", "cache", spec=spec), A.Arg("values", "cache", spec=spec), buffer("q", 3),
-                  buffer("out", 3), A.Arg("scale", "scalar", dtypes.f32)]
+    cache_args = [
+        A.Arg("keys", "cache", spec=spec),
+        A.Arg("values", "cache", spec=spec),
+        buffer("q", 3),
+        buffer("out", 3),
+        A.Arg("scale", "scalar", dtypes.f32),
+    ]
     cached = Launcher(nothing(cache_args))
     keys, values, q, out = _Cache(spec), _Cache(spec), _Array((64, 32, 128)), _Array((64, 32, 128))
     grid, block = (64, 8), 128
@@ -125,8 +135,9 @@ def main(argv: list[str] | None = None) -> int:
     on = device.device(0)
     with on.active():
         stream = int(driver.call("cuStreamCreate", 1))
-        figures = {name: median_us(launch, lambda: driver.call("cuCtxSynchronize"))
-                   for name, launch in routes(stream).items()}
+        figures = {
+            name: median_us(launch, lambda: driver.call("cuCtxSynchronize")) for name, launch in routes(stream).items()
+        }
     print(f"{on.name}, driver of CUDA {'.'.join(map(str, status.version or ()))}, host time a launch")
     for name, us in figures.items():
         goal = GOALS["prepared" if name.startswith("prepared") else "torch"]

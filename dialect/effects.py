@@ -100,7 +100,6 @@ def table(dialect: type) -> dict[str, OpEffects]:
     return {name: effects for name, effects in found.items() if effects is not None}
 
 
-
 def writes_cache(op_class: type) -> bool:
     declared = of_class(op_class)
     return declared is not None and Effect(WRITE, CACHE) in declared.effects

@@ -369,9 +369,7 @@ def populate_pages(tile_rows: int, page_size: int) -> int:
     return tile_rows // effective_page(tile_rows, page_size)
 
 
-def populate_problems(
-    tile_rows: int, page_size: int, base_alignment: int | None, pair_cta: bool = False
-) -> list[str]:
+def populate_problems(tile_rows: int, page_size: int, base_alignment: int | None, pair_cta: bool = False) -> list[str]:
     """What is wrong with the static parameters of a populate; empty when they are right."""
     found = []
     if tile_rows < 1:
@@ -459,8 +457,9 @@ def lookup_columns(tokens: int, page_size: int) -> int:
 def spec_of(kind: str, dtype: Any, num_heads: int, head_size: int, **rest: Any) -> CacheSpec:
     """A spec from any form of dtype (kvarn, NumPy, torch, name)."""
     scale = rest.pop("scale_dtype", None)
-    return spec_class(kind)(kind, dtypes.of(dtype), num_heads, head_size,
-                            scale_dtype=None if scale is None else dtypes.of(scale), **rest)
+    return spec_class(kind)(
+        kind, dtypes.of(dtype), num_heads, head_size, scale_dtype=None if scale is None else dtypes.of(scale), **rest
+    )
 
 
 # --- what stands for a collection or an operand when a kernel is specialised ---------------------

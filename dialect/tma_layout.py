@@ -176,8 +176,10 @@ def spec_problems(spec: TmaSpec) -> list[str]:
     if spec.tile[-1] % spec.box[-1]:
         found.append(f"the tile's columns must be whole boxes of {spec.box[-1]}, got {spec.tile[-1]}")
     if spec.swizzle != "none" and spec.row_bytes != SWIZZLE_BYTES[spec.swizzle]:
-        found.append(f"a box's row must be the {SWIZZLE_BYTES[spec.swizzle]} bytes of swizzle {spec.swizzle}, "
-                     f"got {spec.row_bytes}")
+        found.append(
+            f"a box's row must be the {SWIZZLE_BYTES[spec.swizzle]} bytes of swizzle {spec.swizzle}, "
+            f"got {spec.row_bytes}"
+        )
     if spec.copies > 1 and spec.tile[0] * spec.row_bytes % 128:
         found.append(f"chunks of a tile must be multiples of 128 bytes, got {spec.tile[0]} rows of {spec.row_bytes}")
     return found
@@ -268,8 +270,10 @@ def rope_width(spec: CacheSpec, padded_depth: int) -> int:
     if not 0 < padded_depth < spec.head_size:
         raise ValueError(f"the content must be from 1 to {spec.head_size - 1} bytes of a row, got {padded_depth}")
     if padded_depth % 16 or (spec.head_size - padded_depth) % 2:
-        raise ValueError(f"the content must be a multiple of 16 bytes and the rest of a row of {spec.head_size} whole "
-                         f"bf16 elements, got {padded_depth}")
+        raise ValueError(
+            f"the content must be a multiple of 16 bytes and the rest of a row of {spec.head_size} whole "
+            f"bf16 elements, got {padded_depth}"
+        )
     return (spec.head_size - padded_depth) // 2
 
 
@@ -278,8 +282,10 @@ def rope(
 ) -> TmaSpec:
     """The bf16 rope part of rows whose 8-bit content comes first: what ``create_rope_tma_tile`` makes."""
     if rope_width(spec, padded_depth) != rope:
-        raise ValueError(f"a row of {spec.head_size} bytes must be {padded_depth} of content and {rope} bf16 of rope, "
-                         f"which makes {padded_depth + 2 * rope}")
+        raise ValueError(
+            f"a row of {spec.head_size} bytes must be {padded_depth} of content and {rope} bf16 of rope, "
+            f"which makes {padded_depth + 2 * rope}"
+        )
     _rows_of_page(spec, rows)
     g = _columns(dtypes.bf16, rope, swizzle, "rope")
     page = (1,) if _is_paged(spec, paged) else ()
@@ -319,8 +325,9 @@ def gather4(
     row_bytes = spec.token_stride * spec.dtype.itemsize
     pitch = row_bytes // dtype.itemsize if row_pitch is None else row_pitch
     if pitch * dtype.itemsize != row_bytes:
-        raise ValueError(f"row_pitch must be the cache's row of {row_bytes} bytes, got {pitch} elements of "
-                         f"{dtype.itemsize}")
+        raise ValueError(
+            f"row_pitch must be the cache's row of {row_bytes} bytes, got {pitch} elements of {dtype.itemsize}"
+        )
     if not 0 < width <= pitch:
         raise ValueError(f"width must be from 1 to the row pitch {pitch}, got {width}")
     return _gathered("gather4", dtype, width, height, swizzle)
@@ -418,6 +425,8 @@ def tile_problems(spec: TmaSpec, cache: CacheSpec, tile_rows: int, smem_rows: in
     if (tile_rows > spec.rows and spec.rows * spec.row_bytes % 128) or (
         spec.copies > 1 and smem_rows * spec.row_bytes % 128
     ):
-        found.append(f"each copy must start at a multiple of 128 bytes of shared memory, got boxes of {spec.rows} and "
-                     f"chunks of {smem_rows} rows of {spec.row_bytes} bytes")
+        found.append(
+            f"each copy must start at a multiple of 128 bytes of shared memory, got boxes of {spec.rows} and "
+            f"chunks of {smem_rows} rows of {spec.row_bytes} bytes"
+        )
     return found

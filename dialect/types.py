@@ -227,8 +227,10 @@ def _parse_tma(text: str) -> TmaSpec | str:
 def tma_type(spec: TmaSpec) -> ir.Type:
     """``!kv.tma`` of a descriptor's spec, in the current context."""
     box, tile = (", ".join(map(str, extents)) for extents in (spec.box, spec.tile))
-    return ir.Type.parse(f'!kv.tma<"{spec.form}", {spec.dtype.mlir}, array<i64: {box}>, array<i64: {tile}>, '
-                         f"{tma_layout.SWIZZLE_BYTES[spec.swizzle]} : i64>")
+    return ir.Type.parse(
+        f'!kv.tma<"{spec.form}", {spec.dtype.mlir}, array<i64: {box}>, array<i64: {tile}>, '
+        f"{tma_layout.SWIZZLE_BYTES[spec.swizzle]} : i64>"
+    )
 
 
 def tma_spec_of(type_: ir.Type) -> TmaSpec:

@@ -372,8 +372,15 @@ def _operand(section: str, cls: str) -> list[Row]:
         for name, op, where in _OPERAND_METHODS
     ]
     found += [
-        Row(section, name, op, f"{READS}.{name}", f"kvarn.caches:{cls}.{name}", OPERANDS,
-            *members("test_scale_pointers_of_operands_point_or_dangle"))
+        Row(
+            section,
+            name,
+            op,
+            f"{READS}.{name}",
+            f"kvarn.caches:{cls}.{name}",
+            OPERANDS,
+            *members("test_scale_pointers_of_operands_point_or_dangle"),
+        )
         for name, op in (("scales_block_paged_ptr", "kv.scale_block_ptr"), ("scales_raw_ptr", "kv.scales_base"))
     ]
     return found
@@ -384,9 +391,7 @@ def _change(rows: list[Row], member: str, **changes: object) -> list[Row]:
 
 
 def _no_tiles(section: str, cls: str, error: str, *names: str) -> list[Row]:
-    return [
-        _refused(section, name, error, f"kvarn.caches:{cls}.{name}", BAD_KINDS, _RAISES_OPERANDS) for name in names
-    ]
+    return [_refused(section, name, error, f"kvarn.caches:{cls}.{name}", BAD_KINDS, _RAISES_OPERANDS) for name in names]
 
 
 _SAME_TILES = "tests/unit/test_members_tiles.py::test_tiles_of_an_operand_are_those_of_its_cache"

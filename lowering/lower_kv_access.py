@@ -404,9 +404,7 @@ def ragged_length(op: Any) -> ir.Value:
     """offsets[b + 1] - offsets[b], both held to the buffer's rows and to their order: no length leads out of it."""
     offsets, rows = ops.field(op.cache, "offsets"), Ix(ops.field(op.cache, "num_blocks"))
     at = Ix(op.batch).wide
-    first, end = (
-        Ix(load(offset(offsets, at + i, i32()), i32(), 4, invariant=True)).least(rows) for i in range(2)
-    )
+    first, end = (Ix(load(offset(offsets, at + i, i32()), i32(), 4, invariant=True)).least(rows) for i in range(2))
     return (end - first.least(end)).value
 
 

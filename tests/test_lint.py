@@ -11,16 +11,20 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-COMMANDS = {"ruff": ["check", "--quiet", "."], "pyright": ["--pythonpath", sys.executable]}
+COMMANDS = {
+    "lint": ("ruff", ["check", "--quiet", "."]),
+    "format": ("ruff", ["format", "--check", "--quiet", "."]),
+    "types": ("pyright", ["--pythonpath", sys.executable]),
+}
 
 
-@pytest.mark.parametrize("tool", COMMANDS)
-def test_the_tree_is_clean(tool):
+@pytest.mark.parametrize("what", COMMANDS)
+def test_the_tree_is_clean(what):
+    tool, arguments = COMMANDS[what]
     if importlib.util.find_spec(tool) is None:
         pytest.skip(f"{tool} is not installed: pip install -e '.[test]'")
     if tool == "pyright" and not (ROOT / "python" / "kvarn" / "dialect").exists():
         pytest.skip("python/kvarn/dialect, through which pyright finds kvarn.dialect, is made by make setup")
-    arguments = COMMANDS[tool]
     done = subprocess.run([sys.executable, "-m", tool, *arguments], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        pytest.fail(f"{tool}:\n{done.stdout}{done.stderr}", pytrace=False)
+        pytest.fail(f"{tool} {what}:\n{done.stdout}{done.stderr}", pytrace=False)

@@ -177,9 +177,7 @@ class QkNormOp(Kv.Operation, name="qk_norm", traits=[UpdatesCache, ReadsMemory, 
             return verify.fail(
                 self, f"index_collection must have the collection's head size {spec.head_size}, got {other.head_size}"
             )
-        return offsets(self, self.row_offsets) and (
-            self.freqs is None or freqs_table(self, self.freqs, spec.head_size)
-        )
+        return offsets(self, self.row_offsets) and (self.freqs is None or freqs_table(self, self.freqs, spec.head_size))
 
     def _heads(self, spec: CacheSpec, prefix: str) -> bool:
         """Whether the queries and gammas of one collection fit it."""

@@ -226,8 +226,12 @@ def _chunks(op: Any, spec: TmaSpec) -> bool:
     rows = op.smem_rows.value
     if rows < spec.rows:
         return verify.fail(op, f"smem_rows must be at least the box's {spec.rows} rows, got {op.smem_rows}")
-    return spec.copies == 1 or rows * spec.row_bytes % 128 == 0 or verify.fail(
-        op, f"chunks must start at multiples of 128 bytes, got chunks of {rows} rows of {spec.row_bytes} bytes"
+    return (
+        spec.copies == 1
+        or rows * spec.row_bytes % 128 == 0
+        or verify.fail(
+            op, f"chunks must start at multiples of 128 bytes, got chunks of {rows} rows of {spec.row_bytes} bytes"
+        )
     )
 
 

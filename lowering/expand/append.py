@@ -28,7 +28,7 @@ from .common import (
     starts_early,
     vector_width,
     whole_warps,
-)  # fmt: skip
+)
 from .quantize import Quantizer
 
 

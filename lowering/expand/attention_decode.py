@@ -390,7 +390,7 @@ def decode_kernel(c: Config) -> Any:
                     kv.syncwarp()
                     scales = copy_ahead(
                         caches, collection, queries, prefix, ahead, end, row0, head, mine, to, scales, lane
-                    )  # fmt: skip
+                    )
                     kv.cp_async_wait(NS - 1)
                     kv.syncwarp()
                     here = mine + stage * c.stage_bytes

@@ -30,7 +30,7 @@ from .common import (
     single,
     vector_width,
     whole_warps,
-)  # fmt: skip
+)
 from .quantize import Quantizer
 
 TOKENS = 64  # of a block, at most

@@ -23,7 +23,7 @@ from .common import (
     sequence_of,
     starts_early,
     vector_width,
-)  # fmt: skip
+)
 from .convert import stored
 
 # Slots of a gather that a thread has under way, and threads of its blocks: measured; more of either reads and writes
@@ -110,7 +110,7 @@ def copy_bytes(target: Any, source: Any, count: Any, unit: tuple[DType, int], th
 @kv.func
 def copy_page(
     spec: CacheSpec, source: Any, destination: Any, a: Any, b: Any, half: Any, layer: Any, threads: int
-) -> None:  # fmt: skip
+) -> None:
     """Copy one layer's keys or values, and their scales, of page ``a`` of a pool to page ``b`` of another or the same.
 
     Nothing is done when one of the pages is not there.

@@ -28,7 +28,7 @@ from .common import (
     sequence_of,
     vector_width,
     whole_warps,
-)  # fmt: skip
+)
 
 MOST_BLOCKS = 1 << 16  # the count of tokens is an upper bound, often a far one
 

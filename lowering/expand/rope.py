@@ -42,7 +42,7 @@ from .common import (
     starts_early,
     vector_width,
     whole_warps,
-)  # fmt: skip
+)
 from .quantize import Quantizer
 from .rotation import Angles, Rotation, TurnedHead
 

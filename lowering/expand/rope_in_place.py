@@ -29,7 +29,7 @@ from .common import (
     sequence_of,
     vector_width,
     whole_warps,
-)  # fmt: skip
+)
 from .rope import Norm, Pieces, turn
 from .rotation import Angles, Rotation
 

@@ -28,7 +28,7 @@ from kvarn.dialect.dtypes import (
     u16,
     u32,
     u64,
-)  # fmt: skip
+)
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
 
 bool = bool_  # kv.bool, as kv.f32

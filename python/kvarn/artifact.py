@@ -182,12 +182,16 @@ class Entry:
         _freeze(self, "args", "params", "block", "cluster")
         for p in self.params:
             if not 0 <= p.arg < len(self.args):
-                raise ValueError(f"parameter {p.field!r} of kernel {self.name!r} belongs to argument {p.arg}, "
-                                 f"but the kernel has {len(self.args)} arguments")
+                raise ValueError(
+                    f"parameter {p.field!r} of kernel {self.name!r} belongs to argument {p.arg}, "
+                    f"but the kernel has {len(self.args)} arguments"
+                )
             known = {f.name for f in self.args[p.arg].fields}
             if p.field not in known:
-                raise ValueError(f"argument {self.args[p.arg].name!r} of kernel {self.name!r} has no field "
-                                 f"{p.field!r}: it has {', '.join(sorted(known))}")
+                raise ValueError(
+                    f"argument {self.args[p.arg].name!r} of kernel {self.name!r} has no field "
+                    f"{p.field!r}: it has {', '.join(sorted(known))}"
+                )
 
 
 @dataclass(frozen=True)
@@ -262,15 +266,21 @@ class Artifact:
         if len(set(names)) != len(names):
             raise ValueError(f"entries of artifact {self.name!r} must have different names, got {', '.join(names)}")
         if not self.steps and len(self.entries) != 1:
-            raise ValueError(f"artifact {self.name!r} has {len(names)} entries and no steps: a kernel has one entry, "
-                             "a program says in its steps how to run them")
+            raise ValueError(
+                f"artifact {self.name!r} has {len(names)} entries and no steps: a kernel has one entry, "
+                "a program says in its steps how to run them"
+            )
         for i, step in enumerate(self.steps):
             if step.entry not in names:
-                raise ValueError(f"step {i} of artifact {self.name!r} launches {step.entry!r}, "
-                                 f"but its entries are {', '.join(names)}")
+                raise ValueError(
+                    f"step {i} of artifact {self.name!r} launches {step.entry!r}, "
+                    f"but its entries are {', '.join(names)}"
+                )
             if len(step.args) != len(self.entry(step.entry).args):
-                raise ValueError(f"step {i} of artifact {self.name!r} gives {len(step.args)} arguments to "
-                                 f"{step.entry!r}, which takes {len(self.entry(step.entry).args)}")
+                raise ValueError(
+                    f"step {i} of artifact {self.name!r} gives {len(step.args)} arguments to "
+                    f"{step.entry!r}, which takes {len(self.entry(step.entry).args)}"
+                )
         if not self.args and not self.steps:
             object.__setattr__(self, "args", self.entries[0].args)
 
@@ -282,14 +292,17 @@ class Artifact:
         """The entry of a name; without one, the only entry of a kernel."""
         if name is None:
             if len(self.entries) != 1:
-                raise ValueError(f"artifact {self.name!r} has {len(self.entries)} entries: "
-                                 f"name one of {', '.join(e.name for e in self.entries)}")
+                raise ValueError(
+                    f"artifact {self.name!r} has {len(self.entries)} entries: "
+                    f"name one of {', '.join(e.name for e in self.entries)}"
+                )
             return self.entries[0]
         for e in self.entries:
             if e.name == name:
                 return e
-        raise ValueError(f"artifact {self.name!r} has no entry {name!r}: "
-                         f"it has {', '.join(e.name for e in self.entries)}")
+        raise ValueError(
+            f"artifact {self.name!r} has no entry {name!r}: it has {', '.join(e.name for e in self.entries)}"
+        )
 
     def cubin(self, chip: str) -> bytes | None:
         """The cubin made for a chip such as ``"sm_90a"``, or None."""
@@ -338,8 +351,10 @@ class Artifact:
             found = tuple(a for a in found if a.target == target)
         if len(found) != 1:
             have = ", ".join(a.target for a in load_bundle(path))
-            raise ValueError(f"{os.fspath(path)} must hold exactly one artifact for "
-                             f"{target or 'an unnamed target'}: it holds {have}; give target=")
+            raise ValueError(
+                f"{os.fspath(path)} must hold exactly one artifact for "
+                f"{target or 'an unnamed target'}: it holds {have}; give target="
+            )
         return found[0]
 
 
@@ -382,8 +397,11 @@ def _to_json(value: Any, files: dict[str, bytes], prefix: str) -> Any:
     if isinstance(value, DType):
         return value.name
     if isinstance(value, Artifact):
-        document = {f.name: _to_json(getattr(value, f.name), files, prefix)
-                    for f in dataclasses.fields(value) if f.name != "code"}
+        document = {
+            f.name: _to_json(getattr(value, f.name), files, prefix)
+            for f in dataclasses.fields(value)
+            if f.name != "code"
+        }
         document["code"] = {}
         for key, code in value.code.items():
             name = f"{prefix}{key}"
@@ -475,8 +493,9 @@ def save_bundle(path: str | os.PathLike[str], artifacts: Iterable[Artifact], *, 
     if not artifacts:
         raise ValueError("a bundle must hold at least one artifact, got none")
     if len({a.target for a in artifacts}) != len(artifacts):
-        raise ValueError("artifacts of a bundle must have different targets, "
-                         f"got {', '.join(a.target for a in artifacts)}")
+        raise ValueError(
+            f"artifacts of a bundle must have different targets, got {', '.join(a.target for a in artifacts)}"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     if directory:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -538,8 +557,10 @@ def _read(files: Mapping[str, bytes], where: str) -> tuple[Artifact, ...]:
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise ValueError(f"{where} is not a kvarn bundle: its {MANIFEST} does not say format {FORMAT!r}")
     if body.get("version") != VERSION:
-        raise ValueError(f"{where} has bundle version {body.get('version')}, this kvarn reads {VERSION}: "
-                         "compile it again, or install the kvarn that wrote it")
+        raise ValueError(
+            f"{where} has bundle version {body.get('version')}, this kvarn reads {VERSION}: "
+            "compile it again, or install the kvarn that wrote it"
+        )
     claimed = body.pop("sha256", None)
     if claimed != hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest():
         raise ValueError(f"{MANIFEST} of {where} is damaged: its checksum does not match")

@@ -62,8 +62,9 @@ def _canonical(value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _canonical(getattr(value, f.name), f"{where}.{f.name}") for f in dataclasses.fields(value)}
         return {f"\0{type(value).__qualname__}": fields}
-    raise TypeError(f"a cache key holds numbers, strings, bytes and containers of them, "
-                    f"got {type(value).__name__} at {where}")
+    raise TypeError(
+        f"a cache key holds numbers, strings, bytes and containers of them, got {type(value).__name__} at {where}"
+    )
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,12 @@ class CompileCache:
         except OSError as e:
             if not self._warned:
                 self._warned = True
-                warnings.warn(f"the compile cache cannot be written: {e}. Set KVARN_CACHE_DIR to a folder that can, "
-                              "or KVARN_CACHE_SIZE=0 to work without it", RuntimeWarning, stacklevel=2)
+                warnings.warn(
+                    f"the compile cache cannot be written: {e}. Set KVARN_CACHE_DIR to a folder that can, "
+                    "or KVARN_CACHE_SIZE=0 to work without it",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             return False
         return True
 

@@ -322,7 +322,7 @@ def entry_of(function: ir.Operation) -> Entry:
 
 def _arg(
     index: int, type_: ir.Type, described: ir.DictAttr | None, alignment: int, written: bool, table_alignment: int = 0
-) -> Arg:  # fmt: skip
+) -> Arg:
     name = ir.StringAttr(described["name"]).value if described is not None else f"arg{index}"
     if isinstance(type_, ir.MemRefType):
         memref = ir.MemRefType(type_)

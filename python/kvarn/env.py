@@ -80,30 +80,38 @@ class Environment:
     """The variables. Use the instance ``kvarn.env.env``."""
 
     dump_to = Variable[str](
-        "KVARN_DUMP_TO", "", str, "folder that gets every stage of every compile, numbered; - prints them to stderr")
+        "KVARN_DUMP_TO", "", str, "folder that gets every stage of every compile, numbered; - prints them to stderr"
+    )
     cache_dir = Variable[Path](
-        "KVARN_CACHE_DIR", _default_cache_dir, lambda t: Path(t).expanduser(), "folder of the on-disk compile cache")
+        "KVARN_CACHE_DIR", _default_cache_dir, lambda t: Path(t).expanduser(), "folder of the on-disk compile cache"
+    )
     tune = Variable[Path](
-        "KVARN_TUNE", lambda: env.cache_dir / "tune.json", lambda t: Path(t).expanduser(),
-        "table of measured schedules: kvarn tune writes it, compiling reads it")
+        "KVARN_TUNE",
+        lambda: env.cache_dir / "tune.json",
+        lambda t: Path(t).expanduser(),
+        "table of measured schedules: kvarn tune writes it, compiling reads it",
+    )
     cache_size = Variable[int](
-        "KVARN_CACHE_SIZE", 1 << 30, _bytes, "most bytes the compile cache keeps (suffixes K, M, G); 0 turns it off")
+        "KVARN_CACHE_SIZE", 1 << 30, _bytes, "most bytes the compile cache keeps (suffixes K, M, G); 0 turns it off"
+    )
     always_compile = Variable[bool](
-        "KVARN_ALWAYS_COMPILE", False, _bool, "1 compiles even when the cache has the kernel, and stores it again")
+        "KVARN_ALWAYS_COMPILE", False, _bool, "1 compiles even when the cache has the kernel, and stores it again"
+    )
     override_dir = Variable[str](
-        "KVARN_OVERRIDE_DIR", "", str, "folder of edited stages, named as KVARN_DUMP_TO names them, to use instead")
+        "KVARN_OVERRIDE_DIR", "", str, "folder of edited stages, named as KVARN_DUMP_TO names them, to use instead"
+    )
     check = Variable[bool](
-        "KVARN_CHECK", False, _bool, "1 adds device-side checks that name the op, the source line and the index")
+        "KVARN_CHECK", False, _bool, "1 adds device-side checks that name the op, the source line and the index"
+    )
     reproducer = Variable[str](
-        "KVARN_REPRODUCER", "", str, "file that gets the module and the pipeline when a pass fails, for kv-opt")
+        "KVARN_REPRODUCER", "", str, "file that gets the module and the pipeline when a pass fails, for kv-opt"
+    )
     target = Variable[str](
-        "KVARN_TARGET", "", str, "target to compile for when none is given: sm_80, sm_90a, sm_100a or host")
-    debug = Variable[bool](
-        "KVARN_DEBUG", False, _bool, "1 lets the commands print the traceback of an error")
-    ptxas = Variable[str](
-        "KVARN_PTXAS", "", str, "path of the ptxas to use instead of nvJitLink")
-    nvdisasm = Variable[str](
-        "KVARN_NVDISASM", "", str, "path of the nvdisasm to use")
+        "KVARN_TARGET", "", str, "target to compile for when none is given: sm_80, sm_90a, sm_100a or host"
+    )
+    debug = Variable[bool]("KVARN_DEBUG", False, _bool, "1 lets the commands print the traceback of an error")
+    ptxas = Variable[str]("KVARN_PTXAS", "", str, "path of the ptxas to use instead of nvJitLink")
+    nvdisasm = Variable[str]("KVARN_NVDISASM", "", str, "path of the nvdisasm to use")
 
     def __init__(self) -> None:
         self.overrides: dict[str, Any] = {}

@@ -379,8 +379,9 @@ class Operation:
         if kind is not None and not (name in self._static and isinstance(operand, buffers.BufferView)):
             spec = getattr(operand, "spec", None)
             if not isinstance(spec, _HANDLES[kind][1]):
-                raise TypeError(f"{about} must be a{'n' * (kind == 'operand')} {_HANDLES[kind][2]}, "
-                                f"got {type(operand).__name__}")
+                raise TypeError(
+                    f"{about} must be a{'n' * (kind == 'operand')} {_HANDLES[kind][2]}, got {type(operand).__name__}"
+                )
             if operand.readonly and name in self._written:
                 raise ValueError(f"{about} is written, but its blocks are read-only")
             cache = spec if isinstance(spec, CacheSpec) else spec.cache  # type: ignore[union-attr]

@@ -42,8 +42,11 @@ DONE:
   ret;
 }
 """
-ARGS = [A.Arg("x", "buffer", dtypes.f32, 1, written=True), A.Arg("scale", "scalar", dtypes.f32),
-        A.Arg("shift", "scalar", dtypes.i32)]
+ARGS = [
+    A.Arg("x", "buffer", dtypes.f32, 1, written=True),
+    A.Arg("scale", "scalar", dtypes.f32),
+    A.Arg("shift", "scalar", dtypes.i32),
+]
 ENTRY = A.Entry("scale", ARGS, A.flatten(ARGS))
 N = 1000
 
@@ -64,8 +67,13 @@ class Buffer:
 
     @property
     def __cuda_array_interface__(self):
-        return {"version": 3, "shape": self.shape, "typestr": self.dtype.str, "strides": None,
-                "data": (self.address, False)}
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "strides": None,
+            "data": (self.address, False),
+        }
 
     def __dlpack_device__(self):
         return 2, self.ordinal
@@ -180,10 +188,20 @@ def test_capture_of_first_launches(stream):
 def scratch_program():
     """Scratch memory, zeroed, plus 5, then x scaled: two launches."""
     grid = [("ceildiv", ("arg", 0, "shape0"), 128), 1, 1]
-    steps = [A.Step("scale", grid, [128, 1, 1], 0, [("workspace", "w"), 1.0, 5]),
-             A.Step("scale", grid, [128, 1, 1], 0, [("arg", 0), 2.0, 1])]
-    return A.Artifact("twice", "sm_80", "7.0", {"ptx": SCALE}, [ENTRY], [ARGS[0]], steps,
-                      [A.Workspace("w", ("mul", ("arg", 0, "shape0"), 4), True)])
+    steps = [
+        A.Step("scale", grid, [128, 1, 1], 0, [("workspace", "w"), 1.0, 5]),
+        A.Step("scale", grid, [128, 1, 1], 0, [("arg", 0), 2.0, 1]),
+    ]
+    return A.Artifact(
+        "twice",
+        "sm_80",
+        "7.0",
+        {"ptx": SCALE},
+        [ENTRY],
+        [ARGS[0]],
+        steps,
+        [A.Workspace("w", ("mul", ("arg", 0, "shape0"), 4), True)],
+    )
 
 
 def test_program_and_its_scratch_memory_in_a_capture(stream):
@@ -359,8 +377,12 @@ def test_tma_descriptor_as_a_grid_constant():
     source = np.arange(16 * 32, dtype=np.float32).reshape(16, 32)
     x, out = Buffer(source), Buffer(np.zeros(64, np.float32))
     described = tensormap.TensorMap(dtypes.f32, (16, 32), (32, 1), (8, 8), x.address, (8, 8))
-    args = [A.Arg("map", "tensormap"), A.Arg("out", "buffer", dtypes.f32, 1, written=True),
-            A.Arg("row", "scalar", dtypes.i32), A.Arg("column", "scalar", dtypes.i32)]
+    args = [
+        A.Arg("map", "tensormap"),
+        A.Arg("out", "buffer", dtypes.f32, 1, written=True),
+        A.Arg("row", "scalar", dtypes.i32),
+        A.Arg("column", "scalar", dtypes.i32),
+    ]
     launcher = Launcher(kernel(TMA, A.Entry("tile", args, A.flatten(args)), "sm_90a", "8.0"))
     launcher(1, 64, tensormap.encode(described), out, 3, 8)
     np.testing.assert_array_equal(out.read().reshape(8, 8), source[3:11, 8:16])

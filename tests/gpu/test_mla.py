@@ -73,7 +73,7 @@ def test_a_query_sees_the_rows_that_it_lists(kind, dtype, scales):
         ("bf16", {"nope": 128, "rope": 64, "values": 128, "heads": 16, "cached": [300, 0], "new": [40, 9]}),
         ("f8e4m3", {"bf16_rope": True, "scale_dtype": "f32"}),
     ],
-)  # fmt: skip
+)
 def test_chunks_together_are_dense_attention(dtype, options):
     p = prefill.prefill(12, dtype, **options)
     query, weights = PLACE.put(p.query), [PLACE.put(w) for w in (p.key_weights, p.value_weights)]

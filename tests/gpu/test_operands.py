@@ -56,6 +56,8 @@ def test_one_kernel_reads_every_kind(kind, threads):
 
 def problem_of(seed: int, dtype: str = "bf16", **shape: Any) -> tuple[np.random.Generator, Problem]:
     return stored_problem(seed, "paged", dtype, **shape)
+
+
 query_of = random_query
 
 

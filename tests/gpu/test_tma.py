@@ -53,9 +53,7 @@ def test_rows_beyond_2_to_31(place):
     assert (pages - 1) * 2 * layers * page_size > 2**31
     map = cache.create_tma_tile("none", tile_rows=16)
     out = torch.zeros((1, 16, size), dtype=torch.int8, device="cuda")
-    place.launch(
-        kernels.copy_tile, 1, kernels.THREADS, kv.KVCacheMHAOperand(cache), map, out, 0, 0, 16, 0, 16, "zero"
-    )
+    place.launch(kernels.copy_tile, 1, kernels.THREADS, kv.KVCacheMHAOperand(cache), map, out, 0, 0, 16, 0, 16, "zero")
     np.testing.assert_array_equal(place.get(out)[0], place.get(mine)[:, 0])
     with pytest.raises(ValueError, match=r"rows must be below 2\*\*31"):
         cache.create_tma_tile("none", tile_rows=16, paged=False)

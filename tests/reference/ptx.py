@@ -464,5 +464,5 @@ def launch(
             for x in range(grid[0]):
                 one = Block(
                     kernel, memory, params, grid, block, (x, y, z), shared_bytes, schedule or Schedule(), descriptors
-                )  # fmt: skip
+                )
                 one.run()

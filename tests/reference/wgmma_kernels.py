@@ -64,9 +64,7 @@ def product_kernel(dtype: Any, rows: int, columns: int, trans: bool, registers: 
     return product
 
 
-def check_product(
-    run: Callable[..., Any], dtype: Any, rows: int, columns: int, trans: bool, registers: bool
-) -> None:
+def check_product(run: Callable[..., Any], dtype: Any, rows: int, columns: int, trans: bool, registers: bool) -> None:
     """Small integers, whose products and sums are exact; ``run(kernel, a, b, c)`` gives c."""
     steps, width = (rows, columns) if trans else (columns, rows)
     rng = np.random.default_rng(rows + columns)

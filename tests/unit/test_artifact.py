@@ -34,10 +34,20 @@ def program():
     args = [A.Arg("ids", "buffer", dtypes.i32, 1, written=True), A.Arg("n", "scalar", dtypes.i32)]
     entry = A.Entry("fill", args, A.flatten(args), (64, 1, 1))
     grid = [["ceildiv", ["arg", 0, "shape0"], 64], 1, 1]
-    steps = [A.Step("fill", grid, [64, 1, 1], 0, [["arg", 0], ["add", ["arg", 1, "value"], 1]]),
-             A.Step("fill", grid, [64, 1, 1], 0, [["workspace", "scratch"], 7])]
-    return A.Artifact("fill", "host", "", {"llvm": "llvm.func @fill()"}, [entry], args, steps,
-                      [A.Workspace("scratch", ["mul", ["arg", 0, "shape0"], 4], True)])
+    steps = [
+        A.Step("fill", grid, [64, 1, 1], 0, [["arg", 0], ["add", ["arg", 1, "value"], 1]]),
+        A.Step("fill", grid, [64, 1, 1], 0, [["workspace", "scratch"], 7]),
+    ]
+    return A.Artifact(
+        "fill",
+        "host",
+        "",
+        {"llvm": "llvm.func @fill()"},
+        [entry],
+        args,
+        steps,
+        [A.Workspace("scratch", ["mul", ["arg", 0, "shape0"], 4], True)],
+    )
 
 
 @pytest.mark.parametrize("directory", [False, True])

@@ -41,6 +41,8 @@ MASKS = [
 def problem_of(seed: int, dtype: str = "f16", **shape: Any) -> tuple[np.random.Generator, Problem]:
     shape = {"cached": [50, 0, 30, 7, 0], "new": [20, 33, 0, 1, 3], "head_size": 32, "page_size": 8} | shape
     return stored_problem(seed, "paged", dtype, **shape)
+
+
 query_of = functools.partial(random_query, over_8_bits="f16")
 
 
@@ -257,7 +259,7 @@ def test_operands_that_do_not_fit_are_refused():
         (TypeError, (keys, values, query.astype(np.float16), offsets), {}, "query must have dtype f32"),
         (ValueError, (keys, values, query, offsets), {"kv_offsets": offsets}, "kv_offsets must be None for dense"),
         (TypeError, (np.zeros(3), 0, query, offsets), {}, "collection must be a KV cache collection"),
-    ]  # fmt: skip
+    ]
     for error, operands, options, message in cases:
         with pytest.raises(error, match=f"kv.ops.attention: {message}"):
             kv.ops.attention(*operands, **options)

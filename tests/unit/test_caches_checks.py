@@ -131,8 +131,12 @@ def test_paged_collection_refuses(options, error, match):
         (shifted((N, 2, L, P, H, 2), np.float32, 2), 4, ValueError, "scales must start at a multiple of 8 bytes"),
         (shifted((N, 2, L, P, H, 2), np.float32, 4), 4, ValueError, "scales must start at a multiple of 8 bytes"),
         (shifted((N, 2, L, P, H, 8), np.float32, 8), 1, ValueError, "scales must start at a multiple of 16 bytes"),
-        (apart((N, 2, L, P, H, 2), 1), 4, ValueError,
-         r"multiples of 8 bytes \(the 2 scales of a token and head.*got 385 elements of 4 bytes for pages"),
+        (
+            apart((N, 2, L, P, H, 2), 1),
+            4,
+            ValueError,
+            r"multiples of 8 bytes \(the 2 scales of a token and head.*got 385 elements of 4 bytes for pages",
+        ),
     ],
 )
 def test_scales_that_are_refused(scales, granularity, error, match):

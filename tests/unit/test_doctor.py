@@ -112,8 +112,10 @@ def test_sizes_for_people(size, text):
 
 
 def test_help_and_version_import_neither_mlir_nor_cuda():
-    code = ("import sys; from kvarn.tools import cli; cli.main(sys.argv[1:]); "
-            "sys.exit(any(m.split('.')[0] in ('mlir', 'cuda', 'numpy') for m in sys.modules))")
+    code = (
+        "import sys; from kvarn.tools import cli; cli.main(sys.argv[1:]); "
+        "sys.exit(any(m.split('.')[0] in ('mlir', 'cuda', 'numpy') for m in sys.modules))"
+    )
     for arguments, expected in ((["--version"], "kvarn 0."), ([], "kv-opt runs passes")):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -237,6 +239,11 @@ def test_texts_that_are_no_spec_are_refused(text, message):
 
 
 def test_output_into_a_closed_pipe_is_quiet():
-    done = subprocess.run(f"{sys.executable} -m kvarn.tools.cli doctor | true", shell=True, capture_output=True,
-                          text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    done = subprocess.run(
+        f"{sys.executable} -m kvarn.tools.cli doctor | true",
+        shell=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
     assert "Traceback" not in done.stderr

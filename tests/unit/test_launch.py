@@ -33,8 +33,20 @@ def fake_driver(tmp_path_factory):
     if compiler is None:
         pytest.skip("no C compiler to build the fake driver with")
     folder = tmp_path_factory.mktemp("fake_cuda")
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", FAKE / "cuda.c", "-o",
-                    folder / "libcuda.so.1", "-ldl"], check=True)
+    subprocess.run(
+        [
+            compiler,
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libcuda.so.1",
+            FAKE / "cuda.c",
+            "-o",
+            folder / "libcuda.so.1",
+            "-ldl",
+        ],
+        check=True,
+    )
     paths = [str(FAKE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -75,8 +87,9 @@ def test_an_old_driver_has_no_parameter_info_and_reads_older_ptx(fake_driver):
         except ValueError as e:
             print(e)
     """
-    done = subprocess.run([sys.executable, "-c", code], env={**fake_driver, "FAKE_VERSION": "12020"},
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**fake_driver, "FAKE_VERSION": "12020"}, capture_output=True, text=True
+    )
     assert "PTX ISA 8.3, but the driver of device 0, Fake A (CUDA 12.2) reads PTX up to 8.2" in done.stdout, done.stderr
 
 
@@ -94,8 +107,10 @@ def test_what_runs_where(chip, capability, ptx, cubin):
     assert device.runs_on(chip, capability, binary=True) == cubin
 
 
-@pytest.mark.parametrize(("capability", "target"), [((8, 0), "sm_80"), ((8, 9), "sm_80"), ((9, 0), "sm_90a"),
-                                                ((10, 0), "sm_100a"), ((12, 0), "sm_80")])
+@pytest.mark.parametrize(
+    ("capability", "target"),
+    [((8, 0), "sm_80"), ((8, 9), "sm_80"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a"), ((12, 0), "sm_80")],
+)
 def test_target_for_a_device_runs_on_it(capability, target):
     assert device.target_of(capability) == target
     assert device.runs_on(target, capability, binary=False)
@@ -114,8 +129,10 @@ def test_ptx_facts_are_read_past_comments():
         device.ptx_facts("no ptx")
 
 
-@pytest.mark.parametrize(("cuda", "isa"), [((12, 0), (8, 0)), ((12, 6), (8, 5)), ((12, 8), (8, 7)), ((13, 0), (9, 0)),
-                                       ((13, 2), (9, 2)), ((14, 0), None)])
+@pytest.mark.parametrize(
+    ("cuda", "isa"),
+    [((12, 0), (8, 0)), ((12, 6), (8, 5)), ((12, 8), (8, 7)), ((13, 0), (9, 0)), ((13, 2), (9, 2)), ((14, 0), None)],
+)
 def test_isa_of_a_driver(cuda, isa):
     assert driver.max_isa(cuda) == isa
 
@@ -210,8 +227,10 @@ def test_device_code_without_a_driver_says_why():
 
 
 def test_importing_the_runtime_loads_neither_mlir_nor_cuda():
-    code = ("import sys, kvarn.runtime.launch, kvarn.runtime.program, kvarn.runtime.tensormap; "
-            "print([m for m in sys.modules if m.split('.')[0] in ('mlir', 'cuda', 'torch')])")
+    code = (
+        "import sys, kvarn.runtime.launch, kvarn.runtime.program, kvarn.runtime.tensormap; "
+        "print([m for m in sys.modules if m.split('.')[0] in ('mlir', 'cuda', 'torch')])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

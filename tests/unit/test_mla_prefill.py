@@ -45,8 +45,7 @@ class Prefill:
         """Keys and values of latent rows, as a model's matmuls make them."""
         latent = rows[:, : self.content].astype(np.float32)
         return tuple(
-            np.einsum("tc,hdc->thd", latent, w).astype(self.query.dtype)
-            for w in (self.key_weights, self.value_weights)
+            np.einsum("tc,hdc->thd", latent, w).astype(self.query.dtype) for w in (self.key_weights, self.value_weights)
         )
 
     def keys_and_values(self, b: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -274,6 +274,7 @@ def test_annotations_name_the_kinds_that_they_take():
         kv.LayoutTensorMHAOperand: dense(), kv.RaggedMHAOperand: ragged(),
     }  # fmt: skip
     for annotation in kinds:
+
         def read(x: annotation):
             x.cache_length(0)
 
@@ -353,7 +354,7 @@ BUFFER = np.zeros((2, 6, 2, 16), np.float32)
         (lambda: RaggedMHAOperand(BUFFER[0], [0, 3]), TypeError, "cache_row_offsets"),
         (lambda: KVCacheScalesMHAOperand(BUFFER), TypeError, "must be a cache"),
     ],
-)  # fmt: skip
+)
 def test_buffers_are_checked_when_an_operand_is_made(make, error, message):
     with pytest.raises(error, match=message):
         make()

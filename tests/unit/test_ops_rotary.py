@@ -135,9 +135,7 @@ def test_qk_norm_normalises_queries_and_new_keys(place, kind, dtype, size, offse
     query = random_values(rng, (problem.tokens, 6, size), problem.collection.dtype)
     gammas = [random_values(rng, (size,), dtypes.of(d)) for d in ("f32", dtype)]
     options = {"eps": 1e-3, "weight_offset": offset}
-    out = kv.ops.qk_norm(
-        found, 1, place.put(query), place.put(problem.row_offsets), *map(place.put, gammas), **options
-    )
+    out = kv.ops.qk_norm(found, 1, place.put(query), place.put(problem.row_offsets), *map(place.put, gammas), **options)
     normal = model.qk_norm(expected, 1, query, problem.row_offsets, *gammas, **options)
     near(place.get(out), normal.astype(query.dtype))
     assert_close(place, found, expected)

@@ -74,9 +74,7 @@ def test_rows_are_those_of_the_definition_on_the_host(tile, page_size, alignment
 @pytest.mark.parametrize(("tile", "page_size", "alignment", "table"), SHAPES)
 def test_rows_are_those_of_the_definition_in_gpu_code(tile, page_size, alignment, table):
     cache, out = pool(page_size), np.full((2, 1024 // tile * tile), -1, np.int32)
-    artifact = kv.compile(
-        kernel_of(tile, alignment), cache, kv.Buffer[kv.i32, 2], kv.i32, target="sm_90a"
-    ).artifact
+    artifact = kv.compile(kernel_of(tile, alignment), cache, kv.Buffer[kv.i32, 2], kv.i32, target="sm_90a").artifact
     values = [*cache.fields(), out.ctypes.data, *out.shape, out.strides[0] // 4, 0]
     memory = [np.asarray(b) for b in cache.buffers] + [out]
     ptx.launch(artifact.code["ptx"], "rows", (2, 1024 // tile, 1), (32, 1, 1), values, memory, 0, None)

@@ -278,7 +278,7 @@ def test_a_cluster_has_16_blocks_at_most():
 def fa3():
     return kv.PagedKVCacheFA3FallbackCollection(
         np.zeros((2, 4, 16, 2, 64), np.float16), np.zeros(1, np.int32), np.zeros((1, 1, 24), np.int32), 1, 16
-    ).get_key_cache(0)  # fmt: skip
+    ).get_key_cache(0)
 
 
 def test_caches_without_rows_have_no_tiles():

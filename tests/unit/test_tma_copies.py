@@ -61,6 +61,7 @@ def expected_tile(cache, head, b, base, rows, valid, column, map, beyond="zero")
 def check_tile(place, collection, *, layer=1, value=False, b=0, base=0, rows=32, valid=None, column=0, beyond="zero",
                **tile):  # fmt: skip
     """Copy a tile of every head and compare all of it."""
+
     def view(c):
         return c.get_value_cache(layer) if value else c.get_key_cache(layer)
 

@@ -353,9 +353,7 @@ class HostModel:
         if self.spec.paged and t % tile:
             raise ValueError(f"{type(self).__name__}.{what}: t must be a multiple of tile {tile}, got {t}")
         if not self.spec.paged and t + tile > self._slots(b):
-            raise IndexError(
-                f"{type(self).__name__}.{what}: t + tile must be at most {self._slots(b)}, got {t + tile}"
-            )
+            raise IndexError(f"{type(self).__name__}.{what}: t + tile must be at most {self._slots(b)}, got {t + tile}")
         offsets, page = self._element_offsets(b, h, t, d, 1, what, clamp=False)
         self._exists(page, what)
         flat = self._array("elements", what)

@@ -129,7 +129,6 @@ class TmaTiles:
         )  # fmt: skip
         return tensormap.of_owner(made, self)
 
-
     # What only caches with a bf16 rope part behind their 8-bit content have: paged ones of one head.
 
     def create_rope_tma_tile(
@@ -186,14 +185,18 @@ class OperandTmaTiles(TmaTiles):
         """
         spec, fields = self._described()
         if spec.of_cache:
-            raise ValueError("create_scale_tma_tile needs a dense or ragged operand, got one over a "
-                             f"{spec.kind} cache, whose scales lie in pages: read them with load_scale")
+            raise ValueError(
+                "create_scale_tma_tile needs a dense or ragged operand, got one over a "
+                f"{spec.kind} cache, whose scales lie in pages: read them with load_scale"
+            )
         if spec.scale_dtype is None:
             raise ValueError("create_scale_tma_tile needs an operand with scales, got one without")
         at = dict(zip((f.name for f in layout.operand_fields(spec)), fields, strict=True))
         block = at["capacity"] * spec.num_heads * spec.num_scales
         if at["scales_stride0"] != block and at["num_blocks"] > 1:
-            raise ValueError(f"scales must be packed to be one row, got sequences {at['scales_stride0']} scales apart, "
-                             f"which have {block}")
+            raise ValueError(
+                f"scales must be packed to be one row, got sequences {at['scales_stride0']} scales apart, "
+                f"which have {block}"
+            )
         made = tensormap.describe_scales(spec.scale_dtype, at["scales"], at["num_blocks"] * block, count)
         return tensormap.of_owner(made, self)

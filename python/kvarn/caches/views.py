@@ -203,9 +203,7 @@ class KVCache(HostModel, TmaTiles):
             return (0, 0, 0, 0)
         return (self._at["scales_stride0"], self.spec.scales_token_stride, self.spec.num_scales, 1)
 
-    def _part(
-        self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, readonly: bool
-    ) -> Any:
+    def _part(self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, readonly: bool) -> Any:
         """One of the buffers: a NumPy view on the host, else a BufferView."""
         address = self._at[name]
         if self.device[0] == "cpu":

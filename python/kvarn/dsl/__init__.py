@@ -22,7 +22,7 @@ from kvarn.dialect.dtypes import (
     u16,
     u32,
     u64,
-)  # fmt: skip
+)
 
 from . import math, tma
 from .calls import func, static
@@ -43,7 +43,7 @@ from .gpu import (
     thread_id,
     warp_id,
     warp_reduce,
-)  # fmt: skip
+)
 from .handles import Cache, Collection, KVCache, KVCacheCollection, MHAOperand, Operand, Rows, operand
 from .kernel import KernelFunction, Optional, kernel
 from .machine import (
@@ -87,7 +87,7 @@ from .machine import (
     stmatrix,
     syncwarp,
     tanh_approx,
-)  # fmt: skip
+)
 from .memory import Buffer, BufferSpec, Pointer, Shared, atomic_add, fence, pointer_of, shared
 from .tma import TensorMap
 from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
@@ -207,4 +207,4 @@ __all__ = [
     "when",
     "where",
     "while_",
-]  # fmt: skip
+]

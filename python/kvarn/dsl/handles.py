@@ -428,8 +428,9 @@ def operand(cache: Any, scales: bool = False) -> Operand:
     With ``scales``, its scales: ``kv.KVCacheScalesMHAOperand(cache)``.
     """
     if not isinstance(cache, Cache):
-        raise TypeError(f"{'KVCacheScalesMHAOperand' if scales else 'KVCacheMHAOperand'} needs a cache, "
-                        f"got {describe(cache)}")
+        raise TypeError(
+            f"{'KVCacheScalesMHAOperand' if scales else 'KVCacheMHAOperand'} needs a cache, got {describe(cache)}"
+        )
     if scales:
         cache._needs_scales("KVCacheScalesMHAOperand")
     return Operand(ops.operand(cache.ir, scales), layout.scales_data(cache.spec) if scales else cache.spec)

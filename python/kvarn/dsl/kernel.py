@@ -464,7 +464,6 @@ def _option_problems(options: dict[str, Any]) -> None:
                 f"block must have at most {options.get('max_threads', 1024)} threads, got {options['block']!r}"
             )
 
-
     if "cluster" in options and math.prod(_triple(options["cluster"], "cluster")) > 16:
         raise ValueError(f"cluster must have at most 16 blocks, got {options['cluster']!r}")
 

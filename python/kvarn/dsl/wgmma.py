@@ -105,5 +105,3 @@ def wgmma(
     result = f"!llvm.struct<({', '.join(['f32'] * count)})>"
     made: ir.Value = _asm(declared + " ".join(text) + " }", ",".join(constraints), operands, result, effects=True)
     return _parts(made, count, f32)
-
-

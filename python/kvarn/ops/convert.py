@@ -28,9 +28,7 @@ def _check_convert(seen: SimpleNamespace) -> None:
             f"{a_shape[0]} x {a_shape[1]} and {b_shape[0]} x {b_shape[1]}"
         )
     if a_batch != b_batch:
-        raise ValueError(
-            f"{title}: source and destination must have the same sequences, got {a_batch} and {b_batch}"
-        )
+        raise ValueError(f"{title}: source and destination must have the same sequences, got {a_batch} and {b_batch}")
     exact = a == b and not a_scaled and not b_scaled
     for dtype, scaled, name in ((a, a_scaled, "source"), (b, b_scaled, "destination")):
         if not exact and dtype.is_integer and not scaled:

@@ -204,8 +204,10 @@ def _with_nvjitlink(linker: Any, ptx: str, chip: str, options: Sequence[str]) ->
         handle = linker.create(len(flags), flags)
     except linker.nvJitLinkError as e:
         major, minor = linker.version()
-        raise AssemblyError(f"nvJitLink {major}.{minor} does not take {' '.join(flags)}: {e}; "
-                            "a newer nvidia-nvjitlink may know the chip") from None
+        raise AssemblyError(
+            f"nvJitLink {major}.{minor} does not take {' '.join(flags)}: {e}; "
+            "a newer nvidia-nvjitlink may know the chip"
+        ) from None
     try:
         linker.add_data(handle, linker.InputType.PTX, data, len(data), "kernel.ptx")
         linker.complete(handle)
@@ -306,6 +308,7 @@ def disassemble(cubin: bytes, options: Sequence[str] = ("-c",)) -> str:
         done = subprocess.run([path, *options, f.name], capture_output=True, text=True)
     if done.returncode:
         complaint = (done.stderr or done.stdout).strip()
-        raise ValueError(f"nvdisasm {tool_version(path)} cannot read the cubin: {complaint}; "
-                         "it may be older than the assembler")
+        raise ValueError(
+            f"nvdisasm {tool_version(path)} cannot read the cubin: {complaint}; it may be older than the assembler"
+        )
     return done.stdout

@@ -96,8 +96,10 @@ def _check_buffer(arg: Arg, where: str, b: BufferView) -> None:
     if b.rank != arg.rank:
         raise ValueError(f"{where} must have {arg.rank} dimensions, got {b.rank} with shape {b.shape}")
     if b.shape[-1] > 1 and b.strides[-1] != 1 and b.size > 0:
-        raise ValueError(f"{where} must be contiguous in its last dimension, got strides {b.strides} "
-                         f"(elements) with shape {b.shape}; use .contiguous()")
+        raise ValueError(
+            f"{where} must be contiguous in its last dimension, got strides {b.strides} "
+            f"(elements) with shape {b.shape}; use .contiguous()"
+        )
     for extent in b.shape:
         if extent > _LARGEST_EXTENT:
             raise ValueError(f"{where} must have extents below 2**31, got shape {b.shape}")
@@ -106,8 +108,10 @@ def _check_buffer(arg: Arg, where: str, b: BufferView) -> None:
 
 
 def _misaligned(where: str, address: int, alignment: int) -> ValueError:
-    return ValueError(f"{where} must start at a multiple of {alignment} bytes, got address {address:#x}: "
-                      "a slice may start in between; pass the whole buffer or a copy")
+    return ValueError(
+        f"{where} must start at a multiple of {alignment} bytes, got address {address:#x}: "
+        "a slice may start in between; pass the whole buffer or a copy"
+    )
 
 
 def _misaligned_table(where: str, address: int, stride: int, alignment: int) -> ValueError:
@@ -176,8 +180,9 @@ def _check_spec(arg: Arg, where: str, obj: Any) -> None:
         raise TypeError(f"{where} must be {kind} ({_describe(expected)}), got {got}")
     cache = found if isinstance(found, CacheSpec) else found.cache  # type: ignore[union-attr]
     if cache != expected:
-        raise TypeError(f"{where} is compiled for {_describe(expected)}, got {_describe(cache)}: "
-                        "compile the kernel for this cache")
+        raise TypeError(
+            f"{where} is compiled for {_describe(expected)}, got {_describe(cache)}: compile the kernel for this cache"
+        )
 
 
 def _cache_binder(arg: Arg, where: str) -> Binder:
@@ -198,8 +203,10 @@ def _cache_binder(arg: Arg, where: str) -> Binder:
             known = spec
         fields = obj.fields()
         if len(fields) != count:
-            raise TypeError(f"{where} must have {count} fields ({', '.join(f.name for f in arg.fields)}), "
-                            f"got {len(fields)} from {type(obj).__qualname__}.fields()")
+            raise TypeError(
+                f"{where} must have {count} fields ({', '.join(f.name for f in arg.fields)}), "
+                f"got {len(fields)} from {type(obj).__qualname__}.fields()"
+            )
         if fields[0] & mask:
             raise _misaligned(where, fields[0], alignment)
         if table_mask and (fields[at_table] | 4 * fields[at_stride]) & table_mask:
@@ -236,8 +243,10 @@ def _scalar_binder(arg: Arg, where: str) -> Binder:
         # Reading a number out of a device tensor would wait for the device, and break a stream capture.
         cls = obj.__class__
         if cls not in _PLAIN and (is_torch(cls) or hasattr(obj, "__cuda_array_interface__")):
-            raise TypeError(f"{where} must be a Python or NumPy number ({dtype.name}), got {type(obj).__qualname__}: "
-                            "reading it would wait for the device; call .item() yourself, or make it a buffer")
+            raise TypeError(
+                f"{where} must be a Python or NumPy number ({dtype.name}), got {type(obj).__qualname__}: "
+                "reading it would wait for the device; call .item() yourself, or make it a buffer"
+            )
         return (convert(obj),), None
 
     return bind
@@ -318,11 +327,14 @@ def _tensormap_binder(arg: Arg, where: str) -> Binder:
     def bind(obj: Any) -> Bound:
         encoded = getattr(obj, "encoded", None)
         if not isinstance(encoded, bytes):
-            raise TypeError(f"{where} must be a TMA descriptor, as create_tma_tile of a cache gives it, "
-                            f"got {type(obj).__qualname__}")
+            raise TypeError(
+                f"{where} must be a TMA descriptor, as create_tma_tile of a cache gives it, "
+                f"got {type(obj).__qualname__}"
+            )
         if expected is not None and obj.spec != expected:
-            raise TypeError(f"{where} is compiled for {expected}, got {obj.spec}: "
-                            "compile the kernel for this descriptor")
+            raise TypeError(
+                f"{where} is compiled for {expected}, got {obj.spec}: compile the kernel for this descriptor"
+            )
         if not encoded:
             raise ValueError(f"{where} must describe memory of a GPU, got a TMA descriptor of host memory")
         if written and obj.readonly:

@@ -90,8 +90,10 @@ def choose_image(
     """
     have = f"{where} (sm_{capability[0]}{capability[1]})"
     if artifact.target == "host":
-        raise ValueError(f"kernel {artifact.name!r} is compiled for host and cannot run on {have}: "
-                         f"compile it with target='{target_of(capability)}', or pass host buffers")
+        raise ValueError(
+            f"kernel {artifact.name!r} is compiled for host and cannot run on {have}: "
+            f"compile it with target='{target_of(capability)}', or pass host buffers"
+        )
     binaries = []
     for key, code in artifact.code.items():
         if key == "cubin" or key.startswith("cubin."):
@@ -103,19 +105,28 @@ def choose_image(
         return key, code
     ptx = artifact.code.get("ptx")
     if not isinstance(ptx, str):
-        cubins = [artifact.target if k == "cubin" else k.removeprefix("cubin.")
-                  for k in artifact.code if k.startswith("cubin")]
-        raise ValueError(f"kernel {artifact.name!r} has cubins for {', '.join(cubins) or 'no chip'} and no PTX, "
-                         f"and cannot run on {have}: compile it for sm_{capability[0]}{capability[1]}")
+        cubins = [
+            artifact.target if k == "cubin" else k.removeprefix("cubin.")
+            for k in artifact.code
+            if k.startswith("cubin")
+        ]
+        raise ValueError(
+            f"kernel {artifact.name!r} has cubins for {', '.join(cubins) or 'no chip'} and no PTX, "
+            f"and cannot run on {have}: compile it for sm_{capability[0]}{capability[1]}"
+        )
     isa, chip = ptx_facts(ptx)
     if not runs_on(chip, capability, binary=False):
-        raise ValueError(f"kernel {artifact.name!r} is compiled for {chip} and cannot run on {have}: "
-                         f"compile it with target='{target_of(capability)}'")
+        raise ValueError(
+            f"kernel {artifact.name!r} is compiled for {chip} and cannot run on {have}: "
+            f"compile it with target='{target_of(capability)}'"
+        )
     highest = driver.max_isa(driver_version) if driver_version else None
     if driver_version and highest and isa > highest:
-        raise ValueError(f"kernel {artifact.name!r} is in PTX ISA {isa[0]}.{isa[1]}, but the driver of {where} "
-                         f"(CUDA {driver_version[0]}.{driver_version[1]}) reads PTX up to {highest[0]}.{highest[1]}: "
-                         "update the driver, or save the kernel with a cubin")
+        raise ValueError(
+            f"kernel {artifact.name!r} is in PTX ISA {isa[0]}.{isa[1]}, but the driver of {where} "
+            f"(CUDA {driver_version[0]}.{driver_version[1]}) reads PTX up to {highest[0]}.{highest[1]}: "
+            "update the driver, or save the kernel with a cubin"
+        )
     return "ptx", ptx.encode() + b"\0"
 
 
@@ -130,14 +141,22 @@ def select(artifacts: Iterable[Artifact], capability: tuple[int, int] | None) ->
     if capability is None:
         fitting = [a for a in artifacts if a.target == "host"]
     else:
-        fitting = [a for a in artifacts if a.target != "host"
-                   and (runs_on(a.target, capability, binary=False)
-                        or any(a.cubin(c) and runs_on(c, capability, binary=True) for c in _cubin_chips(a)))]
+        fitting = [
+            a
+            for a in artifacts
+            if a.target != "host"
+            and (
+                runs_on(a.target, capability, binary=False)
+                or any(a.cubin(c) and runs_on(c, capability, binary=True) for c in _cubin_chips(a))
+            )
+        ]
         fitting.sort(key=lambda a: parse_chip(a.target))
     if not fitting:
         place = "the host" if capability is None else f"sm_{capability[0]}{capability[1]}"
-        raise ValueError(f"no variant of {artifacts[0].name!r} runs on {place}: "
-                         f"the bundle has {', '.join(a.target for a in artifacts)}")
+        raise ValueError(
+            f"no variant of {artifacts[0].name!r} runs on {place}: "
+            f"the bundle has {', '.join(a.target for a in artifacts)}"
+        )
     return fitting[-1]
 
 
@@ -230,8 +249,9 @@ class Device:
             finally:
                 driver.call("cuCtxSetCurrent", bindings.CUcontext(before))
             if found != int(self.handle):
-                raise ValueError(f"stream {stream:#x} must be of {self!r}, where the arguments are, got one of "
-                                 f"device {found}")
+                raise ValueError(
+                    f"stream {stream:#x} must be of {self!r}, where the arguments are, got one of device {found}"
+                )
         self.streams.add(stream)
 
     @contextlib.contextmanager
@@ -321,8 +341,10 @@ class DeviceKernel:
                 detail = _complaint(_logs.get(artifact.digest, b""))
                 what = f"loading kernel {entry.name!r} of {artifact.name!r} on {on!r}"
                 raise driver.DriverError(what, e.code, detail) from e
-            raise ValueError(f"the code of {artifact.name!r} has no kernel {entry.name!r} ({e.name}): "
-                             "its ABI does not belong to it; compile it again") from e
+            raise ValueError(
+                f"the code of {artifact.name!r} has no kernel {entry.name!r} ({e.name}): "
+                "its ABI does not belong to it; compile it again"
+            ) from e
         self.handle = int(self._kernel)
         self.registers = self._attribute("NUM_REGS")
         self.local_bytes = self._attribute("LOCAL_SIZE_BYTES")
@@ -357,8 +379,10 @@ class DeviceKernel:
                 break
             found.append(size)
         if found and found != expected:
-            raise ValueError(f"kernel {self.entry.name!r} takes parameters of {found} bytes, but the ABI of its "
-                             f"artifact has {expected}: code and ABI do not belong together; compile it again")
+            raise ValueError(
+                f"kernel {self.entry.name!r} takes parameters of {found} bytes, but the ABI of its "
+                f"artifact has {expected}: code and ABI do not belong together; compile it again"
+            )
 
     def reserve_shared(self, dynamic: int) -> None:
         """Allow launches with this many bytes of dynamic shared memory. Only ever raises the kernel's limit.
@@ -368,9 +392,11 @@ class DeviceKernel:
         if dynamic <= self._shared:
             return
         if dynamic + self.static_shared_bytes > self.device.shared_bytes:
-            raise ValueError(f"kernel {self.entry.name!r} needs {dynamic} bytes of dynamic and "
-                             f"{self.static_shared_bytes} of static shared memory, but a block on {self.device!r} has "
-                             f"{self.device.shared_bytes}: use smaller tiles or fewer stages")
+            raise ValueError(
+                f"kernel {self.entry.name!r} needs {dynamic} bytes of dynamic and "
+                f"{self.static_shared_bytes} of static shared memory, but a block on {self.device!r} has "
+                f"{self.device.shared_bytes}: use smaller tiles or fewer stages"
+            )
         with _lock:
             if dynamic > self._shared:
                 self._set_attribute("MAX_DYNAMIC_SHARED_SIZE_BYTES", dynamic)
@@ -389,8 +415,10 @@ class DeviceKernel:
     def _allow_cluster(self, cluster: tuple[int, int, int]) -> None:
         x, y, z = cluster
         if self.device.capability < (9, 0):
-            raise ValueError(f"kernel {self.entry.name!r} asks for a cluster of {x}x{y}x{z} blocks, which needs sm_90 "
-                             f"or later, got {self.device!r}")
+            raise ValueError(
+                f"kernel {self.entry.name!r} asks for a cluster of {x}x{y}x{z} blocks, which needs sm_90 "
+                f"or later, got {self.device!r}"
+            )
         if x * y * z > 16:
             raise ValueError(f"a cluster must have at most 16 blocks, got {x}x{y}x{z} of kernel {self.entry.name!r}")
         if x * y * z > 8:

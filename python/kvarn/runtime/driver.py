@@ -45,8 +45,11 @@ class DriverError(RuntimeError):
         self.call, self.code = call, code
         self.name, text = _describe(code)
         hint = _HINTS.get(self.name)
-        super().__init__(f"{call} failed: {self.name} ({code}): {text}"
-                         + (f"; {hint}" if hint else "") + (f"\n{detail}" if detail else ""))
+        super().__init__(
+            f"{call} failed: {self.name} ({code}): {text}"
+            + (f"; {hint}" if hint else "")
+            + (f"\n{detail}" if detail else "")
+        )
 
 
 def _describe(code: int) -> tuple[str, str]:
@@ -114,8 +117,11 @@ def _probe() -> Status:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return Status(False, "no NVIDIA driver: libcuda.so.1 was not found; install the driver, or use target='host'",
-                      bindings=_bindings_version())
+        return Status(
+            False,
+            "no NVIDIA driver: libcuda.so.1 was not found; install the driver, or use target='host'",
+            bindings=_bindings_version(),
+        )
     try:
         bindings = _bindings()
     except Exception as e:
@@ -129,8 +135,12 @@ def _probe() -> Status:
         return Status(False, str(DriverError("cuDriverGetVersion", int(code))), **facts)
     facts["version"] = (number // 1000, number % 1000 // 10)
     if facts["version"] < OLDEST_DRIVER:
-        return Status(False, f"the driver must be of CUDA {_dotted(OLDEST_DRIVER)} or newer, got one of CUDA "
-                             f"{_dotted(facts['version'])}: update it", **facts)
+        return Status(
+            False,
+            f"the driver must be of CUDA {_dotted(OLDEST_DRIVER)} or newer, got one of CUDA "
+            f"{_dotted(facts['version'])}: update it",
+            **facts,
+        )
     code, devices = bindings.cuDeviceGetCount()
     if int(code) or not devices:
         return Status(False, str(DriverError("cuDeviceGetCount", int(code) or 100)), **facts)

@@ -71,7 +71,7 @@ def _source(expression: Any, args: Sequence[Arg], depth: int = 0) -> str:
 
 def _argument(operands: Sequence[Any], args: Sequence[Arg]) -> str:
     if len(operands) != 2:
-        raise ValueError(f"an argument of an expression must be [\"arg\", index, field], got {['arg', *operands]!r}")
+        raise ValueError(f'an argument of an expression must be ["arg", index, field], got {["arg", *operands]!r}')
     index, name = operands
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(args):
         raise ValueError(f"argument index must be from 0 to {len(args) - 1}, got {index!r}")
@@ -145,20 +145,27 @@ def _step_argument(program: Artifact, entry: Entry, i: int, item: Any) -> str:
             raise ValueError(f"argument index must be from 0 to {len(program.args) - 1}, got {index!r}")
         given = program.args[index]
         if (given.kind, given.dtype, given.rank, given.spec) != (target.kind, target.dtype, target.rank, target.spec):
-            raise ValueError(f"argument {target.name!r} of kernel {entry.name!r} is not of the kind of the program's "
-                             f"argument {given.name!r}, which a step passes to it")
+            raise ValueError(
+                f"argument {target.name!r} of kernel {entry.name!r} is not of the kind of the program's "
+                f"argument {given.name!r}, which a step passes to it"
+            )
         return f"*a[{index}]"
     if isinstance(item, (list, tuple)) and len(item) == 2 and item[0] == "workspace":
         names = [w.name for w in program.workspaces]
         if item[1] not in names:
-            raise ValueError(f"program {program.name!r} has no workspace {item[1]!r}: "
-                             f"it has {', '.join(names) or 'none'}")
+            raise ValueError(
+                f"program {program.name!r} has no workspace {item[1]!r}: it has {', '.join(names) or 'none'}"
+            )
         if target.kind != "buffer" or target.rank != 1 or target.dtype is None:
-            raise ValueError(f"argument {target.name!r} of kernel {entry.name!r} takes a workspace "
-                             f"and must be a buffer of one dimension, got a {target.kind}")
+            raise ValueError(
+                f"argument {target.name!r} of kernel {entry.name!r} takes a workspace "
+                f"and must be a buffer of one dimension, got a {target.kind}"
+            )
         where = f"w[{names.index(item[1])}]"
         return f"{where}[0], {where}[1] // {target.dtype.itemsize}"
     if target.kind != "scalar":
-        raise ValueError(f"argument {target.name!r} of kernel {entry.name!r} is a {target.kind} "
-                         f"and must be given whole, got the expression {item!r}")
+        raise ValueError(
+            f"argument {target.name!r} of kernel {entry.name!r} is a {target.kind} "
+            f"and must be given whole, got the expression {item!r}"
+        )
     return _source(item, program.args)

@@ -97,8 +97,10 @@ class Packer:
             try:
                 s.pack(value)
             except (struct.error, OverflowError):
-                return ValueError(f"{p.field} of argument {self.entry.args[p.arg].name!r} of kernel "
-                                  f"{self.entry.name!r} must fit its parameter type {p.type}, got {value!r}")
+                return ValueError(
+                    f"{p.field} of argument {self.entry.args[p.arg].name!r} of kernel "
+                    f"{self.entry.name!r} must fit its parameter type {p.type}, got {value!r}"
+                )
         return ValueError(f"parameters of kernel {self.entry.name!r} cannot be packed: {error}")
 
 
@@ -148,8 +150,9 @@ def check_shape(entry: Entry, grid: Any, block: Any, shared: int, limits: device
     threads = b[0] * b[1] * b[2]
     most = min(t for t in (entry.max_threads, most, 2**31) if t)
     if threads > most:
-        raise ValueError(f"block of kernel {kernel!r} must have at most {most} threads, got {b[0]}x{b[1]}x{b[2]} = "
-                         f"{threads}")
+        raise ValueError(
+            f"block of kernel {kernel!r} must have at most {most} threads, got {b[0]}x{b[1]}x{b[2]} = {threads}"
+        )
     if limits is not None:
         for axis, extent, limit in zip("xyz", g, limits.max_grid, strict=True):
             if extent > limit:
@@ -173,7 +176,8 @@ class DeviceCall:
         self.entry, self.handle = entry, self.kernel.handle
         merged = {**entry.attributes, **(attributes or {})}
         self.attributes = self.kernel.launch_attributes(
-            entry.cluster, bool(merged.get("programmatic")), bool(merged.get("cooperative")))
+            entry.cluster, bool(merged.get("programmatic")), bool(merged.get("cooperative"))
+        )
         self.packer = Packer(entry, _CONFIG)
         self._launch = driver.launch_function()
         self._pool: list[Packet] = []
@@ -224,9 +228,11 @@ class DeviceCall:
                 code = self._launch(config, self.handle, pointers, None)
         if code:
             raise driver.DriverError(
-                f"launch of kernel {self.entry.name!r} on {self.device!r}", code,
+                f"launch of kernel {self.entry.name!r} on {self.device!r}",
+                code,
                 f"grid {shape[:3]}, block {shape[3:6]}, {shape[6]} + {self.kernel.static_shared_bytes} bytes of shared "
-                f"memory, {self.kernel.registers} registers a thread, cluster {self.entry.cluster}, stream {stream:#x}")
+                f"memory, {self.kernel.registers} registers a thread, cluster {self.entry.cluster}, stream {stream:#x}",
+            )
         return code
 
     def freeze(self, shape: Shape, values: Sequence[Any]) -> Callable[[int], None]:
@@ -332,8 +338,10 @@ class Place:
     def __init__(self, artifact: Artifact, ordinal: int, executor: HostExecutor | None = None) -> None:
         self.artifact, self.ordinal = artifact, ordinal
         if ordinal < 0 and artifact.target != "host":
-            raise ValueError(f"kernel {artifact.name!r} is compiled for {artifact.target}, but its buffers are in host "
-                             "memory: compile it with target='host', or pass CUDA buffers")
+            raise ValueError(
+                f"kernel {artifact.name!r} is compiled for {artifact.target}, but its buffers are in host "
+                "memory: compile it with target='host', or pass CUDA buffers"
+            )
         if ordinal < 0 and executor is None:
             from . import host  # the CPU JIT, the one part of the runtime that needs MLIR
 

@@ -98,8 +98,7 @@ class _OnDevice:
 
     def __init__(self, artifact: Artifact, ordinal: int, executor: HostExecutor | None) -> None:
         place = Place(artifact, ordinal, executor)
-        self.calls: tuple[Call, ...] = tuple(
-            place.call(artifact.entry(s.entry), s.attributes) for s in artifact.steps)
+        self.calls: tuple[Call, ...] = tuple(place.call(artifact.entry(s.entry), s.attributes) for s in artifact.steps)
         self.ordinal, self.facts = ordinal, self.calls[0].facts
         self._zeroed = [w.zeroed for w in artifact.workspaces]
         self._scratch: dict[int, Scratch] = {}
@@ -216,8 +215,9 @@ class Program:
                 (gx, gy, gz, bx, by, bz, shared), flat = step(values, on.facts, scratch)
                 plan.append((call, call.shape((gx, gy, gz), (bx, by, bz), shared), flat))
         except ZeroDivisionError:
-            raise ValueError(f"program {self.artifact.name!r} divides by zero for these arguments: "
-                             f"{_sizes_of(self.args, values)}") from None
+            raise ValueError(
+                f"program {self.artifact.name!r} divides by zero for these arguments: {_sizes_of(self.args, values)}"
+            ) from None
         return plan
 
     def load(self, ordinal: int | None = None) -> None:
@@ -245,8 +245,11 @@ def _strictest(artifact: Artifact) -> tuple[Arg, ...]:
                 if 0 <= item[1] < len(args):
                     a = args[item[1]]
                     args[item[1]] = dataclasses.replace(
-                        a, alignment=max(a.alignment, target.alignment), written=a.written or target.written,
-                        table_alignment=max(a.table_alignment, target.table_alignment))
+                        a,
+                        alignment=max(a.alignment, target.alignment),
+                        written=a.written or target.written,
+                        table_alignment=max(a.table_alignment, target.table_alignment),
+                    )
     return tuple(args)
 
 

@@ -194,8 +194,12 @@ def describe_ragged_tile(
     base = at["base"] - rows * spec.token_stride * spec.dtype.itemsize
     if base < 0:
         raise ValueError(f"the {rows} rows before the cache must be mapped, got a cache at {at['base']:#x}")
-    return _make(made, (_rows(spec, at) + 1, spec.num_heads, rows, spec.head_size),
-                 (spec.token_stride, spec.head_size, spec.token_stride, 1), base)
+    return _make(
+        made,
+        (_rows(spec, at) + 1, spec.num_heads, rows, spec.head_size),
+        (spec.token_stride, spec.head_size, spec.token_stride, 1),
+        base,
+    )
 
 
 def describe_rope_tile(
@@ -222,8 +226,12 @@ def describe_rope_tile(
     width = spec.head_size // 2
     if made.paged:
         # The columns end with the rope part: those of a whole row would end behind the last page.
-        return _make(made, (at["num_blocks"], at["capacity"], 1, rope), (at["stride0"] // 2, width, width, 1),
-                     at["base"] + content)
+        return _make(
+            made,
+            (at["num_blocks"], at["capacity"], 1, rope),
+            (at["stride0"] // 2, width, width, 1),
+            at["base"] + content,
+        )
     return _make(made, (_rows(spec, at), 1, width), (width, width, 1), at["base"] + content)
 
 

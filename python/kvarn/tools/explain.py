@@ -174,8 +174,10 @@ def describe_code(kernel: Any) -> Iterator[str]:
         yield f"registers and spills: {e}"
         return
     for name, figures in made.kernels.items():
-        yield (f"{name}: {figures.registers} registers, {figures.spill_stores} + {figures.spill_loads} bytes spilled "
-               f"and reloaded, {figures.shared_bytes} bytes of static shared memory ({made.tool})")
+        yield (
+            f"{name}: {figures.registers} registers, {figures.spill_stores} + {figures.spill_loads} bytes spilled "
+            f"and reloaded, {figures.shared_bytes} bytes of static shared memory ({made.tool})"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -207,8 +209,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.diff:
         i = names.index(options.diff)
         before, after = stages[i - 1].text if i else "", stages[i].text
-        sys.stdout.writelines(difflib.unified_diff(
-            before.splitlines(True), after.splitlines(True), f"before {options.diff}", f"after {options.diff}"))
+        sys.stdout.writelines(
+            difflib.unified_diff(
+                before.splitlines(True), after.splitlines(True), f"before {options.diff}", f"after {options.diff}"
+            )
+        )
         return 0
     print(f"{kernel.name} for {kernel.target}\n")
     for section in (describe_stages(stages), describe_abi(kernel.artifact), describe_code(kernel)):

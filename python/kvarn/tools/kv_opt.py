@@ -163,9 +163,7 @@ def _default_pipeline(options: argparse.Namespace) -> list[Step]:
         whole = pipeline.steps(options.target, settings)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return [
-        dataclasses.replace(step, group=group.name) for group in whole for step in textual.parse(group.text)
-    ]
+    return [dataclasses.replace(step, group=group.name) for group in whole for step in textual.parse(group.text)]
 
 
 def _up_to(steps: list[Step], name: str) -> list[Step]:

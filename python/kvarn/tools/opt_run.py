@@ -403,4 +403,3 @@ def timing_report(timer: Timer, total: float) -> str:
     for name, seconds in [*rows, ("Rest", rest), ("Total", total)]:
         lines.append(f"  {seconds:8.4f} ({100 * seconds / max(total, 1e-9):5.1f}%)  {name}")
     return "\n".join(lines) + "\n"
-

@@ -308,7 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="kvarn tune",
         description="Measure schedules of decode attention on this machine's GPU, and keep the best.",
         epilog="example: kvarn tune --dtype bf16,f8e4m3 --batch 1,16,64 --context 8192 --query-heads 64 --kv-heads 8",
-    )  # fmt: skip
+    )
     several = {"type": _numbers, "metavar": "N,..."}
     parser.add_argument("--dtype", type=_dtypes, default=["bf16"], help="of the cache: bf16, f16, f8e4m3, f8e5m2")
     parser.add_argument("--batch", **several, default=[64], help="sequences (64)")

@@ -22,7 +22,7 @@ from fakes import (
     launches,
     params,
     strided,
-)  # fmt: skip
+)
 
 from kvarn import artifact as A
 from kvarn.dialect import dtypes, layout
@@ -41,8 +41,24 @@ def test_every_kind_of_argument_is_packed_by_the_abi():
     x = aligned((4, 6, 8), np.float32)[:, 1:3]
     cache, pool = Cache(), Cache(layout.CollectionSpec(SPEC))
     operand = Cache(layout.OperandSpec(SPEC))
-    Launcher(artifact)((5, 6, 7), (32, 2), cache, pool, operand, True, CudaArray(x), -3, 2**32 - 1, -(2**40), 1.5,
-                       np.float32(-2.71), 3.0, 1e300, np.float64(0.1), stream=0)
+    Launcher(artifact)(
+        (5, 6, 7),
+        (32, 2),
+        cache,
+        pool,
+        operand,
+        True,
+        CudaArray(x),
+        -3,
+        2**32 - 1,
+        -(2**40),
+        1.5,
+        np.float32(-2.71),
+        3.0,
+        1e300,
+        np.float64(0.1),
+        stream=0,
+    )
     found = params(last(), artifact.entry())
     assert list(last().shape) == [5, 6, 7, 32, 2, 1, 0]
     assert last().kernel == b"k"

@@ -21,12 +21,14 @@ def array(shape, dtype):
 
 def paged():
     return kv.PagedKVCacheCollection(
-        array((N, 2, L, P, H, D), np.float16), array((B,), np.int32), array((B, 24), np.uint32), 4, 64)
+        array((N, 2, L, P, H, D), np.float16), array((B,), np.int32), array((B, 24), np.uint32), 4, 64
+    )
 
 
 def continuous():
     return kv.ContinuousBatchingKVCacheCollection(
-        array((N, 2, L, 64, H, D), np.float16), array((B,), np.int32), array((B,), np.uint32), 4, 60)
+        array((N, 2, L, 64, H, D), np.float16), array((B,), np.int32), array((B,), np.uint32), 4, 60
+    )
 
 
 @kv.kernel

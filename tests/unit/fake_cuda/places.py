@@ -25,7 +25,7 @@ from fakes import (
     params,
     ptx,
     tensor,
-)  # fmt: skip
+)
 
 from kvarn import artifact as A
 from kvarn.dialect import dtypes
@@ -110,8 +110,11 @@ def test_failed_launch_says_what_was_launched():
     prepared = launcher.prepare((2, 3), 64, 1)
     for launch in (prepared, lambda: launcher((2, 3), 64, 1)):
         LIBRARY.fake_fail(700)
-        with pytest.raises(driver.DriverError, match=r"(?s)'k' on Device.*ILLEGAL_ADDRESS \(700\).*KVARN_CHECK=1"
-                                                     r".*grid \(2, 3, 1\), block \(64, 1, 1\), 0 \+ 4096 bytes"):
+        with pytest.raises(
+            driver.DriverError,
+            match=r"(?s)'k' on Device.*ILLEGAL_ADDRESS \(700\).*KVARN_CHECK=1"
+            r".*grid \(2, 3, 1\), block \(64, 1, 1\), 0 \+ 4096 bytes",
+        ):
             launch()
 
 

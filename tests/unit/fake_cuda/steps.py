@@ -23,7 +23,7 @@ from fakes import (
     params,
     ptx,
     tensor,
-)  # fmt: skip
+)
 
 from kvarn import artifact as A
 from kvarn.dialect import dtypes, layout
@@ -35,8 +35,11 @@ from kvarn.runtime.program import Program
 def two_steps(zeroed=False, alignment=0):
     fill_args = [A.Arg("out", "buffer", dtypes.i32, 1, written=True), A.Arg("v", "scalar", dtypes.i32)]
     fill = A.Entry("fill", fill_args, A.flatten(fill_args), (64, 1, 1))
-    add_args = [A.Arg("x", "buffer", dtypes.f32, 2, alignment=alignment, written=True),
-                A.Arg("s", "buffer", dtypes.i32, 1), A.Arg("a", "scalar", dtypes.bf16)]
+    add_args = [
+        A.Arg("x", "buffer", dtypes.f32, 2, alignment=alignment, written=True),
+        A.Arg("s", "buffer", dtypes.i32, 1),
+        A.Arg("a", "scalar", dtypes.bf16),
+    ]
     add = A.Entry("add", add_args, A.flatten(add_args), attributes={"programmatic": False})
     args = [A.Arg("x", "buffer", dtypes.f32, 2), A.Arg("n", "scalar", dtypes.i32), A.Arg("a", "scalar", dtypes.bf16)]
     rows, n = ("arg", 0, "shape0"), ("arg", 1, "value")
@@ -46,8 +49,16 @@ def two_steps(zeroed=False, alignment=0):
         A.Step("add", [rows, ("min", n, ("device", "multiprocessors")), 1], [32, 1, 1], ("mul", n, 1024),
                [("arg", 0), ("workspace", "counts"), ("arg", 2)], {"programmatic": True}),
     ]  # fmt: skip
-    return A.Artifact("two", "sm_80", "8.0", {"ptx": ptx([fill, add])}, [fill, add], args, steps,
-                      [A.Workspace("counts", ("mul", ("mul", rows, n), 4), zeroed)])
+    return A.Artifact(
+        "two",
+        "sm_80",
+        "8.0",
+        {"ptx": ptx([fill, add])},
+        [fill, add],
+        args,
+        steps,
+        [A.Workspace("counts", ("mul", ("mul", rows, n), 4), zeroed)],
+    )
 
 
 def test_program_runs_its_steps_in_order():
