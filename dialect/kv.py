@@ -21,6 +21,8 @@ from .ops.mla import *  # noqa: F403
 from .ops.operations import *  # noqa: F403
 from .ops.ragged import *  # noqa: F403
 from .ops.rotary import *  # noqa: F403
+from .ops.staging import *  # noqa: F403
+from .ops.tile import *  # noqa: F403
 from .ops.tiles import *  # noqa: F403
 from .ops.tma import *  # noqa: F403
 from .types import CacheType, CollectionType, OperandType, RowsType, TmaType  # noqa: F401

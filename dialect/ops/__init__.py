@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The operations of the kv dialect: their classes, and wrapper functions of the same name.
 
-Tier 2, used inside kernels: :mod:`metadata`, :mod:`addressing`, :mod:`access`, :mod:`tiles`, :mod:`tma`.
+Tier 2, used inside kernels: :mod:`metadata`, :mod:`addressing`, :mod:`access`, :mod:`tiles`, :mod:`tma`; over values
+of the whole block :mod:`tile`, and what passes make of those :mod:`staging`.
 Tier 1, used outside kernels: :mod:`operations`, :mod:`rotary`, :mod:`attention`, :mod:`mla`, :mod:`ragged`.
 """
 
@@ -38,6 +39,18 @@ from .metadata import (
 )
 from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
 from .operations import tier_one
+from .tile import (
+    dot,
+    tile_broadcast,
+    tile_gather,
+    tile_index,
+    tile_load,
+    tile_load_rows,
+    tile_mask,
+    tile_reduce,
+    tile_scatter,
+    tile_store_rows,
+)
 from .tiles import alloc_shared, load_tile, store_tile
 from .tma import (
     tma_expect,
@@ -58,6 +71,8 @@ __all__ = [
     "key_cache", "load", "load_pages", "load_raw", "load_scale", "load_tile", "make_cache", "make_collection",
     "make_rows", "max_context_length", "max_prompt_length", "num_rows", "operand", "page", "populate", "raw_page",
     "row_index", "scale_block_ptr", "scales_base", "store", "store_scale", "store_tile", "tier_one",
+    "dot", "tile_broadcast", "tile_gather", "tile_index", "tile_load", "tile_load_rows", "tile_mask", "tile_reduce", "tile_scatter",
+    "tile_store_rows",
     "tma_expect", "tma_init_barrier", "tma_load", "tma_load_tile", "tma_prefetch", "tma_row", "tma_store", "tma_wait",
     "tma_wait_stores", "value_cache",
 ]  # fmt: skip

@@ -89,6 +89,7 @@ from .machine import (
     tanh_approx,
 )
 from .memory import Buffer, BufferSpec, Pointer, Shared, atomic_add, fence, pointer_of, shared
+from .tiles import Tile, dot, full, masked, tile_index
 from .tma import TensorMap
 from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
 from .wgmma import wgmma, wgmma_descriptor
@@ -111,6 +112,7 @@ __all__ = [
     "Rows",
     "Shared",
     "TensorMap",
+    "Tile",
     "Value",
     "Vector",
     "atomic_add",
@@ -135,6 +137,7 @@ __all__ = [
     "cvt_e5m2x4_to_f16x4",
     "cvt_i8x4_to_f16x4",
     "device_assert",
+    "dot",
     "elect",
     "ex2",
     "f8e4m3",
@@ -148,6 +151,7 @@ __all__ = [
     "fence_proxy_async",
     "for_",
     "from_lanes",
+    "full",
     "func",
     "globaltimer",
     "grid_dim",
@@ -165,6 +169,7 @@ __all__ = [
     "linear_thread_id",
     "load_nc",
     "loop",
+    "masked",
     "math",
     "mbarrier_arrive",
     "mbarrier_arrive_expect_tx",
@@ -194,6 +199,7 @@ __all__ = [
     "syncwarp",
     "tanh_approx",
     "thread_id",
+    "tile_index",
     "tma",
     "u8",
     "u16",

@@ -14,7 +14,8 @@ from mlir import ir
 
 from kvarn.dialect.dtypes import DType, bool_
 
-from . import values as v  # values imports this module too: its names are used in functions only
+from . import tiles  # tiles and values import this module too: their names are used in functions only
+from . import values as v
 from .builder import emit_value, types
 
 if TYPE_CHECKING:
@@ -166,6 +167,9 @@ def promote(what: str, a: Any, b: Any, lanes: int = 0, bits: bool = False) -> tu
         dtype = v.number_dtype(a if isinstance(a, float) else b)
     for x in (a, b):
         n = x.lanes if isinstance(x, v.Numeric) else 0
+        if isinstance(n, tuple) or isinstance(lanes, tuple):
+            lanes = tiles.joined(what, lanes, n)
+            continue
         if n and lanes and n != lanes:
             raise TypeError(f"{what} of vectors of {lanes} and {n} lanes: the lanes must match")
         lanes = lanes or n
@@ -177,7 +181,7 @@ def _operand(x: Any, dtype: DType, lanes: int, bits: bool) -> ir.Value:
         return literal(x, dtype, lanes, bits)
     if x.dtype is not dtype:
         x = v.cast(x, dtype)
-    return broadcast(x, lanes).ir if lanes and not x.lanes else x.ir
+    return broadcast(x, lanes).ir if lanes and x.lanes != lanes else x.ir
 
 
 def scalar_of(x: Any, dtype: DType) -> ir.Value:
@@ -186,7 +190,9 @@ def scalar_of(x: Any, dtype: DType) -> ir.Value:
 
 
 def broadcast(x: Any, lanes: int) -> Any:
-    """A vector with all lanes the scalar ``x``."""
+    """A vector with all lanes the scalar ``x``; a tile of ``x``, a scalar or tile, for a shape."""
+    if isinstance(lanes, tuple):
+        return tiles.stretched(x, lanes)
     return v.Vector(emit_value("vector.broadcast", types().of(x.dtype, lanes), [x.ir]), x.dtype, lanes, x.nonneg)
 
 
@@ -272,7 +278,7 @@ def _shift(op: str, a: Any, b: Any) -> Any:
     """Shifts keep the left operand's type; the count is brought to it."""
     a, b = v.plain(a), v.plain(b)
     if not isinstance(a, v.Numeric):
-        a = v.as_value(a) if not b.lanes else v.vector(v.number_dtype(a), b.lanes, a)
+        a = v.as_value(a) if not b.lanes else v.constant(a, v.number_dtype(a), b.lanes)
     if not a.dtype.is_integer or (isinstance(b, v.Numeric) and not b.dtype.is_integer) or isinstance(b, float):
         raise TypeError(f"{op} needs integers, got {v.describe(a)} and {v.describe(b)}")
     if isinstance(b, int):
@@ -280,8 +286,8 @@ def _shift(op: str, a: Any, b: Any) -> Any:
             raise ValueError(f"{op} of {a.dtype.name} needs a count in [0, {a.dtype.bits}), got {b}")
         count = literal(b, a.dtype, a.lanes)
     else:
-        if b.lanes and not a.lanes:
-            a = broadcast(a, b.lanes)
+        if b.lanes and a.lanes != b.lanes:
+            a = broadcast(a, tiles.joined(op, a.lanes, b.lanes) if isinstance(b.lanes, tuple) else b.lanes)
         count = _operand(v.cast(b, a.dtype), a.dtype, a.lanes, False)
     name = "arith.shli" if op == "<<" else "arith.shrui" if a.nonneg else "arith.shrsi"
     shifted = emit_value(name, types().of(a.dtype, a.lanes), [a.ir, count])

@@ -23,7 +23,7 @@ class Types:
 
     def __init__(self, context: ir.Context) -> None:
         self.context = context
-        self._dtypes: dict[tuple[str, int], ir.Type] = {}
+        self._dtypes: dict[tuple[str, int | tuple[int, ...]], ir.Type] = {}
         self._parsed: dict[str, Any] = {}
         self.i1 = ir.IntegerType.get_signless(1)
         self.i8 = ir.IntegerType.get_signless(8)
@@ -33,12 +33,15 @@ class Types:
         self.unit = ir.UnitAttr.get()
         self.pointers = {space: ir.Type.parse(f"!llvm.ptr<{space}>") for space in (0, 1, 3)}
 
-    def of(self, dtype: DType, lanes: int = 0) -> ir.Type:
-        """The scalar type of a dtype, or the vector type of so many lanes."""
+    def of(self, dtype: DType, lanes: int | tuple[int, ...] = 0) -> ir.Type:
+        """The scalar type of a dtype, the vector type of so many lanes, or the tile type of a shape."""
         key = (dtype.mlir, lanes)
         found = self._dtypes.get(key)
         if found is None:
-            found = ir.Type.parse(dtype.mlir) if lanes == 0 else ir.VectorType.get([lanes], self.of(dtype))
+            if isinstance(lanes, tuple):  # an extent of 1 marks a vector that broadcasts
+                found = ir.RankedTensorType.get([n for n in lanes if n != 1], self.of(dtype))
+            else:
+                found = ir.Type.parse(dtype.mlir) if lanes == 0 else ir.VectorType.get([lanes], self.of(dtype))
             self._dtypes[key] = found
         return found
 
@@ -67,6 +70,7 @@ class Types:
 class _State(threading.local):
     types: Types | None = None
     trace: Any = None
+    tiled: bool = False  # whether what is traced has made a tile
 
 
 state = _State()

@@ -15,6 +15,7 @@ from kvarn.dialect.dtypes import DType, bool_, f32, i32, u32
 from kvarn.dialect.layout import CONTINUOUS, DENSE, FA3, KINDS, PAGED, RAGGED, SCALES, CacheSpec
 
 from .memory import GLOBAL, SHARED, Pointer, _check_width
+from .tiles import Tile
 from .values import Numeric, Value, as_value, describe, i32_value, plain, wrap
 
 # Classes of the Python API that annotate an argument: (kind of argument, kinds of cache or operand).
@@ -244,6 +245,27 @@ class CacheReads(Handle):
             self.ir, i32_value(b), i32_value(h), i32_value(base), i32_value(valid), destination.ir, i32_value(thread),
             tile_rows=tile_rows, num_threads=num_threads, swizzle=swizzle, mode=mode,
         )  # fmt: skip
+
+    def tile(
+        self, b: Any, h: Any, first: Any, count: Any, *, rows: int, columns: int | None = None, first_column: int = 0,
+        tail: str = "zero", descriptor: Any = None,
+    ) -> Tile:  # fmt: skip
+        """Tokens [first, first + rows) of head ``h`` as a tile, dequantized: kv.tile_load.
+
+        Parameters
+        ----------
+        count : i32
+            Tokens of the sequence that exist; rows at and past it are zeros or, with ``tail="any"``, anything.
+        columns, first_column : int
+            Which of the head dimension; all by default.
+        descriptor : kv.TensorMap, optional
+            Describes the same rows, for schedules that copy by TMA.
+        """
+        made = ops.tile_load(
+            self.ir, i32_value(b), i32_value(h), i32_value(first), i32_value(count), rows=rows, columns=columns,
+            first_column=first_column, tail=tail, descriptor=None if descriptor is None else descriptor.ir,
+        )  # fmt: skip
+        return Tile(made, self.dtype, tuple(ir.RankedTensorType(made.type).shape))
 
     def _needs_scales(self, method: str) -> None:
         if self.spec.scale_dtype is None:

@@ -299,10 +299,13 @@ class KernelFunction:
             block = ir.Block.create_at_start(function.regions[0], mlir_types, [ir.Location.current] * len(mlir_types))
             values = iter(block.arguments)
             variables = {a.name: a.spec if a.kind == "static" else a.value(next(values)) for a in arguments}
+            builder.state.tiled = False
             try:
                 with ir.InsertionPoint(block):
                     self._run(variables, options)
                     emit("gpu.return")
+                if builder.state.tiled:
+                    function.attributes["kv.tiled"] = ir.UnitAttr.get()
             except BaseException:
                 function.erase()
                 raise

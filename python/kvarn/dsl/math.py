@@ -14,6 +14,7 @@ from typing import Any
 
 from . import arithmetic as _a
 from .builder import emit_value, types
+from .tiles import joined
 from .values import Numeric, describe, plain, wrap
 
 __all__ = [
@@ -59,7 +60,7 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     numeric = [x for x in (a, b, c) if isinstance(x, Numeric)]
     if not numeric:
         return a * b + c
-    x, y, dtype, lanes = _a.promote("kv.math.fma", a, b, lanes=_builtins.max(n.lanes for n in numeric))
+    x, y, dtype, lanes = _a.promote("kv.math.fma", a, b, lanes=_lanes_of(numeric))
     if not isinstance(a, Numeric) and not isinstance(b, Numeric):
         dtype = numeric[0].dtype
         x, y = _a.literal(a, dtype, lanes), _a.literal(b, dtype, lanes)
@@ -68,6 +69,14 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     marker = wrap(x, dtype, lanes)
     _, z, out, _ = _a.promote("kv.math.fma", marker, c)
     return wrap(emit_value("math.fma", types().of(out, lanes), [x, y, z]), out, lanes)
+
+
+def _lanes_of(values: list[Numeric]) -> Any:
+    """The lanes or the shape that operands broadcast to."""
+    found: Any = 0
+    for x in values:
+        found = joined("kv.math.fma", found, x.lanes) if isinstance(x.lanes, tuple) else found or x.lanes
+    return found
 
 
 def _extremum(op: str, first: Any, rest: tuple[Any, ...]) -> Any:

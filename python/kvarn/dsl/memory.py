@@ -18,6 +18,7 @@ from kvarn.dialect.dtypes import DType, bool_, i8, i32, i64, u8
 from kvarn.dialect.layout import lowbit
 
 from . import arithmetic as _a
+from . import tiles
 from .builder import emit, emit_value, types
 from .values import Numeric, Value, Vector, as_value, cast, describe, i32_value, index_value, plain, wrap
 
@@ -84,6 +85,8 @@ class Buffer:
         return self.rank
 
     def __getitem__(self, index: Any) -> Value:
+        if any(isinstance(i, tiles.Tile) for i in (index if isinstance(index, tuple) else (index,))):
+            return self.gather(*(index if isinstance(index, tuple) else (index,)))
         element = types().of(storage(self.dtype))
         loaded = emit_value("memref.load", element, [self.ir, *self._indices(index)])
         return from_storage(Value(loaded, storage(self.dtype)), self.dtype)
@@ -115,6 +118,38 @@ class Buffer:
             return
         attributes = {"alignment": types().i64_attr(_alignment(self.dtype, value.lanes, alignment))}
         emit("vector.store", (), [to_storage(value).ir, self.ir, *self._indices(index)], attributes)
+
+    def load_rows(self, *index: Any, mask: Any = True, columns: int) -> tiles.Tile:
+        """Rows ``self[index][:columns]`` for index vectors (tiles of one dimension, or scalars): a tile of rows.
+
+        Rows whose ``mask`` is false are zeros and are not read.
+        """
+        self._check_rank((*index, 0))
+        shape = tiles.shape_of_indices("an index", *index, mask)
+        made = ops.tile_load_rows(self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape), columns)
+        return tiles.Tile(made, self.dtype, (*shape, columns))
+
+    def store_rows(self, *index: Any, value: tiles.Tile, mask: Any = True) -> None:
+        """Write a tile of rows, the mirror of :meth:`load_rows`: rows whose ``mask`` is false are not written."""
+        self._check_rank((*index, 0))
+        shape = tiles.shape_of_indices("an index", *index, mask)
+        value = as_value(value, self.dtype, f"what is stored in a {self!r}")
+        ops.tile_store_rows(value.ir, self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape))
+
+    def gather(self, *index: Any, mask: Any = True) -> tiles.Tile:
+        """``self[index]`` for every element of index tiles; 0, and nothing read, where ``mask`` is false."""
+        self._check_rank(index)
+        shape = tiles.shape_of_indices("an index", *index, mask)
+        made = ops.tile_gather(self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape))
+        return tiles.Tile(made, self.dtype, shape)
+
+    def scatter(self, *index: Any, value: Any, mask: Any = True) -> None:
+        """Write ``self[index]`` for every element of index tiles, but where ``mask`` is false."""
+        self._check_rank(index)
+        value = as_value(value, self.dtype, f"what is stored in a {self!r}")
+        shape = tiles.shape_of_indices("an index", *index, mask, value)
+        value = tiles.stretched(value, shape)
+        ops.tile_scatter(value.ir, self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape))
 
     def address(self, *index: Any) -> Pointer:
         """Pointer to an element."""

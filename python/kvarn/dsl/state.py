@@ -21,6 +21,7 @@ from kvarn.dialect.dtypes import DType, bool_, f32
 from . import arithmetic as _a
 from .builder import types
 from .memory import Pointer
+from .tiles import Tile
 from .values import Numeric, Value, Vector, Weak, cast, describe, number_dtype, plain, wrap
 
 _ATOMS = frozenset(
@@ -33,6 +34,7 @@ _ATOMS = frozenset(
         Value,
         Weak,
         Vector,
+        Tile,
         Pointer,
         _types.FunctionType,
         _types.ModuleType,
@@ -207,7 +209,7 @@ class LeafType:
     """The type of an SSA value that stands for a leaf: a scalar or vector dtype, or a pointer's space."""
 
     dtype: DType | None
-    lanes: int = 0
+    lanes: int | tuple[int, ...] = 0
     space: int = 0
 
     def mlir(self) -> ir.Type:
@@ -219,6 +221,8 @@ class LeafType:
     def __str__(self) -> str:
         if self.dtype is None:
             return "a pointer"
+        if isinstance(self.lanes, tuple):
+            return f"a {self.dtype.name} tile of shape {self.lanes}"
         return f"{self.dtype.name} x {self.lanes}" if self.lanes else self.dtype.name
 
 

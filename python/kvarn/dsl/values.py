@@ -262,7 +262,11 @@ class Vector(Numeric):
 
 
 def wrap(value: ir.Value, dtype: DType, lanes: int = 0, nonneg: bool = False) -> Any:
-    """A Value or, with lanes, a Vector."""
+    """A Value or, with lanes, a Vector; with a shape, a Tile."""
+    if isinstance(lanes, tuple):
+        from .tiles import Tile
+
+        return Tile(value, dtype, lanes, nonneg)
     return Vector(value, dtype, lanes, nonneg) if lanes else Value(value, dtype, nonneg)
 
 
@@ -340,6 +344,8 @@ def index_value(value: Any, what: str = "the index") -> ir.Value:
 def describe(value: Any) -> str:
     """A short name of any Python or kernel value, for error messages."""
     if isinstance(value, Numeric):
+        if isinstance(value.lanes, tuple):
+            return f"a {value.dtype.name} tile of shape {value.lanes}"
         return f"a {value.dtype.name} {'vector' if value.lanes else 'value'}"
     if value is None or isinstance(value, int | float | str):
         return repr(value)
@@ -379,6 +385,8 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     if not isinstance(condition, Numeric) or condition.dtype is not bool_:
         raise TypeError(f"kv.where needs a bool condition, got {describe(condition)}")
     x, y, dtype, lanes = _a.promote("kv.where", a, b, lanes=condition.lanes)
+    if condition.lanes and condition.lanes != lanes:
+        condition = _a.broadcast(condition, lanes)
     chosen = emit_value("arith.select", types().of(dtype, lanes), [condition.ir, x, y])
     return wrap(chosen, dtype, lanes, _a.is_nonneg(a) and _a.is_nonneg(b))
 

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Operations on tile values: builtin tensors that a whole thread block holds, or the warps of one role of it.
+
+A tile is ``tensor<MxNxT>``, a row or column vector ``tensor<MxT>``. Upstream arith, math, scf and ``tensor.splat`` work on
+them; the operations here are what those lack. A tile without an encoding has no layout yet; passes write layouts by
+name (``dialect.tile_layout``), and on the host there never is one. What one thread holds is a ``vector``, so that the
+two levels never look alike.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlir import ir
+
+from .. import types, verify
+from ..base import Kv
+from ..effects import CACHE, READ, Effect, EffectModel, Pure, ReadsMemory, WritesMemory
+from ..ext import I1, I32, Operand, Result, infer_result
+from .common import as_i32, i64_attr
+
+KINDS = ("max", "min", "add")
+TAILS = ("zero", "any")
+
+
+class _LoadsRows(EffectModel):
+    """Reads a cache."""
+
+    effects = (Effect(READ, CACHE),)
+
+
+def tile_of(value: ir.Value) -> ir.RankedTensorType | None:
+    """The tensor type of a tile of rank 1 or 2 and static shape; None of anything else."""
+    if not isinstance(value.type, ir.RankedTensorType):
+        return None
+    type_ = ir.RankedTensorType(value.type)
+    return type_ if type_.rank in (1, 2) and type_.has_static_shape else None
+
+
+def tile_type(shape: Sequence[int], element: ir.Type, layout: str | None = None) -> ir.RankedTensorType:
+    """The type of a tile; ``layout`` names how it is spread, None while that is open."""
+    encoding = ir.StringAttr.get(layout, element.context) if layout else None
+    return ir.RankedTensorType.get_unchecked(list(shape), element, encoding, element.context)
+
+
+def layout_of(type_: ir.Type) -> str | None:
+    """The name of a tile type's layout; None while it has none."""
+    encoding = ir.RankedTensorType(type_).encoding
+    return ir.StringAttr(encoding).value if encoding is not None else None
+
+
+def _tile(op: Any, value: ir.Value, what: str, rank: int | None = None) -> ir.RankedTensorType | None:
+    """The type of an operand or result that must be a tile; None after an error."""
+    type_ = tile_of(value)
+    if type_ is None or (rank is not None and type_.rank != rank):
+        wanted = "a tile (a static tensor of rank 1 or 2)" if rank is None else f"a tile of rank {rank}"
+        verify.fail(op, f"{what} must be {wanted}, got {value.type}")
+        return None
+    return type_
+
+
+class TileIndexOp(Kv.Operation, name="tile_index", traits=[Pure]):
+    """The numbers 0, 1, 2, ... as a vector: positions in a tile, to be compared and computed with.
+
+    Result: tensor<Nxi32>.
+    """
+
+    indices: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        type_ = _tile(self, self.operation.results[0], "the result", 1)
+        if type_ is None:
+            return False
+        if str(type_.element_type) != "i32":
+            return verify.fail(self, f"the result must have elements of type i32, got {type_.element_type}")
+        return True
+
+
+class TileBroadcastOp(Kv.Operation, name="tile_broadcast", traits=[Pure]):
+    """A vector repeated along the other dimension of a tile.
+
+    Attribute ``dimension``: the one that the vector runs along, 0 (a value a row) or 1 (a value a column).
+    """
+
+    source: Operand[Any]
+    dimension: ir.IntegerAttr
+    tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        source = _tile(self, self.operation.operands[0], "the operand", 1)
+        tile = _tile(self, self.operation.results[0], "the result", 2)
+        if source is None or tile is None:
+            return False
+        dimension = verify.integer(self.dimension)
+        if dimension not in (0, 1):
+            return verify.fail(self, f"dimension must be 0 or 1, got {self.dimension}")
+        if tile.shape[dimension] != source.shape[0] or tile.element_type != source.element_type:
+            return verify.fail(
+                self,
+                f"the result must have {source.shape[0]} x {source.element_type} in dimension {dimension}, got {tile}",
+            )
+        return True
+
+
+class TileReduceOp(Kv.Operation, name="tile_reduce", traits=[Pure]):
+    """The largest, the least or the sum of the elements of every row (axis 1) or column (axis 0).
+
+    Attributes: kind, ``max`` and ``min`` (a NaN gives way, as in ``arith.maxnumf``) or ``add`` (in any order); axis, the
+    dimension that goes.
+    """
+
+    source: Operand[Any]
+    kind: ir.StringAttr
+    axis: ir.IntegerAttr
+    result_: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        source = _tile(self, self.operation.operands[0], "the operand", 2)
+        result = _tile(self, self.operation.results[0], "the result", 1)
+        if source is None or result is None or not verify.one_of(self, "kind", KINDS):
+            return False
+        axis = verify.integer(self.axis)
+        if axis not in (0, 1):
+            return verify.fail(self, f"axis must be 0 or 1, got {self.axis}")
+        if result.shape[0] != source.shape[1 - axis] or result.element_type != source.element_type:
+            return verify.fail(
+                self, f"the result must be {source.shape[1 - axis]} x {source.element_type}, got {result}"
+            )
+        return True
+
+
+class TileMaskOp(Kv.Operation, name="tile_mask", traits=[Pure]):
+    """Scores where the mask holds, minus infinity elsewhere.
+
+    Contract: an iteration of the innermost loop around it whose mask holds nowhere does not change what the loop
+    carries, as in a softmax, so that passes may leave it out. Operands: scores, a float tile; mask, i1 of its shape.
+    """
+
+    scores: Operand[Any]
+    mask: Operand[Any]
+    result_: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        scores = _tile(self, self.scores, "scores", 2)
+        return scores is not None and _vectors(self, [self.mask], scores.shape)
+
+
+class WarpAnyOp(Kv.Operation, name="warp_any", traits=[Pure]):
+    """Whether a mask holds for any row of the executing warp: may differ from warp to warp. Needs a layout.
+
+    What a branch on it does must be the same whether it is taken or not for rows where the mask does not hold.
+    """
+
+    mask: Operand[Any]
+    holds: Result[I1] = infer_result()
+
+    def verify_invariants(self) -> bool:
+        return _tile(self, self.mask, "the mask", 1) is not None
+
+
+class TileReduceLanesOp(Kv.Operation, name="tile_reduce_lanes", traits=[Pure]):
+    """Finish reductions that were left to each thread (``kv.tile_reduce`` with ``kv.partial``): fold over the lanes of a row."""
+
+    source: Operand[Any]
+    kind: ir.StringAttr
+    result_: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        return _tile(self, self.source, "the operand", 1) is not None and verify.one_of(self, "kind", KINDS)
+
+
+class DotOp(Kv.Operation, name="dot", traits=[Pure]):
+    """C + A B, accumulated in f32.
+
+    Operands: a tensor<MxKxT>; b tensor<KxNxT>, or tensor<NxKxT> with ``transpose_b``; c tensor<MxNxf32>, zeros without.
+    The result is tensor<MxNxf32>. Passes choose the instruction and where A lies.
+    """
+
+    a: Operand[Any]
+    b: Operand[Any]
+    c: Operand[Any] | None = None
+    transpose_b: ir.BoolAttr
+    result_: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        return verify_dot(self, self.a, self.b, self.c)
+
+
+def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
+    """Whether the shapes and element types of a product fit; shared with its asynchronous form."""
+    left, right = _tile(op, a, "a", 2), _tile(op, b, "b", 2)
+    result = _tile(op, op.operation.results[0], "the result", 2)
+    if left is None or right is None or result is None:
+        return False
+    transposed = verify.boolean(op.transpose_b)
+    if transposed is None:
+        return verify.fail(op, f"transpose_b must be a bool, got {op.transpose_b}")
+    k, n = reversed(right.shape) if transposed else right.shape
+    if left.shape[1] != k or left.element_type != right.element_type:
+        return verify.fail(
+            op, f"a and b must share K = {left.shape[1]} and {left.element_type}, got {left} and {right}"
+        )
+    if list(result.shape) != [left.shape[0], n] or str(result.element_type) != "f32":
+        return verify.fail(op, f"the result must be {left.shape[0]} x {n} x f32, got {result}")
+    if c is not None and (tile_of(c) is None or list(tile_of(c).shape) != list(result.shape)):
+        return verify.fail(op, f"c must have the result's shape, got {c.type}")
+    return True
+
+
+class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
+    """The tokens [first, first + rows) of a head of a cache or operand, dequantized.
+
+    Operands: cache, batch, head, first token, count, the tokens of the sequence that exist. Attributes: first_column, of
+    the head dimension; tail, what rows at and past ``count`` hold: ``zero``, or ``any`` where nothing depends on them.
+    Result: tensor<rows x columns x T>. Preconditions: first is a multiple of the tile's rows or of the page size,
+    whichever is less. A descriptor, if there is one, is a tensor map of the same head rows, for passes that copy by TMA.
+    """
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    head: Operand[I32]
+    first: Operand[I32]
+    count: Operand[I32]
+    descriptor: Operand[Any] | None = None
+    first_column: ir.IntegerAttr
+    tail: ir.StringAttr
+    tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.operation.operands[0], verify.CACHE_LIKE)
+        tile = _tile(self, self.operation.results[0], "the result", 2)
+        if spec is None or tile is None:
+            return False
+        first = verify.integer(self.first_column)
+        if first is None or first < 0 or first + tile.shape[1] > spec.data_size:
+            return verify.fail(
+                self,
+                f"columns must lie in the {spec.data_size} of the head, got {tile.shape[1]} from {self.first_column} on",
+            )
+        return verify.one_of(self, "tail", TAILS)
+
+
+class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):
+    """Rows of a buffer, one for every element of index vectors.
+
+    Operands: buffer of rank r; mask tensor<Mxi1>, which rows exist (the others are zeros); indices, r - 1 vectors
+    tensor<Mxi32>. Result: tensor<MxDxT> with the buffer's element type: buffer[i0[m], i1[m], ..., 0:D].
+    """
+
+    buffer: Operand[Any]
+    mask: Operand[Any]
+    indices: Sequence[Operand[Any]]
+    tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        tile = _tile(self, self.operation.results[0], "the result", 2)
+        return tile is not None and _row_access(self, tile)
+
+
+class TileStoreRowsOp(Kv.Operation, name="tile_store_rows", traits=[WritesMemory]):
+    """Write rows of a buffer, the mirror of ``kv.tile_load_rows``: rows whose mask is false are not written."""
+
+    value: Operand[Any]
+    buffer: Operand[Any]
+    mask: Operand[Any]
+    indices: Sequence[Operand[Any]]
+
+    def verify_invariants(self) -> bool:
+        tile = _tile(self, self.value, "the value", 2)
+        return tile is not None and _row_access(self, tile)
+
+
+def _row_access(op: Any, tile: ir.RankedTensorType) -> bool:
+    """Whether a buffer, its row indices and their mask fit a tile of its rows."""
+    indices = list(op.indices)
+    if not verify.memref(op, op.buffer, len(indices) + 1, (str(tile.element_type),), "the buffer"):
+        return False
+    return _vectors(op, [op.mask, *indices], tile.shape[:1])
+
+
+def _vectors(op: Any, values: Sequence[ir.Value], shape: Sequence[int]) -> bool:
+    """Whether a mask and indices have a shape, and elements i1 and i32."""
+    for i, value in enumerate(values):
+        type_ = _tile(op, value, "an index" if i else "the mask")
+        if type_ is None:
+            return False
+        wanted = "i32" if i else "i1"
+        if list(type_.shape) != list(shape) or str(type_.element_type) != wanted:
+            what = "an index" if i else "the mask"
+            return verify.fail(op, f"{what} must be {'x'.join(map(str, shape))}x{wanted}, got {value.type}")
+    return True
+
+
+class TileGatherOp(Kv.Operation, name="tile_gather", traits=[ReadsMemory]):
+    """Elements of a buffer, one for every element of index tiles: buffer[i0[..], i1[..], ...].
+
+    Operands: buffer of rank r; mask, tile of i1: where false the result is 0 and nothing is read; indices, r tiles of i32.
+    """
+
+    buffer: Operand[Any]
+    mask: Operand[Any]
+    indices: Sequence[Operand[Any]]
+    tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        tile = _tile(self, self.operation.results[0], "the result")
+        if tile is None or not verify.memref(
+            self, self.buffer, len(list(self.indices)), (str(tile.element_type),), "the buffer"
+        ):
+            return False
+        return _vectors(self, [self.mask, *self.indices], tile.shape)
+
+
+class TileScatterOp(Kv.Operation, name="tile_scatter", traits=[WritesMemory]):
+    """Write elements of a buffer, the mirror of ``kv.tile_gather``. Two elements with one index: either is written."""
+
+    value: Operand[Any]
+    buffer: Operand[Any]
+    mask: Operand[Any]
+    indices: Sequence[Operand[Any]]
+
+    def verify_invariants(self) -> bool:
+        tile = _tile(self, self.value, "the value")
+        if tile is None or not verify.memref(
+            self, self.buffer, len(list(self.indices)), (str(tile.element_type),), "the buffer"
+        ):
+            return False
+        return _vectors(self, [self.mask, *self.indices], tile.shape)
+
+
+# --- wrappers --------------------------------------------------------------------------------------
+
+
+def tile_index(extent: int) -> ir.Value:
+    """The numbers 0 .. extent - 1."""
+    return TileIndexOp(tile_type([extent], ir.IntegerType.get_signless(32))).operation.results[0]
+
+
+def tile_broadcast(source: ir.Value, dimension: int, extent: int) -> ir.Value:
+    """A vector along ``dimension``, repeated ``extent`` times along the other."""
+    type_ = ir.RankedTensorType(source.type)
+    shape = [type_.shape[0], extent] if dimension == 0 else [extent, type_.shape[0]]
+    return TileBroadcastOp(source, i64_attr(dimension), tile_type(shape, type_.element_type)).operation.results[0]
+
+
+def tile_reduce(source: ir.Value, kind: str, axis: int) -> ir.Value:
+    """Fold a tile along an axis."""
+    type_ = ir.RankedTensorType(source.type)
+    result = tile_type([type_.shape[1 - axis]], type_.element_type)
+    return TileReduceOp(source, ir.StringAttr.get(kind), i64_attr(axis), result).operation.results[0]
+
+
+def dot(a: ir.Value, b: ir.Value, c: ir.Value | None = None, transpose_b: bool = False) -> ir.Value:
+    """C + A B in f32."""
+    left, right = ir.RankedTensorType(a.type), ir.RankedTensorType(b.type)
+    result = tile_type([left.shape[0], right.shape[0 if transpose_b else 1]], ir.F32Type.get())
+    return DotOp(a, b, ir.BoolAttr.get(transpose_b), result, c=c).operation.results[0]
+
+
+def tile_mask(scores: ir.Value, mask: ir.Value) -> ir.Value:
+    """Scores, minus infinity where the mask does not hold."""
+    return TileMaskOp(scores, mask, scores.type).operation.results[0]
+
+
+def tile_load(
+    cache: ir.Value, batch: Any, head: Any, first: Any, count: Any, *,
+    rows: int, columns: int | None = None, first_column: int = 0, element: ir.Type | None = None, tail: str = "zero",
+    descriptor: ir.Value | None = None,
+) -> ir.Value:  # fmt: skip
+    """Rows of a cache as a tile."""
+    spec = types.spec_of(cache.type)
+    element = types.element_type(spec.data_dtype) if element is None else element
+    result = tile_type([rows, spec.data_size - first_column if columns is None else columns], element)
+    return TileLoadOp(
+        cache, as_i32(batch), as_i32(head), as_i32(first), as_i32(count), i64_attr(first_column), ir.StringAttr.get(tail),
+        result, descriptor=descriptor,
+    ).operation.results[0]  # fmt: skip
+
+
+def tile_load_rows(buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value, columns: int) -> ir.Value:
+    """Rows of a buffer as a tile."""
+    rows = ir.RankedTensorType(mask.type).shape[0]
+    result = tile_type([rows, columns], ir.MemRefType(buffer.type).element_type)
+    return TileLoadRowsOp(buffer, mask, list(indices), result).operation.results[0]
+
+
+def tile_store_rows(value: ir.Value, buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value) -> None:
+    """Write a tile to rows of a buffer."""
+    TileStoreRowsOp(value, buffer, mask, list(indices))
+
+
+def tile_gather(buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value) -> ir.Value:
+    """Elements of a buffer as a tile."""
+    result = tile_type(ir.RankedTensorType(mask.type).shape, ir.MemRefType(buffer.type).element_type)
+    return TileGatherOp(buffer, mask, list(indices), result).operation.results[0]
+
+
+def tile_scatter(value: ir.Value, buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value) -> None:
+    """Write the elements of a tile to a buffer."""
+    TileScatterOp(value, buffer, mask, list(indices))

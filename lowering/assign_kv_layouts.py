@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Choose how tiles are spread over threads and memory: from the products outwards.
+
+A product's instruction decides where its operands lie and how its result is spread (``dialect.tile_layout``); everything
+computed from it element by element, and the vectors that meet it, follow. ``wgmma``: warpgroups stacked in 64 rows each; B
+in shared memory, swizzled; A in shared memory where it is loaded, in registers where it is computed. Vectors along the
+rows are ``rows(wgmma)``, along the columns ``columns(wgmma)``. Tiles that only say which rows are loaded or stored are
+computed element by element where they are used, and take no layout of their own.
+
+Before:  %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
+After:   %s = "kv.dot"(%q, %k) {...} : (tensor<128x128xbf16, "shared">, tensor<128x128xbf16, "shared">) -> tensor<128x128xf32, "wgmma">
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlir import ir
+
+from .pass_base import fail, kv_pass
+from .rewrite import defining_op, ops_named
+from .tile_ir import element, is_elementwise, is_tile, rank, schedule_of, shape, tiled, walk_block, with_layout
+
+ACCUMULATOR, SHARED = "wgmma", "shared"
+VECTORS = (f"rows({ACCUMULATOR})", f"columns({ACCUMULATOR})")  # by the dimension that a vector runs along
+LOADS = ("kv.tile_load", "kv.tile_load_rows")
+_LEAVES = ("kv.tile_index", "tensor.splat", "arith.constant")
+
+
+def wgmma_problems(a: ir.Value, b: ir.Value, transposed: bool, warpgroups: int) -> list[str]:
+    """Why a product cannot be wgmma's, one sentence each; empty when it can."""
+    (m, k), n = shape(a), shape(b)[0 if transposed else 1]
+    kind, found = str(element(a)), []
+    if kind not in ("bf16", "f16"):
+        found.append(f"operands must be bf16 or f16, got {kind}")
+    if m != 64 * warpgroups:
+        found.append(f"the tile must have 64 rows for each of the {warpgroups} consumer warpgroups, got {m}")
+    if k % 16 or n % 8 or not 8 <= n <= 256:
+        found.append(f"K must be a multiple of 16 and N one of 8 up to 256, got {k} and {n}")
+    return found
+
+
+class Vectors:
+    """Which vectors run along the rows and which along the columns: groups that element-by-element ops join."""
+
+    def __init__(self) -> None:
+        self.parent: dict[ir.Value, ir.Value] = {}
+        self.dimension: dict[ir.Value, int] = {}
+
+    def find(self, value: ir.Value) -> ir.Value:
+        while self.parent.get(value, value) != value:
+            value = self.parent[value]
+        return value
+
+    def join(self, op: ir.Operation, values: list[ir.Value]) -> None:
+        first, *rest = (self.find(v) for v in values)
+        for other in rest:
+            if other == first:
+                continue
+            self.parent[other] = first
+            if other in self.dimension:
+                self.run_along(op, first, self.dimension.pop(other))
+
+    def run_along(self, op: ir.Operation, value: ir.Value, dimension: int) -> None:
+        root = self.find(value)
+        if self.dimension.setdefault(root, dimension) != dimension:
+            fail(op, "meets a vector along the rows and along the columns: compute it once for each")
+
+    def layout(self, value: ir.Value) -> str:
+        return VECTORS[self.dimension.get(self.find(value), 0)]
+
+
+def separate_leaves(function: ir.Operation) -> None:
+    """Give every use its own position vector and constant, which cost nothing and may need another layout each."""
+    for op in [o for o in walk_block(function.regions[0].blocks[0]) if o.name in _LEAVES]:
+        if not op.results or rank(op.results[0]) != 1:
+            continue
+        uses = list(op.results[0].uses)
+        for use in uses[1:]:
+            with ir.InsertionPoint(op), op.location:
+                use.owner.operands[use.operand_number] = op.clone().result
+
+
+def handed_on(op: ir.Operation) -> list[list[ir.Value]]:
+    """Values that structured control flow hands on to one another, and so need one layout: lists of the same value."""
+    if op.name == "scf.for":
+        block = op.regions[0].blocks[0]
+        ends = block.operations[len(block.operations) - 1].operation.operands
+        return [list(x) for x in zip(op.results, list(op.operands)[3:], list(block.arguments)[1:], ends, strict=True)]
+    if op.name == "scf.if" and op.results:
+        ends = [r.blocks[0].operations[len(r.blocks[0].operations) - 1].operation.operands for r in op.regions]
+        return [list(x) for x in zip(op.results, *ends, strict=True)]
+    return []
+
+
+def vectors_of(function: ir.Operation) -> Vectors:
+    """The groups of a kernel's vectors."""
+    found = Vectors()
+    for op in walk_block(function.regions[0].blocks[0]):
+        for same in handed_on(op):
+            if rank(same[0]) == 1:
+                found.join(op, same)
+        if op.name == "kv.tile_broadcast":
+            found.run_along(op, op.operands[0], ir.IntegerAttr(op.attributes["dimension"]).value)
+        elif op.name == "kv.tile_reduce":
+            found.run_along(op, op.results[0], 1 - ir.IntegerAttr(op.attributes["axis"]).value)
+        elif op.name in ("kv.tile_gather", "kv.tile_scatter"):
+            found.join(op, [v for v in (*op.operands, *op.results) if rank(v) == 1] or [op.operands[0]])
+        elif is_elementwise(op) and rank(op.results[0]) == 1:
+            found.join(op, [op.results[0], *(v for v in op.operands if is_tile(v))])
+    return found
+
+
+def place_operands(function: ir.Operation, warpgroups: int) -> set[ir.Value]:
+    """The tiles that lie in shared memory: those that products read there."""
+    shared: set[ir.Value] = set()
+    for op in ops_named(function, "kv.dot"):
+        a, b = op.opview.a, op.opview.b
+        for problem in wgmma_problems(a, b, op.opview.transpose_b.value, warpgroups):
+            fail(op, f"has no instruction on this target: {problem}")
+        loaded = defining_op(b)
+        if loaded is None or loaded.name not in LOADS:
+            fail(op, "needs a loaded tile as its second operand: only those lie in shared memory")
+        shared.add(b)
+        maker = defining_op(a)
+        if maker is not None and maker.name in LOADS:
+            shared.add(a)
+    return shared
+
+
+def set_layout(value: ir.Value, layout: str) -> None:
+    """Give a value its layout; a constant's attribute has the type too."""
+    value.set_type(with_layout(value, layout))
+    op = defining_op(value)
+    if op is not None and op.name == "arith.constant":
+        op.attributes["value"] = ir.DenseElementsAttr.get_splat(value.type, splat_of_attribute(op.attributes["value"]))
+
+
+def splat_of_attribute(attribute: ir.Attribute) -> Any:
+    dense = ir.DenseElementsAttr(attribute)
+    if not dense.is_splat:
+        raise ValueError(f"constants of tiles must repeat one element, got {attribute}")
+    return dense.get_splat_value()
+
+
+@kv_pass()
+def run(module: ir.Module, options: Any) -> None:
+    for function in tiled(module):
+        threads = list(ir.DenseI32ArrayAttr(function.attributes["kv.block"]))[0]
+
+        warpgroups = schedule_of(function).get("consumers", threads // 128)
+        body = function.regions[0].blocks[0]
+        shared = place_operands(function, warpgroups)
+        separate_leaves(function)
+        vectors = vectors_of(function)
+        values = [v for op in walk_block(body) for v in op.results]
+        values += [a for op in walk_block(body) for r in op.regions for b in r.blocks for a in b.arguments]
+        for value in values:
+            if rank(value) == 2:
+                set_layout(value, SHARED if value in shared else ACCUMULATOR)
+            elif rank(value) == 1:
+                set_layout(value, vectors.layout(value))
+
+
+__all__ = ["ACCUMULATOR", "LOADS", "SHARED", "VECTORS"]

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Overlap the iterations of a loop: copies ahead of their use, and a product under way during the next softmax.
+
+*Copies.* Where the consumers copy themselves, the copy of iteration i + stages is started when iteration i has released
+its stage, and the first ones before the loop. (A producer of its own runs ahead without this.)
+
+*Products.* A loop with two products of which the second needs the first (Q K^T, softmax, P V) is rotated: iteration i
+starts S = Q K_i^T and O += P V_(i-1), waits for the first alone, and computes P_i while the second is under way. The first
+operand of the second product and its accumulator are carried; its loads, waits and releases lag by one iteration.
+
+Before:  scf.for %i iter_args(%m, %l, %o) { %s = kv.dot %q, %k ; softmax ; %o2 = kv.dot %p, %v, %o * %alpha }
+After:   softmax(kv.dot %q, %k0) ; scf.for %i iter_args(%m, %l, %c, %p) { %s = kv.dot_start %q, %k ; %o = kv.dot_start %p, %v', %c
+         kv.dot_wait %s, %o {pending = 1} ; softmax ; kv.dot_wait %o {pending = 0} ; %c2 = %o * %alpha } ; kv.dot %p, %v', %c
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlir import ir
+from mlir.dialects import arith, scf
+
+from kvarn.dialect.ops import staging
+
+from .index import const
+from .pass_base import kv_pass
+from .rewrite import defining_op, ops_named
+from .tile_ir import backward, cloned, schedule_of, tiled, users
+
+_WAITS = ("kv.consumer_wait", "kv.tile_clear")
+
+
+@dataclass(frozen=True)
+class Options:
+    """copies: start copies ahead; products: rotate loops of two products. By default as the schedule says."""
+
+    copies: bool = True
+    products: bool | None = None
+
+
+# --- products --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Rotation:
+    """A loop of two products, taken apart."""
+
+    loop: ir.Operation
+    first: ir.Operation
+    second: ir.Operation
+
+    @property
+    def block(self) -> ir.Block:
+        return self.loop.regions[0].blocks[0]
+
+    @property
+    def ops(self) -> list[ir.Operation]:
+        """The body's ops, the yield left out."""
+        found = [op.operation for op in self.block.operations]
+        return found[:-1]
+
+    @property
+    def yielded(self) -> list[ir.Value]:
+        found = [op.operation for op in self.block.operations]
+        return list(found[-1].operands)
+
+
+def rotation_of(loop: ir.Operation) -> Rotation | None:
+    """How a loop can be rotated; None when it has another form."""
+    block = loop.regions[0].blocks[0]
+    dots = [op.operation for op in block.operations if op.operation.name == "kv.dot"]
+    if len(dots) != 2 or dots[1].opview.c is None:
+        return None
+    made = Rotation(loop, *dots)
+    inside = set(made.ops)
+    needs = backward([dots[1]], inside.__contains__)
+    result = dots[1].result
+    # The accumulator is carried, and nothing else of the body reads it.
+    if dots[0] not in needs or result not in made.yielded or len(users(result)) != 1:
+        return None
+    return made
+
+
+def lagging(r: Rotation) -> list[ir.Operation]:
+    """The ops that go with the second product: the wait for its tile, what clears it, its release."""
+    found = [r.second]
+    tile = defining_op(r.second.opview.b)
+    while tile is not None and tile.name in _WAITS:
+        found.append(tile)
+        if tile.name == "kv.consumer_wait":
+            for op in r.ops:
+                if op.name == "kv.consumer_release" and op.operands[0] == tile.operands[0]:
+                    found.append(op)
+            break
+        tile = defining_op(tile.operands[0])
+    return [op for op in r.ops if op in found]
+
+
+def late(r: Rotation, lag: set[ir.Operation]) -> set[ir.Operation]:
+    """What must wait for the second product: what reads its accumulator, and its first operand's last conversion.
+
+    The registers of the first operand are read while the product is under way.
+    """
+    carried = r.block.arguments[1 + r.yielded.index(r.second.result)]
+    found: set[ir.Operation] = set()
+    for op in r.ops:
+        if op not in lag and any(v == carried or defining_op(v) in found for v in op.operands):
+            found.add(op)
+    conversion = defining_op(r.second.opview.a)
+    if conversion is not None and conversion.name == "arith.truncf" and len(users(conversion.result)) == 1:
+        found.add(conversion)
+    return found
+
+
+def emit(ops: list[ir.Operation], values: dict[ir.Value, ir.Value]) -> None:
+    for op in ops:
+        with op.location:
+            cloned(op, values)
+
+
+def start(dot: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Value:
+    """A product under way, of a product's operands."""
+    op = dot.opview
+    a, b, c = (None if v is None else values.get(v, v) for v in (op.a, op.b, op.c))
+    with dot.location:
+        return staging.DotStartOp(a, b, op.transpose_b, dot.result.type, c=c).operation.results[0]
+
+
+def rotate(r: Rotation) -> None:
+    """Replace a loop by its rotated form; nothing happens in it where it has no iteration."""
+    lag_ops = lagging(r)
+    lag = set(lag_ops)
+    with_lag = backward(lag_ops, lambda o: o in set(r.ops) and o not in lag and not o.regions)
+    scalars = [op for op in r.ops if op in with_lag and op not in lag and op.name.startswith("arith.") and _scalar(op)]
+    late_ops = late(r, lag)
+    early = [op for op in r.ops if op not in lag and op not in late_ops]
+    after_first = early.index(r.first) + 1
+    accumulator = r.yielded.index(r.second.result)
+    lower, upper, step = list(r.loop.operands)[:3]
+    inits = list(r.loop.operands)[3:]
+    a, c = r.second.opview.a, r.second.opview.c
+
+    def carried_after(values: dict[ir.Value, ir.Value]) -> list[ir.Value]:
+        kept = [values.get(v, v) for i, v in enumerate(r.yielded) if i != accumulator]
+        return [*kept, values.get(c, c), values.get(a, a)]
+
+    def lagged(index: ir.Value, p: ir.Value, acc: ir.Value) -> dict[ir.Value, ir.Value]:
+        values = {r.block.arguments[0]: index, a: p, c: acc}
+        emit(scalars, values)
+        return values
+
+    arguments = list(r.block.arguments)
+    others = [arg for i, arg in enumerate(arguments[1:]) if i != accumulator]
+    with ir.InsertionPoint(r.loop), r.loop.location:
+        some = arith.cmpi(arith.CmpIPredicate.slt, lower, upper)
+        branch = scf.IfOp(some, [x.type for x in r.loop.results], has_else=True)
+        with ir.InsertionPoint(branch.else_block):
+            scf.yield_(inits)
+        with ir.InsertionPoint(branch.then_block):
+            values = {arguments[0]: lower, **dict(zip(arguments[1:], inits, strict=True))}
+            emit([*early, *[op for op in r.ops if op in late_ops]], values)
+            loop = scf.ForOp(arith.addi(lower, step), upper, step, carried_after(values))
+            with ir.InsertionPoint(loop.body):
+                inner = list(loop.inner_iter_args)
+                values = {arguments[0]: loop.induction_variable, **dict(zip(others, inner, strict=False))}
+                emit(early[: after_first - 1], values)
+                previous = lagged(arith.subi(loop.induction_variable, step), inner[-1], inner[-2])
+                scores = start(r.first, values)
+                emit([op for op in lag_ops if op.name in _WAITS], previous)
+                sums = start(r.second, previous)
+                scores, sums = staging.dot_wait([scores, sums], 1)
+                values[r.first.result] = scores
+                emit(early[after_first:], values)
+                (sums,) = staging.dot_wait([sums], 0)
+                emit([op for op in lag_ops if op.name == "kv.consumer_release"], previous)
+                values[arguments[1 + accumulator]] = sums
+                emit([op for op in r.ops if op in late_ops], values)
+                scf.yield_(carried_after(values))
+            results = list(loop.results)
+            previous = lagged(arith.subi(upper, step), results[-1], results[-2])
+            emit(lag_ops, previous)
+            kept = iter(results)
+            scf.yield_([previous[r.second.result] if i == accumulator else next(kept) for i in range(len(inits))])
+    for old, new in zip(r.loop.results, branch.results, strict=True):
+        old.replace_all_uses_with(new)
+    r.loop.erase()
+
+
+def _scalar(op: ir.Operation) -> bool:
+    return not isinstance(op.results[0].type, ir.RankedTensorType)
+
+
+# --- copies ----------------------------------------------------------------------------------------
+
+
+def copy_ahead(loop: ir.Operation) -> None:
+    """Start copies before the loop, and in it as soon as a stage is released."""
+    block = loop.regions[0].blocks[0]
+    ops = [op.operation for op in block.operations][:-1]
+    copies = [op for op in ops if op.name == "kv.copy_start"]
+    if not copies:
+        return
+    lower, upper, step = list(loop.operands)[:3]
+    for copy in copies:
+        acquire = next(op for op in ops if op.name == "kv.producer_acquire" and op.operands[0] == copy.operands[0])
+        release = next(
+            (op for op in ops if op.name == "kv.consumer_release" and op.operands[0] == copy.operands[0]), None
+        )
+        stages = ir.IntegerAttr(defining_op(copy.operands[0]).attributes["stages"]).value
+        needed = backward([acquire, copy], lambda o: o in ops and not o.regions)
+        ordered = [op for op in ops if op in needed]
+        with ir.InsertionPoint(loop), copy.location:
+            ahead = arith.minsi(upper, arith.addi(lower, arith.muli(step, const(stages))))
+            first = scf.ForOp(lower, ahead, step)
+            with ir.InsertionPoint(first.body):
+                emit(ordered, {block.arguments[0]: first.induction_variable})
+                scf.yield_([])
+        anchor = ops[-1] if release is None else release
+        with ir.InsertionPoint.after(anchor), copy.location:
+            later = arith.addi(block.arguments[0], arith.muli(step, const(stages)))
+            more = scf.IfOp(arith.cmpi(arith.CmpIPredicate.slt, later, upper))
+            with ir.InsertionPoint(more.then_block):
+                emit(ordered, {block.arguments[0]: later})
+                scf.yield_([])
+        copy.erase()
+        acquire.erase()
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
+    for function in tiled(module):
+        products = schedule_of(function).get("overlap", True) if options.products is None else options.products
+        for loop in ops_named(function, "scf.for"):
+            if options.copies and any(
+                op.operation.name == "kv.consumer_wait" for op in loop.regions[0].blocks[0].operations
+            ):
+                copy_ahead(loop)
+        for loop in ops_named(function, "scf.for"):
+            found = rotation_of(loop) if products else None
+            if found is not None:
+                rotate(found)

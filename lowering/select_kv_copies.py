@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Choose how loaded tiles come into shared memory, and give each a circular buffer.
+
+A ``kv.tile_load`` that products read from shared memory becomes a copy to a stage of a buffer and a wait for it. How:
+``tma`` where the load has a descriptor (boxes of a page and a swizzle granule, one warp), else ``cp_async`` where the cache
+stores what the kernel computes with, else ``convert`` (loads, conversion and scales, ordinary stores). Rows past the
+sequence's end come with whatever the page holds; where the load asks for zeros they are cleared after the wait.
+
+Before:  %k = "kv.tile_load"(%cache, %b, %h, %first, %count) {tail = "zero", ...} : ... -> tensor<128x128xbf16, "shared">
+After:   "kv.producer_acquire"(%keys, %n) ; "kv.copy_start"(%keys, %n, %cache, %b, %h, %first, %count)
+         %t = "kv.consumer_wait"(%keys, %n) ; %k = "kv.tile_clear"(%t, %count - %first) ; ... ; "kv.consumer_release"(%keys, %n)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import arith
+
+from kvarn.dialect import types
+from kvarn.dialect.ops import staging
+from kvarn.dialect.ops.common import i64_attr
+
+from .assign_kv_layouts import SHARED
+from .index import const
+from .pass_base import kv_pass
+from .rewrite import defining_op, enclosing, ops_named
+from .tile_ir import element, layout_of, schedule_of, tiled, users
+
+
+@dataclass(frozen=True)
+class Options:
+    """stages: tiles of each circular buffer, instead of the schedule's."""
+
+    stages: int | None = None
+
+
+def copy_of(op: Any) -> str:
+    """How a load's tile is copied."""
+    spec = types.spec_of(op.cache.type)
+    if op.descriptor is not None:
+        return "tma"
+    stored = spec.data_dtype.mlir == str(element(op.tile)) and not spec.quantized
+    return "cp_async" if stored and spec.data_size * spec.data_dtype.itemsize % 16 == 0 else "convert"
+
+
+def name_of(op: Any, taken: set[str]) -> str:
+    """The buffer's name: what the load reads."""
+    maker = defining_op(op.cache)
+    name = {"kv.key_cache": "keys", "kv.value_cache": "values"}.get(maker.name if maker is not None else "", "tile")
+    found, n = name, 1
+    while found in taken:
+        n += 1
+        found = f"{name}{n}"
+    taken.add(found)
+    return found
+
+
+def last_use(op: ir.Operation) -> ir.Operation:
+    """The last op of an op's block that uses its result, looking into regions."""
+    block, last = op.block, op
+    inside = []
+    for user in users(op.result):
+        while user.block != block:
+            user = user.parent.operation
+        inside.append(user)
+    for other in block.operations:
+        if other.operation in inside:
+            last = other.operation
+    return last
+
+
+def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[str]) -> None:
+    """Replace one load by a copy, a wait and a release."""
+    op = load.opview
+    loop = enclosing(load, "scf.for")
+    with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), load.location:
+        buffer = staging.make_stages(name_of(op, taken), stages if loop is not None else 1, op.tile.type, copy_of(op))
+    with ir.InsertionPoint(load), load.location:
+        n = arith.subi(loop.regions[0].blocks[0].arguments[0], loop.operands[0]) if loop is not None else const(0)
+        staging.ProducerAcquireOp(buffer, n)
+        staging.CopyStartOp(
+            buffer, n, op.cache, op.batch, op.head, op.operation.operands[3], op.count, i64_attr(op.first_column.value),
+            descriptor=op.descriptor,
+        )  # fmt: skip
+        tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
+        if op.tail.value == "zero":
+            rest = arith.subi(op.count, op.operation.operands[3])
+            tile = staging.TileClearOp(tile, rest, tile.type).operation.results[0]
+    load.result.replace_all_uses_with(tile)
+    load.erase()
+    following = last_use(tile.owner.operation)
+    with ir.InsertionPoint.after(following), following.location:
+        staging.ConsumerReleaseOp(buffer, n)
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
+    for function in tiled(module):
+        stages = options.stages or schedule_of(function).get("stages", 2)
+        taken: set[str] = set()
+        for load in ops_named(function, "kv.tile_load"):
+            if layout_of(load.result.type) == SHARED:
+                stage(load, function, stages, taken)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Give the copies to warps of their own: a producer warpgroup runs ahead of the consumers as far as stages are free.
+
+What starts copies is taken out of the kernel together with what it needs (loops without what they carry, branches,
+scalars), and put into a branch that only the first warpgroup takes; the others keep the rest. Barriers of the circular
+buffers are all that they share. Registers go from the producer, which needs few, to the consumers (``setmaxnreg``).
+Schedules without a producer, and copies whose addresses depend on what a loop carries, stay as they are.
+
+Before:  scf.for ... { kv.producer_acquire ; kv.copy_start ; %k = kv.consumer_wait ; ... }
+After:   scf.if (kv.is_role "producer") { kv.set_registers 24 ; scf.for ... { kv.producer_acquire ; kv.copy_start } }
+         else { kv.set_registers 240 ; scf.for ... { %k = kv.consumer_wait ; ... } }
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import scf
+
+from kvarn.dialect.ops import staging
+from kvarn.dialect.ops.common import i64_attr
+
+from .pass_base import kv_pass
+from .rewrite import defining_op, ops_named
+from .tile_ir import cloned, schedule_of, tiled, walk_block
+
+PRODUCERS = ("kv.producer_acquire", "kv.copy_start")
+# Registers of a thread by consumer warpgroups: of the producer by TMA, of one that addresses each row, of a consumer.
+REGISTERS = {1: (24, 40, 240), 2: (24, 40, 240), 3: (32, 32, 160)}
+
+
+class Slice:
+    """Copies of some ops and of what they need, in their loops and branches."""
+
+    def __init__(self, roots: list[ir.Operation], top: ir.Operation):
+        self.top = top
+        self.needed: set[ir.Operation] = set()
+        self.carried = False
+        stack = list(roots)
+        while stack:
+            op = stack.pop()
+            if op in self.needed:
+                continue
+            self.needed.add(op)
+            parent = op.parent.operation
+            if op != top and parent not in self.needed:
+                stack.append(parent)
+            # Of a loop the bounds, of a branch the condition; of anything else with regions, everything in it.
+            values = list(op.operands)[:3] if op.name == "scf.for" else list(op.operands)
+            if op.regions and op.name not in ("scf.for", "scf.if"):
+                inner = [x for region in op.regions for block in region.blocks for x in walk_block(block)]
+                values += [v for x in inner for v in x.operands]
+            for value in values:
+                maker = defining_op(value)
+                if maker is None:
+                    argument = ir.BlockArgument(value)
+                    owner = argument.owner.owner.operation
+                    self.carried |= owner.name == "scf.for" and argument.arg_number > 0 and self._inside(owner)
+                elif self._inside(maker):
+                    self.carried |= maker.name in ("scf.for", "scf.if")  # a result of control flow
+                    stack.append(maker)
+
+    def _inside(self, op: ir.Operation) -> bool:
+        while op is not None:
+            if op == self.top:
+                return True
+            op = op.parent.operation if op.parent is not None else None
+        return False
+
+    def emit(self, op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
+        """Copy one op to the insertion point."""
+        with op.location:
+            if op.name == "scf.for":
+                bounds = [values.get(v, v) for v in list(op.operands)[:3]]
+                loop = scf.ForOp(*bounds)
+                inner = op.regions[0].blocks[0]
+                values[inner.arguments[0]] = loop.induction_variable
+                with ir.InsertionPoint(loop.body):
+                    self.emit_block(inner, values)
+                    scf.yield_([])
+            elif op.name == "scf.if":
+                branch = scf.IfOp(values.get(op.operands[0], op.operands[0]), has_else=len(op.regions[1].blocks) > 0)
+                for region, made in zip(op.regions, (branch.then_block, branch.else_block), strict=False):
+                    if region.blocks:
+                        with ir.InsertionPoint(made):
+                            self.emit_block(region.blocks[0], values)
+                            scf.yield_([])
+            else:
+                cloned(op, values)
+
+    def emit_block(self, block: ir.Block, values: dict[ir.Value, ir.Value]) -> None:
+        for op in block.operations:
+            if op.operation in self.needed:
+                self.emit(op.operation, values)
+
+
+def top_level(function: ir.Operation, op: ir.Operation) -> ir.Operation:
+    """The op of the function's first block that an op lies in."""
+    body = function.regions[0].blocks[0]
+    while op.block != body:
+        op = op.parent.operation
+    return op
+
+
+def set_registers(count: int, action: str) -> None:
+    staging.SetRegistersOp(i64_attr(count), ir.StringAttr.get(action))
+
+
+def is_role(role: str) -> ir.Value:
+    return staging.IsRoleOp(ir.StringAttr.get(role)).operation.results[0]
+
+
+@kv_pass()
+def run(module: ir.Module, options: Any) -> None:
+    for function in tiled(module):
+        schedule = schedule_of(function)
+        roots = ops_named(function, *PRODUCERS)
+        if not schedule.get("producer") or not roots:
+            continue
+        tops = {top_level(function, op) for op in roots}
+        if len(tops) > 1:
+            continue
+        top = tops.pop()
+        copies = Slice(roots, top)
+        if copies.carried:
+            continue
+        by_tma = all(
+            ir.StringAttr(op.attributes["copy"]).value == "tma" for op in ops_named(function, "kv.make_stages")
+        )
+        for_tma, for_rows, for_consumers = REGISTERS[schedule.get("consumers", 2)]
+        with ir.InsertionPoint(top), top.location:
+            branch = scf.IfOp(is_role("producer"), has_else=True)
+            with ir.InsertionPoint(branch.then_block):
+                set_registers(for_tma if by_tma else for_rows, "decrease")
+                copies.emit(top, {})
+                scf.yield_([])
+            with ir.InsertionPoint(branch.else_block):
+                set_registers(for_consumers if by_tma else for_consumers - 8, "increase")
+                end = scf.YieldOp([])
+        top.move_before(end.operation)
+        for op in roots:
+            op.erase()

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Leave out tiles that no row sees, and masks where every row sees the whole tile.
+
+Works on comparisons of positions: the mask of a ``kv.tile_mask`` is taken apart into comparisons, and of each the bounds
+of both sides over the tile are computed as scalars. Where a side grows with the loop's variable, the comparison bounds
+the iterations that see anything (a contract of ``kv.tile_mask``), and the loop's range shrinks to them. Where all
+comparisons hold for every element, a branch leaves the mask out. A comparison whose bounds are not known, of a mask
+written by a user say, keeps its mask everywhere and restricts nothing.
+
+Before:  scf.for %j = %c0 to %n { %k = %j * 128 + kv.tile_index ; %seen = arith.cmpi sle, %k, %q ; kv.tile_mask %x, %seen }
+After:   scf.for %j = %c0 to min(%n, (high(%q) + 128) / 128) { scf.if (%j * 128 + 127 <= low(%q)) { %x } else { kv.tile_mask ... } }
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlir import ir
+from mlir.dialects import arith, scf
+
+from .index import const
+from .pass_base import kv_pass
+from .rewrite import defining_op, enclosing, ops_named
+from .tile_ir import backward, cloned, constant_int, element, is_tile, shape, tiled
+
+P = arith.CmpIPredicate
+_MIRRORED = {P.slt: P.sgt, P.sle: P.sge, P.sgt: P.slt, P.sge: P.sle}
+_PREDICATES = {2: P.slt, 3: P.sle, 4: P.sgt, 5: P.sge}
+
+
+@dataclass(frozen=True)
+class Options:
+    """skip: leave out tiles that no row sees; unmask: leave out masks where all is seen."""
+
+    skip: bool = True
+    unmask: bool = True
+
+
+class _Unknown(Exception):
+    """Nothing is known of a value's bounds."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``factor * induction variable + base``; the base is defined before the loop, or a number."""
+
+    factor: int
+    base: ir.Value | int
+
+    def __add__(self, other: Linear) -> Linear:
+        return Linear(self.factor + other.factor, _arith("+", self.base, other.base))
+
+    def __sub__(self, other: Linear) -> Linear:
+        return Linear(self.factor - other.factor, _arith("-", self.base, other.base))
+
+    def scaled(self, by: int) -> Linear:
+        return Linear(self.factor * by, _arith("*", self.base, by))
+
+
+def _value(x: ir.Value | int) -> ir.Value:
+    return const(x) if isinstance(x, int) else x
+
+
+def _arith(op: str, a: ir.Value | int, b: ir.Value | int) -> ir.Value | int:
+    """``a op b``, a number where both are."""
+    if isinstance(a, int) and isinstance(b, int):
+        return {"+": a + b, "-": a - b, "*": a * b}[op]
+    if op in "+-" and isinstance(b, int) and b == 0:
+        return a
+    return {"+": arith.addi, "-": arith.subi, "*": arith.muli}[op](_value(a), _value(b))
+
+
+class Bounds:
+    """The least and the largest element of integer tiles, as :class:`Linear` of one loop's variable.
+
+    What it makes goes to the current insertion point, which is before the loop.
+    """
+
+    def __init__(self, loop: ir.Operation):
+        self.loop, self.variable = loop, loop.regions[0].blocks[0].arguments[0]
+        self._found: dict[ir.Value, tuple[Linear, Linear]] = {}
+
+    def of(self, value: ir.Value) -> tuple[Linear, Linear]:
+        """(low, high) of a scalar or a tile; _Unknown when it cannot be told."""
+        if value not in self._found:
+            self._found[value] = self._compute(value)
+        return self._found[value]
+
+    def _compute(self, value: ir.Value) -> tuple[Linear, Linear]:
+        if value == self.variable:
+            return Linear(1, 0), Linear(1, 0)
+        known = constant_int(value)
+        if known is not None:
+            return Linear(0, known), Linear(0, known)
+        op = defining_op(value)
+        if not is_tile(value) and (op is None or not self._inside(op)):
+            if op is None and self._inside_block(value):
+                raise _Unknown
+            return Linear(0, value), Linear(0, value)
+        if op is None:
+            raise _Unknown
+        rule = getattr(self, "_" + op.name.replace(".", "_"), None)
+        if rule is None:
+            raise _Unknown
+        return rule(op)
+
+    def _inside(self, op: ir.Operation) -> bool:
+        parent = op.parent
+        while parent is not None:
+            if parent.operation == self.loop:
+                return True
+            parent = parent.operation.parent
+        return False
+
+    def _inside_block(self, argument: ir.Value) -> bool:
+        owner = ir.BlockArgument(argument).owner.owner.operation
+        return owner == self.loop or self._inside(owner)
+
+    def _kv_tile_index(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        return Linear(0, 0), Linear(0, shape(op.results[0])[0] - 1)
+
+    def _kv_tile_broadcast(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        return self.of(op.operands[0])
+
+    _tensor_splat = _arith_index_cast = _kv_tile_broadcast
+
+    def _arith_addi(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        (a, b), (c, d) = self.of(op.operands[0]), self.of(op.operands[1])
+        return a + c, b + d
+
+    def _arith_subi(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        (a, b), (c, d) = self.of(op.operands[0]), self.of(op.operands[1])
+        return a - d, b - c
+
+    def _arith_muli(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        for one, other in ((0, 1), (1, 0)):
+            by = constant_int(op.operands[other])
+            if by is not None and by >= 0:
+                low, high = self.of(op.operands[one])
+                return low.scaled(by), high.scaled(by)
+        raise _Unknown
+
+    def _monotone(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        """An op that keeps order in its first operand, by a constant: computed for both bounds."""
+        if constant_int(op.operands[1]) is None:
+            raise _Unknown
+        return self._each(op, [self.of(op.operands[0])], [const(constant_int(op.operands[1]))])
+
+    _arith_divsi = _arith_divui = _arith_floordivsi = _arith_shrsi = _arith_shrui = _monotone
+
+    def _extremum(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        return self._each(op, [self.of(x) for x in op.operands], [])
+
+    _arith_minsi = _arith_maxsi = _extremum
+
+    def _each(self, op: ir.Operation, bounds: list, others: list) -> tuple[Linear, Linear]:
+        if any(x.factor for pair in bounds for x in pair):
+            raise _Unknown
+        made = []
+        for side in range(2):
+            operands = [_value(pair[side].base) for pair in bounds]
+            made.append(Linear(0, ir.Operation.create(op.name, [operands[0].type], [*operands, *others]).result))
+        return made[0], made[1]
+
+    def _arith_andi(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        for x in op.operands:
+            mask = constant_int(x)
+            if mask is not None and mask >= 0:
+                return Linear(0, 0), Linear(0, mask)
+        raise _Unknown
+
+
+def comparisons(mask: ir.Value) -> list[ir.Operation] | None:
+    """The comparisons that a mask is the conjunction of; None when it is more than that."""
+    op = defining_op(mask)
+    if op is None:
+        return None
+    if op.name == "arith.cmpi":
+        return [op]
+    if op.name == "kv.tile_broadcast" or op.name == "tensor.splat":
+        return comparisons(op.operands[0])
+    if op.name == "arith.constant" and constant_int(mask) not in (None, 0):
+        return []
+    if op.name == "arith.andi":
+        parts = [comparisons(x) for x in op.operands]
+        return None if None in parts else [c for part in parts for c in part]
+    return None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``left predicate right`` with the bounds of both sides."""
+
+    predicate: P
+    left: tuple[Linear, Linear]
+    right: tuple[Linear, Linear]
+
+    @staticmethod
+    def of(op: ir.Operation, bounds: Bounds) -> Comparison:
+        predicate = _PREDICATES.get(ir.IntegerAttr(op.attributes["predicate"]).value)
+        if predicate is None:
+            raise _Unknown
+        left, right = bounds.of(op.operands[0]), bounds.of(op.operands[1])
+        if predicate in (P.sgt, P.sge):
+            predicate, left, right = _MIRRORED[predicate], right, left
+        return Comparison(predicate, left, right)
+
+    @property
+    def strict(self) -> int:
+        return 1 if self.predicate == P.slt else 0
+
+    def always(self, variable: ir.Value) -> ir.Value:
+        """Whether it holds for every element of the tile of an iteration."""
+        difference = self.right[0] - self.left[1]
+        total = (
+            _arith("+", _arith("*", variable, difference.factor), difference.base)
+            if difference.factor
+            else difference.base
+        )
+        return arith.cmpi(P.sge, _value(total), const(self.strict))
+
+    def last(self) -> tuple[int, ir.Value | int] | None:
+        """(N, x) when iterations i with N * i > x see nothing."""
+        difference = self.right[1] - self.left[0]  # somewhere true only where this is at least `strict`
+        if difference.factor >= 0:
+            return None
+        return -difference.factor, _arith("-", difference.base, self.strict)
+
+    def first(self) -> tuple[int, ir.Value | int] | None:
+        """(N, x) when iterations i with N * i < x see nothing."""
+        difference = self.right[1] - self.left[0]
+        if difference.factor <= 0:
+            return None
+        return difference.factor, _arith("-", self.strict, difference.base)
+
+
+def narrow(loop: ir.Operation, known: list[Comparison]) -> None:
+    """Shrink a loop of step 1 to the iterations that see something."""
+    low, high = loop.operands[0], loop.operands[1]
+    with ir.InsertionPoint(loop), loop.location:
+        for comparison in known:
+            last, first = comparison.last(), comparison.first()
+            if last is not None:
+                by, x = last
+                count = arith.divui(arith.maxsi(_value(_arith("+", x, by)), const(0)), const(by))
+                high = arith.minsi(high, count)
+            if first is not None:
+                by, x = first
+                start = arith.divui(arith.addi(arith.maxsi(_value(x), const(0)), const(by - 1)), const(by))
+                low = arith.maxsi(low, start)
+    loop.operands[0], loop.operands[1] = low, high
+
+
+def guard(op: ir.Operation, variable: ir.Value, known: list[Comparison]) -> None:
+    """Leave a mask out where all comparisons hold for the whole tile; its parts move into the other branch."""
+    scores, mask = op.operands
+    with ir.InsertionPoint(op), op.location:
+        whole: ir.Value | None = None
+        for comparison in known:
+            holds = comparison.always(variable)
+            whole = holds if whole is None else arith.andi(whole, holds)
+        branch = scf.IfOp(whole, [scores.type], has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            scf.yield_([scores])
+        with ir.InsertionPoint(branch.else_block):
+            parts = backward([defining_op(mask)], lambda o: o.results and is_tile(o.results[0]) and _positional(o))
+            values: dict[ir.Value, ir.Value] = {}
+            for part in sorted(parts, key=_order(parts)):
+                cloned(part, values)
+            values[scores] = scores
+            scf.yield_([cloned(op, values).result])
+    op.result.replace_all_uses_with(branch.results[0])
+    op.erase()
+    # What only the mask used would be merged with the copies, and computed where it is not needed.
+    for part in sorted(parts, key=_order(parts), reverse=True):
+        if not any(True for _ in part.results[0].uses):
+            part.erase()
+
+
+def _positional(op: ir.Operation) -> bool:
+    return str(element(op.results[0])) in ("i1", "i32")
+
+
+def _order(ops: set[ir.Operation]):
+    """A key that sorts ops so that operands come first."""
+    depth: dict[ir.Operation, int] = {}
+
+    def of(op: ir.Operation) -> int:
+        if op not in depth:
+            makers = [defining_op(x) for x in op.operands]
+            depth[op] = 1 + max((of(m) for m in makers if m is not None and m in ops), default=0)
+        return depth[op]
+
+    return of
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
+    for function in tiled(module):
+        for op in ops_named(function, "kv.tile_mask"):
+            loop = enclosing(op, "scf.for")
+            parts = comparisons(op.operands[1])
+            if loop is None or parts is None:
+                continue
+            with ir.InsertionPoint(loop), op.location:
+                try:
+                    bounds = Bounds(loop)
+                    known = [Comparison.of(c, bounds) for c in parts]
+                except _Unknown:
+                    continue
+                if options.skip and constant_int(loop.operands[2]) == 1:
+                    narrow(loop, known)
+            if options.unmask and known:
+                guard(op, loop.regions[0].blocks[0].arguments[0], known)

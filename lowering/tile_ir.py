@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the passes over tiles share: finding tile kernels, reading tile types, evaluating tiles at a point, cloning.
+
+A kernel with tiles carries ``kv.tiled``; the front end writes it. ``kv.schedule`` on it holds the entries that the passes
+read: ``consumers`` (warpgroups that multiply), ``producer`` (whether the block has one more that copies), and their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mlir import ir
+
+from kvarn.dialect.ops.tile import layout_of, tile_of, tile_type
+
+from .pass_base import fail
+from .rewrite import defining_op, kernels
+
+WARP, WARPGROUP = 32, 128
+# Ops whose results are computed from their operands' elements at the same place.
+_ELEMENTWISE = ("arith.", "math.")
+
+
+def tiled(module: ir.Module) -> Iterator[ir.Operation]:
+    """The kernels of a module that compute with tiles."""
+    for function in kernels(module):
+        if "kv.tiled" in function.attributes:
+            yield function
+
+
+def schedule_of(function: ir.Operation) -> dict[str, Any]:
+    """The entries of a kernel's schedule."""
+    attributes = function.attributes
+    if "kv.schedule" not in attributes:
+        return {}
+    found = {}
+    for named in ir.DictAttr(attributes["kv.schedule"]):
+        found[named.name] = bool(named.attr.value) if isinstance(named.attr, ir.BoolAttr) else named.attr.value
+    return found
+
+
+def is_tile(value: ir.Value) -> bool:
+    return isinstance(value.type, ir.RankedTensorType)
+
+
+def rank(value: ir.Value) -> int:
+    """2 of a tile, 1 of a vector of tiles, 0 of anything else."""
+    return ir.RankedTensorType(value.type).rank if is_tile(value) else 0
+
+
+def shape(value: ir.Value) -> tuple[int, ...]:
+    return tuple(ir.RankedTensorType(value.type).shape)
+
+
+def element(value: ir.Value) -> ir.Type:
+    return ir.RankedTensorType(value.type).element_type
+
+
+def with_layout(value: ir.Value, layout: str | None) -> ir.Type:
+    """A tile's type with another layout."""
+    return tile_type(shape(value), element(value), layout)
+
+
+def is_elementwise(op: ir.Operation) -> bool:
+    """Whether an op computes every element of its one result from the operands' elements at the same place."""
+    return op.name.startswith(_ELEMENTWISE) and len(op.results) == 1 and len(op.regions) == 0
+
+
+def splat_of(value: ir.Value) -> Any:
+    """The attribute of the one element that a constant tile repeats; None of anything else."""
+    op = defining_op(value)
+    if op is None or op.name != "arith.constant" or not is_tile(value):
+        return None
+    dense = ir.DenseElementsAttr(op.attributes["value"])
+    return dense.get_splat_value() if dense.is_splat else None
+
+
+def constant_int(value: ir.Value) -> int | None:
+    """The number that an integer scalar, or every element of a tile, is known to be."""
+    op = defining_op(value)
+    if op is None:
+        return None
+    if op.name == "tensor.splat":
+        return constant_int(op.operands[0])
+    if op.name != "arith.constant":
+        return None
+    attribute = splat_of(value) if is_tile(value) else op.attributes["value"]
+    return ir.IntegerAttr(attribute).value if isinstance(attribute, ir.IntegerAttr) else None
+
+
+def attributes_of(op: ir.Operation) -> dict[str, ir.Attribute]:
+    return {named.name: named.attr for named in op.attributes}
+
+
+def users(value: ir.Value) -> list[ir.Operation]:
+    """The ops that use a value, each once."""
+    found: list[ir.Operation] = []
+    for use in value.uses:
+        owner = use.owner.operation
+        if owner not in found:
+            found.append(owner)
+    return found
+
+
+def walk_block(block: ir.Block) -> Iterator[ir.Operation]:
+    """All ops of a block and of the regions in it, outer before inner."""
+    for op in block.operations:
+        yield op.operation
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                yield from walk_block(inner)
+
+
+class AtPoint:
+    """Elements of tiles as scalars, at the insertion point: ``at(value, row)`` of a vector, ``at(value, row, column)``.
+
+    Only tiles that are computed from positions and scalars can be asked, such as indices and masks.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[Any, ir.Value] = {}
+
+    def __call__(self, value: ir.Value, *point: ir.Value) -> ir.Value:
+        if not is_tile(value):
+            return value
+        key = (value, *point)
+        if key not in self._found:
+            self._found[key] = self._compute(value, point)
+        return self._found[key]
+
+    def _compute(self, value: ir.Value, point: tuple[ir.Value, ...]) -> ir.Value:
+        op = defining_op(value)
+        if op is not None and op.name == "kv.tile_index":
+            return point[0]
+        if op is not None and op.name == "tensor.splat":
+            return op.operands[0]
+        if op is not None and op.name == "kv.tile_broadcast":
+            return self(op.operands[0], point[ir.IntegerAttr(op.attributes["dimension"]).value])
+        if op is not None and op.name == "arith.constant":
+            splat = splat_of(value)
+            if splat is not None:
+                return ir.Operation.create("arith.constant", [element(value)], [], {"value": splat}).result
+        if op is not None and is_elementwise(op) and op.name != "arith.constant":
+            operands = [self(x, *point) for x in op.operands]
+            return ir.Operation.create(op.name, [element(value)], operands, attributes_of(op)).result
+        if op is None:
+            raise ValueError(
+                "an index or mask of rows must be computed from positions and scalars, got a carried value"
+            )
+        fail(op, "cannot be computed for one element: an index or mask of rows must come from positions and scalars")
+
+
+def cloned(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Operation:
+    """A copy of an op at the insertion point with operands (inside regions too) replaced; ``values`` gets its results."""
+    copy = op.clone()
+    _rewire(copy, values)
+    for old, new in zip(op.results, copy.results, strict=True):
+        values[old] = new
+    return copy
+
+
+def _rewire(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
+    for i, operand in enumerate(op.operands):
+        if operand in values:
+            op.operands[i] = values[operand]
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                _rewire(inner.operation, values)
+
+
+def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) -> set[ir.Operation]:
+    """The ops that some ops need, themselves too, as far as ``within`` holds; regions count with their op."""
+    found: set[ir.Operation] = set()
+    stack = list(roots)
+    while stack:
+        op = stack.pop()
+        if op in found:
+            continue
+        found.add(op)
+        inside = [op, *(inner for region in op.regions for block in region.blocks for inner in walk_block(block))]
+        for inner in inside:
+            for operand in inner.operands:
+                maker = defining_op(operand)
+                if maker is not None and within(maker):
+                    stack.append(maker)
+    return found
+
+
+__all__ = [
+    "WARP", "WARPGROUP", "AtPoint", "attributes_of", "backward", "cloned", "constant_int", "element", "is_elementwise",
+    "is_tile", "layout_of", "rank", "schedule_of", "shape", "splat_of", "tile_of", "tile_type", "tiled", "users",
+    "walk_block", "with_layout",
+]  # fmt: skip
