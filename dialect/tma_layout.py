@@ -188,18 +188,18 @@ def spec_problems(spec: TmaSpec) -> list[str]:
 # --- forms of caches -------------------------------------------------------------------------------
 
 
-def _kind_problem(spec: CacheSpec, what: str) -> str | None:
-    """Why a kind of cache or operand has no such tile; None when it has."""
+def _kind_problem(spec: CacheSpec, what: str, paged: bool = False) -> str | None:
+    """Why a kind of cache or operand has no such tile; None when it has. ``paged``: of pages and slots, not of rows."""
     if what.startswith("a rope"):
         return None if spec.kind == PAGED else f"{what} needs a paged cache, got {spec.kind}"
-    if spec.kind not in (FA3, SCALES):
+    if spec.kind not in (FA3, SCALES) or (spec.kind == FA3 and paged):
         return None
     why = "a cache of that kind has no rows" if spec.kind == FA3 else "scales are read one by one"
     return f"{what} needs a paged or continuous cache, or a dense or ragged operand, got {spec.kind}: {why}"
 
 
-def _refuse_kind(spec: CacheSpec, what: str) -> None:
-    problem = _kind_problem(spec, what)
+def _refuse_kind(spec: CacheSpec, what: str, paged: bool = False) -> None:
+    problem = _kind_problem(spec, what, paged)
     if problem is not None:
         raise ValueError(problem)
 
@@ -238,11 +238,17 @@ def tiled(
     ValueError
         If the cache, or the hardware, cannot.
     """
-    _refuse_kind(spec, "a TMA tile")
+    paged = _is_paged(spec, paged)
+    _refuse_kind(spec, "a TMA tile", paged)
     _rows_of_page(spec, rows)
+    if spec.head_size * spec.dtype.itemsize % 16:
+        raise ValueError(
+            "the elements of a head must be a multiple of 16 bytes, as all strides of a TMA descriptor, "
+            f"got {spec.head_size} of {spec.dtype.name}"
+        )
     depth = padded_depth(spec.dtype, swizzle, spec.head_size) if depth is None else depth
     g = _columns(spec.dtype, depth, swizzle, "depth")
-    page = (1,) if _is_paged(spec, paged) else ()
+    page = (1,) if paged else ()
     return TmaSpec("tiled", spec.dtype, (*page, rows, 1, g), (rows, 1, depth), swizzle)
 
 
@@ -250,6 +256,16 @@ def _is_paged(spec: CacheSpec, paged: bool | None) -> bool:
     if paged and spec.kind == RAGGED:
         raise ValueError("coordinates of page and slot need sequences of one length, got a ragged operand")
     return spec.of_cache if paged is None else paged
+
+
+def launch_tile(spec: CacheSpec, rows: int, columns: int | None = None, swizzle: str = "128B") -> TmaSpec:
+    """The tile of a descriptor that a program makes at launch (``kv.tensor_map``): of pages and slots where there are.
+
+    All that a descriptor asks of memory besides is held by every cache and operand: its address is a multiple of 16
+    bytes, and its strides are multiples of one token's elements. So that a tile exists says that every launch can have
+    its descriptor; ValueError says why there is none.
+    """
+    return tiled(spec, rows, columns, swizzle, paged=spec.kind != RAGGED)
 
 
 def ragged(spec: CacheSpec, rows: int, depth: int | None = None, swizzle: str = "128B") -> TmaSpec:
@@ -406,7 +422,7 @@ def tile_problems(spec: TmaSpec, cache: CacheSpec, tile_rows: int, smem_rows: in
     """What is wrong with loading a tile of a cache's tokens with a descriptor; empty when it is right."""
     if spec.form not in ("tiled", "rope"):
         return [f"takes a descriptor of the form tiled or rope, got {spec.form}: use kv.tma_load"]
-    problem = _kind_problem(cache, "a rope TMA tile" if spec.form == "rope" else "a TMA tile")
+    problem = _kind_problem(cache, "a rope TMA tile" if spec.form == "rope" else "a TMA tile", spec.paged)
     if problem is not None:
         return [problem]
     found = []

@@ -26,7 +26,7 @@ from .pass_base import fail, kv_pass
 from .rewrite import kernels, replace, walk
 from .target import Target, by_name
 
-_LOADS = ("kv.tma_load", "kv.tma_load_tile")
+_LOADS = ("kv.tma_load", "kv.tma_load_box", "kv.tma_load_tile")
 _TILE = "kv.tma_load_tile"
 
 

@@ -2,7 +2,8 @@
 """Turn the host function of an expanded operation into data: launches with expressions of the arguments.
 
 The loader runs a program without MLIR, so grids, scalars and workspace sizes become the expressions of an artifact
-(``["mul", ["arg", 2, "shape0"], 8]``). They are read back from the arith ops that the expansion made; anything else
+(``["mul", ["arg", 2, "shape0"], 8]``), and descriptors what the loader makes them of (``["tensor_map", 0, "key",
+layer]``). They are read back from the arith ops that the expansion made; anything else
 in the function is refused by name. The result is the module's ``kv.program`` attribute, as JSON; the function goes.
 
 Before:  func.func @append(...) { %g = <ceil(T / 8)> ; gpu.launch_func @kernels::@append blocks in (%g, ...) args(...) }
@@ -93,7 +94,7 @@ class Extractor:
         return number
 
     def operand(self, value: ir.Value, user: ir.Operation) -> Any:
-        """A launch's operand: an argument whole, a workspace, or a scalar's expression."""
+        """A launch's operand: an argument whole, a workspace, a descriptor made at launch, or a scalar's expression."""
         number = self.argument(value)
         if number is not None:
             return ["arg", number]
@@ -107,8 +108,11 @@ class Extractor:
                 size = self.expression(op.operands[0], op)
                 self.workspaces[key] = {"name": name, "bytes": size, "zeroed": "kv.zeroed" in op.attributes}
             return ["workspace", self.workspaces[key]["name"]]
+        if op.name == "kv.tensor_map":
+            half, layer = ir.StringAttr(op.attributes["half"]).value, list(op.operands)[1:]
+            return ["tensor_map", self._known(op.operands[0], op), half, *(self.expression(v, op) for v in layer)]
         if isinstance(value.type, ir.MemRefType) or types.type_name(value.type) is not None:
-            fail(user, f"must be given arguments of the program or workspaces, got {value.type}")
+            fail(user, f"must be given arguments of the program, workspaces or their descriptors, got {value.type}")
         return self.expression(value, user)
 
     def step(self, launch: ir.Operation) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from mlir import ir
 from mlir.dialects import arith, llvm
 
 from kvarn.dialect import dtypes, ops, tma_layout, types
-from kvarn.dialect.ops.tma import TmaLoadOp
+from kvarn.dialect.ops.tma import TmaLoadBoxOp, TmaLoadOp
 from kvarn.dialect.tma_layout import GATHERS, TmaSpec
 from kvarn.dsl import machine
 from kvarn.dsl.memory import SHARED, Pointer
@@ -53,17 +53,17 @@ def _descriptor(map: ir.Value) -> ir.Value:
     return ops.field(map, "value")
 
 
-def load_text(spec: TmaSpec, pair: bool, multicast: bool) -> str:
+def load_text(spec: TmaSpec, pair: bool, multicast: bool, policy: bool = False) -> str:
     """The instruction of one copy, with its operands' places."""
     gather = spec.form in GATHERS
     mode = "tile::gather4" if gather else "tile"
     parts = ["cp.async.bulk.tensor", f"{len(spec.box)}d", "shared::cluster", "global", mode]
     parts += ["mbarrier::complete_tx::bytes", *(["multicast::cluster"] if multicast else [])]
-    parts += ["cta_group::2"] if pair else []
+    parts += [*(["cta_group::2"] if pair else []), *(["L2::cache_hint"] if policy else [])]
     count = 5 if gather else len(spec.box)
     coordinates = ", ".join(f"${i + 2}" for i in range(count))
-    mask = f", ${count + 3}" if multicast else ""
-    return f"{'.'.join(parts)} [$0], [$1, {{{coordinates}}}], [${count + 2}]{mask};"
+    tail = "".join(f", ${count + 3 + i}" for i in range(multicast + policy))
+    return f"{'.'.join(parts)} [$0], [$1, {{{coordinates}}}], [${count + 2}]{tail};"
 
 
 def chunk_coordinates(spec: TmaSpec, given: Sequence[ir.Value], chunk: int) -> list[ir.Value]:
@@ -92,14 +92,25 @@ class Signed(Ix):
 @RULES.lowers(TmaLoadOp)
 def lower_load(op: Any) -> None:
     spec = types.tma_spec_of(op.map.type)
+    load_chunks(op, spec, [chunk * op.smem_rows.value * spec.row_bytes for chunk in range(spec.copies)])
+
+
+@RULES.lowers(TmaLoadBoxOp)
+def lower_load_box(op: Any) -> None:
+    load_chunks(op, types.tma_spec_of(op.map.type), [0], op.policy)
+
+
+def load_chunks(op: Any, spec: TmaSpec, places: Sequence[int], policy: ir.Value | None = None) -> None:
+    """The copies of the first column chunks of a load, each to its byte of the destination."""
     pair, mask = op.cta_group.value == 2, op.multicast.value
-    text, descriptor, barrier = load_text(spec, pair, bool(mask)), _descriptor(op.map), _address(op.barrier)
+    text = load_text(spec, pair, bool(mask), policy is not None)
+    descriptor, barrier = _descriptor(op.map), _address(op.barrier)
     if pair:
         barrier = arith.andi(barrier, const(_FIRST_OF_PAIR))
-    tail = [barrier, *([const(mask, 16)] if mask else [])]
-    for chunk in range(spec.copies):
-        place = moved(op.destination, chunk * op.smem_rows.value * spec.row_bytes)
-        _asm(text, [_address(place), descriptor, *chunk_coordinates(spec, op.coordinates, chunk), *tail])
+    tail = [barrier, *([const(mask, 16)] if mask else []), *([] if policy is None else [policy])]
+    for chunk, place in enumerate(places):
+        to = _address(moved(op.destination, place))
+        _asm(text, [to, descriptor, *chunk_coordinates(spec, list(op.coordinates), chunk), *tail])
 
 
 @RULES.lowers("kv.tma_store")

@@ -77,6 +77,8 @@ class _Checker:
             self.signature(op)
         if op.name in TIER_ONE and enclosing(op, "gpu.func") is not None:
             self.error(op, "must be outside kernels (gpu.func): it becomes kernels of its own")
+        if op.name == "kv.tensor_map" and enclosing(op, "gpu.func") is not None:
+            self.error(op, "must be outside kernels (gpu.func): the host makes a descriptor at launch, pass it on")
         for region in op.regions:
             self.blocks(op, region)
         # A malformed result would only be reported again by the op's own verifier.

@@ -53,9 +53,11 @@ from .tile import (
 )
 from .tiles import alloc_shared, load_tile, store_tile
 from .tma import (
+    tensor_map,
     tma_expect,
     tma_init_barrier,
     tma_load,
+    tma_load_box,
     tma_load_tile,
     tma_prefetch,
     tma_store,
@@ -70,9 +72,9 @@ __all__ = [
     "buffer_address", "cache_length", "cache_lengths", "cast", "device_attribute", "field", "get_row", "is_empty",
     "key_cache", "load", "load_pages", "load_raw", "load_scale", "load_tile", "make_cache", "make_collection",
     "make_rows", "max_context_length", "max_prompt_length", "num_rows", "operand", "page", "populate", "raw_page",
-    "row_index", "scale_block_ptr", "scales_base", "store", "store_scale", "store_tile", "tier_one",
+    "row_index", "scale_block_ptr", "scales_base", "store", "store_scale", "store_tile", "tensor_map", "tier_one",
     "dot", "tile_broadcast", "tile_gather", "tile_index", "tile_load", "tile_load_rows", "tile_mask", "tile_reduce", "tile_scatter",
     "tile_store_rows",
-    "tma_expect", "tma_init_barrier", "tma_load", "tma_load_tile", "tma_prefetch", "tma_row", "tma_store", "tma_wait",
-    "tma_wait_stores", "value_cache",
+    "tma_expect", "tma_init_barrier", "tma_load", "tma_load_box", "tma_load_tile", "tma_prefetch", "tma_row",
+    "tma_store", "tma_wait", "tma_wait_stores", "value_cache",
 ]  # fmt: skip

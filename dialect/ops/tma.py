@@ -8,6 +8,8 @@ shared memory): one thread expects exactly the bytes that will come (``kv.tma_ex
 and every reader waits for the barrier's phase (``kv.tma_wait``). Coordinates out of the descriptor's bounds give zeros,
 whose bytes count.
 
+The descriptor of a built-in operation's kernel is made by the host at launch: ``kv.tensor_map``, outside kernels.
+
 Targets: sm_90 and later; the gathers and ``cta_group = 2`` are of sm_100a.
 """
 
@@ -18,12 +20,13 @@ from mlir import ir
 
 from .. import tma_layout, types, verify
 from ..base import Kv
-from ..effects import CACHE, MEMORY, READ, WRITE, Effect, EffectModel, UpdatesMemory
-from ..ext import I32, Operand
+from ..effects import CACHE, MEMORY, READ, WRITE, Effect, EffectModel, Pure, UpdatesMemory
+from ..ext import I32, I64, Operand, Result
 from ..tma_layout import GATHERS, TmaSpec
 from .common import as_i32, i64_attr
 
 BEYOND = ("zero", "skip")
+HALVES = ("key", "value")
 
 
 class _Loads(EffectModel):
@@ -36,6 +39,45 @@ class _Stores(EffectModel):
     """Reads shared memory, writes a cache."""
 
     effects = (Effect(READ, MEMORY), Effect(WRITE, CACHE))
+
+
+class TensorMapOp(Kv.Operation, name="tensor_map", traits=[Pure]):
+    """The descriptor of a cache's, a collection's or an operand's tiles, made at launch. Outside kernels only.
+
+    Operands: handle; layer, i32, of a collection only. Attribute half: ``key`` or ``value`` of a collection, and
+    ``key`` of what has no halves. Result: the descriptor, whose type says the tile: form ``tiled``, coordinates page,
+    slot, head, column (row, head, column of a ragged operand), one box a column chunk. What lies past the head size,
+    a page's slots or the pool's pages is zeros. A launch takes it as a kernel's argument. No effects.
+    """
+
+    handle: Operand[Any]
+    layer: Operand[I32] | None = None
+    half: ir.StringAttr
+    map: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        operands = list(self.operation.operands)
+        spec = verify.handle(self, operands[0], verify.ANY_HANDLE)
+        if spec is None or not verify.one_of(self, "half", HALVES):
+            return False
+        collection = types.type_name(operands[0].type) == "collection"
+        if collection != (len(operands) == 2):
+            return verify.fail(
+                self, "takes a layer with a collection, and none with a cache or an operand, "
+                f"got {len(operands) - 1} of {operands[0].type}"
+            )  # fmt: skip
+        if self.half.value == "value" and (not collection or spec.is_mla):
+            return verify.fail(self, f"with half = value needs a collection with values, got {operands[0].type}")
+        made = _descriptor(self, self.operation.results[0])
+        if made is None:
+            return False
+        try:
+            wanted = tma_layout.launch_tile(spec, made.rows, made.tile[-1], made.swizzle)
+        except ValueError as error:
+            return verify.fail(self, f"cannot describe the tile of {self.operation.results[0].type}: {error}")
+        return made == wanted or verify.fail(
+            self, f"result must be {types.tma_type(wanted)}, got {self.operation.results[0].type}"
+        )
 
 
 class TmaLoadOp(Kv.Operation, name="tma_load", traits=[_Loads]):
@@ -65,6 +107,32 @@ class TmaLoadOp(Kv.Operation, name="tma_load", traits=[_Loads]):
         if spec is None or not _in_shared(self, operands[1:3]):
             return False
         return _takes(self, spec, operands[3:]) and _chunks(self, spec) and _group(self)
+
+
+class TmaLoadBoxOp(Kv.Operation, name="tma_load_box", traits=[_Loads]):
+    """Start one copy of a descriptor: one box (four rows, of a gather), one column chunk, to shared memory.
+
+    Operands: map; destination and barrier in shared memory; policy, an i64 that says how long the L2 keeps what is
+    read (``kv.l2_policy``), or none; coordinates as of kv.tma_load, any column. Several threads may start boxes of
+    their own on one barrier. Attributes cta_group and multicast as of kv.tma_load.
+    Preconditions: the destination is a multiple of 128 bytes; the barrier expects the box's bytes
+    (rows * box columns * element bytes, those of zeros included).
+    """
+
+    map: Operand[Any]
+    destination: Operand[Any]
+    barrier: Operand[Any]
+    policy: Operand[I64] | None = None
+    coordinates: list[Operand[I32]]
+    cta_group: ir.IntegerAttr
+    multicast: ir.IntegerAttr
+
+    def verify_invariants(self) -> bool:
+        operands = list(self.operation.operands)
+        spec = _descriptor(self, operands[0])
+        if spec is None or not _in_shared(self, operands[1:3]):
+            return False
+        return _takes(self, spec, list(self.coordinates)) and _group(self)
 
 
 class TmaLoadTileOp(Kv.Operation, name="tma_load_tile", traits=[_Loads]):
@@ -246,6 +314,15 @@ def _group(op: Any) -> bool:
 # --- wrappers ----------------------------------------------------------------------------------------
 
 
+def tensor_map(handle: ir.Value, spec: TmaSpec, layer: Any = None, half: str = "key") -> ir.Value:
+    """The descriptor of tiles of a handle, made at launch."""
+    made = TensorMapOp(
+        handle=handle, layer=None if layer is None else as_i32(layer), half=ir.StringAttr.get(half),
+        map=types.tma_type(spec),
+    )  # fmt: skip
+    return made.operation.results[0]
+
+
 def tma_load(
     map: ir.Value, destination: ir.Value, barrier: ir.Value, coordinates: Sequence[Any], *,
     smem_rows: int | None = None, cta_group: int = 1, multicast: int = 0,
@@ -254,6 +331,17 @@ def tma_load(
     TmaLoadOp(
         map, destination, barrier, [as_i32(c) for c in coordinates], _smem_rows(map, smem_rows), i64_attr(cta_group),
         i64_attr(multicast),
+    )  # fmt: skip
+
+
+def tma_load_box(
+    map: ir.Value, destination: ir.Value, barrier: ir.Value, coordinates: Sequence[Any], *,
+    policy: ir.Value | None = None, cta_group: int = 1, multicast: int = 0,
+) -> None:  # fmt: skip
+    """Start one copy of a descriptor."""
+    TmaLoadBoxOp(
+        map=map, destination=destination, barrier=barrier, policy=policy, coordinates=[as_i32(c) for c in coordinates],
+        cta_group=i64_attr(cta_group), multicast=i64_attr(multicast),
     )  # fmt: skip
 
 

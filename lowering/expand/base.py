@@ -9,7 +9,7 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import arith, gpu, memref
 
-from kvarn.dialect import dtypes, layout, ops, types
+from kvarn.dialect import dtypes, layout, ops, tma_layout, types
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
 
@@ -77,6 +77,60 @@ class Expansion:
             made.owner.attributes["kv.zeroed"] = ir.UnitAttr.get()
         return made
 
+    # --- TMA descriptors ---------------------------------------------------------------------------
+
+    def why_no_tensor_map(
+        self, handle: ir.Value, *, rows: int, columns: int | None = None, swizzle: str = "128B"
+    ) -> str | None:
+        """Why ``tensor_map`` has nothing to give for these arguments; None when every launch will have a descriptor."""
+        if not self.target.has("tma"):
+            return f"the tensor memory accelerator is of sm_90 and later, got target {self.target.name}"
+        try:
+            tma_layout.launch_tile(self.spec(handle), rows, columns, swizzle)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def tensor_map(
+        self,
+        handle: ir.Value,
+        *,
+        rows: int,
+        columns: int | None = None,
+        swizzle: str = "128B",
+        layer: Any = None,
+        half: str = "key",
+    ) -> ir.Value:
+        """A TMA descriptor of a handle's tiles, for an argument that is a ``kv.TensorMap``. The runtime makes it.
+
+        Parameters
+        ----------
+        handle : value
+            A cache, collection or attention operand of the program.
+        rows : int
+            Tokens of a box, at most 256; they divide the page size.
+        columns : int, optional
+            Elements of a head that ``kv.tma.load`` brings, a multiple of the swizzle's bytes; by default the head size,
+            rounded up. What lies past the head is zeros.
+        swizzle : {"none", "32B", "64B", "128B"}
+        layer : i32 value of the program
+            Of a collection.
+        half : {"key", "value"}
+            Of a collection.
+
+        Returns
+        -------
+        ir.Value
+            Coordinates are page, slot, head, column; of a ragged operand row, head, column.
+
+        Raises
+        ------
+        ValueError
+            If there is no such descriptor: see ``why_no_tensor_map``.
+        """
+        spec = tma_layout.launch_tile(self.spec(handle), rows, columns, swizzle)
+        return ops.tensor_map(handle, spec, layer.value if isinstance(layer, Ix) else layer, half)
+
     # --- launches ----------------------------------------------------------------------------------
 
     def launch(
@@ -95,7 +149,7 @@ class Expansion:
         ----------
         kernel : kv.kernel function
         args : values
-            Handles, buffers and scalars, one a kernel argument; None for one that is absent.
+            Handles, buffers, descriptors and scalars, one a kernel argument; None for one that is absent.
         grid : 3 extents
         block : 3 int
         key : hashable, optional
@@ -163,6 +217,8 @@ def _spec(kernel: Any, index: int, type_: ir.Type) -> Any:
         return layout.OperandSpec(types.spec_of(type_))
     if kind == "cache":
         return types.spec_of(type_)
+    if kind == "tma":
+        return types.tma_spec_of(type_)
     return dtypes.by_mlir(str(type_))
 
 

@@ -312,3 +312,155 @@ func.func @rule(%m: !pages, %n: !pages, %yes: i1) {
   "kv.tma_prefetch"(%r) : (!pages) -> ()
   return
 }
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!pages = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+// Rule: a descriptor of a collection is of a layer.
+func.func @rule(%c: !pool, %i: i32) {
+  // expected-error @below {{'kv.tensor_map' op takes a layer with a collection, and none with a cache or an operand, got 0 of !kv.collection<}}
+  %0 = "kv.tensor_map"(%c) {half = "key"} : (!pool) -> !pages
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!pages = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+// Rule: a cache is a layer.
+func.func @rule(%c: !cache, %i: i32) {
+  // expected-error @below {{'kv.tensor_map' op takes a layer with a collection, and none with a cache or an operand, got 1 of !kv.cache<}}
+  %0 = "kv.tensor_map"(%c, %i) {half = "key"} : (!cache, i32) -> !pages
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!pages = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+// Rule: a cache has no halves.
+func.func @rule(%c: !cache) {
+  // expected-error @below {{'kv.tensor_map' op with half = value needs a collection with values, got !kv.cache<}}
+  %0 = "kv.tensor_map"(%c) {half = "value"} : (!cache) -> !pages
+  return
+}
+
+// -----
+
+!mla = !kv.collection<"paged", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>
+!pages = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+// Rule: a latent collection has no values.
+func.func @rule(%c: !mla, %i: i32) {
+  // expected-error @below {{'kv.tensor_map' op with half = value needs a collection with values, got !kv.collection<}}
+  %0 = "kv.tensor_map"(%c, %i) {half = "value"} : (!mla, i32) -> !pages
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!pages = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+// Rule: a half is key or value.
+func.func @rule(%c: !pool, %i: i32) {
+  // expected-error @below {{'kv.tensor_map' op half must be one of key, value, got "rope"}}
+  %0 = "kv.tensor_map"(%c, %i) {half = "rope"} : (!pool, i32) -> !pages
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: it gives a descriptor.
+func.func @rule(%c: !pool, %i: i32) {
+  // expected-error @below {{'kv.tensor_map' op map must be a TMA descriptor: expected a !kv.tma type, got i32}}
+  %0 = "kv.tensor_map"(%c, %i) {half = "key"} : (!pool, i32) -> i32
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!rows = !kv.tma<"tiled", bf16, array<i64: 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+// Rule: the tile has pages and slots where there are.
+func.func @rule(%c: !pool, %i: i32) {
+  // expected-error @below {{'kv.tensor_map' op result must be !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>, got !kv.tma<"tiled", bf16, array<i64: 16, 1, 64>}}
+  %0 = "kv.tensor_map"(%c, %i) {half = "key"} : (!pool, i32) -> !rows
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!f32 = !kv.tma<"tiled", f32, array<i64: 1, 16, 1, 32>, array<i64: 16, 1, 128>, 128 : i64>
+// Rule: the tile has the pool's element.
+func.func @rule(%c: !pool, %i: i32) {
+  // expected-error @below {{'kv.tensor_map' op result must be !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>, got !kv.tma<"tiled", f32}}
+  %0 = "kv.tensor_map"(%c, %i) {half = "key"} : (!pool, i32) -> !f32
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!wide = !kv.tma<"tiled", bf16, array<i64: 1, 32, 1, 64>, array<i64: 32, 1, 128>, 128 : i64>
+// Rule: a box does not cross a page.
+func.func @rule(%c: !pool, %i: i32) {
+  // expected-error @below {{'kv.tensor_map' op cannot describe the tile of !kv.tma<"tiled", bf16, array<i64: 1, 32, 1, 64>, array<i64: 32, 1, 128>, 128 : i64>: a box must not cross a page of 16 tokens: its rows must divide it, got 32}}
+  %0 = "kv.tensor_map"(%c, %i) {half = "key"} : (!pool, i32) -> !wide
+  return
+}
+
+// -----
+
+!narrow = !kv.cache<"paged", bf16, 8 : i64, 20 : i64, false, 16 : i64, none, 1 : i64>
+!one = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 64>, 128 : i64>
+// Rule: strides are multiples of 16 bytes.
+func.func @rule(%c: !narrow) {
+  // expected-error @below {{'kv.tensor_map' op cannot describe the tile of !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 64>, 128 : i64>: the elements of a head must be a multiple of 16 bytes, as all strides of a TMA descriptor, got 20 of bf16}}
+  %0 = "kv.tensor_map"(%c) {half = "key"} : (!narrow) -> !one
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!pages = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+// Rule: the host makes descriptors.
+gpu.module @kernels {
+  gpu.func @rule(%c: !cache) kernel {
+    // expected-error @below {{'kv.tensor_map' op must be outside kernels (gpu.func): the host makes a descriptor at launch, pass it on}}
+    %0 = "kv.tensor_map"(%c) {half = "key"} : (!cache) -> !pages
+    gpu.return
+  }
+}
+
+// -----
+
+!pages = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+// Rule: a box takes the coordinates of its descriptor.
+func.func @rule(%m: !pages, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.ptr<1>) {
+  // expected-error @below {{'kv.tma_load_box' op takes the coordinates page, slot, head, column of a tiled descriptor of rank 4, got 3}}
+  "kv.tma_load_box"(%m, %p, %p, %i, %i, %i) {cta_group = 1 : i64, multicast = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 0, 3>} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i32, i32, i32) -> ()
+  return
+}
+
+// -----
+
+!pages = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+// Rule: a box goes to shared memory.
+func.func @rule(%m: !pages, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.ptr<1>) {
+  // expected-error @below {{'kv.tma_load_box' op tile and barrier must be in shared memory (!llvm.ptr<3>), got !llvm.ptr<1>}}
+  "kv.tma_load_box"(%m, %q, %p, %i, %i, %i, %i) {cta_group = 1 : i64, multicast = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 0, 4>} : (!pages, !llvm.ptr<1>, !llvm.ptr<3>, i32, i32, i32, i32) -> ()
+  return
+}
+
+// -----
+
+!pages = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+// Rule: a box is of one block, or of a pair.
+func.func @rule(%m: !pages, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.ptr<1>) {
+  // expected-error @below {{'kv.tma_load_box' op cta_group must be 1 or 2, got 0 : i64}}
+  "kv.tma_load_box"(%m, %p, %p, %i, %i, %i, %i) {cta_group = 0 : i64, multicast = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 0, 4>} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i32, i32, i32, i32) -> ()
+  return
+}

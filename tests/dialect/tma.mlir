@@ -4,6 +4,9 @@
 
 // Copies by the tensor memory accelerator: every op, and every form of descriptor that a load takes.
 
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!layers = !kv.collection<"fa3", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!rowwise = !kv.operand<"ragged", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !dense = !kv.operand<"dense", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
 !mla = !kv.cache<"paged", f8E4M3FN, 1 : i64, 640 : i64, true, 64 : i64, f32, 640 : i64>
@@ -14,7 +17,31 @@
 !gather = !kv.tma<"gather4", i64, array<i64: 1, 72>, array<i64: 8, 72>, 16 : i64>
 !scales = !kv.tma<"scale", f32, array<i64: 1, 64>, array<i64: 1, 64>, 16 : i64>
 
-// CHECK-LABEL: func.func @load
+// CHECK-LABEL: func.func @tensor_map
+// CHECK:         "kv.tensor_map"(%{{.*}}, %{{.*}}) {half = "key"} : (!kv.collection<"paged", {{.*}}, i32) -> !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>,
+// CHECK:         "kv.tensor_map"(%{{.*}}, %{{.*}}) {half = "value"} : (!kv.collection<"fa3", {{.*}}, i32) -> !kv.tma<
+// CHECK:         "kv.tensor_map"(%{{.*}}) {half = "key"} : (!kv.cache<
+// CHECK:         "kv.tensor_map"(%{{.*}}) {half = "key"} : (!kv.operand<"dense",
+// CHECK:         "kv.tensor_map"(%{{.*}}) {half = "key"} : (!kv.operand<"ragged", {{.*}} -> !kv.tma<"tiled", bf16, array<i64: 16, 1, 64>,
+func.func @tensor_map(%p: !pool, %l: !layers, %c: !cache, %d: !dense, %r: !rowwise, %i: i32) {
+  %0 = "kv.tensor_map"(%p, %i) {half = "key"} : (!pool, i32) -> !pages
+  %1 = "kv.tensor_map"(%l, %i) {half = "value"} : (!layers, i32) -> !pages
+  %2 = "kv.tensor_map"(%c) {half = "key"} : (!cache) -> !pages
+  %3 = "kv.tensor_map"(%d) {half = "key"} : (!dense) -> !pages
+  %4 = "kv.tensor_map"(%r) {half = "key"} : (!rowwise) -> !rows
+  return
+}
+
+// CHECK-LABEL: func.func @load_box
+// CHECK:         "kv.tma_load_box"(%{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}) {cta_group = 1 : i64, multicast = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 0, 4>}
+// CHECK:         "kv.tma_load_box"({{.*}}) {cta_group = 1 : i64, multicast = 3 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 4>} : ({{.*}}, !llvm.ptr<3>, !llvm.ptr<3>, i64, i32, i32, i32, i32)
+func.func @load_box(%p: !pages, %i: i32, %policy: i64, %tile: !llvm.ptr<3>, %bar: !llvm.ptr<3>) {
+  "kv.tma_load_box"(%p, %tile, %bar, %i, %i, %i, %i) {cta_group = 1 : i64, multicast = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 0, 4>} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i32, i32, i32, i32) -> ()
+  "kv.tma_load_box"(%p, %tile, %bar, %policy, %i, %i, %i, %i) {cta_group = 1 : i64, multicast = 3 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 4>} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i64, i32, i32, i32, i32) -> ()
+  return
+}
+
+// CHECK-LABEL: func.func @load(
 // CHECK:         "kv.tma_load"({{.*}}) {cta_group = 1 : i64, multicast = 0 : i64, smem_rows = 16 : i64} : (!kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>,
 // CHECK:         "kv.tma_load"({{.*}}) {{.*}} : (!kv.tma<"tiled", bf16, array<i64: 16, 1, 64>,
 // CHECK:         "kv.tma_load"({{.*}}) {{.*}} : (!kv.tma<"ragged",

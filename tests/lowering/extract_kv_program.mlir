@@ -107,3 +107,30 @@ module attributes {gpu.container_module} {
     }
   }
 }
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!dense = !kv.operand<"dense", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
+!pages = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+
+// A descriptor becomes what the loader makes it of: the argument, its half, the layer's expression.
+// CHECK: kv.program
+// CHECK-SAME: \22args\22: {{\[\[}}\22tensor_map\22, 0, \22value\22, [\22add\22, [\22arg\22, 2, \22value\22], 1]], [\22tensor_map\22, 1, \22key\22]]
+// CHECK-NOT: kv.tensor_map
+module attributes {gpu.container_module} {
+  func.func @descriptors(%c: !pool, %d: !dense, %layer: i32) {
+    %one = arith.constant 1 : index
+    %i1 = arith.constant 1 : i32
+    %next = arith.addi %layer, %i1 : i32
+    %values = "kv.tensor_map"(%c, %next) {half = "value"} : (!pool, i32) -> !pages
+    %queries = "kv.tensor_map"(%d) {half = "key"} : (!dense) -> !pages
+    gpu.launch_func @kernels::@k blocks in (%one, %one, %one) threads in (%one, %one, %one) args(%values : !pages, %queries : !pages)
+    return
+  }
+  gpu.module @kernels {
+    gpu.func @k(%v: !pages, %q: !pages) kernel {
+      gpu.return
+    }
+  }
+}

@@ -22,6 +22,19 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // One copy to the address given, whatever the descriptor's tile, with the policy of the L2 last.
+  // CHECK-LABEL: gpu.func @box(
+  // CHECK-SAME:    %[[POLICY:[^ ]*]]: i64
+  // CHECK-COUNT-1: "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [$0], [$1, {$2, $3, $4, $5}], [$6], $7;", "r,l,r,r,r,r,r,l,~{memory}" {{.*}}, %[[POLICY]] :
+  // CHECK-COUNT-1: "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$2, $3, $4, $5}], [$6];"
+  // CHECK-NOT:     llvm.inline_asm
+  // CHECK:         gpu.return
+  gpu.func @box(%m: !pages, %i: i32, %policy: i64, %tile: !llvm.ptr<3>, %bar: !llvm.ptr<3>) kernel {
+    "kv.tma_load_box"(%m, %tile, %bar, %policy, %i, %i, %i, %i) {cta_group = 1 : i64, multicast = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 4>} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i64, i32, i32, i32, i32) -> ()
+    "kv.tma_load_box"(%m, %tile, %bar, %i, %i, %i, %i) {cta_group = 1 : i64, multicast = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 0, 4>} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i32, i32, i32, i32) -> ()
+    gpu.return
+  }
+
   // The barrier of a pair is that of its first CTA: one bit of the address is cleared.
   // CHECK-LABEL: gpu.func @pair
   // CHECK:         %[[FIRST:.*]] = arith.constant -16777217 : i32

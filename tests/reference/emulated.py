@@ -4,17 +4,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import kvarn as kv
+from kvarn.artifact import Artifact
 from kvarn.programs import Operation, artifact
 from kvarn.runtime import binding, buffers
 from kvarn.runtime.expressions import compile_expressions, compile_step
 
 from . import ptx, ptx_instructions, ptx_tma
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What expressions are told of the device."""
+
+    multiprocessors: int
+    shared_bytes: int = 232448
+    l2_bytes: int = 50 << 20
+    warp_size: int = 32
+
+    def encode(self, description: Any) -> Any:
+        """The interpreter takes a TMA descriptor as its description."""
+        return description
+
 
 _INSTRUCTIONS = (ptx_instructions, ptx_tma)  # imported for the instructions that they declare
 
@@ -55,10 +71,16 @@ def run(
     """
     ordered = () if schedule is None else tuple(sorted(schedule.items()))
     what, given = operation.specialisation(operands, attributes, ordered, target)
-    program = artifact(what)
+    run_program(artifact(what), given, multiprocessors, order)
+
+
+def run_program(
+    program: Artifact, given: Sequence[Any], multiprocessors: int = 2, order: ptx.Schedule | None = None
+) -> None:
+    """Run a program's steps on host buffers; ``given`` is one object an argument."""
     values = [_fields(g) for g in given]
     arrays = [a for g in given for a in _arrays(g)]
-    facts = SimpleNamespace(multiprocessors=multiprocessors, shared_bytes=232448, l2_bytes=50 << 20, warp_size=32)
+    facts = Facts(multiprocessors)
     sizes = compile_expressions([w.bytes for w in program.workspaces], program.args)(values, facts)
     scratch = [np.zeros(size + 256, np.uint8) if w.zeroed else np.full(size + 256, 0xFF, np.uint8)
                for w, size in zip(program.workspaces, sizes, strict=True)]  # fmt: skip
@@ -66,7 +88,7 @@ def run(
     for step in program.steps:
         entry = program.entry(step.entry)
         (gx, gy, gz, bx, by, bz, _), flat = compile_step(program, step)(values, facts, places)
-        numbers = [_bits(v, p.type) for v, p in zip(flat, entry.params, strict=True)]
+        numbers = [v if p.type == "tensormap" else _bits(v, p.type) for v, p in zip(flat, entry.params, strict=True)]
         ptx.launch(
             program.code["ptx"],
             entry.name,

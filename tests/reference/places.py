@@ -17,6 +17,8 @@ import numpy as np
 from kvarn.caches import KVCacheCollection
 from kvarn.dialect import dtypes
 from kvarn.programs import Operation
+from kvarn.runtime import buffers
+from kvarn.runtime.program import Program
 
 
 class Place:
@@ -48,6 +50,10 @@ class Place:
         """Run a kernel of the kernel language."""
         kernel[grid, block](*args)
 
+    def program(self, program: Any, *args: Any) -> None:
+        """Run a program artifact."""
+        Program(program)(*args)
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Operations run here meanwhile."""
@@ -69,6 +75,13 @@ class Interpreted(Place):
 
         made = compile(kernel, *kernel.specs_of(args), target=self.target)
         emulated.launch(made, grid, block, kernel.passed(args), self.order)
+
+    def program(self, program: Any, *args: Any) -> None:
+        """Run a program artifact."""
+        from . import emulated
+
+        views = [buffers.view(a) if isinstance(a, np.ndarray) else a for a in args]
+        emulated.run_program(program, views, order=self.order)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:

@@ -139,7 +139,7 @@ def test_scales_are_one_row():
     (lambda: T.describe_tile(SPEC, fields(SPEC, base=8), 16), "the address must be a multiple of 16, got 0x8"),
     (lambda: T.describe_tile(SPEC, fields(SPEC), 32), "a page of 16 tokens: its rows must divide it, got 32"),
     (lambda: T.describe_tile(SPEC, fields(SPEC), 12, paged=False), "its rows must divide it, got 12"),
-    (lambda: T.describe_tile(FA3, fields(FA3), 16), "got fa3: a cache of that kind has no rows"),
+    (lambda: T.describe_tile(FA3, fields(FA3), 16, paged=False), "got fa3: a cache of that kind has no rows"),
     (lambda: T.describe_ragged_tile(FA3, fields(FA3), 16), "got fa3: a cache of that kind has no rows"),
     (lambda: T.describe_gather4(FA3, fields(FA3), 16), "got fa3: a cache of that kind has no rows"),
     (lambda: T.describe_rope_tile(REGIONS, fields(REGIONS), 16, 64, 32), "needs a paged cache, got continuous"),

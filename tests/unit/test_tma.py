@@ -283,7 +283,7 @@ def fa3():
 
 def test_caches_without_rows_have_no_tiles():
     for make in (
-        lambda c: c.create_tma_tile(tile_rows=16),
+        lambda c: c.create_tma_tile(tile_rows=16, paged=False),
         lambda c: c.create_ragged_tma_tile(tile_rows=16),
         lambda c: c.create_gather4_tma_tile(tile_width=64),
     ):

@@ -41,6 +41,7 @@ def pool(kind="paged", dtype="bf16", head_size=64, page_size=16, seed=0, cached=
 def expected_tile(cache, head, b, base, rows, valid, column, map, beyond="zero"):
     """Rows of tokens [base, base + rows), out of the pool: bits [rows, columns]."""
     blocks, table = bits(cache.blocks), np.asarray(cache.buffers[2])
+    table = table[cache.layer_idx] if table.ndim == 3 else table
     columns, size = map.spec.tile[-1], cache.head_size
     found = np.zeros((rows, columns), blocks.dtype)
     for i in range(rows):
@@ -134,6 +135,12 @@ def test_boxes_smaller_than_the_swizzle_pattern(place, swizzle):
 @pytest.mark.parametrize("paged", [False, True])
 def test_regions_of_a_continuous_cache(place, paged):
     check_tile(place, pool("continuous"), b=2, base=8, tile_rows=16, rows=32, paged=paged)
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_pages_of_an_fa3_cache(place, layer):
+    """Layers share the pages: the table of the layer says which are its own."""
+    check_tile(place, pool("fa3", head_size=80), layer=layer, value=True, b=2, base=8, tile_rows=8, rows=32)
 
 
 def test_a_region_ends_where_its_bounds_say(place):

@@ -54,7 +54,7 @@ class TmaTiles:
         Raises
         ------
         ValueError
-            If the cache has no rows (fa3) or the hardware cannot; the message says why.
+            If the cache has no such tile (fa3: no rows) or the hardware cannot; the message says why.
         """
         made = tensormap.describe_tile(*self._described(), tile_rows, depth=depth, swizzle=swizzle, paged=paged)
         return tensormap.of_owner(made, self)

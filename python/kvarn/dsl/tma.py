@@ -24,17 +24,17 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect import ops, tma_layout
-from kvarn.dialect.dtypes import DType, i32
+from kvarn.dialect.dtypes import DType, i32, i64
 from kvarn.dialect.tma_layout import GATHERS, TmaSpec
 
 from . import arithmetic as _a
 from .handles import CacheReads
 from .memory import SHARED, Pointer, Shared, shared
-from .values import Value, describe, i32_value, plain, where
+from .values import Value, as_value, describe, i32_value, plain, where
 
 __all__ = [
-    "TensorMap", "expect", "gather4", "init_barrier", "load", "load_tile", "prefetch", "shared_tile", "store",
-    "tile_loads", "wait", "wait_stores",
+    "TensorMap", "expect", "gather4", "init_barrier", "load", "load_box", "load_tile", "prefetch", "shared_tile",
+    "store", "tile_loads", "wait", "wait_stores",
 ]  # fmt: skip
 
 
@@ -78,6 +78,11 @@ class TensorMap:
     def load_bytes(self) -> int:
         """Bytes that one load brings, those filled with zeros included."""
         return self.spec.load_bytes
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes that one box (one column chunk of a load) brings, those filled with zeros included."""
+        return self.spec.copy_bytes
 
     def offset(self, row: Any, column: Any, rows: int | None = None) -> Any:
         """Byte of an element in a tile of shared memory, i32: chunks and swizzle taken into account.
@@ -172,13 +177,38 @@ def load(
     multicast : int
         Mask of the cluster's CTAs that get the box, each in its own shared memory and at its own barrier; 0: this one.
     """
-    spec = _map(map)
-    if len(coordinates) != len(spec.coordinates):
-        raise TypeError(f"a load of this descriptor takes ({', '.join(spec.coordinates)}), got {len(coordinates)}")
-    given = [i32_value(c, f"the {name}") for c, name in zip(coordinates, spec.coordinates, strict=True)]
     ops.tma_load(
-        map.ir, _shared(destination, "the destination"), _shared(barrier, "the barrier"), given,
-        smem_rows=smem_rows, cta_group=cta_group, multicast=multicast,
+        map.ir, _shared(destination, "the destination"), _shared(barrier, "the barrier"),
+        _coordinates(map, coordinates, "load"), smem_rows=smem_rows, cta_group=cta_group, multicast=multicast,
+    )  # fmt: skip
+
+
+def load_box(
+    map: TensorMap, coordinates: Sequence[Any], destination: Any, barrier: Any, *, l2_policy: Any = None,
+    cta_group: int = 1, multicast: int = 0,
+) -> None:  # fmt: skip
+    """Start one copy: one box of rows, one column chunk, to an address of one's own.
+
+    Several threads may each start a box on one barrier: one expects the bytes of all (``map.box_bytes`` a box, with
+    ``kv.mbarrier_arrive_expect_tx``), then the lanes of a warp load side by side under ``if lane < n``.
+
+    Parameters
+    ----------
+    coordinates : sequence of int or i32
+        As of :func:`load`. The box's first column may be any; of a swizzled tile it is a multiple of the box's columns.
+    destination : pointer to shared memory, or shared array
+        A multiple of 128 bytes. A chunk is a tile of its own: ``map.offset`` of a whole tile counts ``rows *
+        map.spec.row_bytes`` from one chunk to the next.
+    l2_policy : i64, optional
+        Of ``kv.l2_policy``: how long the L2 keeps what is read.
+    barrier, cta_group, multicast
+        As of :func:`load`.
+    """
+    given = _coordinates(map, coordinates, "load")
+    policy = None if l2_policy is None else as_value(l2_policy, i64, "l2_policy").ir
+    ops.tma_load_box(
+        map.ir, _shared(destination, "the destination"), _shared(barrier, "the barrier"), given, policy=policy,
+        cta_group=cta_group, multicast=multicast,
     )  # fmt: skip
 
 
@@ -262,9 +292,7 @@ def store(map: TensorMap, coordinates: Sequence[Any], source: Any, *, smem_rows:
     spec = _map(map)
     if spec.form not in ("tiled", "ragged"):
         raise TypeError(f"kv.tma.store needs a tiled or ragged descriptor, got one of the form {spec.form}")
-    if len(coordinates) != len(spec.coordinates):
-        raise TypeError(f"a store of this descriptor takes ({', '.join(spec.coordinates)}), got {len(coordinates)}")
-    given = [i32_value(c, f"the {name}") for c, name in zip(coordinates, spec.coordinates, strict=True)]
+    given = _coordinates(map, coordinates, "store")
     ops.tma_store(map.ir, _shared(source, "the source"), given, smem_rows=smem_rows)
 
 
@@ -285,6 +313,13 @@ def _map(map: Any) -> TmaSpec:
     if not isinstance(map, TensorMap):
         raise TypeError(f"a TMA descriptor (an argument annotated with kv.TensorMap) is needed, got {describe(map)}")
     return map.spec
+
+
+def _coordinates(map: TensorMap, given: Sequence[Any], what: str) -> list[ir.Value]:
+    names = _map(map).coordinates
+    if len(given) != len(names):
+        raise TypeError(f"a {what} of this descriptor takes ({', '.join(names)}), got {len(given)}")
+    return [i32_value(c, f"the {name}") for c, name in zip(given, names, strict=True)]
 
 
 def _shared(place: Any, what: str) -> ir.Value:

@@ -217,6 +217,12 @@ class Device:
                 self._primary = int(driver.call("cuDevicePrimaryCtxRetain", self.handle))
             return self._primary
 
+    def encode(self, description: Any) -> bytes:
+        """The bytes of a TMA descriptor (a `tensormap.TensorMap`) for this device."""
+        from . import tensormap
+
+        return tensormap.encode(description, self.ordinal).encoded
+
     def bind(self) -> int | None:
         """Make a context of this device current.
 

@@ -18,6 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kvarn.artifact import Arg, Artifact, Entry, Step
+from kvarn.dialect.tma_layout import TmaSpec
+
+from .tensormap import LaunchMap
 
 # {0} and {1} are operands that are already in parentheses.
 BINARY = {
@@ -33,12 +36,16 @@ _DEPTH = 40  # CPython's parser gives up near 100 nested parentheses; a term ope
 
 
 class Facts(Protocol):
-    """What an expression may ask of a device."""
+    """What an expression may ask of a device, and who makes TMA descriptors for it. Hashable."""
 
     multiprocessors: int
     shared_bytes: int
     l2_bytes: int
     warp_size: int
+
+    def encode(self, description: Any) -> Any:
+        """What a kernel's parameter is to be for a `tensormap.TensorMap`."""
+        ...
 
 
 def _source(expression: Any, args: Sequence[Arg], depth: int = 0) -> str:
@@ -131,19 +138,50 @@ def compile_step(program: Artifact, step: Step) -> Callable[..., tuple[tuple[Any
     if len(step.grid) != 3 or len(step.block) != 3:
         raise ValueError(f"grid and block of a step must have three expressions, got {step.grid} and {step.block}")
     shape = ", ".join(_source(e, program.args) for e in (*step.grid, *step.block, step.shared_bytes))
-    flat = "".join(_step_argument(program, entry, i, item) + ", " for i, item in enumerate(step.args))
+    maps: list[LaunchMap] = []
+    flat = "".join(_step_argument(program, entry, i, item, maps) + ", " for i, item in enumerate(step.args))
     code = f"lambda a, d, w: (({shape}), ({flat}))"
-    scope = {"__builtins__": {}, "min": min, "max": max, "int": int, "bool": bool}
+    scope = {"__builtins__": {}, "min": min, "max": max, "int": int, "bool": bool, "m": tuple(maps)}
     return eval(compile(code, f"<kvarn step {step.entry!r}>", "eval"), scope)
 
 
-def _step_argument(program: Artifact, entry: Entry, i: int, item: Any) -> str:
+def _program_argument(program: Artifact, index: Any) -> Arg:
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(program.args):
+        raise ValueError(f"argument index must be from 0 to {len(program.args) - 1}, got {index!r}")
+    return program.args[index]
+
+
+def _launch_map(program: Artifact, entry: Entry, target: Arg, item: Any, maps: list[LaunchMap]) -> str:
+    """Source that makes the descriptor of ``("tensor_map", argument, half[, layer])``; its maker goes to ``maps``."""
+    about = f"argument {target.name!r} of kernel {entry.name!r}"
+    if len(item) not in (3, 4) or item[2] not in ("key", "value"):
+        raise ValueError(f"{about} must be given a descriptor as (tensor_map, argument, half, layer), got {item!r}")
+    given = _program_argument(program, item[1])
+    if target.kind != "tensormap" or not isinstance(target.spec, TmaSpec) or target.spec.form != "tiled":
+        raise ValueError(f"{about} is given a descriptor and must take a tiled one, got a {target.kind}")
+    if given.kind not in ("cache", "collection", "operand") or (given.kind == "collection") != (len(item) == 4):
+        raise ValueError(
+            f"{about} must be given the descriptor of a collection's layer, a cache or an operand, "
+            f"got {item!r} of the {given.kind} {given.name!r}"
+        )
+    places = {f.name: f"a[{item[1]}][{i}]" for i, f in enumerate(given.fields)}
+    base = places["blocks" if given.kind == "collection" else "base"]
+    if given.kind == "collection":
+        moved = f"{_source(item[3], program.args)} * {places['layer_stride']}"
+        moved += f" + {places['kv_stride']}" if item[2] == "value" else ""
+        base = f"{base} + ({moved}) * {given.spec.dtype.itemsize}"
+    maps.append(LaunchMap(target.spec, given.spec, f"argument {given.name!r} of {program.name!r}"))
+    rest = ", ".join(places[name] for name in ("stride0", "num_blocks", "capacity"))
+    return f"m[{len(maps) - 1}](d, {base}, {rest})"
+
+
+def _step_argument(program: Artifact, entry: Entry, i: int, item: Any, maps: list[LaunchMap]) -> str:
     target = entry.args[i]
+    if isinstance(item, (list, tuple)) and item and item[0] == "tensor_map":
+        return _launch_map(program, entry, target, item, maps)
     if isinstance(item, (list, tuple)) and len(item) == 2 and item[0] == "arg":
         index = item[1]
-        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(program.args):
-            raise ValueError(f"argument index must be from 0 to {len(program.args) - 1}, got {index!r}")
-        given = program.args[index]
+        given = _program_argument(program, index)
         if (given.kind, given.dtype, given.rank, given.spec) != (target.kind, target.dtype, target.rank, target.spec):
             raise ValueError(
                 f"argument {target.name!r} of kernel {entry.name!r} is not of the kind of the program's "

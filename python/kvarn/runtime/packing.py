@@ -297,6 +297,9 @@ class HostFacts:
     multiprocessors = os.cpu_count() or 1
     shared_bytes, l2_bytes, warp_size = 1 << 20, 1 << 20, 32
 
+    def encode(self, description: Any) -> Any:
+        raise ValueError("the host has no tensor memory accelerator: compile for a GPU")
+
 
 class HostCall:
     """A kernel on the CPU. Streams mean nothing here: a launch returns when it is done."""

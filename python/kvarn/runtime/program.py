@@ -237,16 +237,16 @@ def _handle(stream: Any, args: Sequence[Any], ordinal: int) -> int:
 
 
 def _strictest(artifact: Artifact) -> tuple[Arg, ...]:
-    """The program's arguments with what the entries that get them whole ask of them: alignments, writing."""
+    """The program's arguments with what the entries that get them, or descriptors of them, ask: alignments, writing."""
     args = list(artifact.args)
     for step in artifact.steps:
         for target, item in zip(artifact.entry(step.entry).args, step.args, strict=True):
-            if isinstance(item, tuple) and len(item) == 2 and item[0] == "arg" and isinstance(item[1], int):
-                if 0 <= item[1] < len(args):
+            if isinstance(item, tuple) and len(item) > 1 and isinstance(item[1], int):
+                if item[0] in ("arg", "tensor_map") and 0 <= item[1] < len(args):
                     a = args[item[1]]
                     args[item[1]] = dataclasses.replace(
                         a,
-                        alignment=max(a.alignment, target.alignment),
+                        alignment=max(a.alignment, target.alignment, 16 * (item[0] == "tensor_map")),
                         written=a.written or target.written,
                         table_alignment=max(a.table_alignment, target.table_alignment),
                     )

@@ -152,8 +152,17 @@ def describe_tile(
     rows, depth, swizzle, paged
         As of ``tma_layout.tiled``.
     """
-    made = tma_layout.tiled(spec, rows, depth, swizzle, paged)
-    at = _at(spec, fields)
+    return of_tile(tma_layout.tiled(spec, rows, depth, swizzle, paged), spec, _at(spec, fields))
+
+
+def of_tile(made: TmaSpec, spec: CacheSpec, at: Mapping[str, int]) -> TensorMap:
+    """The description of a ``tma_layout.tiled`` of a cache.
+
+    Parameters
+    ----------
+    at : mapping
+        The cache's fields ``base``, ``stride0``, ``num_blocks`` and ``capacity``.
+    """
     inner, strides = (spec.num_heads, spec.head_size), (spec.token_stride, spec.head_size, 1)
     if made.paged:
         return _make(made, (at["num_blocks"], at["capacity"], *inner), (at["stride0"], *strides), at["base"])
@@ -256,6 +265,44 @@ def describe_scales(dtype: DType, address: int, total: int, count: int) -> Tenso
     if total % 4:
         raise ValueError(f"the count of scales must be a multiple of 4, got {total}")
     return _make(tma_layout.scale(dtype, count), (1, total), (total, 1), address)
+
+
+# --- descriptors made at launch ------------------------------------------------------------------
+
+
+class LaunchMap:
+    """Makes the descriptor of a program's argument at each launch, and remembers those that it made.
+
+    A descriptor depends on the device, the address (and so on the layer), and the pool's extents: a launch like one
+    before costs one look-up. Nothing is allocated on the device, so that launches can be captured.
+    """
+
+    _REMEMBER = 1024  # descriptors: layers times pools
+
+    def __init__(self, made: TmaSpec, spec: CacheSpec, what: str) -> None:
+        self._tile, self._spec, self._what = made, spec, what
+        self._known: dict[Any, Any] = {}
+
+    def __call__(self, *key: Any) -> Any:
+        """``(device, base, stride0, num_blocks, capacity)`` to what ``device.encode`` gives.
+
+        Of an empty buffer, which the hardware cannot describe, it is all zeros: there is nothing to load.
+        """
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= self._REMEMBER:
+                self._known.clear()
+            found = self._known[key] = self._encoded(*key)
+        return found
+
+    def _encoded(self, device: Any, base: int, stride0: int, num_blocks: int, capacity: int) -> Any:
+        if num_blocks < 1 or capacity < 1:
+            return bytes(128)
+        at = {"base": base, "stride0": stride0, "num_blocks": num_blocks, "capacity": capacity}
+        try:
+            return device.encode(of_tile(self._tile, self._spec, at))
+        except ValueError as error:
+            raise ValueError(f"{self._what} cannot be read through TMA: {error}") from None
 
 
 # --- encoding ------------------------------------------------------------------------------------

@@ -6,11 +6,14 @@ Not collected by itself: tests/unit/test_launch.py runs it in a process of its o
 
 import numpy as np
 import pytest
-from fakes import CudaArray, aligned, last, launches, params
+from fakes import LIBRARY, CudaArray, aligned, last, launches, params
+from reference import launch_maps
 
 import kvarn as kv
 from kvarn.artifact import PARAM_BYTES
 from kvarn.dialect import layout
+from kvarn.runtime import tensormap
+from kvarn.runtime.program import Program
 
 L, N, P, H, D, B = 3, 5, 16, 8, 128, 2
 
@@ -106,6 +109,76 @@ def store_box(map: kv.TensorMap):
     if kv.thread_id.x == 0:
         kv.tma.store(map, (0, 0, 0, 0), tile)
         kv.tma.wait_stores()
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The descriptors that the driver encodes meanwhile."""
+    found, encode = [], tensormap.encode
+
+    def counted(m, *rest):
+        found.append(m)
+        return encode(m, *rest)
+
+    monkeypatch.setattr(tensormap, "encode", counted)
+    return found
+
+
+@pytest.mark.parametrize("make", [paged, continuous])
+def test_a_program_makes_its_descriptors_at_launch_once_for_each_layer(make, encoded):
+    pool, out, at = make(), array((2, 1, H, 8, D), np.float16), array((1, 2), np.int32)
+    program = Program(launch_maps.copies(pool.spec, rows=8))
+    entry, seen = program.artifact.entries[0], []
+    for layer in (0, 2, 0, 2, 2):
+        program(pool, layer, out, at)
+        seen.append(params(last(), entry))
+    assert len(encoded) == 4, "keys and values of two layers"
+    for layer, found in ((0, seen[0]), (2, seen[1]), (0, seen[2]), (2, seen[4])):
+        for name, cache in (("keys", pool.get_key_cache(layer)), ("values", pool.get_value_cache(layer))):
+            assert found[name, "value"] == cache.create_tma_tile(tile_rows=8).encoded
+    other = make()
+    program(other, 0, out, at)
+    found = params(last(), entry)["keys", "value"]
+    assert found == other.get_key_cache(0).create_tma_tile(tile_rows=8).encoded != seen[0]["keys", "value"]
+
+
+def test_prepared_and_captured_launches_have_their_descriptors(encoded):
+    pool, out, at = paged(), array((2, 1, H, 8, D), np.float16), array((1, 2), np.int32)
+    program = Program(launch_maps.copies(pool.spec, rows=8))
+    LIBRARY.fake_capturing(1)
+    program(pool, 1, out, at)
+    first = bytes(last().params)
+    LIBRARY.fake_capturing(0)
+    prepared = program.prepare(pool, 1, out, at)
+    for _ in range(3):
+        prepared()
+        assert bytes(last().params) == first
+    assert len(encoded) == 2
+
+
+def test_a_descriptor_of_an_empty_buffer_is_zeros(encoded):
+    def operand(batch):
+        return kv.LayoutTensorMHAOperand(array((batch, 16, H, D), np.float16))
+
+    out, at = array((2, 1, H, 8, D), np.float16), array((1, 2), np.int32)
+    program = Program(launch_maps.copies(operand(1).spec, rows=8))
+    program(operand(0), 0, out, at)
+    assert params(last(), program.artifact.entries[0])["keys", "value"] == bytes(128)
+    assert not encoded
+    program(operand(1), 0, out, at)
+    assert params(last(), program.artifact.entries[0])["keys", "value"] != bytes(128)
+
+
+def test_the_descriptors_of_many_pools_do_not_pile_up(encoded, monkeypatch):
+    monkeypatch.setattr(tensormap.LaunchMap, "_REMEMBER", 3)
+    pools, out, at = [paged() for _ in range(5)], array((2, 1, H, 8, D), np.float16), array((1, 2), np.int32)
+    program = Program(launch_maps.copies(pools[0].spec, rows=8))
+    expected = [p.get_value_cache(0).create_tma_tile(tile_rows=8).encoded for p in pools]
+    encoded.clear()
+    for pool, value in zip((*pools, *pools), (*expected, *expected), strict=True):
+        program(pool, 0, out, at)
+        assert params(last(), program.artifact.entries[0])["values", "value"] == value
+    assert len(encoded) == 4 * len(pools), "three are remembered, five take turns: all are made again"
 
 
 def test_saved_and_loaded(tmp_path):
