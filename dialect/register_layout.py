@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The layout of a tile in the registers of a thread block, as bases: who holds which element.
+
+Pure Python, as ``layout``. The formulas use ``+ - * // % ^ >> & <<`` only and take ints, arrays and values of a kernel
+or of a pass alike. One class says it all, a linear layout over F2 (Zhou et al., "Linear Layouts", 2025; Triton's
+``LinearLayout``): every bit of a register's, a lane's and a warp's number moves an element by one basis (row, column).
+Here a basis is a power of two along one axis, or (0, 0) where what differs in that bit holds the same elements, and no
+two are alike. So the position of an element is a *sum* of what its register says, known to the compiler, and of what
+lane and warp say. Bases span an atom whose extents are powers of two; groups of warps and repetitions of registers
+cover the rest of the tile, for head sizes such as 80, 96, 112 and 192.
+
+``tile_layout`` has the layouts that there are, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+ROW, COLUMN = 0, 1
+LANES, LANE_BITS = 32, 5
+Basis = tuple[int, int]
+
+
+def total(terms: Iterable[Any]) -> Any:
+    """The sum of what is not 0."""
+    found = None
+    for term in terms:
+        if not (isinstance(term, int) and term == 0):
+            found = term if found is None else found + term
+    return 0 if found is None else found
+
+
+def times(x: Any, factor: int) -> Any:
+    """A multiple, which for 1 is the number itself."""
+    return x if factor == 1 else x * factor
+
+
+def bits_of(x: Any, first: int, count: int | None = None) -> Any:
+    """``count`` bits of a number from bit ``first`` on; all of them without a count."""
+    x = x >> first if first else x
+    return x if count is None else x & ((1 << count) - 1)
+
+
+def _moves(bases: Sequence[Basis], axis: int) -> list[tuple[int, int, int]]:
+    """(first bit, bits, log2 of the distance of the first) of runs of bases that double along an axis."""
+    runs: list[tuple[int, int, int]] = []
+    for bit, basis in enumerate(bases):
+        if not basis[axis]:
+            continue
+        to = basis[axis].bit_length() - 1
+        first, count, start = runs[-1] if runs else (0, 0, 0)
+        if runs and first + count == bit and start + count == to:
+            runs[-1] = (first, count + 1, start)
+        else:
+            runs.append((bit, 1, to))
+    return runs
+
+
+def _forward(x: Any, bases: Sequence[Basis], axis: int, bounded: bool) -> Any:
+    """How far the bits of a number move along an axis; ``bounded`` when it has no more bits than bases."""
+    return total(
+        times(bits_of(x, first, None if bounded and first + count == len(bases) else count), 1 << to)
+        for first, count, to in _moves(bases, axis)
+    )
+
+
+def _backward(row: Any, column: Any, bases: Sequence[Basis], replica: Any) -> Any:
+    """The number whose bits move to (row, column); bits that move nowhere are those of ``replica``."""
+    terms = [
+        times(bits_of(position, to, count), 1 << first)
+        for axis, position in ((ROW, row), (COLUMN, column))
+        for first, count, to in _moves(bases, axis)
+    ]
+    mask = sum(1 << bit for bit, basis in enumerate(bases) if basis == (0, 0))
+    return total([*terms, replica & mask if mask else 0])
+
+
+def swapped(bases: Sequence[Basis]) -> tuple[Basis, ...]:
+    """Bases of the transposed tile."""
+    return tuple((column, row) for row, column in bases)
+
+
+@dataclass(frozen=True)
+class RegisterLayout:
+    """Which element of a tile a register of a lane of a warp holds.
+
+    Parameters
+    ----------
+    shape : (int, int)
+        Rows and columns of the tile.
+    register_bases, lane_bases, warp_bases : tuple of (int, int)
+        Where bit i of a number moves an element to. Registers have no (0, 0): what a thread holds, it holds once.
+    groups : (int, int, int)
+        Warps beyond the bits of ``warp_bases``: how many times the atom stands along rows, then along columns, and how
+        many times all that is held over.
+    columns_first : bool
+        Whether registers count repetitions of the atom along columns first.
+    name : str
+        What ``tile_layout.parse`` finds it by, when it is not the bases.
+    """
+
+    shape: tuple[int, int]
+    register_bases: tuple[Basis, ...]
+    lane_bases: tuple[Basis, ...]
+    warp_bases: tuple[Basis, ...] = ()
+    groups: tuple[int, int, int] = (1, 1, 1)
+    columns_first: bool = True
+    name: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        bases = [*self.register_bases, *self.lane_bases, *self.warp_bases]
+        for axis in (ROW, COLUMN):
+            found = sorted(basis[axis] for basis in bases if basis[axis])
+            if found != [1 << bit for bit in range(len(found))]:
+                raise ValueError(f"bases must be 1, 2, 4 and so on along an axis, each once, got {found}")
+        if any(basis[ROW] and basis[COLUMN] for basis in bases):
+            raise ValueError(f"a basis must move along one axis, got {bases}")
+        if (0, 0) in self.register_bases:
+            raise ValueError("a thread must hold an element once, got a basis (0, 0) of registers")
+        if len(self.lane_bases) != LANE_BITS:
+            raise ValueError(f"a warp must have {LANE_BITS} bases of lanes, got {len(self.lane_bases)}")
+        if min(self.groups) < 1:
+            raise ValueError(f"groups of warps must be positive, got {self.groups}")
+        for axis, what in ((ROW, "rows"), (COLUMN, "columns")):
+            if self.shape[axis] < 1 or self.shape[axis] % self.extents[axis]:
+                raise ValueError(
+                    f"{what} must be a positive multiple of the {self.extents[axis]} that the threads cover at a "
+                    f"time, got {self.shape[axis]}"
+                )
+
+    # --- extents -------------------------------------------------------------------------------------
+
+    @cached_property
+    def atom(self) -> tuple[int, int]:
+        """Rows and columns that the bases span."""
+        bases = [*self.register_bases, *self.lane_bases, *self.warp_bases]
+        rows, columns = (1 << sum(1 for basis in bases if basis[axis]) for axis in (ROW, COLUMN))
+        return rows, columns
+
+    @cached_property
+    def extents(self) -> tuple[int, int]:
+        """Rows and columns that all threads cover with one atom each."""
+        return self.atom[ROW] * self.groups[ROW], self.atom[COLUMN] * self.groups[COLUMN]
+
+    @cached_property
+    def repetitions(self) -> tuple[int, int]:
+        """How many atoms a thread has along rows and along columns."""
+        return self.shape[ROW] // self.extents[ROW], self.shape[COLUMN] // self.extents[COLUMN]
+
+    @cached_property
+    def registers(self) -> int:
+        """Elements that a thread holds."""
+        return (1 << len(self.register_bases)) * self.repetitions[ROW] * self.repetitions[COLUMN]
+
+    @cached_property
+    def warps(self) -> int:
+        return (1 << len(self.warp_bases)) * self.groups[0] * self.groups[1] * self.groups[2]
+
+    @property
+    def threads(self) -> int:
+        return LANES * self.warps
+
+    @property
+    def replicas(self) -> int:
+        """How many threads hold the same element."""
+        return self.threads * self.registers // (self.shape[ROW] * self.shape[COLUMN])
+
+    # --- where an element is -------------------------------------------------------------------------
+
+    def register_offset(self, register: Any) -> tuple[Any, Any]:
+        """(row, column) of a register of thread 0: what to add to :meth:`thread_offset`."""
+        bits = len(self.register_bases)
+        along = [_forward(register, self.register_bases, axis, self.repetitions == (1, 1)) for axis in (ROW, COLUMN)]
+        if self.repetitions == (1, 1):
+            return along[ROW], along[COLUMN]
+        which, (rows, columns) = register >> bits, self.repetitions
+        if self.columns_first:
+            at = (which // columns, which % columns)
+        else:
+            at = (which % rows, which // rows)
+        row, column = (total([along[axis], times(at[axis], self.extents[axis])]) for axis in (ROW, COLUMN))
+        return row, column
+
+    def thread_offset(self, lane: Any, warp: Any) -> tuple[Any, Any]:
+        """(row, column) of a thread's register 0."""
+        row, column = (self.thread_move(lane, warp, axis) for axis in (ROW, COLUMN))
+        return row, column
+
+    def thread_move(self, lane: Any, warp: Any, axis: int) -> Any:
+        """One of the two of :meth:`thread_offset`."""
+        alone = self.groups == (1, 1, 1)
+        terms = [_forward(lane, self.lane_bases, axis, True), _forward(warp, self.warp_bases, axis, alone)]
+        if self.groups[axis] > 1:
+            group, (rows, columns, copies) = bits_of(warp, len(self.warp_bases)), self.groups
+            if axis == COLUMN and rows > 1:
+                group = group // rows
+            if copies > 1 or (axis == ROW and columns > 1):
+                group = group % self.groups[axis]
+            terms.append(times(group, self.atom[axis]))
+        return total(terms)
+
+    def position(self, register: Any, lane: Any, warp: Any) -> tuple[Any, Any]:
+        """(row, column) of an element."""
+        return self.row_of(register, lane, warp), self.column_of(register, lane, warp)
+
+    def row_of(self, register: Any, lane: Any, warp: Any) -> Any:
+        return total([self.thread_move(lane, warp, ROW), self.register_offset(register)[ROW]])
+
+    def column_of(self, register: Any, lane: Any, warp: Any) -> Any:
+        return total([self.thread_move(lane, warp, COLUMN), self.register_offset(register)[COLUMN]])
+
+    def owner(self, row: Any, column: Any, lane: Any = 0, warp: Any = 0) -> tuple[Any, Any, Any]:
+        """(register, lane, warp) that holds an element: of those that do, the first, or the one most like a thread."""
+        (rows, columns), (group_rows, group_columns, copies) = self.repetitions, self.groups
+        register = _backward(row, column, self.register_bases, 0)
+        row_rep = row // self.extents[ROW] if rows > 1 else 0
+        column_rep = column // self.extents[COLUMN] if columns > 1 else 0
+        if self.columns_first:
+            which = total([times(row_rep, columns), column_rep])
+        else:
+            which = total([times(column_rep, rows), row_rep])
+        group = [
+            (position // self.atom[axis]) % self.groups[axis] if self.groups[axis] > 1 else 0
+            for axis, position in ((ROW, row), (COLUMN, column))
+        ]
+        bits = len(self.warp_bases)
+        copy = warp // (self.warps // copies) if copies > 1 else 0
+        high = total(
+            [group[ROW], times(group[COLUMN], group_rows), times(copy, group_rows * group_columns)]
+        )  # fmt: skip
+        return (
+            total([register, times(which, 1 << len(self.register_bases))]),
+            _backward(row, column, self.lane_bases, lane),
+            total([_backward(row, column, self.warp_bases, warp), times(high, 1 << bits)]),
+        )
+
+    # --- what a thread holds -------------------------------------------------------------------------
+
+    @cached_property
+    def _element_order(self) -> tuple[tuple[int, int], ...]:
+        return tuple(self.register_offset(register) for register in range(self.registers))
+
+    def element_order(self) -> tuple[tuple[int, int], ...]:
+        """(row, column) of every register of thread 0."""
+        return self._element_order
+
+    @cached_property
+    def rows_a_thread(self) -> tuple[int, ...]:
+        """The rows of a thread's registers, each once, from its first; as in ``tile_layout.row_vector``."""
+        return tuple(dict.fromkeys(row for row, _ in self._element_order))
+
+    @cached_property
+    def columns_a_thread(self) -> tuple[int, ...]:
+        """The columns of a thread's registers, each once, from its first; as in ``tile_layout.column_vector``."""
+        return tuple(dict.fromkeys(column for _, column in self._element_order))
+
+    @cached_property
+    def row_registers(self) -> tuple[int, ...]:
+        """For every register the one of ``tile_layout.row_vector`` that has its row."""
+        return tuple(self.rows_a_thread.index(row) for row, _ in self._element_order)
+
+    @cached_property
+    def column_registers(self) -> tuple[int, ...]:
+        """For every register the one of ``tile_layout.column_vector`` that has its column."""
+        return tuple(self.columns_a_thread.index(column) for _, column in self._element_order)
+
+    def lanes_along(self, axis: int) -> tuple[int, ...]:
+        """Distances (to xor with) of the lanes among which an axis lies: the shuffles of a reduction along it."""
+        return tuple(1 << bit for bit, basis in enumerate(self.lane_bases) if basis[axis])
+
+    def warps_along(self, axis: int) -> int:
+        """How many warps an axis is cut among: a reduction along it goes through shared memory if not 1."""
+        return (1 << sum(1 for basis in self.warp_bases if basis[axis])) * self.groups[axis]
+
+    def held(self, warp: int, lane: int | None = None) -> tuple[frozenset[int], frozenset[int]]:
+        """Rows and columns of what a thread, or with no lane a warp, holds: all pairs of them."""
+        start = self.thread_offset(0 if lane is None else lane, warp)
+        bases = self.lane_bases if lane is None else ()
+        sets = []
+        for axis in (ROW, COLUMN):
+            found = {start[axis] + offset for offset in (self.rows_a_thread, self.columns_a_thread)[axis]}
+            for basis in bases:
+                found |= {at + basis[axis] for at in found}
+            sets.append(frozenset(found))
+        return sets[ROW], sets[COLUMN]
+
+    # --- other layouts -------------------------------------------------------------------------------
+
+    @property
+    def transposed(self) -> RegisterLayout:
+        """The same registers, of the transposed tile."""
+
+        if self.groups[ROW] > 1 and self.groups[COLUMN] > 1:
+            raise ValueError(f"groups of warps must lie along one axis to be transposed, got {self.groups}")
+        return RegisterLayout(
+            (self.shape[COLUMN], self.shape[ROW]), swapped(self.register_bases), swapped(self.lane_bases),
+            swapped(self.warp_bases), (self.groups[COLUMN], self.groups[ROW], self.groups[2]), not self.columns_first,
+        )  # fmt: skip
+
+    # --- text ----------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        """The name, or the bases: of registers, lanes and warps, then groups when there are any."""
+        if self.name:
+            return self.name
+        parts = [
+            " ".join(f"r{b[ROW]}" if b[ROW] else f"c{b[COLUMN]}" if b[COLUMN] else "-" for b in bases)
+            for bases in (self.register_bases, self.lane_bases, self.warp_bases)
+        ]
+        groups = "" if self.groups == (1, 1, 1) else " / " + "x".join(map(str, self.groups))
+        return " / ".join(parts) + groups + ("" if self.columns_first else " / rows first")

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The layouts of tiles in registers that instructions ask for, by name, and how tiles get from one to another.
+
+Accumulators and operands of wgmma and mma.sync, what reductions leave, rows as memory has them. How a layout converts
+into another (nothing, other registers, shuffles, shared memory), how wide an access is, whether ldmatrix and stmatrix
+fit. Pure Python, as ``layout``; the formulas take ints, arrays and values alike, as those of ``register_layout`` and
+``shared_layout``, whose classes are found here too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .layout import lowbit
+from .register_layout import (
+    COLUMN,
+    LANE_BITS,
+    LANES,
+    ROW,
+    Basis,
+    RegisterLayout,
+    bits_of,
+    swapped,
+    times,
+    total,
+)
+from .shared_layout import CHUNK, SharedLayout
+
+WARP_ROWS = 16  # of an accumulator, mma.sync's and wgmma's alike
+
+# --- instances -----------------------------------------------------------------------------------
+
+
+def _row_warps(warps: int) -> tuple[tuple[Basis, ...], int]:
+    """Bases of warps stacked in rows of 16, and how often those have to stand for a number that is no power of two."""
+    if warps < 1:
+        raise ValueError(f"warps must be positive, got {warps}")
+    power = lowbit(warps)
+    return tuple((WARP_ROWS << bit, 0) for bit in range(power.bit_length() - 1)), warps // power
+
+
+_LANES_BY_PAIRS: tuple[Basis, ...] = ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0))  # row lane / 4, columns 2 (lane % 4)
+_LANES_BY_FOURS: tuple[Basis, ...] = ((0, 4), (0, 8), (1, 0), (2, 0), (4, 0))
+
+
+def accumulator(rows: int, columns: int, warps: int, name: str = "") -> RegisterLayout:
+    """The f32 accumulators of wgmma m64nNk16, and of mma.sync m16n8k16, with warps stacked in rows of 16.
+
+    Registers 4t to 4t + 3 are those of columns 8t to 8t + 7: with g = lane / 4 and c = lane % 4, (g, 2c), (g, 2c + 1),
+    (g + 8, 2c) and (g + 8, 2c + 1). Four warps make up a warpgroup's 64 rows.
+    """
+    warp_bases, odd = _row_warps(warps)
+    return RegisterLayout(
+        (rows, columns), ((0, 1), (8, 0)), _LANES_BY_PAIRS, warp_bases, (odd, 1, 1), name=name
+    )  # fmt: skip
+
+
+def operand_a(rows: int, columns: int, bits: int, warps: int) -> RegisterLayout:
+    """A from registers, of wgmma and mma.sync: k-steps of 16 columns (16 bits, as an accumulator) or 32 (8 bits)."""
+    if bits == 16:
+        if columns % 16:
+            raise ValueError(f"columns must be k-steps of 16, got {columns}")
+        return accumulator(rows, columns, warps, _short("a16", rows, warps))
+    if bits != 8:
+        raise ValueError(f"bits of A must be 8 or 16, got {bits}")
+    warp_bases, odd = _row_warps(warps)
+    return RegisterLayout(
+        (rows, columns), ((0, 1), (0, 2), (8, 0), (0, 16)), _LANES_BY_FOURS, warp_bases, (odd, 1, 1),
+        name=_short("a8", rows, warps),
+    )  # fmt: skip
+
+
+def operand_b_mma(rows: int, columns: int, bits: int, warps: int) -> RegisterLayout:
+    """B [k, n] of mma.sync m16n8k16 (16 bits) or m16n8k32 (8 bits), in every warp: k-step by k-step, n 8 by 8."""
+    if bits not in (8, 16):
+        raise ValueError(f"bits of B must be 8 or 16, got {bits}")
+    if warps < 1:
+        raise ValueError(f"warps must be positive, got {warps}")
+    power = lowbit(warps)
+    registers, lanes = {
+        16: (((0, 1), (0, 8)), _LANES_BY_PAIRS),
+        8: (((0, 1), (0, 2), (0, 16)), _LANES_BY_FOURS),
+    }[bits]
+    return RegisterLayout(
+        (rows, columns), swapped(registers), swapped(lanes), ((0, 0),) * (power.bit_length() - 1),
+        (1, 1, warps // power), name=f"b{bits}:{warps}",
+    )  # fmt: skip
+
+
+def coalesced(rows: int, columns: int, itemsize: int, threads: int, vector_bytes: int = CHUNK) -> RegisterLayout:
+    """Rows as memory has them: a thread has ``vector_bytes`` of one, the next thread those that follow.
+
+    Where rows are few, several threads hold the same; ``replicas`` says how many.
+    """
+    if threads % LANES or threads < LANES:
+        raise ValueError(f"threads must be whole warps of {LANES}, got {threads}")
+    width = min(lowbit(columns), max(1, vector_bytes // itemsize))
+    warps, odd = lowbit(threads // LANES), threads // LANES // lowbit(threads // LANES)
+    odd_rows = odd if rows % odd == 0 else 1
+    bits = LANE_BITS + warps.bit_length() - 1
+    along_columns = (lowbit(columns) // width).bit_length() - 1
+    along_rows = lowbit(rows // odd_rows).bit_length() - 1
+    bases: list[Basis] = [(0, width << bit) for bit in range(along_columns)][:bits]
+    bases += [(1 << bit, 0) for bit in range(along_rows)][: bits - len(bases)]
+    bases += [(0, 0)] * (bits - len(bases))
+    return RegisterLayout(
+        (rows, columns), tuple((0, 1 << bit) for bit in range(width.bit_length() - 1)), tuple(bases[:LANE_BITS]),
+        tuple(bases[LANE_BITS:]), (odd_rows, 1, odd // odd_rows),
+    )  # fmt: skip
+
+
+def row_vector(layout: RegisterLayout) -> RegisterLayout:
+    """The layout of what a reduction along columns leaves: one column, whose rows are where the tile has them."""
+    return _vector(layout, ROW, "rows")
+
+
+def column_vector(layout: RegisterLayout) -> RegisterLayout:
+    """The layout of what a reduction along rows leaves: one row, whose columns are where the tile has them."""
+    return _vector(layout, COLUMN, "columns")
+
+
+def _vector(layout: RegisterLayout, axis: int, what: str) -> RegisterLayout:
+    def kept(bases: Sequence[Basis]) -> tuple[Basis, ...]:
+        return tuple(basis if basis[axis] else (0, 0) for basis in bases)
+
+    other = layout.groups[1 - axis]
+    if axis == COLUMN and other > 1 and layout.groups[COLUMN] > 1:
+        raise ValueError(f"groups of warps must lie along one axis, got {layout.groups}")
+    extent = layout.shape[axis]
+    vector = RegisterLayout(
+        (extent, 1) if axis == ROW else (1, extent),
+        tuple(basis for basis in layout.register_bases if basis[axis]),
+        kept(layout.lane_bases),
+        kept(layout.warp_bases),
+        (layout.groups[ROW], 1, other * layout.groups[2])
+        if axis == ROW
+        else (1, layout.groups[COLUMN], other * layout.groups[2]),
+        layout.columns_first,
+    )
+    if not layout.name or "(" in layout.name:
+        return vector
+    name = layout.name if axis == ROW else f"{layout.name.partition(':')[0]}:{layout.warps}"
+    named_vector = replace(vector, name=f"{what}({name})")
+    return named_vector if parse(named_vector.name, named_vector.shape) == vector else vector
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def _short(name: str, rows: int, warps: int) -> str:
+    """A name with its warps, unless there is one for every 16 rows."""
+    return name if rows == warps * WARP_ROWS else f"{name}:{warps}"
+
+
+def _wgmma(rows: int, columns: int, warps: int) -> RegisterLayout:
+    if warps % 4:
+        raise ValueError(f"wgmma needs warpgroups of 4 warps, got {warps} warps")
+    return accumulator(rows, columns, warps, _short("wgmma", rows, warps))
+
+
+# Layouts by name: the constructor, and the rows and columns of the least tile of a warp.
+_NAMED: dict[str, tuple[Callable[[int, int, int], RegisterLayout], tuple[int, int]]] = {
+    "wgmma": (_wgmma, (16, 8)),
+    "mma": (lambda rows, columns, warps: accumulator(rows, columns, warps, _short("mma", rows, warps)), (16, 8)),
+    "a16": (lambda rows, columns, warps: operand_a(rows, columns, 16, warps), (16, 16)),
+    "a8": (lambda rows, columns, warps: operand_a(rows, columns, 8, warps), (16, 32)),
+    "b16": (lambda rows, columns, warps: operand_b_mma(rows, columns, 16, warps), (16, 8)),
+    "b8": (lambda rows, columns, warps: operand_b_mma(rows, columns, 8, warps), (32, 8)),
+}
+NAMES = tuple(_NAMED)
+_STACKED = ("wgmma", "mma", "a16", "a8")  # whose warps are stacked in rows
+
+
+def named(name: str, shape: tuple[int, int], warps: int) -> RegisterLayout:
+    """The layout of a name of ``NAMES``: accumulators of wgmma and mma.sync, their A and mma.sync's B by bits."""
+    if name not in _NAMED:
+        raise ValueError(f"a layout must be one of {', '.join(NAMES)}, got {name!r}")
+    return _NAMED[name][0](*shape, warps)
+
+
+def parse(text: str, shape: Sequence[int]) -> RegisterLayout:
+    """The layout of a tile of a shape whose text (``str(layout)``) this is.
+
+    Names stand for themselves, with the number of warps where it is not one for every 16 rows: ``wgmma``, ``mma:4``.
+    ``rows(wgmma)`` and ``columns(wgmma:4)`` are their vectors, whose shape may have one dimension. Otherwise the bases
+    stand there: ``c1 r8 / c2 c4 r1 r2 r4 / r16 r32`` has two of registers, five of lanes and two of warps.
+    """
+    outer = re.fullmatch(r"(rows|columns)\((\w+)(?::(\d+))?\)", text)
+    if outer is not None:
+        what, name, warps = outer.groups()
+        extent = shape[0] if len(shape) == 1 else shape[0] * shape[1]
+        least = _NAMED[name][1] if name in _NAMED else (1, 1)
+        count = _warps_of(text, name, warps, extent if what == "rows" else None)
+        if what == "rows":
+            return replace(_unnamed(row_vector, named(name, (extent, least[1]), count)), name=text)
+        rows = least[0] * (count if name in _STACKED else 1)
+        return replace(_unnamed(column_vector, named(name, (rows, extent), count)), name=text)
+    if len(shape) != 2:
+        raise ValueError(f"{text!r} is the layout of a tile of rows and columns, got the shape {tuple(shape)}")
+    rows, columns = shape
+    found = re.fullmatch(r"(\w+)(?::(\d+))?", text)
+    if found is not None:
+        name, warps = found.groups()
+        return named(name, (rows, columns), _warps_of(text, name, warps, rows))
+    return _parse_bases(text, (rows, columns))
+
+
+def _unnamed(vector: Callable[[RegisterLayout], RegisterLayout], layout: RegisterLayout) -> RegisterLayout:
+    return vector(replace(layout, name=""))
+
+
+def _warps_of(text: str, name: str, warps: str | None, rows: int | None) -> int:
+    if warps is not None:
+        return int(warps)
+    if rows is None or name not in _STACKED or rows % WARP_ROWS:
+        raise ValueError(f"the layout {text!r} must say how many warps it is for, as in {name}:4")
+    return rows // WARP_ROWS
+
+
+def _parse_bases(text: str, shape: tuple[int, int]) -> RegisterLayout:
+    parts = [part.strip() for part in text.split("/")]
+    columns_first = parts[-1] != "rows first"
+    parts = parts if columns_first else parts[:-1]
+    if len(parts) not in (3, 4) or not all(re.fullmatch(r"((r|c)\d+|-)?( ((r|c)\d+|-))*", part) for part in parts[:3]):
+        raise ValueError(
+            f"a layout must be one of {', '.join(NAMES)}, or bases such as 'c1 r8 / c2 c4 r1 r2 r4 / r16', got {text!r}"
+        )
+
+    def basis(word: str) -> Basis:
+        return (0, 0) if word == "-" else (int(word[1:]), 0) if word[0] == "r" else (0, int(word[1:]))
+
+    if len(parts) == 4 and not re.fullmatch(r"\d+x\d+x\d+", parts[3]):
+        raise ValueError(f"groups of warps must be such as 3x1x1, got {parts[3]!r} in {text!r}")
+    rows, columns, copies = map(int, parts[3].split("x")) if len(parts) == 4 else (1, 1, 1)
+    registers, lanes, warps = (tuple(basis(word) for word in part.split()) for part in parts[:3])
+    return RegisterLayout(shape, registers, lanes, warps, (rows, columns, copies), columns_first)
+
+
+# --- conversions -----------------------------------------------------------------------------------
+
+
+def register_permutation(a: RegisterLayout, b: RegisterLayout) -> tuple[int, ...] | None:
+    """For every register of b, the one of a in which the same thread has its element; None where it has not."""
+    if a.shape != b.shape or a.warps != b.warps:
+        return None
+    threads = [(lane, warp) for warp in range(a.warps) for lane in range(LANES)]
+    if any(a.thread_offset(*thread) != b.thread_offset(*thread) for thread in threads):
+        return None
+    where = {offset: register for register, offset in enumerate(a.element_order())}
+    found = tuple(where.get(offset, -1) for offset in b.element_order())
+    return None if -1 in found else found
+
+
+def conversion(a: RegisterLayout, b: RegisterLayout) -> str:
+    """What it takes to have a tile of layout a in layout b.
+
+    ``"same"``: nothing. ``"registers"``: every thread has what it needs, in other registers
+    (:func:`register_permutation`). ``"shuffle"``: every warp has it, in other lanes (:func:`shuffle_source`).
+    ``"shared"``: it goes through shared memory.
+    """
+    if a.shape != b.shape:
+        raise ValueError(f"a conversion keeps the shape, got {a.shape} and {b.shape}")
+    permutation = register_permutation(a, b)
+    if permutation is not None:
+        return "same" if permutation == tuple(range(a.registers)) else "registers"
+    if a.warps == b.warps and all(
+        needed <= held for warp in range(a.warps) for needed, held in zip(b.held(warp), a.held(warp), strict=True)
+    ):
+        return "shuffle"
+    return "shared"
+
+
+def shuffle_source(a: RegisterLayout, b: RegisterLayout, register: Any, lane: Any, warp: Any) -> tuple[Any, Any]:
+    """(register, lane) of a that has what b wants in a register of a lane of the same warp: itself where it can be."""
+    found = a.owner(*b.position(register, lane, warp), lane, warp)
+    return found[0], found[1]
+
+
+# --- memory ----------------------------------------------------------------------------------------
+
+
+def vector_width(layout: RegisterLayout, memory: SharedLayout | int, itemsize: int) -> int:
+    """Elements of one access of a thread: consecutive columns that it holds and that lie together, at most 16 bytes.
+
+    ``memory`` is a tile in shared memory, or the bytes from row to row of a row-major one whose rows are aligned so.
+    """
+    width = 1
+    while (0, width) in layout.register_bases:
+        width *= 2
+    if isinstance(memory, int):
+        return min(width, max(1, lowbit(memory) // itemsize), max(1, CHUNK // itemsize))
+    if memory.itemsize != itemsize:
+        raise ValueError(f"the tile in shared memory must have elements of {itemsize} bytes, got {memory.itemsize}")
+    return min(width, CHUNK // itemsize)
+
+
+def vectors(layout: RegisterLayout, width: int) -> list[tuple[int, ...]]:
+    """The registers of every access of ``width`` elements (:func:`vector_width`), in the order of their first."""
+    where = {offset: register for register, offset in enumerate(layout.element_order())}
+    return [
+        tuple(where[row, column + i] for i in range(width))
+        for row, column in layout.element_order()
+        if column % width == 0
+    ]
+
+
+def ldmatrix_fits(layout: RegisterLayout, shared: SharedLayout) -> str | None:
+    """How ldmatrix brings a tile of 16-bit elements: ``"normal"``, ``"transposed"``, or None where it does not."""
+    if shared.itemsize != 2 or not layout.register_bases or shared.pitch % CHUNK:
+        return None
+    if layout.register_bases[0] == (0, 1) and layout.lane_bases == _LANES_BY_PAIRS:
+        return "normal"
+    if layout.register_bases[0] == (1, 0) and layout.lane_bases == swapped(_LANES_BY_PAIRS):
+        return "transposed"
+    return None
+
+
+def stmatrix_fits(layout: RegisterLayout, shared: SharedLayout) -> str | None:
+    """How stmatrix stores a tile of 16-bit elements, which mirrors :func:`ldmatrix_fits`."""
+    return ldmatrix_fits(layout, shared)
+
+
+def matrix_rows(layout: RegisterLayout, first: int, count: int, lane: Any, warp: Any) -> tuple[Any, Any]:
+    """(row, column) of the 16 bytes whose address a lane gives to ldmatrix or stmatrix.
+
+    Parameters
+    ----------
+    first, count : int
+        The matrices of registers 2 * first on, two registers each; 1, 2 or 4 of them.
+
+    Raises
+    ------
+    ValueError
+        If they do not lie in a grid.
+    """
+    starts = [layout.register_offset(2 * (first + i)) for i in range(count)]
+    steps = [(row - starts[0][ROW], column - starts[0][COLUMN]) for row, column in starts]
+    if count == 4 and any(steps[3][axis] != steps[1][axis] + steps[2][axis] for axis in (ROW, COLUMN)):
+        raise ValueError(f"matrices of one instruction must lie in a grid, got {starts}")
+    # Lanes 8 i to 8 i + 7 give the eight rows of matrix i.
+    found = []
+    for axis in (ROW, COLUMN):
+        terms = [layout.thread_move(0, warp, axis), starts[0][axis], (lane & 7) if axis == ROW else 0]
+        terms += [
+            times(bits_of(lane, 3 + bit, None if bit == 1 else 1), steps[1 << bit][axis])
+            for bit in range(count.bit_length() - 1)
+            if steps[1 << bit][axis]
+        ]
+        found.append(total(terms))
+    return found[ROW], found[COLUMN]

@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Layouts of tiles in registers: the fragments of the PTX manual, conversions, accesses."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvarn.dialect import tile_layout as tl
+from kvarn.dialect.shared_layout import SharedLayout
+
+LANES = range(32)
+
+
+# --- the tables of the PTX manual, as it writes them: groupID = %laneid >> 2, threadID_in_group = %laneid % 4 ---------
+
+
+def manual_accumulator_m16n8(i, lane):
+    """m16n8k16 (and m16n8k32), C and D: c0 to c3."""
+    return (lane >> 2 if i < 2 else (lane >> 2) + 8), (lane % 4) * 2 + (i & 1)
+
+
+def manual_a_m16n8k16(i, lane):
+    """m16n8k16 of 16 bits, A: a0 to a7."""
+    row = lane >> 2 if 0 <= i < 2 or 4 <= i < 6 else (lane >> 2) + 8
+    return row, (lane % 4) * 2 + (i & 1) + (8 if i >= 4 else 0)
+
+
+def manual_b_m16n8k16(i, lane):
+    """m16n8k16 of 16 bits, B: b0 to b3."""
+    return (lane % 4) * 2 + (i & 1) + (8 if i >= 2 else 0), lane >> 2
+
+
+def manual_a_m16n8k32(i, lane):
+    """m16n8k32 of 8 bits, A: a0 to a15."""
+    row = lane >> 2 if 0 <= i < 4 or 8 <= i < 12 else (lane >> 2) + 8
+    return row, (lane % 4) * 4 + (i & 3) + (16 if i >= 8 else 0)
+
+
+def manual_b_m16n8k32(i, lane):
+    """m16n8k32 of 8 bits, B: b0 to b7."""
+    return (lane % 4) * 4 + (i & 3) + (16 if i >= 4 else 0), lane >> 2
+
+
+def manual_wgmma_d(i, thread):
+    """wgmma m64nNk*, D: d0 to d(N/2 - 1) of thread 0 to 127 of the warpgroup."""
+    warp, lane = thread // 32, thread % 32
+    return warp * 16 + lane // 4 + 8 * (i // 2 % 2), i // 4 * 8 + lane % 4 * 2 + i % 2
+
+
+def manual_wgmma_a16(i, thread):
+    """wgmma m64nNk16, A from registers: four words of two elements."""
+    word, half = i // 2, i % 2
+    return (
+        thread // 32 * 16 + thread % 32 // 4 + (8 if word in (1, 3) else 0),
+        thread % 4 * 2 + half + (8 if word >= 2 else 0),
+    )
+
+
+def manual_wgmma_a8(i, thread):
+    """wgmma m64nNk32, A from registers: four words of four elements."""
+    word, byte = i // 4, i % 4
+    return (
+        thread // 32 * 16 + thread % 32 // 4 + (8 if word in (1, 3) else 0),
+        thread % 4 * 4 + byte + (16 if word >= 2 else 0),
+    )
+
+
+FRAGMENTS = {
+    "mma m16n8k16 C": (tl.accumulator(16, 8, 1), manual_accumulator_m16n8),
+    "mma m16n8k16 A": (tl.operand_a(16, 16, 16, 1), manual_a_m16n8k16),
+    "mma m16n8k16 B": (tl.operand_b_mma(16, 8, 16, 1), manual_b_m16n8k16),
+    "mma m16n8k32 A": (tl.operand_a(16, 32, 8, 1), manual_a_m16n8k32),
+    "mma m16n8k32 B": (tl.operand_b_mma(32, 8, 8, 1), manual_b_m16n8k32),
+    "wgmma m64n8 D": (tl.accumulator(64, 8, 4), manual_wgmma_d),
+    "wgmma m64n256 D": (tl.accumulator(64, 256, 4), manual_wgmma_d),
+    "wgmma m64n80 D": (tl.accumulator(64, 80, 4), manual_wgmma_d),
+    "wgmma m64k16 A": (tl.operand_a(64, 16, 16, 4), manual_wgmma_a16),
+    "wgmma m64k32 A": (tl.operand_a(64, 32, 8, 4), manual_wgmma_a8),
+}
+
+
+@pytest.mark.parametrize("which", FRAGMENTS)
+def test_a_fragment_is_that_of_the_manual(which):
+    layout, manual = FRAGMENTS[which]
+    for register in range(layout.registers):
+        for thread in range(layout.threads):
+            assert layout.position(register, thread % 32, thread // 32) == manual(register, thread)
+
+
+def test_warpgroups_stack_in_rows_and_repeat_below():
+    layout = tl.accumulator(384, 16, 12)
+    assert layout.position(0, 0, 8) == (128, 0)  # the third warpgroup
+    assert layout.position(8, 0, 0) == (192, 0)  # the second m64n16 of the first
+    assert layout.position(4, 0, 0) == (0, 8)
+    assert tl.accumulator(64, 16, 4).register_offset(4) == (0, 8)
+
+
+@pytest.mark.parametrize("columns", [80, 96, 112, 192])
+def test_steps_of_an_operand_follow_one_another(columns):
+    a, b = tl.operand_a(64, columns, 16, 4), tl.operand_b_mma(columns, 24, 16, 4)
+    for step in range(columns // 16):
+        assert a.register_offset(8 * step) == (0, 16 * step)
+        assert [b.register_offset(12 * step + 4 * n) for n in range(3)] == [(16 * step, 8 * n) for n in range(3)]
+
+
+# --- any layout ----------------------------------------------------------------------------------
+
+LAYOUTS = [
+    *(layout for layout, _ in FRAGMENTS.values()),
+    tl.accumulator(192, 48, 12), tl.accumulator(256, 16, 8), tl.accumulator(48, 24, 3), tl.accumulator(64, 8, 2),
+    tl.operand_a(128, 192, 16, 8), tl.operand_a(192, 96, 8, 12), tl.operand_b_mma(48, 40, 16, 12),
+    tl.row_vector(tl.accumulator(192, 48, 12)), tl.column_vector(tl.accumulator(192, 48, 12)),
+    tl.row_vector(tl.accumulator(256, 16, 4)), tl.column_vector(tl.operand_b_mma(64, 64, 8, 4)),
+    tl.coalesced(64, 128, 2, 128), tl.coalesced(64, 192, 2, 128), tl.coalesced(48, 80, 2, 384),
+    tl.coalesced(4, 64, 2, 256), tl.coalesced(96, 96, 1, 96), tl.coalesced(16, 576, 2, 128), tl.coalesced(5, 7, 4, 96),
+    tl.accumulator(64, 40, 4).transposed, tl.accumulator(192, 16, 12).transposed,
+    tl.parse("c1 / c2 c4 r1 r2 - / - r4 / 2x3x2", (16, 48)),
+]  # fmt: skip
+
+
+def everywhere(layout):
+    """Every register of every thread, as arrays."""
+    return np.meshgrid(range(layout.registers), LANES, range(layout.warps), indexing="ij")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout} {layout.shape}")
+def test_every_element_is_held_equally_often(layout):
+    rows, columns = layout.position(*everywhere(layout))
+    rows, columns = np.broadcast_arrays(rows, columns, everywhere(layout)[0])[:2]
+    count = np.zeros(layout.shape, int)
+    np.add.at(count, (rows, columns), 1)
+    assert (count == layout.replicas).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout} {layout.shape}")
+def test_a_position_is_the_sum_of_what_register_and_thread_say(layout):
+    for register in range(layout.registers):
+        for thread in range(layout.threads):
+            lane, warp = thread % 32, thread // 32
+            static, moved = layout.register_offset(register), layout.thread_offset(lane, warp)
+            both = (static[0] + moved[0], static[1] + moved[1])
+            assert both == layout.position(register, lane, warp)
+            assert both == (layout.row_of(register, lane, warp), layout.column_of(register, lane, warp))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout} {layout.shape}")
+def test_the_owner_is_the_thread_itself_or_the_first(layout):
+    first = {}
+    for warp in reversed(range(layout.warps)):
+        for lane in reversed(LANES):
+            for register in range(layout.registers):
+                position = layout.position(register, lane, warp)
+                first[position] = (register, lane, warp)
+                assert layout.owner(*position, lane, warp) == (register, lane, warp)
+    assert len(first) == layout.shape[0] * layout.shape[1]
+    assert all(layout.owner(*position) == owner for position, owner in first.items())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout} {layout.shape}")
+def test_a_layout_is_read_back_from_its_text(layout):
+    assert tl.parse(str(layout), layout.shape) == layout
+    assert str(tl.parse(str(layout), layout.shape)) == str(layout)
+
+
+@st.composite
+def linear_layouts(draw):
+    """Any split of any bases, with groups and repetitions."""
+    row_bits, column_bits = draw(st.integers(0, 5)), draw(st.integers(0, 5))
+    bases = draw(st.permutations([(1 << i, 0) for i in range(row_bits)] + [(0, 1 << i) for i in range(column_bits)]))
+    cut = draw(st.integers(0, min(4, len(bases))))
+    moving = draw(st.integers(0, min(5, len(bases) - cut)))
+    lanes = draw(st.permutations(bases[cut : cut + moving] + [(0, 0)] * (5 - moving)))
+    warps = bases[cut + moving :]
+    registers, warps = (bases[:cut] + warps[3:], [*warps[:3], *draw(st.sampled_from([[], [(0, 0)]]))])
+    groups = tuple(draw(st.integers(1, 3)) for _ in range(3))
+    repetitions = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    extents = [(1 << row_bits) * groups[0], (1 << column_bits) * groups[1]]
+    shape = (extents[0] * repetitions[0], extents[1] * repetitions[1])
+    return tl.RegisterLayout(shape, tuple(registers), tuple(lanes), tuple(warps), groups, draw(st.booleans()))
+
+
+@settings(max_examples=150, deadline=None)
+@given(linear_layouts(), st.data())
+def test_owner_inverts_position(layout, data):
+    register = data.draw(st.integers(0, layout.registers - 1))
+    lane, warp = data.draw(st.integers(0, 31)), data.draw(st.integers(0, layout.warps - 1))
+    row, column = layout.position(register, lane, warp)
+    assert 0 <= row < layout.shape[0]
+    assert 0 <= column < layout.shape[1]
+    assert layout.owner(row, column, lane, warp) == (register, lane, warp)
+    assert layout.position(*layout.owner(row, column)) == (row, column)
+    assert tl.parse(str(layout), layout.shape) == layout
+    rows, columns = layout.held(warp)
+    assert row in rows
+    assert column in columns
+
+
+@settings(max_examples=60, deadline=None)
+@given(linear_layouts())
+def test_arrays_and_ints_have_one_formula(layout):
+    grid = everywhere(layout)
+    rows, columns = (np.broadcast_to(found, grid[0].shape) for found in layout.position(*grid))
+    owners = layout.owner(rows, columns, grid[1], grid[2])
+    for found, wanted in zip(owners, grid, strict=True):
+        np.testing.assert_array_equal(np.broadcast_to(found, wanted.shape), wanted)
+    last = (layout.registers - 1, 31, layout.warps - 1)
+    assert (int(rows[last]), int(columns[last])) == layout.position(*last)
+
+
+# --- vectors and reductions ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout} {layout.shape}")
+def test_a_vector_has_the_rows_or_columns_of_its_tile(layout):
+    if layout.groups[0] > 1 and layout.groups[1] > 1:
+        pytest.skip("refused: see test_what_cannot_be_is_refused")
+    rows, columns = tl.row_vector(layout), tl.column_vector(layout)
+    assert rows.registers == len(layout.rows_a_thread)
+    assert columns.registers == len(layout.columns_a_thread)
+    for warp in range(layout.warps):
+        for lane in (0, 1, 5, 31):
+            for register in range(layout.registers):
+                row, column = layout.position(register, lane, warp)
+                assert rows.position(layout.row_registers[register], lane, warp) == (row, 0)
+                assert columns.position(layout.column_registers[register], lane, warp) == (0, column)
+
+
+def test_a_reduction_shuffles_among_the_lanes_of_a_row():
+    layout = tl.accumulator(64, 128, 4)
+    assert layout.lanes_along(tl.COLUMN) == (1, 2)
+    assert layout.lanes_along(tl.ROW) == (4, 8, 16)
+    assert (layout.warps_along(tl.COLUMN), layout.warps_along(tl.ROW)) == (1, 4)
+    assert layout.rows_a_thread == (0, 8)
+    assert tl.row_vector(layout).replicas == 4
+
+
+def test_coalesced_rows_are_read_in_whole_vectors():
+    layout = tl.coalesced(64, 128, 2, 128)
+    assert [layout.thread_offset(lane, 0) for lane in (0, 1, 15, 16)] == [(0, 0), (0, 8), (0, 120), (1, 0)]
+    assert tl.vector_width(layout, 256, 2) == 8
+    assert tl.coalesced(64, 128, 2, 128, vector_bytes=4).thread_offset(1, 0) == (0, 2)
+    assert tl.coalesced(4, 64, 2, 256).replicas == 8
+
+
+# --- names and refusals ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "layout"),
+    [
+        ("wgmma", (128, 64), tl.accumulator(128, 64, 8)),
+        ("wgmma:4", (128, 64), tl.accumulator(128, 64, 4)),
+        ("mma", (32, 8), tl.accumulator(32, 8, 2)),
+        ("a16", (64, 80), tl.operand_a(64, 80, 16, 4)),
+        ("a8:4", (128, 96), tl.operand_a(128, 96, 8, 4)),
+        ("b16:8", (64, 128), tl.operand_b_mma(64, 128, 16, 8)),
+        ("rows(wgmma)", (128,), tl.row_vector(tl.accumulator(128, 64, 8))),
+        ("rows(wgmma:4)", (128, 1), tl.row_vector(tl.accumulator(128, 64, 4))),
+        ("columns(wgmma:8)", (64,), tl.column_vector(tl.accumulator(128, 64, 8))),
+        ("c1 r8 / c2 c4 r1 r2 r4 / r16 r32", (64, 64), tl.accumulator(64, 64, 4)),
+    ],
+)  # fmt: skip
+def test_a_text_names_a_layout(text, shape, layout):
+    assert tl.parse(text, shape) == layout
+    assert str(tl.parse(text, shape)) == text
+
+
+def test_named_layouts_and_their_vectors_carry_their_names():
+    layout = tl.named("wgmma", (128, 64), 8)
+    assert str(layout) == "wgmma"
+    assert str(tl.row_vector(layout)) == "rows(wgmma)"
+    assert str(tl.column_vector(layout)) == "columns(wgmma:8)"
+    assert str(tl.row_vector(tl.named("wgmma", (128, 64), 4))) == "rows(wgmma:4)"
+    for name in tl.NAMES:
+        found = tl.named(name, (64, 64), 4)
+        for vector in (found, tl.row_vector(found), tl.column_vector(found)):
+            assert tl.parse(str(vector), vector.shape) == vector
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tl.named("wgmma", (64, 64), 2), "warpgroups of 4 warps, got 2"),
+        (lambda: tl.named("fma", (64, 64), 4), "must be one of wgmma, mma, a16, a8, b16, b8, got 'fma'"),
+        (lambda: tl.accumulator(40, 64, 4), "rows must be a positive multiple of the 64"),
+        (lambda: tl.accumulator(64, 60, 4), "columns must be a positive multiple of the 8"),
+        (lambda: tl.operand_a(64, 24, 16, 4), "k-steps of 16, got 24"),
+        (lambda: tl.operand_a(64, 64, 4, 4), "bits of A must be 8 or 16, got 4"),
+        (lambda: tl.operand_b_mma(64, 64, 32, 4), "bits of B must be 8 or 16, got 32"),
+        (lambda: tl.accumulator(64, 64, 0), "warps must be positive, got 0"),
+        (lambda: tl.coalesced(64, 64, 2, 100), "whole warps of 32, got 100"),
+        (lambda: tl.parse("wgmma", (60, 64)), "must say how many warps"),
+        (lambda: tl.parse("b16", (64, 64)), "must say how many warps"),
+        (lambda: tl.parse("columns(wgmma)", (64,)), "must say how many warps"),
+        (lambda: tl.parse("wgmma", (64,)), r"a tile of rows and columns, got the shape \(64,\)"),
+        (lambda: tl.parse("q1 / c1 / r1", (64, 64)), "or bases such as"),
+        (lambda: tl.parse("c1 / c2 c4 r1 r2 r4 / r8 / two", (64, 64)), "groups of warps must be such as 3x1x1"),
+        (lambda: tl.parse("c1 / c2 c4 r1 r2 / r4", (64, 64)), "must have 5 bases of lanes, got 4"),
+        (lambda: tl.parse("c1 c1 / c2 c4 r1 r2 r4 / r8", (64, 64)), "each once"),
+        (lambda: tl.parse("- c1 / c2 c4 r1 r2 r4 / r8", (64, 64)), "hold an element once"),
+        (lambda: tl.column_vector(tl.parse("c1 / c2 c4 r1 r2 r4 / r8 / 2x2x1", (64, 64))), "must lie along one axis"),
+        (lambda: tl.RegisterLayout((4, 4), ((1, 1),), ((0, 0),) * 5), "a basis must move along one axis"),
+        (lambda: tl.conversion(tl.accumulator(64, 8, 4), tl.accumulator(64, 16, 4)), "keeps the shape"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# --- conversions -----------------------------------------------------------------------------------
+
+CONVERSIONS = [
+    (tl.accumulator(64, 64, 4), tl.operand_a(64, 64, 16, 4), "same"),
+    (tl.accumulator(64, 64, 4), tl.named("mma", (64, 64), 4), "same"),
+    (tl.accumulator(128, 64, 4), tl.parse("c1 r8 / c2 c4 r1 r2 r4 / r16 r32 / rows first", (128, 64)), "registers"),
+    (tl.accumulator(64, 64, 4), tl.parse("r8 c1 / c2 c4 r1 r2 r4 / r16 r32", (64, 64)), "registers"),
+    (tl.accumulator(64, 64, 4), tl.operand_a(64, 64, 8, 4), "shuffle"),
+    (tl.row_vector(tl.accumulator(64, 64, 4)), tl.parse("/ r1 r2 r4 r8 - / r16 r32", (64, 1)), "shuffle"),
+    (tl.parse("/ r1 r2 r4 r8 - / r16 r32", (64, 1)), tl.row_vector(tl.accumulator(64, 64, 4)), "shuffle"),
+    (tl.coalesced(64, 64, 2, 128), tl.accumulator(64, 64, 4), "shared"),
+    (tl.operand_b_mma(64, 64, 16, 4), tl.coalesced(64, 64, 2, 128), "shuffle"),
+    (tl.accumulator(128, 64, 4), tl.accumulator(128, 64, 8), "shared"),
+    (tl.accumulator(192, 16, 12), tl.operand_a(192, 16, 16, 12), "same"),
+]  # fmt: skip
+
+
+def filled(layout):
+    """What registers hold of a tile that counts its elements: [register, lane, warp]."""
+    rows, columns = layout.position(*everywhere(layout))
+    return np.broadcast_to(rows * layout.shape[1] + columns, everywhere(layout)[0].shape)
+
+
+@pytest.mark.parametrize(("a", "b", "kind"), CONVERSIONS, ids=lambda x: x if isinstance(x, str) else f"{x}")
+def test_a_conversion_brings_every_element(a, b, kind):
+    assert tl.conversion(a, b) == kind
+    have, want = filled(a), filled(b)
+    registers, lanes, warps = everywhere(b)
+    if kind == "same":
+        np.testing.assert_array_equal(have, want)
+    elif kind == "registers":
+        permutation = tl.register_permutation(a, b)
+        np.testing.assert_array_equal(have[list(permutation)], want)
+        back = tl.register_permutation(b, a)
+        np.testing.assert_array_equal(want[list(back)], have)
+    elif kind == "shuffle":
+        register, lane = tl.shuffle_source(a, b, registers, lanes, warps)
+        np.testing.assert_array_equal(have[register, lane, warps], want)
+    else:
+        shared = np.full(a.shape, -1)
+        shared[a.position(*everywhere(a))] = have
+        np.testing.assert_array_equal(shared[b.position(registers, lanes, warps)], want)
+
+
+@settings(max_examples=100, deadline=None)
+@given(linear_layouts(), st.data())
+def test_layouts_of_one_shape_convert_as_said(a, data):
+    order = data.draw(st.permutations(range(len(a.register_bases))))
+    b = tl.RegisterLayout(
+        a.shape, tuple(a.register_bases[i] for i in order), a.lane_bases, a.warp_bases, a.groups,
+        data.draw(st.booleans()),
+    )  # fmt: skip
+    assert tl.conversion(a, b) in ("same", "registers")
+    np.testing.assert_array_equal(filled(a)[list(tl.register_permutation(a, b))], filled(b))
+    lanes = data.draw(st.permutations(a.lane_bases))
+    c = tl.RegisterLayout(a.shape, a.register_bases, tuple(lanes), a.warp_bases, a.groups, a.columns_first)
+    assert (tl.conversion(a, c) == "shuffle") == (lanes != list(a.lane_bases))
+    register, lane = tl.shuffle_source(a, c, *everywhere(c))
+    register, lane, warp = np.broadcast_arrays(register, lane, everywhere(c)[2])
+    np.testing.assert_array_equal(filled(a)[register, lane, warp], filled(c))
+
+
+# --- accesses --------------------------------------------------------------------------------------
+
+
+def test_an_access_is_as_wide_as_registers_and_memory_allow():
+    acc, rows = tl.accumulator(64, 64, 4), tl.coalesced(64, 64, 2, 128)
+    tile = SharedLayout(64, 64, 2, 128)
+    assert tl.vector_width(acc, tile, 2) == 2
+    assert tl.vector_width(acc, SharedLayout(64, 64, 4, 128), 4) == 2
+    assert tl.vector_width(rows, tile, 2) == 8
+    assert tl.vector_width(rows, 128, 2) == 8
+    assert tl.vector_width(rows, 136, 2) == 4  # rows that start at multiples of 8 bytes only
+    assert tl.vector_width(rows, 257, 2) == 1
+    assert (
+        tl.vector_width(tl.coalesced(64, 64, 4, 128, vector_bytes=32), tile_of_f32 := SharedLayout(64, 64, 4, 128), 4)
+        == 4
+    )
+    assert tile_of_f32.itemsize == 4
+    assert tl.vector_width(tl.operand_b_mma(64, 64, 16, 4), tile, 2) == 1
+    assert tl.vector_width(tl.operand_a(64, 64, 8, 4), SharedLayout(64, 64, 1, 64), 1) == 4
+    with pytest.raises(ValueError, match="elements of 4 bytes, got 2"):
+        tl.vector_width(acc, tile, 4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout} {layout.shape}")
+def test_accesses_cover_every_register_once_in_consecutive_columns(layout):
+    width = tl.vector_width(layout, 256, 2)
+    found = tl.vectors(layout, width)
+    assert sorted(r for vector in found for r in vector) == list(range(layout.registers))
+    for vector in found:
+        at = [layout.register_offset(register) for register in vector]
+        assert at == [(at[0][0], at[0][1] + i) for i in range(width)]
+        assert at[0][1] % width == 0
+
+
+def ldmatrix(memory, addresses, count, trans):
+    """The manual's ldmatrix .x1, .x2 or .x4 .b16: [matrix, lane, 2] of 16-bit elements from the rows' bytes."""
+    found = np.empty((count, 32, 2), np.int64)
+    for i in range(count):
+        matrix = np.array([memory[a // 2 : a // 2 + 8] for a in addresses[8 * i : 8 * i + 8]])
+        matrix = matrix.T if trans else matrix
+        for lane in LANES:
+            found[i, lane] = matrix[lane // 4, lane % 4 * 2 : lane % 4 * 2 + 2]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("layout", "mode", "count"),
+    [
+        (tl.operand_a(64, 64, 16, 4), "normal", 4),
+        (tl.operand_a(64, 80, 16, 4), "normal", 4),
+        (tl.accumulator(32, 24, 2), "normal", 2),
+        (tl.operand_b_mma(64, 64, 16, 2), "transposed", 4),
+        (tl.operand_b_mma(64, 24, 16, 2), "transposed", 2),
+        (tl.operand_b_mma(32, 64, 16, 1).transposed, "normal", 4),
+        (tl.accumulator(48, 64, 3).transposed, "transposed", 1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("swizzle", [0, 128])
+def test_ldmatrix_brings_what_fits(layout, mode, count, swizzle):
+    shared = SharedLayout(*layout.shape, 2, swizzle)
+    assert tl.ldmatrix_fits(layout, shared) == tl.stmatrix_fits(layout, shared) == mode
+    memory = np.full(shared.bytes // 2, -1)
+    rows, columns = np.indices(layout.shape)
+    memory[shared.offset(rows, columns) // 2] = rows * layout.shape[1] + columns
+    for warp in range(layout.warps):
+        for first in range(0, layout.registers // 2, count):
+            addresses = [shared.offset(*tl.matrix_rows(layout, first, count, lane, warp)) for lane in range(8 * count)]
+            got = ldmatrix(memory, addresses, count, mode == "transposed")
+            for i in range(count):
+                for lane in LANES:
+                    at = [layout.position(2 * (first + i) + half, lane, warp) for half in (0, 1)]
+                    assert got[i, lane].tolist() == [row * layout.shape[1] + column for row, column in at]
+
+
+def test_ldmatrix_fits_16_bit_matrices_only():
+    tile = SharedLayout(64, 64, 2, 128)
+    assert tl.ldmatrix_fits(tl.accumulator(64, 64, 4), SharedLayout(64, 64, 4, 128)) is None
+    assert tl.ldmatrix_fits(tl.coalesced(64, 64, 2, 128), tile) is None
+    assert tl.ldmatrix_fits(tl.operand_a(64, 64, 8, 4), tile) is None
+    with pytest.raises(ValueError, match="must lie in a grid"):
+        tl.matrix_rows(tl.operand_b_mma(32, 24, 16, 1), 5, 4, 0, 0)
