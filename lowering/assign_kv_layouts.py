@@ -4,7 +4,7 @@
 A product's instruction decides where its operands lie and how its result is spread (``dialect.tile_layout``); everything
 computed from it element by element, and the vectors that meet it, follow. ``wgmma``: warpgroups stacked in 64 rows each; B
 in shared memory, swizzled; A in shared memory where it is loaded, in registers where it is computed. Vectors along the
-rows are ``rows(wgmma)``, along the columns ``columns(wgmma)``. Tiles that only say which rows are loaded or stored are
+rows are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``. Tiles that only say which rows are loaded or stored are
 computed element by element where they are used, and take no layout of their own.
 
 Before:  %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
@@ -22,7 +22,6 @@ from .rewrite import defining_op, ops_named
 from .tile_ir import element, is_elementwise, is_tile, rank, schedule_of, shape, tiled, walk_block, with_layout
 
 ACCUMULATOR, SHARED = "wgmma", "shared"
-VECTORS = (f"rows({ACCUMULATOR})", f"columns({ACCUMULATOR})")  # by the dimension that a vector runs along
 LOADS = ("kv.tile_load", "kv.tile_load_rows")
 _LEAVES = ("kv.tile_index", "tensor.splat", "arith.constant")
 
@@ -43,7 +42,9 @@ def wgmma_problems(a: ir.Value, b: ir.Value, transposed: bool, warpgroups: int) 
 class Vectors:
     """Which vectors run along the rows and which along the columns: groups that element-by-element ops join."""
 
-    def __init__(self) -> None:
+    def __init__(self, warps: int) -> None:
+        # By the dimension that a vector runs along.
+        self.layouts = (f"rows({ACCUMULATOR})", f"columns({ACCUMULATOR}:{warps})")
         self.parent: dict[ir.Value, ir.Value] = {}
         self.dimension: dict[ir.Value, int] = {}
 
@@ -67,7 +68,7 @@ class Vectors:
             fail(op, "meets a vector along the rows and along the columns: compute it once for each")
 
     def layout(self, value: ir.Value) -> str:
-        return VECTORS[self.dimension.get(self.find(value), 0)]
+        return self.layouts[self.dimension.get(self.find(value), 0)]
 
 
 def separate_leaves(function: ir.Operation) -> None:
@@ -93,9 +94,9 @@ def handed_on(op: ir.Operation) -> list[list[ir.Value]]:
     return []
 
 
-def vectors_of(function: ir.Operation) -> Vectors:
+def vectors_of(function: ir.Operation, warps: int) -> Vectors:
     """The groups of a kernel's vectors."""
-    found = Vectors()
+    found = Vectors(warps)
     for op in walk_block(function.regions[0].blocks[0]):
         for same in handed_on(op):
             if rank(same[0]) == 1:
@@ -152,7 +153,7 @@ def run(module: ir.Module, options: Any) -> None:
         body = function.regions[0].blocks[0]
         shared = place_operands(function, warpgroups)
         separate_leaves(function)
-        vectors = vectors_of(function)
+        vectors = vectors_of(function, 4 * warpgroups)
         values = [v for op in walk_block(body) for v in op.results]
         values += [a for op in walk_block(body) for r in op.regions for b in r.blocks for a in b.arguments]
         for value in values:
@@ -162,4 +163,4 @@ def run(module: ir.Module, options: Any) -> None:
                 set_layout(value, vectors.layout(value))
 
 
-__all__ = ["ACCUMULATOR", "LOADS", "SHARED", "VECTORS"]
+__all__ = ["ACCUMULATOR", "LOADS", "SHARED"]

@@ -74,6 +74,13 @@ def kv_steps(target: Target, check: bool = False) -> list[Step]:
         Step(
             _licm(), "simplify-kernels: operands of look-ups move out of loops first, so that the look-ups can follow"
         ),
+        Step("split-kv-loops", "while masks are comparisons of positions"),
+        Step("assign-kv-layouts", "before the copies, which products in shared memory decide"),
+        Step("select-kv-copies", "once it is known which tiles lie in shared memory"),
+        Step("specialize-kv-warps", "when copies are ops of their own, and before loops carry what they wait for"),
+        Step("pipeline-kv-loops", "after the copies left: what is rotated are products and their waits"),
+        Step("simplify-kv-tiles", "what the passes over tiles left over, before every op becomes many"),
+        Step("distribute-kv-tiles", "the last that sees tiles: threads, vectors and instructions from here on"),
         Step("lower-kv-tiles", "tiles become accesses and look-ups that the next passes hoist and vectorise"),
         Step(f"expand-kv-tma{{target={target.name}}}", "as the tiles; and what the target does not have ends here"),
         Step("hoist-kv-lookups", "after simplification, while look-ups are still ops that can be recognised"),

@@ -27,7 +27,7 @@ from .assign_kv_layouts import SHARED
 from .index import const
 from .pass_base import kv_pass
 from .rewrite import defining_op, enclosing, ops_named
-from .tile_ir import element, layout_of, schedule_of, tiled, users
+from .tile_ir import element, layout_of, schedule_of, shape, tiled, users
 
 
 @dataclass(frozen=True)
@@ -75,19 +75,24 @@ def last_use(op: ir.Operation) -> ir.Operation:
 def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[str]) -> None:
     """Replace one load by a copy, a wait and a release."""
     op = load.opview
-    loop = enclosing(load, "scf.for")
+    loop, copy = enclosing(load, "scf.for"), copy_of(op)
     with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), load.location:
-        buffer = staging.make_stages(name_of(op, taken), stages if loop is not None else 1, op.tile.type, copy_of(op))
+        buffer = staging.make_stages(name_of(op, taken), stages if loop is not None else 1, op.tile.type, copy)
     with ir.InsertionPoint(load), load.location:
         n = arith.subi(loop.regions[0].blocks[0].arguments[0], loop.operands[0]) if loop is not None else const(0)
+        first, pages = op.operation.operands[3], None
+        if copy == "tma":
+            box = types.tma_spec_of(op.descriptor.type).rows
+            rows = i64_attr(shape(op.tile)[0])
+            pages = staging.TilePagesOp(op.cache, op.batch, first, op.count, rows, i64_attr(box)).operation.results[0]
         staging.ProducerAcquireOp(buffer, n)
         staging.CopyStartOp(
-            buffer, n, op.cache, op.batch, op.head, op.operation.operands[3], op.count, i64_attr(op.first_column.value),
-            descriptor=op.descriptor,
+            buffer, n, op.cache, op.batch, op.head, first, op.count, i64_attr(op.first_column.value),
+            descriptor=op.descriptor, pages=pages,
         )  # fmt: skip
         tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
         if op.tail.value == "zero":
-            rest = arith.subi(op.count, op.operation.operands[3])
+            rest = arith.subi(op.count, first)
             tile = staging.TileClearOp(tile, rest, tile.type).operation.results[0]
     load.result.replace_all_uses_with(tile)
     load.erase()

@@ -133,7 +133,13 @@ def run(module: ir.Module, options: Any) -> None:
             branch = scf.IfOp(is_role("producer"), has_else=True)
             with ir.InsertionPoint(branch.then_block):
                 set_registers(for_tma if by_tma else for_rows, "decrease")
-                copies.emit(top, {})
+                if by_tma:  # one warp starts all copies, the others would only take turns from it
+                    warp = scf.IfOp(is_role("producer_warp"))
+                    with ir.InsertionPoint(warp.then_block):
+                        copies.emit(top, {})
+                        scf.yield_([])
+                else:
+                    copies.emit(top, {})
                 scf.yield_([])
             with ir.InsertionPoint(branch.else_block):
                 set_registers(for_consumers if by_tma else for_consumers - 8, "increase")

@@ -90,7 +90,7 @@ def constant_int(value: ir.Value) -> int | None:
 
 
 def attributes_of(op: ir.Operation) -> dict[str, ir.Attribute]:
-    return {named.name: named.attr for named in op.attributes}
+    return {name: op.attributes[name] for name in op.attributes}
 
 
 def users(value: ir.Value) -> list[ir.Operation]:

@@ -19,7 +19,7 @@ from .common import i64_attr
 from .tile import verify_dot
 
 COPIES = ("tma", "cp_async", "convert")
-ROLES = ("producer", "consumer")
+ROLES = ("producer", "producer_warp", "consumer")
 
 
 class _Synchronizes(EffectModel):
@@ -71,7 +71,7 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
     """Start the copy of ``kv.tile_load``'s tile to the stage of use ``n``; its barrier ``full`` tells when it is there.
 
     Operands and attributes as ``kv.tile_load``; rows past ``count`` hold anything. A buffer that is filled by ``tma`` needs
-    the descriptor.
+    the descriptor; pages, of ``kv.tile_pages`` with the descriptor's box as step, are looked up by the copy without.
     """
 
     buffer: Operand[StagesType]
@@ -82,6 +82,7 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
     first: Operand[I32]
     count: Operand[I32]
     descriptor: Operand[Any] | None = None
+    pages: Operand[I32] | None = None
     first_column: ir.IntegerAttr
 
 
@@ -106,6 +107,28 @@ class TileClearOp(Kv.Operation, name="tile_clear", traits=[_Synchronizes]):
     source: Operand[Any]
     first: Operand[I32]
     tile: Result[Any]
+
+
+class TilePagesOp(Kv.Operation, name="tile_pages", traits=[Pure]):
+    """The pages of a tile of ``rows`` tokens from ``first`` on: lane i of a warp has that of tokens first + i * step.
+
+    Lanes with no token below ``count`` have a page outside of every pool. Operands as of ``kv.tile_load``.
+    """
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    first: Operand[I32]
+    count: Operand[I32]
+    rows: ir.IntegerAttr
+    step: ir.IntegerAttr
+    pages: Result[I32] = infer_result()
+
+
+class TileStoreSharedOp(Kv.Operation, name="tile_store_shared", traits=[_Synchronizes]):
+    """Write this warp's rows of a tile in registers to shared memory, laid out as tiles in shared memory are."""
+
+    source: Operand[Any]
+    place: Operand[Any]
 
 
 class DotStartOp(Kv.Operation, name="dot_start", traits=[_Synchronizes]):
@@ -144,7 +167,8 @@ class DotWaitOp(Kv.Operation, name="dot_wait", traits=[_Synchronizes]):
 
 
 class IsRoleOp(Kv.Operation, name="is_role", traits=[Pure]):
-    """Whether this thread's warp has a role: ``producer`` (the first warpgroup of the block) or ``consumer`` (the others)."""
+    """Whether this thread has a role: ``producer`` (the first warpgroup of the block), ``producer_warp`` (its first warp), or
+    ``consumer`` (the other warpgroups). The same for all threads of a warp."""
 
     role: ir.StringAttr
     is_it: Result[I1] = infer_result()

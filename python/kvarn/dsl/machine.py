@@ -20,7 +20,7 @@ from .memory import GLOBAL, SHARED, Pointer
 from .values import Numeric, Value, as_value, bitcast, describe, i32_value, plain
 
 __all__ = [
-    "ballot", "cluster_barrier", "cluster_rank", "cp_async", "cp_async_bulk", "cp_async_commit", "cp_async_wait",
+    "ballot", "cluster_barrier", "cluster_rank", "cp_async", "cp_async_arrive", "cp_async_bulk", "cp_async_commit", "cp_async_wait",
     "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_f16x4", "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4",
     "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "globaltimer", "griddepcontrol_launch_dependents",
     "griddepcontrol_wait", "l2_policy", "ldmatrix", "load_nc", "mbarrier_arrive", "mbarrier_arrive_expect_tx",
@@ -147,6 +147,12 @@ def cp_async_wait(pending: int) -> None:
     if isinstance(pending, bool) or not isinstance(pending, int) or pending < 0:
         raise ValueError(f"pending must be an int known at compile time and not negative, got {describe(pending)}")
     emit("nvvm.cp.async.wait.group", (), (), {"n": types().i32_attr(pending)})
+
+
+def cp_async_arrive(barrier: Pointer) -> None:
+    """Arrive at an mbarrier once all copies that this thread has started (``cp_async``) are there. sm_80 and later."""
+    operands = [_pointer(barrier, SHARED, "the barrier").address().ir]
+    _asm("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", operands, effects=True)
 
 
 def cp_async_bulk(to: Pointer, source: Pointer, bytes: Any, barrier: Pointer) -> None:

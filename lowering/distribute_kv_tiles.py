@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Spread tiles over threads: values become the vectors that a thread holds, operations what a thread does.
+
+By the layouts that are there (``assign-kv-layouts``): arithmetic keeps its ops, on vectors; positions are constants plus
+where the thread stands; reductions fold a thread's registers, then the lanes of a row by shuffles; products become wgmma,
+with waits that own what is in flight; circular buffers become shared memory with barriers. Rows of buffers are loaded and
+stored by 16 bytes, with indices and masks computed for each row. What all threads of a kernel do alike stays as it is.
+
+Before:  %x = arith.addf %a, %b : tensor<128x128xf32, "wgmma"> ; %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1}
+After:   %x = arith.addf %a, %b : vector<64xf32> ; vector.shuffle, arith.maxnumf ... ; gpu.shuffle xor
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import arith, vector
+
+from kvarn.dialect import ops
+from kvarn.dialect.dtypes import bool_, f32
+from kvarn.dialect.ops.staging import TileStoreSharedOp
+from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.dsl import functional, machine
+from kvarn.dsl import gpu as kv_gpu
+from kvarn.dsl.memory import SHARED as SHARED_SPACE
+from kvarn.dsl.memory import Pointer
+from kvarn.dsl.values import Value
+
+from . import tile_memory, tile_products
+from .assign_kv_layouts import SHARED
+from .pass_base import fail, kv_pass
+from .rewrite import defining_op
+from .tile_ir import (
+    WARPGROUP,
+    is_elementwise,
+    is_tile,
+    layout_of,
+    rank,
+    schedule_of,
+    splat_of,
+    tiled,
+    walk_block,
+)
+from .tile_memory import Stages
+from .tile_products import WARPGROUP_ROWS, Product
+from .tile_threads import (
+    Threads,
+    elements,
+    folded,
+    from_elements,
+    numbers,
+    register_layout,
+    scalar,
+    shared_layout,
+    shuffled,
+    splat,
+    vector_type,
+)
+
+_CHEAP = ("kv.tile_broadcast", "tensor.splat", "arith.constant")
+_COPIES = ("kv.producer_acquire", "kv.copy_start", "kv.tile_pages")
+_PRODUCTS = ("kv.dot", "kv.dot_start")
+# Weights that small are zeros in 16 bits, and the fast exponential needs three instructions more for them.
+FLUSH_DENORMALS = '[["denormal-fp-math-f32", "preserve-sign,preserve-sign"]]'
+Rule = Callable[["Distribution", Any], "list[ir.Value] | ir.Value | None"]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Declare what becomes of ops: a function that returns what replaces their results."""
+
+    def declare(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return declare
+
+
+class Distribution:
+    """One kernel on its way from tiles to threads."""
+
+    def __init__(self, function: ir.Operation):
+        self.function = function
+        schedule = schedule_of(function)
+        block = list(ir.DenseI32ArrayAttr(function.attributes["kv.block"]))[0]
+        producer = bool(schedule.get("producer"))
+        consumers = schedule.get("consumers", (block - WARPGROUP * producer) // WARPGROUP)
+        self.body = function.regions[0].blocks[0]
+        with ir.InsertionPoint.at_block_begin(self.body), function.location:
+            self.threads = Threads.of(consumers, producer)
+        self.stages: dict[ir.Value, Stages] = {}
+        self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes with it
+        self.staged: list[tuple[SharedLayout, Pointer]] = []  # tiles of rows that were loaded: free once they were read
+
+    # --- roles -----------------------------------------------------------------------------------------
+
+    def in_producer(self, op: ir.Operation) -> bool:
+        """Whether only the producer runs an op."""
+        parent, region = op.parent, op.block.region
+        while parent is not None and parent.operation.name != "gpu.func":
+            operation = parent.operation
+            if operation.name == "scf.if":
+                maker = defining_op(operation.operands[0])
+                if maker is not None and maker.name == "kv.is_role" and "producer" in str(maker.attributes["role"]):
+                    return operation.regions[0] == region
+            region, parent = operation.block.region, operation.parent
+        return False
+
+    def copying(self, op: ir.Operation) -> tuple[Value, int]:
+        """(this thread among those that copy, how many there are) where an op stands."""
+        if self.in_producer(op):
+            return self.threads.block_thread, WARPGROUP
+        return self.threads.thread, self.threads.consumers * WARPGROUP
+
+    # --- the walk --------------------------------------------------------------------------------------
+
+    def record(self) -> None:
+        """What ops must be asked before their operands change: extents of products, rows of buffers."""
+        for op in list(walk_block(self.body)):
+            if op.name in _PRODUCTS:
+                self.products[op.result] = self.product(op.opview)
+        with_rows = [o for o in walk_block(self.body) if o.name in ("kv.tile_load_rows", "kv.tile_store_rows")]
+        for op in with_rows:
+            with ir.InsertionPoint(op), op.location:
+                (self.load_rows if op.name == "kv.tile_load_rows" else self.store_rows)(op)
+        for op in reversed(list(walk_block(self.body))):  # what only said which rows
+            if op.name in ("kv.tile_index", "kv.tile_broadcast", "tensor.splat") or is_elementwise(op):
+                if is_tile(op.results[0]) and not any(True for _ in op.results[0].uses):
+                    op.erase()
+        self.sink()
+
+    def sink(self) -> None:
+        """Repeat what costs nothing beside its uses: a broadcast carried over to another block would hold registers."""
+        for op in list(walk_block(self.body)):
+            if op.name not in _CHEAP or rank(op.results[0]) != 2:
+                continue
+            for use in list(op.results[0].uses):
+                owner = use.owner.operation
+                if owner.block != op.block and owner.name not in ("scf.yield", "scf.for"):
+                    with ir.InsertionPoint(owner), op.location:
+                        owner.operands[use.operand_number] = op.clone().result
+            if not any(True for _ in op.results[0].uses):
+                op.erase()
+
+    def product(self, op: Any) -> Product:
+        a, b = ir.RankedTensorType(op.a.type), ir.RankedTensorType(op.b.type)
+        transposed = op.transpose_b.value
+        place = shared_layout(op.a.type) if layout_of(op.a.type) == SHARED else None
+        n = b.shape[0 if transposed else 1]
+        return Product(a.shape[1], n, str(a.element_type), shared_layout(op.b.type), transposed, place)
+
+    def visit(self, op: ir.Operation) -> None:
+        found = RULES.get(op.name)
+        with op.location:
+            if found is not None:
+                with ir.InsertionPoint(op):
+                    made = found(self, op.opview)
+                new = [] if made is None else [made] if isinstance(made, ir.Value) else made
+                for old, value in zip(op.results, new, strict=True):
+                    old.replace_all_uses_with(value)
+                op.erase()
+            elif op.name in ("scf.for", "scf.if"):
+                for value in (*op.results, *(a for r in op.regions for b in r.blocks for a in b.arguments)):
+                    if is_tile(value):
+                        value.set_type(vector_type(value.type))
+            elif op.name == "arith.constant" and is_tile(op.result):
+                made = vector_type(op.result.type)
+                value = splat_of(op.result)
+                op.result.set_type(made)
+                op.attributes["value"] = ir.DenseElementsAttr.get_splat(made, value)
+            elif is_elementwise(op) and is_tile(op.results[0]):
+                op.results[0].set_type(vector_type(op.results[0].type))
+            elif any(is_tile(v) for v in (*op.operands, *op.results)):
+                fail(op, "takes a tile, and no rule says what a thread does of it")
+
+    # --- rows of buffers -------------------------------------------------------------------------------
+
+    def load_rows(self, op: ir.Operation) -> None:
+        if layout_of(op.result.type) != SHARED:
+            fail(op, "loads rows that no product reads from shared memory: load them as elements instead")
+        layout = shared_layout(op.result.type)
+        place = self.allocate(layout)
+        with ir.InsertionPoint(op):
+            tile_memory.load_rows(op.opview, place, layout, self.threads)
+        self.staged.append((layout, place))
+        op.result.replace_all_uses_with(place.ir)
+        op.erase()
+
+    def store_rows(self, op: ir.Operation) -> None:
+        """Through shared memory, where rows of the query were until they had been read: every warp has its own there."""
+        value = op.opview.value
+        tile = ir.RankedTensorType(value.type)
+        layout = SharedLayout(*tile.shape, 2, 128)
+        free = [p for held, p in self.staged if held.bytes >= layout.bytes and held.rows == layout.rows]
+        place = free[0] if free else self.allocate(layout)
+        if free:  # the warps of a warpgroup read all of its rows
+            machine.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
+        TileStoreSharedOp(value, place.ir)
+        tile_memory.store_rows(op.opview, place, layout, self.threads)
+        op.erase()
+
+    def allocate(self, layout: SharedLayout) -> Pointer:
+        """Shared memory, at the kernel's start."""
+        with ir.InsertionPoint.at_block_begin(self.body):
+            return Pointer(ops.alloc_shared(layout.bytes, layout.alignment), SHARED_SPACE)
+
+
+# --- values ------------------------------------------------------------------------------------------
+
+
+@rule("kv.tile_index")
+def _index(d: Distribution, op: Any) -> ir.Value:
+    layout = register_layout(op.indices.type)
+    axis = 0 if layout.shape[1] == 1 else 1
+    offsets = [layout.register_offset(r)[axis] for r in range(layout.registers)]
+    own = layout.thread_offset(d.threads.lane, d.threads.warp)[axis]
+    if isinstance(own, int):
+        return numbers([own + x for x in offsets])
+    return arith.addi(splat(own.ir, len(offsets)), numbers(offsets))
+
+
+@rule("tensor.splat")
+def _splat(d: Distribution, op: Any) -> ir.Value:
+    made = vector_type(op.operation.results[0].type)
+    return vector.broadcast(made, op.operation.operands[0])
+
+
+@rule("kv.tile_broadcast")
+def _broadcast(d: Distribution, op: Any) -> ir.Value:
+    layout = register_layout(op.tile.type)
+    lanes = layout.row_registers if op.dimension.value == 0 else layout.column_registers
+    return shuffled(op.source, lanes)
+
+
+_COMBINE = {"max": arith.maxnumf, "min": arith.minnumf, "add": arith.addf}
+
+
+@rule("kv.tile_reduce")
+def _reduce(d: Distribution, op: Any) -> ir.Value:
+    if op.axis.value != 1:
+        fail(op, "folds columns, whose elements lie in several warps: only rows can be folded here")
+    layout = register_layout(op.operation.attributes["kv.tile"].value)
+    combine, rows = _COMBINE[op.kind.value], layout.row_registers
+    parts = []
+    for row in range(len(layout.rows_a_thread)):
+        parts.append(folded(shuffled(op.source, [r for r, of in enumerate(rows) if of == row]), combine))
+    if "kv.partial" in op.operation.attributes:
+        return from_elements(parts)
+    return from_elements([_over_lanes(x, layout, combine) for x in parts])
+
+
+@rule("kv.tile_reduce_lanes")
+def _reduce_lanes(d: Distribution, op: Any) -> ir.Value:
+    layout = register_layout(op.operation.attributes["kv.tile"].value)
+    return from_elements([_over_lanes(x, layout, _COMBINE[op.kind.value]) for x in elements(op.source)])
+
+
+def _over_lanes(value: ir.Value, layout: Any, combine: Any) -> ir.Value:
+    """Fold over the lanes that hold other columns of the same row."""
+    for distance in layout.lanes_along(1):
+        value = combine(value, kv_gpu.shuffle_xor(Value(value, f32), distance).ir)
+    return value
+
+
+@rule("kv.tile_mask")
+def _mask(d: Distribution, op: Any) -> ir.Value:
+    type_ = op.scores.type
+    lowest = ir.FloatAttr.get(ir.VectorType(type_).element_type, float("-inf"))
+    return arith.select(op.mask, op.scores, arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, lowest)))
+
+
+@rule("kv.warp_any")
+def _warp_any(d: Distribution, op: Any) -> ir.Value:
+    found: ir.Value | None = None
+    for x in elements(op.mask):
+        found = x if found is None else arith.ori(found, x)
+    return (machine.ballot(Value(found, bool_)) != 0).ir
+
+
+@rule("math.exp2")
+def _exp2(d: Distribution, op: Any) -> ir.Value:
+    """The fast instruction: two units in the last place, and weights are rounded to 16 bits next."""
+    x = op.operation.operands[0]
+    if not isinstance(x.type, ir.VectorType):
+        return ir.Operation.create("math.exp2", [x.type], [x]).result
+    # By name: convert-gpu-to-nvvm takes the op for a call of the library's exact function.
+    attributes = {
+        "intrin": ir.StringAttr.get("llvm.exp2"),
+        "fastmathFlags": ir.Attribute.parse("#llvm.fastmath<afn>"),
+        "op_bundle_sizes": ir.DenseI32ArrayAttr.get([]),
+        "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 0]),
+    }
+    return ir.Operation.create("llvm.call_intrinsic", [x.type], [x], attributes).result
+
+
+@rule("kv.tile_gather")
+def _gather(d: Distribution, op: Any) -> ir.Value:
+    return tile_memory.gather(op)
+
+
+@rule("kv.tile_scatter")
+def _scatter(d: Distribution, op: Any) -> None:
+    layout = register_layout(op.operation.attributes["kv.tile"].value)
+    # Of the lanes that hold the same elements, the first writes.
+    copies = [bit for bit, basis in enumerate(layout.lane_bases) if basis == (0, 0)]
+    mask = sum(1 << bit for bit in copies)
+    tile_memory.scatter(op, (d.threads.lane & mask) == 0, range(layout.registers))
+
+
+# --- products ----------------------------------------------------------------------------------------
+
+
+@rule("kv.dot")
+def _dot(d: Distribution, op: Any) -> ir.Value:
+    return tile_products.wait(0, [_start(d, op)])[0]
+
+
+@rule("kv.dot_start")
+def _start(d: Distribution, op: Any) -> ir.Value:
+    product = d.products[op.operation.result]
+    a = op.a
+    if product.a is not None:  # this warpgroup's rows
+        a = (Pointer(a, SHARED_SPACE) + d.threads.group * (WARPGROUP_ROWS * product.a.pitch)).ir
+    return tile_products.start(product, a, op.b, op.c)
+
+
+@rule("kv.dot_wait")
+def _wait(d: Distribution, op: Any) -> list[ir.Value]:
+    return tile_products.wait(op.pending.value, list(op.products))
+
+
+# --- circular buffers and roles ----------------------------------------------------------------------
+
+
+@rule("kv.tile_store_shared")
+def _store_shared(d: Distribution, op: Any) -> None:
+    tile = ir.RankedTensorType(op.operation.attributes["kv.tile"].value)
+    layout = SharedLayout(*tile.shape, 2, 128)
+    tile_memory.stage_registers(op.source, Pointer(op.place, SHARED_SPACE), layout, d.threads)
+
+
+@rule("kv.make_stages")
+def _make_stages(d: Distribution, op: Any) -> ir.Value:
+    made = Stages.allocate(op, shared_layout(op.tile.value, op.stages.value))
+    handle = made.tiles.ir
+    d.stages[handle] = made
+    following = [o.operation for o in d.body.operations]
+    if not any(o.name == "kv.make_stages" for o in following[following.index(op.operation) + 1 :]):
+        copies = [o for o in walk_block(d.body) if o.name == "kv.copy_start"]
+        copying = d.copying(copies[0])[1] if copies else WARPGROUP
+        with functional.when(d.threads.block_thread == 0):
+            for stages in d.stages.values():
+                stages.initialize(copying, d.threads.warps)
+            machine.fence_mbarrier_init()
+        kv_gpu.barrier()
+    return handle
+
+
+@rule("kv.producer_acquire")
+def _acquire(d: Distribution, op: Any) -> None:
+    with _copying(d, op, d.stages[op.buffer]):
+        d.stages[op.buffer].acquire(scalar(op.n))
+
+
+@rule("kv.tile_pages")
+def _pages(d: Distribution, op: Any) -> ir.Value:
+    return tile_memory.pages_of(op, d.threads.lane).ir
+
+
+@rule("kv.copy_start")
+def _copy(d: Distribution, op: Any) -> None:
+    stages = d.stages[op.buffer]
+    thread, count = d.copying(op.operation)
+    with _copying(d, op, stages):
+        if stages.copy == "tma":
+            tile_memory.copy_boxes(op, stages, d.threads.lane)
+        elif stages.copy == "cp_async":
+            tile_memory.copy_rows(op, stages, thread, count)
+        else:
+            tile_memory.convert_rows(op, stages, thread, count)
+
+
+def _copying(d: Distribution, op: Any, stages: Stages) -> Any:
+    """The consumers' first warp copies by TMA where there is no producer; otherwise all who are here do."""
+    if stages.copy == "tma" and not d.in_producer(op.operation):
+        return functional.when(d.threads.warp == 0)
+    return contextlib.nullcontext()
+
+
+@rule("kv.consumer_wait")
+def _consumer_wait(d: Distribution, op: Any) -> ir.Value:
+    return d.stages[op.buffer].wait(scalar(op.n)).ir
+
+
+@rule("kv.consumer_release")
+def _release(d: Distribution, op: Any) -> None:
+    d.stages[op.buffer].release(scalar(op.n), d.threads)
+
+
+@rule("kv.tile_clear")
+def _clear(d: Distribution, op: Any) -> ir.Value:
+    tile_memory.clear_rows(
+        Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), scalar(op.operation.operands[1]), d.threads
+    )
+    return op.source
+
+
+@rule("kv.is_role")
+def _is_role(d: Distribution, op: Any) -> ir.Value:
+    unit = 5 if op.role.value == "producer_warp" else 7
+    number = kv_gpu.shuffle_idx(d.threads.block_thread >> unit, 0)
+    return ((number != 0) if op.role.value == "consumer" else (number == 0)).ir
+
+
+@rule("kv.set_registers")
+def _set_registers(d: Distribution, op: Any) -> None:
+    machine.setmaxnreg(op.count.value, op.action.value)
+
+
+def annotate(function: ir.Operation) -> None:
+    """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
+    asked: dict[str, int] = {"kv.tile_reduce": 0, "kv.tile_scatter": 0, "kv.tile_store_shared": 0}
+    for op in walk_block(function.regions[0].blocks[0]):
+        if op.name in asked:
+            op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[asked[op.name]].type)
+
+
+@kv_pass()
+def run(module: ir.Module, options: Any) -> None:
+    for function in list(tiled(module)):
+        distribution = Distribution(function)
+        distribution.record()
+        annotate(function)
+        for op in list(walk_block(distribution.body)):
+            distribution.visit(op)
+        del function.attributes["kv.tiled"]
+        function.attributes["passthrough"] = ir.Attribute.parse(FLUSH_DENORMALS)

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tiles in shared memory: circular buffers and their copies, rows of buffers, staging. For distribute-kv-tiles.
+
+Written with the functions of the kernel language, which make ops in a pass as in a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+
+from kvarn.dialect import ops, types
+from kvarn.dialect.dtypes import DType, bool_, by_mlir, i32
+from kvarn.dialect.layout import page_and_slot
+from kvarn.dialect.shared_layout import CHUNK, SharedLayout
+from kvarn.dsl import functional, machine, tma
+from kvarn.dsl import math as kv_math
+from kvarn.dsl.handles import Cache, Operand
+from kvarn.dsl.memory import SHARED, Buffer, BufferSpec, Pointer
+from kvarn.dsl.values import Value, vector, where
+
+from .tile_ir import WARP, WARPGROUP, AtPoint
+from .tile_products import WARPGROUP_ROWS, words
+from .tile_threads import Threads, elements, from_elements, scalar
+
+NO_PAGE = 1 << 30  # outside of every pool: copies of it are zeros
+GROUP_BARRIER = 1  # the named barriers of the consumer warpgroups, one each
+BARRIER_BYTES = 8
+
+
+@dataclass
+class Stages:
+    """A circular buffer: tiles, and the barriers ``full`` and ``empty`` of each."""
+
+    name: str
+    layout: SharedLayout
+    count: int
+    copy: str
+    dtype: DType
+    tiles: Pointer
+    full: Pointer
+    empty: Pointer
+
+    @staticmethod
+    def allocate(op: Any, layout: SharedLayout) -> Stages:
+        count = op.stages.value
+        dtype = by_mlir(str(ir.RankedTensorType(op.tile.value).element_type))
+        tiles = Pointer(ops.alloc_shared(layout.bytes, layout.alignment), SHARED)
+        barriers = Pointer(ops.alloc_shared(2 * count * BARRIER_BYTES, BARRIER_BYTES), SHARED)
+        empty = barriers + count * BARRIER_BYTES
+        return Stages(op.buffer_name.value, layout, count, op.copy.value, dtype, tiles, barriers, empty)
+
+    def initialize(self, copying: int, consumers: int) -> None:
+        """Set the barriers up: ``copying`` threads fill a stage (one, where bytes count), ``consumers`` warps release it."""
+        for stage in range(self.count):
+            machine.mbarrier_init(self.full + stage * BARRIER_BYTES, 1 if self.copy == "tma" else copying)
+            machine.mbarrier_init(self.empty + stage * BARRIER_BYTES, consumers)
+
+    def stage(self, n: Value) -> tuple[Value | int, Value]:
+        """(stage, parity of its phase) of use ``n``."""
+        if self.count == 1:
+            return 0, n & 1
+        if self.count & (self.count - 1) == 0:
+            return n & (self.count - 1), (n >> (self.count.bit_length() - 1)) & 1
+        n = Value(n.ir, n.dtype, nonneg=True)
+        return n % self.count, (n // self.count) & 1
+
+    def tile(self, stage: Any) -> Pointer:
+        return self.tiles + self.layout.stage_offset(stage)
+
+    def acquire(self, n: Value) -> None:
+        stage, parity = self.stage(n)
+        machine.mbarrier_wait(self.empty + stage * BARRIER_BYTES, parity ^ 1)
+
+    def wait(self, n: Value) -> Pointer:
+        stage, parity = self.stage(n)
+        machine.mbarrier_wait(self.full + stage * BARRIER_BYTES, parity)
+        if self.copy == "cp_async":  # written by the generic proxy, read by the tensor cores' own
+            machine.fence_proxy_async()
+        return self.tile(stage)
+
+    def release(self, n: Value, threads: Threads) -> None:
+        stage, _ = self.stage(n)
+        with functional.when(threads.lane == 0):
+            machine.mbarrier_arrive(self.empty + stage * BARRIER_BYTES)
+
+
+def handle_of(value: ir.Value) -> Any:
+    """A cache or operand as the kernel language has it."""
+    spec = types.spec_of(value.type)
+    return (Cache if types.type_name(value.type) == "cache" else Operand)(value, spec)
+
+
+# --- copies of caches ----------------------------------------------------------------------------------
+
+
+def pages_of(op: Any, lane: Value) -> Value:
+    """``kv.tile_pages``: lane i's page."""
+    cache, count = handle_of(op.cache), scalar(op.count)
+    token = scalar(op.operation.operands[2]) + lane * op.step.value
+    page = cache.page(scalar(op.batch), kv_math.max(kv_math.min(token, count - 1), 0))
+    exists = (token < count) & (lane < op.rows.value // op.step.value)
+    return where(exists, page, NO_PAGE)
+
+
+def copy_boxes(op: Any, stages: Stages, lane: Value) -> None:
+    """One warp copies a tile by TMA: lane i the box of tokens first + i * box rows, in all swizzle atoms of columns."""
+    map = tma.TensorMap(op.descriptor, types.tma_spec_of(op.descriptor.type))
+    layout, rows = stages.layout, map.rows
+    stage, _ = stages.stage(scalar(op.n))
+    full, place = stages.full + stage * BARRIER_BYTES, stages.tile(stage)
+    boxes = layout.rows // rows
+    with functional.when(lane == 0):
+        machine.mbarrier_arrive_expect_tx(full, boxes * layout.panels * map.box_bytes)
+    machine.syncwarp()
+    token = scalar(op.operation.operands[4]) + lane * rows
+    slot = page_and_slot(types.spec_of(op.cache.type), Value(token.ir, i32, nonneg=True))[1]
+    with functional.when(lane < boxes):
+        for panel in range(layout.panels):
+            column = op.first_column.value + panel * layout.panel_columns
+            coordinates = (scalar(op.pages), slot, scalar(op.head), column)
+            tma.load_box(map, coordinates, place + layout.box_offset(panel, lane * rows), full)
+
+
+def copy_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
+    """Threads copy a tile of stored elements by cp.async; the barrier counts their arrivals."""
+    layout = stages.layout
+    stage, _ = stages.stage(scalar(op.n))
+    first, count = scalar(op.operation.operands[4]), scalar(op.count)
+    valid = kv_math.max(kv_math.min(count - first, layout.rows), 0)
+    ops.load_tile(
+        op.cache, op.batch, op.head, first.ir, valid.ir, stages.tile(stage).ir, thread.ir, tile_rows=layout.rows,
+        num_threads=threads, pitch=layout.pitch, swizzle=layout.swizzle, mode="async",
+    )  # fmt: skip
+    machine.cp_async_arrive(stages.full + stage * BARRIER_BYTES)
+
+
+def convert_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
+    """Threads load a tile, convert it and store it; rows past the end are zeros."""
+    layout = stages.layout
+    stage, _ = stages.stage(scalar(op.n))
+    place, full = stages.tile(stage), stages.full + stage * BARRIER_BYTES
+    cache, first, count = handle_of(op.cache), scalar(op.operation.operands[4]), scalar(op.count)
+    dtype = stages.dtype
+    width = CHUNK // layout.itemsize
+    chunks = layout.columns // width
+    with functional.loop(thread, layout.rows * chunks, threads) as i:
+        i = Value(i.ir, i32, nonneg=True)
+        row, chunk = i // chunks, i % chunks
+        token = first + row
+        at = kv_math.max(kv_math.min(token, count - 1), 0)
+        column = op.first_column.value + chunk * width
+        loaded = cache.load(scalar(op.batch), scalar(op.head), at, column, width=width, dtype=dtype)
+        value = where(token < count, loaded, vector(dtype, width))
+        (place + layout.chunk_offset(row, chunk)).store(value)
+    machine.fence_proxy_async()
+    machine.mbarrier_arrive(full)
+
+
+def clear_rows(tile: Pointer, layout: SharedLayout, first: Value, threads: Threads) -> None:
+    """Each warpgroup writes zeros to a tile's rows from ``first`` on, and sees them all written."""
+    chunks = layout.panels * (layout.pitch // CHUNK)
+    with functional.when(first < layout.rows):
+        start = kv_math.max(first, 0) * chunks
+        with functional.loop(start + (threads.thread & (WARPGROUP - 1)), layout.rows * chunks, WARPGROUP) as i:
+            i = Value(i.ir, i32, nonneg=True)
+            (tile + layout.chunk_offset(i // chunks, i % chunks)).store(vector(i32, 4))
+        meet(threads)
+
+
+def meet(threads: Threads) -> None:
+    """What this warpgroup wrote to shared memory is there for its products."""
+    machine.fence_proxy_async()
+    machine.named_barrier(threads.group + GROUP_BARRIER, WARPGROUP)
+
+
+# --- rows of buffers ---------------------------------------------------------------------------------
+
+
+def buffer_of(value: ir.Value) -> Buffer:
+    type_ = ir.MemRefType(value.type)
+    return Buffer(value, BufferSpec(by_mlir(str(type_.element_type)), type_.rank))
+
+
+def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
+    """Each warpgroup loads its own 64 rows of a tile to shared memory."""
+    width = CHUNK // layout.itemsize
+    chunks = layout.columns // width
+    buffer = buffer_of(op.buffer)
+    with functional.loop(threads.thread & (WARPGROUP - 1), WARPGROUP_ROWS * chunks, WARPGROUP) as i:
+        i = Value(i.ir, i32, nonneg=True)
+        row, chunk = threads.group * WARPGROUP_ROWS + i // chunks, i % chunks
+        at = AtPoint()
+        indices = [scalar(at(x, row.ir)) for x in op.indices]
+        target = place + layout.chunk_offset(row, chunk)
+        with functional.when(_condition(at, op.mask, row)):
+            target.store(buffer.load(*indices, chunk * width, width=width))
+        with functional.when(~_condition(at, op.mask, row)):
+            target.store(vector(buffer.dtype, width))
+    meet(threads)
+
+
+def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
+    """Each warp writes its own 16 rows of a staged tile to a buffer."""
+    width = CHUNK // layout.itemsize
+    chunks = layout.columns // width
+    buffer = buffer_of(op.buffer)
+    machine.syncwarp()
+    with functional.loop(threads.lane, 16 * chunks, WARP) as i:
+        i = Value(i.ir, i32, nonneg=True)
+        row, chunk = threads.warp * 16 + i // chunks, i % chunks
+        at = AtPoint()
+        with functional.when(_condition(at, op.mask, row)):
+            indices = [scalar(at(x, row.ir)) for x in op.indices]
+            buffer.store(
+                *indices, chunk * width, value=(place + layout.chunk_offset(row, chunk)).load(buffer.dtype, width)
+            )
+
+
+def _condition(at: AtPoint, mask: ir.Value, row: Value) -> Value:
+    return Value(at(mask, row.ir), bool_)
+
+
+def stage_registers(value: ir.Value, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
+    """A warp's 16 rows of an accumulator, as 16-bit elements, to shared memory by stmatrix."""
+    row = threads.warp * 16 + (threads.lane & 15)
+    high = threads.lane >> 4
+    fragments = words(value)
+    for k in range(layout.columns // 16):
+        chunk = high + 2 * k
+        machine.stmatrix(place + layout.chunk_offset(row, chunk), [scalar(w) for w in fragments[4 * k : 4 * k + 4]])
+
+
+# --- elements of buffers -------------------------------------------------------------------------------
+
+
+def gather(op: Any) -> ir.Value:
+    """Elements of a buffer, one a register."""
+    buffer = buffer_of(op.buffer)
+    indices = [elements(x) for x in op.indices]
+    masks = elements(op.mask)
+    zero = vector(buffer.dtype, 2)[0]
+    found = []
+    for r, mask in enumerate(masks):
+        at = [scalar(x[r]) for x in indices]
+        loaded = functional.if_(_bool(mask), lambda at=at: buffer[tuple(at)], lambda: zero)
+        found.append(loaded.ir)
+    return from_elements(found)
+
+
+def scatter(op: Any, owns: Value, registers: Sequence[int]) -> None:
+    """Write elements of a buffer, one a register, by the threads that own them."""
+    buffer = buffer_of(op.buffer)
+    values, masks = elements(op.value), elements(op.mask)
+    indices = [elements(x) for x in op.indices]
+    for r in registers:
+        with functional.when(owns & _bool(masks[r])):
+            buffer[tuple(scalar(x[r]) for x in indices)] = Value(values[r], buffer.dtype)
+
+
+def _bool(value: ir.Value) -> Value:
+    return Value(value, bool_)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Where threads stand in a kernel over tiles, and the vectors that they hold of one: for distribute-kv-tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import arith, vector
+
+from kvarn.dialect import tile_layout
+from kvarn.dialect.dtypes import i32
+from kvarn.dialect.register_layout import RegisterLayout
+from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.dsl import gpu
+from kvarn.dsl.values import Value
+
+from .rewrite import defining_op
+from .tile_ir import WARP, WARPGROUP, layout_of
+
+SWIZZLE = 128  # bytes: of every tile that products read
+
+
+@dataclass
+class Threads:
+    """A kernel's threads by role. Values are made at the kernel's start.
+
+    Attributes
+    ----------
+    consumers : int
+        Warpgroups that hold tiles.
+    first : int
+        The first thread of the consumers: 128 behind a producer warpgroup.
+    thread : i32
+        Of the consumers; of the block in the producer.
+    lane, warp, group : i32
+        In the warp; warp and warpgroup of the consumers, the same for all threads of the warp.
+    """
+
+    consumers: int
+    first: int
+    block_thread: Value
+    thread: Value
+    lane: Value
+    warp: Value
+    group: Value
+
+    @staticmethod
+    def of(consumers: int, producer: bool) -> Threads:
+        first = WARPGROUP if producer else 0
+        block_thread = gpu.thread_id.x
+        thread = block_thread - first
+        warp = gpu.shuffle_idx(thread >> 5, 0)
+        return Threads(consumers, first, block_thread, thread, block_thread & (WARP - 1), warp, warp >> 2)
+
+    @property
+    def warps(self) -> int:
+        """Warps of the consumers."""
+        return 4 * self.consumers
+
+
+def register_layout(type_: ir.Type) -> RegisterLayout:
+    """The layout of a tile in registers."""
+    tile = ir.RankedTensorType(type_)
+    return tile_layout.parse(layout_of(type_), tuple(tile.shape))
+
+
+def shared_layout(type_: ir.Type, stages: int = 1) -> SharedLayout:
+    """The layout of a tile in shared memory."""
+    tile = ir.RankedTensorType(type_)
+    return SharedLayout(*tile.shape, itemsize(tile.element_type), SWIZZLE, stages)
+
+
+def itemsize(element: ir.Type) -> int:
+    text = str(element)
+    return {"i1": 1, "bf16": 2}.get(text) or int("".join(c for c in text.partition("E")[0] if c.isdigit())) // 8
+
+
+def vector_type(type_: ir.Type) -> ir.Type:
+    """What a thread holds of a tile."""
+    tile = ir.RankedTensorType(type_)
+    return ir.VectorType.get([register_layout(type_).registers], tile.element_type)
+
+
+# --- vectors -----------------------------------------------------------------------------------------
+
+
+def elements(value: ir.Value) -> list[ir.Value]:
+    """The lanes of a vector."""
+    return list(vector.ToElementsOp(value).operation.results) if _lanes(value) else [value]
+
+
+def from_elements(values: Sequence[ir.Value]) -> ir.Value:
+    return vector.from_elements(ir.VectorType.get([len(values)], values[0].type), list(values))
+
+
+def _lanes(value: ir.Value) -> int:
+    return ir.VectorType(value.type).shape[0] if isinstance(value.type, ir.VectorType) else 0
+
+
+def shuffled(value: ir.Value, lanes: Sequence[int]) -> ir.Value:
+    """A vector of some lanes of another, in any order."""
+    if list(lanes) == list(range(_lanes(value))):
+        return value
+    return vector.shuffle(value, value, list(lanes))
+
+
+def numbers(values: Sequence[int]) -> ir.Value:
+    """A constant i32 vector."""
+    type_ = ir.VectorType.get([len(values)], ir.IntegerType.get_signless(32))
+    text = f"dense<[{', '.join(map(str, values))}]> : {type_}"
+    return arith.constant(type_, ir.Attribute.parse(text))
+
+
+def splat(value: ir.Value, lanes: int) -> ir.Value:
+    return vector.broadcast(ir.VectorType.get([lanes], value.type), value)
+
+
+def folded(value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+    """All lanes of a vector folded in a tree, a scalar."""
+    lanes = _lanes(value)
+    while lanes > 1:
+        half = lanes // 2
+        low, high = shuffled(value, range(half)), shuffled(value, range(half, 2 * half))
+        rest = vector.extract(value, [], [lanes - 1]) if lanes % 2 else None
+        value, lanes = combine(low, high), half
+        if rest is not None:
+            value = from_elements([*elements(value), rest])
+            lanes += 1
+    return vector.extract(value, [], [0])
+
+
+def scalar(value: ir.Value) -> Value:
+    """An i32 SSA value as one of the kernel language."""
+    return Value(value, i32)
+
+
+def maker_of(value: ir.Value, name: str) -> Any:
+    """The op of a name that makes a value; None when another one does."""
+    op = defining_op(value)
+    return op if op is not None and op.name == name else None
