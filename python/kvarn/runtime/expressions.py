@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kvarn.artifact import Arg, Artifact, Entry, Step
+from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.tma_layout import TmaSpec
 
 from .tensormap import LaunchMap
@@ -159,7 +160,7 @@ def _launch_map(program: Artifact, entry: Entry, target: Arg, item: Any, maps: l
     given = _program_argument(program, item[1])
     if target.kind != "tensormap" or not isinstance(target.spec, TmaSpec) or target.spec.form != "tiled":
         raise ValueError(f"{about} is given a descriptor and must take a tiled one, got a {target.kind}")
-    if given.kind not in ("cache", "collection", "operand") or (given.kind == "collection") != (len(item) == 4):
+    if not isinstance(given.spec, CacheSpec) or (given.kind == "collection") != (len(item) == 4):
         raise ValueError(
             f"{about} must be given the descriptor of a collection's layer, a cache or an operand, "
             f"got {item!r} of the {given.kind} {given.name!r}"
