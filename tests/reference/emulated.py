@@ -15,7 +15,7 @@ from kvarn.programs import Operation, artifact
 from kvarn.runtime import binding, buffers
 from kvarn.runtime.expressions import compile_expressions, compile_step
 
-from . import ptx, ptx_instructions, ptx_tma
+from . import ptx
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Facts:
         return description
 
 
-_INSTRUCTIONS = (ptx_instructions, ptx_tma)  # imported for the instructions that they declare
 
 
 def run_block(
@@ -45,7 +44,17 @@ def run_block(
     for a in arrays:
         values += [a.ctypes.data, *a.shape, *(s // a.itemsize for s in a.strides[:-1])]
     entry = made.entries[0]
-    ptx.launch(made.code["ptx"], entry.name, (1, 1, 1), (block, 1, 1), values, arrays, entry.shared_bytes, schedule)
+    ptx.launch(
+        made.code["ptx"],
+        entry.name,
+        (1, 1, 1),
+        (block, 1, 1),
+        values,
+        arrays,
+        entry.shared_bytes,
+        schedule,
+        entry.cluster,
+    )
 
 
 def run(
@@ -98,6 +107,7 @@ def run_program(
             arrays + scratch,
             entry.shared_bytes,
             order,
+            entry.cluster,
         )
 
 
@@ -125,7 +135,7 @@ def launch(made: Any, grid: Any, block: Any, args: Sequence[Any], order: ptx.Sch
         values += [_bits(bound[p.field], p.type) for p in here]
     arrays = [np.asarray(a) for g in args for a in (getattr(g, "buffers", None) or [g]) if isinstance(a, np.ndarray)]
     triple = [(*(x if isinstance(x, tuple) else (x,)), 1, 1)[:3] for x in (grid, block)]
-    ptx.launch(made.asm["ptx"], entry.name, *triple, values, arrays, entry.shared_bytes, order)
+    ptx.launch(made.asm["ptx"], entry.name, *triple, values, arrays, entry.shared_bytes, order, entry.cluster)
 
 
 def _fields(operand: Any) -> tuple[Any, ...]:

@@ -12,17 +12,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .ptx import TYPES, WARP, Block, EmulationError, Instruction, Lanes, op
+from .ptx_barriers import store_async
+from .ptx_block import TYPES, WARP, Block, Lanes, op
+from .ptx_text import EmulationError, Instruction
+from .ptx_text import parts as _parts
 
 _SMALL = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 
 
 def _type(i: Instruction) -> type:
     return TYPES[i.name[-1]]
-
-
-def _parts(operand: str) -> list[str]:
-    return [p.strip() for p in operand.strip("{}").split(",")] if operand.startswith("{") else [operand]
 
 
 def _shift(x: np.ndarray, n: np.ndarray, left: bool) -> np.ndarray:
@@ -155,7 +154,17 @@ def move(t: Block, i: Instruction) -> Any:
     d, a = i.operands
     if d.startswith("{") or a.startswith("{"):
         return _repack(t, d, a, np.dtype(_type(i)).itemsize)
+    if d in t.tracked and a in t.tracked:
+        return lambda m: _move_tracked(t, d, a, m, _type(i))
     return lambda m: t.put(d, m, t.value(a, m, _type(i)))
+
+
+def _move_tracked(t: Block, d: str, a: str, m: Lanes, dtype: type) -> None:
+    """A register of asynchronous products gets another name, as assemblers take such a move."""
+    if t.products is None:
+        t.put(d, m, t.value(a, m, dtype))
+    else:
+        t.products.rename(d, a, m)
 
 
 def _repack(t: Block, d: str, a: str, size: int) -> Any:
@@ -275,7 +284,7 @@ def load(t: Block, i: Instruction) -> Any:
     if i.name[1] == "param":
         inner = a.strip("[]").partition("+")[0].strip()
         return lambda m: t.put(d, m, np.full(t.count, t.params[inner] & ((1 << 8 * size) - 1), f"u{size}")[m])
-    space = "shared" if "shared" in i.name else "global"
+    space = i.space
 
     def run(m: Lanes) -> None:
         data = t.read(space, t.address(a, m), size * len(to), i.text).reshape(-1, len(to), size)
@@ -288,65 +297,18 @@ def load(t: Block, i: Instruction) -> Any:
 
 @op("st")
 def store(t: Block, i: Instruction) -> Any:
+    if i.name[1] == "async":
+        return store_async(t, i)
     dtype, (a, d) = _type(i), i.operands
-    space = "shared" if "shared" in i.name else "global"
+    space = i.space
     kind = np.dtype(f"u{np.dtype(dtype).itemsize}").type
 
     def run(m: Lanes) -> None:
         columns = [t.value(r, m, kind) for r in _parts(d)]
         data = np.ascontiguousarray(np.stack(columns, 1)).view(np.uint8).reshape(len(columns[0]), -1)
-        t.write(space, t.address(a, m), data, i.text)
+        t.write(space, t.address(a, m), data, i.text, np.arange(t.count)[m])
 
     return run
-
-
-def _copy(t: Block, i: Instruction, to: Any, source: Any, count: Any, size: int) -> None:
-    """One thread's asynchronous copy: ``count`` bytes, and zeros up to ``size``."""
-    data = np.zeros((1, size), np.uint8)
-    if count:
-        data[:, :count] = t.memory.read(np.array([source], np.uint64), size, i.text)[:, :count]
-    t.write("shared", np.array([to], np.uint64), data, i.text)
-
-
-@op("cp")
-def copy_async(t: Block, i: Instruction) -> Any:
-    kind = i.name[2] if i.name[2] in ("commit_group", "wait_group", "wait_all") else "copy"
-    if kind == "copy":
-        a, b, size, *rest = i.operands
-        if "L2::cache_hint" in i.name:
-            rest.pop()  # how long the L2 keeps it changes no result
-
-        def start(m: Lanes) -> None:
-            to, source = t.address(a, m), t.address(b, m)
-            counts = t.value(rest[0], m, np.uint32) if rest else np.full(len(to), int(size))
-            for lane, *copy in zip(np.arange(t.count)[m], to, source, counts, strict=True):
-                if t.schedule.early:
-                    _copy(t, i, *copy, int(size))
-                else:
-                    t.pending[lane].append((*copy, int(size)))
-
-        return start
-    if kind == "commit_group":
-
-        def commit(m: Lanes) -> None:
-            for lane in np.arange(t.count)[m]:
-                t.groups[lane].append(t.pending[lane])
-                t.pending[lane] = []
-
-        return commit
-
-    def wait(m: Lanes) -> None:
-        keep = int(i.operands[0]) if kind == "wait_group" else 0
-        for lane in np.arange(t.count)[m]:
-            groups = t.groups[lane]
-            if kind == "wait_all":
-                groups.append(t.pending[lane])
-                t.pending[lane] = []
-            while len(groups) > keep:
-                for copy in groups.pop(0):
-                    _copy(t, i, *copy)
-
-    return wait
 
 
 @op("ldmatrix")
@@ -355,13 +317,34 @@ def load_matrix(t: Block, i: Instruction) -> Any:
 
     def run(m: Lanes) -> None:
         lanes = t.warps(m, i.text)
-        rows = t.read("shared", t.address(i.operands[1], lanes.ravel()), 16, i.text).reshape(len(lanes), 4, 8, 16)
+        count = len(to)  # of matrices; the addresses of further lanes are not used
+        address = t.address(i.operands[1], lanes[:, : 8 * count].ravel())
+        rows = t.read("shared", address, 16, i.text).reshape(len(lanes), count, 8, 16)
         matrices = np.ascontiguousarray(rows).view(np.uint16)  # [w, matrix, row, column]
         if trans:
             matrices = np.ascontiguousarray(matrices.swapaxes(2, 3))
-        words = matrices.view(np.uint32).reshape(len(lanes), 4, WARP)
+        words = matrices.view(np.uint32).reshape(len(lanes), count, WARP)
         for n, r in enumerate(to):
             t.put(r, lanes.ravel(), words[:, n].ravel())
+
+    return run
+
+
+@op("stmatrix")
+def store_matrix(t: Block, i: Instruction) -> Any:
+    words, trans = _parts(i.operands[1]), "trans" in i.name
+    if i.name[3] != "m8n8" or f"x{len(words)}" not in i.name or i.name[-1] != "b16":
+        raise EmulationError(f"{i.text}: only matrices of 8 rows of 8 elements of 16 bits are known here")
+
+    def run(m: Lanes) -> None:
+        lanes = t.warps(m, i.text)
+        n = len(lanes)
+        address = t.address(i.operands[0], lanes.ravel()).reshape(n, WARP)
+        for k, word in enumerate(words):
+            tile = np.ascontiguousarray(t.value(word, lanes.ravel(), np.uint32)).view(np.uint16).reshape(n, 8, 8)
+            rows = np.ascontiguousarray(tile.swapaxes(1, 2) if trans else tile).view(np.uint8).reshape(-1, 16)
+            # Lane 4 r + c holds two elements of row r: which of them is said to be the writer matters for fences only.
+            t.write("shared", address[:, 8 * k : 8 * k + 8].ravel(), rows, i.text, lanes[:, ::4].ravel())
 
     return run
 
@@ -392,56 +375,6 @@ def matrix_multiply(t: Block, i: Instruction) -> Any:
         z = x @ y + z
         for which, r in enumerate(d):
             t.put(r, flat, z[:, group + 8 * (which // 2), 2 * place + which % 2].ravel())
-
-    return run
-
-
-@op("wgmma")
-def warpgroup_multiply(t: Block, i: Instruction) -> Any:
-    """A warpgroup's product, warp by warp, done when it is started; its fences and waits are nothing then."""
-    if i.name[1] != "mma_async":
-        return lambda m: None
-    half = ml_dtypes.bfloat16 if "bf16" in i.name else np.float16
-    d, a = _parts(i.operands[0]), _parts(i.operands[1])
-    columns, in_registers = 2 * len(d), len(a) == 4
-    trans = i.operands[6 if in_registers else 7] == "1"
-    if not in_registers and i.operands[6] != "0":
-        raise EmulationError(f"{i.text}: A is not transposed here")
-    group, place = np.arange(WARP) // 4, np.arange(WARP) % 4
-    k = np.arange(16)[None, :]
-
-    def matrix(register: str, flat: np.ndarray, rows: int, trans: bool) -> np.ndarray:
-        """A as [row, step], or B as [column, step], of a descriptor."""
-        n, descriptor = np.arange(rows)[:, None], int(t.value(register, flat, np.uint64)[0])
-        if descriptor >> 62 != 1 or descriptor & 7 << 49:
-            raise EmulationError(f"{i.text}: only tiles swizzled by 128 bytes, at multiples of 1024, are known here")
-        start, leading, stride = ((descriptor >> at & 0x3FFF) << 4 for at in (0, 16, 32))
-        if trans:
-            at = start + n // 64 * leading + k // 8 * stride + k % 8 * 128 + n % 64 * 2
-        else:
-            at = start + n // 8 * stride + n % 8 * 128 + k * 2
-        at = at ^ (at >> 7 & 7) << 4
-        found = t.read("shared", at.ravel().astype(np.uint64), 2, i.text)
-        return np.ascontiguousarray(found).view(half).astype(np.float32).reshape(rows, 16)
-
-    def run(m: Lanes) -> None:
-        for flat in t.warps(m, i.text):
-            b = matrix(i.operands[2], flat, columns, trans)
-            x, z = np.zeros((16, 16), np.float32), np.zeros((16, columns), np.float32)
-            if not in_registers:
-                x = matrix(a[0], flat, 64, False).reshape(4, 16, 16)[flat[0] // WARP % 4]
-            for which, r in enumerate(a if in_registers else ()):
-                words = np.ascontiguousarray(t.value(r, flat, np.uint32)).view(np.uint16).view(half)
-                words = words.astype(np.float32).reshape(WARP, 2)
-                for j in range(2):
-                    x[group + 8 * (which % 2), 2 * place + j + 8 * (which // 2)] = words[:, j]
-            places = [(group + 8 * (w % 4 // 2), w // 4 * 8 + 2 * place + w % 2) for w in range(len(d))]
-            if t.value(i.operands[3], flat, np.bool_).all():
-                for (row, column), r in zip(places, d, strict=True):
-                    z[row, column] = t.value(r, flat, np.float32)
-            z = x @ b.T + z
-            for (row, column), r in zip(places, d, strict=True):
-                t.put(r, flat, z[row, column])
 
     return run
 
@@ -507,31 +440,36 @@ def atomic(t: Block, i: Instruction) -> Any:
         "inc": lambda x, y: np.where(x >= y, 0, x + 1),
     }  # fmt: skip
     f = next(functions[n] for n in i.name if n in functions)
-    space = "shared" if "shared" in i.name else "global"
+    space = i.space
     size = np.dtype(dtype).itemsize
 
     def run(m: Lanes) -> None:
-        values, where = t.value(b, m, dtype), t.address(a, m)
+        values, where, lanes = t.value(b, m, dtype), t.address(a, m), np.arange(t.count)[m]
         old = np.empty(len(values), dtype)
         for n in range(len(values)):  # one thread after another
             old[n : n + 1] = t.read(space, where[n : n + 1], size, i.text).view(dtype)[:, 0]
             new = np.asarray(f(old[n : n + 1], values[n : n + 1]), dtype)
-            t.write(space, where[n : n + 1], new.view(np.uint8).reshape(1, size), i.text)
+            t.write(space, where[n : n + 1], new.view(np.uint8).reshape(1, size), i.text, lanes[n : n + 1])
         t.put(d, m, old)
 
     return run
 
 
-@op("bar")
-def warp_barrier(t: Block, i: Instruction) -> Any:
-    """``bar.warp.sync``; barriers of the block are the scheduler's."""
+@op("elect")
+def elect(t: Block, i: Instruction) -> Any:
+    """The first lane of the mask is told so; all are told which it is."""
+    (d, _, p), mask = i.operands[0].partition("|"), i.operands[1]
 
     def run(m: Lanes) -> None:
-        t.warps(m, i.text)
+        lanes = t.warps(m, i.text)
+        masks = t.value(mask, lanes.ravel(), np.uint32).astype(np.int64).reshape(-1, WARP)[:, 0]
+        leader = np.array([(int(x) & -int(x)).bit_length() - 1 for x in masks], np.uint32)
+        t.put(d, lanes.ravel(), np.repeat(leader, WARP))
+        t.put(p, lanes.ravel(), (np.arange(WARP) == leader[:, None]).ravel())
 
     return run
 
 
-@op("fence", "membar", "griddepcontrol", "prefetch", "nanosleep", "createpolicy")
+@op("membar", "griddepcontrol", "prefetch", "nanosleep", "createpolicy")
 def nothing(t: Block, i: Instruction) -> Any:
     return lambda m: None

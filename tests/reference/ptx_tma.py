@@ -2,16 +2,14 @@
 """The tensor memory accelerator and its barriers, for the PTX interpreter and for tests on a GPU.
 
 :func:`read_box` is the model of a copy: dimensions, strides, box, bounds. The interpreter's copies write what it gives
-where the swizzle puts it, and land when a barrier is waited for (or at once, as the schedule says). A barrier whose
-expected bytes are not exactly those that came, and a store that nothing waited for, are errors. Each block runs alone:
-a copy of a CTA pair reports to the block's own barrier.
+where the swizzle puts it, to one block of the cluster or to several, and land when the schedule says so. A barrier
+whose expected bytes are not exactly those that came, and a store that nothing waited for, are errors.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,10 +17,10 @@ import numpy as np
 from kvarn.dialect.tma_layout import GATHERS, SWIZZLE_BYTES
 from kvarn.runtime.tensormap import TensorMap
 
-from .ptx import Block, EmulationError, Instruction, Lanes, op
-from .ptx_instructions import copy_async
+from .ptx_barriers import copy_async
+from .ptx_block import OFFSET, RANK, Block, Lanes, op
+from .ptx_text import EmulationError, Instruction
 
-_WAITS = 10_000  # polls of a barrier after which it is taken to never complete
 Read = Callable[[np.ndarray], np.ndarray]  # addresses [n] to bytes [n, itemsize]
 
 
@@ -69,98 +67,15 @@ def swizzled(m: TensorMap, start: int, rows: int) -> np.ndarray:
 # --- the interpreter's part ----------------------------------------------------------------------
 
 
-@dataclass
-class Barrier:
-    """An mbarrier: arrivals and bytes that its phase still waits for."""
-
-    count: int
-    pending: int
-    bytes: int = 0
-    phase: int = 0
-    polls: int = 0
-
-    def settle(self) -> None:
-        if self.pending == 0 and self.bytes == 0:
-            self.phase, self.pending, self.polls = self.phase ^ 1, self.count, 0
-
-
-class State:
-    """Barriers by address, and copies under way, of one block."""
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self.barriers: dict[int, Barrier] = {}
-        self.loads: list[Callable[[], None]] = []
-        self.stores: dict[int, list[Callable[[], None]]] = {}
-        block.at_end.append(self.finish)
-
-    def barrier(self, address: int, what: str) -> Barrier:
-        if address not in self.barriers:
-            raise EmulationError(f"{what}: no barrier was set up at {address}")
-        return self.barriers[address]
-
-    def land(self) -> None:
-        while self.loads:
-            self.loads.pop(0)()
-
-    def finish(self) -> None:
-        self.land()
-        for address, barrier in self.barriers.items():
-            if barrier.bytes or barrier.pending != barrier.count:
-                raise EmulationError(f"the barrier at {address} still waits for {barrier.bytes} bytes at the end")
-        if any(self.stores.values()):
-            raise EmulationError("the kernel ends with stores that nothing waited for")
-
-
-def _state(t: Block) -> State:
-    found = getattr(t, "tma", None)
-    if found is None:
-        found = t.tma = State(t)  # type: ignore[attr-defined]
-    return found
-
-
-@op("mbarrier")
-def barrier_instruction(t: Block, i: Instruction) -> Any:
-    s, kind, ops = _state(t), i.name[1:3], i.operands
-
-    def run(m: Lanes) -> None:
-        where = next(k for k, o in enumerate(ops) if o.startswith("["))
-        for n, address in enumerate(t.address(ops[where], m).astype(np.int64)):
-            rest = [int(t.value(o, m, np.uint32)[n]) for o in ops[where + 1 :]]
-            if address % 8:
-                raise EmulationError(f"{i.text}: a barrier must start at a multiple of 8, got {address}")
-            if kind[0] == "init":
-                s.barriers[int(address)] = Barrier(rest[0], rest[0])
-                continue
-            b = s.barrier(int(address), i.text)
-            if "expect_tx" in i.name:
-                b.bytes += rest[0]
-            if kind[0] == "arrive":
-                b.pending -= 1
-                if b.pending < 0:
-                    raise EmulationError(f"{i.text}: more than {b.count} arrivals")
-            if kind[0] in ("expect_tx", "arrive"):
-                b.settle()
-
-    def wait(m: Lanes) -> None:
-        s.land()
-        done = []
-        parity = t.value(ops[2], m, np.uint32)
-        for n, address in enumerate(t.address(ops[1], m).astype(np.int64)):
-            b = s.barrier(int(address), i.text)
-            b.polls += 1
-            if b.polls > _WAITS * t.count:
-                raise EmulationError(f"{i.text}: waits for {b.bytes} bytes and {b.pending} arrivals that never come")
-            done.append(b.phase != parity[n])
-        t.put(ops[0], m, np.array(done))
-        t.polling[np.arange(t.count)[m][~np.array(done)]] = True
-
-    return wait if kind[0] == "try_wait" else run
-
-
 @op("cp")
 def copy(t: Block, i: Instruction) -> Any:
-    return _bulk(t, i) if i.name[2] == "bulk" else copy_async(t, i)
+    if i.name[2] != "bulk":
+        return copy_async(t, i)
+    if i.name[3] == "prefetch" or "prefetch" in i.name:
+        return lambda m: None
+    if i.name[3] in ("commit_group", "wait_group"):
+        return _groups(t, i)
+    return _tensor(t, i) if "tensor" in i.name else _plain(t, i)
 
 
 def _parts(operand: str) -> tuple[str, list[str]]:
@@ -170,68 +85,146 @@ def _parts(operand: str) -> tuple[str, list[str]]:
     return found[1], [c.strip() for c in found[2].split(",")]
 
 
-def _bulk(t: Block, i: Instruction) -> Any:
-    s = _state(t)
-    if "tensor" not in i.name:
-        return _groups(t, i, s)
-    if "multicast::cluster" in i.name:
-        raise EmulationError(f"{i.text}: copies to several CTAs are not known here")
-    to_shared = i.name[5] == "shared::cluster"
+class Stores:
+    """Stores of a block's threads that are not written yet: in no group, and in groups."""
+
+    def __init__(self, t: Block) -> None:
+        self.open: dict[int, list[Callable[[], None]]] = {}
+        self.groups: dict[int, list[list[Callable[[], None]]]] = {}
+        t.cluster.at_end.append(self.finish)
+
+    def finish(self) -> None:
+        if any(self.open.values()) or any(g for groups in self.groups.values() for g in groups):
+            raise EmulationError("the kernel ends with stores that nothing waited for")
+
+
+def _stores(t: Block) -> Stores:
+    found = getattr(t, "stores", None)
+    if found is None:
+        found = t.stores = Stores(t)  # type: ignore[attr-defined]
+    return found
+
+
+def _start_store(t: Block, lane: int, write: Callable[[], None]) -> None:
+    """A store reads shared memory when it is started or when it is waited for."""
+    if t.schedule.early or (t.schedule.early is None and t.cluster.random.integers(2)):
+        write()
+        write = _nothing
+    _stores(t).open.setdefault(lane, []).append(write)
+
+
+def _nothing() -> None:
+    """What is left to do for a store that is written."""
+
+
+def _tensor(t: Block, i: Instruction) -> Any:
+    c, to_shared = t.cluster, i.name[5].startswith("shared")
     described, coordinates = _parts(i.operands[1 if to_shared else 0])
+    several = "multicast::cluster" in i.name
 
     def start(m: Lanes) -> None:
         handles = t.value(described, m, np.uint64)
-        values = [t.value(c, m, np.int32) for c in coordinates]
-        shared = t.address(i.operands[0 if to_shared else 1], m).astype(np.int64)
-        barriers = t.address(i.operands[2], m).astype(np.int64) if to_shared else shared
-        for n, lane in enumerate(np.arange(t.count)[m]):
-            where = t.descriptors.get(int(handles[n]))
+        values = [t.value(x, m, np.int32) for x in coordinates]
+        shared = t.address(i.operands[0 if to_shared else 1], m).astype(np.int64) & 0xFFFF_FFFF
+        barriers = t.address(i.operands[2], m).astype(np.int64) & 0xFFFF_FFFF if to_shared else shared
+        masks = t.value(i.operands[3], m, np.uint16) if several else None
+        for n, lane in enumerate(np.arange(t.count)[m].tolist()):
+            where = t.cluster.descriptors.get(int(handles[n]))
             if where is None:
                 raise EmulationError(f"{i.text}: {handles[n]:#x} is no TMA descriptor")
             at, given = int(shared[n]), [int(v[n]) for v in values]
-            if at % 128:
-                raise EmulationError(f"{i.text}: shared memory must be a multiple of 128, got {at}")
-            if to_shared:
-                s.barrier(int(barriers[n]), i.text)
-                s.loads.append(lambda w=where, a=at, g=given, b=int(barriers[n]): _load(t, s, i, w, a, g, b))
-                if t.schedule.early:
-                    s.land()
-            else:
-                s.stores.setdefault(int(lane), []).append(lambda w=where, a=at, g=given: _store(t, i, w, a, g))
+            if (at & OFFSET) % 128:
+                raise EmulationError(f"{i.text}: shared memory must be a multiple of 128, got {at & OFFSET}")
+            if not to_shared:
+                _start_store(t, lane, lambda w=where, a=at & OFFSET, g=given: _store(t, i, w, a, g))
+                continue
+            ranks = [at >> RANK] if masks is None else [r for r in range(16) if int(masks[n]) >> r & 1]
+            for rank in ranks:
+                bar = int(barriers[n]) if masks is None else int(barriers[n]) & OFFSET | rank << RANK
+                c.barrier(bar, i.text)
+                if i.barrier:
+                    c.names.setdefault(bar, i.barrier)
+                to = (at & OFFSET, rank)
+                c.start(lambda w=where, to=to, g=given, b=bar: _load(t, i, w, to, g, b))
 
     return start
 
 
-def _load(t: Block, s: State, i: Instruction, m: TensorMap, at: int, given: list[int], barrier: int) -> None:
+def _load(t: Block, i: Instruction, m: TensorMap, to: tuple[int, int], given: list[int], barrier: int) -> None:
     def read(address: np.ndarray) -> np.ndarray:
         return t.memory.read(address.astype(np.uint64), m.dtype.itemsize, i.text)
 
     found = read_box(m, given, read)
-    to = swizzled(m, at, len(found))
-    if to.max() >= len(t.shared):
-        raise EmulationError(f"{i.text}: outside the {len(t.shared)} bytes of shared memory")
-    t.shared[to] = found
-    b = s.barrier(barrier, i.text)
-    b.bytes -= found.size
-    b.settle()
+    block = t.cluster.alive(to[1], i.text)
+    at = swizzled(m, to[0], len(found))
+    if at.max() >= len(block.shared):
+        raise EmulationError(f"{i.text}: outside the {len(block.shared)} bytes of shared memory")
+    block.write_shared(at, found)
+    t.cluster.arrive(barrier, 0, -found.size, i.text)
 
 
 def _store(t: Block, i: Instruction, m: TensorMap, at: int, given: list[int]) -> None:
     address, inside = places(m, given, m.box)
-    data = t.shared[swizzled(m, at, len(address) // m.box[-1])].reshape(len(address), -1)
+    data = t.read_async(swizzled(m, at, len(address) // m.box[-1]), i.text).reshape(len(address), -1)
     if inside.any():
         t.memory.write(address[inside].astype(np.uint64), data[inside], i.text)
 
 
-def _groups(t: Block, i: Instruction, s: State) -> Any:
-    """Commits, which change nothing here, and waits, after which the thread's stores have been written."""
+def _plain(t: Block, i: Instruction) -> Any:
+    """Rows of bytes: from device to shared memory, between blocks of a cluster, or back to device memory."""
+    c, to_shared = t.cluster, i.name[3].startswith("shared")
+    from_shared = i.name[4].startswith("shared")
+    if not (to_shared or from_shared) or "multicast::cluster" in i.name or "bytemask" in "".join(i.name):
+        raise EmulationError(f"unknown form: {i.text}")
+
+    def start(m: Lanes) -> None:
+        to, source = t.address(i.operands[0], m), t.address(i.operands[1], m)
+        sizes = t.value(i.operands[2], m, np.uint32)
+        barriers = t.address(i.operands[3], m).astype(np.int64) & 0xFFFF_FFFF if to_shared else to
+        for n, lane in enumerate(np.arange(t.count)[m].tolist()):
+            a, b, size = to[n : n + 1], source[n : n + 1], int(sizes[n])
+            if size % 16 or a[0] % 16 or b[0] % 16:
+                raise EmulationError(f"{i.text}: addresses and size must be multiples of 16, got {size} bytes")
+
+            def data(b: np.ndarray = b, size: int = size) -> np.ndarray:
+                if not from_shared:
+                    rows = (b + np.arange(0, size, 16, dtype=np.uint64)).astype(np.uint64)
+                    return t.memory.read(rows, 16, i.text).reshape(1, -1)
+                return t.read_async(int(b[0] & OFFSET) + np.arange(size), i.text)[None]
+
+            if not to_shared:
+                _start_store(
+                    t, lane,
+                    lambda a=a, data=data, size=size: t.memory.write(
+                        (a + np.arange(0, size, 16, dtype=np.uint64)).astype(np.uint64), data().reshape(-1, 16), i.text
+                    ),
+                )  # fmt: skip
+                continue
+            bar = int(barriers[n])
+            c.barrier(bar, i.text)
+
+            def land(a: np.ndarray = a, data: Any = data, size: int = size, bar: int = bar) -> None:
+                rows = (a + np.arange(0, size, 16, dtype=np.uint64)).astype(np.uint64)
+                c.write(rows, data().reshape(-1, 16), i.text, None)
+                c.arrive(bar, 0, -size, i.text)
+
+            c.start(land)
+
+    return start
+
+
+def _groups(t: Block, i: Instruction) -> Any:
+    """Groups of a thread's stores, and waits, after which all but the newest groups have been written."""
 
     def run(m: Lanes) -> None:
-        if i.name[3] == "commit_group":
-            return
-        for lane in np.arange(t.count)[m]:
-            waiting = s.stores.get(int(lane), [])
-            while waiting:
-                waiting.pop(0)()
+        s = _stores(t)
+        for lane in np.arange(t.count)[m].tolist():
+            groups = s.groups.setdefault(lane, [])
+            if i.name[3] == "commit_group":
+                groups.append(s.open.pop(lane, []))
+                continue
+            while len(groups) > int(i.operands[0]):
+                for write in groups.pop(0):
+                    write()
 
     return run

@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Barriers of every kind, for the PTX interpreter, and what arrives at them: of a block, of some of its threads, of a
+cluster, mbarriers near and remote, copies of single threads that report to one; proxy fences; registers that warpgroups
+give each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .ptx_block import OFFSET, RANK, TYPES, WARP, Block, Lanes, Wait, op
+from .ptx_cluster import Barrier, Parked
+from .ptx_text import EmulationError, Instruction, parts
+
+# --- barriers of threads -------------------------------------------------------------------------
+
+
+@op("bar", "barrier")
+def barrier(t: Block, i: Instruction) -> Any:
+    if i.name[1] == "warp":
+        return lambda m: t.warps(m, i.text)
+    if i.name[1] == "cluster":
+        return _cluster_barrier(t, i)
+    kind = next((n for n in i.name if n in ("sync", "arrive")), None)
+    if kind is None:
+        raise EmulationError(f"unknown form: {i.text}")
+    aligned = i.name[0] == "bar" or "aligned" in i.name
+    number, *rest = i.operands
+
+    def run(m: Lanes) -> None:
+        lanes = np.arange(t.count)[m]
+        if aligned and rest and not t.whole(lanes):
+            raise EmulationError(f"{i.text}: needs whole warps, got {len(lanes)} threads")
+        numbers = t.value(number, m, np.uint32)
+        threads = t.value(rest[0], m, np.uint32) if rest else None
+        for n in np.unique(numbers):
+            mine = numbers == n
+            if n > 15:
+                raise EmulationError(f"{i.text}: barriers are numbered 0 to 15, got {n}")
+            if threads is None:
+                if kind == "arrive" or n:
+                    raise EmulationError(f"{i.text}: must say how many threads come")
+                t.stop(lanes[mine], Wait.BLOCK)
+            else:
+                _come(t, i, kind, int(n), threads[mine], lanes[mine])
+
+    return run
+
+
+def _come(t: Block, i: Instruction, kind: str, number: int, threads: np.ndarray, lanes: np.ndarray) -> None:
+    """Threads come to a barrier of some threads of the block; the last of them opens it."""
+    expected, came = t.named.get(number, (0, 0))
+    expected = expected or int(threads[0])
+    if expected % WARP or not 0 < expected <= -(-t.count // WARP) * WARP:
+        raise EmulationError(f"{i.text}: a multiple of {WARP} threads up to {t.count} may come, got {expected}")
+    if (threads != expected).any():
+        raise EmulationError(f"{i.text}: others said that {expected} threads come to barrier {number}")
+    came += len(lanes)
+    if came > expected:
+        raise EmulationError(f"{i.text}: more threads than that come here")
+    t.named[number] = (expected, came)
+    if kind == "sync":
+        t.stop(lanes, Wait.NAMED, number)
+    if came == expected:
+        t.named[number] = (0, 0)
+        t.wait[(t.wait == Wait.NAMED) & (t.which == number)] = Wait.NONE
+        t.cluster.progress += 1
+
+
+def _cluster_barrier(t: Block, i: Instruction) -> Any:
+    c = t.cluster
+
+    def arrive(m: Lanes) -> None:
+        mine = t.threads[m]
+        if (c.arrived[mine] > c.opened).any():
+            raise EmulationError(f"{i.text}: comes again without a wait for the first time")
+        c.arrived[mine] = c.opened + 1
+        c.meet()
+
+    def wait(m: Lanes) -> None:
+        lanes = np.arange(t.count)[m]
+        early = lanes[c.arrived[t.threads[lanes]] > c.opened]
+        if len(early):
+            t.stop(early, Wait.CLUSTER)
+
+    return arrive if i.name[2] == "arrive" else wait
+
+
+# --- mbarriers -----------------------------------------------------------------------------------
+
+
+@op("mbarrier")
+def mbarrier(t: Block, i: Instruction) -> Any:
+    c, kind, ops = t.cluster, i.name[1], i.operands
+    if kind in ("try_wait", "test_wait"):
+        return _wait(t, i)
+    if kind not in ("init", "inval", "arrive", "expect_tx", "complete_tx"):
+        raise EmulationError(f"unknown form: {i.text}")
+    where = next(k for k, o in enumerate(ops) if o.startswith("["))
+    remote = "shared::cluster" in i.name
+
+    def run(m: Lanes) -> None:
+        address = t.address(ops[where], m).astype(np.int64) & 0xFFFF_FFFF
+        rest = [t.value(o, m, np.uint32) for o in ops[where + 1 :]]
+        phases = np.zeros(len(address), np.uint64)
+        for n, a in enumerate(address.tolist()):
+            _check_place(t, i, a, remote)
+            given = int(rest[0][n]) if rest else 1
+            if kind == "init":
+                c.barriers[a] = Barrier(given, given)
+                c.names.pop(a, None)
+            elif kind == "inval":
+                c.barrier(a, i.text)
+                del c.barriers[a]
+            if i.barrier:
+                c.names.setdefault(a, i.barrier)
+            if kind in ("arrive", "expect_tx", "complete_tx"):
+                phases[n] = c.barrier(a, i.text).phase
+                transaction = kind != "arrive" or "expect_tx" in i.name
+                bytes = given if transaction else 0
+                c.arrive(
+                    a,
+                    kind == "arrive" and (1 if transaction else given),
+                    -bytes if kind == "complete_tx" else bytes,
+                    i.text,
+                )
+        if where:
+            t.put(ops[0], m, phases)
+
+    return run
+
+
+def _check_place(t: Block, i: Instruction, address: int, remote: bool) -> None:
+    if address % 8:
+        raise EmulationError(f"{i.text}: a barrier must start at a multiple of 8, got {address & OFFSET}")
+    if not remote and address >> RANK != t.rank:
+        raise EmulationError(f"{i.text}: a barrier of another block needs .shared::cluster")
+
+
+def _wait(t: Block, i: Instruction) -> Any:
+    """Threads park until the phase is over; a test only looks."""
+    c, ops = t.cluster, i.operands
+
+    def run(m: Lanes) -> None:
+        lanes = np.arange(t.count)[m]
+        address = t.address(ops[1], m).astype(np.int64) & 0xFFFF_FFFF
+        parity = t.value(ops[2], m, np.uint32).astype(np.int64) & 1
+        done = np.zeros(len(lanes), bool)
+        for a, p in np.unique(np.stack([address, parity], 1), axis=0).tolist():
+            _check_place(t, i, a, False)
+            mine = (address == a) & (parity == p)
+            done[mine] = c.barrier(a, i.text).phase != p
+            if i.barrier:
+                c.names.setdefault(a, i.barrier)
+            if not done[mine].any() and i.name[1] == "try_wait":
+                c.parked.append(Parked(t, lanes[mine], ops[0], a, p))
+                t.stop(lanes[mine], Wait.MBARRIER, a)
+        t.put(ops[0], m, done)
+
+    return run
+
+
+@op("mapa", "getctarank")
+def map_address(t: Block, i: Instruction) -> Any:
+    """The address of the same place in another block of the cluster; or the block of an address."""
+    d, a, *rank = i.operands
+    dtype = TYPES[i.name[-1]]
+
+    def run(m: Lanes) -> None:
+        address = t.value(a, m, dtype).astype(np.int64)
+        if not rank:
+            t.put(d, m, (address >> RANK).astype(np.uint32))
+            return
+        to = t.value(rank[0], m, np.uint32).astype(np.int64)
+        if (to >= len(t.cluster.blocks)).any():
+            raise EmulationError(f"{i.text}: the cluster has {len(t.cluster.blocks)} blocks, got rank {to.max()}")
+        t.put(d, m, (address & OFFSET | to << RANK).astype(dtype))
+
+    return run
+
+
+# --- copies of single threads --------------------------------------------------------------------
+
+
+def _copy(t: Block, i: Instruction, lane: int, to: Any, source: Any, count: Any, size: int) -> None:
+    """One thread's asynchronous copy: ``count`` bytes, and zeros up to ``size``."""
+    data = np.zeros((1, size), np.uint8)
+    if count:
+        data[:, :count] = t.memory.read(np.array([source], np.uint64), size, i.text)[:, :count]
+    t.write("shared", np.array([to], np.uint64), data, i.text, np.array([lane]))
+
+
+def _flush(t: Block, i: Instruction, lane: int, keep: int, pending: bool) -> None:
+    """Land a thread's copies: all groups but the last ``keep``, and what is in no group yet."""
+    groups = t.groups[lane]
+    while len(groups) > keep:
+        for copy in groups.pop(0):
+            _copy(t, i, lane, *copy)
+    if pending:
+        for copy in t.pending[lane]:
+            _copy(t, i, lane, *copy)
+        t.pending[lane] = []
+
+
+def copy_async(t: Block, i: Instruction) -> Any:
+    """``cp.async`` of all forms but those of the tensor memory accelerator."""
+    kind = i.name[2] if i.name[2] in ("commit_group", "wait_group", "wait_all", "mbarrier") else "copy"
+    if kind == "copy":
+        a, b, size, *rest = i.operands
+        if "L2::cache_hint" in i.name:
+            rest.pop()  # how long the L2 keeps it changes no result
+
+        def start(m: Lanes) -> None:
+            to, source = t.address(a, m), t.address(b, m)
+            counts = t.value(rest[0], m, np.uint32) if rest else np.full(len(to), int(size))
+            for lane, *copy in zip(np.arange(t.count)[m].tolist(), to, source, counts, strict=True):
+                if t.schedule.early or (t.schedule.early is None and t.cluster.random.integers(2)):
+                    _copy(t, i, lane, *copy, int(size))
+                else:
+                    t.pending[lane].append((*copy, int(size)))
+
+        return start
+    if kind == "mbarrier":
+        return _report_copies(t, i)
+    if kind == "commit_group":
+
+        def commit(m: Lanes) -> None:
+            for lane in np.arange(t.count)[m]:
+                t.groups[lane].append(t.pending[lane])
+                t.pending[lane] = []
+
+        return commit
+
+    def wait(m: Lanes) -> None:
+        keep = int(i.operands[0]) if kind == "wait_group" else 0
+        for lane in np.arange(t.count)[m]:
+            _flush(t, i, lane, keep, kind == "wait_all")
+
+    return wait
+
+
+def _report_copies(t: Block, i: Instruction) -> Any:
+    """``cp.async.mbarrier.arrive``: an arrival when all copies that the thread started before have landed."""
+    c, extra = t.cluster, 0 if "noinc" in i.name else 1
+
+    def run(m: Lanes) -> None:
+        for lane, a in zip(np.arange(t.count)[m].tolist(), t.address(i.operands[0], m).tolist(), strict=True):
+            a &= 0xFFFF_FFFF
+            _check_place(t, i, a, False)
+            c.barrier(a, i.text).pending += extra
+            if i.barrier:
+                c.names.setdefault(a, i.barrier)
+            # Taken out of the groups, so that waits for these no longer land them: what waits for the barrier may only
+            # count on the barrier. A wait for the groups is still right, as it is the same thread's.
+            copies = [copy for group in t.groups[lane] for copy in group] + t.pending[lane]
+
+            def land(lane: int = lane, a: int = a, copies: list = copies) -> None:
+                for copy in copies:
+                    if any(copy is x for g in (*t.groups[lane], t.pending[lane]) for x in g):
+                        _copy(t, i, lane, *copy)
+                        for g in (*t.groups[lane], t.pending[lane]):
+                            g[:] = [x for x in g if x is not copy]
+                c.arrive(a, 1, 0, i.text)
+
+            c.start(land)
+
+    return run
+
+
+def store_async(t: Block, i: Instruction) -> Any:
+    """``st.async``: a store to the cluster that an mbarrier of the same block counts."""
+    a, d, bar = i.operands
+    kind = np.dtype(f"u{np.dtype(TYPES[i.name[-1]]).itemsize}").type
+
+    def run(m: Lanes) -> None:
+        columns = [t.value(r, m, kind) for r in parts(d)]
+        data = np.ascontiguousarray(np.stack(columns, 1)).view(np.uint8).reshape(len(columns[0]), -1)
+        barriers = t.address(bar, m).astype(np.int64) & 0xFFFF_FFFF
+        for n, (address, b) in enumerate(zip(t.address(a, m), barriers.tolist(), strict=True)):
+            if int(address) >> RANK != b >> RANK:
+                raise EmulationError(f"{i.text}: the barrier must lie in the block that is written")
+            t.cluster.barrier(b, i.text)
+
+            def land(at: Any = address, b: int = b, bytes: np.ndarray = data[n : n + 1]) -> None:
+                t.cluster.write(np.array([at], np.uint64), bytes, i.text, None)
+                t.cluster.arrive(b, 0, -bytes.size, i.text)
+
+            t.cluster.start(land)
+
+    return run
+
+
+# --- fences and registers ------------------------------------------------------------------------
+
+
+@op("fence")
+def fence(t: Block, i: Instruction) -> Any:
+    """A proxy fence, after which the asynchronous proxy sees what the thread wrote; others change nothing here."""
+    proxy = i.name[1] == "proxy" and i.name[2].startswith("async") and "global" not in i.name[2:]
+
+    def run(m: Lanes) -> None:
+        t.cluster.fences[t.threads[m]] += 1
+
+    return run if proxy else lambda m: None
+
+
+@op("setmaxnreg")
+def set_registers(t: Block, i: Instruction) -> Any:
+    """Registers that warps give up and claim: a claim waits until enough are free."""
+    count, more = int(i.operands[0]), i.name[1] == "inc"
+    if not 24 <= count <= 256 or count % 8:
+        raise EmulationError(f"{i.text}: the count must be a multiple of 8 from 24 to 256, got {count}")
+
+    def run(m: Lanes) -> None:
+        state = registers_of(t)
+        for lanes in t.warps(m, i.text):
+            warp = int(lanes[0]) // WARP
+            if warp // 4 * 4 + 4 > t.warp_count:
+                raise EmulationError(f"{i.text}: needs a whole warpgroup, and warp {warp} is in none")
+            t.trace[warp] = hash((int(t.trace[warp]), t.at))
+            has = int(state.held[warp])
+            if state.known[warp] and ((count < has) if more else (count > has)):
+                raise EmulationError(
+                    f"{i.text}: warp {warp} has {has} registers, which is {'more' if more else 'less'}"
+                )
+            state.claims[warp], state.known[warp] = count, True
+            state.settle()
+            if state.held[warp] != count:
+                t.stop(lanes, Wait.REGISTERS, state.free)
+
+    return run
+
+
+class _Registers:
+    """Registers of a block's warps, in those of a thread."""
+
+    def __init__(self, t: Block) -> None:
+        self.block = t
+        start = t.kernel.registers or min(255, 65536 // t.count // 8 * 8)
+        self.held = np.full(t.warp_count, start)
+        self.claims = self.held.copy()
+        self.known = np.full(t.warp_count, t.kernel.registers is not None)
+        self.total = min(start * t.warp_count, 65536 // WARP)
+        t.cluster.at_end.append(lambda: check_together(t))
+
+    @property
+    def free(self) -> int:
+        return self.total - int(self.held.sum())
+
+    def settle(self) -> None:
+        for warp in np.argsort(self.claims - self.held):  # what is given up comes first
+            if self.claims[warp] - self.held[warp] <= self.free:
+                self.held[warp] = self.claims[warp]
+        served = np.repeat(self.held == self.claims, WARP)[: self.block.count]
+        self.block.wait[(self.block.wait == Wait.REGISTERS) & served] = Wait.NONE
+        self.block.cluster.progress += 1
+
+
+def registers_of(t: Block) -> _Registers:
+    found = getattr(t, "held_registers", None)
+    if found is None:
+        found = t.held_registers = _Registers(t)  # type: ignore[attr-defined]
+    return found
+
+
+def check_together(t: Block) -> None:
+    """The warps of a warpgroup must have run the same of what needs the warpgroup."""
+    for first in range(0, t.warp_count, 4):
+        if len(set(t.trace[first : first + 4].tolist())) > 1:
+            raise EmulationError(
+                f"block {t.index}: warps {first} to {first + 3} are a warpgroup, but did not run the same wgmma and "
+                "setmaxnreg instructions"
+            )

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""One block of the interpreter in ``reference.ptx``: its registers, its shared memory, and which threads go on.
+
+The threads of a block run until none can: each that cannot has a :class:`Wait`. What they wait for, and what lands
+later, is the cluster's (``reference.ptx_cluster``), which runs its blocks in turns.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from .ptx_text import EmulationError, Instruction
+
+if TYPE_CHECKING:
+    from .ptx_cluster import Cluster
+
+WARP = 32
+RANK = 24  # the bit of a shared address from which the block's rank in its cluster stands
+OFFSET = (1 << RANK) - 1
+TYPES = {
+    "f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "s8": np.int8,
+    "s16": np.int16, "s32": np.int32, "s64": np.int64, "pred": np.bool_,
+    **{f"{k}{n}": np.dtype(f"u{n // 8}").type for k in "ub" for n in (8, 16, 32, 64)},
+}  # fmt: skip
+Lanes = Any  # the active threads: an index array, or a slice for all
+_UNWRITTEN = 0xFFFF_FFFF_FFFF_FFFF  # a register that nothing was written to
+
+
+class Wait(IntEnum):
+    """Why a thread does not go on."""
+
+    NONE = 0
+    BLOCK = 1  # at the barrier of all threads
+    NAMED = 2  # at a barrier of some threads
+    WARP = 3  # before an instruction that the rest of the warp must reach
+    MBARRIER = 4
+    CLUSTER = 5
+    REGISTERS = 6  # for registers that others have to give up
+
+
+class Block:
+    """The threads of one block."""
+
+    def __init__(self, cluster: Cluster, rank: int, index: Any) -> None:
+        kernel, block = cluster.kernel, cluster.block
+        self.cluster, self.kernel, self.memory, self.params = cluster, kernel, cluster.memory, cluster.params
+        self.schedule, self.rank, self.index = cluster.schedule, rank, tuple(index)
+        self.base = rank << RANK  # where its shared memory begins
+        self.count = int(np.prod(block))
+        self.warp_count = -(-self.count // WARP)
+        self.special = _special(self.count, block, cluster, rank, index)
+        self.registers: dict[str, np.ndarray] = {}
+        # In units of 16 bytes, as a load of three words reads four.
+        self.shared = np.full(-(-max(kernel.shared_bytes, cluster.shared_bytes) // 16) * 16, 0xFF, np.uint8)
+        self.version = 0  # of the shared memory
+        # Of each byte: who wrote it last through the generic proxy (0: nobody), and that thread's proxy fences then.
+        self.writer = np.zeros(len(self.shared), np.int16)
+        self.written = np.zeros(len(self.shared), np.int32)
+        self.threads = rank * 1024 + np.arange(self.count)  # numbers in the cluster
+        self.pending: list[list[tuple]] = [[] for _ in range(self.count)]
+        self.groups: list[list[list[tuple]]] = [[] for _ in range(self.count)]
+        self.named: dict[int, tuple[int, int]] = {}  # barriers of some threads: threads that come, and that came
+        self.tracked = kernel.tracked
+        self.products: Any = None  # of reference.ptx_wgmma, once there are some
+        self.trace = np.zeros(self.warp_count, np.int64)  # of what a warpgroup does together
+        self.compiled: list[Callable[[Lanes], None] | None] = [None] * len(kernel.code)
+        self.pc = np.zeros(self.count, np.int64)
+        self.wait = np.zeros(self.count, np.int8)
+        self.which = np.zeros(self.count, np.int64)  # the barrier that a thread waits at
+        self.ended = self.stopped = False
+        self.at = 0  # the instruction that runs
+
+    # --- values
+
+    def value(self, operand: str, m: Lanes, dtype: type) -> np.ndarray:
+        """An operand of the active threads."""
+        size = np.dtype(dtype).itemsize
+        if operand.startswith("%") and operand in self.special:
+            bits = self.special[operand][m]
+        elif operand.startswith("%") or operand in self.registers:
+            if self.products is not None and operand in self.products.flying:
+                self.products.check_read(operand, m)
+            # One that nothing was written to is what LLVM makes of a value that does not matter.
+            bits = self.register(operand)[m]
+        else:
+            n = self.count if isinstance(m, slice) else len(m)
+            return np.full(n, self.literal(operand, dtype))
+        return bits.astype(bool) if dtype is np.bool_ else bits.astype(f"u{size}").view(dtype)
+
+    def register(self, name: str) -> np.ndarray:
+        """A register of all threads."""
+        found = self.registers.get(name)
+        if found is None:
+            found = self.registers[name] = np.full(self.count, _UNWRITTEN, np.uint64)
+        return found
+
+    def literal(self, text: str, dtype: type) -> Any:
+        size = np.dtype(dtype).itemsize
+        if text in self.kernel.shared:
+            number = self.kernel.shared[text] + self.base
+        elif text in self.params:
+            number = self.params[text]
+        elif re.fullmatch("0[fFdD][0-9A-Fa-f]+", text):
+            number = int(text[2:], 16)
+        else:
+            try:
+                number = int(text.rstrip("U"), 0)
+            except ValueError:
+                raise EmulationError(f"operand {text!r} is not known") from None
+        if dtype is np.bool_:
+            return np.bool_(number != 0)
+        return np.array(number & ((1 << 8 * size) - 1), np.uint64).astype(f"u{size}").view(dtype)[()]
+
+    def put(self, operand: str, m: Lanes, array: np.ndarray) -> None:
+        """Write bits of a result to a register."""
+        array = np.ascontiguousarray(array)
+        if array.dtype == bool:
+            array = array.astype(np.uint64)
+        bits = array.view(f"u{array.dtype.itemsize}").astype(np.uint64)
+        if operand == "_":
+            return
+        if operand in self.tracked and self.products is not None:
+            self.products.note_write(operand, m, bits)
+        self.register(operand)[m] = bits
+
+    def address(self, operand: str, m: Lanes) -> np.ndarray:
+        inner = operand.strip("[]").strip()
+        base, sign, offset = inner.partition("+")
+        if not sign and "-" in inner[1:]:
+            base, _, offset = inner.rpartition("-")
+            offset = "-" + offset
+        base = base.strip()
+        if base in self.kernel.shared:
+            found = np.full(self.count, self.kernel.shared[base] + self.base, np.uint64)[m]
+        else:
+            found = self.registers[base][m]
+        return (found.astype(np.int64) + (int(offset, 0) if offset else 0)).astype(np.uint64)
+
+    # --- memory
+
+    def place(self, address: np.ndarray, size: int, what: str) -> np.ndarray:
+        """Bytes [n, size] of this block's shared memory."""
+        at = (address & np.uint64(0xFFFF_FFFF)).astype(np.int64) - self.base
+        if (at % size).any():
+            raise EmulationError(f"{what}: misaligned address for {size} bytes of shared memory")
+        if ((at < 0) | (at + size > len(self.shared))).any():
+            raise EmulationError(f"{what}: outside the {len(self.shared)} bytes of shared memory")
+        return at[:, None] + np.arange(size)
+
+    def read(self, space: str, address: np.ndarray, size: int, what: str) -> np.ndarray:
+        if space == "cluster":
+            return self.cluster.read(address, size, what)
+        return (
+            self.shared[self.place(address, size, what)] if space == "shared" else self.memory.read(address, size, what)
+        )
+
+    def write(self, space: str, address: np.ndarray, data: np.ndarray, what: str, lanes: np.ndarray) -> None:
+        """Write [n, size] as the threads ``lanes`` do, through the generic proxy."""
+        if space == "cluster":
+            self.cluster.write(address, data, what, self.threads[lanes])
+        elif space == "shared":
+            self.write_shared(self.place(address, data.shape[1], what), data, self.threads[lanes][:, None])
+        else:
+            self.memory.write(address, data, what)
+
+    def write_shared(self, at: np.ndarray, data: np.ndarray, threads: Any = None) -> None:
+        """Bytes to shared memory; without the threads that write them it is the asynchronous proxy that does."""
+        self.shared[at] = data
+        self.version += 1
+        if threads is None:
+            self.writer[at] = 0
+        else:
+            self.writer[at] = threads + 1
+            self.written[at] = self.cluster.fences[threads]
+
+    def read_async(self, at: np.ndarray, what: str) -> np.ndarray:
+        """Bytes of shared memory as the asynchronous proxy reads them."""
+        if at.min() < 0 or at.max() >= len(self.shared):
+            raise EmulationError(f"{what}: outside the {len(self.shared)} bytes of shared memory")
+        writer = self.writer[at]
+        if writer.any():
+            unfenced = (writer > 0) & (self.written[at] == self.cluster.fences[writer - 1])
+            if unfenced.any():
+                first = int(at[unfenced][0])
+                raise EmulationError(
+                    f"{what}: reads {self.kernel.symbol(first)}, which thread {int(writer[unfenced][0] - 1) % 1024} "
+                    "wrote by an ordinary store without a fence.proxy.async after it"
+                )
+        return self.shared[at]
+
+    # --- running
+
+    def turn(self) -> bool:
+        """Run some threads for a while; whether any could."""
+        n = len(self.kernel.code)
+        running = self.pc < n
+        if not running.any():
+            self.ended = True
+            return False
+        if (self.wait == Wait.WARP).any() and self.release(running):
+            return True
+        ready = running & (self.wait == Wait.NONE)
+        if not ready.any():
+            if ((self.wait == Wait.BLOCK) | ~running).all():
+                self.wait[:] = Wait.NONE
+                self.cluster.progress += 1
+                return True
+            return False
+        if self.schedule.order != "together":
+            warps = np.flatnonzero(np.bincount(np.flatnonzero(ready) // WARP))
+            ready &= np.arange(self.count) // WARP == self.cluster.choose(warps)
+        here = int(self.pc[ready].min())
+        mask = ready & (self.pc == here)
+        others = self.pc[ready & ~mask]
+        stop = int(others.min()) if len(others) else n
+        if self.schedule.order == "random":
+            stop = min(stop, here + int(self.cluster.random.integers(1, 64)))
+        self.advance(here, stop, slice(None) if mask.all() else np.flatnonzero(mask))
+        return True
+
+    def advance(self, at: int, stop: int, lanes: Lanes) -> None:
+        """Run some threads from one instruction to a jump, a wait, or where others stand."""
+        every = np.arange(self.count)[lanes]
+        while at < stop:
+            i = self.kernel.code[at]
+            active = lanes
+            if i.guard is not None:
+                active = every[self.registers[i.guard[0]][lanes].astype(bool) ^ i.guard[1]]
+            if i.name[0] in ("bra", "ret", "exit"):
+                self.pc[lanes] = at + 1
+                self.pc[active] = self.kernel.labels[i.operands[0]] if i.name[0] == "bra" else len(self.kernel.code)
+                return
+            if "sync" in i.name and not _of_threads(i) and not self.whole(every):
+                self.pc[lanes] = at
+                self.wait[lanes] = Wait.WARP
+                return
+            if len(every[active] if isinstance(active, slice) else active):
+                self.step(at, i, active)
+            at += 1
+            self.pc[lanes] = at
+            if self.stopped:
+                self.stopped = False
+                return
+
+    def stop(self, lanes: Lanes, why: Wait, which: int = 0) -> None:
+        """The threads go no further than the instruction that runs."""
+        self.wait[lanes], self.which[lanes] = why, which
+        self.stopped = True
+
+    def release(self, running: np.ndarray) -> bool:
+        """Let the warps go on of which all threads wait before the same instruction."""
+        full = np.full(self.warp_count * WARP, -1)
+        full[: self.count] = np.where(self.wait == Wait.WARP, self.pc, -1)
+        at, alive = full.reshape(-1, WARP), np.zeros(self.warp_count * WARP, bool)
+        alive[: self.count] = running
+        alive = alive.reshape(-1, WARP)
+        first = np.where(alive, at, -1).max(1)
+        together = (first >= 0) & ((at == first[:, None]) | ~alive).all(1)
+        if not together.any():
+            return False
+        where = int(first[together].min())
+        i = self.kernel.code[where]
+        lanes = (np.flatnonzero(together & (first == where))[:, None] * WARP + np.arange(WARP)).ravel()
+        if not running[lanes].all():
+            raise EmulationError(f"{i.text}: some threads of the warp have ended ({i.where})")
+        self.wait[lanes] = Wait.NONE
+        self.advance(where, where + 1, lanes)
+        return True
+
+    @staticmethod
+    def whole(lanes: np.ndarray) -> bool:
+        """Whether threads, in order, are whole warps."""
+        if len(lanes) % WARP:
+            return False
+        rows = lanes.reshape(-1, WARP)
+        return bool((rows[:, 0] % WARP == 0).all() and (rows[:, -1] - rows[:, 0] == WARP - 1).all())
+
+    def step(self, at: int, i: Instruction, m: Lanes) -> None:
+        run = self.compiled[at]
+        if run is None:
+            maker = OPS.get(i.name[0])
+            if maker is None:
+                raise EmulationError(f"unknown instruction: {i.text}")
+            run = self.compiled[at] = maker(self, i)
+        self.at = at
+        try:
+            with np.errstate(all="ignore"):
+                run(m)
+        except EmulationError as error:
+            raise EmulationError(f"{error} ({i.where})") from None
+        except Exception as error:
+            raise EmulationError(f"{i.text}: {type(error).__name__}: {error} ({i.where})") from error
+
+    def warps(self, m: Lanes, what: str) -> np.ndarray:
+        """The active threads as whole warps [w, 32]."""
+        lanes = np.arange(self.count)[m]
+        if not self.whole(lanes):
+            raise EmulationError(f"{what}: needs whole warps, got {len(lanes)} threads")
+        return lanes.reshape(-1, WARP)
+
+
+def _of_threads(i: Instruction) -> bool:
+    """Whether it counts threads: a barrier of the block, to which a part of a warp may come."""
+    return i.name[0] in ("bar", "barrier") and i.name[1] not in ("warp", "cluster")
+
+
+def _special(count: int, block: Any, cluster: Cluster, rank: int, index: Any) -> dict[str, np.ndarray]:
+    lanes, of = np.arange(count), cluster.shape
+    ids = (lanes % block[0], lanes // block[0] % block[1], lanes // (block[0] * block[1]))
+    found = {"%laneid": lanes % WARP, "%warpid": lanes // WARP}
+    constants = {
+        "%smid": index[0], "%globaltimer": time.time_ns(),  # a block takes no time
+        "%cluster_ctarank": rank, "%cluster_nctarank": int(np.prod(of)), "%is_explicit_cluster": int(np.prod(of) > 1),
+    }  # fmt: skip
+    for k, axis in enumerate("xyz"):
+        found[f"%tid.{axis}"] = ids[k]
+        for name, value in (
+            ("ntid", block[k]), ("nctaid", cluster.grid[k]), ("ctaid", index[k]), ("cluster_ctaid", index[k] % of[k]),
+            ("cluster_nctaid", of[k]), ("clusterid", index[k] // of[k]), ("nclusterid", cluster.grid[k] // of[k]),
+        ):  # fmt: skip
+            constants[f"%{name}.{axis}"] = value
+    found |= {name: np.full(count, value) for name, value in constants.items()}
+    return {n: v.astype(np.uint64) for n, v in found.items()}
+
+
+# --- the instructions, by the first part of their names ---------------------------------------------
+
+OPS: dict[str, Callable[[Block, Instruction], Callable[[Lanes], None]]] = {}
+
+
+def op(*names: str) -> Any:
+    def declare(function: Any) -> Any:
+        for name in names:
+            OPS[name] = function
+        return function
+
+    return declare

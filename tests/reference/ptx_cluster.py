@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The blocks of one cluster, which run in turns: their barriers, what is under way, and the report of a hang.
+
+An address of shared memory holds the block's rank from bit 24 on, so that an mbarrier has one address in the cluster.
+A wait at one parks its threads until its phase is over; a copy under way lands when it is started (early), when
+nobody can go on (late), or at random. When nobody can go on and nothing is under way, the waits end without success
+once, as the hardware's do after a while; then it is a hang, and the report names every barrier that is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .ptx_block import OFFSET, RANK, WARP, Block, Wait
+from .ptx_text import EmulationError, Kernel
+
+_STEPS = 5_000_000
+_PATIENCE = 20_000  # turns after which something lands though threads go on: they may wait in a loop of their own
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the hardware may choose, and a kernel must not depend on.
+
+    Attributes
+    ----------
+    order : {"together", "forward", "backward", "random"}
+        The warps of a block step by step, or each as far as it gets, from the first or from the last, or in turns that
+        ``seed`` gives.
+    early : bool, optional
+        Asynchronous copies happen when they are started, else when nobody can go on. None: at random.
+    seed : int
+    """
+
+    order: str = "together"
+    early: bool | None = False
+    seed: int = 0
+
+
+@dataclass(eq=False)
+class Barrier:
+    """An mbarrier: arrivals and bytes that its phase still waits for."""
+
+    count: int
+    pending: int
+    bytes: int = 0
+    phase: int = 0
+
+
+@dataclass(eq=False)
+class Parked:
+    """Threads that wait at an mbarrier for the end of a phase; ``predicate`` tells them whether it came."""
+
+    block: Block
+    lanes: np.ndarray
+    predicate: str
+    address: int
+    parity: int
+
+
+@dataclass(eq=False)
+class Cluster:
+    """Blocks with what they share."""
+
+    kernel: Kernel
+    memory: Any
+    params: dict[str, int]
+    descriptors: dict[int, Any]  # what stands for a TMA descriptor in a register: the description
+    grid: Sequence[int]
+    block: Sequence[int]
+    shape: Sequence[int]
+    shared_bytes: int
+    schedule: Schedule
+    first: Sequence[int]  # the index of its first block
+    progress: int = 0  # counts what may wake others
+    under_way: list[Callable[[], None]] = field(default_factory=list)
+    barriers: dict[int, Barrier] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    parked: list[Parked] = field(default_factory=list)
+    at_end: list[Callable[[], None]] = field(default_factory=list)  # what is checked when all threads have ended
+
+    def __post_init__(self) -> None:
+        count = int(np.prod(self.shape))
+        self.fences = np.zeros(count * 1024, np.int32)  # proxy fences by thread
+        self.arrived = np.zeros(count * 1024, np.int64)  # how often threads came to the barrier of the cluster
+        self.opened = 0  # how often it let them go on
+        self.failed: dict[tuple[int, int], int] = {}  # the progress when a wait of a thread last ended without success
+        self.over = False
+        self.random = np.random.default_rng((self.schedule.seed, *self.first))
+        self.blocks: list[Block] = []
+        for rank in range(count):
+            place = (
+                rank % self.shape[0],
+                rank // self.shape[0] % self.shape[1],
+                rank // self.shape[0] // self.shape[1],
+            )
+            index = [f + p for f, p in zip(self.first, place, strict=True)]
+            self.blocks.append(Block(self, rank, index))
+
+    # --- running
+
+    def run(self) -> None:
+        """All threads to their ends."""
+        last = 0  # turns since something landed
+        for _ in range(_STEPS):
+            alive = [b for b in self.blocks if not b.ended]
+            if not alive:
+                self.finish()
+                return
+            last += 1
+            if self.under_way and (last > _PATIENCE or (self.schedule.early is None and self.random.integers(8) == 0)):
+                self.land()
+                last = 0
+            ordered = alive[::-1] if self.schedule.order == "backward" else alive
+            if self.schedule.order == "random":
+                ordered = [alive[k] for k in self.random.permutation(len(alive))]
+            if self.schedule.order == "together":
+                if any([b.turn() for b in ordered]):
+                    continue
+            elif any(b.turn() for b in ordered):
+                continue
+            if any(b.ended for b in ordered) or self.meet():
+                continue
+            if self.under_way:
+                self.land()
+            elif not self.give_up():
+                raise EmulationError(self.hang())
+        raise EmulationError("the kernel does not end" + "".join(f"\n  {line}" for line in self.waits()))
+
+    def choose(self, warps: np.ndarray) -> int:
+        """The warp that goes on."""
+        if self.schedule.order == "random":
+            return int(self.random.choice(warps))
+        return int(warps[0 if self.schedule.order == "forward" else -1])
+
+    # --- what is under way
+
+    def start(self, land: Callable[[], None]) -> None:
+        """Something that happens at a time of its own."""
+        if self.schedule.early:
+            land()
+        else:
+            self.under_way.append(land)
+
+    def land(self) -> None:
+        """One thing that is under way happens."""
+        at = int(self.random.integers(len(self.under_way))) if self.schedule.early is None else 0
+        self.under_way.pop(at)()
+        self.progress += 1
+
+    # --- mbarriers
+
+    def barrier(self, address: int, what: str) -> Barrier:
+        if address not in self.barriers:
+            raise EmulationError(f"{what}: no barrier was set up at {self.place(address)}")
+        self.alive(address >> RANK, what)
+        return self.barriers[address]
+
+    def arrive(self, address: int, count: int, bytes: int, what: str) -> None:
+        """``count`` arrivals, and ``bytes`` more to wait for (fewer, when some have come)."""
+        b = self.barrier(address, what)
+        b.bytes += bytes
+        b.pending -= count
+        if b.pending < 0:
+            raise EmulationError(f"{what}: more than {b.count} arrivals at {self.place(address)}")
+        self.progress += 1
+        if b.pending == 0 and b.bytes == 0:
+            b.phase, b.pending = b.phase ^ 1, b.count
+            waiting = [p for p in self.parked if p.address == address and p.parity != b.phase]
+            self.wake(waiting, True)
+
+    def wake(self, waiting: list[Parked], success: bool) -> None:
+        for p in waiting:
+            self.parked.remove(p)
+            p.block.put(p.predicate, p.lanes, np.full(len(p.lanes), success))
+            p.block.wait[p.lanes] = Wait.NONE
+
+    def give_up(self) -> bool:
+        """End the waits without success that have not ended so since something happened; whether there were any."""
+        waiting = [p for p in self.parked if self.failed.get((p.block.rank, int(p.lanes[0]))) != self.progress]
+        for p in waiting:
+            self.failed[p.block.rank, int(p.lanes[0])] = self.progress
+        self.wake(waiting, False)
+        return bool(waiting)
+
+    def finish(self) -> None:
+        """What must hold when all threads have ended."""
+        self.over = True
+        while self.under_way:
+            self.land()
+        for address, b in self.barriers.items():
+            if b.bytes or b.pending != b.count:
+                raise EmulationError(
+                    f"the barrier at {self.place(address)} still waits for {b.bytes} bytes and {b.pending} of "
+                    f"{b.count} arrivals at the end"
+                )
+        for check in self.at_end:
+            check()
+
+    # --- the barrier of the cluster
+
+    def meet(self) -> bool:
+        """Open the cluster's barrier if all threads that have not ended came to it; whether it was opened."""
+        threads = np.concatenate([b.threads[b.pc < len(self.kernel.code)] for b in self.blocks])
+        if not len(threads) or (self.arrived[threads] <= self.opened).any():
+            return False
+        self.opened += 1
+        self.progress += 1
+        for b in self.blocks:
+            b.wait[(b.wait == Wait.CLUSTER) & (self.arrived[b.threads] <= self.opened)] = Wait.NONE
+        return True
+
+    # --- shared memory of the cluster
+
+    def alive(self, rank: int, what: str) -> Block:
+        if rank >= len(self.blocks):
+            raise EmulationError(f"{what}: the cluster has no block {rank}")
+        found = self.blocks[rank]
+        if not self.over and not (found.pc < len(self.kernel.code)).any():
+            raise EmulationError(f"{what}: block {rank} of the cluster has ended, and its shared memory with it")
+        return found
+
+    def _by_rank(self, address: np.ndarray) -> Any:
+        ranks = (address & np.uint64(0xFFFF_FFFF)).astype(np.int64) >> RANK
+        return ((int(r), np.flatnonzero(ranks == r)) for r in np.unique(ranks))
+
+    def read(self, address: np.ndarray, size: int, what: str) -> np.ndarray:
+        found = np.empty((len(address), size), np.uint8)
+        for rank, mine in self._by_rank(address):
+            block = self.alive(rank, what)
+            found[mine] = block.shared[block.place(address[mine], size, what)]
+        return found
+
+    def write(self, address: np.ndarray, data: np.ndarray, what: str, threads: np.ndarray | None) -> None:
+        for rank, mine in self._by_rank(address):
+            block = self.alive(rank, what)
+            by = None if threads is None else threads[mine][:, None]
+            block.write_shared(block.place(address[mine], data.shape[1], what), data[mine], by)
+
+    # --- reports
+
+    def place(self, address: int) -> str:
+        """A barrier by its name, if it has one, and address."""
+        found = self.kernel.symbol(address & OFFSET)
+        if len(self.blocks) > 1:
+            found += f" of block {address >> RANK}"
+        named = self.names.get(address)
+        return f"{named} (at {found})" if named else found
+
+    def hang(self) -> str:
+        return "no warp can go on:" + "".join(f"\n  {line}" for line in self.waits())
+
+    def waits(self) -> list[str]:
+        """What every warp waits for."""
+        found: list[str] = []
+        for b in self.blocks:
+            groups: dict[tuple[int, int, int, int], list[int]] = {}
+            for lane in np.flatnonzero(b.pc < len(self.kernel.code)):
+                parity = -1
+                if b.wait[lane] == Wait.MBARRIER:
+                    parity = next(p.parity for p in self.parked if p.block is b and lane in p.lanes)
+                key = (int(b.pc[lane]), int(b.wait[lane]), int(b.which[lane]), parity)
+                groups.setdefault(key, []).append(int(lane))
+            for (pc, wait, which, parity), lanes in sorted(groups.items(), key=lambda g: g[1]):
+                found.append(f"block {b.index} {_warps(lanes)}: {self._why(b, pc, Wait(wait), which, parity)}")
+        return found
+
+    def _why(self, b: Block, pc: int, wait: Wait, which: int, parity: int) -> str:
+        i = self.kernel.code[pc if wait in (Wait.NONE, Wait.WARP) else pc - 1]
+        at = f"{i.short} ({i.where})"
+        if wait is Wait.MBARRIER:
+            bar = self.barriers[which]
+            return (
+                f"waits at {self.place(which)} for the end of its phase {parity}: waits for {bar.bytes} bytes and "
+                f"{bar.pending} arrivals that never come, of {bar.count}; {at}"
+            )
+        if wait is Wait.NAMED:
+            threads, came = b.named.get(which, (0, 0))
+            name = f" {i.barrier}" if i.barrier else ""
+            return f"waits at barrier {which}{name}: {came} of {threads} threads came; {at}"
+        why = {
+            Wait.BLOCK: "waits for all threads of the block",
+            Wait.WARP: "the rest of the warp never comes here",
+            Wait.CLUSTER: "waits for all threads of the cluster",
+            Wait.REGISTERS: f"waits for registers: {which} of a thread are free",
+            Wait.NONE: "goes on",
+        }[wait]
+        return f"{why}; {at}"
+
+
+def _warps(lanes: list[int]) -> str:
+    whole = len(lanes) % WARP == 0 and all(x % WARP == k % WARP for k, x in enumerate(lanes))
+    if not whole:
+        return f"threads {lanes[0]} to {lanes[-1]} ({len(lanes)} of them)" if len(lanes) > 1 else f"thread {lanes[0]}"
+    warps = [x // WARP for x in lanes[::WARP]]
+    return f"warp{'s' if len(warps) > 1 else ''} {', '.join(map(str, warps))}"

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""PTX text to instructions, for the interpreter in ``reference.ptx``.
+
+A comment ``// kv.barrier NAME`` names the barrier of the instructions on its line, or, alone on a line, of the next
+instruction: reports speak of the barrier by that name. ``.loc`` lines give the lines of the source.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from dataclasses import dataclass, field
+
+
+class EmulationError(Exception):
+    """The kernel did what no kernel may, or uses an instruction that is not known here."""
+
+
+@dataclass
+class Instruction:
+    text: str
+    name: tuple[str, ...]  # the opcode's parts
+    operands: list[str]
+    guard: tuple[str, bool] | None
+    line: int = 0  # of the PTX
+    source: str = ""  # file and line of the kernel, where the PTX says them
+    barrier: str = ""  # the name that a comment gives to its barrier
+    scope: tuple[int, ...] = ()  # the braces around it
+
+    @property
+    def short(self) -> str:
+        return self.text if len(self.text) < 120 else self.text[:100] + "…"
+
+    @property
+    def space(self) -> str:
+        """The state space that an access names."""
+        if "shared::cluster" in self.name:
+            return "cluster"
+        return "shared" if "shared" in self.name or "shared::cta" in self.name else "global"
+
+    @property
+    def where(self) -> str:
+        return f"PTX line {self.line}" + (f", {self.source}" if self.source else "")
+
+
+@dataclass
+class Kernel:
+    """The parsed entry of a PTX text."""
+
+    params: list[str]
+    code: list[Instruction]
+    labels: dict[str, int]
+    shared: dict[str, int] = field(default_factory=dict)  # offsets of shared variables
+    shared_bytes: int = 0
+    cluster: tuple[int, ...] | None = None  # blocks of a cluster, where the PTX says it
+    registers: int | None = None  # of a thread at launch, as far as the directives tell
+    tracked: frozenset[str] = frozenset()  # registers of asynchronous products, and those moved into them
+
+    def symbol(self, offset: int) -> str:
+        """A place in shared memory by the variable that it lies in."""
+        found = max((at, name) for name, at in [("shared", 0), *self.shared.items()] if at <= offset)
+        return found[1] + (f"+{offset - found[0]}" if offset > found[0] else "")
+
+
+def parse(text: str, entry: str) -> Kernel:
+    """The entry of a name."""
+    text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
+    notes: dict[int, str] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        code, _, note = line.partition("//")
+        named = re.match(r"\s*kv\.barrier\s+(\S+)", note)
+        if named:
+            notes[number if code.strip() else -number] = named[1]  # negative: of the next instruction
+    files = dict(re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, flags=re.M))
+    text = re.sub(r"//[^\n]*", "", text)
+    found = re.search(r"\.entry\s+" + re.escape(entry) + r"\s*\(([^)]*)\)", text)
+    if not found:
+        raise EmulationError(f"the PTX has no entry {entry}")
+    params = re.findall(r"(\w+)(?:\[\d+\])?\s*(?:,|$)", found[1].strip())
+    start = text.index("{", found.end())
+    depth, end = 1, start + 1
+    while depth:
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        end += 1
+    kernel = Kernel(params, [], {})
+    offset = 0
+    for align, name, size in re.findall(r"\.shared \.align (\d+) \.b8 (\w+)\[(\d*)\]", text):
+        offset = -(-offset // int(align)) * int(align)
+        kernel.shared[name] = offset
+        offset += int(size or 0)
+    kernel.shared_bytes = offset
+    _directives(kernel, text[found.end() : start])
+    _statements(kernel, text, start + 1, end - 1, files)
+    _name_barriers(kernel, notes)
+    kernel.tracked = _tracked(kernel.code)
+    return kernel
+
+
+def _directives(kernel: Kernel, text: str) -> None:
+    values = {n: [int(x) for x in re.findall(r"\d+", v)] for n, v in re.findall(r"\.(\w+)\s+([\d, ]+)", text)}
+    if "reqnctapercluster" in values:
+        kernel.cluster = tuple([*values["reqnctapercluster"], 1, 1][:3])
+    threads = 1
+    for x in values.get("reqntid") or values.get("maxntid") or [0]:
+        threads *= x
+    if "maxnreg" in values:
+        kernel.registers = values["maxnreg"][0]
+    elif threads and "minnctapersm" in values:  # as many as fit: what ptxas takes for a kernel that uses setmaxnreg
+        kernel.registers = min(255, 65536 // (threads * values["minnctapersm"][0]) // 8 * 8)
+
+
+def _statements(kernel: Kernel, text: str, at: int, end: int, files: dict[str, str]) -> None:
+    newlines = [m.start() for m in re.finditer("\n", text)]
+    scope: list[int] = []
+    scopes = 0
+    labels: dict[tuple[tuple[int, ...], str], int] = {}
+    source = ""
+    while at < end:
+        rest = text[at:end]
+        gap = len(rest) - len(rest.lstrip())
+        if gap:
+            at += gap
+            continue
+        label = re.match(r"([$\w]+):(?!:)", rest)
+        if label:
+            labels[tuple(scope), label[1]] = len(kernel.code)
+            at += label.end()
+        elif rest[0] == "{":
+            scopes += 1
+            scope.append(scopes)
+            at += 1
+        elif rest[0] == "}":
+            scope.pop()
+            at += 1
+        elif rest.startswith((".loc", ".pragma")) and "\n" in rest:
+            line = rest.split("\n", 1)[0]
+            loc = re.match(r"\.loc\s+(\d+)\s+(\d+)", line)
+            if loc:
+                source = f"{files.get(loc[1], 'file ' + loc[1]).rsplit('/', 1)[-1]}:{loc[2]}"
+            at += len(line)
+        else:
+            statement = rest.split(";", 1)[0]
+            if not statement.startswith("."):
+                i = _instruction(statement.strip())
+                i.line, i.source, i.scope = bisect.bisect(newlines, at - 1) + 1, source, tuple(scope)
+                kernel.code.append(i)
+            at += len(statement) + 1
+    for (inside, name), place in labels.items():
+        kernel.labels[name if not inside else f"{name}@{inside[-1]}"] = place
+    for i in kernel.code:  # a label in braces is known in them only
+        if i.name[0] == "bra":
+            inner = next((s for s in reversed(i.scope) if f"{i.operands[0]}@{s}" in kernel.labels), None)
+            i.operands[0] += "" if inner is None else f"@{inner}"
+
+
+def _name_barriers(kernel: Kernel, notes: dict[int, str]) -> None:
+    lines = [i.line for i in kernel.code]
+    for number, name in notes.items():
+        first = bisect.bisect_left(lines, abs(number))
+        line = number if number > 0 else lines[first] if first < len(lines) else 0
+        for i in kernel.code[first:]:
+            if i.line != line:
+                break
+            if i.name[0] in ("mbarrier", "bar", "barrier", "cp", "st"):
+                i.barrier = name
+
+
+def _tracked(code: list[Instruction]) -> frozenset[str]:
+    """Operands of asynchronous products, and whatever is moved into or from them."""
+    found = {
+        r for i in code if i.name[:2] == ("wgmma", "mma_async") for o in i.operands[:2] if "{" in o for r in parts(o)
+    }
+    moves = [i.operands for i in code if i.name[0] == "mov" and all(o.startswith("%") for o in i.operands)]
+    size = -1
+    while found and size != len(found):
+        size = len(found)
+        for d, a in moves:
+            if d in found or a in found:
+                found |= {d, a}
+    return frozenset(found)
+
+
+def parts(operand: str) -> list[str]:
+    """The registers of a vector operand."""
+    return [p.strip() for p in operand.strip("{}").split(",")] if operand.startswith("{") else [operand]
+
+
+def _instruction(text: str) -> Instruction:
+    guard, body = None, text
+    if text.startswith("@"):
+        predicate, body = text.split(None, 1)
+        guard = (predicate.lstrip("@!"), "!" in predicate)
+    name, *rest = body.strip().split(None, 1)
+    operands = [m[0].strip() for m in re.finditer(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*", rest[0] if rest else "")]
+    return Instruction(text, tuple(name.split(".")), operands, guard)
