@@ -89,11 +89,11 @@ class SharedLayout:
     def whole_rows(cls, rows: int, columns: int, itemsize: int) -> SharedLayout:
         """Rows one after the other, such that ldmatrix meets no bank conflicts.
 
-        Rows of a multiple of 128 bytes are swizzled; others lie 16 bytes further apart.
+        Rows of a multiple of 128 bytes are swizzled; others lie an odd number of chunks apart.
         """
-        size = columns * itemsize
+        size = align_up(columns * itemsize, CHUNK)
         swizzle = 0 if size % 128 else 128
-        return cls(rows, columns, itemsize, swizzle, pitch=size if swizzle else size + CHUNK)
+        return cls(rows, columns, itemsize, swizzle, pitch=size if swizzle else size | CHUNK)
 
     @property
     def row_bytes(self) -> int:
