@@ -85,6 +85,16 @@ class SharedLayout:
             found.append(f"pitch must be a positive multiple of {unit} bytes, got {self.pitch}")
         return found
 
+    @classmethod
+    def whole_rows(cls, rows: int, columns: int, itemsize: int) -> SharedLayout:
+        """Rows one after the other, such that ldmatrix meets no bank conflicts.
+
+        Rows of a multiple of 128 bytes are swizzled; others lie an odd number of chunks apart.
+        """
+        size = align_up(columns * itemsize, CHUNK)
+        swizzle = 0 if size % 128 else 128
+        return cls(rows, columns, itemsize, swizzle, pitch=size if swizzle else size | CHUNK)
+
     @property
     def row_bytes(self) -> int:
         """Bytes of a row's elements."""
@@ -131,13 +141,12 @@ class SharedLayout:
         if self.panels == 1:
             return row * self.pitch + (self._swizzled(row, chunk) << 4)
         chunks = self.pitch // CHUNK
-        if chunks & (chunks - 1):
-            panel, chunk = chunk // chunks, chunk % chunks
-        else:
-            panel, chunk = chunk >> (chunks.bit_length() - 1), chunk & (chunks - 1)
-        # The pattern starts anew in a panel whose lines are whole periods of it.
+        power = chunks & (chunks - 1) == 0
+        panel = chunk >> (chunks.bit_length() - 1) if power else chunk // chunks
+        start = panel * self.panel_bytes + row * self.pitch
+        # The pattern starts anew in a panel when lines before it are whole periods.
         line = row if self.rows % 8 == 0 else row + panel * self.rows
-        return panel * self.panel_bytes + row * self.pitch + (self._swizzled(line, chunk) << 4)
+        return start + (self._swizzled(line, chunk & (chunks - 1) if power else chunk % chunks) << 4)
 
     def _swizzled(self, line: Any, chunk: Any) -> Any:
         """Where in its line a chunk lies."""
@@ -171,6 +180,20 @@ class SharedLayout:
         if self.panels > 1 and self.rows % 8:
             raise ValueError(f"a view of panels needs a multiple of 8 rows, got {self.rows}")
         return self.chunk_offset(0, first_column * self.itemsize // CHUNK), replace(self, columns=columns)
+
+    # --- ldmatrix --------------------------------------------------------------------------------------
+
+    def steps(self, tile: Any, row: Any, high: Any) -> list[Any]:
+        """What :meth:`step` takes: pointers to a row's chunks 2 k + ``high`` (0 or 1), of one period of the swizzle.
+
+        The chunks that follow are constant distances from these, which keeps addresses out of registers.
+        """
+        return [tile + self.chunk_offset(row, 2 * k + high) for k in range(max(1, self.swizzle // _K_STEP_BYTES))]
+
+    def step(self, pointers: list[Any], k: int, rows: int = 0) -> Any:
+        """Pointer to chunk 2 k + high, ``rows`` (a multiple of 8) further down."""
+        first = k % len(pointers)
+        return pointers[first] + self.chunk_offset(0, 2 * (k - first)) + rows * self.pitch
 
     # --- wgmma ---------------------------------------------------------------------------------------
 

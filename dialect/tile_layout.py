@@ -246,7 +246,8 @@ def register_permutation(a: RegisterLayout, b: RegisterLayout) -> tuple[int, ...
     """For every register of b, the one of a in which the same thread has its element; None where it has not."""
     if a.shape != b.shape or a.warps != b.warps:
         return None
-    threads = [(lane, warp) for warp in range(a.warps) for lane in range(LANES)]
+    # What lanes add is linear in their bits.
+    threads = [(1 << bit, 0) for bit in range(LANE_BITS)] + [(0, warp) for warp in range(a.warps)]
     if any(a.thread_offset(*thread) != b.thread_offset(*thread) for thread in threads):
         return None
     where = {offset: register for register, offset in enumerate(a.element_order())}

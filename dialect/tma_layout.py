@@ -19,6 +19,7 @@ from typing import Any
 from . import dtypes
 from .dtypes import DType
 from .layout import FA3, PAGED, RAGGED, SCALES, CacheSpec, Field, align_up, cdiv
+from .shared_layout import SharedLayout
 
 FORMS = ("tiled", "ragged", "rope", "gather4", "rope_gather4", "scale")
 GATHERS = ("gather4", "rope_gather4")
@@ -120,7 +121,7 @@ class TmaSpec:
     @property
     def alignment(self) -> int:
         """Bytes that the tile's place in shared memory must be a multiple of: the pattern's period, at least 128."""
-        return max(128, 8 * SWIZZLE_BYTES[self.swizzle]) if self.swizzle != "none" else 128
+        return shared_layout(self).alignment
 
     @property
     def paged(self) -> bool:
@@ -402,15 +403,14 @@ def shared_offset(spec: TmaSpec, row: Any, column: Any, rows: int | None = None)
     rows : int, optional
         Rows of the tile in shared memory, which several loads may make up; by default those of the descriptor's tile.
     """
+    return shared_layout(spec, rows).offset(row, column)
+
+
+def shared_layout(spec: TmaSpec, rows: int | None = None) -> SharedLayout:
+    """How the tile lies in shared memory, of ``rows`` rows: a box's columns are a panel of it."""
+    swizzle = 0 if spec.swizzle == "none" else SWIZZLE_BYTES[spec.swizzle]
     rows = spec.tile[0] if rows is None else rows
-    itemsize, width = spec.dtype.itemsize, spec.box[-1]
-    linear = row * spec.row_bytes + (column % width) * itemsize
-    if spec.copies > 1:
-        linear = linear + (column // width) * (rows * spec.row_bytes)
-    if spec.swizzle == "none":
-        return linear
-    # Address bits 4 to 6 (fewer for narrower modes) are flipped by the three bits above 6.
-    return linear ^ ((linear >> 3) & (SWIZZLE_BYTES[spec.swizzle] - 16))
+    return SharedLayout(rows, spec.tile[-1], spec.dtype.itemsize, swizzle, pitch=spec.row_bytes)
 
 
 def tile_loads(spec: TmaSpec, tile_rows: int) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mlir import ir
-from mlir.dialects import arith, vector
+from mlir.dialects import arith, scf, vector
 
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import bool_, f32
@@ -32,7 +32,7 @@ from kvarn.dsl.values import Value
 from . import tile_memory, tile_products
 from .assign_kv_layouts import SHARED
 from .pass_base import fail, kv_pass
-from .rewrite import defining_op
+from .specialize_kv_warps import ROLES
 from .tile_ir import (
     WARPGROUP,
     is_elementwise,
@@ -102,10 +102,8 @@ class Distribution:
         parent, region = op.parent, op.block.region
         while parent is not None and parent.operation.name != "gpu.func":
             operation = parent.operation
-            if operation.name == "scf.if":
-                maker = defining_op(operation.operands[0])
-                if maker is not None and maker.name == "kv.is_role" and "producer" in str(maker.attributes["role"]):
-                    return operation.regions[0] == region
+            if ROLES in operation.attributes:
+                return operation.regions[0] == region
             region, parent = operation.block.region, operation.parent
         return False
 
@@ -122,6 +120,8 @@ class Distribution:
         for op in list(walk_block(self.body)):
             if op.name in _PRODUCTS:
                 self.products[op.result] = self.product(op.opview)
+        if self.threads.first and not any(ROLES in o.attributes for o in walk_block(self.body)):
+            self.confine()
         with_rows = [o for o in walk_block(self.body) if o.name in ("kv.tile_load_rows", "kv.tile_store_rows")]
         for op in with_rows:
             with ir.InsertionPoint(op), op.location:
@@ -131,6 +131,22 @@ class Distribution:
                 if is_tile(op.results[0]) and not any(True for _ in op.results[0].uses):
                     op.erase()
         self.sink()
+
+    def confine(self) -> None:
+        """Keep a producer that has nothing to do out of what the consumers do."""
+        for op in [o.operation for o in self.body.operations]:
+            if any(inner.name == "kv.consumer_wait" for inner in walk_block(self.body) if self.encloses(op, inner)):
+                with ir.InsertionPoint(op), op.location:
+                    branch = scf.IfOp((self.threads.block_thread >= self.threads.first).ir)
+                    with ir.InsertionPoint(branch.then_block):
+                        end = scf.YieldOp([])
+                op.move_before(end.operation)
+
+    @staticmethod
+    def encloses(op: ir.Operation, inner: ir.Operation) -> bool:
+        while inner is not None and inner != op:
+            inner = inner.parent.operation if inner.parent is not None else None
+        return inner is not None
 
     def sink(self) -> None:
         """Repeat what costs nothing beside its uses: a broadcast carried over to another block would hold registers."""
@@ -260,7 +276,10 @@ def _reduce_lanes(d: Distribution, op: Any) -> ir.Value:
 
 def _over_lanes(value: ir.Value, layout: Any, combine: Any) -> ir.Value:
     """Fold over the lanes that hold other columns of the same row."""
-    for distance in layout.lanes_along(1):
+    for bit, (row, _) in enumerate(layout.lane_bases):
+        if row:
+            continue
+        distance = 1 << bit
         value = combine(value, kv_gpu.shuffle_xor(Value(value, f32), distance).ir)
     return value
 
@@ -403,7 +422,7 @@ def _release(d: Distribution, op: Any) -> None:
 @rule("kv.tile_clear")
 def _clear(d: Distribution, op: Any) -> ir.Value:
     tile_memory.clear_rows(
-        Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), scalar(op.operation.operands[1]), d.threads
+        Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), scalar(op.first), d.threads
     )
     return op.source
 
@@ -422,7 +441,7 @@ def _set_registers(d: Distribution, op: Any) -> None:
 
 def annotate(function: ir.Operation) -> None:
     """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
-    asked: dict[str, int] = {"kv.tile_reduce": 0, "kv.tile_scatter": 0, "kv.tile_store_shared": 0}
+    asked = {"kv.tile_reduce": 0, "kv.tile_reduce_lanes": 0, "kv.tile_scatter": 0, "kv.tile_store_shared": 0}
     for op in walk_block(function.regions[0].blocks[0]):
         if op.name in asked:
             op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[asked[op.name]].type)

@@ -82,6 +82,20 @@ class Ix:
                 return Ix(arith.andi(self.value, const(other - 1, self.bits)))
         return Ix(arith.remui(*self._pair(other)))
 
+    def __rshift__(self, bits: int) -> Ix:
+        return self // (1 << bits)
+
+    def __lshift__(self, bits: int) -> Ix:
+        return self * (1 << bits)
+
+    def __and__(self, other: Any) -> Ix:
+        return Ix(arith.andi(*self._pair(other)))
+
+    def __xor__(self, other: Any) -> Ix:
+        return Ix(arith.xori(*self._pair(other)))
+
+    __rand__, __rxor__ = __and__, __xor__
+
     def below(self, other: Any) -> ir.Value:
         """self < other, unsigned, i1."""
         return arith.cmpi(arith.CmpIPredicate.ult, *self._pair(other))

@@ -18,12 +18,11 @@ from mlir import ir
 from mlir.dialects import arith, llvm, nvvm, scf
 
 from kvarn.dialect import layout, ops, types
+from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 
 from .index import Ix, const, i32
 from .pass_base import kv_pass
 from .rewrite import ops_named, replace
-
-CHUNK = 16  # bytes of one copy
 
 
 def moved(base: ir.Value, distance: Any) -> ir.Value:
@@ -43,9 +42,9 @@ class Tile:
         self.op = op
         self.spec = types.spec_of(op.cache.type)
         self.rows, self.threads = op.tile_rows.value, op.num_threads.value
-        self.pitch, self.swizzle = op.pitch.value, op.swizzle.value
-        row_bytes = self.spec.head_size * self.spec.dtype.itemsize
-        self.chunks = row_bytes // CHUNK
+        itemsize = self.spec.dtype.itemsize
+        self.layout = SharedLayout(self.rows, self.spec.head_size, itemsize, op.swizzle.value, pitch=op.pitch.value)
+        self.chunks = self.layout.row_bytes // CHUNK
         self.page_rows = layout.effective_page(self.rows, self.spec.page_size)
         self.pages: dict[int, tuple[ir.Value, ir.Value]] = {}
 
@@ -68,16 +67,6 @@ class Tile:
             first = Ix(self.op.thread)
             return first // self.chunks + i * (self.threads // self.chunks), first % self.chunks
         return index // self.chunks, index % self.chunks
-
-    def shared_offset(self, row: Ix, column: Ix) -> ir.Value:
-        """Byte of a chunk in the tile."""
-        panel = None
-        if self.pitch < self.chunks * CHUNK:  # panels of 128 bytes
-            panel, column = column // 8, column % 8
-        if self.swizzle:
-            column = Ix(arith.xori(column.value, (row % 8).value))
-        start = row * self.pitch if panel is None else panel * (self.rows * self.pitch) + row * self.pitch
-        return (start + column * CHUNK).value
 
     def global_address(self, i: int, row: Ix, column: Ix) -> ir.Value:
         """Address of a chunk in the cache."""
@@ -125,7 +114,7 @@ def copy_in(tile: Tile, whole: bool) -> None:
 
         def one(i: int = i, row: Ix = row, column: Ix = column) -> None:
             source = tile.global_address(i, row, column)
-            target = moved(op.destination, tile.shared_offset(row, column))
+            target = moved(op.destination, tile.layout.chunk_offset(row, column).value)
             exists = None if whole else row.below(Ix(op.valid))
             if is_async:
                 size = None if whole else arith.select(exists, const(CHUNK), const(0))
@@ -157,7 +146,7 @@ def copy_out(tile: Tile) -> None:
         branch = scf.IfOp(exists if tail is None else arith.andi(exists, tail))
         with ir.InsertionPoint(branch.then_block):
             vector = ir.VectorType.get([4], i32())
-            value = llvm.load(vector, moved(op.source, tile.shared_offset(row, column)), alignment=CHUNK)
+            value = llvm.load(vector, moved(op.source, tile.layout.chunk_offset(row, column).value), alignment=CHUNK)
             dim = (column * (CHUNK // tile.spec.dtype.itemsize)).value
             target = ops.block_ptr(op.cache, op.batch, token.value, op.head, dim, page=entry)
             llvm.store(value, target, alignment=CHUNK)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Overlap the iterations of a loop: copies ahead of their use, and a product under way during the next softmax.
+"""Overlap the iterations of a loop: copies and lookups ahead of their use, a product under way during the next softmax.
 
 *Copies.* Where the consumers copy themselves, the copy of iteration i + stages is started when iteration i has released
 its stage, and the first ones before the loop. (A producer of its own runs ahead without this.)
+
+*Lookups.* The pages of a tile are looked up one iteration before its copy is started.
 
 *Products.* A loop with two products of which the second needs the first (Q K^T, softmax, P V) is rotated: iteration i
 starts S = Q K_i^T and O += P V_(i-1), waits for the first alone, and computes P_i while the second is under way. The first
@@ -25,16 +27,19 @@ from kvarn.dialect.ops import staging
 from .index import const
 from .pass_base import kv_pass
 from .rewrite import defining_op, ops_named
-from .tile_ir import backward, cloned, schedule_of, tiled, users
+from .tile_ir import backward, cloned, schedule_of, tiled, users, walk_block
 
+AHEAD = "kv.ahead"  # on copies that were started ahead
 _WAITS = ("kv.consumer_wait", "kv.tile_clear")
 
 
 @dataclass(frozen=True)
 class Options:
-    """copies: start copies ahead; products: rotate loops of two products. By default as the schedule says."""
+    """copies: start copies ahead; lookups: look pages up ahead; products: rotate loops of two products, by default as the
+    schedule says."""
 
     copies: bool = True
+    lookups: bool = True
     products: bool | None = None
 
 
@@ -88,12 +93,18 @@ def lagging(r: Rotation) -> list[ir.Operation]:
     while tile is not None and tile.name in _WAITS:
         found.append(tile)
         if tile.name == "kv.consumer_wait":
-            for op in r.ops:
-                if op.name == "kv.consumer_release" and op.operands[0] == tile.operands[0]:
-                    found.append(op)
+            found += [op for op in r.ops if _frees(op, tile.operands[0])]
             break
         tile = defining_op(tile.operands[0])
     return [op for op in r.ops if op in found]
+
+
+def _frees(op: ir.Operation, buffer: ir.Value) -> bool:
+    """Whether an op releases a buffer's stage, or fills it again."""
+    if op.name == "kv.consumer_release":
+        return op.operands[0] == buffer
+    inner = [x for region in op.regions for block in region.blocks for x in walk_block(block)]
+    return any(x.name == "kv.copy_start" and x.operands[0] == buffer for x in inner)
 
 
 def late(r: Rotation, lag: set[ir.Operation]) -> set[ir.Operation]:
@@ -172,7 +183,7 @@ def rotate(r: Rotation) -> None:
                 values[r.first.result] = scores
                 emit(early[after_first:], values)
                 (sums,) = staging.dot_wait([sums], 0)
-                emit([op for op in lag_ops if op.name == "kv.consumer_release"], previous)
+                emit([op for op in lag_ops if op != r.second and op.name not in _WAITS], previous)
                 values[arguments[1 + accumulator]] = sums
                 emit([op for op in r.ops if op in late_ops], values)
                 scf.yield_(carried_after(values))
@@ -196,12 +207,12 @@ def _scalar(op: ir.Operation) -> bool:
 def copy_ahead(loop: ir.Operation) -> None:
     """Start copies before the loop, and in it as soon as a stage is released."""
     block = loop.regions[0].blocks[0]
-    ops = [op.operation for op in block.operations][:-1]
-    copies = [op for op in ops if op.name == "kv.copy_start"]
-    if not copies:
-        return
     lower, upper, step = list(loop.operands)[:3]
-    for copy in copies:
+    while True:
+        ops = [op.operation for op in block.operations][:-1]
+        copy = next((op for op in ops if op.name == "kv.copy_start" and AHEAD not in op.attributes), None)
+        if copy is None:
+            return
         acquire = next(op for op in ops if op.name == "kv.producer_acquire" and op.operands[0] == copy.operands[0])
         release = next(
             (op for op in ops if op.name == "kv.consumer_release" and op.operands[0] == copy.operands[0]), None
@@ -209,6 +220,7 @@ def copy_ahead(loop: ir.Operation) -> None:
         stages = ir.IntegerAttr(defining_op(copy.operands[0]).attributes["stages"]).value
         needed = backward([acquire, copy], lambda o: o in ops and not o.regions)
         ordered = [op for op in ops if op in needed]
+        copy.attributes[AHEAD] = ir.UnitAttr.get()
         with ir.InsertionPoint(loop), copy.location:
             ahead = arith.minsi(upper, arith.addi(lower, arith.muli(step, const(stages))))
             first = scf.ForOp(lower, ahead, step)
@@ -226,6 +238,34 @@ def copy_ahead(loop: ir.Operation) -> None:
         acquire.erase()
 
 
+# --- lookups -----------------------------------------------------------------------------------------
+
+
+def look_up_ahead(loop: ir.Operation) -> None:
+    """Carry the pages of an iteration's tiles, looked up in the one before: their latency is hidden behind its waits."""
+    block = loop.regions[0].blocks[0]
+    ops = [op.operation for op in block.operations][:-1]
+    lookups = [op for op in ops if op.name == "kv.tile_pages"]
+    if not lookups or len(loop.results):
+        return
+    needed = backward(lookups, lambda o: o in ops and not o.regions)
+    ordered = [op for op in ops if op in needed]
+    lower, upper, step = list(loop.operands)[:3]
+    with ir.InsertionPoint(loop), loop.location:
+        values: dict[ir.Value, ir.Value] = {block.arguments[0]: lower}
+        emit(ordered, values)
+        rotated = scf.ForOp(lower, upper, step, [values[op.result] for op in lookups])
+        with ir.InsertionPoint(rotated.body):
+            values = {block.arguments[0]: rotated.induction_variable}
+            carried = dict(zip([op.result for op in lookups], rotated.inner_iter_args, strict=True))
+            following: dict[ir.Value, ir.Value] = {block.arguments[0]: arith.addi(rotated.induction_variable, step)}
+            emit(ordered, following)
+            values.update(carried)
+            emit([op for op in ops if op not in lookups], values)
+            scf.yield_([following[op.result] for op in lookups])
+    loop.erase()
+
+
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
@@ -235,6 +275,8 @@ def run(module: ir.Module, options: Options) -> None:
                 op.operation.name == "kv.consumer_wait" for op in loop.regions[0].blocks[0].operations
             ):
                 copy_ahead(loop)
+        for loop in ops_named(function, "scf.for") if options.lookups else ():
+            look_up_ahead(loop)
         for loop in ops_named(function, "scf.for"):
             found = rotation_of(loop) if products else None
             if found is not None:

@@ -58,6 +58,16 @@ def name_of(op: Any, taken: set[str]) -> str:
     return found
 
 
+def table_of(cache: ir.Value) -> ir.Value:
+    """A handle with the same lookup table: of a collection's values the keys, so that both ask for one page."""
+    maker = defining_op(cache)
+    if maker is not None and maker.name == "kv.value_cache":
+        for other in maker.block.operations:
+            if other.operation.name == "kv.key_cache" and list(other.operation.operands) == list(maker.operands):
+                return other.operation.result
+    return cache
+
+
 def last_use(op: ir.Operation) -> ir.Operation:
     """The last op of an op's block that uses its result, looking into regions."""
     block, last = op.block, op
@@ -80,11 +90,11 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[st
         buffer = staging.make_stages(name_of(op, taken), stages if loop is not None else 1, op.tile.type, copy)
     with ir.InsertionPoint(load), load.location:
         n = arith.subi(loop.regions[0].blocks[0].arguments[0], loop.operands[0]) if loop is not None else const(0)
-        first, pages = op.operation.operands[3], None
+        first, pages = op.first, None
         if copy == "tma":
             box = types.tma_spec_of(op.descriptor.type).rows
             rows = i64_attr(shape(op.tile)[0])
-            pages = staging.TilePagesOp(op.cache, op.batch, first, op.count, rows, i64_attr(box)).operation.results[0]
+            pages = staging.TilePagesOp(table_of(op.cache), op.batch, first, op.count, rows, i64_attr(box)).operation.results[0]
         staging.ProducerAcquireOp(buffer, n)
         staging.CopyStartOp(
             buffer, n, op.cache, op.batch, op.head, first, op.count, i64_attr(op.first_column.value),

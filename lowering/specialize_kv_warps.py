@@ -25,6 +25,7 @@ from .pass_base import kv_pass
 from .rewrite import defining_op, ops_named
 from .tile_ir import cloned, schedule_of, tiled, walk_block
 
+ROLES = "kv.roles"  # on the branch whose first side only the producer takes
 PRODUCERS = ("kv.producer_acquire", "kv.copy_start")
 # Registers of a thread by consumer warpgroups: of the producer by TMA, of one that addresses each row, of a consumer.
 REGISTERS = {1: (24, 40, 240), 2: (24, 40, 240), 3: (32, 32, 160)}
@@ -131,6 +132,7 @@ def run(module: ir.Module, options: Any) -> None:
         for_tma, for_rows, for_consumers = REGISTERS[schedule.get("consumers", 2)]
         with ir.InsertionPoint(top), top.location:
             branch = scf.IfOp(is_role("producer"), has_else=True)
+            branch.operation.attributes[ROLES] = ir.UnitAttr.get()
             with ir.InsertionPoint(branch.then_block):
                 set_registers(for_tma if by_tma else for_rows, "decrease")
                 if by_tma:  # one warp starts all copies, the others would only take turns from it

@@ -27,7 +27,8 @@ from .tile_products import WARPGROUP_ROWS, words
 from .tile_threads import Threads, elements, from_elements, scalar
 
 NO_PAGE = 1 << 30  # outside of every pool: copies of it are zeros
-GROUP_BARRIER = 1  # the named barriers of the consumer warpgroups, one each
+CONSUMERS_BARRIER = 1  # the named barrier of all consumers
+GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
 BARRIER_BYTES = 8
 
 
@@ -78,14 +79,11 @@ class Stages:
     def wait(self, n: Value) -> Pointer:
         stage, parity = self.stage(n)
         machine.mbarrier_wait(self.full + stage * BARRIER_BYTES, parity)
-        if self.copy == "cp_async":  # written by the generic proxy, read by the tensor cores' own
-            machine.fence_proxy_async()
         return self.tile(stage)
 
     def release(self, n: Value, threads: Threads) -> None:
         stage, _ = self.stage(n)
-        with functional.when(threads.lane == 0):
-            machine.mbarrier_arrive(self.empty + stage * BARRIER_BYTES)
+        machine.mbarrier_arrive(self.empty + stage * BARRIER_BYTES, threads.lane == 0)
 
 
 def handle_of(value: ir.Value) -> Any:
@@ -100,7 +98,7 @@ def handle_of(value: ir.Value) -> Any:
 def pages_of(op: Any, lane: Value) -> Value:
     """``kv.tile_pages``: lane i's page."""
     cache, count = handle_of(op.cache), scalar(op.count)
-    token = scalar(op.operation.operands[2]) + lane * op.step.value
+    token = scalar(op.first) + lane * op.step.value
     page = cache.page(scalar(op.batch), kv_math.max(kv_math.min(token, count - 1), 0))
     exists = (token < count) & (lane < op.rows.value // op.step.value)
     return where(exists, page, NO_PAGE)
@@ -116,7 +114,7 @@ def copy_boxes(op: Any, stages: Stages, lane: Value) -> None:
     with functional.when(lane == 0):
         machine.mbarrier_arrive_expect_tx(full, boxes * layout.panels * map.box_bytes)
     machine.syncwarp()
-    token = scalar(op.operation.operands[4]) + lane * rows
+    token = scalar(op.first) + lane * rows
     slot = page_and_slot(types.spec_of(op.cache.type), Value(token.ir, i32, nonneg=True))[1]
     with functional.when(lane < boxes):
         for panel in range(layout.panels):
@@ -126,16 +124,19 @@ def copy_boxes(op: Any, stages: Stages, lane: Value) -> None:
 
 
 def copy_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
-    """Threads copy a tile of stored elements by cp.async; the barrier counts their arrivals."""
+    """Threads copy a tile of stored elements by cp.async, see it there, and arrive at its barrier."""
     layout = stages.layout
     stage, _ = stages.stage(scalar(op.n))
-    first, count = scalar(op.operation.operands[4]), scalar(op.count)
+    first, count = scalar(op.first), scalar(op.count)
     valid = kv_math.max(kv_math.min(count - first, layout.rows), 0)
     ops.load_tile(
         op.cache, op.batch, op.head, first.ir, valid.ir, stages.tile(stage).ir, thread.ir, tile_rows=layout.rows,
         num_threads=threads, pitch=layout.pitch, swizzle=layout.swizzle, mode="async",
     )  # fmt: skip
-    machine.cp_async_arrive(stages.full + stage * BARRIER_BYTES)
+    machine.cp_async_commit()
+    machine.cp_async_wait(0)
+    machine.fence_proxy_async()
+    machine.mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
 
 
 def convert_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
@@ -143,7 +144,7 @@ def convert_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
     layout = stages.layout
     stage, _ = stages.stage(scalar(op.n))
     place, full = stages.tile(stage), stages.full + stage * BARRIER_BYTES
-    cache, first, count = handle_of(op.cache), scalar(op.operation.operands[4]), scalar(op.count)
+    cache, first, count = handle_of(op.cache), scalar(op.first), scalar(op.count)
     dtype = stages.dtype
     width = CHUNK // layout.itemsize
     chunks = layout.columns // width
@@ -161,14 +162,16 @@ def convert_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
 
 
 def clear_rows(tile: Pointer, layout: SharedLayout, first: Value, threads: Threads) -> None:
-    """Each warpgroup writes zeros to a tile's rows from ``first`` on, and sees them all written."""
+    """The consumers write zeros to a tile's rows from ``first`` on, and see them all written."""
+    everyone = threads.consumers * WARPGROUP
     chunks = layout.panels * (layout.pitch // CHUNK)
     with functional.when(first < layout.rows):
         start = kv_math.max(first, 0) * chunks
-        with functional.loop(start + (threads.thread & (WARPGROUP - 1)), layout.rows * chunks, WARPGROUP) as i:
+        with functional.loop(start + threads.thread, layout.rows * chunks, everyone) as i:
             i = Value(i.ir, i32, nonneg=True)
             (tile + layout.chunk_offset(i // chunks, i % chunks)).store(vector(i32, 4))
-        meet(threads)
+        machine.fence_proxy_async()
+        machine.named_barrier(CONSUMERS_BARRIER, everyone)
 
 
 def meet(threads: Threads) -> None:

@@ -3,7 +3,7 @@
 
 A tile is ``tile_rows`` tokens of one head, a row after the other: row i at byte i * pitch, where pitch is at
 least the row's head_size * element size bytes. With swizzle 128 the 16-byte chunk c of row i lies at chunk c ^ (i % 8)
-(of every group of eight), which keeps ``ldmatrix`` free of bank conflicts; a pitch of 16 bytes more than a row does
+(of every group of eight), which keeps ``ldmatrix`` free of bank conflicts; a pitch of an odd number of chunks does
 the same for rows that are no multiple of 128 bytes. With swizzle 128 and a pitch of 128, wider rows are cut into panels
 of 128 bytes, which follow one another at tile_rows * 128 bytes: what ``wgmma`` reads.
 """

@@ -188,67 +188,6 @@ def tile_count(tokens: Any, batch: Any, group: int, size: int) -> Any:
     return (tokens * group) // size + batch
 
 
-@dataclass(frozen=True)
-class SharedRows:
-    """Rows of 16-bit elements in shared memory, laid out so that ldmatrix meets no bank conflicts.
-
-    Rows of a multiple of 128 bytes are swizzled as ``kv.load_tile`` does it; others lie 16 bytes further apart.
-    """
-
-    columns: int
-
-    @property
-    def swizzled(self) -> bool:
-        return 2 * self.columns % 128 == 0
-
-    @property
-    def pitch(self) -> int:
-        """Bytes from row to row."""
-        return 2 * self.columns + (0 if self.swizzled else 16)
-
-    def offset(self, row: Any, chunk: Any) -> Any:
-        """Byte of a 16-byte chunk of a row."""
-        if self.swizzled:
-            return row * self.pitch + ((chunk ^ (row & 7)) << 4)
-        return row * self.pitch + (chunk << 4)
-
-    def steps(self, tile: Any, row: Any, high: Any) -> list[Any]:
-        """What :meth:`step` takes: pointers to a row's chunks ``high`` (0 or 1), 2 + high, 4 + high and 6 + high.
-
-        The chunks that follow are constant distances from these, which keeps addresses out of registers.
-        """
-        return [tile + self.offset(row, 2 * k + high) for k in range(4 if self.swizzled else 1)]
-
-    def step(self, pointers: list[Any], k: int, rows: int = 0) -> Any:
-        """Pointer to chunk 2 k + high, ``rows`` (a multiple of 8) further down."""
-        at = pointers[k % 4] + k // 4 * 128 if self.swizzled else pointers[0] + 32 * k
-        return at + rows * self.pitch
-
-
-@dataclass(frozen=True)
-class Panels:
-    """A tile of ``rows`` rows of 16-bit elements in shared memory as wgmma reads it: panels of 64 columns, swizzled."""
-
-    rows: int
-    columns: int
-
-    pitch = 128
-
-    def offset(self, row: Any, chunk: Any) -> Any:
-        """Byte of a 16-byte chunk of a row."""
-        return (chunk >> 3) * (self.rows * 128) + row * 128 + ((chunk & 7 ^ (row & 7)) << 4)
-
-    @property
-    def column_steps(self) -> list[int]:
-        """Byte of every 16 columns, from the tile's first."""
-        return [k // 4 * (self.rows * 128) + k % 4 * 32 for k in range(self.columns // 16)]
-
-    @property
-    def row_steps(self) -> list[int]:
-        """Byte of every 16 rows."""
-        return [k * 2048 for k in range(self.rows // 16)]
-
-
 def caches_of(case: Case, collection: Any, layer: Any, keys: Any, values: Any) -> tuple[Any, Any]:
     """Where keys and values come from: operands, or a layer's caches, one and the same for latent rows."""
     if collection is None:

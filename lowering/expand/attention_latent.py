@@ -23,6 +23,7 @@ from kvarn import dsl as kv
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import bf16, f16, f32, i8, i32
 from kvarn.dialect.layout import align_up, cdiv
+from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl.values import i32_value
 from kvarn.lowering.target import Target
 
@@ -31,7 +32,6 @@ from .attention_common import (
     LOWEST,
     NO_VALUE,
     Case,
-    SharedRows,
     interval,
     load_width,
     read,
@@ -59,8 +59,8 @@ class Tiles:
     listed: bool = False
 
     @property
-    def rows(self) -> SharedRows:
-        return SharedRows(self.case.size)
+    def rows(self) -> SharedLayout:
+        return SharedLayout.whole_rows(self.keys, self.case.size, 2)
 
     @property
     def pitch(self) -> int:
@@ -183,12 +183,12 @@ def latent_kernel(g: Tiles) -> Any:
             row, chunk = i // (D // CHUNK), i % (D // CHUNK)
             at = kv.math.min(row0 + row, rows - 1)
             piece = query.load(token0 + at // G, at % G, chunk * CHUNK, width=CHUNK)
-            (tile + memory_rows.offset(row, chunk)).store(piece)
+            (tile + memory_rows.chunk_offset(row, chunk)).store(piece)
 
     @kv.func
     def store_piece(tile, row, chunk, words, exists):
         piece = dtype(kv.vector(f32, [kv.where(exists, w, 0.0) for w in words]))
-        (tile + memory_rows.offset(row, chunk)).store(piece)
+        (tile + memory_rows.chunk_offset(row, chunk)).store(piece)
 
     @kv.func
     def place_of_key(listed, cache, b, token, last):
@@ -209,12 +209,12 @@ def latent_kernel(g: Tiles) -> Any:
                 slot, page, exists = place_of_key(listed, cache, b, base + row, last)
                 source = rows.block_paged_ptr(b, slot, 0, chunk * CHUNK, page=page)
                 size = kv.where(exists, 16, kv.i32(0))
-                kv.cp_async(tile + memory_rows.offset(row, chunk), source, zero_fill_size=size)
+                kv.cp_async(tile + memory_rows.chunk_offset(row, chunk), source, zero_fill_size=size)
         elif g.copied:
             ops.load_tile(
                 cache.ir, i32_value(b), i32_value(0), i32_value(base), i32_value(last - base), tile.ir,
                 i32_value(kv.thread_id.x), tile_rows=N, num_threads=THREADS, pitch=g.pitch,
-                swizzle=128 if memory_rows.swizzled else 0,
+                swizzle=memory_rows.swizzle,
             )  # fmt: skip
         else:
             for i in range(kv.thread_id.x, N * (case.content // CHUNK), THREADS):
@@ -260,7 +260,7 @@ def latent_kernel(g: Tiles) -> Any:
                     at = memory_rows.step(v_steps, t, k * 16)
                 else:
                     chunk = warp * (columns // 8) + 2 * t + (lane >> 4)
-                    at = tile + memory_rows.offset(k * 16 + (lane & 15), chunk)
+                    at = tile + memory_rows.chunk_offset(k * 16 + (lane & 15), chunk)
                 b.append(kv.ldmatrix(at, trans=True))
             for r in kv.static(range(ROWS // 16)):
                 a = kv.ldmatrix(p_rows + (r * 16 * g.weights_pitch + 2 * k * 16))
@@ -319,7 +319,7 @@ def latent_kernel(g: Tiles) -> Any:
                 kv.cp_async_commit()
                 if base < first:
                     for i in range(kv.thread_id.x, (first - base) * (D // CHUNK), THREADS):
-                        (tile + memory_rows.offset(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
+                        (tile + memory_rows.chunk_offset(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
                     kv.barrier()
                 scores = [s * factor for s in scores_of(memory, tile, rows16, half, lane)]
                 if g.listed:

@@ -27,6 +27,7 @@ from mlir import ir
 from kvarn import dsl as kv
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import DType, bf16, f16, f32, i32
+from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl.values import i32_value
 from kvarn.lowering.target import Target
 
@@ -35,8 +36,6 @@ from .attention_common import (
     LOWEST,
     NO_VALUE,
     Case,
-    Panels,
-    SharedRows,
     caches_of,
     interval,
     load_width,
@@ -84,13 +83,13 @@ class Tiles:
         return 128 if self.copied else self.threads
 
     @property
-    def rows(self) -> SharedRows:
-        return SharedRows(self.case.size)
+    def rows(self) -> SharedLayout:
+        return SharedLayout.whole_rows(self.keys, self.case.size, 2)
 
     @property
-    def tile(self) -> SharedRows | Panels:
+    def tile(self) -> SharedLayout:
         """How a tile of keys or values lies in shared memory."""
-        return Panels(self.keys, self.case.size) if self.warpgroup else self.rows
+        return SharedLayout(self.keys, self.case.size, 2, 128) if self.warpgroup else self.rows
 
     @property
     def tile_bytes(self) -> int:
@@ -160,7 +159,7 @@ def prefill_kernel(g: Tiles) -> Any:
     query_in_registers, memory_rows = D <= 128 and not g.warpgroup, g.rows
     ROWS, THREADS = g.query_rows, g.threads
     apart = g.loaders < THREADS  # the second warpgroup copies while the first multiplies
-    query_rows = Panels(ROWS, D) if g.warpgroup else g.rows
+    query_rows = SharedLayout(ROWS, D, 2, 128) if g.warpgroup else g.rows
     converted_width = load_width(spec, CHUNK)
 
     @kv.func
@@ -170,7 +169,7 @@ def prefill_kernel(g: Tiles) -> Any:
             row, chunk = i // (D // CHUNK), i % (D // CHUNK)
             at = kv.math.min(row0 + row, rows - 1)
             piece = query.load(*queries.at(base, at // G), head * G + at % G, chunk * CHUNK, width=CHUNK)
-            (tile + query_rows.offset(row, chunk)).store(piece)
+            (tile + query_rows.chunk_offset(row, chunk)).store(piece)
 
     @kv.func
     def load_tile(cache, b, head, base, last, tile):
@@ -179,7 +178,7 @@ def prefill_kernel(g: Tiles) -> Any:
             ops.load_tile(
                 cache.ir, i32_value(b), i32_value(head), i32_value(base), i32_value(last - base), tile.ir,
                 i32_value(kv.thread_id.x - (THREADS - g.loaders)), tile_rows=N, num_threads=g.loaders,
-                pitch=g.tile.pitch, swizzle=128 if memory_rows.swizzled else 0,
+                pitch=g.tile.pitch, swizzle=memory_rows.swizzle,
             )  # fmt: skip
         else:
             for i in range(kv.thread_id.x, N * (D // CHUNK), THREADS):
@@ -192,7 +191,7 @@ def prefill_kernel(g: Tiles) -> Any:
                     words = words + ([x] if converted_width == 1 else [x[i] for i in range(converted_width)])
                 exists = base + row < last
                 piece = dtype(kv.vector(f32, [kv.where(exists, w, 0.0) for w in words]))
-                (tile + g.tile.offset(row, chunk)).store(piece)
+                (tile + g.tile.chunk_offset(row, chunk)).store(piece)
 
     @kv.func
     def bring(keys, values, b, head, base, last, k_tile, v_tile):
@@ -205,7 +204,7 @@ def prefill_kernel(g: Tiles) -> Any:
     def products_of(q_steps, q, k_tile, lane):
         """This lane's part of Q K^T: [key tile of 8][4], rows lane / 4 and that + 8, keys 2 * (lane % 4) and + 1."""
         if g.warpgroup:
-            both = list(zip(query_rows.column_steps, g.tile.column_steps, strict=True))
+            both = list(zip(query_rows.k_steps(), g.tile.k_steps(), strict=True))
             return kv.wgmma(N, q, kv.wgmma_descriptor(k_tile), both, dtype)
         scores = [kv.f32(0.0)] * (N // 2)
         k_steps = memory_rows.steps(k_tile, (lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1)
@@ -251,7 +250,7 @@ def prefill_kernel(g: Tiles) -> Any:
         if g.warpgroup:
             a = [fragment(weights, k) for k in range(N // 16)]
             descriptor = kv.wgmma_descriptor(v_tile, leading=N * 128)
-            o[:] = kv.wgmma(o, a, descriptor, g.tile.row_steps, dtype, trans_b=True)
+            o[:] = kv.wgmma(o, a, descriptor, g.tile.row_steps(), dtype, trans_b=True)
             return
         v_steps = memory_rows.steps(v_tile, lane & 15, lane >> 4)
         for k in kv.static(range(N // 16)):
@@ -265,7 +264,7 @@ def prefill_kernel(g: Tiles) -> Any:
     def clear_rows(tile, count):
         """Zeros in a tile's first rows."""
         for i in range(kv.thread_id.x, count * (D // CHUNK), THREADS):
-            (tile + g.tile.offset(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
+            (tile + g.tile.chunk_offset(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
 
     @kv.func
     def write_rows(queries, out, tile, o, state, base, row0, rows, head, warp, lane):
@@ -276,13 +275,13 @@ def prefill_kernel(g: Tiles) -> Any:
             inverse = kv.where(state[2 + u] > 0.0, 1.0 / state[2 + u], 0.0)
             for t in kv.static(range(D // 8)):
                 word = pack(dtype, o[4 * t + 2 * u] * inverse, o[4 * t + 2 * u + 1] * inverse)
-                (tile + memory_rows.offset(row, t) + (lane & 3) * 4).store(word)
+                (tile + memory_rows.chunk_offset(row, t) + (lane & 3) * 4).store(word)
         kv.syncwarp()
         for i in range(lane, 16 * (D // CHUNK), 32):
             row, chunk = warp * 16 + i // (D // CHUNK), i % (D // CHUNK)
             at = row0 + row
             if at < rows:
-                piece = (tile + memory_rows.offset(row, chunk)).load(dtype, CHUNK)
+                piece = (tile + memory_rows.chunk_offset(row, chunk)).load(dtype, CHUNK)
                 out.store(*queries.at(base, at // G), head * G + at % G, chunk * CHUNK, value=piece)
 
     @kv.func

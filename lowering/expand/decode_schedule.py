@@ -10,6 +10,7 @@ from typing import Any
 import kvarn as kv
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec, cdiv
+from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
 
 NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that differences are
@@ -114,13 +115,14 @@ class Config:
         return self.parts == 1
 
     @property
-    def swizzled(self) -> bool:
-        return self.row_bytes % 128 == 0
+    def tile_layout(self) -> SharedLayout:
+        """How a tile of K or V lies in shared memory, a token a row."""
+        return SharedLayout.whole_rows(self.tile, self.row_bytes, 1)
 
     @property
     def pitch(self) -> int:
-        """Bytes from token to token in shared memory; padding keeps rows that cannot be swizzled off one bank."""
-        return self.row_bytes if self.swizzled else self.row_bytes + 16
+        """Bytes from token to token in shared memory."""
+        return self.tile_layout.pitch
 
     @property
     def half_stage(self) -> int:

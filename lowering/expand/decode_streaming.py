@@ -20,6 +20,7 @@ def streaming(c: Config) -> SimpleNamespace:
     """The functions that fill a ring, for a configuration."""
     spec, TT, GC = c.spec, c.tile, c.scales
     item = spec.dtype.itemsize
+    shared_offset = c.tile_layout.chunk_offset
     chunks = c.row_bytes // 16  # 16-byte pieces of a row
     copies = TT * chunks // 32  # of one lane, for K and again for V
     P = spec.page_size
@@ -32,13 +33,6 @@ def streaming(c: Config) -> SimpleNamespace:
     scale_lanes = min(TT, 32)  # lanes that have tokens of their own when scales are copied
     scale_turns = cdiv(TT, 32)
     widest = next(w for w in (4, 2, 1) if GC % w == 0)  # scales of one load
-
-    @kv.func
-    def shared_offset(row, chunk):
-        """Byte of a 16-byte chunk of a token's row in a tile."""
-        if c.swizzled:
-            return row * c.pitch + ((chunk ^ (row & 7)) << 4)
-        return row * c.pitch + (chunk << 4)
 
     @kv.func
     def pages_of(k_cache, b, tile, lane):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import kvarn as kv
-from kvarn.lowering.expand.attention_common import Panels
+from kvarn.dialect.shared_layout import SharedLayout
 
 # Rows and columns of B's tile, whether its rows are B's steps, and whether A is in registers.
 PRODUCTS = [
@@ -21,13 +21,13 @@ PRODUCTS = [
 def product_kernel(dtype: Any, rows: int, columns: int, trans: bool, registers: bool) -> Any:
     """C = A B + 1: A is [64, steps], B's tile [rows, columns], all f32 in memory and ``dtype`` in the product."""
     steps, width = (rows, columns) if trans else (columns, rows)
-    tile_b, tile_a = Panels(rows, columns), Panels(64, steps)
+    tile_b, tile_a = SharedLayout(rows, columns, 2, 128), SharedLayout(64, steps, 2, 128)
 
     @kv.func
     def fill(tile, layout, x):
         for i in range(kv.thread_id.x, x.shape[0] * x.shape[1], kv.block_dim.x):
             row, column = i // x.shape[1], i % x.shape[1]
-            (tile + layout.offset(row, column // 8) + column % 8 * 2).store(dtype(x[row, column]))
+            (tile + layout.offset(row, column)).store(dtype(x[row, column]))
 
     @kv.kernel(block=128)
     def product(a, b, c):
@@ -40,7 +40,7 @@ def product_kernel(dtype: Any, rows: int, columns: int, trans: bool, registers: 
         kv.fence_proxy_async()
         kv.barrier()
         row, column = warp * 16 + (lane >> 2), (lane & 3) * 2
-        of_b = tile_b.row_steps if trans else tile_b.column_steps
+        of_b = tile_b.row_steps() if trans else tile_b.k_steps()
         if registers:
             left, places = [], of_b
             for k in kv.static(range(steps // 16)):
@@ -51,7 +51,7 @@ def product_kernel(dtype: Any, rows: int, columns: int, trans: bool, registers: 
                     words.append(kv.pack_bf16x2(*pair) if dtype is kv.bf16 else kv.pack_f16x2(*pair))
                 left.append(words)
         else:
-            left, places = kv.wgmma_descriptor(shared_a), list(zip(tile_a.column_steps, of_b, strict=True))
+            left, places = kv.wgmma_descriptor(shared_a), list(zip(tile_a.k_steps(), of_b, strict=True))
         right = kv.wgmma_descriptor(shared_b, leading=rows * 128 if trans else 0)
         # In two halves: the first begins with zeros, the second adds to it.
         half = len(places) // 2

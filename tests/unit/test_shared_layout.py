@@ -196,6 +196,25 @@ def test_swizzled_and_padded_rows_have_no_conflicts(tile, conflicts):
     assert {ldmatrix_conflicts(tile, chunk) for chunk in range(tile.row_bytes // CHUNK)} == {conflicts}
 
 
+@pytest.mark.parametrize("row_bytes", range(16, 640, 16))
+def test_whole_rows_have_no_conflicts(row_bytes):
+    tile = SharedLayout.whole_rows(64, row_bytes // 2, 2)
+    assert tile.panels == 1
+    assert {ldmatrix_conflicts(tile, chunk) for chunk in range(row_bytes // CHUNK)} == {0}
+
+
+@pytest.mark.parametrize("size", [64, 80, 128, 192, 576])
+@pytest.mark.parametrize("high", [0, 1])
+def test_steps_are_the_chunks_of_a_row(size, high):
+    for tile in (SharedLayout.whole_rows(64, size, 2), SharedLayout(64, size, 2, 128), SharedLayout(64, size, 2, 64)):
+        for row in (0, 3, 7):
+            pointers = tile.steps(1 << 20, row, high)
+            for k in range(size // 16):
+                for rows in (0, 8, 48):
+                    wanted = (1 << 20) + tile.chunk_offset(row + rows, 2 * k + high)
+                    assert tile.step(pointers, k, rows) == wanted
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 255), min_size=32, max_size=32))
 def test_wavefronts_count_the_words_of_the_busiest_bank(words):

@@ -17,10 +17,10 @@ from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, i64, u32
 from . import arithmetic as _a
 from .builder import emit, emit_value, types
 from .memory import GLOBAL, SHARED, Pointer
-from .values import Numeric, Value, as_value, bitcast, describe, i32_value, plain
+from .values import Numeric, Value, as_value, bitcast, cast, describe, i32_value, plain
 
 __all__ = [
-    "ballot", "cluster_barrier", "cluster_rank", "cp_async", "cp_async_arrive", "cp_async_bulk", "cp_async_commit", "cp_async_wait",
+    "ballot", "cluster_barrier", "cluster_rank", "cp_async", "cp_async_bulk", "cp_async_commit", "cp_async_wait",
     "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_f16x4", "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4",
     "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "globaltimer", "griddepcontrol_launch_dependents",
     "griddepcontrol_wait", "l2_policy", "ldmatrix", "load_nc", "mbarrier_arrive", "mbarrier_arrive_expect_tx",
@@ -147,12 +147,6 @@ def cp_async_wait(pending: int) -> None:
     if isinstance(pending, bool) or not isinstance(pending, int) or pending < 0:
         raise ValueError(f"pending must be an int known at compile time and not negative, got {describe(pending)}")
     emit("nvvm.cp.async.wait.group", (), (), {"n": types().i32_attr(pending)})
-
-
-def cp_async_arrive(barrier: Pointer) -> None:
-    """Arrive at an mbarrier once all copies that this thread has started (``cp_async``) are there. sm_80 and later."""
-    operands = [_pointer(barrier, SHARED, "the barrier").address().ir]
-    _asm("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", operands, effects=True)
 
 
 def cp_async_bulk(to: Pointer, source: Pointer, bytes: Any, barrier: Pointer) -> None:
@@ -434,9 +428,14 @@ def mbarrier_init(barrier: Pointer, count: Any) -> None:
     _asm("mbarrier.init.shared.b64 [$0], $1;", "r,r,~{memory}", operands, effects=True)
 
 
-def mbarrier_arrive(barrier: Pointer) -> None:
-    """Arrive."""
+def mbarrier_arrive(barrier: Pointer, condition: Any = True) -> None:
+    """Arrive; with a condition only the threads in which it holds, without a branch that would part the warp."""
     operands = [_pointer(barrier, SHARED, "the barrier").address().ir]
+    if condition is not True:
+        operands.append(cast(as_value(condition, bool_, "the condition"), i32).ir)
+        text = "{ .reg .b64 state; .reg .pred p; setp.ne.b32 p, $1, 0; @p mbarrier.arrive.shared.b64 state, [$0]; }"
+        _asm(text, "r,r,~{memory}", operands, effects=True)
+        return
     _asm("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [$0]; }", "r,~{memory}", operands, effects=True)
 
 
