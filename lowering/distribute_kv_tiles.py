@@ -348,7 +348,7 @@ def _start(d: Distribution, op: Any) -> ir.Value:
 
 @rule("kv.dot_wait")
 def _wait(d: Distribution, op: Any) -> list[ir.Value]:
-    return tile_products.wait(op.pending.value, list(op.products))
+    return tile_products.wait(op.pending.value, list(op.operation.operands))
 
 
 # --- circular buffers and roles ----------------------------------------------------------------------

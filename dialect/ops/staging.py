@@ -150,9 +150,12 @@ class DotWaitOp(Kv.Operation, name="dot_wait", traits=[_Synchronizes]):
     The results are the operands: those of the last ``pending`` are still in flight.
     """
 
-    products: Sequence[Operand[Any]]
+    # Two fields, not one of many: IRDL on MLIR 22.1 gives the values of one field one type.
+    older: Operand[Any]
+    newer: Operand[Any] | None = None
     pending: ir.IntegerAttr
-    values_: Sequence[Result[Any]]
+    older_result: Result[Any]
+    newer_result: Result[Any] | None = None
 
     def verify_invariants(self) -> bool:
         pending = verify.integer(self.pending)
@@ -215,5 +218,10 @@ def make_stages(name: str, stages: int, tile: ir.Type, copy: str) -> ir.Value:
 
 
 def dot_wait(products: Sequence[ir.Value], pending: int = 0) -> list[ir.Value]:
-    """The products, of which all but the last ``pending`` are complete."""
-    return list(DotWaitOp(list(products), i64_attr(pending), [p.type for p in products]).operation.results)
+    """The products, one or two, of which all but the last ``pending`` are complete."""
+    older, *newer = products
+    made = DotWaitOp(
+        older, i64_attr(pending), older.type, newer=newer[0] if newer else None,
+        newer_result=newer[0].type if newer else None,
+    )  # fmt: skip
+    return list(made.operation.results)
