@@ -119,14 +119,30 @@ def place_operands(function: ir.Operation, warpgroups: int) -> set[ir.Value]:
         a, b = op.opview.a, op.opview.b
         for problem in wgmma_problems(a, b, op.opview.transpose_b.value, warpgroups):
             fail(op, f"has no instruction on this target: {problem}")
-        loaded = defining_op(b)
-        if loaded is None or loaded.name not in LOADS:
+        maker = defining_op(b)
+        if maker is None or maker.name not in LOADS:
             fail(op, "needs a loaded tile as its second operand: only those lie in shared memory")
         shared.add(b)
-        maker = defining_op(a)
-        if maker is not None and maker.name in LOADS:
-            shared.add(a)
+        shared |= loaded(a) or set()
     return shared
+
+
+def loaded(value: ir.Value) -> set[ir.Value] | None:
+    """The values on the way from a load to here, if all that happens to the tile is a sign; None of other values."""
+    op = defining_op(value)
+    if op is None:
+        return None
+    if op.name in LOADS:
+        return {value}
+    if op.name == "arith.negf":
+        source = loaded(op.operands[0])
+        return None if source is None else {value, *source}
+    if op.name == "scf.if" and len(op.regions) == 2:
+        number = list(op.results).index(value)
+        ends = [r.blocks[0].operations[len(r.blocks[0].operations) - 1].operation.operands[number] for r in op.regions]
+        sources = [loaded(end) for end in ends]
+        return None if None in sources else {value}.union(*sources)
+    return None
 
 
 def set_layout(value: ir.Value, layout: str) -> None:

@@ -20,7 +20,7 @@ from mlir import ir
 from mlir.dialects import arith, scf, vector
 
 from kvarn.dialect import ops
-from kvarn.dialect.dtypes import bool_, f32
+from kvarn.dialect.dtypes import bool_, by_mlir, f32
 from kvarn.dialect.ops.staging import TileStoreSharedOp
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import functional, machine
@@ -31,6 +31,7 @@ from kvarn.dsl.values import Value
 
 from . import tile_memory, tile_products
 from .assign_kv_layouts import SHARED
+from .index import pointer
 from .pass_base import fail, kv_pass
 from .specialize_kv_warps import ROLES
 from .tile_ir import (
@@ -181,7 +182,8 @@ class Distribution:
             elif op.name in ("scf.for", "scf.if"):
                 for value in (*op.results, *(a for r in op.regions for b in r.blocks for a in b.arguments)):
                     if is_tile(value):
-                        value.set_type(vector_type(value.type))
+                        shared = layout_of(value.type) == SHARED
+                        value.set_type(pointer(3) if shared else vector_type(value.type))
             elif op.name == "arith.constant" and is_tile(op.result):
                 made = vector_type(op.result.type)
                 value = splat_of(op.result)
@@ -249,6 +251,16 @@ def _broadcast(d: Distribution, op: Any) -> ir.Value:
     layout = register_layout(op.tile.type)
     lanes = layout.row_registers if op.dimension.value == 0 else layout.column_registers
     return shuffled(op.source, lanes)
+
+
+@rule("arith.negf")
+def _negate(d: Distribution, op: Any) -> ir.Value:
+    value, type_ = op.operation.operands[0], op.operation.results[0].type
+    if not is_tile(op.operation.results[0]) or layout_of(type_) != SHARED:
+        made = vector_type(type_) if is_tile(op.operation.results[0]) else type_
+        return ir.Operation.create("arith.negf", [made], [value]).result
+    tile_memory.negate_rows(Pointer(value, SHARED_SPACE), shared_layout(type_), by_mlir(str(ir.RankedTensorType(type_).element_type)), d.threads)
+    return value
 
 
 _COMBINE = {"max": arith.maxnumf, "min": arith.minnumf, "add": arith.addf}
@@ -425,6 +437,11 @@ def _clear(d: Distribution, op: Any) -> ir.Value:
         Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), scalar(op.first), d.threads
     )
     return op.source
+
+
+@rule("kv.tile_ready")
+def _ready(d: Distribution, op: Any) -> ir.Value:
+    return tile_products.pinned(op.source)
 
 
 @rule("kv.is_role")

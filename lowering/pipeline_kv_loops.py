@@ -27,7 +27,7 @@ from kvarn.dialect.ops import staging
 from .index import const
 from .pass_base import kv_pass
 from .rewrite import defining_op, ops_named
-from .tile_ir import backward, cloned, schedule_of, tiled, users, walk_block
+from .tile_ir import backward, cloned, rank, schedule_of, tiled, users, walk_block
 
 AHEAD = "kv.ahead"  # on copies that were started ahead
 _WAITS = ("kv.consumer_wait", "kv.tile_clear")
@@ -182,6 +182,10 @@ def rotate(r: Rotation) -> None:
                 scores, sums = staging.dot_wait([scores, sums], 1)
                 values[r.first.result] = scores
                 emit(early[after_first:], values)
+                results = {v for op in early[after_first:] for v in op.results}
+                for made in dict.fromkeys(v for op in r.ops if op in late_ops for v in op.operands):
+                    if rank(made) and made in results:
+                        values[made] = staging.TileReadyOp(values[made], made.type).operation.results[0]
                 (sums,) = staging.dot_wait([sums], 0)
                 emit([op for op in lag_ops if op != r.second and op.name not in _WAITS], previous)
                 values[arguments[1 + accumulator]] = sums

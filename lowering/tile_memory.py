@@ -206,6 +206,17 @@ def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -
     meet(threads)
 
 
+def negate_rows(place: Pointer, layout: SharedLayout, dtype: DType, threads: Threads) -> None:
+    """Each warpgroup changes the sign of its own 64 rows of a tile in place."""
+    width = CHUNK // layout.itemsize
+    chunks = layout.columns // width
+    with functional.loop(threads.thread & (WARPGROUP - 1), WARPGROUP_ROWS * chunks, WARPGROUP) as i:
+        i = Value(i.ir, i32, nonneg=True)
+        at = place + layout.chunk_offset(threads.group * WARPGROUP_ROWS + i // chunks, i % chunks)
+        at.store(-at.load(dtype, width))
+    meet(threads)
+
+
 def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
     """Each warp writes its own 16 rows of a staged tile to a buffer."""
     width = CHUNK // layout.itemsize

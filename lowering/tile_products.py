@@ -103,6 +103,15 @@ def wait(pending: int, products: Sequence[ir.Value]) -> list[ir.Value]:
     return found
 
 
+def pinned(value: ir.Value) -> ir.Value:
+    """A vector of f32 that is computed before the assembly that follows: LLVM moves arithmetic over waits otherwise."""
+    flat = elements(value)
+    constraints = ["=f"] * len(flat) + [str(i) for i in range(len(flat))]
+    if len(flat) == 1:
+        return from_elements([_asm("", ",".join(constraints), flat, "f32", effects=True)])
+    return from_elements(_fields(_asm("", ",".join(constraints), flat, _floats(len(flat)), effects=True), len(flat)))
+
+
 def _floats(count: int) -> str:
     return f"!llvm.struct<({', '.join(['f32'] * count)})>"
 

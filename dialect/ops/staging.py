@@ -169,6 +169,13 @@ class DotWaitOp(Kv.Operation, name="dot_wait", traits=[_Synchronizes]):
         return given == got or verify.fail(self, f"the results must have the operands' types, got {got} for {given}")
 
 
+class TileReadyOp(Kv.Operation, name="tile_ready", traits=[_Synchronizes]):
+    """A tile that has been computed when this is passed, and not where it is first used: work that fills a wait behind it."""
+
+    source: Operand[Any]
+    tile: Result[Any]
+
+
 class IsRoleOp(Kv.Operation, name="is_role", traits=[Pure]):
     """Whether this thread has a role: ``producer`` (the first warpgroup of the block), ``producer_warp`` (its first warp), or
     ``consumer`` (the other warpgroups). The same for all threads of a warp."""

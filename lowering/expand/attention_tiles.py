@@ -45,6 +45,9 @@ def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: di
             token, h = row // G, head * G + row % G
             q_at = (start + token)[:, None]
             q = query.load_rows(*queries.at(base, token), h, mask=exists, columns=D)
+            if not modifies:
+                if scale < 0.0:  # maxima are found before scores are scaled
+                    q = -q
             m, l, o = kv.full(M, LOWEST), kv.full(M, 0.0), kv.full((M, V), 0.0)
             unit = kv.f32(LOG2E) if modifies else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
             for j in range(0, (num_keys + (N - 1)) // N):
@@ -58,8 +61,6 @@ def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: di
                         x = softcap(case.softcap)(x, b, h[:, None], q_at, k_at)
                     if slopes is not None:
                         x = alibi(slopes)(x, b, h[:, None], q_at, k_at)
-                elif scale < 0.0:
-                    x = -x
                 seen = k_at < num_keys
                 if mask is not None:
                     seen = mask(b, h[:, None], q_at, k_at) & seen
