@@ -27,7 +27,7 @@ from kvarn.dsl import functional, machine
 from kvarn.dsl import gpu as kv_gpu
 from kvarn.dsl.memory import SHARED as SHARED_SPACE
 from kvarn.dsl.memory import Pointer
-from kvarn.dsl.values import Value
+from kvarn.dsl.values import Value, where
 
 from . import tile_memory, tile_products
 from .assign_kv_layouts import SHARED
@@ -437,6 +437,25 @@ def _clear(d: Distribution, op: Any) -> ir.Value:
         Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), scalar(op.first), d.threads
     )
     return op.source
+
+
+@rule("kv.turn_wait")
+def _turn_wait(d: Distribution, op: Any) -> None:
+    with functional.when(d.threads.group == 0) if op.groups.value == "first" else contextlib.nullcontext():
+        machine.named_barrier(d.threads.group + _turns(d), 2 * WARPGROUP)
+
+
+@rule("kv.turn_pass")
+def _turn_pass(d: Distribution, op: Any) -> None:
+    last = d.threads.consumers - 1
+    following = where(d.threads.group == last, 0, d.threads.group + 1)
+    with functional.when(d.threads.group == last) if op.groups.value == "last" else contextlib.nullcontext():
+        machine.named_barrier_arrive(following + _turns(d), 2 * WARPGROUP)
+
+
+def _turns(d: Distribution) -> int:
+    """The first of the named barriers for turns, one a consumer warpgroup."""
+    return tile_memory.GROUP_BARRIER + d.threads.consumers
 
 
 @rule("kv.tile_ready")

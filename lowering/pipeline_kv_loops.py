@@ -10,6 +10,9 @@ its stage, and the first ones before the loop. (A producer of its own runs ahead
 starts S = Q K_i^T and O += P V_(i-1), waits for the first alone, and computes P_i while the second is under way. The first
 operand of the second product and its accumulator are carried; its loads, waits and releases lag by one iteration.
 
+*Turns* (``ping_pong`` of a schedule). Two consumer warpgroups start their products by turns, so that the tensor cores work
+for one while the other is in its softmax.
+
 Before:  scf.for %i iter_args(%m, %l, %o) { %s = kv.dot %q, %k ; softmax ; %o2 = kv.dot %p, %v, %o * %alpha }
 After:   softmax(kv.dot %q, %k0) ; scf.for %i iter_args(%m, %l, %c, %p) { %s = kv.dot_start %q, %k ; %o = kv.dot_start %p, %v', %c
          kv.dot_wait %s, %o {pending = 1} ; softmax ; kv.dot_wait %o {pending = 0} ; %c2 = %o * %alpha } ; kv.dot %p, %v', %c
@@ -137,8 +140,13 @@ def start(dot: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Value:
         return staging.DotStartOp(a, b, op.transpose_b, dot.result.type, c=c).operation.results[0]
 
 
-def rotate(r: Rotation) -> None:
+def rotate(r: Rotation, ping_pong: bool) -> None:
     """Replace a loop by its rotated form; nothing happens in it where it has no iteration."""
+
+    def turn(op: type, groups: str) -> None:
+        if ping_pong:
+            op(ir.StringAttr.get(groups))
+
     lag_ops = lagging(r)
     lag = set(lag_ops)
     with_lag = backward(lag_ops, lambda o: o in set(r.ops) and o not in lag and not o.regions)
@@ -170,15 +178,18 @@ def rotate(r: Rotation) -> None:
         with ir.InsertionPoint(branch.then_block):
             values = {arguments[0]: lower, **dict(zip(arguments[1:], inits, strict=True))}
             emit([*early, *[op for op in r.ops if op in late_ops]], values)
+            turn(staging.TurnPassOp, "last")
             loop = scf.ForOp(arith.addi(lower, step), upper, step, carried_after(values))
             with ir.InsertionPoint(loop.body):
                 inner = list(loop.inner_iter_args)
                 values = {arguments[0]: loop.induction_variable, **dict(zip(others, inner, strict=False))}
                 emit(early[: after_first - 1], values)
                 previous = lagged(arith.subi(loop.induction_variable, step), inner[-1], inner[-2])
+                turn(staging.TurnWaitOp, "all")
                 scores = start(r.first, values)
                 emit([op for op in lag_ops if op.name in _WAITS], previous)
                 sums = start(r.second, previous)
+                turn(staging.TurnPassOp, "all")
                 scores, sums = staging.dot_wait([scores, sums], 1)
                 values[r.first.result] = scores
                 emit(early[after_first:], values)
@@ -191,6 +202,7 @@ def rotate(r: Rotation) -> None:
                 values[arguments[1 + accumulator]] = sums
                 emit([op for op in r.ops if op in late_ops], values)
                 scf.yield_(carried_after(values))
+            turn(staging.TurnWaitOp, "first")
             results = list(loop.results)
             previous = lagged(arith.subi(upper, step), results[-1], results[-2])
             emit(lag_ops, previous)
@@ -273,7 +285,8 @@ def look_up_ahead(loop: ir.Operation) -> None:
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
-        products = schedule_of(function).get("overlap", True) if options.products is None else options.products
+        schedule = schedule_of(function)
+        products = schedule.get("overlap", True) if options.products is None else options.products
         for loop in ops_named(function, "scf.for"):
             if options.copies and any(
                 op.operation.name == "kv.consumer_wait" for op in loop.regions[0].blocks[0].operations
@@ -284,4 +297,4 @@ def run(module: ir.Module, options: Options) -> None:
         for loop in ops_named(function, "scf.for"):
             found = rotation_of(loop) if products else None
             if found is not None:
-                rotate(found)
+                rotate(found, schedule.get("ping_pong", False) and schedule.get("consumers") == 2)

@@ -201,11 +201,27 @@ class SetRegistersOp(Kv.Operation, name="set_registers", traits=[_Synchronizes])
 
 
 class TurnWaitOp(Kv.Operation, name="turn_wait", traits=[_Synchronizes]):
-    """Wait for this consumer warpgroup's turn at the tensor cores (a named barrier of two warpgroups)."""
+    """Wait for this consumer warpgroup's turn to start products (ping-pong): a named barrier that the one before passes on.
+
+    Attribute ``groups``: ``all`` in a loop; ``first`` behind it, where only the first warpgroup takes the turn that is left.
+    """
+
+    groups: ir.StringAttr
+
+    def verify_invariants(self) -> bool:
+        return verify.one_of(self, "groups", ("all", "first"))
 
 
 class TurnPassOp(Kv.Operation, name="turn_pass", traits=[_Synchronizes]):
-    """Give the turn to the other consumer warpgroup."""
+    """Give the turn to the next consumer warpgroup.
+
+    Attribute ``groups``: ``all`` in a loop; ``last`` before it, where the last warpgroup gives the first its first turn.
+    """
+
+    groups: ir.StringAttr
+
+    def verify_invariants(self) -> bool:
+        return verify.one_of(self, "groups", ("all", "last"))
 
 
 # --- wrappers --------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ __all__ = [
     "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_f16x4", "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4",
     "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "globaltimer", "griddepcontrol_launch_dependents",
     "griddepcontrol_wait", "l2_policy", "ldmatrix", "load_nc", "mbarrier_arrive", "mbarrier_arrive_expect_tx",
-    "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k16", "movmatrix", "named_barrier", "nanosleep",
+    "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k16", "movmatrix", "named_barrier", "named_barrier_arrive", "nanosleep",
     "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "smid", "stmatrix", "syncwarp", "tanh_approx",
 ]  # fmt: skip
 
@@ -349,6 +349,11 @@ def named_barrier(number: Any, threads: Any) -> None:
     operands = [i32_value(number, "the number"), i32_value(threads, "threads")]
     # As cluster_barrier: LLVM must not copy it into branches.
     emit("nvvm.barrier", (), operands, {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1, 0])})
+
+
+def named_barrier_arrive(number: Any, threads: Any) -> None:
+    """Count at barrier ``number`` of so many threads, without waiting; the others wait with :func:`named_barrier`."""
+    emit("nvvm.barrier.arrive", (), [i32_value(number, "the number"), i32_value(threads, "threads")])
 
 
 def ballot(condition: Any) -> Value:
