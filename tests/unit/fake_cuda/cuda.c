@@ -179,6 +179,9 @@ int cuLibraryLoadData(void **library, const void *code, int *options, void **val
       if (options[i] == 5) strcpy(values[i], "ptxas: line 7: a syntax error");  // CU_JIT_ERROR_LOG_BUFFER
     return INVALID_PTX;
   }
+  for (unsigned i = 0; i < count; i++)
+    if (options[i] == 3 && strstr(text, "poorly"))  // CU_JIT_INFO_LOG_BUFFER
+      strcpy(values[i], "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to a test");
   Library *l = calloc(1, sizeof *l);
   for (const char *p = text; (p = strstr(p, ".entry ")); ) parse_kernel(&l->kernels[l->count++], p += 7);
   *library = l;

@@ -29,7 +29,9 @@ from fakes import (
 
 from kvarn import artifact as A
 from kvarn.dialect import dtypes
+from kvarn.env import env
 from kvarn.runtime import device, driver
+from kvarn.runtime.assembler_log import AssemblyError
 from kvarn.runtime.launch import Launcher, load
 
 
@@ -56,6 +58,15 @@ def test_driver_log_is_in_the_error_for_bad_ptx():
     a = kernel([N])
     a = a.replace(code={"ptx": a.code["ptx"] + "syntax error"})
     with pytest.raises(driver.DriverError, match=r"(?s)INVALID_PTX \(218\).*compile again.*line 7: a syntax error"):
+        Launcher(a)(1, 32, 1)
+
+
+def test_products_that_the_driver_serializes_are_an_error():
+    a = kernel([N])
+    a = a.replace(code={"ptx": a.code["ptx"] + "// wgmma.mma_async poorly"})
+    with pytest.raises(AssemblyError, match=r"of kernel k must stay .* the driver of .*Fake A.*\n.*C7510"):
+        Launcher(a)(1, 32, 1)
+    with env.override(allow_serialized=True), pytest.warns(RuntimeWarning, match="C7510"):
         Launcher(a)(1, 32, 1)
 
 
