@@ -25,7 +25,6 @@ from .problems import problem
 from .report import table
 
 PASSES = (
-    "select-kv-schedule",
     "simplify-kernels",
     "hoist-kv-lookups",
     "vectorize-kv-lookups",

@@ -257,9 +257,46 @@ def environment() -> str:
     return "\n".join(["# Environment variables\n", note, table(("variable", "", "default"), rows)])
 
 
+def schedules() -> str:
+    """What a schedule may say: a section for operations that share entries."""
+    from kvarn.dialect import schedules
+
+    sections: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for name, operation in schedules.OPERATIONS.items():
+        shared = operation.entries if operation.choice else operation.kinds
+        sections.setdefault(shared, {})[f"`{name.removeprefix('kv.')}`"] = operation
+    out = ["# Schedules\n", SCHEDULES]
+    for members in sections.values():
+        kinds = dict.fromkeys(kind for operation in members.values() for kind in operation.kinds)
+        first = next(iter(members.values()))
+        out.append(f"## {', '.join(members)}\n")
+        if first.choice:
+            of = {kind: ", ".join(n for n, o in members.items() if kind in o.kinds) for kind in kinds}
+            rows = [(f"`{k.name}`", k.doc, "the host" if k.on_host else "GPUs", of[k]) for k in kinds]
+            out.append(table(("`kind`", "", "on", "of"), rows))
+        entries = [(entry, "all" if first.choice else "") for entry in first.entries]
+        entries += [(entry, f"`{kind.name}`") for kind in kinds for entry in kind.entries]
+        cells = [(f"`{e.name}`", of_kind, e.doc, e.legal, e.default) for e, of_kind in entries]
+        if first.choice:
+            out.append(table(("entry", "of kind", "", "legal", "default"), cells))
+        elif cells:
+            out.append(table(("entry", "", "legal", "default"), [(c[0], *c[2:]) for c in cells]))
+        else:
+            out.append("No entries.\n")
+    return "\n".join(out)
+
+
+SCHEDULES = """\
+`schedule={"entry": value}` of an operation in `kv.ops`, or the `schedule` attribute of its op, says how its work is
+divided. What is not given is chosen by [`select-kv-schedule`](passes.md#select-kv-schedule). An entry that is unknown,
+or that the kernel does not have, is an error; so is a value that is not legal, in general or for a case: what `warps`
+may be follows from the heads, what `tile` may be from the page size, and a block must fit the target's shared memory.
+"""
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "operations.md": operations, "language.md": language, "dialect.md": dialect, "passes.md": passes,
-    "environment.md": environment,
+    "schedules.md": schedules, "environment.md": environment,
 }  # fmt: skip
 
 

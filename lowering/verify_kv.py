@@ -16,7 +16,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect import kv, types
+from kvarn.dialect import kv, types, verify
 from kvarn.dialect.verify import ANY_HANDLE
 
 from .pass_base import NoOptions, PassFailure, kv_pass
@@ -119,7 +119,7 @@ class _Checker:
             self.error(op, "is not an operation of the kv dialect")
             return
         try:
-            if view.verify_invariants():
+            if view.verify_invariants() and verify.schedule(view):
                 return
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             self.error(op, f"could not be verified: {type(error).__name__}: {error}")

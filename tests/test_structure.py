@@ -21,7 +21,7 @@ NUMERIC = {"numpy", "ml_dtypes"}
 CUDA = {"cuda"}
 PURE_DIALECT = {
     f"kvarn.dialect.{name}"
-    for name in ("dtypes", "layout", "register_layout", "shared_layout", "tile_layout", "tma_layout")
+    for name in ("dtypes", "layout", "register_layout", "schedules", "shared_layout", "tile_layout", "tma_layout")
 }
 BASE = {"kvarn.errors", "kvarn.env", "kvarn._version"}
 RUNTIME_SIDE = {"kvarn.artifact", "kvarn.cache", "kvarn.caches", "kvarn.manager", "kvarn.page_pool", "kvarn.runtime"}
@@ -36,6 +36,7 @@ ALLOWED = {
     "kvarn.dialect": {"now": MLIR, "lazy": set()},
     "kvarn.dialect.dtypes": {"now": set(), "lazy": {*NUMERIC, "kvarn.dsl.values"}},  # kv.f32(x) in a kernel is a cast
     "kvarn.dialect.layout": {"now": {"kvarn.dialect.dtypes"}, "lazy": set()},
+    "kvarn.dialect.schedules": {"now": set(), "lazy": set()},
     **{
         f"kvarn.dialect.{name}_layout": {"now": PURE_DIALECT, "lazy": set()}
         for name in ("register", "shared", "tile", "tma")

@@ -30,22 +30,6 @@ def mask_is_valid(op: Any) -> bool:
     return True
 
 
-def schedule_is_valid(op: Any) -> bool:
-    """Whether a batch-invariant schedule cuts every sequence by its own length."""
-    attributes = op.operation.attributes
-    if "schedule" not in attributes or not isinstance(attributes["schedule"], ir.DictAttr):
-        return True
-    schedule = {named.name: named.attr for named in ir.DictAttr(attributes["schedule"])}
-    invariant, split = schedule.get("batch_invariant"), verify.integer(schedule.get("split"))
-    if invariant is not None and not isinstance(invariant, ir.BoolAttr):
-        return verify.fail(op, f"has a schedule whose batch_invariant must be true or false, got {invariant}")
-    if invariant is not None and invariant.value and split is not None and split < 1:
-        return verify.fail(
-            op, f"has a batch-invariant schedule, which needs fixed splits of at least one token, got split = {split}"
-        )
-    return True
-
-
 class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):
     """softmax(scale * Q K^T + mask) V over one layer; query, out: [T, Hq, D], Hq a multiple of H.
 
@@ -74,13 +58,7 @@ class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemor
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
-        return (
-            spec is not None
-            and not_mla(self, spec)
-            and _attends(self, spec)
-            and offsets(self, self.row_offsets)
-            and schedule_is_valid(self)
-        )
+        return spec is not None and not_mla(self, spec) and _attends(self, spec) and offsets(self, self.row_offsets)
 
 
 class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[ReadsCache, ReadsMemory, WritesMemory]):
@@ -111,7 +89,6 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[ReadsCach
             and not_mla(self, spec)
             and _attends(self, spec, rank=4)
             and offsets(self, self.valid_lengths, "valid_lengths")
-            and schedule_is_valid(self)
         )
 
 

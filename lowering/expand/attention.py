@@ -1,31 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Expand ``kv.attention``, ``kv.attention_padded`` and ``kv.operand_attention``: choose a kernel and launch it.
 
-Kinds, the ``kind`` entry of a schedule:
-
-- ``host``: one thread a query row; the host target's only one;
-- ``simt``: one warp a query row; takes every case, on every GPU;
-- ``prefill``: tiles of query rows with mma;
-- ``decode``: few query rows a sequence, at the rate of the memory.
-
-All but ``decode`` take operands. Without a kind: decode where ``max_queries`` (a schedule entry: no sequence has more
-new tokens) times the group is few rows (:data:`DECODE_ROWS`) and the case fits it, else prefill where the case fits it,
-else simt.
+The kinds of kernels are declared in ``dialect/schedules.py``. Without a kind in the schedule, :func:`kind_of` takes
+decode where ``max_queries`` (no sequence has more new tokens) times the group is few rows (:data:`DECODE_ROWS`) and the
+case fits it, else prefill where the case fits it, else simt. ``select-kv-schedule`` asks it, once.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 from mlir import ir
 
-from . import attention_prefill, attention_rows, expands
+from . import attention_decode, attention_prefill, attention_rows, decode_schedule, expands
 from .attention_common import Case
 from .attention_queries import extents_of, heads_of, is_padded, row_count
 from .base import Expansion
 
-KINDS = ("host", "simt", "prefill", "decode")
 # (most sequences, most query rows of a sequence and KV head) that count as a decode. With many sequences the tiles of
 # prefill read keys of more rows once; with few it leaves multiprocessors idle.
 DECODE_ROWS = ((16, 128), (1 << 31, 32))
@@ -52,47 +43,47 @@ def row_alignment(op: Any) -> int:
     return ir.IntegerAttr(attributes["kv.row_alignment"]).value if "kv.row_alignment" in attributes else 16
 
 
-def decode_module() -> Any:
-    """The module of the decode kernel; None where there is none."""
-    name = f"{__package__}.attention_decode"
-    return importlib.import_module(name) if importlib.util.find_spec(name) else None
-
-
-def decodes(op: Any, case: Case, at: Expansion) -> bool:
-    """Whether the decode kernel takes a case, whose most new tokens a sequence the schedule must say."""
-    module, most = decode_module(), at.schedule.get("max_queries")
-    if module is None or most is None or op.kv_offsets is not None or of_operands(op):
-        return False
-    return module.supports(case.spec, case.query, case.group, most, at.target, at.schedule.get("max_batch", 1024))
+def decode_problems(op: Any, case: Case, at: Expansion, max_batch: int) -> list[str]:
+    """Why the decode kernel does not take a case, one sentence each; empty when it does."""
+    most = at.schedule.get("max_queries")
+    if most is None or op.kv_offsets is not None or of_operands(op):
+        return ["needs max_queries, a collection and no kv_offsets"]
+    return decode_schedule.problems(case.spec, case.query, case.group, most, at.target, max_batch)
 
 
 def kind_of(op: Any, at: Expansion, case: Case) -> str:
-    """The schedule's kind, checked, or the choice for the target."""
-    kind = at.schedule.get("kind")
-    if kind is None:
-        if at.target.is_host:
-            return "host"
-        most, batch = at.schedule.get("max_queries"), at.schedule.get("max_batch", 1024)
-        rows = next(rows for batches, rows in DECODE_ROWS if batch <= batches)
-        if most is not None and most * case.group <= rows and decodes(op, case, at):
-            return "decode"
-        return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"
-    if kind not in KINDS:
-        raise ValueError(f"the schedule's kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    if (kind == "host") != at.target.is_host:
-        raise ValueError(
-            f"the schedule's kind must {'' if at.target.is_host else 'not '}be host on {at.target.name}, got {kind!r}"
-        )
+    """The schedule's kind, which takes the case, or the choice for the target.
+
+    Raises
+    ------
+    ValueError
+        If the kind that is given does not take the case, or none can keep what the schedule promises.
+    """
+    kind, max_batch = at.schedule.get("kind"), at.schedule.get("max_batch", decode_schedule.Config.max_batch)
     if kind == "prefill":
-        for problem in attention_prefill.problems(case, at, row_alignment(op)):
-            raise ValueError(f"a schedule of kind prefill {problem}")
-    if kind == "decode" and not decodes(op, case, at):
-        raise ValueError(
-            "a schedule of kind decode needs max_queries, a collection, no kv_offsets, and a case that the decode "
-            f"kernel takes; got {case.spec.dtype.name} with queries of {case.query.name}, head size {case.size}, "
-            f"a group of {case.group}, max_queries {at.schedule.get('max_queries')}"
-        )
-    return kind
+        problems = attention_prefill.problems(case, at, row_alignment(op))
+    else:
+        problems = decode_problems(op, case, at, max_batch) if kind == "decode" else []
+    for problem in problems:
+        raise ValueError(f"a schedule of kind {kind} {problem}")
+    if kind is not None:
+        return kind
+    if at.target.is_host:
+        return "host"
+    # A promise that nothing follows the batch holds for the choice of the kernel too.
+    invariant = at.schedule.get("batch_invariant", False)
+    most, sequences = at.schedule.get("max_queries"), DECODE_ROWS[-1][0] if invariant else max_batch
+    rows = next(rows for batches, rows in DECODE_ROWS if sequences <= batches)
+    if most is not None and most * case.group <= rows:
+        problems = decode_problems(op, case, at, max_batch)
+        if not problems:
+            return "decode"
+        if invariant and not decode_problems(op, case, at, 1):
+            raise ValueError(
+                f"batch_invariant cannot be kept: fewer sequences have a kernel of kind decode, which {problems[0]}; "
+                "choose a kind"
+            )
+    return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"
 
 
 def operands(op: Any) -> list[ir.Value | None]:
@@ -103,10 +94,9 @@ def operands(op: Any) -> list[ir.Value | None]:
 
 @expands("kv.attention", "kv.attention_padded", "kv.operand_attention")
 def expand(op: Any, at: Expansion) -> None:
-    case = case_of(op, at)
-    kind = kind_of(op, at, case)
+    case, kind = case_of(op, at), at.kind
     if kind == "decode":
-        decode_module().expand_decode(op, at)
+        attention_decode.expand_decode(op, at)
     elif kind == "prefill":
         attention_prefill.launch(case, at, op, operands(op))
     else:

@@ -10,8 +10,11 @@ from mlir import ir
 from mlir.dialects import arith, gpu, memref
 
 from kvarn.dialect import dtypes, layout, ops, tma_layout, types
+from kvarn.dialect.verify import python_values
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
+
+_THREADS_WITH_ALL_REGISTERS = 256  # of a block whose threads have up to 255 registers each: the default is no more
 
 
 class Expansion:
@@ -31,7 +34,14 @@ class Expansion:
         self.kernels = kernels
         self._traced = traced
         attributes = op.operation.attributes
-        self.schedule = _dictionary(attributes["schedule"]) if "schedule" in attributes else {}
+        self.schedule = python_values(attributes["schedule"]) if "schedule" in attributes else {}
+
+    @property
+    def kind(self) -> str:
+        """The kind of kernel that ``select-kv-schedule`` has chosen."""
+        if "kind" not in self.schedule:
+            raise ValueError("the schedule must have a kind, which select-kv-schedule chooses: run it before")
+        return self.schedule["kind"]
 
     # --- host-side values --------------------------------------------------------------------------
 
@@ -161,6 +171,10 @@ class Expansion:
         specs = [None if v is None else _spec(kernel, i, v.type) for i, v in enumerate(values)]
         name = self._trace(kernel, specs, key)
         function = self._function(name)
+        threads = self.schedule.get("threads", 0)
+        if threads > _THREADS_WITH_ALL_REGISTERS:
+            i32 = ir.IntegerType.get_signless(32)
+            function.attributes["kv.max_threads"] = ir.IntegerAttr.get(i32, threads)
         wanted = [a.type for a in function.regions[0].blocks[0].arguments]
         given = [v for v in values if v is not None]
         operands = [v if v.type == t else memref.cast(t, v) for v, t in zip(given, wanted, strict=True)]
@@ -220,17 +234,3 @@ def _spec(kernel: Any, index: int, type_: ir.Type) -> Any:
     if kind == "tma":
         return types.tma_spec_of(type_)
     return dtypes.by_mlir(str(type_))
-
-
-def _dictionary(attribute: ir.Attribute) -> dict[str, Any]:
-    """A dictionary attribute of strings, integers and bools as Python values."""
-    found: dict[str, Any] = {}
-    for named in ir.DictAttr(attribute):
-        value = named.attr
-        if isinstance(value, ir.BoolAttr):
-            found[named.name] = bool(value.value)
-        elif isinstance(value, (ir.IntegerAttr, ir.StringAttr, ir.FloatAttr)):
-            found[named.name] = value.value
-        else:
-            raise ValueError(f"schedule entry {named.name!r} must be a string, an integer or a bool, got {value}")
-    return found

@@ -82,9 +82,7 @@ class Work:
     @staticmethod
     def of(at: Expansion, pieces: int, threads: int = THREADS) -> Work:
         """The division for an operation's target and schedule (``threads``: of a block)."""
-        threads = 1 if at.target.is_host else int(at.schedule.get("threads", threads))
-        if not 1 <= threads <= 1024 or (threads % WARP and not at.target.is_host):
-            raise ValueError(f"threads of the schedule must be a multiple of {WARP} up to 1024, got {threads}")
+        threads = 1 if at.target.is_host else at.schedule.get("threads", threads)
         return Work(pieces, threads, max(1, threads // pieces))
 
     @property

@@ -248,7 +248,7 @@ def together(
     per_head, units = turns.share.per_head, turns.rotation.units
     if at.target.is_host or spec.quantized or not turns.rotation.paired or per_head < units:
         return None
-    most = int(at.schedule.get("threads", THREADS))
+    most = at.schedule.get("threads", THREADS)
     width = min(align_up(cdiv(query_heads * per_head, ROUNDS), WARP), most)
     even = align_up(width, math.lcm(per_head, WARP))  # where a thread has the same part of every head
     width = even if even <= most else width

@@ -23,7 +23,7 @@ from kvarn import compiler
 from kvarn.artifact import Artifact
 from kvarn.caches import MHAOperand
 from kvarn.compiled import Kernel
-from kvarn.dialect import dtypes, effects, layout, types
+from kvarn.dialect import dtypes, effects, layout, schedules, types
 from kvarn.dialect.base import Kv
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.ext import F32, I32
@@ -293,12 +293,15 @@ class Operation:
     ) -> None:
         """Run on operands in the order of ``self.operands``; absent ones are None, or left out at the end."""
         values: list[Any] = []
-        key: list[Any] = [attributes, tuple(sorted(schedule.items())) if schedule else None]
+        key: list[Any] = [attributes, None if schedule is None else _entries(schedule, self.title)]
         add, find = key.append, _signers.get
         for operand in operands:
             add((find(operand.__class__) or _find_signer(operand.__class__))(operand, values))
         signature = tuple(key)
-        found = self._known.get(signature)
+        try:
+            found = self._known.get(signature)
+        except TypeError:  # an entry of the schedule that nothing can be looked up by: learning says which
+            found = None
         if found is None:
             found = self._learn(signature, operands)
         for i, tail in found.tails:
@@ -307,7 +310,7 @@ class Operation:
 
     def _learn(self, signature: tuple[Any, ...], operands: Sequence[Any]) -> _Known:
         """Check a signature, get its program, and remember what its buffers' fields are besides the address."""
-        attributes, schedule = signature[0], signature[1] or ()
+        attributes, (schedule, _) = signature[0], signature[1] or ((), ())
         what, given = self.specialisation(operands, attributes, schedule)
         found = program(what)
         assert not any(a.table_alignment for a in found.args), "a signature does not hold the alignment of tables"
@@ -337,7 +340,7 @@ class Operation:
                 f"{self.title} takes {len(self._fields)} operands ({', '.join(self.operands)}), got {len(operands)}"
             )
         operands = (*operands, *(None,) * (len(self._fields) - len(operands)))
-        seen, operand_types, given = SimpleNamespace(attributes=dict(attributes)), [], []
+        seen, operand_types, given = SimpleNamespace(attributes=dict(attributes), schedule=dict(schedule)), [], []
         ordinal, where, alignment = None, "", _WIDEST
         for field, operand in zip(self._fields, operands, strict=True):
             name, about = field.name, f"{self.title}: {field.name}"
@@ -365,10 +368,13 @@ class Operation:
             setattr(seen, name, view)
             operand_types.append((name, type_))
             given.append(operand if view is operand else view)
-        if self._check is not None:
-            self._check(seen)
         if target is None:
             target = "host" if ordinal in (None, HOST) else of_capability(*device.device(ordinal).capability).name
+        problem = schedules.why_unsupported(self.name, seen.schedule, by_name(target)) if schedule else None
+        if problem is not None:
+            raise ValueError(f"{self.title}: the schedule's {problem}")
+        if self._check is not None:
+            self._check(seen)
         return Specialisation(
             self.name, tuple(operand_types), tuple(attributes), tuple(schedule), target, alignment
         ), given
@@ -409,8 +415,18 @@ class Operation:
     def compile(self, operands: Sequence[Any], attributes: tuple[tuple[str, Any], ...] = (), schedule: Schedule = None,
                 target: str | None = None) -> Kernel:  # fmt: skip
         """Compile for operands without running: to look at the code, also for a target that is not here."""
-        ordered = () if schedule is None else tuple(sorted(schedule.items()))
+        ordered = () if schedule is None else _entries(schedule, self.title)[0]
         return compile_operation(self.specialisation(operands, attributes, ordered, target)[0])
+
+
+def _entries(schedule: Any, title: str) -> tuple[tuple[tuple[str, Any], ...], tuple[type, ...]]:
+    """A schedule's entries in order, and the classes of its values: True and 1 are equal and not the same."""
+    try:
+        return tuple(sorted(schedule.items())), tuple(map(type, schedule.values()))
+    except (AttributeError, TypeError):
+        names = [name for name in schedule if not isinstance(name, str)] if isinstance(schedule, Mapping) else []
+        wrong = f"named by strings, got {names[0]!r}" if names else f"given as a mapping, got {schedule!r}"
+        raise TypeError(f"{title}: the schedule's entries must be {wrong}") from None
 
 
 def _place(ordinal: int) -> str:

@@ -384,7 +384,7 @@ func.func @rule(%o: memref<?xi32>, %x: memref<?xi64>) {
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: a batch-invariant schedule cuts sequences by their own length.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %out: memref<?x16x128xbf16>, %o: memref<?xi32>, %s: f32) {
-  // expected-error @below {{'kv.attention' op has a batch-invariant schedule, which needs fixed splits of at least one token, got split = 0}}
+  // expected-error @below {{'kv.attention' op has a schedule whose batch_invariant needs fixed splits of at least one token, got split = 0}}
   "kv.attention"(%c, %i, %q, %o, %s, %out)
     {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split = 0 : i64}}
     : (!pool, i32, memref<?x16x128xbf16>, memref<?xi32>, f32, memref<?x16x128xbf16>) -> ()
@@ -396,9 +396,9 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %out: memref<?x16
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: whether a schedule is batch-invariant is a bool.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %out: memref<?x16x128xbf16>, %o: memref<?xi32>, %s: f32) {
-  // expected-error @below {{'kv.attention' op has a schedule whose batch_invariant must be true or false, got 1 : i64}}
+  // expected-error @below {{'kv.attention' op has a schedule whose batch_invariant must be true or false, got 2}}
   "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = 1 : i64}}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = 2 : i64}}
     : (!pool, i32, memref<?x16x128xbf16>, memref<?xi32>, f32, memref<?x16x128xbf16>) -> ()
   return
 }

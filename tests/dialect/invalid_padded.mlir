@@ -121,7 +121,7 @@ func.func @rule(%c: !kv.collection<"paged", bf16, 1 : i64, 128 : i64, true, 16 :
 !rows = memref<?x?x32x128xbf16>
 // Rule: a batch-invariant schedule cuts sequences by their own length.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out: !rows) {
-  // expected-error @below {{'kv.attention_padded' op has a batch-invariant schedule, which needs fixed splits of at least one token, got split = 0}}
+  // expected-error @below {{'kv.attention_padded' op has a schedule whose batch_invariant needs fixed splits of at least one token, got split = 0}}
   "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
     {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split = 0 : i64}}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows) -> ()

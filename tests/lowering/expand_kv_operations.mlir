@@ -1,5 +1,5 @@
-// RUN: kv-opt %s --expand-kv-operations='target=sm_90a' --split-input-file --verify-diagnostics | FileCheck %s
-// RUN: kv-opt %s --expand-kv-operations='target=host' --split-input-file | FileCheck %s --check-prefix=HOST
+// RUN: kv-opt %s --select-kv-schedule='target=sm_90a' --expand-kv-operations='target=sm_90a' --split-input-file --verify-diagnostics | FileCheck %s
+// RUN: kv-opt %s --select-kv-schedule='target=host' --expand-kv-operations='target=host' --split-input-file | FileCheck %s --check-prefix=HOST
 
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !latent = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
@@ -80,14 +80,13 @@ func.func @quantized(%c: !pool, %layer: i32, %k: !rows, %offsets: !table, %v: !r
 !row = memref<?x1x576xbf16, strided<[?, ?, 1]>, 1>
 !table = memref<?xi32, strided<[1]>, 1>
 
-// Rows that are aligned to four bytes are read so; a schedule sets the block.
+// Rows that are aligned to four bytes are read so.
 // CHECK-LABEL: func.func @latent_keys
-// CHECK:         arith.constant 128 : i32
 // CHECK:       gpu.func @append
 // CHECK:         vector.load {{.*}} {alignment = 4 : i64} {{.*}}, vector<8xbf16>
 // CHECK-NOT:     kv.value_cache
 func.func @latent_keys(%c: !latent, %layer: i32, %k: !row, %offsets: !table) {
-  "kv.append"(%c, %layer, %k, %offsets) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0>, kv.row_alignment = 4 : i64, schedule = {threads = 128 : i64}} : (!latent, i32, !row, !table) -> ()
+  "kv.append"(%c, %layer, %k, %offsets) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0>, kv.row_alignment = 4 : i64} : (!latent, i32, !row, !table) -> ()
   return
 }
 
@@ -255,7 +254,7 @@ func.func @attention_padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table,
     {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !padded, !table, f32, !padded) -> ()
   "kv.attention_padded"(%c, %layer, %q, %valid, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 2 : i64, combine = 4 : i64}}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 2 : i64, max_batch = 1 : i64}}
     : (!pool, i32, !padded, !table, f32, !padded) -> ()
   return
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,15 +96,18 @@ def _check_attention_padded(seen: SimpleNamespace) -> None:
 
 
 def _check_rest(seen: SimpleNamespace, title: str) -> None:
-    """What the operands that may be absent must be, of a query that was checked."""
-    rows = tuple(seen.query.shape[:-1])
+    """What the operands that may be absent must be, of a query that was checked, and what bounds the batch."""
+    rows, batch = tuple(seen.query.shape[:-1]), checks.handle_of(seen).batch_size
+    if seen.schedule.get("max_batch", batch) < batch:
+        most = seen.schedule["max_batch"]
+        raise ValueError(f"{title}: the schedule's max_batch must be at least the {batch} sequences, got {most}")
     for name, shape in (("sinks", rows[-1:]), ("lse", rows), ("alibi_slopes", rows[-1:])):
         view = getattr(seen, name)
         if view is not None:
             checks.has_shape(view, shape, f"{title}: {name}")
             checks.has_dtype(view, ("f32",), f"{title}: {name}")
     if seen.kv_offsets is not None:
-        checks.offsets(seen.kv_offsets, checks.handle_of(seen).batch_size, f"{title}: kv_offsets")
+        checks.offsets(seen.kv_offsets, batch, f"{title}: kv_offsets")
 
 
 def _check_operands(seen: SimpleNamespace) -> None:
@@ -208,7 +212,7 @@ def attention(
         No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``.
         ``batch_invariant=True``: a sequence's result does not depend, bit for bit, on the rest of the batch, among
         calls of one kind (decode kernels merge a sequence's parts where its own length says; the others have no
-        parts). ``early=1``: the kernel before on the stream writes neither cache lengths, row offsets, the table nor
+        parts). ``early=True``: the kernel before on the stream writes neither cache lengths, row offsets, the table nor
         tokens that ``cache_lengths`` counts, so that a decode may read those before it ends.
     stream : optional
         An int, or an object with ``__cuda_stream__``; default: the current stream of the arguments' library.
@@ -330,9 +334,11 @@ def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
 
     The bounds are few, so that few programs serve all batches.
     """
-    if collection.device[0] == "cpu" or collection.max_seq_length > _FEW:
+    if collection.device[0] == "cpu" or not (schedule is None or isinstance(schedule, Mapping)):
         return schedule
-    known = _bounds(collection.max_seq_length, collection.batch_size)
+    if collection.max_seq_length > _FEW and not (schedule and "max_queries" in schedule):
+        return schedule
+    known = _bounds(min(collection.max_seq_length, _FEW), collection.batch_size)
     return known if schedule is None else {**known, **schedule}
 
 

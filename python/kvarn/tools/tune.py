@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvarn.dialect import dtypes, layout
+from kvarn.dialect import dtypes, layout, schedules
 from kvarn.env import env
 from kvarn.lowering.expand import decode_schedule, decode_table, tuned
 from kvarn.lowering.target import Target, by_name
@@ -67,12 +67,9 @@ class Case:
         """ValueError when the decode kernel does not take the case."""
         if self.query_heads % self.heads:
             raise ValueError(f"query heads must be a multiple of the {self.heads} KV heads, got {self.query_heads}")
-        config = self.config()
-        if not decode_schedule.supports(self.spec, self.query, config.group, config.max_queries, target):
-            raise ValueError(
-                f"decode attention on {target.name} does not take {self.dtype}, head size {self.size}, "
-                f"{config.rows} query rows a KV head: there is nothing to tune"
-            )
+        c = self.config()
+        for problem in decode_schedule.problems(self.spec, self.query, c.group, c.max_queries, target, c.max_batch):
+            raise ValueError(f"{self}: there is nothing to tune: decode attention {problem}")
 
     def __str__(self) -> str:
         new = f", {self.new} new" if self.new > 1 else ""
@@ -84,12 +81,13 @@ class Case:
 
 
 def fits(config: decode_schedule.Config, schedule: Mapping[str, int], target: Target) -> bool:
-    """Whether so many blocks of a schedule fit a multiprocessor's shared memory and registers."""
+    """Whether a schedule is legal, and worth a try: so many blocks fit a multiprocessor's memory and registers."""
+    full = {**schedule, "kind": "decode", "max_queries": config.max_queries, "max_batch": config.max_batch}
+    if schedules.why_unsupported("kv.attention", full, target, "decode", config) is not None:
+        return False
     warps, blocks = schedule["warps"], schedule["blocks"]
-    made = dataclasses.replace(config, warps=warps, stages=schedule["stages"], tile=schedule["tile"])
-    block = decode_schedule.block_bytes(made)
-    registers = 65536 // (blocks * warps * 32)
-    return block * blocks <= target.shared_bytes and registers >= 96 and config.heads % warps == 0
+    block = decode_schedule.block_bytes(dataclasses.replace(config, **schedule))
+    return block * blocks <= target.shared_bytes and 65536 // (blocks * warps * 32) >= 96
 
 
 def variations(config: decode_schedule.Config, best: Mapping[str, int], group: int) -> Iterator[Schedule]:
