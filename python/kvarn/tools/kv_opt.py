@@ -82,10 +82,10 @@ def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]], phase:
     driver = opt_run.Driver(_settings(options), phase=phase)
     if options.emit_irdl or options.show_dialects:
         return _print_dialects(driver, options)
-    from kvarn.lowering import textual
+    from kvarn.lowering import loading
 
     for path in options.load_pass:
-        textual.load_pass(path)
+        loading.load_passes(path)
     if options.list_passes:
         return _list_passes()
     if not all([driver.load_dialects(_read(path, False)) for path in options.irdl_file]):
@@ -154,16 +154,14 @@ def _steps(options: argparse.Namespace, flags: list[tuple[str, str]]) -> list[St
 
 def _default_pipeline(options: argparse.Namespace) -> list[Step]:
     """The pipeline of --target without what --disable names."""
-    import dataclasses
-
-    from kvarn.lowering import pipeline, textual
+    from kvarn.lowering import pipeline
 
     settings = pipeline.Settings(disable=frozenset(options.disable))
     try:
         whole = pipeline.steps(options.target, settings)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return [dataclasses.replace(step, group=group.name) for group in whole for step in textual.parse(group.text)]
+    return [step for group in whole for step in group.split()]
 
 
 def _up_to(steps: list[Step], name: str) -> list[Step]:
@@ -233,21 +231,24 @@ def _write(stream: BinaryIO, data: bytes) -> None:
 
 def _list_passes() -> int:
     import kvarn.lowering as registry
-    from kvarn.lowering import textual
+    from kvarn.lowering import pipeline, textual
 
-    print("kv passes, in pipeline order:")
+    optional = pipeline.optional()
+    print("kv passes, in pipeline order; --disable takes those marked *:")
     for name in registry.names():
+        mark = "*" if name in optional else " "
         try:
             found = textual.find(name)
         except textual.PipelineError as error:
-            print(f"  {name:24} (cannot be loaded: {error})")
+            print(f"{mark} {name:24} (cannot be loaded: {error})")
             continue
         if found is None:
             continue
-        print(f"  {name:24} {found.summary}")
+        print(f"{mark} {name:24} {found.summary}")
         for option, default in _options_of(found):
             print(f"    {option}={default}")
-    print("Upstream passes are named as in mlir-opt --help.")
+    groups = ", ".join(name for name in optional if name not in registry.names())
+    print(f"Upstream passes are named as in mlir-opt --help. --disable takes these groups of them too: {groups}.")
     return 0
 
 

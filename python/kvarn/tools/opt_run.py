@@ -21,19 +21,16 @@ from typing import Any, TextIO
 from mlir import ir
 
 from kvarn.dialect import kv, text
-from kvarn.lowering import textual, verify_kv
-from kvarn.lowering.emit import set_launch_bounds
-from kvarn.lowering.rewrite import kernels
+from kvarn.lowering import runner, textual, verify_kv
+from kvarn.lowering.runner import PassError
 from kvarn.lowering.target import Target
-from kvarn.lowering.textual import PassError, PipelineError, Step
+from kvarn.lowering.textual import PipelineError, Step
 
 from .opt_diagnostics import STRING_NAME, Collector, Source, check_expected, render
 from .opt_guard import Phase
 
 _REPRODUCER = re.compile(r"\{-#(.*)#-\}", re.DOTALL)
 _BYTECODE = b"ML\xefR"
-# After this pass the compiler writes the kernels' launch bounds, from attributes that the tail drops.
-LAST_OF_OURS = "check-kv-lowered"
 
 
 @dataclass
@@ -236,7 +233,7 @@ class Driver:
         self.err.flush()
         try:
             with self.timer.measure(step.name):
-                textual.run_step(
+                runner.run_step(
                     step,
                     module,
                     verify=self.settings.verify_each,
@@ -260,9 +257,6 @@ class Driver:
             self._report(source, collector)
         if reproducer:
             Path(reproducer).unlink()
-        if step.name == LAST_OF_OURS:
-            for function in kernels(module):
-                set_launch_bounds(function)
         self._dump(module, step.name)
         if self.settings.print_tree is not None:
             self._print_tree(step, module)
