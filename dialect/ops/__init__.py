@@ -37,7 +37,6 @@ from .metadata import (
     value_cache,
 )
 from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
-from .operations import tier_one
 from .tiles import alloc_shared, load_tile, store_tile
 from .tma import (
     tma_expect,
@@ -57,7 +56,7 @@ __all__ = [
     "buffer_address", "cache_length", "cache_lengths", "cast", "device_attribute", "field", "get_row", "is_empty",
     "key_cache", "load", "load_pages", "load_raw", "load_scale", "load_tile", "make_cache", "make_collection",
     "make_rows", "max_context_length", "max_prompt_length", "num_rows", "operand", "page", "populate", "raw_page",
-    "row_index", "scale_block_ptr", "scales_base", "store", "store_scale", "store_tile", "tier_one",
+    "row_index", "scale_block_ptr", "scales_base", "store", "store_scale", "store_tile",
     "tma_expect", "tma_init_barrier", "tma_load", "tma_load_tile", "tma_prefetch", "tma_row", "tma_store", "tma_wait",
     "tma_wait_stores", "value_cache",
 ]  # fmt: skip
