@@ -77,7 +77,8 @@ class Pass:
     def run(self, module: ir.Module, options: Any = None) -> None:
         """Run on a module, in the module's context."""
         given = (options if options is not None else self.options_class(),) if self.takes_options else ()
-        with module.context:
+        # What a pass makes without a location of its own is the module's.
+        with module.context, module.operation.location:
             self.function(module, *given)
 
     def describe(self, options: Any) -> str:

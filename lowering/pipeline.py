@@ -11,9 +11,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from mlir import ir
+
+import kvarn.lowering as registry
 from kvarn.env import env
 
+from . import textual
+from .pass_base import as_pass
 from .target import Target, by_name
 from .textual import Step
 
@@ -60,6 +66,33 @@ class Insertion:
             place += 1  # one after another, in the order in which they were asked for
         made = [dataclasses.replace(s, reason=reason, optional=True) for s in self.steps]
         return [*pipeline[:place], *made, *pipeline[place:]]
+
+
+def insertions(passes: Mapping[str, Any], outer: Sequence[Insertion] = ()) -> tuple[Insertion, ...]:
+    """The insertions that a mapping of places to passes asks for, besides outer ones; see ``kv.pipeline``."""
+    found: list[Insertion] = []
+    for place, what in passes.items():
+        where, _, beside = place.partition(":")
+        if where not in ("after", "before") or not beside:
+            raise ValueError(f'a place for passes must be "after:PASS" or "before:PASS", got {place!r}')
+        every = [step for one in (what if isinstance(what, (list, tuple)) else [what]) for step in _steps_of(one)]
+        found.append(Insertion(beside, where == "after", tuple(every)))
+    names = list(dict.fromkeys(s.name for target in ("sm_90a", "host") for s in default_steps(target, check=True)))
+    names += [s.name for i in (*outer, *found) for s in i.steps]
+    for insertion in found:
+        if insertion.beside not in names:
+            raise ValueError(f"a pass can run beside one of {', '.join(names)}, got {insertion.beside!r}")
+    return tuple(found)
+
+
+def _steps_of(what: Any) -> list[Step]:
+    """The steps of a pass given by name, with or without options, or as a function."""
+    if isinstance(what, str):
+        with ir.Context():
+            return textual.parse(what)
+    found = as_pass(what)
+    registry.check_name(found.name)
+    return [textual.of_pass(found)]
 
 
 @dataclass(frozen=True)
@@ -219,4 +252,6 @@ def _configured(step: Step, options: Mapping[str, str]) -> Step:
     return made
 
 
-__all__ = ["Insertion", "Settings", "default_steps", "gpu_tail", "host_tail", "kv_steps", "optional", "steps"]
+__all__ = [
+    "Insertion", "Settings", "default_steps", "gpu_tail", "host_tail", "insertions", "kv_steps", "optional", "steps",
+]  # fmt: skip

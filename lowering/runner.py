@@ -8,6 +8,7 @@ Python never crosses MLIR's frames: it becomes a diagnostic that names the pass'
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -138,7 +139,7 @@ class _Call:
             self.problem = str(failure) or f"pass '{self.step.name}' failed"
         except BaseException as error:
             self.raised = error
-            self.problem = f"pass '{self.step.name}' raised {type(error).__name__}: {error}{_place(error, found)}"
+            self.problem = f"pass '{self.step.name}' raised {type(error).__name__}: {error}{_place(error)}"
             if self.tracebacks:
                 self.problem += "\n" + "".join(traceback.format_exception(error)).rstrip()
             if isinstance(error, Exception):
@@ -147,12 +148,18 @@ class _Call:
             external.signal_pass_failure()
 
 
-def _place(error: BaseException, found: Any) -> str:
-    """`` (file:line)``: the innermost line of the pass's own file that an exception went through, else its origin."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = getattr(getattr(found.function, "__code__", None), "co_filename", None)
-    frame = next((f for f in reversed(frames) if f.filename == own), frames[-1])
-    return f" ({frame.filename}:{frame.lineno})"
+def _place(error: BaseException) -> str:
+    """`` (file:line)``: the innermost line of code of a user's that an exception went through, else where it began."""
+    place, found = error.__traceback__, None
+    last = None
+    while place is not None:
+        last = place
+        package = place.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in ("kvarn", "mlir") and package not in sys.stdlib_module_names - {"__main__"}:
+            found = place
+        place = place.tb_next
+    at = found or last
+    return f" ({at.tb_frame.f_code.co_filename}:{at.tb_lineno})" if at is not None else ""
 
 
 __all__ = ["Observer", "PassError", "check", "run", "run_step"]

@@ -3,8 +3,8 @@
 
 ``kv.compile(kernel, *specs, target=...)`` gives a :class:`~kvarn.compiled.Kernel`: the code at every stage, the facts
 about it, and a way to launch it. No GPU is needed to compile. Compiled code is kept on disk, keyed by the kernel's IR,
-the target, the settings and kvarn's own sources. ``KVARN_DUMP_TO``, ``KVARN_OVERRIDE_DIR``, ``KVARN_CHECK`` and
-``KVARN_REPRODUCER`` act here (``docs/compiling.md``).
+the target, the settings, kvarn's own sources and the code of other packages that takes part. ``KVARN_DUMP_TO``,
+``KVARN_OVERRIDE_DIR``, ``KVARN_CHECK`` and ``KVARN_REPRODUCER`` act here (``docs/compiling.md``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 from mlir import ir
 
 from kvarn import artifact as artifacts
-from kvarn import errors, stage_files
+from kvarn import errors, extensions, stage_files
 from kvarn.artifact import Arg, Artifact, Entry, Param, Step, Workspace
 from kvarn.cache import cache_key, compile_cache
 from kvarn.compiled import Kernel, load
@@ -33,6 +34,7 @@ from kvarn.lowering.expand import tuned
 from kvarn.lowering.pass_base import PassFailure, fail
 from kvarn.lowering.rewrite import walk
 from kvarn.lowering.target import Target, by_name, of_capability
+from kvarn.settings import extended
 
 _local = threading.local()
 
@@ -101,11 +103,19 @@ def _parse(text: str, c: ir.Context) -> ir.Module:
 
 
 def stages_of(source: str, target: str, settings: pipeline.Settings | None) -> Mapping[str, str]:
-    """The IR after each pass, by the pass's name; first ``"input"``, the source itself."""
+    """The IR after each pass, by the pass's name; first ``"input"``, the source itself.
+
+    The second run of a pass is called ``name#2``, and so on.
+    """
     found: dict[str, str] = {"input": source}
+
+    def keep(name: str, module: ir.Module) -> None:
+        free = (n for n in itertools.chain([name], (f"{name}#{i}" for i in itertools.count(2))) if n not in found)
+        found[next(free)] = str(module)
+
     module = parse(source)
     with diagnosed(module.context):
-        runner.run(module, pipeline.steps(target, settings), observer=lambda name, m: found.__setitem__(name, str(m)))
+        runner.run(module, pipeline.steps(target, settings), observer=keep)
     return found
 
 
@@ -118,6 +128,7 @@ def compile(
     kernel: Any,
     *specs: Any,
     target: str | Target | None = None,
+    passes: Mapping[str, Any] | None = None,
     disable: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
     check: bool | None = None,
@@ -133,8 +144,10 @@ def compile(
         For a DSL kernel, one an argument: a cache or its ``.spec``, a dtype, ``kv.Buffer[dtype, rank]``.
     target : str, optional
         ``"sm_80"``, ``"sm_90a"``, ``"sm_100a"``, ``"host"``, ...; default: the machine's.
+    passes : mapping, optional
+        Passes to run beside others: ``{"after:hoist-kv-lookups": my_pass}``, as for ``kv.pipeline``.
     disable : sequence of str
-        Optimising passes to leave out, to see what each is worth.
+        Optional passes to leave out, to see what each is worth.
     options : mapping of str to str
         Options by pass name, as a pipeline writes them: ``{"plan-kv-access": "read-only=false"}``.
     check : bool, optional
@@ -151,10 +164,10 @@ def compile(
     kvarn.errors.KernelError
         If the kernel cannot be compiled; names the user's file, line and column.
     ValueError
-        For an unknown target or pass.
+        For an unknown target, pass or option.
     """
     chosen = by_name(target if target is not None else default_target())
-    settings = pipeline.Settings(frozenset(disable), dict(options or {}), env.check if check is None else check)
+    settings = extended(passes, disable, options, check)
     steps = pipeline.steps(chosen, settings)
     c = context()
     with diagnosed(c):
@@ -287,26 +300,32 @@ def _arg(record: dict[str, Any]) -> Arg:
 # --- the disk cache ----------------------------------------------------------------------------------
 
 
-def key_of(kind: str, what: Any, target: Target, settings: pipeline.Settings) -> str:
-    """The disk cache's key of something compiled for a target: ``what`` is IR or what it is made from."""
+def key_of(kind: str, what: Any, target: Target, settings: pipeline.Settings) -> str | None:
+    """The disk cache's key of something compiled for a target: ``what`` is IR or what it is made from.
+
+    None where code from outside takes part that cannot be told from other code in another process.
+    """
+    outside = extensions.key(settings)
+    if outside is None:
+        return None
     return cache_key({
         "kind": kind, "what": what, "target": target.name, "disable": sorted(settings.disable),
-        "options": dict(settings.options), "check": settings.check, "sources": sources_digest(),
+        "options": dict(settings.options), "check": settings.check, "sources": sources_digest(), "outside": outside,
         "tuned": tuned.digest() if "kv.attention" in str(what) else "",
     })  # fmt: skip
 
 
-def load_cached(key: str) -> Artifact | None:
+def load_cached(key: str | None) -> Artifact | None:
     """An artifact from the disk cache."""
-    if env.always_compile or stage_files.wanted():
+    if key is None or env.always_compile or stage_files.wanted():
         return None
     data = compile_cache.get(key)
     return None if data is None else artifacts.loads(data, "the compile cache")[0]
 
 
-def save_cached(key: str, made: Artifact) -> None:
+def save_cached(key: str | None, made: Artifact) -> None:
     """Keep an artifact in the disk cache, unless it may be made from edited stages."""
-    if env.override_dir:
+    if key is None or env.override_dir:
         return
     compile_cache.put(key, artifacts.dumps([made]))
 

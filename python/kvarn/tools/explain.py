@@ -22,6 +22,7 @@ from typing import Any
 from kvarn.artifact import Artifact
 
 from .cli import UsageError, add_kernel_options, complete_specs, find_kernel
+from .pass_options import passes_of
 
 _MOST_KINDS = 6  # kinds of operations that a line names
 # What moves data or does matrix work; the rest of the PTX is counted as one.
@@ -201,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         what = find_kernel(options.kernel)
         specs = complete_specs(what, options.spec)
-    kernel = compiler.compile(what, *specs, target=options.target, disable=options.disable)
+    kernel = compiler.compile(what, *specs, target=options.target, passes=passes_of(options), disable=options.disable)
     stages = run_stages(kernel.asm["kv"], kernel.target, kernel.settings)
     names = [s.name for s in stages]
     for wanted in filter(None, (options.show, options.diff)):

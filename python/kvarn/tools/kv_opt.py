@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,6 +20,7 @@ from kvarn.env import env
 from . import opt_args, opt_guard
 from .opt_args import UsageError
 from .opt_guard import Phase
+from .pass_options import passes_of
 
 if TYPE_CHECKING:
     import argparse
@@ -82,16 +83,16 @@ def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]], phase:
     driver = opt_run.Driver(_settings(options), phase=phase)
     if options.emit_irdl or options.show_dialects:
         return _print_dialects(driver, options)
-    from kvarn.lowering import loading
-
-    for path in options.load_pass:
-        loading.load_passes(path)
+    try:
+        inserted = passes_of(options)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     if options.list_passes:
         return _list_passes()
     if not all([driver.load_dialects(_read(path, False)) for path in options.irdl_file]):
         return 1
     with driver.context:
-        driver.steps = _steps(options, flags)
+        driver.steps = _steps(options, flags, inserted)
         if options.dump_pass_pipeline:
             body = ",\n".join(f"  {step.text}" for step in driver.steps)
             print(f"Pass Manager with {len(driver.steps)} passes:\nbuiltin.module(\n{body}\n)\n", file=sys.stderr)
@@ -132,7 +133,7 @@ def _settings(options: argparse.Namespace) -> Any:
     )
 
 
-def _steps(options: argparse.Namespace, flags: list[tuple[str, str]]) -> list[Step]:
+def _steps(options: argparse.Namespace, flags: list[tuple[str, str]], inserted: Mapping[str, Any]) -> list[Step]:
     """The pipeline: the passes asked for, then the target's own pipeline where that is asked for."""
     from kvarn.lowering import textual
 
@@ -146,18 +147,19 @@ def _steps(options: argparse.Namespace, flags: list[tuple[str, str]]) -> list[St
         wanted = "--kv-pipeline" if options.kv_pipeline else f"--emit={options.emit}"
         raise UsageError(f"{wanted} needs --target, one of {', '.join(opt_args.TARGETS)}")
     if options.kv_pipeline or (needs_code and options.pass_pipeline is None and not flags):
-        steps += _default_pipeline(options)
-    elif options.disable:
-        raise UsageError("--disable leaves out passes of --kv-pipeline, which is not run here")
+        steps += _default_pipeline(options, inserted)
+    elif options.disable or inserted:
+        flag = "--disable leaves out passes of" if options.disable else "--insert-after and --insert-before add to"
+        raise UsageError(f"{flag} --kv-pipeline, which is not run here")
     return steps if options.stop_after is None else _up_to(steps, options.stop_after)
 
 
-def _default_pipeline(options: argparse.Namespace) -> list[Step]:
-    """The pipeline of --target without what --disable names."""
+def _default_pipeline(options: argparse.Namespace, inserted: Mapping[str, Any]) -> list[Step]:
+    """The pipeline of --target without what --disable names, with what --insert-after and --insert-before do."""
     from kvarn.lowering import pipeline
 
-    settings = pipeline.Settings(disable=frozenset(options.disable))
     try:
+        settings = pipeline.Settings(frozenset(options.disable), inserted=pipeline.insertions(inserted))
         whole = pipeline.steps(options.target, settings)
     except ValueError as error:
         raise UsageError(str(error)) from None
