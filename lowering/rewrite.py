@@ -78,6 +78,11 @@ def is_kernel(function: ir.Operation) -> bool:
     return "gpu.kernel" in function.attributes or "kv.host_kernel" in function.attributes
 
 
+def is_flat(function: ir.Operation) -> bool:
+    """Whether a kernel has no handles or buffers any more: the pipeline was entered after ``flatten-kv-types``."""
+    return "kv.params" in function.attributes
+
+
 class Rules:
     """A table of rules by op name; ``@rules.lowers(OpClass, ...)`` fills it."""
 
