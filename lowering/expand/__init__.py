@@ -55,4 +55,4 @@ def found() -> Mapping[str, Callable[..., None]]:
 
 def operations() -> tuple[str, ...]:
     """Names of the operations that have an expansion."""
-    return tuple(_MODULES)
+    return tuple(dict.fromkeys((*_MODULES, *_found)))
