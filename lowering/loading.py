@@ -7,13 +7,16 @@ import importlib.util
 import re
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import kvarn.lowering as registry
 
 from .pass_base import Pass, as_pass
-from .textual import PipelineError
+from .textual import PipelineError, Step
+
+_MODULE = "kvarn_user_pass_"  # what the module of a file is called, before its stem
 
 
 def load_passes(path: str | Path) -> list[Pass]:
@@ -42,8 +45,15 @@ def load_passes(path: str | Path) -> list[Pass]:
         raise PipelineError(f"--load-pass: {path}: {error}") from None
 
 
+def flags(steps: Iterable[Step]) -> str:
+    """The command-line flags that load the files of a pipeline's passes: `` --load-pass=FILE.py``, or nothing."""
+    functions = [step.kv.function for step in steps if step.kv is not None]
+    files = [f.__code__.co_filename for f in functions if getattr(f, "__module__", "").startswith(_MODULE)]
+    return "".join(f" --load-pass={file}" for file in dict.fromkeys(files))
+
+
 def _import(path: Path) -> Any:
-    name = f"kvarn_user_pass_{path.stem}"
+    name = _MODULE + path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise PipelineError(f"--load-pass: expected a Python file, got {path}")

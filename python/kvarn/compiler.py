@@ -29,7 +29,7 @@ from kvarn.compiled import Kernel, load
 from kvarn.dialect import dtypes, kv, types
 from kvarn.dialect import text as dialect_text
 from kvarn.env import env
-from kvarn.lowering import emit, pipeline, record_kv_abi, runner, textual
+from kvarn.lowering import emit, loading, pipeline, record_kv_abi, runner, textual
 from kvarn.lowering.expand import tuned
 from kvarn.lowering.pass_base import PassFailure, fail
 from kvarn.lowering.rewrite import walk
@@ -214,7 +214,7 @@ def lower(
     if not path:
         return _lower(module, target, steps, observer)
     # Written first, since MLIR ends the process on some mistakes.
-    options = "" if target.is_host else f" --emit=ptx --target={target.name}"
+    options = loading.flags(steps) + ("" if target.is_host else f" --emit=ptx --target={target.name}")
     command = stage_files.write_reproducer(path, stage_files.reproducer(module, steps), options)
     try:
         made = _lower(module, target, steps, observer)

@@ -93,6 +93,8 @@ def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]], phase:
         return 1
     with driver.context:
         driver.steps = _steps(options, flags, inserted)
+        if not options.run_reproducer:
+            _check_printed(options, driver.steps)
         if options.dump_pass_pipeline:
             body = ",\n".join(f"  {step.text}" for step in driver.steps)
             print(f"Pass Manager with {len(driver.steps)} passes:\nbuiltin.module(\n{body}\n)\n", file=sys.stderr)
@@ -174,6 +176,16 @@ def _up_to(steps: list[Step], name: str) -> list[Step]:
             return steps[: index + 1]
     names = ", ".join(dict.fromkeys(step.group or step.name for step in steps)) or "which is empty"
     raise UsageError(f"--stop-after must name a pass of the pipeline ({names}), got {name!r}")
+
+
+def _check_printed(options: argparse.Namespace, steps: list[Step]) -> None:
+    """Refuse to print the IR around a pass that is not run."""
+    names = dict.fromkeys(name for step in steps for name in (step.group, step.name) if name is not None)
+    for when in ("before", "after"):
+        for name in getattr(options, f"mlir_print_ir_{when}"):
+            if name not in names:
+                have = ", ".join(names) or "which is empty"
+                raise UsageError(f"--mlir-print-ir-{when} must name a pass of the pipeline ({have}), got {name!r}")
 
 
 def _target(options: argparse.Namespace) -> Any:
