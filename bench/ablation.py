@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvarn.lowering import pipeline
 from kvarn.runtime.program import Program
 
 from . import ablation_kernels, static, timing
@@ -24,13 +25,7 @@ from .kvarn_rows import TOLERANCE
 from .problems import problem
 from .report import table
 
-PASSES = (
-    "simplify-kernels",
-    "hoist-kv-lookups",
-    "vectorize-kv-lookups",
-    "plan-kv-access",
-    "simplify-addresses",
-)
+PASSES = tuple(name for name in pipeline.optional() if name != "check-kv-access")  # which bench never asks for
 ALL = "nothing"  # left out
 DEFAULT_ROWS = "=b64_c4k,=b64_c4k_fp8,=b1_c32k,=app_n8192_prefill,=app_n256_decode,=app_n8192_prefill_rope,gather"
 

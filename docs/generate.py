@@ -214,14 +214,21 @@ def passes() -> str:
         "`kv-opt --list-passes` lists them; [writing passes](../writing-passes.md) says how to add one.\n",
     ]
     out.append("## The pipelines\n")
-    out.append("Names in italics are several upstream passes; `--stop-after` and `--disable` take them too.\n")
+    out.append(
+        "Names in italics are several upstream passes; `--stop-after` takes them too. `--disable` takes what is marked "
+        "optional.\n"
+    )
     for target in ("sm_90a", "host"):
-        rows = []
-        for i, step in enumerate(pipeline.steps(target, pipeline.Settings(check=True)), 1):
-            ours = not step.text.startswith("builtin.module(")
-            reason = step.reason if ours else step.reason.partition(": ")[2]
-            rows.append((str(i), f"[`{step.name}`](#{step.name})" if ours else f"*{step.name}*", reason))
-        out += [f"For {target}, with `KVARN_CHECK=1`:\n", table(("", "pass", "why it stands there"), rows)]
+        rows = [
+            (
+                str(i),
+                f"*{step.name}*" if step.upstream else f"[`{step.name}`](#{step.name})",
+                step.reason,
+                "optional" if step.optional else "",
+            )
+            for i, step in enumerate(pipeline.default_steps(target, check=True), 1)
+        ]
+        out += [f"For {target}, with `KVARN_CHECK=1`:\n", table(("", "pass", "why it stands there", ""), rows)]
     for name in lowering.NAMES:
         found = lowering.find(name)
         assert found is not None

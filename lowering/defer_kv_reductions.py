@@ -49,7 +49,10 @@ def run(module: ir.Module, options: Any) -> None:
     for function in tiled(module):
         for loop in ops_named(function, "scf.for"):
             for number in range(len(loop.results)):
-                if rank(loop.results[number]) != 1 or str(ir.RankedTensorType(loop.results[number].type).element_type) != "f32":
+                if (
+                    rank(loop.results[number]) != 1
+                    or str(ir.RankedTensorType(loop.results[number].type).element_type) != "f32"
+                ):
                     continue
                 found = sum_of(loop, number)
                 if found is None:

@@ -259,7 +259,12 @@ def _negate(d: Distribution, op: Any) -> ir.Value:
     if not is_tile(op.operation.results[0]) or layout_of(type_) != SHARED:
         made = vector_type(type_) if is_tile(op.operation.results[0]) else type_
         return ir.Operation.create("arith.negf", [made], [value]).result
-    tile_memory.negate_rows(Pointer(value, SHARED_SPACE), shared_layout(type_), by_mlir(str(ir.RankedTensorType(type_).element_type)), d.threads)
+    tile_memory.negate_rows(
+        Pointer(value, SHARED_SPACE),
+        shared_layout(type_),
+        by_mlir(str(ir.RankedTensorType(type_).element_type)),
+        d.threads,
+    )
     return value
 
 
@@ -433,9 +438,7 @@ def _release(d: Distribution, op: Any) -> None:
 
 @rule("kv.tile_clear")
 def _clear(d: Distribution, op: Any) -> ir.Value:
-    tile_memory.clear_rows(
-        Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), scalar(op.first), d.threads
-    )
+    tile_memory.clear_rows(Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), scalar(op.first), d.threads)
     return op.source
 
 

@@ -16,24 +16,6 @@ from .target import ISA_MARKS, OP_NEEDS, Target, runs
 _VERSION = re.compile(r"^\.version (\d+)\.(\d+)$", re.M)
 
 
-def set_launch_bounds(function: ir.Operation) -> None:
-    """Translate ``kv.max_threads``, ``kv.block``, ``kv.min_blocks`` and ``kv.max_registers`` to NVVM's attributes."""
-    attributes = function.attributes
-    i32 = ir.IntegerType.get_signless(32)
-
-    def number(name: str) -> int | None:
-        return ir.IntegerAttr(attributes[name]).value if name in attributes else None
-
-    if "kv.block" in attributes:
-        attributes["nvvm.reqntid"] = ir.DenseI32ArrayAttr.get(list(ir.DenseI32ArrayAttr(attributes["kv.block"])))
-    elif number("kv.max_threads"):
-        attributes["nvvm.maxntid"] = ir.DenseI32ArrayAttr.get([number("kv.max_threads")])
-    if number("kv.min_blocks"):
-        attributes["nvvm.minctasm"] = ir.IntegerAttr.get(i32, number("kv.min_blocks"))
-    if number("kv.max_registers"):
-        attributes["nvvm.maxnreg"] = ir.IntegerAttr.get(i32, number("kv.max_registers"))
-
-
 def required_isa(ptx: str, target: Target) -> tuple[int, int]:
     """The lowest PTX ISA that the text needs: its target's own, or that of a newer instruction in it."""
     return max([target.isa, *(isa for mark, isa in ISA_MARKS if mark in ptx)])

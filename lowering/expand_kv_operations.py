@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from mlir import ir
 
+from kvarn.dialect import effects
+
 from . import expand
 from .expand.base import Expansion
 from .pass_base import fail, kv_pass
@@ -42,7 +44,7 @@ def kernel_module(module: ir.Module) -> ir.Operation:
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     target = by_name(options.target)
-    found = [op for op in kv_ops(module) if op.name in expand.operations()]
+    found = [op for op in kv_ops(module) if effects.has(op.name, effects.TierOne)]
     if not found:
         return
     with ir.Location.unknown():

@@ -13,6 +13,7 @@ After:   %e = <page * stride0 + slot * H*D + h * D + d>
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from mlir.dialects import arith, llvm, scf, vector
 from kvarn.dialect import dtypes, layout, ops, types, verify
 from kvarn.dialect.layout import DENSE, RAGGED, SCALES, CacheSpec
 
-from . import vectorize_kv_lookups
+from . import memory_effects, vectorize_kv_lookups
 from .expand_kv_tma import is_copy
 from .hoist_kv_lookups import root
 from .index import Ix, const, i32, load, offset, pointer, store
@@ -36,12 +37,6 @@ _LATER = ("kv.field", "kv.cast", "kv.alloc_shared", "kv.make_collection", "kv.ma
           "kv.key_cache", "kv.value_cache", "kv.buffer_address")  # fmt: skip
 
 _ROWS = ("kv.populate", "kv.make_rows")  # what makes rows, now or when it is lowered
-
-# Ops that write through an operand, and its number. An address may be written through, so asking for one counts.
-WRITERS = {
-    "kv.store": 0, "kv.store_scale": 0, "kv.store_tile": 0, "kv.block_ptr": 0, "kv.scale_block_ptr": 0,
-    "memref.store": 1, "vector.store": 1, "memref.atomic_rmw": 1, "kv.buffer_address": 0, "kv.tma_store": 0,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -442,12 +437,14 @@ def lower_is_empty(op: Any, options: Options) -> ir.Value:
 
 
 def record_written(function: ir.Operation, writers: Sequence[ir.Operation]) -> None:
-    """List the arguments that the kernel may write, in ``kv.written``: the loader refuses read-only buffers there."""
+    """List the arguments that the kernel may write, in ``kv.written``: the loader refuses read-only buffers there.
+
+    An address may be written through, so asking for one counts.
+    """
     if "kv.written" in function.attributes:
         return
     written: set[int] = set()
-    for op in writers:
-        handle = op.operands[WRITERS[op.name]]
+    for handle in (v for op in writers for v in memory_effects.exposed(op)):
         if types.type_name(handle.type) == "operand":
             continue  # operands are read-only, and so are pointers into them
         handle = handle if isinstance(handle.type, ir.MemRefType) else root(handle)
@@ -477,10 +474,11 @@ def record_tables(function: ir.Operation, loads: Sequence[ir.Operation]) -> None
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     found: list[ir.Operation] = []
+    writer = functools.cache(memory_effects.exposes)
     for function in functions(module):
-        inside = walk(function, lambda name: name in WRITERS or RULES.knows(name))
+        inside = walk(function, lambda name: writer(name) or RULES.knows(name))
         if is_kernel(function):
-            record_written(function, [op for op in inside if op.name in WRITERS])
+            record_written(function, [op for op in inside if writer(op.name)])
             record_tables(function, [op for op in inside if op.name == "kv.load_pages"])
         found += [op for op in inside if RULES.knows(op.name)]
     has_rows = any(op.name in _ROWS for op in found)

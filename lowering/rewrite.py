@@ -8,9 +8,11 @@ carries the user's line. A rule returns the values that replace the op's results
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from mlir import ir
+
+from kvarn import settings
 
 from .pass_base import fail
 
@@ -76,16 +78,25 @@ def is_kernel(function: ir.Operation) -> bool:
     return "gpu.kernel" in function.attributes or "kv.host_kernel" in function.attributes
 
 
+def is_flat(function: ir.Operation) -> bool:
+    """Whether a kernel has no handles or buffers any more: the pipeline was entered after ``flatten-kv-types``."""
+    return "kv.params" in function.attributes
+
+
 class Rules:
     """A table of rules by op name; ``@rules.lowers(OpClass, ...)`` fills it."""
 
+    instances: ClassVar[list[Rules]] = []  # all tables there are, which other packages may have added to
+
     def __init__(self) -> None:
         self.table: dict[str, Rule] = {}
+        Rules.instances.append(self)
 
     def lowers(self, *op_classes: Any) -> Callable[[Rule], Rule]:
         """Declare the rule of op classes (or op names)."""
 
         def declare(rule: Rule) -> Rule:
+            settings.declared(rule)
             for c in op_classes:
                 self.table[c if isinstance(c, str) else c.OPERATION_NAME] = rule
             return rule

@@ -94,7 +94,9 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[st
         if copy == "tma":
             box = types.tma_spec_of(op.descriptor.type).rows
             rows = i64_attr(shape(op.tile)[0])
-            pages = staging.TilePagesOp(table_of(op.cache), op.batch, first, op.count, rows, i64_attr(box)).operation.results[0]
+            pages = staging.TilePagesOp(
+                table_of(op.cache), op.batch, first, op.count, rows, i64_attr(box)
+            ).operation.results[0]
         staging.ProducerAcquireOp(buffer, n)
         staging.CopyStartOp(
             buffer, n, op.cache, op.batch, op.head, first, op.count, i64_attr(op.first_column.value),

@@ -23,7 +23,7 @@ PURE_DIALECT = {
     f"kvarn.dialect.{name}"
     for name in ("dtypes", "layout", "register_layout", "schedules", "shared_layout", "tile_layout", "tma_layout")
 }
-BASE = {"kvarn.errors", "kvarn.env", "kvarn._version"}
+BASE = {"kvarn.errors", "kvarn.env", "kvarn.settings", "kvarn._version"}
 RUNTIME_SIDE = {"kvarn.artifact", "kvarn.cache", "kvarn.caches", "kvarn.manager", "kvarn.page_pool", "kvarn.runtime"}
 EVERYTHING = {"kvarn", *MLIR, *NUMERIC}
 
@@ -33,6 +33,7 @@ ALLOWED = {
     "kvarn": {"now": {*BASE, *PURE_DIALECT}, "lazy": EVERYTHING},
     "kvarn.errors": {"now": set(), "lazy": {"kvarn.env", *MLIR}},
     "kvarn.env": {"now": set(), "lazy": set()},
+    "kvarn.settings": {"now": set(), "lazy": {"kvarn.lowering", "kvarn.extensions"}},
     "kvarn.dialect": {"now": MLIR, "lazy": set()},
     "kvarn.dialect.dtypes": {"now": set(), "lazy": {*NUMERIC, "kvarn.dsl.values"}},  # kv.f32(x) in a kernel is a cast
     "kvarn.dialect.layout": {"now": {"kvarn.dialect.dtypes"}, "lazy": set()},
@@ -47,6 +48,7 @@ ALLOWED = {
     "kvarn.runtime.host": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.dialect", *MLIR}},
     "kvarn.compiler": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.compiled": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE}, "lazy": CUDA},  # loads kernels where mlir is not
+    "kvarn.extensions": {"now": EVERYTHING, "lazy": set()},
     "kvarn.stage_files": {"now": EVERYTHING, "lazy": set()},
     "kvarn.programs": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.ops": {"now": EVERYTHING, "lazy": CUDA},

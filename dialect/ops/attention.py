@@ -12,7 +12,7 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
-from ..effects import ReadsCache, ReadsMemory, WritesMemory
+from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import SCALES, CacheSpec
 from .operations import FLOATS, not_mla, offsets
@@ -30,7 +30,7 @@ def mask_is_valid(op: Any) -> bool:
     return True
 
 
-class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """softmax(scale * Q K^T + mask) V over one layer; query, out: [T, Hq, D], Hq a multiple of H.
 
     Attributes: mask (causal, null, sliding_window, chunked, chunked_causal), span (window or chunk width), softcap (0:
@@ -61,7 +61,7 @@ class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemor
         return spec is not None and not_mla(self, spec) and _attends(self, spec) and offsets(self, self.row_offsets)
 
 
-class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """kv.attention of a padded batch: query, out [B, Smax, Hq, D]; tokens t >= valid_lengths[b] are skipped.
 
     Token t of sequence b stands at position cache_length(b) + t. lse: [B, Smax, Hq]. Everything else is as in
@@ -92,7 +92,9 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[ReadsCach
         )
 
 
-class OperandAttentionOp(Kv.Operation, name="operand_attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+class OperandAttentionOp(
+    Kv.Operation, name="operand_attention", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]
+):
     """kv.attention whose keys and values are attention operands: of caches, dense or ragged buffers.
 
     keys, values: operands with the same parameters, and not of scales. Over caches everything is as in kv.attention.

@@ -14,7 +14,7 @@ from mlir import ir
 
 from .. import types, verify
 from ..base import Kv
-from ..effects import CACHE, MEMORY, READ, WRITE, AllocatesShared, Effect, EffectModel
+from ..effects import ELEMENTS, MEMORY, READ, WRITE, AllocatesShared, Effect, EffectModel
 from ..ext import I32, Operand, Result
 from .common import as_i32, i64_attr
 
@@ -22,13 +22,13 @@ from .common import as_i32, i64_attr
 class _LoadsTile(EffectModel):
     """Reads a cache, writes shared memory."""
 
-    effects = (Effect(READ, CACHE), Effect(WRITE, MEMORY))
+    effects = (Effect(READ, ELEMENTS), Effect(WRITE, MEMORY))
 
 
 class _StoresTile(EffectModel):
     """Reads shared memory, writes a cache."""
 
-    effects = (Effect(READ, MEMORY), Effect(WRITE, CACHE))
+    effects = (Effect(READ, MEMORY), Effect(WRITE, ELEMENTS))
 
 
 class AllocSharedOp(Kv.Operation, name="alloc_shared", traits=[AllocatesShared]):

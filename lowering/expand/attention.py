@@ -16,6 +16,7 @@ from . import attention_decode, attention_prefill, attention_rows, decode_schedu
 from .attention_common import Case
 from .attention_queries import extents_of, heads_of, is_padded, row_count
 from .base import Expansion
+from .common import row_alignment
 
 # (most sequences, most query rows of a sequence and KV head) that count as a decode. With many sequences the tiles of
 # prefill read keys of more rows once; with few it leaves multiprocessors idle.
@@ -35,12 +36,6 @@ def case_of(op: Any, at: Expansion) -> Case:
         value_size=spec.head_size, mask=op.mask.value, span=op.span.value, softcap=op.softcap.value,
         sinks=op.sinks is not None, lse=op.lse is not None, alibi=op.alibi_slopes is not None, padded=is_padded(op),
     )  # fmt: skip
-
-
-def row_alignment(op: Any) -> int:
-    """Bytes that every row of the operation's query and output is aligned to."""
-    attributes = op.operation.attributes
-    return ir.IntegerAttr(attributes["kv.row_alignment"]).value if "kv.row_alignment" in attributes else 16
 
 
 def decode_problems(op: Any, case: Case, at: Expansion, max_batch: int) -> list[str]:

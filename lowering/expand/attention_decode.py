@@ -35,6 +35,7 @@ from .attention_combine import combine_kernel
 from .attention_common import LN2, LOG2E, last_not_above, sloped
 from .attention_queries import batch_of, extents_of, heads_of, is_padded, queries_of
 from .base import Expansion
+from .common import row_alignment
 from .decode_division import division
 from .decode_results import results
 from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, SHORT_SPLITS, WARP_ROWS, Config, configured
@@ -436,8 +437,7 @@ def decode_kernel(c: Config) -> Any:
 def expand_decode(op: Any, at: Expansion) -> None:
     """Expand an attention for few query rows a sequence: the schedule's ``max_queries`` says how many tokens."""
     spec, query = at.spec(op.collection), at.dtype(op.query)
-    attributes = op.operation.attributes
-    aligned = attributes["kv.row_alignment"].value if "kv.row_alignment" in attributes else 16
+    aligned = row_alignment(op)
     config = configured(at.target, Config(
         spec, query, heads_of(op, at) // spec.num_heads, at.schedule["max_queries"], op.mask.value,
         op.span.value, op.softcap.value, padded=is_padded(op), programmatic=at.target.has("pdl"),

@@ -8,7 +8,6 @@ decided by the passes from split-kv-loops to distribute-kv-tiles, by the schedul
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kvarn import dsl as kv

@@ -20,9 +20,9 @@ BYTES = 16  # of the widest access
 WARP = 32
 
 
-def row_alignment(at: Expansion) -> int:
-    """Bytes that the rows of the operation's data buffers are aligned to."""
-    attributes = at.op.operation.attributes
+def row_alignment(op: Any) -> int:
+    """Bytes that every row of an operation's data buffers is aligned to."""
+    attributes = op.operation.attributes
     return ir.IntegerAttr(attributes["kv.row_alignment"]).value if "kv.row_alignment" in attributes else BYTES
 
 

@@ -216,7 +216,7 @@ def side_of(at: Expansion, value: ir.Value) -> Side:
     if not isinstance(value.type, ir.MemRefType):
         return CacheSide(at.spec(value))
     page_size, heads, size = (at.static_dim(value, i) for i in (1, 2, 3))
-    return PoolSide(Rows(1, row_alignment(at)), page_size, (heads, size), at.dtype(value))
+    return PoolSide(Rows(1, row_alignment(at.op)), page_size, (heads, size), at.dtype(value))
 
 
 @expands("kv.convert")

@@ -15,9 +15,10 @@ from kvarn.dialect.dtypes import i32
 from kvarn.dialect.layout import CacheSpec, lowbit
 
 from . import attention_latent, expands, mla_rows
-from .attention import launch_rows, row_alignment
+from .attention import launch_rows
 from .attention_common import Case, sequence_of
 from .base import Expansion
+from .common import row_alignment
 
 THREADS = 128
 

@@ -98,7 +98,7 @@ def rms_norm_kernel(
 @expands("kv.rms_norm")
 def rms_norm(op: Any, at: Expansion) -> None:
     spec, size = at.spec(op.cache), at.static_dim(op.gamma, 0)
-    rows = Rows(vector_width(spec.head_size, size, types=(spec.dtype, at.dtype(op.gamma))), row_alignment(at))
+    rows = Rows(vector_width(spec.head_size, size, types=(spec.dtype, at.dtype(op.gamma))), row_alignment(at.op))
     group = Group.covering(at, size // rows.width)
     work = Work.of(at, whole_warps(at, group.lanes * (1 if size > spec.head_size else spec.num_heads)))
     kernel = rms_norm_kernel(

@@ -40,7 +40,7 @@ def sliced_add_kernel(work: Work, rows: Rows, dtype: DType) -> Any:
 def rows_of(at: Expansion, buffer: Any) -> tuple[Rows, Work]:
     """How the rows of a buffer [rows, C] are read, and divided."""
     columns = at.static_dim(buffer, 1)
-    rows = Rows(vector_width(columns, types=(at.dtype(buffer),)), row_alignment(at))
+    rows = Rows(vector_width(columns, types=(at.dtype(buffer),)), row_alignment(at.op))
     return rows, Work.of(at, columns // rows.width)
 
 
@@ -148,7 +148,7 @@ def merge_attention_kernel(work: Work, rows: Rows, heads: int, dtype: DType) -> 
 @expands("kv.merge_attention")
 def merge_attention(op: Any, at: Expansion) -> None:
     heads, size = at.static_dim(op.a, 1), at.static_dim(op.a, 2)
-    rows = Rows(vector_width(size, types=(at.dtype(op.a),)), row_alignment(at))
+    rows = Rows(vector_width(size, types=(at.dtype(op.a),)), row_alignment(at.op))
     work = Work.of(at, size // rows.width)
     kernel = merge_attention_kernel(work, rows, heads, at.dtype(op.a))
     args = [op.a, op.a_lse, op.b, op.b_lse, op.out, op.lse]

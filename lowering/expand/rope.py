@@ -297,7 +297,7 @@ def rope_together_kernel(spec: CacheSpec, work: Work, q: Turns, k: Turns, v: Sha
 def rope_append(op: Any, at: Expansion) -> None:
     spec, eps = at.spec(op.collection), None if op.q_gamma is None else op.eps.value
     types = (at.dtype(op.query), at.dtype(op.key), spec.dtype)
-    rows = Rows(vector_width(spec.head_size, types=types), row_alignment(at))
+    rows = Rows(vector_width(spec.head_size, types=types), row_alignment(at.op))
     rotation = Rotation.of(spec.head_size, at.static_dim(op.freqs, 1), op.interleaved.value, most_lanes(types))
     quantizer = None
     if spec.quantized:

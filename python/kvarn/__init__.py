@@ -44,6 +44,7 @@ _LAZY = {
     "kvarn.compiler": ("compile",),
     "kvarn.compiled": ("Kernel", "load"),
     "kvarn.errors": ("KernelError",),
+    "kvarn.settings": ("pipeline",),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}
 _SUBMODULES = (

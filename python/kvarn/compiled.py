@@ -37,11 +37,13 @@ class Kernel:
     stats : mapping of str to int
         ``"registers"``, ``"spills"`` (bytes), ``"shared bytes"`` (static and dynamic); the largest of a program's
         kernels. Needs nvJitLink or ptxas.
+    settings : Settings or None
+        What the compilation changed of the pipeline; None for a loaded kernel.
     """
 
     def __init__(self, artifact: Artifact, source: str = "", settings: Settings | None = None) -> None:
         self.artifact = artifact
-        self._source, self._settings = source, settings
+        self._source, self.settings = source, settings
 
     @property
     def name(self) -> str:
@@ -54,7 +56,7 @@ class Kernel:
     @functools.cached_property
     def stages(self) -> Mapping[str, str]:
         self._need_source("stages")
-        return importlib.import_module("kvarn.compiler").stages_of(self._source, self.target, self._settings)
+        return importlib.import_module("kvarn.compiler").stages_of(self._source, self.target, self.settings)
 
     @functools.cached_property
     def asm(self) -> Mapping[str, Any]:
@@ -205,7 +207,7 @@ class _Asm(Mapping[str, Any]):
         if stage == "kv":
             return kernel._source
         if stage == "gpu":
-            return kernel.stages["check-kv-lowered"]
+            return kernel.stages["record-kv-abi"]
         last = list(kernel.stages.values())[-1]
         return last if stage == "nvvm" else importlib.import_module("kvarn.compiler").llvm_ir_of(last)
 

@@ -11,7 +11,7 @@ not for the tokens.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from mlir import ir
 from mlir.dialects import func
 
-from kvarn import compiler
+from kvarn import compiler, settings
 from kvarn.artifact import Artifact
 from kvarn.caches import MHAOperand
 from kvarn.compiled import Kernel
@@ -195,13 +195,13 @@ class OperationProgram(Program):
         return self._binders.bind(operands)
 
 
-_programs: dict[tuple[Specialisation, bool], OperationProgram] = {}
+_programs: dict[tuple[Specialisation, bool, Hashable], OperationProgram] = {}
 _compiling = threading.Lock()
 
 
 def program(what: Specialisation) -> OperationProgram:
     """The program of a specialisation: from memory, the disk cache or the compiler."""
-    key = what, env.check
+    key = what, env.check, settings.token()
     found = _programs.get(key)
     if found is None:
         with _compiling:
@@ -213,7 +213,7 @@ def program(what: Specialisation) -> OperationProgram:
 
 def artifact(what: Specialisation) -> Artifact:
     """The compiled artifact of a specialisation, from the disk cache where it is. Nothing is traced on a hit."""
-    key = compiler.key_of("operation", what, by_name(what.target), pipeline.Settings())
+    key = compiler.key_of("operation", what, by_name(what.target), settings.current())
     found = compiler.load_cached(key)
     if found is None:
         found = compile_operation(what).artifact
@@ -223,13 +223,14 @@ def artifact(what: Specialisation) -> Artifact:
 
 def compile_operation(what: Specialisation) -> Kernel:
     """Compile a specialisation afresh: all stages of the code are there to look at."""
-    context = compiler.context()
+    context, applied = compiler.context(), settings.current()
     target = by_name(what.target)
+    steps = pipeline.steps(target, applied)
     with compiler.diagnosed(context):
         module = build(what, context)
         text = str(module)
-        made = compiler.lower(module, target, pipeline.steps(target))
-    return Kernel(made, text)
+        made = compiler.lower(module, target, steps)
+    return Kernel(made, text, applied)
 
 
 # --- operations ----------------------------------------------------------------------------------
@@ -293,7 +294,11 @@ class Operation:
     ) -> None:
         """Run on operands in the order of ``self.operands``; absent ones are None, or left out at the end."""
         values: list[Any] = []
-        key: list[Any] = [attributes, None if schedule is None else _entries(schedule, self.title)]
+        key: list[Any] = [
+            attributes,
+            None if schedule is None else _entries(schedule, self.title),
+            settings.token(),
+        ]
         add, find = key.append, _signers.get
         for operand in operands:
             add((find(operand.__class__) or _find_signer(operand.__class__))(operand, values))

@@ -20,8 +20,8 @@ from pathlib import Path
 from mlir import ir
 
 from kvarn.env import env
-from kvarn.lowering.pipeline import Step
 from kvarn.lowering.rewrite import walk
+from kvarn.lowering.textual import Step
 
 
 def wanted() -> bool:
@@ -117,7 +117,7 @@ def reproducer(module: ir.Module, steps: Sequence[Step]) -> str:
     from kvarn.lowering import textual
 
     with module.context:
-        passes = [p for step in steps for p in textual.parse(step.text)]
+        passes = [p for step in steps for p in step.split()]
     pipeline_text = textual.text(passes).replace("\\", "\\\\").replace('"', '\\"')
     asm = str(module.operation.get_asm(enable_debug_info=True)).rstrip("\n")
     return (

@@ -10,7 +10,7 @@ import pytest
 from kvarn import compiler, programs
 from kvarn.dialect import dtypes, layout
 from kvarn.env import env
-from kvarn.lowering import pipeline
+from kvarn.lowering import pipeline, runner
 from kvarn.lowering.expand import decode_table, tuned
 from kvarn.lowering.target import by_name
 from kvarn.programs import BufferType, HandleType, ScalarType, Specialisation
@@ -41,7 +41,7 @@ def chosen(case=CASE):
     """The text of the schedule that the pass gives a case."""
     module = programs.build(attention(case), compiler.context())
     with compiler.diagnosed(module.context):
-        pipeline.run(module, pipeline.steps(SM90), stop_after="select-kv-schedule")
+        runner.run(module, pipeline.steps(SM90), stop_after="select-kv-schedule")
     return next(line for line in str(module).splitlines() if "kv.attention" in line)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from mlir import ir
 
+from kvarn import settings
 from kvarn.dialect import types as kv_types
 from kvarn.dialect.dtypes import DType, bool_, of
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
@@ -381,10 +382,11 @@ class KernelFunction:
         """
         target = "host" if any(_on_host(a) for a in args) else None
         key = (*self.specs_of(args), target)
-        found = self._compiled.get(key)
+        made_with = settings.token()
+        found = self._compiled.get((made_with, key))
         if found is None:
             compiler = importlib.import_module("kvarn.compiler")
-            found = self._compiled[key] = compiler.compile(self, *key[:-1], target=target)
+            found = self._compiled[made_with, key] = compiler.compile(self, *key[:-1], target=target)
         return found
 
     def __getitem__(self, configuration: Any) -> Launch:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.env import env
+from kvarn.tools.pass_options import add_pass_options, passes_of
 
 COMMANDS = {
     "demo": ("kvarn.demo", "generate text with SmolLM2 through the paged cache"),
@@ -109,7 +110,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
              "paged(bf16, num_heads=8, head_size=128, page_size=16), collection(paged(...)). "
              "Arguments annotated with a dtype or a kv.Buffer need none",
     )  # fmt: skip
-    parser.add_argument("--disable", action="append", default=[], metavar="PASS", help="leave out an optimising pass")
+    add_pass_options(parser.add_argument)
 
 
 def compile_named(options: argparse.Namespace) -> Any:
@@ -117,7 +118,8 @@ def compile_named(options: argparse.Namespace) -> Any:
     kernel = find_kernel(options.kernel)
     specs = complete_specs(kernel, options.spec)
     compiler = importlib.import_module("kvarn.compiler")
-    return compiler.compile(kernel, *specs, target=options.target, disable=options.disable)
+    passes = passes_of(options)
+    return compiler.compile(kernel, *specs, target=options.target, passes=passes, disable=options.disable)
 
 
 def compile_main(argv: Sequence[str]) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from .pass_options import add_pass_options
+
 EMIT = ("mlir", "llvm", "ptx", "sass", "cubin", "bytecode")
 TARGETS = ("sm_80", "sm_90a", "sm_100a", "host")
 DEFAULT_MARKER = "// -----"
@@ -58,11 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     switch("kv-pipeline", "run the default pipeline of --target")
     add("--target", metavar="|".join(TARGETS), help="what --kv-pipeline and --emit compile for")
     add("--stop-after", metavar="PASS", help="run the pipeline up to and including this pass")
-    add("--disable", action="append", default=[], metavar="PASS", help="leave this pass out of --kv-pipeline")
-    add(
-        "--load-pass", action="append", default=[], metavar="FILE.py",
-        help="a Python file with a pass: the file's stem is its name",
-    )  # fmt: skip
+    add_pass_options(add)
     switch("verify-each", "verify after each pass (default: true)", default=True)
     switch("run-reproducer", "run the pipeline that is written at the end of the input")
     switch("allow-unregistered-dialect", "accept operations of unknown dialects")

@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvarn import settings
 from kvarn.dialect import dtypes, layout, schedules
 from kvarn.env import env
 from kvarn.lowering.expand import decode_schedule, decode_table, tuned
 from kvarn.lowering.target import Target, by_name
 from kvarn.ops import reads
+from kvarn.tools.pass_options import add_pass_options, passes_of
 
 Schedule = dict[str, int]
 ROTATED = 320e6  # bytes that a pass over the layers reads: several times an L2
@@ -319,7 +321,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=300, help="of the whole run (300)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: KVARN_TUNE")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
+    add_pass_options(parser.add_argument)
     options = parser.parse_args(argv)
+    passes = passes_of(options)
     from kvarn.compiler import default_target
     from kvarn.runtime import driver
 
@@ -338,7 +342,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = None if options.dry_run else options.output or env.tune
     if path is not None:
         tuned.load(path)  # a file that is no table is refused before the measurements, not after
-    run(cases, target, Bench, path, options.seconds)
+    with settings.pipeline(passes, disable=options.disable):
+        run(cases, target, Bench, path, options.seconds)
     if path is not None:
         print(f"table: {path}")
     return 0
