@@ -10,6 +10,7 @@ from mlir import ir
 from mlir.dialects import arith, gpu, memref
 
 from kvarn.dialect import dtypes, layout, ops, types
+from kvarn.dsl.identity import identity
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
 
@@ -120,16 +121,16 @@ class Expansion:
 
     def _trace(self, kernel: Any, specs: list[Any], key: Any) -> str:
         """The symbol of a kernel traced for specs, traced once."""
-        identity = (_identity(kernel), tuple(specs), key)
-        if identity not in self._traced:
+        wanted = (_kernel_identity(kernel), identity((*specs, key)))
+        if wanted not in self._traced:
             taken = set(self._traced.values())
             name, n = kernel.name, 1
             while name in taken:
                 n += 1
                 name = f"{kernel.name}_{n}"
             kernel.trace_into(self.kernels, specs, name=name)
-            self._traced[identity] = name
-        return self._traced[identity]
+            self._traced[wanted] = name
+        return self._traced[wanted]
 
     def _function(self, name: str) -> ir.Operation:
         for op in self.kernels.regions[0].blocks[0].operations:
@@ -139,14 +140,13 @@ class Expansion:
         raise AssertionError(f"kernel {name} was not traced")
 
 
-def _identity(kernel: Any) -> Any:
+def _kernel_identity(kernel: Any) -> Any:
     """What tells a kernel from another: its code and what it closes over; itself when that cannot be compared."""
-    identity = (kernel.function.__code__, *(c.cell_contents for c in kernel.function.__closure__ or ()))
+    cells = [c.cell_contents for c in kernel.function.__closure__ or ()]
     try:
-        hash(identity)
+        return kernel.function.__code__, identity(cells)
     except TypeError:
         return kernel
-    return identity
 
 
 def _spec(kernel: Any, index: int, type_: ir.Type) -> Any:

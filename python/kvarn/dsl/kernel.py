@@ -32,6 +32,7 @@ from .builder import emit, types
 from .calls import lookup_of
 from .frontend import Interpreter
 from .handles import Cache, Collection, Handle, Operand, annotation_of
+from .identity import identity
 from .memory import Buffer, BufferSpec
 from .source import source_of
 from .tma import TensorMap
@@ -377,11 +378,12 @@ class KernelFunction:
         compiled.
         """
         target = "host" if any(_on_host(a) for a in args) else None
-        key = (*self.specs_of(args), target)
+        specs = self.specs_of(args)
+        key = (*map(identity, specs), target)
         found = self._compiled.get(key)
         if found is None:
             compiler = importlib.import_module("kvarn.compiler")
-            found = self._compiled[key] = compiler.compile(self, *key[:-1], target=target)
+            found = self._compiled[key] = compiler.compile(self, *specs, target=target)
         return found
 
     def __getitem__(self, configuration: Any) -> Launch:
