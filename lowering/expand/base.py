@@ -83,7 +83,7 @@ class Expansion:
     def launch(
         self,
         kernel: Any,
-        args: Sequence[ir.Value | Ix | None],
+        args: Sequence[Any],
         grid: Sequence[Ix | int],
         block: Sequence[int],
         *,
@@ -96,7 +96,8 @@ class Expansion:
         ----------
         kernel : kv.kernel function
         args : values
-            Handles, buffers and scalars, one a kernel argument; None for one that is absent.
+            Handles, buffers and scalars, one a parameter; None for one that is absent, the Python value of a static
+            one, and for a struct an instance of its class whose fields are these.
         grid : 3 extents
         block : 3 int
         key : hashable, optional
@@ -104,12 +105,12 @@ class Expansion:
         programmatic : bool
             The kernel waits for the one before it by itself (``griddepcontrol``), so that it may start early.
         """
-        values = [a.value if isinstance(a, Ix) else a for a in args]
-        specs = [None if v is None else _spec(kernel, i, v.type) for i, v in enumerate(values)]
-        name = self._trace(kernel, specs, key)
+        values = [a.value if isinstance(a, Ix) else a for a in kernel.flat(args)]
+        specs = [_spec(v.type) if isinstance(v, ir.Value) else v for v in values]
+        name = self._trace(kernel, kernel.built(specs), key)
         function = self._function(name)
         wanted = [a.type for a in function.regions[0].blocks[0].arguments]
-        given = [v for v in values if v is not None]
+        given = [v for v in values if isinstance(v, ir.Value)]
         operands = [v if v.type == t else memref.cast(t, v) for v, t in zip(given, wanted, strict=True)]
         sizes = [
             arith.index_cast(ir.IndexType.get(), (g if isinstance(g, Ix) else self.constant(g)).value)
@@ -149,7 +150,7 @@ def _kernel_identity(kernel: Any) -> Any:
         return kernel
 
 
-def _spec(kernel: Any, index: int, type_: ir.Type) -> Any:
+def _spec(type_: ir.Type) -> Any:
     """The DSL spec of an argument's type."""
     from kvarn.dsl import Buffer
 

@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         what, specs = path.read_text(), []
     else:
         what = find_kernel(options.kernel)
-        specs = complete_specs(what, options.spec)
+        specs = complete_specs(what, options.spec, options.static)
     kernel = compiler.compile(what, *specs, target=options.target, disable=options.disable)
     stages = run_stages(kernel.asm["kv"], kernel.target, options.disable)
     names = [s.name for s in stages]
