@@ -157,7 +157,7 @@ class KernelFunction:
         return flat(self.trees, values) if self._structured else list(values)
 
     def built(self, values: Sequence[Any]) -> list[Any]:
-        """One value a parameter, of one an argument: the inverse of :meth:`flat`."""
+        """One value a parameter, of one an argument: the inverse of `flat`."""
         return built(self.trees, values) if self._structured else list(values)
 
     @functools.cached_property

@@ -13,7 +13,7 @@
 has the arguments ``rows.source``, ``rows.weights``, ``rows.width`` and ``out``. What a kernel is given for such a
 parameter is an instance whose fields are specs (to compile), arrays and caches (to launch) or IR values (in an
 expansion); in the kernel it is an instance whose fields are the arguments. What the rest of the DSL knows of structs is
-:meth:`Parameter.flat`, and :meth:`Parameter.built`, its inverse.
+``Parameter.flat``, and ``Parameter.built``, its inverse.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Parameter:
             yield from field.flat(getattr(value, name))
 
     def built(self, values: Iterator[Any]) -> Any:
-        """The inverse of :meth:`flat`: takes as many values as the tree has arguments."""
+        """The inverse of ``flat``: takes as many values as the tree has arguments."""
         if self.fields is None:
             return next(values)
         # Not through __init__: what a class checks of arrays does not hold of specs and of values of a kernel.
