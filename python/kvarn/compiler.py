@@ -165,9 +165,19 @@ def compile(
         key = key_of("kernel", placed, chosen, settings)
         found = load_cached(key)
         if found is None:
-            found = lower(module, chosen, steps, reproducer)
+            found = lower(module, chosen, steps, reproducer, None if hasattr(kernel, "trace") else _check_at(steps[-1]))
             save_cached(key, found)
     return Kernel(found, text, settings)
+
+
+def _check_at(last: pipeline.Step) -> pipeline.Observer:
+    """Check IR that was written by hand before LLVM gets it, after the last pass."""
+
+    def observe(name: str, module: ir.Module) -> None:
+        if name == last.name:
+            emit.check_translatable(module)
+
+    return observe
 
 
 def with_places(module: ir.Module) -> str:
