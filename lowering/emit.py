@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Callable
 
 from mlir import ir
 from mlir.dialects import gpu, llvm
@@ -32,6 +34,56 @@ def isa_for(module: ir.Module, target: Target) -> tuple[int, int]:
             fail(op, f"needs {chip} or later, got target {target.name}")
         highest = max(highest, isa)
     return highest
+
+
+# What LLVM asserts of casts and MLIR's verifiers do not: how the bits of source and result compare.
+_CASTS: dict[str, tuple[str, str, Callable[[int, int], bool]]] = {
+    "llvm.trunc": ("int", "int", operator.gt), "llvm.zext": ("int", "int", operator.lt),
+    "llvm.sext": ("int", "int", operator.lt), "llvm.fptrunc": ("float", "float", operator.gt),
+    "llvm.fpext": ("float", "float", operator.lt), "llvm.fptosi": ("float", "int", lambda a, b: True),
+    "llvm.fptoui": ("float", "int", lambda a, b: True), "llvm.sitofp": ("int", "float", lambda a, b: True),
+    "llvm.uitofp": ("int", "float", lambda a, b: True), "llvm.ptrtoint": ("ptr", "int", lambda a, b: True),
+    "llvm.inttoptr": ("int", "ptr", lambda a, b: True), "llvm.addrspacecast": ("ptr", "ptr", lambda a, b: True),
+}  # fmt: skip
+_ALIGNED = frozenset(["llvm.load", "llvm.store", "llvm.alloca", "llvm.atomicrmw", "llvm.cmpxchg", "llvm.mlir.global"])
+_MOST_ALIGNMENT = 1 << 32
+
+
+def check_translatable(module: ir.Module) -> None:
+    """Refuse what ends the process when MLIR translates it to LLVM IR, and what no verifier looks at.
+
+    For IR that was written by hand: what the passes make is right.
+
+    Raises
+    ------
+    PassFailure
+        At the first such op.
+    """
+    for op in walk(module, lambda name: name in _CASTS or name in _ALIGNED):
+        if op.name in _ALIGNED:
+            attribute = op.attributes["alignment"] if "alignment" in op.attributes else None
+            alignment = attribute.value if isinstance(attribute, ir.IntegerAttr) else 0
+            if not 0 <= alignment <= _MOST_ALIGNMENT or alignment & (alignment - 1):
+                fail(op, f"alignment must be a power of two of at most {_MOST_ALIGNMENT}, got {alignment}")
+            continue
+        source, result = op.operands[0].type, op.results[0].type
+        kinds, widths = zip(_kind_and_bits(source), _kind_and_bits(result), strict=True)
+        wanted, other, holds = _CASTS[op.name]
+        if kinds != (wanted, other) or not holds(*widths) or _lanes(source) != _lanes(result):
+            fail(op, f"cannot cast {source} to {result}")
+
+
+def _lanes(type_: ir.Type) -> list[int]:
+    return list(ir.VectorType(type_).shape) if isinstance(type_, ir.VectorType) else []
+
+
+def _kind_and_bits(type_: ir.Type) -> tuple[str, int]:
+    element = ir.VectorType(type_).element_type if isinstance(type_, ir.VectorType) else type_
+    if isinstance(element, ir.IntegerType):
+        return "int", element.width
+    if isinstance(element, ir.FloatType):
+        return "float", element.width
+    return ("ptr" if str(element).startswith("!llvm.ptr") else "other"), 0
 
 
 def ptx(module: ir.Module, target: Target, level: int = 3) -> str:

@@ -11,6 +11,7 @@ from mlir.dialects import arith, gpu, memref
 
 from kvarn.dialect import dtypes, layout, ops, tma_layout, types
 from kvarn.dialect.verify import python_values
+from kvarn.dsl.identity import identity
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
 
@@ -146,7 +147,7 @@ class Expansion:
     def launch(
         self,
         kernel: Any,
-        args: Sequence[ir.Value | Ix | None],
+        args: Sequence[Any],
         grid: Sequence[Ix | int],
         block: Sequence[int],
         *,
@@ -159,7 +160,8 @@ class Expansion:
         ----------
         kernel : kv.kernel function
         args : values
-            Handles, buffers, descriptors and scalars, one a kernel argument; None for one that is absent.
+            Handles, buffers, descriptors and scalars, one a parameter; None for one that is absent, the Python value of
+            a static one, and for a struct an instance of its class whose fields are these.
         grid : 3 extents
         block : 3 int
         key : hashable, optional
@@ -167,16 +169,16 @@ class Expansion:
         programmatic : bool
             The kernel waits for the one before it by itself (``griddepcontrol``), so that it may start early.
         """
-        values = [a.value if isinstance(a, Ix) else a for a in args]
-        specs = [None if v is None else _spec(kernel, i, v.type) for i, v in enumerate(values)]
-        name = self._trace(kernel, specs, key)
+        values = [a.value if isinstance(a, Ix) else a for a in kernel.flat(args)]
+        specs = [_spec(v.type) if isinstance(v, ir.Value) else v for v in values]
+        name = self._trace(kernel, kernel.built(specs), key)
         function = self._function(name)
         threads = self.schedule.get("threads", 0)
         if threads > _THREADS_WITH_ALL_REGISTERS:
             i32 = ir.IntegerType.get_signless(32)
             function.attributes["kv.max_threads"] = ir.IntegerAttr.get(i32, threads)
         wanted = [a.type for a in function.regions[0].blocks[0].arguments]
-        given = [v for v in values if v is not None]
+        given = [v for v in values if isinstance(v, ir.Value)]
         operands = [v if v.type == t else memref.cast(t, v) for v, t in zip(given, wanted, strict=True)]
         sizes = [
             arith.index_cast(ir.IndexType.get(), (g if isinstance(g, Ix) else self.constant(g)).value)
@@ -188,16 +190,16 @@ class Expansion:
 
     def _trace(self, kernel: Any, specs: list[Any], key: Any) -> str:
         """The symbol of a kernel traced for specs, traced once."""
-        identity = (_identity(kernel), tuple(specs), key)
-        if identity not in self._traced:
+        wanted = (_kernel_identity(kernel), identity((*specs, key)))
+        if wanted not in self._traced:
             taken = set(self._traced.values())
             name, n = kernel.name, 1
             while name in taken:
                 n += 1
                 name = f"{kernel.name}_{n}"
             kernel.trace_into(self.kernels, specs, name=name)
-            self._traced[identity] = name
-        return self._traced[identity]
+            self._traced[wanted] = name
+        return self._traced[wanted]
 
     def _function(self, name: str) -> ir.Operation:
         for op in self.kernels.regions[0].blocks[0].operations:
@@ -207,17 +209,16 @@ class Expansion:
         raise AssertionError(f"kernel {name} was not traced")
 
 
-def _identity(kernel: Any) -> Any:
+def _kernel_identity(kernel: Any) -> Any:
     """What tells a kernel from another: its code and what it closes over; itself when that cannot be compared."""
-    identity = (kernel.function.__code__, *(c.cell_contents for c in kernel.function.__closure__ or ()))
+    cells = [c.cell_contents for c in kernel.function.__closure__ or ()]
     try:
-        hash(identity)
+        return kernel.function.__code__, identity(cells)
     except TypeError:
         return kernel
-    return identity
 
 
-def _spec(kernel: Any, index: int, type_: ir.Type) -> Any:
+def _spec(type_: ir.Type) -> Any:
     """The DSL spec of an argument's type."""
     from kvarn.dsl import Buffer
 

@@ -173,12 +173,29 @@ def compile(
     with diagnosed(c):
         module = as_module(kernel, specs, c)
         text = str(module)
-        key = key_of("kernel", text, chosen, settings)
+        # Checks say where they stand, so that code with checks depends on its places, and other code does not.
+        placed = text if not settings.check and "cf.assert" not in text else with_places(module)
+        key = key_of("kernel", placed, chosen, settings)
         found = load_cached(key)
         if found is None:
-            found = lower(module, chosen, steps, reproducer)
+            found = lower(module, chosen, steps, reproducer, None if hasattr(kernel, "trace") else _check_at(steps[-1]))
             save_cached(key, found)
     return Kernel(found, text, settings)
+
+
+def _check_at(last: pipeline.Step) -> pipeline.Observer:
+    """Check IR that was written by hand before LLVM gets it, after the last pass."""
+
+    def observe(name: str, module: ir.Module) -> None:
+        if name == last.name:
+            emit.check_translatable(module)
+
+    return observe
+
+
+def with_places(module: ir.Module) -> str:
+    """A module's text with the source locations of its operations."""
+    return str(module.operation.get_asm(enable_debug_info=True))
 
 
 def as_module(kernel: Any, specs: Sequence[Any], c: ir.Context) -> ir.Module:
@@ -186,7 +203,7 @@ def as_module(kernel: Any, specs: Sequence[Any], c: ir.Context) -> ir.Module:
     if isinstance(kernel, ir.Module):
         if specs:
             raise TypeError(f"a module takes no specs, got {len(specs)}")
-        return ir.Module.parse(str(kernel.operation.get_asm(enable_debug_info=True)), c)
+        return ir.Module.parse(with_places(kernel), c)
     if isinstance(kernel, str):
         if specs:
             raise TypeError(f"MLIR text takes no specs, got {len(specs)}")

@@ -60,6 +60,8 @@ def literal(value: Any, dtype: DType, lanes: int = 0, bits: bool = False) -> ir.
     t = types()
     element = t.of(dtype)
     if dtype.is_float:
+        if isinstance(value, int) and value.bit_length() > 1024:
+            raise ValueError(f"{_shown(value)} does not fit in {dtype.name}")
         attribute = (
             ir.FloatAttr.get(element, float(value)) if dtype.bits > 8 else _small_float(float(value), dtype, element)
         )
@@ -72,7 +74,9 @@ def literal(value: Any, dtype: DType, lanes: int = 0, bits: bool = False) -> ir.
             low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
             high = (1 << dtype.bits) - 1 if dtype.kind == "u" or bits else (1 << (dtype.bits - 1)) - 1
             if not low <= value <= high:
-                raise ValueError(f"{value} does not fit in {dtype.name}: cast the other operand to a wider type")
+                raise ValueError(
+                    f"{_shown(value)} does not fit in {dtype.name}: cast the other operand to a wider type"
+                )
             attribute = ir.IntegerAttr.get(
                 element, wrapped(value, dtype) if value > 0 and bits else _signed(value, dtype)
             )
@@ -81,6 +85,12 @@ def literal(value: Any, dtype: DType, lanes: int = 0, bits: bool = False) -> ir.
         result = t.of(dtype, lanes)
         attribute = ir.DenseElementsAttr.get_splat(result, attribute)
     return emit_value("arith.constant", result, (), {"value": attribute})
+
+
+def _shown(value: int) -> str:
+    """A number for a message; Python does not write the largest ones."""
+    bits = int(value).bit_length()
+    return str(value) if bits <= 256 else f"an integer of {bits} bits"
 
 
 def _signed(value: int, dtype: DType) -> int:

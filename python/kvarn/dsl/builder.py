@@ -16,6 +16,7 @@ from mlir import ir
 from kvarn.dialect.dtypes import DType
 
 _create = ir.Operation.create
+MOST_LANES = 1024  # of a vector
 
 
 class Types:
@@ -40,6 +41,8 @@ class Types:
         if found is None:
             if isinstance(lanes, tuple):  # an extent of 1 marks a vector that broadcasts
                 found = ir.RankedTensorType.get([n for n in lanes if n != 1], self.of(dtype))
+            elif lanes > MOST_LANES:
+                raise ValueError(f"a vector must have at most {MOST_LANES} lanes, got {lanes}: its lanes are registers")
             else:
                 found = ir.Type.parse(dtype.mlir) if lanes == 0 else ir.VectorType.get([lanes], self.of(dtype))
             self._dtypes[key] = found
@@ -65,6 +68,9 @@ class Types:
 
     def i64_attr(self, value: int) -> ir.Attribute:
         return ir.IntegerAttr.get(self.i64, value)
+
+
+MOST_OPS = 100_000  # that tracing one kernel may make, those of attempts that are thrown away included
 
 
 class _State(threading.local):
@@ -100,6 +106,8 @@ def emit(
     regions: int = 0,
 ) -> ir.Operation:
     """Make an op at the current insertion point and location."""
+    if state.trace is not None:
+        _count(state.trace)
     return _create(name, results, operands, attributes, None, regions)
 
 
@@ -107,7 +115,18 @@ def emit_value(
     name: str, result: ir.Type, operands: Sequence[ir.Value] = (), attributes: dict[str, ir.Attribute] | None = None
 ) -> ir.Value:
     """Make an op with one result; the result."""
+    if state.trace is not None:
+        _count(state.trace)
     return _create(name, (result,), operands, attributes).result
+
+
+def _count(trace: Any) -> None:
+    trace.made += 1
+    if trace.made > MOST_OPS:
+        raise ValueError(
+            f"the kernel is traced into more than {MOST_OPS} operations: loops over Python values are unrolled, and a "
+            "while whose condition is a Python value runs while tracing; use range(...) over a value of the kernel"
+        )
 
 
 def inside_kernel() -> bool:

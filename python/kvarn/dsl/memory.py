@@ -477,7 +477,10 @@ def shared(shape: int | Sequence[int], dtype: DType, alignment: int = 16) -> Sha
         raise TypeError(f"kv.shared needs a dtype such as kv.f32, got {describe(dtype)}")
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"alignment must be a power of two, in bytes, got {alignment!r}")
-    pointer = ops.alloc_shared(math.prod(extents) * dtype.itemsize, max(alignment, dtype.itemsize))
+    size = math.prod(extents) * dtype.itemsize
+    if max(size, alignment) >= 1 << 31:
+        raise ValueError(f"shared memory must have less than 2**31 bytes, got {extents} of {dtype.name}")
+    pointer = ops.alloc_shared(size, max(alignment, dtype.itemsize))
     return Shared(Pointer(pointer, SHARED), extents, dtype)
 
 

@@ -10,6 +10,7 @@ A *plan* is a tree with a :class:`Slot` for every leaf that becomes an SSA value
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import types as _types
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -43,6 +44,15 @@ _ATOMS = frozenset(
     ]
 )
 NUMBERS = (bool, int, float)
+MOST_ITEMS = 100_000  # of a Python iterable that a kernel takes apart, and iterations of a loop that runs while tracing
+
+
+def items_of(values: Iterable[Any]) -> list[Any]:
+    """The items of a Python iterable that is taken apart while tracing."""
+    found = list(itertools.islice(values, MOST_ITEMS + 1))
+    if len(found) > MOST_ITEMS:
+        raise ValueError(f"{describe(values)} has more than {MOST_ITEMS} items, which tracing would take one by one")
+    return found
 
 
 class Undefined:

@@ -225,6 +225,10 @@ class Vector(Numeric):
     def __iter__(self) -> Iterator[Value]:
         return iter([self[i] for i in range(self.lanes)])
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        # In interpreted code the name gets a new vector; here there is no name.
+        raise TypeError("a vector is a value: outside of a kernel's source write v = v.set(index, value)")
+
     def __getitem__(self, index: Any) -> Any:
         """Lane ``index``, or the vector of a slice with Python bounds."""
         if isinstance(index, slice):

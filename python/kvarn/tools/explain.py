@@ -201,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         what, specs = path.read_text(), []
     else:
         what = find_kernel(options.kernel)
-        specs = complete_specs(what, options.spec)
+        specs = complete_specs(what, options.spec, options.static)
     kernel = compiler.compile(what, *specs, target=options.target, passes=passes_of(options), disable=options.disable)
     stages = run_stages(kernel.asm["kv"], kernel.target, kernel.settings)
     names = [s.name for s in stages]
