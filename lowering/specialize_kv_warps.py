@@ -28,7 +28,8 @@ from .tile_ir import cloned, schedule_of, tiled, walk_block
 ROLES = "kv.roles"  # on the branch whose first side only the producer takes
 PRODUCERS = ("kv.producer_acquire", "kv.copy_start")
 # Registers of a thread by consumer warpgroups: of the producer by TMA, of one that addresses each row, of a consumer.
-REGISTERS = {1: (24, 40, 240), 2: (24, 40, 240), 3: (32, 32, 160)}
+# With one, every thread has the most there are from the start.
+REGISTERS = {2: (24, 40, 240), 3: (32, 32, 160)}
 
 
 class Slice:
@@ -129,12 +130,13 @@ def run(module: ir.Module, options: Any) -> None:
         by_tma = all(
             ir.StringAttr(op.attributes["copy"]).value == "tma" for op in ops_named(function, "kv.make_stages")
         )
-        for_tma, for_rows, for_consumers = REGISTERS[schedule.get("consumers", 2)]
+        registers = REGISTERS.get(schedule.get("consumers", 2))
         with ir.InsertionPoint(top), top.location:
             branch = scf.IfOp(is_role("producer"), has_else=True)
             branch.operation.attributes[ROLES] = ir.UnitAttr.get()
             with ir.InsertionPoint(branch.then_block):
-                set_registers(for_tma if by_tma else for_rows, "decrease")
+                if registers:
+                    set_registers(registers[0] if by_tma else registers[1], "decrease")
                 if by_tma:  # one warp starts all copies, the others would only take turns from it
                     warp = scf.IfOp(is_role("producer_warp"))
                     with ir.InsertionPoint(warp.then_block):
@@ -144,7 +146,8 @@ def run(module: ir.Module, options: Any) -> None:
                     copies.emit(top, {})
                 scf.yield_([])
             with ir.InsertionPoint(branch.else_block):
-                set_registers(for_consumers if by_tma else for_consumers - 8, "increase")
+                if registers:
+                    set_registers(registers[2] if by_tma else registers[2] - 8, "increase")
                 end = scf.YieldOp([])
         top.move_before(end.operation)
         for op in roots:

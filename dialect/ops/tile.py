@@ -12,14 +12,17 @@ from typing import Any
 
 from mlir import ir
 
-from .. import types, verify
+from .. import tile_layout, types, verify
 from ..base import Kv
+from ..dtypes import by_mlir
 from ..effects import CACHE, READ, Effect, EffectModel, Pure, ReadsMemory, WritesMemory
 from ..ext import I1, I32, Operand, Result, infer_result
+from ..layout import CacheSpec
 from .common import as_i32, i64_attr
 
 KINDS = ("max", "min", "add")
 TAILS = ("zero", "any")
+SHARED = "shared"  # the layout of tiles in shared memory; the others are of registers
 
 
 class _LoadsRows(EffectModel):
@@ -55,7 +58,36 @@ def _tile(op: Any, value: ir.Value, what: str, rank: int | None = None) -> ir.Ra
         wanted = "a tile (a static tensor of rank 1 or 2)" if rank is None else f"a tile of rank {rank}"
         verify.fail(op, f"{what} must be {wanted}, got {value.type}")
         return None
+    if min(type_.shape) < 2:
+        verify.fail(op, f"{what} must have extents of at least 2, got {value.type}: a scalar is no tile")
+        return None
+    problem = layout_problem(type_)
+    if problem is not None:
+        verify.fail(op, f"{what} has no layout that is known: {problem}")
+        return None
     return type_
+
+
+def layout_problem(type_: ir.RankedTensorType) -> str | None:
+    """What is wrong with a tile type's layout; None where it has a good one, or none yet."""
+    if type_.encoding is None:
+        return None
+    if not isinstance(type_.encoding, ir.StringAttr):
+        return f"the encoding must be a layout's name, got {type_.encoding}"
+    try:
+        if layout_of(type_) != SHARED:
+            tile_layout.parse(layout_of(type_), tuple(type_.shape))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _is_float(element: ir.Type) -> bool:
+    """Whether an element type is one of the floats that kernels have."""
+    try:
+        return by_mlir(str(element)).is_float
+    except ValueError:
+        return False
 
 
 class TileIndexOp(Kv.Operation, name="tile_index", traits=[Pure]):
@@ -118,6 +150,8 @@ class TileReduceOp(Kv.Operation, name="tile_reduce", traits=[Pure]):
         result = _tile(self, self.operation.results[0], "the result", 1)
         if source is None or result is None or not verify.one_of(self, "kind", KINDS):
             return False
+        if str(source.element_type) == "i1":
+            return verify.fail(self, f"the operand must have numbers as elements, got {source.element_type}")
         axis = verify.integer(self.axis)
         if axis not in (0, 1):
             return verify.fail(self, f"axis must be 0 or 1, got {self.axis}")
@@ -141,7 +175,11 @@ class TileMaskOp(Kv.Operation, name="tile_mask", traits=[Pure]):
 
     def verify_invariants(self) -> bool:
         scores = _tile(self, self.scores, "scores", 2)
-        return scores is not None and _vectors(self, [self.mask], scores.shape)
+        if scores is None or not _vectors(self, [self.mask], scores.shape):
+            return False
+        if not _is_float(scores.element_type):
+            return verify.fail(self, f"scores must have a float element type, got {scores.element_type}")
+        return same_type(self, self.scores)
 
 
 class WarpAnyOp(Kv.Operation, name="warp_any", traits=[Pure]):
@@ -154,7 +192,8 @@ class WarpAnyOp(Kv.Operation, name="warp_any", traits=[Pure]):
     holds: Result[I1] = infer_result()
 
     def verify_invariants(self) -> bool:
-        return _tile(self, self.mask, "the mask", 1) is not None
+        mask = _tile(self, self.mask, "the mask", 1)
+        return mask is not None and _vectors(self, [self.mask], mask.shape)
 
 
 class TileReduceLanesOp(Kv.Operation, name="tile_reduce_lanes", traits=[Pure]):
@@ -165,7 +204,8 @@ class TileReduceLanesOp(Kv.Operation, name="tile_reduce_lanes", traits=[Pure]):
     result_: Result[Any]
 
     def verify_invariants(self) -> bool:
-        return _tile(self, self.source, "the operand", 1) is not None and verify.one_of(self, "kind", KINDS)
+        source = _tile(self, self.source, "the operand", 1)
+        return source is not None and verify.one_of(self, "kind", KINDS) and same_type(self, self.source)
 
 
 class DotOp(Kv.Operation, name="dot", traits=[Pure]):
@@ -185,6 +225,12 @@ class DotOp(Kv.Operation, name="dot", traits=[Pure]):
         return verify_dot(self, self.a, self.b, self.c)
 
 
+def same_type(op: Any, value: ir.Value) -> bool:
+    """Whether an op's one result has the type of one of its operands."""
+    got = op.operation.results[0].type
+    return got == value.type or verify.fail(op, f"the result must be of the operand's type {value.type}, got {got}")
+
+
 def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
     """Whether the shapes and element types of a product fit; shared with its asynchronous form."""
     left, right = _tile(op, a, "a", 2), _tile(op, b, "b", 2)
@@ -199,11 +245,11 @@ def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
         return verify.fail(
             op, f"a and b must share K = {left.shape[1]} and {left.element_type}, got {left} and {right}"
         )
+    if not _is_float(left.element_type):
+        return verify.fail(op, f"a and b must have a float element type, got {left.element_type}")
     if list(result.shape) != [left.shape[0], n] or str(result.element_type) != "f32":
         return verify.fail(op, f"the result must be {left.shape[0]} x {n} x f32, got {result}")
-    if c is not None and (tile_of(c) is None or list(tile_of(c).shape) != list(result.shape)):
-        return verify.fail(op, f"c must have the result's shape, got {c.type}")
-    return True
+    return c is None or c.type == result or verify.fail(op, f"c must have the result's type {result}, got {c.type}")
 
 
 class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
@@ -230,13 +276,32 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
         tile = _tile(self, self.operation.results[0], "the result", 2)
         if spec is None or tile is None:
             return False
-        first = verify.integer(self.first_column)
-        if first is None or first < 0 or first + tile.shape[1] > spec.data_size:
-            return verify.fail(
-                self,
-                f"columns must lie in the {spec.data_size} of the head, got {tile.shape[1]} from {self.first_column} on",
-            )
-        return verify.one_of(self, "tail", TAILS)
+        return verify_columns(self, spec, tile) and verify.one_of(self, "tail", TAILS)
+
+
+def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType) -> bool:
+    """Whether a tile's columns are those of a head, and its descriptor's boxes make it up; shared with its copy."""
+    first = verify.integer(op.first_column)
+    if first is None or first < 0 or first + tile.shape[1] > spec.data_size:
+        return verify.fail(
+            op, f"columns must lie in the {spec.data_size} of the head, got {tile.shape[1]} from {op.first_column} on"
+        )
+    if not _is_float(tile.element_type):
+        return verify.fail(op, f"the tile must have a float element type, got {tile.element_type}")
+    if op.descriptor is None:
+        return True
+    if types.type_name(op.descriptor.type) != "tma":
+        return verify.fail(op, f"descriptor must be of type !kv.tma, got {op.descriptor.type}")
+    if spec.quantized or spec.data_dtype.mlir != str(tile.element_type):
+        return verify.fail(
+            op, f"a descriptor copies elements as they are stored, {spec.data_dtype.mlir} without scales, got {tile}"
+        )
+    box = types.tma_spec_of(op.descriptor.type)
+    if box.form != "tiled" or tile.shape[0] % box.rows:
+        return verify.fail(
+            op, f"the tile must be whole boxes of a tiled descriptor, got {tile.shape[0]} rows and {op.descriptor.type}"
+        )
+    return True
 
 
 class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):
