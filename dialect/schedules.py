@@ -305,6 +305,18 @@ SPLIT = Entry(
     "0; 512 with `batch_invariant`",
     least=0,
 )
+ROWS = Entry(
+    "rows", "Query rows (tokens times the group) of a block: 64 for each warpgroup that multiplies.", "128",
+    choices=(64, 128, 192),
+)  # fmt: skip
+KEYS = Entry("keys", "Keys of a tile.", "the most up to 128 that fit", least=16, most=256, step=16)
+TILE_STAGES = Entry("stages", "Tiles of keys, and of values, in shared memory.", "2", most=8)
+PRODUCER = Entry("producer", "Whether a warpgroup of its own copies (`specialize-kv-warps`).", "true", bool)
+OVERLAP = Entry(
+    "overlap", "Whether the products of one tile are under way during the softmax of the next (`pipeline-kv-loops`).",
+    "true", bool,
+)  # fmt: skip
+PING_PONG = Entry("ping_pong", "Whether two warpgroups start their products by turns.", "false", bool)
 SPLITS = Entry("splits", "Blocks that share the keys of 64 query rows.", "what fills the device, up to 16", most=64)
 
 
@@ -339,6 +351,9 @@ def _decode_fits(case: Any, target: Any, schedule: Values) -> str | None:
 HOST = Kind("host", "one thread a query row and head, on the host", on_host=True)
 SIMT = Kind("simt", "a warp a query row and head; takes every case, on every GPU")
 PREFILL = Kind("prefill", "tiles of 64 or 128 query rows on the tensor cores")
+TILED = Kind(
+    "tile", "tiles by wgmma and TMA, overlapped by passes", (ROWS, KEYS, TILE_STAGES, PRODUCER, OVERLAP, PING_PONG)
+)
 DECODE = Kind(
     "decode",
     "few query rows a sequence, at the rate of the memory",
@@ -361,9 +376,9 @@ _FIXED = Operation((PLAIN_HOST, FIXED), choice=False)
 
 OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(
-        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, PREFILL, DECODE), _PROMISES)
+        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, PREFILL, TILED, DECODE), _PROMISES)
     ),
-    "kv.operand_attention": Operation((HOST, SIMT, PREFILL), _PROMISES),
+    "kv.operand_attention": Operation((HOST, SIMT, PREFILL, TILED), _PROMISES),
     "kv.mla_attention": Operation((HOST, SIMT, LATENT), _PROMISES),
     "kv.mla_prefill_chunk": Operation((HOST, SIMT), _PROMISES),
     **dict.fromkeys(

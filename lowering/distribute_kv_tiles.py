@@ -20,7 +20,7 @@ from mlir import ir
 from mlir.dialects import arith, scf, vector
 
 from kvarn.dialect import ops
-from kvarn.dialect.dtypes import bool_, by_mlir, f32
+from kvarn.dialect.dtypes import bool_, f32
 from kvarn.dialect.ops.staging import TileStoreSharedOp
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import functional, machine
@@ -190,6 +190,8 @@ class Distribution:
                 op.result.set_type(made)
                 op.attributes["value"] = ir.DenseElementsAttr.get_splat(made, value)
             elif is_elementwise(op) and is_tile(op.results[0]):
+                if op.name == "arith.divf" and rank(op.results[0]) == 2:
+                    op.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<arcp,afn>")
                 op.results[0].set_type(vector_type(op.results[0].type))
             elif any(is_tile(v) for v in (*op.operands, *op.results)):
                 fail(op, "takes a tile, and no rule says what a thread does of it")
@@ -259,12 +261,7 @@ def _negate(d: Distribution, op: Any) -> ir.Value:
     if not is_tile(op.operation.results[0]) or layout_of(type_) != SHARED:
         made = vector_type(type_) if is_tile(op.operation.results[0]) else type_
         return ir.Operation.create("arith.negf", [made], [value]).result
-    tile_memory.negate_rows(
-        Pointer(value, SHARED_SPACE),
-        shared_layout(type_),
-        by_mlir(str(ir.RankedTensorType(type_).element_type)),
-        d.threads,
-    )
+    tile_memory.negate_rows(Pointer(value, SHARED_SPACE), shared_layout(type_), d.threads)
     return value
 
 
@@ -438,7 +435,9 @@ def _release(d: Distribution, op: Any) -> None:
 
 @rule("kv.tile_clear")
 def _clear(d: Distribution, op: Any) -> ir.Value:
-    tile_memory.clear_rows(Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), scalar(op.first), d.threads)
+    tile_memory.clear_rows(
+        Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), (scalar(op.begin), scalar(op.end)), d.threads
+    )
     return op.source
 
 

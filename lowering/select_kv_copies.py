@@ -6,9 +6,9 @@ A ``kv.tile_load`` that products read from shared memory becomes a copy to a sta
 stores what the kernel computes with, else ``convert`` (loads, conversion and scales, ordinary stores). Rows past the
 sequence's end come with whatever the page holds; where the load asks for zeros they are cleared after the wait.
 
-Before:  %k = "kv.tile_load"(%cache, %b, %h, %first, %count) {tail = "zero", ...} : ... -> tensor<128x128xbf16, "shared">
+Before:  %k = "kv.tile_load"(%cache, %b, %h, %first, %begin, %count) {tail = "zero", ...} : ... -> tensor<128x128xbf16, "shared">
 After:   "kv.producer_acquire"(%keys, %n) ; "kv.copy_start"(%keys, %n, %cache, %b, %h, %first, %count)
-         %t = "kv.consumer_wait"(%keys, %n) ; %k = "kv.tile_clear"(%t, %count - %first) ; ... ; "kv.consumer_release"(%keys, %n)
+         %t = "kv.consumer_wait"(%keys, %n) ; %k = "kv.tile_clear"(%t, %begin - %first, %count - %first) ; ... ; "kv.consumer_release"(%keys, %n)
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .assign_kv_layouts import SHARED
 from .index import const
 from .pass_base import kv_pass
 from .rewrite import defining_op, enclosing, ops_named
+from .tile_threads import SWIZZLE
 from .tile_ir import element, layout_of, schedule_of, shape, tiled, users
 
 
@@ -43,7 +44,10 @@ def copy_of(op: Any) -> str:
     if op.descriptor is not None:
         return "tma"
     stored = spec.data_dtype.mlir == str(element(op.tile)) and not spec.quantized
-    return "cp_async" if stored and spec.data_size * spec.data_dtype.itemsize % 16 == 0 else "convert"
+    (rows, columns), page = shape(op.tile), spec.page_size
+    whole = columns == spec.data_size and columns * spec.data_dtype.itemsize % SWIZZLE == 0
+    paged = not page or page % rows == 0 or rows % page == 0
+    return "cp_async" if stored and whole and paged and op.first_column.value == 0 else "convert"
 
 
 def name_of(op: Any, taken: set[str]) -> str:
@@ -104,8 +108,8 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[st
         )  # fmt: skip
         tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
         if op.tail.value == "zero":
-            rest = arith.subi(op.count, first)
-            tile = staging.TileClearOp(tile, rest, tile.type).operation.results[0]
+            begin, end = arith.subi(op.begin, first), arith.subi(op.count, first)
+            tile = staging.TileClearOp(tile, begin, end, tile.type).operation.results[0]
     load.result.replace_all_uses_with(tile)
     load.erase()
     following = last_use(tile.owner.operation)

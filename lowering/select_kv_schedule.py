@@ -19,8 +19,8 @@ from mlir import ir
 
 from kvarn.dialect import schedules
 
-from .expand import attention, decode_table, mla, tuned
-from .expand.base import Expansion
+from .expand import attention, decode_table, mla, tile_schedule, tuned
+from .expand.base import Expansion, attribute_of
 from .expand.decode_schedule import Config, fitted
 from .pass_base import fail, kv_pass
 from .rewrite import kv_ops
@@ -38,6 +38,8 @@ def attention_entries(op: Any, at: Expansion) -> dict[str, Any]:
     """The schedule of an attention over keys and values: its kind, and a decode's entries."""
     case = attention.case_of(op, at)
     kind = attention.kind_of(op, at, case)
+    if kind == "tile":
+        return {"kind": kind, **tile_schedule.chosen(case, at.target, at.schedule).entries()}
     if kind != "decode":
         return {"kind": kind}
     config = Config(case.spec, case.query, case.group, at.schedule["max_queries"])
@@ -107,13 +109,6 @@ def _require(
     problem = schedules.why_unsupported(operation, schedule, target, kind, case)
     if problem is not None:
         raise ValueError(f"the schedule's {problem}")
-
-
-def attribute_of(value: Any) -> ir.Attribute:
-    """A schedule entry as an attribute."""
-    if isinstance(value, str):
-        return ir.StringAttr.get(value)
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
 
 
 @kv_pass(Options)

@@ -13,14 +13,14 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect import ops, types
-from kvarn.dialect.dtypes import DType, bool_, by_mlir, i32
+from kvarn.dialect.dtypes import DType, bool_, by_mlir, f32, i32, u32
 from kvarn.dialect.layout import page_and_slot
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, machine, tma
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.handles import Cache, Operand
 from kvarn.dsl.memory import SHARED, Buffer, BufferSpec, Pointer
-from kvarn.dsl.values import Value, vector, where
+from kvarn.dsl.values import Value, cast, vector, where
 
 from .tile_ir import WARP, WARPGROUP, AtPoint
 from .tile_products import WARPGROUP_ROWS, words
@@ -30,6 +30,7 @@ NO_PAGE = 1 << 30  # outside of every pool: copies of it are zeros
 CONSUMERS_BARRIER = 1  # the named barrier of all consumers
 GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
 BARRIER_BYTES = 8
+SIGNS = {2: 0x80008000, 4: 0x80000000}  # the bits of a word that are signs, by the size of an element
 
 
 @dataclass
@@ -154,22 +155,37 @@ def convert_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
         token = first + row
         at = kv_math.max(kv_math.min(token, count - 1), 0)
         column = op.first_column.value + chunk * width
-        loaded = cache.load(scalar(op.batch), scalar(op.head), at, column, width=width, dtype=dtype)
+        loaded = dequantized(cache, scalar(op.batch), scalar(op.head), at, column, width, dtype)
         value = where(token < count, loaded, vector(dtype, width))
         (place + layout.chunk_offset(row, chunk)).store(value)
     machine.fence_proxy_async()
     machine.mbarrier_arrive(full)
 
 
-def clear_rows(tile: Pointer, layout: SharedLayout, first: Value, threads: Threads) -> None:
-    """The consumers write zeros to a tile's rows from ``first`` on, and see them all written."""
+def dequantized(cache: Any, b: Value, head: Value, token: Value, column: Value, width: int, dtype: DType) -> Any:
+    """Elements of a token with their scales: one scale for all of them, or a vector of scales spread over the lanes."""
+    spec = cache.spec
+    place = {"b": b, "h": head, "t": token, "d": column}  # caches and operands order them differently
+    granule = spec.granularity
+    if not spec.quantized or granule >= spec.head_size or granule % width == 0:
+        return cast(cache.load(**place, width=width), dtype)
+    stored = cast(cache.load_quantized(**place, width=width), f32)
+    scales = cast(cache.load_scale(**place, width=width // granule), f32)
+    spread = scales if granule == 1 else vector(f32, [scales[i // granule] for i in range(width)])
+    return cast(stored * spread, dtype)
+
+
+def clear_rows(tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], threads: Threads) -> None:
+    """The consumers write zeros to a tile's rows outside of ``kept``, and see them all written."""
+    begin, end = kept
     everyone = threads.consumers * WARPGROUP
     chunks = layout.panels * (layout.pitch // CHUNK)
-    with functional.when(first < layout.rows):
-        start = kv_math.max(first, 0) * chunks
-        with functional.loop(start + threads.thread, layout.rows * chunks, everyone) as i:
-            i = Value(i.ir, i32, nonneg=True)
-            (tile + layout.chunk_offset(i // chunks, i % chunks)).store(vector(i32, 4))
+    with functional.when((begin > 0) | (end < layout.rows)):
+        spans = ((0, kv_math.min(begin, layout.rows)), (kv_math.max(end, 0), layout.rows))
+        for first, last in spans:
+            with functional.loop(first * chunks + threads.thread, last * chunks, everyone) as i:
+                i = Value(i.ir, i32, nonneg=True)
+                (tile + layout.chunk_offset(i // chunks, i % chunks)).store(vector(i32, 4))
         machine.fence_proxy_async()
         machine.named_barrier(CONSUMERS_BARRIER, everyone)
 
@@ -206,14 +222,13 @@ def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -
     meet(threads)
 
 
-def negate_rows(place: Pointer, layout: SharedLayout, dtype: DType, threads: Threads) -> None:
+def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:
     """Each warpgroup changes the sign of its own 64 rows of a tile in place."""
-    width = CHUNK // layout.itemsize
-    chunks = layout.columns // width
+    chunks = layout.row_bytes // CHUNK
     with functional.loop(threads.thread & (WARPGROUP - 1), WARPGROUP_ROWS * chunks, WARPGROUP) as i:
         i = Value(i.ir, i32, nonneg=True)
         at = place + layout.chunk_offset(threads.group * WARPGROUP_ROWS + i // chunks, i % chunks)
-        at.store(-at.load(dtype, width))
+        at.store(at.load(u32, CHUNK // 4) ^ SIGNS[layout.itemsize])
     meet(threads)
 
 

@@ -151,10 +151,11 @@ class ConsumerReleaseOp(Kv.Operation, name="consumer_release", traits=[_Synchron
 
 
 class TileClearOp(Kv.Operation, name="tile_clear", traits=[_Synchronizes]):
-    """Zeros in the rows of a tile in shared memory from ``first`` (an i32, perhaps past the last) on; the tile."""
+    """Zeros in the rows of a tile in shared memory outside of [begin, end), which may lie beyond the tile's; the tile."""
 
     source: Operand[Any]
-    first: Operand[I32]
+    begin: Operand[I32]
+    end: Operand[I32]
     tile: Result[Any]
 
     def verify_invariants(self) -> bool:

@@ -255,8 +255,9 @@ def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
 class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
     """The tokens [first, first + rows) of a head of a cache or operand, dequantized.
 
-    Operands: cache, batch, head, first token, count, the tokens of the sequence that exist. Attributes: first_column, of
-    the head dimension; tail, what rows at and past ``count`` hold: ``zero``, or ``any`` where nothing depends on them.
+    Operands: cache, batch, head, first token; begin and count, between which tokens exist and matter. Attributes:
+    first_column, of the head dimension; tail, what rows of other tokens hold: ``zero``, or ``any`` where nothing depends on
+    them.
     Result: tensor<rows x columns x T>. Preconditions: first is a multiple of the tile's rows or of the page size,
     whichever is less. A descriptor, if there is one, is a tensor map of the same head rows, for passes that copy by TMA.
     """
@@ -265,6 +266,7 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
     batch: Operand[I32]
     head: Operand[I32]
     first: Operand[I32]
+    begin: Operand[I32]
     count: Operand[I32]
     descriptor: Operand[Any] | None = None
     first_column: ir.IntegerAttr
@@ -427,7 +429,7 @@ def tile_mask(scores: ir.Value, mask: ir.Value) -> ir.Value:
 
 
 def tile_load(
-    cache: ir.Value, batch: Any, head: Any, first: Any, count: Any, *,
+    cache: ir.Value, batch: Any, head: Any, first: Any, begin: Any, count: Any, *,
     rows: int, columns: int | None = None, first_column: int = 0, element: ir.Type | None = None, tail: str = "zero",
     descriptor: ir.Value | None = None,
 ) -> ir.Value:  # fmt: skip
@@ -436,7 +438,7 @@ def tile_load(
     element = types.element_type(spec.data_dtype) if element is None else element
     result = tile_type([rows, spec.data_size - first_column if columns is None else columns], element)
     return TileLoadOp(
-        cache, as_i32(batch), as_i32(head), as_i32(first), as_i32(count), i64_attr(first_column), ir.StringAttr.get(tail),
+        cache, as_i32(batch), as_i32(head), as_i32(first), as_i32(begin), as_i32(count), i64_attr(first_column), ir.StringAttr.get(tail),
         result, descriptor=descriptor,
     ).operation.results[0]  # fmt: skip
 

@@ -3,7 +3,7 @@
 
 The kinds of kernels are declared in ``dialect/schedules.py``. Without a kind in the schedule, :func:`kind_of` takes
 decode where ``max_queries`` (no sequence has more new tokens) times the group is few rows (:data:`DECODE_ROWS`) and the
-case fits it, else prefill where the case fits it, else simt. ``select-kv-schedule`` asks it, once.
+case fits it, else tile, else prefill, where the case fits it, else simt. ``select-kv-schedule`` asks it, once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from mlir import ir
 
-from . import attention_decode, attention_prefill, attention_rows, decode_schedule, expands
+from . import attention_decode, attention_prefill, attention_rows, decode_schedule, expands, tile_schedule
 from .attention_common import Case
 from .attention_queries import extents_of, heads_of, is_padded, row_count
 from .base import Expansion
@@ -55,7 +55,9 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
         If the kind that is given does not take the case, or none can keep what the schedule promises.
     """
     kind, max_batch = at.schedule.get("kind"), at.schedule.get("max_batch", decode_schedule.Config.max_batch)
-    if kind == "prefill":
+    if kind == "tile":
+        problems = tile_schedule.problems(case, at.target, row_alignment(op))
+    elif kind == "prefill":
         problems = attention_prefill.problems(case, at, row_alignment(op))
     else:
         problems = decode_problems(op, case, at, max_batch) if kind == "decode" else []
@@ -78,6 +80,8 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
                 f"batch_invariant cannot be kept: fewer sequences have a kernel of kind decode, which {problems[0]}; "
                 "choose a kind"
             )
+    if not tile_schedule.problems(case, at.target, row_alignment(op)):
+        return "tile"
     return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"
 
 
@@ -92,6 +96,10 @@ def expand(op: Any, at: Expansion) -> None:
     case, kind = case_of(op, at), at.kind
     if kind == "decode":
         attention_decode.expand_decode(op, at)
+    elif kind == "tile":
+        config = tile_schedule.chosen(case, at.target, at.schedule)
+        source = (op.keys, op.values, None) if of_operands(op) else (op.collection, op.collection, op.layer)
+        tile_schedule.launch(config, at, op, operands(op), source)
     elif kind == "prefill":
         attention_prefill.launch(case, at, op, operands(op))
     else:

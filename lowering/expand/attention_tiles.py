@@ -15,7 +15,18 @@ from kvarn.dialect.dtypes import f32, i32
 
 from .attention_common import Case, caches_of, start_of
 from .attention_queries import queries_of
-from .softmax import LOG2E, LOWEST, Function, alibi, log_sum_exp, mask_named, online_softmax, softcap, with_sink
+from .softmax import (
+    LOG2E,
+    LOWEST,
+    Function,
+    alibi,
+    first_key,
+    log_sum_exp,
+    mask_named,
+    online_softmax,
+    softcap,
+    with_sink,
+)
 
 
 def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: dict[str, Any]) -> Any:
@@ -43,6 +54,7 @@ def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: di
             exists, row = row < count, kv.math.min(row, count - 1)
             token, h = row // G, head * G + row % G
             q_at = (start + token)[:, None]
+            begin = first_key(mask, start + row0 // G)
             q = query.load_rows(*queries.at(base, token), h, mask=exists, columns=D)
             if not modifies:
                 if scale < 0.0:  # maxima are found before scores are scaled
@@ -50,8 +62,9 @@ def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: di
             m, l, o = kv.full(M, LOWEST), kv.full(M, 0.0), kv.full((M, V), 0.0)
             unit = kv.f32(LOG2E) if modifies else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
             for j in range(0, (num_keys + (N - 1)) // N):
-                k = k_rows.tile(b, head, j * N, num_keys, rows=N, columns=D, tail="any", descriptor=key_map)
-                v = v_rows.tile(b, head, j * N, num_keys, rows=N, columns=V, descriptor=value_map)
+                of_tile = {"rows": N, "dtype": case.query}
+                k = k_rows.tile(b, head, j * N, num_keys, columns=D, tail="any", descriptor=key_map, **of_tile)
+                v = v_rows.tile(b, head, j * N, num_keys, begin=begin, columns=V, descriptor=value_map, **of_tile)
                 k_at = (j * N + kv.tile_index(N))[None, :]
                 x = kv.dot(q, k.T)
                 if modifies:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlir import ir
@@ -153,6 +153,7 @@ class Expansion:
         *,
         key: Any = None,
         programmatic: bool = False,
+        attributes: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """Trace a kernel for the arguments' types and launch it.
 
@@ -168,11 +169,16 @@ class Expansion:
             What tells this specialisation of the kernel from others of the same operation.
         programmatic : bool
             The kernel waits for the one before it by itself (``griddepcontrol``), so that it may start early.
+        attributes : mapping, optional
+            Dictionaries of entries for the kernel's function, such as ``kv.schedule``.
         """
         values = [a.value if isinstance(a, Ix) else a for a in kernel.flat(args)]
         specs = [_spec(v.type) if isinstance(v, ir.Value) else v for v in values]
         name = self._trace(kernel, kernel.built(specs), key)
         function = self._function(name)
+        for attribute, entries in (attributes or {}).items():
+            found = {entry: attribute_of(value) for entry, value in entries.items()}
+            function.attributes[attribute] = ir.DictAttr.get(found)
         threads = self.schedule.get("threads", 0)
         if threads > _THREADS_WITH_ALL_REGISTERS:
             i32 = ir.IntegerType.get_signless(32)
@@ -216,6 +222,15 @@ def _kernel_identity(kernel: Any) -> Any:
         return kernel.function.__code__, identity(cells)
     except TypeError:
         return kernel
+
+
+def attribute_of(value: Any) -> ir.Attribute:
+    """A schedule entry as an attribute."""
+    if isinstance(value, str):
+        return ir.StringAttr.get(value)
+    if isinstance(value, bool):
+        return ir.BoolAttr.get(value)
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
 
 
 def _spec(type_: ir.Type) -> Any:

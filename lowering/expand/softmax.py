@@ -34,7 +34,7 @@ def sliding_window(size: int) -> Function:
     def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
         return (k <= q) & (k > q - size)
 
-    return mask
+    return _from(mask, lambda q: q - (size - 1))
 
 
 def chunked(size: int) -> Function:
@@ -44,7 +44,7 @@ def chunked(size: int) -> Function:
         first = (q // size) * size
         return (k >= first) & (k < first + size)
 
-    return mask
+    return _from(mask, lambda q: (q // size) * size)
 
 
 def chunked_causal(size: int) -> Function:
@@ -53,7 +53,19 @@ def chunked_causal(size: int) -> Function:
     def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
         return (k <= q) & (k >= (q // size) * size)
 
+    return _from(mask, lambda q: (q // size) * size)
+
+
+def _from(mask: Function, first: Function) -> Function:
+    """A mask that tells the first key of a query too: what lies before may be anything, pages of others as well."""
+    mask.first = first  # type: ignore[attr-defined]
     return mask
+
+
+def first_key(mask: Function | None, q: Any) -> Any:
+    """The first key that a query at a position, or a later one, may see."""
+    first = getattr(mask, "first", None)
+    return 0 if first is None else kv.math.max(first(q), 0)
 
 
 def mask_named(name: str, span: int) -> Function | None:

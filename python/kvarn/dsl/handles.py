@@ -14,6 +14,7 @@ from kvarn.dialect import layout, ops
 from kvarn.dialect.dtypes import DType, bool_, f32, i32, u32
 from kvarn.dialect.layout import CONTINUOUS, DENSE, FA3, KINDS, PAGED, RAGGED, SCALES, CacheSpec
 
+from .builder import types
 from .memory import GLOBAL, SHARED, Pointer, _check_width
 from .tiles import Tile
 from .values import Numeric, Value, as_value, describe, i32_value, plain, wrap
@@ -248,24 +249,29 @@ class CacheReads(Handle):
 
     def tile(
         self, b: Any, h: Any, first: Any, count: Any, *, rows: int, columns: int | None = None, first_column: int = 0,
-        tail: str = "zero", descriptor: Any = None,
+        begin: Any = 0, tail: str = "zero", descriptor: Any = None, dtype: DType | None = None,
     ) -> Tile:  # fmt: skip
         """Tokens [first, first + rows) of head ``h`` as a tile, dequantized: kv.tile_load.
 
         Parameters
         ----------
-        count : i32
-            Tokens of the sequence that exist; rows at and past it are zeros or, with ``tail="any"``, anything.
+        count, begin : i32
+            Tokens of the sequence that exist, and the first that matters: rows of others are zeros or, with
+            ``tail="any"``, anything.
         columns, first_column : int
             Which of the head dimension; all by default.
         descriptor : kv.TensorMap, optional
             Describes the same rows, for schedules that copy by TMA.
+        dtype : DType, optional
+            What the elements are converted to; the storage type by default.
         """
         made = ops.tile_load(
-            self.ir, i32_value(b), i32_value(h), i32_value(first), i32_value(count), rows=rows, columns=columns,
+            self.ir, i32_value(b), i32_value(h), i32_value(first), i32_value(begin), i32_value(count),
+            rows=rows, columns=columns,
             first_column=first_column, tail=tail, descriptor=None if descriptor is None else descriptor.ir,
+            element=types().of(dtype or self.dtype),
         )  # fmt: skip
-        return Tile(made, self.dtype, tuple(ir.RankedTensorType(made.type).shape))
+        return Tile(made, dtype or self.dtype, tuple(ir.RankedTensorType(made.type).shape))
 
     def _needs_scales(self, method: str) -> None:
         if self.spec.scale_dtype is None:

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The attention kernels for GPUs, compiled to PTX and run by the interpreter of ``reference.ptx``.
+
+A few cases of each kernel, small ones: tests/gpu has the rest. What holds no cached token is NaN, shared memory starts
+as NaNs, and an access outside the buffers is an error.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import attention as reference
+from reference import decode_cases, emulated, places, ptx
+from reference.random_caches import Problem, random_query, stored_problem
+
+from kvarn.caches import PagedKVCacheCollection
+from kvarn.dialect import dtypes
+from kvarn.ops import mla, reads
+
+TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 2e-2}
+SENTINEL = 72.0
+
+
+problem_of = functools.partial(stored_problem, dtype="f16")
+query_of = functools.partial(random_query, over_8_bits="f16")
+
+
+def run(
+    problem: Problem,
+    query: np.ndarray,
+    schedule: dict[str, Any],
+    target: str = "sm_90a",
+    order: ptx.Schedule | None = None,
+    **options: Any,
+) -> tuple[np.ndarray, np.ndarray]:
+    out = np.full_like(query, SENTINEL)
+    lse = np.full(query.shape[:2], SENTINEL, np.float32)
+    span = options.get("window") or options.get("chunk") or 0
+    attributes = (("mask", options.get("mask", "causal")), ("span", span), ("softcap", options.get("softcap", 0.0)))
+    operands = (
+        problem.collection, 1, query, problem.row_offsets, options.get("scale", query.shape[2] ** -0.5), out,
+        options.get("sinks"), lse, options.get("kv_offsets"), options.get("alibi_slopes"),
+    )  # fmt: skip
+    emulated.run(reads._ATTENTION, operands, attributes, schedule, target, order=order)
+    return out, lse
+
+
+def check(
+    problem: Problem, query: np.ndarray, schedule: dict[str, Any], target: str = "sm_90a", **options: Any
+) -> None:
+    out, lse = run(problem, query, schedule, target, **options)
+    want, want_lse = reference.attention(problem.collection, 1, query, problem.row_offsets, **options)
+    biggest = max(1.0, np.abs(want).max())
+    tolerance = TOLERANCE[dtypes.of(query.dtype).name]
+    assert not np.isnan(out.astype(np.float64)).any()
+    np.testing.assert_allclose(out.astype(np.float64) / biggest, want / biggest, rtol=tolerance, atol=tolerance)
+    nothing = np.isneginf(want_lse)
+    np.testing.assert_array_equal(np.isneginf(lse), nothing)
+    np.testing.assert_allclose(lse[~nothing], want_lse[~nothing], rtol=1e-3, atol=1e-3)
+
+
+SIMT, PREFILL = {"kind": "simt"}, {"kind": "tile"}
+DECODE = {"kind": "decode", "max_queries": 2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mask": "sliding_window", "window": 7},
+        {"mask": "chunked", "chunk": 24},
+        {"mask": "chunked_causal", "chunk": 20},
+    ],
+    ids=str,
+)
+def test_prefill_masks_a_ragged_batch(options):
+    rng, problem = problem_of(1, cached=[50, 0, 30, 7, 0], new=[40, 70, 0, 1, 3], head_size=32, num_heads=1)
+    check(problem, query_of(rng, problem, 2), PREFILL, **options)
+
+
+@pytest.mark.parametrize(("head_size", "page_size"), [(80, 8), (64, 1), (192, 64)])
+def test_prefill_takes_rows_that_are_swizzled_and_rows_that_are_not(head_size, page_size):
+    rng, problem = problem_of(
+        2, dtype="bf16", cached=[21], new=[40], head_size=head_size, page_size=page_size, num_heads=1
+    )
+    check(problem, query_of(rng, problem, 2), PREFILL, "sm_80")
+
+
+@pytest.mark.parametrize(
+    ("head_size", "page_size", "dtype", "options"),
+    [
+        (64, 16, "bf16", {}),
+        (64, 1, "f16", {"mask": "sliding_window", "window": 37}),
+        (128, 64, "bf16", {"softcap": 2.0}),
+        (64, 16, "f8e4m3", {"mask": "chunked", "chunk": 48}),
+    ],
+    ids=str,
+)
+def test_prefill_multiplies_by_warpgroups(head_size, page_size, dtype, options):
+    """More rows than a block has, sequences that end in the middle of tiles, and one without keys of its own."""
+    rng, problem = problem_of(
+        26, dtype=dtype, cached=[21, 150, 0], new=[40, 70, 3], head_size=head_size, page_size=page_size, num_heads=1
+    )
+    check(problem, query_of(rng, problem, 4, "bf16" if dtype == "bf16" else "f16"), PREFILL, **options)
+
+
+@pytest.mark.parametrize("scale", [-0.4, 0.0, 0.7])
+@pytest.mark.parametrize("head_size", [32, 64])
+def test_prefill_takes_scales_of_any_sign(head_size, scale):
+    rng, problem = problem_of(27, cached=[60, 5], new=[20, 7], head_size=head_size, num_heads=1)
+    check(problem, query_of(rng, problem, 2), PREFILL, scale=scale)
+
+
+@pytest.mark.parametrize("kind", ["continuous", "fa3"])
+def test_prefill_reads_the_other_kinds(kind):
+    rng, problem = problem_of(3, kind, cached=[21, 9], new=[23, 11], head_size=32, num_heads=3)
+    check(problem, query_of(rng, problem, 9), PREFILL)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale_dtype", "granularity", "query"),
+    [("i8", "f16", 4, "f16"), ("i8", "f32", 32, "bf16"), ("f8e4m3", None, None, "bf16"), ("f8e5m2", None, None, "f16")],
+)
+def test_prefill_converts_8_bits(dtype, scale_dtype, granularity, query):
+    rng, problem = problem_of(
+        4, dtype=dtype, scale_dtype=scale_dtype, granularity=granularity, cached=[21], new=[40], head_size=32
+    )
+    scale = {"scale": 0.0005} if scale_dtype else {}
+    check(problem, query_of(rng, problem, 4, query), PREFILL, "sm_80" if dtype == "f8e4m3" else "sm_90a", **scale)
+
+
+@pytest.mark.parametrize("schedule", [SIMT, PREFILL], ids=["simt", "prefill"])
+def test_sinks_softcap_and_rows_without_keys(schedule):
+    rng, problem = problem_of(5, cached=[12, 0, 9], new=[30, 3, 1], head_size=32)
+    query = query_of(rng, problem, 4)
+    sinks = rng.standard_normal(4).astype(np.float32)
+    check(problem, query, schedule, sinks=sinks, softcap=2.0)
+    check(problem, query, schedule, mask="null", kv_offsets=np.array([0, 0, 0, 1], np.uint32))
+
+
+@pytest.mark.parametrize("schedule", [SIMT, PREFILL, DECODE], ids=["simt", "prefill", "decode"])
+@pytest.mark.parametrize("options", [{}, {"mask": "sliding_window", "window": 9}, {"softcap": 2.0}], ids=str)
+def test_alibi_slopes_bend_scores_by_distance(schedule, options):
+    new = [2, 0, 1] if schedule is DECODE else [30, 0, 3]
+    rng, problem = problem_of(24, cached=[90, 8, 33], new=new, head_size=32)
+    slopes = np.array([0.5, 0.25, 0.01, -0.125], np.float32)
+    check(problem, query_of(rng, problem, 4), schedule, alibi_slopes=slopes, **options)
+
+
+def test_alibi_slopes_over_an_8_bit_cache_in_parts():
+    rng, problem = problem_of(25, "f8e4m3", cached=[700, 40], new=[2, 1], head_size=32, num_heads=1)
+    slopes = np.array([0.03, 0.002], np.float32)
+    for combine in (0, 4):
+        schedule = {**DECODE, "combine": combine, "min_tiles": 2}
+        check(problem, query_of(rng, problem, 2), schedule, alibi_slopes=slopes, scale=0.1)
+
+
+@pytest.mark.parametrize("schedule", [SIMT, PREFILL, DECODE], ids=["simt", "prefill", "decode"])
+def test_keys_that_slid_out_of_every_window_may_be_anything(schedule):
+    rng, problem = problem_of(6, cached=[100], new=[2], head_size=32, num_heads=1)
+    query = query_of(rng, problem, 2)
+    for cache in problem.caches(1):
+        t, h = np.arange(80)[:, None, None], np.arange(1)[:, None]
+        cache.store(0, h, t, np.arange(32), np.full((80, 1, 32), np.nan, np.float16))
+    options = {"mask": "sliding_window", "window": 20}
+    out, _ = run(problem, query, schedule, **options)
+    want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets, **options)
+    np.testing.assert_allclose(out, want, rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("schedule", [SIMT, PREFILL], ids=["simt", "prefill"])
+def test_rows_of_no_sequence_are_not_written(schedule):
+    rng, problem = problem_of(7, cached=[30, 8], new=[2, 3], head_size=32)
+    query = query_of(rng, problem, 4)
+    want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets)
+    problem.row_offsets = problem.row_offsets + np.uint32(2)
+    out, lse = run(problem, np.concatenate([query[3:5], query, query[:2]]), schedule)
+    assert (out[:2] == SENTINEL).all()
+    assert (out[7:] == SENTINEL).all()
+    assert (lse[7:] == SENTINEL).all()
+    np.testing.assert_allclose(out[2:7], want, rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "page_size"), [("f32", 7, 16), ("f32", 48, 5), ("bf16", 320, 16), ("f8e4m3", 64, 16)]
+)
+def test_simt_takes_any_shape(dtype, head_size, page_size):
+    rng, problem = problem_of(
+        8, dtype=dtype, cached=[40, 0], new=[3, 2], head_size=head_size, page_size=page_size, num_heads=1
+    )
+    check(problem, query_of(rng, problem, 3, "f32" if dtype == "f8e4m3" else None), SIMT)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [("bf16", {}), ("f16", {"mask": "chunked", "chunk": 24}), ("f8e4m3", {}), ("f16", {"mask": "null"})],
+)
+def test_decode_splits_and_merges_long_sequences(dtype, options):
+    rng, problem = problem_of(9, dtype=dtype, cached=[150, 0, 7], new=[1, 2, 1], head_size=64, num_heads=2)
+    query = query_of(rng, problem, 4, "bf16" if dtype == "f8e4m3" else None)
+    check(problem, query, DECODE, **options)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale_dtype", "granularity"),
+    [("i8", "f32", 64), ("i8", "f16", 32), ("f8e4m3", "bf16", 64), ("f8e5m2", "f8e8m0", 32)],
+)
+def test_decode_counts_scales_of_token_heads_and_granules(dtype, scale_dtype, granularity):
+    decode_cases.scales(places.Interpreted(), dtype, scale_dtype, granularity, [90, 0, 7], [1, 2, 1])
+
+
+@pytest.mark.parametrize("schedule", [SIMT, PREFILL, DECODE], ids=["simt", "prefill", "decode"])
+def test_scales_may_be_aligned_to_those_of_one_head(schedule):
+    rng, problem = problem_of(
+        16, dtype="i8", scale_dtype="f32", granularity=32, cached=[20, 7], new=[1, 2], head_size=64, num_heads=2
+    )
+    c = problem.collection
+    page = c.scales[0].size + 2  # two scales of a head: pages and base are multiples of 8 bytes, and not of 16
+    raw = np.zeros(len(c.scales) * page + 8, np.float32)
+    first = -raw.ctypes.data // 4 % 4 + 2
+    scales = np.lib.stride_tricks.as_strided(raw[first:], c.scales.shape, (4 * page, *c.scales.strides[1:]))
+    scales[...] = c.scales
+    problem.collection = PagedKVCacheCollection(
+        c.blocks, c.cache_lengths, c.lookup_table, c.max_seq_length, c.max_cache_length, scales, 32
+    )
+    check(problem, query_of(rng, problem, 4), schedule, scale=0.0005)
+
+
+@pytest.mark.parametrize(("heads", "new"), [(16, [8, 1, 0, 3]), (9, [3, 5])])
+def test_decode_shares_many_rows_of_a_head_among_warps(heads, new):
+    decode_cases.many_rows(places.Interpreted(), heads, [70, 40, 9, 0][: len(new)], new)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "split", "cached"), [("f16", 64, [77, 3, 300, 90]), ("f8e4m3", 64, [300, 3]), ("f16", 512, [1100, 1500])]
+)
+def test_a_batch_invariant_sequence_is_the_same_bits_in_any_batch(dtype, split, cached):
+    decode_cases.batch_invariance(places.Interpreted(), dtype, split, cached, [1, 2, 1, 1][: len(cached)])
+
+
+def test_an_early_decode_sees_the_token_that_was_just_appended():
+    decode_cases.early_after_append(places.Interpreted(), [90, 0, 31])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "new", "head_size"),
+    [(PREFILL, [40], 32), (PREFILL, [40], 64), (DECODE, [2], 32)],
+    ids=["prefill", "warpgroups", "decode"],
+)
+def test_nothing_depends_on_the_order_of_warps_and_copies(schedule, new, head_size):
+    rng, problem = problem_of(12, cached=[70 if head_size == 32 else 200], new=new, head_size=head_size, num_heads=1)
+    query = query_of(rng, problem, 4)
+    first, *rest = (run(problem, query, schedule, order=order)[0] for order in ptx.ORDERS[::2] + ptx.ORDERS[3:4])
+    for other in rest:
+        np.testing.assert_array_equal(other, first)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_latent_rows(quantized):
+    storage = {"dtype": "f8e4m3", "scale_dtype": "f32"} if quantized else {"dtype": "f16"}
+    rng, problem = problem_of(10, cached=[40, 3], new=[2, 1], head_size=96, num_heads=1, is_mla=True, **storage)
+    query = query_of(rng, problem, 4)
+    out = np.full((problem.tokens, 4, 64), SENTINEL, query.dtype)
+    attributes = (("value_size", 64), ("mask", "causal"), ("span", 0))
+    operands = (problem.collection, 1, query, problem.row_offsets, 0.1, out)
+    emulated.run(mla._MLA_ATTENTION, operands, attributes)
+    want, _ = reference.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=64, scale=0.1)
+    np.testing.assert_allclose(out, want, rtol=4e-3, atol=4e-3)
+
+
+def test_a_schedule_that_does_not_fit_is_refused():
+    rng, problem = problem_of(11, dtype="f32", cached=[3], new=[1], head_size=32)
+    query = query_of(rng, problem, 2)
+    with pytest.raises(ValueError, match="kind prefill needs a query and an output of bf16 or f16, got f32"):
+        run(problem, query, PREFILL)
+    with pytest.raises(ValueError, match="kind decode needs max_queries"):
+        run(problem, query, {"kind": "decode"})
+    with pytest.raises(ValueError, match="kind must be simt, prefill, tile or decode on sm_90a, got 'host'"):
+        run(problem, query, {"kind": "host"})
