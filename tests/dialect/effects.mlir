@@ -165,7 +165,7 @@ func.func @dead_tiles(%c: !cache, %i: i32, %q: tensor<64x128xbf16>, %rows: memre
   %positions = "kv.tile_index"() : () -> tensor<64xi32>
   %limit = tensor.splat %i : tensor<64xi32>
   %exists = arith.cmpi slt, %positions, %limit : tensor<64xi32>
-  %k = "kv.tile_load"(%c, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   %x = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<64x128xbf16>, tensor<64x128xbf16>) -> tensor<64x64xf32>
   %seen = "kv.tile_broadcast"(%exists) {dimension = 1 : i64} : (tensor<64xi1>) -> tensor<64x64xi1>
   %y = "kv.tile_mask"(%x, %seen) : (tensor<64x64xf32>, tensor<64x64xi1>) -> tensor<64x64xf32>
@@ -186,10 +186,10 @@ func.func @dead_tiles(%c: !cache, %i: i32, %q: tensor<64x128xbf16>, %rows: memre
 // CSE-NEXT:      %[[B:.+]] = "kv.tile_load"
 // CSE-NEXT:      return %[[A]], %[[B]], %[[B]]
 func.func @equal_tiles(%c: !cache, %i: i32, %x: bf16) -> (tensor<64x128xbf16>, tensor<64x128xbf16>, tensor<64x128xbf16>) {
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   "kv.store"(%c, %i, %i, %i, %i, %x) {oob = "drop"} : (!cache, i32, i32, i32, i32, bf16) -> ()
-  %1 = "kv.tile_load"(%c, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32) -> tensor<64x128xbf16>
-  %2 = "kv.tile_load"(%c, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %1 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %2 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return %0, %1, %2 : tensor<64x128xbf16>, tensor<64x128xbf16>, tensor<64x128xbf16>
 }
 
@@ -231,7 +231,7 @@ func.func @synchronization(%c: !cache, %q: tensor<64x128xbf16, "shared">, %i: i3
     "kv.producer_acquire"(%b, %i) : (!kv.stages, i32) -> ()
     "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
     %t = "kv.consumer_wait"(%b, %i) : (!kv.stages, i32) -> tensor<64x128xbf16, "shared">
-    %z = "kv.tile_clear"(%t, %i) : (tensor<64x128xbf16, "shared">, i32) -> tensor<64x128xbf16, "shared">
+    %z = "kv.tile_clear"(%t, %i, %i) : (tensor<64x128xbf16, "shared">, i32, i32) -> tensor<64x128xbf16, "shared">
     %s = "kv.dot_start"(%q, %z) {transpose_b = true} : (tensor<64x128xbf16, "shared">, tensor<64x128xbf16, "shared">) -> tensor<64x64xf32, "wgmma">
     %d = "kv.dot_wait"(%s) {pending = 0 : i64} : (tensor<64x64xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
     "kv.consumer_release"(%b, %i) : (!kv.stages, i32) -> ()

@@ -173,7 +173,7 @@ func.func @rule(%b: !kv.stages, %i: i32) {
 // Rule: tiles in shared memory are cleared.
 func.func @rule(%x: !acc, %i: i32) {
   // expected-error @below {{'kv.tile_clear' op the operand must be a tile of rank 2 with the layout "shared", got tensor<64x64xf32, "wgmma">}}
-  %0 = "kv.tile_clear"(%x, %i) : (!acc, i32) -> !acc
+  %0 = "kv.tile_clear"(%x, %i, %i) : (!acc, i32, i32) -> !acc
   return
 }
 
@@ -183,7 +183,7 @@ func.func @rule(%x: !acc, %i: i32) {
 // Rule: clearing keeps the type.
 func.func @rule(%x: !tile, %i: i32) {
   // expected-error @below {{'kv.tile_clear' op the result must be of the operand's type tensor<64x128xbf16, "shared">, got tensor<64x64xbf16, "shared">}}
-  %0 = "kv.tile_clear"(%x, %i) : (!tile, i32) -> tensor<64x64xbf16, "shared">
+  %0 = "kv.tile_clear"(%x, %i, %i) : (!tile, i32, i32) -> tensor<64x64xbf16, "shared">
   return
 }
 

@@ -330,7 +330,7 @@ func.func @rule(%x: tensor<64x64xbf16>) {
 // Rule: rows of a cache or operand are loaded, not of a collection.
 func.func @rule(%c: !pool, %i: i32) {
   // expected-error @below {{'kv.tile_load' op operand must be of type !kv.cache or !kv.operand, got !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!pool, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!pool, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
 
@@ -340,7 +340,7 @@ func.func @rule(%c: !pool, %i: i32) {
 // Rule: a loaded tile is a matrix.
 func.func @rule(%c: !cache, %i: i32) {
   // expected-error @below {{'kv.tile_load' op the result must be a tile of rank 2, got tensor<128xbf16>}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32) -> tensor<128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<128xbf16>
   return
 }
 
@@ -350,7 +350,7 @@ func.func @rule(%c: !cache, %i: i32) {
 // Rule: columns lie in the head.
 func.func @rule(%c: !cache, %i: i32) {
   // expected-error @below {{'kv.tile_load' op columns must lie in the 128 of the head, got 128 from 64 : i64 on}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i) {first_column = 64 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 64 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
 
@@ -360,7 +360,7 @@ func.func @rule(%c: !cache, %i: i32) {
 // Rule: no column is negative.
 func.func @rule(%c: !cache, %i: i32) {
   // expected-error @below {{'kv.tile_load' op columns must lie in the 128 of the head, got 128 from -64 : i64 on}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i) {first_column = -64 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = -64 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
 
@@ -370,7 +370,7 @@ func.func @rule(%c: !cache, %i: i32) {
 // Rule: elements are dequantized to floats.
 func.func @rule(%c: !cache, %i: i32) {
   // expected-error @below {{'kv.tile_load' op the tile must have a float element type, got i8}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32) -> tensor<64x128xi8>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xi8>
   return
 }
 
@@ -380,7 +380,7 @@ func.func @rule(%c: !cache, %i: i32) {
 // Rule: rows past the last are zeros, or nobody cares.
 func.func @rule(%c: !cache, %i: i32) {
   // expected-error @below {{'kv.tile_load' op tail must be one of zero, any, got "keep"}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i) {first_column = 0 : i64, tail = "keep"} : (!cache, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "keep"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
 
@@ -390,7 +390,7 @@ func.func @rule(%c: !cache, %i: i32) {
 // Rule: a descriptor is one.
 func.func @rule(%c: !cache, %i: i32) {
   // expected-error @below {{'kv.tile_load' op descriptor must be of type !kv.tma, got i32}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
 
@@ -401,7 +401,7 @@ func.func @rule(%c: !cache, %i: i32) {
 // Rule: boxes make a tile up.
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   // expected-error @below {{'kv.tile_load' op the tile must be whole boxes of a tiled descriptor, got 72 rows and !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %d) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, !map) -> tensor<72x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !map) -> tensor<72x128xbf16>
   return
 }
 
@@ -412,7 +412,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 // Rule: boxes are those of a tiled descriptor.
 func.func @rule(%c: !cache, %i: i32, %d: !ragged) {
   // expected-error @below {{'kv.tile_load' op the tile must be whole boxes of a tiled descriptor, got 64 rows and !kv.tma<"ragged", bf16, array<i64: 1, 1, 16, 64>, array<i64: 16, 128>, 128 : i64>}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %d) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, !ragged) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !ragged) -> tensor<64x128xbf16>
   return
 }
 
@@ -423,7 +423,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !ragged) {
 // Rule: a descriptor does not convert.
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   // expected-error @below {{'kv.tile_load' op a descriptor copies elements as they are stored, bf16 without scales, got tensor<64x128xf16>}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %d) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, !map) -> tensor<64x128xf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !map) -> tensor<64x128xf16>
   return
 }
 
@@ -434,7 +434,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 // Rule: a descriptor does not dequantize.
 func.func @rule(%c: !fp8, %i: i32, %d: !map) {
   // expected-error @below {{'kv.tile_load' op a descriptor copies elements as they are stored, f8E4M3FN without scales, got tensor<64x128xbf16>}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %d) {first_column = 0 : i64, tail = "zero"} : (!fp8, i32, i32, i32, i32, !map) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, tail = "zero"} : (!fp8, i32, i32, i32, i32, i32, !map) -> tensor<64x128xbf16>
   return
 }
 

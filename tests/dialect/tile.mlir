@@ -56,15 +56,15 @@ func.func @products(%q: tensor<64x128xbf16>, %k: tensor<96x128xbf16>, %p: tensor
 
 // Caches and operands, stored elements and dequantized ones, parts of a head, with a descriptor and without.
 // CHECK-LABEL: func.func @loads
-// CHECK:         "kv.tile_load"({{.*}}) {first_column = 0 : i64, tail = "zero"} : (!kv.cache<"paged", bf16, {{.*}}, i32, i32, i32, i32) -> tensor<64x128xbf16>
-// CHECK:         "kv.tile_load"({{.*}}) {first_column = 64 : i64, tail = "any"} : ({{.*}}, i32, i32, i32, i32, !kv.tma<{{.*}}) -> tensor<64x64xbf16>
+// CHECK:         "kv.tile_load"({{.*}}) {first_column = 0 : i64, tail = "zero"} : (!kv.cache<"paged", bf16, {{.*}}, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+// CHECK:         "kv.tile_load"({{.*}}) {first_column = 64 : i64, tail = "any"} : ({{.*}}, i32, i32, i32, i32, i32, !kv.tma<{{.*}}) -> tensor<64x64xbf16>
 // CHECK:         "kv.tile_load"({{.*}}) {{.*}} : (!kv.cache<"paged", f8E4M3FN, {{.*}} -> tensor<64x128xbf16>
 // CHECK:         "kv.tile_load"({{.*}}) {{.*}} : (!kv.operand<"dense", {{.*}} -> tensor<64x128xbf16>
 func.func @loads(%c: !cache, %f: !fp8, %d: !dense, %m: !map, %i: i32) {
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32) -> tensor<64x128xbf16>
-  %1 = "kv.tile_load"(%c, %i, %i, %i, %i, %m) {first_column = 64 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, !map) -> tensor<64x64xbf16>
-  %2 = "kv.tile_load"(%f, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!fp8, i32, i32, i32, i32) -> tensor<64x128xbf16>
-  %3 = "kv.tile_load"(%d, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!dense, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %1 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %m) {first_column = 64 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32, !map) -> tensor<64x64xbf16>
+  %2 = "kv.tile_load"(%f, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!fp8, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %3 = "kv.tile_load"(%d, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!dense, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
 

@@ -108,6 +108,8 @@ def multiply(t: Block, i: Instruction) -> Any:
 
 @op("neg", "abs", "not", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "tanh", "sin", "cos", "popc", "clz", "brev")
 def unary(t: Block, i: Instruction) -> Any:
+    if i.name[-1] in _HALVES:
+        return _packed(t, i, {"neg": np.negative, "abs": np.abs}[i.name[0]])
     dtype, (d, a) = _type(i), i.operands
     functions: dict[str, Callable[[Any], Any]] = {
         "neg": np.negative, "abs": np.abs, "rcp": lambda x: 1 / x, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x),
