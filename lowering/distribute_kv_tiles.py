@@ -272,6 +272,8 @@ _COMBINE = {"max": arith.maxnumf, "min": arith.minnumf, "add": arith.addf}
 def _reduce(d: Distribution, op: Any) -> ir.Value:
     if op.axis.value != 1:
         fail(op, "folds columns, whose elements lie in several warps: only rows can be folded here")
+    if str(ir.VectorType(op.source.type).element_type) != "f32":
+        fail(op, "folds elements that are not f32: only those can be folded here, convert them first")
     layout = register_layout(op.operation.attributes["kv.tile"].value)
     combine, rows = _COMBINE[op.kind.value], layout.row_registers
     parts = []

@@ -30,7 +30,7 @@ from kvarn.dialect.ops import staging
 from .index import const
 from .pass_base import kv_pass
 from .rewrite import defining_op, ops_named
-from .tile_ir import backward, cloned, rank, schedule_of, tiled, users, walk_block
+from .tile_ir import backward, cloned, element, rank, schedule_of, tiled, users, walk_block
 
 AHEAD = "kv.ahead"  # on copies that were started ahead
 _WAITS = ("kv.consumer_wait", "kv.tile_clear")
@@ -140,6 +140,16 @@ def start(dot: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Value:
         return staging.DotStartOp(a, b, op.transpose_b, dot.result.type, c=c).operation.results[0]
 
 
+def ready(value: ir.Value) -> ir.Value:
+    """A value that is computed before what follows: of a broadcast what it repeats, which takes fewer registers."""
+    op = defining_op(value)
+    if op is not None and op.name == "kv.tile_broadcast":
+        return cloned(op, {op.operands[0]: ready(op.operands[0])}).result
+    if not rank(value) or str(element(value)) != "f32":
+        return value
+    return staging.TileReadyOp(value, value.type).operation.results[0]
+
+
 def rotate(r: Rotation, ping_pong: bool) -> None:
     """Replace a loop by its rotated form; nothing happens in it where it has no iteration."""
 
@@ -195,8 +205,8 @@ def rotate(r: Rotation, ping_pong: bool) -> None:
                 emit(early[after_first:], values)
                 results = {v for op in early[after_first:] for v in op.results}
                 for made in dict.fromkeys(v for op in r.ops if op in late_ops for v in op.operands):
-                    if rank(made) and made in results:
-                        values[made] = staging.TileReadyOp(values[made], made.type).operation.results[0]
+                    if made in results:
+                        values[made] = ready(values[made])
                 (sums,) = staging.dot_wait([sums], 0)
                 emit([op for op in lag_ops if op != r.second and op.name not in _WAITS], previous)
                 values[arguments[1 + accumulator]] = sums

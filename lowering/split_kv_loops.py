@@ -141,10 +141,11 @@ class Bounds:
         raise _Unknown
 
     def _monotone(self, op: ir.Operation) -> tuple[Linear, Linear]:
-        """An op that keeps order in its first operand, by a constant: computed for both bounds."""
-        if constant_int(op.operands[1]) is None:
+        """An op that keeps order in its first operand, by a positive constant: computed for both bounds."""
+        by = constant_int(op.operands[1])
+        if by is None or by < (0 if "shr" in op.name else 1):
             raise _Unknown
-        return self._each(op, [self.of(op.operands[0])], [const(constant_int(op.operands[1]))])
+        return self._each(op, [self.of(op.operands[0])], [const(by)])
 
     _arith_divsi = _arith_divui = _arith_floordivsi = _arith_shrsi = _arith_shrui = _monotone
 
@@ -300,7 +301,7 @@ def run(module: ir.Module, options: Options) -> None:
         for op in ops_named(function, "kv.tile_mask"):
             loop = enclosing(op, "scf.for")
             parts = comparisons(op.operands[1])
-            if loop is None or parts is None:
+            if loop is None or parts is None or str(loop.operands[0].type) != "i32":  # positions are i32
                 continue
             with ir.InsertionPoint(loop), op.location:
                 try:
