@@ -33,6 +33,7 @@ from . import tile_memory, tile_products
 from .assign_kv_layouts import SHARED
 from .index import pointer
 from .pass_base import fail, kv_pass
+from .rewrite import enclosing
 from .specialize_kv_warps import ROLES
 from .tile_ir import (
     WARPGROUP,
@@ -204,6 +205,8 @@ class Distribution:
         layout = shared_layout(op.result.type)
         place = self.allocate(layout)
         with ir.InsertionPoint(op):
+            if enclosing(op, "scf.for") is not None:  # what the last round staged there has been read by all warps
+                machine.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
             tile_memory.load_rows(op.opview, place, layout, self.threads)
         self.staged.append((layout, place))
         op.result.replace_all_uses_with(place.ir)

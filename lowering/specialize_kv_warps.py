@@ -38,7 +38,8 @@ class Slice:
     def __init__(self, roots: list[ir.Operation], top: ir.Operation):
         self.top = top
         self.needed: set[ir.Operation] = set()
-        self.carried = False
+        self.kept: dict[ir.Value, list[int]] = {}  # by induction variable: what the copy of a loop carries
+        self.carried = False  # whether something is needed that only the consumers have
         stack = list(roots)
         while stack:
             op = stack.pop()
@@ -58,7 +59,17 @@ class Slice:
                 if maker is None:
                     argument = ir.BlockArgument(value)
                     owner = argument.owner.owner.operation
-                    self.carried |= owner.name == "scf.for" and argument.arg_number > 0 and self._inside(owner)
+                    if owner.name != "scf.for" or argument.arg_number == 0 or not self._inside(owner):
+                        continue
+                    self.carried |= not isinstance(value.type, ir.IntegerType)
+                    kept = self.kept.setdefault(argument.owner.arguments[0], [])
+                    if argument.arg_number - 1 not in kept:
+                        kept.append(argument.arg_number - 1)
+                        ends = argument.owner.operations[len(argument.owner.operations) - 1].operation.operands
+                        for x in (ends[argument.arg_number - 1], owner.operands[2 + argument.arg_number]):
+                            made = defining_op(x)
+                            if made is not None and self._inside(made):
+                                stack.append(made)
                 elif self._inside(maker):
                     self.carried |= maker.name in ("scf.for", "scf.if")  # a result of control flow
                     stack.append(maker)
@@ -74,13 +85,17 @@ class Slice:
         """Copy one op to the insertion point."""
         with op.location:
             if op.name == "scf.for":
-                bounds = [values.get(v, v) for v in list(op.operands)[:3]]
-                loop = scf.ForOp(*bounds)
                 inner = op.regions[0].blocks[0]
+                kept = self.kept.get(inner.arguments[0], [])
+                wanted = [*list(op.operands)[:3], *(op.operands[3 + i] for i in kept)]
+                low, high, step, *inits = [values.get(v, v) for v in wanted]
+                loop = scf.ForOp(low, high, step, inits)
                 values[inner.arguments[0]] = loop.induction_variable
+                values.update(zip((inner.arguments[1 + i] for i in kept), loop.inner_iter_args, strict=True))
                 with ir.InsertionPoint(loop.body):
                     self.emit_block(inner, values)
-                    scf.yield_([])
+                    ends = inner.operations[len(inner.operations) - 1].operation.operands
+                    scf.yield_([values.get(ends[i], ends[i]) for i in kept])
             elif op.name == "scf.if":
                 branch = scf.IfOp(values.get(op.operands[0], op.operands[0]), has_else=len(op.regions[1].blocks) > 0)
                 for region, made in zip(op.regions, (branch.then_block, branch.else_block), strict=False):

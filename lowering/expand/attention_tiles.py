@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Attention over tiles: the one kernel for every cache kind, operand, mask and score modification.
 
-A block has ``s.rows`` query rows (tokens times the group) of one KV head and walks over tiles of ``s.keys`` keys. What is
-written here is the algorithm; which tiles are masked or left out, what copies, what multiplies, what overlaps is
-decided by the passes from split-kv-loops to distribute-kv-tiles, by the schedule.
+A tile is ``rows`` query rows (tokens times the group) of one KV head, which walk over tiles of ``keys`` keys. A block takes
+one after the other: with as many blocks as tiles each has one, with fewer they are persistent. What is written here is the
+algorithm; which tiles are masked or left out, what copies, what multiplies, what overlaps is decided by the passes from
+split-kv-loops to distribute-kv-tiles, by the schedule.
 """
 
 from __future__ import annotations
@@ -42,16 +43,18 @@ def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: di
         query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
-        key_map: kv.Optional[kv.TensorMap], value_map: kv.Optional[kv.TensorMap],
+        tiles: kv.i32, key_map: kv.Optional[kv.TensorMap], value_map: kv.Optional[kv.TensorMap],
     ):  # fmt: skip
-        number, head = kv.grid_dim.x - 1 - kv.block_id.x, kv.block_id.y  # the longest first
         queries = queries_of(case.padded, extents, query)
-        b, base, row0, count = queries.tile(number, G, M)
-        if row0 < count:
+        number_of_tiles = tiles * case.spec.num_heads
+        for tile in range(kv.block_id.x, number_of_tiles, kv.grid_dim.x):
+            number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads  # the longest first
+            b, base, row0, count = queries.tile(number, G, M)
             k_rows, v_rows = caches_of(case, collection, layer, key_operand, value_operand)
             start, num_keys = start_of(case, collection or key_operand, value_operand, queries, kv_offsets, b)
+            num_keys = kv.where(row0 < count, num_keys, 0)
             row = row0 + kv.tile_index(M)
-            exists, row = row < count, kv.math.min(row, count - 1)
+            exists, row = row < count, kv.math.max(kv.math.min(row, count - 1), 0)
             token, h = row // G, head * G + row % G
             q_at = (start + token)[:, None]
             begin = first_key(mask, start + row0 // G)

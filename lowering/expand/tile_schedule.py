@@ -38,7 +38,7 @@ class TileConfig:
         Query rows of a block, and keys of a tile.
     stages : int
         Tiles of keys, and of values, in shared memory.
-    producer, overlap, ping_pong : bool
+    producer, overlap, ping_pong, persistent : bool
         As the schedule's entries.
     """
 
@@ -49,6 +49,7 @@ class TileConfig:
     producer: bool = True
     overlap: bool = True
     ping_pong: bool = False
+    persistent: bool = True
 
     @property
     def consumers(self) -> int:
@@ -144,9 +145,12 @@ def launch(config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | Non
     case = config.case
     schedule = {"consumers": config.consumers, **config.entries()}
     kernel = attention_kernel(case, config.rows, config.keys, config.threads, {"min_blocks": 1})
-    grid = (tiles_of(op, at, case.group, config.rows), case.spec.num_heads, 1)
-    args = [*args, *descriptors(config, at, *source)]
-    at.launch(kernel, args, grid, (config.threads, 1, 1), key=config, attributes={"kv.schedule": schedule})
+    tiles = tiles_of(op, at, case.group, config.rows)
+    blocks = tiles * case.spec.num_heads
+    if config.persistent:
+        blocks = blocks.least(at.device("multiprocessors"))
+    args = [*args, tiles, *descriptors(config, at, *source)]
+    at.launch(kernel, args, (blocks, 1, 1), (config.threads, 1, 1), key=config, attributes={"kv.schedule": schedule})
 
 
 def descriptors(config: TileConfig, at: Expansion, keys: ir.Value, values: ir.Value, layer: Any) -> list[Any]:
