@@ -53,6 +53,29 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // A loop in another, as of persistent blocks: uses go on counting from round to round, carried by the outer loop.
+  // CHECK-LABEL: gpu.func @rounds
+  // CHECK:         scf.for {{.*}} iter_args(%[[BEFORE:.*]] = %{{.*}}) -> (i32)
+  // CHECK:           scf.for %[[J:.*]] = %[[LOW:.*]] to %[[HIGH:.*]] step
+  // CHECK:             %[[INSIDE:.*]] = arith.subi %[[J]], %[[LOW]]
+  // CHECK:             %[[N:.*]] = arith.addi %[[BEFORE]], %[[INSIDE]]
+  // CHECK:             "kv.producer_acquire"(%{{.*}}, %[[N]])
+  // CHECK:           %[[ALL:.*]] = arith.subi %[[HIGH]], %[[LOW]]
+  // CHECK:           %[[COUNT:.*]] = arith.maxsi %[[ALL]], %
+  // CHECK:           %[[AFTER:.*]] = arith.addi %[[BEFORE]], %[[COUNT]]
+  // CHECK:           scf.yield %[[AFTER]] : i32
+  // STAGES-LABEL: gpu.func @rounds
+  gpu.func @rounds(%c: !cache, %low: i32, %n: i32, %q: !tile) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c1 = arith.constant 1 : i32
+    scf.for %t = %low to %n step %c1 : i32 {
+      scf.for %j = %low to %t step %c1 : i32 {
+        %k = "kv.tile_load"(%c, %t, %t, %j, %low, %n) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> !tile
+        %s = "kv.dot"(%q, %k) {transpose_b = true} : (!tile, !tile) -> !acc
+      }
+    }
+    gpu.return
+  }
+
   // Without a descriptor: stored elements by cp.async, others are converted, and so are rows that are no whole swizzle
   // atoms. Outside of a loop a buffer has one stage. Buffers of one name are numbered.
   // CHECK-LABEL: gpu.func @others

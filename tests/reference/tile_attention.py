@@ -43,6 +43,8 @@ class Choice:
     producer, maps : bool
         Whether a warpgroup of its own copies, and whether copies are by TMA.
     stages : int
+    blocks : int, optional
+        Persistent blocks, which share the tiles of query rows; by default a block a tile.
     entries : tuple
         Further entries of the schedule, as (name, bool or int).
     disable : tuple of str
@@ -56,6 +58,7 @@ class Choice:
     producer: bool = True
     maps: bool = True
     stages: int = 2
+    blocks: int | None = None
     entries: tuple[tuple[str, Any], ...] = ()
     disable: tuple[str, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
@@ -89,7 +92,8 @@ def trace(case: Case, spec: CollectionSpec, choice: Choice) -> ir.Module:
     rows, offsets = kv.Buffer[case.query, case.rank], kv.Buffer[kv.i32, 1]
     given = [
         spec, kv.i32, None, None, rows, offsets, None, kv.f32, rows, kv.Buffer[kv.f32, 1] if case.sinks else None,
-        kv.Buffer[kv.f32, case.rank - 1] if case.lse else None, kv.Buffer[kv.f32, 1] if case.alibi else None, box, box,
+        kv.Buffer[kv.f32, case.rank - 1] if case.lse else None, kv.Buffer[kv.f32, 1] if case.alibi else None, kv.i32,
+        box, box,
     ]  # fmt: skip
     module = kernel.trace(given)
     (function,) = kernels(module)
@@ -156,11 +160,12 @@ def run(
         extents, tiles = offsets, len(query) * b.group // choice.rows + len(counts)
     out, lse = np.full_like(query, 77), np.full(query.shape[:-1], 77, np.float32)
     given = [c, LAYER, query, extents, np.float32(query.shape[-1] ** -0.5 if scale is None else scale), out]
-    given += [b.sinks] * case.sinks + [lse] * case.lse + [b.slopes] * case.alibi
+    given += [b.sinks] * case.sinks + [lse] * case.lse + [b.slopes] * case.alibi + [tiles]
     if choice.maps:
         rows = min(case.spec.page_size or choice.keys, choice.keys)
         given += [x.create_tma_tile(tile_rows=rows) for x in (c.get_key_cache(LAYER), c.get_value_cache(LAYER))]
-    emulated.launch(compiled(case, c.spec, choice), (tiles, case.spec.num_heads), choice.threads, given, order)
+    blocks = choice.blocks or tiles * case.spec.num_heads
+    emulated.launch(compiled(case, c.spec, choice), blocks, choice.threads, given, order)
     if case.padded:
         past = [(out[i, n:], lse[i, n:]) for i, n in enumerate(counts)]
         assert all((x == 77).all() and (y == 77).all() for x, y in past if case.lse), "a row past the last was written"
