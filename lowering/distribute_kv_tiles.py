@@ -206,6 +206,7 @@ class Distribution:
         place = self.allocate(layout)
         with ir.InsertionPoint(op):
             if enclosing(op, "scf.for") is not None:  # what the last round staged there has been read by all warps
+                machine.syncwarp()  # whose last stores may have parted it
                 machine.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
             tile_memory.load_rows(op.opview, place, layout, self.threads)
         self.staged.append((layout, place))

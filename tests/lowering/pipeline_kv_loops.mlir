@@ -25,7 +25,7 @@ gpu.module @kernels {
   // CHECK:           "kv.dot"
   // CHECK:           "kv.consumer_release"(%[[KEYS]],
   // CHECK:           math.exp2
-  // CHECK-NOT:       %[[VALUES]]
+  // CHECK-NOT:       "kv.consumer_wait"(%[[VALUES]]
   // CHECK:           scf.for %[[J:.*]] = %{{.*}} iter_args(%{{.*}}, %[[C:.*]] = %{{.*}}, %[[W:.*]] = %{{.*}}) ->
   // CHECK:             "kv.consumer_wait"(%[[KEYS]], %[[J]])
   // CHECK:             %[[BEFORE:.*]] = arith.subi %[[J]],
