@@ -19,7 +19,8 @@ from .common import i64_attr
 from .tile import verify_dot
 
 COPIES = ("tma", "cp_async", "convert")
-ROLES = ("producer", "producer_warp", "consumer")
+PRODUCER_WARPS = tuple(f"producer_warp_{i}" for i in range(4))
+ROLES = ("producer", *PRODUCER_WARPS, "consumer")
 
 
 class _Synchronizes(EffectModel):
@@ -178,8 +179,9 @@ class TileReadyOp(Kv.Operation, name="tile_ready", traits=[_Synchronizes]):
 
 
 class IsRoleOp(Kv.Operation, name="is_role", traits=[Pure]):
-    """Whether this thread has a role: ``producer`` (the first warpgroup of the block), ``producer_warp`` (its first warp), or
-    ``consumer`` (the other warpgroups). The same for all threads of a warp."""
+    """Whether this thread has a role: ``producer`` (the first warpgroup of the block), ``producer_warp_0`` to
+    ``producer_warp_3`` (one of its warps), or ``consumer`` (the other warpgroups). The same for all threads of a warp.
+    """
 
     role: ir.StringAttr
     is_it: Result[I1] = infer_result()
