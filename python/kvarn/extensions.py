@@ -20,6 +20,7 @@ from typing import Any
 
 from kvarn.dialect.base import Kv
 from kvarn.lowering import expand, package_version
+from kvarn.lowering.pass_base import Pass
 from kvarn.lowering.pipeline import Insertion, Settings
 from kvarn.lowering.rewrite import Rules
 from kvarn.lowering.textual import Step
@@ -115,9 +116,12 @@ def _steps(insertion: Insertion) -> list[tuple[str, str | None, Step]]:
     """The steps of an insertion: text, digest of the pass from outside, the step."""
     found = []
     for step in insertion.steps:
-        outside = step.kv is not None and is_outside(step.kv.function)
-        found.append((step.text, digest_of([step.kv.function, step.kv.options_class]) if outside else "", step))
+        found.append((step.text, "" if step.kv is None else digest_of(filter(is_outside, _parts(step.kv))), step))
     return found
+
+
+def _parts(found: Pass) -> tuple[Any, type]:
+    return found.function, found.options_class
 
 
 def _insertion(insertion: Insertion) -> tuple[str, bool, list[tuple[str, str | None, str]]]:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from kvarn.dialect import kv
+
 TESTS = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("fuzz_worker.py")
 TOKEN = re.compile(r"\s+|[%@!#^][\w.$-]+|\"[^\"\n]*\"|\w+|.", re.DOTALL)
@@ -51,10 +53,7 @@ ATTRIBUTES = (
 
 
 # Ops on whole caches: these work outside kernels.
-OPERATION = re.compile(
-    r'"kv\.(append|rope|store_ragged|store_padded|rms_norm|radd|iadd_2m|gather|copy_pages|convert|remap|cache_row_offsets|'
-    r"increment|attention|mla)"
-)
+OPERATION = re.compile("|".join(f'"{name}"' for name in kv.effects.tier_one()))
 HEAD = re.compile(r"^!\w+ = .*\n", re.MULTILINE)
 FUNCTION = re.compile(r"^func\.func @.*?^}\n", re.MULTILINE | re.DOTALL)
 
