@@ -104,8 +104,12 @@ def _kind_and_bits(type_: ir.Type) -> tuple[str, int]:
     return ("ptr" if str(element).startswith("!llvm.ptr") else "other"), 0
 
 
-def ptx(module: ir.Module, target: Target, level: int = 3) -> str:
-    """PTX of a module in the LLVM dialect; the module is left as it was."""
+# Gives functions what LLVM needs to write ``.loc`` lines, and no more: the code stays the same.
+_LINES = "builtin.module(ensure-debug-info-scope-on-llvm-func{emission-kind=DebugDirectivesOnly})"
+
+
+def ptx(module: ir.Module, target: Target, level: int = 3, lineinfo: bool = False) -> str:
+    """PTX of a module in the LLVM dialect, with ``.loc`` lines of its source on request; the module stays as it was."""
     with module.context, ir.Location.unknown():
         major, minor = isa_for(module, target)
         copy = module.operation.clone()
@@ -113,6 +117,8 @@ def ptx(module: ir.Module, target: Target, level: int = 3) -> str:
         attribute = ir.Attribute.parse(f'#nvvm.target<chip="{target.name}", features="{features}", O={level}>')
         for scope in in_modules(copy, "gpu.module"):
             scope.attributes["targets"] = ir.ArrayAttr.get([attribute])
+        if lineinfo:
+            PassManager.parse(_LINES).run(copy.operation)
         PassManager.parse("builtin.module(gpu-module-to-binary{format=isa opts= section= toolkit=})").run(
             copy.operation
         )

@@ -88,7 +88,7 @@ from .machine import (
     syncwarp,
     tanh_approx,
 )
-from .memory import Buffer, BufferSpec, Pointer, Shared, atomic_add, fence, pointer_of, shared
+from .memory import Buffer, BufferSpec, Pointer, ReadOnlyBuffer, Shared, atomic_add, fence, pointer_of, shared
 from .tma import TensorMap
 from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
 from .wgmma import wgmma, wgmma_descriptor
@@ -108,6 +108,7 @@ __all__ = [
     "Operand",
     "Optional",
     "Pointer",
+    "ReadOnlyBuffer",
     "Rows",
     "Shared",
     "TensorMap",
