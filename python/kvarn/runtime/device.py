@@ -304,7 +304,10 @@ def _load_library(artifact: Artifact, on: Device) -> Any:
     option = bindings.CUjit_option
     log = bytes(16384)  # the driver writes its complaint about PTX into it
     options = [option.CU_JIT_ERROR_LOG_BUFFER, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES] if key == "ptx" else []
-    values = [log, len(log)] if options else []
+    values: list[Any] = [log, len(log)] if options else []
+    if options and b"\n\t.loc\t" in image:  # kv.compile(lineinfo=True): the driver drops the lines unless asked
+        options.append(option.CU_JIT_GENERATE_LINE_INFO)
+        values.append(1)
     with on.active():
         code, library = bindings.cuLibraryLoadData(image, options, values, len(options), [], [], 0)
     if int(code):

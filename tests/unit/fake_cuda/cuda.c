@@ -179,6 +179,11 @@ int cuLibraryLoadData(void **library, const void *code, int *options, void **val
       if (options[i] == 5) strcpy(values[i], "ptxas: line 7: a syntax error");  // CU_JIT_ERROR_LOG_BUFFER
     return INVALID_PTX;
   }
+  if (strstr(text, "\t.loc\t")) {  // the lines are dropped unless CU_JIT_GENERATE_LINE_INFO asks for them
+    int asked = 0;
+    for (unsigned i = 0; i < count; i++) asked |= options[i] == 13 && values[i] == (void *)1;
+    if (!asked) return INVALID_PTX;
+  }
   Library *l = calloc(1, sizeof *l);
   for (const char *p = text; (p = strstr(p, ".entry ")); ) parse_kernel(&l->kernels[l->count++], p += 7);
   *library = l;
