@@ -157,6 +157,8 @@ def why_unsupported(
     case : optional
         What the kernel is specialised for, as the kind's rules read it (decode: its ``Config``); with kind and target.
     """
+    if operation not in OPERATIONS:  # of another package: its expansion says what it takes
+        return None
     declared = OPERATIONS[operation]
     if not isinstance(schedule, Mapping):
         return f"entries must be given as a mapping from names to values, got {type(schedule).__name__}"

@@ -21,7 +21,7 @@ from mlir.dialects import arith, scf, vector
 
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import bool_, f32
-from kvarn.dialect.ops.staging import TileStoreSharedOp
+from kvarn.dialect.ops.staging import PRODUCER_WARPS, TileStoreSharedOp
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import functional, machine
 from kvarn.dsl import gpu as kv_gpu
@@ -473,8 +473,9 @@ def _ready(d: Distribution, op: Any) -> ir.Value:
 
 @rule("kv.is_role")
 def _is_role(d: Distribution, op: Any) -> ir.Value:
-    unit = 5 if op.role.value == "producer_warp" else 7
-    number = kv_gpu.shuffle_idx(d.threads.block_thread >> unit, 0)
+    if op.role.value in PRODUCER_WARPS:
+        return (kv_gpu.shuffle_idx(d.threads.block_thread >> 5, 0) == PRODUCER_WARPS.index(op.role.value)).ir
+    number = kv_gpu.shuffle_idx(d.threads.block_thread >> 7, 0)
     return ((number != 0) if op.role.value == "consumer" else (number == 0)).ir
 
 

@@ -5,9 +5,9 @@ Alignment: dim is a multiple of width by the dialect's contract, rows and pages 
 bases are 16-byte aligned (the loader checks), so an access is aligned to the largest power of two that divides both
 width and head size in bytes, up to 16. Scales are alike, with those of a token and head in the place of its elements.
 Read-only: a kernel in which no op writes caches of that storage type reads them through ``ld.global.nc``; buffers
-are read-only when nothing in the kernel writes a buffer of their element type. What an op writes is what it declares
-(``memory_effects``): one of which nothing is known, on a handle, writes everything. Without this pass accesses are
-aligned to one element and use the ordinary path.
+are read-only when nothing in the kernel writes a buffer of their element type, or when they are declared so. What an op
+writes is what it declares (``memory_effects``): one of which nothing is known, on a handle, writes everything. Without
+this pass accesses are aligned to one element and use the ordinary path.
 
 Before:  "kv.load"(%k, %b, %h, %t, %d, %p) {width = 8}
 After:   "kv.load"(%k, %b, %h, %t, %d, %p) {width = 8, kv.alignment = 16, kv.read_only}
@@ -78,8 +78,8 @@ def run(module: ir.Module, options: Options) -> None:
             for op in found:
                 if access(op.name):
                     plan_access(op, options, i64, written)
-            if written is not None:
-                mark_buffers(function, written[2])
+            if options.read_only:
+                mark_buffers(function, None if written is None else written[2])
 
 
 def plan_access(
@@ -105,12 +105,17 @@ def plan_access(
             op.attributes["kv.scales_read_only"] = ir.UnitAttr.get()
 
 
-def mark_buffers(function: ir.Operation, written: set[str]) -> None:
-    """List the kernel's read-only buffer arguments in ``kv.read_only_args``."""
+def mark_buffers(function: ir.Operation, written: set[str] | None) -> None:
+    """List the kernel's read-only buffer arguments in ``kv.read_only_args``; None: only what is declared so."""
     if not len(function.regions[0].blocks):
         return
+    records = list(ir.ArrayAttr(function.attributes["kv.args"])) if "kv.args" in function.attributes else []
+    declared = {i for i, record in enumerate(records) if "access" in ir.DictAttr(record)}
     readable = [
         i for i, a in enumerate(function.regions[0].blocks[0].arguments)
-        if isinstance(a.type, ir.MemRefType) and str(ir.MemRefType(a.type).element_type) not in written
+        if isinstance(a.type, ir.MemRefType) and (
+            i in declared or (written is not None and str(ir.MemRefType(a.type).element_type) not in written)
+        )
     ]  # fmt: skip
-    function.attributes["kv.read_only_args"] = ir.DenseI64ArrayAttr.get(readable)
+    if readable or written is not None:
+        function.attributes["kv.read_only_args"] = ir.DenseI64ArrayAttr.get(readable)

@@ -8,7 +8,7 @@ carries the user's line. A rule returns the values that replace the op's results
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from mlir import ir
 
@@ -86,11 +86,8 @@ def is_flat(function: ir.Operation) -> bool:
 class Rules:
     """A table of rules by op name; ``@rules.lowers(OpClass, ...)`` fills it."""
 
-    instances: ClassVar[list[Rules]] = []  # all tables there are, which other packages may have added to
-
     def __init__(self) -> None:
         self.table: dict[str, Rule] = {}
-        Rules.instances.append(self)
 
     def lowers(self, *op_classes: Any) -> Callable[[Rule], Rule]:
         """Declare the rule of op classes (or op names)."""

@@ -13,6 +13,7 @@ After:   scf.if (kv.is_role "producer") { kv.set_registers 24 ; scf.for ... { kv
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from mlir import ir
@@ -112,6 +113,14 @@ class Slice:
                 self.emit(op.operation, values)
 
 
+def by_buffer(roots: list[ir.Operation]) -> Iterator[list[ir.Operation]]:
+    """The acquisitions and copies of each circular buffer."""
+    found: dict[ir.Value, list[ir.Operation]] = {}
+    for op in roots:
+        found.setdefault(op.operands[0], []).append(op)
+    yield from found.values()
+
+
 def top_level(function: ir.Operation, op: ir.Operation) -> ir.Operation:
     """The op of the function's first block that an op lies in."""
     body = function.regions[0].blocks[0]
@@ -135,16 +144,18 @@ def run(module: ir.Module, options: Any) -> None:
         roots = ops_named(function, *PRODUCERS)
         if not schedule.get("producer") or not roots:
             continue
+        by_tma = all(
+            ir.StringAttr(op.attributes["copy"]).value == "tma" for op in ops_named(function, "kv.make_stages")
+        )
         tops = {top_level(function, op) for op in roots}
         if len(tops) > 1:
             continue
         top = tops.pop()
-        copies = Slice(roots, top)
-        if copies.carried:
+        # By TMA one warp a buffer starts copies, so that none waits for another's stage; the others would only take turns.
+        shares = list(by_buffer(roots)) if by_tma else [roots]
+        copies = [Slice(share, top) for share in shares]
+        if any(x.carried for x in copies) or len(copies) > len(staging.PRODUCER_WARPS):
             continue
-        by_tma = all(
-            ir.StringAttr(op.attributes["copy"]).value == "tma" for op in ops_named(function, "kv.make_stages")
-        )
         registers = REGISTERS.get(schedule.get("consumers", 2))
         with ir.InsertionPoint(top), top.location:
             branch = scf.IfOp(is_role("producer"), has_else=True)
@@ -152,13 +163,14 @@ def run(module: ir.Module, options: Any) -> None:
             with ir.InsertionPoint(branch.then_block):
                 if registers:
                     set_registers(registers[0] if by_tma else registers[1], "decrease")
-                if by_tma:  # one warp starts all copies, the others would only take turns from it
-                    warp = scf.IfOp(is_role("producer_warp"))
-                    with ir.InsertionPoint(warp.then_block):
-                        copies.emit(top, {})
-                        scf.yield_([])
+                if by_tma:
+                    for role, share in zip(staging.PRODUCER_WARPS, copies, strict=False):
+                        warp = scf.IfOp(is_role(role))
+                        with ir.InsertionPoint(warp.then_block):
+                            share.emit(top, {})
+                            scf.yield_([])
                 else:
-                    copies.emit(top, {})
+                    copies[0].emit(top, {})
                 scf.yield_([])
             with ir.InsertionPoint(branch.else_block):
                 if registers:

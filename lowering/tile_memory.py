@@ -14,7 +14,7 @@ from mlir import ir
 
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, bool_, by_mlir, f32, i32, u32
-from kvarn.dialect.layout import page_and_slot
+from kvarn.dialect.layout import RAGGED, lowbit, page_and_slot
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, machine, tma
 from kvarn.dsl import math as kv_math
@@ -169,6 +169,10 @@ def dequantized(cache: Any, b: Value, head: Value, token: Value, column: Value, 
     granule = spec.granularity
     if not spec.quantized or granule >= spec.head_size or granule % width == 0:
         return cast(cache.load(**place, width=width), dtype)
+    if spec.kind == RAGGED:  # whose scales are read with its elements, never by themselves
+        part = lowbit(granule)
+        parts = [cast(cache.load(**{**place, "d": column + i}, width=part), dtype) for i in range(0, width, part)]
+        return vector(dtype, [x for p in parts for x in (list(p) if part > 1 else [p])])
     stored = cast(cache.load_quantized(**place, width=width), f32)
     scales = cast(cache.load_scale(**place, width=width // granule), f32)
     spread = scales if granule == 1 else vector(f32, [scales[i // granule] for i in range(width)])

@@ -20,7 +20,8 @@ from .tile import SHARED, layout_of, same_type, tile_of, verify_columns, verify_
 
 COPIES = ("tma", "cp_async", "convert")
 LANES = 32  # of a warp
-ROLES = ("producer", "producer_warp", "consumer")
+PRODUCER_WARPS = tuple(f"producer_warp_{i}" for i in range(4))
+ROLES = ("producer", *PRODUCER_WARPS, "consumer")
 
 
 class _Synchronizes(EffectModel):
@@ -257,8 +258,9 @@ class TileReadyOp(Kv.Operation, name="tile_ready", traits=[_Synchronizes]):
 
 
 class IsRoleOp(Kv.Operation, name="is_role", traits=[Pure]):
-    """Whether this thread has a role: ``producer`` (the first warpgroup of the block), ``producer_warp`` (its first warp), or
-    ``consumer`` (the other warpgroups). The same for all threads of a warp."""
+    """Whether this thread has a role: ``producer`` (the first warpgroup of the block), ``producer_warp_0`` to
+    ``producer_warp_3`` (one of its warps), or ``consumer`` (the other warpgroups). The same for all threads of a warp.
+    """
 
     role: ir.StringAttr
     is_it: Result[I1] = infer_result()

@@ -272,6 +272,9 @@ from kvarn.dsl.memory import (
     Pointer as Pointer,
 )
 from kvarn.dsl.memory import (
+    ReadOnlyBuffer as ReadOnlyBuffer,
+)
+from kvarn.dsl.memory import (
     Shared as Shared,
 )
 from kvarn.dsl.memory import (

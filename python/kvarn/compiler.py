@@ -133,6 +133,7 @@ def compile(
     options: Mapping[str, str] | None = None,
     check: bool | None = None,
     reproducer: str | Path | None = None,
+    lineinfo: bool = False,
 ) -> Kernel:
     """Compile a kernel.
 
@@ -154,6 +155,8 @@ def compile(
         Whether accesses to caches are checked when the kernel runs; default: ``KVARN_CHECK``.
     reproducer : path, optional
         When a pass fails, write the module and the pipeline there, for kv-opt; default: ``KVARN_REPRODUCER``.
+    lineinfo : bool
+        Write the kernel's source lines into the PTX (``.loc``), so that profilers show them. The code is the same.
 
     Returns
     -------
@@ -174,11 +177,13 @@ def compile(
         module = as_module(kernel, specs, c)
         text = str(module)
         # Checks say where they stand, so that code with checks depends on its places, and other code does not.
-        placed = text if not settings.check and "cf.assert" not in text else with_places(module)
-        key = key_of("kernel", placed, chosen, settings)
+        placed = lineinfo or settings.check or "cf.assert" in text
+        what = with_places(module) if placed else text
+        key = key_of("kernel with lines" if lineinfo else "kernel", what, chosen, settings)
         found = load_cached(key)
         if found is None:
-            found = lower(module, chosen, steps, reproducer, None if hasattr(kernel, "trace") else _check_at(steps[-1]))
+            observer = None if hasattr(kernel, "trace") else _check_at(steps[-1])
+            found = lower(module, chosen, steps, reproducer, observer, lineinfo)
             save_cached(key, found)
     return Kernel(found, text, settings)
 
@@ -221,6 +226,7 @@ def lower(
     steps: Sequence[textual.Step],
     reproducer: str | Path | None = None,
     observer: runner.Observer | None = None,
+    lineinfo: bool = False,
 ) -> Artifact:
     """Run the pipeline and collect code and ABI: of a kernel, or of a program when the module held operations.
 
@@ -229,12 +235,12 @@ def lower(
     """
     path = reproducer or env.reproducer
     if not path:
-        return _lower(module, target, steps, observer)
+        return _lower(module, target, steps, observer, lineinfo)
     # Written first, since MLIR ends the process on some mistakes.
     options = loading.flags(steps) + ("" if target.is_host else f" --emit=ptx --target={target.name}")
     command = stage_files.write_reproducer(path, stage_files.reproducer(module, steps), options)
     try:
-        made = _lower(module, target, steps, observer)
+        made = _lower(module, target, steps, observer, lineinfo)
     except (ir.MLIRError, PassFailure) as error:  # pyright: ignore[reportAttributeAccessIssue]
         error.reproducer = command  # type: ignore[union-attr]
         raise
@@ -243,7 +249,11 @@ def lower(
 
 
 def _lower(
-    module: ir.Module, target: Target, steps: Sequence[textual.Step], observer: runner.Observer | None
+    module: ir.Module,
+    target: Target,
+    steps: Sequence[textual.Step],
+    observer: runner.Observer | None,
+    lineinfo: bool,
 ) -> Artifact:
     files = stage_files.StageFiles(module, target.name) if stage_files.wanted() else None
 
@@ -263,7 +273,7 @@ def _lower(
         for op in walk(module, lambda name: name.partition(".")[0] not in ("llvm", "builtin")):
             fail(op, "has no lowering on the host target")
         return Artifact(name, "host", "", {"llvm": str(module)}, entries, args, launches, workspaces)
-    text = emit.ptx(module, target)
+    text = emit.ptx(module, target, lineinfo=lineinfo)
     if files is not None:
         text = files.code("ptx", text)
     return Artifact(name, target.name, emit.isa_of(text), {"ptx": text}, entries, args, launches, workspaces)

@@ -69,6 +69,14 @@ class KernelError(ValueError):
                 lines.append(caller.snippet())
         return "\n".join(lines)
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the place in the kernel, not that in the front end (KVARN_DEBUG has both)."""
+        from kvarn.env import env
+
+        if env.debug:
+            raise NotImplementedError  # IPython writes the whole traceback
+        return [f"{type(self).__name__}: {self}"]
+
 
 class KernelTypeError(KernelError, TypeError):
     """A type mistake in a kernel: also a ``TypeError``."""

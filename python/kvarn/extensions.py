@@ -14,19 +14,22 @@ import hashlib
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kvarn.dialect.base import Kv
 from kvarn.lowering import expand, package_version
+from kvarn.lowering.pass_base import Pass
 from kvarn.lowering.pipeline import Insertion, Settings
 from kvarn.lowering.rewrite import Rules
 from kvarn.lowering.textual import Step
 
 # Where kernels are traced and lowered: what is patched there counts.
 _PATCHED = ("kvarn.dialect.", "kvarn.dsl.", "kvarn.lowering.")
-_OURS = frozenset({"kvarn", "mlir", "numpy", "ml_dtypes", "builtins", *sys.stdlib_module_names}) - {"__main__"}
+_OURS = frozenset({"kvarn", "mlir", "nanobind", "numpy", "ml_dtypes", "builtins", *sys.stdlib_module_names}) - {
+    "__main__"
+}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), range)
 
 
@@ -35,8 +38,8 @@ class _Undigestible(Exception):
 
 
 def is_outside(thing: Any) -> bool:
-    """Whether a function, a class or a module's name is of a package that kvarn's own sources do not cover."""
-    return not _is_ours(thing if isinstance(thing, str) else getattr(thing, "__module__", None))
+    """Whether a function, a class or an object is of code that kvarn's own sources do not cover."""
+    return not _is_ours(_home(thing))
 
 
 @functools.cache
@@ -44,40 +47,66 @@ def _is_ours(module: str | None) -> bool:
     return not isinstance(module, str) or module.partition(".")[0] in _OURS
 
 
-def registered() -> Iterator[Any]:
-    """Op classes, rules and expansions from outside, and functions and classes that stand in place of kvarn's."""
-    yield from filter(is_outside, Kv.operations)
-    yield from filter(is_outside, expand.found().values())
-    for rules in Rules.instances:
-        yield from filter(is_outside, rules.table.values())
+def _home(thing: Any) -> str | None:
+    """The module that a thing's code is of; of an object that wraps a function, that of the function."""
+    # A function's __module__ is what functools.wraps copies.
+    if type(thing) is types.FunctionType:
+        return thing.__globals__.get("__name__")
+    if isinstance(thing, type):
+        return thing.__module__
+    inner = _wrapped(thing)
+    return type(thing).__module__ if inner is None else _home(inner)
+
+
+def _wrapped(thing: Any) -> Any:
+    """The function that a method, a partial, a cached function or a kernel wraps; None for anything else."""
+    for name in ("__func__", "__wrapped__", "func", "function", "fget"):
+        inner = getattr(thing, name, None)
+        if isinstance(inner, types.FunctionType):
+            return inner
+    return None
+
+
+def registered() -> Iterator[tuple[str, Any]]:
+    """Op classes, rules and expansions from outside, and what stands in the place of kvarn's own, with its place."""
+    yield from ((c.OPERATION_NAME, c) for c in Kv.operations if is_outside(c))
+    yield from ((f"expansion of {n}", f) for n, f in expand.found().items() if is_outside(f))
     for name, module in list(sys.modules.items()):
         if name.startswith(_PATCHED) and module is not None:
             yield from _foreign(name, vars(module))
 
 
-def _foreign(name: str, members: Mapping[str, Any]) -> Iterator[Any]:
-    """The functions and classes from outside in a module of kvarn and in its classes."""
+# What values are that code cannot be behind.
+_INERT = frozenset(
+    {types.BuiltinFunctionType, types.ModuleType, str, int, float, bool, tuple, dict, frozenset, list, set}
+)
+
+
+def _foreign(module: str, members: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What is from outside in a module of kvarn, in its classes and in its tables of rules."""
     # Whenever something is compiled, every value of every module passes here: it is written to be fast.
-    function = types.FunctionType
-    for v in list(members.values()):
-        if type(v) is function:
-            if not _is_ours(v.__module__):
-                yield v
-        elif isinstance(v, type):
-            if v.__module__ != name:
-                if not _is_ours(v.__module__):
-                    yield v
-                continue
-            for member in list(vars(v).values()):
-                if type(member) is function and not _is_ours(member.__module__):
-                    yield member
+    for name, v in list(members.items()):
+        kind = type(v)
+        if kind is types.FunctionType:
+            if not _is_ours(v.__globals__.get("__name__")):
+                yield f"{module}.{name}", v
+        elif kind in _INERT or name.startswith("__"):
+            continue
+        elif kind is Rules:
+            yield from ((f"{module}.{name}: {op}", f) for op, f in v.table.items() if is_outside(f))
+        elif isinstance(v, type) and v.__module__ == module:
+            for member, value in list(vars(v).items()):
+                if type(value) is types.FunctionType and is_outside(value):
+                    yield f"{module}.{name}.{member}", value
+        elif callable(v) and is_outside(v):
+            yield f"{module}.{name}", v
 
 
-def digest_of(things: Any) -> str | None:
-    """A digest of functions and classes, the same in every process; None, after a warning, when there is none."""
+def digest_of(things: Iterable[tuple[str, Any]]) -> str | None:
+    """A digest of code with its places, the same in every process; None, after a warning, when there is none."""
     digester = _Digester()
     try:
-        parts = sorted({digester.value(thing) for thing in things})
+        parts = sorted({f"{place}: {digester.value(thing)}" for place, thing in things})
     except _Undigestible as problem:
         _warn(str(problem))
         return None
@@ -115,9 +144,13 @@ def _steps(insertion: Insertion) -> list[tuple[str, str | None, Step]]:
     """The steps of an insertion: text, digest of the pass from outside, the step."""
     found = []
     for step in insertion.steps:
-        outside = step.kv is not None and is_outside(step.kv.function)
-        found.append((step.text, digest_of([step.kv.function, step.kv.options_class]) if outside else "", step))
+        found.append((step.text, "" if step.kv is None else digest_of(_parts(step.kv)), step))
     return found
+
+
+def _parts(found: Pass) -> list[tuple[str, Any]]:
+    parts = (("function", found.function), ("options", found.options_class))
+    return [(place, thing) for place, thing in parts if is_outside(thing)]
 
 
 def _insertion(insertion: Insertion) -> tuple[str, bool, list[tuple[str, str | None, str]]]:
@@ -146,42 +179,42 @@ class _Digester:
         if isinstance(v, Mapping):
             return f"map({','.join(sorted(self.value(k) + '=' + self.value(x) for k, x in v.items()))})"
         if isinstance(v, types.ModuleType):
-            return self.module(v.__name__) if is_outside(v.__name__) else f"module:{v.__name__}"
-        if isinstance(v, (staticmethod, classmethod)):
-            return self.value(v.__func__)
+            return f"module:{v.__name__}" if _is_ours(v.__name__) else self.module(v.__name__)
         if isinstance(v, property):
             return self.value((v.fget, v.fset))
         if isinstance(v, functools.partial):
             return self.value((v.func, v.args, v.keywords))
         if isinstance(v, types.MethodType):
             return self.value((v.__func__, v.__self__))
-        wrapped = getattr(v, "__wrapped__", None)
-        if isinstance(v, (types.FunctionType, type)) or (callable(v) and wrapped is not None):
+        if isinstance(v, (types.FunctionType, type)):
             return self.definition(v)
+        if (inner := _wrapped(v)) is not None:
+            return f"{type(v).__qualname__}({self.value((inner, getattr(v, 'options', None)))})"
         if isinstance(v, types.BuiltinFunctionType):
             return f"builtin:{v.__module__}.{v.__qualname__}"
         if dataclasses.is_dataclass(v):
             return self.value((type(v), [getattr(v, f.name) for f in dataclasses.fields(v)]))
         if type(v).__module__.startswith("kvarn."):
             return f"{type(v).__qualname__}:{v!r}"
-        if callable(v) and is_outside(type(v)):
+        if callable(v) and is_outside(type(v)) and hasattr(v, "__dict__"):
             return self.value((type(v), vars(v)))
         raise _Undigestible(f"a {type(v).__name__} that they use has no digest")
 
     def definition(self, v: Any) -> str:
         """A function or class: by name when it is ours, else by its code and its module."""
-        name = f"{v.__module__}.{v.__qualname__}"
-        if not is_outside(v):
+        home = _home(v)
+        name = f"{home}.{v.__qualname__}"
+        if _is_ours(home):
             return f"named:{name}"
         if id(v) in self.known:
             return self.known[id(v)]
         self.known[id(v)] = f"again:{name}"  # one that refers to itself
-        module = self.module(v.__module__)
+        module = self.module(str(home))
         if isinstance(v, type):
             body = self.value([self.definition_of_member(n, m, bool(module)) for n, m in sorted(vars(v).items())])
             body += self.value(v.__bases__)
         else:
-            body = self.function(v if isinstance(v, types.FunctionType) else v.__wrapped__, bool(module))
+            body = self.function(v, bool(module))
         found = self.known[id(v)] = f"{name}[{_sha(body)}]{module}"
         return found
 
@@ -231,7 +264,7 @@ def _together(name: str) -> set[str]:
     while queue:
         for v in list(vars(sys.modules.get(queue.pop(), object)).values()):
             other = v.__name__ if isinstance(v, types.ModuleType) else getattr(v, "__module__", None)
-            if not isinstance(other, str) or other in found or not is_outside(other):
+            if not isinstance(other, str) or other in found or _is_ours(other):
                 continue
             file = _file(other)
             near = file is not None and first is not None and file.is_relative_to(first.parent)

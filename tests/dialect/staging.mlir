@@ -54,7 +54,7 @@ func.func @products(%q: !tile, %k: !tile, %p: tensor<64x64xbf16, "wgmma">, %v: t
 
 // CHECK-LABEL: func.func @roles
 // CHECK-DAG:     "kv.is_role"() {role = "producer"} : () -> i1
-// CHECK-DAG:     "kv.is_role"() {role = "producer_warp"} : () -> i1
+// CHECK-DAG:     "kv.is_role"() {role = "producer_warp_3"} : () -> i1
 // CHECK-DAG:     "kv.is_role"() {role = "consumer"} : () -> i1
 // CHECK:         "kv.set_registers"() {action = "decrease", count = 24 : i64} : () -> ()
 // CHECK:         "kv.set_registers"() {action = "increase", count = 240 : i64} : () -> ()
@@ -64,7 +64,7 @@ func.func @products(%q: !tile, %k: !tile, %p: tensor<64x64xbf16, "wgmma">, %v: t
 // CHECK:         "kv.turn_wait"() {groups = "first"} : () -> ()
 func.func @roles() {
   %0 = "kv.is_role"() {role = "producer"} : () -> i1
-  %1 = "kv.is_role"() {role = "producer_warp"} : () -> i1
+  %1 = "kv.is_role"() {role = "producer_warp_3"} : () -> i1
   %2 = "kv.is_role"() {role = "consumer"} : () -> i1
   "kv.set_registers"() {action = "decrease", count = 24 : i64} : () -> ()
   "kv.set_registers"() {action = "increase", count = 240 : i64} : () -> ()

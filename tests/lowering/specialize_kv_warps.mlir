@@ -14,7 +14,7 @@ gpu.module @kernels {
   // CHECK:         %[[PRODUCER:.*]] = "kv.is_role"() {role = "producer"}
   // CHECK:         scf.if %[[PRODUCER]] {
   // CHECK-NEXT:      "kv.set_registers"() {action = "decrease", count = 24 : i64}
-  // CHECK-NEXT:      %[[WARP:.*]] = "kv.is_role"() {role = "producer_warp"}
+  // CHECK-NEXT:      %[[WARP:.*]] = "kv.is_role"() {role = "producer_warp_0"}
   // CHECK-NEXT:      scf.if %[[WARP]] {
   // CHECK-NEXT:        scf.for %[[J:.*]] = %{{.*}} to %{{.*}} step %{{.*}} : i32 {
   // CHECK-NEXT:          %[[FIRST:.*]] = arith.muli %[[J]],
@@ -138,7 +138,7 @@ gpu.module @kernels {
 
   // A number that the loop carries and a copy needs is carried by the producer's loop too, and nothing else is.
   // CHECK-LABEL: gpu.func @carried
-  // CHECK:         "kv.is_role"() {role = "producer_warp"}
+  // CHECK:         "kv.is_role"() {role = "producer_warp_0"}
   // CHECK:         scf.for {{.*}} iter_args(%[[AT:.*]] = %{{.*}}) -> (i32) : i32 {
   // CHECK:           %[[FIRST:.*]] = arith.addi %[[AT]],
   // CHECK:           "kv.copy_start"({{.*}}, %[[FIRST]],

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import textwrap
@@ -17,7 +18,7 @@ from mlir import ir
 import kvarn as kv
 import kvarn.lowering as registry
 from kvarn import extensions, settings
-from kvarn.lowering import loading, pipeline, textual
+from kvarn.lowering import index, loading, lower_kv_access, pipeline, textual
 from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.rewrite import ops_named
 from kvarn.ops import writes
@@ -461,20 +462,31 @@ def test_an_inserted_pass_and_what_it_closes_over_are_part_of_the_key(monkeypatc
 
 
 def test_declarations_of_other_packages_change_what_is_in_memory():
-    assert launched() == 3
-    before = settings.token()
+    before, place = settings.token(), "kvarn.lowering.lower_kv_access.RULES: kv.no_such_op"
 
     def rule(op, options): ...
 
-    from kvarn.lowering.rewrite import Rules
-
-    Rules().lowers("kv.no_such_op")(rule)
+    lower_kv_access.RULES.lowers("kv.no_such_op")(rule)
     try:
         assert settings.token() != before
-        assert rule in list(extensions.registered())
+        assert (place, rule) in list(extensions.registered())
     finally:
-        Rules.instances.pop()
-    assert rule not in list(extensions.registered())
+        del lower_kv_access.RULES.table["kv.no_such_op"]
+    assert list(extensions.registered()) == []
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, functools.partial, functools.cache, functools.wraps(index.const)])
+def test_what_stands_in_the_place_of_kvarns_is_found_however_it_is_wrapped(monkeypatch, wrap):
+    def mine(*args): ...
+
+    monkeypatch.setattr(index, "const", wrap(mine))
+    monkeypatch.setattr(index.Ix, "wide", mine)
+    found = dict(extensions.registered())
+    assert set(found) == {"kvarn.lowering.index.const", "kvarn.lowering.index.Ix.wide"}
+    digest = extensions.digest_of(found.items())
+    assert digest
+    # The same code elsewhere is something else.
+    assert extensions.digest_of([("kvarn.lowering.index.pointer", index.const)]) != digest
 
 
 # --- entering the pipeline -----------------------------------------------------------------------

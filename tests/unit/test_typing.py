@@ -68,16 +68,16 @@ def scale_keys(
 
 
 @kv.kernel
-def structured(a: Arguments, more: kv.i32):
+def structured(a: Arguments, more: kv.i32, x: kv.ReadOnlyBuffer[kv.f32, 1]):
     if a.bias is not None:
-        a.out[0, 0] = a.bias[0] + kv.f32(more) + a.cache.load(0, 0, 0, 0, dtype=kv.f32) + a.n
+        a.out[0, 0] = a.bias[0] + kv.f32(more) + a.cache.load(0, 0, 0, 0, dtype=kv.f32) + a.n + x[0]
 
 
 blocks, one = np.ones((2, 2, 1, 4, 1, 8), np.float32), np.array([1], np.uint32)
 keys = kv.PagedKVCacheCollection(blocks, one, one.reshape(1, 1), 1, 1)
 cache: kv.PagedKVCache = keys.get_key_cache(0)
 array: Any = np.zeros((1, 1), np.float32)  # a field annotated with kv.Buffer takes what is typed as Any
-structured[1, 1](Arguments(cache, array), 2)
+structured[1, 1](Arguments(cache, array), 2, array[0])
 scale_keys[(2, 20), 16](cache, 0.5)
 spec = kv.CacheSpec("paged", kv.bf16, 8, 128, 16)
 compiled = kv.compile(scale_keys, spec, kv.f32, kv.Buffer[kv.f32, 2], target="sm_90a")

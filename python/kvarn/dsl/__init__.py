@@ -89,7 +89,7 @@ from .machine import (
     syncwarp,
     tanh_approx,
 )
-from .memory import Buffer, BufferSpec, Pointer, Shared, atomic_add, fence, pointer_of, shared
+from .memory import Buffer, BufferSpec, Pointer, ReadOnlyBuffer, Shared, atomic_add, fence, pointer_of, shared
 from .tiles import Tile, dot, full, masked, tile_index
 from .tma import TensorMap
 from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
@@ -110,6 +110,7 @@ __all__ = [
     "Operand",
     "Optional",
     "Pointer",
+    "ReadOnlyBuffer",
     "Rows",
     "Shared",
     "TensorMap",

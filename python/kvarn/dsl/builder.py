@@ -106,8 +106,11 @@ def emit(
     regions: int = 0,
 ) -> ir.Operation:
     """Make an op at the current insertion point and location."""
-    if state.trace is not None:
-        _count(state.trace)
+    trace = state.trace
+    if trace is not None:
+        trace.made += 1
+        if trace.made > MOST_OPS:
+            raise _endless()
     return _create(name, results, operands, attributes, None, regions)
 
 
@@ -115,18 +118,19 @@ def emit_value(
     name: str, result: ir.Type, operands: Sequence[ir.Value] = (), attributes: dict[str, ir.Attribute] | None = None
 ) -> ir.Value:
     """Make an op with one result; the result."""
-    if state.trace is not None:
-        _count(state.trace)
+    trace = state.trace
+    if trace is not None:
+        trace.made += 1
+        if trace.made > MOST_OPS:
+            raise _endless()
     return _create(name, (result,), operands, attributes).result
 
 
-def _count(trace: Any) -> None:
-    trace.made += 1
-    if trace.made > MOST_OPS:
-        raise ValueError(
-            f"the kernel is traced into more than {MOST_OPS} operations: loops over Python values are unrolled, and a "
-            "while whose condition is a Python value runs while tracing; use range(...) over a value of the kernel"
-        )
+def _endless() -> ValueError:
+    return ValueError(
+        f"the kernel is traced into more than {MOST_OPS} operations: loops over Python values are unrolled, and a "
+        "while whose condition is a Python value runs while tracing; use range(...) over a value of the kernel"
+    )
 
 
 def inside_kernel() -> bool:

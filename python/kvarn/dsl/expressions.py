@@ -150,7 +150,7 @@ class Expressions:
             except Exception as error:
                 raise self.failed(error, node) from error
         with self.at(node):
-            return self.operate(node.op, a, b)
+            return _BINARY[type(node.op)][0](a, b)
 
     def _unary(self, node: ast.UnaryOp) -> Any:
         x = self.eval(node.operand)

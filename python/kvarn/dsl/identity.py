@@ -18,6 +18,7 @@ from kvarn.dialect.tma_layout import TmaSpec
 from .memory import BufferSpec
 
 _SPECS = frozenset([DType, BufferSpec, CacheSpec, CollectionSpec, OperandSpec, TmaSpec, type(None)])
+_ATOMS = frozenset([int, bool, str])
 
 
 def identity(value: Any) -> Any:
@@ -31,6 +32,8 @@ def identity(value: Any) -> Any:
     cls = value.__class__
     if cls in _SPECS:
         return value
+    if cls in _ATOMS:
+        return cls, value
     if isinstance(value, float):
         return cls, struct.pack("<d", value)
     if isinstance(value, (tuple, list)):

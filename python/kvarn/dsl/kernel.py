@@ -80,6 +80,8 @@ class Argument:
         if self.kind in ("scalar", "buffer"):
             dtype = self.spec if self.kind == "scalar" else self.spec.dtype
             fields["dtype"] = ir.StringAttr.get(dtype.name)
+        if self.kind == "buffer" and self.spec.readonly:
+            fields["access"] = ir.StringAttr.get("read")  # plan-kv-access takes the promise
         return ir.DictAttr.get(fields)
 
 

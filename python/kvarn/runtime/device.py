@@ -319,6 +319,9 @@ def _load_library(artifact: Artifact, on: Device) -> Any:
     if key == "ptx" and needs_whole_program(str(artifact.code["ptx"])):
         options += [option.CU_JIT_INFO_LOG_BUFFER, option.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, option.CU_JIT_LOG_VERBOSE]
         values += [said, len(said), 1]
+    if key == "ptx" and b"\n\t.loc\t" in image:  # kv.compile(lineinfo=True): the driver drops the lines unless asked
+        options.append(option.CU_JIT_GENERATE_LINE_INFO)
+        values.append(1)
     with on.active():
         code, library = bindings.cuLibraryLoadData(image, options, values, len(options), [], [], 0)
     if int(code):
