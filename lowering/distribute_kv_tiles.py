@@ -65,6 +65,8 @@ from .tile_threads import (
 _CHEAP = ("kv.tile_broadcast", "tensor.splat", "arith.constant")
 _COPIES = ("kv.producer_acquire", "kv.copy_start", "kv.tile_pages")
 _PRODUCTS = ("kv.dot", "kv.dot_start")
+# What is no rule's: control flow hands tiles on, and rows of buffers are looked at before everything else.
+_STRUCTURE = ("scf.for", "scf.if", "scf.yield", "arith.constant", "kv.tile_load_rows", "kv.tile_store_rows")
 # Weights that small are zeros in 16 bits, and the fast exponential needs three instructions more for them.
 FLUSH_DENORMALS = '[["denormal-fp-math-f32", "preserve-sign,preserve-sign"]]'
 Rule = Callable[["Distribution", Any], "list[ir.Value] | ir.Value | None"]
@@ -120,6 +122,9 @@ class Distribution:
     def record(self) -> None:
         """What ops must be asked before their operands change: extents of products, rows of buffers."""
         for op in list(walk_block(self.body)):
+            if op.name not in RULES and op.name not in _STRUCTURE and not is_elementwise(op):
+                if any(is_tile(v) for v in (*op.operands, *op.results)):
+                    fail(op, "takes a tile, and no rule says what a thread does of it")
             if op.name in _PRODUCTS:
                 self.products[op.result] = self.product(op.opview)
         if self.threads.first and not any(ROLES in o.attributes for o in walk_block(self.body)):
@@ -194,8 +199,6 @@ class Distribution:
                 if op.name == "arith.divf" and rank(op.results[0]) == 2:
                     op.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<arcp,afn>")
                 op.results[0].set_type(vector_type(op.results[0].type))
-            elif any(is_tile(v) for v in (*op.operands, *op.results)):
-                fail(op, "takes a tile, and no rule says what a thread does of it")
 
     # --- rows of buffers -------------------------------------------------------------------------------
 
