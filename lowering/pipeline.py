@@ -61,10 +61,11 @@ class Settings:
 def kv_steps(target: Target, check: bool = False) -> list[Step]:
     """From kv IR to upstream dialects."""
     hardware = "true" if target.has("f8_convert") else "false"
+    expand = f"target={target.name}" + (" check=true" if check else "")
     steps = [
         Step("verify-kv", "before anything else: the passes trust what the verifiers promise"),
         Step(f"select-kv-schedule{{target={target.name}}}", "before the expansions, which read the schedules"),
-        Step(f"expand-kv-operations{{target={target.name}}}", "tier 1 becomes kernels; what follows sees tier 2 only"),
+        Step(f"expand-kv-operations{{{expand}}}", "tier 1 becomes kernels; what follows sees tier 2 only"),
         Step("extract-kv-program", "the launches become data; what is left are kernels"),
         *(
             [Step("check-kv-access", "on request, while accesses are as they were written and none has been moved")]

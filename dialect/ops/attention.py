@@ -12,6 +12,7 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import SCALES, CacheSpec
@@ -72,6 +73,12 @@ class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemor
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
 
+    contents = (
+        Offsets("row_offsets", "query"),
+        Offsets("kv_offsets"),
+        Lengths("collection", ("kv_offsets", "row_offsets")),
+    )
+
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
         return (
@@ -103,6 +110,12 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[ReadsCach
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
+
+    contents = (
+        Counts("valid_lengths", (("query", 1),)),
+        Offsets("kv_offsets"),
+        Lengths("collection", ("kv_offsets", "valid_lengths")),
+    )
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
@@ -138,6 +151,13 @@ class OperandAttentionOp(Kv.Operation, name="operand_attention", traits=[ReadsCa
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
+
+    contents = (
+        Offsets("row_offsets", "query"),
+        Offsets("kv_offsets"),
+        Lengths("keys", ("kv_offsets", "row_offsets")),
+        Lengths("values", ("kv_offsets", "row_offsets")),
+    )
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.keys, ("operand",))

@@ -25,6 +25,7 @@ from kvarn.dialect import types as kv_types
 from kvarn.dialect.dtypes import DType, bool_, of
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
 from kvarn.dialect.tma_layout import TmaSpec
+from kvarn.env import env
 from kvarn.errors import KernelError, KernelTypeError, SourceLocation, UnsupportedError, from_mlir, located
 
 from . import builder
@@ -377,11 +378,11 @@ class KernelFunction:
         compiled.
         """
         target = "host" if any(_on_host(a) for a in args) else None
-        key = (*self.specs_of(args), target)
+        key = (*self.specs_of(args), target, env.check)
         found = self._compiled.get(key)
         if found is None:
             compiler = importlib.import_module("kvarn.compiler")
-            found = self._compiled[key] = compiler.compile(self, *key[:-1], target=target)
+            found = self._compiled[key] = compiler.compile(self, *key[:-2], target=target)
         return found
 
     def __getitem__(self, configuration: Any) -> Launch:
