@@ -21,7 +21,16 @@ NUMERIC = {"numpy", "ml_dtypes"}
 CUDA = {"cuda"}
 PURE_DIALECT = {
     f"kvarn.dialect.{name}"
-    for name in ("dtypes", "layout", "register_layout", "schedules", "shared_layout", "tile_layout", "tma_layout")
+    for name in (
+        "contents",
+        "dtypes",
+        "layout",
+        "register_layout",
+        "schedules",
+        "shared_layout",
+        "tile_layout",
+        "tma_layout",
+    )
 }
 BASE = {"kvarn.errors", "kvarn.env", "kvarn.settings", "kvarn._version"}
 RUNTIME_SIDE = {"kvarn.artifact", "kvarn.cache", "kvarn.caches", "kvarn.manager", "kvarn.page_pool", "kvarn.runtime"}
@@ -37,6 +46,7 @@ ALLOWED = {
     "kvarn.dialect": {"now": MLIR, "lazy": set()},
     "kvarn.dialect.dtypes": {"now": set(), "lazy": {*NUMERIC, "kvarn.dsl.values"}},  # kv.f32(x) in a kernel is a cast
     "kvarn.dialect.layout": {"now": {"kvarn.dialect.dtypes"}, "lazy": set()},
+    "kvarn.dialect.contents": {"now": set(), "lazy": set()},
     "kvarn.dialect.schedules": {"now": set(), "lazy": set()},
     **{
         f"kvarn.dialect.{name}_layout": {"now": PURE_DIALECT, "lazy": set()}
