@@ -20,8 +20,16 @@ MLIR = {"mlir"}
 NUMERIC = {"numpy", "ml_dtypes"}
 CUDA = {"cuda"}
 PURE_DIALECT = {"kvarn.dialect.layout", "kvarn.dialect.dtypes", "kvarn.dialect.tma_layout"}
-BASE = {"kvarn.errors", "kvarn.env", "kvarn._version"}
-RUNTIME_SIDE = {"kvarn.artifact", "kvarn.cache", "kvarn.caches", "kvarn.manager", "kvarn.page_pool", "kvarn.runtime"}
+BASE = {"kvarn.errors", "kvarn.env", "kvarn.files", "kvarn.forks", "kvarn._version"}
+RUNTIME_SIDE = {
+    "kvarn.artifact",
+    "kvarn.bundle",
+    "kvarn.cache",
+    "kvarn.caches",
+    "kvarn.manager",
+    "kvarn.page_pool",
+    "kvarn.runtime",
+}
 EVERYTHING = {"kvarn", *MLIR, *NUMERIC}
 
 # What docs/architecture.md allows, by the longest prefix that fits the importing module. The standard library and a
@@ -30,6 +38,8 @@ ALLOWED = {
     "kvarn": {"now": {*BASE, *PURE_DIALECT}, "lazy": EVERYTHING},
     "kvarn.errors": {"now": set(), "lazy": {"kvarn.env", *MLIR}},
     "kvarn.env": {"now": set(), "lazy": set()},
+    "kvarn.files": {"now": set(), "lazy": set()},
+    "kvarn.forks": {"now": set(), "lazy": set()},
     "kvarn.dialect": {"now": MLIR, "lazy": set()},
     "kvarn.dialect.dtypes": {"now": set(), "lazy": {*NUMERIC, "kvarn.dsl.values"}},  # kv.f32(x) in a kernel is a cast
     "kvarn.dialect.layout": {"now": {"kvarn.dialect.dtypes"}, "lazy": set()},

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.env import env
+from kvarn.files import read_regular
 
 from .decode_schedule import TUNABLE, Config
 
@@ -76,7 +77,7 @@ def entries(target: str, config: Config, invariant: bool = False) -> dict[str, A
 def digest() -> str:
     """SHA-256 of the user's table; empty without one."""
     try:
-        return hashlib.sha256(env.tune.read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular(env.tune)[0]).hexdigest()
     except OSError:
         return ""
 
@@ -92,7 +93,7 @@ def load(path: Path) -> Mapping[Key, dict[str, Any]]:
         known = _read.get(str(path))
         if known is not None and known[0] == stamp:
             return known[1]
-        text = path.read_text()
+        text = read_regular(path)[0].decode()
     except OSError:
         return {}
     found = {}
