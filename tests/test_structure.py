@@ -290,3 +290,14 @@ def test_the_kernel_language_has_every_machine_function():
     """They are listed by name in its ``__init__``, since nothing but ``dialect/kv.py`` imports stars."""
     language, machine = (importlib.import_module(f"kvarn.{name}") for name in ("dsl", "dsl.machine"))
     assert set(machine.__all__) <= set(language.__all__)
+
+
+def test_a_place_and_a_stored_problem_are_made_in_one_way():
+    """Suites that run on the host, in the interpreter and on a GPU share a fixture; problems come from one function."""
+    tests = {_name(path): path.read_text() for path in PYTHON if path.is_relative_to(ROOT / "tests" / "unit")}
+    made = [name for name, text in tests.items() if re.search(r"^def (place|stored_problem)\(", text, re.M)]
+    assert made == ["tests/unit/test_tma_copies.py"], "the others take the fixture of tests/conftest.py"
+    filled = [
+        name for name, text in tests.items() if re.search(r"= random_problem\(.*\n +fill_cached\(rng, problem, ", text)
+    ]
+    assert not filled, "use reference.random_caches.stored_problem"
