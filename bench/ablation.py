@@ -173,7 +173,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     others = ",".join(t for t in texts if t not in named)
     rows: list[AnyRow] = [named[t] for t in texts if t in named] if texts else list(kernels)
     if others or not texts:
-        rows += select(others or ("" if small else DEFAULT_ROWS), SMALL if small else TABLE)
+        try:
+            rows += select(others or ("" if small else DEFAULT_ROWS), SMALL if small else TABLE)
+        except ValueError as error:
+            parser.error(f"--{error}")
     passes = [p for p in options.passes.split(",") if p]
     library = arrays(device) if device != "none" else None
     if library is not None:

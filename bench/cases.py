@@ -7,6 +7,7 @@ There are 32 query and 8 KV heads of 128 elements and 16 tokens a page, unless a
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, replace
 
 
@@ -211,13 +212,16 @@ SMALL = (
 
 
 def select(patterns: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """The rows whose name or kind has one of the comma-separated texts in it; ``=name`` is that row only.
+    """The rows whose name or kind has one of the comma-separated texts in it; ``=name``, or a whole title as the tables
+    print it, is that row only.
 
     Raises
     ------
     ValueError
         If a text fits no row.
     """
+    for row in sorted(rows, key=lambda row: -len(row.title)):  # titles have commas too
+        patterns = re.sub(rf"(^|,)\s*{re.escape(row.title)}\s*(?=,|$)", rf"\1={row.name}", patterns)
     texts = [t for t in patterns.split(",") if t]
     for text in texts:
         if not any(_fits(text, row) for row in rows):

@@ -64,6 +64,8 @@ class Step:
         Options of the kv pass.
     group : str or None
         The line of the default pipeline that the step is a part of.
+    ends_group : bool
+        Whether it is the last of its group.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Step:
     kv: Pass | None = None
     options: Any = None
     group: str | None = None
+    ends_group: bool = True
 
     @property
     def title(self) -> str:

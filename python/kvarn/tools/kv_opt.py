@@ -163,14 +163,17 @@ def _default_pipeline(options: argparse.Namespace) -> list[Step]:
         whole = pipeline.steps(options.target, settings)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return [dataclasses.replace(step, group=group.name) for group in whole for step in textual.parse(group.text)]
+    made = []
+    for group in whole:
+        parts = textual.parse(group.text)
+        made += [dataclasses.replace(step, group=group.name, ends_group=step is parts[-1]) for step in parts]
+    return made
 
 
 def _up_to(steps: list[Step], name: str) -> list[Step]:
     """The steps up to the first pass of a name, or to the end of the group of that name."""
     for index, step in enumerate(steps):
-        ends_group = step.group == name and (index + 1 == len(steps) or steps[index + 1].group != name)
-        if ends_group or (step.name == name and step.group != name):
+        if (step.group == name and step.ends_group) or (step.name == name and step.group != name):
             return steps[: index + 1]
     names = ", ".join(dict.fromkeys(step.group or step.name for step in steps)) or "which is empty"
     raise UsageError(f"--stop-after must name a pass of the pipeline ({names}), got {name!r}")
@@ -247,7 +250,11 @@ def _list_passes() -> int:
         print(f"  {name:24} {found.summary}")
         for option, default in _options_of(found):
             print(f"    {option}={default}")
-    print("Upstream passes are named as in mlir-opt --help.")
+    from .upstream_passes import names
+
+    print("\nupstream passes and pipelines (described at https://mlir.llvm.org/docs/Passes):")
+    for name in names():
+        print(f"  {name}")
     return 0
 
 
