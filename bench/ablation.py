@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.runtime.program import Program
+from kvarn.tools.arrays import arrays
 
 from . import ablation_kernels, static, timing
-from .arrays import arrays
 from .cases import SMALL, TABLE, Row, select
 from .kvarn_rows import TOLERANCE
 from .problems import problem

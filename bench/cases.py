@@ -32,7 +32,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Decode:
-    """One new token a sequence. A ragged batch has lengths from a sixteenth of the context up to it."""
+    """Few new tokens a sequence. A ragged batch has lengths from a sixteenth of the context up to it."""
 
     batch: int
     context: int
@@ -42,6 +42,7 @@ class Decode:
     page: int = 16
     ragged: bool = False
     window: int = 0
+    new: int = 1
 
 
 @dataclass(frozen=True)
