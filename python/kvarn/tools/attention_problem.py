@@ -110,6 +110,7 @@ class AttentionProblem(Problem):
     queries: np.ndarray  # new tokens of each sequence
     lengths: np.ndarray  # cached tokens with them
     window = 0
+    scale = 1.0
 
     def poison(self) -> None:
         self.arrays.poison(self.out)

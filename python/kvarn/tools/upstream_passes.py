@@ -24,8 +24,10 @@ def names() -> list[str]:
         for found in set(_STRING.findall(path.read_bytes())):
             string = found[:-1].decode()
             candidates.update(string[i:] for i in range(len(string) - 2))  # linkers store a string in another's end
-    with ir.Context() as context:
-        context.emit_error_diagnostics = False
+    context = ir.Context()
+    context.enable_multithreading(False)
+    context.emit_error_diagnostics = False
+    with context:
         return sorted(name for name in candidates if _is_pass(name))
 
 
