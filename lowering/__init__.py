@@ -15,7 +15,7 @@ from typing import Any
 
 from .pass_base import NoOptions, Pass
 
-# In pipeline order; pipeline.py says why each stands where it does.
+# In pipeline order; pipeline.py says why each stands where it does. The last is of no pipeline of ours.
 NAMES = (
     "verify-kv",
     "select-kv-schedule",
@@ -36,6 +36,7 @@ NAMES = (
     "map-gpu-to-host",
     "check-kv-lowered",
     "mark-kv-descriptors",
+    "index-kv-loops",
 )
 
 _extra: dict[str, Pass] = {}

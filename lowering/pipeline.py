@@ -31,6 +31,9 @@ _VECTORS = (
     "use-vector-alignment=false vector-contract-lowering=dot vector-transpose-lowering=eltwise}"
 )
 
+# Ours, for pipelines of one's own: no pipeline here runs them.
+BY_HAND = ("index-kv-loops",)
+
 
 @dataclass(frozen=True)
 class Step:
