@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from mlir import ir
 from mlir.dialects import func
 
-from kvarn import compiler, settings
+from kvarn import compiler, forks, settings
 from kvarn.artifact import Artifact
 from kvarn.caches import MHAOperand
 from kvarn.compiled import Kernel
@@ -223,7 +223,7 @@ def program(what: Specialisation) -> OperationProgram:
     key = what, env.check, settings.token()
     found = _programs.get(key)
     if found is None:
-        with _compiling:
+        with forks.no_fork(), _compiling:
             found = _programs.get(key)
             if found is None:
                 found = _programs[key] = OperationProgram(artifact(what))

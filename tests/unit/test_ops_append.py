@@ -21,13 +21,6 @@ from kvarn.dialect import dtypes
 RAGGED = {"cached": [5, 0, 33, 16], "new": [3, 7, 0, 20]}
 
 
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    found = Place() if request.param == "host" else Interpreted(request.param)
-    with found.active():
-        yield found
-
-
 def rows(rng, problem, dtype=None) -> np.ndarray:
     c = problem.collection
     return random_values(rng, (problem.tokens, c.num_heads, c.head_size), dtypes.of(dtype or c.dtype), spread=2.0)

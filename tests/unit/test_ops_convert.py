@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import model
-from reference.places import Interpreted, Place, assert_close, assert_same, bits, near
+from reference.places import Place, assert_close, assert_same, bits, near
 from reference.random_caches import clone, poison_of, random_problem, random_values
 
 import kvarn as kv
@@ -31,13 +31,6 @@ LAYOUTS: dict[str, tuple[str, str, Any]] = {
     "pair HND": ("vllm", "HND", None),
 }
 DTYPES = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i16", "i32")
-
-
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    found = Place() if request.param == "host" else Interpreted(request.param)
-    with found.active():
-        yield found
 
 
 class Pages:

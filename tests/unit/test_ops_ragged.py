@@ -7,18 +7,11 @@ import re
 
 import numpy as np
 import pytest
-from reference.places import Interpreted, Place, bits
+from reference.places import bits
 from reference.random_caches import random_values
 
 import kvarn as kv
 from kvarn.dialect import dtypes
-
-
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    found = Place() if request.param == "host" else Interpreted(request.param)
-    with found.active():
-        yield found
 
 
 def same(a: np.ndarray, b: np.ndarray) -> None:
