@@ -38,14 +38,16 @@ check: setup ## lint, type check, and every test, lit's included (ARGS="-k paged
 test: setup ## the tests without the linters, one process (ARGS="tests/unit -x")
 	@$(BIN)/python -m pytest --ignore tests/test_lint.py $(ARGS)
 
-lint: setup ## ruff (rules and format) and pyright
+lint: setup ## ruff (rules and format), clang-format and pyright
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/clang-format --dry-run --Werror dialect/native/effects.cpp
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: setup ## format, sort imports and repair what ruff can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i dialect/native/effects.cpp
 
 demo: setup ## compile the cache kernels and generate text with a small model through the paged cache
 	@$(BIN)/kvarn demo $(ARGS)

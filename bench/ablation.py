@@ -17,9 +17,9 @@ from typing import Any
 
 from kvarn.lowering import pipeline
 from kvarn.runtime.program import Program
+from kvarn.tools.arrays import arrays
 
 from . import ablation_kernels, static, timing
-from .arrays import arrays
 from .cases import SMALL, TABLE, Row, select
 from .kvarn_rows import TOLERANCE
 from .problems import problem
@@ -167,7 +167,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     others = ",".join(t for t in texts if t not in named)
     rows: list[AnyRow] = [named[t] for t in texts if t in named] if texts else list(kernels)
     if others or not texts:
-        rows += select(others or ("" if small else DEFAULT_ROWS), SMALL if small else TABLE)
+        try:
+            rows += select(others or ("" if small else DEFAULT_ROWS), SMALL if small else TABLE)
+        except ValueError as error:
+            parser.error(f"--{error}")
     passes = [p for p in options.passes.split(",") if p]
     library = arrays(device) if device != "none" else None
     if library is not None:

@@ -320,7 +320,10 @@ OVERLAP = Entry(
 )  # fmt: skip
 PING_PONG = Entry("ping_pong", "Whether two warpgroups start their products by turns.", "false", bool)
 PERSISTENT = Entry(
-    "persistent", "Whether there is a block a multiprocessor that takes tile after tile, or a block a tile.", "true", bool
+    "persistent",
+    "Whether there is a block a multiprocessor that takes tile after tile, or a block a tile.",
+    "true",
+    bool,
 )
 SPLITS = Entry("splits", "Blocks that share the keys of 64 query rows.", "what fills the device, up to 16", most=64)
 
@@ -357,7 +360,9 @@ HOST = Kind("host", "one thread a query row and head, on the host", on_host=True
 SIMT = Kind("simt", "a warp a query row and head; takes every case, on every GPU")
 PREFILL = Kind("prefill", "tiles of 64 or 128 query rows on the tensor cores")
 TILED = Kind(
-    "tile", "tiles by wgmma and TMA, overlapped by passes", (ROWS, KEYS, TILE_STAGES, PRODUCER, OVERLAP, PING_PONG, PERSISTENT)
+    "tile",
+    "tiles by wgmma and TMA, overlapped by passes",
+    (ROWS, KEYS, TILE_STAGES, PRODUCER, OVERLAP, PING_PONG, PERSISTENT),
 )
 DECODE = Kind(
     "decode",

@@ -18,7 +18,7 @@ from mlir.passmanager import PassManager
 
 from .pass_base import Pass, as_pass
 
-# In pipeline order; pipeline.py says why each stands where it does.
+# In pipeline order; pipeline.py says why each stands where it does. The last is of no pipeline of ours.
 NAMES = (
     "verify-kv",
     "select-kv-schedule",
@@ -49,6 +49,7 @@ NAMES = (
     "check-kv-lowered",
     "record-kv-abi",
     "mark-kv-descriptors",
+    "index-kv-loops",
 )
 
 _extra: dict[str, Pass] = {}

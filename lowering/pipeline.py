@@ -44,6 +44,9 @@ def _kv(text: str, reason: str, optional: bool = False) -> Step:
 def _upstream(name: str, text: str, reason: str, optional: bool = False) -> Step:
     return Step(name, text, reason, optional, upstream=True)
 
+# Ours, for pipelines of one's own: no pipeline here runs them.
+BY_HAND = ("index-kv-loops",)
+
 
 @dataclass(frozen=True)
 class Insertion:
@@ -111,10 +114,11 @@ class Settings:
 def kv_steps(target: Target, check: bool = False) -> list[Step]:
     """From kv IR to upstream dialects."""
     hardware = "true" if target.has("f8_convert") else "false"
+    expand = f"target={target.name}" + (" check=true" if check else "")
     steps = [
         _kv("verify-kv", "before anything else: the passes trust what the verifiers promise"),
         _kv(f"select-kv-schedule{{target={target.name}}}", "before the expansions, which read the schedules"),
-        _kv(f"expand-kv-operations{{target={target.name}}}", "tier 1 becomes kernels; what follows sees tier 2 only"),
+        _kv(f"expand-kv-operations{{{expand}}}", "tier 1 becomes kernels; what follows sees tier 2 only"),
         _kv("extract-kv-program", "the launches become data; what is left are kernels"),
     ]
     if check:

@@ -54,6 +54,8 @@ class Step:
         Whether it is MLIR's.
     group : str or None
         The step of a target's pipeline that this one is a part of.
+    ends_group : bool
+        Whether it is the last of its group.
     given : Pass or None
         The pass itself, where it is not one that is found by name.
     """
@@ -64,6 +66,7 @@ class Step:
     optional: bool = False
     upstream: bool = False
     group: str | None = None
+    ends_group: bool = True
     given: Pass | None = field(default=None, compare=False)
 
     @functools.cached_property
@@ -90,7 +93,8 @@ class Step:
     def split(self) -> list[Step]:
         """The passes of the step one by one, every option spelled out. Needs a current context."""
         if self.upstream:
-            return [dataclasses.replace(step, group=self.name) for step in parse(self.text)]
+            parts = parse(self.text)
+            return [dataclasses.replace(step, group=self.name, ends_group=step is parts[-1]) for step in parts]
         assert self.kv is not None
         return [dataclasses.replace(self, text=self.kv.describe(self.options), group=self.name)]
 

@@ -12,6 +12,7 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import SCALES, CacheSpec
@@ -56,6 +57,12 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
 
+    contents = (
+        Offsets("row_offsets", "query"),
+        Offsets("kv_offsets"),
+        Lengths("collection", ("kv_offsets", "row_offsets")),
+    )
+
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
         return spec is not None and not_mla(self, spec) and _attends(self, spec) and offsets(self, self.row_offsets)
@@ -81,6 +88,12 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, 
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
+
+    contents = (
+        Counts("valid_lengths", (("query", 1),)),
+        Offsets("kv_offsets"),
+        Lengths("collection", ("kv_offsets", "valid_lengths")),
+    )
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
@@ -117,6 +130,13 @@ class OperandAttentionOp(
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
+
+    contents = (
+        Offsets("row_offsets", "query"),
+        Offsets("kv_offsets"),
+        Lengths("keys", ("kv_offsets", "row_offsets")),
+        Lengths("values", ("kv_offsets", "row_offsets")),
+    )
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.keys, ("operand",))

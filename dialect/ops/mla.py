@@ -7,6 +7,7 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import CacheSpec
@@ -63,6 +64,8 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
     mask: ir.StringAttr
     span: ir.IntegerAttr
 
+    contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
+
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
         if spec is None or not is_latent(self, spec):
@@ -102,6 +105,8 @@ class MlaPrefillPlanOp(Kv.Operation, name="mla_prefill_plan", traits=[TierOne, R
     buffer_lengths: Operand[Any]
     buffer_tokens: ir.IntegerAttr
 
+    contents = (Offsets("row_offsets"), Counts("cache_lengths"))
+
     def verify_invariants(self) -> bool:
         tokens = verify.integer(self.buffer_tokens)
         if tokens is None or tokens < 1:
@@ -122,6 +127,8 @@ class MlaDecompressOp(Kv.Operation, name="mla_decompress", traits=[TierOne, Read
     row_offsets: Operand[Any]
     cache_offsets: Operand[Any]
     out: Operand[Any]
+
+    contents = (Offsets("row_offsets", "out"), Counts("cache_offsets"))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.cache, ("cache",))
@@ -164,6 +171,13 @@ class MlaPrefillChunkOp(
     lse: Operand[Any]
     bf16_rope: ir.BoolAttr
     accumulate: ir.BoolAttr
+
+    contents = (
+        Offsets("row_offsets", "query"),
+        Lengths("collection", ("row_offsets",)),
+        Offsets("buffer_row_offsets", "key"),
+        Counts("cache_offsets"),
+    )
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))

@@ -13,6 +13,7 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, UpdatesCache, UpdatesMemory, WritesCache, WritesMemory
 from ..ext import I32, Operand
 from ..layout import FA3, CacheSpec
@@ -63,6 +64,8 @@ class AppendOp(Kv.Operation, name="append", traits=[TierOne, WritesCache, ReadsM
     key_scale: Operand[Any] | None = None
     value_scale: Operand[Any] | None = None
 
+    contents = (Offsets("row_offsets", "key"), Lengths("collection", ("row_offsets",)))
+
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
         if spec is None:
@@ -86,6 +89,8 @@ class StoreRaggedOp(Kv.Operation, name="store_ragged", traits=[TierOne, WritesCa
     x: Operand[Any]
     row_offsets: Operand[Any]
 
+    contents = (Offsets("row_offsets", "x"), Lengths("cache", ("row_offsets",)))
+
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.cache, ("cache",))
         return (
@@ -101,6 +106,8 @@ class StorePaddedOp(Kv.Operation, name="store_padded", traits=[TierOne, WritesCa
     cache: Operand[Any]
     x: Operand[Any]
     valid_lengths: Operand[Any]
+
+    contents = (Counts("valid_lengths", (("x", 1),)), Lengths("cache", ("valid_lengths",)))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.cache, ("cache",))
@@ -126,6 +133,8 @@ class RmsNormOp(Kv.Operation, name="rms_norm", traits=[TierOne, UpdatesCache, Re
     eps: ir.FloatAttr
     weight_offset: ir.FloatAttr
     multiply_before_cast: ir.BoolAttr
+
+    contents = (Offsets("row_offsets"), Lengths("cache", ("row_offsets",)))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.cache, ("cache",))
@@ -154,6 +163,8 @@ class RaddOp(Kv.Operation, name="radd", traits=[TierOne, UpdatesCache, ReadsMemo
     row_offsets: Operand[Any]
     batch_offset: Operand[I32]
 
+    contents = (Offsets("row_offsets", "a", from_first=True), Lengths("collection", ("row_offsets",), "batch_offset"))
+
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
         return (
@@ -172,6 +183,8 @@ class Iadd2mOp(Kv.Operation, name="iadd_2m", traits=[TierOne, UpdatesCache, Read
     layer: Operand[I32]
     kv: Operand[Any]
     row_offsets: Operand[Any]
+
+    contents = (Offsets("row_offsets"), Lengths("collection", ("row_offsets",)))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
@@ -198,6 +211,8 @@ class GatherOp(Kv.Operation, name="gather", traits=[TierOne, ReadsCache, ReadsMe
     token_ids: Operand[Any]
     row_offsets: Operand[Any]
     out: Operand[Any]
+
+    contents = (Offsets("row_offsets", "token_ids"),)
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.cache, ("cache",))
@@ -270,6 +285,8 @@ class ConvertOp(Kv.Operation, name="convert", traits=[TierOne, UpdatesCache, Upd
     destination_table: Operand[Any] | None = None
     lengths: Operand[Any] | None = None
 
+    contents = (Lengths("source"), Counts("lengths", (("source_table", 1), ("source", 1))))
+
     def verify_invariants(self) -> bool:
         source = self._side(self.source, "source")
         destination = None if source is None else self._side(self.destination, "destination")
@@ -323,6 +340,8 @@ class RemapSparseIndicesOp(Kv.Operation, name="remap_sparse_indices", traits=[Ti
     out: Operand[Any]
     page_size: ir.IntegerAttr
 
+    contents = (Offsets("row_offsets", "logical"),)
+
     def verify_invariants(self) -> bool:
         size = verify.integer(self.page_size)
         if size is None or size < 1:
@@ -340,6 +359,8 @@ class CacheRowOffsetsOp(Kv.Operation, name="cache_row_offsets", traits=[TierOne,
     cache_lengths: Operand[Any]
     out: Operand[Any]
 
+    contents = (Offsets("row_offsets"), Counts("cache_lengths"))
+
     def verify_invariants(self) -> bool:
         named = ((self.row_offsets, "row_offsets"), (self.cache_lengths, "cache_lengths"), (self.out, "out"))
         return all(offsets(self, v, n) for v, n in named)
@@ -350,6 +371,8 @@ class IncrementCacheLengthsOp(Kv.Operation, name="increment_cache_lengths", trai
 
     cache_lengths: Operand[Any]
     row_offsets: Operand[Any]
+
+    contents = (Offsets("row_offsets"), Counts("cache_lengths"))
 
     def verify_invariants(self) -> bool:
         return offsets(self, self.cache_lengths, "cache_lengths") and offsets(self, self.row_offsets)

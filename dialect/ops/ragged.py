@@ -7,6 +7,7 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..contents import Offsets
 from ..effects import ReadsMemory, TierOne, WritesMemory
 from ..ext import I32, Operand
 from .operations import FLOATS, offsets
@@ -49,6 +50,8 @@ class MergeRaggedOp(Kv.Operation, name="merge_ragged", traits=[TierOne, ReadsMem
     out: Operand[Any]
     out_offsets: Operand[Any]
 
+    contents = (Offsets("a_offsets", "a"), Offsets("b_offsets", "b"))
+
     def verify_invariants(self) -> bool:
         names = ("a_offsets", "b_offsets", "out_offsets")
         return alike(self, 2, None, "a", "b", "out") and all(offsets(self, getattr(self, n), n) for n in names)
@@ -61,6 +64,8 @@ class ShiftTokensOp(Kv.Operation, name="shift_tokens", traits=[TierOne, ReadsMem
     row_offsets: Operand[Any]
     bonus: Operand[Any]
     out: Operand[Any]
+
+    contents = (Offsets("row_offsets", "tokens"),)
 
     def verify_invariants(self) -> bool:
         return all(offsets(self, getattr(self, n), n) for n in ("tokens", "row_offsets", "bonus", "out"))

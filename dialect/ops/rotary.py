@@ -11,6 +11,7 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsMemory, TierOne, UpdatesCache, WritesCache, WritesMemory
 from ..ext import I32, Operand
 from ..layout import CacheSpec
@@ -37,6 +38,8 @@ class RopeAppendOp(Kv.Operation, name="rope_append", traits=[TierOne, WritesCach
     k_gamma: Operand[Any] | None = None
     interleaved: ir.BoolAttr
     eps: ir.FloatAttr
+
+    contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
@@ -95,6 +98,8 @@ class RopeOp(Kv.Operation, name="rope", traits=[TierOne, UpdatesCache, ReadsMemo
     interleaved: ir.BoolAttr
     mrope_section: ir.DenseI64ArrayAttr
 
+    contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
+
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
         return (
@@ -122,6 +127,8 @@ class RopePaddedOp(Kv.Operation, name="rope_padded", traits=[TierOne, UpdatesCac
     position_ids: Operand[Any] | None = None
     interleaved: ir.BoolAttr
     mrope_section: ir.DenseI64ArrayAttr
+
+    contents = (Counts("valid_lengths", (("query", 1),)), Lengths("collection", ("valid_lengths",)))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
@@ -159,6 +166,12 @@ class QkNormOp(Kv.Operation, name="qk_norm", traits=[TierOne, UpdatesCache, Read
     interleaved: ir.BoolAttr
     eps: ir.FloatAttr
     weight_offset: ir.FloatAttr
+
+    contents = (
+        Offsets("row_offsets", "query"),
+        Lengths("collection", ("row_offsets",)),
+        Lengths("index_collection", ("row_offsets",)),
+    )
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))

@@ -173,6 +173,15 @@ def narrowed(table: Any, low: Any, high: Any, value: Any) -> tuple[Any, Any]:
 
 
 @kv.func
+def at_most(x: Any, bound: Any) -> Any:
+    """An i32 brought into [0, bound], a negative one, which stands for an unsigned one past 31 bits, to the bound.
+
+    For what is read from memory and must not lead out of a buffer, whatever it is.
+    """
+    return kv.i32(kv.math.min(kv.u32(x), kv.u32(bound)))
+
+
+@kv.func
 def sequence_of(offsets: Any, row: Any, rows: Any = None) -> tuple[Any, Any, Any]:
     """The sequence of a row of a ragged batch: (b, whether it has one, its place in the sequence).
 
@@ -210,7 +219,10 @@ def begin(early: bool) -> None:
 
 @kv.func
 def holds(cache: Any, position: Any) -> Any:
-    """Whether a sequence may have this position: pages are tested by the store itself, a continuous region is not."""
+    """Whether a sequence may have this position, as far as is known without the table; stores drop what they may not.
+
+    Of a continuous cache the region says it, and nothing need be read for what would be dropped.
+    """
     if cache.kind == CONTINUOUS:
         return (position >= 0) & (position < cache.field("capacity"))
     return True

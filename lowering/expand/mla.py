@@ -16,7 +16,8 @@ from kvarn.dialect.layout import CacheSpec, lowbit
 
 from . import attention_latent, expands, mla_rows
 from .attention import launch_rows
-from .attention_common import Case, sequence_of
+from .attention_common import Case
+from .attention_queries import RaggedQueries
 from .base import Expansion
 from .common import row_alignment
 
@@ -84,9 +85,10 @@ def decompress_kernel(spec: CacheSpec) -> Any:
     ):
         item = kv.block_id.x * kv.block_dim.x + kv.thread_id.x
         row, d = item // columns, item % columns * width
-        if (row >= row_offsets[0]) & (row < row_offsets[row_offsets.shape[0] - 1]):
-            b = sequence_of(row_offsets, row)
-            token = row - row_offsets[b] + cache_offsets[b]
+        rows = RaggedQueries(row_offsets, out.shape[0])
+        if rows.holds(row):
+            b = rows.sequence(row)
+            token = rows.token(b, row) + cache_offsets[b]
             if spec.quantized:
                 piece = cache.load_quantized(b, 0, token, d, width=width)
             else:

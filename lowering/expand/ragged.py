@@ -78,7 +78,7 @@ def merge_kernel(work: Work, rows: Rows) -> Any:
 
     @kv.func
     def copy_row(out, target, source, row, first):
-        if target < out.shape[0]:
+        if (target >= 0) & (target < out.shape[0]):
             for piece in range(first, work.pieces, work.step):
                 rows.store(out, target, piece * rows.width, value=rows.load(source, row, piece * rows.width))
 
@@ -102,7 +102,7 @@ def shift_tokens(tokens, row_offsets, bonus, out):
     if row < tokens.shape[0]:
         b, inside, _ = sequence_of(row_offsets, row)
         if inside:
-            if row + 1 < row_offsets[b + 1]:
+            if row + 1 < kv.math.min(row_offsets[b + 1], tokens.shape[0]):
                 out[row] = tokens[row + 1]
             else:
                 out[row] = bonus[b]

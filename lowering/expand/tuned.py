@@ -19,6 +19,7 @@ from typing import Any
 
 from kvarn.dialect import schedules
 from kvarn.env import env
+from kvarn.files import read_regular
 from kvarn.lowering.target import Target
 
 from .decode_schedule import Config
@@ -81,7 +82,7 @@ def entries(target: Target, config: Config, invariant: bool = False) -> dict[str
 def digest() -> str:
     """SHA-256 of the user's table; empty without one."""
     try:
-        return hashlib.sha256(env.tune.read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular(env.tune)[0]).hexdigest()
     except OSError:
         return ""
 
@@ -97,7 +98,7 @@ def load(path: Path) -> Mapping[Key, dict[str, Any]]:
         known = _read.get(str(path))
         if known is not None and known[0] == stamp:
             return known[1]
-        text = path.read_text()
+        text = read_regular(path)[0].decode()
     except OSError:
         return {}
     found = {}

@@ -40,6 +40,8 @@ class Kernel:
         kernels. Needs nvJitLink or ptxas.
     settings : Settings or None
         What the compilation changed of the pipeline; None for a loaded kernel.
+    stats_by_kernel : mapping of str to mapping
+        The same of each kernel of a program, by its name.
     """
 
     def __init__(self, artifact: Artifact, source: str = "", settings: Settings | None = None) -> None:
@@ -76,10 +78,20 @@ class Kernel:
 
     @property
     def stats(self) -> Mapping[str, int]:
-        made = self.assembled
-        dynamic = max(entry.shared_bytes for entry in self.artifact.entries)
-        spills = made.spill_stores + made.spill_loads
-        return {"registers": made.registers, "spills": spills, "shared bytes": made.shared_bytes + dynamic}
+        each = self.stats_by_kernel.values()
+        return {name: max(figures[name] for figures in each) for name in ("registers", "spills", "shared bytes")}
+
+    @property
+    def stats_by_kernel(self) -> Mapping[str, Mapping[str, int]]:
+        figures = self.assembled.kernels
+        return {
+            entry.name: {
+                "registers": figures[entry.name].registers,
+                "spills": figures[entry.name].spill_stores + figures[entry.name].spill_loads,
+                "shared bytes": figures[entry.name].shared_bytes + entry.shared_bytes,
+            }
+            for entry in self.artifact.entries
+        }
 
     @property
     def n_regs(self) -> int:

@@ -21,8 +21,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn import artifact as artifacts
-from kvarn import errors, extensions, stage_files
+from kvarn import bundle, errors, extensions, forks, stage_files
 from kvarn.artifact import Arg, Artifact, Entry, Param, Step, Workspace
 from kvarn.cache import cache_key, compile_cache
 from kvarn.compiled import Kernel, load
@@ -49,11 +48,12 @@ def context() -> ir.Context:
 
 @contextlib.contextmanager
 def diagnosed(c: ir.Context) -> Iterator[None]:
-    """Turn failures of MLIR and of passes into errors that show the user's source."""
+    """Turn failures of MLIR and of passes into errors that show the user's source. No fork falls into it."""
     found = kv.context_diagnostics(c)
     found.clear()
     try:
-        yield
+        with forks.no_fork():
+            yield
     except (ir.MLIRError, PassFailure) as error:  # pyright: ignore[reportAttributeAccessIssue]
         located = errors.from_mlir(error, list(found))
         command = getattr(error, "reproducer", "")
@@ -121,7 +121,8 @@ def stages_of(source: str, target: str, settings: pipeline.Settings | None) -> M
 
 def llvm_ir_of(text: str) -> str:
     """LLVM IR of the last stage's text."""
-    return emit.llvm_ir(parse(text))
+    with forks.no_fork():
+        return emit.llvm_ir(parse(text))
 
 
 def compile(
@@ -347,14 +348,20 @@ def load_cached(key: str | None) -> Artifact | None:
     if key is None or env.always_compile or stage_files.wanted():
         return None
     data = compile_cache.get(key)
-    return None if data is None else artifacts.loads(data, "the compile cache")[0]
+    if data is None:
+        return None
+    try:
+        return bundle.loads(data, "it")[0]
+    except ValueError as error:  # its bytes are as they were written: of another kvarn, or of a bug
+        compile_cache.discard(key, error)
+        return None
 
 
 def save_cached(key: str | None, made: Artifact) -> None:
     """Keep an artifact in the disk cache, unless it may be made from edited stages."""
     if key is None or env.override_dir:
         return
-    compile_cache.put(key, artifacts.dumps([made]))
+    compile_cache.put(key, bundle.dumps([made]))
 
 
 __all__ = [

@@ -101,7 +101,10 @@ class Environment:
         "KVARN_OVERRIDE_DIR", "", str, "folder of edited stages, named as KVARN_DUMP_TO names them, to use instead"
     )
     check = Variable[bool](
-        "KVARN_CHECK", False, _bool, "1 adds device-side checks that name the op, the source line and the index"
+        "KVARN_CHECK",
+        False,
+        _bool,
+        "1 adds device-side checks, of accesses and of what tables hold, that name the op; may be set at any time",
     )
     reproducer = Variable[str](
         "KVARN_REPRODUCER", "", str, "file that gets the module and the pipeline when a pass fails, for kv-opt"

@@ -13,6 +13,7 @@ one.
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,7 +93,7 @@ class StageFiles:
 def _symbol(module: ir.Module) -> str:
     """The name of the first kernel or function."""
     for op in walk(module, lambda name: name in ("gpu.func", "func.func")):
-        return ir.StringAttr(op.attributes["sym_name"]).value
+        return re.sub(r"[^A-Za-z0-9_$.-]|^\.", "_", ir.StringAttr(op.attributes["sym_name"]).value)  # no other folder
     return "module"
 
 

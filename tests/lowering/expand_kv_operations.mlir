@@ -1,5 +1,6 @@
 // RUN: kv-opt %s --select-kv-schedule='target=sm_90a' --expand-kv-operations='target=sm_90a' --split-input-file --verify-diagnostics | FileCheck %s
 // RUN: kv-opt %s --select-kv-schedule='target=host' --expand-kv-operations='target=host' --split-input-file | FileCheck %s --check-prefix=HOST
+// RUN: kv-opt %s --select-kv-schedule='target=sm_90a' --expand-kv-operations='target=sm_90a check=true' --split-input-file --verify-diagnostics | FileCheck %s --check-prefix=CONTENTS
 
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !latent = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
@@ -23,6 +24,16 @@
 // CHECK-COUNT-2: "kv.store"({{.*}} {oob = "drop"} : ({{.*}}, vector<8xbf16>)
 // CHECK-NOT:     gpu.func
 // On the host a block is one thread, which takes a whole token.
+// On request kernels that check the offsets and the lengths run before each.
+// CONTENTS-LABEL: func.func @two_layers
+// CONTENTS:         gpu.launch_func @kernels::@check_offsets {{.*}} args(%arg4 : {{.+}}, %{{.+}} : i32
+// CONTENTS:         gpu.launch_func @kernels::@check_lengths {{.*}} args(%arg0 : {{.+}}, %arg4 : {{.+}}, %{{.+}} : i32
+// CONTENTS:         gpu.launch_func @kernels::@append
+// CONTENTS:         gpu.launch_func @kernels::@check_offsets
+// CONTENTS:         gpu.launch_func @kernels::@check_lengths
+// CONTENTS:         gpu.launch_func @kernels::@append
+// CONTENTS:         gpu.func @check_offsets
+// CONTENTS:         cf.assert {{.*}}kv.append: row_offsets must not be negative
 // HOST-LABEL: func.func @two_layers
 // HOST-NOT:     arith.constant 256 : i32
 // HOST:         gpu.launch_func

@@ -13,9 +13,12 @@ import pytest
 
 import kvarn as kv
 from kvarn import compiler
+from kvarn.artifact import Artifact, Entry, Step
+from kvarn.compiled import Kernel
 from kvarn.env import env
 from kvarn.errors import KernelError
 from kvarn.runtime import assemble
+from kvarn.runtime.assemble import Assembled, Figures
 from kvarn.runtime.host import HostKernelError
 
 SPEC = kv.CacheSpec("paged", kv.f32, 2, 64, 16)
@@ -87,6 +90,19 @@ def test_a_stage_that_there_is_not():
     assert "define void @scale_keys" in host.asm["llvm"]
     with pytest.raises(ValueError, match="compile for a GPU target, got host"):
         _ = host.stats
+
+
+def test_the_figures_of_a_program_are_there_kernel_by_kernel():
+    entries = [Entry("split", shared_bytes=100), Entry("combine")]
+    steps = [Step(e.name, (1, 1, 1), (32, 1, 1)) for e in entries]
+    program = Kernel(Artifact("attention", "sm_80", "8.0", {"ptx": ""}, entries, (), steps))
+    figures = {"split": Figures(40, 0, 0, 0, 8), "combine": Figures(168, 24, 32, 64, 16)}
+    program.assembled = Assembled(b"", figures)
+    assert program.stats_by_kernel == {
+        "split": {"registers": 40, "spills": 0, "shared bytes": 108},
+        "combine": {"registers": 168, "spills": 56, "shared bytes": 16},
+    }
+    assert program.stats == {"registers": 168, "spills": 56, "shared bytes": 108}
 
 
 @needs_assembler

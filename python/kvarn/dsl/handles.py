@@ -122,8 +122,16 @@ class Handle:
         return self.spec.max_tile_size
 
     def cache_length(self, b: Any) -> Value:
-        """Tokens of sequence ``b`` cached before this step, i32; all tokens of a dense or ragged operand."""
+        """Tokens of sequence ``b`` cached before this step, i32; all tokens of a dense or ragged operand.
+
+        Never more than there is room for, whatever the lengths in memory say.
+        """
         return Value(ops.cache_length(self.ir, i32_value(b)), i32, nonneg=True)
+
+    def token_capacity(self) -> Value:
+        """Tokens that a sequence may have, i32: what its row of the lookup table, or its region, has room for."""
+        columns, slots = (Value(ops.field(self.ir, f), i32, nonneg=True) for f in ("lookup_columns", "capacity"))
+        return layout.token_capacity(self.spec, columns, slots)
 
     def cache_lengths_nd(self) -> Pointer:
         """The lengths of all sequences: a pointer to u32."""

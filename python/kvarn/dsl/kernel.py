@@ -26,6 +26,7 @@ from kvarn.dialect import types as kv_types
 from kvarn.dialect.dtypes import DType, bool_, of
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
 from kvarn.dialect.tma_layout import TmaSpec
+from kvarn.env import env
 from kvarn.errors import KernelError, KernelTypeError, SourceLocation, UnsupportedError, from_mlir, located
 
 from . import builder
@@ -390,7 +391,7 @@ class KernelFunction:
         target = "host" if any(_on_host(a) for a in self.flat(args)) else None
         specs = self.specs_of(args)
         key = (*map(identity, specs), target)
-        made_with = settings.token()
+        made_with = (settings.token(), env.check)
         found = self._compiled.get((made_with, key))
         if found is None:
             compiler = importlib.import_module("kvarn.compiler")

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvarn.artifact import PARAM_BYTES, Artifact, Entry
+from kvarn.forks import renewed
 
 from . import driver
 from .assembler_log import needs_whole_program, refuse_losses
@@ -25,7 +26,7 @@ from .assembler_log import needs_whole_program, refuse_losses
 Cluster = tuple[int, int, int] | None
 _CHIP = re.compile(r"sm_(\d+)(\d)([af]?)$")
 TARGETS = ("sm_100a", "sm_90a", "sm_80")  # what kvarn compiles for, best first
-_lock = threading.RLock()
+_lock = renewed(threading.RLock())
 
 
 # --- which code runs where -----------------------------------------------------------------------

@@ -171,8 +171,7 @@ def _default_pipeline(options: argparse.Namespace, inserted: Mapping[str, Any]) 
 def _up_to(steps: list[Step], name: str) -> list[Step]:
     """The steps up to the first pass of a name, or to the end of the group of that name."""
     for index, step in enumerate(steps):
-        ends_group = step.group == name and (index + 1 == len(steps) or steps[index + 1].group != name)
-        if ends_group or (step.name == name and step.group != name):
+        if (step.group == name and step.ends_group) or (step.name == name and step.group != name):
             return steps[: index + 1]
     names = ", ".join(dict.fromkeys(step.group or step.name for step in steps)) or "which is empty"
     raise UsageError(f"--stop-after must name a pass of the pipeline ({names}), got {name!r}")
@@ -262,7 +261,11 @@ def _list_passes() -> int:
         for option, default in _options_of(found):
             print(f"    {option}={default}")
     groups = ", ".join(name for name in optional if name not in registry.names())
-    print(f"Upstream passes are named as in mlir-opt --help. --disable takes these groups of them too: {groups}.")
+    from .upstream_passes import names
+
+    print(f"\nupstream passes and pipelines (described at https://mlir.llvm.org/docs/Passes); --disable takes {groups}:")
+    for name in names():
+        print(f"  {name}")
     return 0
 
 

@@ -106,7 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
     switch("dump-pass-pipeline", "print the pipeline, every option spelled out")
 
     add, switch = group("about")
-    switch("list-passes", "list the kv passes and stop")
+    switch("list-passes", "list the kv passes and those of MLIR, and stop")
     switch("show-dialects", "list the dialects and stop")
     switch("emit-irdl", "print kv.irdl.mlir, with which a stock mlir-opt --irdl-file reads kv IR, and stop")
     switch("version", "print the versions of kvarn and MLIR, and stop")

@@ -122,7 +122,7 @@ class Driver:
         self.context.allow_unregistered_dialects = settings.allow_unregistered
         self.timer = Timer()
         self.steps: list[Step] = []
-        self._dumped = 0
+        self._dumped = self._inside = 0  # stages written, and passes of the stage that is not over
         self._tree = 0
 
     def load_dialects(self, source: Source) -> bool:
@@ -195,7 +195,7 @@ class Driver:
             self._check_roundtrip(module)
         if self.settings.reproducer:
             write_reproducer(self.settings.reproducer, module, steps, self.settings.verify_each)
-        self._dump(module, "input")
+        self._dump(module, None)
         for step in steps:
             self._step(step, module, source, collector)
         self.phase(f"writing {self.settings.emit} of {source.name}")
@@ -246,17 +246,16 @@ class Driver:
                 self.err.write(self._asm(module) + "\n\n")
             if not collector.errors and isinstance(failure, PassError):
                 module.operation.location.emit_error(f"pass '{step.name}' failed: {failure}")
-            if reproducer:
-                module.operation.location.emit_error(
-                    f"pass '{step.name}' failed; run kv-opt --run-reproducer {reproducer}{loading.flags([step])} "
-                    "to see it again"
-                )
+            self._report(source, collector)
+            if reproducer and self.settings.verify_diagnostics is None:
+                again = f"kv-opt --run-reproducer {reproducer}{loading.flags([step])}"
+                self.err.write(f"kv-opt: to see it again, run: {again}\n")
             raise Failure from None
         finally:
             self._report(source, collector)
         if reproducer:
             Path(reproducer).unlink()
-        self._dump(module, step.name)
+        self._dump(module, step)
         if self.settings.print_tree is not None:
             self._print_tree(step, module)
 
@@ -331,14 +330,21 @@ class Driver:
             path.write_bytes(code if isinstance(code, bytes) else code.encode())
         return code
 
-    def _dump(self, module: ir.Module, name: str) -> None:
+    def _dump(self, module: ir.Module, step: Step | None) -> None:
+        """Write a stage, numbered and named as KVARN_DUMP_TO does: passes inside a stage get a decimal."""
         if self.settings.dump_dir is None:
             return
         folder = Path(self.settings.dump_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        stem = name.replace("-", "_")
-        (folder / f"{self._dumped:02d}_{stem}.mlir").write_text(self._asm(module) + "\n", encoding="utf-8")
-        self._dumped += 1
+        number = f"{self._dumped:02d}"
+        if step is None or step.ends_group:
+            name = "input" if step is None else step.group or step.name
+            self._dumped, self._inside = self._dumped + 1, 0
+        else:
+            name, self._inside = step.name, self._inside + 1
+            number += f".{self._inside:02d}"
+        path = folder / f"{number}_{name.replace('-', '_')}.mlir"
+        path.write_text(self._asm(module) + "\n", encoding="utf-8")
 
     def _print_tree(self, step: Step, module: ir.Module) -> None:
         s = self.settings
