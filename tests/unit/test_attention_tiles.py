@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The attention kernel over tiles, run by the PTX interpreter: every case it takes, every schedule, every pass left out.
+"""Attention over tiles, run by the PTX interpreter: every case it takes, every schedule, every pass left out.
 
 What holds no token is NaN: slots past a sequence's end, pages of no sequence, shared memory at the start. Pages are in
 random order. Each case is a rule: what is named is what may not change the result.
@@ -213,8 +213,8 @@ def test_a_sum_of_nothing_has_no_log_sum_exp():
     @kv.kernel(block=(128, 1, 1))
     def merge(out: kv.Buffer[kv.f32, 1]):
         i = kv.tile_index(rows)
-        l = kv.where(i < 3, 0.0, 2.0)
-        out.scatter(i, value=softmax.log_sum_exp(kv.full(rows, 1.0), l))
+        total = kv.where(i < 3, 0.0, 2.0)
+        out.scatter(i, value=softmax.log_sum_exp(kv.full(rows, 1.0), total))
 
     from reference import emulated
 

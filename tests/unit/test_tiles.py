@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tiles in kernels: their shapes, operators, casts, masks and loops, the operations that they become, what is refused."""
+"""Tiles in kernels: shapes, operators, casts, masks and loops, the operations that they become, what is refused."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_branch_hands_on_tiles():
             x = x * 2.0
         out.scatter(kv.tile_index(64), value=x)
 
-    assert "scf.if" in traced(k) and "-> (tensor<64xf32>)" in traced(k)
+    assert re.search(r"scf.if .* -> \(tensor<64xf32>\)", traced(k))
 
 
 def test_products_take_transposes_and_accumulators():
@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "three dimensions": (lambda out: kv.full((4, 4, 4), 1.0), "one or two extents"),
     "extents of run time": (lambda out: kv.full((out.shape[0], 32), 1.0), "known at compile time"),
     "positions of one": (lambda out: kv.tile_index(1), "one or two extents of at least 2"),
-    "two shapes": (lambda out: _matrix(64, 32) + _matrix(32, 64), r"\+ of tiles of shapes \(64, 32\) and \(32, 64\): the"),
+    "two shapes": (lambda out: _matrix(64, 32) + _matrix(32, 64), r"\+ of tiles of shapes \(64, 32\) and"),
     "a vector beside a matrix": (lambda out: _matrix(64, 32) * kv.full(64, 1.0), r"write x\[:, None\] or x\[None, :\]"),
     "a vector of the wrong length": (lambda out: kv.full(64, 1.0)[None, :] + _matrix(32, 32), "the shapes must match"),
     "two types": (lambda out: _matrix(64, 32) * kv.tile_index(64)[:, None], r"write kv.f32\(x\) around the i32"),
@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a product's inner extents": (lambda out: kv.dot(_matrix(64, 32), _matrix(64, 32)), "inner extents must match"),
     "a product of two types": (lambda out: kv.dot(_matrix(64, 32), _matrix(64, 32, dtype=kv.bf16).T), "one float type"),
     "a product of integers": (lambda out: kv.dot(*[kv.full((32, 32), 1, kv.i32)] * 2), "one float type, got i32"),
-    "a product of a vector": (lambda out: kv.dot(kv.full(64, 1.0), _matrix(64, 32)), "a of kv.dot must be a matrix tile"),
+    "a product of a vector": (lambda out: kv.dot(kv.full(64, 1.0), _matrix(64, 32)), "must be a matrix tile"),
     "a product's accumulator": (
         lambda out: kv.dot(_matrix(64, 32), _matrix(64, 32).T, _matrix(64, 32)), r"f32 tile of shape \(64, 64\)"
     ),
