@@ -308,11 +308,12 @@ SPLIT = Entry(
     least=0,
 )
 ROWS = Entry(
-    "rows", "Query rows (tokens times the group) of a block: 64 for each warpgroup that multiplies.", "128",
+    "rows", "Query rows (tokens times the group) of a block: 64 for each warpgroup that multiplies.",
+    "128; 192 for heads of up to 64",
     choices=(64, 128, 192),
 )  # fmt: skip
 KEYS = Entry("keys", "Keys of a tile.", "the most up to 128 that fit", least=16, most=256, step=16)
-TILE_STAGES = Entry("stages", "Tiles of keys, and of values, in shared memory.", "2", most=8)
+TILE_STAGES = Entry("stages", "Tiles of keys, and of values, in shared memory.", "2; 3 for heads of up to 64", most=8)
 PRODUCER = Entry("producer", "Whether a warpgroup of its own copies (`specialize-kv-warps`).", "true", bool)
 OVERLAP = Entry(
     "overlap", "Whether the products of one tile are under way during the softmax of the next (`pipeline-kv-loops`).",

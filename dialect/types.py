@@ -119,7 +119,7 @@ def operand_type(spec: CacheSpec) -> ir.Type:
 
 
 def type_name(type_: ir.Type) -> str | None:
-    """``"cache"``, ``"collection"``, ``"operand"``, ``"rows"``, ``"tma"`` or ``"stages"``; None for a type of another dialect."""
+    """``"cache"``, ``"collection"``, ``"operand"``, ``"rows"``, ``"tma"`` or ``"stages"``; None outside the dialect."""
     text = str(type_)
     return text[4:].partition("<")[0] if text.startswith("!kv.") else None
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Spread tiles over threads: values become the vectors that a thread holds, operations what a thread does.
 
-By the layouts that are there (``assign-kv-layouts``): arithmetic keeps its ops, on vectors; positions are constants plus
-where the thread stands; reductions fold a thread's registers, then the lanes of a row by shuffles; products become wgmma,
-with waits that own what is in flight; circular buffers become shared memory with barriers. Rows of buffers are loaded and
-stored by 16 bytes, with indices and masks computed for each row. What all threads of a kernel do alike stays as it is.
+By the layouts that are there (``assign-kv-layouts``): arithmetic keeps its ops, on vectors; positions are constants
+plus where the thread stands; reductions fold a thread's registers, then the lanes of a row by shuffles; products become
+wgmma, with waits that own what is in flight; circular buffers become shared memory with barriers. Rows of buffers are
+loaded and stored by 16 bytes, with indices and masks computed for each row. What all threads of a kernel do alike stays
+as it is.
 
 Before:  %x = arith.addf %a, %b : tensor<128x128xf32, "wgmma"> ; %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1}
 After:   %x = arith.addf %a, %b : vector<64xf32> ; vector.shuffle, arith.maxnumf ... ; gpu.shuffle xor
@@ -89,7 +90,7 @@ class Distribution:
     def __init__(self, function: ir.Operation):
         self.function = function
         schedule = schedule_of(function)
-        block = list(ir.DenseI32ArrayAttr(function.attributes["kv.block"]))[0]
+        block = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
         producer = bool(schedule.get("producer"))
         consumers = schedule.get("consumers", (block - WARPGROUP * producer) // WARPGROUP)
         self.body = function.regions[0].blocks[0]
@@ -151,9 +152,10 @@ class Distribution:
 
     @staticmethod
     def encloses(op: ir.Operation, inner: ir.Operation) -> bool:
-        while inner is not None and inner != op:
-            inner = inner.parent.operation if inner.parent is not None else None
-        return inner is not None
+        at: ir.Operation | None = inner
+        while at is not None and at != op:
+            at = at.parent.operation if at.parent is not None else None
+        return at is not None
 
     def sink(self) -> None:
         """Repeat what costs nothing beside its uses: a broadcast carried over to another block would hold registers."""
@@ -217,7 +219,7 @@ class Distribution:
         op.erase()
 
     def store_rows(self, op: ir.Operation) -> None:
-        """Through shared memory, where rows of the query were until they had been read: every warp has its own there."""
+        """Through shared memory, where rows of the query were until they were read: every warp has its own there."""
         value = op.opview.value
         tile = ir.RankedTensorType(value.type)
         layout = SharedLayout(*tile.shape, 2, 128)

@@ -44,6 +44,7 @@ def _kv(text: str, reason: str, optional: bool = False) -> Step:
 def _upstream(name: str, text: str, reason: str, optional: bool = False) -> Step:
     return Step(name, text, reason, optional, upstream=True)
 
+
 # Ours, for pipelines of one's own: no pipeline here runs them.
 BY_HAND = ("index-kv-loops",)
 

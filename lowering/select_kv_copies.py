@@ -2,13 +2,14 @@
 """Choose how loaded tiles come into shared memory, and give each a circular buffer.
 
 A ``kv.tile_load`` that products read from shared memory becomes a copy to a stage of a buffer and a wait for it. How:
-``tma`` where the load has a descriptor (boxes of a page and a swizzle granule, one warp), else ``cp_async`` where the cache
-stores what the kernel computes with, else ``convert`` (loads, conversion and scales, ordinary stores). Rows past the
-sequence's end come with whatever the page holds; where the load asks for zeros they are cleared after the wait.
+``tma`` where the load has a descriptor (boxes of a page and a swizzle granule, one warp), else ``cp_async`` where the
+cache stores what the kernel computes with, else ``convert`` (loads, conversion and scales, ordinary stores). Rows past
+the sequence's end come with whatever the page holds; where the load asks for zeros they are cleared after the wait.
 
-Before:  %k = "kv.tile_load"(%cache, %b, %h, %first, %begin, %count) {tail = "zero", ...} : ... -> tensor<128x128xbf16, "shared">
+Before:  %k = "kv.tile_load"(%cache, %b, %h, %first, %begin, %count) : ... -> tensor<128x128xbf16, "shared">
 After:   "kv.producer_acquire"(%keys, %n) ; "kv.copy_start"(%keys, %n, %cache, %b, %h, %first, %count)
-         %t = "kv.consumer_wait"(%keys, %n) ; %k = "kv.tile_clear"(%t, %begin - %first, %count - %first) ; ... ; "kv.consumer_release"(%keys, %n)
+         %t = "kv.consumer_wait"(%keys, %n) ; %k = "kv.tile_clear"(%t, %begin - %first, %count - %first)
+         ... ; "kv.consumer_release"(%keys, %n)
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ from .assign_kv_layouts import SHARED
 from .index import const
 from .pass_base import kv_pass
 from .rewrite import defining_op, enclosing, ops_named
-from .tile_threads import SWIZZLE
 from .tile_ir import element, layout_of, schedule_of, shape, tiled, users, walk_block
-
+from .tile_threads import SWIZZLE
 
 ROUNDS = "kv.rounds"  # of an inner loop: the argument of the outer one that counts its iterations
 

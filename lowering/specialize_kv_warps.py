@@ -76,11 +76,10 @@ class Slice:
                     stack.append(maker)
 
     def _inside(self, op: ir.Operation) -> bool:
-        while op is not None:
-            if op == self.top:
-                return True
-            op = op.parent.operation if op.parent is not None else None
-        return False
+        at: ir.Operation | None = op
+        while at is not None and at != self.top:
+            at = at.parent.operation if at.parent is not None else None
+        return at is not None
 
     def emit(self, op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
         """Copy one op to the insertion point."""
@@ -151,7 +150,7 @@ def run(module: ir.Module, options: Any) -> None:
         if len(tops) > 1:
             continue
         top = tops.pop()
-        # By TMA one warp a buffer starts copies, so that none waits for another's stage; the others would only take turns.
+        # By TMA one warp a buffer starts copies, so that none waits for another's stage.
         shares = list(by_buffer(roots)) if by_tma else [roots]
         copies = [Slice(share, top) for share in shares]
         if any(x.carried for x in copies) or len(copies) > len(staging.PRODUCER_WARPS):

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Leave out tiles that no row sees, and masks where every row sees the whole tile.
 
-Works on comparisons of positions: the mask of a ``kv.tile_mask`` is taken apart into comparisons, and of each the bounds
-of both sides over the tile are computed as scalars. Where a side grows with the loop's variable, the comparison bounds
-the iterations that see anything (a contract of ``kv.tile_mask``), and the loop's range shrinks to them. Where all
-comparisons hold for every element, a branch leaves the mask out. A comparison whose bounds are not known, of a mask
+Works on comparisons of positions: the mask of a ``kv.tile_mask`` is taken apart into comparisons, and of each the
+bounds of both sides over the tile are computed as scalars. Where a side grows with the loop's variable, the comparison
+bounds the iterations that see anything (a contract of ``kv.tile_mask``), and the loop's range shrinks to them. Where
+all comparisons hold for every element, a branch leaves the mask out. A comparison whose bounds are not known, of a mask
 written by a user say, keeps its mask everywhere and restricts nothing.
 
-Before:  scf.for %j = %c0 to %n { %k = %j * 128 + kv.tile_index ; %seen = arith.cmpi sle, %k, %q ; kv.tile_mask %x, %seen }
-After:   scf.for %j = %c0 to min(%n, (high(%q) + 128) / 128) { scf.if (%j * 128 + 127 <= low(%q)) { %x } else { kv.tile_mask ... } }
+Before:  scf.for %j = %c0 to %n {
+           %k = %j * 128 + kv.tile_index ; %seen = arith.cmpi sle, %k, %q ; kv.tile_mask %x, %seen }
+After:   scf.for %j = %c0 to min(%n, (high(%q) + 128) / 128) {
+           scf.if (%j * 128 + 127 <= low(%q)) { %x } else { kv.tile_mask ... } }
 """
 
 from __future__ import annotations
@@ -184,7 +186,8 @@ def comparisons(mask: ir.Value) -> list[ir.Operation] | None:
         return []
     if op.name == "arith.andi":
         parts = [comparisons(x) for x in op.operands]
-        return None if None in parts else [c for part in parts for c in part]
+        known = [part for part in parts if part is not None]
+        return [c for part in known for c in part] if len(known) == len(parts) else None
     return None
 
 

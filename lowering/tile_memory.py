@@ -56,7 +56,7 @@ class Stages:
         return Stages(op.buffer_name.value, layout, count, op.copy.value, dtype, tiles, barriers, empty)
 
     def initialize(self, copying: int, consumers: int) -> None:
-        """Set the barriers up: ``copying`` threads fill a stage (one, where bytes count), ``consumers`` warps release it."""
+        """Set the barriers up: ``copying`` threads fill a stage (by TMA one), ``consumers`` warps release it."""
         for stage in range(self.count):
             machine.mbarrier_init(self.full + stage * BARRIER_BYTES, 1 if self.copy == "tma" else copying)
             machine.mbarrier_init(self.empty + stage * BARRIER_BYTES, consumers)

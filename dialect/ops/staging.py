@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Asynchrony of tile kernels: circular buffers of tiles in shared memory, products in flight, roles of warps.
 
-What passes make of ``kv.tile_load`` and ``kv.dot``; kernels may be written with them too. A *stages* value is a circular
-buffer: ``stages`` tiles, and for each a ``full`` and an ``empty`` barrier with the buffer's name. Use ``n`` (0, 1, 2, ...)
-has stage n % stages; producers acquire it, copy, and the barrier ``full`` tells consumers, who release it.
+What passes make of ``kv.tile_load`` and ``kv.dot``; kernels may be written with them too. A *stages* value is a
+circular buffer: ``stages`` tiles, and for each a ``full`` and an ``empty`` barrier with the buffer's name. Use ``n``
+(0, 1, 2, ...) has stage n % stages; producers acquire it, copy, and the barrier ``full`` tells consumers, who release
+it.
 """
 
 from collections.abc import Sequence
@@ -101,8 +102,9 @@ class ProducerAcquireOp(Kv.Operation, name="producer_acquire", traits=[_Synchron
 class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
     """Start the copy of ``kv.tile_load``'s tile to the stage of use ``n``; its barrier ``full`` tells when it is there.
 
-    Operands and attributes as ``kv.tile_load``; rows past ``count`` hold anything. A buffer that is filled by ``tma`` needs
-    the descriptor; pages, of ``kv.tile_pages`` with the descriptor's box as step, are looked up by the copy without.
+    Operands and attributes as ``kv.tile_load``; rows past ``count`` hold anything. A buffer that is filled by ``tma``
+    needs the descriptor; pages, of ``kv.tile_pages`` with the descriptor's box as step, are looked up by the copy
+    without.
     """
 
     buffer: Operand[StagesType]
@@ -152,7 +154,7 @@ class ConsumerReleaseOp(Kv.Operation, name="consumer_release", traits=[_Synchron
 
 
 class TileClearOp(Kv.Operation, name="tile_clear", traits=[_Synchronizes]):
-    """Zeros in the rows of a tile in shared memory outside of [begin, end), which may lie beyond the tile's; the tile."""
+    """Zeros in the rows of a tile in shared memory outside of [begin, end), which may exceed the tile; the tile."""
 
     source: Operand[Any]
     begin: Operand[I32]
@@ -234,7 +236,8 @@ class DotWaitOp(Kv.Operation, name="dot_wait", traits=[_Synchronizes]):
         if pending is None or not 0 <= pending < max(len(self.operation.operands), 1):
             return verify.fail(
                 self,
-                f"pending must be from 0 to one less than the products, {len(self.operation.operands)}, got {self.pending}",
+                f"pending must be from 0 to {len(self.operation.operands) - 1} (one less than the products), "
+                f"got {self.pending}",
             )
         given = [str(v.type) for v in self.operation.operands]
         got = [str(v.type) for v in self.operation.results]
@@ -245,7 +248,7 @@ class DotWaitOp(Kv.Operation, name="dot_wait", traits=[_Synchronizes]):
 
 
 class TileReadyOp(Kv.Operation, name="tile_ready", traits=[_Synchronizes]):
-    """A tile that has been computed when this is passed, and not where it is first used: work that fills a wait behind it."""
+    """A tile that has been computed when this is passed, not where it is first used: work that fills a wait."""
 
     source: Operand[Any]
     tile: Result[Any]
@@ -283,9 +286,10 @@ class SetRegistersOp(Kv.Operation, name="set_registers", traits=[_Synchronizes])
 
 
 class TurnWaitOp(Kv.Operation, name="turn_wait", traits=[_Synchronizes]):
-    """Wait for this consumer warpgroup's turn to start products (ping-pong): a named barrier that the one before passes on.
+    """Wait for this consumer warpgroup's turn to start products (ping-pong); the one before passes it on.
 
-    Attribute ``groups``: ``all`` in a loop; ``first`` behind it, where only the first warpgroup takes the turn that is left.
+    Attribute ``groups``: ``all`` in a loop; ``first`` behind it, where only the first warpgroup takes the turn that is
+    left.
     """
 
     groups: ir.StringAttr
@@ -297,7 +301,8 @@ class TurnWaitOp(Kv.Operation, name="turn_wait", traits=[_Synchronizes]):
 class TurnPassOp(Kv.Operation, name="turn_pass", traits=[_Synchronizes]):
     """Give the turn to the next consumer warpgroup.
 
-    Attribute ``groups``: ``all`` in a loop; ``last`` before it, where the last warpgroup gives the first its first turn.
+    Attribute ``groups``: ``all`` in a loop; ``last`` before it, where the last warpgroup gives the first its first
+    turn.
     """
 
     groups: ir.StringAttr

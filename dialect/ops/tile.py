@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Operations on tile values: builtin tensors that a whole thread block holds, or the warps of one role of it.
 
-A tile is ``tensor<MxNxT>``, a row or column vector ``tensor<MxT>``. Upstream arith, math, scf and ``tensor.splat`` work on
-them; the operations here are what those lack. A tile without an encoding has no layout yet; passes write layouts by
+A tile is ``tensor<MxNxT>``, a row or column vector ``tensor<MxT>``. Upstream arith, math, scf and ``tensor.splat`` work
+on them; the operations here are what those lack. A tile without an encoding has no layout yet; passes write layouts by
 name (``dialect.tile_layout``), and on the host there never is one. What one thread holds is a ``vector``, so that the
 two levels never look alike.
 """
@@ -136,8 +136,8 @@ class TileBroadcastOp(Kv.Operation, name="tile_broadcast", traits=[Pure]):
 class TileReduceOp(Kv.Operation, name="tile_reduce", traits=[Pure]):
     """The largest, the least or the sum of the elements of every row (axis 1) or column (axis 0).
 
-    Attributes: kind, ``max`` and ``min`` (a NaN gives way, as in ``arith.maxnumf``) or ``add`` (in any order); axis, the
-    dimension that goes.
+    Attributes: kind, ``max`` and ``min`` (a NaN gives way, as in ``arith.maxnumf``) or ``add`` (in any order); axis,
+    the dimension that goes.
     """
 
     source: Operand[Any]
@@ -197,7 +197,7 @@ class WarpAnyOp(Kv.Operation, name="warp_any", traits=[Pure]):
 
 
 class TileReduceLanesOp(Kv.Operation, name="tile_reduce_lanes", traits=[Pure]):
-    """Finish reductions that were left to each thread (``kv.tile_reduce`` with ``kv.partial``): fold over the lanes of a row."""
+    """Finish a reduction over the lanes of a row that ``kv.tile_reduce`` with ``kv.partial`` left to each thread."""
 
     source: Operand[Any]
     kind: ir.StringAttr
@@ -256,10 +256,10 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
     """The tokens [first, first + rows) of a head of a cache or operand, dequantized.
 
     Operands: cache, batch, head, first token; begin and count, between which tokens exist and matter. Attributes:
-    first_column, of the head dimension; tail, what rows of other tokens hold: ``zero``, or ``any`` where nothing depends on
-    them.
-    Result: tensor<rows x columns x T>. Preconditions: first is a multiple of the tile's rows or of the page size,
-    whichever is less. A descriptor, if there is one, is a tensor map of the same head rows, for passes that copy by TMA.
+    first_column, of the head dimension; tail, what rows of other tokens hold: ``zero``, or ``any`` where nothing
+    depends on them. Result: tensor<rows x columns x T>. Preconditions: first is a multiple of the tile's rows or of the
+    page size, whichever is less. A descriptor, if there is one, is a tensor map of the same head rows, for passes that
+    copy by TMA.
     """
 
     cache: Operand[Any]
@@ -286,7 +286,7 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType) -> bool:
     first = verify.integer(op.first_column)
     if first is None or first < 0 or first + tile.shape[1] > spec.data_size:
         return verify.fail(
-            op, f"columns must lie in the {spec.data_size} of the head, got {tile.shape[1]} from {op.first_column} on"
+            op, f"columns must lie in the head's {spec.data_size}, got {tile.shape[1]} from {op.first_column} on"
         )
     if not _is_float(tile.element_type):
         return verify.fail(op, f"the tile must have a float element type, got {tile.element_type}")
@@ -360,7 +360,8 @@ def _vectors(op: Any, values: Sequence[ir.Value], shape: Sequence[int]) -> bool:
 class TileGatherOp(Kv.Operation, name="tile_gather", traits=[ReadsMemory]):
     """Elements of a buffer, one for every element of index tiles: buffer[i0[..], i1[..], ...].
 
-    Operands: buffer of rank r; mask, tile of i1: where false the result is 0 and nothing is read; indices, r tiles of i32.
+    Operands: buffer of rank r; mask, tile of i1: where false the result is 0 and nothing is read; indices, r tiles of
+    i32.
     """
 
     buffer: Operand[Any]
@@ -438,7 +439,14 @@ def tile_load(
     element = types.element_type(spec.data_dtype) if element is None else element
     result = tile_type([rows, spec.data_size - first_column if columns is None else columns], element)
     return TileLoadOp(
-        cache, as_i32(batch), as_i32(head), as_i32(first), as_i32(begin), as_i32(count), i64_attr(first_column), ir.StringAttr.get(tail),
+        cache,
+        as_i32(batch),
+        as_i32(head),
+        as_i32(first),
+        as_i32(begin),
+        as_i32(count),
+        i64_attr(first_column),
+        ir.StringAttr.get(tail),
         result, descriptor=descriptor,
     ).operation.results[0]  # fmt: skip
 

@@ -80,6 +80,10 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
                 f"batch_invariant cannot be kept: fewer sequences have a kernel of kind decode, which {problems[0]}; "
                 "choose a kind"
             )
+    # Pages of a few tokens come by copies of lanes, which the fragments of mma.sync wait for less than wgmma's tiles do.
+    tiny = case.spec.paged and case.spec.page_size < tile_schedule.ATOM_ROWS
+    if tiny and not attention_prefill.problems(case, at, row_alignment(op)):
+        return "prefill"
     if not tile_schedule.problems(case, at.target, row_alignment(op)):
         return "tile"
     return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"

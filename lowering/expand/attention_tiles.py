@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Attention over tiles: the one kernel for every cache kind, operand, mask and score modification.
 
-A tile is ``rows`` query rows (tokens times the group) of one KV head, which walk over tiles of ``keys`` keys. A block takes
-one after the other: with as many blocks as tiles each has one, with fewer they are persistent. What is written here is the
-algorithm; which tiles are masked or left out, what copies, what multiplies, what overlaps is decided by the passes from
-split-kv-loops to distribute-kv-tiles, by the schedule.
+A tile is ``rows`` query rows (tokens times the group) of one KV head, which walk over tiles of ``keys`` keys. A block
+takes one after the other: with as many blocks as tiles each has one, with fewer they are persistent. What is written
+here is the algorithm; which tiles are masked or left out, what copies, what multiplies, what overlaps is decided by the
+passes from split-kv-loops to distribute-kv-tiles, by the schedule.
 """
 
 from __future__ import annotations

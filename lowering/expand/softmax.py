@@ -2,7 +2,8 @@
 """Attention's arithmetic over tiles, each piece once: masks, score modifications, online softmax, the end of a row.
 
 Masks and modifications are functions of (sequence, query head, query position, key position), absolute positions,
-traced over tiles: a mask ``mask(b, h, q, k) -> bool``, a modification ``score(x, b, h, q, k) -> x`` of the scaled score.
+traced over tiles: a mask ``mask(b, h, q, k) -> bool``, a modification ``score(x, b, h, q, k) -> x`` of the scaled
+score.
 """
 
 from __future__ import annotations

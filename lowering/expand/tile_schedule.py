@@ -22,7 +22,9 @@ from .base import Expansion
 
 SWIZZLE = 128
 BARRIER_BYTES = 1024  # more than all barriers of a block take
-MOST_REGISTERS = 208  # of a consumer's thread for scores, weights and sums; the rest is for addresses
+# Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
+MOST_REGISTERS = {1: 208, 2: 208, 3: 128}
+NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 GROUP_ROWS = 64  # query rows of a consumer warpgroup
 BOX_ROWS = 64  # most rows of a TMA box
 ATOM_ROWS = 8  # a box that is no multiple of the swizzle's period cannot be one of several
@@ -108,10 +110,11 @@ def why_not(config: TileConfig, target: Target) -> str | None:
             f"tiles must fit {target.shared_bytes} bytes of shared memory, got {config.shared_bytes} for rows = "
             f"{config.rows}, keys = {config.keys}, stages = {config.stages}"
         )
-    if config.registers > MOST_REGISTERS:
+    most = MOST_REGISTERS[config.consumers]
+    if config.registers > most:
         return (
-            f"scores and sums must fit {MOST_REGISTERS} registers of a thread, got {config.registers} for keys = "
-            f"{config.keys} and values of {config.case.value_size} columns"
+            f"scores and sums must fit {most} registers of a thread with rows = {config.rows}, got {config.registers} "
+            f"for keys = {config.keys} and values of {config.case.value_size} columns"
         )
     if config.ping_pong and config.consumers != 2:
         return f"ping_pong takes turns between two warpgroups: rows must be {2 * GROUP_ROWS}, got {config.rows}"
@@ -127,9 +130,10 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileConfi
         If what is given does not fit.
     """
     given = {name: schedule[name] for name in TILED.names if name in schedule}
+    wide = {"rows": 192, "stages": 3} if max(case.size, case.value_size) <= NARROW else {}
     problem = None
-    for keys in (128, 96, 64, 48, 32, 16):
-        config = TileConfig(case, **{"keys": keys, **given})
+    for keys in range(128, 0, -16):
+        config = TileConfig(case, **{"keys": keys, **wide, **given})
         problem = why_not(config, target)
         if problem is None or "keys" in given:
             break

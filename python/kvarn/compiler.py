@@ -189,7 +189,7 @@ def compile(
     return Kernel(found, text, settings)
 
 
-def _check_at(last: pipeline.Step) -> pipeline.Observer:
+def _check_at(last: pipeline.Step) -> runner.Observer:
     """Check IR that was written by hand before LLVM gets it, after the last pass."""
 
     def observe(name: str, module: ir.Module) -> None:

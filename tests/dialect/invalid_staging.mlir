@@ -78,7 +78,7 @@ func.func @rule(%c: !pool, %i: i32, %d: !map) {
 // Rule: a copy's columns lie in the head.
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-  // expected-error @below {{'kv.copy_start' op columns must lie in the 128 of the head, got 128 from 8 : i64 on}}
+  // expected-error @below {{'kv.copy_start' op columns must lie in the head's 128, got 128 from 8 : i64 on}}
   "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 8 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
   return
 }
@@ -316,7 +316,7 @@ func.func @rule(%q: !tile) {
 // Rule: a wait leaves fewer in flight than it is given.
 func.func @rule(%q: !tile) {
   %s = "kv.dot_start"(%q, %q) {transpose_b = true} : (!tile, !tile) -> !acc
-  // expected-error @below {{'kv.dot_wait' op pending must be from 0 to one less than the products, 1, got 1 : i64}}
+  // expected-error @below {{'kv.dot_wait' op pending must be from 0 to 0 (one less than the products), got 1 : i64}}
   %w = "kv.dot_wait"(%s) {pending = 1 : i64} : (!acc) -> !acc
   return
 }
@@ -328,7 +328,7 @@ func.func @rule(%q: !tile) {
 // Rule: what a wait leaves in flight is counted.
 func.func @rule(%q: !tile) {
   %s = "kv.dot_start"(%q, %q) {transpose_b = true} : (!tile, !tile) -> !acc
-  // expected-error @below {{'kv.dot_wait' op pending must be from 0 to one less than the products, 1, got -1 : i64}}
+  // expected-error @below {{'kv.dot_wait' op pending must be from 0 to 0 (one less than the products), got -1 : i64}}
   %w = "kv.dot_wait"(%s) {pending = -1 : i64} : (!acc) -> !acc
   return
 }

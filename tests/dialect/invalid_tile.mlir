@@ -349,7 +349,7 @@ func.func @rule(%c: !cache, %i: i32) {
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: columns lie in the head.
 func.func @rule(%c: !cache, %i: i32) {
-  // expected-error @below {{'kv.tile_load' op columns must lie in the 128 of the head, got 128 from 64 : i64 on}}
+  // expected-error @below {{'kv.tile_load' op columns must lie in the head's 128, got 128 from 64 : i64 on}}
   %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 64 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
@@ -359,7 +359,7 @@ func.func @rule(%c: !cache, %i: i32) {
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: no column is negative.
 func.func @rule(%c: !cache, %i: i32) {
-  // expected-error @below {{'kv.tile_load' op columns must lie in the 128 of the head, got 128 from -64 : i64 on}}
+  // expected-error @below {{'kv.tile_load' op columns must lie in the head's 128, got 128 from -64 : i64 on}}
   %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = -64 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }

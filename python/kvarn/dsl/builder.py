@@ -18,13 +18,16 @@ from kvarn.dialect.dtypes import DType
 _create = ir.Operation.create
 MOST_LANES = 1024  # of a vector
 
+# How many elements a value has: 0 for a scalar, the lanes of a vector, the shape of a tile.
+Lanes = int | tuple[int, ...]
+
 
 class Types:
     """Types and attributes of one context, each made once."""
 
     def __init__(self, context: ir.Context) -> None:
         self.context = context
-        self._dtypes: dict[tuple[str, int | tuple[int, ...]], ir.Type] = {}
+        self._dtypes: dict[tuple[str, Lanes], ir.Type] = {}
         self._parsed: dict[str, Any] = {}
         self.i1 = ir.IntegerType.get_signless(1)
         self.i8 = ir.IntegerType.get_signless(8)
@@ -34,7 +37,7 @@ class Types:
         self.unit = ir.UnitAttr.get()
         self.pointers = {space: ir.Type.parse(f"!llvm.ptr<{space}>") for space in (0, 1, 3)}
 
-    def of(self, dtype: DType, lanes: int | tuple[int, ...] = 0) -> ir.Type:
+    def of(self, dtype: DType, lanes: Lanes = 0) -> ir.Type:
         """The scalar type of a dtype, the vector type of so many lanes, or the tile type of a shape."""
         key = (dtype.mlir, lanes)
         found = self._dtypes.get(key)

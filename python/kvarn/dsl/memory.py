@@ -86,7 +86,7 @@ class Buffer:
     def ndim(self) -> int:
         return self.rank
 
-    def __getitem__(self, index: Any) -> Value:
+    def __getitem__(self, index: Any) -> Any:
         if any(isinstance(i, tiles.Tile) for i in (index if isinstance(index, tuple) else (index,))):
             return self.gather(*(index if isinstance(index, tuple) else (index,)))
         element = types().of(storage(self.dtype))

@@ -20,7 +20,7 @@ from mlir import ir
 from kvarn.dialect.dtypes import DType, bool_, f32
 
 from . import arithmetic as _a
-from .builder import types
+from .builder import Lanes, types
 from .memory import Pointer
 from .tiles import Tile
 from .values import Numeric, Value, Vector, Weak, cast, describe, number_dtype, plain, wrap
@@ -219,7 +219,7 @@ class LeafType:
     """The type of an SSA value that stands for a leaf: a scalar or vector dtype, or a pointer's space."""
 
     dtype: DType | None
-    lanes: int | tuple[int, ...] = 0
+    lanes: Lanes = 0
     space: int = 0
 
     def mlir(self) -> ir.Type:

@@ -263,7 +263,9 @@ def _list_passes() -> int:
     groups = ", ".join(name for name in optional if name not in registry.names())
     from .upstream_passes import names
 
-    print(f"\nupstream passes and pipelines (described at https://mlir.llvm.org/docs/Passes); --disable takes {groups}:")
+    print(
+        f"\nupstream passes and pipelines (described at https://mlir.llvm.org/docs/Passes); --disable takes {groups}:"
+    )
     for name in names():
         print(f"  {name}")
     return 0
