@@ -80,7 +80,7 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
                 f"batch_invariant cannot be kept: fewer sequences have a kernel of kind decode, which {problems[0]}; "
                 "choose a kind"
             )
-    # Pages of a few tokens come by copies of lanes, which the fragments of mma.sync wait for less than wgmma's tiles do.
+    # Pages of a few tokens come by copies of lanes, for which the fragments of mma.sync wait less than wgmma does.
     tiny = case.spec.paged and case.spec.page_size < tile_schedule.ATOM_ROWS
     if tiny and not attention_prefill.problems(case, at, row_alignment(op)):
         return "prefill"
