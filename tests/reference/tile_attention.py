@@ -123,12 +123,13 @@ class Batch:
 
 def batch(
     cached: Sequence[int], new: Sequence[int], *, group: int = 4, kind: str = "paged", dtype: str = "bf16",
-    head_size: int = 64, page_size: int = 16, num_heads: int = 1, seed: int = 0,
+    head_size: int = 64, page_size: int = 16, num_heads: int = 1, seed: int = 0, **shape: Any,
 ) -> Batch:  # fmt: skip
     """A batch in which every slot and page that holds no token is NaN; pages are in random order."""
     rng, problem = stored_problem(
-        seed, kind, dtype, cached=cached, new=new, head_size=head_size, page_size=page_size, num_heads=num_heads
-    )
+        seed, kind, dtype, cached=cached, new=new, head_size=head_size, page_size=page_size, num_heads=num_heads,
+        **shape,
+    )  # fmt: skip
     query = random_query(rng, problem, num_heads * group)
     heads = num_heads * group
     return Batch(problem, query, group, rng.standard_normal(heads).astype(np.float32),
@@ -192,6 +193,8 @@ def check(
         out, lse = run(b, case, choice, scale, order)
         found = out.astype(np.float64)
         assert np.isfinite(found).all(), f"not finite at {np.argwhere(~np.isfinite(found))[0]}, order {order}"
-        np.testing.assert_allclose(found, want, rtol=2e-2, atol=2e-2, err_msg=f"order {order}")
+        biggest = max(1.0, np.abs(want).max(initial=0))
+        np.testing.assert_allclose(found / biggest, want / biggest, rtol=2e-2, atol=2e-2, err_msg=f"order {order}")
         if case.lse:
-            np.testing.assert_allclose(lse, want_lse, rtol=1e-3, atol=1e-3, err_msg=f"order {order}")
+            precise = 1e-3 if case.spec.dtype is case.query else 2e-2  # elements are rounded to the query's type
+            np.testing.assert_allclose(lse, want_lse, rtol=precise, atol=precise, err_msg=f"order {order}")

@@ -54,6 +54,14 @@ def test_every_cache_is_read_by_tma_and_without(head_size, kind, page_size, maps
     check(batch(**RAGGED, head_size=head_size, kind=kind, page_size=page_size), Choice(maps=maps))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "granularity"), [("f8e5m2", None), ("f8e4m3", 64), ("f8e4m3", 16), ("i8", 32)], ids=str
+)
+def test_elements_of_8_bits_are_converted_and_scaled(dtype, granularity):
+    quantized = {} if granularity is None else {"scale_dtype": "f32", "granularity": granularity}
+    check(batch([40, 0], [9, 3], dtype=dtype, **quantized), CP_ASYNC)
+
+
 @pytest.mark.parametrize(("group", "padded"), [(1, False), (3, True), (8, False)])
 def test_rows_are_tokens_times_the_group(group, padded):
     check(batch(**RAGGED, group=group, num_heads=2), Choice(), padded=padded)
