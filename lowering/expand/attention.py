@@ -36,7 +36,8 @@ def case_of(op: Any, at: Expansion) -> Case:
     return Case(
         spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=heads_of(op, at),
         value_size=spec.head_size, mask=op.mask.value, span=op.span.value, softcap=op.softcap.value,
-        score=score_of(op), sinks=op.sinks is not None, lse=op.lse is not None, alibi=op.alibi_slopes is not None, padded=is_padded(op),
+        score=score_of(op), sinks=op.sinks is not None, lse=op.lse is not None, alibi=op.alibi_slopes is not None,
+        padded=is_padded(op),
     )  # fmt: skip
 
 
@@ -92,10 +93,13 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
 def _kind_of_functions(op: Any, at: Expansion, case: Case) -> str:
     """The kind for a score or a mask that is a function; ValueError when there is none."""
     kind = at.schedule.get("kind", "tile")
-    if kind != "tile":
+    if at.target.is_host:
         raise ValueError(
-            f"a schedule of kind {kind} takes no score or mask that is a function: leave kind out, or tile"
+            "a score or mask that is a function needs a kernel over tiles, which the host does not have: run it on a "
+            "GPU with wgmma, or compile it for sm_90a"
         )
+    if kind != "tile":
+        raise ValueError(f"a schedule of kind {kind} takes no score or mask that is a function: leave kind out")
     for problem in tile_schedule.problems(case, at.target, row_alignment(op)):
         raise ValueError(f"a score or mask that is a function {problem}")
     return kind

@@ -2,8 +2,8 @@
 """Attention's arithmetic over tiles, each piece once: masks, score modifications, online softmax, the end of a row.
 
 Masks and modifications are functions of (sequence, query head, query position, key position), absolute positions,
-traced over tiles: a mask ``mask(b, h, q, k) -> bool``, a modification ``score(x, b, h, q, k) -> x`` of the scaled score.
-The built-in ones are of the same form as those that a call gives, which follow them.
+traced over tiles: a mask ``mask(b, h, q, k) -> bool``, a modification ``score(x, b, h, q, k) -> x`` of the scaled
+score. The built-in ones have the form of those that a call gives.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Functions of positions that attention is given: their names in the IR, and the arrays as they see them.
 
-An op names a function by a string, ``name@digest``; the function itself is kept here. The digest stands for its code and
-for all that it closes over, so that equal strings are equal functions, in the compile cache too. IR with such a name
-can be parsed, printed and verified anywhere, and expanded where the function was given.
+An op names a function by a string, ``name@digest``; the function itself is kept here. The digest stands for its code
+and for all that it closes over, so that equal strings are equal functions, in the compile cache too. IR with such a
+name can be parsed, printed and verified anywhere, and expanded where the function was given.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Attention masks as functions of positions, ``kv.masks``: which keys a query sees.
 
-A mask is called with ``(b, h, q, k, *arrays)``: the sequence and the query head, absolute positions of queries and keys,
-and the arrays that were given beside it. Its parts combine with ``&``, ``|`` and ``~``, with functions too; each part
+A mask is called with ``(b, h, q, k, *arrays)``: the sequence and the query head, absolute positions of queries and
+keys, and the arrays that were given beside it. Masks combine with ``&``, ``|`` and ``~``, with functions too; each part
 takes its own share of the arrays, in order.
 """
 
