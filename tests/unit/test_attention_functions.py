@@ -6,8 +6,11 @@ What holds no cached token is NaN, and an access outside the buffers is an error
 
 from __future__ import annotations
 
+import re
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -370,6 +373,41 @@ def test_what_has_no_digest_stays_out_of_the_cache_on_disk():
     assert not registry.registered(name).portable
     assert not registry.are_portable(["causal", name])
     assert named(score) == name
+
+
+# --- as users call it --------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "attention-functions.md"
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """``kv.ops.attention`` on NumPy arrays runs in the interpreter."""
+    real = reads._ATTENTION
+
+    def interpreted(operands: Any, attributes: Any, schedule: Any, stream: Any) -> None:
+        emulated.run(real, operands, attributes, schedule, "sm_90a")
+
+    monkeypatch.setattr(reads, "_ATTENTION", interpreted)
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_code_of_the_page_runs(tmp_path):
+    blocks = re.findall(r"```python sketch\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "page.py").write_text("\n".join(blocks))
+    found = runpy.run_path(str(tmp_path / "page.py"))
+    pool, bias, buckets, ids = (found[name] for name in ("pool", "bias", "buckets", "documents"))
+    want, _ = reference.function_attention(
+        pool, 0, found["query"], found["offsets"],
+        score=lambda x, b, h, q, k: x + bias[h, buckets[np.maximum(q - k, 0)]],
+        mask=lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k]),
+    )  # fmt: skip
+    np.testing.assert_allclose(found["out"].astype(np.float64), want, rtol=4e-3, atol=4e-3)
+    want, _ = reference.function_attention(
+        pool, 0, found["query"], found["offsets"],
+        mask=lambda b, h, q, k: (k <= q) & (q - k < 24) & ((q - k) % 3 == 0),
+    )  # fmt: skip
+    np.testing.assert_allclose(found["dilated"].astype(np.float64), want, rtol=4e-3, atol=4e-3)
 
 
 # --- what is refused ---------------------------------------------------------------------------------------

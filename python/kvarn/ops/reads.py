@@ -189,10 +189,16 @@ def attention(
         Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``, which may be none.
     scale : float, optional
         Default D ** -0.5.
-    mask : str
+    score : function, or tuple of a function and its arrays, optional
+        ``score(score, b, h, q, k, *arrays)`` returns the new score, f32, of the scaled one (after softcap and slopes):
+        of sequence b, query head h, and absolute positions q and k. Traced over tiles: docs/attention-functions.md.
+        On GPUs with wgmma.
+    mask : str, function, or tuple of a function and its arrays
         ``"causal"`` (k <= q), ``"null"`` (every key), ``"sliding_window"`` (k <= q and q - k < window), ``"chunked"``
         (q and k in one chunk of positions), ``"chunked_causal"`` (and k <= q). ``"causal"`` with a window or a chunk
-        is the causal one of these.
+        is the causal one of these. Or ``mask(b, h, q, k, *arrays)``, which says whether a query sees a key, such as
+        those of ``kv.masks``, combined with ``&``, ``|`` and ``~``. Values of keys that only such a function hides
+        must be finite; what lies before a window of ``kv.masks`` may be anything.
     window, chunk : int, optional
         Positions, at least 1; for the masks that have one.
     sinks : f32 array-like [Hq], optional
@@ -286,7 +292,7 @@ def attention_padded(
     valid_lengths : uint32 or int32 array-like [B]
         New tokens of each sequence. Tokens t >= ``valid_lengths[b]`` are skipped: their query is not read, and nothing
         is written for them.
-    scale, mask, window, chunk, sinks, softcap
+    scale, score, mask, window, chunk, sinks, softcap
         As of :func:`attention`.
     out : array-like [B, S, Hq, D], optional
         The query's dtype. When not given it is allocated by the query's library (torch, CuPy or NumPy), and holds
