@@ -210,8 +210,8 @@ def comparisons(mask: ir.Value) -> list[ir.Operation] | None:
     if op.name == "arith.constant" and constant_int(mask) not in (None, 0):
         return []
     if op.name == "arith.andi":
-        parts = [comparisons(x) for x in op.operands]
-        return None if None in parts else [c for part in parts for c in part]
+        left, right = (comparisons(x) for x in op.operands)
+        return None if left is None or right is None else [*left, *right]
     return None
 
 

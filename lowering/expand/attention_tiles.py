@@ -16,13 +16,25 @@ from kvarn.dsl import functions
 
 from .attention_common import Case, caches_of, start_of
 from .attention_queries import queries_of
-from .softmax import LOG2E, LOWEST, first_key, log_sum_exp, modified, modifies, online_softmax, seen_by, with_sink
+from .softmax import (
+    LOG2E,
+    LOWEST,
+    first_key,
+    log_sum_exp,
+    mask_of,
+    modified,
+    modifies,
+    online_softmax,
+    seen_by,
+    with_sink,
+)
 
 
 def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: dict[str, Any]) -> Any:
     """The kernel of a case, for tiles of ``rows`` query rows and ``keys`` keys."""
     M, N, G, D, V = rows, keys, case.group, case.size, case.value_size
     modifying, score_arrays = modifies(case), functions.registered(case.score).arrays if case.score else 0
+    mask_of(case)  # one that was not given in this process is refused before anything is traced
 
     @kv.kernel(block=(threads, 1, 1), **options)
     def attention(

@@ -412,11 +412,11 @@ class Operation:
                 "use .contiguous()"
             )
         first = self._static.get(name)
-        dtype = view.dtype
+        dtype = dtypes.i32 if view.dtype is dtypes.u32 else view.dtype  # the same bits
         if first is None:
-            if dtype.name not in ("i32", "u32"):
+            if dtype is not dtypes.i32:
                 raise TypeError(f"{about} must be int32 or uint32, got {dtype.name}")
-            dtype, first = dtypes.i32, view.rank
+            first = view.rank
         if view.readonly and name in self._written:
             raise ValueError(f"{about} is written, but the buffer given is read-only")
         if view.data % dtype.itemsize:

@@ -141,7 +141,7 @@ def test_scores_fall_with_the_logarithm_of_the_distance():
 
 def test_a_prefix_is_seen_by_all_and_the_rest_causally():
     rng, problem = problem_of(3, cached=[0, 0, 100], new=[150, 20, 40], num_heads=1)
-    query, lengths = query_of(rng, problem, 2), np.array([140, 0, 120], np.int32)
+    query, lengths = query_of(rng, problem, 2), np.array([140, 0, 120], np.uint32)
     check(problem, query, None, lambda b, h, q, k: (k <= q) | (k < lengths[b]), mask=(prefix, lengths))
 
 
@@ -422,7 +422,7 @@ def refusal(**options: Any) -> str:
 
 TABLE = np.zeros((2, 60), np.int32)
 MISTAKES = [
-    ({"score": lambda s, b, h, q: s}, "score: <lambda> must have parameters (score, b, h, q, k) and then one parameter"),
+    ({"score": lambda s, b, h, q: s}, "score: <lambda> must have parameters (score, b, h, q, k) and then one"),
     ({"score": lambda *x: x[0]}, "score: <lambda> must have parameters"),
     ({"mask": lambda s, b, h: s}, "mask: <lambda> must have parameters (b, h, q, k) and then one parameter"),
     ({"mask": document}, "mask takes 1 arrays, which must stand beside it, got 0"),
@@ -432,7 +432,7 @@ MISTAKES = [
     ({"score": 3}, "score must be a function, or a tuple of one and its arrays, got int"),
     ({"score": "softcap"}, "score must be a function, or a tuple of one and its arrays, got 'softcap'"),
     ({"score": kv.masks.causal}, "which goes to mask="),
-    ({"score": np.tanh}, "the function must be made by def or lambda, got a ufunc"),
+    ({"score": np.tanh}, "a function of positions must be made by def or lambda, got a ufunc"),
     ({"mask": (document, TABLE.astype(np.int64))}, "array 0 of the score and the mask must have dtype"),
     ({"mask": (document, TABLE[:, :0])}, "array 0 of the score and the mask must have at least one element"),
     ({"mask": (document, TABLE[0])}, "an array of 1 dimensions needs 1 indices, got 2"),

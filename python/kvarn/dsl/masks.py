@@ -9,6 +9,7 @@ takes its own share of the arrays, in order.
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -40,8 +41,6 @@ class Mask:
     def __init__(
         self, function: Callable[..., Any], first: Callable[[Any], Any] | None = None, arrays: int | None = None
     ) -> None:
-        if not callable(function):
-            raise TypeError(f"a mask must be a function of (b, h, q, k, *arrays), got {function!r}")
         self.function, self.first = function, first
         self.arrays = array_count(function, POSITIONS) if arrays is None else arrays
 
@@ -75,17 +74,17 @@ class Mask:
 
 def array_count(function: Callable[..., Any], leading: tuple[str, ...]) -> int:
     """Arrays that a function takes after its leading parameters; TypeError for another signature."""
-    wanted = f"({', '.join(leading)}) and then one parameter an array"
-    name = getattr(function, "__name__", repr(function))
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        raise TypeError(f"a function of positions must be written in Python, with parameters {wanted}") from None
-    parameters = list(signature.parameters.values())
-    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if len(parameters) < len(leading) or any(p.kind not in plain for p in parameters):
-        raise TypeError(f"{name} must have parameters {wanted}, got {name}{signature}")
-    return len(parameters) - len(leading)
+    if not isinstance(function, types.FunctionType):
+        raise TypeError(f"a function of positions must be made by def or lambda, got a {type(function).__name__}")
+    code = function.__code__
+    count = code.co_argcount - len(leading)
+    if count < 0 or code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        name = function.__name__
+        raise TypeError(
+            f"{name} must have parameters ({', '.join(leading)}) and then one parameter an array, "
+            f"got {name}{inspect.signature(function)}"
+        )
+    return count
 
 
 def _mask(x: Any) -> Mask:

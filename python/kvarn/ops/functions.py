@@ -30,6 +30,7 @@ LOCAL = "local"  # begins what stands for the digest of a function that has none
 
 _names: dict[Any, str] = {}
 _unshared = itertools.count()
+_globals_of: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
 
 
 def given(what: Any, role: str, title: str) -> tuple[str | None, tuple[Any, ...]]:
@@ -64,13 +65,13 @@ def given(what: Any, role: str, title: str) -> tuple[str | None, tuple[Any, ...]
 
 
 def joined(score: tuple[Any, ...], mask: tuple[Any, ...], title: str) -> tuple[Any, ...]:
-    """The arrays of both functions as the op has them."""
+    """The arrays of both functions, as the op has them."""
     if len(score) + len(mask) > len(ARRAYS):
         raise ValueError(
             f"{title}: score and mask must take at most {len(ARRAYS)} arrays together, got {len(score) + len(mask)}: "
             "put some into one"
         )
-    return (*score, *mask, *(None,) * (len(ARRAYS) - len(score) - len(mask)))
+    return (*score, *mask)
 
 
 def check(view: BufferView | None, name: str) -> None:
@@ -82,15 +83,13 @@ def check(view: BufferView | None, name: str) -> None:
         raise ValueError(f"{name} must have at least one element, got shape {list(view.shape)}")
 
 
-def _unwrapped(function: Any, role: str) -> tuple[types.FunctionType, Any, int]:
+def _unwrapped(function: Any, role: str) -> tuple[Any, Any, int]:
     """The function to trace, its first key, and the arrays that it takes."""
     first, count = None, None
     if isinstance(function, Mask):
         if role != "mask":
             raise TypeError(f"{function!r} is a mask, which goes to mask=")
         function, first, count = function.function, function.first, function.arrays
-    if not isinstance(function, types.FunctionType):
-        raise TypeError(f"the function must be made by def or lambda, got a {type(function).__name__}")
     leading = POSITIONS if role == "mask" else ("score", *POSITIONS)
     return function, first, array_count(function, leading) if count is None else count
 
@@ -158,12 +157,20 @@ def _read(function: types.FunctionType, met: list[types.FunctionType]) -> Iterat
     """Numbers and functions that a function of a user reads of its module."""
     if _ours(function):
         return
-    for name in extensions.names_of(function.__code__):
+    for name in _global_names(function.__code__):
         value = function.__globals__.get(name)
         if isinstance(value, (bool, int, float, str, tuple, Mask)) or (
             isinstance(value, types.FunctionType) and not _ours(value)
         ):
             yield name, _value(name, value, met)
+
+
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Names that code may read of its module; remembered by identity, since hashing code is slow."""
+    found = _globals_of.get(id(code))
+    if found is None:
+        found = _globals_of[id(code)] = (code, tuple(sorted(extensions.names_of(code))))
+    return found[1]
 
 
 def _ours(function: types.FunctionType) -> bool:
