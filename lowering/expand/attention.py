@@ -12,7 +12,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect.ops.attention import arrays_of, score_of
+from kvarn.dialect.ops.attention import score_of
 
 from . import attention_decode, attention_prefill, attention_rows, decode_schedule, expands, tile_schedule
 from .attention_common import Case
@@ -119,7 +119,7 @@ def expand(op: Any, at: Expansion) -> None:
     elif kind == "tile":
         config = tile_schedule.chosen(case, at.target, at.schedule)
         source = (op.keys, op.values, None) if of_operands(op) else (op.collection, op.collection, op.layer)
-        tile_schedule.launch(config, at, op, [*operands(op), *arrays_of(op)], source)
+        tile_schedule.launch(config, at, op, operands(op), source)
     elif kind == "prefill":
         attention_prefill.launch(case, at, op, operands(op))
     else:

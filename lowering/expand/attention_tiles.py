@@ -43,8 +43,8 @@ def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: di
         query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
-        array0, array1, array2, array3,
         key_map: kv.Optional[kv.TensorMap], value_map: kv.Optional[kv.TensorMap],
+        array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
         number, head = kv.grid_dim.x - 1 - kv.block_id.x, kv.block_id.y  # the longest first
         queries = queries_of(case.padded, extents, query)

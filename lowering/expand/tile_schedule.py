@@ -12,6 +12,7 @@ from mlir import ir
 
 from kvarn.dialect.dtypes import bf16, f16
 from kvarn.dialect.layout import RAGGED
+from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.schedules import TILED
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
@@ -145,7 +146,7 @@ def launch(config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | Non
     schedule = {"consumers": config.consumers, **config.entries()}
     kernel = attention_kernel(case, config.rows, config.keys, config.threads, {"min_blocks": 1})
     grid = (tiles_of(op, at, case.group, config.rows), case.spec.num_heads, 1)
-    args = [*args, *descriptors(config, at, *source)]
+    args = [*args, *descriptors(config, at, *source), *arrays_of(op)]
     at.launch(kernel, args, grid, (config.threads, 1, 1), key=config, attributes={"kv.schedule": schedule})
 
 
