@@ -93,7 +93,7 @@ def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, ar
     if case.score:
         score = functions.registered(case.score)
         made = returned("score", "the new score, an f32", score.function(x, b, h, q, k, *arrays[: score.arrays]), f32)
-        x = tiles.stretched(made, x.shape)
+        x = tiles.stretched(made, tiles.joined("a score and what its function returns:", x.shape, made.lanes))
     return x
 
 

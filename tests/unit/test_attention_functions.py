@@ -420,6 +420,20 @@ def refusal(**options: Any) -> str:
     return str(caught.value)
 
 
+def both(b, h, q, k):
+    return k <= q and q - k < 5
+
+
+def between(b, h, q, k):
+    return 0 <= q - k < 5
+
+
+def branching(score, b, h, q, k):
+    if q > k:
+        return score
+    return 0.0
+
+
 TABLE = np.zeros((2, 60), np.int32)
 MISTAKES = [
     ({"score": lambda s, b, h, q: s}, "score: <lambda> must have parameters (score, b, h, q, k) and then one"),
@@ -437,6 +451,10 @@ MISTAKES = [
     ({"mask": (document, TABLE[:, :0])}, "array 0 of the score and the mask must have at least one element"),
     ({"mask": (document, TABLE[0])}, "an array of 1 dimensions needs 1 indices, got 2"),
     ({"score": lambda s, b, h, q, k: k <= q}, "a score function must return the new score, an f32, got a bool tile"),
+    ({"mask": both}, "of tiles write a & b, a | b, ~a"),
+    ({"mask": between}, "return 0 <= q - k < 5"),
+    ({"score": branching}, "kv.where for if"),
+    ({"score": lambda s, b, h, q, k: s.max(axis=1)}, "write x[:, None] or x[None, :] around the vector"),
     ({"score": lambda s, b, h, q, k: None}, "a score function must return the new score, an f32, got None"),
     ({"mask": lambda b, h, q, k: q - k}, "a mask function must return a bool, got a i32 tile"),
     ({"score": lambda s, b, h, q, k: s + (q - k)}, "write kv.f32(x) around the i32"),
