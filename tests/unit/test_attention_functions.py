@@ -276,6 +276,32 @@ def test_keys_before_a_named_window_may_be_anything_also_in_a_conjunction():
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
 
 
+def poisoned(problem: Problem, tokens: slice) -> None:
+    """NaN in some values of sequence 0: whoever visits their tile shows it."""
+    cache = problem.caches(1)[1]
+    t = np.arange(1000)[tokens][:, None, None]
+    cache.store(0, np.zeros((1, 1), int), t, np.arange(32), np.full((len(t), 1, 32), np.nan, np.float16))
+
+
+def test_tiles_before_a_bound_that_a_function_compares_with_are_not_visited():
+    rng, problem = problem_of(20, cached=[300], new=[9], num_heads=1)
+    poisoned(problem, slice(0, 128))
+    out, _ = run(problem, query_of(rng, problem, 2), mask=dilated(15, 3))
+    assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("written", ["and", "or"])
+def test_tiles_after_a_bound_are_not_visited_beside_what_is_read(written):
+    rng, problem = problem_of(21, cached=[0], new=[210], num_heads=1)
+    poisoned(problem, slice(128, 210))
+    query, ids = query_of(rng, problem, 2), np.zeros((1, 210), np.int32)
+    prefixes = np.array([10], np.int32)
+    mask = (kv.masks.causal & document, ids) if written == "and" else (prefix, prefixes)
+    out, _ = run(problem, query, mask=mask)
+    assert np.isfinite(out[:128]).all()  # two blocks of queries, which end before the poison
+    assert np.isnan(out[128:]).all()
+
+
 def test_the_padded_form_and_operands_take_functions():
     rng, problem = problem_of(15, num_heads=1)
     query, slopes = query_of(rng, problem, 2), np.array([0.5, 0.25], np.float32)
