@@ -6,6 +6,7 @@ key at or past the visible tokens is never seen. Masked scores are minus infinit
 gives zeros (and a log-sum-exp of minus infinity).
 """
 
+import re
 from typing import Any
 
 from mlir import ir
@@ -19,10 +20,52 @@ from ..layout import SCALES, CacheSpec
 from .operations import FLOATS, not_mla, offsets
 
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
+FUNCTION = re.compile(r"\w+@\w+")  # the name of a function of positions, which the process that gave it keeps
+ARRAYS = ("array0", "array1", "array2", "array3")
+ARRAY_ELEMENTS = ("f32", "f16", "bf16", "i32", "i8")
 
 
-def mask_is_valid(op: Any) -> bool:
+def is_function(name: str | None) -> bool:
+    """Whether a mask is a function's name, and not one of :data:`MASKS`."""
+    return name is not None and FUNCTION.fullmatch(name) is not None
+
+
+def score_of(op: Any) -> str:
+    """The name of the function that changes an attention's scores; empty where there is none."""
+    attributes = op.operation.attributes
+    return verify.string(attributes["score"]) or "" if "score" in attributes else ""
+
+
+def arrays_of(op: Any) -> list[ir.Value | None]:
+    """The arrays that an attention's functions read, first those of the score's."""
+    return [getattr(op, name) for name in ARRAYS]
+
+
+def _functions(op: Any) -> bool:
+    """Whether the score is a function's name, and the arrays are what functions may read."""
+    attributes = op.operation.attributes
+    if "score" in attributes and not is_function(verify.string(attributes["score"])):
+        return verify.fail(op, f"score must be the name of a function, NAME@DIGEST, got {attributes['score']}")
+    arrays = arrays_of(op)
+    given = [a is not None for a in arrays]
+    if any(given) and "score" not in attributes and not is_function(verify.string(op.mask)):
+        return verify.fail(op, "arrays must be those of a score or mask that is a function, got neither")
+    if given != sorted(given, reverse=True):
+        return verify.fail(op, f"arrays must be given from array0 on, got one after {ARRAYS[given.index(False)]}")
+    for name, array in zip(ARRAYS, arrays, strict=True):
+        if array is None:
+            continue
+        if not isinstance(array.type, ir.MemRefType):
+            return verify.fail(op, f"{name} must be a memref, got {array.type}")
+        if not verify.memref(op, array, ir.MemRefType(array.type).rank, ARRAY_ELEMENTS, name):
+            return False
+    return True
+
+
+def mask_is_valid(op: Any, functions: bool = False) -> bool:
     """Whether mask is known and its window or chunk is given where the mask needs one."""
+    if functions and is_function(verify.string(op.mask)):
+        return True
     if not verify.one_of(op, "mask", MASKS):
         return False
     mask, span = verify.string(op.mask), verify.integer(op.span)
@@ -41,6 +84,13 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     is added to every score, after the softcap. The query has the cache's float type, or f16/bf16/f32
     over an 8-bit cache; an integer cache needs scales. The schedule's entry max_queries bounds the new tokens of
     every sequence.
+
+    A mask ``NAME@DIGEST`` is a function of (b, h, q, k, *arrays), and so is the attribute score, where it is there, of
+    (score, b, h, q, k, *arrays): of the scaled score, after softcap and slopes. Such a string stands for the function's
+    code and all that it closes over, so that caches of compiled code tell functions apart by the IR alone; the
+    function itself is kept by the process that gave it, which expands the op. (A traced function in the IR would need
+    tiles of a size that only a schedule decides.) array0 to array3 are what they read, the score's first. They are
+    optional operands of their own, since values of one variadic operand would have to have one type.
     """
 
     collection: Operand[Any]
@@ -53,6 +103,10 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     lse: Operand[Any] | None = None
     kv_offsets: Operand[Any] | None = None
     alibi_slopes: Operand[Any] | None = None
+    array0: Operand[Any] | None = None
+    array1: Operand[Any] | None = None
+    array2: Operand[Any] | None = None
+    array3: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
@@ -85,6 +139,10 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, 
     lse: Operand[Any] | None = None
     kv_offsets: Operand[Any] | None = None
     alibi_slopes: Operand[Any] | None = None
+    array0: Operand[Any] | None = None
+    array1: Operand[Any] | None = None
+    array2: Operand[Any] | None = None
+    array3: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
@@ -127,6 +185,10 @@ class OperandAttentionOp(
     lse: Operand[Any] | None = None
     kv_offsets: Operand[Any] | None = None
     alibi_slopes: Operand[Any] | None = None
+    array0: Operand[Any] | None = None
+    array1: Operand[Any] | None = None
+    array2: Operand[Any] | None = None
+    array3: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
@@ -172,7 +234,8 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
     if heads % spec.num_heads:
         return verify.fail(op, f"query heads must be a multiple of the {spec.num_heads} KV heads, got {heads}")
     return (
-        mask_is_valid(op)
+        mask_is_valid(op, functions=True)
+        and _functions(op)
         and verify.static_dim(op, op.out, dim, heads, "out")
         and _per_head(op, op.sinks, 1, heads, "sinks")
         and _per_head(op, op.alibi_slopes, 1, heads, "alibi_slopes")

@@ -12,6 +12,8 @@ from typing import Any
 
 from mlir import ir
 
+from kvarn.dialect.ops.attention import score_of
+
 from . import attention_decode, attention_prefill, attention_rows, decode_schedule, expands, tile_schedule
 from .attention_common import Case
 from .attention_queries import extents_of, heads_of, is_padded, row_count
@@ -34,7 +36,8 @@ def case_of(op: Any, at: Expansion) -> Case:
     return Case(
         spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=heads_of(op, at),
         value_size=spec.head_size, mask=op.mask.value, span=op.span.value, softcap=op.softcap.value,
-        sinks=op.sinks is not None, lse=op.lse is not None, alibi=op.alibi_slopes is not None, padded=is_padded(op),
+        score=score_of(op), sinks=op.sinks is not None, lse=op.lse is not None, alibi=op.alibi_slopes is not None,
+        padded=is_padded(op),
     )  # fmt: skip
 
 
@@ -54,6 +57,8 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
     ValueError
         If the kind that is given does not take the case, or none can keep what the schedule promises.
     """
+    if case.functions:
+        return _kind_of_functions(op, at, case)
     kind, max_batch = at.schedule.get("kind"), at.schedule.get("max_batch", decode_schedule.Config.max_batch)
     if kind == "tile":
         problems = tile_schedule.problems(case, at.target, row_alignment(op))
@@ -87,6 +92,21 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
     if not tile_schedule.problems(case, at.target, row_alignment(op)):
         return "tile"
     return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"
+
+
+def _kind_of_functions(op: Any, at: Expansion, case: Case) -> str:
+    """The kind for a score or a mask that is a function; ValueError when there is none."""
+    kind = at.schedule.get("kind", "tile")
+    if at.target.is_host:
+        raise ValueError(
+            "a score or mask that is a function needs a kernel over tiles, which the host does not have: run it on a "
+            "GPU with wgmma, or compile it for sm_90a"
+        )
+    if kind != "tile":
+        raise ValueError(f"a schedule of kind {kind} takes no score or mask that is a function: leave kind out")
+    for problem in tile_schedule.problems(case, at.target, row_alignment(op)):
+        raise ValueError(f"a score or mask that is a function {problem}")
+    return kind
 
 
 def operands(op: Any) -> list[ir.Value | None]:

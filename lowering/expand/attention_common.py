@@ -16,6 +16,7 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bf16, f32
 from kvarn.dialect.layout import RAGGED, CacheSpec, lowbit
+from kvarn.dialect.ops.attention import is_function
 
 from .common import at_most, narrowed
 
@@ -42,8 +43,8 @@ class Case:
         Columns of the query whose keys lie as bf16 behind the 8-bit ones in a latent row; 0: none do.
     padded : bool
         Whether the rows are those of a padded batch.
-    mask, span, softcap
-        As in ``kv.attention``.
+    mask, span, softcap, score
+        As in ``kv.attention``; no score function: empty.
     sinks, lse, alibi : bool
         Whether there is a sink a head, whether the log-sum-exp is wanted, and whether scores have a slope a head.
     """
@@ -56,6 +57,7 @@ class Case:
     mask: str = "causal"
     span: int = 0
     softcap: float = 0.0
+    score: str = ""
     sinks: bool = False
     lse: bool = False
     alibi: bool = False
@@ -81,6 +83,11 @@ class Case:
     def content(self) -> int:
         """Columns of a query whose keys are elements of the cache."""
         return self.size - self.rope
+
+    @property
+    def functions(self) -> bool:
+        """Whether functions of positions were given: kernels that are not over tiles do not take them."""
+        return bool(self.score) or is_function(self.mask)
 
     @property
     def causal(self) -> bool:

@@ -13,19 +13,20 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
+from kvarn.dsl import functions
 
 from .attention_common import Case, caches_of, start_of
 from .attention_queries import queries_of
 from .softmax import (
     LOG2E,
     LOWEST,
-    Function,
-    alibi,
     first_key,
     log_sum_exp,
-    mask_named,
+    mask_of,
+    modified,
+    modifies,
     online_softmax,
-    softcap,
+    seen_by,
     with_sink,
 )
 
@@ -33,8 +34,8 @@ from .softmax import (
 def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: dict[str, Any]) -> Any:
     """The kernel of a case, for tiles of ``rows`` query rows and ``keys`` keys."""
     M, N, G, D, V = rows, keys, case.group, case.size, case.value_size
-    mask: Function | None = mask_named(case.mask, case.span)
-    modifies = bool(case.softcap or case.alibi)
+    modifying, score_arrays = modifies(case), functions.registered(case.score).arrays if case.score else 0
+    mask_of(case)  # one that was not given in this process is refused before anything is traced
 
     @kv.kernel(block=(threads, 1, 1), **options)
     def attention(
@@ -44,6 +45,7 @@ def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: di
         scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
         tiles: kv.i32, key_map: kv.Optional[kv.TensorMap], value_map: kv.Optional[kv.TensorMap],
+        array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
         queries = queries_of(case.padded, extents, query)
         number_of_tiles = tiles * case.spec.num_heads
@@ -57,29 +59,24 @@ def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: di
             exists, row = row < count, kv.math.max(kv.math.min(row, count - 1), 0)
             token, h = row // G, head * G + row % G
             q_at = (start + token)[:, None]
-            begin = first_key(mask, start + row0 // G)
+            begin = first_key(case, start + row0 // G)
             q = query.load_rows(*queries.at(base, token), h, mask=exists, columns=D)
-            if not modifies:
+            if not modifying:
                 if scale < 0.0:  # maxima are found before scores are scaled
                     q = -q
+            arrays = [functions.Array(a) for a in (array0, array1, array2, array3) if a is not None]
             m, l, o = kv.full(M, LOWEST), kv.full(M, 0.0), kv.full((M, V), 0.0)
-            unit = kv.f32(LOG2E) if modifies else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
+            unit = kv.f32(LOG2E) if modifying else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
             for j in range(0, (num_keys + (N - 1)) // N):
                 of_tile = {"rows": N, "dtype": case.query}
                 k = k_rows.tile(b, head, j * N, num_keys, columns=D, tail="any", descriptor=key_map, **of_tile)
                 v = v_rows.tile(b, head, j * N, num_keys, begin=begin, columns=V, descriptor=value_map, **of_tile)
                 k_at = (j * N + kv.tile_index(N))[None, :]
                 x = kv.dot(q, k.T)
-                if modifies:
-                    x = x * scale
-                    if case.softcap:
-                        x = softcap(case.softcap)(x, b, h[:, None], q_at, k_at)
-                    if slopes is not None:
-                        x = alibi(slopes)(x, b, h[:, None], q_at, k_at)
-                seen = k_at < num_keys
-                if mask is not None:
-                    seen = mask(b, h[:, None], q_at, k_at) & seen
-                x = kv.masked(x, seen)
+                at = b, h[:, None], q_at, k_at
+                if modifying:
+                    x = modified(case, x * scale, *at, slopes, arrays)
+                x = kv.masked(x, seen_by(case, *at, num_keys, arrays[score_arrays:]))
                 m, l, p, alpha = online_softmax(m, l, x, unit)
                 o = kv.dot(case.query(p), v, o * alpha[:, None])
             factor = kv.f32(1.0)

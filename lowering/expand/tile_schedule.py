@@ -12,6 +12,7 @@ from mlir import ir
 
 from kvarn.dialect.dtypes import bf16, f16
 from kvarn.dialect.layout import RAGGED
+from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.schedules import TILED
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
@@ -153,7 +154,7 @@ def launch(config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | Non
     blocks = tiles * case.spec.num_heads
     if config.persistent:
         blocks = blocks.least(at.device("multiprocessors"))
-    args = [*args, tiles, *descriptors(config, at, *source)]
+    args = [*args, tiles, *descriptors(config, at, *source), *arrays_of(op)]
     at.launch(kernel, args, (blocks, 1, 1), (config.threads, 1, 1), key=config, attributes={"kv.schedule": schedule})
 
 

@@ -56,6 +56,7 @@ from kvarn.dialect.dtypes import DType as DType
 from kvarn.dialect.layout import CacheSpec as CacheSpec
 from kvarn.dialect.layout import CollectionSpec as CollectionSpec
 from kvarn.dialect.layout import OperandSpec as OperandSpec
+from kvarn.dsl import masks as masks
 from kvarn.dsl import math as math
 from kvarn.dsl import tma as tma
 from kvarn.dsl.calls import (

@@ -237,7 +237,7 @@ class _Digester:
             except ValueError:
                 parts.append(f"{name} unset")
         if not has_source:
-            for name in sorted(_names(f.__code__)):
+            for name in sorted(names_of(f.__code__)):
                 if name in f.__globals__ and not name.startswith("__"):
                     parts.append(f"{name}={self.value(f.__globals__[name])}")
         return "\n".join(parts)
@@ -304,13 +304,13 @@ def _constant(c: Any) -> str:
     return repr(sorted(map(_constant, c))) if isinstance(c, frozenset) else f"{type(c).__name__}:{c!r}"
 
 
-def _names(code: types.CodeType) -> set[str]:
+def names_of(code: types.CodeType) -> set[str]:
     """Globals that code may read, with that of the functions in it."""
     found = set(code.co_names)
     for c in code.co_consts:
         if isinstance(c, types.CodeType):
-            found |= _names(c)
+            found |= names_of(c)
     return found
 
 
-__all__ = ["digest_of", "identity", "is_outside", "key", "registered"]
+__all__ = ["digest_of", "identity", "is_outside", "key", "names_of", "registered"]

@@ -31,6 +31,7 @@ from kvarn.dialect.contents import Rule
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.ext import F32, I32
 from kvarn.dialect.layout import CacheSpec, lowbit
+from kvarn.dsl import functions
 from kvarn.env import env
 from kvarn.lowering import pipeline
 from kvarn.lowering.target import by_name, of_capability
@@ -133,7 +134,11 @@ def build(what: Specialisation, context: ir.Context | None = None) -> ir.Module:
         function.attributes["kv.args"] = ir.ArrayAttr.get([_argument(n, t) for n, t in what.operands])
         with ir.InsertionPoint(function.add_entry_block()):
             values = dict(zip((n for n, _ in what.operands), function.arguments, strict=True))
-            made = op_class(**values, **{n: _attribute(v) for n, v in what.attributes})
+            attributes = {n: _attribute(v) for n, v in what.attributes}
+            declared = {f.name for f in op_class.FIELDS if f.kind == "attribute"}
+            made = op_class(**values, **{n: a for n, a in attributes.items() if n in declared})
+            for n in attributes.keys() - declared:  # one that may be absent, which IRDL cannot declare
+                made.operation.attributes[n] = attributes[n]
             if what.schedule:
                 entries = {n: _attribute(v) for n, v in what.schedule}
                 made.operation.attributes["schedule"] = ir.DictAttr.get(entries)
@@ -242,7 +247,8 @@ def _give_up_old() -> None:
 
 def artifact(what: Specialisation) -> Artifact:
     """The compiled artifact of a specialisation, from the disk cache where it is. Nothing is traced on a hit."""
-    key = compiler.key_of("operation", what, by_name(what.target), settings.current())
+    portable = functions.are_portable(v for _, v in what.attributes)
+    key = compiler.key_of("operation", what, by_name(what.target), settings.current()) if portable else None
     found = compiler.load_cached(key)
     if found is None:
         found = compile_operation(what).artifact
@@ -469,11 +475,11 @@ class Operation:
                 "use .contiguous()"
             )
         first = self._static.get(name)
-        dtype = view.dtype
+        dtype = dtypes.i32 if view.dtype is dtypes.u32 else view.dtype  # the same bits
         if first is None:
-            if dtype.name not in ("i32", "u32"):
+            if dtype is not dtypes.i32:
                 raise TypeError(f"{about} must be int32 or uint32, got {dtype.name}")
-            dtype, first = dtypes.i32, view.rank
+            first = view.rank
         dtype = dtypes.by_name(dtype.name.replace("u", "i")) if dtype.kind == "u" else dtype  # kernels' have no sign
         if view.readonly and name in self._written:
             raise ValueError(f"{about} is written, but the buffer given is read-only")

@@ -71,6 +71,8 @@ def binary(t: Block, i: Instruction) -> Any:
     f, dtype = _BINARY[i.name[0]], _type(i)
     second = np.uint32 if i.name[0] in ("shl", "shr") else dtype
     d, a, b = i.operands
+    if "relu" in i.name:
+        return lambda m: t.put(d, m, np.maximum(f(t.value(a, m, dtype), t.value(b, m, second)), 0).astype(dtype))
     return lambda m: t.put(d, m, f(t.value(a, m, dtype), t.value(b, m, second)).astype(dtype))
 
 

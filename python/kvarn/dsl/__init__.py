@@ -24,7 +24,7 @@ from kvarn.dialect.dtypes import (
     u64,
 )
 
-from . import math, tma
+from . import masks, math, tma
 from .calls import func, static
 from .functional import for_, if_, loop, when, while_
 from .gpu import (
@@ -172,6 +172,7 @@ __all__ = [
     "load_nc",
     "loop",
     "masked",
+    "masks",
     "math",
     "mbarrier_arrive",
     "mbarrier_arrive_expect_tx",

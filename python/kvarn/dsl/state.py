@@ -352,6 +352,11 @@ def truth(x: Any) -> Any:
         if isinstance(x, Pointer):
             raise TypeError("a pointer is not a condition")
         return bool(x)
+    if isinstance(x.lanes, tuple):
+        raise TypeError(
+            f"a condition must be a scalar, got {describe(x)}: of tiles write a & b, a | b, ~a, (a <= b) & (b < c), "
+            "and kv.where for if"
+        )
     if x.lanes:
         raise TypeError(f"a condition must be a scalar, got {describe(x)}: reduce it first")
     return x if x.dtype is bool_ else cast(x, bool_)
