@@ -181,7 +181,7 @@ def _digest(function: types.FunctionType) -> str | None:
     """What stands for a function's code in every process; None where nothing does."""
     if not extensions.is_outside(function):
         return f"{function.__module__}.{function.__qualname__}"  # the cache's key has kvarn's sources
-    return extensions.digest_of([function])
+    return extensions.digest_of([(function.__qualname__, function)])
 
 
 def _plain(key: Any, number: dict[Any, int]) -> Any:
