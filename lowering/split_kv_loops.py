@@ -5,8 +5,8 @@ Works on comparisons of positions: the mask of a ``kv.tile_mask`` is taken apart
 bounds of both sides over the tile are computed as scalars. Where a side grows with the loop's variable, the comparison
 bounds the iterations that see anything (a contract of ``kv.tile_mask``), and the loop's range shrinks to those that
 every part of a conjunction allows, and any part of a disjunction. Where a mask is a conjunction of comparisons alone
-and all hold for every element, a branch leaves it out. A part of which nothing is known, such as an equality or what a mask
-reads at its positions, restricts nothing and keeps the mask everywhere.
+and all hold for every element, a branch leaves it out. A part of which nothing is known, such as an equality or what
+a mask reads at its positions, restricts nothing and keeps the mask everywhere.
 
 Before:  scf.for %j = %c0 to %n {
            %k = %j * 128 + kv.tile_index ; %seen = arith.cmpi sle, %k, %q ; kv.tile_mask %x, %seen }

@@ -104,6 +104,14 @@ def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
     return found
 
 
+def copies_by_tma(config: TileConfig) -> bool:
+    """Whether tiles of the cache are whole TMA boxes of elements as they are stored."""
+    spec, rows = config.case.spec, config.box_rows
+    boxes = config.keys // rows
+    stored = spec.dtype is config.case.query and not spec.quantized
+    return stored and spec.kind != RAGGED and (boxes == 1 or rows % ATOM_ROWS == 0) and boxes <= 32
+
+
 def why_not(config: TileConfig, target: Target) -> str | None:
     """Why a case cannot have some entries; None when it can."""
     if config.shared_bytes > target.shared_bytes:
@@ -119,6 +127,8 @@ def why_not(config: TileConfig, target: Target) -> str | None:
         )
     if config.ping_pong and config.consumers != 2:
         return f"ping_pong takes turns between two warpgroups: rows must be {2 * GROUP_ROWS}, got {config.rows}"
+    if config.consumers > 2 and not copies_by_tma(config):  # what copies them needs registers that are not there
+        return f"rows of more than {2 * GROUP_ROWS} need a cache that TMA copies as it is, got rows = {config.rows}"
     return None
 
 
@@ -131,7 +141,9 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileConfi
         If what is given does not fit.
     """
     given = {name: schedule[name] for name in TILED.names if name in schedule}
-    wide = {"rows": 192, "stages": 3} if max(case.size, case.value_size) <= NARROW else {}
+    narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case))
+    three = given.get("producer", True) and not given.get("ping_pong", False)
+    wide = {"rows": 192, "stages": 3} if narrow and three else {}
     problem = None
     for keys in range(128, 0, -16):
         config = TileConfig(case, **{"keys": keys, **wide, **given})
@@ -160,10 +172,8 @@ def launch(config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | Non
 
 def descriptors(config: TileConfig, at: Expansion, keys: ir.Value, values: ir.Value, layer: Any) -> list[Any]:
     """Tensor maps of keys and values; None where copies by TMA cannot be."""
-    spec, rows = config.case.spec, config.box_rows
-    stored = spec.dtype is config.case.query and not spec.quantized
-    boxes = config.keys // rows
-    if not stored or spec.kind == RAGGED or (rows % ATOM_ROWS and boxes > 1) or boxes > 32:
+    rows = config.box_rows
+    if not copies_by_tma(config):
         return [None, None]
     found = []
     for handle, half in ((keys, "key"), (values, "value")):

@@ -367,6 +367,8 @@ def test_a_large_mixed_batch():
 @pytest.mark.parametrize("schedule", [None, {"kind": "simt"}, {"splits": 1}, {"splits": 5}], ids=str)
 @pytest.mark.parametrize("dtype", ["bf16", "f32", "f8e4m3"])
 def test_latent_rows(dtype, schedule):
+    if schedule is not None and "splits" in schedule and dtype == "f32":
+        pytest.skip("splits are an entry of latent kernels, which take no f32")
     for new in ([1, 1, 1], [7, 30, 2]):
         rng, problem = problem_of(
             20, dtype=dtype, cached=[100, 40, 0], new=new, head_size=576, num_heads=1, is_mla=True, page_size=16

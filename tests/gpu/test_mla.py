@@ -31,7 +31,7 @@ def attend(problem, query, layer, value_size):
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(("size", "value_size"), [(32, 24), (576, 512)])
 def test_latent_rows_with_one_scale_a_token(dtype, size, value_size):
-    rng, problem = unit.latent_problem(3, "f8e4m3", scale_dtype="f32", head_size=size)
+    rng, problem = unit.latent_problem(3, dtype="f8e4m3", scale_dtype="f32", head_size=size)
     query = random_values(rng, (problem.tokens, 16, size), dtypes.of(dtype))
     want, _ = reference.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=value_size)
     np.testing.assert_allclose(attend(problem, query, 0, value_size), want, rtol=0, atol=TOLERANCE[dtype])
@@ -42,7 +42,7 @@ def test_latent_rows_with_one_scale_a_token(dtype, size, value_size):
 @pytest.mark.parametrize(("content", "rope"), [(32, 8), (512, 64)])
 def test_rows_that_end_in_bf16_keys(dtype, quantized, content, rope):
     scales = {"scale_dtype": "f32"} if quantized else {}
-    rng, problem = unit.latent_problem(6, "f8e4m3", head_size=content + 2 * rope, **scales)
+    rng, problem = unit.latent_problem(6, dtype="f8e4m3", head_size=content + 2 * rope, **scales)
     stored = unit.store_rope_keys(rng, problem, content, rope)
     query = random_values(rng, (problem.tokens, 16, content + rope), dtypes.of(dtype))
     want = unit.rope_reference(problem, query, stored, content)

@@ -130,6 +130,7 @@ def random_problem(
     -------
     Problem
     """
+    assert kind in (PAGED, CONTINUOUS, FA3), f"kind must be paged, continuous or fa3, got {kind!r}"
     storage = dtypes.of(dtype)
     cached = ragged_lengths(rng, batch, longest) if cached is None else np.asarray(cached, np.int64)
     new = ragged_lengths(rng, len(cached), max(1, longest // 4)) if new is None else np.asarray(new, np.int64)

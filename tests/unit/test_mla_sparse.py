@@ -19,7 +19,7 @@ from kvarn.ops import mla
 
 def sparse_problem(seed: int, dtype: str = "f32", picks: int = 40, **shape: Any) -> tuple[Any, Problem, np.ndarray]:
     """A problem, and for each query row encoded tokens of its sequence in any order, some of them none."""
-    rng, problem = latent_problem(seed, dtype, **{"cached": [50, 0, 70, 9], "new": [2, 1, 3, 0], **shape})
+    rng, problem = latent_problem(seed, dtype=dtype, **{"cached": [50, 0, 70, 9], "new": [2, 1, 3, 0], **shape})
     collection, rows = problem.collection, []
     for cached, new in zip(problem.cached, problem.new, strict=True):
         for _ in range(new):
