@@ -258,13 +258,11 @@ def artifact(what: Specialisation) -> Artifact:
 
 def compile_operation(what: Specialisation) -> Kernel:
     """Compile a specialisation afresh: all stages of the code are there to look at."""
-    context, applied = compiler.context(), settings.current()
-    target = by_name(what.target)
-    steps = pipeline.steps(target, applied)
+    context, applied, target = compiler.context(), settings.current(), by_name(what.target)
     with compiler.diagnosed(context):
         module = build(what, context)
         text = str(module)
-        made = compiler.lower(module, target, steps)
+        made = compiler.lower(module, target, pipeline.steps(target, applied))
     return Kernel(made, text, applied)
 
 

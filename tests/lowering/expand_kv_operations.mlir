@@ -210,19 +210,19 @@ func.func @norms(%c: !pool, %x: !index, %layer: i32, %q: !rows, %offsets: !table
 
 // One kernel takes a collection's layer and operands of buffers, each without the arguments that the others have.
 // CHECK-LABEL: func.func @attention
-// CHECK:         gpu.launch_func @kernels::@attention_prefill blocks
+// CHECK:         gpu.launch_func @kernels::@attention blocks
 // CHECK-SAME:      args(%arg0 : !kv.collection<{{[^>]+}}>, %arg1 : i32, %cast{{[_0-9]*}} : memref<
-// CHECK:         gpu.launch_func @kernels::@attention_prefill_2 blocks
+// CHECK:         gpu.launch_func @kernels::@attention_2 blocks
 // CHECK-SAME:      args(%arg2 : !kv.operand<"dense", {{[^>]+}}>, %arg3 : !kv.operand<"dense", {{[^>]+}}>, %cast{{[_0-9]*}} : memref<
-// CHECK:         gpu.launch_func @kernels::@attention_prefill_3 blocks
+// CHECK:         gpu.launch_func @kernels::@attention_3 blocks
 // CHECK-SAME:      args(%arg4 : !kv.operand<"ragged", {{[^>]+}}>, %arg5 : !kv.operand<"ragged", {{[^>]+}}>, %cast{{[_0-9]*}} : memref<
-// CHECK:       gpu.func @attention_prefill({{.*}}name = "collection"}{{.*}}name = "layer"}, {{.*}}name = "query"}
+// CHECK:       gpu.func @attention({{.*}}name = "collection"}{{.*}}name = "layer"}, {{.*}}name = "query"}
 // CHECK:         "kv.key_cache"
-// CHECK:       gpu.func @attention_prefill_2({{.*}}name = "key_operand"}{{.*}}name = "value_operand"}, {{.*}}name = "query"}
+// CHECK:       gpu.func @attention_2({{.*}}name = "key_operand"}{{.*}}name = "value_operand"}, {{.*}}name = "query"}
 // CHECK-NOT:     kv.key_cache
-// CHECK:         "kv.load_tile"({{.*}}!kv.operand<"dense",
-// CHECK:       gpu.func @attention_prefill_3(
-// CHECK:         "kv.load_tile"({{.*}}!kv.operand<"ragged",
+// CHECK:         "kv.tile_load"({{.*}}!kv.operand<"dense",
+// CHECK:       gpu.func @attention_3(
+// CHECK:         "kv.tile_load"({{.*}}!kv.operand<"ragged",
 // HOST-LABEL: func.func @attention
 // HOST:         gpu.launch_func @kernels::@attention_host
 // HOST:         gpu.launch_func @kernels::@attention_host_2
@@ -254,10 +254,10 @@ func.func @attention(%c: !pool, %layer: i32, %dk: !dense, %dv: !dense, %rk: !rag
 // CHECK:         arith.constant 127 : i32
 // CHECK:         %[[TILES:.+]] = arith.shrui
 // CHECK:         arith.muli %[[SEQUENCES]], %[[TILES]]
-// CHECK:         gpu.launch_func @kernels::@attention_prefill blocks
+// CHECK:         gpu.launch_func @kernels::@attention blocks
 // CHECK:         gpu.launch_func @kernels::@attention_decode blocks
 // CHECK:         gpu.launch_func @kernels::@attention_combine blocks
-// CHECK:       gpu.func @attention_prefill({{.*}}name = "query"}, {{{[^}]*}}name = "extents"}
+// CHECK:       gpu.func @attention({{.*}}name = "query"}, {{{[^}]*}}name = "extents"}
 // HOST-LABEL: func.func @attention_padded
 // HOST:         gpu.launch_func @kernels::@attention_host
 func.func @attention_padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %s: f32) {

@@ -12,7 +12,7 @@
 // One sequence: a merge kernel; entries that are given stay.
 // CHECK-LABEL: func.func @one_sequence
 // CHECK:         schedule = {blocks = 1 : i64, combine = 16 : i64, kind = "decode", max_batch = 1 : i64, max_queries = 1 : i64, min_tiles = 2 : i64, split = 0 : i64, stages = 4 : i64, tile = 16 : i64, warps = 4 : i64}
-// REFUSED: 'kv.attention' op cannot be scheduled for host: the schedule's entry 'stages' is of kernels of kind decode: a host kernel of this operation has kind, max_queries, max_batch, batch_invariant, early
+// REFUSED: 'kv.attention' op cannot be scheduled for host: the schedule's entry 'stages' is of kernels of kind tile or decode: a host kernel of this operation has kind, max_queries, max_batch, batch_invariant, early
 // The user's table has an entry for it too, which gives way to what the operation says.
 // TUNED-LABEL: func.func @one_sequence
 // TUNED:         schedule = {blocks = 3 : i64, combine = 8 : i64, {{.*}}min_tiles = 2 : i64, {{.*}}stages = 4 : i64
@@ -65,7 +65,7 @@ func.func @many_rows_of_few(%c: !pool, %layer: i32, %q: !wide, %offsets: !table,
 }
 
 // CHECK-LABEL: func.func @many_rows_of_many
-// CHECK:         kind = "prefill"
+// CHECK:         kind = "tile"
 func.func @many_rows_of_many(%c: !pool, %layer: i32, %q: !wide, %offsets: !table, %scale: f32, %out: !wide) {
   "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 128 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
   return
@@ -73,7 +73,7 @@ func.func @many_rows_of_many(%c: !pool, %layer: i32, %q: !wide, %offsets: !table
 
 // Without a bound of the new tokens it is no decode; the host has one kind only.
 // CHECK-LABEL: func.func @unbounded
-// CHECK:         schedule = {kind = "prefill"}
+// CHECK:         schedule = {{.*}}kind = "tile"
 // HOST-LABEL: func.func @unbounded
 // HOST:         schedule = {kind = "host"}
 func.func @unbounded(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
@@ -84,7 +84,7 @@ func.func @unbounded(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale
 // A padded batch has the schedules of a ragged one.
 // CHECK-LABEL: func.func @padded
 // CHECK:         combine = 0 : i64, kind = "decode"
-// CHECK:         schedule = {kind = "prefill"}
+// CHECK:         schedule = {{.*}}kind = "tile"
 // HOST-LABEL: func.func @padded
 // HOST-COUNT-2: kind = "host"
 func.func @padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %scale: f32, %out: !padded) {
@@ -96,7 +96,7 @@ func.func @padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %scale: f
 // Latent rows, chunks and operands have a kind too; operations with one kernel have nothing to choose.
 // CHECK-LABEL: func.func @others
 // CHECK:         "kv.mla_attention"{{.*}}schedule = {kind = "latent"}
-// CHECK:         "kv.operand_attention"{{.*}}schedule = {kind = "prefill"}
+// CHECK:         "kv.operand_attention"{{.*}}schedule = {{.*}}kind = "tile"
 // CHECK:         "kv.append"
 // CHECK-NOT:     schedule
 // HOST-LABEL: func.func @others
@@ -150,7 +150,7 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 
 // An entry that the chosen kernel does not have is not passed over.
 func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's entry 'stages' is of kernels of kind decode: a prefill kernel of this operation has kind, max_queries, max_batch, batch_invariant, early}}
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {stages = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's entry 'blocks' is of kernels of kind decode: a tile kernel of this operation has kind, max_queries, max_batch, batch_invariant, early, rows, keys, stages, producer, overlap, ping_pong, persistent}}
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
