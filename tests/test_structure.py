@@ -315,7 +315,8 @@ def test_a_place_and_a_stored_problem_are_made_in_one_way():
     """Suites that run on the host, in the interpreter and on a GPU share a fixture; problems come from one function."""
     tests = {_name(path): path.read_text() for path in PYTHON if path.is_relative_to(ROOT / "tests" / "unit")}
     made = [name for name, text in tests.items() if re.search(r"^def (place|stored_problem)\(", text, re.M)]
-    assert made == [f"tests/unit/test_{name}.py" for name in ("bounds", "launch_maps", "tma_copies")], "the others take the fixture of tests/conftest.py"
+    alone = [f"tests/unit/test_{name}.py" for name in ("bounds", "launch_maps", "tma_copies")]
+    assert made == alone, "the others take the fixture of tests/conftest.py"
     filled = [
         name for name, text in tests.items() if re.search(r"= random_problem\(.*\n +fill_cached\(rng, problem, ", text)
     ]

@@ -64,7 +64,9 @@ def prefill(
 ) -> Prefill:  # fmt: skip
     bytes_ = 2 * rope if bf16_rope else rope
     content = 24
-    rng, problem = latent_problem(seed, dtype=dtype, **{"head_size": content + bytes_, "page_size": 4, **RAGGED, **shape})
+    rng, problem = latent_problem(
+        seed, dtype=dtype, **{"head_size": content + bytes_, "page_size": 4, **RAGGED, **shape}
+    )
     wide = dtypes.of(dtype) if dtypes.of(dtype).bits > 8 else dtypes.f32
     cache, totals = problem.collection.get_key_cache(1), problem.cached + problem.new
     if bf16_rope:
