@@ -234,6 +234,9 @@ from kvarn.dsl.machine import (
     named_barrier as named_barrier,
 )
 from kvarn.dsl.machine import (
+    named_barrier_arrive as named_barrier_arrive,
+)
+from kvarn.dsl.machine import (
     nanosleep as nanosleep,
 )
 from kvarn.dsl.machine import (
@@ -290,6 +293,21 @@ from kvarn.dsl.memory import (
 from kvarn.dsl.memory import (
     shared as shared,
 )
+from kvarn.dsl.tiles import (
+    Tile as Tile,
+)
+from kvarn.dsl.tiles import (
+    dot as dot,
+)
+from kvarn.dsl.tiles import (
+    full as full,
+)
+from kvarn.dsl.tiles import (
+    masked as masked,
+)
+from kvarn.dsl.tiles import (
+    tile_index as tile_index,
+)
 from kvarn.dsl.tma import (
     TensorMap as TensorMap,
 )
@@ -328,6 +346,9 @@ from kvarn.manager import (
 )
 from kvarn.manager import (
     PagedKVCacheManager as PagedKVCacheManager,
+)
+from kvarn.settings import (
+    pipeline as pipeline,
 )
 
 class _Scalar(DType, type):

@@ -44,7 +44,7 @@ ATTRIBUTES = (
 # Ops on whole caches: these work outside kernels.
 OPERATION = re.compile(
     r'"kv\.(append|rope|store_ragged|store_padded|rms_norm|radd|iadd_2m|gather|copy_pages|convert|remap|cache_row_offsets|'
-    r"increment|attention|mla)"
+    r"increment|attention|mla|merge|sliced_add)"
 )
 HEAD = re.compile(r"^!\w+ = .*\n", re.MULTILINE)
 FUNCTION = re.compile(r"^func\.func @.*?^}\n", re.MULTILINE | re.DOTALL)
@@ -167,7 +167,7 @@ UPSTREAM = "verify-kv,canonicalize,cse,loop-invariant-code-motion,verify-kv"
 def stages() -> tuple[tuple[str, str, str], ...]:
     """(target, pass, IR after it) of every other kernel of the lit tests, for two targets."""
     from kvarn import compiler
-    from kvarn.lowering import pipeline
+    from kvarn.lowering import pipeline, runner
 
     found = []
     for target in ("host", "sm_90a"):
@@ -175,7 +175,7 @@ def stages() -> tuple[tuple[str, str, str], ...]:
             module = compiler.parse(text)
             try:
                 with compiler.diagnosed(module.context):
-                    pipeline.run(
+                    runner.run(
                         module, pipeline.steps(target), observer=lambda n, m, t=target: found.append((t, n, str(m)))
                     )
             except ValueError:

@@ -7,6 +7,7 @@ random order. Each case is a rule: what is named is what may not change the resu
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -192,26 +193,31 @@ def test_the_trace_is_short():
 # --- functions ---------------------------------------------------------------------------------------
 
 
+def named(mask: str, span: int) -> Any:
+    """The mask of a case that has this one."""
+    return softmax.mask_of(SimpleNamespace(mask=mask, span=span))
+
+
 @pytest.mark.parametrize(
     ("mask", "span"), [("causal", 0), ("sliding_window", 5), ("chunked", 4), ("chunked_causal", 6)]
 )
 def test_masks_are_those_of_the_model(mask, span):
     """The functions take arrays as they take tiles."""
     q, k = np.arange(30)[:, None], np.arange(30)[None, :]
-    got = softmax.mask_named(mask, span)(0, 0, q, k)
+    got = named(mask, span).function(0, 0, q, k)
     np.testing.assert_array_equal(got, reference.visible(mask, q[:, 0], k[0], span))
 
 
 @pytest.mark.parametrize(("mask", "span"), [("sliding_window", 5), ("chunked", 4), ("chunked_causal", 6)])
 def test_no_key_before_the_first_is_seen(mask, span):
     q = np.arange(30)
-    first = softmax.mask_named(mask, span).first(q)
+    first = named(mask, span).first(q)
     seen = reference.visible(mask, q, np.arange(30), span)
     assert not seen[np.arange(30)[None, :] < first[:, None]].any()
 
 
 def test_every_key_is_seen_without_a_mask():
-    assert softmax.mask_named("null", 0) is None
+    assert named("null", 0) is None
 
 
 def test_a_sum_of_nothing_has_no_log_sum_exp():

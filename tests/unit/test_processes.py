@@ -106,7 +106,7 @@ def test_a_child_forked_while_another_thread_compiles_compiles_too(run):
         blocks, one = np.zeros((4, 2, 1, 16, 2, 64), np.float32), np.array([1], np.uint32)
         pool = kv.PagedKVCacheCollection(blocks, one, np.array([[0]], np.uint32), 1, 2)
         kv.ops.rms_norm(pool.get_key_cache(0), np.ones(64, np.float32), 1e-5, np.array([0, 1], np.uint32))
-        [(what, _)] = programs._programs
+        what, *_ = next(iter(programs._programs))
 
         def again():
             programs._programs.clear()

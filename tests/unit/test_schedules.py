@@ -19,7 +19,7 @@ from kvarn import compiler, programs
 from kvarn.dialect import schedules
 from kvarn.dialect.dtypes import bf16
 from kvarn.dialect.layout import spec_of
-from kvarn.lowering import expand, pipeline
+from kvarn.lowering import expand, pipeline, runner
 from kvarn.lowering.expand import attention as attention_expansion
 from kvarn.lowering.expand import decode_schedule, tuned
 from kvarn.lowering.select_kv_schedule import decode_entries
@@ -106,8 +106,8 @@ def test_kernels_without_entries_refuse_them(kind, entry):
 
 def test_an_entry_of_a_kernel_that_is_not_chosen_is_refused():
     problem, query = problem_of(new=[40, 3])
-    with pytest.raises(ValueError, match="entry 'stages' is of kernels of kind decode: a prefill kernel"):
-        on_gpu(problem, query, {"stages": 3})
+    with pytest.raises(ValueError, match="entry 'blocks' is of kernels of kind decode: a tile kernel"):
+        on_gpu(problem, query, {"blocks": 3})
 
 
 def host_calls() -> dict[str, Any]:
@@ -271,7 +271,7 @@ def chosen(schedule: dict[str, Any], heads: int, group: int, size: int = 128, pa
     what = specialisation(schedule, heads, group, size, page)
     module = programs.build(what, compiler.context())
     with compiler.diagnosed(module.context):
-        pipeline.run(module, pipeline.steps(by_name("sm_90a")), stop_after="select-kv-schedule")
+        runner.run(module, pipeline.steps(by_name("sm_90a")), stop_after="select-kv-schedule")
     with module.context:
         (block,) = module.body.operations[0].regions[0].blocks
         found = ir.DictAttr(block.operations[0].attributes["schedule"])
@@ -432,9 +432,9 @@ def test_a_schedule_may_be_filled_in_part_and_then_stays_what_it_is():
     assert len(texts) == 1
 
 
-def test_an_expansion_without_the_pass_says_what_to_run():
+def test_schedules_are_always_selected():
     module = programs.build(specialisation({"max_queries": 1}, 4, 4, 64))
-    with pytest.raises(ValueError, match="must have a kind, which select-kv-schedule chooses"):
+    with pytest.raises(ValueError, match="got select-kv-schedule, which must run"):
         kv.compile(str(module), target="sm_90a", disable=["select-kv-schedule"])
 
 
@@ -443,7 +443,7 @@ def test_an_expansion_without_the_pass_says_what_to_run():
     [
         ("typo = 1 : i64", "has a schedule whose entry 'typo' is unknown"),
         ("max_batch = 99999999999999999999999 : i128", "has a schedule whose max_batch must be an integer of 1 or mor"),
-        ("kind = [1]", "has a schedule whose kind must be one of host, simt, prefill, decode, got"),
+        ("kind = [1]", "has a schedule whose kind must be one of host, simt, prefill, tile, decode, got"),
         ("tile = 24 : i64", "has a schedule whose tile must be 16, 32, 64 or 128, got 24"),
         ("warps = 2 : i64, threads = 64 : i64", "has a schedule whose entry 'threads' is unknown"),
     ],
@@ -471,8 +471,8 @@ def test_an_illegal_entry_of_the_users_table_is_refused_with_its_file(tmp_path):
 
 def test_a_kind_is_one_declaration(monkeypatch):
     """What a new kind takes and refuses, its messages and what others say of its entries come from its declaration."""
-    rows = schedules.Entry("rows", "Query rows of a block.", "128", choices=(64, 128))
-    made = schedules.Kind("tile", "the tile level", (rows,))
+    lines = schedules.Entry("lines", "Query rows of a block.", "128", choices=(64, 128))
+    made = schedules.Kind("magic", "the tile level", (lines,))
     before = schedules.OPERATIONS["kv.attention"]
     monkeypatch.setitem(
         schedules.OPERATIONS, "kv.attention", schedules.Operation((*before.kinds, made), before.entries)
@@ -482,9 +482,9 @@ def test_a_kind_is_one_declaration(monkeypatch):
     def why(schedule: dict[str, Any]) -> str | None:
         return schedules.why_unsupported("kv.attention", schedule, gpu)
 
-    assert why({"kind": "tile", "rows": 64}) is None
-    assert why({"rows": 64}) is None
-    assert why({"kind": "tile", "rows": 63}) == "rows must be 64 or 128, got 63"
-    assert str(why({"kind": "decode", "rows": 64})).startswith("entry 'rows' is of kernels of kind tile: a decode ")
-    assert str(why({"kind": "tile", "rowz": 64})).endswith("did you mean 'rows'?")
-    assert str(why({"tile": 16, "rows": 64})).startswith("entry")
+    assert why({"kind": "magic", "lines": 64}) is None
+    assert why({"lines": 64}) is None
+    assert why({"kind": "magic", "lines": 63}) == "lines must be 64 or 128, got 63"
+    assert str(why({"kind": "decode", "lines": 64})).startswith("entry 'lines' is of kernels of kind magic: a decode ")
+    assert str(why({"kind": "magic", "linez": 64})).endswith("did you mean 'lines'?")
+    assert str(why({"tile": 16, "lines": 64})).startswith("entry")
