@@ -23,6 +23,7 @@ NAMES = (
     "extract-kv-program",
     "check-kv-access",
     "split-kv-loops",
+    "lower-kv-tiles-to-linalg",
     "assign-kv-layouts",
     "select-kv-copies",
     "specialize-kv-warps",
@@ -43,6 +44,7 @@ NAMES = (
     "allocate-kv-shared",
     "flatten-kv-types",
     "map-gpu-to-host",
+    "vectorize-kv-tiles",
     "check-kv-lowered",
     "mark-kv-descriptors",
 )

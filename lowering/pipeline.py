@@ -75,14 +75,7 @@ def kv_steps(target: Target, check: bool = False) -> list[Step]:
             _licm(), "simplify-kernels: operands of look-ups move out of loops first, so that the look-ups can follow"
         ),
         Step("split-kv-loops", "while masks are comparisons of positions"),
-        Step("assign-kv-layouts", "before the copies, which products in shared memory decide"),
-        Step("select-kv-copies", "once it is known which tiles lie in shared memory"),
-        Step("specialize-kv-warps", "when copies are ops of their own, and before loops carry what they wait for"),
-        Step("defer-kv-reductions", "before the rotation, which takes the loop apart"),
-        Step("pipeline-kv-loops", "after the copies left: what is rotated are products and their waits"),
-        Step("skip-kv-rescales", "after the rotation, which moves the rescale"),
-        Step("simplify-kv-tiles", "what the passes over tiles left over, before every op becomes many"),
-        Step("distribute-kv-tiles", "the last that sees tiles: threads, vectors and instructions from here on"),
+        *(_host_tiles() if target.is_host else _gpu_tiles()),
         Step("lower-kv-tiles", "tiles become accesses and look-ups that the next passes hoist and vectorise"),
         Step(f"expand-kv-tma{{target={target.name}}}", "as the tiles; and what the target does not have ends here"),
         Step("hoist-kv-lookups", "after simplification, while look-ups are still ops that can be recognised"),
@@ -97,6 +90,17 @@ def kv_steps(target: Target, check: bool = False) -> list[Step]:
         steps += [
             Step("flatten-kv-types", "when nothing but kv.field asks for handles"),
             Step("map-gpu-to-host", "after flattening: it copies the flat signature; before anything lowers gpu ops"),
+            Step(
+                "builtin.module(convert-elementwise-to-linalg,linalg-fuse-elementwise-ops,"
+                f"{_CANONICALIZE},cse,eliminate-empty-tensors,"
+                "one-shot-bufferize{allow-return-allocs-from-loops=false allow-unknown-ops=false "
+                "buffer-alignment=64 bufferize-function-boundaries=false copy-before-write=false "
+                "function-boundary-type-conversion=infer-layout-map must-infer-memory-space=false "
+                "unknown-type-conversion=identity-layout-map},"
+                f"{_CANONICALIZE},cse)",
+                "bufferize-tiles: tensors become memory, once no other memory is left that is not a pointer",
+            ),
+            Step("vectorize-kv-tiles", "when tiles lie in memory, and before upstream lowers vectors"),
         ]
     else:
         steps += [
@@ -104,6 +108,25 @@ def kv_steps(target: Target, check: bool = False) -> list[Step]:
             Step("flatten-kv-types", "when nothing but kv.field asks for handles"),
         ]
     return [*steps, Step("check-kv-lowered", "the last of ours: no kv op may reach the upstream tail")]
+
+
+def _gpu_tiles() -> list[Step]:
+    """From tiles to what threads hold of them."""
+    return [
+        Step("assign-kv-layouts", "before the copies, which products in shared memory decide"),
+        Step("select-kv-copies", "once it is known which tiles lie in shared memory"),
+        Step("specialize-kv-warps", "when copies are ops of their own, and before loops carry what they wait for"),
+        Step("defer-kv-reductions", "before the rotation, which takes the loop apart"),
+        Step("pipeline-kv-loops", "after the copies left: what is rotated are products and their waits"),
+        Step("skip-kv-rescales", "after the rotation, which moves the rescale"),
+        Step("simplify-kv-tiles", "what the passes over tiles left over, before every op becomes many"),
+        Step("distribute-kv-tiles", "the last that sees tiles: threads, vectors and instructions from here on"),
+    ]
+
+
+def _host_tiles() -> list[Step]:
+    """From tiles to tensors of upstream's."""
+    return [Step("lower-kv-tiles-to-linalg", "while tiles are values, which upstream fuses and finds memory for")]
 
 
 def _licm() -> str:

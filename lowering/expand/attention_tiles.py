@@ -15,8 +15,12 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 
 from .attention_common import Case, caches_of, start_of
-from .attention_queries import queries_of
+from .attention_queries import queries_of, tiles_of
+from .base import Expansion
 from .softmax import LOG2E, LOWEST, Function, alibi, log_sum_exp, mask_named, online_softmax, softcap, with_sink
+
+# Query rows and keys of a tile on the host: what stays in its first caches.
+HOST_ROWS, HOST_KEYS = 16, 64
 
 
 def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: dict[str, Any]) -> Any:
@@ -76,3 +80,16 @@ def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: di
                 lse.scatter(*queries.at(base, token), h, value=log_sum_exp(m, l), mask=exists)
 
     return attention
+
+
+# --- the host --------------------------------------------------------------------------------------
+
+
+def launch_host(case: Case, at: Expansion, op: Any, args: list[Any]) -> None:
+    """Launch the kernel on the host, where a block is one thread: ``args`` are those of the kernel but the maps."""
+    most = at.schedule.get("max_queries")
+    rows = HOST_ROWS if most is None else max(2, min(HOST_ROWS, most * case.group))
+    keys = HOST_KEYS
+    grid = (tiles_of(op, at, case.group, rows), at.constant(case.spec.num_heads), 1)
+    kernel = attention_kernel(case, rows, keys, 1, {})
+    at.launch(kernel, [*args, None, None], grid, (1, 1, 1), key=(case, rows, keys))
