@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Turn tiles into tensors of upstream's: what kernels over tiles compute on the host, where no thread shares a block.
 
-Arithmetic on tiles is arith and math on tensors already and stays. Positions, broadcasts and reductions become
-``linalg.generic``, products ``linalg.matmul`` in f32, and what reads or writes memory loops over rows: of a cache by page,
-with one look-up a page and none past the tokens that exist, converting as it loads; of a buffer under its mask. What a
-loop carries is written where it was, so that no iteration needs memory of its own. Nothing here knows about layouts, which
-the host does not have.
+Arithmetic on tiles is arith and math on tensors already and stays. Positions, broadcasts and reductions
+become ``linalg.generic``, products ``linalg.matmul`` in f32, and what reads or writes memory loops over rows: of a
+cache by page, with one look-up a page and none past the tokens that exist, converting as it loads; of a buffer under
+its mask. What a loop carries is written where it was, so that no iteration needs memory of its own. Nothing here knows
+about layouts, which the host does not have.
 
 Before:  %x = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<16x64xbf16>, tensor<64x64xbf16>) -> tensor<16x64xf32>
 After:   %a = arith.extf %q : tensor<16x64xbf16> to tensor<16x64xf32>
@@ -36,7 +36,7 @@ from .rewrite import Rules, defining_op, replace, walk
 from .tile_ir import element, is_tile, shape, splat_of, tiled, users, walk_block
 
 LANES = 16  # elements of a row that are loaded at a time
-# By kind of reduction: (op of floats, of integers, least and largest start of floats and integers).
+# By kind of reduction: the op of floats and of integers.
 _FOLDS = {
     "max": (arith.maxnumf, arith.maxsi), "min": (arith.minnumf, arith.minsi), "add": (arith.addf, arith.addi),
 }  # fmt: skip
@@ -169,7 +169,7 @@ def lower_dot(op: Any) -> ir.Value:
 
 @contextmanager
 def loop(count: Any, tile: ir.Value | None = None, first: Any = 0) -> Iterator[tuple[Value, list[ir.Value]]]:
-    """A loop over i32 from ``first`` to ``count``: yields (variable, [tile]); what the list holds at the end is carried on.
+    """A loop over i32 from ``first`` to ``count``: yields (variable, [tile]), whose entry at the end is carried on.
 
     Afterwards the list holds the loop's result.
     """
@@ -190,9 +190,7 @@ def inserted(value: ir.Value, tile: ir.Value, *at: ir.Value) -> ir.Value:
     """A tile with a scalar or some elements of a row written at a place."""
     if isinstance(value.type, ir.VectorType):
         rank = ir.RankedTensorType(tile.type).rank
-        return vector.transfer_write(
-            tile.type, value, tile, list(at), ir.AffineMap.get_minor_identity(rank, 1), [True]
-        )
+        return vector.transfer_write(tile.type, value, tile, list(at), ir.AffineMap.get_minor_identity(rank, 1), [True])
     return tensor.insert(value, tile, list(at))
 
 
@@ -356,16 +354,25 @@ def fill_constants(function: ir.Operation) -> None:
 def write_in_place(function: ir.Operation) -> None:
     """What a loop carries is written to where it was, so that every iteration uses the same memory."""
     for op in list(walk_block(function.regions[0].blocks[0])):
-        if op.name != "scf.for":
+        if op.name not in ("scf.for", "scf.while"):
             continue
-        body = op.regions[0].blocks[0]
-        end = body.operations[len(body.operations) - 1].operation
+        body = op.regions[-1].blocks[0]
+        arguments: list[ir.Value] = list(body.arguments)[1:]
+        if op.name == "scf.while":  # what the condition hands on is what was carried, where tiles are concerned
+            before = op.regions[0].blocks[0]
+            handed = list(_end(before).operands)[1:]
+            arguments = [body.arguments[handed.index(x)] if x in handed else x for x in before.arguments]
+        end = _end(body)
         with ir.InsertionPoint(end), op.location:
             for i, value in enumerate(end.operands):
-                if is_tile(value) and value != body.arguments[i + 1]:
+                if is_tile(value) and value != arguments[i]:
                     end.operands[i] = ir.Operation.create(
-                        "bufferization.materialize_in_destination", [value.type], [value, body.arguments[i + 1]]
+                        "bufferization.materialize_in_destination", [value.type], [value, arguments[i]]
                     ).result
+
+
+def _end(block: ir.Block) -> ir.Operation:
+    return block.operations[len(block.operations) - 1].operation
 
 
 @kv_pass()

@@ -90,16 +90,7 @@ def kv_steps(target: Target, check: bool = False) -> list[Step]:
         steps += [
             Step("flatten-kv-types", "when nothing but kv.field asks for handles"),
             Step("map-gpu-to-host", "after flattening: it copies the flat signature; before anything lowers gpu ops"),
-            Step(
-                "builtin.module(convert-elementwise-to-linalg,linalg-fuse-elementwise-ops,"
-                f"{_CANONICALIZE},cse,eliminate-empty-tensors,"
-                "one-shot-bufferize{allow-return-allocs-from-loops=false allow-unknown-ops=false "
-                "buffer-alignment=64 bufferize-function-boundaries=false copy-before-write=false "
-                "function-boundary-type-conversion=infer-layout-map must-infer-memory-space=false "
-                "unknown-type-conversion=identity-layout-map},"
-                f"{_CANONICALIZE},cse)",
-                "bufferize-tiles: tensors become memory, once no other memory is left that is not a pointer",
-            ),
+            Step(_tensors_to_memory(), "bufferize-tiles: the only memrefs are tiles' when all others are pointers"),
             Step("vectorize-kv-tiles", "when tiles lie in memory, and before upstream lowers vectors"),
         ]
     else:
@@ -127,6 +118,20 @@ def _gpu_tiles() -> list[Step]:
 def _host_tiles() -> list[Step]:
     """From tiles to tensors of upstream's."""
     return [Step("lower-kv-tiles-to-linalg", "while tiles are values, which upstream fuses and finds memory for")]
+
+
+def _tensors_to_memory() -> str:
+    # Fused first, so that positions, masks and what is computed once need no memory. Nothing yields what it allocates:
+    # what loops carry is written in place.
+    return (
+        "builtin.module(convert-elementwise-to-linalg,linalg-fuse-elementwise-ops,"
+        f"{_CANONICALIZE},cse,eliminate-empty-tensors,"
+        "one-shot-bufferize{allow-return-allocs-from-loops=false allow-unknown-ops=false analysis-heuristic=bottom-up "
+        "buffer-alignment=64 bufferize-function-boundaries=false check-parallel-regions=true copy-before-write=false "
+        "function-boundary-type-conversion=infer-layout-map must-infer-memory-space=false "
+        "unknown-type-conversion=fully-dynamic-layout-map use-encoding-for-memory-space=false},"
+        f"{_CANONICALIZE},cse)"
+    )
 
 
 def _licm() -> str:

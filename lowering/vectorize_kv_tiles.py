@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Turn linalg on tiles in memory into loops over rows with vectors: what runs fast on the host.
 
-Upstream has made ``linalg.generic`` and ``linalg.matmul`` on static memory of what a kernel computes with tiles. Rows become
-loops and the last dimension vectors; what is the same for a row is computed once for it. Products keep blocks of rows and
-columns in registers, and sums along rows of both operands end in one tree for 16 of them. Tiles move to the stack,
-once for all iterations; a tile of bools has a byte for each. Upstream's ``affine-super-vectorize`` leaves reductions and
-products as they are, which is where attention's time goes.
+Upstream has made ``linalg.generic`` and ``linalg.matmul`` on static memory of what a kernel computes with tiles.
+Rows become loops and the last dimension vectors; what is the same for a row is computed once for it. Products keep
+blocks of rows and columns in registers, and sums along rows of both operands end in one tree for 16 of them. Tiles move
+to the stack, once for all iterations; a tile of bools has a byte for each. Upstream's ``affine-super-vectorize`` leaves
+reductions and products as they are, which is where attention's time goes.
 
-Before:  linalg.generic {["parallel", "parallel"]} ins(%x, %m : memref<16x64xf32>, memref<16xf32>) outs(%x) { arith.subf }
+Before:  linalg.generic ins(%x, %m : memref<16x64xf32>, memref<16xf32>) outs(%x) { arith.subf }
 After:   scf.for %i = 0 to 16 { %s = memref.load %m[%i]; scf.for %j = 0 to 64 step 16 {
            %v = vector.load %x[%i, %j] : vector<16xf32>; arith.subf %v, broadcast %s; vector.store } }
 """
@@ -171,7 +171,7 @@ class Nest:
         store(value, output, [at[d] for d in self.dims[-1]])
 
     def _payload(self, at: list[ir.Value], width: int, accumulator: ir.Value | None) -> ir.Value:
-        """The body for the elements at a place: vectors of ``width`` (0: scalars), or scalars where all lanes are one."""
+        """The body for the elements at a place: vectors of ``width`` (0: scalars), scalars where all lanes are one."""
         values: dict[ir.Value, ir.Value] = {}
         for i, operand in enumerate(self.operands):
             argument = self.block.arguments[i]
@@ -338,6 +338,7 @@ def lane_sums(values: list[ir.Value]) -> ir.Value:
 
 # --- the whole -------------------------------------------------------------------------------------
 
+
 def memrefs(function: ir.Operation) -> list[ir.Value]:
     """All memrefs of a function: its tiles."""
     found = []
@@ -363,7 +364,9 @@ def to_the_stack(function: ir.Operation) -> None:
             size *= n
         bytes_ += size * max(8, width_of(type_.element_type)) // 8
         if bytes_ > STACK:
-            fail(op, f"brings the tiles of the kernel to {bytes_} bytes: the host has room for {STACK}; use smaller ones")
+            fail(
+                op, f"brings the tiles of the kernel to {bytes_} bytes: the host has room for {STACK}; use smaller ones"
+            )
         with ir.InsertionPoint.at_block_begin(start), op.location:
             made = memref.alloca(type_, [], [], alignment=64)
         op.results[0].replace_all_uses_with(made)

@@ -109,7 +109,7 @@ def expand(op: Any, at: Expansion) -> None:
         decode_module().expand_decode(op, at)
     elif kind == "prefill":
         attention_prefill.launch(case, at, op, operands(op))
-    elif kind == "host":
+    elif kind == "host" and attention_tiles.fits_host(case):
         attention_tiles.launch_host(case, at, op, operands(op))
     else:
         launch_rows(kind, case, at, op.query, operands(op))
@@ -118,6 +118,9 @@ def expand(op: Any, at: Expansion) -> None:
 def launch_rows(kind: str, case: Case, at: Expansion, query: ir.Value, args: list[ir.Value | None]) -> None:
     """Launch the host's or the warps' kernel over all query rows."""
     rows = row_count(query, at)
+    if kind == "host":
+        at.launch(attention_rows.host_kernel(case), args, (at.constant(case.heads), rows, 1), (1, 1, 1), key=case)
+        return
     warps = attention_rows.WARPS
     blocks = (rows * case.heads + (warps - 1)) // warps
     at.launch(attention_rows.simt_kernel(case), args, (blocks, 1, 1), (32 * warps, 1, 1), key=case)

@@ -8,7 +8,6 @@ decided by the passes from split-kv-loops to distribute-kv-tiles, by the schedul
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kvarn import dsl as kv
@@ -20,11 +19,16 @@ from .base import Expansion
 from .softmax import LOG2E, LOWEST, Function, alibi, log_sum_exp, mask_named, online_softmax, softcap, with_sink
 
 # Query rows and keys of a tile on the host: what stays in its first caches.
-HOST_ROWS, HOST_KEYS = 16, 64
+HOST_ROWS, HOST_KEYS = 16, 32
 
 
-def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: dict[str, Any]) -> Any:
-    """The kernel of a case, for tiles of ``rows`` query rows and ``keys`` keys."""
+def attention_kernel(
+    case: Case, rows: int, keys: int, threads: int, options: dict[str, Any], clean: bool = False
+) -> Any:
+    """The kernel of a case, for tiles of ``rows`` query rows and ``keys`` keys.
+
+    ``clean``: values that no row of a tile sees count as zeros, whatever they are: a weight of zero times NaN is NaN.
+    """
     M, N, G, D, V = rows, keys, case.group, case.size, case.value_size
     mask: Function | None = mask_named(case.mask, case.span)
     modifies = bool(case.softcap or case.alibi)
@@ -55,8 +59,10 @@ def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: di
             m, l, o = kv.full(M, LOWEST), kv.full(M, 0.0), kv.full((M, V), 0.0)
             unit = kv.f32(LOG2E) if modifies else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
             for j in range(0, (num_keys + (N - 1)) // N):
-                k = k_rows.tile(b, head, j * N, num_keys, rows=N, columns=D, tail="any", descriptor=key_map)
-                v = v_rows.tile(b, head, j * N, num_keys, rows=N, columns=V, descriptor=value_map)
+                k = k_rows.tile(
+                    b, head, j * N, num_keys, rows=N, columns=D, tail="any", descriptor=key_map, dtype=case.query
+                )
+                v = v_rows.tile(b, head, j * N, num_keys, rows=N, columns=V, descriptor=value_map, dtype=case.query)
                 k_at = (j * N + kv.tile_index(N))[None, :]
                 x = kv.dot(q, k.T)
                 if modifies:
@@ -69,6 +75,8 @@ def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: di
                 if mask is not None:
                     seen = mask(b, h[:, None], q_at, k_at) & seen
                 x = kv.masked(x, seen)
+                if clean:
+                    v = kv.where((kv.where(seen, 1, 0).max(axis=0) > 0)[:, None], v, 0.0)
                 m, l, p, alpha = online_softmax(m, l, x, unit)
                 o = kv.dot(case.query(p), v, o * alpha[:, None])
             factor = kv.f32(1.0)
@@ -85,11 +93,16 @@ def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: di
 # --- the host --------------------------------------------------------------------------------------
 
 
+def fits_host(case: Case) -> bool:
+    """Whether the case is one of tiles: their extents are at least 2."""
+    return min(case.size, case.value_size) >= 2
+
+
 def launch_host(case: Case, at: Expansion, op: Any, args: list[Any]) -> None:
     """Launch the kernel on the host, where a block is one thread: ``args`` are those of the kernel but the maps."""
     most = at.schedule.get("max_queries")
     rows = HOST_ROWS if most is None else max(2, min(HOST_ROWS, most * case.group))
     keys = HOST_KEYS
     grid = (tiles_of(op, at, case.group, rows), at.constant(case.spec.num_heads), 1)
-    kernel = attention_kernel(case, rows, keys, 1, {})
+    kernel = attention_kernel(case, rows, keys, 1, {}, clean=case.span > 0)
     at.launch(kernel, [*args, None, None], grid, (1, 1, 1), key=(case, rows, keys))

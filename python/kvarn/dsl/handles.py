@@ -248,7 +248,7 @@ class CacheReads(Handle):
 
     def tile(
         self, b: Any, h: Any, first: Any, count: Any, *, rows: int, columns: int | None = None, first_column: int = 0,
-        tail: str = "zero", descriptor: Any = None,
+        tail: str = "zero", descriptor: Any = None, dtype: DType | None = None,
     ) -> Tile:  # fmt: skip
         """Tokens [first, first + rows) of head ``h`` as a tile, dequantized: kv.tile_load.
 
@@ -260,12 +260,15 @@ class CacheReads(Handle):
             Which of the head dimension; all by default.
         descriptor : kv.TensorMap, optional
             Describes the same rows, for schedules that copy by TMA.
+        dtype : DType, optional
+            The storage type by default, f32 for a quantized cache; or another float.
         """
+        dtype = dtype or (f32 if self.spec.quantized else self.spec.data_dtype)
         made = ops.tile_load(
             self.ir, i32_value(b), i32_value(h), i32_value(first), i32_value(count), rows=rows, columns=columns,
-            first_column=first_column, tail=tail, descriptor=None if descriptor is None else descriptor.ir,
+            first_column=first_column, tail=tail, descriptor=None if descriptor is None else descriptor.ir, dtype=dtype,
         )  # fmt: skip
-        return Tile(made, self.dtype, tuple(ir.RankedTensorType(made.type).shape))
+        return Tile(made, dtype, tuple(ir.RankedTensorType(made.type).shape))
 
     def _needs_scales(self, method: str) -> None:
         if self.spec.scale_dtype is None:

@@ -326,13 +326,14 @@ def _cap(softcap: float | None, title: str) -> float:
 
 
 def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
-    """The schedule with what a GPU's code depends on: bounds of the new tokens of a sequence and of the sequences.
+    """The schedule with what code depends on: bounds of the new tokens of a sequence and, on a GPU, of the sequences.
 
-    The bounds are few, so that few programs serve all batches.
+    The bounds are few, so that few programs serve all batches; on the host they tell a decode from anything else.
     """
-    if collection.device[0] == "cpu" or collection.max_seq_length > _FEW:
+    host = collection.device[0] == "cpu"
+    if collection.max_seq_length > (1 if host else _FEW):
         return schedule
-    known = _bounds(collection.max_seq_length, collection.batch_size)
+    known = {"max_queries": 1} if host else _bounds(collection.max_seq_length, collection.batch_size)
     return known if schedule is None else {**known, **schedule}
 
 
