@@ -180,7 +180,8 @@ def tile_place(row_offsets, number, group, size):
             high = middle
     token = row_offsets[low]
     row = (number - (((token - origin) * group) // size + low)) * size
-    return low, token, row, (row_offsets[low + 1] - token) * group
+    end = row_offsets[kv.math.min(low + 1, row_offsets.shape[0] - 1)]  # of no sequences there is one offset
+    return low, token, row, (end - token) * group
 
 
 def tile_count(tokens: Any, batch: Any, group: int, size: int) -> Any:

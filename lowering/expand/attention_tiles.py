@@ -27,7 +27,7 @@ def attention_kernel(
 ) -> Any:
     """The kernel of a case, for tiles of ``rows`` query rows and ``keys`` keys.
 
-    ``clean``: values that no row of a tile sees count as zeros, whatever they are: a weight of zero times NaN is NaN.
+    ``clean``: values that no row of a tile sees are zeros, whatever they were: a weight of zero times NaN is NaN.
     """
     M, N, G, D, V = rows, keys, case.group, case.size, case.value_size
     mask: Function | None = mask_named(case.mask, case.span)
@@ -58,11 +58,14 @@ def attention_kernel(
                     q = -q
             m, l, o = kv.full(M, LOWEST), kv.full(M, 0.0), kv.full((M, V), 0.0)
             unit = kv.f32(LOG2E) if modifies else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
+            end = num_keys
+            if clean and case.mask == "causal":
+                end = kv.math.min(num_keys, start + (kv.math.min(row0 + M, count) - 1) // G + 1)
             for j in range(0, (num_keys + (N - 1)) // N):
                 k = k_rows.tile(
-                    b, head, j * N, num_keys, rows=N, columns=D, tail="any", descriptor=key_map, dtype=case.query
+                    b, head, j * N, end, rows=N, columns=D, tail="any", descriptor=key_map, dtype=case.query
                 )
-                v = v_rows.tile(b, head, j * N, num_keys, rows=N, columns=V, descriptor=value_map, dtype=case.query)
+                v = v_rows.tile(b, head, j * N, end, rows=N, columns=V, descriptor=value_map, dtype=case.query)
                 k_at = (j * N + kv.tile_index(N))[None, :]
                 x = kv.dot(q, k.T)
                 if modifies:
@@ -75,7 +78,7 @@ def attention_kernel(
                 if mask is not None:
                     seen = mask(b, h[:, None], q_at, k_at) & seen
                 x = kv.masked(x, seen)
-                if clean:
+                if clean and case.span:
                     v = kv.where((kv.where(seen, 1, 0).max(axis=0) > 0)[:, None], v, 0.0)
                 m, l, p, alpha = online_softmax(m, l, x, unit)
                 o = kv.dot(case.query(p), v, o * alpha[:, None])
@@ -104,5 +107,5 @@ def launch_host(case: Case, at: Expansion, op: Any, args: list[Any]) -> None:
     rows = HOST_ROWS if most is None else max(2, min(HOST_ROWS, most * case.group))
     keys = HOST_KEYS
     grid = (tiles_of(op, at, case.group, rows), at.constant(case.spec.num_heads), 1)
-    kernel = attention_kernel(case, rows, keys, 1, {}, clean=case.span > 0)
+    kernel = attention_kernel(case, rows, keys, 1, {}, clean=True)
     at.launch(kernel, [*args, None, None], grid, (1, 1, 1), key=(case, rows, keys))
