@@ -357,7 +357,7 @@ def write_in_place(function: ir.Operation) -> None:
         if op.name not in ("scf.for", "scf.while"):
             continue
         body = op.regions[-1].blocks[0]
-        arguments: list[ir.Value] = list(body.arguments)[1:]
+        arguments: list[Any] = list(body.arguments)[1:]
         if op.name == "scf.while":  # what the condition hands on is what was carried, where tiles are concerned
             before = op.regions[0].blocks[0]
             handed = list(_end(before).operands)[1:]

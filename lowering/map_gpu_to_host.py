@@ -3,7 +3,7 @@
 
 ``@k`` becomes a function of (status, grid x y z, block x y z, first block, last block, the kernel's parameters): it
 runs the linear block ids [first, last), so that a caller may share a grid among threads. The threads of a block run
-one after another, x fastest; what needs them to run together (barriers, shuffles, asynchronous copies, mma) is
+one after another, x fastest (of a kernel over tiles, which belong to the block, there is one); what needs them to run together (barriers, shuffles, asynchronous copies, mma) is
 refused by name. Shared memory is an array on the stack that the blocks use in turn. A failed assertion does not end the
 process: its number is stored to ``status``, and the caller raises.
 
@@ -90,6 +90,10 @@ class HostFunction:
             self.block_ids = [arith.trunci(i32(), v) for v in (x, y, z)]
             outer_end = scf.yield_([])
         at, threads = outer_end, []
+        if "kv.tiled" in self.kernel.attributes:
+            with ir.InsertionPoint(at):
+                self.thread_ids = [const(0)] * 3
+            return at.operation
         for extent in reversed(self.block):
             with ir.InsertionPoint(at):
                 loop = scf.ForOp(const(0), extent, const(1))

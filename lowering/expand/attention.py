@@ -3,7 +3,7 @@
 
 Kinds, the ``kind`` entry of a schedule:
 
-- ``host``: one thread a query row; the host target's only one;
+- ``host``: the host target's only one: the kernel over tiles, with as many rows as ``max_queries`` allows;
 - ``simt``: one warp a query row; takes every case, on every GPU;
 - ``prefill``: tiles of query rows with mma;
 - ``decode``: few query rows a sequence, at the rate of the memory.
@@ -109,7 +109,7 @@ def expand(op: Any, at: Expansion) -> None:
         decode_module().expand_decode(op, at)
     elif kind == "prefill":
         attention_prefill.launch(case, at, op, operands(op))
-    elif kind == "host" and attention_tiles.fits_host(case):
+    elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
         attention_tiles.launch_host(case, at, op, operands(op))
     else:
         launch_rows(kind, case, at, op.query, operands(op))

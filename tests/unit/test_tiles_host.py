@@ -236,6 +236,17 @@ def test_a_tile_of_bools_may_be_carried_and_chosen_by_a_branch():
         close(out, np.where(seen, a, 9))
 
 
+def test_a_block_computes_its_tiles_once_whatever_its_threads():
+    @kv.kernel
+    def kernel(out: kv.Buffer[f32, 2]):
+        i = kv.tile_index(4)
+        out.store_rows(i, value=out.load_rows(i, columns=20) + 1.0)
+
+    out = np.zeros((4, 20), np.float32)
+    kernel[1, 128](out)
+    assert (out == 1).all()
+
+
 def test_tiles_of_any_block_are_its_own():
     @kv.kernel
     def kernel(out: kv.Buffer[i32, 2]):
