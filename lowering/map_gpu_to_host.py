@@ -2,10 +2,11 @@
 """Turn kernels into host functions that run their grid and block in loops.
 
 ``@k`` becomes a function of (status, grid x y z, block x y z, first block, last block, the kernel's parameters): it
-runs the linear block ids [first, last), so that a caller may share a grid among threads. The threads of a block run
-one after another, x fastest (of a kernel over tiles, which belong to the block, there is one); what needs them to run together (barriers, shuffles, asynchronous copies, mma) is
-refused by name. Shared memory is an array on the stack that the blocks use in turn. A failed assertion does not end the
-process: its number is stored to ``status``, and the caller raises.
+runs the linear block ids [first, last), so that a caller may share a grid among threads. The threads of a block run one
+after another, x fastest (of a kernel over tiles, which belong to the block, there is one); what needs them to run
+together (barriers, shuffles, asynchronous copies, mma) is refused by name. Shared memory is an array on the stack that
+the blocks use in turn. A failed assertion does not end the process: its number is stored to ``status``, and the caller
+raises.
 
 Before:  gpu.func @k(%p: !llvm.ptr<1>) kernel { %i = gpu.thread_id x ... }
 After:   func.func @k(%status: !llvm.ptr, %gx: i32, ..., %last: i64, %p: !llvm.ptr<1>) {
