@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The code of docs/tiles.md runs, as one file; its kernels give on a GPU what they give on the host; its names exist."""
+"""The code of docs/tiles.md runs, as one file; its kernels give on a GPU what they give on the host."""
 
 from __future__ import annotations
 

@@ -123,6 +123,46 @@ def test_exp2_is_exact_to_a_few_units_over_its_range():
     np.testing.assert_array_equal(out[0, :6], np.array([np.nan, np.inf, 0, 0, np.inf, np.inf], np.float32))
 
 
+def test_integers_divide_and_shift_as_numpys_do():
+    m, n = 7, 19
+
+    @kv.kernel
+    def kernel(a: kv.Buffer[i32, 2], b: kv.i32, out: kv.Buffer[i32, 3]):
+        i = kv.tile_index(m)
+        x = a.load_rows(i, columns=n)
+        out.store_rows(0, i, value=x // 5 + x % 5)
+        out.store_rows(1, i, value=x // (i + 2)[:, None] + x % b)
+        out.store_rows(2, i, value=(x >> 3) ^ (x << 2) & 255)
+        out.store_rows(3, i, value=kv.i32(kv.u32(x) >> 3))
+
+    a = np.random.default_rng(6).integers(-5000, 5000, (m, n)).astype(np.int32)
+    out = np.zeros((4, m, n), np.int32)
+    kernel[1, 1](a, 7, out)
+    np.testing.assert_array_equal(out[0], a // 5 + a % 5)
+    np.testing.assert_array_equal(out[1], a // (np.arange(m)[:, None] + 2) + a % 7)
+    np.testing.assert_array_equal(out[2], (a >> 3) ^ (a << 2) & 255)
+    np.testing.assert_array_equal(out[3], (a.view(np.uint32) >> 3).view(np.int32))
+
+
+@pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=lambda t: t.name)
+def test_functions_and_scalar_conditions_take_every_float(dtype):
+    m, n = 3, 22
+
+    @kv.kernel
+    def kernel(a: kv.Buffer[dtype, 2], s: kv.f32, out: kv.Buffer[dtype, 2]):
+        i = kv.tile_index(m)
+        x = a.load_rows(i, columns=n)
+        y = kv.math.tanh(x) * x + kv.math.exp2(x)
+        out.store_rows(i, value=kv.where(s > 0.0, y, -x))
+
+    a = values(np.random.default_rng(7), (m, n), dtype)
+    wide = a.astype(np.float64)
+    for s, want in ((1.0, np.tanh(wide) * wide + np.exp2(wide)), (-1.0, -wide)):
+        out = np.zeros_like(a)
+        kernel[1, 1](a, s, out)
+        close(out, want, dtype, 2)
+
+
 # --- products --------------------------------------------------------------------------------------
 
 
@@ -188,6 +228,26 @@ def test_elements_are_read_and_written_under_their_mask():
     kernel[1, 1](a, out)
     i, j = np.mgrid[:6, :10]
     close(out, np.where(i < 5, np.where((i + j) % 3 == 0, a.T, 0) + 1, 0))
+
+
+@pytest.mark.parametrize("dtype", ["f8e4m3", "f8e5m2"])
+def test_tiles_of_8_bit_floats_convert_and_multiply(dtype):
+    _, problem = stored_problem(8, "paged", dtype, num_heads=1, head_size=32, cached=[16], new=[0], page_size=16)
+    cache = problem.collection.get_key_cache(0)
+
+    @kv.kernel
+    def kernel(cache: kv.KVCache, out: kv.Buffer[f32, 3]):
+        x, i = cache.tile(0, 0, 0, cache.cache_length(0), rows=16), kv.tile_index(16)
+        half = cache.tile(0, 0, 0, cache.cache_length(0), rows=16, columns=16)
+        out.store_rows(0, i, value=kv.dot(x, x.T))
+        out.store_rows(1, i, value=kv.f32(cache.dtype(kv.f32(half) * 1.1)))
+
+    out = np.zeros((2, 16, 16), np.float32)
+    kernel[1, 1](cache, out)
+    x = np.asarray(cache.load(0, 0, np.arange(16)[:, None], np.arange(32)), np.float64)
+    close(out[0], x @ x.T, scale=10)
+    rounded = (x[:, :16].astype(np.float32) * np.float32(1.1)).astype(cache.dtype.numpy)
+    np.testing.assert_array_equal(out[1], rounded.astype(np.float32))
 
 
 # --- loops -----------------------------------------------------------------------------------------
