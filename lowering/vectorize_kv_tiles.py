@@ -391,6 +391,8 @@ def lower_access(op: ir.Operation) -> None:
     """Accesses of rows and elements that the lowering of tiles made."""
     reads = op.name in ("memref.load", "vector.transfer_read")
     buffer = op.operands[0 if reads else 1]
+    if not isinstance(buffer.type, ir.MemRefType):
+        return
     rank = ir.MemRefType(buffer.type).rank
     at = list(op.operands)[1:][:rank] if reads else list(op.operands)[2:][:rank]
     if reads:
@@ -403,6 +405,8 @@ def lower_access(op: ir.Operation) -> None:
 
 
 def lower(op: ir.Operation) -> None:
+    if op.results:  # still on tensors
+        return
     nest = Nest(op)
     if op.name == "linalg.matmul":
         a, b, c = nest.operands

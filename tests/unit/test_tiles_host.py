@@ -394,3 +394,15 @@ def test_tiles_that_the_host_has_no_room_for_are_refused_by_size():
 
     with pytest.raises(KernelError, match="bytes: the host has room for 1048576"):
         kernel[1, 1](np.zeros((1024, 1024), np.float32), np.zeros((1024, 1024), np.float32))
+
+
+@pytest.mark.parametrize("left_out", ["lower-kv-tiles-to-linalg", "bufferize-tiles", "vectorize-kv-tiles"])
+def test_a_pass_that_tiles_need_is_missed_by_name(left_out):
+    @kv.kernel
+    def kernel(out: kv.Buffer[f32, 2]):
+        i = kv.tile_index(4)
+        x = out.load_rows(i, columns=20)
+        out.store_rows(i, value=kv.where(x > 1.0, x, 2.0), mask=i < 3)
+
+    with pytest.raises(KernelError, match="was not lowered by any pass|has no lowering rule"):
+        kv.compile(kernel, kv.Buffer[f32, 2], target="host", disable=(left_out,))
