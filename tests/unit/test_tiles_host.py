@@ -404,5 +404,5 @@ def test_a_pass_that_tiles_need_is_missed_by_name(left_out):
         x = out.load_rows(i, columns=20)
         out.store_rows(i, value=kv.where(x > 1.0, x, 2.0), mask=i < 3)
 
-    with pytest.raises(KernelError, match="was not lowered by any pass|has no lowering rule"):
+    with pytest.raises(KernelError, match=r"was not lowered by any pass|has no lowering rule"):
         kv.compile(kernel, kv.Buffer[f32, 2], target="host", disable=(left_out,))
