@@ -12,6 +12,7 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.layout import cdiv
 
 from .attention_common import Case, caches_of, start_of
 from .attention_queries import queries_of, tiles_of
@@ -103,8 +104,8 @@ def fits_host(case: Case) -> bool:
 
 def launch_host(case: Case, at: Expansion, op: Any, args: list[Any]) -> None:
     """Launch the kernel on the host, where a block is one thread: ``args`` are those of the kernel but the maps."""
-    most = at.schedule.get("max_queries")
-    rows = HOST_ROWS if most is None else max(2, min(HOST_ROWS, most * case.group))
+    total = max(1, at.schedule.get("max_queries", HOST_ROWS) * case.group)
+    rows = max(2, cdiv(total, cdiv(total, HOST_ROWS)))  # of the fewest tiles that hold a sequence's rows, the smallest
     keys = HOST_KEYS
     grid = (tiles_of(op, at, case.group, rows), at.constant(case.spec.num_heads), 1)
     kernel = attention_kernel(case, rows, keys, 1, {}, clean=True)
