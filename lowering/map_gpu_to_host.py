@@ -199,7 +199,10 @@ def widen_half_fma(function: ir.Operation) -> None:
             continue
         with ir.InsertionPoint(op), op.location:
             f32 = ir.F32Type.get()
-            wide = ir.VectorType.get(ir.VectorType(narrow).shape, f32) if isinstance(narrow, ir.VectorType) else f32
+            wide = f32
+            if isinstance(narrow, ir.ShapedType):  # a vector, or a tile
+                kind = ir.VectorType if isinstance(narrow, ir.VectorType) else ir.RankedTensorType
+                wide = kind.get(ir.ShapedType(narrow).shape, f32)
             made = math.fma(*(arith.extf(wide, v) for v in op.operands))
             op.results[0].replace_all_uses_with(arith.truncf(narrow, made))
         op.erase()

@@ -152,7 +152,7 @@ def test_functions_and_scalar_conditions_take_every_float(dtype):
     def kernel(a: kv.Buffer[dtype, 2], s: kv.f32, out: kv.Buffer[dtype, 2]):
         i = kv.tile_index(m)
         x = a.load_rows(i, columns=n)
-        y = kv.math.tanh(x) * x + kv.math.exp2(x)
+        y = kv.math.fma(kv.math.tanh(x), x, kv.math.exp2(x))
         out.store_rows(i, value=kv.where(s > 0.0, y, -x))
 
     a = values(np.random.default_rng(7), (m, n), dtype)
