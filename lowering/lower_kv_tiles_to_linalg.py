@@ -93,7 +93,11 @@ def widened(value: ir.Value) -> ir.Value:
         return value
     source = by_mlir(str(element(value)))
     maker = defining_op(value)
-    point = ir.InsertionPoint(ir.Block(value.owner).operations[0]) if maker is None else ir.InsertionPoint.after(maker)
+    point = (
+        ir.InsertionPoint.at_block_begin(ir.BlockArgument(value).owner)
+        if maker is None
+        else ir.InsertionPoint.after(maker)
+    )
     f32 = ir.F32Type.get()
     with point:
         return elementwise(

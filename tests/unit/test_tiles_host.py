@@ -296,6 +296,25 @@ def test_a_tile_of_bools_may_be_carried_and_chosen_by_a_branch():
         close(out, np.where(seen, a, 9))
 
 
+def test_a_carried_tile_of_16_bits_may_be_multiplied():
+    @kv.kernel
+    def kernel(a: kv.Buffer[bf16, 2], n: kv.i32, out: kv.Buffer[bf16, 2]):
+        i = kv.tile_index(16)
+        a0 = a.load_rows(i, columns=16)
+        x = a0
+        for _ in range(n):
+            x = kv.bf16(kv.dot(x, a0) * 0.25)
+        out.store_rows(i, value=x)
+
+    a = values(np.random.default_rng(9), (16, 16), bf16)
+    want = a
+    for _ in range(3):
+        want = (want.astype(np.float32) @ a.astype(np.float32) * np.float32(0.25)).astype(bf16.numpy)
+    out = np.zeros_like(a)
+    kernel[1, 1](a, 3, out)
+    close(out, want.astype(np.float64), bf16, 4)
+
+
 def test_a_block_computes_its_tiles_once_whatever_its_threads():
     @kv.kernel
     def kernel(out: kv.Buffer[f32, 2]):
