@@ -367,12 +367,25 @@ def write_in_place(function: ir.Operation) -> None:
             handed = list(_end(before).operands)[1:]
             arguments = [body.arguments[handed.index(x)] if x in handed else x for x in before.arguments]
         end = _end(body)
+        with ir.InsertionPoint(op), op.location:
+            for i, value in enumerate(op.operands):
+                if is_tile(value) and len(list(value.uses)) > 1:
+                    op.operands[i] = copied(value)
         with ir.InsertionPoint(end), op.location:
+            for i, value in enumerate(end.operands):  # what changes places is read before anything is written
+                if is_tile(value) and value != arguments[i] and isinstance(value.owner, ir.Block):
+                    end.operands[i] = copied(value)
             for i, value in enumerate(end.operands):
                 if is_tile(value) and value != arguments[i]:
                     end.operands[i] = ir.Operation.create(
                         "bufferization.materialize_in_destination", [value.type], [value, arguments[i]]
                     ).result
+
+
+def copied(value: ir.Value) -> ir.Value:
+    """A tile with memory of its own."""
+    segments = {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, 1, 0])}
+    return ir.Operation.create("bufferization.alloc_tensor", [value.type], [value], segments).result
 
 
 def _end(block: ir.Block) -> ir.Operation:

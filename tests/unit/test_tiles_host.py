@@ -296,6 +296,46 @@ def test_a_tile_of_bools_may_be_carried_and_chosen_by_a_branch():
         close(out, np.where(seen, a, 9))
 
 
+def test_loops_in_loops_and_branches_carry_tiles():
+    @kv.kernel
+    def kernel(a: kv.Buffer[f32, 2], n: kv.i32, out: kv.Buffer[f32, 2]):
+        i = kv.tile_index(3)
+        x, total = a.load_rows(i, columns=18), kv.full(3, 0.0)
+        first = x
+        for s in range(n):
+            y = x
+            for _ in range(s):
+                y, x = x * 0.5, y + first
+                total = total + y.sum(axis=1)
+            if s % 2 == 1:
+                x = y
+                total = kv.math.max(total, x.max(axis=1))
+            w, k = x, kv.i32(0)
+            while k < s:
+                w, x, k = x, w, k + 1
+            x = x + w * 0.25
+        out.store_rows(i, value=x + total[:, None])
+
+    a = np.random.default_rng(10).standard_normal((3, 18)).astype(np.float32)
+    for n in (0, 1, 2, 5):
+        x, total = a, np.zeros(3, np.float32)
+        for s in range(n):
+            y = x
+            for _ in range(s):
+                y, x = x * np.float32(0.5), y + a
+                total = total + y.sum(axis=1)
+            if s % 2 == 1:
+                x = y
+                total = np.maximum(total, x.max(axis=1))
+            w = x
+            for _ in range(s):
+                w, x = x, w
+            x = x + w * np.float32(0.25)
+        out = np.zeros_like(a)
+        kernel[1, 1](a, n, out)
+        close(out, x + total[:, None])
+
+
 def test_a_carried_tile_of_16_bits_may_be_multiplied():
     @kv.kernel
     def kernel(a: kv.Buffer[bf16, 2], n: kv.i32, out: kv.Buffer[bf16, 2]):
