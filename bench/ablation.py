@@ -15,23 +15,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvarn.lowering import pipeline
 from kvarn.runtime.program import Program
+from kvarn.tools.arrays import arrays
 
 from . import ablation_kernels, static, timing
-from .arrays import arrays
 from .cases import SMALL, TABLE, Row, select
 from .kvarn_rows import TOLERANCE
 from .problems import problem
 from .report import table
 
-PASSES = (
-    "select-kv-schedule",
-    "simplify-kernels",
-    "hoist-kv-lookups",
-    "vectorize-kv-lookups",
-    "plan-kv-access",
-    "simplify-addresses",
-)
+PASSES = tuple(name for name in pipeline.optional() if name != "check-kv-access")  # which bench never asks for
 ALL = "nothing"  # left out
 DEFAULT_ROWS = "=b64_c4k,=b64_c4k_fp8,=b1_c32k,=app_n8192_prefill,=app_n256_decode,=app_n8192_prefill_rope,gather"
 
@@ -173,7 +167,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     others = ",".join(t for t in texts if t not in named)
     rows: list[AnyRow] = [named[t] for t in texts if t in named] if texts else list(kernels)
     if others or not texts:
-        rows += select(others or ("" if small else DEFAULT_ROWS), SMALL if small else TABLE)
+        try:
+            rows += select(others or ("" if small else DEFAULT_ROWS), SMALL if small else TABLE)
+        except ValueError as error:
+            parser.error(f"--{error}")
     passes = [p for p in options.passes.split(",") if p]
     library = arrays(device) if device != "none" else None
     if library is not None:

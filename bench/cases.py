@@ -7,6 +7,7 @@ There are 32 query and 8 KV heads of 128 elements and 16 tokens a page, unless a
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, replace
 
 
@@ -31,7 +32,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Decode:
-    """One new token a sequence. A ragged batch has lengths from a sixteenth of the context up to it."""
+    """Few new tokens a sequence. A ragged batch has lengths from a sixteenth of the context up to it."""
 
     batch: int
     context: int
@@ -41,6 +42,7 @@ class Decode:
     page: int = 16
     ragged: bool = False
     window: int = 0
+    new: int = 1
 
 
 @dataclass(frozen=True)
@@ -211,13 +213,16 @@ SMALL = (
 
 
 def select(patterns: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """The rows whose name or kind has one of the comma-separated texts in it; ``=name`` is that row only.
+    """The rows whose name or kind has one of the comma-separated texts in it; ``=name``, or a whole title as the tables
+    print it, is that row only.
 
     Raises
     ------
     ValueError
         If a text fits no row.
     """
+    for row in sorted(rows, key=lambda row: -len(row.title)):  # titles have commas too
+        patterns = re.sub(rf"(^|,)\s*{re.escape(row.title)}\s*(?=,|$)", rf"\1={row.name}", patterns)
     texts = [t for t in patterns.split(",") if t]
     for text in texts:
         if not any(_fits(text, row) for row in rows):

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kvarn.tools.arrays import arrays
+
 from . import timing
-from .arrays import arrays
 from .cases import SMALL, TABLE, select
 from .kvarn_rows import TOLERANCE, Offer, call_of
 from .problems import problem

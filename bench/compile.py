@@ -98,7 +98,7 @@ def _lower(module: object, clock: Clock) -> None:
         nonlocal last
         now = time.perf_counter()
         at = names.index(name)
-        group = "upstream passes" if steps[at].text.startswith("builtin.module") else "kv passes"
+        group = "upstream passes" if steps[at].upstream else "kv passes"
         group = "expand" if name == "expand-kv-operations" else group
         clock.stages[group] = clock.stages.get(group, 0.0) + (now - last) * 1e3
         last = time.perf_counter()

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-TOLERANCE = {"bf16": 0.02, "f8e4m3": 0.05}  # relative, against float32
-
+from kvarn.tools.attention_problem import TOLERANCE
 
 # What else kvarn offers for a decode row, by what it costs or gains: the schedules of kv.ops.attention's options.
-OPTIONS = {"kvarn, early": {"early": 1}, "kvarn, batch-invariant": {"batch_invariant": True}}
+OPTIONS = {"kvarn, early": {"early": True}, "kvarn, batch-invariant": {"batch_invariant": True}}
 
 
 @dataclass(frozen=True)

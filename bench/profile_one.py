@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from .arrays import arrays
+from kvarn.tools.arrays import arrays
+
 from .cases import RANGE, TABLE, select
 from .kvarn_rows import call_of
 from .problems import problem

@@ -383,8 +383,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
     found: list[dict[str, Any]] = []
+    try:
+        rows = select(options.rows, TABLE)
+    except ValueError as error:
+        parser.error(f"--{error}")
     alike: dict[Specialisation, list[Row]] = {}  # rows of the same code
-    for row in select(options.rows, TABLE):
+    for row in rows:
         alike.setdefault(specialisation(row, options.target), []).append(row)
     for row, *others in alike.values():
         try:

@@ -1,122 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Times of calls, and the ceilings of the machine.
-
-On a GPU: medians of replays of a CUDA graph that holds many calls, over layers in turn, so that the L2 holds none of
-what a call reads and no launch is waited for. A call that cannot be captured is timed in a plain loop, and its record
-says so. On the CPU: the clock.
-"""
+"""The ceilings of the machine, timed as the rows are."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .arrays import Arrays
+from kvarn.tools.timing import Call, first_line, timed, warm_up
 
-TARGET_MS = 8.0  # of one replay
-REPLAYS = 9
-MOST_CALLS = 512  # in one graph
+__all__ = ["ceilings", "copying_kernel", "reading_kernel", "timed", "warm_up"]
+
 CEILING_BYTES = 1 << 31
-
-Call = Callable[[int], Any]  # takes the layer
-
-
-def timed(call: Call, layers: int, arrays: Arrays) -> dict[str, Any]:
-    """Time one call.
-
-    Returns
-    -------
-    dict
-        ``us``, ``us_min``, ``us_max`` (microseconds of one call: median, least, most), ``mode``, ``calls`` (in one
-        replay), ``host_us`` (of issuing one call, on a GPU).
-    """
-    return _on_gpu(call, layers, arrays) if arrays.on_gpu else _on_cpu(call, layers)
-
-
-def _on_cpu(call: Call, layers: int) -> dict[str, Any]:
-    for layer in range(layers):
-        call(layer)
-    samples = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        for layer in range(layers):
-            call(layer)
-        samples.append((time.perf_counter() - begin) / layers * 1e6)
-    return _summary(samples, "clock", layers)
-
-
-def _on_gpu(call: Call, layers: int, arrays: Any) -> dict[str, Any]:
-    torch = arrays.torch
-
-    def span(run: Callable[[], Any]) -> float:
-        """Microseconds between two events around a run."""
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) * 1e3
-
-    def once() -> None:
-        for layer in range(layers):
-            call(layer)
-
-    call(0)
-    torch.cuda.synchronize()
-    estimate = max(span(once) / layers, 0.5)
-    if estimate < 2e4:
-        estimate = max(span(once) / layers, 0.5)  # the first pass may have compiled or allocated
-    count = layers * max(1, min(math.ceil(TARGET_MS * 1e3 / (estimate * layers)), max(1, MOST_CALLS // layers)))
-    replays = REPLAYS if estimate * count < 1e5 else 3
-    begin = time.perf_counter()
-    few = min(count, 20)
-    for i in range(few):
-        call(i % layers)
-    host_us = (time.perf_counter() - begin) / few * 1e6
-    torch.cuda.synchronize()
-
-    def all_calls() -> None:
-        for i in range(count):
-            call(i % layers)
-
-    mode, run = "graph", all_calls
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            all_calls()
-        run = graph.replay
-    except Exception as error:
-        mode = f"no graph: {_first_line(error)}"
-        torch.cuda.synchronize()
-    run()
-    torch.cuda.synchronize()
-    samples = [span(run) / count for _ in range(replays)]
-    del graph
-    return {**_summary(samples, mode, count), "host_us": host_us}
-
-
-def _summary(samples: list[float], mode: str, calls: int) -> dict[str, Any]:
-    ordered = sorted(samples)
-    return {"us": ordered[len(ordered) // 2], "us_min": ordered[0], "us_max": ordered[-1], "mode": mode, "calls": calls}
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:80]
-
-
-def warm_up(arrays: Any, seconds: float = 0.7) -> None:
-    """Bring the clocks up."""
-    if not arrays.on_gpu:
-        return
-    x = arrays.normal((4096, 4096), "bf16")
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        arrays.torch.mm(x, x)
-        arrays.synchronize()
-
 
 # --- ceilings ------------------------------------------------------------------------------------
 
@@ -170,7 +65,7 @@ def ceilings(arrays: Any) -> Iterator[dict[str, Any]]:
                 made |= timed(call, 1, arrays)
                 made["rate"] = work / made["us"] / 1e6
             except Exception as error:
-                made["note"] = f"{type(error).__name__}: {_first_line(error)}"
+                made["note"] = f"{type(error).__name__}: {first_line(error)}"
         return made
 
     if not arrays.on_gpu:

@@ -17,8 +17,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from kvarn.tools.arrays import Arrays, arrays
+
 from . import kvarn_rows, peers, timing
-from .arrays import Arrays, arrays
 from .cases import RANGE, SMALL, TABLE, Row
 from .problems import problem
 

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Memory effects of the kv operations.
+"""Memory effects of the kv operations, and their other traits: all that a pass may know of an op without its name.
 
 Each model is named in an op's ``traits``. On MLIR 22.1 Python cannot attach interfaces: the native
 library does it from :func:`table`; without it upstream passes leave the kv ops alone, which is safe.
 
-Resources: ``cache`` is the contents of pages and scales; ``table`` the lookup table and the lengths,
-which nothing in a kernel writes; ``memory`` everything else. Since no kv op writes ``table``, its
-readers are declared without effects: they may be merged, moved and dropped like arithmetic.
+Resources: ``cache`` is the contents of pages and scales, ``elements`` and ``scales`` its parts; ``table`` the lookup
+table and the lengths, which nothing in a kernel writes; ``memory`` everything else, as far as the op has it among its
+operands. Since no kv op writes ``table``, its readers are declared without effects: they may be merged, moved and
+dropped like arithmetic. An op that declares no model reads and writes everything.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from .base import Kv
 
 READ, WRITE, ALLOCATE, FREE = "read", "write", "allocate", "free"
-CACHE, MEMORY = "cache", "memory"
+CACHE, ELEMENTS, SCALES, MEMORY = "cache", "elements", "scales", "memory"
 
 
 class Effect(NamedTuple):
@@ -36,6 +39,22 @@ class Pure(EffectModel):
     speculatable = True
 
 
+class TierOne:
+    """An operation on whole caches, which stands outside kernels and becomes kernels of its own."""
+
+
+class LooksUpPage:
+    """Uses the page of a token: has the fields cache, batch and token, and page once it has been looked up."""
+
+
+class GivesAddress:
+    """Its result points into what its first operand shows, and may be written through."""
+
+
+class ViewsHandle:
+    """Its result shows what its first operand does: a layer of a collection, a cache as an operand."""
+
+
 class ReadsCache(EffectModel):
     """Reads cache contents: dropped when unused, merged when no write lies between, never speculated."""
 
@@ -46,6 +65,24 @@ class WritesCache(EffectModel):
     """Writes cache contents."""
 
     effects = (Effect(WRITE, CACHE),)
+
+
+class WritesElements(EffectModel):
+    """Writes elements of a cache, no scales."""
+
+    effects = (Effect(WRITE, ELEMENTS),)
+
+
+class ReadsScales(EffectModel):
+    """Reads scales, no elements."""
+
+    effects = (Effect(READ, SCALES),)
+
+
+class WritesScales(EffectModel):
+    """Writes scales, no elements."""
+
+    effects = (Effect(WRITE, SCALES),)
 
 
 class UpdatesCache(EffectModel):
@@ -101,5 +138,34 @@ def table(dialect: type) -> dict[str, OpEffects]:
 
 
 def writes_cache(op_class: type) -> bool:
+    """Whether an op writes contents of a cache, for all that it says."""
     declared = of_class(op_class)
-    return declared is not None and Effect(WRITE, CACHE) in declared.effects
+    return declared is None or any(e.kind == WRITE and e.resource != MEMORY for e in declared.effects)
+
+
+_classes: dict[str, Any] = {}
+
+
+def class_of(op_name: str) -> Any:
+    """The class of a kv op by its name; None for what is no op of the dialect."""
+    if len(_classes) != len(Kv.operations):
+        _classes.clear()
+        _classes.update((c.OPERATION_NAME, c) for c in Kv.operations)
+    return _classes.get(op_name)
+
+
+def has(op_name: str, trait: type) -> bool:
+    """Whether the op of a name declares a trait; no for what is no op of the dialect."""
+    return trait in getattr(class_of(op_name), "TRAITS", ())
+
+
+def acts_on_scales_only(op_name: str) -> bool:
+    """Whether all that an op reads or writes of a cache are its scales."""
+    declared = of_class(class_of(op_name))
+    touched = {e.resource for e in declared.effects} - {MEMORY} if declared is not None else set()
+    return touched == {SCALES}
+
+
+def tier_one() -> tuple[str, ...]:
+    """The names of the operations that stand outside kernels."""
+    return tuple(c.OPERATION_NAME for c in Kv.operations if TierOne in c.TRAITS)

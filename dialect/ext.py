@@ -10,6 +10,7 @@ constraints that are not exact types, and a second IRDL load of one dialect in o
 """
 
 import inspect
+import os
 import threading
 import types as _types
 import typing
@@ -24,6 +25,7 @@ Operand = ir.Value
 Result = ir.OpResult
 
 _lock = threading.RLock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Specifier:

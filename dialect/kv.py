@@ -5,6 +5,7 @@
 gives a context that is ready for compiling.
 """
 
+import os
 import threading
 from typing import Any
 
@@ -30,6 +31,7 @@ from .types import CacheType, CollectionType, OperandType, RowsType, TmaType  # 
 # MLIR wraps parsed ops in their Python classes when it can import `<prefix>.<dialect namespace>`.
 _cext.globals.append_dialect_search_prefix("kvarn.dialect")
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def load(context: ir.Context | None = None) -> None:
@@ -55,6 +57,8 @@ def make_context() -> ir.Context:
     emitted to a handler they are not left over. The handler stores them on ``context_diagnostics(context)``.
     """
     context = ir.Context()
+    # Threads of its own gain nothing on modules of one or two kernels, and a child of a fork would wait for them.
+    context.enable_multithreading(False)
     context.emit_error_diagnostics = True
     found: list[tuple[str, str, ir.Location]] = []
 

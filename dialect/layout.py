@@ -326,6 +326,19 @@ def page_and_slot(spec: CacheSpec, token: Any) -> tuple[Any, Any]:
     return (token // spec.page_size, token % spec.page_size) if spec.paged else (0, token)
 
 
+# Kernels count tokens in 32 bits. Half of what these count leaves room to add a step's tokens to a position, and to
+# step past the end of a loop.
+MAX_TOKENS = 2**30
+
+
+def token_capacity(spec: CacheSpec, lookup_columns: Any, slots: Any) -> Any:
+    """Tokens that a sequence may have: what its row of the table names, or what its region holds.
+
+    At most :data:`MAX_TOKENS`, which is checked when a cache is made.
+    """
+    return lookup_columns * spec.page_size if spec.paged else slots
+
+
 def element_offset(spec: CacheSpec, block: Any, slot: Any, head: Any, dim: Any, stride0: Any) -> Any:
     """Element of (page, slot, head, dim) from the view's base: E = blk*stride0 + s*H*D + h*D + d."""
     return block * stride0 + slot * spec.token_stride + head * spec.head_size + dim

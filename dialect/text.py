@@ -3,11 +3,22 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 # An op name with nothing after the dialect's: "kv."(...) creates an operation of no dialect, a fatal error.
 _NAMELESS = re.compile(rb'"[A-Za-z_][\w$-]*\."(?=\s*\()')
+# Address spaces that LLVM has no room for: an assertion, when the module is translated.
+_SPACE = re.compile(rb"(?:\bptr<|\bmemref<(?:[^<>]|<[^<>]*>)*?,)\s*(-\d+|0x[0-9A-Fa-f]+|\d{8,})\s*(?::\s*\w+\s*)?>")
+_MOST_SPACES = 1 << 24
+# Brackets within brackets, as deep as no IR is: the parser, and whoever walks over what it makes, uses up the stack.
+MOST_NESTED = 300
+_IGNORED = re.compile(rb'"(?:[^"\\\n]|\\.)*"|//[^\n]*|->|>=|<=')
+_STEPS = {**dict.fromkeys(b"([{<", 1), **dict.fromkeys(b")]}>", -1)}
+_NO_BRACKET = bytes(set(range(256)) - _STEPS.keys())
+_SIGNS = re.compile(rb"(?:-\s*){1000}")
 # An array attribute of indices, spelled out or through an alias of the type: an assertion.
 _INDEX_ALIAS = re.compile(rb"(![\w$.-]+)\s*=\s*index\b")
 
@@ -34,4 +45,29 @@ def problem(text: bytes | str) -> Problem | None:
             if b"//" not in data[start : match.start()]:
                 line = data.count(b"\n", 0, match.start()) + 1
                 return Problem(line, match.start() - start + 1, message.format(match.group().decode().strip()))
-    return None
+    for match in _SPACE.finditer(data):
+        if not 0 <= int(match.group(1), 0) < _MOST_SPACES:
+            start = data.rfind(b"\n", 0, match.start(1)) + 1
+            text = f"address space must be in [0, {_MOST_SPACES}), got {match.group(1).decode()}"
+            return Problem(data.count(b"\n", 0, start) + 1, match.start(1) - start + 1, text)
+    if (match := _SIGNS.search(data)) is not None:
+        return Problem(data.count(b"\n", 0, match.start()) + 1, 1, "more than 1000 signs stand in a row")
+    return _nested(data)
+
+
+def _nested(data: bytes) -> Problem | None:
+    """The first bracket that is nested too deeply."""
+
+    def depths(text: bytes) -> Iterator[int]:
+        return itertools.accumulate(map(_STEPS.__getitem__, text.translate(None, _NO_BRACKET)))
+
+    if max(depths(data.replace(b"->", b"")), default=0) <= MOST_NESTED:  # quick, strings and comments not left out
+        return None
+    plain = _IGNORED.sub(lambda m: b" " * len(m.group()), data)
+    deep = next((i for i, depth in enumerate(depths(plain)) if depth > MOST_NESTED), None)
+    if deep is None:
+        return None
+    place = next(itertools.islice(re.finditer(rb"[()\[\]{}<>]", plain), deep, None)).start()
+    start = data.rfind(b"\n", 0, place) + 1
+    message = f"brackets must be nested at most {MOST_NESTED} deep"
+    return Problem(data.count(b"\n", 0, place) + 1, place - start + 1, message)

@@ -119,7 +119,7 @@ def operand_type(spec: CacheSpec) -> ir.Type:
 
 
 def type_name(type_: ir.Type) -> str | None:
-    """``"cache"``, ``"collection"``, ``"operand"``, ``"rows"`` or ``"tma"``; None for a type of another dialect."""
+    """``"cache"``, ``"collection"``, ``"operand"``, ``"rows"``, ``"tma"`` or ``"stages"``; None outside the dialect."""
     text = str(type_)
     return text[4:].partition("<")[0] if text.startswith("!kv.") else None
 
@@ -188,9 +188,11 @@ def type_problem(type_: ir.Type) -> str | None:
     if name == "tma":
         found = _parse_tma(text)
         return found if isinstance(found, str) else None
+    if "<" not in text:
+        return None  # a type without parameters
     from .ext import split_parameters
 
-    parts = split_parameters(text[text.index("<") + 1 : -1]) if "<" in text else []
+    parts = split_parameters(text[text.index("<") + 1 : -1])
     try:
         tile_rows, page_size = (_integer(p) for p in parts)
     except ValueError as error:

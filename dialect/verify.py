@@ -9,7 +9,7 @@ from typing import Any
 
 from mlir import ir
 
-from . import dtypes, layout, types
+from . import dtypes, layout, schedules, types
 from .layout import CacheSpec
 
 CACHE_LIKE = ("cache", "operand")
@@ -40,8 +40,11 @@ def handle(op: Any, value: ir.Value, kinds: tuple[str, ...] = CACHE_LIKE) -> Cac
 
 
 def integer(attribute: ir.Attribute) -> int | None:
-    """The value of an integer attribute; None for another attribute."""
-    return ir.IntegerAttr(attribute).value if isinstance(attribute, ir.IntegerAttr) else None
+    """The value of an integer attribute; None for another attribute, and for one of more bits than MLIR reads."""
+    if not isinstance(attribute, ir.IntegerAttr):
+        return None
+    type_ = attribute.type
+    return None if isinstance(type_, ir.IntegerType) and type_.width > 64 else attribute.value
 
 
 def string(attribute: ir.Attribute) -> str | None:
@@ -50,6 +53,38 @@ def string(attribute: ir.Attribute) -> str | None:
 
 def boolean(attribute: ir.Attribute) -> bool | None:
     return ir.BoolAttr(attribute).value if isinstance(attribute, ir.BoolAttr) else None
+
+
+class _Unread(str):
+    """The text of an attribute that is no string, as messages show it."""
+
+    __repr__ = str.__str__
+
+
+def python_values(dictionary: ir.Attribute) -> dict[str, Any]:
+    """A dictionary attribute with strings, numbers and bools as Python values, and the text of other attributes."""
+    found: dict[str, Any] = {}
+    for named in ir.DictAttr(dictionary):
+        value = named.attr
+        if isinstance(value, ir.BoolAttr):
+            found[named.name] = value.value
+        elif isinstance(value, (ir.StringAttr, ir.FloatAttr)):
+            found[named.name] = value.value
+        else:
+            number = integer(value)
+            found[named.name] = _Unread(value) if number is None else number
+    return found
+
+
+def schedule(op: Any) -> bool:
+    """Whether the schedule of an operation, if it has one, is legal for some target and case."""
+    attributes, name = op.operation.attributes, op.operation.name
+    if "schedule" not in attributes or name not in schedules.OPERATIONS:
+        return True
+    if not isinstance(attributes["schedule"], ir.DictAttr):
+        return fail(op, f"schedule must be a dictionary, got {attributes['schedule']}")
+    problem = schedules.why_unsupported(name, python_values(attributes["schedule"]))
+    return problem is None or fail(op, f"has a schedule whose {problem}")
 
 
 def element_and_width(type_: ir.Type) -> tuple[str, int]:

@@ -89,9 +89,11 @@ LANGUAGE = (
     ("gpu", "The grid: indices, barriers, shuffles, messages"),
     ("calls", "Compile time"),
     ("functional", "Control flow as functions"),
+    ("masks", "Masks of attention: `kv.masks`"),
     ("machine", "Instructions of NVIDIA GPUs"),
     ("tma", "Tiles by TMA: `kv.tma`"),
     ("kernel", "Kernels"),
+    ("structs", "Structs of arguments"),
 )
 
 
@@ -105,7 +107,7 @@ def language() -> str:
     out = ["# The kernel language\n", f"What a kernel can call. {pages}\n"]
     for name, title in LANGUAGE:
         module = importlib.import_module(f"kvarn.dsl.{name}")
-        own = name in ("math", "tma")  # modules that kernels call through their names
+        own = name in ("math", "masks", "tma")  # modules that kernels call through their names
         prefix = f"kv.{name}." if own else "kv."
         names = module.__all__ if own else [n for n in dsl.__all__ if _home(dsl, n) == module.__name__]
         out += [f"## {title}\n", prose(module.__doc__ or "") + "\n"]
@@ -167,6 +169,7 @@ def dialect() -> str:
         "operations": "Cache operations", "rotary": "Rotation and normalisation", "attention": "Attention",
         "mla": "Latent rows (MLA)", "ragged": "Ragged batches", "metadata": "Handles and their fields",
         "addressing": "Addresses", "access": "Accesses", "tiles": "Tiles and shared memory",
+        "tile": "Tile values", "staging": "Asynchrony of tile kernels",
         "tma": "Copies by TMA",
     }  # fmt: skip
     for stem, title in titles.items():
@@ -214,14 +217,21 @@ def passes() -> str:
         "`kv-opt --list-passes` lists them; [writing passes](../writing-passes.md) says how to add one.\n",
     ]
     out.append("## The pipelines\n")
-    out.append("Names in italics are several upstream passes; `--stop-after` and `--disable` take them too.\n")
+    out.append(
+        "Names in italics are several upstream passes; `--stop-after` takes them too. `--disable` takes what is marked "
+        "optional.\n"
+    )
     for target in ("sm_90a", "host"):
-        rows = []
-        for i, step in enumerate(pipeline.steps(target, pipeline.Settings(check=True)), 1):
-            ours = not step.text.startswith("builtin.module(")
-            reason = step.reason if ours else step.reason.partition(": ")[2]
-            rows.append((str(i), f"[`{step.name}`](#{step.name})" if ours else f"*{step.name}*", reason))
-        out += [f"For {target}, with `KVARN_CHECK=1`:\n", table(("", "pass", "why it stands there"), rows)]
+        rows = [
+            (
+                str(i),
+                f"*{step.name}*" if step.upstream else f"[`{step.name}`](#{step.name})",
+                step.reason,
+                "optional" if step.optional else "",
+            )
+            for i, step in enumerate(pipeline.default_steps(target, check=True), 1)
+        ]
+        out += [f"For {target}, with `KVARN_CHECK=1`:\n", table(("", "pass", "why it stands there", ""), rows)]
     for name in lowering.NAMES:
         found = lowering.find(name)
         assert found is not None
@@ -257,9 +267,46 @@ def environment() -> str:
     return "\n".join(["# Environment variables\n", note, table(("variable", "", "default"), rows)])
 
 
+def schedules() -> str:
+    """What a schedule may say: a section for operations that share entries."""
+    from kvarn.dialect import schedules
+
+    sections: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for name, operation in schedules.OPERATIONS.items():
+        shared = operation.entries if operation.choice else operation.kinds
+        sections.setdefault(shared, {})[f"`{name.removeprefix('kv.')}`"] = operation
+    out = ["# Schedules\n", SCHEDULES]
+    for members in sections.values():
+        kinds = dict.fromkeys(kind for operation in members.values() for kind in operation.kinds)
+        first = next(iter(members.values()))
+        out.append(f"## {', '.join(members)}\n")
+        if first.choice:
+            of = {kind: ", ".join(n for n, o in members.items() if kind in o.kinds) for kind in kinds}
+            rows = [(f"`{k.name}`", k.doc, "the host" if k.on_host else "GPUs", of[k]) for k in kinds]
+            out.append(table(("`kind`", "", "on", "of"), rows))
+        entries = [(entry, "all" if first.choice else "") for entry in first.entries]
+        entries += [(entry, f"`{kind.name}`") for kind in kinds for entry in kind.entries]
+        cells = [(f"`{e.name}`", of_kind, e.doc, e.legal, e.default) for e, of_kind in entries]
+        if first.choice:
+            out.append(table(("entry", "of kind", "", "legal", "default"), cells))
+        elif cells:
+            out.append(table(("entry", "", "legal", "default"), [(c[0], *c[2:]) for c in cells]))
+        else:
+            out.append("No entries.\n")
+    return "\n".join(out)
+
+
+SCHEDULES = """\
+`schedule={"entry": value}` of an operation in `kv.ops`, or the `schedule` attribute of its op, says how its work is
+divided. What is not given is chosen by [`select-kv-schedule`](passes.md#select-kv-schedule). An entry that is unknown,
+or that the kernel does not have, is an error; so is a value that is not legal, in general or for a case: what `warps`
+may be follows from the heads, what `tile` may be from the page size, and a block must fit the target's shared memory.
+"""
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "operations.md": operations, "language.md": language, "dialect.md": dialect, "passes.md": passes,
-    "environment.md": environment,
+    "schedules.md": schedules, "environment.md": environment,
 }  # fmt: skip
 
 

@@ -3,19 +3,22 @@
 
 Passes of other packages join through the entry point group ``kvarn.passes``: the entry's name is the pass's name,
 its value a module with a ``run`` function decorated with ``kvarn.lowering.pass_base.kv_pass`` (or a plain
-``run(module, pass_)`` function). A name that is taken is an error that names both packages.
+``run(module)`` or ``run(module, pass_)`` function). A name that is taken is an error that names both packages.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+import re
 from typing import Any
 
-from .pass_base import NoOptions, Pass
+from mlir import ir
+from mlir.passmanager import PassManager
 
-# In pipeline order; pipeline.py says why each stands where it does.
+from .pass_base import Pass, as_pass
+
+# In pipeline order; pipeline.py says why each stands where it does. The last is of no pipeline of ours.
 NAMES = (
     "verify-kv",
     "select-kv-schedule",
@@ -46,28 +49,60 @@ NAMES = (
     "map-gpu-to-host",
     "vectorize-kv-tiles",
     "check-kv-lowered",
+    "record-kv-abi",
     "mark-kv-descriptors",
+    "index-kv-loops",
 )
 
 _extra: dict[str, Pass] = {}
 
 
-def register(name: str, run: Callable[..., None], summary: str = "") -> Pass:
-    """Make a user's pass known by name; ValueError when the name is taken."""
-    if name in NAMES or name in _extra:
-        raise ValueError(f"pass name {name!r} is taken: choose another")
-    declared = getattr(run, "kv_pass", None)
-    if declared is not None:
-        found = Pass(name, declared.function, declared.options_class, declared.summary)
-    else:
-        found = Pass(
-            name,
-            lambda module, options: run(module, options),
-            NoOptions,
-            summary or (run.__doc__ or "").strip().split("\n")[0],
-        )
-    _extra[name] = found
+def register(found: Pass) -> Pass:
+    """Make a user's pass known by its name; an edited version of it, from the same file, takes its place.
+
+    ValueError when the name is that of another pass: kvarn's, MLIR's, a package's or one of another file.
+    """
+    check_name(found.name)
+    other = _extra.get(found.name)
+    if other is not None and _origin(other) != _origin(found):
+        raise ValueError(f"pass name {found.name!r} is taken by {_origin(other)[0]}: choose another")
+    entry = _entry_points().get(found.name)
+    if other is None and entry is not None:
+        raise ValueError(f"pass name {found.name!r} is taken by {_package(entry)}: choose another")
+    _extra[found.name] = found
     return found
+
+
+def check_name(name: str) -> None:
+    """ValueError for a name that a user's pass cannot have: of a pass of kvarn or MLIR, or none that can be written."""
+    if name in NAMES:
+        raise ValueError(f"pass name {name!r} is taken: choose another")
+    if not re.fullmatch(r"[A-Za-z][\w-]*", name):
+        raise ValueError(f"pass name must be letters, digits and dashes, got {name!r}: give the function a name")
+    if _is_upstream(name):
+        raise ValueError(f"pass name {name!r} is taken by a pass of MLIR: choose another")
+
+
+@functools.cache
+def _is_upstream(name: str) -> bool:
+    with ir.Context():
+        try:
+            PassManager("builtin.module").add(name)
+        except ValueError as error:
+            return "does not refer to a registered pass" not in str(error)  # else: one with another anchor
+    return True
+
+
+def _origin(found: Pass) -> tuple[str, str]:
+    """Where a pass comes from: its file and its name there, which stay when it is edited."""
+    code = getattr(found.function, "__code__", None)
+    module = getattr(found.function, "__module__", "")
+    file = "" if code is None or code.co_filename.startswith("<") else code.co_filename
+    return file or module, getattr(found.function, "__qualname__", "")
+
+
+def _package(entry: Any) -> str:
+    return entry.dist.name if entry.dist else "?"
 
 
 @functools.cache
@@ -77,17 +112,21 @@ def _entry_points() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for entry in importlib.metadata.entry_points(group="kvarn.passes"):
         if entry.name in NAMES or entry.name in found:
-            other = found[entry.name].dist.name if entry.name in found else "kvarn"
-            raise ValueError(
-                f"pass {entry.name!r} is given by two packages: {other} and {entry.dist.name if entry.dist else '?'}"
-            )
+            other = _package(found[entry.name]) if entry.name in found else "kvarn"
+            raise ValueError(f"pass {entry.name!r} is given by two packages: {other} and {_package(entry)}")
         found[entry.name] = entry
     return found
 
 
+def package_version(name: str) -> str:
+    """The package and version that gives a pass as an entry point; "" for another pass."""
+    entry = None if name in NAMES else _entry_points().get(name)
+    return f"{entry.dist.name} {entry.dist.version}" if entry is not None and entry.dist is not None else ""
+
+
 def names() -> tuple[str, ...]:
     """All pass names: ours in pipeline order, then others."""
-    return (*NAMES, *_entry_points(), *_extra)
+    return tuple(dict.fromkeys((*NAMES, *_entry_points(), *_extra)))
 
 
 def find(name: str) -> Pass | None:
@@ -99,5 +138,7 @@ def find(name: str) -> Pass | None:
     entry = _entry_points().get(name)
     if entry is None:
         return None
+    check_name(name)
     loaded = entry.load()
-    return register(name, getattr(loaded, "run", loaded))
+    _extra[name] = as_pass(getattr(loaded, "run", loaded), name)
+    return _extra[name]

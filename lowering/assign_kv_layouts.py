@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Choose how tiles are spread over threads and memory: from the products outwards.
 
-A product's instruction decides where its operands lie and how its result is spread (``dialect.tile_layout``); everything
-computed from it element by element, and the vectors that meet it, follow. ``wgmma``: warpgroups stacked in 64 rows each; B
-in shared memory, swizzled; A in shared memory where it is loaded, in registers where it is computed. Vectors along the
-rows are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``. Tiles that only say which rows are loaded or stored are
-computed element by element where they are used, and take no layout of their own.
+A product's instruction decides where its operands lie and how its result is spread (``dialect.tile_layout``);
+everything computed from it element by element, and the vectors that meet it, follow. ``wgmma``: warpgroups stacked in
+64 rows each; B in shared memory, swizzled; A in shared memory where it is loaded, in registers where it is computed.
+Vectors along the rows are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``. Tiles that only say which rows are
+loaded or stored are computed element by element where they are used, and take no layout of their own.
 
-Before:  %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
-After:   %s = "kv.dot"(%q, %k) {...} : (tensor<128x128xbf16, "shared">, tensor<128x128xbf16, "shared">) -> tensor<128x128xf32, "wgmma">
+Before:  %s = "kv.dot"(%q, %k) : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
+After:   %s = "kv.dot"(%q, %k) : (tensor<..., "shared">, tensor<..., "shared">) -> tensor<128x128xf32, "wgmma">
 """
 
 from __future__ import annotations
@@ -163,8 +163,7 @@ def splat_of_attribute(attribute: ir.Attribute) -> Any:
 @kv_pass()
 def run(module: ir.Module, options: Any) -> None:
     for function in tiled(module):
-        threads = list(ir.DenseI32ArrayAttr(function.attributes["kv.block"]))[0]
-
+        threads = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
         warpgroups = schedule_of(function).get("consumers", threads // 128)
         body = function.regions[0].blocks[0]
         shared = place_operands(function, warpgroups)

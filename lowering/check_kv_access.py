@@ -18,24 +18,21 @@ After:   %ok = arith.cmpi ult, %b, <batch> ; cf.assert %ok, "k.py:10:9: kv.load:
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from mlir import ir
 from mlir.dialects import arith, cf
 
-from kvarn.dialect import layout, ops, types, verify
+from kvarn.dialect import effects, kv, layout, ops, types, verify
 from kvarn.dialect.layout import CacheSpec
 from kvarn.errors import source_locations
 
 from .index import Ix, const
 from .pass_base import kv_pass
-from .rewrite import ops_named
-
-ELEMENTS = ("kv.load", "kv.load_raw", "kv.store")
-SCALES = ("kv.load_scale", "kv.store_scale")
-TILES = ("kv.load_tile", "kv.store_tile")
-LENGTHS = ("kv.cache_length",)
-LOOKUPS = ("kv.populate", "kv.load_pages")
+from .plan_kv_access import is_access
+from .rewrite import walk
 
 
 class _Checks:
@@ -60,20 +57,23 @@ class _Checks:
         heads = self.spec.num_heads
         self.need(Ix(self.op.head).below(heads), f"the head must be in [0, {heads})")
 
+    def accessed(self) -> ir.Value:
+        """What is read or written."""
+        results = self.op.operation.results
+        return results[0] if len(results) else self.op.value
+
     def dims(self) -> None:
         """The first dim and the lanes after it; of an operand of scales, the granules."""
         if self.spec.kind == layout.SCALES:
             self.granules()
             return
-        value = self.op.value if "store" in self.op.operation.name else self.op.operation.results[0]
-        lanes = verify.element_and_width(value.type)[1]
+        lanes = verify.element_and_width(self.accessed().type)[1]
         last = self.spec.head_size - lanes
         self.need(Ix(self.op.dim).below(last + 1), f"the dim must be in [0, {last}] for {lanes} elements")
 
     def granules(self) -> None:
         """The granule of the first dim and those after it."""
-        value = self.op.value if "store" in self.op.operation.name else self.op.operation.results[0]
-        lanes = verify.element_and_width(value.type)[1]
+        lanes = verify.element_and_width(self.accessed().type)[1]
         last = self.spec.num_scales - lanes
         granule = Ix(self.op.dim) // self.spec.granularity
         self.need(granule.below(last + 1), f"the dim must be in granule [0, {last}] for {lanes} scales")
@@ -129,21 +129,62 @@ class _Checks:
         self.entries(column, count)
 
 
+# --- which op needs what -------------------------------------------------------------------------
+
+RULES: dict[str, Callable[[_Checks], None]] = {}
+
+
+def checks(*op_classes: Any) -> Callable[[Callable[[_Checks], None]], Callable[[_Checks], None]]:
+    """Declare the checks of ops that are no accesses at a page, after that of their sequence."""
+
+    def declare(rule: Callable[[_Checks], None]) -> Callable[[_Checks], None]:
+        RULES.update((c.OPERATION_NAME, rule) for c in op_classes)
+        return rule
+
+    return declare
+
+
+@checks(kv.CacheLengthOp)
+def of_length(found: _Checks) -> None:
+    """Nothing but the sequence."""
+
+
+@checks(kv.PopulateOp)
+def of_populate(found: _Checks) -> None:
+    found.populate()
+
+
+@checks(kv.LoadPagesOp)
+def of_pages(found: _Checks) -> None:
+    found.load_pages()
+
+
+@checks(kv.LoadTileOp, kv.StoreTileOp)
+def of_tile(found: _Checks) -> None:
+    found.head()
+    found.tile()
+
+
+def of_access(found: _Checks) -> None:
+    """Of whatever reads or writes contents at a page."""
+    found.head()
+    (found.granules if effects.acts_on_scales_only(found.op.operation.name) else found.dims)()
+    found.token(found.op.token)
+    found.page()
+
+
+def rule_of(name: str) -> Callable[[_Checks], None] | None:
+    """The checks of an op, by what it declares; None for one that needs none."""
+    return RULES.get(name) or (of_access if is_access(name) else None)
+
+
 @kv_pass()
 def run(module: ir.Module, options: Any) -> None:
-    for op in ops_named(module, *ELEMENTS, *SCALES, *TILES, *LENGTHS, *LOOKUPS):
+    find = functools.cache(rule_of)
+    for op in walk(module, lambda name: find(name) is not None):
         with ir.InsertionPoint(op), op.location:
-            checks = _Checks(op)
-            checks.sequence()
-            if op.name in LENGTHS:
-                continue
-            if op.name in LOOKUPS:
-                (checks.populate if op.name == "kv.populate" else checks.load_pages)()
-                continue
-            checks.head()
-            if op.name in TILES:
-                checks.tile()
-                continue
-            (checks.granules if op.name in SCALES else checks.dims)()
-            checks.token(op.opview.token)
-            checks.page()
+            found = _Checks(op)
+            found.sequence()
+            rule = find(op.name)
+            assert rule is not None
+            rule(found)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Leave sums that a loop carries to each thread, and fold them over the lanes of a row once, behind the loop.
 
-A carried vector that starts as zeros and becomes ``itself * factor + sum of a tile's rows`` is linear in the sums: every
-thread may keep those of its own columns, since the factors are the same for all of them.
+A carried vector that starts as zeros and becomes ``itself * factor + sum of a tile's rows`` is linear in the sums:
+every thread may keep those of its own columns, since the factors are the same for all of them.
 
 Before:  scf.for iter_args(%l = 0) { %l2 = %l * %alpha + kv.tile_reduce %p {kind = "add", axis = 1} ; yield %l2 }
-After:   scf.for iter_args(%l = 0) { ... kv.tile_reduce %p {kv.partial, ...} ... } ; kv.tile_reduce_lanes %l {kind = "add"}
+After:   scf.for iter_args(%l = 0) { ... kv.tile_reduce %p {kv.partial} ... } ; kv.tile_reduce_lanes %l {kind = "add"}
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def run(module: ir.Module, options: Any) -> None:
     for function in tiled(module):
         for loop in ops_named(function, "scf.for"):
             for number in range(len(loop.results)):
-                if rank(loop.results[number]) != 1 or str(ir.RankedTensorType(loop.results[number].type).element_type) != "f32":
+                if (
+                    rank(loop.results[number]) != 1
+                    or str(ir.RankedTensorType(loop.results[number].type).element_type) != "f32"
+                ):
                     continue
                 found = sum_of(loop, number)
                 if found is None:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Spread tiles over threads: values become the vectors that a thread holds, operations what a thread does.
 
-By the layouts that are there (``assign-kv-layouts``): arithmetic keeps its ops, on vectors; positions are constants plus
-where the thread stands; reductions fold a thread's registers, then the lanes of a row by shuffles; products become wgmma,
-with waits that own what is in flight; circular buffers become shared memory with barriers. Rows of buffers are loaded and
-stored by 16 bytes, with indices and masks computed for each row. What all threads of a kernel do alike stays as it is.
+By the layouts that are there (``assign-kv-layouts``): arithmetic keeps its ops, on vectors; positions are constants
+plus where the thread stands; reductions fold a thread's registers, then the lanes of a row by shuffles; products become
+wgmma, with waits that own what is in flight; circular buffers become shared memory with barriers. Rows of buffers are
+loaded and stored by 16 bytes, with indices and masks computed for each row. What all threads of a kernel do alike stays
+as it is.
 
 Before:  %x = arith.addf %a, %b : tensor<128x128xf32, "wgmma"> ; %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1}
 After:   %x = arith.addf %a, %b : vector<64xf32> ; vector.shuffle, arith.maxnumf ... ; gpu.shuffle xor
@@ -20,8 +21,8 @@ from mlir import ir
 from mlir.dialects import arith, scf, vector
 
 from kvarn.dialect import ops
-from kvarn.dialect.dtypes import bool_, by_mlir, f32
-from kvarn.dialect.ops.staging import TileStoreSharedOp
+from kvarn.dialect.dtypes import bool_, f32
+from kvarn.dialect.ops.staging import PRODUCER_WARPS, TileStoreSharedOp
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import functional, machine
 from kvarn.dsl import gpu as kv_gpu
@@ -33,6 +34,7 @@ from . import tile_memory, tile_products
 from .assign_kv_layouts import SHARED
 from .index import pointer
 from .pass_base import fail, kv_pass
+from .rewrite import enclosing
 from .specialize_kv_warps import ROLES
 from .tile_ir import (
     WARPGROUP,
@@ -64,6 +66,8 @@ from .tile_threads import (
 _CHEAP = ("kv.tile_broadcast", "tensor.splat", "arith.constant")
 _COPIES = ("kv.producer_acquire", "kv.copy_start", "kv.tile_pages")
 _PRODUCTS = ("kv.dot", "kv.dot_start")
+# What is no rule's: control flow hands tiles on, and rows of buffers are looked at before everything else.
+_STRUCTURE = ("scf.for", "scf.if", "scf.yield", "arith.constant", "kv.tile_load_rows", "kv.tile_store_rows")
 # Weights that small are zeros in 16 bits, and the fast exponential needs three instructions more for them.
 FLUSH_DENORMALS = '[["denormal-fp-math-f32", "preserve-sign,preserve-sign"]]'
 Rule = Callable[["Distribution", Any], "list[ir.Value] | ir.Value | None"]
@@ -86,7 +90,7 @@ class Distribution:
     def __init__(self, function: ir.Operation):
         self.function = function
         schedule = schedule_of(function)
-        block = list(ir.DenseI32ArrayAttr(function.attributes["kv.block"]))[0]
+        block = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
         producer = bool(schedule.get("producer"))
         consumers = schedule.get("consumers", (block - WARPGROUP * producer) // WARPGROUP)
         self.body = function.regions[0].blocks[0]
@@ -119,6 +123,9 @@ class Distribution:
     def record(self) -> None:
         """What ops must be asked before their operands change: extents of products, rows of buffers."""
         for op in list(walk_block(self.body)):
+            if op.name not in RULES and op.name not in _STRUCTURE and not is_elementwise(op):
+                if any(is_tile(v) for v in (*op.operands, *op.results)):
+                    fail(op, "takes a tile, and no rule says what a thread does of it")
             if op.name in _PRODUCTS:
                 self.products[op.result] = self.product(op.opview)
         if self.threads.first and not any(ROLES in o.attributes for o in walk_block(self.body)):
@@ -145,9 +152,10 @@ class Distribution:
 
     @staticmethod
     def encloses(op: ir.Operation, inner: ir.Operation) -> bool:
-        while inner is not None and inner != op:
-            inner = inner.parent.operation if inner.parent is not None else None
-        return inner is not None
+        at: ir.Operation | None = inner
+        while at is not None and at != op:
+            at = at.parent.operation if at.parent is not None else None
+        return at is not None
 
     def sink(self) -> None:
         """Repeat what costs nothing beside its uses: a broadcast carried over to another block would hold registers."""
@@ -190,9 +198,9 @@ class Distribution:
                 op.result.set_type(made)
                 op.attributes["value"] = ir.DenseElementsAttr.get_splat(made, value)
             elif is_elementwise(op) and is_tile(op.results[0]):
+                if op.name == "arith.divf" and rank(op.results[0]) == 2:
+                    op.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<arcp,afn>")
                 op.results[0].set_type(vector_type(op.results[0].type))
-            elif any(is_tile(v) for v in (*op.operands, *op.results)):
-                fail(op, "takes a tile, and no rule says what a thread does of it")
 
     # --- rows of buffers -------------------------------------------------------------------------------
 
@@ -202,17 +210,23 @@ class Distribution:
         layout = shared_layout(op.result.type)
         place = self.allocate(layout)
         with ir.InsertionPoint(op):
+            if enclosing(op, "scf.for") is not None:  # what the last round staged there has been read by all warps
+                machine.syncwarp()  # whose last stores may have parted it
+                machine.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
             tile_memory.load_rows(op.opview, place, layout, self.threads)
         self.staged.append((layout, place))
         op.result.replace_all_uses_with(place.ir)
         op.erase()
 
     def store_rows(self, op: ir.Operation) -> None:
-        """Through shared memory, where rows of the query were until they had been read: every warp has its own there."""
+        """Through shared memory, where rows of the query were until they were read: every warp has its own there."""
         value = op.opview.value
         tile = ir.RankedTensorType(value.type)
         if str(tile.element_type) not in ("bf16", "f16"):
-            fail(op, f"stores rows of bf16 or f16 on this target, got {tile.element_type}: convert, or write with scatter")
+            fail(
+                op,
+                f"stores rows of bf16 or f16 on this target, got {tile.element_type}: convert, or write with scatter",
+            )
         layout = SharedLayout(*tile.shape, 2, 128)
         free = [p for held, p in self.staged if held.bytes >= layout.bytes and held.rows == layout.rows]
         place = free[0] if free else self.allocate(layout)
@@ -261,7 +275,7 @@ def _negate(d: Distribution, op: Any) -> ir.Value:
     if not is_tile(op.operation.results[0]) or layout_of(type_) != SHARED:
         made = vector_type(type_) if is_tile(op.operation.results[0]) else type_
         return ir.Operation.create("arith.negf", [made], [value]).result
-    tile_memory.negate_rows(Pointer(value, SHARED_SPACE), shared_layout(type_), by_mlir(str(ir.RankedTensorType(type_).element_type)), d.threads)
+    tile_memory.negate_rows(Pointer(value, SHARED_SPACE), shared_layout(type_), d.threads)
     return value
 
 
@@ -272,6 +286,8 @@ _COMBINE = {"max": arith.maxnumf, "min": arith.minnumf, "add": arith.addf}
 def _reduce(d: Distribution, op: Any) -> ir.Value:
     if op.axis.value != 1:
         fail(op, "folds columns, whose elements lie in several warps: only rows can be folded here")
+    if str(ir.VectorType(op.source.type).element_type) != "f32":
+        fail(op, "folds elements that are not f32: only those can be folded here, convert them first")
     layout = register_layout(op.operation.attributes["kv.tile"].value)
     combine, rows = _COMBINE[op.kind.value], layout.row_registers
     parts = []
@@ -441,7 +457,7 @@ def _release(d: Distribution, op: Any) -> None:
 @rule("kv.tile_clear")
 def _clear(d: Distribution, op: Any) -> ir.Value:
     tile_memory.clear_rows(
-        Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), scalar(op.first), d.threads
+        Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), (scalar(op.begin), scalar(op.end)), d.threads
     )
     return op.source
 
@@ -472,8 +488,9 @@ def _ready(d: Distribution, op: Any) -> ir.Value:
 
 @rule("kv.is_role")
 def _is_role(d: Distribution, op: Any) -> ir.Value:
-    unit = 5 if op.role.value == "producer_warp" else 7
-    number = kv_gpu.shuffle_idx(d.threads.block_thread >> unit, 0)
+    if op.role.value in PRODUCER_WARPS:
+        return (kv_gpu.shuffle_idx(d.threads.block_thread >> 5, 0) == PRODUCER_WARPS.index(op.role.value)).ir
+    number = kv_gpu.shuffle_idx(d.threads.block_thread >> 7, 0)
     return ((number != 0) if op.role.value == "consumer" else (number == 0)).ir
 
 

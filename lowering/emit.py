@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Callable
 
 from mlir import ir
 from mlir.dialects import gpu, llvm
@@ -14,24 +16,6 @@ from .rewrite import in_modules, walk
 from .target import ISA_MARKS, OP_NEEDS, Target, runs
 
 _VERSION = re.compile(r"^\.version (\d+)\.(\d+)$", re.M)
-
-
-def set_launch_bounds(function: ir.Operation) -> None:
-    """Translate ``kv.max_threads``, ``kv.block``, ``kv.min_blocks`` and ``kv.max_registers`` to NVVM's attributes."""
-    attributes = function.attributes
-    i32 = ir.IntegerType.get_signless(32)
-
-    def number(name: str) -> int | None:
-        return ir.IntegerAttr(attributes[name]).value if name in attributes else None
-
-    if "kv.block" in attributes:
-        attributes["nvvm.reqntid"] = ir.DenseI32ArrayAttr.get(list(ir.DenseI32ArrayAttr(attributes["kv.block"])))
-    elif number("kv.max_threads"):
-        attributes["nvvm.maxntid"] = ir.DenseI32ArrayAttr.get([number("kv.max_threads")])
-    if number("kv.min_blocks"):
-        attributes["nvvm.minctasm"] = ir.IntegerAttr.get(i32, number("kv.min_blocks"))
-    if number("kv.max_registers"):
-        attributes["nvvm.maxnreg"] = ir.IntegerAttr.get(i32, number("kv.max_registers"))
 
 
 def required_isa(ptx: str, target: Target) -> tuple[int, int]:
@@ -52,8 +36,81 @@ def isa_for(module: ir.Module, target: Target) -> tuple[int, int]:
     return highest
 
 
-def ptx(module: ir.Module, target: Target, level: int = 3) -> str:
-    """PTX of a module in the LLVM dialect; the module is left as it was."""
+# What LLVM asserts of casts and MLIR's verifiers do not: how the bits of source and result compare.
+_CASTS: dict[str, tuple[str, str, Callable[[int, int], bool]]] = {
+    "llvm.trunc": ("int", "int", operator.gt), "llvm.zext": ("int", "int", operator.lt),
+    "llvm.sext": ("int", "int", operator.lt), "llvm.fptrunc": ("float", "float", operator.gt),
+    "llvm.fpext": ("float", "float", operator.lt), "llvm.fptosi": ("float", "int", lambda a, b: True),
+    "llvm.fptoui": ("float", "int", lambda a, b: True), "llvm.sitofp": ("int", "float", lambda a, b: True),
+    "llvm.uitofp": ("int", "float", lambda a, b: True), "llvm.ptrtoint": ("ptr", "int", lambda a, b: True),
+    "llvm.inttoptr": ("int", "ptr", lambda a, b: True), "llvm.addrspacecast": ("ptr", "ptr", lambda a, b: True),
+}  # fmt: skip
+_ALIGNED = frozenset(["llvm.load", "llvm.store", "llvm.alloca", "llvm.atomicrmw", "llvm.cmpxchg", "llvm.mlir.global"])
+_MOST_ALIGNMENT = 1 << 32
+_TYPED = ("elem_type", "global_type")  # attributes that hold a type of memory
+
+
+def check_translatable(module: ir.Module) -> None:
+    """Refuse what ends the process when MLIR translates it to LLVM IR, and what no verifier looks at.
+
+    For IR that was written by hand: what the passes make is right.
+
+    Raises
+    ------
+    PassFailure
+        At the first such op.
+    """
+    known: dict[ir.Type, bool] = {}
+    for op in walk(module, lambda name: name.startswith(("llvm.", "nvvm."))):
+        values = [*op.results, *(a for region in op.regions for block in region.blocks for a in block.arguments)]
+        written = [ir.TypeAttr(op.attributes[name]).value for name in _TYPED if name in op.attributes]
+        for type_ in [*(value.type for value in values), *written]:
+            if type_ not in known:
+                known[type_] = _translates(type_)
+            if not known[type_]:
+                fail(op, f"speaks of type {type_}, which LLVM IR does not have")
+        if op.name in _ALIGNED:
+            attribute = op.attributes["alignment"] if "alignment" in op.attributes else None
+            alignment = attribute.value if isinstance(attribute, ir.IntegerAttr) else 0
+            if not 0 <= alignment <= _MOST_ALIGNMENT or alignment & (alignment - 1):
+                fail(op, f"alignment must be a power of two of at most {_MOST_ALIGNMENT}, got {alignment}")
+            continue
+        if op.name not in _CASTS:
+            continue
+        source, result = op.operands[0].type, op.results[0].type
+        kinds, widths = zip(_kind_and_bits(source), _kind_and_bits(result), strict=True)
+        wanted, other, holds = _CASTS[op.name]
+        if kinds != (wanted, other) or not holds(*widths) or _lanes(source) != _lanes(result):
+            fail(op, f"cannot cast {source} to {result}")
+
+
+def _translates(type_: ir.Type) -> bool:
+    """Whether a type is one of LLVM IR, or of the LLVM dialect, which has verified what is in it."""
+    element = ir.VectorType(type_).element_type if isinstance(type_, ir.VectorType) else type_
+    if isinstance(element, ir.IntegerType):
+        return element.is_signless
+    return str(element) in ("f16", "bf16", "f32", "f64", "f80", "f128") or str(element).startswith("!llvm.")
+
+
+def _lanes(type_: ir.Type) -> list[int]:
+    return list(ir.VectorType(type_).shape) if isinstance(type_, ir.VectorType) else []
+
+
+def _kind_and_bits(type_: ir.Type) -> tuple[str, int]:
+    element = ir.VectorType(type_).element_type if isinstance(type_, ir.VectorType) else type_
+    if isinstance(element, ir.IntegerType):
+        return "int", element.width
+    if isinstance(element, ir.FloatType):
+        return "float", element.width
+    return ("ptr" if str(element).startswith("!llvm.ptr") else "other"), 0
+
+
+# Gives functions what LLVM needs to write ``.loc`` lines, and no more: the code stays the same.
+_LINES = "builtin.module(ensure-debug-info-scope-on-llvm-func{emission-kind=DebugDirectivesOnly})"
+
+
+def ptx(module: ir.Module, target: Target, level: int = 3, lineinfo: bool = False) -> str:
+    """PTX of a module in the LLVM dialect, with ``.loc`` lines of its source on request; the module stays as it was."""
     with module.context, ir.Location.unknown():
         major, minor = isa_for(module, target)
         copy = module.operation.clone()
@@ -61,6 +118,8 @@ def ptx(module: ir.Module, target: Target, level: int = 3) -> str:
         attribute = ir.Attribute.parse(f'#nvvm.target<chip="{target.name}", features="{features}", O={level}>')
         for scope in in_modules(copy, "gpu.module"):
             scope.attributes["targets"] = ir.ArrayAttr.get([attribute])
+        if lineinfo:
+            PassManager.parse(_LINES).run(copy.operation)
         PassManager.parse("builtin.module(gpu-module-to-binary{format=isa opts= section= toolkit=})").run(
             copy.operation
         )

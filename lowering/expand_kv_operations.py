@@ -3,7 +3,8 @@
 
 Each operation's expansion (``lowering/expand``) is written in the DSL; the kernels go to ``gpu.module @kernels``, the
 launches stay where the operation was. A schedule attribute on the operation chooses among variants; where it is
-silent the expansion chooses for the target.
+silent the expansion chooses for the target. On request kernels that check what the operation's tables hold
+(``lowering/expand/contents``) are launched before its own.
 
 Before:  func.func @append(%c: !kv.collection<...>, ...) { "kv.append"(%c, %layer, %k, %off, %v) ... }
 After:   func.func @append(...) { gpu.launch_func @kernels::@append blocks in (...) threads in (...) args(...) }
@@ -15,7 +16,10 @@ from dataclasses import dataclass
 
 from mlir import ir
 
+from kvarn.dialect import effects
+
 from . import expand
+from .expand import contents
 from .expand.base import Expansion
 from .pass_base import fail, kv_pass
 from .rewrite import kv_ops, ops_named
@@ -24,9 +28,10 @@ from .target import by_name
 
 @dataclass(frozen=True)
 class Options:
-    """target: which one the kernels are for."""
+    """target: which one the kernels are for. check: what the operations' tables hold is checked before they run."""
 
     target: str = "sm_90a"
+    check: bool = False
 
 
 def kernel_module(module: ir.Module) -> ir.Operation:
@@ -42,7 +47,7 @@ def kernel_module(module: ir.Module) -> ir.Operation:
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     target = by_name(options.target)
-    found = [op for op in kv_ops(module) if op.name in expand.operations()]
+    found = [op for op in kv_ops(module) if effects.has(op.name, effects.TierOne)]
     if not found:
         return
     with ir.Location.unknown():
@@ -54,7 +59,10 @@ def run(module: ir.Module, options: Options) -> None:
             fail(op, "has no expansion")
         with ir.InsertionPoint(op), op.location:
             try:
-                expansion(op.opview, Expansion(op.opview, kernels, target, traced))
+                place = Expansion(op.opview, kernels, target, traced)
+                if options.check:
+                    contents.launch_checks(op.opview, place)
+                expansion(op.opview, place)
             except (ValueError, TypeError, NotImplementedError) as error:
                 fail(op, f"cannot be expanded for {target.name}: {error}")
         op.erase()

@@ -23,7 +23,7 @@ from . import mark_kv_descriptors
 from .index import Ix, const, offset
 from .lower_kv_access import gep_type
 from .pass_base import fail, kv_pass
-from .rewrite import defining_op, kernels, ops_named
+from .rewrite import defining_op, is_flat, kernels, ops_named
 from .verify_kv import HANDLES
 
 _VIEWS = ("kv.key_cache", "kv.value_cache")
@@ -149,4 +149,5 @@ def flatten(function: ir.Operation) -> None:
 def run(module: ir.Module, options: Any) -> None:
     with ir.Location.unknown():
         for function in list(kernels(module)):
-            flatten(function)
+            if not is_flat(function):
+                flatten(function)

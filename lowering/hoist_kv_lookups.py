@@ -17,13 +17,13 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect import ops
+from kvarn.dialect import effects, kv, ops, types
+from kvarn.dialect.layout import FA3
 
 from .pass_base import kv_pass
 from .rewrite import defining_op, kernels, kv_ops
 
-READS = ("kv.load", "kv.load_raw", "kv.load_scale", "kv.block_ptr", "kv.scale_block_ptr")
-WRITES = ("kv.store", "kv.store_scale")
+_LOOKUPS = (kv.PageOp.OPERATION_NAME, kv.RawPageOp.OPERATION_NAME)
 _LOOPS = ("scf.for", "scf.while", "scf.parallel")
 
 
@@ -38,10 +38,11 @@ class Options:
 def root(handle: ir.Value) -> ir.Value:
     """The value whose lookup table a cache or operand reads: its collection, when it is a view of one."""
     op = defining_op(handle)
-    while op is not None and op.name in ("kv.key_cache", "kv.value_cache", "kv.make_operand"):
-        if op.name != "kv.make_operand" and '<"fa3"' in str(op.operands[0].type):
+    while op is not None and effects.has(op.name, effects.ViewsHandle):
+        shown = op.operands[0]
+        if types.type_name(shown.type) == "collection" and types.spec_of(shown.type).kind == FA3:
             return handle  # an fa3 layer has a table of its own
-        handle = op.operands[0]
+        handle = shown
         op = defining_op(handle)
     return handle
 
@@ -50,15 +51,15 @@ def attach_pages(function: ir.Operation) -> list[ir.Operation]:
     """Give every access without a page a look-up right before it; returns all look-ups, in order."""
     found = []
     for op in kv_ops(function):
-        if op.name in ("kv.page", "kv.raw_page"):
+        if op.name in _LOOKUPS:
             found.append(op)
             continue
-        if op.name not in READS + WRITES:
+        if not effects.has(op.name, effects.LooksUpPage):
             continue
         view = op.opview
         if view.page is not None:
             continue
-        lookup = ops.raw_page if op.name in WRITES else ops.page
+        lookup = ops.raw_page if effects.writes_cache(type(view)) else ops.page
         with ir.InsertionPoint(op), op.location:
             page = lookup(view.cache, view.batch, view.token)
             found.append(page.owner)
@@ -125,4 +126,4 @@ def run(module: ir.Module, options: Options) -> None:
 
 def sorted_in_program_order(function: ir.Operation) -> list[ir.Operation]:
     """The function's look-ups as they stand now."""
-    return [op for op in kv_ops(function) if op.name in ("kv.page", "kv.raw_page")]
+    return [op for op in kv_ops(function) if op.name in _LOOKUPS]

@@ -2,7 +2,10 @@
 """Lower cache accesses and addressing to pointer arithmetic, ``llvm.load`` and ``llvm.store``.
 
 Offsets follow ``dialect.layout``: page * stride0 is a 64-bit product, what lies inside a page is 32-bit when it fits.
-A store tests its raw table entry against the pool (``oob = "drop"``); a load's page was clamped by ``kv.page``.
+A store tests its raw table entry against the pool (``oob = "drop"``); a load's page was clamped by ``kv.page``. Slots
+of a page lie in it; those of a continuous cache, a dense or a ragged operand are any token: a load's is clamped, a
+store's tested. Lengths are held to what a sequence's row of the table, or its region, has room for: loops over them
+end there, whatever they say.
 Quantized loads multiply by their scale. Casts, handles' fields and populates without vector loads stay for the
 passes after (``kv.cast``, ``kv.field``) or are lowered here in scalar form.
 
@@ -13,6 +16,7 @@ After:   %e = <page * stride0 + slot * H*D + h * D + d>
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +27,8 @@ from mlir.dialects import arith, llvm, scf, vector
 from kvarn.dialect import dtypes, layout, ops, types, verify
 from kvarn.dialect.layout import DENSE, RAGGED, SCALES, CacheSpec
 
-from . import vectorize_kv_lookups
+from . import memory_effects, vectorize_kv_lookups
+from .bounds import in_pool, slot_of, token_capacity
 from .expand_kv_tma import is_copy
 from .hoist_kv_lookups import root
 from .index import Ix, const, i32, load, offset, pointer, store
@@ -37,16 +42,10 @@ _LATER = ("kv.field", "kv.cast", "kv.alloc_shared", "kv.make_collection", "kv.ma
 
 _ROWS = ("kv.populate", "kv.make_rows")  # what makes rows, now or when it is lowered
 
-# Ops that write through an operand, and its number. An address may be written through, so asking for one counts.
-WRITERS = {
-    "kv.store": 0, "kv.store_scale": 0, "kv.store_tile": 0, "kv.block_ptr": 0, "kv.scale_block_ptr": 0,
-    "memref.store": 1, "vector.store": 1, "memref.atomic_rmw": 1, "kv.buffer_address": 0, "kv.tma_store": 0,
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Options:
-    """clamp: keep table indices and page ids of loads in range (otherwise the table is trusted)."""
+    """clamp: keep table indices, page ids and slots of loads, and lengths, in range (otherwise they are trusted)."""
 
     clamp: bool = True
 
@@ -149,11 +148,11 @@ def in_page(spec: CacheSpec, slot: Ix, head: ir.Value, dim: ir.Value, of_scales:
     return formula(spec, zero, slot, h, d, 0).wide
 
 
-def element_address(op: Any, page: ir.Value, of_scales: bool = False) -> ir.Value:
+def element_address(op: Any, page: ir.Value, clamp: bool, of_scales: bool = False) -> ir.Value:
     """Address of (page, token % P, head, dim) of an access op; the data of an operand of scales are the scales."""
     spec = types.spec_of(op.cache.type)
     of_scales = of_scales or spec.kind == SCALES
-    _, slot = layout.page_and_slot(spec, Ix(op.token))
+    slot = slot_of(op.cache, page, op.token, clamp)
     names = ("scales", "scales_stride0") if of_scales else ("base", "stride0")
     dtype = spec.scale_dtype if of_scales else spec.dtype
     index = Ix(page).wide * Ix(ops.field(op.cache, names[1])) + in_page(spec, slot, op.head, op.dim, of_scales)
@@ -181,7 +180,7 @@ def read(op: Any, options: Options, of_scales: bool = False) -> ir.Value:
     if isinstance(result, ir.VectorType) and lanes == 1:
         stored = ir.VectorType.get([1], types.element_type(dtype))
     alignment, read_only = planned(op, dtype)
-    address = element_address(op, page_of(op, options), of_scales)
+    address = element_address(op, page_of(op, options), options.clamp, of_scales)
     value = load(address, storage_type(dtype, lanes), alignment, read_only)
     if isinstance(stored, ir.VectorType) and lanes == 1:
         return vector.from_elements(stored, [from_storage(value, types.element_type(dtype))])
@@ -197,7 +196,7 @@ def lower_load(op: Any, options: Options) -> ir.Value:
         return convert(value, result)
     # One scale serves all lanes. The product is made in the scale's type, or f32 where that cannot multiply.
     alignment, read_only = spec.scale_dtype.itemsize, "kv.scales_read_only" in op.operation.attributes
-    address = element_address(op, page_of(op, options), of_scales=True)
+    address = element_address(op, page_of(op, options), options.clamp, of_scales=True)
     scale = from_storage(
         load(address, storage_type(spec.scale_dtype, 1), alignment, read_only), types.element_type(spec.scale_dtype)
     )
@@ -260,12 +259,12 @@ def write(op: Any, of_scales: bool) -> None:
     alignment, _ = planned(op, dtype)
 
     def emit() -> None:
-        store(to_storage(op.value, dtype), element_address(op, page, of_scales), alignment)
+        store(to_storage(op.value, dtype), element_address(op, page, False, of_scales), alignment)
 
     if rule == "unchecked":
         emit()
         return
-    inside = Ix(page).below(Ix(ops.field(op.cache, "num_blocks")))
+    inside = in_pool(op.cache, page, op.token)
     if rule == "trap":
         bad = scf.IfOp(arith.xori(inside, arith.constant(ir.IntegerType.get_signless(1), 1)))
         with ir.InsertionPoint(bad.then_block):
@@ -292,14 +291,14 @@ def lower_store_scale(op: Any, options: Options) -> None:
 
 @RULES.lowers("kv.block_ptr")
 def lower_block_ptr(op: Any, options: Options) -> ir.Value:
-    return element_address(op, page_of(op, options))
+    return element_address(op, page_of(op, options), options.clamp)
 
 
 @RULES.lowers("kv.scale_block_ptr")
 def lower_scale_block_ptr(op: Any, options: Options) -> ir.Value:
     if types.spec_of(op.cache.type).kind in (SCALES, RAGGED):
         return llvm.mlir_zero(pointer())
-    return element_address(op, page_of(op, options), of_scales=True)
+    return element_address(op, page_of(op, options), options.clamp, of_scales=True)
 
 
 @RULES.lowers("kv.scales_base")
@@ -310,10 +309,13 @@ def lower_scales_base(op: Any, options: Options) -> ir.Value:
 
 @RULES.lowers("kv.row_index")
 def lower_row_index(op: Any, options: Options) -> ir.Value:
-    spec = types.spec_of(op.cache.type)
-    _, slot = layout.page_and_slot(spec, Ix(op.token))
-    page = clamped_page(op.cache, op.batch, op.token, options)
-    return (Ix(page) * Ix(vectorize_kv_lookups.row_stride(op.cache)) + slot).value
+    return row_of(op.cache, op.batch, op.token, vectorize_kv_lookups.row_stride(op.cache), options).value
+
+
+def row_of(cache: ir.Value, batch: ir.Value, token: ir.Value, stride: ir.Value, options: Options) -> Ix:
+    """The row of a token: page * S + slot."""
+    page = clamped_page(cache, batch, token, options)
+    return Ix(page) * Ix(stride) + slot_of(cache, page, token, options.clamp)
 
 
 @RULES.lowers("kv.tma_row")
@@ -342,9 +344,7 @@ def lower_populate(op: Any, options: Options) -> ir.Value:
     step = layout.effective_page(tile, spec.page_size)
     stride, rows = vectorize_kv_lookups.row_stride(op.cache), []
     for i in range(layout.populate_pages(tile, spec.page_size)):
-        token = Ix(op.base) + i * step
-        _, slot = layout.page_and_slot(spec, token)
-        rows.append((Ix(clamped_page(op.cache, op.batch, token.value, options)) * Ix(stride) + slot).value)
+        rows.append(row_of(op.cache, op.batch, (Ix(op.base) + i * step).value, stride, options).value)
     return ops.make_rows(rows, tile, spec.page_size)
 
 
@@ -356,7 +356,11 @@ def table_alignment(count: int) -> int:
 @RULES.lowers("kv.load_pages")
 def lower_load_pages(op: Any, options: Options) -> ir.Value:
     count = op.count.value
-    index = Ix(op.batch).wide * Ix(ops.field(op.cache, "lookup_stride")) + Ix(op.column).wide
+    batch, column = Ix(op.batch), Ix(op.column)
+    if options.clamp:  # to the last sequence, and to the last entries that begin in the table
+        batch = batch.least(Ix(ops.field(op.cache, "batch")) - 1)
+        column = column.least((Ix(ops.field(op.cache, "lookup_columns")) - 1) // count * count)
+    index = batch.wide * Ix(ops.field(op.cache, "lookup_stride")) + column.wide
     address = offset(ops.field(op.cache, "lookup"), index, i32())
     loads = []
     # 32 bytes in one load exist from sm_100 on; two of 16 serve every target.
@@ -397,7 +401,8 @@ def lower_cache_length(op: Any, options: Options) -> ir.Value:
         return ragged_length(op)
     if kind == DENSE:
         return dense_length(op)
-    return load(offset(ops.field(handle, "lengths"), Ix(op.batch).wide, i32()), i32(), 4, invariant=True)
+    length = Ix(load(offset(ops.field(handle, "lengths"), Ix(op.batch).wide, i32()), i32(), 4, invariant=True))
+    return length.least(token_capacity(handle)).value if options.clamp else length.value
 
 
 def ragged_length(op: Any) -> ir.Value:
@@ -442,12 +447,14 @@ def lower_is_empty(op: Any, options: Options) -> ir.Value:
 
 
 def record_written(function: ir.Operation, writers: Sequence[ir.Operation]) -> None:
-    """List the arguments that the kernel may write, in ``kv.written``: the loader refuses read-only buffers there."""
+    """List the arguments that the kernel may write, in ``kv.written``: the loader refuses read-only buffers there.
+
+    An address may be written through, so asking for one counts.
+    """
     if "kv.written" in function.attributes:
         return
     written: set[int] = set()
-    for op in writers:
-        handle = op.operands[WRITERS[op.name]]
+    for handle in (v for op in writers for v in memory_effects.exposed(op)):
         if types.type_name(handle.type) == "operand":
             continue  # operands are read-only, and so are pointers into them
         handle = handle if isinstance(handle.type, ir.MemRefType) else root(handle)
@@ -477,10 +484,11 @@ def record_tables(function: ir.Operation, loads: Sequence[ir.Operation]) -> None
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     found: list[ir.Operation] = []
+    writer = functools.cache(memory_effects.exposes)
     for function in functions(module):
-        inside = walk(function, lambda name: name in WRITERS or RULES.knows(name))
+        inside = walk(function, lambda name: writer(name) or RULES.knows(name))
         if is_kernel(function):
-            record_written(function, [op for op in inside if op.name in WRITERS])
+            record_written(function, [op for op in inside if writer(op.name)])
             record_tables(function, [op for op in inside if op.name == "kv.load_pages"])
         found += [op for op in inside if RULES.knows(op.name)]
     has_rows = any(op.name in _ROWS for op in found)

@@ -22,8 +22,9 @@ from kvarn.dialect import dtypes, ops, types, verify
 from .index import Ix, i64, load, offset, store
 from .lower_kv_access import from_storage, gep_type, storage_type, to_storage
 from .pass_base import fail, kv_pass
-from .rewrite import defining_op, kernels, replace, walk
+from .rewrite import defining_op, is_flat, kernels, replace, walk
 
+_ALIGNMENTS = "kv.arg_alignments"
 _ACCESSES = (
     "memref.load",
     "memref.store",
@@ -43,6 +44,8 @@ class Buffers:
         read_only = function.attributes["kv.read_only_args"] if "kv.read_only_args" in function.attributes else ()
         self.read_only = set(read_only)
         self.alignments = {i: 1 for i, a in enumerate(arguments) if isinstance(a.type, ir.MemRefType)}
+        if _ALIGNMENTS in function.attributes:  # the pipeline was entered after this pass
+            self.alignments |= {i: n for i, n in enumerate(function.attributes[_ALIGNMENTS]) if i in self.alignments}
         self.count = len(arguments)
 
     def number(self, op: ir.Operation, buffer: ir.Value) -> int:
@@ -149,10 +152,12 @@ def atomic(op: ir.Operation, where: ir.Value) -> ir.Value:
 @kv_pass()
 def run(module: ir.Module, options: Any) -> None:
     for function in kernels(module):
+        if is_flat(function):
+            continue
         buffers = Buffers(function)
         for op in walk(function, _ACCESSES.__contains__):
             with ir.InsertionPoint(op), op.location:
                 replace(op, lower(op, buffers))
         with ir.Location.unknown():
             alignments = [buffers.alignments.get(i, 0) for i in range(buffers.count)]
-            function.attributes["kv.arg_alignments"] = ir.DenseI64ArrayAttr.get(alignments)
+            function.attributes[_ALIGNMENTS] = ir.DenseI64ArrayAttr.get(alignments)

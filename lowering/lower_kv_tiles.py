@@ -20,6 +20,7 @@ from mlir.dialects import arith, llvm, nvvm, scf
 from kvarn.dialect import layout, ops, types
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 
+from .bounds import in_pool, slots_after
 from .index import Ix, const, i32
 from .pass_base import kv_pass
 from .rewrite import ops_named, replace
@@ -47,6 +48,11 @@ class Tile:
         self.chunks = self.layout.row_bytes // CHUNK
         self.page_rows = layout.effective_page(self.rows, self.spec.page_size)
         self.pages: dict[int, tuple[ir.Value, ir.Value]] = {}
+        self.valid = Ix(op.valid)
+        if not self.spec.paged:  # a page ends where the table says, or the copy would leave the sequence's region
+            slots = slots_after(op.cache, ops.page(op.cache, op.batch, op.base))
+            assert slots is not None
+            self.valid = self.valid.least(slots - slots.least(Ix(op.base)))
 
     @property
     def count(self) -> int:
@@ -115,7 +121,7 @@ def copy_in(tile: Tile, whole: bool) -> None:
         def one(i: int = i, row: Ix = row, column: Ix = column) -> None:
             source = tile.global_address(i, row, column)
             target = moved(op.destination, tile.layout.chunk_offset(row, column).value)
-            exists = None if whole else row.below(Ix(op.valid))
+            exists = None if whole else row.below(tile.valid)
             if is_async:
                 size = None if whole else arith.select(exists, const(CHUNK), const(0))
                 nvvm.cp_async_shared_global(target, source, CHUNK, nvvm.LoadCacheModifierKind.CG, cp_size=size)
@@ -141,7 +147,7 @@ def copy_out(tile: Tile) -> None:
         row, column = tile.place(i)
         token = Ix(op.base) + row
         entry = ops.raw_page(op.cache, op.batch, token.value)
-        exists = arith.andi(row.below(Ix(op.valid)), Ix(entry).below(Ix(ops.field(op.cache, "num_blocks"))))
+        exists = arith.andi(row.below(tile.valid), in_pool(op.cache, entry, token.value))
         tail = inside_tile(tile, i, row)
         branch = scf.IfOp(exists if tail is None else arith.andi(exists, tail))
         with ir.InsertionPoint(branch.then_block):
@@ -161,7 +167,7 @@ def run(module: ir.Module, options: Any) -> None:
             if op.name == "kv.store_tile":
                 copy_out(tile)
             else:
-                whole = arith.cmpi(arith.CmpIPredicate.uge, op.opview.valid, const(tile.rows))
+                whole = arith.cmpi(arith.CmpIPredicate.uge, tile.valid.value, const(tile.rows))
                 branch = scf.IfOp(whole, has_else=True)
                 with ir.InsertionPoint(branch.then_block):
                     copy_in(tile, whole=True)

@@ -33,7 +33,7 @@ from .expand.attention_common import load_width, pieces, read
 from .index import const
 from .pass_base import kv_pass
 from .rewrite import Rules, defining_op, replace, walk
-from .tile_ir import element, is_tile, shape, splat_of, tiled, users, walk_block
+from .tile_ir import constant_int, element, is_tile, shape, splat_of, tiled, users, walk_block
 
 LANES = 16  # elements of a row that are loaded at a time
 # By kind of reduction: the op of floats and of integers.
@@ -225,13 +225,18 @@ def lower_load(op: Any) -> ir.Value:
     batch, head, first, count = (Value(x, by_mlir("i32"), nonneg=True) for x in (op.batch, op.head, op.first, op.count))
     found = pieces(columns, min(load_width(spec, LANES), lowbit(first_column) if first_column else LANES))
     exist = arith.maxsi(arith.minsi((count - first).ir, const(rows)), const(0))
+    # The first row that matters.
+    low = None
+    if constant_int(op.begin) != 0:
+        low = arith.maxsi(arith.minsi(arith.subi(op.begin, first.ir), exist), const(0))
     step = tokens_a_page(spec, rows)
     pages = arith.divui(arith.addi(exist, const(step - 1)), const(step))
-    with loop(pages, empty(type_)) as (n, outer):
+    with loop(pages, empty(type_), first=0 if low is None else arith.divui(low, const(step))) as (n, outer):
         here = n * step
         page = handle.page(batch, first + here)
         rest = arith.minsi(arith.subi(exist, here.ir), const(step))
-        with loop(rest, outer[0]) as (i, inner):
+        skipped = 0 if low is None else arith.maxsi(arith.subi(low, here.ir), const(0))
+        with loop(rest, outer[0], first=skipped) as (i, inner):
             row = here + i
             at = index(row.ir)
             for column, width in found:
@@ -241,12 +246,13 @@ def lower_load(op: Any) -> ir.Value:
         outer[0] = inner[0]
     tile = outer[0]
     if op.tail.value == "zero":
-        with loop(rows, tile, first=exist) as (row, carried):
-            at = index(row.ir)
-            for column, width in pieces(columns, LANES):
-                value = zeros(types.element_type(kept), width)
-                carried[0] = inserted(value, carried[0], at, arith.constant(ir.IndexType.get(), column))
-        tile = carried[0]
+        for start, end in ((exist, rows),) if low is None else ((0, low), (exist, rows)):
+            with loop(end, tile, first=start) as (row, carried):
+                at = index(row.ir)
+                for column, width in pieces(columns, LANES):
+                    value = zeros(types.element_type(kept), width)
+                    carried[0] = inserted(value, carried[0], at, arith.constant(ir.IndexType.get(), column))
+            tile = carried[0]
     return tile
 
 

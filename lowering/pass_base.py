@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a pass is: a module of this package whose ``run`` is decorated with :func:`kv_pass`.
+"""What a pass is: a function decorated with :func:`kv_pass`; a file of one pass calls it ``run``.
 
-The pass's name is the file's stem with ``-`` for ``_``; its options are the fields of a frozen dataclass,
-written ``pass-name{field=value other-field=value}`` in a pipeline. ``run(module, options)`` changes the module
-in place. A pass that meets IR it cannot handle calls :func:`fail`, which reports at the op's location.
+The name of a file's ``run`` is the file's stem with ``-`` for ``_``, that of another function its own. Options are the
+fields of a frozen dataclass, written ``pass-name{field=value other-field=value}`` in a pipeline. The function takes
+``(module)`` or ``(module, options)`` and changes the module in place. A pass that meets IR it cannot handle calls
+:func:`fail`, which reports at the op's location.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import sys
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,14 +31,35 @@ class NoOptions:
     """Options of a pass that has none."""
 
 
+class PassHandle(NoOptions):
+    """What a pass without options gets as its second argument, when it takes one: a way to fail."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "failed", False)
+
+    failed: bool
+
+    def signal_pass_failure(self) -> None:
+        """Mark the pass as failed; it stops the pipeline once the pass returns."""
+        object.__setattr__(self, "failed", True)
+
+
 @dataclass(frozen=True)
 class Pass:
     """A pass: its name, its options class, and the function that does it."""
 
     name: str
-    function: Callable[[ir.Module, Any], None]
+    function: Callable[..., None]
     options_class: type
     summary: str
+
+    def __post_init__(self) -> None:
+        self.takes_options  # noqa: B018 (a function that cannot be a pass is refused where it is declared)
+
+    @functools.cached_property
+    def takes_options(self) -> bool:
+        """Whether the function takes a second argument; TypeError for one that cannot be a pass."""
+        return _takes_options(self.name, self.function)
 
     def options(self, text: dict[str, str] | None = None) -> Any:
         """Options from the strings of a pipeline; ValueError for an unknown name or a bad value."""
@@ -52,8 +76,10 @@ class Pass:
 
     def run(self, module: ir.Module, options: Any = None) -> None:
         """Run on a module, in the module's context."""
-        with module.context:
-            self.function(module, options if options is not None else self.options_class())
+        given = (options if options is not None else self.options_class(),) if self.takes_options else ()
+        # What a pass makes without a location of its own is the module's.
+        with module.context, module.operation.location:
+            self.function(module, *given)
 
     def describe(self, options: Any) -> str:
         """The pass with its options, as a pipeline writes it."""
@@ -79,18 +105,44 @@ def _parse(pass_name: str, key: str, value: str, hint: Any) -> Any:
         raise ValueError(f"option {key} of {pass_name} must be of type {kind.__name__}, got {value!r}") from None
 
 
-def kv_pass(
-    options_class: type = NoOptions,
-) -> Callable[[Callable[[ir.Module, Any], None]], Callable[[ir.Module, Any], None]]:
-    """Declare a module's ``run`` function to be the pass of that module's name."""
+def _takes_options(name: str, function: Callable[..., None]) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin, which does not say
+        return True
+    for arguments in ((None, None), (None,)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return len(arguments) == 2
+    raise TypeError(f"pass {name} must be a function of (module) or (module, options), got {name}{signature}")
 
-    def declare(function: Callable[[ir.Module, Any], None]) -> Callable[[ir.Module, Any], None]:
-        stem = Path(inspect.getfile(function)).stem
-        summary = (inspect.getmodule(function).__doc__ or "").strip().split("\n")[0]
-        function.kv_pass = Pass(stem.replace("_", "-"), function, options_class, summary)  # type: ignore[attr-defined]
+
+def kv_pass(options_class: type = NoOptions) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declare a function to be a pass, with options of a class."""
+
+    def declare(function: Callable[..., None]) -> Callable[..., None]:
+        function.kv_pass = as_pass(function, options_class=options_class)  # type: ignore[attr-defined]
         return function
 
     return declare
+
+
+def as_pass(function: Callable[..., None], name: str = "", options_class: type = NoOptions) -> Pass:
+    """The pass that a function is: as its decorator says, or by its own name and the first line of its docstring."""
+    declared: Pass | None = getattr(function, "kv_pass", None)
+    if declared is not None:
+        return dataclasses.replace(declared, name=name or declared.name)
+    if not callable(function):
+        raise TypeError(f"a pass must be a function of (module) or (module, options), got {function!r}")
+    own = getattr(function, "__name__", type(function).__name__)
+    text = function.__doc__ or ""
+    file = Path(getattr(getattr(function, "__code__", None), "co_filename", ""))
+    if own == "run" and file.stem.isidentifier():  # the pass of a file
+        own = file.stem
+        text = getattr(sys.modules.get(function.__module__), "__doc__", None) or text
+    return Pass(name or own.replace("_", "-"), function, options_class, text.strip().partition("\n")[0])
 
 
 def fail(op: Any, message: str) -> NoReturn:

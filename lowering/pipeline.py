@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The pipelines: which passes run in which order, and why each stands where it does.
 
-A step is a line of text: the name of one of our passes with its options, or upstream passes anchored on
-``builtin.module``. Every option of an upstream pass is spelled out, since defaults move between LLVM releases.
+A step is one of our passes with its options, or upstream passes that run together under a name of their own. Every
+option of an upstream pass is spelled out, since defaults move between LLVM releases. A step that is not optional is
+part of the program's meaning, or of what a later step relies on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mlir import ir
-from mlir.passmanager import PassManager
 
+import kvarn.lowering as registry
 from kvarn.env import env
 
-from . import find
-from .pass_base import PassFailure
+from . import textual
+from .pass_base import as_pass
 from .target import Target, by_name
-
-Observer = Callable[[str, ir.Module], None]
+from .textual import Step
 
 # Upstream passes that stand in several places.
 _CANONICALIZE = (
@@ -30,121 +32,182 @@ _VECTORS = (
     "enable-arm-sve=false enable-x86vector=false force-32bit-vector-indices=true reassociate-fp-reductions=false "
     "use-vector-alignment=false vector-contract-lowering=dot vector-transpose-lowering=eltwise}"
 )
+# cse first: what lowering leaves is mostly repeated constants and addresses, on which canonicalize takes seconds.
+_SIMPLIFY = f"cse,{_CANONICALIZE},cse,loop-invariant-code-motion"
+
+
+def _kv(text: str, reason: str, optional: bool = False) -> Step:
+    """A pass of ours, ``name{options}``."""
+    return Step(text.partition("{")[0], text, reason, optional)
+
+
+def _upstream(name: str, text: str, reason: str, optional: bool = False) -> Step:
+    return Step(name, text, reason, optional, upstream=True)
+
+
+# Ours, for pipelines of one's own: no pipeline here runs them.
+BY_HAND = ("index-kv-loops",)
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step: ``text`` is a pass of ours (``name{options}``) or an upstream pipeline."""
+class Insertion:
+    """Steps to run beside a step of a target's pipeline: ``after`` it, else before it."""
 
-    text: str
-    reason: str
+    beside: str
+    after: bool
+    steps: tuple[Step, ...]
 
-    @property
-    def name(self) -> str:
-        """The pass's name; for an upstream step, the name that stop points and dumps use."""
-        return (
-            self.text.partition("{")[0]
-            if not self.text.startswith("builtin.module(")
-            else self.reason.partition(":")[0]
-        )
+    def into(self, pipeline: Sequence[Step]) -> list[Step]:
+        """A pipeline with the steps in their place; ValueError when it does not have that place."""
+        place = next((i for i, s in enumerate(pipeline) if s.name == self.beside), None)
+        if place is None:
+            where = "after" if self.after else "before"
+            names = ", ".join(s.name for s in pipeline)
+            raise ValueError(f"a pass can run {where} one of {names}, got {self.beside!r}")
+        reason = f"inserted {'after' if self.after else 'before'} {self.beside}"
+        place += self.after
+        while self.after and place < len(pipeline) and pipeline[place].reason == reason:
+            place += 1  # one after another, in the order in which they were asked for
+        made = [dataclasses.replace(s, reason=reason, optional=True) for s in self.steps]
+        return [*pipeline[:place], *made, *pipeline[place:]]
+
+
+def insertions(passes: Mapping[str, Any], outer: Sequence[Insertion] = ()) -> tuple[Insertion, ...]:
+    """The insertions that a mapping of places to passes asks for, besides outer ones; see ``kv.pipeline``."""
+    found: list[Insertion] = []
+    for place, what in passes.items():
+        where, _, beside = place.partition(":")
+        if where not in ("after", "before") or not beside:
+            raise ValueError(f'a place for passes must be "after:PASS" or "before:PASS", got {place!r}')
+        every = [step for one in (what if isinstance(what, (list, tuple)) else [what]) for step in _steps_of(one)]
+        found.append(Insertion(beside, where == "after", tuple(every)))
+    names = list(dict.fromkeys(s.name for target in ("sm_90a", "host") for s in default_steps(target, check=True)))
+    names += [s.name for i in (*outer, *found) for s in i.steps]
+    for insertion in found:
+        if insertion.beside not in names:
+            raise ValueError(f"a pass can run beside one of {', '.join(names)}, got {insertion.beside!r}")
+    return tuple(found)
+
+
+def _steps_of(what: Any) -> list[Step]:
+    """The steps of a pass given by name, with or without options, or as a function."""
+    if isinstance(what, str):
+        with ir.Context():
+            return textual.parse(what)
+    found = as_pass(what)
+    registry.check_name(found.name)
+    return [textual.of_pass(found)]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a compilation may change: passes to leave out, options by pass name, and checks of every cache access."""
+    """What a compilation may change of a pipeline.
+
+    Steps to leave out, options by pass name, checks of every cache access, and passes that run beside others.
+    """
 
     disable: frozenset[str] = frozenset()
-    options: dict[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
     check: bool = field(default_factory=lambda: env.check)
+    inserted: tuple[Insertion, ...] = ()
 
 
 def kv_steps(target: Target, check: bool = False) -> list[Step]:
     """From kv IR to upstream dialects."""
     hardware = "true" if target.has("f8_convert") else "false"
+    expand = f"target={target.name}" + (" check=true" if check else "")
     steps = [
-        Step("verify-kv", "before anything else: the passes trust what the verifiers promise"),
-        Step(f"select-kv-schedule{{target={target.name}}}", "before the expansions, which read the schedules"),
-        Step(f"expand-kv-operations{{target={target.name}}}", "tier 1 becomes kernels; what follows sees tier 2 only"),
-        Step("extract-kv-program", "the launches become data; what is left are kernels"),
-        *(
-            [Step("check-kv-access", "on request, while accesses are as they were written and none has been moved")]
-            if check
-            else []
+        _kv("verify-kv", "before anything else: the passes trust what the verifiers promise"),
+        _kv(f"select-kv-schedule{{target={target.name}}}", "before the expansions, which read the schedules"),
+        _kv(f"expand-kv-operations{{{expand}}}", "tier 1 becomes kernels; what follows sees tier 2 only"),
+        _kv("extract-kv-program", "the launches become data; what is left are kernels"),
+    ]
+    if check:
+        steps.append(
+            _kv("check-kv-access", "on request, while accesses are as they were written and none has been moved", True)
+        )
+    steps += [
+        _upstream(
+            "simplify-kernels",
+            _SIMPLIFY,
+            "operands of look-ups move out of loops first, so that the look-ups can follow",
+            True,
         ),
-        Step(
-            _licm(), "simplify-kernels: operands of look-ups move out of loops first, so that the look-ups can follow"
-        ),
-        Step("split-kv-loops", "while masks are comparisons of positions"),
+        _kv("split-kv-loops", "while masks are comparisons of positions", True),
         *(_host_tiles() if target.is_host else _gpu_tiles()),
-        Step("lower-kv-tiles", "tiles become accesses and look-ups that the next passes hoist and vectorise"),
-        Step(f"expand-kv-tma{{target={target.name}}}", "as the tiles; and what the target does not have ends here"),
-        Step("hoist-kv-lookups", "after simplification, while look-ups are still ops that can be recognised"),
-        Step("vectorize-kv-lookups", "before lowering, which has only the scalar form of a populate"),
-        Step("plan-kv-access", "last of the kv level: it sees every access and every write of the kernel"),
-        Step("lower-kv-access", "accesses become pointers; handles remain, asked for their fields"),
-        Step("lower-kv-tma", "after the plan and the record of what is written, which look at the copies"),
-        Step(f"lower-kv-casts{{hardware={hardware}}}", "after the accesses, whose conversions it lowers too"),
-        Step("lower-kv-buffers", "after the plan, which says which buffers are read-only"),
+        _kv("lower-kv-tiles", "tiles become accesses and look-ups that the next passes hoist and vectorise"),
+        _kv(f"expand-kv-tma{{target={target.name}}}", "as the tiles; and what the target does not have ends here"),
+        _kv("hoist-kv-lookups", "after simplification, while look-ups are still ops that can be recognised", True),
+        _kv("vectorize-kv-lookups", "before lowering, which has only the scalar form of a populate", True),
+        _kv("plan-kv-access", "last of the kv level: it sees every access and every write of the kernel", True),
+        _kv("lower-kv-access", "accesses become pointers; handles remain, asked for their fields"),
+        _kv("lower-kv-tma", "after the plan and the record of what is written, which look at the copies"),
+        _kv(f"lower-kv-casts{{hardware={hardware}}}", "after the accesses, whose conversions it lowers too"),
+        _kv("lower-kv-buffers", "after the plan, which says which buffers are read-only"),
     ]
     if target.is_host:
         steps += [
-            Step("flatten-kv-types", "when nothing but kv.field asks for handles"),
-            Step("map-gpu-to-host", "after flattening: it copies the flat signature; before anything lowers gpu ops"),
-            Step(_tensors_to_memory(), "bufferize-tiles: the only memrefs are tiles' when all others are pointers"),
-            Step("vectorize-kv-tiles", "when tiles lie in memory, and before upstream lowers vectors"),
+            _kv("flatten-kv-types", "when nothing but kv.field asks for handles"),
+            _kv("map-gpu-to-host", "after flattening: it copies the flat signature; before anything lowers gpu ops"),
+            _upstream(
+                "bufferize-tiles", _TENSORS_TO_MEMORY, "the only memrefs are tiles' when all others are pointers"
+            ),
+            _kv("vectorize-kv-tiles", "when tiles lie in memory, and before upstream lowers vectors"),
         ]
     else:
         steps += [
-            Step("allocate-kv-shared", "before flattening, in the order that the kernel allocates"),
-            Step("flatten-kv-types", "when nothing but kv.field asks for handles"),
+            _kv("allocate-kv-shared", "before flattening, in the order that the kernel allocates"),
+            _kv("flatten-kv-types", "when nothing but kv.field asks for handles"),
         ]
-    return [*steps, Step("check-kv-lowered", "the last of ours: no kv op may reach the upstream tail")]
+    return [
+        *steps,
+        _kv("check-kv-lowered", "no kv op may reach the upstream tail"),
+        _kv(f"record-kv-abi{{target={target.name}}}", "the tail drops the attributes that the record is made from"),
+    ]
 
 
 def _gpu_tiles() -> list[Step]:
     """From tiles to what threads hold of them."""
     return [
-        Step("assign-kv-layouts", "before the copies, which products in shared memory decide"),
-        Step("select-kv-copies", "once it is known which tiles lie in shared memory"),
-        Step("specialize-kv-warps", "when copies are ops of their own, and before loops carry what they wait for"),
-        Step("defer-kv-reductions", "before the rotation, which takes the loop apart"),
-        Step("pipeline-kv-loops", "after the copies left: what is rotated are products and their waits"),
-        Step("skip-kv-rescales", "after the rotation, which moves the rescale"),
-        Step("simplify-kv-tiles", "what the passes over tiles left over, before every op becomes many"),
-        Step("distribute-kv-tiles", "the last that sees tiles: threads, vectors and instructions from here on"),
+        _kv("assign-kv-layouts", "before the copies, which products in shared memory decide"),
+        _kv("select-kv-copies", "once it is known which tiles lie in shared memory"),
+        _kv("specialize-kv-warps", "copies are ops now, and no loop carries what they wait for yet", True),
+        _kv("defer-kv-reductions", "before the rotation, which takes the loop apart", True),
+        _kv("pipeline-kv-loops", "after the copies left: what is rotated are products and their waits", True),
+        _kv("skip-kv-rescales", "after the rotation, which moves the rescale", True),
+        _kv("simplify-kv-tiles", "what the passes over tiles left over, before every op becomes many", True),
+        _kv("distribute-kv-tiles", "the last that sees tiles: threads, vectors and instructions from here on"),
     ]
 
 
 def _host_tiles() -> list[Step]:
     """From tiles to tensors of upstream's."""
-    return [Step("lower-kv-tiles-to-linalg", "while tiles are values, which upstream fuses and finds memory for")]
+    return [_kv("lower-kv-tiles-to-linalg", "while tiles are values, which upstream fuses and finds memory for")]
 
 
-def _tensors_to_memory() -> str:
-    # Fused first, so that positions, masks and what is computed once need no memory. Nothing yields what it allocates:
-    # what loops carry is written in place.
-    return (
-        "builtin.module(convert-elementwise-to-linalg,linalg-fuse-elementwise-ops,"
-        f"{_CANONICALIZE},cse,eliminate-empty-tensors,"
-        "one-shot-bufferize{allow-return-allocs-from-loops=false allow-unknown-ops=false analysis-heuristic=bottom-up "
-        "buffer-alignment=64 bufferize-function-boundaries=false check-parallel-regions=true copy-before-write=false "
-        "function-boundary-type-conversion=infer-layout-map must-infer-memory-space=false "
-        "unknown-type-conversion=fully-dynamic-layout-map use-encoding-for-memory-space=false},"
-        f"{_CANONICALIZE},cse)"
-    )
-
-
-def _licm() -> str:
-    # cse first: what lowering leaves is mostly repeated constants and addresses, on which canonicalize takes seconds.
-    return f"builtin.module(cse,{_CANONICALIZE},cse,loop-invariant-code-motion)"
+# Fused first, so that positions, masks and what is computed once need no memory. Nothing yields what it allocates:
+# what loops carry is written in place.
+_TENSORS_TO_MEMORY = (
+    "convert-elementwise-to-linalg,linalg-fuse-elementwise-ops,"
+    f"{_CANONICALIZE},cse,eliminate-empty-tensors,"
+    "one-shot-bufferize{allow-return-allocs-from-loops=false allow-unknown-ops=false analysis-heuristic=bottom-up "
+    "buffer-alignment=64 bufferize-function-boundaries=false check-parallel-regions=true copy-before-write=false "
+    "function-boundary-type-conversion=infer-layout-map must-infer-memory-space=false "
+    "unknown-type-conversion=fully-dynamic-layout-map use-encoding-for-memory-space=false},"
+    f"{_CANONICALIZE},cse"
+)
+_ADDRESSES = _upstream(
+    "simplify-addresses", _SIMPLIFY, "addresses are plain arithmetic now: merge and hoist them", True
+)
 
 
 def gpu_tail(target: Target) -> list[Step]:
     """From gpu, arith, scf, vector and llvm to the LLVM dialect of a GPU module."""
     return [
-        Step(_licm(), "simplify-addresses: addresses are plain arithmetic now: merge and hoist them"),
-        Step(
-            "builtin.module(gpu.module("
+        _ADDRESSES,
+        _upstream(
+            "convert-to-nvvm",
+            "gpu.module("
             "convert-scf-to-cf{allow-pattern-rollback=true},"
             f"{_VECTORS},"
             "convert-gpu-to-nvvm{allow-pattern-rollback=true has-redux=true index-bitwidth=64 "
@@ -152,19 +215,20 @@ def gpu_tail(target: Target) -> list[Step]:
             "convert-math-to-llvm{approximate-log1p=true},"
             "convert-nvvm-to-llvm,"
             "reconcile-unrealized-casts,"
-            f"{_CANONICALIZE},cse))",
-            "convert-to-nvvm: vectors before convert-gpu-to-nvvm, which takes the scalars and the function",
+            f"{_CANONICALIZE},cse)",
+            "vectors before convert-gpu-to-nvvm, which takes the scalars and the function",
         ),
-        Step("mark-kv-descriptors", "last: functions of the gpu dialect refuse the marks or lose them"),
+        _kv("mark-kv-descriptors", "last: functions of the gpu dialect refuse the marks or lose them"),
     ]
 
 
 def host_tail() -> list[Step]:
     """From arith, scf, vector and llvm to the LLVM dialect of the host."""
     return [
-        Step(_licm(), "simplify-addresses: addresses are plain arithmetic now: merge and hoist them"),
-        Step(
-            "builtin.module(convert-scf-to-cf{allow-pattern-rollback=true},"
+        _ADDRESSES,
+        _upstream(
+            "convert-to-llvm",
+            "convert-scf-to-cf{allow-pattern-rollback=true},"
             f"{_VECTORS},"
             "expand-strided-metadata,lower-affine,"
             "finalize-memref-to-llvm{index-bitwidth=64 use-aligned-alloc=false use-generic-functions=false},"
@@ -176,10 +240,22 @@ def host_tail() -> list[Step]:
             "convert-cf-to-llvm{index-bitwidth=64},convert-ub-to-llvm{index-bitwidth=64},"
             "convert-func-to-llvm{index-bitwidth=64 use-bare-ptr-memref-call-conv=false},"
             "reconcile-unrealized-casts,"
-            f"{_CANONICALIZE},cse)",
-            "convert-to-llvm: control flow, then data, then functions",
+            f"{_CANONICALIZE},cse",
+            "control flow, then data, then functions",
         ),
     ]
+
+
+def default_steps(target: str | Target, check: bool = False) -> list[Step]:
+    """The whole pipeline of a target up to the LLVM dialect, as it is; ValueError for an unknown target."""
+    chosen = by_name(target)
+    return [*kv_steps(chosen, check), *(host_tail() if chosen.is_host else gpu_tail(chosen))]
+
+
+def optional() -> tuple[str, ...]:
+    """The names of the steps, of any target, that may be left out."""
+    steps = [s for target in ("sm_90a", "host") for s in default_steps(target, check=True)]
+    return tuple(dict.fromkeys(s.name for s in steps if s.optional))
 
 
 def steps(target: str | Target, settings: Settings | None = None) -> list[Step]:
@@ -188,72 +264,35 @@ def steps(target: str | Target, settings: Settings | None = None) -> list[Step]:
     Raises
     ------
     ValueError
-        For an unknown target, or a pass to disable or configure that the pipeline does not have.
+        For an unknown target; for a step to configure or to stand beside that the pipeline does not have, and one to
+        leave out that must run.
     """
     chosen, settings = by_name(target), settings or Settings()
-    full = [*kv_steps(chosen, settings.check), *(host_tail() if chosen.is_host else gpu_tail(chosen))]
-    known = {s.name for s in full}
-    unknown = sorted((set(settings.disable) | set(settings.options)) - known)
+    found = default_steps(chosen, settings.check)
+    for insertion in settings.inserted:
+        found = insertion.into(found)
+    have = f"passes of the {chosen.name} pipeline are {', '.join(s.name for s in found)}"
+    unknown = sorted((set(settings.disable) | set(settings.options)) - {s.name for s in found})
     if unknown:
-        raise ValueError(
-            f"passes of the {chosen.name} pipeline are {', '.join(s.name for s in full)}; got {', '.join(unknown)}"
-        )
-    kept = [s for s in full if s.name not in settings.disable]
-    return [
-        Step(f"{s.name}{{{settings.options[s.name]}}}", s.reason) if s.name in settings.options else s for s in kept
-    ]
+        raise ValueError(f"{have}; got {', '.join(unknown)}")
+    needed = [s.name for s in found if s.name in settings.disable and not s.optional]
+    if needed:
+        may = ", ".join(s.name for s in found if s.optional)
+        raise ValueError(f"only optional passes may be disabled ({may}), got {', '.join(needed)}, which must run")
+    return [_configured(s, settings.options) for s in found if s.name not in settings.disable]
 
 
-def run(
-    module: ir.Module,
-    pipeline: Iterable[Step],
-    stop_after: str | None = None,
-    observer: Observer | None = None,
-) -> None:
-    """Run steps on a module, in order; ``observer(name, module)`` after each.
-
-    Raises
-    ------
-    PassFailure
-        When a pass of ours fails; the diagnostic has been emitted.
-    mlir.ir.MLIRError
-        When an upstream pass fails.
-    """
-    with module.context:
-        for step in pipeline:
-            run_step(module, step.text)
-            if observer is not None:
-                observer(step.name, module)
-            if stop_after == step.name:
-                return
-
-
-def run_step(module: ir.Module, text: str) -> None:
-    """Run one step given as text."""
-    name, _, rest = text.partition("{")
-    # The steps of the pipelines are ours by name or upstream's in their anchor: entry points need not be read for them.
-    found = None if text.startswith("builtin.module(") else find(name)
-    if found is not None:
-        given = rest.removesuffix("}").split() if rest else []
-        found.run(module, found.options(dict(part.partition("=")[::2] for part in given)))
-        return
-    # What our passes made is verified, once; what upstream passes make of it is trusted. Verifying after each of them
-    # takes as long as the passes.
-    module.operation.verify()
-    manager = PassManager.parse(text)
-    manager.enable_verifier(False)
-    manager.run(module.operation)
+def _configured(step: Step, options: Mapping[str, str]) -> Step:
+    """A step with the options that a compilation gives it; ValueError for those that it does not have."""
+    if step.name not in options:
+        return step
+    if step.upstream:
+        raise ValueError(f"{step.name} is a group of MLIR's passes, whose options are fixed: insert a pass instead")
+    made = dataclasses.replace(step, text=f"{step.name}{{{options[step.name]}}}")
+    made.options  # noqa: B018 (refused here, before anything runs)
+    return made
 
 
 __all__ = [
-    "Observer",
-    "PassFailure",
-    "Settings",
-    "Step",
-    "gpu_tail",
-    "host_tail",
-    "kv_steps",
-    "run",
-    "run_step",
-    "steps",
-]
+    "Insertion", "Settings", "default_steps", "gpu_tail", "host_tail", "insertions", "kv_steps", "optional", "steps",
+]  # fmt: skip

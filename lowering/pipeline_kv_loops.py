@@ -7,15 +7,17 @@ its stage, and the first ones before the loop. (A producer of its own runs ahead
 *Lookups.* The pages of a tile are looked up one iteration before its copy is started.
 
 *Products.* A loop with two products of which the second needs the first (Q K^T, softmax, P V) is rotated: iteration i
-starts S = Q K_i^T and O += P V_(i-1), waits for the first alone, and computes P_i while the second is under way. The first
-operand of the second product and its accumulator are carried; its loads, waits and releases lag by one iteration.
+starts S = Q K_i^T and O += P V_(i-1), waits for the first alone, and computes P_i while the second is under way. The
+first operand of the second product and its accumulator are carried; its loads, waits and releases lag by one iteration.
 
-*Turns* (``ping_pong`` of a schedule). Two consumer warpgroups start their products by turns, so that the tensor cores work
-for one while the other is in its softmax.
+*Turns* (``ping_pong`` of a schedule). Two consumer warpgroups start their products by turns, so that the tensor cores
+work for one while the other is in its softmax.
 
 Before:  scf.for %i iter_args(%m, %l, %o) { %s = kv.dot %q, %k ; softmax ; %o2 = kv.dot %p, %v, %o * %alpha }
-After:   softmax(kv.dot %q, %k0) ; scf.for %i iter_args(%m, %l, %c, %p) { %s = kv.dot_start %q, %k ; %o = kv.dot_start %p, %v', %c
-         kv.dot_wait %s, %o {pending = 1} ; softmax ; kv.dot_wait %o {pending = 0} ; %c2 = %o * %alpha } ; kv.dot %p, %v', %c
+After:   softmax(kv.dot %q, %k0)
+         scf.for %i iter_args(%m, %l, %c, %p) { %s = kv.dot_start %q, %k ; %o = kv.dot_start %p, %v', %c
+         kv.dot_wait %s, %o {pending = 1} ; softmax ; kv.dot_wait %o {pending = 0} ; %c2 = %o * %alpha }
+         kv.dot %p, %v', %c
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from kvarn.dialect.ops import staging
 from .index import const
 from .pass_base import kv_pass
 from .rewrite import defining_op, ops_named
-from .tile_ir import backward, cloned, rank, schedule_of, tiled, users, walk_block
+from .tile_ir import backward, cloned, element, rank, schedule_of, tiled, users, walk_block
 
 AHEAD = "kv.ahead"  # on copies that were started ahead
 _WAITS = ("kv.consumer_wait", "kv.tile_clear")
@@ -38,8 +40,8 @@ _WAITS = ("kv.consumer_wait", "kv.tile_clear")
 
 @dataclass(frozen=True)
 class Options:
-    """copies: start copies ahead; lookups: look pages up ahead; products: rotate loops of two products, by default as the
-    schedule says."""
+    """copies: start copies ahead; lookups: look pages up ahead; products: rotate loops of two products (default: as the
+    schedule says)."""
 
     copies: bool = True
     lookups: bool = True
@@ -140,6 +142,16 @@ def start(dot: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Value:
         return staging.DotStartOp(a, b, op.transpose_b, dot.result.type, c=c).operation.results[0]
 
 
+def ready(value: ir.Value) -> ir.Value:
+    """A value that is computed before what follows: of a broadcast what it repeats, which takes fewer registers."""
+    op = defining_op(value)
+    if op is not None and op.name == "kv.tile_broadcast":
+        return cloned(op, {op.operands[0]: ready(op.operands[0])}).result
+    if not rank(value) or str(element(value)) != "f32":
+        return value
+    return staging.TileReadyOp(value, value.type).operation.results[0]
+
+
 def rotate(r: Rotation, ping_pong: bool) -> None:
     """Replace a loop by its rotated form; nothing happens in it where it has no iteration."""
 
@@ -195,8 +207,8 @@ def rotate(r: Rotation, ping_pong: bool) -> None:
                 emit(early[after_first:], values)
                 results = {v for op in early[after_first:] for v in op.results}
                 for made in dict.fromkeys(v for op in r.ops if op in late_ops for v in op.operands):
-                    if rank(made) and made in results:
-                        values[made] = staging.TileReadyOp(values[made], made.type).operation.results[0]
+                    if made in results:
+                        values[made] = ready(values[made])
                 (sums,) = staging.dot_wait([sums], 0)
                 emit([op for op in lag_ops if op != r.second and op.name not in _WAITS], previous)
                 values[arguments[1 + accumulator]] = sums
@@ -234,7 +246,7 @@ def copy_ahead(loop: ir.Operation) -> None:
             (op for op in ops if op.name == "kv.consumer_release" and op.operands[0] == copy.operands[0]), None
         )
         stages = ir.IntegerAttr(defining_op(copy.operands[0]).attributes["stages"]).value
-        needed = backward([acquire, copy], lambda o: o in ops and not o.regions)
+        needed = backward([acquire, copy], lambda o, ops=ops: o in ops and not o.regions)
         ordered = [op for op in ops if op in needed]
         copy.attributes[AHEAD] = ir.UnitAttr.get()
         with ir.InsertionPoint(loop), copy.location:
@@ -258,7 +270,7 @@ def copy_ahead(loop: ir.Operation) -> None:
 
 
 def look_up_ahead(loop: ir.Operation) -> None:
-    """Carry the pages of an iteration's tiles, looked up in the one before: their latency is hidden behind its waits."""
+    """Carry the pages of an iteration's tiles, looked up in the one before: its waits hide their latency."""
     block = loop.regions[0].blocks[0]
     ops = [op.operation for op in block.operations][:-1]
     lookups = [op for op in ops if op.name == "kv.tile_pages"]

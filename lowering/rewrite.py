@@ -12,6 +12,8 @@ from typing import Any
 
 from mlir import ir
 
+from kvarn import settings
+
 from .pass_base import fail
 
 Rule = Callable[..., Sequence[ir.Value] | ir.Value | None]
@@ -76,6 +78,11 @@ def is_kernel(function: ir.Operation) -> bool:
     return "gpu.kernel" in function.attributes or "kv.host_kernel" in function.attributes
 
 
+def is_flat(function: ir.Operation) -> bool:
+    """Whether a kernel has no handles or buffers any more: the pipeline was entered after ``flatten-kv-types``."""
+    return "kv.params" in function.attributes
+
+
 class Rules:
     """A table of rules by op name; ``@rules.lowers(OpClass, ...)`` fills it."""
 
@@ -86,6 +93,7 @@ class Rules:
         """Declare the rule of op classes (or op names)."""
 
         def declare(rule: Rule) -> Rule:
+            settings.declared(rule)
             for c in op_classes:
                 self.table[c if isinstance(c, str) else c.OPERATION_NAME] = rule
             return rule

@@ -2,13 +2,14 @@
 """Choose how loaded tiles come into shared memory, and give each a circular buffer.
 
 A ``kv.tile_load`` that products read from shared memory becomes a copy to a stage of a buffer and a wait for it. How:
-``tma`` where the load has a descriptor (boxes of a page and a swizzle granule, one warp), else ``cp_async`` where the cache
-stores what the kernel computes with, else ``convert`` (loads, conversion and scales, ordinary stores). Rows past the
-sequence's end come with whatever the page holds; where the load asks for zeros they are cleared after the wait.
+``tma`` where the load has a descriptor (boxes of a page and a swizzle granule, one warp), else ``cp_async`` where the
+cache stores what the kernel computes with, else ``convert`` (loads, conversion and scales, ordinary stores). Rows past
+the sequence's end come with whatever the page holds; where the load asks for zeros they are cleared after the wait.
 
-Before:  %k = "kv.tile_load"(%cache, %b, %h, %first, %count) {tail = "zero", ...} : ... -> tensor<128x128xbf16, "shared">
+Before:  %k = "kv.tile_load"(%cache, %b, %h, %first, %begin, %count) : ... -> tensor<128x128xbf16, "shared">
 After:   "kv.producer_acquire"(%keys, %n) ; "kv.copy_start"(%keys, %n, %cache, %b, %h, %first, %count)
-         %t = "kv.consumer_wait"(%keys, %n) ; %k = "kv.tile_clear"(%t, %count - %first) ; ... ; "kv.consumer_release"(%keys, %n)
+         %t = "kv.consumer_wait"(%keys, %n) ; %k = "kv.tile_clear"(%t, %begin - %first, %count - %first)
+         ... ; "kv.consumer_release"(%keys, %n)
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlir import ir
-from mlir.dialects import arith
+from mlir.dialects import arith, scf
 
 from kvarn.dialect import types
 from kvarn.dialect.ops import staging
@@ -27,7 +28,10 @@ from .assign_kv_layouts import SHARED
 from .index import const
 from .pass_base import kv_pass
 from .rewrite import defining_op, enclosing, ops_named
-from .tile_ir import element, layout_of, schedule_of, shape, tiled, users
+from .tile_ir import element, layout_of, schedule_of, shape, tiled, users, walk_block
+from .tile_threads import SWIZZLE
+
+ROUNDS = "kv.rounds"  # of an inner loop: the argument of the outer one that counts its iterations
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,10 @@ def copy_of(op: Any) -> str:
     if op.descriptor is not None:
         return "tma"
     stored = spec.data_dtype.mlir == str(element(op.tile)) and not spec.quantized
-    return "cp_async" if stored and spec.data_size * spec.data_dtype.itemsize % 16 == 0 else "convert"
+    (rows, columns), page = shape(op.tile), spec.page_size
+    whole = columns == spec.data_size and columns * spec.data_dtype.itemsize % SWIZZLE == 0
+    paged = not page or page % rows == 0 or rows % page == 0
+    return "cp_async" if stored and whole and paged and op.first_column.value == 0 else "convert"
 
 
 def name_of(op: Any, taken: set[str]) -> str:
@@ -68,6 +75,45 @@ def table_of(cache: ir.Value) -> ir.Value:
     return cache
 
 
+def use_number(loop: ir.Operation) -> ir.Value:
+    """How many tiles a buffer had before an iteration of a loop: the iterations so far, and those of earlier rounds.
+
+    Where a loop stands in another, the outer one carries what its rounds came to.
+    """
+    inside = arith.subi(loop.regions[0].blocks[0].arguments[0], loop.operands[0])
+    if ROUNDS not in loop.attributes:
+        return inside
+    number = ir.IntegerAttr(loop.attributes[ROUNDS]).value
+    outer = loop.parent.operation
+    return arith.addi(outer.regions[0].blocks[0].arguments[number], inside)
+
+
+def carry_rounds(loop: ir.Operation) -> None:
+    """Let the loop right around a loop carry how many iterations the inner one has had."""
+    outer = loop.parent.operation
+    if outer.name != "scf.for" or not any(op.name == "kv.tile_load" for op in walk_block(loop.regions[0].blocks[0])):
+        return
+    block = outer.regions[0].blocks[0]
+    with ir.InsertionPoint(outer), outer.location:
+        made = scf.ForOp(*list(outer.operands)[:3], [*list(outer.operands)[3:], const(0)])
+    inner = list(block.operations)
+    for old, new in zip(block.arguments, made.body.arguments, strict=False):
+        old.replace_all_uses_with(new)
+    end = inner[-1].operation
+    kept = list(end.operands)
+    for op in inner[:-1]:
+        made.body.append(op.operation)
+    number = len(made.body.arguments) - 1
+    with ir.InsertionPoint(made.body), loop.location:
+        count = arith.maxsi(arith.subi(loop.operands[1], loop.operands[0]), const(0))
+        scf.yield_([*kept, arith.addi(made.body.arguments[number], count)])
+    end.erase()
+    for old, new in zip(outer.results, made.results, strict=False):
+        old.replace_all_uses_with(new)
+    outer.erase()
+    loop.attributes[ROUNDS] = i64_attr(number)
+
+
 def last_use(op: ir.Operation) -> ir.Operation:
     """The last op of an op's block that uses its result, looking into regions."""
     block, last = op.block, op
@@ -89,12 +135,14 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[st
     with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), load.location:
         buffer = staging.make_stages(name_of(op, taken), stages if loop is not None else 1, op.tile.type, copy)
     with ir.InsertionPoint(load), load.location:
-        n = arith.subi(loop.regions[0].blocks[0].arguments[0], loop.operands[0]) if loop is not None else const(0)
+        n = use_number(loop) if loop is not None else const(0)
         first, pages = op.first, None
         if copy == "tma":
             box = types.tma_spec_of(op.descriptor.type).rows
             rows = i64_attr(shape(op.tile)[0])
-            pages = staging.TilePagesOp(table_of(op.cache), op.batch, first, op.count, rows, i64_attr(box)).operation.results[0]
+            pages = staging.TilePagesOp(
+                table_of(op.cache), op.batch, first, op.count, rows, i64_attr(box)
+            ).operation.results[0]
         staging.ProducerAcquireOp(buffer, n)
         staging.CopyStartOp(
             buffer, n, op.cache, op.batch, op.head, first, op.count, i64_attr(op.first_column.value),
@@ -102,8 +150,8 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[st
         )  # fmt: skip
         tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
         if op.tail.value == "zero":
-            rest = arith.subi(op.count, first)
-            tile = staging.TileClearOp(tile, rest, tile.type).operation.results[0]
+            begin, end = arith.subi(op.begin, first), arith.subi(op.count, first)
+            tile = staging.TileClearOp(tile, begin, end, tile.type).operation.results[0]
     load.result.replace_all_uses_with(tile)
     load.erase()
     following = last_use(tile.owner.operation)
@@ -116,6 +164,8 @@ def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
         stages = options.stages or schedule_of(function).get("stages", 2)
         taken: set[str] = set()
+        for loop in ops_named(function, "scf.for"):
+            carry_rounds(loop)
         for load in ops_named(function, "kv.tile_load"):
             if layout_of(load.result.type) == SHARED:
                 stage(load, function, stages, taken)

@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Fill in the schedules of tier-1 operations: entries that are given stay, the others come from measured tables.
+"""Choose the schedules of tier-1 operations, whole: entries that are given stay, and are legal or refused.
 
 A researcher or a tuner sets entries of the ``schedule`` attribute; this pass decides the rest from the operation, the
-target and the tables alone: the user's (``kvarn tune``), then the built-in one. Operations without a table are left to
-their expansions.
+target and the tables alone: the user's (``kvarn tune``), then the built-in one. What may be said is declared in
+``dialect/schedules.py``. The expansions read what stands here, and choose nothing of it again.
 
 Before:  "kv.attention"(...) {schedule = {max_queries = 1, max_batch = 16}, ...}
-After:   "kv.attention"(...) {schedule = {kind = "decode", max_queries = 1, max_batch = 16, stages = 3, ...}, ...}
+After:   "kv.attention"(...) {schedule = {kind = "decode", max_queries = 1, max_batch = 16, stages = 2, ...}, ...}
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mlir import ir
 
-from .expand import attention, decode_table, tuned
-from .expand.base import Expansion
-from .expand.decode_schedule import TUNABLE, Config, fitted
+from kvarn.dialect import schedules
+
+from .expand import attention, decode_table, mla, tile_schedule, tuned
+from .expand.base import Expansion, attribute_of
+from .expand.decode_schedule import Config, fitted
 from .pass_base import fail, kv_pass
-from .rewrite import ops_named
+from .rewrite import kv_ops
 from .target import Target, by_name
 
 
@@ -33,13 +35,14 @@ class Options:
 
 
 def attention_entries(op: Any, at: Expansion) -> dict[str, Any]:
-    """The schedule of an attention over a collection: its kind, and a decode's entries."""
+    """The schedule of an attention over keys and values: its kind, and a decode's entries."""
     case = attention.case_of(op, at)
     kind = attention.kind_of(op, at, case)
+    if kind == "tile":
+        return {"kind": kind, **tile_schedule.chosen(case, at.target, at.schedule).entries()}
     if kind != "decode":
         return {"kind": kind}
-    known = {k: at.schedule[k] for k in ("max_batch",) if k in at.schedule}
-    config = Config(case.spec, case.query, case.group, at.schedule["max_queries"], **known)
+    config = Config(case.spec, case.query, case.group, at.schedule["max_queries"])
     return {"kind": kind, **decode_entries(at.target, config, at.schedule)}
 
 
@@ -49,35 +52,77 @@ def decode_entries(target: Target, config: Config, schedule: Mapping[str, Any]) 
     Raises
     ------
     ValueError
-        If what is given does not fit the target.
+        If what is given is not legal for the case.
     """
+    config = replace(config, max_batch=schedule.get("max_batch", config.max_batch))
+    _require("kv.attention", schedule, target, "decode", config)
     invariant = bool(schedule.get("batch_invariant"))
-    measured = tuned.entries(target.name, config, invariant)
-    found = {**decode_table.entries(config, invariant), **measured}
-    given = {name: value for name, value in schedule.items() if name in TUNABLE}
+    measured = tuned.entries(target, config, invariant)
+    names = schedules.DECODE.names
+    given = {name: value for name, value in schedule.items() if name in names}
+    config = replace(config, **{**decode_table.entries(config, invariant), **measured, **given})
     # A tile decides the order of additions, which nothing of the batch may change when it is to be invariant.
-    fixed = {*given, *measured, *(("tile",) if invariant else ())}
-    config = fitted(target, replace(config, **{**found, **given}), fixed)
-    return found | {name: getattr(config, name) for name in ("warps", "tile", "stages", "blocks")}
+    config = fitted(target, config, {*given, *(("tile",) if invariant else ())}, "blocks" in measured)
+    return {name: getattr(config, name) for name in (*names, "max_batch")}
 
 
-def attribute_of(value: Any) -> ir.Attribute:
-    """A schedule entry as an attribute."""
-    if isinstance(value, str):
-        return ir.StringAttr.get(value)
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+def latent_entries(op: Any, at: Expansion) -> dict[str, Any]:
+    """The schedule of an attention over latent rows."""
+    return {"kind": mla.kind_of(op, at)}
+
+
+def only_kind(op: Any, at: Expansion) -> dict[str, Any]:
+    """The schedule of an operation with one kind of kernel for the host and one for GPUs."""
+    return {"kind": "host" if at.target.is_host else "simt"}
+
+
+# Operations whose kernel is chosen; those of the others are divided by their expansions, as ``threads`` says.
+CHOICES: dict[str, Callable[[Any, Expansion], dict[str, Any]]] = {
+    "kv.attention": attention_entries,
+    "kv.attention_padded": attention_entries,
+    "kv.operand_attention": attention_entries,
+    "kv.mla_attention": latent_entries,
+    "kv.mla_prefill_chunk": only_kind,
+}
+
+
+def chosen(op: ir.Operation, target: Target) -> dict[str, Any]:
+    """The entries that are decided for an operation.
+
+    Raises
+    ------
+    ValueError
+        If what is given is not legal.
+    """
+    at = Expansion(op.opview, op, target, {})
+    _require(op.name, at.schedule, target)
+    if op.name not in CHOICES:
+        return {}
+    found = CHOICES[op.name](op.opview, at)
+    _require(op.name, at.schedule, target, found["kind"])
+    return found
+
+
+def _require(
+    operation: str, schedule: Mapping[str, Any], target: Target, kind: str | None = None, case: Any = None
+) -> None:
+    problem = schedules.why_unsupported(operation, schedule, target, kind, case)
+    if problem is not None:
+        raise ValueError(f"the schedule's {problem}")
 
 
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     target = by_name(options.target)
-    for op in ops_named(module, "kv.attention", "kv.attention_padded"):
-        at = Expansion(op.opview, op, target, {})
+    for op in kv_ops(module):
+        if op.name not in schedules.OPERATIONS:
+            continue
         try:
-            found = attention_entries(op.opview, at)
+            found = chosen(op, target)
         except ValueError as error:
-            fail(op, f"has a schedule that does not fit: {error}")
-        given = {named.name: named.attr for named in ir.DictAttr(op.attributes["schedule"])} if at.schedule else {}
-        with op.location:
-            chosen = {**{k: attribute_of(v) for k, v in found.items()}, **given}
-            op.attributes["schedule"] = ir.DictAttr.get(chosen)
+            fail(op, f"cannot be scheduled for {target.name}: {error}")
+        if found:
+            entries = {name: attribute_of(value) for name, value in found.items()}
+            if "schedule" in op.attributes:
+                entries |= {named.name: named.attr for named in ir.DictAttr(op.attributes["schedule"])}
+            op.attributes["schedule"] = ir.DictAttr.get(entries)

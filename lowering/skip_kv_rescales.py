@@ -33,6 +33,8 @@ def factor_of(op: ir.Operation) -> tuple[ir.Value, ir.Operation] | None:
         if spread is None or spread.name != "kv.tile_broadcast":
             continue
         made = defining_op(spread.operands[0])
+        while made is not None and made.name == "kv.tile_ready":  # of a loop that was rotated
+            made = defining_op(made.operands[0])
         if ir.IntegerAttr(spread.attributes["dimension"]).value == 0 and made is not None and made.name in _FACTORS:
             return op.operands[one], spread
     return None

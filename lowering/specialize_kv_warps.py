@@ -13,6 +13,7 @@ After:   scf.if (kv.is_role "producer") { kv.set_registers 24 ; scf.for ... { kv
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from mlir import ir
@@ -28,7 +29,8 @@ from .tile_ir import cloned, schedule_of, tiled, walk_block
 ROLES = "kv.roles"  # on the branch whose first side only the producer takes
 PRODUCERS = ("kv.producer_acquire", "kv.copy_start")
 # Registers of a thread by consumer warpgroups: of the producer by TMA, of one that addresses each row, of a consumer.
-REGISTERS = {1: (24, 40, 240), 2: (24, 40, 240), 3: (32, 32, 160)}
+# With one, every thread has the most there are from the start.
+REGISTERS = {2: (24, 40, 240), 3: (32, 32, 160)}
 
 
 class Slice:
@@ -37,7 +39,8 @@ class Slice:
     def __init__(self, roots: list[ir.Operation], top: ir.Operation):
         self.top = top
         self.needed: set[ir.Operation] = set()
-        self.carried = False
+        self.kept: dict[ir.Value, list[int]] = {}  # by induction variable: what the copy of a loop carries
+        self.carried = False  # whether something is needed that only the consumers have
         stack = list(roots)
         while stack:
             op = stack.pop()
@@ -57,29 +60,42 @@ class Slice:
                 if maker is None:
                     argument = ir.BlockArgument(value)
                     owner = argument.owner.owner.operation
-                    self.carried |= owner.name == "scf.for" and argument.arg_number > 0 and self._inside(owner)
+                    if owner.name != "scf.for" or argument.arg_number == 0 or not self._inside(owner):
+                        continue
+                    self.carried |= not isinstance(value.type, ir.IntegerType)
+                    kept = self.kept.setdefault(argument.owner.arguments[0], [])
+                    if argument.arg_number - 1 not in kept:
+                        kept.append(argument.arg_number - 1)
+                        ends = argument.owner.operations[len(argument.owner.operations) - 1].operation.operands
+                        for x in (ends[argument.arg_number - 1], owner.operands[2 + argument.arg_number]):
+                            made = defining_op(x)
+                            if made is not None and self._inside(made):
+                                stack.append(made)
                 elif self._inside(maker):
                     self.carried |= maker.name in ("scf.for", "scf.if")  # a result of control flow
                     stack.append(maker)
 
     def _inside(self, op: ir.Operation) -> bool:
-        while op is not None:
-            if op == self.top:
-                return True
-            op = op.parent.operation if op.parent is not None else None
-        return False
+        at: ir.Operation | None = op
+        while at is not None and at != self.top:
+            at = at.parent.operation if at.parent is not None else None
+        return at is not None
 
     def emit(self, op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
         """Copy one op to the insertion point."""
         with op.location:
             if op.name == "scf.for":
-                bounds = [values.get(v, v) for v in list(op.operands)[:3]]
-                loop = scf.ForOp(*bounds)
                 inner = op.regions[0].blocks[0]
+                kept = self.kept.get(inner.arguments[0], [])
+                wanted = [*list(op.operands)[:3], *(op.operands[3 + i] for i in kept)]
+                low, high, step, *inits = [values.get(v, v) for v in wanted]
+                loop = scf.ForOp(low, high, step, inits)
                 values[inner.arguments[0]] = loop.induction_variable
+                values.update(zip((inner.arguments[1 + i] for i in kept), loop.inner_iter_args, strict=True))
                 with ir.InsertionPoint(loop.body):
                     self.emit_block(inner, values)
-                    scf.yield_([])
+                    ends = inner.operations[len(inner.operations) - 1].operation.operands
+                    scf.yield_([values.get(ends[i], ends[i]) for i in kept])
             elif op.name == "scf.if":
                 branch = scf.IfOp(values.get(op.operands[0], op.operands[0]), has_else=len(op.regions[1].blocks) > 0)
                 for region, made in zip(op.regions, (branch.then_block, branch.else_block), strict=False):
@@ -94,6 +110,14 @@ class Slice:
         for op in block.operations:
             if op.operation in self.needed:
                 self.emit(op.operation, values)
+
+
+def by_buffer(roots: list[ir.Operation]) -> Iterator[list[ir.Operation]]:
+    """The acquisitions and copies of each circular buffer."""
+    found: dict[ir.Value, list[ir.Operation]] = {}
+    for op in roots:
+        found.setdefault(op.operands[0], []).append(op)
+    yield from found.values()
 
 
 def top_level(function: ir.Operation, op: ir.Operation) -> ir.Operation:
@@ -119,32 +143,37 @@ def run(module: ir.Module, options: Any) -> None:
         roots = ops_named(function, *PRODUCERS)
         if not schedule.get("producer") or not roots:
             continue
+        by_tma = all(
+            ir.StringAttr(op.attributes["copy"]).value == "tma" for op in ops_named(function, "kv.make_stages")
+        )
         tops = {top_level(function, op) for op in roots}
         if len(tops) > 1:
             continue
         top = tops.pop()
-        copies = Slice(roots, top)
-        if copies.carried:
+        # By TMA one warp a buffer starts copies, so that none waits for another's stage.
+        shares = list(by_buffer(roots)) if by_tma else [roots]
+        copies = [Slice(share, top) for share in shares]
+        if any(x.carried for x in copies) or len(copies) > len(staging.PRODUCER_WARPS):
             continue
-        by_tma = all(
-            ir.StringAttr(op.attributes["copy"]).value == "tma" for op in ops_named(function, "kv.make_stages")
-        )
-        for_tma, for_rows, for_consumers = REGISTERS[schedule.get("consumers", 2)]
+        registers = REGISTERS.get(schedule.get("consumers", 2))
         with ir.InsertionPoint(top), top.location:
             branch = scf.IfOp(is_role("producer"), has_else=True)
             branch.operation.attributes[ROLES] = ir.UnitAttr.get()
             with ir.InsertionPoint(branch.then_block):
-                set_registers(for_tma if by_tma else for_rows, "decrease")
-                if by_tma:  # one warp starts all copies, the others would only take turns from it
-                    warp = scf.IfOp(is_role("producer_warp"))
-                    with ir.InsertionPoint(warp.then_block):
-                        copies.emit(top, {})
-                        scf.yield_([])
+                if registers:
+                    set_registers(registers[0] if by_tma else registers[1], "decrease")
+                if by_tma:
+                    for role, share in zip(staging.PRODUCER_WARPS, copies, strict=False):
+                        warp = scf.IfOp(is_role(role))
+                        with ir.InsertionPoint(warp.then_block):
+                            share.emit(top, {})
+                            scf.yield_([])
                 else:
-                    copies.emit(top, {})
+                    copies[0].emit(top, {})
                 scf.yield_([])
             with ir.InsertionPoint(branch.else_block):
-                set_registers(for_consumers if by_tma else for_consumers - 8, "increase")
+                if registers:
+                    set_registers(registers[2] if by_tma else registers[2] - 8, "increase")
                 end = scf.YieldOp([])
         top.move_before(end.operation)
         for op in roots:

@@ -1,30 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Leave out tiles that no row sees, and masks where every row sees the whole tile.
 
-Works on comparisons of positions: the mask of a ``kv.tile_mask`` is taken apart into comparisons, and of each the bounds
-of both sides over the tile are computed as scalars. Where a side grows with the loop's variable, the comparison bounds
-the iterations that see anything (a contract of ``kv.tile_mask``), and the loop's range shrinks to them. Where all
-comparisons hold for every element, a branch leaves the mask out. A comparison whose bounds are not known, of a mask
-written by a user say, keeps its mask everywhere and restricts nothing.
+Works on comparisons of positions: the mask of a ``kv.tile_mask`` is taken apart into comparisons, and of each the
+bounds of both sides over the tile are computed as scalars. Where a side grows with the loop's variable, the comparison
+bounds the iterations that see anything (a contract of ``kv.tile_mask``), and the loop's range shrinks to those that
+every part of a conjunction allows, and any part of a disjunction. Where a mask is a conjunction of comparisons alone
+and all hold for every element, a branch leaves it out. A part of which nothing is known, such as an equality or what a mask
+reads at its positions, restricts nothing and keeps the mask everywhere.
 
-Before:  scf.for %j = %c0 to %n { %k = %j * 128 + kv.tile_index ; %seen = arith.cmpi sle, %k, %q ; kv.tile_mask %x, %seen }
-After:   scf.for %j = %c0 to min(%n, (high(%q) + 128) / 128) { scf.if (%j * 128 + 127 <= low(%q)) { %x } else { kv.tile_mask ... } }
+Before:  scf.for %j = %c0 to %n {
+           %k = %j * 128 + kv.tile_index ; %seen = arith.cmpi sle, %k, %q ; kv.tile_mask %x, %seen }
+After:   scf.for %j = %c0 to min(%n, (high(%q) + 128) / 128) {
+           scf.if (%j * 128 + 127 <= low(%q)) { %x } else { kv.tile_mask ... } }
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from mlir import ir
 from mlir.dialects import arith, scf
 
 from .index import const
+from .memory_effects import may_write, writes
 from .pass_base import kv_pass
 from .rewrite import defining_op, enclosing, ops_named
-from .tile_ir import backward, cloned, constant_int, element, is_tile, shape, tiled
+from .tile_ir import backward, cloned, constant_int, element, is_tile, shape, tiled, walk_block
 
 P = arith.CmpIPredicate
 _MIRRORED = {P.slt: P.sgt, P.sle: P.sge, P.sgt: P.slt, P.sge: P.sle}
+_HANDED_ON = ("kv.tile_broadcast", "tensor.splat")
 _PREDICATES = {2: P.slt, 3: P.sle, 4: P.sgt, 5: P.sge}
 
 
@@ -93,9 +99,7 @@ class Bounds:
         if known is not None:
             return Linear(0, known), Linear(0, known)
         op = defining_op(value)
-        if not is_tile(value) and (op is None or not self._inside(op)):
-            if op is None and self._inside_block(value):
-                raise _Unknown
+        if not is_tile(value) and self._before(value):
             return Linear(0, value), Linear(0, value)
         if op is None:
             raise _Unknown
@@ -103,6 +107,11 @@ class Bounds:
         if rule is None:
             raise _Unknown
         return rule(op)
+
+    def _before(self, value: ir.Value) -> bool:
+        """Whether a value is there before the loop."""
+        op = defining_op(value)
+        return not (self._inside_block(value) if op is None else self._inside(op))
 
     def _inside(self, op: ir.Operation) -> bool:
         parent = op.parent
@@ -115,6 +124,19 @@ class Bounds:
     def _inside_block(self, argument: ir.Value) -> bool:
         owner = ir.BlockArgument(argument).owner.owner.operation
         return owner == self.loop or self._inside(owner)
+
+    def _memref_load(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        """A number that every iteration reads and none writes: read before the loop, where there is an iteration."""
+        same = op.parent.operation == self.loop and all(map(self._before, op.operands))
+        if not same or any(_writes_buffers(inner) for inner in walk_block(self.loop.regions[0].blocks[0])):
+            raise _Unknown
+        some = arith.cmpi(P.slt, *list(self.loop.operands)[:2])
+        branch = scf.IfOp(some, [op.result.type], has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            scf.yield_([op.clone().result])
+        with ir.InsertionPoint(branch.else_block):
+            scf.yield_([const(0)])
+        return Linear(0, branch.results[0]), Linear(0, branch.results[0])
 
     def _kv_tile_index(self, op: ir.Operation) -> tuple[Linear, Linear]:
         return Linear(0, 0), Linear(0, shape(op.results[0])[0] - 1)
@@ -141,10 +163,11 @@ class Bounds:
         raise _Unknown
 
     def _monotone(self, op: ir.Operation) -> tuple[Linear, Linear]:
-        """An op that keeps order in its first operand, by a constant: computed for both bounds."""
-        if constant_int(op.operands[1]) is None:
+        """An op that keeps order in its first operand, by a positive constant: computed for both bounds."""
+        by = constant_int(op.operands[1])
+        if by is None or by < (0 if "shr" in op.name else 1):
             raise _Unknown
-        return self._each(op, [self.of(op.operands[0])], [const(constant_int(op.operands[1]))])
+        return self._each(op, [self.of(op.operands[0])], [const(by)])
 
     _arith_divsi = _arith_divui = _arith_floordivsi = _arith_shrsi = _arith_shrui = _monotone
 
@@ -170,6 +193,14 @@ class Bounds:
         raise _Unknown
 
 
+def _writes_buffers(op: ir.Operation) -> bool:
+    """Whether an op may write a buffer: another name may be for the same memory."""
+    if not may_write(op.name):
+        return False
+    found = writes(op)
+    return found.everything or bool(found.buffers)
+
+
 def comparisons(mask: ir.Value) -> list[ir.Operation] | None:
     """The comparisons that a mask is the conjunction of; None when it is more than that."""
     op = defining_op(mask)
@@ -177,13 +208,13 @@ def comparisons(mask: ir.Value) -> list[ir.Operation] | None:
         return None
     if op.name == "arith.cmpi":
         return [op]
-    if op.name == "kv.tile_broadcast" or op.name == "tensor.splat":
+    if op.name in _HANDED_ON:
         return comparisons(op.operands[0])
     if op.name == "arith.constant" and constant_int(mask) not in (None, 0):
         return []
     if op.name == "arith.andi":
-        parts = [comparisons(x) for x in op.operands]
-        return None if None in parts else [c for part in parts for c in part]
+        left, right = (comparisons(x) for x in op.operands)
+        return None if left is None or right is None else [*left, *right]
     return None
 
 
@@ -194,6 +225,16 @@ class Comparison:
     predicate: P
     left: tuple[Linear, Linear]
     right: tuple[Linear, Linear]
+
+    @staticmethod
+    def known(op: ir.Operation, bounds: Bounds) -> Comparison | None:
+        """That of an op; None of an op that is no comparison, or of which nothing is known."""
+        if op.name != "arith.cmpi":
+            return None
+        try:
+            return Comparison.of(op, bounds)
+        except _Unknown:
+            return None
 
     @staticmethod
     def of(op: ir.Operation, bounds: Bounds) -> Comparison:
@@ -219,36 +260,61 @@ class Comparison:
         )
         return arith.cmpi(P.sge, _value(total), const(self.strict))
 
-    def last(self) -> tuple[int, ir.Value | int] | None:
-        """(N, x) when iterations i with N * i > x see nothing."""
+    def range(self) -> Range:
+        """The iterations in which it may hold somewhere."""
         difference = self.right[1] - self.left[0]  # somewhere true only where this is at least `strict`
-        if difference.factor >= 0:
-            return None
-        return -difference.factor, _arith("-", difference.base, self.strict)
-
-    def first(self) -> tuple[int, ir.Value | int] | None:
-        """(N, x) when iterations i with N * i < x see nothing."""
-        difference = self.right[1] - self.left[0]
-        if difference.factor <= 0:
-            return None
-        return difference.factor, _arith("-", self.strict, difference.base)
+        by = abs(difference.factor)
+        if difference.factor < 0:  # iterations i with by * i > base - strict see nothing
+            last = _arith("-", difference.base, self.strict)
+            return Range(high=arith.divui(arith.maxsi(_value(_arith("+", last, by)), const(0)), const(by)))
+        if difference.factor > 0:  # iterations i with by * i < strict - base see nothing
+            first = arith.maxsi(_value(_arith("-", self.strict, difference.base)), const(0))
+            return Range(low=arith.divui(arith.addi(first, const(by - 1)), const(by)))
+        return Range()
 
 
-def narrow(loop: ir.Operation, known: list[Comparison]) -> None:
+@dataclass(frozen=True)
+class Range:
+    """The iterations that a mask may see something in: from ``low`` to before ``high``; None: not known."""
+
+    low: ir.Value | None = None
+    high: ir.Value | None = None
+
+    def __and__(self, other: Range) -> Range:
+        return Range(_of_known(arith.maxsi, self.low, other.low), _of_known(arith.minsi, self.high, other.high))
+
+    def __or__(self, other: Range) -> Range:
+        return Range(_of_both(arith.minsi, self.low, other.low), _of_both(arith.maxsi, self.high, other.high))
+
+
+def _of_known(op: Any, a: ir.Value | None, b: ir.Value | None) -> ir.Value | None:
+    return op(a, b) if a is not None and b is not None else b if a is None else a
+
+
+def _of_both(op: Any, a: ir.Value | None, b: ir.Value | None) -> ir.Value | None:
+    return None if a is None or b is None else op(a, b)
+
+
+def range_of(mask: ir.Value, bounds: Bounds, within: Range) -> Range:
+    """Where in a range a mask may see something, as far as comparisons tell: its other parts may hold everywhere."""
+    op = defining_op(mask)
+    if op is None:
+        return within
+    if op.name in _HANDED_ON:
+        return range_of(op.operands[0], bounds, within)
+    if op.name == "arith.andi":
+        return range_of(op.operands[1], bounds, range_of(op.operands[0], bounds, within))
+    if op.name == "arith.ori":
+        left, right = (range_of(x, bounds, Range()) for x in op.operands)
+        return within & (left | right)
+    comparison = Comparison.known(op, bounds)
+    return within if comparison is None else within & comparison.range()
+
+
+def narrow(loop: ir.Operation, mask: ir.Value, bounds: Bounds) -> None:
     """Shrink a loop of step 1 to the iterations that see something."""
-    low, high = loop.operands[0], loop.operands[1]
-    with ir.InsertionPoint(loop), loop.location:
-        for comparison in known:
-            last, first = comparison.last(), comparison.first()
-            if last is not None:
-                by, x = last
-                count = arith.divui(arith.maxsi(_value(_arith("+", x, by)), const(0)), const(by))
-                high = arith.minsi(high, count)
-            if first is not None:
-                by, x = first
-                start = arith.divui(arith.addi(arith.maxsi(_value(x), const(0)), const(by - 1)), const(by))
-                low = arith.maxsi(low, start)
-    loop.operands[0], loop.operands[1] = low, high
+    found = range_of(mask, bounds, Range(loop.operands[0], loop.operands[1]))
+    loop.operands[0], loop.operands[1] = found.low, found.high
 
 
 def guard(op: ir.Operation, variable: ir.Value, known: list[Comparison]) -> None:
@@ -299,16 +365,13 @@ def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
         for op in ops_named(function, "kv.tile_mask"):
             loop = enclosing(op, "scf.for")
-            parts = comparisons(op.operands[1])
-            if loop is None or parts is None:
+            if loop is None or str(loop.operands[0].type) != "i32":  # positions are i32
                 continue
+            mask = op.operands[1]
             with ir.InsertionPoint(loop), op.location:
-                try:
-                    bounds = Bounds(loop)
-                    known = [Comparison.of(c, bounds) for c in parts]
-                except _Unknown:
-                    continue
+                bounds = Bounds(loop)
+                known = [Comparison.known(c, bounds) for c in comparisons(mask) or ()]
                 if options.skip and constant_int(loop.operands[2]) == 1:
-                    narrow(loop, known)
-            if options.unmask and known:
+                    narrow(loop, mask, bounds)
+            if options.unmask and known and None not in known:
                 guard(op, loop.regions[0].blocks[0].arguments[0], known)

@@ -1,35 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Textual pipelines in which kv passes and upstream passes mix, and how they are run.
+"""Textual pipelines in which kv passes and upstream passes mix.
 
 MLIR's own pipeline parser does not know Python passes, so the text is split into steps at its top level: each
 is one kv pass, one upstream pass (or pipeline), or one upstream pass inside the anchors that it is nested in.
-``gpu.module(a,b),c`` is three steps. Every step runs in a ``PassManager`` of its own on the whole module, which
-is what lets a driver look at the module between any two passes.
+``gpu.module(a,b),c`` is three steps. ``runner`` runs every step in a ``PassManager`` of its own on the whole module,
+which is what lets a driver look at the module between any two passes.
 
-    steps = parse("builtin.module(verify-kv,lower-kv-access{target=sm_90a},cse)")
-    for step in steps:
-        run_step(step, module)
+    steps = parse("builtin.module(verify-kv,lower-kv-access{clamp=false},cse)")
+    runner.run(module, steps)
 
 Everything that MLIR would abort or raise on is checked here first and raised as :class:`PipelineError`.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import dataclasses
+import functools
 import re
-import sys
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from mlir import ir
 from mlir.passmanager import PassManager
 
 import kvarn.lowering as registry
 
-from .pass_base import NoOptions, Pass, PassFailure
+from .pass_base import Pass
 
 ANCHOR = "builtin.module"
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
@@ -40,55 +36,82 @@ class PipelineError(ValueError):
     """A pipeline that cannot be parsed: what is wrong, and where."""
 
 
-class PassError(Exception):
-    """A pass failed. Its diagnostics have been emitted; ``step`` is where."""
-
-    def __init__(self, step: Step, message: str) -> None:
-        super().__init__(message)
-        self.step = step
-
-
 @dataclass(frozen=True)
 class Step:
-    """One pass of a pipeline.
+    """One step of a pipeline: a pass of Python, or upstream passes that run together.
 
     Attributes
     ----------
     name : str
-        The pass's name on a command line.
+        The pass's name on a command line; of upstream passes that run together, what stop points and dumps call them.
     text : str
-        The step as a pipeline writes it, every option spelled out.
-    kv : Pass or None
-        The kv pass; None for an upstream one.
-    options : object
-        Options of the kv pass.
+        The step as a pipeline writes it inside ``builtin.module(...)``.
+    reason : str
+        Why it stands where it does, in a target's pipeline.
+    optional : bool
+        Whether a target's pipeline gives a correct program without it.
+    upstream : bool
+        Whether it is MLIR's.
     group : str or None
-        The line of the default pipeline that the step is a part of.
+        The step of a target's pipeline that this one is a part of.
+    ends_group : bool
+        Whether it is the last of its group.
+    given : Pass or None
+        The pass itself, where it is not one that is found by name.
     """
 
     name: str
     text: str
-    kv: Pass | None = None
-    options: Any = None
+    reason: str = ""
+    optional: bool = False
+    upstream: bool = False
     group: str | None = None
+    ends_group: bool = True
+    given: Pass | None = field(default=None, compare=False)
+
+    @functools.cached_property
+    def kv(self) -> Pass | None:
+        """The pass of Python that the step runs, imported now; None for upstream's."""
+        if self.upstream:
+            return None
+        found = self.given or find(self.name)
+        if found is None:
+            raise PipelineError(_unknown(self.name))
+        return found
+
+    @functools.cached_property
+    def options(self) -> Any:
+        """The options of the pass; ValueError for those that it does not have."""
+        assert self.kv is not None
+        return self.kv.options(split_options(_braced(self.text)))
 
     @property
     def title(self) -> str:
         """The class-like name of a kv pass, as banners write it: LowerKvAccess."""
         return "".join(word.capitalize() for word in self.name.split("-"))
 
+    def split(self) -> list[Step]:
+        """The passes of the step one by one, every option spelled out. Needs a current context."""
+        if self.upstream:
+            parts = parse(self.text)
+            return [dataclasses.replace(step, group=self.name, ends_group=step is parts[-1]) for step in parts]
+        assert self.kv is not None
+        return [dataclasses.replace(self, text=self.kv.describe(self.options), group=self.name)]
 
-class PassHandle(NoOptions):
-    """What a pass of a user's file gets as its second argument: a way to fail."""
 
-    def __init__(self) -> None:
-        object.__setattr__(self, "failed", False)
+def of_pass(found: Pass, options: str = "") -> Step:
+    """The step of a pass that is at hand; PipelineError for options that it does not have."""
+    step = Step(found.name, f"{found.name}{{{options}}}" if options else found.name, given=found)
+    try:
+        step.options  # noqa: B018
+    except ValueError as error:
+        raise PipelineError(str(error)) from None
+    return step
 
-    failed: bool
 
-    def signal_pass_failure(self) -> None:
-        """Mark the pass as failed; it stops the pipeline once the pass returns."""
-        object.__setattr__(self, "failed", True)
+def _braced(text: str) -> str:
+    """The options of a pass's text: what stands between its braces."""
+    return text.partition("{")[2].removesuffix("}")
 
 
 # --- parsing ---------------------------------------------------------------------------------------
@@ -219,10 +242,10 @@ def _steps(element: _Element, anchors: tuple[str, ...], nest: bool = False) -> l
             options = found.options(split_options(element.options))
         except ValueError as error:
             raise PipelineError(str(error)) from None
-        return [Step(element.name, found.describe(options), found, options)]
+        return [Step(element.name, found.describe(options))]
     body = element.name + (f"{{{element.options}}}" if element.options else "")
     canonical = _upstream(_nested(body, anchors), element.name, nest and not anchors)
-    return [Step(element.name, canonical)]
+    return [Step(element.name, canonical, upstream=True)]
 
 
 def _nested(body: str, anchors: Sequence[str]) -> str:
@@ -268,107 +291,3 @@ def _first_line(message: str) -> str:
     lines = [line for line in message.splitlines() if line.strip()]
     first = lines[0] if lines else "cannot be parsed"
     return first.partition("error: ")[2] or first
-
-
-# --- running ---------------------------------------------------------------------------------------
-
-
-def run_step(
-    step: Step,
-    module: ir.Module,
-    *,
-    verify: bool = True,
-    configure: Callable[[PassManager], None] | None = None,
-    tracebacks: bool = False,
-) -> None:
-    """Run one step on a module.
-
-    Parameters
-    ----------
-    verify : bool
-        Whether MLIR verifies the module after the pass.
-    configure : callable, optional
-        Gets the step's ``PassManager`` before it runs, to turn printing or statistics on.
-    tracebacks : bool
-        Whether the error for an exception in a kv pass shows where it was raised.
-
-    Raises
-    ------
-    PassError
-        When the pass fails; its diagnostics have been emitted to the context's handler.
-    """
-    problem: list[str] = []
-    manager = PassManager(ANCHOR)
-    if step.kv is None:
-        manager.add(step.text)
-    else:
-        call = _callback(step, module, problem, tracebacks)
-        manager.add(call, name=step.title, argument=step.name, description=step.kv.summary)
-    manager.enable_verifier(verify)
-    if configure is not None:
-        configure(manager)
-    try:
-        manager.run(module.operation)
-    except ir.MLIRError as error:
-        raise PassError(step, problem[0] if problem else str(error)) from error
-
-
-def _callback(step: Step, module: ir.Module, problem: list[str], tracebacks: bool) -> Callable[[Any, Any], None]:
-    """The function that MLIR calls for a kv pass. It never raises: an exception must not cross the C++ frames."""
-
-    def call(_: Any, external: Any) -> None:
-        handle = PassHandle()
-        try:
-            assert step.kv is not None
-            step.kv.run(module, handle if step.kv.options_class is NoOptions else step.options)
-            if handle.failed:
-                problem.append(f"pass '{step.name}' signalled failure")
-        except PassFailure as failure:
-            problem.append(str(failure))
-        except ir.MLIRError as error:
-            problem.append(str(error))
-        except Exception as error:
-            sentence = f"pass '{step.name}' raised {type(error).__name__}: {error}"
-            if tracebacks:
-                sentence += "\n" + traceback.format_exc().rstrip()
-            module.operation.location.emit_error(sentence)
-            problem.append(sentence)
-        if problem:
-            external.signal_pass_failure()
-
-    return call
-
-
-# --- passes of users -------------------------------------------------------------------------------
-
-
-def load_pass(path: str | Path) -> Pass:
-    """Register the pass of a Python file: its name is the stem with ``-`` for ``_``, its body ``run(module, pass_)``.
-
-    ``run`` may be decorated with ``kv_pass`` to take options. Raises :class:`PipelineError`.
-    """
-    path = Path(path)
-    name = path.stem.replace("_", "-")
-    if not re.fullmatch(r"[A-Za-z][\w-]*", name):
-        raise PipelineError(f"--load-pass: a pass file's stem must be a name such as count_loads, got {path.stem!r}")
-    spec = importlib.util.spec_from_file_location(f"kvarn_user_pass_{path.stem}", path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise PipelineError(f"--load-pass: expected a Python file, got {path}")
-    loaded = importlib.util.module_from_spec(spec)
-    # inspect.getmodule, which kv_pass reads the summary with, looks the module up by name.
-    sys.modules[spec.name] = loaded
-    try:
-        spec.loader.exec_module(loaded)
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise PipelineError(
-            f"--load-pass: {path} cannot be run: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
-        ) from error
-    run = getattr(loaded, "run", None)
-    if not callable(run):
-        raise PipelineError(f"--load-pass: {path} must define run(module, pass_)")
-    summary = (loaded.__doc__ or "").strip().partition("\n")[0]
-    try:
-        return registry.register(name, run, summary)
-    except ValueError as error:
-        raise PipelineError(f"--load-pass: {error}") from None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What the passes over tiles share: finding tile kernels, reading tile types, evaluating tiles at a point, cloning.
 
-A kernel with tiles carries ``kv.tiled``; the front end writes it. ``kv.schedule`` on it holds the entries that the passes
-read: ``consumers`` (warpgroups that multiply), ``producer`` (whether the block has one more that copies), and their own.
+A kernel with tiles carries ``kv.tiled``; the front end writes it. ``kv.schedule`` on it holds the entries that the
+passes read: ``consumers`` (warpgroups that multiply), ``producer`` (whether the block has one more that copies), and
+their own.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class AtPoint:
 
 
 def cloned(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Operation:
-    """A copy of an op at the insertion point with operands (inside regions too) replaced; ``values`` gets its results."""
+    """A copy of an op with operands (inside regions too) replaced; ``values`` gets its results."""
     copy = op.clone()
     _rewire(copy, values)
     for old, new in zip(op.results, copy.results, strict=True):

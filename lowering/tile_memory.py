@@ -13,15 +13,15 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect import ops, types
-from kvarn.dialect.dtypes import DType, bool_, by_mlir, i32
-from kvarn.dialect.layout import page_and_slot
+from kvarn.dialect.dtypes import DType, bool_, by_mlir, f32, i32, u32
+from kvarn.dialect.layout import RAGGED, lowbit, page_and_slot
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, machine, tma
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.handles import Cache, Operand
 from kvarn.dsl.memory import SHARED, Buffer, BufferSpec, Pointer
-from kvarn.dsl.values import Value, vector, where
+from kvarn.dsl.values import Value, cast, vector, where
 
 from .tile_ir import WARP, WARPGROUP, AtPoint
 from .tile_products import WARPGROUP_ROWS, words
@@ -31,6 +31,7 @@ NO_PAGE = 1 << 30  # outside of every pool: copies of it are zeros
 CONSUMERS_BARRIER = 1  # the named barrier of all consumers
 GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
 BARRIER_BYTES = 8
+SIGNS = {2: 0x80008000, 4: 0x80000000}  # the bits of a word that are signs, by the size of an element
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Stages:
         return Stages(op.buffer_name.value, layout, count, op.copy.value, dtype, tiles, barriers, empty)
 
     def initialize(self, copying: int, consumers: int) -> None:
-        """Set the barriers up: ``copying`` threads fill a stage (one, where bytes count), ``consumers`` warps release it."""
+        """Set the barriers up: ``copying`` threads fill a stage (by TMA one), ``consumers`` warps release it."""
         for stage in range(self.count):
             machine.mbarrier_init(self.full + stage * BARRIER_BYTES, 1 if self.copy == "tma" else copying)
             machine.mbarrier_init(self.empty + stage * BARRIER_BYTES, consumers)
@@ -155,22 +156,41 @@ def convert_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
         token = first + row
         at = kv_math.max(kv_math.min(token, count - 1), 0)
         column = op.first_column.value + chunk * width
-        loaded = cache.load(scalar(op.batch), scalar(op.head), at, column, width=width, dtype=dtype)
+        loaded = dequantized(cache, scalar(op.batch), scalar(op.head), at, column, width, dtype)
         value = where(token < count, loaded, vector(dtype, width))
         (place + layout.chunk_offset(row, chunk)).store(value)
     machine.fence_proxy_async()
     machine.mbarrier_arrive(full)
 
 
-def clear_rows(tile: Pointer, layout: SharedLayout, first: Value, threads: Threads) -> None:
-    """The consumers write zeros to a tile's rows from ``first`` on, and see them all written."""
+def dequantized(cache: Any, b: Value, head: Value, token: Value, column: Value, width: int, dtype: DType) -> Any:
+    """Elements of a token with their scales: one scale for all of them, or a vector of scales spread over the lanes."""
+    spec = cache.spec
+    place = {"b": b, "h": head, "t": token, "d": column}  # caches and operands order them differently
+    granule = spec.granularity
+    if not spec.quantized or granule >= spec.head_size or granule % width == 0:
+        return cast(cache.load(**place, width=width), dtype)
+    if spec.kind == RAGGED:  # whose scales are read with its elements, never by themselves
+        part = lowbit(granule)
+        parts = [cast(cache.load(**{**place, "d": column + i}, width=part), dtype) for i in range(0, width, part)]
+        return vector(dtype, [x for p in parts for x in (list(p) if part > 1 else [p])])
+    stored = cast(cache.load_quantized(**place, width=width), f32)
+    scales = cast(cache.load_scale(**place, width=width // granule), f32)
+    spread = scales if granule == 1 else vector(f32, [scales[i // granule] for i in range(width)])
+    return cast(stored * spread, dtype)
+
+
+def clear_rows(tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], threads: Threads) -> None:
+    """The consumers write zeros to a tile's rows outside of ``kept``, and see them all written."""
+    begin, end = kept
     everyone = threads.consumers * WARPGROUP
     chunks = layout.panels * (layout.pitch // CHUNK)
-    with functional.when(first < layout.rows):
-        start = kv_math.max(first, 0) * chunks
-        with functional.loop(start + threads.thread, layout.rows * chunks, everyone) as i:
-            i = Value(i.ir, i32, nonneg=True)
-            (tile + layout.chunk_offset(i // chunks, i % chunks)).store(vector(i32, 4))
+    with functional.when((begin > 0) | (end < layout.rows)):
+        spans = ((0, kv_math.min(begin, layout.rows)), (kv_math.max(end, 0), layout.rows))
+        for first, last in spans:
+            with functional.loop(first * chunks + threads.thread, last * chunks, everyone) as i:
+                i = Value(i.ir, i32, nonneg=True)
+                (tile + layout.chunk_offset(i // chunks, i % chunks)).store(vector(i32, 4))
         machine.fence_proxy_async()
         machine.named_barrier(CONSUMERS_BARRIER, everyone)
 
@@ -207,14 +227,13 @@ def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -
     meet(threads)
 
 
-def negate_rows(place: Pointer, layout: SharedLayout, dtype: DType, threads: Threads) -> None:
+def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:
     """Each warpgroup changes the sign of its own 64 rows of a tile in place."""
-    width = CHUNK // layout.itemsize
-    chunks = layout.columns // width
+    chunks = layout.row_bytes // CHUNK
     with functional.loop(threads.thread & (WARPGROUP - 1), WARPGROUP_ROWS * chunks, WARPGROUP) as i:
         i = Value(i.ir, i32, nonneg=True)
         at = place + layout.chunk_offset(threads.group * WARPGROUP_ROWS + i // chunks, i % chunks)
-        at.store(-at.load(dtype, width))
+        at.store(at.load(u32, CHUNK // 4) ^ SIGNS[layout.itemsize])
     meet(threads)
 
 
@@ -250,9 +269,9 @@ def stage_registers(value: ir.Value, place: Pointer, layout: SharedLayout, threa
 
 
 def load_registers(op: Any, layout: RegisterLayout, threads: Threads) -> ir.Value:
-    """A tile of a cache that no product reads: every thread loads its own elements, converted; zeros past the end."""
+    """A tile of a cache that no product reads: every thread loads its own elements, converted; other tokens are 0."""
     cache, dtype = handle_of(op.cache), by_mlir(str(ir.RankedTensorType(op.tile.type).element_type))
-    batch, head, first, count = (scalar(x) for x in (op.batch, op.head, op.first, op.count))
+    batch, head, first, begin, count = (scalar(x) for x in (op.batch, op.head, op.first, op.begin, op.count))
     own_row, own_column = layout.thread_offset(threads.lane, threads.warp)
     zero = vector(dtype, 2)[0]
     found, pages = [], {}
@@ -263,7 +282,8 @@ def load_registers(op: Any, layout: RegisterLayout, threads: Threads) -> ir.Valu
         if row not in pages:
             pages[row] = cache.page(batch, at)
         place = {"b": batch, "h": head, "t": at, "d": own_column + (op.first_column.value + column)}
-        found.append(where(token < count, cache.load(**place, page=pages[row], dtype=dtype), zero).ir)
+        seen = (token >= begin) & (token < count)
+        found.append(where(seen, cache.load(**place, page=pages[row], dtype=dtype), zero).ir)
     return from_elements(found)
 
 

@@ -59,7 +59,7 @@ def words(fragments: ir.Value) -> list[ir.Value]:
 
 
 def start(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None) -> ir.Value:
-    """Start a product: ``a`` words in a vector, or a pointer to this warpgroup's rows; ``b`` a pointer; the accumulator."""
+    """Start a product: ``a`` words in a vector, or a pointer to the rows here; ``b`` a pointer; the accumulator."""
     count = product.n // 2
     sums = [] if c is None else elements(c)
     shared_a = product.a is not None

@@ -16,7 +16,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect import kv, types
+from kvarn.dialect import effects, kv, types, verify
 from kvarn.dialect.verify import ANY_HANDLE
 
 from .pass_base import NoOptions, PassFailure, kv_pass
@@ -28,10 +28,6 @@ HANDLES = (*ANY_HANDLE, "tma")
 FUNCTIONS = ("func.func", "gpu.func", "llvm.func")
 # Ops other than kv ones that may make a handle: passes leave casts behind while they change types.
 MAKERS = ("builtin.unrealized_conversion_cast",)
-# Operations on whole caches, which are launched, not called.
-TIER_ONE = frozenset(
-    c.OPERATION_NAME for c in kv.Kv.operations if c.__module__.rpartition(".")[2] in ("operations", "attention")
-)
 _ORIGIN = "must be a function argument or the result of a kv op"
 
 
@@ -75,7 +71,7 @@ class _Checker:
                 self.error(op, f"cannot give {_a(self.kind(result.type))} (result #{index}): it {_ORIGIN}")
         if op.name in FUNCTIONS:
             self.signature(op)
-        if op.name in TIER_ONE and enclosing(op, "gpu.func") is not None:
+        if effects.has(op.name, effects.TierOne) and enclosing(op, "gpu.func") is not None:
             self.error(op, "must be outside kernels (gpu.func): it becomes kernels of its own")
         if op.name == "kv.tensor_map" and enclosing(op, "gpu.func") is not None:
             self.error(op, "must be outside kernels (gpu.func): the host makes a descriptor at launch, pass it on")
@@ -119,7 +115,7 @@ class _Checker:
             self.error(op, "is not an operation of the kv dialect")
             return
         try:
-            if view.verify_invariants():
+            if view.verify_invariants() and verify.schedule(view):
                 return
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             self.error(op, f"could not be verified: {type(error).__name__}: {error}")

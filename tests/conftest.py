@@ -46,6 +46,16 @@ def _private_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture(params=["host", "sm_90a"])
+def place(request):
+    """Where a suite runs: on the host, and as a GPU's code in the interpreter; on a GPU, see tests/gpu/conftest.py."""
+    from reference.places import Interpreted, Place
+
+    found = Place() if request.param == "host" else Interpreted(request.param)
+    with found.active():
+        yield found
+
+
 class _Outcomes:
     """Counts what happened; in a distributed run the reports arrive in the controlling process."""
 

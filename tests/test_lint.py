@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""ruff and pyright as tests, so that one closing line speaks for everything that ``make check`` checks."""
+"""ruff, pyright and clang-format as tests: one closing line speaks for everything that ``make check`` checks."""
 
 import importlib.util
 import subprocess
@@ -15,6 +15,7 @@ COMMANDS = {
     "lint": ("ruff", ["check", "--quiet", "."]),
     "format": ("ruff", ["format", "--check", "--quiet", "."]),
     "types": ("pyright", ["--pythonpath", sys.executable]),
+    "C++ format": ("clang_format", ["--dry-run", "--Werror", "dialect/native/effects.cpp"]),
 }
 
 
@@ -25,6 +26,8 @@ def test_the_tree_is_clean(what):
         pytest.skip(f"{tool} is not installed: pip install -e '.[test]'")
     if tool == "pyright" and not (ROOT / "python" / "kvarn" / "dialect").exists():
         pytest.skip("python/kvarn/dialect, through which pyright finds kvarn.dialect, is made by make setup")
-    done = subprocess.run([sys.executable, "-m", tool, *arguments], cwd=ROOT, capture_output=True, text=True)
+    # What python -m does not run is run by its entry point.
+    run = ["-c", f"from {tool} import {tool} as run; run()"] if tool == "clang_format" else ["-m", tool]
+    done = subprocess.run([sys.executable, *run, *arguments], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         pytest.fail(f"{tool} {what}:\n{done.stdout}{done.stderr}", pytrace=False)

@@ -21,10 +21,27 @@ NUMERIC = {"numpy", "ml_dtypes"}
 CUDA = {"cuda"}
 PURE_DIALECT = {
     f"kvarn.dialect.{name}"
-    for name in ("dtypes", "layout", "register_layout", "shared_layout", "tile_layout", "tma_layout")
+    for name in (
+        "contents",
+        "dtypes",
+        "layout",
+        "register_layout",
+        "schedules",
+        "shared_layout",
+        "tile_layout",
+        "tma_layout",
+    )
 }
-BASE = {"kvarn.errors", "kvarn.env", "kvarn._version"}
-RUNTIME_SIDE = {"kvarn.artifact", "kvarn.cache", "kvarn.caches", "kvarn.manager", "kvarn.page_pool", "kvarn.runtime"}
+BASE = {"kvarn.errors", "kvarn.env", "kvarn.files", "kvarn.forks", "kvarn.settings", "kvarn._version"}
+RUNTIME_SIDE = {
+    "kvarn.artifact",
+    "kvarn.bundle",
+    "kvarn.cache",
+    "kvarn.caches",
+    "kvarn.manager",
+    "kvarn.page_pool",
+    "kvarn.runtime",
+}
 EVERYTHING = {"kvarn", *MLIR, *NUMERIC}
 
 # What docs/architecture.md allows, by the longest prefix that fits the importing module. The standard library and a
@@ -33,9 +50,14 @@ ALLOWED = {
     "kvarn": {"now": {*BASE, *PURE_DIALECT}, "lazy": EVERYTHING},
     "kvarn.errors": {"now": set(), "lazy": {"kvarn.env", *MLIR}},
     "kvarn.env": {"now": set(), "lazy": set()},
+    "kvarn.settings": {"now": set(), "lazy": {"kvarn.lowering", "kvarn.extensions"}},
+    "kvarn.files": {"now": set(), "lazy": set()},
+    "kvarn.forks": {"now": set(), "lazy": set()},
     "kvarn.dialect": {"now": MLIR, "lazy": set()},
     "kvarn.dialect.dtypes": {"now": set(), "lazy": {*NUMERIC, "kvarn.dsl.values"}},  # kv.f32(x) in a kernel is a cast
     "kvarn.dialect.layout": {"now": {"kvarn.dialect.dtypes"}, "lazy": set()},
+    "kvarn.dialect.contents": {"now": set(), "lazy": set()},
+    "kvarn.dialect.schedules": {"now": set(), "lazy": set()},
     **{
         f"kvarn.dialect.{name}_layout": {"now": PURE_DIALECT, "lazy": set()}
         for name in ("register", "shared", "tile", "tma")
@@ -46,6 +68,7 @@ ALLOWED = {
     "kvarn.runtime.host": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.dialect", *MLIR}},
     "kvarn.compiler": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.compiled": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE}, "lazy": CUDA},  # loads kernels where mlir is not
+    "kvarn.extensions": {"now": EVERYTHING, "lazy": set()},
     "kvarn.stage_files": {"now": EVERYTHING, "lazy": set()},
     "kvarn.programs": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.ops": {"now": EVERYTHING, "lazy": CUDA},
@@ -286,3 +309,14 @@ def test_the_kernel_language_has_every_machine_function():
     """They are listed by name in its ``__init__``, since nothing but ``dialect/kv.py`` imports stars."""
     language, machine = (importlib.import_module(f"kvarn.{name}") for name in ("dsl", "dsl.machine"))
     assert set(machine.__all__) <= set(language.__all__)
+
+
+def test_a_place_and_a_stored_problem_are_made_in_one_way():
+    """Suites that run on the host, in the interpreter and on a GPU share a fixture; problems come from one function."""
+    tests = {_name(path): path.read_text() for path in PYTHON if path.is_relative_to(ROOT / "tests" / "unit")}
+    made = [name for name, text in tests.items() if re.search(r"^def (place|stored_problem)\(", text, re.M)]
+    assert made == ["tests/unit/test_tma_copies.py"], "the others take the fixture of tests/conftest.py"
+    filled = [
+        name for name, text in tests.items() if re.search(r"= random_problem\(.*\n +fill_cached\(rng, problem, ", text)
+    ]
+    assert not filled, "use reference.random_caches.stored_problem"

@@ -23,7 +23,7 @@ BINDINGS = "xtc-mlir-python-bindings"
 MAX_EFFECTS = 8
 
 _KINDS = {"read": 0, "write": 1, "allocate": 2, "free": 3}
-_RESOURCES = {"memory": 0, "cache": 1}
+_RESOURCES = {"memory": 0, "cache": 1, "elements": 1, "scales": 1}  # MLIR sees a cache as one resource
 _STATUS = {
     1: "the operation is not registered in the context: load the dialect first",
     2: "the operation does not belong to a dialect that was loaded from IRDL",
@@ -35,7 +35,7 @@ _EQUALITY_NOT_PATCHED = 6
 
 
 class EffectLike(Protocol):
-    """One effect: ``kind`` read, write, allocate or free; ``resource`` memory or cache; operand index."""
+    """One effect: ``kind`` read, write, allocate or free; ``resource`` of the dialect's; operand index."""
 
     @property
     def kind(self) -> str: ...

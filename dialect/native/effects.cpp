@@ -70,13 +70,11 @@ mlir::MemoryEffects::Effect *effectOf(int kind) {
 }
 
 // The context frees a model without running its destructor, so the data lies inside it.
-struct EffectsModel
-    : mlir::MemoryEffectOpInterface::ExternalModel<EffectsModel, mlir::Operation> {
+struct EffectsModel : mlir::MemoryEffectOpInterface::ExternalModel<EffectsModel, mlir::Operation> {
   int count = 0;
   EffectData data[maxEffects] = {};
 
-  void getEffects(mlir::Operation *op,
-                  llvm::SmallVectorImpl<mlir::MemoryEffects::EffectInstance> &effects) const {
+  void getEffects(mlir::Operation *op, llvm::SmallVectorImpl<mlir::MemoryEffects::EffectInstance> &effects) const {
     for (int i = 0; i < count; ++i) {
       const EffectData &e = data[i];
       auto *effect = effectOf(e.kind);
@@ -94,8 +92,7 @@ struct EffectsModel
   }
 };
 
-struct SpeculationModel
-    : mlir::ConditionallySpeculatable::ExternalModel<SpeculationModel, mlir::Operation> {
+struct SpeculationModel : mlir::ConditionallySpeculatable::ExternalModel<SpeculationModel, mlir::Operation> {
   bool speculatable = false;
 
   mlir::Speculation::Speculatability getSpeculatability(mlir::Operation *) const {

@@ -12,7 +12,7 @@ from mlir import ir
 
 from .. import dtypes, layout, types, verify
 from ..base import Kv
-from ..effects import Pure, ReadsCache, WritesCache
+from ..effects import LooksUpPage, Pure, ReadsCache, ReadsScales, WritesElements, WritesScales
 from ..ext import I32, Operand, Result
 from ..layout import CacheSpec
 from .common import as_i32, i64_attr
@@ -20,7 +20,7 @@ from .common import as_i32, i64_attr
 OOB = ("drop", "trap", "unchecked")
 
 
-class LoadOp(Kv.Operation, name="load", traits=[ReadsCache]):
+class LoadOp(Kv.Operation, name="load", traits=[LooksUpPage, ReadsCache]):
     """Read ``width`` elements, dequantized: the stored value times its scale when the cache has scales.
 
     The result's element type is the storage type, or a float type to convert to; a quantized cache needs
@@ -61,7 +61,7 @@ class LoadOp(Kv.Operation, name="load", traits=[ReadsCache]):
         return element == spec.data_dtype.mlir or verify.scalar_float(self, element, "result element")
 
 
-class LoadRawOp(Kv.Operation, name="load_raw", traits=[ReadsCache]):
+class LoadRawOp(Kv.Operation, name="load_raw", traits=[LooksUpPage, ReadsCache]):
     """Read ``width`` stored values of a quantized cache, as they are."""
 
     cache: Operand[Any]
@@ -83,7 +83,7 @@ class LoadRawOp(Kv.Operation, name="load_raw", traits=[ReadsCache]):
         return _element_is(self, result, spec.dtype.mlir, "result")
 
 
-class StoreOp(Kv.Operation, name="store", traits=[WritesCache]):
+class StoreOp(Kv.Operation, name="store", traits=[LooksUpPage, WritesElements]):
     """Write a scalar or vector of the storage type; no quantization.
 
     Attribute oob, for a page id out of [0, N): ``drop`` writes nothing, ``trap`` stops the kernel,
@@ -112,7 +112,7 @@ class StoreOp(Kv.Operation, name="store", traits=[WritesCache]):
         return _element_is(self, value, spec.dtype.mlir, "value") and verify.one_of(self, "oob", OOB)
 
 
-class LoadScaleOp(Kv.Operation, name="load_scale", traits=[ReadsCache]):
+class LoadScaleOp(Kv.Operation, name="load_scale", traits=[LooksUpPage, ReadsScales]):
     """Read ``width`` consecutive scales from granule dim // granularity on.
 
     Zeros from an operand that shows scales, from a ragged one, and from a dense one without scales (of its element
@@ -138,7 +138,7 @@ class LoadScaleOp(Kv.Operation, name="load_scale", traits=[ReadsCache]):
         return _element_is(self, result, layout.scale_type(spec).mlir, "result")
 
 
-class StoreScaleOp(Kv.Operation, name="store_scale", traits=[WritesCache]):
+class StoreScaleOp(Kv.Operation, name="store_scale", traits=[LooksUpPage, WritesScales]):
     """Write a scalar or vector of scales from granule dim // granularity on; ``oob`` as in kv.store."""
 
     cache: Operand[Any]

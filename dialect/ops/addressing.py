@@ -12,7 +12,7 @@ from mlir import ir
 
 from .. import layout, types, verify
 from ..base import Kv
-from ..effects import Pure
+from ..effects import GivesAddress, LooksUpPage, Pure
 from ..ext import I32, Operand, Result, infer_result
 from ..layout import RAGGED, SCALES
 from .common import as_i32, i64_attr
@@ -155,7 +155,7 @@ class GetRowOp(Kv.Operation, name="get_row", traits=[Pure]):
         return types.type_name(got) == "rows" or verify.fail(self, f"operand must be of type !kv.rows, got {got}")
 
 
-class BlockPtrOp(Kv.Operation, name="block_ptr", traits=[Pure]):
+class BlockPtrOp(Kv.Operation, name="block_ptr", traits=[LooksUpPage, GivesAddress, Pure]):
     """Address of (b, t, h, d): ``tile`` tokens from t follow it with token stride H*D.
 
     Attribute: tile, which divides the page size (ignored without pages). Precondition: t is a multiple of tile. Of an
@@ -183,7 +183,7 @@ class BlockPtrOp(Kv.Operation, name="block_ptr", traits=[Pure]):
         return verify.global_pointer(self)
 
 
-class ScaleBlockPtrOp(Kv.Operation, name="scale_block_ptr", traits=[Pure]):
+class ScaleBlockPtrOp(Kv.Operation, name="scale_block_ptr", traits=[LooksUpPage, GivesAddress, Pure]):
     """Address of the scale of (b, t, h, d): granule d // granularity. Needs a quantized cache or dense operand.
 
     Null for an operand that shows scales, and for a ragged one.
@@ -205,7 +205,7 @@ class ScaleBlockPtrOp(Kv.Operation, name="scale_block_ptr", traits=[Pure]):
         return (null or verify.needs_scales(self, spec)) and verify.global_pointer(self)
 
 
-class ScalesBaseOp(Kv.Operation, name="scales_base", traits=[Pure]):
+class ScalesBaseOp(Kv.Operation, name="scales_base", traits=[GivesAddress, Pure]):
     """First scale of the cache's view; null when it has none, and for an operand that shows no cache's elements."""
 
     cache: Operand[Any]
@@ -215,7 +215,7 @@ class ScalesBaseOp(Kv.Operation, name="scales_base", traits=[Pure]):
         return rows_cache(self) is not None and verify.global_pointer(self)
 
 
-class BufferAddressOp(Kv.Operation, name="buffer_address", traits=[Pure]):
+class BufferAddressOp(Kv.Operation, name="buffer_address", traits=[GivesAddress, Pure]):
     """Address of an element of a buffer argument: data + sum(index * stride), in 64 bits. No bounds check."""
 
     buffer: Operand[Any]

@@ -6,22 +6,66 @@ key at or past the visible tokens is never seen. Masked scores are minus infinit
 gives zeros (and a log-sum-exp of minus infinity).
 """
 
+import re
 from typing import Any
 
 from mlir import ir
 
 from .. import verify
 from ..base import Kv
-from ..effects import ReadsCache, ReadsMemory, WritesMemory
+from ..contents import Counts, Lengths, Offsets
+from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import SCALES, CacheSpec
 from .operations import FLOATS, not_mla, offsets
 
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
+FUNCTION = re.compile(r"\w+@\w+")  # the name of a function of positions, which the process that gave it keeps
+ARRAYS = ("array0", "array1", "array2", "array3")
+ARRAY_ELEMENTS = ("f32", "f16", "bf16", "i32", "i8")
 
 
-def mask_is_valid(op: Any) -> bool:
+def is_function(name: str | None) -> bool:
+    """Whether a mask is a function's name, and not one of :data:`MASKS`."""
+    return name is not None and FUNCTION.fullmatch(name) is not None
+
+
+def score_of(op: Any) -> str:
+    """The name of the function that changes an attention's scores; empty where there is none."""
+    attributes = op.operation.attributes
+    return verify.string(attributes["score"]) or "" if "score" in attributes else ""
+
+
+def arrays_of(op: Any) -> list[ir.Value | None]:
+    """The arrays that an attention's functions read, first those of the score's."""
+    return [getattr(op, name) for name in ARRAYS]
+
+
+def _functions(op: Any) -> bool:
+    """Whether the score is a function's name, and the arrays are what functions may read."""
+    attributes = op.operation.attributes
+    if "score" in attributes and not is_function(verify.string(attributes["score"])):
+        return verify.fail(op, f"score must be the name of a function, NAME@DIGEST, got {attributes['score']}")
+    arrays = arrays_of(op)
+    given = [a is not None for a in arrays]
+    if any(given) and "score" not in attributes and not is_function(verify.string(op.mask)):
+        return verify.fail(op, "arrays must be those of a score or mask that is a function, got neither")
+    if given != sorted(given, reverse=True):
+        return verify.fail(op, f"arrays must be given from array0 on, got one after {ARRAYS[given.index(False)]}")
+    for name, array in zip(ARRAYS, arrays, strict=True):
+        if array is None:
+            continue
+        if not isinstance(array.type, ir.MemRefType):
+            return verify.fail(op, f"{name} must be a memref, got {array.type}")
+        if not verify.memref(op, array, ir.MemRefType(array.type).rank, ARRAY_ELEMENTS, name):
+            return False
+    return True
+
+
+def mask_is_valid(op: Any, functions: bool = False) -> bool:
     """Whether mask is known and its window or chunk is given where the mask needs one."""
+    if functions and is_function(verify.string(op.mask)):
+        return True
     if not verify.one_of(op, "mask", MASKS):
         return False
     mask, span = verify.string(op.mask), verify.integer(op.span)
@@ -30,23 +74,7 @@ def mask_is_valid(op: Any) -> bool:
     return True
 
 
-def schedule_is_valid(op: Any) -> bool:
-    """Whether a batch-invariant schedule cuts every sequence by its own length."""
-    attributes = op.operation.attributes
-    if "schedule" not in attributes or not isinstance(attributes["schedule"], ir.DictAttr):
-        return True
-    schedule = {named.name: named.attr for named in ir.DictAttr(attributes["schedule"])}
-    invariant, split = schedule.get("batch_invariant"), verify.integer(schedule.get("split"))
-    if invariant is not None and not isinstance(invariant, ir.BoolAttr):
-        return verify.fail(op, f"has a schedule whose batch_invariant must be true or false, got {invariant}")
-    if invariant is not None and invariant.value and split is not None and split < 1:
-        return verify.fail(
-            op, f"has a batch-invariant schedule, which needs fixed splits of at least one token, got split = {split}"
-        )
-    return True
-
-
-class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """softmax(scale * Q K^T + mask) V over one layer; query, out: [T, Hq, D], Hq a multiple of H.
 
     Attributes: mask (causal, null, sliding_window, chunked, chunked_causal), span (window or chunk width), softcap (0:
@@ -56,6 +84,13 @@ class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemor
     is added to every score, after the softcap. The query has the cache's float type, or f16/bf16/f32
     over an 8-bit cache; an integer cache needs scales. The schedule's entry max_queries bounds the new tokens of
     every sequence.
+
+    A mask ``NAME@DIGEST`` is a function of (b, h, q, k, *arrays), and so is the attribute score, where it is there, of
+    (score, b, h, q, k, *arrays): of the scaled score, after softcap and slopes. Such a string stands for the function's
+    code and all that it closes over, so that caches of compiled code tell functions apart by the IR alone; the
+    function itself is kept by the process that gave it, which expands the op. (A traced function in the IR would need
+    tiles of a size that only a schedule decides.) array0 to array3 are what they read, the score's first. They are
+    optional operands of their own, since values of one variadic operand would have to have one type.
     """
 
     collection: Operand[Any]
@@ -68,22 +103,26 @@ class AttentionOp(Kv.Operation, name="attention", traits=[ReadsCache, ReadsMemor
     lse: Operand[Any] | None = None
     kv_offsets: Operand[Any] | None = None
     alibi_slopes: Operand[Any] | None = None
+    array0: Operand[Any] | None = None
+    array1: Operand[Any] | None = None
+    array2: Operand[Any] | None = None
+    array3: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
 
+    contents = (
+        Offsets("row_offsets", "query"),
+        Offsets("kv_offsets"),
+        Lengths("collection", ("kv_offsets", "row_offsets")),
+    )
+
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
-        return (
-            spec is not None
-            and not_mla(self, spec)
-            and _attends(self, spec)
-            and offsets(self, self.row_offsets)
-            and schedule_is_valid(self)
-        )
+        return spec is not None and not_mla(self, spec) and _attends(self, spec) and offsets(self, self.row_offsets)
 
 
-class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """kv.attention of a padded batch: query, out [B, Smax, Hq, D]; tokens t >= valid_lengths[b] are skipped.
 
     Token t of sequence b stands at position cache_length(b) + t. lse: [B, Smax, Hq]. Everything else is as in
@@ -100,9 +139,19 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[ReadsCach
     lse: Operand[Any] | None = None
     kv_offsets: Operand[Any] | None = None
     alibi_slopes: Operand[Any] | None = None
+    array0: Operand[Any] | None = None
+    array1: Operand[Any] | None = None
+    array2: Operand[Any] | None = None
+    array3: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
+
+    contents = (
+        Counts("valid_lengths", (("query", 1),)),
+        Offsets("kv_offsets"),
+        Lengths("collection", ("kv_offsets", "valid_lengths")),
+    )
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
@@ -111,11 +160,12 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[ReadsCach
             and not_mla(self, spec)
             and _attends(self, spec, rank=4)
             and offsets(self, self.valid_lengths, "valid_lengths")
-            and schedule_is_valid(self)
         )
 
 
-class OperandAttentionOp(Kv.Operation, name="operand_attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+class OperandAttentionOp(
+    Kv.Operation, name="operand_attention", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]
+):
     """kv.attention whose keys and values are attention operands: of caches, dense or ragged buffers.
 
     keys, values: operands with the same parameters, and not of scales. Over caches everything is as in kv.attention.
@@ -135,9 +185,20 @@ class OperandAttentionOp(Kv.Operation, name="operand_attention", traits=[ReadsCa
     lse: Operand[Any] | None = None
     kv_offsets: Operand[Any] | None = None
     alibi_slopes: Operand[Any] | None = None
+    array0: Operand[Any] | None = None
+    array1: Operand[Any] | None = None
+    array2: Operand[Any] | None = None
+    array3: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
+
+    contents = (
+        Offsets("row_offsets", "query"),
+        Offsets("kv_offsets"),
+        Lengths("keys", ("kv_offsets", "row_offsets")),
+        Lengths("values", ("kv_offsets", "row_offsets")),
+    )
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.keys, ("operand",))
@@ -173,7 +234,8 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
     if heads % spec.num_heads:
         return verify.fail(op, f"query heads must be a multiple of the {spec.num_heads} KV heads, got {heads}")
     return (
-        mask_is_valid(op)
+        mask_is_valid(op, functions=True)
+        and _functions(op)
         and verify.static_dim(op, op.out, dim, heads, "out")
         and _per_head(op, op.sinks, 1, heads, "sinks")
         and _per_head(op, op.alibi_slopes, 1, heads, "alibi_slopes")

@@ -11,7 +11,7 @@ from mlir import ir
 
 from .. import layout, types, verify
 from ..base import Kv
-from ..effects import Pure
+from ..effects import Pure, ViewsHandle
 from ..ext import I1, I32, I64, Operand, Result, infer_result
 from ..layout import FA3, SCALES
 from .common import as_i32
@@ -89,7 +89,7 @@ def _fields_match(op: Any, type_: ir.Type) -> bool:
     return True
 
 
-class KeyCacheOp(Kv.Operation, name="key_cache", traits=[Pure]):
+class KeyCacheOp(Kv.Operation, name="key_cache", traits=[ViewsHandle, Pure]):
     """The keys of one layer: base + layer * layer_stride.
 
     Operands: collection; layer, i32 in [0, L) (not checked on a device). Result: the cache. No effects.
@@ -103,7 +103,7 @@ class KeyCacheOp(Kv.Operation, name="key_cache", traits=[Pure]):
         return _view_matches(self, value=False)
 
 
-class ValueCacheOp(Kv.Operation, name="value_cache", traits=[Pure]):
+class ValueCacheOp(Kv.Operation, name="value_cache", traits=[ViewsHandle, Pure]):
     """The values of one layer: base + kv_stride + layer * layer_stride. An MLA collection has none."""
 
     collection: Operand[Any]
@@ -130,7 +130,7 @@ def _view_matches(op: Any, value: bool) -> bool:
     )
 
 
-class MakeOperandOp(Kv.Operation, name="make_operand", traits=[Pure]):
+class MakeOperandOp(Kv.Operation, name="make_operand", traits=[ViewsHandle, Pure]):
     """A cache as a read-only operand of an attention kernel; with a result of kind "scales", the cache's scales.
 
     No effects. (IRDL keeps types and operations in one symbol table, where ``operand`` is the type.)

@@ -7,7 +7,8 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
-from ..effects import ReadsCache, ReadsMemory, WritesMemory
+from ..contents import Counts, Lengths, Offsets
+from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import CacheSpec
 from .attention import mask_is_valid
@@ -39,7 +40,7 @@ def latent_columns(op: Any, spec: Any, value_size: int) -> int:
     return columns if rope and value_size <= columns - rope else spec.head_size
 
 
-class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """Attention over latent rows: scores with the whole row, values its first value_size columns.
 
     query: [T, Hq, D]; out: [T, Hq, value_size]; mask as in kv.attention. Over an 8-bit cache the query may have
@@ -62,6 +63,8 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[ReadsCache, Rea
     value_size: ir.IntegerAttr
     mask: ir.StringAttr
     span: ir.IntegerAttr
+
+    contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
@@ -92,7 +95,7 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[ReadsCache, Rea
         )
 
 
-class MlaPrefillPlanOp(Kv.Operation, name="mla_prefill_plan", traits=[ReadsMemory, WritesMemory]):
+class MlaPrefillPlanOp(Kv.Operation, name="mla_prefill_plan", traits=[TierOne, ReadsMemory, WritesMemory]):
     """Chunks of at most buffer_tokens cached + new tokens: offsets [C, B+1], cache offsets [C, B], lengths [C], i32."""
 
     row_offsets: Operand[Any]
@@ -101,6 +104,8 @@ class MlaPrefillPlanOp(Kv.Operation, name="mla_prefill_plan", traits=[ReadsMemor
     cache_offsets: Operand[Any]
     buffer_lengths: Operand[Any]
     buffer_tokens: ir.IntegerAttr
+
+    contents = (Offsets("row_offsets"), Counts("cache_lengths"))
 
     def verify_invariants(self) -> bool:
         tokens = verify.integer(self.buffer_tokens)
@@ -115,13 +120,15 @@ class MlaPrefillPlanOp(Kv.Operation, name="mla_prefill_plan", traits=[ReadsMemor
         )
 
 
-class MlaDecompressOp(Kv.Operation, name="mla_decompress", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+class MlaDecompressOp(Kv.Operation, name="mla_decompress", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """Copy a chunk of latent rows to out [Tb, D]: out[i] = K(b, 0, i - row_offsets[b] + cache_offsets[b])."""
 
     cache: Operand[Any]
     row_offsets: Operand[Any]
     cache_offsets: Operand[Any]
     out: Operand[Any]
+
+    contents = (Offsets("row_offsets", "out"), Counts("cache_offsets"))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.cache, ("cache",))
@@ -137,7 +144,9 @@ class MlaDecompressOp(Kv.Operation, name="mla_decompress", traits=[ReadsCache, R
         )
 
 
-class MlaPrefillChunkOp(Kv.Operation, name="mla_prefill_chunk", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+class MlaPrefillChunkOp(
+    Kv.Operation, name="mla_prefill_chunk", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]
+):
     """Causal attention over one chunk of decompressed keys, which end in columns of the latent rows.
 
     query: [T, Hq, Dn + R]; key: [Tb, Hq, Dn] and value: [Tb, Hq, Dv], of the query's type; out: [T, Hq, Dv]; lse:
@@ -162,6 +171,13 @@ class MlaPrefillChunkOp(Kv.Operation, name="mla_prefill_chunk", traits=[ReadsCac
     lse: Operand[Any]
     bf16_rope: ir.BoolAttr
     accumulate: ir.BoolAttr
+
+    contents = (
+        Offsets("row_offsets", "query"),
+        Lengths("collection", ("row_offsets",)),
+        Offsets("buffer_row_offsets", "key"),
+        Counts("cache_offsets"),
+    )
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))

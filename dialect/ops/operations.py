@@ -7,14 +7,14 @@ at, position cache_length(b) + i. A ``schedule`` attribute, optional, says how t
 and tuners set it. None of them changes the cache lengths.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from mlir import ir
 
 from .. import verify
 from ..base import Kv
-from ..effects import ReadsCache, ReadsMemory, UpdatesCache, UpdatesMemory, WritesCache, WritesMemory
+from ..contents import Counts, Lengths, Offsets
+from ..effects import ReadsCache, ReadsMemory, TierOne, UpdatesCache, UpdatesMemory, WritesCache, WritesMemory
 from ..ext import I32, Operand
 from ..layout import FA3, CacheSpec
 
@@ -48,7 +48,7 @@ def scale_rows(op: Any, value: ir.Value | None, spec: CacheSpec, name: str) -> b
     return verify.needs_scales(op, spec) and token_rows(op, value, spec.num_heads, spec.num_scales, FLOATS, name)
 
 
-class AppendOp(Kv.Operation, name="append", traits=[WritesCache, ReadsMemory]):
+class AppendOp(Kv.Operation, name="append", traits=[TierOne, WritesCache, ReadsMemory]):
     """Write the new tokens' keys and values. key, value: [T, H, D].
 
     A cache with scales quantizes: one scale a granule, its largest magnitude over the storage type's largest
@@ -63,6 +63,8 @@ class AppendOp(Kv.Operation, name="append", traits=[WritesCache, ReadsMemory]):
     value: Operand[Any] | None = None
     key_scale: Operand[Any] | None = None
     value_scale: Operand[Any] | None = None
+
+    contents = (Offsets("row_offsets", "key"), Lengths("collection", ("row_offsets",)))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
@@ -80,12 +82,14 @@ class AppendOp(Kv.Operation, name="append", traits=[WritesCache, ReadsMemory]):
         )
 
 
-class StoreRaggedOp(Kv.Operation, name="store_ragged", traits=[WritesCache, ReadsMemory]):
+class StoreRaggedOp(Kv.Operation, name="store_ragged", traits=[TierOne, WritesCache, ReadsMemory]):
     """Write x [T, H, D] of the storage type to the new tokens of one cache."""
 
     cache: Operand[Any]
     x: Operand[Any]
     row_offsets: Operand[Any]
+
+    contents = (Offsets("row_offsets", "x"), Lengths("cache", ("row_offsets",)))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.cache, ("cache",))
@@ -96,12 +100,14 @@ class StoreRaggedOp(Kv.Operation, name="store_ragged", traits=[WritesCache, Read
         )
 
 
-class StorePaddedOp(Kv.Operation, name="store_padded", traits=[WritesCache, ReadsMemory]):
+class StorePaddedOp(Kv.Operation, name="store_padded", traits=[TierOne, WritesCache, ReadsMemory]):
     """Write x [B, Smax, H, D] to the new tokens; tokens t >= valid_lengths[b] are skipped."""
 
     cache: Operand[Any]
     x: Operand[Any]
     valid_lengths: Operand[Any]
+
+    contents = (Counts("valid_lengths", (("x", 1),)), Lengths("cache", ("valid_lengths",)))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.cache, ("cache",))
@@ -114,7 +120,7 @@ class StorePaddedOp(Kv.Operation, name="store_padded", traits=[WritesCache, Read
         )
 
 
-class RmsNormOp(Kv.Operation, name="rms_norm", traits=[UpdatesCache, ReadsMemory]):
+class RmsNormOp(Kv.Operation, name="rms_norm", traits=[TierOne, UpdatesCache, ReadsMemory]):
     """Normalise the new tokens of one cache in place: x * rsqrt(mean(x^2) + eps) * (gamma + weight_offset).
 
     gamma: [C], C <= D (the first C dims of each head) or C = H*D (the whole row).
@@ -127,6 +133,8 @@ class RmsNormOp(Kv.Operation, name="rms_norm", traits=[UpdatesCache, ReadsMemory
     eps: ir.FloatAttr
     weight_offset: ir.FloatAttr
     multiply_before_cast: ir.BoolAttr
+
+    contents = (Offsets("row_offsets"), Lengths("cache", ("row_offsets",)))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.cache, ("cache",))
@@ -143,7 +151,7 @@ class RmsNormOp(Kv.Operation, name="rms_norm", traits=[UpdatesCache, ReadsMemory
         return offsets(self, self.row_offsets)
 
 
-class RaddOp(Kv.Operation, name="radd", traits=[UpdatesCache, ReadsMemory]):
+class RaddOp(Kv.Operation, name="radd", traits=[TierOne, UpdatesCache, ReadsMemory]):
     """Add a [Tn, 2*H*D] (K half, V half) to the tokens of a slice of the batch.
 
     row_offsets is the slice of the batch's offsets (its first may be > 0); batch_offset the slice's first sequence.
@@ -154,6 +162,8 @@ class RaddOp(Kv.Operation, name="radd", traits=[UpdatesCache, ReadsMemory]):
     a: Operand[Any]
     row_offsets: Operand[Any]
     batch_offset: Operand[I32]
+
+    contents = (Offsets("row_offsets", "a", from_first=True), Lengths("collection", ("row_offsets",), "batch_offset"))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
@@ -166,13 +176,15 @@ class RaddOp(Kv.Operation, name="radd", traits=[UpdatesCache, ReadsMemory]):
         )
 
 
-class Iadd2mOp(Kv.Operation, name="iadd_2m", traits=[UpdatesCache, ReadsMemory]):
+class Iadd2mOp(Kv.Operation, name="iadd_2m", traits=[TierOne, UpdatesCache, ReadsMemory]):
     """Add kv [2m, H*D]: rows [0, m) to K, [m, 2m) to V, of the first m new tokens of the batch."""
 
     collection: Operand[Any]
     layer: Operand[I32]
     kv: Operand[Any]
     row_offsets: Operand[Any]
+
+    contents = (Offsets("row_offsets"), Lengths("collection", ("row_offsets",)))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
@@ -189,7 +201,7 @@ def not_mla(op: Any, spec: CacheSpec) -> bool:
     return not spec.is_mla or verify.fail(op, "needs a collection with values (is_mla = false)")
 
 
-class GatherOp(Kv.Operation, name="gather", traits=[ReadsCache, ReadsMemory, WritesMemory]):
+class GatherOp(Kv.Operation, name="gather", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """Copy tokens out of one cache, bit-exact: out[r, j] = cache(b(r), :, token_ids[r, j], :).
 
     token_ids: [R, Ns] i32 positions, >= 0; row_offsets [B+1] delimit the rows r of each sequence; out: [R, Ns, H, D].
@@ -199,6 +211,8 @@ class GatherOp(Kv.Operation, name="gather", traits=[ReadsCache, ReadsMemory, Wri
     token_ids: Operand[Any]
     row_offsets: Operand[Any]
     out: Operand[Any]
+
+    contents = (Offsets("row_offsets", "token_ids"),)
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.cache, ("cache",))
@@ -212,7 +226,7 @@ class GatherOp(Kv.Operation, name="gather", traits=[ReadsCache, ReadsMemory, Wri
         )
 
 
-class CopyPagesOp(Kv.Operation, name="copy_pages", traits=[UpdatesCache, ReadsMemory]):
+class CopyPagesOp(Kv.Operation, name="copy_pages", traits=[TierOne, UpdatesCache, ReadsMemory]):
     """Copy whole pages of a pool, all layers, K and V and scales: page destination[i] = page source[i].
 
     source, destination: [n] i32. Pairs with an id out of [0, N) are skipped. No destination may be a source or repeat.
@@ -229,7 +243,7 @@ class CopyPagesOp(Kv.Operation, name="copy_pages", traits=[UpdatesCache, ReadsMe
         )
 
 
-class TransferPagesOp(Kv.Operation, name="transfer_pages", traits=[UpdatesCache, ReadsMemory]):
+class TransferPagesOp(Kv.Operation, name="transfer_pages", traits=[TierOne, UpdatesCache, ReadsMemory]):
     """Copy pages from one pool to another of the same spec: page destination_pages[i] = page source_pages[i].
 
     K and V and scales, of one layer or, without that operand, of all layers. source_pages, destination_pages: [n]
@@ -257,7 +271,7 @@ class TransferPagesOp(Kv.Operation, name="transfer_pages", traits=[UpdatesCache,
         return all(offsets(self, v, n) for v, n in ids)
 
 
-class ConvertOp(Kv.Operation, name="convert", traits=[UpdatesCache, UpdatesMemory]):
+class ConvertOp(Kv.Operation, name="convert", traits=[TierOne, UpdatesCache, UpdatesMemory]):
     """Copy every cached token of one cache to the same positions of another, converting kind, page size and dtype.
 
     Either side may be pages of another library instead: a memref [N, P, H, D] of any strides but the last, found
@@ -270,6 +284,8 @@ class ConvertOp(Kv.Operation, name="convert", traits=[UpdatesCache, UpdatesMemor
     source_table: Operand[Any] | None = None
     destination_table: Operand[Any] | None = None
     lengths: Operand[Any] | None = None
+
+    contents = (Lengths("source"), Counts("lengths", (("source_table", 1), ("source", 1))))
 
     def verify_invariants(self) -> bool:
         source = self._side(self.source, "source")
@@ -311,7 +327,7 @@ class ConvertOp(Kv.Operation, name="convert", traits=[UpdatesCache, UpdatesMemor
 PAGE_ELEMENTS = ("f32", "f16", "bf16", "f8E4M3FN", "f8E5M2", "i8", "i16", "i32")
 
 
-class RemapSparseIndicesOp(Kv.Operation, name="remap_sparse_indices", traits=[ReadsMemory, WritesMemory]):
+class RemapSparseIndicesOp(Kv.Operation, name="remap_sparse_indices", traits=[TierOne, ReadsMemory, WritesMemory]):
     """Encode logical tokens as page*P + slot: t < 0 stays; a page past the table or >= invalid_id gives -1.
 
     logical, out: [R, Ks] i32; row_offsets [B+1]; lookup_table [B, C] i32.
@@ -324,6 +340,8 @@ class RemapSparseIndicesOp(Kv.Operation, name="remap_sparse_indices", traits=[Re
     out: Operand[Any]
     page_size: ir.IntegerAttr
 
+    contents = (Offsets("row_offsets", "logical"),)
+
     def verify_invariants(self) -> bool:
         size = verify.integer(self.page_size)
         if size is None or size < 1:
@@ -334,47 +352,27 @@ class RemapSparseIndicesOp(Kv.Operation, name="remap_sparse_indices", traits=[Re
         )
 
 
-class CacheRowOffsetsOp(Kv.Operation, name="cache_row_offsets", traits=[ReadsMemory, WritesMemory]):
+class CacheRowOffsetsOp(Kv.Operation, name="cache_row_offsets", traits=[TierOne, ReadsMemory, WritesMemory]):
     """out[n] = sum over j < n of cache_lengths[j] + row_offsets[j+1] - row_offsets[j]; out: [B+1] i32."""
 
     row_offsets: Operand[Any]
     cache_lengths: Operand[Any]
     out: Operand[Any]
 
+    contents = (Offsets("row_offsets"), Counts("cache_lengths"))
+
     def verify_invariants(self) -> bool:
         named = ((self.row_offsets, "row_offsets"), (self.cache_lengths, "cache_lengths"), (self.out, "out"))
         return all(offsets(self, v, n) for v, n in named)
 
 
-class IncrementCacheLengthsOp(Kv.Operation, name="increment_cache_lengths", traits=[UpdatesMemory]):
+class IncrementCacheLengthsOp(Kv.Operation, name="increment_cache_lengths", traits=[TierOne, UpdatesMemory]):
     """cache_lengths[b] += row_offsets[b+1] - row_offsets[b], in place, between steps."""
 
     cache_lengths: Operand[Any]
     row_offsets: Operand[Any]
 
+    contents = (Offsets("row_offsets"), Counts("cache_lengths"))
+
     def verify_invariants(self) -> bool:
         return offsets(self, self.cache_lengths, "cache_lengths") and offsets(self, self.row_offsets)
-
-
-# --- wrappers --------------------------------------------------------------------------------------
-
-
-def tier_one(op_class: type, operands: Sequence[Any], optional: dict[str, Any] | None = None, **attributes: Any) -> Any:
-    """Build a tier-1 op. Attributes are Python bools, ints, floats (f32), strings, int lists or MLIR attributes."""
-    positional = [f.name for f in op_class.FIELDS if f.kind == "operand" and not (f.optional and f.spec.kw_only)]
-    values = dict(zip(positional, operands, strict=True))
-    return op_class(**values, **{k: _attribute(v) for k, v in attributes.items()}, **(optional or {}))
-
-
-def _attribute(value: Any) -> ir.Attribute:
-    if isinstance(value, ir.Attribute):
-        return value
-    if isinstance(value, bool):
-        return ir.BoolAttr.get(value)
-    if isinstance(value, int):
-        return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
-    if isinstance(value, float):
-        return ir.FloatAttr.get(ir.F32Type.get(), value)
-    if isinstance(value, str):
-        return ir.StringAttr.get(value)
-    return ir.DenseI64ArrayAttr.get(list(value))

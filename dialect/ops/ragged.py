@@ -7,7 +7,8 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
-from ..effects import ReadsMemory, WritesMemory
+from ..contents import Offsets
+from ..effects import ReadsMemory, TierOne, WritesMemory
 from ..ext import I32, Operand
 from .operations import FLOATS, offsets
 
@@ -23,7 +24,7 @@ def alike(op: Any, rank: int, elements: tuple[str, ...] | None, *names: str) -> 
     return all(verify.memref(op, getattr(op, name), rank, element, name) for name in names[1:])
 
 
-class SlicedAddOp(Kv.Operation, name="sliced_add", traits=[ReadsMemory, WritesMemory]):
+class SlicedAddOp(Kv.Operation, name="sliced_add", traits=[TierOne, ReadsMemory, WritesMemory]):
     """out = a + b in rows below end, a in the others; all [rows, C], of one type. out may be a."""
 
     a: Operand[Any]
@@ -35,7 +36,7 @@ class SlicedAddOp(Kv.Operation, name="sliced_add", traits=[ReadsMemory, WritesMe
         return alike(self, 2, NUMBERS, "a", "b", "out")
 
 
-class MergeRaggedOp(Kv.Operation, name="merge_ragged", traits=[ReadsMemory, WritesMemory]):
+class MergeRaggedOp(Kv.Operation, name="merge_ragged", traits=[TierOne, ReadsMemory, WritesMemory]):
     """Join two ragged batches sequence by sequence: sequence n of out is that of a, then that of b.
 
     a [Ta, C], b [Tb, C], out [Ta + Tb, C] of one type, a_offsets, b_offsets, out_offsets [B+1] i32; the last is
@@ -49,12 +50,14 @@ class MergeRaggedOp(Kv.Operation, name="merge_ragged", traits=[ReadsMemory, Writ
     out: Operand[Any]
     out_offsets: Operand[Any]
 
+    contents = (Offsets("a_offsets", "a"), Offsets("b_offsets", "b"))
+
     def verify_invariants(self) -> bool:
         names = ("a_offsets", "b_offsets", "out_offsets")
         return alike(self, 2, None, "a", "b", "out") and all(offsets(self, getattr(self, n), n) for n in names)
 
 
-class ShiftTokensOp(Kv.Operation, name="shift_tokens", traits=[ReadsMemory, WritesMemory]):
+class ShiftTokensOp(Kv.Operation, name="shift_tokens", traits=[TierOne, ReadsMemory, WritesMemory]):
     """Shift each sequence left by one token and append its bonus token; tokens, out [T], bonus [B], i32."""
 
     tokens: Operand[Any]
@@ -62,11 +65,13 @@ class ShiftTokensOp(Kv.Operation, name="shift_tokens", traits=[ReadsMemory, Writ
     bonus: Operand[Any]
     out: Operand[Any]
 
+    contents = (Offsets("row_offsets", "tokens"),)
+
     def verify_invariants(self) -> bool:
         return all(offsets(self, getattr(self, n), n) for n in ("tokens", "row_offsets", "bonus", "out"))
 
 
-class MergeAttentionOp(Kv.Operation, name="merge_attention", traits=[ReadsMemory, WritesMemory]):
+class MergeAttentionOp(Kv.Operation, name="merge_attention", traits=[TierOne, ReadsMemory, WritesMemory]):
     """Join attention of the same queries over two sets of keys: out = softmax-weighted mean, lse = log of both sums.
 
     a, b, out: [T, Hq, D] of one float type; a_lse, b_lse, lse: [T, Hq] f32, natural logarithms. out may be a or b.

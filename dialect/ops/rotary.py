@@ -11,13 +11,14 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
-from ..effects import ReadsMemory, UpdatesCache, WritesCache, WritesMemory
+from ..contents import Counts, Lengths, Offsets
+from ..effects import ReadsMemory, TierOne, UpdatesCache, WritesCache, WritesMemory
 from ..ext import I32, Operand
 from ..layout import CacheSpec
 from .operations import FLOATS, not_mla, offsets, storable, token_rows
 
 
-class RopeAppendOp(Kv.Operation, name="rope_append", traits=[WritesCache, ReadsMemory, WritesMemory]):
+class RopeAppendOp(Kv.Operation, name="rope_append", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]):
     """Rotate query and key by position, write key and value to the cache, the query to query_out.
 
     query, query_out: [T, Hq, D]; freqs: [positions, R] f32, (cos, sin) pairs interleaved, R <= D even. interleaved
@@ -37,6 +38,8 @@ class RopeAppendOp(Kv.Operation, name="rope_append", traits=[WritesCache, ReadsM
     k_gamma: Operand[Any] | None = None
     interleaved: ir.BoolAttr
     eps: ir.FloatAttr
+
+    contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
@@ -79,7 +82,7 @@ def freqs_table(op: Any, value: ir.Value, head_size: int) -> bool:
     )
 
 
-class RopeOp(Kv.Operation, name="rope", traits=[UpdatesCache, ReadsMemory, WritesMemory]):
+class RopeOp(Kv.Operation, name="rope", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
     """Rotate the query to query_out and the keys of the new tokens in place; operands as kv.rope_append.
 
     Optional position_ids [sections, T] i32 with mrope_section (pairs a section) replace the positions.
@@ -95,6 +98,8 @@ class RopeOp(Kv.Operation, name="rope", traits=[UpdatesCache, ReadsMemory, Write
     interleaved: ir.BoolAttr
     mrope_section: ir.DenseI64ArrayAttr
 
+    contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
+
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
         return (
@@ -107,7 +112,7 @@ class RopeOp(Kv.Operation, name="rope", traits=[UpdatesCache, ReadsMemory, Write
         )
 
 
-class RopePaddedOp(Kv.Operation, name="rope_padded", traits=[UpdatesCache, ReadsMemory, WritesMemory]):
+class RopePaddedOp(Kv.Operation, name="rope_padded", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
     """kv.rope of a padded batch: query, query_out [B, Smax, Hq, D]; tokens t >= valid_lengths[b] are skipped.
 
     Optional position_ids [sections, B, Smax] i32.
@@ -123,6 +128,8 @@ class RopePaddedOp(Kv.Operation, name="rope_padded", traits=[UpdatesCache, Reads
     interleaved: ir.BoolAttr
     mrope_section: ir.DenseI64ArrayAttr
 
+    contents = (Counts("valid_lengths", (("query", 1),)), Lengths("collection", ("valid_lengths",)))
+
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
         return (
@@ -135,7 +142,7 @@ class RopePaddedOp(Kv.Operation, name="rope_padded", traits=[UpdatesCache, Reads
         )
 
 
-class QkNormOp(Kv.Operation, name="qk_norm", traits=[UpdatesCache, ReadsMemory, WritesMemory]):
+class QkNormOp(Kv.Operation, name="qk_norm", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
     """RMS-normalise each head of the query to query_out, and of the new tokens' keys in place, in one launch.
 
     x * rsqrt(mean(x^2) + eps) * (gamma + weight_offset), gammas [D]; then, with freqs, rotated as by kv.rope. The
@@ -159,6 +166,12 @@ class QkNormOp(Kv.Operation, name="qk_norm", traits=[UpdatesCache, ReadsMemory, 
     interleaved: ir.BoolAttr
     eps: ir.FloatAttr
     weight_offset: ir.FloatAttr
+
+    contents = (
+        Offsets("row_offsets", "query"),
+        Lengths("collection", ("row_offsets",)),
+        Lengths("index_collection", ("row_offsets",)),
+    )
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Asynchrony of tile kernels: circular buffers of tiles in shared memory, products in flight, roles of warps.
 
-What passes make of ``kv.tile_load`` and ``kv.dot``; kernels may be written with them too. A *stages* value is a circular
-buffer: ``stages`` tiles, and for each a ``full`` and an ``empty`` barrier with the buffer's name. Use ``n`` (0, 1, 2, ...)
-has stage n % stages; producers acquire it, copy, and the barrier ``full`` tells consumers, who release it.
+What passes make of ``kv.tile_load`` and ``kv.dot``; kernels may be written with them too. A *stages* value is a
+circular buffer: ``stages`` tiles, and for each a ``full`` and an ``empty`` barrier with the buffer's name. Use ``n``
+(0, 1, 2, ...) has stage n % stages; producers acquire it, copy, and the barrier ``full`` tells consumers, who release
+it.
 """
 
 from collections.abc import Sequence
@@ -16,10 +17,12 @@ from ..base import Kv
 from ..effects import CACHE, MEMORY, READ, WRITE, AllocatesShared, Effect, EffectModel, Pure
 from ..ext import I1, I32, Operand, Result, infer_result
 from .common import i64_attr
-from .tile import verify_dot
+from .tile import SHARED, layout_of, same_type, tile_of, verify_columns, verify_dot
 
 COPIES = ("tma", "cp_async", "convert")
-ROLES = ("producer", "producer_warp", "consumer")
+LANES = 32  # of a warp
+PRODUCER_WARPS = tuple(f"producer_warp_{i}" for i in range(4))
+ROLES = ("producer", *PRODUCER_WARPS, "consumer")
 
 
 class _Synchronizes(EffectModel):
@@ -55,9 +58,38 @@ class MakeStagesOp(Kv.Operation, name="make_stages", traits=[AllocatesShared]):
         stages = verify.integer(self.stages)
         if stages is None or not 1 <= stages <= 16:
             return verify.fail(self, f"stages must be an integer from 1 to 16, got {self.stages}")
-        if not isinstance(self.tile.value, ir.RankedTensorType):
-            return verify.fail(self, f"tile must be the type of a tile, got {self.tile}")
+        tile = self.tile.value if isinstance(self.tile, ir.TypeAttr) else None
+        if not isinstance(tile, ir.RankedTensorType) or tile.rank != 2 or layout_of(tile) != SHARED:
+            return verify.fail(
+                self, f'tile must be the type of a tile of rank 2 with the layout "{SHARED}", got {self.tile}'
+            )
         return verify.one_of(self, "copy", COPIES)
+
+
+def _tile_in(op: Any) -> ir.RankedTensorType | None:
+    """The type of the tiles in an op's buffer; None after an error."""
+    made = op.buffer.owner
+    if isinstance(made, ir.Block) or made.name != "kv.make_stages":
+        verify.fail(op, "must name a buffer by the kv.make_stages that makes it: passes look at it there")
+        return None
+    return ir.RankedTensorType(made.opview.tile.value)
+
+
+def _in_shared(op: Any, value: ir.Value, what: str) -> bool:
+    """Whether a value is a tile in shared memory."""
+    type_ = tile_of(value)
+    if type_ is None or type_.rank != 2 or layout_of(type_) != SHARED:
+        return verify.fail(op, f'{what} must be a tile of rank 2 with the layout "{SHARED}", got {value.type}')
+    return True
+
+
+def _only_waited_for(op: Any, value: ir.Value, what: str) -> bool:
+    """Whether a product in flight is named by one ``kv.dot_wait`` and nothing else."""
+    names = [use.owner.operation.name for use in value.uses]
+    if names == ["kv.dot_wait"]:
+        return True
+    got = ", ".join(names) or "nothing"
+    return verify.fail(op, f"{what} is in flight: only one kv.dot_wait may name it, got {got}")
 
 
 class ProducerAcquireOp(Kv.Operation, name="producer_acquire", traits=[_Synchronizes]):
@@ -70,8 +102,9 @@ class ProducerAcquireOp(Kv.Operation, name="producer_acquire", traits=[_Synchron
 class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
     """Start the copy of ``kv.tile_load``'s tile to the stage of use ``n``; its barrier ``full`` tells when it is there.
 
-    Operands and attributes as ``kv.tile_load``; rows past ``count`` hold anything. A buffer that is filled by ``tma`` needs
-    the descriptor; pages, of ``kv.tile_pages`` with the descriptor's box as step, are looked up by the copy without.
+    Operands and attributes as ``kv.tile_load``; rows past ``count`` hold anything. A buffer that is filled by ``tma``
+    needs the descriptor; pages, of ``kv.tile_pages`` with the descriptor's box as step, are looked up by the copy
+    without.
     """
 
     buffer: Operand[StagesType]
@@ -85,6 +118,19 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
     pages: Operand[I32] | None = None
     first_column: ir.IntegerAttr
 
+    def verify_invariants(self) -> bool:
+        spec, tile = verify.handle(self, self.cache), _tile_in(self)
+        if spec is None or tile is None or not verify_columns(self, spec, tile):
+            return False
+        copy = verify.string(self.buffer.owner.opview.copy)
+        if (copy == "tma") != (self.descriptor is not None):
+            return verify.fail(
+                self, f"needs a descriptor for a buffer that is filled by tma, and for no other, got {copy}"
+            )
+        return (
+            self.pages is None or copy == "tma" or verify.fail(self, f"takes pages with a descriptor only, got {copy}")
+        )
+
 
 class ConsumerWaitOp(Kv.Operation, name="consumer_wait", traits=[_Synchronizes]):
     """Wait for the tile of use ``n``: a tile in shared memory, to be read until ``kv.consumer_release``."""
@@ -92,6 +138,12 @@ class ConsumerWaitOp(Kv.Operation, name="consumer_wait", traits=[_Synchronizes])
     buffer: Operand[StagesType]
     n: Operand[I32]
     tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        tile, got = _tile_in(self), self.operation.results[0].type
+        if tile is None:
+            return False
+        return got == tile or verify.fail(self, f"the result must be a tile of the buffer, {tile}, got {got}")
 
 
 class ConsumerReleaseOp(Kv.Operation, name="consumer_release", traits=[_Synchronizes]):
@@ -102,11 +154,15 @@ class ConsumerReleaseOp(Kv.Operation, name="consumer_release", traits=[_Synchron
 
 
 class TileClearOp(Kv.Operation, name="tile_clear", traits=[_Synchronizes]):
-    """Zeros in the rows of a tile in shared memory from ``first`` (an i32, perhaps past the last) on; the tile."""
+    """Zeros in the rows of a tile in shared memory outside of [begin, end), which may exceed the tile; the tile."""
 
     source: Operand[Any]
-    first: Operand[I32]
+    begin: Operand[I32]
+    end: Operand[I32]
     tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        return _in_shared(self, self.source, "the operand") and same_type(self, self.source)
 
 
 class TilePagesOp(Kv.Operation, name="tile_pages", traits=[Pure]):
@@ -123,12 +179,29 @@ class TilePagesOp(Kv.Operation, name="tile_pages", traits=[Pure]):
     step: ir.IntegerAttr
     pages: Result[I32] = infer_result()
 
+    def verify_invariants(self) -> bool:
+        if verify.handle(self, self.cache) is None:
+            return False
+        rows, step = verify.integer(self.rows), verify.integer(self.step)
+        if rows is None or step is None or step < 1 or not 1 <= rows // step <= LANES or rows % step:
+            return verify.fail(
+                self, f"rows must be from 1 to {LANES} steps, one a lane, got rows = {self.rows} and step = {self.step}"
+            )
+        return True
+
 
 class TileStoreSharedOp(Kv.Operation, name="tile_store_shared", traits=[_Synchronizes]):
     """Write this warp's rows of a tile in registers to shared memory, laid out as tiles in shared memory are."""
 
     source: Operand[Any]
     place: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        type_ = tile_of(self.source)
+        if type_ is None or type_.rank != 2 or layout_of(type_) == SHARED:
+            return verify.fail(self, f"the operand must be a tile of rank 2 in registers, got {self.source.type}")
+        got = self.place.type
+        return str(got) == "!llvm.ptr<3>" or verify.fail(self, f"place must be !llvm.ptr<3>, got {got}")
 
 
 class DotStartOp(Kv.Operation, name="dot_start", traits=[_Synchronizes]):
@@ -141,7 +214,8 @@ class DotStartOp(Kv.Operation, name="dot_start", traits=[_Synchronizes]):
     result_: Result[Any]
 
     def verify_invariants(self) -> bool:
-        return verify_dot(self, self.a, self.b, self.c)
+        result = self.operation.results[0]
+        return verify_dot(self, self.a, self.b, self.c) and _only_waited_for(self, result, "the result")
 
 
 class DotWaitOp(Kv.Operation, name="dot_wait", traits=[_Synchronizes]):
@@ -162,23 +236,34 @@ class DotWaitOp(Kv.Operation, name="dot_wait", traits=[_Synchronizes]):
         if pending is None or not 0 <= pending < max(len(self.operation.operands), 1):
             return verify.fail(
                 self,
-                f"pending must be from 0 to one less than the products, {len(self.operation.operands)}, got {self.pending}",
+                f"pending must be from 0 to {len(self.operation.operands) - 1} (one less than the products), "
+                f"got {self.pending}",
             )
         given = [str(v.type) for v in self.operation.operands]
         got = [str(v.type) for v in self.operation.results]
-        return given == got or verify.fail(self, f"the results must have the operands' types, got {got} for {given}")
+        if given != got:
+            return verify.fail(self, f"the results must have the operands' types, got {got} for {given}")
+        results = list(self.operation.results)
+        return all(_only_waited_for(self, r, "the newer result") for r in results[len(results) - pending :])
 
 
 class TileReadyOp(Kv.Operation, name="tile_ready", traits=[_Synchronizes]):
-    """A tile that has been computed when this is passed, and not where it is first used: work that fills a wait behind it."""
+    """A tile that has been computed when this is passed, not where it is first used: work that fills a wait."""
 
     source: Operand[Any]
     tile: Result[Any]
 
+    def verify_invariants(self) -> bool:
+        type_ = tile_of(self.source)
+        if type_ is None or layout_of(type_) == SHARED or str(type_.element_type) != "f32":
+            return verify.fail(self, f"the operand must be a tile of f32 in registers, got {self.source.type}")
+        return same_type(self, self.source)
+
 
 class IsRoleOp(Kv.Operation, name="is_role", traits=[Pure]):
-    """Whether this thread has a role: ``producer`` (the first warpgroup of the block), ``producer_warp`` (its first warp), or
-    ``consumer`` (the other warpgroups). The same for all threads of a warp."""
+    """Whether this thread has a role: ``producer`` (the first warpgroup of the block), ``producer_warp_0`` to
+    ``producer_warp_3`` (one of its warps), or ``consumer`` (the other warpgroups). The same for all threads of a warp.
+    """
 
     role: ir.StringAttr
     is_it: Result[I1] = infer_result()
@@ -201,9 +286,10 @@ class SetRegistersOp(Kv.Operation, name="set_registers", traits=[_Synchronizes])
 
 
 class TurnWaitOp(Kv.Operation, name="turn_wait", traits=[_Synchronizes]):
-    """Wait for this consumer warpgroup's turn to start products (ping-pong): a named barrier that the one before passes on.
+    """Wait for this consumer warpgroup's turn to start products (ping-pong); the one before passes it on.
 
-    Attribute ``groups``: ``all`` in a loop; ``first`` behind it, where only the first warpgroup takes the turn that is left.
+    Attribute ``groups``: ``all`` in a loop; ``first`` behind it, where only the first warpgroup takes the turn that is
+    left.
     """
 
     groups: ir.StringAttr
@@ -215,7 +301,8 @@ class TurnWaitOp(Kv.Operation, name="turn_wait", traits=[_Synchronizes]):
 class TurnPassOp(Kv.Operation, name="turn_pass", traits=[_Synchronizes]):
     """Give the turn to the next consumer warpgroup.
 
-    Attribute ``groups``: ``all`` in a loop; ``last`` before it, where the last warpgroup gives the first its first turn.
+    Attribute ``groups``: ``all`` in a loop; ``last`` before it, where the last warpgroup gives the first its first
+    turn.
     """
 
     groups: ir.StringAttr

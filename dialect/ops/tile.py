@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Operations on tile values: builtin tensors that a whole thread block holds, or the warps of one role of it.
 
-A tile is ``tensor<MxNxT>``, a row or column vector ``tensor<MxT>``. Upstream arith, math, scf and ``tensor.splat`` work on
-them; the operations here are what those lack. A tile without an encoding has no layout yet; passes write layouts by
+A tile is ``tensor<MxNxT>``, a row or column vector ``tensor<MxT>``. Upstream arith, math, scf and ``tensor.splat`` work
+on them; the operations here are what those lack. A tile without an encoding has no layout yet; passes write layouts by
 name (``dialect.tile_layout``), and on the host there never is one. What one thread holds is a ``vector``, so that the
 two levels never look alike.
 """
@@ -12,15 +12,17 @@ from typing import Any
 
 from mlir import ir
 
-from .. import types, verify
+from .. import tile_layout, types, verify
 from ..base import Kv
-from ..dtypes import DType, f32
+from ..dtypes import DType, by_mlir, f32
 from ..effects import CACHE, READ, Effect, EffectModel, Pure, ReadsMemory, WritesMemory
 from ..ext import I1, I32, Operand, Result, infer_result
+from ..layout import CacheSpec
 from .common import as_i32, i64_attr
 
 KINDS = ("max", "min", "add")
 TAILS = ("zero", "any")
+SHARED = "shared"  # the layout of tiles in shared memory; the others are of registers
 
 
 class _LoadsRows(EffectModel):
@@ -56,7 +58,36 @@ def _tile(op: Any, value: ir.Value, what: str, rank: int | None = None) -> ir.Ra
         wanted = "a tile (a static tensor of rank 1 or 2)" if rank is None else f"a tile of rank {rank}"
         verify.fail(op, f"{what} must be {wanted}, got {value.type}")
         return None
+    if min(type_.shape) < 2:
+        verify.fail(op, f"{what} must have extents of at least 2, got {value.type}: a scalar is no tile")
+        return None
+    problem = layout_problem(type_)
+    if problem is not None:
+        verify.fail(op, f"{what} has no layout that is known: {problem}")
+        return None
     return type_
+
+
+def layout_problem(type_: ir.RankedTensorType) -> str | None:
+    """What is wrong with a tile type's layout; None where it has a good one, or none yet."""
+    if type_.encoding is None:
+        return None
+    if not isinstance(type_.encoding, ir.StringAttr):
+        return f"the encoding must be a layout's name, got {type_.encoding}"
+    try:
+        if layout_of(type_) != SHARED:
+            tile_layout.parse(layout_of(type_), tuple(type_.shape))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _is_float(element: ir.Type) -> bool:
+    """Whether an element type is one of the floats that kernels have."""
+    try:
+        return by_mlir(str(element)).is_float
+    except ValueError:
+        return False
 
 
 class TileIndexOp(Kv.Operation, name="tile_index", traits=[Pure]):
@@ -105,8 +136,8 @@ class TileBroadcastOp(Kv.Operation, name="tile_broadcast", traits=[Pure]):
 class TileReduceOp(Kv.Operation, name="tile_reduce", traits=[Pure]):
     """The largest, the least or the sum of the elements of every row (axis 1) or column (axis 0).
 
-    Attributes: kind, ``max`` and ``min`` (a NaN gives way, as in ``arith.maxnumf``) or ``add`` (in any order); axis, the
-    dimension that goes.
+    Attributes: kind, ``max`` and ``min`` (a NaN gives way, as in ``arith.maxnumf``) or ``add`` (in any order); axis,
+    the dimension that goes.
     """
 
     source: Operand[Any]
@@ -119,6 +150,8 @@ class TileReduceOp(Kv.Operation, name="tile_reduce", traits=[Pure]):
         result = _tile(self, self.operation.results[0], "the result", 1)
         if source is None or result is None or not verify.one_of(self, "kind", KINDS):
             return False
+        if str(source.element_type) == "i1":
+            return verify.fail(self, f"the operand must have numbers as elements, got {source.element_type}")
         axis = verify.integer(self.axis)
         if axis not in (0, 1):
             return verify.fail(self, f"axis must be 0 or 1, got {self.axis}")
@@ -142,7 +175,11 @@ class TileMaskOp(Kv.Operation, name="tile_mask", traits=[Pure]):
 
     def verify_invariants(self) -> bool:
         scores = _tile(self, self.scores, "scores", 2)
-        return scores is not None and _vectors(self, [self.mask], scores.shape)
+        if scores is None or not _vectors(self, [self.mask], scores.shape):
+            return False
+        if not _is_float(scores.element_type):
+            return verify.fail(self, f"scores must have a float element type, got {scores.element_type}")
+        return same_type(self, self.scores)
 
 
 class WarpAnyOp(Kv.Operation, name="warp_any", traits=[Pure]):
@@ -155,18 +192,20 @@ class WarpAnyOp(Kv.Operation, name="warp_any", traits=[Pure]):
     holds: Result[I1] = infer_result()
 
     def verify_invariants(self) -> bool:
-        return _tile(self, self.mask, "the mask", 1) is not None
+        mask = _tile(self, self.mask, "the mask", 1)
+        return mask is not None and _vectors(self, [self.mask], mask.shape)
 
 
 class TileReduceLanesOp(Kv.Operation, name="tile_reduce_lanes", traits=[Pure]):
-    """Finish reductions that were left to each thread (``kv.tile_reduce`` with ``kv.partial``): fold over the lanes of a row."""
+    """Finish a reduction over the lanes of a row that ``kv.tile_reduce`` with ``kv.partial`` left to each thread."""
 
     source: Operand[Any]
     kind: ir.StringAttr
     result_: Result[Any]
 
     def verify_invariants(self) -> bool:
-        return _tile(self, self.source, "the operand", 1) is not None and verify.one_of(self, "kind", KINDS)
+        source = _tile(self, self.source, "the operand", 1)
+        return source is not None and verify.one_of(self, "kind", KINDS) and same_type(self, self.source)
 
 
 class DotOp(Kv.Operation, name="dot", traits=[Pure]):
@@ -186,6 +225,12 @@ class DotOp(Kv.Operation, name="dot", traits=[Pure]):
         return verify_dot(self, self.a, self.b, self.c)
 
 
+def same_type(op: Any, value: ir.Value) -> bool:
+    """Whether an op's one result has the type of one of its operands."""
+    got = op.operation.results[0].type
+    return got == value.type or verify.fail(op, f"the result must be of the operand's type {value.type}, got {got}")
+
+
 def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
     """Whether the shapes and element types of a product fit; shared with its asynchronous form."""
     left, right = _tile(op, a, "a", 2), _tile(op, b, "b", 2)
@@ -200,26 +245,28 @@ def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
         return verify.fail(
             op, f"a and b must share K = {left.shape[1]} and {left.element_type}, got {left} and {right}"
         )
+    if not _is_float(left.element_type):
+        return verify.fail(op, f"a and b must have a float element type, got {left.element_type}")
     if list(result.shape) != [left.shape[0], n] or str(result.element_type) != "f32":
         return verify.fail(op, f"the result must be {left.shape[0]} x {n} x f32, got {result}")
-    if c is not None and (tile_of(c) is None or list(tile_of(c).shape) != list(result.shape)):
-        return verify.fail(op, f"c must have the result's shape, got {c.type}")
-    return True
+    return c is None or c.type == result or verify.fail(op, f"c must have the result's type {result}, got {c.type}")
 
 
 class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
     """The tokens [first, first + rows) of a head of a cache or operand, dequantized: stored elements, or another float.
 
-    Operands: cache, batch, head, first token, count, the tokens of the sequence that exist. Attributes: first_column, of
-    the head dimension; tail, what rows at and past ``count`` hold: ``zero``, or ``any`` where nothing depends on them.
-    Result: tensor<rows x columns x T>. Preconditions: first is a multiple of the tile's rows or of the page size,
-    whichever is less. A descriptor, if there is one, is a tensor map of the same head rows, for passes that copy by TMA.
+    Operands: cache, batch, head, first token; begin and count, between which tokens exist and matter. Attributes:
+    first_column, of the head dimension; tail, what rows of other tokens hold: ``zero``, or ``any`` where nothing
+    depends on them. Result: tensor<rows x columns x T>. Preconditions: first is a multiple of the tile's rows or of the
+    page size, whichever is less. A descriptor, if there is one, is a tensor map of the same head rows, for passes that
+    copy by TMA.
     """
 
     cache: Operand[Any]
     batch: Operand[I32]
     head: Operand[I32]
     first: Operand[I32]
+    begin: Operand[I32]
     count: Operand[I32]
     descriptor: Operand[Any] | None = None
     first_column: ir.IntegerAttr
@@ -231,18 +278,37 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
         tile = _tile(self, self.operation.results[0], "the result", 2)
         if spec is None or tile is None:
             return False
-        first = verify.integer(self.first_column)
-        if first is None or first < 0 or first + tile.shape[1] > spec.data_size:
-            return verify.fail(
-                self,
-                f"columns must lie in the {spec.data_size} of the head, got {tile.shape[1]} from {self.first_column} on",
-            )
-        if not verify.one_of(self, "tail", TAILS):
+        if not (verify_columns(self, spec, tile) and verify.one_of(self, "tail", TAILS)):
             return False
         element = str(tile.element_type)
         if spec.quantized and element == spec.dtype.mlir:
             return verify.fail(self, f"dequantizes, so the tile must not have the storage type {element}")
         return element == spec.data_dtype.mlir or verify.scalar_float(self, element, "the tile's element")
+
+
+def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType) -> bool:
+    """Whether a tile's columns are those of a head, and its descriptor's boxes make it up; shared with its copy."""
+    first = verify.integer(op.first_column)
+    if first is None or first < 0 or first + tile.shape[1] > spec.data_size:
+        return verify.fail(
+            op, f"columns must lie in the head's {spec.data_size}, got {tile.shape[1]} from {op.first_column} on"
+        )
+    if not _is_float(tile.element_type):
+        return verify.fail(op, f"the tile must have a float element type, got {tile.element_type}")
+    if op.descriptor is None:
+        return True
+    if types.type_name(op.descriptor.type) != "tma":
+        return verify.fail(op, f"descriptor must be of type !kv.tma, got {op.descriptor.type}")
+    if spec.quantized or spec.data_dtype.mlir != str(tile.element_type):
+        return verify.fail(
+            op, f"a descriptor copies elements as they are stored, {spec.data_dtype.mlir} without scales, got {tile}"
+        )
+    box = types.tma_spec_of(op.descriptor.type)
+    if box.form != "tiled" or tile.shape[0] % box.rows:
+        return verify.fail(
+            op, f"the tile must be whole boxes of a tiled descriptor, got {tile.shape[0]} rows and {op.descriptor.type}"
+        )
+    return True
 
 
 class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):
@@ -299,7 +365,8 @@ def _vectors(op: Any, values: Sequence[ir.Value], shape: Sequence[int]) -> bool:
 class TileGatherOp(Kv.Operation, name="tile_gather", traits=[ReadsMemory]):
     """Elements of a buffer, one for every element of index tiles: buffer[i0[..], i1[..], ...].
 
-    Operands: buffer of rank r; mask, tile of i1: where false the result is 0 and nothing is read; indices, r tiles of i32.
+    Operands: buffer of rank r; mask, tile of i1: where false the result is 0 and nothing is read; indices, r tiles of
+    i32.
     """
 
     buffer: Operand[Any]
@@ -368,7 +435,7 @@ def tile_mask(scores: ir.Value, mask: ir.Value) -> ir.Value:
 
 
 def tile_load(
-    cache: ir.Value, batch: Any, head: Any, first: Any, count: Any, *,
+    cache: ir.Value, batch: Any, head: Any, first: Any, begin: Any, count: Any, *,
     rows: int, columns: int | None = None, first_column: int = 0, dtype: DType | None = None, tail: str = "zero",
     descriptor: ir.Value | None = None,
 ) -> ir.Value:  # fmt: skip
@@ -377,7 +444,14 @@ def tile_load(
     element = types.element_type(dtype or (f32 if spec.quantized else spec.data_dtype))
     result = tile_type([rows, spec.data_size - first_column if columns is None else columns], element)
     return TileLoadOp(
-        cache, as_i32(batch), as_i32(head), as_i32(first), as_i32(count), i64_attr(first_column), ir.StringAttr.get(tail),
+        cache,
+        as_i32(batch),
+        as_i32(head),
+        as_i32(first),
+        as_i32(begin),
+        as_i32(count),
+        i64_attr(first_column),
+        ir.StringAttr.get(tail),
         result, descriptor=descriptor,
     ).operation.results[0]  # fmt: skip
 

@@ -14,21 +14,23 @@ from mlir import ir
 
 from .. import types, verify
 from ..base import Kv
-from ..effects import CACHE, MEMORY, READ, WRITE, AllocatesShared, Effect, EffectModel
+from ..effects import ELEMENTS, MEMORY, READ, WRITE, AllocatesShared, Effect, EffectModel
 from ..ext import I32, Operand, Result
 from .common import as_i32, i64_attr
+
+_MOST_BYTES = 1 << 18  # of a tile: no GPU has as much shared memory
 
 
 class _LoadsTile(EffectModel):
     """Reads a cache, writes shared memory."""
 
-    effects = (Effect(READ, CACHE), Effect(WRITE, MEMORY))
+    effects = (Effect(READ, ELEMENTS), Effect(WRITE, MEMORY))
 
 
 class _StoresTile(EffectModel):
     """Reads shared memory, writes a cache."""
 
-    effects = (Effect(READ, MEMORY), Effect(WRITE, CACHE))
+    effects = (Effect(READ, MEMORY), Effect(WRITE, ELEMENTS))
 
 
 class AllocSharedOp(Kv.Operation, name="alloc_shared", traits=[AllocatesShared]):
@@ -113,6 +115,9 @@ def _tile_problems(op: Any, pointer: int, modes: tuple[str, ...], kinds: tuple[s
         return verify.fail(
             op, f"tile_rows and num_threads must be positive integers, got {op.tile_rows} and {op.num_threads}"
         )
+    if threads > 1024 or rows * row_bytes > _MOST_BYTES:
+        text = f"a tile must have at most {_MOST_BYTES} bytes and 1024 threads"
+        return verify.fail(op, f"{text}, got {rows} rows of {row_bytes} bytes and {threads} threads")
     if spec.page_size and spec.page_size % rows and rows % spec.page_size:
         return verify.fail(op, f"tile_rows and the page size must divide one another, got {rows} and {spec.page_size}")
     pitch = verify.integer(op.pitch)

@@ -8,8 +8,10 @@ traces kernels and records launches. Modules are imported when their operation i
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from kvarn import settings
 
 _MODULES = {
     "kv.append": "append", "kv.store_ragged": "append", "kv.store_padded": "append",
@@ -31,6 +33,7 @@ def expands(*op_names: str) -> Callable[[Callable[..., None]], Callable[..., Non
     """Declare the expansion of operations."""
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
+        settings.declared(function)
         for name in op_names:
             _found[name] = function
         return function
@@ -45,6 +48,11 @@ def expansion(op_name: str) -> Callable[[Any, Any], None] | None:
     return _found.get(op_name)
 
 
+def found() -> Mapping[str, Callable[..., None]]:
+    """The expansions that have been imported or declared."""
+    return _found
+
+
 def operations() -> tuple[str, ...]:
     """Names of the operations that have an expansion."""
-    return tuple(_MODULES)
+    return tuple(dict.fromkeys((*_MODULES, *_found)))

@@ -106,7 +106,7 @@ def append(op: Any, at: Expansion) -> None:
     tokens = at.dim(op.key, 0)
     if spec.quantized:
         extents = (spec.head_size, spec.granularity)
-        rows = Rows(vector_width(*extents, types=(dtype, spec.dtype)), row_alignment(at))
+        rows = Rows(vector_width(*extents, types=(dtype, spec.dtype)), row_alignment(at.op))
         quantizer = Quantizer.of(spec, rows.width, at)
         work = Work.of(at, whole_warps(at, spec.num_heads * quantizer.threads))
         given = op.key_scale is not None
@@ -114,7 +114,7 @@ def append(op: Any, at: Expansion) -> None:
         kernel = quantize_kernel(work, rows, quantizer, halves, given, starts_early(at))
         args = [op.collection, op.layer, op.row_offsets, op.key, value, *scales]
     else:
-        rows = Rows(vector_width(spec.head_size, types=(dtype, spec.dtype)), row_alignment(at))
+        rows = Rows(vector_width(spec.head_size, types=(dtype, spec.dtype)), row_alignment(at.op))
         work = Work.of(at, spec.token_stride // rows.width)
         kernel = copy_kernel(spec, work, rows, halves, starts_early(at))
         args = [op.collection, op.layer, op.row_offsets, op.key, value]
@@ -126,7 +126,7 @@ def append(op: Any, at: Expansion) -> None:
 @expands("kv.store_ragged")
 def store_ragged(op: Any, at: Expansion) -> None:
     spec = at.spec(op.cache)
-    rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at))
+    rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at.op))
     work = Work.of(at, spec.token_stride // rows.width)
     args = [op.cache, at.constant(0), op.row_offsets, op.x, op.x]
     kernel = copy_kernel(spec, work, rows, 1, False, "store_ragged")
@@ -155,7 +155,7 @@ def padded_kernel(spec: CacheSpec, work: Work, rows: Rows) -> Any:
 @expands("kv.store_padded")
 def store_padded(op: Any, at: Expansion) -> None:
     spec = at.spec(op.cache)
-    rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at))
+    rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at.op))
     work = Work.of(at, spec.token_stride // rows.width)
     padded = at.dim(op.x, 0) * at.dim(op.x, 1)
     at.launch(

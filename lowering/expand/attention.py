@@ -1,31 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Expand ``kv.attention``, ``kv.attention_padded`` and ``kv.operand_attention``: choose a kernel and launch it.
 
-Kinds, the ``kind`` entry of a schedule:
-
-- ``host``: the host target's only one: the kernel over tiles, with as many rows as ``max_queries`` allows;
-- ``simt``: one warp a query row; takes every case, on every GPU;
-- ``prefill``: tiles of query rows with mma;
-- ``decode``: few query rows a sequence, at the rate of the memory.
-
-All but ``decode`` take operands. Without a kind: decode where ``max_queries`` (a schedule entry: no sequence has more
-new tokens) times the group is few rows (:data:`DECODE_ROWS`) and the case fits it, else prefill where the case fits it,
-else simt.
+The kinds of kernels are declared in ``dialect/schedules.py``. Without a kind in the schedule, :func:`kind_of` takes
+decode where ``max_queries`` (no sequence has more new tokens) times the group is few rows (:data:`DECODE_ROWS`) and the
+case fits it, else tile, else prefill, where the case fits it, else simt. ``select-kv-schedule`` asks it, once.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 from mlir import ir
 
-from . import attention_prefill, attention_rows, attention_tiles, expands
+from kvarn.dialect.ops.attention import score_of
+
+from . import (
+    attention_decode,
+    attention_prefill,
+    attention_rows,
+    attention_tiles,
+    decode_schedule,
+    expands,
+    tile_schedule,
+)
 from .attention_common import Case
 from .attention_queries import extents_of, heads_of, is_padded, row_count
 from .base import Expansion
+from .common import row_alignment
 
-KINDS = ("host", "simt", "prefill", "decode")
 # (most sequences, most query rows of a sequence and KV head) that count as a decode. With many sequences the tiles of
 # prefill read keys of more rows once; with few it leaves multiprocessors idle.
 DECODE_ROWS = ((16, 128), (1 << 31, 32))
@@ -42,56 +44,77 @@ def case_of(op: Any, at: Expansion) -> Case:
     return Case(
         spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=heads_of(op, at),
         value_size=spec.head_size, mask=op.mask.value, span=op.span.value, softcap=op.softcap.value,
-        sinks=op.sinks is not None, lse=op.lse is not None, alibi=op.alibi_slopes is not None, padded=is_padded(op),
+        score=score_of(op), sinks=op.sinks is not None, lse=op.lse is not None, alibi=op.alibi_slopes is not None,
+        padded=is_padded(op),
     )  # fmt: skip
 
 
-def row_alignment(op: Any) -> int:
-    """Bytes that every row of the operation's query and output is aligned to."""
-    attributes = op.operation.attributes
-    return ir.IntegerAttr(attributes["kv.row_alignment"]).value if "kv.row_alignment" in attributes else 16
-
-
-def decode_module() -> Any:
-    """The module of the decode kernel; None where there is none."""
-    name = f"{__package__}.attention_decode"
-    return importlib.import_module(name) if importlib.util.find_spec(name) else None
-
-
-def decodes(op: Any, case: Case, at: Expansion) -> bool:
-    """Whether the decode kernel takes a case, whose most new tokens a sequence the schedule must say."""
-    module, most = decode_module(), at.schedule.get("max_queries")
-    if module is None or most is None or op.kv_offsets is not None or of_operands(op):
-        return False
-    return module.supports(case.spec, case.query, case.group, most, at.target, at.schedule.get("max_batch", 1024))
+def decode_problems(op: Any, case: Case, at: Expansion, max_batch: int) -> list[str]:
+    """Why the decode kernel does not take a case, one sentence each; empty when it does."""
+    most = at.schedule.get("max_queries")
+    if most is None or op.kv_offsets is not None or of_operands(op):
+        return ["needs max_queries, a collection and no kv_offsets"]
+    return decode_schedule.problems(case.spec, case.query, case.group, most, at.target, max_batch)
 
 
 def kind_of(op: Any, at: Expansion, case: Case) -> str:
-    """The schedule's kind, checked, or the choice for the target."""
-    kind = at.schedule.get("kind")
-    if kind is None:
-        if at.target.is_host:
-            return "host"
-        most, batch = at.schedule.get("max_queries"), at.schedule.get("max_batch", 1024)
-        rows = next(rows for batches, rows in DECODE_ROWS if batch <= batches)
-        if most is not None and most * case.group <= rows and decodes(op, case, at):
+    """The schedule's kind, which takes the case, or the choice for the target.
+
+    Raises
+    ------
+    ValueError
+        If the kind that is given does not take the case, or none can keep what the schedule promises.
+    """
+    if case.functions:
+        return _kind_of_functions(op, at, case)
+    kind, max_batch = at.schedule.get("kind"), at.schedule.get("max_batch", decode_schedule.Config.max_batch)
+    if kind == "tile":
+        problems = tile_schedule.problems(case, at.target, row_alignment(op))
+    elif kind == "prefill":
+        problems = attention_prefill.problems(case, at, row_alignment(op))
+    else:
+        problems = decode_problems(op, case, at, max_batch) if kind == "decode" else []
+    for problem in problems:
+        raise ValueError(f"a schedule of kind {kind} {problem}")
+    if kind is not None:
+        return kind
+    if at.target.is_host:
+        return "host"
+    # A promise that nothing follows the batch holds for the choice of the kernel too.
+    invariant = at.schedule.get("batch_invariant", False)
+    most, sequences = at.schedule.get("max_queries"), DECODE_ROWS[-1][0] if invariant else max_batch
+    rows = next(rows for batches, rows in DECODE_ROWS if sequences <= batches)
+    if most is not None and most * case.group <= rows:
+        problems = decode_problems(op, case, at, max_batch)
+        if not problems:
             return "decode"
-        return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"
-    if kind not in KINDS:
-        raise ValueError(f"the schedule's kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    if (kind == "host") != at.target.is_host:
-        raise ValueError(
-            f"the schedule's kind must {'' if at.target.is_host else 'not '}be host on {at.target.name}, got {kind!r}"
-        )
-    if kind == "prefill":
-        for problem in attention_prefill.problems(case, at, row_alignment(op)):
-            raise ValueError(f"a schedule of kind prefill {problem}")
-    if kind == "decode" and not decodes(op, case, at):
-        raise ValueError(
-            "a schedule of kind decode needs max_queries, a collection, no kv_offsets, and a case that the decode "
-            f"kernel takes; got {case.spec.dtype.name} with queries of {case.query.name}, head size {case.size}, "
-            f"a group of {case.group}, max_queries {at.schedule.get('max_queries')}"
-        )
+        if invariant and not decode_problems(op, case, at, 1):
+            raise ValueError(
+                f"batch_invariant cannot be kept: fewer sequences have a kernel of kind decode, which {problems[0]}; "
+                "choose a kind"
+            )
+    # Pages of a few tokens come by copies of lanes, for which the fragments of mma.sync wait less than wgmma does.
+    tiny = case.spec.paged and case.spec.page_size < tile_schedule.ATOM_ROWS
+    if tiny and not attention_prefill.problems(case, at, row_alignment(op)):
+        return "prefill"
+    if not tile_schedule.problems(case, at.target, row_alignment(op)):
+        return "tile"
+    return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"
+
+
+def _kind_of_functions(op: Any, at: Expansion, case: Case) -> str:
+    """The kind for a score or a mask that is a function; ValueError when there is none."""
+    kind = at.schedule.get("kind", "host" if at.target.is_host else "tile")
+    if at.target.is_host:
+        if not attention_tiles.fits_host(case):
+            raise ValueError(
+                f"a score or mask that is a function needs heads of at least 2 elements on the host, got {case.size}"
+            )
+        return kind
+    if kind != "tile":
+        raise ValueError(f"a schedule of kind {kind} takes no score or mask that is a function: leave kind out")
+    for problem in tile_schedule.problems(case, at.target, row_alignment(op)):
+        raise ValueError(f"a score or mask that is a function {problem}")
     return kind
 
 
@@ -103,10 +126,13 @@ def operands(op: Any) -> list[ir.Value | None]:
 
 @expands("kv.attention", "kv.attention_padded", "kv.operand_attention")
 def expand(op: Any, at: Expansion) -> None:
-    case = case_of(op, at)
-    kind = kind_of(op, at, case)
+    case, kind = case_of(op, at), at.kind
     if kind == "decode":
-        decode_module().expand_decode(op, at)
+        attention_decode.expand_decode(op, at)
+    elif kind == "tile":
+        config = tile_schedule.chosen(case, at.target, at.schedule)
+        source = (op.keys, op.values, None) if of_operands(op) else (op.collection, op.collection, op.layer)
+        tile_schedule.launch(config, at, op, operands(op), source)
     elif kind == "prefill":
         attention_prefill.launch(case, at, op, operands(op))
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles

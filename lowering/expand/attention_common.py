@@ -16,8 +16,9 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bf16, f32
 from kvarn.dialect.layout import RAGGED, CacheSpec, lowbit
+from kvarn.dialect.ops.attention import is_function
 
-from .common import narrowed
+from .common import at_most, narrowed
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 NO_VALUE = float("-inf")  # the score of a key that is not seen, the log-sum-exp of no score
@@ -42,8 +43,8 @@ class Case:
         Columns of the query whose keys lie as bf16 behind the 8-bit ones in a latent row; 0: none do.
     padded : bool
         Whether the rows are those of a padded batch.
-    mask, span, softcap
-        As in ``kv.attention``.
+    mask, span, softcap, score
+        As in ``kv.attention``; no score function: empty.
     sinks, lse, alibi : bool
         Whether there is a sink a head, whether the log-sum-exp is wanted, and whether scores have a slope a head.
     """
@@ -56,6 +57,7 @@ class Case:
     mask: str = "causal"
     span: int = 0
     softcap: float = 0.0
+    score: str = ""
     sinks: bool = False
     lse: bool = False
     alibi: bool = False
@@ -81,6 +83,11 @@ class Case:
     def content(self) -> int:
         """Columns of a query whose keys are elements of the cache."""
         return self.size - self.rope
+
+    @property
+    def functions(self) -> bool:
+        """Whether functions of positions were given: kernels that are not over tiles do not take them."""
+        return bool(self.score) or is_function(self.mask)
 
     @property
     def causal(self) -> bool:
@@ -144,14 +151,14 @@ def start_of(case, source, values, queries, kv_offsets, b):
 
     A cache's lengths count the keys of earlier steps, and the step's follow them. Those of dense and ragged operands
     count all keys, of which the last are the queries' own; values that are fewer end them, as they end their buffer.
+    No length and no offset makes them more than there is room for.
     """
     count = source.cache_length(b)
     if case.whole:
         count = kv.math.min(count, values.cache_length(b))
         return count - queries.length(b), count
-    if kv_offsets is None:
-        return count, count + queries.length(b)
-    return count, count + (kv_offsets[b + 1] - kv_offsets[b])
+    new = queries.length(b) if kv_offsets is None else kv_offsets[b + 1] - kv_offsets[b]
+    return count, at_most(count + new, source.token_capacity())
 
 
 @kv.func
@@ -163,25 +170,25 @@ def place_of(case, source, values, queries, kv_offsets, row):
 
 
 @kv.func
-def tile_place(row_offsets, number, group, size):
+def tile_place(row_offsets, tokens, number, group, size):
     """(sequence, its first token, first row of the tile in the sequence, rows of the sequence) of a tile of rows.
 
     A row is a token and a query head of one KV head. Sequence b owns the tiles of ``size`` rows from
     ``(row_offsets[b] - row_offsets[0]) * group // size + b`` on, one more than it may need: the first row of a tile
-    that is not needed lies at or past the rows of its sequence.
+    that is not needed lies at or past the rows of its sequence. Offsets are held to the batch's ``tokens``.
     """
-    origin = row_offsets[0]
+    origin = at_most(row_offsets[0], tokens)
     low, high = kv.i32(0), row_offsets.shape[0] - 1
     while high - low > 1:
         middle = (low + high) >> 1
-        if ((row_offsets[middle] - origin) * group) // size + middle <= number:
+        if ((at_most(row_offsets[middle], tokens) - origin) * group) // size + middle <= number:
             low = middle
         else:
             high = middle
-    token = row_offsets[low]
+    token = at_most(row_offsets[low], tokens)
     row = (number - (((token - origin) * group) // size + low)) * size
     end = row_offsets[kv.math.min(low + 1, row_offsets.shape[0] - 1)]  # of no sequences there is one offset
-    return low, token, row, (end - token) * group
+    return low, token, row, (at_most(end, tokens) - token) * group
 
 
 def tile_count(tokens: Any, batch: Any, group: int, size: int) -> Any:

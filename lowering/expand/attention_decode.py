@@ -35,12 +35,11 @@ from .attention_combine import combine_kernel
 from .attention_common import LN2, LOG2E, last_not_above, sloped
 from .attention_queries import batch_of, extents_of, heads_of, is_padded, queries_of
 from .base import Expansion
+from .common import row_alignment
 from .decode_division import division
 from .decode_results import results
-from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, SHORT_SPLITS, WARP_ROWS, Config, choose, supports
+from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, SHORT_SPLITS, WARP_ROWS, Config, configured
 from .decode_streaming import streaming
-
-__all__ = ["Config", "choose", "decode_kernel", "expand_decode", "supports"]
 
 
 def decode_kernel(c: Config) -> Any:
@@ -438,15 +437,16 @@ def decode_kernel(c: Config) -> Any:
 def expand_decode(op: Any, at: Expansion) -> None:
     """Expand an attention for few query rows a sequence: the schedule's ``max_queries`` says how many tokens."""
     spec, query = at.spec(op.collection), at.dtype(op.query)
-    attributes = op.operation.attributes
-    aligned = attributes["kv.row_alignment"].value if "kv.row_alignment" in attributes else 16
-    config = choose(at.target, Config(
+    aligned = row_alignment(op)
+    config = configured(at.target, Config(
         spec, query, heads_of(op, at) // spec.num_heads, at.schedule["max_queries"], op.mask.value,
         op.span.value, op.softcap.value, padded=is_padded(op), programmatic=at.target.has("pdl"),
         pair_alignment=max(query.itemsize, min(2 * query.itemsize, aligned)),
     ), at.schedule)  # fmt: skip
     head_blocks = config.work_heads // config.warps
+    one = at.constant(1)
     ranges = at.device("multiprocessors") * config.blocks // head_blocks
+    ranges = ranges + (one - ranges.least(one))  # where the heads alone are more blocks than the device is to have
     batch = batch_of(op, at)
     most, pieces = ranges, ranges * 2  # a range leaves two partial results at most
     if config.split:

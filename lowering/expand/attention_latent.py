@@ -36,10 +36,11 @@ from .attention_common import (
     load_width,
     read,
     read_rope,
+    start_of,
     tile_count,
-    tile_place,
 )
 from .attention_prefill import CHUNK, pack
+from .attention_queries import RaggedQueries
 from .base import Expansion
 from .mla_rows import Listed, ListedKeys
 
@@ -160,13 +161,13 @@ def launch(case: Case, at: Expansion, op: Any) -> None:
 
 
 @kv.func
-def place_of_tile(g, row_offsets, number):
+def place_of_tile(g, queries, number):
     """As ``tile_place``; listed, a token has tiles of its own, and counts as a sequence."""
     if not g.listed:
-        return tile_place(row_offsets, number, g.case.heads, ROWS)
+        return queries.tile(number, g.case.heads, ROWS)
     tiles = cdiv(g.case.heads, ROWS)
-    token = row_offsets[0] + number // tiles
-    exists = token < row_offsets[row_offsets.shape[0] - 1]
+    token = queries.base(0) + number // tiles
+    exists = token < queries.base(queries.sequences)
     return kv.i32(0), token, number % tiles * ROWS, kv.where(exists, kv.i32(g.case.heads), 0)
 
 
@@ -283,15 +284,16 @@ def latent_kernel(g: Tiles) -> Any:
         extremes = weights + g.weights_bytes  # a float for each half and row
         factors = extremes + 2 * 4 * ROWS
         number = kv.grid_dim.x - 1 - kv.block_id.x
-        b, token0, row0, rows = place_of_tile(g, row_offsets, number)
+        queries = RaggedQueries(row_offsets, query.shape[0])
+        b, token0, row0, rows = place_of_tile(g, queries, number)
         if row0 < rows:
             cache = collection.get_key_cache(layer)
             if g.listed:
                 listed = ListedKeys(Listed(case), cache, indices, topk_lengths, token0)
                 cached, num_keys = kv.i32(0), listed.count
             else:
-                listed, cached = None, collection.cache_length(b)
-                num_keys = cached + (row_offsets[b + 1] - row_offsets[b])
+                listed = None
+                cached, num_keys = start_of(case, collection, None, queries, None, b)
             # What the tile's first and last rows see bounds what any of its rows does.
             first, first_end = interval(case, cached + row0 // G, num_keys)
             last_first, last = interval(case, cached + (kv.math.min(row0 + ROWS, rows) - 1) // G, num_keys)
@@ -407,7 +409,7 @@ def merge_kernel(g: Tiles) -> Any:
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * MERGE_WARPS + warp
         number, row = item // ROWS, item % ROWS
-        _, token0, row0, rows = place_of_tile(g, row_offsets, number)
+        _, token0, row0, rows = place_of_tile(g, RaggedQueries(row_offsets, out.shape[0]), number)
         if row0 + row < rows:
             top, total = kv.f32(LOWEST), kv.f32(0.0)
             sums = [kv.vector(f32, 4) for _ in range(turns)]

@@ -16,13 +16,19 @@ from kvarn import dsl as kv
 
 from .attention_common import sequence_of, tile_count, tile_place
 from .base import Expansion
+from .common import at_most
 
 
 @dataclass(frozen=True)
 class RaggedQueries:
-    """Rows end to end: those of sequence b are [offsets[b], offsets[b + 1])."""
+    """Rows end to end: those of sequence b are [offsets[b], offsets[b + 1]).
+
+    Offsets are held to the ``rows`` of the buffers: none leads out of them. A sequence that ends before it begins is
+    empty.
+    """
 
     offsets: Any
+    rows: Any
 
     @property
     def sequences(self) -> Any:
@@ -30,11 +36,11 @@ class RaggedQueries:
 
     def length(self, b: Any) -> Any:
         """Rows of a sequence."""
-        return self.offsets[b + 1] - self.offsets[b]
+        return kv.math.max(self.base(b + 1) - self.base(b), 0)
 
     def base(self, b: Any) -> Any:
-        """What :meth:`at` finds the rows of a sequence by."""
-        return self.offsets[b]
+        """What :meth:`at` finds the rows of a sequence by: the first of them."""
+        return at_most(self.offsets[b], self.rows)
 
     def at(self, base: Any, t: Any) -> tuple[Any, ...]:
         """The leading indices of a sequence's row t in the buffers."""
@@ -46,8 +52,7 @@ class RaggedQueries:
 
     def holds(self, row: Any) -> Any:
         """Whether a row of the buffers is one of a sequence."""
-        first, last = self.offsets[0], self.offsets[self.sequences]
-        return (row >= first) & (row < last)
+        return (row >= self.base(0)) & (row < self.base(self.sequences))
 
     @kv.func
     def sequence(self, row: Any) -> Any:
@@ -56,12 +61,12 @@ class RaggedQueries:
 
     def token(self, b: Any, row: Any) -> Any:
         """Which of its sequence's rows a row is."""
-        return row - self.offsets[b]
+        return row - self.base(b)
 
     @kv.func
     def tile(self, number: Any, group: int, size: int) -> tuple[Any, Any, Any, Any]:
         """As :func:`tile_place`, with the base of the sequence."""
-        return tile_place(self.offsets, number, group, size)
+        return tile_place(self.offsets, self.rows, number, group, size)
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class PaddedQueries:
         return self.lengths.shape[0]
 
     def length(self, b: Any) -> Any:
-        return kv.math.min(self.lengths[b], self.width)
+        return kv.math.clamp(self.lengths[b], 0, self.width)
 
     def base(self, b: Any) -> Any:
         return b
@@ -107,7 +112,7 @@ class PaddedQueries:
 
 def queries_of(padded: bool, extents: Any, rows: Any) -> RaggedQueries | PaddedQueries:
     """The queries of a kernel: ``extents`` are row offsets or valid lengths, ``rows`` a buffer with their rows."""
-    return PaddedQueries(extents, rows.shape[1]) if padded else RaggedQueries(extents)
+    return PaddedQueries(extents, rows.shape[1]) if padded else RaggedQueries(extents, rows.shape[0])
 
 
 # --- outside kernels -------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Attention over tiles: the one kernel for every cache kind, operand, mask and score modification.
 
-A block has ``s.rows`` query rows (tokens times the group) of one KV head and walks over tiles of ``s.keys`` keys. What is
-written here is the algorithm; which tiles are masked or left out, what copies, what multiplies, what overlaps is
-decided by the passes from split-kv-loops to distribute-kv-tiles, by the schedule.
+A tile is ``rows`` query rows (tokens times the group) of one KV head, which walk over tiles of ``keys`` keys. A block
+takes one after the other: with as many blocks as tiles each has one, with fewer they are persistent. What is written
+here is the algorithm; which tiles are masked or left out, what copies, what multiplies, what overlaps is decided by the
+passes from split-kv-loops to distribute-kv-tiles, by the schedule.
 """
 
 from __future__ import annotations
@@ -13,11 +14,24 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import cdiv
+from kvarn.dialect.ops.attention import arrays_of, is_function
+from kvarn.dsl import functions
 
 from .attention_common import Case, caches_of, start_of
 from .attention_queries import queries_of, tiles_of
 from .base import Expansion
-from .softmax import LOG2E, LOWEST, Function, alibi, log_sum_exp, mask_named, online_softmax, softcap, with_sink
+from .softmax import (
+    LOG2E,
+    LOWEST,
+    first_key,
+    log_sum_exp,
+    mask_of,
+    modified,
+    modifies,
+    online_softmax,
+    seen_by,
+    with_sink,
+)
 
 # Query rows and keys of a tile on the host: what stays in its first caches.
 HOST_ROWS, HOST_KEYS = 16, 32
@@ -31,8 +45,8 @@ def attention_kernel(
     ``clean``: values that no row of a tile sees are zeros, whatever they were: a weight of zero times NaN is NaN.
     """
     M, N, G, D, V = rows, keys, case.group, case.size, case.value_size
-    mask: Function | None = mask_named(case.mask, case.span)
-    modifies = bool(case.softcap or case.alibi)
+    modifying, score_arrays = modifies(case), functions.registered(case.score).arrays if case.score else 0
+    mask_of(case)  # one that was not given in this process is refused before anything is traced
 
     @kv.kernel(block=(threads, 1, 1), **options)
     def attention(
@@ -41,46 +55,46 @@ def attention_kernel(
         query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
-        key_map: kv.Optional[kv.TensorMap], value_map: kv.Optional[kv.TensorMap],
+        tiles: kv.i32, key_map: kv.Optional[kv.TensorMap], value_map: kv.Optional[kv.TensorMap],
+        array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
-        number, head = kv.grid_dim.x - 1 - kv.block_id.x, kv.block_id.y  # the longest first
         queries = queries_of(case.padded, extents, query)
-        b, base, row0, count = queries.tile(number, G, M)
-        if row0 < count:
+        number_of_tiles = tiles * case.spec.num_heads
+        for tile in range(kv.block_id.x, number_of_tiles, kv.grid_dim.x):
+            number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads  # the longest first
+            b, base, row0, count = queries.tile(number, G, M)
             k_rows, v_rows = caches_of(case, collection, layer, key_operand, value_operand)
             start, num_keys = start_of(case, collection or key_operand, value_operand, queries, kv_offsets, b)
+            num_keys = kv.where(row0 < count, num_keys, 0)
             row = row0 + kv.tile_index(M)
-            exists, row = row < count, kv.math.min(row, count - 1)
+            exists, row = row < count, kv.math.max(kv.math.min(row, count - 1), 0)
             token, h = row // G, head * G + row % G
             q_at = (start + token)[:, None]
+            begin = first_key(case, start + row0 // G)
             q = query.load_rows(*queries.at(base, token), h, mask=exists, columns=D)
-            if not modifies:
+            if not modifying:
                 if scale < 0.0:  # maxima are found before scores are scaled
                     q = -q
+            arrays = [functions.Array(a) for a in (array0, array1, array2, array3) if a is not None]
             m, l, o = kv.full(M, LOWEST), kv.full(M, 0.0), kv.full((M, V), 0.0)
-            unit = kv.f32(LOG2E) if modifies else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
+            unit = kv.f32(LOG2E) if modifying else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
             end = num_keys
             if clean and case.mask == "causal":
                 end = kv.math.min(num_keys, start + (kv.math.min(row0 + M, count) - 1) // G + 1)
             for j in range(0, (num_keys + (N - 1)) // N):
-                k = k_rows.tile(
-                    b, head, j * N, end, rows=N, columns=D, tail="any", descriptor=key_map, dtype=case.query
-                )
-                v = v_rows.tile(b, head, j * N, end, rows=N, columns=V, descriptor=value_map, dtype=case.query)
+                of_tile = {"rows": N, "dtype": case.query}
+                k = k_rows.tile(b, head, j * N, end, columns=D, tail="any", descriptor=key_map, **of_tile)
+                v = v_rows.tile(b, head, j * N, end, begin=begin, columns=V, descriptor=value_map, **of_tile)
                 k_at = (j * N + kv.tile_index(N))[None, :]
                 x = kv.dot(q, k.T)
-                if modifies:
-                    x = x * scale
-                    if case.softcap:
-                        x = softcap(case.softcap)(x, b, h[:, None], q_at, k_at)
-                    if slopes is not None:
-                        x = alibi(slopes)(x, b, h[:, None], q_at, k_at)
-                seen = k_at < num_keys
-                if mask is not None:
-                    seen = mask(b, h[:, None], q_at, k_at) & seen
+                at = b, h[:, None], q_at, k_at
+                if modifying:
+                    x = modified(case, x * scale, *at, slopes, arrays)
+                seen = seen_by(case, *at, num_keys, arrays[score_arrays:])
                 x = kv.masked(x, seen)
-                if clean and case.span:
-                    v = kv.where((kv.where(seen, 1, 0).max(axis=0) > 0)[:, None], v, 0.0)
+                if clean and (case.span or is_function(case.mask)):
+                    some = kv.where(seen, kv.full((M, N), 1), 0).max(axis=0)
+                    v = kv.where((some > 0)[:, None], v, 0.0)
                 m, l, p, alpha = online_softmax(m, l, x, unit)
                 o = kv.dot(case.query(p), v, o * alpha[:, None])
             factor = kv.f32(1.0)
@@ -103,10 +117,11 @@ def fits_host(case: Case) -> bool:
 
 
 def launch_host(case: Case, at: Expansion, op: Any, args: list[Any]) -> None:
-    """Launch the kernel on the host, where a block is one thread: ``args`` are those of the kernel but the maps."""
+    """Launch the kernel on the host, where a block is one thread: ``args`` are those of the kernel before ``tiles``."""
     total = max(1, at.schedule.get("max_queries", HOST_ROWS) * case.group)
     rows = max(2, cdiv(total, cdiv(total, HOST_ROWS)))  # of the fewest tiles that hold a sequence's rows, the smallest
     keys = HOST_KEYS
-    grid = (tiles_of(op, at, case.group, rows), at.constant(case.spec.num_heads), 1)
+    tiles = tiles_of(op, at, case.group, rows)
     kernel = attention_kernel(case, rows, keys, 1, {}, clean=True)
-    at.launch(kernel, [*args, None, None], grid, (1, 1, 1), key=(case, rows, keys))
+    args = [*args, tiles, None, None, *arrays_of(op)]
+    at.launch(kernel, args, (tiles * case.spec.num_heads, 1, 1), (1, 1, 1), key=(case, rows, keys))

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlir import ir
 from mlir.dialects import arith, gpu, memref
 
 from kvarn.dialect import dtypes, layout, ops, tma_layout, types
+from kvarn.dialect.verify import python_values
+from kvarn.dsl.identity import identity
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
+
+_THREADS_WITH_ALL_REGISTERS = 256  # of a block whose threads have up to 255 registers each: the default is no more
 
 
 class Expansion:
@@ -31,7 +35,14 @@ class Expansion:
         self.kernels = kernels
         self._traced = traced
         attributes = op.operation.attributes
-        self.schedule = _dictionary(attributes["schedule"]) if "schedule" in attributes else {}
+        self.schedule = python_values(attributes["schedule"]) if "schedule" in attributes else {}
+
+    @property
+    def kind(self) -> str:
+        """The kind of kernel that ``select-kv-schedule`` has chosen."""
+        if "kind" not in self.schedule:
+            raise ValueError("the schedule must have a kind, which select-kv-schedule chooses: run it before")
+        return self.schedule["kind"]
 
     # --- host-side values --------------------------------------------------------------------------
 
@@ -136,12 +147,13 @@ class Expansion:
     def launch(
         self,
         kernel: Any,
-        args: Sequence[ir.Value | Ix | None],
+        args: Sequence[Any],
         grid: Sequence[Ix | int],
         block: Sequence[int],
         *,
         key: Any = None,
         programmatic: bool = False,
+        attributes: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """Trace a kernel for the arguments' types and launch it.
 
@@ -149,20 +161,30 @@ class Expansion:
         ----------
         kernel : kv.kernel function
         args : values
-            Handles, buffers, descriptors and scalars, one a kernel argument; None for one that is absent.
+            Handles, buffers, descriptors and scalars, one a parameter; None for one that is absent, the Python value of
+            a static one, and for a struct an instance of its class whose fields are these.
         grid : 3 extents
         block : 3 int
         key : hashable, optional
             What tells this specialisation of the kernel from others of the same operation.
         programmatic : bool
             The kernel waits for the one before it by itself (``griddepcontrol``), so that it may start early.
+        attributes : mapping, optional
+            Dictionaries of entries for the kernel's function, such as ``kv.schedule``.
         """
-        values = [a.value if isinstance(a, Ix) else a for a in args]
-        specs = [None if v is None else _spec(kernel, i, v.type) for i, v in enumerate(values)]
-        name = self._trace(kernel, specs, key)
+        values = [a.value if isinstance(a, Ix) else a for a in kernel.flat(args)]
+        specs = [_spec(v.type) if isinstance(v, ir.Value) else v for v in values]
+        name = self._trace(kernel, kernel.built(specs), key)
         function = self._function(name)
+        for attribute, entries in (attributes or {}).items():
+            found = {entry: attribute_of(value) for entry, value in entries.items()}
+            function.attributes[attribute] = ir.DictAttr.get(found)
+        threads = self.schedule.get("threads", 0)
+        if threads > _THREADS_WITH_ALL_REGISTERS:
+            i32 = ir.IntegerType.get_signless(32)
+            function.attributes["kv.max_threads"] = ir.IntegerAttr.get(i32, threads)
         wanted = [a.type for a in function.regions[0].blocks[0].arguments]
-        given = [v for v in values if v is not None]
+        given = [v for v in values if isinstance(v, ir.Value)]
         operands = [v if v.type == t else memref.cast(t, v) for v, t in zip(given, wanted, strict=True)]
         sizes = [
             arith.index_cast(ir.IndexType.get(), (g if isinstance(g, Ix) else self.constant(g)).value)
@@ -174,16 +196,16 @@ class Expansion:
 
     def _trace(self, kernel: Any, specs: list[Any], key: Any) -> str:
         """The symbol of a kernel traced for specs, traced once."""
-        identity = (_identity(kernel), tuple(specs), key)
-        if identity not in self._traced:
+        wanted = (_kernel_identity(kernel), identity((*specs, key)))
+        if wanted not in self._traced:
             taken = set(self._traced.values())
             name, n = kernel.name, 1
             while name in taken:
                 n += 1
                 name = f"{kernel.name}_{n}"
             kernel.trace_into(self.kernels, specs, name=name)
-            self._traced[identity] = name
-        return self._traced[identity]
+            self._traced[wanted] = name
+        return self._traced[wanted]
 
     def _function(self, name: str) -> ir.Operation:
         for op in self.kernels.regions[0].blocks[0].operations:
@@ -193,17 +215,25 @@ class Expansion:
         raise AssertionError(f"kernel {name} was not traced")
 
 
-def _identity(kernel: Any) -> Any:
+def _kernel_identity(kernel: Any) -> Any:
     """What tells a kernel from another: its code and what it closes over; itself when that cannot be compared."""
-    identity = (kernel.function.__code__, *(c.cell_contents for c in kernel.function.__closure__ or ()))
+    cells = [c.cell_contents for c in kernel.function.__closure__ or ()]
     try:
-        hash(identity)
+        return kernel.function.__code__, identity(cells)
     except TypeError:
         return kernel
-    return identity
 
 
-def _spec(kernel: Any, index: int, type_: ir.Type) -> Any:
+def attribute_of(value: Any) -> ir.Attribute:
+    """A schedule entry as an attribute."""
+    if isinstance(value, str):
+        return ir.StringAttr.get(value)
+    if isinstance(value, bool):
+        return ir.BoolAttr.get(value)
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+
+
+def _spec(type_: ir.Type) -> Any:
     """The DSL spec of an argument's type."""
     from kvarn.dsl import Buffer
 
@@ -220,17 +250,3 @@ def _spec(kernel: Any, index: int, type_: ir.Type) -> Any:
     if kind == "tma":
         return types.tma_spec_of(type_)
     return dtypes.by_mlir(str(type_))
-
-
-def _dictionary(attribute: ir.Attribute) -> dict[str, Any]:
-    """A dictionary attribute of strings, integers and bools as Python values."""
-    found: dict[str, Any] = {}
-    for named in ir.DictAttr(attribute):
-        value = named.attr
-        if isinstance(value, ir.BoolAttr):
-            found[named.name] = bool(value.value)
-        elif isinstance(value, (ir.IntegerAttr, ir.StringAttr, ir.FloatAttr)):
-            found[named.name] = value.value
-        else:
-            raise ValueError(f"schedule entry {named.name!r} must be a string, an integer or a bool, got {value}")
-    return found

@@ -20,9 +20,9 @@ BYTES = 16  # of the widest access
 WARP = 32
 
 
-def row_alignment(at: Expansion) -> int:
-    """Bytes that the rows of the operation's data buffers are aligned to."""
-    attributes = at.op.operation.attributes
+def row_alignment(op: Any) -> int:
+    """Bytes that every row of an operation's data buffers is aligned to."""
+    attributes = op.operation.attributes
     return ir.IntegerAttr(attributes["kv.row_alignment"]).value if "kv.row_alignment" in attributes else BYTES
 
 
@@ -82,9 +82,7 @@ class Work:
     @staticmethod
     def of(at: Expansion, pieces: int, threads: int = THREADS) -> Work:
         """The division for an operation's target and schedule (``threads``: of a block)."""
-        threads = 1 if at.target.is_host else int(at.schedule.get("threads", threads))
-        if not 1 <= threads <= 1024 or (threads % WARP and not at.target.is_host):
-            raise ValueError(f"threads of the schedule must be a multiple of {WARP} up to 1024, got {threads}")
+        threads = 1 if at.target.is_host else at.schedule.get("threads", threads)
         return Work(pieces, threads, max(1, threads // pieces))
 
     @property
@@ -175,6 +173,15 @@ def narrowed(table: Any, low: Any, high: Any, value: Any) -> tuple[Any, Any]:
 
 
 @kv.func
+def at_most(x: Any, bound: Any) -> Any:
+    """An i32 brought into [0, bound], a negative one, which stands for an unsigned one past 31 bits, to the bound.
+
+    For what is read from memory and must not lead out of a buffer, whatever it is.
+    """
+    return kv.i32(kv.math.min(kv.u32(x), kv.u32(bound)))
+
+
+@kv.func
 def sequence_of(offsets: Any, row: Any, rows: Any = None) -> tuple[Any, Any, Any]:
     """The sequence of a row of a ragged batch: (b, whether it has one, its place in the sequence).
 
@@ -212,7 +219,10 @@ def begin(early: bool) -> None:
 
 @kv.func
 def holds(cache: Any, position: Any) -> Any:
-    """Whether a sequence may have this position: pages are tested by the store itself, a continuous region is not."""
+    """Whether a sequence may have this position, as far as is known without the table; stores drop what they may not.
+
+    Of a continuous cache the region says it, and nothing need be read for what would be dropped.
+    """
     if cache.kind == CONTINUOUS:
         return (position >= 0) & (position < cache.field("capacity"))
     return True

@@ -23,6 +23,7 @@ from .common import (
     CachedHead,
     Rows,
     Work,
+    at_most,
     converted,
     head_and_lane,
     holds,
@@ -109,7 +110,7 @@ class CacheSide:
         return self.spec.quantized
 
     @kv.func
-    def length(self, cache: Any, lengths: Any, b: Any) -> Any:
+    def length(self, cache: Any, table: Any, lengths: Any, b: Any) -> Any:
         return cache.cache_length(b)
 
     @kv.func
@@ -133,8 +134,8 @@ class PoolSide:
     scaled = False
 
     @kv.func
-    def length(self, pages: Any, lengths: Any, b: Any) -> Any:
-        return lengths[b]
+    def length(self, pages: Any, table: Any, lengths: Any, b: Any) -> Any:
+        return at_most(lengths[b], table.shape[1] * self.page_size)
 
     @kv.func
     def page(self, pages: Any, table: Any, b: Any, t: Any) -> tuple[Any, Any]:
@@ -177,7 +178,7 @@ class Conversion:
         b = kv.block_id.x // blocks
         start = slot - kv.block_id.x * work.tokens + kv.block_id.x % blocks * work.tokens
         if first < work.pieces:
-            for t in range(start, self.source.length(source, lengths, b), blocks * work.tokens):
+            for t in range(start, self.source.length(source, source_table, lengths, b), blocks * work.tokens):
                 origin, readable = self.source.page(source, source_table, b, t)
                 target, writable = self.destination.page(destination, destination_table, b, t)
                 if readable & writable:
@@ -216,7 +217,7 @@ def side_of(at: Expansion, value: ir.Value) -> Side:
     if not isinstance(value.type, ir.MemRefType):
         return CacheSide(at.spec(value))
     page_size, heads, size = (at.static_dim(value, i) for i in (1, 2, 3))
-    return PoolSide(Rows(1, row_alignment(at)), page_size, (heads, size), at.dtype(value))
+    return PoolSide(Rows(1, row_alignment(at.op)), page_size, (heads, size), at.dtype(value))
 
 
 @expands("kv.convert")

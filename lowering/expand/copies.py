@@ -70,7 +70,7 @@ def gather_kernel(spec: CacheSpec, work: Work, rows: Rows, together: int, early:
 @expands("kv.gather")
 def gather(op: Any, at: Expansion) -> None:
     spec = at.spec(op.cache)
-    rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at))
+    rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at.op))
     work = Work.of(at, spec.token_stride // rows.width, GATHER_THREADS)
     slots = at.dim(op.token_ids, 0) * at.dim(op.token_ids, 1)
     together, early = 1 if at.target.is_host else TOGETHER, starts_early(at)

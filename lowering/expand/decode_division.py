@@ -20,6 +20,7 @@ from typing import Any
 import kvarn as kv
 
 from .attention_common import last_not_above
+from .common import at_most
 from .decode_schedule import SHORT_SPLITS, Config
 
 
@@ -44,7 +45,7 @@ def division(c: Config) -> SimpleNamespace:
         """(keys, first visible key, position of query 0, queries) of a sequence; nothing when it has no query."""
         start = collection.cache_length(b)
         n = queries.length(b)
-        keys = kv.where(n > 0, start + n, 0)
+        keys = kv.where(n > 0, at_most(start + n, collection.token_capacity()), 0)
         first = start * 0
         if c.mask == "sliding_window":
             first = kv.math.max(start - (c.span - 1), 0)

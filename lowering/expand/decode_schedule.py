@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import kvarn as kv
+from kvarn.dialect import schedules
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
 
 NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that differences are
-# Entries of a schedule. max_batch bounds the sequences (4 bytes of shared memory each); combine is the warps of a merge
-# block, 0 to merge in the kernel itself; split is the tokens of a fixed split, 0 to divide the batch evenly; early lets
-# the kernel read what the caller promises that the kernel before does not write.
-TUNABLE = ("warps", "stages", "tile", "blocks", "min_tiles", "max_batch", "combine", "split", "early")
+# The fields of a configuration that are a schedule's.
+ENTRIES = (*schedules.DECODE.names, "max_batch", "early")
 COLUMNS = 8  # query rows of one mma
 WARP_ROWS = 2 * COLUMNS  # most query rows of a warp; a head with more is shared by several
 # What a batch-invariant schedule fixes: nothing that changes the order of a sequence's additions may follow the batch.
@@ -155,25 +154,66 @@ class Config:
     def mma(self) -> DType:
         return kv.f16 if self.narrow else self.spec.dtype
 
+    def least_bytes(self, schedule: Mapping[str, Any]) -> tuple[int, str]:
+        """Shared memory of the largest block, and what it is of, where what a schedule leaves open is least."""
+        # Nothing of the batch may decide the tile of a batch-invariant schedule, so nothing makes it smaller either.
+        open_ = {"warps": 1, "stages": 2, "tile": tile_of(self) if schedule.get("batch_invariant") else 16}
+        if schedule.get("batch_invariant"):
+            open_ |= INVARIANT
+        least = replace(self, **open_ | {name: schedule[name] for name in ENTRIES if name in schedule})
+        return max(
+            (block_bytes(least), "a block of the decode kernel"), (combine_bytes(least), "a block that combines")
+        )
+
+
+def problems(
+    spec: CacheSpec, query: DType, group: int, max_queries: int, target: Target, max_batch: int = 1024
+) -> list[str]:
+    """Why this kernel does not take a case, one sentence each; empty when it does."""
+    if target.is_host or not target.has("cp_async"):
+        return [f"needs a GPU with cp.async, got {target.name}"]
+    found = []
+    if spec.is_mla:
+        found.append("needs a collection with values, got an MLA one")
+    if group > WARP_ROWS or max_queries > MOST_QUERIES:
+        found.append(
+            f"needs a group of at most {WARP_ROWS} query heads and at most {MOST_QUERIES} new tokens of a sequence, "
+            f"got a group of {group} and max_queries {max_queries}"
+        )
+    narrow = spec.dtype.bits == 8
+    if narrow:
+        known = target.has("f8_convert") if spec.dtype.is_float else spec.dtype is kv.i8 and spec.quantized
+        if not known or query not in (kv.bf16, kv.f16):
+            found.append(
+                "needs 8-bit floats that the target converts, or int8 with scales, and a query of bf16 or f16, got "
+                f"{spec.dtype.name} with a query of {query.name} on {target.name}"
+            )
+    elif spec.dtype not in (kv.bf16, kv.f16) or query is not spec.dtype:
+        found.append(
+            "needs a cache of 8 bits, or of bf16 or f16 with queries of its type, got "
+            f"{spec.dtype.name} with a query of {query.name}"
+        )
+    step = 32 if narrow else 16
+    if spec.head_size % step or not 16 <= spec.head_size <= 256:
+        found.append(f"needs a head size of a multiple of {step} up to 256, got {spec.head_size}")
+    # A granule must be whole steps of the products: 16 elements of the head, or 32 of 8 bits.
+    if spec.quantized and spec.granularity < spec.head_size and spec.granularity % (256 // spec.dtype.bits):
+        found.append(f"needs granules of a multiple of {256 // spec.dtype.bits}, got {spec.granularity}")
+    if not found:
+        least = block_bytes(Config(spec, query, group, max_queries, warps=1, stages=2, max_batch=max_batch))
+        if least > target.shared_bytes:
+            found.append(
+                f"needs a block that fits {target.shared_bytes} bytes of shared memory, got {least} for a max_batch of "
+                f"{max_batch}"
+            )
+    return found
+
 
 def supports(
     spec: CacheSpec, query: DType, group: int, max_queries: int, target: Target, max_batch: int = 1024
 ) -> bool:
     """Whether this kernel takes a case; the others go to the general kernels."""
-    if target.is_host or not target.has("cp_async") or spec.is_mla:
-        return False
-    if group > WARP_ROWS or max_queries > MOST_QUERIES or not 16 <= spec.head_size <= 256:
-        return False
-    smallest = Config(spec, query, group, max_queries, warps=1, stages=2, tile=16, max_batch=max_batch)
-    if block_bytes(smallest) > target.shared_bytes:
-        return False
-    # A granule must be whole steps of the products: 16 elements of the head, or 32 of 8 bits.
-    if spec.quantized and spec.granularity < spec.head_size and spec.granularity % (256 // spec.dtype.bits):
-        return False
-    if spec.dtype.bits == 8:
-        converts = target.has("f8_convert") if spec.dtype.is_float else spec.dtype is kv.i8 and spec.quantized
-        return converts and query in (kv.bf16, kv.f16) and spec.head_size % 32 == 0
-    return spec.dtype in (kv.bf16, kv.f16) and query is spec.dtype and spec.head_size % 16 == 0
+    return not problems(spec, query, group, max_queries, target, max_batch)
 
 
 def warps_of(heads: int) -> int:
@@ -190,31 +230,22 @@ def tile_of(config: Config) -> int:
     return min(tile, 32 * config.spec.page_size) if config.spec.paged else tile
 
 
-def fitted(target: Target, config: Config, fixed: Collection[str]) -> Config:
+def fitted(target: Target, config: Config, fixed: Collection[str], measured: bool = False) -> Config:
     """The configuration, with fewer stages, smaller tiles, fewer warps and fewer blocks as far as the target needs it.
 
     Parameters
     ----------
     fixed : names
-        Entries that stay as they are.
-
-    Raises
-    ------
-    ValueError
-        If a block does not fit.
+        Entries that stay as they are: so few of them that something fits (``schedules.why_unsupported``).
+    measured : bool
+        Whether the blocks are known to be right for the rest as it is.
     """
     while block_bytes(config) > target.shared_bytes:
         smaller = _smaller(config)
-        change = next(({name: smaller[name]} for name in smaller if name not in fixed), None)
-        if change is None:
-            raise ValueError(
-                f"a block of the decode kernel must fit {target.shared_bytes} bytes of shared memory, got "
-                f"{block_bytes(config)}: choose fewer stages or warps"
-            )
-        config = replace(config, **change)
+        config, measured = replace(config, **next({n: smaller[n]} for n in smaller if n not in fixed)), False
     registers = 168 if config.column_tiles * config.size <= 128 else 255
     fits = min(target.shared_bytes // block_bytes(config), 65536 // (config.warps * 32 * registers))
-    return config if "blocks" in fixed else replace(config, blocks=max(1, min(config.blocks, fits)))
+    return config if measured or "blocks" in fixed else replace(config, blocks=max(1, min(config.blocks, fits)))
 
 
 def _smaller(config: Config) -> dict[str, int]:
@@ -227,24 +258,34 @@ def _smaller(config: Config) -> dict[str, int]:
     )
 
 
-def choose(target: Target, config: Config, schedule: dict[str, Any]) -> Config:
-    """A configuration whose blocks fit the target: the schedule's own entries stay as they are given."""
-    given = {k: v for k, v in schedule.items() if k in TUNABLE}
-    if schedule.get("batch_invariant"):
-        given = {**INVARIANT, **given}
-    config = replace(config, **{"warps": warps_of(config.work_heads), "tile": tile_of(config), **given})
-    if config.spec.paged and config.tile > 32 * config.spec.page_size:
+def configured(target: Target, config: Config, schedule: Mapping[str, Any]) -> Config:
+    """The configuration of a complete schedule, with the padding that follows from it.
+
+    Raises
+    ------
+    ValueError
+        If an entry is missing.
+    """
+    missing = [name for name in schedules.DECODE.names if name not in schedule]
+    if missing:
         raise ValueError(
-            f"a tile of the decode kernel must lie in at most 32 pages, got {config.tile} tokens over pages of "
-            f"{config.spec.page_size}"
+            f"the schedule must have {', '.join(missing)}, which select-kv-schedule chooses: run it before"
         )
-    config = fitted(target, config, given)
+    config = replace(config, **{name: schedule[name] for name in ENTRIES if name in schedule})
     return replace(config, padding=_padding(target, config))
 
 
 def block_bytes(config: Config) -> int:
     """What a block holds, with room for alignment and the 1 KiB that the hardware keeps."""
     return _used_bytes(config) + 128 + 1024
+
+
+def combine_bytes(config: Config) -> int:
+    """What a block of the kernel that combines partial results holds; 0 where there is none."""
+    if not config.combine:
+        return 0
+    counts = 4 * (config.max_batch + 1 + config.combine) if config.max_batch > 1 else 0
+    return (MOST_SPLITS if config.split else config.combine) * 1024 + counts + 128 + 1024
 
 
 def _used_bytes(config: Config) -> int:

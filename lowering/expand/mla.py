@@ -15,31 +15,40 @@ from kvarn.dialect.dtypes import i32
 from kvarn.dialect.layout import CacheSpec, lowbit
 
 from . import attention_latent, expands, mla_rows
-from .attention import launch_rows, row_alignment
-from .attention_common import Case, sequence_of
+from .attention import launch_rows
+from .attention_common import Case
+from .attention_queries import RaggedQueries
 from .base import Expansion
+from .common import row_alignment
 
-KINDS = ("host", "simt", "latent")
 THREADS = 128
+
+
+def case_of(op: Any, at: Expansion) -> Case:
+    """The case of an attention over latent rows."""
+    spec = at.spec(op.collection)
+    return Case(
+        spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
+        value_size=op.value_size.value, mask=op.mask.value, span=op.span.value,
+        rope=spec.head_size - at.static_dim(op.query, 2),
+    )  # fmt: skip
+
+
+def kind_of(op: Any, at: Expansion) -> str:
+    """The schedule's kind, which takes the case, or the choice for the target; ValueError where it does not."""
+    kind = at.schedule.get("kind")
+    if at.target.is_host or kind == "simt":
+        return kind or "host"
+    problems = attention_latent.problems(case_of(op, at), at.target, row_alignment(op), op.indices is not None)
+    for problem in problems if kind == "latent" else ():
+        raise ValueError(f"a schedule of kind latent {problem}")
+    return "simt" if problems else "latent"
 
 
 @expands("kv.mla_attention")
 def expand_attention(op: Any, at: Expansion) -> None:
-    case = Case(
-        spec=at.spec(op.collection), query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
-        value_size=op.value_size.value, mask=op.mask.value, span=op.span.value,
-        rope=at.spec(op.collection).head_size - at.static_dim(op.query, 2),
-    )  # fmt: skip
-    problems = attention_latent.problems(case, at.target, row_alignment(op), op.indices is not None)
-    kind = at.schedule.get("kind")
-    if kind is None:
-        kind = "host" if at.target.is_host else "simt" if problems else "latent"
-    if kind not in KINDS or (kind == "host") != at.target.is_host:
-        allowed = "host" if at.target.is_host else "latent or simt"
-        raise ValueError(f"the schedule's kind must be {allowed} on {at.target.name}, got {kind!r}")
+    case, kind = case_of(op, at), at.kind
     if kind == "latent":
-        for problem in problems:
-            raise ValueError(f"a schedule of kind latent {problem}")
         attention_latent.launch(case, at, op)
         return
     if op.indices is not None:
@@ -51,9 +60,6 @@ def expand_attention(op: Any, at: Expansion) -> None:
 
 @expands("kv.mla_prefill_chunk")
 def expand_prefill_chunk(op: Any, at: Expansion) -> None:
-    kind, only = at.schedule.get("kind"), "host" if at.target.is_host else "simt"
-    if kind not in (None, only):
-        raise ValueError(f"the schedule's kind must be {only} on {at.target.name}, got {kind!r}")
     nope = at.static_dim(op.key, 2)
     rope = at.static_dim(op.query, 2) - nope
     case = Case(
@@ -79,9 +85,10 @@ def decompress_kernel(spec: CacheSpec) -> Any:
     ):
         item = kv.block_id.x * kv.block_dim.x + kv.thread_id.x
         row, d = item // columns, item % columns * width
-        if (row >= row_offsets[0]) & (row < row_offsets[row_offsets.shape[0] - 1]):
-            b = sequence_of(row_offsets, row)
-            token = row - row_offsets[b] + cache_offsets[b]
+        rows = RaggedQueries(row_offsets, out.shape[0])
+        if rows.holds(row):
+            b = rows.sequence(row)
+            token = rows.token(b, row) + cache_offsets[b]
             if spec.quantized:
                 piece = cache.load_quantized(b, 0, token, d, width=width)
             else:

@@ -16,7 +16,8 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
 
-from .attention_common import LOG2E, LOWEST, NO_VALUE, Case, load_width, log_sum_exp, read, read_rope, sequence_of
+from .attention_common import LOG2E, LOWEST, NO_VALUE, Case, load_width, log_sum_exp, read, read_rope
+from .attention_queries import RaggedQueries
 from .attention_rows import LANES, WARPS, exp2, lane_sum, lane_width
 from .base import Expansion
 
@@ -167,15 +168,15 @@ Keys = ListedKeys | ChunkKeys
 
 @kv.func
 def keys_of(
-    source, collection, layer, row_offsets, indices, topk_lengths, key, value, buffer_row_offsets, cache_offsets, row,
+    source, collection, layer, queries, indices, topk_lengths, key, value, buffer_row_offsets, cache_offsets, row,
     head,
 ):  # fmt: skip
     """The keys of a query row and head."""
     cache = collection.get_key_cache(layer)
     if indices is not None:
         return ListedKeys(source, cache, indices, topk_lengths, row)
-    b = sequence_of(row_offsets, row)
-    position = collection.cache_length(b) + (row - row_offsets[b])
+    b = queries.sequence(row)
+    position = collection.cache_length(b) + queries.token(b, row)
     rows = buffer_row_offsets[b], buffer_row_offsets[b + 1]
     return ChunkKeys(source, cache, key, value, rows, cache_offsets[b], position, b, head)
 
@@ -217,8 +218,9 @@ def host_kernel(source: Source) -> Any:
         cache_offsets: kv.Optional[kv.Buffer[i32, 1]],
     ):  # fmt: skip
         h, row = kv.block_id.x, kv.block_id.y
-        if (row >= row_offsets[0]) & (row < row_offsets[row_offsets.shape[0] - 1]):
-            keys = keys_of(source, collection, layer, row_offsets, indices, topk_lengths, key, value,
+        queries = RaggedQueries(row_offsets, query.shape[0])
+        if queries.holds(row):
+            keys = keys_of(source, collection, layer, queries, indices, topk_lengths, key, value,
                            buffer_row_offsets, cache_offsets, row, h)  # fmt: skip
             factor = scale * LOG2E
             q = [
@@ -286,14 +288,15 @@ def simt_kernel(source: Source) -> Any:
         item = kv.block_id.x * WARPS + warp
         row, h = item // case.heads, item % case.heads
         q = kv.shared((WARPS, align_up(source.columns, 16)), f32)
-        exists = (row >= row_offsets[0]) & (row < row_offsets[row_offsets.shape[0] - 1])
+        queries = RaggedQueries(row_offsets, query.shape[0])
+        exists = queries.holds(row)
         if exists:
             factor = scale * LOG2E
             for d in range(lane, source.columns, 32):
                 q[warp, d] = kv.f32(query[row, h, d]) * factor
         kv.syncwarp()
         if exists:
-            keys = keys_of(source, collection, layer, row_offsets, indices, topk_lengths, key, value,
+            keys = keys_of(source, collection, layer, queries, indices, topk_lengths, key, value,
                            buffer_row_offsets, cache_offsets, row, h)  # fmt: skip
             top, total = kv.f32(LOWEST), kv.f32(0.0)
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.layout import MAX_TOKENS, CacheSpec
 from kvarn.lowering.index import Ix
 
 from . import expands
@@ -71,8 +71,11 @@ def rms_norm_kernel(
     def rms_norm(cache, gamma, row_offsets):
         start, first = work.place()
         if first < work.pieces:
-            for token in range(start, row_offsets[row_offsets.shape[0] - 1], kv.grid_dim.x * work.tokens):
-                b, inside, i = sequence_of(row_offsets, token)
+            first_token, end = row_offsets[0], row_offsets[row_offsets.shape[0] - 1]
+            # As many as all sequences have room for, and no more than 32 bits count with a step added.
+            room = kv.math.min(kv.i64(cache.batch_size()) * kv.i64(cache.token_capacity()), MAX_TOKENS)
+            for n in range(start, kv.math.min(end - first_token, kv.i32(room)), kv.grid_dim.x * work.tokens):
+                b, inside, i = sequence_of(row_offsets, first_token + n)
                 if inside:
                     position = cache.cache_length(b) + i
                     if holds(cache, position):
@@ -98,7 +101,7 @@ def rms_norm_kernel(
 @expands("kv.rms_norm")
 def rms_norm(op: Any, at: Expansion) -> None:
     spec, size = at.spec(op.cache), at.static_dim(op.gamma, 0)
-    rows = Rows(vector_width(spec.head_size, size, types=(spec.dtype, at.dtype(op.gamma))), row_alignment(at))
+    rows = Rows(vector_width(spec.head_size, size, types=(spec.dtype, at.dtype(op.gamma))), row_alignment(at.op))
     group = Group.covering(at, size // rows.width)
     work = Work.of(at, whole_warps(at, group.lanes * (1 if size > spec.head_size else spec.num_heads)))
     kernel = rms_norm_kernel(

@@ -40,7 +40,7 @@ def sliced_add_kernel(work: Work, rows: Rows, dtype: DType) -> Any:
 def rows_of(at: Expansion, buffer: Any) -> tuple[Rows, Work]:
     """How the rows of a buffer [rows, C] are read, and divided."""
     columns = at.static_dim(buffer, 1)
-    rows = Rows(vector_width(columns, types=(at.dtype(buffer),)), row_alignment(at))
+    rows = Rows(vector_width(columns, types=(at.dtype(buffer),)), row_alignment(at.op))
     return rows, Work.of(at, columns // rows.width)
 
 
@@ -78,7 +78,7 @@ def merge_kernel(work: Work, rows: Rows) -> Any:
 
     @kv.func
     def copy_row(out, target, source, row, first):
-        if target < out.shape[0]:
+        if (target >= 0) & (target < out.shape[0]):
             for piece in range(first, work.pieces, work.step):
                 rows.store(out, target, piece * rows.width, value=rows.load(source, row, piece * rows.width))
 
@@ -102,7 +102,7 @@ def shift_tokens(tokens, row_offsets, bonus, out):
     if row < tokens.shape[0]:
         b, inside, _ = sequence_of(row_offsets, row)
         if inside:
-            if row + 1 < row_offsets[b + 1]:
+            if row + 1 < kv.math.min(row_offsets[b + 1], tokens.shape[0]):
                 out[row] = tokens[row + 1]
             else:
                 out[row] = bonus[b]
@@ -148,7 +148,7 @@ def merge_attention_kernel(work: Work, rows: Rows, heads: int, dtype: DType) -> 
 @expands("kv.merge_attention")
 def merge_attention(op: Any, at: Expansion) -> None:
     heads, size = at.static_dim(op.a, 1), at.static_dim(op.a, 2)
-    rows = Rows(vector_width(size, types=(at.dtype(op.a),)), row_alignment(at))
+    rows = Rows(vector_width(size, types=(at.dtype(op.a),)), row_alignment(at.op))
     work = Work.of(at, size // rows.width)
     kernel = merge_attention_kernel(work, rows, heads, at.dtype(op.a))
     args = [op.a, op.a_lse, op.b, op.b_lse, op.out, op.lse]

@@ -248,7 +248,7 @@ def together(
     per_head, units = turns.share.per_head, turns.rotation.units
     if at.target.is_host or spec.quantized or not turns.rotation.paired or per_head < units:
         return None
-    most = int(at.schedule.get("threads", THREADS))
+    most = at.schedule.get("threads", THREADS)
     width = min(align_up(cdiv(query_heads * per_head, ROUNDS), WARP), most)
     even = align_up(width, math.lcm(per_head, WARP))  # where a thread has the same part of every head
     width = even if even <= most else width
@@ -297,7 +297,7 @@ def rope_together_kernel(spec: CacheSpec, work: Work, q: Turns, k: Turns, v: Sha
 def rope_append(op: Any, at: Expansion) -> None:
     spec, eps = at.spec(op.collection), None if op.q_gamma is None else op.eps.value
     types = (at.dtype(op.query), at.dtype(op.key), spec.dtype)
-    rows = Rows(vector_width(spec.head_size, types=types), row_alignment(at))
+    rows = Rows(vector_width(spec.head_size, types=types), row_alignment(at.op))
     rotation = Rotation.of(spec.head_size, at.static_dim(op.freqs, 1), op.interleaved.value, most_lanes(types))
     quantizer = None
     if spec.quantized:

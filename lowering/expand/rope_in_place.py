@@ -88,7 +88,7 @@ class Turning:
         most = most_lanes(types) if len(sections) < 2 else (2 if interleaved else 1)
         turned = 0 if freqs is None else at.static_dim(freqs, 1)
         rotations = tuple(Rotation.of(size, turned, interleaved, most) for size in (query_size, spec.head_size))
-        rows = Rows(vector_width(query_size, spec.head_size, types=types), row_alignment(at))
+        rows = Rows(vector_width(query_size, spec.head_size, types=types), row_alignment(at.op))
         groups = [Group.covering(at, r.units) for r in rotations]
         norms = tuple(Norm(eps, r.size, rows, g, weight_offset) for r, g in zip(rotations, groups, strict=True))
         if eps is None:

@@ -2,7 +2,8 @@
 """Attention's arithmetic over tiles, each piece once: masks, score modifications, online softmax, the end of a row.
 
 Masks and modifications are functions of (sequence, query head, query position, key position), absolute positions,
-traced over tiles: a mask ``mask(b, h, q, k) -> bool``, a modification ``score(x, b, h, q, k) -> x`` of the scaled score.
+traced over tiles: a mask ``mask(b, h, q, k) -> bool``, a modification ``score(x, b, h, q, k) -> x`` of the scaled
+score. The built-in ones have the form of those that a call gives.
 """
 
 from __future__ import annotations
@@ -12,6 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from kvarn import dsl as kv
+from kvarn.dialect.dtypes import DType, bool_, f32
+from kvarn.dialect.ops.attention import is_function
+from kvarn.dsl import functions, masks, tiles
+from kvarn.dsl.values import describe
+
+from .attention_common import Case
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 LOWEST = -3.0e38  # a running maximum below any score, finite so that its difference to itself is 0
@@ -23,45 +30,29 @@ Function = Callable[..., Any]
 # --- masks -----------------------------------------------------------------------------------------
 
 
-def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
-    """A query sees the keys up to its own position."""
-    return k <= q
+def mask_of(case: Case) -> masks.Mask | functions.Registered | None:
+    """The mask of a case: the function that was given, or that of a name; None where every key is seen."""
+    made = {"sliding_window": masks.sliding_window, "chunked": masks.chunked, "chunked_causal": masks.chunked_causal}
+    if is_function(case.mask):
+        return functions.registered(case.mask)
+    if case.mask in made:
+        return made[case.mask](case.span)
+    return masks.causal if case.mask == "causal" else None
 
 
-def sliding_window(size: int) -> Function:
-    """A query sees itself and the ``size - 1`` keys before it."""
-
-    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return (k <= q) & (k > q - size)
-
-    return mask
+def first_key(case: Case, q: Any) -> Any:
+    """The first key that a query at a position, or a later one, may see, as far as the mask says."""
+    mask = mask_of(case)
+    return 0 if mask is None or mask.first is None else kv.math.max(mask.first(q), 0)
 
 
-def chunked(size: int) -> Function:
-    """A query sees the keys of its own chunk of ``size`` positions."""
-
-    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
-        first = (q // size) * size
-        return (k >= first) & (k < first + size)
-
-    return mask
-
-
-def chunked_causal(size: int) -> Function:
-    """A query sees the keys of its own chunk of ``size`` positions, up to its own."""
-
-    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return (k <= q) & (k >= (q // size) * size)
-
-    return mask
-
-
-def mask_named(name: str, span: int) -> Function | None:
-    """The function of a mask's name; None where every key is seen."""
-    made = {"sliding_window": sliding_window, "chunked": chunked, "chunked_causal": chunked_causal}
-    if name in made:
-        return made[name](span)
-    return causal if name == "causal" else None
+@kv.func
+def seen_by(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any, arrays: Any) -> Any:
+    """Which keys queries see: those that the mask shows, of those that there are."""
+    exists, mask = k < num_keys, mask_of(case)
+    if mask is None:
+        return exists
+    return returned("mask", "a bool", mask.function(b, h, q, k, *arrays[: mask.arrays]), bool_) & exists
 
 
 # --- score modifications -----------------------------------------------------------------------------
@@ -85,6 +76,33 @@ def alibi(slopes: Any) -> Function:
         return x + slopes[h] * kv.f32(k - q)
 
     return score
+
+
+def modifies(case: Case) -> bool:
+    """Whether anything changes a case's scores."""
+    return bool(case.softcap or case.alibi or case.score)
+
+
+@kv.func
+def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any) -> Any:
+    """Scaled scores after all that changes them: softcap, slopes, the function that was given."""
+    if case.softcap:
+        x = softcap(case.softcap)(x, b, h, q, k)
+    if slopes is not None:
+        x = alibi(slopes)(x, b, h, q, k)
+    if case.score:
+        score = functions.registered(case.score)
+        made = returned("score", "the new score, an f32", score.function(x, b, h, q, k, *arrays[: score.arrays]), f32)
+        x = tiles.stretched(made, tiles.joined("a score and what its function returns:", x.shape, made.lanes))
+    return x
+
+
+def returned(role: str, what: str, value: Any, dtype: DType) -> Any:
+    """What a function of positions returned, checked; a number is a constant."""
+    value = dtype(value) if isinstance(value, (bool, int, float)) else value
+    if getattr(value, "dtype", None) is not dtype:
+        raise TypeError(f"a {role} function must return {what}, got {describe(value)}")
+    return value
 
 
 # --- softmax ---------------------------------------------------------------------------------------

@@ -17,13 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvarn.dialect import schedules
 from kvarn.env import env
+from kvarn.files import read_regular
+from kvarn.lowering.target import Target
 
-from .decode_schedule import TUNABLE, Config
+from .decode_schedule import Config
 
 VERSION = 1
-# What a table may say: bounds of the batch, fixed splits and promises are the caller's.
-ENTRIES = tuple(name for name in TUNABLE if name not in ("max_batch", "split", "early"))
+# What a table may say: fixed splits are the caller's.
+ENTRIES = {entry.name: entry for entry in schedules.DECODE.entries if entry is not schedules.SPLIT}
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Key:
         return Key(target, spec.dtype.name, spec.num_heads, spec.head_size, page, config.rows, config.max_batch)
 
 
-def entries(target: str, config: Config, invariant: bool = False) -> dict[str, Any]:
+def entries(target: Target, config: Config, invariant: bool = False) -> dict[str, Any]:
     """What the user's table has for a case; nothing when it has nothing.
 
     The table goes by the batch, so of a batch-invariant schedule it only says what leaves a sequence's bits alone.
@@ -67,16 +70,19 @@ def entries(target: str, config: Config, invariant: bool = False) -> dict[str, A
     Raises
     ------
     ValueError
-        If the file is there but is no table.
+        If the file is there but is no table, or what it has is not legal.
     """
-    found = load(env.tune).get(Key.of(target, config), {})
+    found = load(env.tune).get(Key.of(target.name, config), {})
+    problem = schedules.why_unsupported("kv.attention", found, target, schedules.DECODE.name, config)
+    if problem is not None:
+        raise _refuse(env.tune, f"has an entry for this case whose {problem}")
     return {name: value for name, value in found.items() if not invariant or name != "tile"}
 
 
 def digest() -> str:
     """SHA-256 of the user's table; empty without one."""
     try:
-        return hashlib.sha256(env.tune.read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular(env.tune)[0]).hexdigest()
     except OSError:
         return ""
 
@@ -92,7 +98,7 @@ def load(path: Path) -> Mapping[Key, dict[str, Any]]:
         known = _read.get(str(path))
         if known is not None and known[0] == stamp:
             return known[1]
-        text = path.read_text()
+        text = read_regular(path)[0].decode()
     except OSError:
         return {}
     found = {}
@@ -130,8 +136,10 @@ def _entry(path: Path, number: int, record: Any) -> tuple[Key, dict[str, Any]]:
     if set(case) != set(fields) or any(type(case[name]) is not kind for name, kind in fields.items()):
         raise _refuse(path, f"{where}: case must have {', '.join(fields)}, got {json.dumps(case)}")
     for name, value in schedule.items():
-        if name not in ENTRIES or type(value) is not int or value < 0:
+        if name not in ENTRIES:
             raise _refuse(path, f"{where}: schedule must have integers {', '.join(ENTRIES)}, got {name} = {value!r}")
+        if ENTRIES[name].why_not(value) is not None:
+            raise _refuse(path, f"{where}: {name} must be {ENTRIES[name].legal}, got {name} = {value!r}")
     return Key(**case), schedule
 
 

@@ -60,7 +60,7 @@ def launch_add(
     at: Expansion, collection: Any, layer: Any, a: Any, row_offsets: Any, batch_offset: Any, name: str, stacked: bool
 ) -> None:
     spec = at.spec(collection)
-    rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at))
+    rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at.op))
     work = Work.of(at, spec.token_stride // rows.width)
     count = at.dim(a, 0) // 2 if stacked else at.dim(a, 0)
     args = [collection, layer, a, row_offsets, batch_offset]

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 from kvarn._version import __version__
@@ -44,6 +45,7 @@ _LAZY = {
     "kvarn.compiler": ("compile",),
     "kvarn.compiled": ("Kernel", "load"),
     "kvarn.errors": ("KernelError",),
+    "kvarn.settings": ("pipeline",),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}
 _SUBMODULES = (
@@ -59,14 +61,18 @@ def __getattr__(name: str) -> Any:
     elif name in _SUBMODULES:
         return importlib.import_module(f"kvarn.{name}")
     elif name.startswith("_"):
-        raise AttributeError(f"module 'kvarn' has no attribute {name!r}")
+        raise _missing(name)
     else:
         dsl = importlib.import_module("kvarn.dsl")
         if name not in dsl.__all__:
-            raise AttributeError(f"module 'kvarn' has no attribute {name!r}")
+            raise _missing(name)
         found = getattr(dsl, name)
     globals()[name] = found
     return found
+
+
+def _missing(name: str) -> AttributeError:
+    return AttributeError(f"module 'kvarn' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 __all__ = [

@@ -2,42 +2,35 @@
 """The artifact: what compiling makes and what the runtime needs.
 
 JSON and code only. Neither MLIR nor a GPU library is imported here, so that a kernel compiled on one
-machine runs on another that has the loader alone. On disk an artifact is a *bundle*: a zip file or a
-folder with ``manifest.json`` and one file a piece of code, each under a SHA-256 checksum. A bundle may
-hold several variants of the same kernel (one a target), and a variant may hold cubins for several chips
-next to its PTX.
+machine runs on another that has the loader alone. ``kvarn.bundle`` writes artifacts to disk and reads them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import io
-import json
 import os
-import tempfile
-import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvarn.dialect import dtypes, layout, tma_layout
+from kvarn.dialect import layout, tma_layout
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.tma_layout import TmaSpec
 
-FORMAT = "kvarn-bundle"
-VERSION = 1
-MANIFEST = "manifest.json"
 KINDS = ("cache", "collection", "operand", "buffer", "scalar", "tensormap")
 # C types of kernel parameters: bytes each takes, which is also its alignment (a tensor map is an opaque block).
 PARAM_BYTES = {
     "ptr": 8, "i64": 8, "f64": 8, "i32": 4, "f32": 4, "i16": 2, "f16": 2, "bf16": 2,
     "i8": 1, "i1": 1, "f8e4m3": 1, "f8e5m2": 1, "f8e8m0": 1, "tensormap": 128,
 }  # fmt: skip
-TEXT_CODE = ("ptx", "llvm", "kv", "gpu", "nvvm", "sass")
+MANIFEST = "manifest.json"  # of a bundle
+MOST_DIMENSIONS = 64  # of a buffer: as many as NumPy's arrays have
+# Names of pieces of code, which are file names in a bundle: no folders, nothing hidden, nothing to escape.
+CODE_NAME = re.compile(rf"(?!{re.escape(MANIFEST)}$)[A-Za-z0-9][A-Za-z0-9._-]{{0,99}}")
 
 
 def param_type(dtype: DType) -> str:
@@ -91,6 +84,8 @@ class Arg:
             raise ValueError(f"argument {self.name!r} is a {self.kind} and must have a dtype")
         if self.kind == "buffer" and self.rank < 1:
             raise ValueError(f"argument {self.name!r} is a buffer and must have a rank of at least 1, got {self.rank}")
+        if self.rank > MOST_DIMENSIONS:
+            raise ValueError(f"rank of argument {self.name!r} must be at most {MOST_DIMENSIONS}, got {self.rank}")
         for what, bytes_ in (("alignment", self.alignment), ("table alignment", self.table_alignment)):
             if bytes_ < 0 or bytes_ & (bytes_ - 1):
                 raise ValueError(f"{what} of argument {self.name!r} must be a power of two, got {bytes_}")
@@ -262,6 +257,11 @@ class Artifact:
 
     def __post_init__(self) -> None:
         _freeze(self, "entries", "args", "steps", "workspaces")
+        for name in self.code:
+            if not CODE_NAME.fullmatch(name):
+                raise ValueError(
+                    f"names of code must be letters, digits and ._- such as 'ptx' or 'cubin.sm_90a', got {name!r}"
+                )
         if not self.entries:
             raise ValueError(f"artifact {self.name!r} must have at least one entry")
         names = [e.name for e in self.entries]
@@ -316,21 +316,19 @@ class Artifact:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 over everything that the runtime reads: the ABI and the code."""
-        files: dict[str, bytes] = {}
-        document = _to_json(self, files, "")
-        document.pop("meta")
-        h = hashlib.sha256(json.dumps(document, sort_keys=True).encode())
-        for name in sorted(files):
-            h.update(name.encode() + b"\0" + hashlib.sha256(files[name]).digest())
-        return h.hexdigest()
+        from kvarn.bundle import digest
+
+        return digest(self)
 
     def replace(self, **changes: Any) -> Artifact:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def save(self, path: str | os.PathLike[str], *, directory: bool = False) -> Path:
-        """Write a bundle with this artifact alone; see `save_bundle`."""
-        return save_bundle(path, [self], directory=directory)
+        """Write a bundle with this artifact alone; see `kvarn.bundle.save`."""
+        from kvarn.bundle import save
+
+        return save(path, [self], directory=directory)
 
     @staticmethod
     def load(path: str | os.PathLike[str], target: str | None = None) -> Artifact:
@@ -346,21 +344,19 @@ class Artifact:
         Raises
         ------
         ValueError
-            If the bundle is damaged or foreign, or ``target`` does not pick exactly one variant.
+            If the bundle is damaged or foreign (a `kvarn.bundle.BundleError`), or ``target`` does not pick exactly one
+            variant.
         """
-        found = load_bundle(path)
-        if target is not None:
-            found = tuple(a for a in found if a.target == target)
+        from kvarn.bundle import load
+
+        variants = load(path)
+        found = [a for a in variants if target in (None, a.target)]
         if len(found) != 1:
-            have = ", ".join(a.target for a in load_bundle(path))
             raise ValueError(
-                f"{os.fspath(path)} must hold exactly one artifact for "
-                f"{target or 'an unnamed target'}: it holds {have}; give target="
+                f"{os.fspath(path)} must hold exactly one artifact for {target or 'an unnamed target'}: "
+                f"it holds {', '.join(a.target for a in variants)}; give target="
             )
         return found[0]
-
-
-# --- JSON ----------------------------------------------------------------------------------------
 
 
 def _tuples(value: Any) -> Any:
@@ -371,207 +367,3 @@ def _freeze(instance: Any, *names: str) -> None:
     """Turn lists, also nested ones, into tuples: frozen then means frozen, and a round trip compares equal."""
     for name in names:
         object.__setattr__(instance, name, _tuples(getattr(instance, name)))
-
-
-def spec_to_json(spec: CacheSpec) -> dict[str, Any]:
-    """A cache's static parameters as JSON."""
-    return {
-        "kind": spec.kind, "dtype": spec.dtype.name, "num_heads": spec.num_heads, "head_size": spec.head_size,
-        "page_size": spec.page_size, "is_mla": spec.is_mla,
-        "scale_dtype": spec.scale_dtype.name if spec.scale_dtype else None, "granularity": spec.granularity,
-    }  # fmt: skip
-
-
-def spec_from_json(document: Mapping[str, Any]) -> CacheSpec | TmaSpec:
-    """A cache's or a TMA descriptor's static parameters out of JSON."""
-    rest = dict(document)
-    if "form" in rest:
-        return TmaSpec(**{**rest, "dtype": dtypes.by_name(rest["dtype"])})
-    for name in ("dtype", "scale_dtype"):
-        rest[name] = dtypes.by_name(rest[name]) if rest.get(name) is not None else None
-    return layout.spec_class(str(rest.get("kind")))(**rest)
-
-
-def _to_json(value: Any, files: dict[str, bytes], prefix: str) -> Any:
-    """A dataclass of this module as JSON; its code goes to ``files`` under names that start with ``prefix``."""
-    if isinstance(value, CacheSpec):
-        return spec_to_json(value)
-    if isinstance(value, DType):
-        return value.name
-    if isinstance(value, Artifact):
-        document = {
-            f.name: _to_json(getattr(value, f.name), files, prefix)
-            for f in dataclasses.fields(value)
-            if f.name != "code"
-        }
-        document["code"] = {}
-        for key, code in value.code.items():
-            name = f"{prefix}{key}"
-            files[name] = code.encode() if isinstance(code, str) else bytes(code)
-            document["code"][key] = {"file": name, "text": isinstance(code, str)}
-        return document
-    if dataclasses.is_dataclass(value):
-        return {f.name: _to_json(getattr(value, f.name), files, prefix) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(k): _to_json(v, files, prefix) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_json(v, files, prefix) for v in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"an artifact holds JSON values only, got {type(value).__name__}: {value!r}")
-
-
-_MEMBERS: dict[type, dict[str, type]] = {
-    Artifact: {"entries": Entry, "args": Arg, "steps": Step, "workspaces": Workspace},
-    Entry: {"args": Arg, "params": Param},
-}
-
-
-def _from_json(cls: type, document: Any, files: Mapping[str, bytes]) -> Any:
-    if not isinstance(document, Mapping):
-        raise ValueError(f"{cls.__name__.lower()} must be an object, got {type(document).__name__}")
-    known = {f.name for f in dataclasses.fields(cls)}
-    if not known >= set(document):
-        raise ValueError(f"{cls.__name__.lower()} has no field {', '.join(sorted(set(document) - known))}")
-    values = dict(document)
-    for name, member in _MEMBERS.get(cls, {}).items():
-        values[name] = tuple(_from_json(member, item, files) for item in values.get(name, ()))
-    if cls is Arg:
-        values["dtype"] = dtypes.by_name(values["dtype"]) if values.get("dtype") is not None else None
-        values["spec"] = spec_from_json(values["spec"]) if values.get("spec") is not None else None
-    if cls is Artifact:
-        values["code"] = {
-            key: files[item["file"]].decode() if item["text"] else files[item["file"]]
-            for key, item in values.get("code", {}).items()
-        }
-    return cls(**values)
-
-
-# --- bundles -------------------------------------------------------------------------------------
-
-
-def _manifest(artifacts: Sequence[Artifact]) -> tuple[bytes, dict[str, bytes]]:
-    files: dict[str, bytes] = {}
-    several = len(artifacts) > 1
-    variants = [_to_json(a, files, f"{i}." if several else "") for i, a in enumerate(artifacts)]
-    sums = {name: {"sha256": hashlib.sha256(code).hexdigest(), "bytes": len(code)} for name, code in files.items()}
-    body = {"format": FORMAT, "version": VERSION, "variants": variants, "files": sums}
-    # The manifest's own checksum is over its canonical text without that line.
-    body["sha256"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    return json.dumps(body, indent=1).encode(), files
-
-
-def dumps(artifacts: Iterable[Artifact]) -> bytes:
-    """A bundle as the bytes of its zip file. The same artifacts give the same bytes."""
-    manifest, files = _manifest(list(artifacts))
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as z:
-        for name, data in ((MANIFEST, manifest), *sorted(files.items())):
-            info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            info.compress_type = zipfile.ZIP_DEFLATED
-            info.external_attr = 0o644 << 16
-            z.writestr(info, data)
-    return out.getvalue()
-
-
-def save_bundle(path: str | os.PathLike[str], artifacts: Iterable[Artifact], *, directory: bool = False) -> Path:
-    """Write a bundle, whole or not at all.
-
-    Parameters
-    ----------
-    path : path
-        The zip file or, with ``directory``, the folder to write. A folder must not exist yet or be empty.
-    artifacts : iterable of Artifact
-        The variants, one a target.
-    directory : bool
-        Write a folder of plain files, for people to look into.
-
-    Returns
-    -------
-    pathlib.Path
-        ``path``.
-    """
-    path, artifacts = Path(path), list(artifacts)
-    if not artifacts:
-        raise ValueError("a bundle must hold at least one artifact, got none")
-    if len({a.target for a in artifacts}) != len(artifacts):
-        raise ValueError(
-            f"artifacts of a bundle must have different targets, got {', '.join(a.target for a in artifacts)}"
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if directory:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ValueError(f"{path} must be a new or empty folder; remove it first")
-        manifest, files = _manifest(artifacts)
-        staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        staging.chmod(0o755)
-        for name, data in {**files, MANIFEST: manifest}.items():
-            (staging / name).write_bytes(data)
-        os.replace(staging, path)
-        return path
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; give a file name, or directory=True for a new folder")
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as f:
-            f.write(dumps(artifacts))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return path
-
-
-def loads(data: bytes, where: str = "the bundle") -> tuple[Artifact, ...]:
-    """The artifacts of a bundle given as bytes; ``where`` names it in messages. Raises ValueError if damaged."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as z:
-            files = {name: z.read(name) for name in z.namelist()}
-    except Exception as e:  # zipfile raises a dozen types on damaged data
-        raise ValueError(f"{where} is not a kvarn bundle (a zip file), or is damaged: {e}") from None
-    return _read(files, where)
-
-
-def load_bundle(path: str | os.PathLike[str]) -> tuple[Artifact, ...]:
-    """Read every artifact of a bundle and check its checksums.
-
-    Raises
-    ------
-    ValueError
-        If the file is foreign, damaged, or written by a newer version; the message says which.
-    FileNotFoundError
-        If there is nothing at ``path``.
-    """
-    path = Path(path)
-    if not path.is_dir():
-        return loads(path.read_bytes(), str(path))
-    return _read({p.name: p.read_bytes() for p in path.iterdir() if p.is_file()}, str(path))
-
-
-def _read(files: Mapping[str, bytes], where: str) -> tuple[Artifact, ...]:
-    if MANIFEST not in files:
-        raise ValueError(f"{where} is not a kvarn bundle: it has no {MANIFEST}")
-    try:
-        body = json.loads(files[MANIFEST])
-    except ValueError as e:
-        raise ValueError(f"{MANIFEST} of {where} is damaged: {e}") from None
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise ValueError(f"{where} is not a kvarn bundle: its {MANIFEST} does not say format {FORMAT!r}")
-    if body.get("version") != VERSION:
-        raise ValueError(
-            f"{where} has bundle version {body.get('version')}, this kvarn reads {VERSION}: "
-            "compile it again, or install the kvarn that wrote it"
-        )
-    claimed = body.pop("sha256", None)
-    if claimed != hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest():
-        raise ValueError(f"{MANIFEST} of {where} is damaged: its checksum does not match")
-    for name, facts in body.get("files", {}).items():
-        if name not in files:
-            raise ValueError(f"{where} is damaged: {name} is missing")
-        if hashlib.sha256(files[name]).hexdigest() != facts["sha256"]:
-            raise ValueError(f"{where} is damaged: the checksum of {name} does not match")
-    try:
-        return tuple(_from_json(Artifact, variant, files) for variant in body["variants"])
-    except (KeyError, TypeError, ValueError) as e:
-        raise ValueError(f"{where} is not a valid kvarn bundle: {e}") from e

@@ -2,9 +2,11 @@
 """The on-disk compile cache: one file an entry, safe for many processes and ranks.
 
 An entry is written to a temporary file and renamed, so that a reader sees all of it or nothing; of two
-writers of one key the last wins, with the same bytes. Each file carries a checksum: a truncated or
-damaged one counts as a miss and is removed. Reading an entry marks it as used, and writing one drops
-the least recently used entries when the cache has grown over its limit. Nothing is unpickled.
+writers of one key the last wins, with the same bytes. Each file carries a checksum over its key and
+content: a truncated, damaged or renamed one counts as a miss and is removed. Reading an entry marks it
+as used, and writing one drops the least recently used entries when the cache has grown over its limit.
+Nothing is unpickled, but an entry is code that runs: the folder is the user's alone (mode 0700), one that
+others may write to is not used, and so is no entry of another owner.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
 import warnings
@@ -22,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.env import env
+from kvarn.files import read_regular
 
-VERSION = 1  # of the file format and of the keys; another version lives in another folder
-_MAGIC = b"kvarn-cache-1\n"
+VERSION = 2  # of the file format and of the keys; another version lives in another folder
+_MAGIC = b"kvarn-cache-2\n"
 _SUFFIX = ".entry"
 _STALE_SECONDS = 3600.0  # a temporary file this old belongs to a writer that died
 _KEEP = 0.8  # share of the limit that a clean-up leaves, so that not every write cleans up
@@ -110,13 +114,16 @@ class CompileCache:
             return None
         path = self._path(key)
         try:
-            data = path.read_bytes()
+            if not self._ours():
+                return None
+            data, facts = read_regular(path)
+            if not _only_ours(facts):
+                raise PermissionError(f"{path} may be another user's")
         except OSError:
             self._misses += 1
             return None
-        start = len(_MAGIC) + 32
-        payload = data[start:]
-        if not data.startswith(_MAGIC) or hashlib.sha256(payload).digest() != data[len(_MAGIC) : start]:
+        payload = data[len(_MAGIC) + 32 :]
+        if data != _entry(key, payload):
             _remove(path)
             self._misses += 1
             return None
@@ -133,9 +140,12 @@ class CompileCache:
         if self.limit <= 0:
             return False
         path = self._path(key)
-        data = _MAGIC + hashlib.sha256(payload).digest() + payload
+        data = _entry(key, payload)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (path.parent.parent, path.parent):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._ours():
+                return False
             handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
             try:
                 with os.fdopen(handle, "wb") as f:
@@ -146,16 +156,19 @@ class CompileCache:
                 raise
             self._clean_up(keep=path)
         except OSError as e:
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"the compile cache cannot be written: {e}. Set KVARN_CACHE_DIR to a folder that can, "
-                    "or KVARN_CACHE_SIZE=0 to work without it",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+            self._warn(
+                f"the compile cache cannot be written: {e}. Set KVARN_CACHE_DIR to a folder that can, "
+                "or KVARN_CACHE_SIZE=0 to work without it"
+            )
             return False
         return True
+
+    def discard(self, key: str, why: object) -> None:
+        """Remove an entry whose bytes are as they were written, and make no sense; warns, since it may be a bug."""
+        path = self._path(key)
+        _remove(path)
+        self._hits, self._misses = self._hits - 1, self._misses + 1
+        warnings.warn(f"entry {path} of the compile cache is compiled anew: {why}", RuntimeWarning, stacklevel=3)
 
     def fetch(self, parts: Mapping[str, Any], make: Callable[[], bytes]) -> bytes:
         """The stored result for ``parts``, or what ``make`` returns, which is then stored."""
@@ -182,6 +195,23 @@ class CompileCache:
             raise ValueError(f"a cache key must be 64 hexadecimal digits (see cache_key), got {key!r}")
         return self.directory / (key + _SUFFIX)
 
+    def _ours(self) -> bool:
+        """Whether nobody else can put entries into the folder; says so once when they can."""
+        found = os.stat(self.directory)
+        if stat.S_ISDIR(found.st_mode) and _only_ours(found):
+            return True
+        self._warn(
+            f"the compile cache {self.directory} is not used: its entries are code that runs, so it must be a "
+            f"folder that belongs to you and that others may not write to, got owner {found.st_uid} and mode "
+            f"{stat.S_IMODE(found.st_mode):04o}. Remove it or chmod 700 it, or set KVARN_CACHE_DIR"
+        )
+        return False
+
+    def _warn(self, message: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+
     def _files(self) -> list[tuple[float, int, Path]]:
         """(last use, bytes, path) of every entry. Files that another process removes meanwhile are left out."""
         found = []
@@ -190,10 +220,10 @@ class CompileCache:
                 for entry in entries:
                     if entry.name.endswith(_SUFFIX):
                         try:
-                            stat = entry.stat()
+                            facts = entry.stat(follow_symlinks=False)
                         except OSError:
                             continue
-                        found.append((stat.st_mtime, stat.st_size, Path(entry.path)))
+                        found.append((facts.st_mtime, facts.st_size, Path(entry.path)))
         except OSError:
             pass
         return found
@@ -218,6 +248,15 @@ class CompileCache:
                     _remove(path)
         except OSError:
             pass
+
+
+def _entry(key: str, payload: bytes) -> bytes:
+    return _MAGIC + hashlib.sha256(key.encode() + payload).digest() + payload
+
+
+def _only_ours(found: os.stat_result) -> bool:
+    """Whether a file or folder is this user's, or root's, and others may not write to it."""
+    return found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _remove(path: Path) -> bool:

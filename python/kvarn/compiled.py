@@ -7,9 +7,10 @@ for, so that a saved kernel is loaded and launched where MLIR is not installed.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvarn.artifact import Artifact
@@ -37,11 +38,15 @@ class Kernel:
     stats : mapping of str to int
         ``"registers"``, ``"spills"`` (bytes), ``"shared bytes"`` (static and dynamic); the largest of a program's
         kernels. Needs nvJitLink or ptxas.
+    settings : Settings or None
+        What the compilation changed of the pipeline; None for a loaded kernel.
+    stats_by_kernel : mapping of str to mapping
+        The same of each kernel of a program, by its name.
     """
 
     def __init__(self, artifact: Artifact, source: str = "", settings: Settings | None = None) -> None:
         self.artifact = artifact
-        self._source, self._settings = source, settings
+        self._source, self.settings = source, settings
 
     @property
     def name(self) -> str:
@@ -54,7 +59,8 @@ class Kernel:
     @functools.cached_property
     def stages(self) -> Mapping[str, str]:
         self._need_source("stages")
-        return importlib.import_module("kvarn.compiler").stages_of(self._source, self.target, self._settings)
+        found = importlib.import_module("kvarn.compiler").stages_of(self._source, self.target, self.settings)
+        return _Stages(f"stages of {self.name} for {self.target}", found)
 
     @functools.cached_property
     def asm(self) -> Mapping[str, Any]:
@@ -67,14 +73,25 @@ class Kernel:
 
         if self.target == "host":
             raise ValueError("figures and machine code are of GPU code: compile for a GPU target, got host")
-        return assemble.assemble(str(self.artifact.code["ptx"]), self.target)
+        text = str(self.artifact.code["ptx"])
+        return assemble.assemble(text, self.target, ("-lineinfo",) if "\n\t.loc\t" in text else ())
 
     @property
     def stats(self) -> Mapping[str, int]:
-        made = self.assembled
-        dynamic = max(entry.shared_bytes for entry in self.artifact.entries)
-        spills = made.spill_stores + made.spill_loads
-        return {"registers": made.registers, "spills": spills, "shared bytes": made.shared_bytes + dynamic}
+        each = self.stats_by_kernel.values()
+        return {name: max(figures[name] for figures in each) for name in ("registers", "spills", "shared bytes")}
+
+    @property
+    def stats_by_kernel(self) -> Mapping[str, Mapping[str, int]]:
+        figures = self.assembled.kernels
+        return {
+            entry.name: {
+                "registers": figures[entry.name].registers,
+                "spills": figures[entry.name].spill_stores + figures[entry.name].spill_loads,
+                "shared bytes": figures[entry.name].shared_bytes + entry.shared_bytes,
+            }
+            for entry in self.artifact.entries
+        }
 
     @property
     def n_regs(self) -> int:
@@ -176,22 +193,78 @@ class Kernel:
         return f"<kvarn kernel {self.name} for {self.target}>"
 
 
-class _Asm(Mapping[str, Any]):
+class Code(str):
+    """The text of a stage: a notebook shows it as it is."""
+
+    __slots__ = ()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
+
+class _Texts(Mapping[str, Any]):
+    """Code by name, as people look at it: an overview, completion of names, and an error that lists them."""
+
+    def __init__(self, title: str, names: Iterable[str]) -> None:
+        self._title, self._names = title, tuple(names)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            close = difflib.get_close_matches(str(name), self._names, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise KeyError(f"{self._title} are {', '.join(self._names)}; got {name!r}{hint}")
+        found = self._text(name)
+        return Code(found) if isinstance(found, str) else found
+
+    def _text(self, name: str) -> Any:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self._names)
+
+    def __repr__(self) -> str:
+        return f"<{self._title}: {', '.join(self._names)}>"
+
+
+class _Stages(_Texts):
+    """The IR after each pass."""
+
+    def __init__(self, title: str, texts: Mapping[str, str]) -> None:
+        super().__init__(title, texts)
+        self._texts = texts
+
+    def _text(self, name: str) -> str:
+        return self._texts[name]
+
+    def __repr__(self) -> str:
+        width, before, rows = max(map(len, self._names)), "", [f"<{self._title}, with the lines of each:"]
+        for name, text in self._texts.items():
+            rows.append(f"  {name:{width}} {text.count(chr(10)) + 1:6}{'' if text != before else '  (unchanged)'}")
+            before = text
+        return "\n".join(rows) + ">"
+
+
+class _Asm(_Texts):
     """The code of a kernel by stage; see :class:`Kernel`."""
 
     def __init__(self, kernel: Kernel) -> None:
+        names = _HOST_STAGES if kernel.target == "host" else _GPU_STAGES
+        super().__init__(f"stages of a kernel for {kernel.target}", names)
         self._kernel = kernel
         self._found: dict[str, Any] = dict(kernel.artifact.code)
-        self._names = _HOST_STAGES if kernel.target == "host" else _GPU_STAGES
         if kernel.target == "host":
             self._found.pop("llvm", None)  # a host artifact holds the LLVM dialect, the stage that is called nvvm here
 
-    def __getitem__(self, stage: str) -> Any:
-        if stage not in self._names:
-            raise KeyError(f"stages of a kernel for {self._kernel.target} are {', '.join(self._names)}; got {stage!r}")
-        if stage not in self._found:
-            self._found[stage] = self._make(stage)
-        return self._found[stage]
+    def _text(self, name: str) -> Any:
+        if name not in self._found:
+            self._found[name] = self._make(name)
+        return self._found[name]
 
     def _make(self, stage: str) -> Any:
         kernel = self._kernel
@@ -205,15 +278,9 @@ class _Asm(Mapping[str, Any]):
         if stage == "kv":
             return kernel._source
         if stage == "gpu":
-            return kernel.stages["check-kv-lowered"]
+            return kernel.stages["record-kv-abi"]
         last = list(kernel.stages.values())[-1]
         return last if stage == "nvvm" else importlib.import_module("kvarn.compiler").llvm_ir_of(last)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def load(path: Any, target: str | None = None) -> Kernel:

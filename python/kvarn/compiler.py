@@ -3,8 +3,8 @@
 
 ``kv.compile(kernel, *specs, target=...)`` gives a :class:`~kvarn.compiled.Kernel`: the code at every stage, the facts
 about it, and a way to launch it. No GPU is needed to compile. Compiled code is kept on disk, keyed by the kernel's IR,
-the target, the settings and kvarn's own sources. ``KVARN_DUMP_TO``, ``KVARN_OVERRIDE_DIR``, ``KVARN_CHECK`` and
-``KVARN_REPRODUCER`` act here (``docs/compiling.md``).
+the target, the settings, kvarn's own sources and the code of other packages that takes part. ``KVARN_DUMP_TO``,
+``KVARN_OVERRIDE_DIR``, ``KVARN_CHECK`` and ``KVARN_REPRODUCER`` act here (``docs/compiling.md``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,19 +21,19 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn import artifact as artifacts
-from kvarn import errors, stage_files
+from kvarn import bundle, errors, extensions, forks, stage_files
 from kvarn.artifact import Arg, Artifact, Entry, Param, Step, Workspace
 from kvarn.cache import cache_key, compile_cache
 from kvarn.compiled import Kernel, load
-from kvarn.dialect import dtypes, kv, layout, types
+from kvarn.dialect import dtypes, kv, types
 from kvarn.dialect import text as dialect_text
 from kvarn.env import env
-from kvarn.lowering import emit, pipeline
+from kvarn.lowering import emit, loading, pipeline, record_kv_abi, runner, textual
 from kvarn.lowering.expand import tuned
 from kvarn.lowering.pass_base import PassFailure, fail
-from kvarn.lowering.rewrite import kernels, walk
+from kvarn.lowering.rewrite import walk
 from kvarn.lowering.target import Target, by_name, of_capability
+from kvarn.settings import extended
 
 _local = threading.local()
 
@@ -47,11 +48,12 @@ def context() -> ir.Context:
 
 @contextlib.contextmanager
 def diagnosed(c: ir.Context) -> Iterator[None]:
-    """Turn failures of MLIR and of passes into errors that show the user's source."""
+    """Turn failures of MLIR and of passes into errors that show the user's source. No fork falls into it."""
     found = kv.context_diagnostics(c)
     found.clear()
     try:
-        yield
+        with forks.no_fork():
+            yield
     except (ir.MLIRError, PassFailure) as error:  # pyright: ignore[reportAttributeAccessIssue]
         located = errors.from_mlir(error, list(found))
         command = getattr(error, "reproducer", "")
@@ -59,7 +61,7 @@ def diagnosed(c: ir.Context) -> Iterator[None]:
             located = errors.KernelError(
                 f"{located.message}\n  see it again: {command}", located.location, located.callers
             )
-        raise located from None
+        raise located from error.__cause__  # what a pass raised, with the way to it
     finally:
         found.clear()
 
@@ -101,27 +103,38 @@ def _parse(text: str, c: ir.Context) -> ir.Module:
 
 
 def stages_of(source: str, target: str, settings: pipeline.Settings | None) -> Mapping[str, str]:
-    """The IR after each pass, by the pass's name; first ``"input"``, the source itself."""
+    """The IR after each pass, by the pass's name; first ``"input"``, the source itself.
+
+    The second run of a pass is called ``name#2``, and so on.
+    """
     found: dict[str, str] = {"input": source}
+
+    def keep(name: str, module: ir.Module) -> None:
+        free = (n for n in itertools.chain([name], (f"{name}#{i}" for i in itertools.count(2))) if n not in found)
+        found[next(free)] = str(module)
+
     module = parse(source)
     with diagnosed(module.context):
-        pipeline.run(module, pipeline.steps(target, settings), observer=lambda name, m: found.__setitem__(name, str(m)))
+        runner.run(module, pipeline.steps(target, settings), observer=keep)
     return found
 
 
 def llvm_ir_of(text: str) -> str:
     """LLVM IR of the last stage's text."""
-    return emit.llvm_ir(parse(text))
+    with forks.no_fork():
+        return emit.llvm_ir(parse(text))
 
 
 def compile(
     kernel: Any,
     *specs: Any,
     target: str | Target | None = None,
+    passes: Mapping[str, Any] | None = None,
     disable: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
     check: bool | None = None,
     reproducer: str | Path | None = None,
+    lineinfo: bool = False,
 ) -> Kernel:
     """Compile a kernel.
 
@@ -133,14 +146,18 @@ def compile(
         For a DSL kernel, one an argument: a cache or its ``.spec``, a dtype, ``kv.Buffer[dtype, rank]``.
     target : str, optional
         ``"sm_80"``, ``"sm_90a"``, ``"sm_100a"``, ``"host"``, ...; default: the machine's.
+    passes : mapping, optional
+        Passes to run beside others: ``{"after:hoist-kv-lookups": my_pass}``, as for ``kv.pipeline``.
     disable : sequence of str
-        Optimising passes to leave out, to see what each is worth.
+        Optional passes to leave out, to see what each is worth.
     options : mapping of str to str
         Options by pass name, as a pipeline writes them: ``{"plan-kv-access": "read-only=false"}``.
     check : bool, optional
         Whether accesses to caches are checked when the kernel runs; default: ``KVARN_CHECK``.
     reproducer : path, optional
         When a pass fails, write the module and the pipeline there, for kv-opt; default: ``KVARN_REPRODUCER``.
+    lineinfo : bool
+        Write the kernel's source lines into the PTX (``.loc``), so that profilers show them. The code is the same.
 
     Returns
     -------
@@ -151,21 +168,40 @@ def compile(
     kvarn.errors.KernelError
         If the kernel cannot be compiled; names the user's file, line and column.
     ValueError
-        For an unknown target or pass.
+        For an unknown target, pass or option.
     """
     chosen = by_name(target if target is not None else default_target())
-    settings = pipeline.Settings(frozenset(disable), dict(options or {}), env.check if check is None else check)
+    settings = extended(passes, disable, options, check)
     steps = pipeline.steps(chosen, settings)
     c = context()
     with diagnosed(c):
         module = as_module(kernel, specs, c)
         text = str(module)
-        key = key_of("kernel", text, chosen, settings)
+        # Checks say where they stand, so that code with checks depends on its places, and other code does not.
+        placed = lineinfo or settings.check or "cf.assert" in text
+        what = with_places(module) if placed else text
+        key = key_of("kernel with lines" if lineinfo else "kernel", what, chosen, settings)
         found = load_cached(key)
         if found is None:
-            found = lower(module, chosen, steps, reproducer)
+            observer = None if hasattr(kernel, "trace") else _check_at(steps[-1])
+            found = lower(module, chosen, steps, reproducer, observer, lineinfo)
             save_cached(key, found)
     return Kernel(found, text, settings)
+
+
+def _check_at(last: pipeline.Step) -> runner.Observer:
+    """Check IR that was written by hand before LLVM gets it, after the last pass."""
+
+    def observe(name: str, module: ir.Module) -> None:
+        if name == last.name:
+            emit.check_translatable(module)
+
+    return observe
+
+
+def with_places(module: ir.Module) -> str:
+    """A module's text with the source locations of its operations."""
+    return str(module.operation.get_asm(enable_debug_info=True))
 
 
 def as_module(kernel: Any, specs: Sequence[Any], c: ir.Context) -> ir.Module:
@@ -173,7 +209,7 @@ def as_module(kernel: Any, specs: Sequence[Any], c: ir.Context) -> ir.Module:
     if isinstance(kernel, ir.Module):
         if specs:
             raise TypeError(f"a module takes no specs, got {len(specs)}")
-        return ir.Module.parse(str(kernel.operation.get_asm(enable_debug_info=True)), c)
+        return ir.Module.parse(with_places(kernel), c)
     if isinstance(kernel, str):
         if specs:
             raise TypeError(f"MLIR text takes no specs, got {len(specs)}")
@@ -188,9 +224,10 @@ def as_module(kernel: Any, specs: Sequence[Any], c: ir.Context) -> ir.Module:
 def lower(
     module: ir.Module,
     target: Target,
-    steps: Sequence[pipeline.Step],
+    steps: Sequence[textual.Step],
     reproducer: str | Path | None = None,
-    observer: pipeline.Observer | None = None,
+    observer: runner.Observer | None = None,
+    lineinfo: bool = False,
 ) -> Artifact:
     """Run the pipeline and collect code and ABI: of a kernel, or of a program when the module held operations.
 
@@ -199,12 +236,12 @@ def lower(
     """
     path = reproducer or env.reproducer
     if not path:
-        return _lower(module, target, steps, observer)
+        return _lower(module, target, steps, observer, lineinfo)
     # Written first, since MLIR ends the process on some mistakes.
-    options = "" if target.is_host else f" --emit=ptx --target={target.name}"
+    options = loading.flags(steps) + ("" if target.is_host else f" --emit=ptx --target={target.name}")
     command = stage_files.write_reproducer(path, stage_files.reproducer(module, steps), options)
     try:
-        made = _lower(module, target, steps, observer)
+        made = _lower(module, target, steps, observer, lineinfo)
     except (ir.MLIRError, PassFailure) as error:  # pyright: ignore[reportAttributeAccessIssue]
         error.reproducer = command  # type: ignore[union-attr]
         raise
@@ -213,173 +250,121 @@ def lower(
 
 
 def _lower(
-    module: ir.Module, target: Target, steps: Sequence[pipeline.Step], observer: pipeline.Observer | None
+    module: ir.Module,
+    target: Target,
+    steps: Sequence[textual.Step],
+    observer: runner.Observer | None,
+    lineinfo: bool,
 ) -> Artifact:
-    entries: list[Entry] = []
     files = stage_files.StageFiles(module, target.name) if stage_files.wanted() else None
 
     def observe(name: str, m: ir.Module) -> None:
         if files is not None:
             files.stage(name, m)
-        if name == "check-kv-lowered":
-            for function in kernels(m):
-                try:
-                    entry = entry_of(function)
-                except (ValueError, KeyError) as error:  # a record that was written by hand, or left by another's pass
-                    fail(function, f"must have arguments that can be passed to it: {error}")
-                if entry.shared_bytes > target.shared_bytes:
-                    most = f"{target.shared_bytes} bytes of shared memory on {target.name}"
-                    fail(function, f"must use at most {most}, got {entry.shared_bytes}")
-                entries.append(entry)
-                emit.set_launch_bounds(function)
-                # The record is in the entry now; its types would keep the text from parsing where kv is unknown.
-                for attribute in [a for a in function.attributes if a.startswith("kv.")]:
-                    del function.attributes[attribute]
         if observer is not None:
             observer(name, m)
 
     if files is not None:
         files.stage("input", module)
-    pipeline.run(module, steps, observer=observe)
-    if not entries:
-        raise ValueError("the module must have a kernel (a gpu.func with the kernel attribute), got one without")
-    name, args, steps_, workspaces = program_of(module, entries) or (entries[0].name, (), (), ())
+    runner.run(module, steps, observer=observe)
+    entries, program = take_record(module)
+    name, args, launches, workspaces = program or (entries[0].name, (), (), ())
     if target.is_host:
         # The JIT would only say that it failed.
         for op in walk(module, lambda name: name.partition(".")[0] not in ("llvm", "builtin")):
             fail(op, "has no lowering on the host target")
-        return Artifact(name, "host", "", {"llvm": str(module)}, tuple(entries), args, steps_, workspaces)
-    text = emit.ptx(module, target)
+        return Artifact(name, "host", "", {"llvm": str(module)}, entries, args, launches, workspaces)
+    text = emit.ptx(module, target, lineinfo=lineinfo)
     if files is not None:
         text = files.code("ptx", text)
-    return Artifact(name, target.name, emit.isa_of(text), {"ptx": text}, tuple(entries), args, steps_, workspaces)
-
-
-def program_of(
-    module: ir.Module, entries: Sequence[Entry]
-) -> tuple[str, tuple[Arg, ...], tuple[Step, ...], tuple[Workspace, ...]] | None:
-    """Name, arguments, steps and workspaces that ``extract-kv-program`` left on a module; takes them off it."""
-    attributes = module.operation.attributes
-    if "kv.program" not in attributes:
-        return None
-    record = json.loads(ir.StringAttr(attributes["kv.program"]).value)
-    described: list[ir.DictAttr | None] = [None] * len(record["arg_types"])
-    if "kv.program_args" in attributes:
-        described = [ir.DictAttr(d) for d in ir.ArrayAttr(attributes["kv.program_args"])]
-        del attributes["kv.program_args"]
-    del attributes["kv.program"]
-    with module.context:
-        parsed = [ir.Type.parse(t) for t in record["arg_types"]]
-    args = tuple(_arg(i, t, d, 0, False) for i, (t, d) in enumerate(zip(parsed, described, strict=True)))
-    shared = {entry.name: entry.shared_bytes for entry in entries}
-    steps = tuple(Step(**s, shared_bytes=shared[s["entry"]]) for s in record["steps"])
-    return record["name"], args, steps, tuple(Workspace(**w) for w in record["workspaces"])
+    return Artifact(name, target.name, emit.isa_of(text), {"ptx": text}, entries, args, launches, workspaces)
 
 
 # --- the ABI record ----------------------------------------------------------------------------------
 
-
-def entry_of(function: ir.Operation) -> Entry:
-    """The ABI of a lowered kernel, from the attributes that the passes left on it."""
-    attributes = function.attributes
-    with function.context:
-        arg_types = [ir.TypeAttr(t).value for t in ir.ArrayAttr(attributes["kv.arg_types"])]
-        described = [ir.DictAttr(d) for d in ir.ArrayAttr(attributes["kv.args"])] if "kv.args" in attributes else []
-        alignments, tables = (
-            list(ir.DenseI64ArrayAttr(attributes[name])) if name in attributes else []
-            for name in ("kv.arg_alignments", "kv.table_alignments")
-        )
-        written = set(ir.DenseI64ArrayAttr(attributes["kv.written"])) if "kv.written" in attributes else set()
-        args = tuple(
-            _arg(
-                i,
-                t,
-                described[i] if i < len(described) else None,
-                alignments[i] if i < len(alignments) else 0,
-                i in written,
-                tables[i] if i < len(tables) else 0,
-            )
-            for i, t in enumerate(arg_types)
-        )
-        params = tuple(_param(ir.DictAttr(p), args) for p in ir.ArrayAttr(attributes["kv.params"]))
-
-        def number(name: str) -> int:
-            return ir.IntegerAttr(attributes[name]).value if name in attributes else 0
-
-        def extents(name: str) -> Any:
-            return tuple(ir.DenseI32ArrayAttr(attributes[name])) if name in attributes else None
-
-        extra: dict[str, Any] = {}
-        if "kv.assertions" in attributes:
-            extra["assertions"] = [ir.StringAttr(a).value for a in ir.ArrayAttr(attributes["kv.assertions"])]
-        if "kv.programmatic" in attributes:
-            extra["programmatic"] = True
-        return Entry(
-            ir.StringAttr(attributes["sym_name"]).value, args, params, extents("kv.block"), number("kv.max_threads"),
-            number("kv.shared_bytes"), extents("kv.cluster"), extra,
-        )  # fmt: skip
+_Program = tuple[str, tuple[Arg, ...], tuple[Step, ...], tuple[Workspace, ...]]
 
 
-def _arg(
-    index: int, type_: ir.Type, described: ir.DictAttr | None, alignment: int, written: bool, table_alignment: int = 0
-) -> Arg:
-    name = ir.StringAttr(described["name"]).value if described is not None else f"arg{index}"
-    if isinstance(type_, ir.MemRefType):
-        memref = ir.MemRefType(type_)
-        dtype = _dtype(str(memref.element_type), described)
-        return Arg(name, "buffer", dtype, memref.rank, None, max(alignment, dtype.itemsize), written)
-    kind = types.type_name(type_)
-    if kind == "tma":
-        return Arg(name, "tensormap", spec=types.tma_spec_of(type_), written=written)
-    if kind in ("cache", "collection", "operand"):
-        spec = types.spec_of(type_)
-        # Pools start at a multiple of 16 bytes, a layer of one at a multiple of its rows.
-        alignment = min(16, layout.lowbit(spec.head_size * spec.dtype.itemsize))
-        return Arg(name, kind, None, 0, spec, alignment, written, table_alignment)
-    return Arg(name, "scalar", _dtype(str(type_), described))
+def take_record(module: ir.Module) -> tuple[tuple[Entry, ...], _Program | None]:
+    """The kernels and the program that ``record-kv-abi`` wrote down on a module, which it is taken off."""
+    attributes = module.operation.attributes
+    if record_kv_abi.ATTRIBUTE not in attributes:
+        raise ValueError("the module must have a kernel (a gpu.func with the kernel attribute), got one without")
+    record = json.loads(ir.StringAttr(attributes[record_kv_abi.ATTRIBUTE]).value)
+    del attributes[record_kv_abi.ATTRIBUTE]
+    with module.context:
+        entries = tuple(_entry(kernel) for kernel in record["kernels"])
+        program = record["program"]
+        if program is None:
+            return entries, None
+        shared = {entry.name: entry.shared_bytes for entry in entries}
+        steps = tuple(Step(**s, shared_bytes=shared[s["entry"]]) for s in program["steps"])
+        workspaces = tuple(Workspace(**w) for w in program["workspaces"])
+        return entries, (program["name"], tuple(map(_arg, program["args"])), steps, workspaces)
 
 
-def _dtype(element: str, described: ir.DictAttr | None) -> dtypes.DType:
-    """The dtype of an MLIR element type, with the sign that the record keeps."""
-    if described is not None and "dtype" in described and ir.StringAttr(described["dtype"]).value:
-        return dtypes.by_name(ir.StringAttr(described["dtype"]).value)
-    return dtypes.by_mlir(element)
+def _entry(record: dict[str, Any]) -> Entry:
+    args = tuple(map(_arg, record["args"]))
+    fields = {(i, f.name): f.type for i, arg in enumerate(args) for f in arg.fields}
+    params = tuple(Param(p["arg"], p["field"], fields[p["arg"], p["field"]]) for p in record["params"])
+    block, cluster = (tuple(record[name]) if record[name] else None for name in ("block", "cluster"))
+    return Entry(
+        record["name"], args, params, block, record["max_threads"], record["shared_bytes"], cluster,
+        record["attributes"],
+    )  # fmt: skip
 
 
-def _param(record: ir.DictAttr, args: Sequence[Arg]) -> Param:
-    index, name = ir.IntegerAttr(record["arg"]).value, ir.StringAttr(record["field"]).value
-    field = next(f for f in args[index].fields if f.name == name)
-    return Param(index, name, field.type)
+def _arg(record: dict[str, Any]) -> Arg:
+    known = dict(record)
+    dtype, type_ = known.pop("dtype", None), known.pop("type", None)
+    if dtype is not None:
+        known["dtype"] = dtypes.by_name(dtype)
+    if type_ is not None:
+        of = types.tma_spec_of if known["kind"] == "tensormap" else types.spec_of
+        known["spec"] = of(ir.Type.parse(type_))
+    return Arg(**known)
 
 
 # --- the disk cache ----------------------------------------------------------------------------------
 
 
-def key_of(kind: str, what: Any, target: Target, settings: pipeline.Settings) -> str:
-    """The disk cache's key of something compiled for a target: ``what`` is IR or what it is made from."""
+def key_of(kind: str, what: Any, target: Target, settings: pipeline.Settings) -> str | None:
+    """The disk cache's key of something compiled for a target: ``what`` is IR or what it is made from.
+
+    None where code from outside takes part that cannot be told from other code in another process.
+    """
+    outside = extensions.key(settings)
+    if outside is None:
+        return None
     return cache_key({
         "kind": kind, "what": what, "target": target.name, "disable": sorted(settings.disable),
-        "options": dict(settings.options), "check": settings.check, "sources": sources_digest(),
+        "options": dict(settings.options), "check": settings.check, "sources": sources_digest(), "outside": outside,
         "tuned": tuned.digest() if "kv.attention" in str(what) else "",
     })  # fmt: skip
 
 
-def load_cached(key: str) -> Artifact | None:
+def load_cached(key: str | None) -> Artifact | None:
     """An artifact from the disk cache."""
-    if env.always_compile or stage_files.wanted():
+    if key is None or env.always_compile or stage_files.wanted():
         return None
     data = compile_cache.get(key)
-    return None if data is None else artifacts.loads(data, "the compile cache")[0]
+    if data is None:
+        return None
+    try:
+        return bundle.loads(data, "it")[0]
+    except ValueError as error:  # its bytes are as they were written: of another kvarn, or of a bug
+        compile_cache.discard(key, error)
+        return None
 
 
-def save_cached(key: str, made: Artifact) -> None:
+def save_cached(key: str | None, made: Artifact) -> None:
     """Keep an artifact in the disk cache, unless it may be made from edited stages."""
-    if env.override_dir:
+    if key is None or env.override_dir:
         return
-    compile_cache.put(key, artifacts.dumps([made]))
+    compile_cache.put(key, bundle.dumps([made]))
 
 
 __all__ = [
-    "Kernel", "compile", "context", "default_target", "diagnosed", "entry_of", "key_of", "load", "load_cached", "lower",
-    "parse", "program_of", "save_cached", "sources_digest",
+    "Kernel", "compile", "context", "default_target", "diagnosed", "key_of", "load", "load_cached", "lower", "parse",
+    "save_cached", "sources_digest", "take_record",
 ]  # fmt: skip

@@ -101,7 +101,10 @@ class Environment:
         "KVARN_OVERRIDE_DIR", "", str, "folder of edited stages, named as KVARN_DUMP_TO names them, to use instead"
     )
     check = Variable[bool](
-        "KVARN_CHECK", False, _bool, "1 adds device-side checks that name the op, the source line and the index"
+        "KVARN_CHECK",
+        False,
+        _bool,
+        "1 adds device-side checks, of accesses and of what tables hold, that name the op; may be set at any time",
     )
     reproducer = Variable[str](
         "KVARN_REPRODUCER", "", str, "file that gets the module and the pipeline when a pass fails, for kv-opt"
@@ -110,7 +113,13 @@ class Environment:
         "KVARN_TARGET", "", str, "target to compile for when none is given: sm_80, sm_90a, sm_100a or host"
     )
     debug = Variable[bool]("KVARN_DEBUG", False, _bool, "1 lets the commands print the traceback of an error")
-    ptxas = Variable[str]("KVARN_PTXAS", "", str, "path of the ptxas to use instead of nvJitLink")
+    ptxas = Variable[str](
+        "KVARN_PTXAS", "", str, "path of the ptxas to use, also for kernels that nvJitLink could assemble"
+    )
+    allow_serialized = Variable[bool](
+        "KVARN_ALLOW_SERIALIZED", False, _bool,
+        "1 warns instead of failing when an assembler serializes wgmma or ignores setmaxnreg",
+    )  # fmt: skip
     nvdisasm = Variable[str]("KVARN_NVDISASM", "", str, "path of the nvdisasm to use")
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ pass (the op's MLIR location is the node's). Both become a :class:`KernelError`.
 
 from __future__ import annotations
 
+import difflib
 import linecache
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -68,6 +69,14 @@ class KernelError(ValueError):
                 lines.append(caller.snippet())
         return "\n".join(lines)
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the place in the kernel, not that in the front end (KVARN_DEBUG has both)."""
+        from kvarn.env import env
+
+        if env.debug:
+            raise NotImplementedError  # IPython writes the whole traceback
+        return [f"{type(self).__name__}: {self}"]
+
 
 class KernelTypeError(KernelError, TypeError):
     """A type mistake in a kernel: also a ``TypeError``."""
@@ -77,11 +86,21 @@ class UnsupportedError(KernelError, NotImplementedError):
     """A Python construct that kernels do not have; the message says what to write instead."""
 
 
+def suggestion(error: BaseException) -> str:
+    """``; did you mean 'load'?`` for an attribute that is misspelt, else empty."""
+    name, owner = getattr(error, "name", None), getattr(error, "obj", None)
+    if not isinstance(error, AttributeError) or not isinstance(name, str) or owner is None:
+        return ""
+    known = [n for n in dir(owner) if not n.startswith("_")]
+    close = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 def located(
     error: BaseException, location: SourceLocation | None, callers: Iterable[SourceLocation] = ()
 ) -> KernelError:
     """``error``, raised while a kernel was traced, as a :class:`KernelError` at a place in the source."""
-    text = str(error) if str(error) else type(error).__name__
+    text = (str(error) if str(error) else type(error).__name__) + suggestion(error)
     kind: type[KernelError] = KernelError
     if isinstance(error, TypeError):
         kind = KernelTypeError

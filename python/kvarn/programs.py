@@ -10,8 +10,10 @@ not for the tokens.
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,20 +21,23 @@ from typing import Any, NamedTuple
 from mlir import ir
 from mlir.dialects import func
 
-from kvarn import compiler
+from kvarn import compiler, forks, settings
 from kvarn.artifact import Artifact
 from kvarn.caches import MHAOperand
 from kvarn.compiled import Kernel
-from kvarn.dialect import dtypes, effects, layout, types
+from kvarn.dialect import dtypes, effects, layout, schedules, types
 from kvarn.dialect.base import Kv
+from kvarn.dialect.contents import Rule
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.ext import F32, I32
 from kvarn.dialect.layout import CacheSpec, lowbit
+from kvarn.dsl import functions
 from kvarn.env import env
 from kvarn.lowering import pipeline
 from kvarn.lowering.target import by_name, of_capability
-from kvarn.runtime import buffers, device, streams
+from kvarn.runtime import buffers, contents, device, overlap, streams
 from kvarn.runtime.binding import HOST, is_torch, ordinal_of
+from kvarn.runtime.overlap import Apart
 from kvarn.runtime.program import Program
 
 _REMEMBER = 4096  # signatures that an operation remembers
@@ -129,7 +134,11 @@ def build(what: Specialisation, context: ir.Context | None = None) -> ir.Module:
         function.attributes["kv.args"] = ir.ArrayAttr.get([_argument(n, t) for n, t in what.operands])
         with ir.InsertionPoint(function.add_entry_block()):
             values = dict(zip((n for n, _ in what.operands), function.arguments, strict=True))
-            made = op_class(**values, **{n: _attribute(v) for n, v in what.attributes})
+            attributes = {n: _attribute(v) for n, v in what.attributes}
+            declared = {f.name for f in op_class.FIELDS if f.kind == "attribute"}
+            made = op_class(**values, **{n: a for n, a in attributes.items() if n in declared})
+            for n in attributes.keys() - declared:  # one that may be absent, which IRDL cannot declare
+                made.operation.attributes[n] = attributes[n]
             if what.schedule:
                 entries = {n: _attribute(v) for n, v in what.schedule}
                 made.operation.attributes["schedule"] = ir.DictAttr.get(entries)
@@ -170,13 +179,23 @@ def _attribute(value: Any) -> ir.Attribute:
 
 
 class OperationProgram(Program):
-    """A program whose operands are bound by the operation that calls it, which has checked them."""
+    """A program whose operands are bound by the operation that calls it, which has checked them.
+
+    Attributes
+    ----------
+    used : int
+        When it ran last on the host, or was made: larger is later.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        super().__init__(artifact)
+        self.used = next(_clock)
 
     def run(self, values: list[tuple[Any, ...]], ordinal: int, operands: Sequence[Any], stream: Any) -> None:
         """Run every step with field values that are right; ``operands`` say whose current stream to take."""
         on = self._on.get(ordinal) or self._load(ordinal)
         if ordinal < 0:
-            handle = 0
+            handle, self.used = 0, next(_clock)
         elif stream is None:
             handle = streams.current_stream(operands, ordinal)
         else:
@@ -195,25 +214,41 @@ class OperationProgram(Program):
         return self._binders.bind(operands)
 
 
-_programs: dict[tuple[Specialisation, bool], OperationProgram] = {}
+# Host programs that are kept, those used last: each has 3 MB of machine code and what the JIT knows of it. Those of
+# GPUs are small, and stay: a captured graph may launch them.
+HOST_PROGRAMS = 64
+_programs: dict[tuple[Specialisation, bool, Hashable], OperationProgram] = {}
+_operations: weakref.WeakSet[Operation] = weakref.WeakSet()
+_clock = itertools.count()
 _compiling = threading.Lock()
 
 
 def program(what: Specialisation) -> OperationProgram:
     """The program of a specialisation: from memory, the disk cache or the compiler."""
-    key = what, env.check
+    key = what, env.check, settings.token()
     found = _programs.get(key)
     if found is None:
-        with _compiling:
+        with forks.no_fork(), _compiling:
             found = _programs.get(key)
             if found is None:
                 found = _programs[key] = OperationProgram(artifact(what))
+                _give_up_old()
     return found
+
+
+def _give_up_old() -> None:
+    """Forget the host programs that were used the longest ago, where there are too many."""
+    of_host = [(p.used, key) for key, p in _programs.items() if key[0].target == "host"]
+    for _, key in sorted(of_host, key=lambda entry: entry[0])[: max(len(of_host) - HOST_PROGRAMS, 0)]:
+        gone = _programs.pop(key)
+        for operation in list(_operations):
+            operation.forget(gone)
 
 
 def artifact(what: Specialisation) -> Artifact:
     """The compiled artifact of a specialisation, from the disk cache where it is. Nothing is traced on a hit."""
-    key = compiler.key_of("operation", what, by_name(what.target), pipeline.Settings())
+    portable = functions.are_portable(v for _, v in what.attributes)
+    key = compiler.key_of("operation", what, by_name(what.target), settings.current()) if portable else None
     found = compiler.load_cached(key)
     if found is None:
         found = compile_operation(what).artifact
@@ -223,13 +258,14 @@ def artifact(what: Specialisation) -> Artifact:
 
 def compile_operation(what: Specialisation) -> Kernel:
     """Compile a specialisation afresh: all stages of the code are there to look at."""
-    context = compiler.context()
+    context, applied = compiler.context(), settings.current()
     target = by_name(what.target)
+    steps = pipeline.steps(target, applied)
     with compiler.diagnosed(context):
         module = build(what, context)
         text = str(module)
-        made = compiler.lower(module, target, pipeline.steps(target))
-    return Kernel(made, text)
+        made = compiler.lower(module, target, steps)
+    return Kernel(made, text, applied)
 
 
 # --- operations ----------------------------------------------------------------------------------
@@ -243,6 +279,7 @@ class _Known(NamedTuple):
     tails: list[
         tuple[int, tuple[int, ...]]
     ]  # of each buffer, its place among the operands and its fields after the address
+    checks: tuple[contents.Check, ...]  # of a call's field values: that outputs lie apart, what tables on the host hold
 
 
 class Operation:
@@ -260,6 +297,8 @@ class Operation:
         absent, and ``attributes`` as a dictionary. Raises ValueError or TypeError.
     written : sequence of str
         Buffers that are written, as far as the op has them. A cache or collection is, when the op's effects say so.
+    apart : sequence of Apart
+        Operands that must not share memory.
     """
 
     def __init__(
@@ -268,10 +307,12 @@ class Operation:
         static: Mapping[str, int] | None = None,
         check: Callable[[SimpleNamespace], None] | None = None,
         written: Sequence[str] = ("out", "query_out", "lse"),
+        apart: Sequence[Apart] = (),
     ) -> None:
         op_class = op_class_of(name)
         self.name, self.title = name, "kv.ops." + name.removeprefix("kv.")
         self._static, self._check = dict(static or {}), check
+        self._contents: tuple[Rule, ...] = getattr(op_class, "contents", ())
         self._fields = [f for f in op_class.FIELDS if f.kind == "operand"]
         self.operands = tuple(f.name for f in self._fields)
         caches = ("source", "destination", "cache") if name == "kv.convert" else ("cache",)
@@ -279,10 +320,17 @@ class Operation:
         kinds = {**dict.fromkeys(caches, "cache"), **dict.fromkeys(collections, "collection")}
         kinds |= dict.fromkeys(("keys", "values"), "operand")
         self._handles = {n: kinds[n] for n in self.operands if n in kinds}
-        self._written = set(written)
+        self._written, self._apart = set(written), tuple(apart)
         if effects.writes_cache(op_class):
             self._written |= {n for n in self._handles if not n.startswith("source")}
         self._known: dict[Any, _Known] = {}
+        _operations.add(self)
+
+    def forget(self, gone: OperationProgram) -> None:
+        """Look a program up again that a signature had."""
+        for signature, found in list(self._known.items()):
+            if found.program is gone:
+                self._known.pop(signature, None)
 
     def __call__(
         self,
@@ -293,21 +341,31 @@ class Operation:
     ) -> None:
         """Run on operands in the order of ``self.operands``; absent ones are None, or left out at the end."""
         values: list[Any] = []
-        key: list[Any] = [attributes, tuple(sorted(schedule.items())) if schedule else None]
+        key: list[Any] = [
+            env.check,
+            attributes,
+            None if schedule is None else _entries(schedule, self.title),
+            settings.token(),
+        ]
         add, find = key.append, _signers.get
         for operand in operands:
             add((find(operand.__class__) or _find_signer(operand.__class__))(operand, values))
         signature = tuple(key)
-        found = self._known.get(signature)
+        try:
+            found = self._known.get(signature)
+        except TypeError:  # an entry of the schedule that nothing can be looked up by: learning says which
+            found = None
         if found is None:
             found = self._learn(signature, operands)
         for i, tail in found.tails:
             values[i] = (values[i], *tail)
+        for check in found.checks:
+            check(values)
         found.program.run(values, found.ordinal, operands, stream)
 
     def _learn(self, signature: tuple[Any, ...], operands: Sequence[Any]) -> _Known:
         """Check a signature, get its program, and remember what its buffers' fields are besides the address."""
-        attributes, schedule = signature[0], signature[1] or ()
+        attributes, (schedule, _) = signature[1], signature[2] or ((), ())
         what, given = self.specialisation(operands, attributes, schedule)
         found = program(what)
         assert not any(a.table_alignment for a in found.args), "a signature does not hold the alignment of tables"
@@ -315,8 +373,24 @@ class Operation:
         buffers_ = [i for i, (_, type_) in enumerate(what.operands) if isinstance(type_, BufferType)]
         if len(self._known) >= _REMEMBER:
             self._known.clear()
-        made = self._known[signature] = _Known(found, ordinal, [(i, values[i][1:]) for i in buffers_])
+        tails = [(i, values[i][1:]) for i in buffers_]
+        made = self._known[signature] = _Known(found, ordinal, tails, self._checks(what, given, ordinal))
         return made
+
+    def _checks(self, what: Specialisation, given: Sequence[Any], ordinal: int) -> tuple[contents.Check, ...]:
+        """What is checked at every call of a signature."""
+        at = {name: i for i, (name, _) in enumerate(what.operands)}
+        found = [
+            overlap.check_of(
+                self.title, rule, (at[rule.written], at[rule.read]), (given[at[rule.written]], given[at[rule.read]])
+            )
+            for rule in self._apart
+            if rule.written in at and rule.read in at
+        ]
+        if ordinal == HOST:
+            handles = {n: (t.kind, t.spec) for n, t in what.operands if isinstance(t, HandleType)}
+            found += contents.checks_of(self.title, self._contents, handles, list(at))
+        return tuple(found)
 
     def specialisation(
         self,
@@ -337,7 +411,7 @@ class Operation:
                 f"{self.title} takes {len(self._fields)} operands ({', '.join(self.operands)}), got {len(operands)}"
             )
         operands = (*operands, *(None,) * (len(self._fields) - len(operands)))
-        seen, operand_types, given = SimpleNamespace(attributes=dict(attributes)), [], []
+        seen, operand_types, given = SimpleNamespace(attributes=dict(attributes), schedule=dict(schedule)), [], []
         ordinal, where, alignment = None, "", _WIDEST
         for field, operand in zip(self._fields, operands, strict=True):
             name, about = field.name, f"{self.title}: {field.name}"
@@ -364,11 +438,17 @@ class Operation:
             ordinal, where = here, name
             setattr(seen, name, view)
             operand_types.append((name, type_))
+            # Integers of kernels have no sign; the checks speak of the caller's.
+            if isinstance(type_, BufferType):
+                view = view._replace(dtype=type_.dtype)
             given.append(operand if view is operand else view)
-        if self._check is not None:
-            self._check(seen)
         if target is None:
             target = "host" if ordinal in (None, HOST) else of_capability(*device.device(ordinal).capability).name
+        problem = schedules.why_unsupported(self.name, seen.schedule, by_name(target)) if schedule else None
+        if problem is not None:
+            raise ValueError(f"{self.title}: the schedule's {problem}")
+        if self._check is not None:
+            self._check(seen)
         return Specialisation(
             self.name, tuple(operand_types), tuple(attributes), tuple(schedule), target, alignment
         ), given
@@ -395,13 +475,19 @@ class Operation:
                 "use .contiguous()"
             )
         first = self._static.get(name)
-        dtype = view.dtype
+        dtype = dtypes.i32 if view.dtype is dtypes.u32 else view.dtype  # the same bits
         if first is None:
-            if dtype.name not in ("i32", "u32"):
+            if dtype is not dtypes.i32:
                 raise TypeError(f"{about} must be int32 or uint32, got {dtype.name}")
-            dtype, first = dtypes.i32, view.rank
+            first = view.rank
+        dtype = dtypes.by_name(dtype.name.replace("u", "i")) if dtype.kind == "u" else dtype  # kernels' have no sign
         if view.readonly and name in self._written:
             raise ValueError(f"{about} is written, but the buffer given is read-only")
+        if name in self._written and overlap.overlaps_itself(view):
+            raise ValueError(
+                f"{about} is written, but some of its elements are one and the same memory: got shape "
+                f"{list(view.shape)} with strides {list(view.strides)} (elements); give it memory of its own"
+            )
         if view.data % dtype.itemsize:
             raise ValueError(f"{about} must start at a multiple of {dtype.itemsize} bytes, got address {view.data:#x}")
         return BufferType(dtype, tuple(None if i < first else d for i, d in enumerate(view.shape))), view, view.device
@@ -409,8 +495,18 @@ class Operation:
     def compile(self, operands: Sequence[Any], attributes: tuple[tuple[str, Any], ...] = (), schedule: Schedule = None,
                 target: str | None = None) -> Kernel:  # fmt: skip
         """Compile for operands without running: to look at the code, also for a target that is not here."""
-        ordered = () if schedule is None else tuple(sorted(schedule.items()))
+        ordered = () if schedule is None else _entries(schedule, self.title)[0]
         return compile_operation(self.specialisation(operands, attributes, ordered, target)[0])
+
+
+def _entries(schedule: Any, title: str) -> tuple[tuple[tuple[str, Any], ...], tuple[type, ...]]:
+    """A schedule's entries in order, and the classes of its values: True and 1 are equal and not the same."""
+    try:
+        return tuple(sorted(schedule.items())), tuple(map(type, schedule.values()))
+    except (AttributeError, TypeError):
+        names = [name for name in schedule if not isinstance(name, str)] if isinstance(schedule, Mapping) else []
+        wrong = f"named by strings, got {names[0]!r}" if names else f"given as a mapping, got {schedule!r}"
+        raise TypeError(f"{title}: the schedule's entries must be {wrong}") from None
 
 
 def _place(ordinal: int) -> str:

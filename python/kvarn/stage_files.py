@@ -13,6 +13,7 @@ one.
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +21,8 @@ from pathlib import Path
 from mlir import ir
 
 from kvarn.env import env
-from kvarn.lowering.pipeline import Step
 from kvarn.lowering.rewrite import walk
+from kvarn.lowering.textual import Step
 
 
 def wanted() -> bool:
@@ -92,7 +93,7 @@ class StageFiles:
 def _symbol(module: ir.Module) -> str:
     """The name of the first kernel or function."""
     for op in walk(module, lambda name: name in ("gpu.func", "func.func")):
-        return ir.StringAttr(op.attributes["sym_name"]).value
+        return re.sub(r"[^A-Za-z0-9_$.-]|^\.", "_", ir.StringAttr(op.attributes["sym_name"]).value)  # no other folder
     return "module"
 
 
@@ -117,7 +118,7 @@ def reproducer(module: ir.Module, steps: Sequence[Step]) -> str:
     from kvarn.lowering import textual
 
     with module.context:
-        passes = [p for step in steps for p in textual.parse(step.text)]
+        passes = [p for step in steps for p in step.split()]
     pipeline_text = textual.text(passes).replace("\\", "\\\\").replace('"', '\\"')
     asm = str(module.operation.get_asm(enable_debug_info=True)).rstrip("\n")
     return (

@@ -157,3 +157,102 @@ func.func @copies(%m: !kv.tma<"scale", f32, array<i64: 1, 64>, array<i64: 1, 64>
   %y = llvm.load %tile : !llvm.ptr<3> -> i32
   return %x, %y : i32, i32
 }
+
+// Tiles: positions, broadcasts, reductions, masks and products are arithmetic, and so are look-ups of pages and roles.
+// CHECK-LABEL: func.func @dead_tiles
+// DCE-NEXT:      return
+func.func @dead_tiles(%c: !cache, %i: i32, %q: tensor<64x128xbf16>, %rows: memref<?x128xbf16>, %lse: memref<?xf32>) {
+  %positions = "kv.tile_index"() : () -> tensor<64xi32>
+  %limit = tensor.splat %i : tensor<64xi32>
+  %exists = arith.cmpi slt, %positions, %limit : tensor<64xi32>
+  %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %x = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<64x128xbf16>, tensor<64x128xbf16>) -> tensor<64x64xf32>
+  %seen = "kv.tile_broadcast"(%exists) {dimension = 1 : i64} : (tensor<64xi1>) -> tensor<64x64xi1>
+  %y = "kv.tile_mask"(%x, %seen) : (tensor<64x64xf32>, tensor<64x64xi1>) -> tensor<64x64xf32>
+  %m = "kv.tile_reduce"(%y) {kind = "max", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64xf32>
+  %n = "kv.tile_reduce_lanes"(%m) {kind = "max"} : (tensor<64xf32>) -> tensor<64xf32>
+  %any = "kv.warp_any"(%exists) : (tensor<64xi1>) -> i1
+  %r = "kv.tile_load_rows"(%rows, %exists, %positions) : (memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x128xbf16>
+  %g = "kv.tile_gather"(%lse, %exists, %positions) : (memref<?xf32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64xf32>
+  %role = "kv.is_role"() {role = "producer"} : () -> i1
+  %pages = "kv.tile_pages"(%c, %i, %i, %i) {rows = 64 : i64, step = 16 : i64} : (!cache, i32, i32, i32) -> i32
+  return
+}
+
+// Equal loads of a tile become one, unless the cache is written between them.
+// CHECK-LABEL: func.func @equal_tiles
+// CSE:           %[[A:.+]] = "kv.tile_load"
+// CSE-NEXT:      "kv.store"
+// CSE-NEXT:      %[[B:.+]] = "kv.tile_load"
+// CSE-NEXT:      return %[[A]], %[[B]], %[[B]]
+func.func @equal_tiles(%c: !cache, %i: i32, %x: bf16) -> (tensor<64x128xbf16>, tensor<64x128xbf16>, tensor<64x128xbf16>) {
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  "kv.store"(%c, %i, %i, %i, %i, %x) {oob = "drop"} : (!cache, i32, i32, i32, i32, bf16) -> ()
+  %1 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %2 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  return %0, %1, %2 : tensor<64x128xbf16>, tensor<64x128xbf16>, tensor<64x128xbf16>
+}
+
+// Rows that are written stay, and order those that are read.
+// CHECK-LABEL: func.func @written_tiles
+// CHECK:         "kv.tile_load_rows"
+// CHECK-NEXT:    "kv.tile_store_rows"
+// CHECK-NEXT:    "kv.tile_load_rows"
+// CHECK-NEXT:    "kv.tile_scatter"
+// CHECK-NEXT:    return
+func.func @written_tiles(%rows: memref<?x128xbf16>, %lse: memref<?xf32>, %exists: tensor<64xi1>, %at: tensor<64xi32>, %l: tensor<64xf32>) -> tensor<64x128xbf16> {
+  %x = "kv.tile_load_rows"(%rows, %exists, %at) : (memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x128xbf16>
+  "kv.tile_store_rows"(%x, %rows, %exists, %at) : (tensor<64x128xbf16>, memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> ()
+  %y = "kv.tile_load_rows"(%rows, %exists, %at) : (memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x128xbf16>
+  "kv.tile_scatter"(%l, %lse, %exists, %at) : (tensor<64xf32>, memref<?xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+  return %y : tensor<64x128xbf16>
+}
+
+// What waits for others, or tells them, stays where it is, though nothing uses it and all are equal.
+// CHECK-LABEL: func.func @synchronization
+// CHECK:         scf.for
+// CHECK-NEXT:      "kv.producer_acquire"
+// CHECK-NEXT:      "kv.copy_start"
+// CHECK-NEXT:      "kv.consumer_wait"
+// CHECK-NEXT:      "kv.tile_clear"
+// CHECK-NEXT:      "kv.dot_start"
+// CHECK-NEXT:      "kv.dot_wait"
+// CHECK-NEXT:      "kv.consumer_release"
+// CHECK-NEXT:      "kv.turn_wait"
+// CHECK-NEXT:      "kv.turn_pass"
+// CHECK-NEXT:      "kv.turn_pass"
+// CHECK:         "kv.set_registers"
+// CHECK-NEXT:    return
+func.func @synchronization(%c: !cache, %q: tensor<64x128xbf16, "shared">, %i: i32, %n: index) {
+  %zero = arith.constant 0 : index
+  %one = arith.constant 1 : index
+  %b = "kv.make_stages"() {buffer_name = "keys", copy = "cp_async", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">} : () -> !kv.stages
+  scf.for %j = %zero to %n step %one {
+    "kv.producer_acquire"(%b, %i) : (!kv.stages, i32) -> ()
+    "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
+    %t = "kv.consumer_wait"(%b, %i) : (!kv.stages, i32) -> tensor<64x128xbf16, "shared">
+    %z = "kv.tile_clear"(%t, %i, %i) : (tensor<64x128xbf16, "shared">, i32, i32) -> tensor<64x128xbf16, "shared">
+    %s = "kv.dot_start"(%q, %z) {transpose_b = true} : (tensor<64x128xbf16, "shared">, tensor<64x128xbf16, "shared">) -> tensor<64x64xf32, "wgmma">
+    %d = "kv.dot_wait"(%s) {pending = 0 : i64} : (tensor<64x64xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
+    "kv.consumer_release"(%b, %i) : (!kv.stages, i32) -> ()
+    "kv.turn_wait"() {groups = "all"} : () -> ()
+    "kv.turn_pass"() {groups = "all"} : () -> ()
+    "kv.turn_pass"() {groups = "all"} : () -> ()
+  }
+  "kv.set_registers"() {action = "increase", count = 240 : i64} : () -> ()
+  return
+}
+
+// Each circular buffer is its own, though the ops are equal.
+// CHECK-LABEL: func.func @buffers
+// CHECK:         %[[A:.+]] = "kv.make_stages"
+// CHECK:         %[[B:.+]] = "kv.make_stages"
+// CHECK:         "kv.consumer_release"(%[[A]]
+// CHECK:         "kv.consumer_release"(%[[B]]
+func.func @buffers(%i: i32) {
+  %0 = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">} : () -> !kv.stages
+  %1 = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">} : () -> !kv.stages
+  "kv.consumer_release"(%0, %i) : (!kv.stages, i32) -> ()
+  "kv.consumer_release"(%1, %i) : (!kv.stages, i32) -> ()
+  return
+}

@@ -252,6 +252,18 @@ func.func @rule(%c: !cache, %i: i32, %p: !llvm.ptr<3>) {
 // -----
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: a tile fits in the shared memory of some GPU: its copies are unrolled.
+func.func @rule(%c: !cache, %i: i32, %p: !llvm.ptr<3>) {
+  // expected-error @below {{'kv.load_tile' op a tile must have at most 262144 bytes and 1024 threads, got 4294967296 rows of 256 bytes and 128 threads}}
+  "kv.load_tile"(%c, %i, %i, %i, %i, %p, %i)
+    {tile_rows = 4294967296 : i64, num_threads = 128 : i64, pitch = 256 : i64, swizzle = 0 : i64, mode = "async"}
+    : (!cache, i32, i32, i32, i32, !llvm.ptr<3>, i32) -> ()
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: a tile and a page divide one another.
 func.func @rule(%c: !cache, %i: i32, %p: !llvm.ptr<3>) {
   // expected-error @below {{'kv.load_tile' op tile_rows and the page size must divide one another, got 24 and 16}}

@@ -5,18 +5,11 @@ import importlib
 
 import numpy as np
 import pytest
-from reference import places
 
 import kvarn as kv
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def place():
-    """Takes the place of the suite's own fixture."""
-    return places.Torch()
 
 
 SUITE = "unit.test_members"

@@ -14,12 +14,6 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture
-def place():
-    """Takes the place of the suites' own fixture."""
-    return places.Torch()
-
-
 SUITES = (
     "unit.test_ops_append", "unit.test_ops_rope", "unit.test_ops_rotary", "unit.test_ops_copies",
     "unit.test_ops_convert", "unit.test_ops_transfer", "unit.test_ops_ragged", "unit.test_ops_updates",

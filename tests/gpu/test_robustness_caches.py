@@ -15,12 +15,6 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture
-def place():
-    """Takes the place of the suites' own fixture."""
-    return places.Torch()
-
-
 MAPPED = "unit.test_robustness_huge"
 SUITES = tuple(f"unit.test_robustness_{name}" for name in ("lookups", "elements", "stores", "checks"))
 # What needs no device, and what maps host memory: its twin is below.

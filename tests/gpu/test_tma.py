@@ -30,12 +30,6 @@ def _needs_tma():
         pytest.skip("the GPU has no tensor memory accelerator")
 
 
-@pytest.fixture
-def place():
-    """Takes the place of the suite's own fixture."""
-    return places.Torch()
-
-
 def test_rows_beyond_2_to_31(place):
     """2,048 rows from page to page, 2**20 + 8 pages: the last page's rows are past what an int32 counts."""
     pages, layers, page_size, size = 2**20 + 8, 64, 16, 16

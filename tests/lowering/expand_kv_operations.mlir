@@ -1,5 +1,6 @@
-// RUN: kv-opt %s --expand-kv-operations='target=sm_90a' --split-input-file --verify-diagnostics | FileCheck %s
-// RUN: kv-opt %s --expand-kv-operations='target=host' --split-input-file | FileCheck %s --check-prefix=HOST
+// RUN: kv-opt %s --select-kv-schedule='target=sm_90a' --expand-kv-operations='target=sm_90a' --split-input-file --verify-diagnostics | FileCheck %s
+// RUN: kv-opt %s --select-kv-schedule='target=host' --expand-kv-operations='target=host' --split-input-file | FileCheck %s --check-prefix=HOST
+// RUN: kv-opt %s --select-kv-schedule='target=sm_90a' --expand-kv-operations='target=sm_90a check=true' --split-input-file --verify-diagnostics | FileCheck %s --check-prefix=CONTENTS
 
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !latent = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
@@ -23,6 +24,16 @@
 // CHECK-COUNT-2: "kv.store"({{.*}} {oob = "drop"} : ({{.*}}, vector<8xbf16>)
 // CHECK-NOT:     gpu.func
 // On the host a block is one thread, which takes a whole token.
+// On request kernels that check the offsets and the lengths run before each.
+// CONTENTS-LABEL: func.func @two_layers
+// CONTENTS:         gpu.launch_func @kernels::@check_offsets {{.*}} args(%arg4 : {{.+}}, %{{.+}} : i32
+// CONTENTS:         gpu.launch_func @kernels::@check_lengths {{.*}} args(%arg0 : {{.+}}, %arg4 : {{.+}}, %{{.+}} : i32
+// CONTENTS:         gpu.launch_func @kernels::@append
+// CONTENTS:         gpu.launch_func @kernels::@check_offsets
+// CONTENTS:         gpu.launch_func @kernels::@check_lengths
+// CONTENTS:         gpu.launch_func @kernels::@append
+// CONTENTS:         gpu.func @check_offsets
+// CONTENTS:         cf.assert {{.*}}kv.append: row_offsets must not be negative
 // HOST-LABEL: func.func @two_layers
 // HOST-NOT:     arith.constant 256 : i32
 // HOST:         gpu.launch_func
@@ -80,14 +91,13 @@ func.func @quantized(%c: !pool, %layer: i32, %k: !rows, %offsets: !table, %v: !r
 !row = memref<?x1x576xbf16, strided<[?, ?, 1]>, 1>
 !table = memref<?xi32, strided<[1]>, 1>
 
-// Rows that are aligned to four bytes are read so; a schedule sets the block.
+// Rows that are aligned to four bytes are read so.
 // CHECK-LABEL: func.func @latent_keys
-// CHECK:         arith.constant 128 : i32
 // CHECK:       gpu.func @append
 // CHECK:         vector.load {{.*}} {alignment = 4 : i64} {{.*}}, vector<8xbf16>
 // CHECK-NOT:     kv.value_cache
 func.func @latent_keys(%c: !latent, %layer: i32, %k: !row, %offsets: !table) {
-  "kv.append"(%c, %layer, %k, %offsets) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0>, kv.row_alignment = 4 : i64, schedule = {threads = 128 : i64}} : (!latent, i32, !row, !table) -> ()
+  "kv.append"(%c, %layer, %k, %offsets) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0>, kv.row_alignment = 4 : i64} : (!latent, i32, !row, !table) -> ()
   return
 }
 
@@ -219,13 +229,13 @@ func.func @norms(%c: !pool, %x: !index, %layer: i32, %q: !rows, %offsets: !table
 // HOST:         gpu.launch_func @kernels::@attention_3 blocks
 func.func @attention(%c: !pool, %layer: i32, %dk: !dense, %dv: !dense, %rk: !ragged, %rv: !ragged, %q: !rows, %o: !table, %s: f32) {
   "kv.attention"(%c, %layer, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, !table, f32, !rows) -> ()
   "kv.operand_attention"(%dk, %dv, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!dense, !dense, !rows, !table, f32, !rows) -> ()
   "kv.operand_attention"(%rk, %rv, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!ragged, !ragged, !rows, !table, f32, !rows) -> ()
   return
 }
@@ -252,10 +262,10 @@ func.func @attention(%c: !pool, %layer: i32, %dk: !dense, %dv: !dense, %rk: !rag
 // HOST:         gpu.launch_func @kernels::@attention blocks
 func.func @attention_padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %s: f32) {
   "kv.attention_padded"(%c, %layer, %q, %valid, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !padded, !table, f32, !padded) -> ()
   "kv.attention_padded"(%c, %layer, %q, %valid, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 2 : i64, combine = 4 : i64}}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 2 : i64, max_batch = 1 : i64}}
     : (!pool, i32, !padded, !table, f32, !padded) -> ()
   return
 }

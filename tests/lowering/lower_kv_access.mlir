@@ -55,14 +55,54 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // A region of a continuous cache may be larger than 32 bits address: all of it is 64-bit arithmetic.
+  // A region of a continuous cache may be larger than 32 bits address: all of it is 64-bit arithmetic. A token past the
+  // region is read as its last one.
   // CHECK-LABEL: gpu.func @continuous
-  // CHECK:         %[[T:.*]] = arith.extui %arg2 : i32 to i64
+  // CHECK:         %[[SLOTS:.*]] = "kv.field"(%arg0) {field = "capacity"}
+  // CHECK:         %[[LAST:.*]] = arith.subi %[[SLOTS]], %{{.*}} : i32
+  // CHECK:         %[[SLOT:.*]] = arith.minui %arg2, %[[LAST]] : i32
+  // CHECK:         %[[T:.*]] = arith.extui %[[SLOT]] : i32 to i64
   // CHECK:         arith.shli %[[T]], %{{.*}} : i64
   // CHECK-NOT:     lookup_stride
+  // TRUST-LABEL: gpu.func @continuous
+  // TRUST-NOT:     arith.minui
+  // TRUST:         gpu.return
   gpu.func @continuous(%c: !flat, %b: i32, %t: i32, %page: i32, %out: !llvm.ptr<1>) kernel {
     %v = "kv.load"(%c, %b, %b, %t, %b, %page) {width = 1 : i64} : (!flat, i32, i32, i32, i32, i32) -> bf16
     llvm.store %v, %out : bf16, !llvm.ptr<1>
+    gpu.return
+  }
+
+  // A store past the region is dropped, as one outside the pool is.
+  // CHECK-LABEL: gpu.func @store_continuous
+  // CHECK-DAG:     %[[PAGE:.*]] = arith.cmpi ult, %arg3, %{{.*}} : i32
+  // CHECK-DAG:     %[[SLOTS:.*]] = "kv.field"(%arg0) {field = "capacity"}
+  // CHECK-DAG:     %[[SLOT:.*]] = arith.cmpi ult, %arg2, %[[SLOTS]] : i32
+  // CHECK:         %[[IN:.*]] = arith.andi %[[PAGE]], %[[SLOT]] : i1
+  // CHECK:         scf.if %[[IN]]
+  // CHECK-NOT:       arith.minui
+  // CHECK:           llvm.store
+  gpu.func @store_continuous(%c: !flat, %b: i32, %t: i32, %page: i32, %v: vector<8xbf16>) kernel {
+    "kv.store"(%c, %b, %b, %t, %b, %v, %page) {oob = "drop"} : (!flat, i32, i32, i32, i32, vector<8xbf16>, i32) -> ()
+    gpu.return
+  }
+
+  // A length is held to what the sequence's row of the table, or its region, has room for.
+  // CHECK-LABEL: gpu.func @lengths
+  // CHECK:         %[[L:.*]] = llvm.load {{.*}} invariant {alignment = 4 : i64} : !llvm.ptr<1> -> i32
+  // CHECK:         %[[COLUMNS:.*]] = "kv.field"(%arg0) {field = "lookup_columns"}
+  // CHECK:         %[[ROOM:.*]] = arith.shli %[[COLUMNS]], %c4_i32 : i32
+  // CHECK:         arith.minui %[[L]], %[[ROOM]] : i32
+  // CHECK:         %[[SLOTS:.*]] = "kv.field"(%arg1) {field = "capacity"}
+  // CHECK:         arith.minui %{{.*}}, %[[SLOTS]] : i32
+  // TRUST-LABEL: gpu.func @lengths
+  // TRUST-NOT:     arith.minui
+  // TRUST:         gpu.return
+  gpu.func @lengths(%c: !cache, %f: !flat, %b: i32, %out: !llvm.ptr<1>) kernel {
+    %n = "kv.cache_length"(%c, %b) : (!cache, i32) -> i32
+    llvm.store %n, %out : i32, !llvm.ptr<1>
+    %m = "kv.cache_length"(%f, %b) : (!flat, i32) -> i32
+    llvm.store %m, %out : i32, !llvm.ptr<1>
     gpu.return
   }
 
@@ -90,8 +130,9 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Eight entries are two loads of 16 bytes.
+  // Eight entries are two loads of 16 bytes, of the last sequence and column at most.
   // CHECK-LABEL: gpu.func @load_pages
+  // CHECK-COUNT-2: arith.minui
   // CHECK-COUNT-2: llvm.load {{.*}} invariant {alignment = 16 : i64} : !llvm.ptr<1> -> vector<4xi32>
   gpu.func @load_pages(%c: !cache, %b: i32, %out: !llvm.ptr<1>) kernel {
     %p = "kv.load_pages"(%c, %b, %b) {count = 8 : i64} : (!cache, i32, i32) -> vector<8xi32>

@@ -1,5 +1,5 @@
-// RUN: kv-opt %s --plan-kv-access | FileCheck %s
-// RUN: kv-opt %s --plan-kv-access='read-only=false max-alignment=8' | FileCheck %s --check-prefix=LESS
+// RUN: kv-opt %s --allow-unregistered-dialect --plan-kv-access | FileCheck %s
+// RUN: kv-opt %s --allow-unregistered-dialect --plan-kv-access='read-only=false max-alignment=8' | FileCheck %s --check-prefix=LESS
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !odd = !kv.cache<"paged", bf16, 8 : i64, 36 : i64, false, 16 : i64, none, 1 : i64>
@@ -52,6 +52,62 @@ gpu.module @kernels {
   gpu.func @raw_pointer(%c: !cache, %b: i32, %p: !llvm.ptr<1>) kernel {
     %v = "kv.load"(%c, %b, %b, %b, %b) {width = 8 : i64} : (!cache, i32, i32, i32, i32) -> vector<8xbf16>
     llvm.store %b, %p : i32, !llvm.ptr<1>
+    gpu.return
+  }
+
+  // Nothing is known of an op of another dialect: on a handle or a buffer it writes everything.
+  // CHECK-LABEL: gpu.func @foreign_on_a_handle
+  // CHECK-NOT:     read_only
+  // CHECK:         gpu.return
+  gpu.func @foreign_on_a_handle(%c: !cache, %d: !odd, %o: memref<?xf32>, %b: i32, %x: bf16) kernel {
+    "kvx.store"(%d, %b, %x) : (!odd, i32, bf16) -> ()
+    %v = "kv.load"(%c, %b, %b, %b, %b) {width = 8 : i64} : (!cache, i32, i32, i32, i32) -> vector<8xbf16>
+    gpu.return
+  }
+
+  // CHECK-LABEL: gpu.func @foreign_on_a_buffer
+  // CHECK-NOT:     read_only
+  // CHECK:         gpu.return
+  gpu.func @foreign_on_a_buffer(%c: !cache, %o: memref<?xf32>, %b: i32) kernel {
+    %v = "kv.load"(%c, %b, %b, %b, %b) {width = 8 : i64} : (!cache, i32, i32, i32, i32) -> vector<8xbf16>
+    "kvx.accumulate"(%o, %b) : (memref<?xf32>, i32) -> ()
+    gpu.return
+  }
+
+  // One that has neither reaches nothing.
+  // CHECK-LABEL: gpu.func @foreign_on_numbers
+  // CHECK:         "kv.load"{{.*}}kv.read_only
+  gpu.func @foreign_on_numbers(%c: !cache, %b: i32) kernel {
+    %v = "kv.load"(%c, %b, %b, %b, %b) {width = 8 : i64} : (!cache, i32, i32, i32, i32) -> vector<8xbf16>
+    "kvx.mix"(%b) : (i32) -> ()
+    gpu.return
+  }
+
+  // Nor is anything known of what is called; assembly says what it does.
+  // CHECK-LABEL: gpu.func @calls
+  // CHECK-NOT:     read_only
+  // CHECK:         gpu.return
+  gpu.func @calls(%c: !cache, %b: i32, %p: !llvm.ptr<1>) kernel {
+    %v = "kv.load"(%c, %b, %b, %b, %b) {width = 8 : i64} : (!cache, i32, i32, i32, i32) -> vector<8xbf16>
+    llvm.call_intrinsic "llvm.nvvm.prefetch.global.L2"(%p) : (!llvm.ptr<1>) -> ()
+    gpu.return
+  }
+
+  // CHECK-LABEL: gpu.func @assembly_that_stores
+  // CHECK-NOT:     read_only
+  // CHECK:         gpu.return
+  gpu.func @assembly_that_stores(%c: !cache, %b: i32, %p: !llvm.ptr<1>) kernel {
+    %v = "kv.load"(%c, %b, %b, %b, %b) {width = 8 : i64} : (!cache, i32, i32, i32, i32) -> vector<8xbf16>
+    llvm.inline_asm has_side_effects "st.global.b32 [$0], $1;", "l,r" %p, %b : (!llvm.ptr<1>, i32) -> ()
+    gpu.return
+  }
+
+  // CHECK-LABEL: gpu.func @assembly_on_shared_memory
+  // CHECK:         "kv.load"{{.*}}kv.read_only
+  gpu.func @assembly_on_shared_memory(%c: !cache, %b: i32, %s: i32, %p: !llvm.ptr<1>) kernel {
+    %v = "kv.load"(%c, %b, %b, %b, %b) {width = 8 : i64} : (!cache, i32, i32, i32, i32) -> vector<8xbf16>
+    llvm.inline_asm has_side_effects "cp.async.cg.shared.global [$0], [$1], 16;", "r,l" %s, %p : (i32, !llvm.ptr<1>) -> ()
+    llvm.inline_asm has_side_effects "st.shared.b32 [$0], $1;", "r,r" %s, %b : (i32, i32) -> ()
     gpu.return
   }
 }

@@ -1,6 +1,7 @@
 // RUN: kv-opt %s --select-kv-schedule='target=sm_90a' --split-input-file --verify-diagnostics | FileCheck %s
-// RUN: kv-opt %s --select-kv-schedule='target=host' --split-input-file | FileCheck %s --check-prefix=HOST
-// RUN: env KVARN_TUNE=%S/Inputs/tune.json kv-opt %s --select-kv-schedule='target=sm_90a' | FileCheck %s --check-prefix=TUNED
+// RUN: not kv-opt %s --select-kv-schedule='target=host' --split-input-file 2>/dev/null | FileCheck %s --check-prefix=HOST
+// RUN: not kv-opt %s --select-kv-schedule='target=host' --split-input-file 2>&1 >/dev/null | FileCheck %s --check-prefix=REFUSED
+// RUN: env KVARN_TUNE=%S/Inputs/tune.json kv-opt %s --select-kv-schedule='target=sm_90a' --split-input-file --verify-diagnostics | FileCheck %s --check-prefix=TUNED
 
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !rows = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>
@@ -10,15 +11,23 @@
 
 // One sequence: a merge kernel; entries that are given stay.
 // CHECK-LABEL: func.func @one_sequence
-// CHECK:         schedule = {blocks = 1 : i64, combine = 16 : i64, kind = "decode", max_batch = 1 : i64, max_queries = 1 : i64, min_tiles = 2 : i64, stages = 4 : i64, tile = 16 : i64, warps = 4 : i64}
-// HOST-LABEL: func.func @one_sequence
+// CHECK:         schedule = {blocks = 1 : i64, combine = 16 : i64, kind = "decode", max_batch = 1 : i64, max_queries = 1 : i64, min_tiles = 2 : i64, split = 0 : i64, stages = 4 : i64, tile = 16 : i64, warps = 4 : i64}
+// REFUSED: 'kv.attention' op cannot be scheduled for host: the schedule's entry 'stages' is of kernels of kind decode: a host kernel of this operation has kind, max_queries, max_batch, batch_invariant, early
 // The user's table has an entry for it too, which gives way to what the operation says.
 // TUNED-LABEL: func.func @one_sequence
-// TUNED:         schedule = {blocks = 3 : i64, combine = 8 : i64, {{.*}}min_tiles = 2 : i64, stages = 4 : i64
+// TUNED:         schedule = {blocks = 3 : i64, combine = 8 : i64, {{.*}}min_tiles = 2 : i64, {{.*}}stages = 4 : i64
 func.func @one_sequence(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, stages = 4 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, stages = 4 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!rows = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>
+!wide = memref<?x64x128xbf16, strided<[?, ?, 1]>, 1>
+!padded = memref<?x?x32x128xbf16, strided<[?, ?, ?, 1]>, 1>
+!table = memref<?xi32, strided<[1]>, 1>
 
 // Many sequences: the kernel merges by itself.
 // CHECK-LABEL: func.func @many_sequences
@@ -26,7 +35,7 @@ func.func @one_sequence(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %sc
 // TUNED-LABEL: func.func @many_sequences
 // TUNED:         combine = 0 : i64, kind = "decode", {{.*}}stages = 2 : i64
 func.func @many_sequences(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -36,14 +45,14 @@ func.func @many_sequences(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %
 // TUNED-LABEL: func.func @invariant_one
 // TUNED:         blocks = 3 : i64, combine = 8 : i64, {{.*}}split = 512 : i64, {{.*}}tile = 16 : i64
 func.func @invariant_one(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
 // CHECK-LABEL: func.func @invariant_many
 // CHECK:         batch_invariant = true, {{.*}}combine = 0 : i64, {{.*}}split = 512 : i64, {{.*}}tile = 16 : i64
 func.func @invariant_many(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -51,14 +60,14 @@ func.func @invariant_many(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %
 // CHECK-LABEL: func.func @many_rows_of_few
 // CHECK:         kind = "decode"
 func.func @many_rows_of_few(%c: !pool, %layer: i32, %q: !wide, %offsets: !table, %scale: f32, %out: !wide) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 16 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 16 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
   return
 }
 
 // CHECK-LABEL: func.func @many_rows_of_many
 // CHECK:         kind = "prefill"
 func.func @many_rows_of_many(%c: !pool, %layer: i32, %q: !wide, %offsets: !table, %scale: f32, %out: !wide) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 128 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 128 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
   return
 }
 
@@ -68,7 +77,7 @@ func.func @many_rows_of_many(%c: !pool, %layer: i32, %q: !wide, %offsets: !table
 // HOST-LABEL: func.func @unbounded
 // HOST:         schedule = {kind = "host"}
 func.func @unbounded(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -79,7 +88,69 @@ func.func @unbounded(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale
 // HOST-LABEL: func.func @padded
 // HOST-COUNT-2: kind = "host"
 func.func @padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %scale: f32, %out: !padded) {
-  "kv.attention_padded"(%c, %layer, %q, %valid, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !padded, !table, f32, !padded) -> ()
-  "kv.attention_padded"(%c, %layer, %q, %valid, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !padded, !table, f32, !padded) -> ()
+  "kv.attention_padded"(%c, %layer, %q, %valid, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !padded, !table, f32, !padded) -> ()
+  "kv.attention_padded"(%c, %layer, %q, %valid, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !padded, !table, f32, !padded) -> ()
+  return
+}
+
+// Latent rows, chunks and operands have a kind too; operations with one kernel have nothing to choose.
+// CHECK-LABEL: func.func @others
+// CHECK:         "kv.mla_attention"{{.*}}schedule = {kind = "latent"}
+// CHECK:         "kv.operand_attention"{{.*}}schedule = {kind = "prefill"}
+// CHECK:         "kv.append"
+// CHECK-NOT:     schedule
+// HOST-LABEL: func.func @others
+// HOST:         "kv.mla_attention"{{.*}}schedule = {kind = "host"}
+// HOST:         "kv.operand_attention"{{.*}}schedule = {kind = "host"}
+!latent = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 16 : i64, none, 1 : i64>
+!keys = !kv.operand<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!wider = memref<?x16x576xbf16, strided<[?, ?, 1]>, 1>
+!values = memref<?x16x512xbf16, strided<[?, ?, 1]>, 1>
+!tokens = memref<?x8x128xbf16, strided<[?, ?, 1]>, 1>
+func.func @others(%c: !pool, %latent: !latent, %keys: !keys, %layer: i32, %q: !rows, %wide: !wider, %offsets: !table, %scale: f32, %out: !values, %x: !tokens) {
+  "kv.mla_attention"(%latent, %layer, %wide, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!latent, i32, !wider, !table, f32, !values) -> ()
+  "kv.operand_attention"(%keys, %keys, %q, %offsets, %scale, %q) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!keys, !keys, !rows, !table, f32, !rows) -> ()
+  "kv.append"(%c, %layer, %x, %offsets, %x) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>} : (!pool, i32, !tokens, !table, !tokens) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!rows = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>
+!table = memref<?xi32, strided<[1]>, 1>
+
+// A schedule that says all of it stays as it is.
+// CHECK-LABEL: func.func @complete
+// CHECK:         schedule = {blocks = 2 : i64, combine = 8 : i64, early = true, kind = "decode", max_batch = 4 : i64, max_queries = 1 : i64, min_tiles = 3 : i64, split = 64 : i64, stages = 3 : i64, tile = 32 : i64, warps = 2 : i64}
+// REFUSED: the schedule's kind must be host on host, got 'decode'
+func.func @complete(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 2 : i64, combine = 8 : i64, early = true, kind = "decode", max_batch = 4 : i64, max_queries = 1 : i64, min_tiles = 3 : i64, split = 64 : i64, stages = 3 : i64, tile = 32 : i64, warps = 2 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!rows = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>
+!table = memref<?xi32, strided<[1]>, 1>
+
+// What is legal depends on the case: three warps cannot share eight heads.
+func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
+  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's warps must be 1, 2, 4 or 8, a divisor of the 8 warps that have a token's query rows, got 3}}
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, warps = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!rows = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>
+!table = memref<?xi32, strided<[1]>, 1>
+
+// An entry that the chosen kernel does not have is not passed over.
+func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
+  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's entry 'stages' is of kernels of kind decode: a prefill kernel of this operation has kind, max_queries, max_batch, batch_invariant, early}}
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {stages = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }

@@ -179,3 +179,30 @@ def _over_sequences(
         bias = slopes[:, None, None] * (t - position[:, None])
         out[rows], lse[rows] = dense_attention(query[rows], key, values(b, t), seen, scale, softcap, sinks, bias)
     return out, lse
+
+
+def function_attention(
+    collection: KVCacheCollection, layer: int, query: Any, row_offsets: Any, *, score: Any = None, mask: Any = None,
+    scale: float | None = None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Attention with a score and a mask that are functions over NumPy arrays.
+
+    ``score(x, b, h, q, k)`` with x [Hq, m, n] and ``mask(b, h, q, k)`` take h [Hq, 1, 1], q [m, 1] and k [n]; without a
+    mask, it is causal. Returns float64 out [T, Hq, D] and log-sum-exp [T, Hq].
+    """
+    keys, values = collection.get_key_cache(layer), collection.get_value_cache(layer)
+    query, offsets = np.asarray(query).astype(np.float64), np.asarray(row_offsets).astype(np.int64)
+    heads, size = query.shape[1:]
+    out, lse, h = np.zeros(query.shape), np.full(query.shape[:2], -np.inf), np.arange(heads)[:, None, None]
+    for b, (begin, end) in enumerate(pairwise(offsets)):
+        if begin == end:
+            continue
+        start = int(keys.cache_length(b))
+        q, k = start + np.arange(end - begin)[:, None], np.arange(start + end - begin)
+        key, value = (np.repeat(read(cache, b, k), heads // keys.num_heads, axis=1) for cache in (keys, values))
+        x = np.einsum("mhd,nhd->hmn", query[begin:end], key) * (size**-0.5 if scale is None else scale)
+        x = x if score is None else np.broadcast_to(score(x, b, h, q, k), x.shape)
+        seen = np.broadcast_to(k <= q if mask is None else mask(b, h, q, k), x.shape)
+        weights, found = softmax_rows(x, seen)
+        out[begin:end], lse[begin:end] = np.einsum("hmn,nhd->mhd", weights, value), found.T
+    return out, lse

@@ -87,7 +87,7 @@ def early_after_append(place: Place, cached: Sequence[int], head_size: int = 64,
     pool, offsets = place.collection(problem.collection), place.put(problem.row_offsets)
     key, value, given = place.put(rows[0]), place.put(rows[1]), place.put(query)
     outs = [place.put(sentinel(query)) for _ in range(steps)]
-    schedule = {"kind": "decode", "max_queries": 1, "early": 1}
+    schedule = {"kind": "decode", "max_queries": 1, "early": True}
     with place.active():
         for out in outs:
             kv.ops.append(pool, 1, key, value, offsets)

@@ -32,8 +32,6 @@ class Facts:
         return description
 
 
-
-
 def run_block(
     kernel: Any, block: int, *arrays: np.ndarray, target: str = "sm_80", schedule: ptx.Schedule | None = None
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from kvarn import programs
 from kvarn.caches import KVCacheCollection
 from kvarn.dialect import dtypes
 from kvarn.programs import Operation
@@ -59,6 +60,25 @@ class Place:
         """Operations run here meanwhile."""
         yield
 
+    def unchecked(self) -> contextlib.AbstractContextManager[None]:
+        """Operations do not look at what their tables hold meanwhile: kernels are to do what is right by themselves."""
+        return Unchecked().active()
+
+
+class Unchecked(Place):
+    """The host, where operations do not look at what their tables hold before they run, as on a GPU."""
+
+    name = "unchecked host"
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        def call(operation: Any, operands: Any, attributes: Any = (), schedule: Any = None, stream: Any = None) -> None:
+            what, given = operation.specialisation(operands, attributes, tuple(sorted((schedule or {}).items())))
+            programs.program(what)(*given)
+
+        with _called(call):
+            yield
+
 
 class Interpreted(Place):
     """The code for a GPU, in the PTX interpreter."""
@@ -83,6 +103,9 @@ class Interpreted(Place):
         views = [buffers.view(a) if isinstance(a, np.ndarray) else a for a in args]
         emulated.run_program(program, views, order=self.order)
 
+    def unchecked(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # a GPU does not look
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         from . import emulated
@@ -90,12 +113,19 @@ class Interpreted(Place):
         def call(operation: Any, operands: Any, attributes: Any = (), schedule: Any = None, stream: Any = None) -> None:
             emulated.run(operation, operands, attributes, schedule, self.target)
 
-        before = Operation.__call__
-        Operation.__call__ = call  # type: ignore[method-assign]
-        try:
+        with _called(call):
             yield
-        finally:
-            Operation.__call__ = before  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _called(call: Any) -> Iterator[None]:
+    """Operations are called by another function meanwhile."""
+    before = Operation.__call__
+    Operation.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Operation.__call__ = before  # type: ignore[method-assign]
 
 
 _TORCH = {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "f8e8m0": "float8_e8m0fnu"}
@@ -105,6 +135,9 @@ class Torch(Place):
     """A GPU, over torch tensors."""
 
     name = "torch"
+
+    def unchecked(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def put(self, array: Any) -> Any:
         import torch

@@ -122,4 +122,5 @@ def launch(
                 ).run()  # fmt: skip
 
 
-from . import ptx_barriers, ptx_instructions, ptx_tma, ptx_wgmma  # noqa: E402, F401  (what they declare)
+# For the instructions that they declare.
+from . import ptx_barriers, ptx_instructions, ptx_tma, ptx_wgmma  # noqa: E402, F401

@@ -359,10 +359,9 @@ class _Registers:
 
 
 def registers_of(t: Block) -> _Registers:
-    found = getattr(t, "held_registers", None)
-    if found is None:
-        found = t.held_registers = _Registers(t)  # type: ignore[attr-defined]
-    return found
+    if t.held_registers is None:
+        t.held_registers = _Registers(t)
+    return t.held_registers
 
 
 def check_together(t: Block) -> None:

@@ -68,7 +68,10 @@ class Block:
         self.groups: list[list[list[tuple]]] = [[] for _ in range(self.count)]
         self.named: dict[int, tuple[int, int]] = {}  # barriers of some threads: threads that come, and that came
         self.tracked = kernel.tracked
-        self.products: Any = None  # of reference.ptx_wgmma, once there are some
+        # What other modules keep of the block, once there is some: of ptx_wgmma, ptx_barriers and ptx_tma.
+        self.products: Any = None
+        self.held_registers: Any = None
+        self.stores: Any = None
         self.trace = np.zeros(self.warp_count, np.int64)  # of what a warpgroup does together
         self.compiled: list[Callable[[Lanes], None] | None] = [None] * len(kernel.code)
         self.pc = np.zeros(self.count, np.int64)

@@ -71,6 +71,8 @@ def binary(t: Block, i: Instruction) -> Any:
     f, dtype = _BINARY[i.name[0]], _type(i)
     second = np.uint32 if i.name[0] in ("shl", "shr") else dtype
     d, a, b = i.operands
+    if "relu" in i.name:
+        return lambda m: t.put(d, m, np.maximum(f(t.value(a, m, dtype), t.value(b, m, second)), 0).astype(dtype))
     return lambda m: t.put(d, m, f(t.value(a, m, dtype), t.value(b, m, second)).astype(dtype))
 
 
@@ -108,6 +110,8 @@ def multiply(t: Block, i: Instruction) -> Any:
 
 @op("neg", "abs", "not", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "tanh", "sin", "cos", "popc", "clz", "brev")
 def unary(t: Block, i: Instruction) -> Any:
+    if i.name[-1] in _HALVES:
+        return _packed(t, i, {"neg": np.negative, "abs": np.abs}[i.name[0]])
     dtype, (d, a) = _type(i), i.operands
     functions: dict[str, Callable[[Any], Any]] = {
         "neg": np.negative, "abs": np.abs, "rcp": lambda x: 1 / x, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x),

@@ -58,7 +58,7 @@ class Kernel:
 
     def symbol(self, offset: int) -> str:
         """A place in shared memory by the variable that it lies in."""
-        found = max((at, name) for name, at in [("shared", 0), *self.shared.items()] if at <= offset)
+        found = max(((at, name) for name, at in self.shared.items() if at <= offset), default=(0, "shared"))
         return found[1] + (f"+{offset - found[0]}" if offset > found[0] else "")
 
 
@@ -132,7 +132,7 @@ def _statements(kernel: Kernel, text: str, at: int, end: int, files: dict[str, s
         elif rest[0] == "}":
             scope.pop()
             at += 1
-        elif rest.startswith((".loc", ".pragma")) and "\n" in rest:
+        elif rest.startswith((".loc", ".file", ".pragma")) and "\n" in rest:
             line = rest.split("\n", 1)[0]
             loc = re.match(r"\.loc\s+(\d+)\s+(\d+)", line)
             if loc:

@@ -99,10 +99,9 @@ class Stores:
 
 
 def _stores(t: Block) -> Stores:
-    found = getattr(t, "stores", None)
-    if found is None:
-        found = t.stores = Stores(t)  # type: ignore[attr-defined]
-    return found
+    if t.stores is None:
+        t.stores = Stores(t)
+    return t.stores
 
 
 def _start_store(t: Block, lane: int, write: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ import zipfile
 import pytest
 
 from kvarn import artifact as A
+from kvarn import bundle
 from kvarn.dialect import dtypes, layout
 
 SPEC = layout.spec_of("paged", "bf16", 8, 128, page_size=16)
@@ -64,17 +65,17 @@ def test_bundle_round_trip_keeps_everything(tmp_path, make, directory):
 
 
 def test_same_artifact_gives_same_bytes():
-    assert A.dumps([kernel()]) == A.dumps([kernel()])
+    assert bundle.dumps([kernel()]) == bundle.dumps([kernel()])
 
 
 def test_several_targets_in_one_bundle(tmp_path):
-    path = A.save_bundle(tmp_path / "all", [kernel("sm_80"), kernel("sm_90a")])
-    assert [a.target for a in A.load_bundle(path)] == ["sm_80", "sm_90a"]
+    path = bundle.save(tmp_path / "all", [kernel("sm_80"), kernel("sm_90a")])
+    assert [a.target for a in bundle.load(path)] == ["sm_80", "sm_90a"]
     assert A.Artifact.load(path, "sm_80") == kernel("sm_80")
     with pytest.raises(ValueError, match="holds sm_80, sm_90a; give target="):
         A.Artifact.load(path)
     with pytest.raises(ValueError, match="different targets"):
-        A.save_bundle(tmp_path / "twice", [kernel(), kernel()])
+        bundle.save(tmp_path / "twice", [kernel(), kernel()])
 
 
 def test_cubin_of_a_chip():
@@ -135,20 +136,20 @@ def test_damaged_bundles_are_refused(tmp_path, change, message):
 
 
 def test_truncated_bytes_are_refused():
-    whole = A.dumps([kernel()])
+    whole = bundle.dumps([kernel()])
     for length in (0, 1, 100, len(whole) - 1):
         with pytest.raises(ValueError, match="not a kvarn bundle"):
-            A.loads(whole[:length])
+            bundle.loads(whole[:length])
 
 
 def test_every_flipped_bit_is_caught_or_harmless():
-    whole = A.dumps([program()])
-    good = A.loads(whole)
+    whole = bundle.dumps([program()])
+    good = bundle.loads(whole)
     for i in range(0, len(whole), 7):
         broken = bytearray(whole)
         broken[i] ^= 0x10
         try:
-            assert A.loads(bytes(broken)) == good  # a byte of a date or a mode
+            assert bundle.loads(bytes(broken)) == good  # a byte of a date or a mode
         except ValueError:
             pass
 

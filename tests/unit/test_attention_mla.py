@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 from reference import attention as reference
 from reference import emulated, ptx
-from reference.random_caches import fill_cached, random_problem, random_values
+from reference.random_caches import random_problem, random_values, stored_problem
 
 import kvarn as kv
 from kvarn.dialect import dtypes
@@ -18,13 +19,7 @@ from kvarn.ops import mla
 SENTINEL = 72.0  # exact in every type
 
 
-def latent_problem(seed: int, dtype: str = "f32", kind: str = "paged", **shape: Any) -> tuple[np.random.Generator, Any]:
-    rng = np.random.default_rng(seed)
-    problem = random_problem(
-        rng, kind, dtype, **{"num_heads": 1, "is_mla": True, "head_size": 24, "longest": 40, **shape}
-    )
-    fill_cached(rng, problem, problem.cached + problem.new)
-    return rng, problem
+latent_problem = functools.partial(stored_problem, num_heads=1, is_mla=True, head_size=24, longest=40)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +30,7 @@ def latent_problem(seed: int, dtype: str = "f32", kind: str = "paged", **shape: 
     ],
 )  # fmt: skip
 def test_values_are_the_first_columns_of_the_keys(dtype, kind, head_size, value_size, heads):
-    rng, problem = latent_problem(1, dtype, kind, head_size=head_size)
+    rng, problem = latent_problem(1, kind, dtype, head_size=head_size)
     wide = dtypes.of(dtype) if dtypes.of(dtype).bits > 8 else dtypes.f32
     query = random_values(rng, (problem.tokens, heads, head_size), wide)
     out = kv.ops.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=value_size)
@@ -55,7 +50,7 @@ def test_the_masks_and_the_scale_are_those_of_attention():
 
 
 def test_latent_rows_with_one_scale_a_token():
-    rng, problem = latent_problem(3, "f8e4m3", scale_dtype="f32", head_size=32)
+    rng, problem = latent_problem(3, dtype="f8e4m3", scale_dtype="f32", head_size=32)
     query = random_values(rng, (problem.tokens, 2, 32), dtypes.f32)
     out = kv.ops.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=24)
     want, _ = reference.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=24)
@@ -96,7 +91,7 @@ def rope_reference(problem: Any, query: np.ndarray, stored: list[np.ndarray], co
 @pytest.mark.parametrize(("content", "rope"), [(32, 8), (26, 5)])
 def test_rows_that_end_in_bf16_keys(quantized, content, rope):
     scales = {"scale_dtype": "f32"} if quantized else {}
-    rng, problem = latent_problem(6, "f8e4m3", head_size=content + 2 * rope, **scales)
+    rng, problem = latent_problem(6, dtype="f8e4m3", head_size=content + 2 * rope, **scales)
     stored = store_rope_keys(rng, problem, content, rope)
     query = random_values(rng, (problem.tokens, 3, content + rope), dtypes.f32)
     want = rope_reference(problem, query, stored, content)
@@ -131,7 +126,9 @@ def on_gpu(
 )  # fmt: skip
 def test_the_latent_kernel_shares_rows_among_heads(dtype, head_size, value_size, splits, mask):
     scales = {"scale_dtype": "f32"} if dtype == "f8e4m3" else {}
-    rng, problem = latent_problem(7, dtype, head_size=head_size, cached=[50, 0, 70, 7], new=[1, 2, 5, 0], **scales)
+    rng, problem = latent_problem(
+        7, dtype=dtype, head_size=head_size, cached=[50, 0, 70, 7], new=[1, 2, 5, 0], **scales
+    )
     query = random_values(rng, (problem.tokens, 16, head_size), dtypes.of("bf16" if dtype == "f8e4m3" else dtype))
     schedule = {"kind": "latent"} | ({"splits": splits} if splits else {})
     out = on_gpu(problem, query, value_size, schedule, mask=mask[0], span=mask[1])
@@ -144,7 +141,9 @@ def test_the_latent_kernel_shares_rows_among_heads(dtype, head_size, value_size,
 
 def test_the_latent_kernel_takes_rows_that_end_in_bf16_keys():
     content, rope = 128, 16
-    rng, problem = latent_problem(8, "f8e4m3", head_size=content + 2 * rope, scale_dtype="f32", cached=[40], new=[2])
+    rng, problem = latent_problem(
+        8, dtype="f8e4m3", head_size=content + 2 * rope, scale_dtype="f32", cached=[40], new=[2]
+    )
     stored = store_rope_keys(rng, problem, content, rope)
     query = random_values(rng, (problem.tokens, 16, content + rope), dtypes.bf16)
     want = rope_reference(problem, query, stored, content)
@@ -153,7 +152,7 @@ def test_the_latent_kernel_takes_rows_that_end_in_bf16_keys():
 
 
 def test_the_latent_kernel_does_not_depend_on_the_order_of_warps_and_copies():
-    rng, problem = latent_problem(9, "f16", head_size=144, cached=[90], new=[2])
+    rng, problem = latent_problem(9, dtype="f16", head_size=144, cached=[90], new=[2])
     query = random_values(rng, (problem.tokens, 16, 144), dtypes.f16)
     schedule = {"kind": "latent", "splits": 2}
     first, *rest = (on_gpu(problem, query, 128, schedule, order) for order in ptx.ORDERS[::2] + ptx.ORDERS[3:4])
@@ -181,7 +180,7 @@ def test_what_does_not_fit_is_refused():
 @pytest.mark.parametrize("dtype", ["bf16", "f8e4m3", "f32"])
 def test_decompressing_a_plan_gives_every_row_once(dtype):
     quantized = {"scale_dtype": "f32"} if dtype == "f8e4m3" else {}
-    _, problem = latent_problem(5, dtype, cached=[5, 0, 7, 0], new=[2, 3, 1, 0], page_size=4, **quantized)
+    _, problem = latent_problem(5, dtype=dtype, cached=[5, 0, 7, 0], new=[2, 3, 1, 0], page_size=4, **quantized)
     cache, tokens = problem.collection.get_key_cache(1), 8
     plan = kv.ops.mla_prefill_plan(problem.row_offsets, problem.cached.astype(np.uint32), tokens, 4)
     found = []

@@ -268,5 +268,5 @@ def test_operands_that_do_not_fit_are_refused():
 def test_decode_is_for_collections():
     rng, problem = problem_of(10, cached=[12], new=[1])
     query = query_of(rng, problem, 2)
-    with pytest.raises(ValueError, match="a schedule of kind decode needs max_queries, a collection"):
+    with pytest.raises(ValueError, match="kind must be simt or prefill on sm_90a, got 'decode'"):
         run(problem, dense(problem), query, {"kind": "decode", "max_queries": 1})

@@ -278,5 +278,5 @@ def test_a_schedule_that_does_not_fit_is_refused():
         run(problem, query, PREFILL)
     with pytest.raises(ValueError, match="kind decode needs max_queries"):
         run(problem, query, {"kind": "decode"})
-    with pytest.raises(ValueError, match="kind must not be host on sm_90a"):
+    with pytest.raises(ValueError, match="kind must be simt, prefill, tile or decode on sm_90a, got 'host'"):
         run(problem, query, {"kind": "host"})

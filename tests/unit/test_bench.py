@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 bench = importlib.import_module("bench.__main__")
 ablation = importlib.import_module("bench.ablation")
-arrays = importlib.import_module("bench.arrays")
+arrays = importlib.import_module("kvarn.tools.arrays")
 cases = importlib.import_module("bench.cases")
 chains = importlib.import_module("bench.chains")
 kvarn_rows = importlib.import_module("bench.kvarn_rows")
@@ -44,6 +44,10 @@ def test_rows_have_names_of_their_own():
 def test_rows_are_chosen_by_parts_of_names_by_kinds_and_by_names():
     assert {row.kind for row in cases.select("gather,mla", cases.TABLE)} == {"gather", "mla"}
     assert [row.name for row in cases.select("=b64_c4k", cases.TABLE)] == ["b64_c4k"]
+    for row in (*cases.TABLE, *cases.RANGE):
+        assert cases.select(row.title, (*cases.TABLE, *cases.RANGE)) == (row,), "titles are what the tables print"
+    titles = ",".join(row.title for row in cases.TABLE[:-1])
+    assert cases.select(titles, cases.TABLE) == cases.TABLE[:-1]
     assert cases.select("", cases.TABLE) == cases.TABLE
     with pytest.raises(ValueError, match="got 'nothing'"):
         cases.select("b64,nothing", cases.TABLE)

@@ -3,13 +3,17 @@
 
 import multiprocessing
 import os
+import stat
 import warnings
 
 import pytest
 
-from kvarn.cache import CompileCache, cache_key
+import kvarn as kv
+from kvarn import bundle
+from kvarn.cache import CompileCache, cache_key, compile_cache
 from kvarn.dialect import dtypes, layout
 from kvarn.env import Environment, env
+from kvarn.lowering.expand import tuned
 
 KEY = cache_key({"k": 1})
 
@@ -46,6 +50,94 @@ def test_damaged_entry_is_a_miss_and_goes_away(cache, damage):
     damage(only_file(cache))
     assert cache.get(KEY) is None
     assert not list(cache.directory.iterdir())
+
+
+@pytest.mark.parametrize("make", [
+    os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path), lambda path: os.symlink("nowhere", path),
+])  # fmt: skip
+def test_what_is_no_file_is_a_miss_at_once(cache, make):
+    cache.put(KEY, b"payload")
+    path = only_file(cache)
+    path.unlink()
+    make(path)
+    assert cache.get(KEY) is None
+    if make is os.mkdir:
+        with pytest.warns(RuntimeWarning, match="cannot be written"):
+            assert not cache.put(KEY, b"payload")
+    else:
+        assert cache.put(KEY, b"payload")
+        assert cache.get(KEY) == b"payload"
+    assert cache.info().bytes < 1 << 20
+
+
+def test_a_kernel_compiles_where_its_entry_is_a_fifo_or_nonsense(tmp_path, monkeypatch):
+    kernel = """module attributes {gpu.container_module} { gpu.module @kernels {
+        gpu.func @f(%x: memref<?xf32, strided<[1]>, 1>) kernel { gpu.return } } }"""
+    monkeypatch.setenv("KVARN_CACHE_DIR", str(tmp_path))
+    wanted = kv.compile(kernel, target="sm_80").asm["ptx"]
+    [path] = (tmp_path / "compile-v2").iterdir()
+    entry = path.read_bytes()
+    for payload in (b"", b"no zip", bundle.dumps([]), b"PK\x05\x06" + bytes(18)):
+        compile_cache.put(path.stem, payload)
+        with pytest.warns(RuntimeWarning, match=f"{path.name} of the compile cache is compiled anew: it "):
+            assert kv.compile(kernel, target="sm_80").asm["ptx"] == wanted
+        assert path.read_bytes() == entry, "and kept"
+    path.unlink()
+    os.mkfifo(path)
+    assert kv.compile(kernel, target="sm_80").asm["ptx"] == wanted
+    os.mkfifo(tmp_path / "tune.json")
+    assert tuned.digest() == ""
+    assert not tuned.load(tmp_path / "tune.json")
+
+
+def test_folders_are_the_users_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        cache = CompileCache(tmp_path / "a" / "b")
+        cache.put(KEY, b"payload")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(p.stat().st_mode) for p in (cache.directory.parent, cache.directory, only_file(cache))]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_folder_that_others_may_write_to_is_refused_by_name(cache, mode):
+    cache.put(KEY, b"payload")
+    cache.directory.chmod(mode)
+    with pytest.warns(RuntimeWarning, match=rf"must be a folder that belongs to you .* mode {mode:04o}.* chmod 700"):
+        assert cache.get(KEY) is None
+    assert cache.get(KEY) is None, "and says so once"
+    assert not cache.put(KEY, b"payload")
+    cache.directory.chmod(0o755)
+    assert cache.get(KEY) == b"payload"
+
+
+def test_a_folder_or_an_entry_of_another_user_is_refused(cache, monkeypatch):
+    cache.put(KEY, b"payload")
+    path, me = only_file(cache), os.geteuid() or 1000
+    os.chown(cache.directory, me, -1)
+    os.chown(path, me, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: me)
+    assert cache.get(KEY) == b"payload"
+    path.chmod(0o666)
+    assert cache.get(KEY) is None, "others may write to it"
+    path.chmod(0o600)
+    if os.getuid() == 0:
+        os.chown(path, me + 1, -1)
+        assert cache.get(KEY) is None, "it is another user's"
+        os.chown(path, 0, -1)
+        assert cache.get(KEY) == b"payload", "root may do everything anyway"
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.warns(RuntimeWarning, match=f"got owner {me} "):
+        assert cache.get(KEY) is None
+
+
+def test_an_entry_under_another_name_is_a_miss(cache):
+    cache.put(KEY, b"payload")
+    other = cache_key({"k": 2})
+    only_file(cache).rename(cache.directory / f"{other}.entry")
+    assert cache.get(other) is None
 
 
 def test_fetch_makes_once(cache):

@@ -13,9 +13,12 @@ import pytest
 
 import kvarn as kv
 from kvarn import compiler
+from kvarn.artifact import Artifact, Entry, Step
+from kvarn.compiled import Kernel
 from kvarn.env import env
 from kvarn.errors import KernelError
 from kvarn.runtime import assemble
+from kvarn.runtime.assemble import Assembled, Figures
 from kvarn.runtime.host import HostKernelError
 
 SPEC = kv.CacheSpec("paged", kv.f32, 2, 64, 16)
@@ -87,6 +90,19 @@ def test_a_stage_that_there_is_not():
     assert "define void @scale_keys" in host.asm["llvm"]
     with pytest.raises(ValueError, match="compile for a GPU target, got host"):
         _ = host.stats
+
+
+def test_the_figures_of_a_program_are_there_kernel_by_kernel():
+    entries = [Entry("split", shared_bytes=100), Entry("combine")]
+    steps = [Step(e.name, (1, 1, 1), (32, 1, 1)) for e in entries]
+    program = Kernel(Artifact("attention", "sm_80", "8.0", {"ptx": ""}, entries, (), steps))
+    figures = {"split": Figures(40, 0, 0, 0, 8), "combine": Figures(168, 24, 32, 64, 16)}
+    program.assembled = Assembled(b"", figures)
+    assert program.stats_by_kernel == {
+        "split": {"registers": 40, "spills": 0, "shared bytes": 108},
+        "combine": {"registers": 168, "spills": 56, "shared bytes": 16},
+    }
+    assert program.stats == {"registers": 168, "spills": 56, "shared bytes": 108}
 
 
 @needs_assembler
@@ -247,12 +263,37 @@ def test_a_kernel_is_not_called():
             "gpu.module @m { gpu.func @k(%p: !llvm.ptr<1>) kernel { gpu.return } }",
             r"-:1:17: error: 'func\.func' op must have arguments that can be passed to it: .*got !llvm\.ptr<1>",
         ),
+        ("module {" * 5000, r"-:1:2408: error: brackets must be nested at most 300 deep"),
+        ("func.func private @f(" + "()->(" * 20000, r"-:1:\d+: error: brackets must be nested at most 300 deep"),
+        ("module attributes {x = " + "[" * 20000 + "]" * 20000 + "} {}", r"brackets must be nested at most 300 deep"),
+        ("// " + "{" * 400 + '\nmodule @"' + "{" * 400 + '" {}', r"the module must have a kernel"),
+        (
+            "func.func @f(%p: !llvm.ptr<-1>) { return }",
+            r"-:1:28: error: address space must be in \[0, 16777216\), got -1",
+        ),
+        ("func.func @f(%p: memref<?xf32, strided<[1]>, 16777216>) { return }", r"address space .*, got 16777216"),
         ("module {}", r"the module must have a kernel \(a gpu.func with the kernel attribute\), got one without"),
     ],
+    ids=lambda text: text[:30],
 )
 def test_text_that_cannot_be_compiled(text, message):
     with pytest.raises(ValueError, match=message):
         kv.compile(text, target="host")
+
+
+def test_hand_written_ir_is_checked_before_llvm_gets_it():
+    """LLVM ends the process on a cast that no verifier looks at."""
+    stages = kv.compile(scale_keys, SPEC, kv.f32, target="host").stages
+    text = list(stages.values())[-1]
+    from kvarn.lowering import emit
+    from kvarn.lowering.pass_base import PassFailure
+
+    emit.check_translatable(compiler.parse(text))
+    plain = "llvm.func @f(%a: i32) -> i64 {\n  %0 = llvm.trunc %a : i32 to i64\n  llvm.return %0 : i64\n}"
+    with pytest.raises(PassFailure, match=r"'llvm.trunc' op cannot cast i32 to i64"):
+        emit.check_translatable(compiler.parse(plain))
+    with pytest.raises(KernelError, match=r"-:2:8: error: 'llvm.trunc' op cannot cast i32 to i64"):
+        kv.compile(plain + "\ngpu.module @m { gpu.func @k() kernel { gpu.return } }", target="host")
 
 
 def test_what_is_not_a_spec():

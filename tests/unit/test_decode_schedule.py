@@ -47,7 +47,7 @@ def test_what_the_kernel_takes_fits_the_target(target):
     for config in cases(chip, 1500):
         for schedule in ({"max_batch": config.max_batch}, {"max_batch": config.max_batch, "batch_invariant": True}):
             entries = {**decode_entries(chip, config, schedule), **schedule}
-            made = decode_schedule.choose(chip, config, entries)
+            made = decode_schedule.configured(chip, config, entries)
             assert decode_schedule.block_bytes(made) + made.padding <= chip.shared_bytes
             assert made.work_heads % made.warps == 0
             assert made.tile % 16 == 0
@@ -61,7 +61,7 @@ def test_a_multiprocessor_has_room_for_the_blocks_of_the_schedule_and_no_more(ta
     room = chip.shared_bytes + 1024
     for config in cases(chip, 500):
         schedule = {"max_batch": config.max_batch}
-        made = decode_schedule.choose(chip, config, {**decode_entries(chip, config, schedule), **schedule})
+        made = decode_schedule.configured(chip, config, {**decode_entries(chip, config, schedule), **schedule})
         assert made.blocks * (decode_schedule.block_bytes(made) + made.padding) <= room
         assert (made.blocks + 1) * (decode_schedule._used_bytes(made) + made.padding + 1024) > room
 
@@ -89,6 +89,8 @@ def test_what_is_given_stays_and_what_does_not_fit_is_refused():
     assert found["warps"] < 4
     with pytest.raises(ValueError, match=r"must fit 166912 bytes of shared memory, got \d+: choose fewer stages"):
         decode_entries(chip, config, {"stages": 6, "warps": 4, "tile": 32})
+    with pytest.raises(ValueError, match="schedule's warps must be 1, 2, 4, 8 or 16, a divisor of the 16 warps"):
+        decode_entries(chip, config, {"warps": 3})
 
 
 def test_a_batch_whose_lengths_fill_shared_memory_is_no_decode():

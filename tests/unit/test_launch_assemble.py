@@ -5,7 +5,7 @@ import pytest
 
 from kvarn.artifact import Artifact, Entry, Step
 from kvarn.env import env
-from kvarn.runtime import assemble, device
+from kvarn.runtime import assemble, assembler_log, device
 
 PTX = """
 .version 8.0
@@ -155,3 +155,90 @@ def test_artifacts_get_machine_code_for_several_chips(tool):
             assemble.with_cubins(a.replace(target=target), (chip,))
     with pytest.raises(ValueError, match="must hold PTX"):
         assemble.with_cubins(a.replace(code={}))
+
+
+# --- products and register counts ------------------------------------------------------------------
+
+PRODUCT = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry plain() { ret; }
+.visible .entry product(.param .u64 out, .param .u64 a)
+.reqntid 128, 1, 1
+.maxnreg 168
+{
+  .reg .f32 %f<9>; .reg .b64 %rd<6>; .reg .b32 %r<2>; .reg .pred %p;
+  ld.param.u64 %rd1, [out];
+  ld.param.u64 %rd2, [a];
+  mov.u32 %r1, %tid.x;
+  mul.wide.u32 %rd3, %r1, 16;
+  add.s64 %rd4, %rd1, %rd3;
+  setp.ne.u32 %p, 0, 0;
+  wgmma.fence.sync.aligned;
+  wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}, %rd2, %rd2, %p, 1, 1, 0, 0;
+  wgmma.commit_group.sync.aligned;
+  WHILE
+  wgmma.wait_group.sync.aligned 0;
+  st.global.v4.f32 [%rd4], {%f1, %f2, %f3, %f4};
+  ret;
+}
+"""
+KEPT = PRODUCT.replace("WHILE", "setmaxnreg.inc.sync.aligned.u32 240;")
+# An accumulator is read while its product is under way; no register count is known for setmaxnreg.
+SPOILT = [
+    (PRODUCT.replace("WHILE", "add.f32 %f1, %f1, %f1;"), "C7517"),
+    (KEPT.replace(".maxnreg 168", ""), "C7508"),
+]
+
+
+def _has_ptxas():
+    return assemble.find_tool("ptxas") is not None
+
+
+needs_ptxas = pytest.mark.skipif(not _has_ptxas(), reason=assemble.INSTALL_PTXAS)
+
+
+@needs_ptxas
+def test_products_are_assembled_by_ptxas_only(monkeypatch):
+    made = assemble.assemble(KEPT, "sm_90a")
+    assert made.tool.startswith("ptxas")
+    assert (made.kernels["product"].registers, made.spill_stores) == (168, 0)
+    assert "Compiling entry function 'product'" in made.log
+    if assemble.nvjitlink() is not None:
+        assert assemble.assemble(PTX, "sm_80").tool.startswith("nvJitLink")
+    monkeypatch.setattr(assemble, "nvjitlink", lambda: None)
+    assert assemble.assemble(PTX, "sm_80").tool.startswith("ptxas")
+
+
+def test_products_without_ptxas_say_what_to_install(monkeypatch):
+    monkeypatch.setattr(assemble, "find_tool", lambda name, override="": None)
+    with pytest.raises(assemble.MissingToolError, match=r"with wgmma or setmaxnreg need: pip install nvidia-cuda-nvcc"):
+        assemble.assemble(KEPT, "sm_90a")
+
+
+@needs_ptxas
+@pytest.mark.parametrize(("ptx", "code"), SPOILT, ids=[code for _, code in SPOILT])
+def test_what_an_assembler_gives_up_fails_the_build(ptx, code):
+    message = rf"(?s)of kernel product must stay as written, but ptxas .*{code}.*KVARN_ALLOW_SERIALIZED=1"
+    with pytest.raises(assemble.AssemblyError, match=message):
+        assemble.assemble(ptx, "sm_90a")
+    entries = [Entry("plain", [], []), Entry("product", [], [])]
+    artifact = Artifact("k", "sm_90a", "8.0", {"ptx": ptx}, entries, steps=[Step("plain", (1, 1, 1), (1, 1, 1))])
+    with pytest.raises(assemble.AssemblyError, match=code):
+        assemble.with_cubins(artifact)
+    with env.override(allow_serialized=True), pytest.warns(RuntimeWarning, match=code):
+        made = assemble.assemble(ptx, "sm_90a")
+    assert made.cubin[:4] == b"\x7fELF"
+    assert code in made.log
+
+
+def test_losses_are_read_from_a_log():
+    """As ptxas and nvJitLink of CUDA 13 write them."""
+    lost = [
+        "ptxas info    : (C7504) Potential Performance Loss: 'setmaxnreg' ignored to maintain compatibility.",
+        "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to x",
+        "ptxas info    : (C7519) warpgroup.arrive is injected in around line 17 by compiler to allow use of registers",
+    ]
+    assert assembler_log.losses("\n".join([*LOG.splitlines(), *lost, lost[1]])) == lost
+    assert assembler_log.losses(LOG) == []

@@ -11,18 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from reference.member_pools import LENGTHS, POOLS, QUANTIZED, WITH_ROWS, cache_of, halves, made
-from reference.places import Interpreted, Place, assert_same, bits
+from reference.places import Place, assert_same, bits
 from reference.random_caches import clone, random_problem, random_values
 
 import kvarn as kv
 from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect import dtypes, layout
 from kvarn.dsl.builder import emit_value, types
-
-
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    return Place() if request.param == "host" else Interpreted(request.param)
 
 
 def run(place: Place, kernel: Any, grid: Any, out: np.ndarray, *args: Any) -> np.ndarray:

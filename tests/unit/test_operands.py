@@ -13,7 +13,8 @@ from reference import ptx, ptx_instructions
 from reference.operands import KINDS, check_survey, grid, outputs, random_operand, survey
 
 import kvarn as kv
-from kvarn.artifact import Artifact, dumps, loads
+from kvarn.artifact import Artifact
+from kvarn.bundle import dumps, loads
 from kvarn.caches import (
     KVCacheMHAOperand,
     KVCacheScalesMHAOperand,

@@ -419,5 +419,5 @@ def test_schedules_choose_the_block():
             (q.collection, 0, x, q.row_offsets, x), schedule={"threads": threads}, target="sm_90a"
         )
         assert made.artifact.steps[0].block == (threads, 1, 1)
-    with pytest.raises(ValueError, match="threads of the schedule must be a multiple of 32 up to 1024, got 100"):
+    with pytest.raises(ValueError, match="threads must be a multiple of 32 from 32 to 1024, got 100"):
         writes._APPEND.compile((q.collection, 0, x, q.row_offsets, x), schedule={"threads": 100}, target="sm_90a")

@@ -25,13 +25,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    found = Place() if request.param == "host" else Interpreted(request.param)
-    with found.active():
-        yield found
-
-
 @pytest.mark.parametrize("shape", KINDS)
 @pytest.mark.parametrize("half", ["key", "value"])
 def test_gather_copies_bit_for_bit(place, shape, half):

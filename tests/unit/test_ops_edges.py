@@ -6,34 +6,22 @@ Every byte of the pool is compared, on the host and in GPU code.
 
 from __future__ import annotations
 
+import functools
 import io
 from typing import Any
 
 import numpy as np
 import pytest
 from reference import model
-from reference.places import Interpreted, Place, assert_close, assert_same, bits
-from reference.random_caches import clone, fill_cached, random_problem, random_values
+from reference.places import assert_close, assert_same, bits
+from reference.random_caches import clone, fill_cached, random_problem, random_values, stored_problem
 
 import kvarn as kv
 from kvarn.dialect import dtypes
 
+problem_of = functools.partial(stored_problem, page_size=8, cached=[5, 9], new=[7, 4])
 FREQS = np.tile(np.array([0.6, 0.8], np.float32), (64, 8))
 GAMMA = np.linspace(0.5, 1.5, 16, dtype=np.float32)
-
-
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    found = Place() if request.param == "host" else Interpreted(request.param)
-    with found.active():
-        yield found
-
-
-def stored_problem(seed: int, kind: str = "paged", dtype: str = "f32", **options: Any) -> tuple[Any, Any]:
-    rng = np.random.default_rng(seed)
-    problem = random_problem(rng, kind, dtype, **{"page_size": 8, "cached": [5, 9], "new": [7, 4], **options})
-    fill_cached(rng, problem, problem.cached + problem.new)
-    return rng, problem
 
 
 def without_pages(problem: Any) -> Any:
@@ -100,7 +88,7 @@ WRITERS = [_store_ragged, _store_padded, _radd, _iadd_2m, _rms_norm, _rope, _rop
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_a_token_without_a_page_is_dropped(place, write, dtype):
     """Neither another page nor the null page is touched, from which its old value is read."""
-    rng, problem = stored_problem(1, dtype=dtype)
+    rng, problem = problem_of(1, dtype=dtype)
     changed = without_pages(problem)
     found, expected = place.collection(changed), clone(changed)
     null = bits(np.array(expected.blocks[-1]))
@@ -123,18 +111,20 @@ def test_a_token_past_its_region_is_dropped(place, write):
     state = rng.bit_generator.state
     write(place.collection(whole), place, rng, problem)(expected)
     rng.bit_generator.state = state
-    write(found, place, rng, problem)
+    with place.unchecked():
+        write(found, place, rng, problem)
     kept = kv.ContinuousBatchingKVCacheCollection(expected.blocks[:, :, :, :10].copy(), lengths, table, 7, 10)
     assert_close(place, found, kept)
 
 
 def test_valid_lengths_past_the_padding_write_the_padding_only(place):
-    rng, problem = stored_problem(3)
+    rng, problem = problem_of(3)
     c, found, expected = problem.collection, place.collection(problem.collection), clone(problem.collection)
     x = random_values(rng, (2, 3, 2, 16), c.dtype)
     for valid in ([900, 2], [0xFFFFFFFF, 0]):  # lengths are 32-bit and signed in kernels: the largest are negative
         given = np.array(valid, np.uint32)
-        kv.ops.store_padded(found.get_key_cache(0), place.put(x), place.put(given))
+        with place.unchecked():
+            kv.ops.store_padded(found.get_key_cache(0), place.put(x), place.put(given))
         model.store_padded(expected.get_key_cache(0), x, given.view(np.int32).clip(0))
     assert_same(place, found, expected)
 
@@ -145,13 +135,14 @@ def test_a_padded_batch_of_nothing_writes_nothing(place, shape):
     problem = random_problem(np.random.default_rng(4), cached=[5] * batch, new=[0] * batch)
     found = place.collection(problem.collection)
     x = place.put(np.ones((batch, tokens, 2, 16), np.float32))
-    kv.ops.store_padded(found.get_key_cache(0), x, place.put(np.full(batch, 4, np.uint32)))
+    with place.unchecked():
+        kv.ops.store_padded(found.get_key_cache(0), x, place.put(np.full(batch, 4, np.uint32)))
     assert_same(place, found, problem.collection)
 
 
 def test_rows_to_add_past_the_offsets_are_left_out(place):
     """More rows than tokens: of radd at the end, of iadd_2m in both halves."""
-    rng, problem = stored_problem(5)
+    rng, problem = problem_of(5)
     c, tokens = problem.collection, problem.tokens
     found, expected = place.collection(c), clone(c)
     a = random_values(rng, (tokens + 5, 64), c.dtype)
@@ -166,7 +157,7 @@ def test_rows_to_add_past_the_offsets_are_left_out(place):
 
 def test_iadd_2m_takes_the_offsets_of_the_first_sequences(place):
     """The rows of LoRA requests come first: the other sequences need not be named."""
-    rng, problem = stored_problem(6, cached=[5, 9, 2], new=[7, 4, 3])
+    rng, problem = problem_of(6, cached=[5, 9, 2], new=[7, 4, 3])
     c, found, expected = problem.collection, place.collection(problem.collection), clone(problem.collection)
     rows = random_values(rng, (2 * 9, 32), c.dtype)  # the first nine tokens: all of one sequence, two of the next
     kv.ops.iadd_2m(found, 0, place.put(rows), place.put(problem.row_offsets[:3].copy()))

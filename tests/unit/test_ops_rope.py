@@ -8,20 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import model
-from reference.places import Interpreted, Place, assert_close, near
-from reference.random_caches import clone, fill_cached, random_problem, random_values
+from reference.places import Place, assert_close, near
+from reference.random_caches import clone, random_problem, random_values, stored_problem
 
 import kvarn as kv
 from kvarn.dialect import dtypes
 
 SHAPE = {"cached": [5, 0, 33, 16], "new": [3, 2, 0, 9]}
-
-
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    found = Place() if request.param == "host" else Interpreted(request.param)
-    with found.active():
-        yield found
 
 
 def data_of(rng: Any, problem: Any, dtype: str | None = None, heads: int = 6) -> list[np.ndarray]:
@@ -161,10 +154,8 @@ def test_queries_outside_of_the_offsets_keep_their_sentinel(place):
 @pytest.mark.parametrize("positions", ["cache", "given", "sections"])
 @pytest.mark.parametrize("mla", [False, True])
 def test_rope_turns_cached_keys_and_queries(place, interleaved, positions, mla):
-    rng = np.random.default_rng(7)
     options: dict[str, Any] = {"num_heads": 1, "head_size": 24, "is_mla": True} if mla else {}
-    problem = random_problem(rng, "paged", "f32", page_size=8, **SHAPE, **options)
-    fill_cached(rng, problem, problem.cached + problem.new)
+    rng, problem = stored_problem(7, page_size=8, **SHAPE, **options)
     c = problem.collection
     found, expected = place.collection(c), clone(c)
     query, freqs = random_values(rng, (problem.tokens, 3, 16), c.dtype), angles(rng, 60, 12)
@@ -183,9 +174,7 @@ def test_rope_turns_cached_keys_and_queries(place, interleaved, positions, mla):
 
 
 def test_positions_out_of_the_table_are_brought_into_it(place):
-    rng = np.random.default_rng(8)
-    problem = random_problem(rng, "paged", "f32", cached=[1], new=[3])
-    fill_cached(rng, problem, problem.cached + problem.new)
+    rng, problem = stored_problem(8, cached=[1], new=[3])
     query, freqs = random_values(rng, (3, 2, 16), dtypes.f32), angles(rng, 5, 16)
     found = place.collection(problem.collection)
     ids = place.put(np.array([[-3, 4, 2**31 - 1]], np.int32))

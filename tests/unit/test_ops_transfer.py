@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import model
-from reference.places import Interpreted, Place, assert_same
+from reference.places import Place, assert_same
 from reference.random_caches import bits, clone, random_problem
 
 import kvarn as kv
@@ -25,13 +25,6 @@ POOLS: dict[str, dict[str, Any]] = {
     "quantized": {"kind": "paged", "dtype": "f8e4m3", "scale_dtype": "f32", "granularity": 8},
     "mla": {"kind": "paged", "dtype": "bf16", "num_heads": 1, "head_size": 72, "is_mla": True, "page_size": 32},
 }
-
-
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    found = Place() if request.param == "host" else Interpreted(request.param)
-    with found.active():
-        yield found
 
 
 def two_pools(shape: str, seed: int = 1) -> tuple[Any, Any]:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from reference import model
-from reference.places import Interpreted, Place, assert_close, assert_same
-from reference.random_caches import clone, fill_cached, random_problem, random_values
+from reference.places import assert_close, assert_same
+from reference.random_caches import clone, random_values, stored_problem
 
 import kvarn as kv
 from kvarn.dialect import dtypes
@@ -16,25 +18,13 @@ RAGGED = {"cached": [5, 0, 33, 16], "new": [3, 7, 0, 20]}
 KINDS = [("paged", "f32"), ("paged", "bf16"), ("continuous", "f16"), ("fa3", "bf16")]
 
 
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    found = Place() if request.param == "host" else Interpreted(request.param)
-    with found.active():
-        yield found
-
-
-def filled(kind, dtype, seed=0, **shape):
-    """A problem whose new tokens are stored."""
-    rng = np.random.default_rng(seed)
-    problem = random_problem(rng, kind, dtype, **{**RAGGED, **shape})
-    fill_cached(rng, problem, problem.cached + problem.new)
-    return rng, problem
+filled = functools.partial(stored_problem, **RAGGED)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)
 @pytest.mark.parametrize("size", [16, 8, 32, 3])
 def test_rms_norm_changes_new_tokens_only(place, kind, dtype, size):
-    rng, problem = filled(kind, dtype, 1)
+    rng, problem = filled(1, kind, dtype)
     found, expected = place.collection(problem.collection), clone(problem.collection)
     gamma = random_values(rng, (size,), dtypes.of("f32" if size == 3 else dtype))
     kv.ops.rms_norm(found.get_value_cache(1), place.put(gamma), 1e-5, place.put(problem.row_offsets), 0.5)
@@ -44,7 +34,7 @@ def test_rms_norm_changes_new_tokens_only(place, kind, dtype, size):
 
 @pytest.mark.parametrize("heads", [1, 3, 8])
 def test_rms_norm_rounds_before_the_weight_when_asked(place, heads):
-    rng, problem = filled("paged", "bf16", 2, num_heads=heads, head_size=40)
+    rng, problem = filled(2, "paged", "bf16", num_heads=heads, head_size=40)
     found, expected = place.collection(problem.collection), clone(problem.collection)
     gamma = random_values(rng, (40,), dtypes.f32)
     options = {"multiply_before_cast": False}
@@ -56,7 +46,7 @@ def test_rms_norm_rounds_before_the_weight_when_asked(place, heads):
 @pytest.mark.parametrize("total", [0, 1, 1000])
 def test_rms_norm_does_all_tokens_whatever_the_hint(place, total):
     """Except for a hint of none, which launches nothing."""
-    rng, problem = filled("paged", "f32", 3)
+    rng, problem = filled(3, "paged", "f32")
     found, expected = place.collection(problem.collection), clone(problem.collection)
     gamma = random_values(rng, (16,), dtypes.f32)
     kv.ops.rms_norm(found.get_key_cache(0), place.put(gamma), 1e-6, place.put(problem.row_offsets), total_tokens=total)
@@ -68,7 +58,7 @@ def test_rms_norm_does_all_tokens_whatever_the_hint(place, total):
 @pytest.mark.parametrize(("kind", "dtype"), [*KINDS, ("paged", "i32"), ("paged", "f8e4m3")])
 @pytest.mark.parametrize(("first", "last"), [(0, 4), (1, 3), (2, 2), (2, 4)])
 def test_radd_adds_to_a_slice_of_the_batch(place, kind, dtype, first, last):
-    rng, problem = filled(kind, dtype, 4)
+    rng, problem = filled(4, kind, dtype)
     c = problem.collection
     found, expected = place.collection(c), clone(c)
     offsets = problem.row_offsets[first : last + 1]
@@ -80,7 +70,7 @@ def test_radd_adds_to_a_slice_of_the_batch(place, kind, dtype, first, last):
 
 @pytest.mark.parametrize("m", [0, 1, 8, 30])
 def test_iadd_2m_adds_to_the_first_tokens(place, m):
-    rng, problem = filled("paged", "f16", 5)
+    rng, problem = filled(5, "paged", "f16")
     c = problem.collection
     found, expected = place.collection(c), clone(c)
     rows = random_values(rng, (2 * m, c.num_heads * c.head_size), c.dtype)

@@ -108,3 +108,17 @@ def test_fragments_are_those_of_the_manual():
     c = np.zeros((16, 8), np.float32)
     run_block(multiply, 32, a, b, c)
     np.testing.assert_array_equal(c, a @ b + 1)
+
+
+def test_a_minimum_that_is_clipped_at_zero():
+    """LLVM makes ``min.relu`` of an index that is brought into a buffer."""
+
+    @kv.kernel
+    def clip(x, y):
+        i = kv.thread_id.x
+        y[i] = kv.math.max(kv.math.min(x[i], x.shape[0] - 27), 0)
+
+    x = np.arange(-16, 16, dtype=np.int32)
+    y = np.full_like(x, 77)
+    run_block(clip, 32, x, y, target="sm_90a")
+    np.testing.assert_array_equal(y, np.clip(x, 0, 5))

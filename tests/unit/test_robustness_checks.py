@@ -5,19 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from reference.places import Interpreted, Place, bits
+from reference.places import bits
 from reference.random_caches import random_problem, random_values
 
 import kvarn as kv
 from kvarn.env import env
 from kvarn.ops import reads, writes
-
-
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    found = Place() if request.param == "host" else Interpreted(request.param)
-    with found.active():
-        yield found
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference.places import Interpreted, Place, bits
+from reference.places import bits
 from reference.random_caches import random_problem
 
 import kvarn as kv
@@ -25,12 +25,6 @@ from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect import dtypes, tma_layout
 from kvarn.dialect.layout import CollectionSpec
 from kvarn.errors import KernelError
-
-
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    return Place() if request.param == "host" else Interpreted(request.param)
-
 
 # --- granules --------------------------------------------------------------------------------------
 

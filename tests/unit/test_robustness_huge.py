@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference.attention_cases import queries, sentinel
-from reference.places import Interpreted, Place, bits
+from reference.places import Place, bits
 from reference.random_caches import fill_cached, random_problem, random_values
 
 import kvarn as kv
@@ -22,13 +22,6 @@ from kvarn.caches import PagedKVCacheCollection
 
 LAYERS, LAYER = 64, 63
 ELEMENTS = 5 * 2**30  # of a pool: more than 32 bits count
-
-
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    found = Place() if request.param == "host" else Interpreted(request.param)
-    with found.active():
-        yield found
 
 
 def mapped(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

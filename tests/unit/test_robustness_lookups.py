@@ -15,7 +15,7 @@ import mmap
 
 import numpy as np
 import pytest
-from reference.places import Interpreted, Place
+from reference.places import Place
 
 import kvarn as kv
 from kvarn.caches import PagedKVCacheCollection
@@ -25,11 +25,6 @@ TILES = (64, 128, 256)
 PAGES = (16, 32, 64, 128, 256, 512)
 LAYERS = 3
 POISON = 999999
-
-
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    return Place() if request.param == "host" else Interpreted(request.param)
 
 
 def pool(page_size: int, pages: int, table: np.ndarray, tokens: int = 0) -> PagedKVCacheCollection:

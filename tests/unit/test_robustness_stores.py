@@ -19,17 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import model
-from reference.places import Interpreted, Place, assert_same, bits
-from reference.random_caches import clone, fill_cached, random_problem, random_values
+from reference.places import assert_same, bits
+from reference.random_caches import clone, random_problem, random_values, stored_problem
 
 import kvarn as kv
-
-
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    found = Place() if request.param == "host" else Interpreted(request.param)
-    with found.active():
-        yield found
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f8e4m3"])
@@ -150,9 +143,7 @@ CHANGES = [
 @pytest.mark.parametrize(("change", "dtype"), CHANGES, ids=[f"{f.__name__.strip('_')}-{t}" for f, t in CHANGES])
 def test_only_the_new_tokens_dims_of_the_keys_of_the_layer_change(place, change, dtype):
     """Bit for bit: cached tokens, values, other layers, dims that do not turn, unused slots and pages."""
-    rng = np.random.default_rng(25)
-    problem = random_problem(rng, "paged", dtype, cached=[30, 0, 17], new=[5, 7, 1])
-    fill_cached(rng, problem, problem.cached + problem.new)
+    rng, problem = stored_problem(25, dtype=dtype, cached=[30, 0, 17], new=[5, 7, 1])
     found, before = place.collection(problem.collection), np.asarray(problem.collection.blocks)
     query = random_values(rng, (problem.tokens, 4, 16), kv.bf16)
     dims = change(found, place.put, place.put(query), place.put(problem.row_offsets))

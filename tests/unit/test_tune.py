@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The user's table of schedules, and the search that fills it, with times made up."""
 
+import importlib
 import json
 import os
+import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+import kvarn as kv
 from kvarn import compiler, programs
 from kvarn.dialect import dtypes, layout
 from kvarn.env import env
-from kvarn.lowering import pipeline
+from kvarn.lowering import pipeline, runner
 from kvarn.lowering.expand import decode_table, tuned
 from kvarn.lowering.target import by_name
 from kvarn.programs import BufferType, HandleType, ScalarType, Specialisation
 from kvarn.tools import cli, tune
+from kvarn.tools.arrays import NumPyArrays
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # bench
+
 
 SM90 = by_name("sm_90a")
 CASE = tune.Case("bf16", 64, 4096, 32, 8, 128, 16)
@@ -41,7 +51,7 @@ def chosen(case=CASE):
     """The text of the schedule that the pass gives a case."""
     module = programs.build(attention(case), compiler.context())
     with compiler.diagnosed(module.context):
-        pipeline.run(module, pipeline.steps(SM90), stop_after="select-kv-schedule")
+        runner.run(module, pipeline.steps(SM90), stop_after="select-kv-schedule")
     return next(line for line in str(module).splitlines() if "kv.attention" in line)
 
 
@@ -252,3 +262,51 @@ def test_wrong_options_are_refused(arguments):
 def test_the_tables_spec_is_that_of_the_case():
     assert CASE.spec == layout.spec_of("paged", "bf16", 8, 128, page_size=16)
     assert tune.Case("f8e4m3", 1, 64, 32, 8, 128, 16).query is dtypes.bf16
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+
+class _OnHost(tune.Bench):
+    """A bench whose schedules run on the host; ``wrong`` ones leave half of the output unwritten."""
+
+    def run(self, layer, schedule):
+        p = self.problem
+        out = np.empty_like(p.out) if schedule.get("wrong") else p.out
+        kv.ops.attention(self._pool, layer, p.query, p.offsets, scale=p.scale, out=out)
+        p.out[: len(out) // 2] = out[: len(out) // 2]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f8e4m3"])
+@pytest.mark.parametrize(("new", "ragged"), [(1, False), (3, True)])
+def test_a_schedule_counts_when_its_result_is_that_of_the_reference(dtype, new, ragged, capsys):
+    case = tune.Case(dtype, 3, 40, 4, 2, 16, 8, new, ragged=ragged)
+    bench = _OnHost(case, NumPyArrays())
+    assert bench.measure({"stages": 2}) > 0
+    assert bench.measure({"wrong": 1}) is None
+    assert "wrong=1: wrong by nan" in capsys.readouterr().err
+
+
+def test_tune_and_the_benchmarks_share_problem_timer_and_error():
+    problems, timing, rows, sweep = (
+        importlib.import_module(f"bench.{n}") for n in ("problems", "timing", "kvarn_rows", "decode_sweep")
+    )
+    assert problems.DecodeProblem is tune.DecodeProblem
+    assert timing.timed is tune.timed
+    assert rows.TOLERANCE is tune.TOLERANCE
+    for name in sweep.CASES:
+        sweep.case_of(name, "bf16").check(SM90)
+
+
+def test_the_sweep_prints_what_the_search_tries(monkeypatch, capsys):
+    sweep = importlib.import_module("bench.decode_sweep")
+    monkeypatch.setattr(tune, "Bench", _Bench)
+    monkeypatch.setattr(_Bench, "problem", SimpleNamespace(bytes=1 << 30), raising=False)
+    monkeypatch.setattr(sweep, "default_target", lambda: "sm_90a")
+    assert sweep.main(["--cases", "64x4k,64r8k", "--dtype", "bf16"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        str(sweep.case_of(n, "bf16")) for n in ("64x4k", "64r8k")
+    ]
+    assert sum("best:" in line for line in lines) == 2
+    assert len(lines) > 10

@@ -195,7 +195,12 @@ def sequences(lengths: BufferView, rows: int, name: str) -> int:
 
 
 def table_covers(columns: int, page_size: int, max_cache_length: int, batch: int) -> None:
-    """The table must have entries for the longest sequence."""
+    """The table must have entries for the longest sequence, and none for tokens past what kernels count."""
+    if columns * page_size > layout.MAX_TOKENS:
+        raise ValueError(
+            f"lookup_table must have columns for at most {layout.MAX_TOKENS} tokens of a sequence: "
+            f"{layout.MAX_TOKENS // page_size} columns of {page_size} tokens, got {columns}"
+        )
     if batch and columns * page_size < max_cache_length:
         raise ValueError(
             f"lookup_table must have a column for every page of max_cache_length {max_cache_length}: "

@@ -120,6 +120,7 @@ class ForeignPages:
                 )
             if order == "HND":
                 half = _reordered(half, (0, 2, 1, 3))
+            checks.table_covers(table.shape[1], half.shape[1], 0, 0)
             checks.same_device([(name, half), ("cache_lengths", lengths), ("lookup_table", table)])
             made.append(PageView(half, lengths, table))
         if made[0].data.shape != made[1].data.shape or made[0].dtype != made[1].dtype:

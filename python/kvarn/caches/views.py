@@ -402,6 +402,8 @@ class PagedKVCacheFA3Fallback(KVCache):
 def region_holds(max_cache_length: Any, slots: int, batch: int) -> int:
     """The longest sequence of a continuous cache, which must fit a region."""
     longest = checks.count(max_cache_length, "max_cache_length")
+    if slots > layout.MAX_TOKENS:
+        raise ValueError(f"blocks must have at most {layout.MAX_TOKENS} slots of a region, got {slots}")
     if batch and longest > slots:
         raise ValueError(f"max_cache_length must fit a region's {slots} slots, got {longest}")
     return longest

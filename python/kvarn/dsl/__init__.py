@@ -24,7 +24,7 @@ from kvarn.dialect.dtypes import (
     u64,
 )
 
-from . import math, tma
+from . import masks, math, tma
 from .calls import func, static
 from .functional import for_, if_, loop, when, while_
 from .gpu import (
@@ -89,7 +89,7 @@ from .machine import (
     syncwarp,
     tanh_approx,
 )
-from .memory import Buffer, BufferSpec, Pointer, Shared, atomic_add, fence, pointer_of, shared
+from .memory import Buffer, BufferSpec, Pointer, ReadOnlyBuffer, Shared, atomic_add, fence, pointer_of, shared
 from .tiles import Tile, dot, full, masked, tile_index
 from .tma import TensorMap
 from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
@@ -110,6 +110,7 @@ __all__ = [
     "Operand",
     "Optional",
     "Pointer",
+    "ReadOnlyBuffer",
     "Rows",
     "Shared",
     "TensorMap",
@@ -171,6 +172,7 @@ __all__ = [
     "load_nc",
     "loop",
     "masked",
+    "masks",
     "math",
     "mbarrier_arrive",
     "mbarrier_arrive_expect_tx",

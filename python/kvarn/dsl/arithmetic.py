@@ -16,7 +16,7 @@ from kvarn.dialect.dtypes import DType, bool_
 
 from . import tiles  # tiles and values import this module too: their names are used in functions only
 from . import values as v
-from .builder import emit_value, types
+from .builder import Lanes, emit_value, types
 
 if TYPE_CHECKING:
     from .values import Numeric
@@ -55,11 +55,13 @@ def wrapped(value: int, dtype: DType) -> int:
     return value - (1 << dtype.bits) if dtype.kind == "i" and value >> (dtype.bits - 1) else value
 
 
-def literal(value: Any, dtype: DType, lanes: int = 0, bits: bool = False) -> ir.Value:
+def literal(value: Any, dtype: DType, lanes: Lanes = 0, bits: bool = False) -> ir.Value:
     """A constant of a Python number; with ``bits`` an integer may be any pattern of the type's width."""
     t = types()
     element = t.of(dtype)
     if dtype.is_float:
+        if isinstance(value, int) and value.bit_length() > 1024:
+            raise ValueError(f"{_shown(value)} does not fit in {dtype.name}")
         attribute = (
             ir.FloatAttr.get(element, float(value)) if dtype.bits > 8 else _small_float(float(value), dtype, element)
         )
@@ -72,7 +74,9 @@ def literal(value: Any, dtype: DType, lanes: int = 0, bits: bool = False) -> ir.
             low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
             high = (1 << dtype.bits) - 1 if dtype.kind == "u" or bits else (1 << (dtype.bits - 1)) - 1
             if not low <= value <= high:
-                raise ValueError(f"{value} does not fit in {dtype.name}: cast the other operand to a wider type")
+                raise ValueError(
+                    f"{_shown(value)} does not fit in {dtype.name}: cast the other operand to a wider type"
+                )
             attribute = ir.IntegerAttr.get(
                 element, wrapped(value, dtype) if value > 0 and bits else _signed(value, dtype)
             )
@@ -81,6 +85,12 @@ def literal(value: Any, dtype: DType, lanes: int = 0, bits: bool = False) -> ir.
         result = t.of(dtype, lanes)
         attribute = ir.DenseElementsAttr.get_splat(result, attribute)
     return emit_value("arith.constant", result, (), {"value": attribute})
+
+
+def _shown(value: int) -> str:
+    """A number for a message; Python does not write the largest ones."""
+    bits = int(value).bit_length()
+    return str(value) if bits <= 256 else f"an integer of {bits} bits"
 
 
 def _signed(value: int, dtype: DType) -> int:
@@ -150,7 +160,7 @@ def _checked(what: str, value: Any) -> Any:
     return value
 
 
-def promote(what: str, a: Any, b: Any, lanes: int = 0, bits: bool = False) -> tuple[ir.Value, ir.Value, DType, int]:
+def promote(what: str, a: Any, b: Any, lanes: Lanes = 0, bits: bool = False) -> tuple[ir.Value, ir.Value, DType, Lanes]:
     """Both operands as SSA values of one dtype and one number of lanes."""
     a, b = _checked(what, a), _checked(what, b)
     left, right = isinstance(a, v.Numeric), isinstance(b, v.Numeric)
@@ -176,7 +186,7 @@ def promote(what: str, a: Any, b: Any, lanes: int = 0, bits: bool = False) -> tu
     return _operand(a, dtype, lanes, bits), _operand(b, dtype, lanes, bits), dtype, lanes
 
 
-def _operand(x: Any, dtype: DType, lanes: int, bits: bool) -> ir.Value:
+def _operand(x: Any, dtype: DType, lanes: Lanes, bits: bool) -> ir.Value:
     if not isinstance(x, v.Numeric):
         return literal(x, dtype, lanes, bits)
     if x.dtype is not dtype:
@@ -189,7 +199,7 @@ def scalar_of(x: Any, dtype: DType) -> ir.Value:
     return v.as_value(x, dtype).ir
 
 
-def broadcast(x: Any, lanes: int) -> Any:
+def broadcast(x: Any, lanes: Lanes) -> Any:
     """A vector with all lanes the scalar ``x``; a tile of ``x``, a scalar or tile, for a shape."""
     if isinstance(lanes, tuple):
         return tiles.stretched(x, lanes)
@@ -245,7 +255,7 @@ def binary(op: str, a: Any, b: Any) -> Any:
     return v.wrap(result, dtype, lanes, nonneg)
 
 
-def _divide(op: str, a: Any, b: Any, x: ir.Value, y: ir.Value, dtype: DType, lanes: int) -> Any:
+def _divide(op: str, a: Any, b: Any, x: ir.Value, y: ir.Value, dtype: DType, lanes: Lanes) -> Any:
     """Signed // and %, rounding down, without arith's slow general form where that is possible; else None for //."""
     result = types().of(dtype, lanes)
     b = v.plain(b)

@@ -16,6 +16,10 @@ from mlir import ir
 from kvarn.dialect.dtypes import DType
 
 _create = ir.Operation.create
+MOST_LANES = 1024  # of a vector
+
+# How many elements a value has: 0 for a scalar, the lanes of a vector, the shape of a tile.
+Lanes = int | tuple[int, ...]
 
 
 class Types:
@@ -23,7 +27,7 @@ class Types:
 
     def __init__(self, context: ir.Context) -> None:
         self.context = context
-        self._dtypes: dict[tuple[str, int | tuple[int, ...]], ir.Type] = {}
+        self._dtypes: dict[tuple[str, Lanes], ir.Type] = {}
         self._parsed: dict[str, Any] = {}
         self.i1 = ir.IntegerType.get_signless(1)
         self.i8 = ir.IntegerType.get_signless(8)
@@ -33,13 +37,15 @@ class Types:
         self.unit = ir.UnitAttr.get()
         self.pointers = {space: ir.Type.parse(f"!llvm.ptr<{space}>") for space in (0, 1, 3)}
 
-    def of(self, dtype: DType, lanes: int | tuple[int, ...] = 0) -> ir.Type:
+    def of(self, dtype: DType, lanes: Lanes = 0) -> ir.Type:
         """The scalar type of a dtype, the vector type of so many lanes, or the tile type of a shape."""
         key = (dtype.mlir, lanes)
         found = self._dtypes.get(key)
         if found is None:
             if isinstance(lanes, tuple):  # an extent of 1 marks a vector that broadcasts
                 found = ir.RankedTensorType.get([n for n in lanes if n != 1], self.of(dtype))
+            elif lanes > MOST_LANES:
+                raise ValueError(f"a vector must have at most {MOST_LANES} lanes, got {lanes}: its lanes are registers")
             else:
                 found = ir.Type.parse(dtype.mlir) if lanes == 0 else ir.VectorType.get([lanes], self.of(dtype))
             self._dtypes[key] = found
@@ -65,6 +71,9 @@ class Types:
 
     def i64_attr(self, value: int) -> ir.Attribute:
         return ir.IntegerAttr.get(self.i64, value)
+
+
+MOST_OPS = 100_000  # that tracing one kernel may make, those of attempts that are thrown away included
 
 
 class _State(threading.local):
@@ -100,6 +109,11 @@ def emit(
     regions: int = 0,
 ) -> ir.Operation:
     """Make an op at the current insertion point and location."""
+    trace = state.trace
+    if trace is not None:
+        trace.made += 1
+        if trace.made > MOST_OPS:
+            raise _endless()
     return _create(name, results, operands, attributes, None, regions)
 
 
@@ -107,7 +121,19 @@ def emit_value(
     name: str, result: ir.Type, operands: Sequence[ir.Value] = (), attributes: dict[str, ir.Attribute] | None = None
 ) -> ir.Value:
     """Make an op with one result; the result."""
+    trace = state.trace
+    if trace is not None:
+        trace.made += 1
+        if trace.made > MOST_OPS:
+            raise _endless()
     return _create(name, (result,), operands, attributes).result
+
+
+def _endless() -> ValueError:
+    return ValueError(
+        f"the kernel is traced into more than {MOST_OPS} operations: loops over Python values are unrolled, and a "
+        "while whose condition is a Python value runs while tracing; use range(...) over a value of the kernel"
+    )
 
 
 def inside_kernel() -> bool:

@@ -17,7 +17,7 @@ from . import math as kv_math
 from .handles import PAGED, SCALES, Cache, annotation_of, matches, operand
 from .memory import Buffer
 from .source import FunctionNode, FunctionSource, Liveness, flow_of, source_of
-from .state import truth
+from .state import items_of, truth
 from .values import Numeric, Value, Vector, as_value, cast, constant, describe, number_dtype, plain
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def static(x: Any) -> Any:
     """
     if isinstance(x, RuntimeRange) or isinstance(x, Numeric):
         raise TypeError(f"kv.static needs values known at compile time, got {describe(x)}")
-    return tuple(x) if isinstance(x, range) else x
+    return tuple(items_of(x)) if isinstance(x, range) else x
 
 
 def func(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from kvarn.dialect.dtypes import bool_
 from . import control
 from .calls import MISSING, REFUSED_CALLS, SPECIAL_CALLS, Closure, bind, handle_call, interpretable, lookup_of, static
 from .source import FunctionNode, FunctionSource
-from .state import Undefined, truth
+from .state import MOST_ITEMS, Undefined, items_of, truth
 from .values import Numeric, Vector, cast, describe, where
 
 if TYPE_CHECKING:
@@ -37,7 +37,31 @@ _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
+_GROWING = frozenset([ast.Mult, ast.Pow, ast.LShift])
+_MOST_BITS = 1 << 16  # of a Python integer that a kernel computes
+_TAKES_APART = frozenset([list, tuple, set, frozenset, sorted, sum, min, max, any, all, dict, bytes, bytearray])
 _PYTHON = frozenset([int, float, bool, str, tuple, list])  # operands whose operators emit nothing
+
+
+def _check_size(op: ast.operator, a: Any, b: Any) -> None:
+    """Refuse Python values that would take all memory, or years."""
+    if isinstance(a, int) and isinstance(b, int):
+        if isinstance(op, ast.Mult):
+            bits = a.bit_length() + b.bit_length()
+        elif isinstance(op, ast.LShift):
+            bits = a.bit_length() + b if a else 0
+        else:
+            bits = a.bit_length() * b if abs(a) > 1 else 0
+        if bits > _MOST_BITS:
+            raise ValueError(f"a Python integer of a kernel must have at most {_MOST_BITS} bits, this has about {bits}")
+    elif isinstance(op, ast.Mult):
+        items, times = (a, b) if isinstance(b, int) else (b, a)
+        if isinstance(items, list | tuple | str | bytes) and isinstance(times, int):
+            size = len(items) * times
+            if size > MOST_ITEMS:
+                raise ValueError(
+                    f"a {type(items).__name__} of a kernel must have at most {MOST_ITEMS} items, got {size}"
+                )
 
 
 class Expressions:
@@ -114,13 +138,15 @@ class Expressions:
     # --- operators ---------------------------------------------------------------------------------
 
     def operate(self, op: ast.operator, a: Any, b: Any, in_place: bool = False) -> Any:
+        if type(op) in _GROWING:
+            _check_size(op, a, b)
         return _BINARY[type(op)][in_place and not isinstance(a, Numeric)](a, b)
 
     def _binary(self, node: ast.BinOp) -> Any:
         a, b = self.eval(node.left), self.eval(node.right)
         if type(a) in _PYTHON and type(b) in _PYTHON:
             try:
-                return _BINARY[type(node.op)][0](a, b)
+                return self.operate(node.op, a, b)
             except Exception as error:
                 raise self.failed(error, node) from error
         with self.at(node):
@@ -221,7 +247,7 @@ class Expressions:
         for n in nodes:
             if isinstance(n, ast.Starred):
                 with self.at(n):
-                    out.extend(self.eval(n.value))
+                    out.extend(items_of(self.eval(n.value)))
             else:
                 out.append(self.eval(n))
         return out
@@ -257,7 +283,7 @@ class Expressions:
             if g.is_async:
                 raise self.refuse(g.iter, "async comprehensions")
             with self.at(g.iter):
-                items = list(self.eval(g.iter))
+                items = items_of(self.eval(g.iter))
             for item in items:
                 self.assign(g.target, item)
                 tests = [truth(self.eval(t)) for t in g.ifs]
@@ -385,6 +411,8 @@ class Expressions:
         try:
             special = SPECIAL_CALLS.get(callee)
             refused = REFUSED_CALLS.get(callee)
+            if callee in _TAKES_APART:
+                args = [items_of(a) if isinstance(a, range) or hasattr(a, "__next__") else a for a in args]
         except TypeError:  # not hashable
             special = refused = None
         if refused is not None:

@@ -22,7 +22,7 @@ from . import control
 from .control import LEFT, RESULT, RETURNED
 from .loops import PASSED_THROUGH, Flow, Loops
 from .source import FunctionNode, FunctionSource, Liveness, terminates
-from .state import Undefined, truth
+from .state import Undefined, items_of, truth
 from .values import Numeric, Value, Vector, describe
 
 _REFUSED = {
@@ -38,6 +38,9 @@ _REFUSED = {
     ast.ImportFrom: "import: import the module outside the kernel",
     ast.Match: "match: use if and elif",
 }
+
+
+MOST_STATEMENTS = 500_000  # that are interpreted for one kernel
 
 
 @dataclass
@@ -63,7 +66,7 @@ class Interpreter(Loops):
         self.frames: list[Frame] = []
         self.native = 0  # inside kv.static(...): functions are called, not interpreted
         self.block = block
-        self._scratch_op: ir.Operation | None = None
+        self.made = self.ran = 0  # operations and statements so far: what does not end is stopped
         self._changed: dict[int, set[str]] = {}  # by id of a function's node: what it changes in place
 
     @property
@@ -146,32 +149,44 @@ class Interpreter(Loops):
 
     def block_of(self, statements: Sequence[ast.stmt], start: int = 0) -> Flow | None:
         """Run statements; how control left them, or None when it reached their end."""
-        for i in range(start, len(statements)):
-            statement = statements[i]
-            if type(statement) is ast.If:
-                test = self._test(statement.test)
-                if isinstance(test, bool):
-                    flow = self.block_of(statement.body if test else statement.orelse)
-                elif not self.frame.flow.leaves[id(statement)]:
-                    self._runtime_if(statement, test)
-                    flow = None
-                elif terminates(statement.body) or terminates(statement.orelse):
-                    return self._guard_form(statement, test, statements, i)
-                else:
-                    flow = self._branches(
-                        statement,
-                        test,
-                        lambda s=statement: self.block_of(s.body),
-                        lambda s=statement: self.block_of(s.orelse),
+        statement: ast.stmt = self.frames[-1].code
+        try:
+            for i in range(start, len(statements)):
+                statement = statements[i]
+                self.ran += 1
+                if self.ran > MOST_STATEMENTS:
+                    raise ValueError(
+                        f"tracing the kernel takes more than {MOST_STATEMENTS} statements: loops over Python values "
+                        "are unrolled; use range(...), or compute the values outside the kernel"
                     )
-            else:
-                flow = _STATEMENTS.get(type(statement), Interpreter._refused)(self, statement)
-            if flow:
-                if any(v is True for v in flow.values()):
-                    return flow
-                return self._guarded(
-                    statement, flow, lambda n=i: self.block_of(statements, n + 1), i + 1 < len(statements)
-                )
+                if type(statement) is ast.If:
+                    test = self._test(statement.test)
+                    if isinstance(test, bool):
+                        flow = self.block_of(statement.body if test else statement.orelse)
+                    elif not self.frame.flow.leaves[id(statement)]:
+                        self._runtime_if(statement, test)
+                        flow = None
+                    elif terminates(statement.body) or terminates(statement.orelse):
+                        return self._guard_form(statement, test, statements, i)
+                    else:
+                        flow = self._branches(
+                            statement,
+                            test,
+                            lambda s=statement: self.block_of(s.body),
+                            lambda s=statement: self.block_of(s.orelse),
+                        )
+                else:
+                    flow = _STATEMENTS.get(type(statement), Interpreter._refused)(self, statement)
+                if flow:
+                    if any(v is True for v in flow.values()):
+                        return flow
+                    return self._guarded(
+                        statement, flow, lambda n=i: self.block_of(statements, n + 1), i + 1 < len(statements)
+                    )
+        except (KernelError, *PASSED_THROUGH):
+            raise
+        except Exception as error:  # of an expression that has no place of its own
+            raise self.failed(error, statement) from error
         return None
 
     def _test(self, node: ast.expr) -> Any:
@@ -305,7 +320,7 @@ class Interpreter(Loops):
     def _unpack(self, targets: Sequence[ast.expr], value: Any) -> None:
         if isinstance(value, Value) or not hasattr(value, "__iter__"):
             raise TypeError(f"cannot unpack {describe(value)} into {len(targets)} variables")
-        values = list(value)
+        values = items_of(value)
         starred = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
         if starred is None and len(values) != len(targets):
             raise ValueError(f"cannot unpack {len(values)} values into {len(targets)} variables")

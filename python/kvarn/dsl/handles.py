@@ -121,8 +121,16 @@ class Handle:
         return self.spec.max_tile_size
 
     def cache_length(self, b: Any) -> Value:
-        """Tokens of sequence ``b`` cached before this step, i32; all tokens of a dense or ragged operand."""
+        """Tokens of sequence ``b`` cached before this step, i32; all tokens of a dense or ragged operand.
+
+        Never more than there is room for, whatever the lengths in memory say.
+        """
         return Value(ops.cache_length(self.ir, i32_value(b)), i32, nonneg=True)
+
+    def token_capacity(self) -> Value:
+        """Tokens that a sequence may have, i32: what its row of the lookup table, or its region, has room for."""
+        columns, slots = (Value(ops.field(self.ir, f), i32, nonneg=True) for f in ("lookup_columns", "capacity"))
+        return layout.token_capacity(self.spec, columns, slots)
 
     def cache_lengths_nd(self) -> Pointer:
         """The lengths of all sequences: a pointer to u32."""
@@ -248,14 +256,15 @@ class CacheReads(Handle):
 
     def tile(
         self, b: Any, h: Any, first: Any, count: Any, *, rows: int, columns: int | None = None, first_column: int = 0,
-        tail: str = "zero", descriptor: Any = None, dtype: DType | None = None,
+        begin: Any = 0, tail: str = "zero", descriptor: Any = None, dtype: DType | None = None,
     ) -> Tile:  # fmt: skip
         """Tokens [first, first + rows) of head ``h`` as a tile, dequantized: kv.tile_load.
 
         Parameters
         ----------
-        count : i32
-            Tokens of the sequence that exist; rows at and past it are zeros or, with ``tail="any"``, anything.
+        count, begin : i32
+            Tokens of the sequence that exist, and the first that matters: rows of others are zeros or, with
+            ``tail="any"``, anything.
         columns, first_column : int
             Which of the head dimension; all by default.
         descriptor : kv.TensorMap, optional
@@ -265,7 +274,8 @@ class CacheReads(Handle):
         """
         dtype = dtype or (f32 if self.spec.quantized else self.spec.data_dtype)
         made = ops.tile_load(
-            self.ir, i32_value(b), i32_value(h), i32_value(first), i32_value(count), rows=rows, columns=columns,
+            self.ir, i32_value(b), i32_value(h), i32_value(first), i32_value(begin), i32_value(count),
+            rows=rows, columns=columns,
             first_column=first_column, tail=tail, descriptor=None if descriptor is None else descriptor.ir, dtype=dtype,
         )  # fmt: skip
         return Tile(made, dtype, tuple(ir.RankedTensorType(made.type).shape))

@@ -21,10 +21,12 @@ from typing import Any
 
 from mlir import ir
 
+from kvarn import settings
 from kvarn.dialect import types as kv_types
 from kvarn.dialect.dtypes import DType, bool_, of
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
 from kvarn.dialect.tma_layout import TmaSpec
+from kvarn.env import env
 from kvarn.errors import KernelError, KernelTypeError, SourceLocation, UnsupportedError, from_mlir, located
 
 from . import builder
@@ -32,31 +34,18 @@ from .builder import emit, types
 from .calls import lookup_of
 from .frontend import Interpreter
 from .handles import Cache, Collection, Handle, Operand, annotation_of
+from .identity import identity
 from .memory import Buffer, BufferSpec
 from .source import source_of
+from .structs import STATIC, Optional, Parameter, built, flat, names_of
 from .tma import TensorMap
 from .values import Value, number_dtype
 
-_STATIC = (int, float, bool, str, tuple)
 _HANDLES: dict[str, tuple[type, type[Handle], Callable[[CacheSpec], ir.Type]]] = {
     "cache": (CacheSpec, Cache, kv_types.cache_type),
     "collection": (CollectionSpec, Collection, kv_types.collection_type),
     "operand": (OperandSpec, Operand, kv_types.operand_type),
 }
-
-
-@dataclass(frozen=True)
-class Optional:
-    """Annotation of a kernel argument that may be absent: ``kv.Optional[kv.Buffer[kv.f32, 1]]``.
-
-    An absent argument is given as None, or left out where it has the default None. In the kernel it is None, so that
-    ``if sinks is not None:`` is decided while the kernel is traced; the compiled kernel does not have it.
-    """
-
-    annotation: Any
-
-    def __class_getitem__(cls, annotation: Any) -> Optional:
-        return cls(annotation)
 
 
 @dataclass(frozen=True)
@@ -92,6 +81,8 @@ class Argument:
         if self.kind in ("scalar", "buffer"):
             dtype = self.spec if self.kind == "scalar" else self.spec.dtype
             fields["dtype"] = ir.StringAttr.get(dtype.name)
+        if self.kind == "buffer" and self.spec.readonly:
+            fields["access"] = ir.StringAttr.get("read")  # plan-kv-access takes the promise
         return ir.DictAttr.get(fields)
 
 
@@ -140,32 +131,45 @@ class KernelFunction:
     # --- arguments -----------------------------------------------------------------------------------
 
     @functools.cached_property
-    def annotations(self) -> dict[str, Any]:
-        """Annotations by parameter, of an optional one what it is when it is there."""
-        return {n: a.annotation if isinstance(a, Optional) else a for n, a in self._annotations.items()}
+    def trees(self) -> tuple[Parameter, ...]:
+        """The parameters, those that are structs with their fields; annotations written as text are evaluated."""
+        lookup = lookup_of(self.function)
 
-    @functools.cached_property
-    def optional(self) -> frozenset[str]:
-        """The parameters that may be absent."""
-        return frozenset(n for n, a in self._annotations.items() if isinstance(a, Optional))
+        def evaluate(name: str, text: str, scope: type | None) -> Any:
+            names = {**self._names, **(names_of(scope) if scope is not None else {})}
+            try:
+                return eval(text, {"__builtins__": {}}, _Names(lookup, names))
+            except Exception as error:
+                message = f"the annotation {text!r} of {name!r} cannot be read: {error}"
+                raise self._error(KernelError, message) from error
 
-    @functools.cached_property
-    def _annotations(self) -> dict[str, Any]:
-        """Annotations by parameter, those written as text evaluated."""
-        lookup, found = lookup_of(self.function), {}
+        found = []
         for p in self.parameters:
-            annotation = None if p.annotation is p.empty else p.annotation
-            if isinstance(annotation, str):
-                try:
-                    annotation = eval(annotation, {"__builtins__": {}}, _Names(lookup, self._names))
-                except Exception as error:
-                    text = f"the annotation {p.annotation!r} of {p.name!r} cannot be read: {error}"
-                    raise self._error(KernelError, text) from error
-            found[p.name] = annotation
-        return found
+            try:
+                found.append(Parameter.of(p.name, None if p.annotation is p.empty else p.annotation, evaluate))
+            except TypeError as error:
+                raise error if isinstance(error, KernelError) else self._error(KernelTypeError, str(error)) from error
+        return tuple(found)
+
+    @functools.cached_property
+    def leaves(self) -> tuple[Parameter, ...]:
+        """The arguments: parameters, and the fields of those that are structs."""
+        return tuple(leaf for tree in self.trees for leaf in tree.leaves)
+
+    def flat(self, values: Sequence[Any]) -> list[Any]:
+        """One value an argument, of one a parameter; TypeError where a struct is needed and something else given."""
+        return flat(self.trees, values) if self._structured else list(values)
+
+    def built(self, values: Sequence[Any]) -> list[Any]:
+        """One value a parameter, of one an argument: the inverse of `flat`."""
+        return built(self.trees, values) if self._structured else list(values)
+
+    @functools.cached_property
+    def _structured(self) -> bool:
+        return any(tree.fields is not None for tree in self.trees)
 
     def arguments(self, specs: Sequence[Any]) -> list[Argument]:
-        """Each parameter with its spec, checked against the annotation.
+        """Each argument with its spec, checked against the annotation.
 
         Raises
         ------
@@ -179,12 +183,15 @@ class KernelFunction:
                 KernelTypeError, f"{self.name}({names}) takes {len(self.parameters)} arguments, got {len(specs)}"
             )
         given = [*specs, *(p.default for p in self.parameters[len(specs) :])]
-        return [
-            self._argument(p.name, self.annotations[p.name], s) for p, s in zip(self.parameters, given, strict=True)
-        ]
+        try:
+            every = self.flat(given)
+        except TypeError as error:
+            raise self._error(KernelTypeError, f"{self.name}: {error}") from error
+        return [self._argument(p, s) for p, s in zip(self.leaves, every, strict=True)]
 
-    def _argument(self, name: str, annotation: Any, spec: Any) -> Argument:
-        if spec is None and name in self.optional:
+    def _argument(self, parameter: Parameter, spec: Any) -> Argument:
+        name, annotation = parameter.name, parameter.annotation
+        if spec is None and parameter.optional:
             return Argument(name, "static", None)
         if not isinstance(spec, type):  # a class's attribute describes its objects
             spec = getattr(spec, "spec", spec)
@@ -194,7 +201,7 @@ class KernelFunction:
                 KernelTypeError, f"argument {name!r} of {self.name} must be {expected}, got {_shown(spec)}"
             )
 
-        if annotation in _STATIC:
+        if annotation in STATIC:
             kind = (int, float) if annotation is float else annotation
             if not isinstance(spec, kind) or (isinstance(spec, bool) and annotation is not bool):
                 raise wrong(f"a Python {annotation.__name__}, known at compile time")
@@ -298,7 +305,8 @@ class KernelFunction:
                 function = emit("gpu.func", (), (), attributes, regions=1)
             block = ir.Block.create_at_start(function.regions[0], mlir_types, [ir.Location.current] * len(mlir_types))
             values = iter(block.arguments)
-            variables = {a.name: a.spec if a.kind == "static" else a.value(next(values)) for a in arguments}
+            given = self.built([a.spec if a.kind == "static" else a.value(next(values)) for a in arguments])
+            variables = {p.name: v for p, v in zip(self.parameters, given, strict=True)}
             builder.state.tiled = False
             try:
                 with ir.InsertionPoint(block):
@@ -340,10 +348,13 @@ class KernelFunction:
         """The spec of each argument of a launch."""
         if len(args) > len(self.parameters):
             raise TypeError(f"{self.name} takes {len(self.parameters)} arguments, got {len(args)}")
-        return [self._spec_of(p.name, self.annotations[p.name], a) for p, a in zip(self.parameters, args, strict=False)]
+        every = self.flat(args)
+        specs = [self._spec_of(p, a) for p, a in zip(self.leaves, every, strict=False)]
+        return built(self.trees[: len(args)], specs) if self._structured else specs
 
-    def _spec_of(self, name: str, annotation: Any, argument: Any) -> Any:
-        if annotation in _STATIC or (argument is None and name in self.optional):
+    def _spec_of(self, parameter: Parameter, argument: Any) -> Any:
+        name, annotation = parameter.name, parameter.annotation
+        if annotation in STATIC or (argument is None and parameter.optional):
             return argument
         if isinstance(annotation, DType | BufferSpec):
             return annotation
@@ -361,15 +372,13 @@ class KernelFunction:
 
     @functools.cached_property
     def _static(self) -> tuple[bool | None, ...]:
-        """Whether each parameter is static; None where it is when it is absent."""
-        return tuple(
-            self.annotations[p.name] in _STATIC or (None if p.name in self.optional else False) for p in self.parameters
-        )
+        """Whether each argument is static; None where it is when it is absent."""
+        return tuple(p.annotation in STATIC or (None if p.optional else False) for p in self.leaves)
 
     def passed(self, args: Sequence[Any]) -> list[Any]:
         """The arguments of a launch that the compiled kernel has: neither static nor absent ones."""
         return [
-            a for a, static in zip(args, self._static, strict=False)
+            a for a, static in zip(self.flat(args), self._static, strict=False)
             if static is False or (static is None and a is not None)
         ]  # fmt: skip
 
@@ -379,12 +388,14 @@ class KernelFunction:
         Specialises for the arguments' specs and static values; what the function closes over counts when it is first
         compiled.
         """
-        target = "host" if any(_on_host(a) for a in args) else None
-        key = (*self.specs_of(args), target)
-        found = self._compiled.get(key)
+        target = "host" if any(_on_host(a) for a in self.flat(args)) else None
+        specs = self.specs_of(args)
+        key = (*map(identity, specs), target)
+        made_with = (settings.token(), env.check)
+        found = self._compiled.get((made_with, key))
         if found is None:
             compiler = importlib.import_module("kvarn.compiler")
-            found = self._compiled[key] = compiler.compile(self, *key[:-1], target=target)
+            found = self._compiled[made_with, key] = compiler.compile(self, *specs, target=target)
         return found
 
     def __getitem__(self, configuration: Any) -> Launch:

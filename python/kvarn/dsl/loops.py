@@ -20,15 +20,31 @@ from .calls import Closure, RuntimeRange, interpretable, lookup_of
 from .control import Loop
 from .expressions import Expressions
 from .source import Changes, FunctionNode, bound, flow_of, loaded
-from .state import Snapshot, Undefined
+from .state import MOST_ITEMS, Snapshot, Undefined
 from .values import Numeric, Value, as_value, describe
 
 Flow = dict[str, Any]  # "return" | "break" | "continue" -> True or a bool value: how control left a block
-_LIMIT = 100_000  # iterations of a loop that runs while tracing
 
 
 class _RunTimeExit(Exception):
     """A while that began to run while tracing depends on values of the kernel after all."""
+
+
+class _Attempt:
+    """What may have to be traced in another way: :meth:`undo` takes back its variables and its operations.
+
+    The operations stand in the kernel from the start, so that an error in between leaves nothing that uses the kernel's
+    values outside of it.
+    """
+
+    def __init__(self, scope: Expressions) -> None:
+        self._before, self._block = Snapshot(scope), ir.InsertionPoint.current.block
+        self._made = len(list(self._block.operations))
+
+    def undo(self) -> None:
+        self._before.restore()
+        for op in reversed(list(self._block.operations)[self._made :]):
+            op.operation.erase()
 
 
 PASSED_THROUGH = (control._Again, _RunTimeExit)  # control flow of the front end, not mistakes of the user
@@ -40,7 +56,6 @@ class Loops(Expressions):
     block_of: Callable[..., Flow | None]
     _test: Callable[[ast.expr], Any]
     _guarded: Callable[..., Flow | None]
-    _scratch_op: ir.Operation | None
     _changed: dict[int, set[str]]
 
     def _for(self, node: ast.For) -> Flow | None:
@@ -62,8 +77,9 @@ class Loops(Expressions):
     def _unrolled(self, node: ast.For, items: Iterator[Any], count: int) -> Flow | None:
         for item in items:
             count += 1
-            if count > _LIMIT:
-                raise KernelError(f"a loop that runs at compile time exceeds {_LIMIT} iterations", self.place_of(node))
+            if count > MOST_ITEMS:
+                text = f"a loop that runs at compile time exceeds {MOST_ITEMS} iterations"
+                raise KernelError(text, self.place_of(node))
             self.assign(node.target, item)
             flow = {k: v for k, v in (self.block_of(node.body) or {}).items() if k != "continue"}
             if not flow:
@@ -197,14 +213,11 @@ class Loops(Expressions):
             )
         first = self._static_test(node)
         if first is not None:
-            before, block = Snapshot(self), ir.InsertionPoint.current.block
-            made = len(list(block.operations))
+            attempt = _Attempt(self)
             try:
                 return self._static_while(node, first)
             except _RunTimeExit:  # its condition, or what leaves it, depends on values of the kernel
-                before.restore()
-                for op in reversed(list(block.operations)[made:]):
-                    op.operation.erase()
+                attempt.undo()
         left = self.frames[-1].flow.leaves[id(node)] & {"break", "return"}
         with self.at(node):
             if left:
@@ -218,21 +231,15 @@ class Loops(Expressions):
             return None if node.test.value else False
         if any(isinstance(self.locals.get(n), Numeric) for n in loaded(node.test)):
             return None
-        block = ir.Block.create_at_start(self._scratch(), [], [])
-        with ir.InsertionPoint(block):
-            test = self._test(node.test)
-        for op in reversed(list(block.operations)):
-            op.operation.erase()
-        return test if isinstance(test, bool) else None
-
-    def _scratch(self) -> ir.Region:
-        """A region outside the kernel, for ops that are thrown away."""
-        if self._scratch_op is None:
-            self._scratch_op = ir.Operation.create("scf.execute_region", [], [], regions=1, ip=False)
-        return self._scratch_op.regions[0]
+        attempt = _Attempt(self)
+        test = self._test(node.test)
+        if isinstance(test, bool):
+            return test
+        attempt.undo()
+        return None
 
     def _static_while(self, node: ast.While, test: Any) -> Flow | None:
-        for _ in range(_LIMIT):
+        for _ in range(MOST_ITEMS):
             if not isinstance(test, bool):
                 raise _RunTimeExit
             if not test:
@@ -244,7 +251,7 @@ class Loops(Expressions):
                 raise _RunTimeExit
             test = self._test(node.test)
         raise KernelError(
-            f"a while that runs at compile time exceeds {_LIMIT} iterations", self.place_of(node), self.callers()
+            f"a while that runs at compile time exceeds {MOST_ITEMS} iterations", self.place_of(node), self.callers()
         )
 
 

@@ -23,6 +23,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def _unary(op: str, name: str, on_numbers: Callable[[float], float], doc: str) -> Callable[[Any], Any]:
     def function(x: Any) -> Any:
         x = plain(x)

@@ -36,11 +36,13 @@ _ATOMICS = {
 class BufferSpec:
     """What ``kv.Buffer[dtype, rank]`` is: the annotation and the spec of a buffer argument.
 
-    The last dimension is contiguous, the other strides are known at run time.
+    The last dimension is contiguous, the other strides are known at run time. ``kv.ReadOnlyBuffer[...]`` makes
+    one that is ``readonly``: a promise that nothing writes the array while the kernel runs.
     """
 
     dtype: DType
     rank: int
+    readonly: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, DType):
@@ -49,7 +51,7 @@ class BufferSpec:
             raise ValueError(f"the rank of a kv.Buffer must be a positive int, got {self.rank!r}")
 
     def __repr__(self) -> str:
-        return f"kv.Buffer[{self.dtype!r}, {self.rank}]"
+        return f"kv.{'ReadOnly' if self.readonly else ''}Buffer[{self.dtype!r}, {self.rank}]"
 
     def mlir_type(self) -> ir.Type:
         """The memref type in the current context."""
@@ -65,15 +67,15 @@ class Buffer:
     vectors along the last dimension, ``b.shape[k]`` is an i32. ``kv.Buffer[kv.f32, 2]`` is the annotation.
     """
 
-    __slots__ = ("dtype", "ir", "rank")
+    __slots__ = ("dtype", "ir", "rank", "readonly")
 
     def __class_getitem__(cls, item: Any) -> BufferSpec:
         if not isinstance(item, tuple) or len(item) != 2:
             raise TypeError(f"kv.Buffer takes a dtype and a rank, as kv.Buffer[kv.f32, 2], got {item!r}")
-        return BufferSpec(*item)
+        return BufferSpec(*item, readonly=issubclass(cls, ReadOnlyBuffer))
 
     def __init__(self, value: ir.Value, spec: BufferSpec) -> None:
-        self.ir, self.dtype, self.rank = value, spec.dtype, spec.rank
+        self.ir, self.dtype, self.rank, self.readonly = value, spec.dtype, spec.rank, spec.readonly
 
     @property
     def shape(self) -> Shape:
@@ -84,7 +86,7 @@ class Buffer:
     def ndim(self) -> int:
         return self.rank
 
-    def __getitem__(self, index: Any) -> Value:
+    def __getitem__(self, index: Any) -> Any:
         if any(isinstance(i, tiles.Tile) for i in (index if isinstance(index, tuple) else (index,))):
             return self.gather(*(index if isinstance(index, tuple) else (index,)))
         element = types().of(storage(self.dtype))
@@ -92,6 +94,7 @@ class Buffer:
         return from_storage(Value(loaded, storage(self.dtype)), self.dtype)
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        self._check_written()
         value = to_storage(as_value(value, self.dtype, f"what is stored in a {self!r}"))
         if value.lanes:
             raise TypeError(f"one element is stored here, got {describe(value)}: use .store(..., value=v)")
@@ -112,6 +115,7 @@ class Buffer:
 
     def store(self, *index: Any, value: Any, alignment: int | None = None) -> None:
         """Write a scalar or a vector at ``index`` and the elements after it."""
+        self._check_written()
         value = as_value(value, self.dtype, f"what is stored in a {self!r}")
         if not value.lanes:
             self[index] = value
@@ -156,6 +160,10 @@ class Buffer:
         self._check_rank(index)
         return Pointer(ops.buffer_address(self.ir, [i32_value(i) for i in index]), GLOBAL)
 
+    def _check_written(self) -> None:
+        if self.readonly:
+            raise TypeError(f"what is declared {self!r} is not written: declare it kv.Buffer to write to it")
+
     def _check_rank(self, index: Sequence[Any]) -> None:
         if len(index) != self.rank:
             raise TypeError(f"a buffer of rank {self.rank} needs {self.rank} indices, got {len(index)}")
@@ -174,7 +182,16 @@ class Buffer:
         raise TypeError("a buffer cannot be iterated: loop with range(b.shape[0])")
 
     def __repr__(self) -> str:
-        return f"kv.Buffer[{self.dtype!r}, {self.rank}]"
+        return repr(BufferSpec(self.dtype, self.rank, self.readonly))
+
+
+class ReadOnlyBuffer(Buffer):
+    """Annotation of an array argument that nothing writes while the kernel runs: ``kv.ReadOnlyBuffer[kv.f32, 2]``.
+
+    Its loads take the read-only path (``ld.global.nc``), whatever else the kernel writes.
+    """
+
+    __slots__ = ()
 
 
 class Shape:
@@ -477,7 +494,10 @@ def shared(shape: int | Sequence[int], dtype: DType, alignment: int = 16) -> Sha
         raise TypeError(f"kv.shared needs a dtype such as kv.f32, got {describe(dtype)}")
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"alignment must be a power of two, in bytes, got {alignment!r}")
-    pointer = ops.alloc_shared(math.prod(extents) * dtype.itemsize, max(alignment, dtype.itemsize))
+    size = math.prod(extents) * dtype.itemsize
+    if max(size, alignment) >= 1 << 31:
+        raise ValueError(f"shared memory must have less than 2**31 bytes, got {extents} of {dtype.name}")
+    pointer = ops.alloc_shared(size, max(alignment, dtype.itemsize))
     return Shared(Pointer(pointer, SHARED), extents, dtype)
 
 
@@ -492,6 +512,7 @@ def atomic_add(target: Any, index: Any, value: Any) -> Value:
         raise TypeError(
             f"kv.atomic_add needs a buffer or a shared array, got {describe(target)}: pointers have .atomic(...)"
         )
+    target._check_written()
     value = as_value(value, target.dtype, "the operand of an atomic")
     if target.dtype.bits < 16:
         raise TypeError(f"an atomic takes elements of 16, 32 or 64 bits, got {target.dtype.name}")

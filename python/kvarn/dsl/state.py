@@ -10,6 +10,7 @@ A *plan* is a tree with a :class:`Slot` for every leaf that becomes an SSA value
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import types as _types
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from mlir import ir
 from kvarn.dialect.dtypes import DType, bool_, f32
 
 from . import arithmetic as _a
-from .builder import types
+from .builder import Lanes, types
 from .memory import Pointer
 from .tiles import Tile
 from .values import Numeric, Value, Vector, Weak, cast, describe, number_dtype, plain, wrap
@@ -43,6 +44,15 @@ _ATOMS = frozenset(
     ]
 )
 NUMBERS = (bool, int, float)
+MOST_ITEMS = 100_000  # of a Python iterable that a kernel takes apart, and iterations of a loop that runs while tracing
+
+
+def items_of(values: Iterable[Any]) -> list[Any]:
+    """The items of a Python iterable that is taken apart while tracing."""
+    found = list(itertools.islice(values, MOST_ITEMS + 1))
+    if len(found) > MOST_ITEMS:
+        raise ValueError(f"{describe(values)} has more than {MOST_ITEMS} items, which tracing would take one by one")
+    return found
 
 
 class Undefined:
@@ -209,7 +219,7 @@ class LeafType:
     """The type of an SSA value that stands for a leaf: a scalar or vector dtype, or a pointer's space."""
 
     dtype: DType | None
-    lanes: int | tuple[int, ...] = 0
+    lanes: Lanes = 0
     space: int = 0
 
     def mlir(self) -> ir.Type:
@@ -342,6 +352,11 @@ def truth(x: Any) -> Any:
         if isinstance(x, Pointer):
             raise TypeError("a pointer is not a condition")
         return bool(x)
+    if isinstance(x.lanes, tuple):
+        raise TypeError(
+            f"a condition must be a scalar, got {describe(x)}: of tiles write a & b, a | b, ~a, (a <= b) & (b < c), "
+            "and kv.where for if"
+        )
     if x.lanes:
         raise TypeError(f"a condition must be a scalar, got {describe(x)}: reduce it first")
     return x if x.dtype is bool_ else cast(x, bool_)

@@ -38,6 +38,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class TensorMap:
     """A TMA descriptor in a kernel, and the annotation of an argument that is one.
 

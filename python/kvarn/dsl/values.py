@@ -23,7 +23,7 @@ from kvarn.dialect import dtypes
 from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, i64
 
 from . import arithmetic as _a
-from .builder import emit_value, types
+from .builder import Lanes, emit_value, types
 
 Number = (bool, int, float)
 
@@ -225,6 +225,10 @@ class Vector(Numeric):
     def __iter__(self) -> Iterator[Value]:
         return iter([self[i] for i in range(self.lanes)])
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        # In interpreted code the name gets a new vector; here there is no name.
+        raise TypeError("a vector is a value: outside of a kernel's source write v = v.set(index, value)")
+
     def __getitem__(self, index: Any) -> Any:
         """Lane ``index``, or the vector of a slice with Python bounds."""
         if isinstance(index, slice):
@@ -261,7 +265,7 @@ class Vector(Numeric):
         return f"<{self.lanes} x {self.dtype.name} vector>"
 
 
-def wrap(value: ir.Value, dtype: DType, lanes: int = 0, nonneg: bool = False) -> Any:
+def wrap(value: ir.Value, dtype: DType, lanes: Lanes = 0, nonneg: bool = False) -> Any:
     """A Value or, with lanes, a Vector; with a shape, a Tile."""
     if isinstance(lanes, tuple):
         from .tiles import Tile
@@ -270,7 +274,7 @@ def wrap(value: ir.Value, dtype: DType, lanes: int = 0, nonneg: bool = False) ->
     return Vector(value, dtype, lanes, nonneg) if lanes else Value(value, dtype, nonneg)
 
 
-def constant(value: Any, dtype: DType, lanes: int = 0) -> Any:
+def constant(value: Any, dtype: DType, lanes: Lanes = 0) -> Any:
     """A Python number as a runtime value of ``dtype``."""
     return wrap(_a.literal(value, dtype, lanes), dtype, lanes, nonneg=value >= 0)
 

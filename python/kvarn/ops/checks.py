@@ -31,8 +31,15 @@ def layer_of(collection: Any, layer: Any, title: str) -> int:
     return layer
 
 
+def _no_bool(value: Any, name: str, title: str) -> None:
+    """True is hardly meant as 1."""
+    if isinstance(value, bool):
+        raise TypeError(f"{title}: {name} must be a number, got {value!r}")
+
+
 def number(value: Any, name: str, title: str) -> float:
     """A finite Python float of a host number."""
+    _no_bool(value, name, title)
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -44,6 +51,7 @@ def number(value: Any, name: str, title: str) -> float:
 
 def count(value: Any, name: str, title: str, least: int = 0) -> int:
     """An integer of at least ``least`` that fits 31 bits."""
+    _no_bool(value, name, title)
     try:
         found = operator.index(value)
     except TypeError:

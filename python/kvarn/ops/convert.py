@@ -11,6 +11,7 @@ from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import PAGED
 from kvarn.programs import Operation, Schedule
 from kvarn.runtime.buffers import BufferView
+from kvarn.runtime.overlap import Apart
 
 from . import checks
 
@@ -47,7 +48,9 @@ def _side(seen: SimpleNamespace, name: str, title: str) -> tuple[DType, tuple[in
     return spec.dtype, (spec.num_heads, spec.head_size), side.batch_size, spec.quantized
 
 
-_CONVERT = Operation("kv.convert", {"source": 1, "destination": 1}, _check_convert)
+_CONVERT = Operation(
+    "kv.convert", {"source": 1, "destination": 1}, _check_convert, apart=(Apart("destination", "source"),)
+)
 
 
 def convert(source: Any, destination: Any, *, schedule: Schedule = None, stream: Any = None) -> None:
@@ -61,7 +64,8 @@ def convert(source: Any, destination: Any, *, schedule: Schedule = None, stream:
     Parameters
     ----------
     source, destination : KV cache, or PageView of :class:`kvarn.ForeignPages`
-        The same heads, head size and number of sequences; not the same memory. A token whose page the table of a
+        The same heads, head size and number of sequences; no memory in common, also where the tables name
+        different pages of it. A token whose page the table of a
         ``PageView`` does not name is skipped.
     schedule, stream
         As of :func:`append`.

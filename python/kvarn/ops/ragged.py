@@ -8,6 +8,7 @@ from typing import Any
 
 from kvarn.dialect import dtypes
 from kvarn.programs import Operation, Schedule
+from kvarn.runtime.overlap import Apart
 
 from . import checks
 
@@ -34,7 +35,10 @@ def _check_sliced_add(seen: SimpleNamespace) -> None:
     checks.has_shape(seen.b, tuple(seen.a.shape), f"{title}: b")
 
 
-_SLICED_ADD = Operation("kv.sliced_add", {"a": 1, "b": 1, "out": 1}, _check_sliced_add)
+_SLICED_ADD = Operation(
+    "kv.sliced_add", {"a": 1, "b": 1, "out": 1}, _check_sliced_add,
+    apart=(Apart("out", "a", same=True), Apart("out", "b", same=True)),
+)  # fmt: skip
 
 
 def sliced_add(a: Any, b: Any, end: int, out: Any = None, *, schedule: Schedule = None, stream: Any = None) -> Any:
@@ -47,7 +51,8 @@ def sliced_add(a: Any, b: Any, end: int, out: Any = None, *, schedule: Schedule 
     end : int
         May be above the rows.
     out : array-like [rows, C], optional
-        May be ``a`` itself. When not given it is allocated by the library of ``a`` (torch, CuPy or NumPy).
+        May be ``a`` or ``b`` itself, and shares no memory with them else. When not given it is allocated by the library
+        of ``a`` (torch, CuPy or NumPy).
     schedule, stream
         As of :func:`append`.
 
@@ -73,7 +78,10 @@ def _check_merge(seen: SimpleNamespace) -> None:
         checks.has_shape(getattr(seen, name), tuple(seen.a_offsets.shape), f"{title}: {name}")
 
 
-_MERGE = Operation("kv.merge_ragged", {"a": 1, "b": 1, "out": 1}, _check_merge, written=("out", "out_offsets"))
+_MERGE = Operation(
+    "kv.merge_ragged", {"a": 1, "b": 1, "out": 1}, _check_merge, written=("out", "out_offsets"),
+    apart=[Apart(w, r) for w in ("out", "out_offsets") for r in ("a", "b", "a_offsets", "b_offsets")],
+)  # fmt: skip
 
 
 def merge_ragged(
@@ -129,7 +137,10 @@ def _check_shift(seen: SimpleNamespace) -> None:
     checks.offsets(seen.row_offsets, seen.bonus.shape[0], f"{title}: row_offsets")
 
 
-_SHIFT = Operation("kv.shift_tokens", {}, _check_shift)
+# A token moves to where another is read: not even tokens itself may be written.
+_SHIFT = Operation(
+    "kv.shift_tokens", {}, _check_shift, apart=[Apart("out", n) for n in ("tokens", "row_offsets", "bonus")]
+)
 
 
 def shift_tokens(
@@ -144,7 +155,8 @@ def shift_tokens(
     bonus : int32 or uint32 array-like [B]
         An empty sequence takes none.
     out : int32 or uint32 array-like [T], optional
-        Not ``tokens`` itself. When not given it is allocated by the library of ``tokens`` (torch, CuPy or NumPy).
+        Shares no memory with the other operands, and is not ``tokens`` itself. When not given it is allocated by the
+        library of ``tokens`` (torch, CuPy or NumPy).
         Tokens of no sequence are not written.
     schedule, stream
         As of :func:`append`.
@@ -157,8 +169,6 @@ def shift_tokens(
     title = "kv.ops.shift_tokens"
     if out is None:
         out = checks.empty(tokens, checks.shape_of(tokens, f"{title}: tokens"), dtypes.i32, "out", title)
-    if out is tokens:
-        raise ValueError(f"{title}: out must not be tokens: a token moves to where another is read; give a buffer")
     _SHIFT((tokens, row_offsets, bonus, out), (), schedule, stream)
     return out
 
@@ -178,9 +188,11 @@ def _check_merge_attention(seen: SimpleNamespace) -> None:
     checks.few_enough(seen.a.shape, f"{title}: a")
 
 
+# Several threads read a row's logarithms.
 _MERGE_ATTENTION = Operation(
-    "kv.merge_attention", {"a": 1, "a_lse": 1, "b": 1, "b_lse": 1, "out": 1, "lse": 1}, _check_merge_attention
-)
+    "kv.merge_attention", {"a": 1, "a_lse": 1, "b": 1, "b_lse": 1, "out": 1, "lse": 1}, _check_merge_attention,
+    apart=(Apart("out", "a", same=True), Apart("out", "b", same=True), Apart("lse", "a_lse"), Apart("lse", "b_lse")),
+)  # fmt: skip
 
 
 def merge_attention(
@@ -222,7 +234,5 @@ def merge_attention(
         out = checks.empty_like(a, "out", title)
     if lse is None:
         lse = checks.empty_like(a_lse, "lse", title)
-    elif lse is a_lse or lse is b_lse:
-        raise ValueError(f"{title}: lse must be neither a_lse nor b_lse, which several threads read; give a buffer")
     _MERGE_ATTENTION((a, a_lse, b, b_lse, out, lse), (), schedule, stream)
     return out, lse

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import DENSE, SCALES
 from kvarn.programs import Operation, Schedule, Specialisation, _alignment
 
-from . import checks
+from . import checks, functions
 from .checks import layer_of
 
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
@@ -95,15 +96,20 @@ def _check_attention_padded(seen: SimpleNamespace) -> None:
 
 
 def _check_rest(seen: SimpleNamespace, title: str) -> None:
-    """What the operands that may be absent must be, of a query that was checked."""
-    rows = tuple(seen.query.shape[:-1])
+    """What the operands that may be absent must be, of a query that was checked, and what bounds the batch."""
+    rows, batch = tuple(seen.query.shape[:-1]), checks.handle_of(seen).batch_size
+    if seen.schedule.get("max_batch", batch) < batch:
+        most = seen.schedule["max_batch"]
+        raise ValueError(f"{title}: the schedule's max_batch must be at least the {batch} sequences, got {most}")
     for name, shape in (("sinks", rows[-1:]), ("lse", rows), ("alibi_slopes", rows[-1:])):
         view = getattr(seen, name)
         if view is not None:
             checks.has_shape(view, shape, f"{title}: {name}")
             checks.has_dtype(view, ("f32",), f"{title}: {name}")
     if seen.kv_offsets is not None:
-        checks.offsets(seen.kv_offsets, checks.handle_of(seen).batch_size, f"{title}: kv_offsets")
+        checks.offsets(seen.kv_offsets, batch, f"{title}: kv_offsets")
+    for i, name in enumerate(functions.ARRAYS):
+        functions.check(getattr(seen, name), f"{title}: array {i} of the score and the mask")
 
 
 def _check_operands(seen: SimpleNamespace) -> None:
@@ -128,11 +134,12 @@ def _check_operands(seen: SimpleNamespace) -> None:
     _check_attention(seen)
 
 
-_ROWS = {"query": 1, "out": 1, "sinks": 0, "lse": 1, "alibi_slopes": 0}
+_ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
+_ROWS = {"query": 1, "out": 1, "sinks": 0, "lse": 1, "alibi_slopes": 0, **_ARRAYS}
 _ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention)
 _OPERAND_ATTENTION = RowsOperation("kv.operand_attention", _ROWS, _check_operands)
 _ATTENTION_PADDED = RowsOperation(
-    "kv.attention_padded", {"query": 2, "out": 2, "sinks": 0, "lse": 2, "alibi_slopes": 0}, _check_attention_padded
+    "kv.attention_padded", {**_ROWS, "query": 2, "out": 2, "lse": 2}, _check_attention_padded
 )
 
 
@@ -143,7 +150,8 @@ def attention(
     row_offsets: Any,
     *,
     scale: float | None = None,
-    mask: str = "causal",
+    score: Any = None,
+    mask: Any = "causal",
     window: int | None = None,
     chunk: int | None = None,
     sinks: Any = None,
@@ -181,10 +189,16 @@ def attention(
         Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``, which may be none.
     scale : float, optional
         Default D ** -0.5.
-    mask : str
+    score : function, or tuple of a function and its arrays, optional
+        ``score(score, b, h, q, k, *arrays)`` returns the new score, f32, of the scaled one (after softcap and slopes):
+        of sequence b, query head h, and absolute positions q and k. Traced over tiles: docs/attention-functions.md.
+        On GPUs with wgmma, and on the host.
+    mask : str, function, or tuple of a function and its arrays
         ``"causal"`` (k <= q), ``"null"`` (every key), ``"sliding_window"`` (k <= q and q - k < window), ``"chunked"``
         (q and k in one chunk of positions), ``"chunked_causal"`` (and k <= q). ``"causal"`` with a window or a chunk
-        is the causal one of these.
+        is the causal one of these. Or ``mask(b, h, q, k, *arrays)``, which says whether a query sees a key, such as
+        those of ``kv.masks``, combined with ``&``, ``|`` and ``~``. Values of keys that only such a function hides
+        must be finite; what lies before a window of ``kv.masks`` may be anything.
     window, chunk : int, optional
         Positions, at least 1; for the masks that have one.
     sinks : f32 array-like [Hq], optional
@@ -208,7 +222,7 @@ def attention(
         No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``.
         ``batch_invariant=True``: a sequence's result does not depend, bit for bit, on the rest of the batch, among
         calls of one kind (decode kernels merge a sequence's parts where its own length says; the others have no
-        parts). ``early=1``: the kernel before on the stream writes neither cache lengths, row offsets, the table nor
+        parts). ``early=True``: the kernel before on the stream writes neither cache lengths, row offsets, the table nor
         tokens that ``cache_lengths`` counts, so that a decode may read those before it ends.
     stream : optional
         An int, or an object with ``__cuda_stream__``; default: the current stream of the arguments' library.
@@ -230,13 +244,13 @@ def attention(
         raise TypeError(f"{title}: values must be an operand like the keys, got {type(layer).__name__}")
     if not of_operands:
         layer = layer_of(collection, layer, title)
-    attributes = (*masked(mask, window, chunk, title), ("softcap", _cap(softcap, title)))
+    attributes, arrays = _modified(score, mask, window, chunk, softcap, title)
     scale = collection.head_size**-0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
         out = checks.empty_like(query, "out", title)
     if return_lse and lse is None:
         lse = empty_lse(query, title)
-    operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets, alibi_slopes)
+    operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets, alibi_slopes, *arrays)
     if of_operands:
         _OPERAND_ATTENTION(operands, attributes, schedule, stream)
     else:
@@ -251,7 +265,8 @@ def attention_padded(
     valid_lengths: Any,
     *,
     scale: float | None = None,
-    mask: str = "causal",
+    score: Any = None,
+    mask: Any = "causal",
     window: int | None = None,
     chunk: int | None = None,
     sinks: Any = None,
@@ -277,7 +292,7 @@ def attention_padded(
     valid_lengths : uint32 or int32 array-like [B]
         New tokens of each sequence. Tokens t >= ``valid_lengths[b]`` are skipped: their query is not read, and nothing
         is written for them.
-    scale, mask, window, chunk, sinks, softcap
+    scale, score, mask, window, chunk, sinks, softcap
         As of :func:`attention`.
     out : array-like [B, S, Hq, D], optional
         The query's dtype. When not given it is allocated by the query's library (torch, CuPy or NumPy), and holds
@@ -304,15 +319,35 @@ def attention_padded(
     """
     title = "kv.ops.attention_padded"
     layer = layer_of(collection, layer, title)
-    attributes = (*masked(mask, window, chunk, title), ("softcap", _cap(softcap, title)))
+    attributes, arrays = _modified(score, mask, window, chunk, softcap, title)
     scale = collection.head_size**-0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
         out = checks.empty_like(query, "out", title)
     if return_lse and lse is None:
         lse = empty_lse(query, title)
-    operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets, alibi_slopes)
+    operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets, alibi_slopes, *arrays)
     _ATTENTION_PADDED(operands, attributes, _scheduled(collection, schedule), stream)
     return (out, lse) if return_lse else out
+
+
+def _modified(
+    score: Any, mask: Any, window: Any, chunk: Any, softcap: float | None, title: str
+) -> tuple[tuple[tuple[str, Any], ...], tuple[Any, ...]]:
+    """The attributes of an attention, and the arrays of its functions."""
+    if score.__class__ is str:
+        raise TypeError(f"{title}: score must be a function, or a tuple of one and its arrays, got {score!r}")
+    of_score, read_by_score = functions.given(score, "score", title)
+    of_mask, read_by_mask = functions.given(mask, "mask", title)
+    if of_mask is mask:
+        seen = masked(mask, window, chunk, title)
+    elif window is not None or chunk is not None:
+        raise ValueError(f"{title}: window and chunk must be None for a mask that is a function: it has the number")
+    else:
+        seen = (("mask", of_mask), ("span", 0))
+    attributes = (*seen, ("softcap", _cap(softcap, title)))
+    if of_score is not None:
+        attributes = (*attributes, ("score", of_score))
+    return attributes, functions.joined(read_by_score, read_by_mask, title)
 
 
 def _cap(softcap: float | None, title: str) -> float:
@@ -330,10 +365,16 @@ def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
 
     The bounds are few, so that few programs serve all batches; on the host they tell a decode from anything else.
     """
-    host = collection.device[0] == "cpu"
-    if collection.max_seq_length > (1 if host else _FEW):
+    if not (schedule is None or isinstance(schedule, Mapping)):
         return schedule
-    known = {"max_queries": 1} if host else _bounds(collection.max_seq_length, collection.batch_size)
+    if collection.device[0] == "cpu":
+        if collection.max_seq_length > 1:
+            return schedule
+        known = {"max_queries": 1}
+    else:
+        if collection.max_seq_length > _FEW and not (schedule and "max_queries" in schedule):
+            return schedule
+        known = _bounds(min(collection.max_seq_length, _FEW), collection.batch_size)
     return known if schedule is None else {**known, **schedule}
 
 

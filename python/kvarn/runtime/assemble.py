@@ -3,7 +3,9 @@
 
 Never needed to make or to launch PTX: the driver assembles it on its own. nvJitLink does it in this
 process (a few milliseconds, no GPU); a ``ptxas`` does where it is missing, or where ``KVARN_PTXAS`` names
-one. SASS text comes from ``nvdisasm``. All of them are found on PATH or in the NVIDIA wheels.
+one. Kernels with wgmma or setmaxnreg are for ptxas only: nvJitLink compiles PTX as one unit of several, for
+which it ignores setmaxnreg and serializes products. SASS text comes from ``nvdisasm``. All of them are found
+on PATH or in the NVIDIA wheels.
 """
 
 from __future__ import annotations
@@ -22,18 +24,17 @@ from typing import Any
 from kvarn.artifact import Artifact
 from kvarn.env import env
 
+from .assembler_log import AssemblyError as AssemblyError
+from .assembler_log import needs_whole_program, refuse_losses
 from .device import parse_chip, runs_on
 
 INSTALL_ASSEMBLER = "pip install nvidia-nvjitlink cuda-bindings, or put the CUDA toolkit's ptxas on PATH"
+INSTALL_PTXAS = "pip install nvidia-cuda-nvcc, or put the CUDA toolkit's ptxas on PATH"
 INSTALL_DISASSEMBLER = "pip install nvidia-cuda-nvdisasm, or put the CUDA toolkit's nvdisasm on PATH"
 
 
 class MissingToolError(RuntimeError):
     """No assembler or disassembler is installed; the message says what to install."""
-
-
-class AssemblyError(RuntimeError):
-    """PTX that does not assemble; the message has the assembler's words and the lines that they speak of."""
 
 
 @dataclass(frozen=True)
@@ -151,18 +152,28 @@ def assemble(ptx: str, chip: str, options: Sequence[str] = ()) -> Assembled:
     Raises
     ------
     AssemblyError
-        If the PTX has a mistake, or is newer than the assembler or meant for another chip.
+        If the PTX has a mistake, or is newer than the assembler or meant for another chip; or if its wgmma was
+        serialized or its setmaxnreg ignored.
     MissingToolError
         If there is no assembler.
     """
     if not re.fullmatch(r"sm_\d+[af]?", chip):
         raise ValueError(f"chip must be named like sm_90a, got {chip!r}")
-    if env.ptxas:
-        return _with_ptxas(find_tool("ptxas", env.ptxas) or "", ptx, chip, options)
-    if nvjitlink() is not None:
+    made = _assemble(ptx, chip, options)
+    refuse_losses(made.log, ptx, made.tool)
+    return made
+
+
+def _assemble(ptx: str, chip: str, options: Sequence[str]) -> Assembled:
+    whole = needs_whole_program(ptx)
+    if not env.ptxas and not whole and nvjitlink() is not None:
         return _with_nvjitlink(nvjitlink(), ptx, chip, options)
-    path = find_tool("ptxas")
+    path = find_tool("ptxas", env.ptxas)
     if path is None:
+        if whole:
+            raise MissingToolError(
+                f"no ptxas is installed, which kernels with wgmma or setmaxnreg need: {INSTALL_PTXAS}"
+            )
         raise MissingToolError(f"no assembler is installed: {INSTALL_ASSEMBLER}")
     return _with_ptxas(path, ptx, chip, options)
 

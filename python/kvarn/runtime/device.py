@@ -18,13 +18,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvarn.artifact import PARAM_BYTES, Artifact, Entry
+from kvarn.forks import renewed
 
 from . import driver
+from .assembler_log import needs_whole_program, refuse_losses
 
 Cluster = tuple[int, int, int] | None
 _CHIP = re.compile(r"sm_(\d+)(\d)([af]?)$")
 TARGETS = ("sm_100a", "sm_90a", "sm_80")  # what kvarn compiles for, best first
-_lock = threading.RLock()
+_lock = renewed(threading.RLock())
 
 
 # --- which code runs where -----------------------------------------------------------------------
@@ -298,7 +300,7 @@ def current_ordinal() -> int:
 
 _libraries: dict[tuple[str, str], Any] = {}
 _kernels: dict[tuple[str, str, int], DeviceKernel] = {}
-_logs: dict[str, bytes] = {}
+_logs: dict[str, tuple[bytes, bytes]] = {}  # of an artifact: complaints, and what was said in passing
 
 
 def _load_library(artifact: Artifact, on: Device) -> Any:
@@ -309,20 +311,30 @@ def _load_library(artifact: Artifact, on: Device) -> Any:
     bindings = driver.require()
     option = bindings.CUjit_option
     log = bytes(16384)  # the driver writes its complaint about PTX into it
-    options = [option.CU_JIT_ERROR_LOG_BUFFER, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES] if key == "ptx" else []
-    values = [log, len(log)] if options else []
+    said = bytes(16384)  # and what it says in passing
+    options: list[Any] = []
+    values: list[Any] = []
+    if key == "ptx":
+        options = [option.CU_JIT_ERROR_LOG_BUFFER, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+        values = [log, len(log)]
+    if key == "ptx" and needs_whole_program(str(artifact.code["ptx"])):
+        options += [option.CU_JIT_INFO_LOG_BUFFER, option.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, option.CU_JIT_LOG_VERBOSE]
+        values += [said, len(said), 1]
+    if key == "ptx" and b"\n\t.loc\t" in image:  # kv.compile(lineinfo=True): the driver drops the lines unless asked
+        options.append(option.CU_JIT_GENERATE_LINE_INFO)
+        values.append(1)
     with on.active():
         code, library = bindings.cuLibraryLoadData(image, options, values, len(options), [], [], 0)
     if int(code):
         raise driver.DriverError(f"loading {key} of kernel {artifact.name!r} on {on!r}", int(code), _complaint(log))
     _libraries[artifact.digest, key] = library
     # The driver may translate PTX as late as the first look at a kernel, and writes to the log then.
-    _logs[artifact.digest] = log
+    _logs[artifact.digest] = log, said
     return library
 
 
 def _complaint(log: bytes) -> str:
-    """What the driver wrote about PTX that it could not translate."""
+    """What the driver wrote about PTX."""
     return log.split(b"\0", 1)[0].decode(errors="replace").strip()
 
 
@@ -344,7 +356,7 @@ class DeviceKernel:
             self._kernel = driver.call("cuLibraryGetKernel", library, entry.name.encode())
         except driver.DriverError as e:
             if e.name != "CUDA_ERROR_NOT_FOUND":
-                detail = _complaint(_logs.get(artifact.digest, b""))
+                detail = _complaint(_logs[artifact.digest][0])
                 what = f"loading kernel {entry.name!r} of {artifact.name!r} on {on!r}"
                 raise driver.DriverError(what, e.code, detail) from e
             raise ValueError(
@@ -362,6 +374,8 @@ class DeviceKernel:
         # Loads the code into the context now: a lazy load inside a stream capture would break the capture.
         with on.active():
             driver.call("cuKernelGetFunction", self._kernel)
+        said = _complaint(_logs[artifact.digest][1])  # by now the code is translated
+        refuse_losses(said, str(artifact.code.get("ptx", "")), f"the driver of {on!r}")
         self.reserve_shared(entry.shared_bytes)
 
     def _attribute(self, name: str) -> int:

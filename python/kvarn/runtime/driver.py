@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kvarn.forks import renewed
+
 # cuLibrary* and cuLaunchKernelEx with library kernels came with CUDA 12.0.
 OLDEST_DRIVER = (12, 0)
 # PTX ISA that the driver of each CUDA release reads. From 13.0 on, minor versions have gone together.
@@ -99,7 +101,7 @@ def _installed() -> bool:
 
 
 _status: Status | None = None
-_lock = threading.RLock()
+_lock = renewed(threading.RLock())
 
 
 def status() -> Status:

@@ -7,14 +7,17 @@ blocks are shared among threads (ctypes releases the interpreter's lock); blocks
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from kvarn.artifact import Artifact, Entry
+from kvarn.bundle import BundleError
+from kvarn.forks import no_fork, renewed
 
 _C_TYPES: dict[str, Any] = {
     "ptr": ctypes.c_void_p, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "i16": ctypes.c_int16, "i8": ctypes.c_int8,
@@ -25,7 +28,7 @@ _C_TYPES: dict[str, Any] = {
 # thread-iterations the grid runs in the caller's thread.
 _PARALLEL_THREADS = 64
 _pool: ThreadPoolExecutor | None = None
-_pool_lock = threading.Lock()
+_pool_lock = renewed(threading.Lock())
 
 
 def _workers() -> int:
@@ -40,6 +43,46 @@ def _executor() -> ThreadPoolExecutor:
         return _pool
 
 
+def _forget_pool() -> None:
+    global _pool
+    _pool = None
+
+
+os.register_at_fork(after_in_child=_forget_pool)  # a child has none of its threads
+
+
+def _run_all(calls: Sequence[Callable[[], None]]) -> None:
+    """Run the calls in the pool's threads and return, or raise, when none of them runs any more.
+
+    Whatever ends the wait early, such as Ctrl-C: what has not begun never does, and the rest is waited for, since it
+    writes to memory that the caller may free next.
+    """
+    made: list[Future[None]] = [Future() for _ in calls]
+
+    def work(future: Future[None], call: Callable[[], None]) -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                call()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+    try:
+        for future, call in zip(made, calls, strict=True):
+            _executor().submit(work, future, call)
+        for future in made:
+            future.result()
+    except BaseException:
+        waiting = made
+        while waiting:
+            with contextlib.suppress(BaseException):  # another Ctrl-C; the first one is raised in the end
+                waiting = [f for f in waiting if not f.cancel() and not f.done()]
+                if waiting:
+                    waiting[0].exception()
+        raise
+
+
 class HostKernelError(RuntimeError):
     """An assertion of a kernel failed on the host target."""
 
@@ -52,21 +95,29 @@ class HostProgram:
             raise ValueError(f"the artifact must be for target host, got {artifact.target}")
         text = artifact.code.get("llvm")
         if not isinstance(text, str):
-            raise ValueError(f"host artifact {artifact.name!r} must hold code['llvm'], got {', '.join(artifact.code)}")
+            raise BundleError(f"host artifact {artifact.name!r} must hold code['llvm'], got {', '.join(artifact.code)}")
         from mlir import ir
         from mlir.execution_engine import ExecutionEngine
 
+        from kvarn.dialect import text as dialect_text
+
         self.artifact = artifact
         self._context = ir.Context()
-        with self._context:
-            module = ir.Module.parse(text)
-            self._engine = ExecutionEngine(module, opt_level=3)
+        self._context.enable_multithreading(False)  # for one module; a child of a fork would wait for its threads
+        with no_fork(), self._context:
+            fatal = dialect_text.problem(text)
+            if fatal is not None:
+                raise BundleError(f"host artifact {artifact.name!r} must hold MLIR: line {fatal.line}: {fatal.message}")
+            try:
+                self._engine = ExecutionEngine(ir.Module.parse(text), opt_level=3)
+            except (ir.MLIRError, RuntimeError) as error:  # pyright: ignore[reportAttributeAccessIssue]
+                raise BundleError(f"host artifact {artifact.name!r} must hold MLIR's LLVM dialect: {error}") from None
         self._functions = {e.name: self._function(e.name) for e in artifact.entries}
 
     def _function(self, name: str) -> Any:
         address = self._engine.raw_lookup(name)
         if not address:
-            raise ValueError(f"host artifact {self.artifact.name!r} does not define {name!r}")
+            raise BundleError(f"host artifact {self.artifact.name!r} does not define {name!r}")
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
     def run(self, entry: Entry, grid: Sequence[int], block: Sequence[int], values: Sequence[Any]) -> None:
@@ -96,8 +147,7 @@ class HostProgram:
         if workers == 1:
             calls[0]()
         else:
-            for future in [_executor().submit(c) for c in calls]:
-                future.result()
+            _run_all(calls)
         if status.value:
             messages = entry.attributes.get("assertions", ())
             which = status.value - 1

@@ -18,7 +18,9 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-from kvarn.artifact import Arg, Artifact, load_bundle
+from kvarn.artifact import Arg, Artifact
+from kvarn.bundle import BundleError
+from kvarn.bundle import load as load_bundle
 
 from . import device as devices
 from . import driver, streams
@@ -188,13 +190,18 @@ def load(path: str | os.PathLike[str], target: str | None = None) -> Any:
         variants = tuple(a for a in variants if a.target == target)
         if not variants:
             raise ValueError(f"{os.fspath(path)} has no variant for target {target!r}")
-        return runner(variants[0])
-    if len(variants) == 1:
-        return runner(variants[0])
+    chosen = variants[0] if len(variants) == 1 or target is not None else _for_this_machine(variants)
+    try:
+        return runner(chosen)
+    except (TypeError, ValueError) as e:  # an expression or an argument that the runtime cannot follow
+        raise BundleError(f"{os.fspath(path)} is not a valid kvarn bundle: {e}") from e
+
+
+def _for_this_machine(variants: Sequence[Artifact]) -> Artifact:
     found = driver.status()
     if found.usable:
-        return runner(devices.select(variants, devices.device(devices.current_ordinal()).capability))
+        return devices.select(variants, devices.device(devices.current_ordinal()).capability)
     try:
-        return runner(devices.select(variants, None))
+        return devices.select(variants, None)
     except ValueError as e:
         raise ValueError(f"{e}; {found.reason}") from None

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvarn.artifact import Arg, Artifact
+from kvarn.forks import renewed
 
 from . import device as devices
 from . import driver, streams
@@ -103,7 +104,7 @@ class _OnDevice:
         self._zeroed = [w.zeroed for w in artifact.workspaces]
         self._scratch: dict[int, Scratch] = {}
         # Steps of two calls on one stream must not mix: they share scratch memory.
-        self.lock = threading.Lock()
+        self.lock = renewed(threading.Lock())
 
     def scratch(self, stream: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
         found = self._scratch.get(stream)

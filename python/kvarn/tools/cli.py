@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 import traceback
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.env import env
+from kvarn.tools.pass_options import add_pass_options, passes_of
 
 COMMANDS = {
     "demo": ("kvarn.demo", "generate text with SmolLM2 through the paged cache"),
@@ -25,6 +26,7 @@ COMMANDS = {
     "doctor": ("kvarn.tools.doctor", "what is installed, what is missing, what to do"),
     "cache": ("kvarn.tools.cli:cache_main", "look at the on-disk compile cache, or clear it"),
 }
+_STATIC = (int, float, bool, str, tuple)
 STAGES = ("kv", "gpu", "nvvm", "llvm", "ptx", "cubin", "sass", "stats")
 
 
@@ -109,15 +111,20 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
              "paged(bf16, num_heads=8, head_size=128, page_size=16), collection(paged(...)). "
              "Arguments annotated with a dtype or a kv.Buffer need none",
     )  # fmt: skip
-    parser.add_argument("--disable", action="append", default=[], metavar="PASS", help="leave out an optimising pass")
+    parser.add_argument(
+        "--static", action="append", default=[], metavar="NAME=VALUE",
+        help="the value of an argument annotated with int, float, bool, str or tuple: bins=16",
+    )  # fmt: skip
+    add_pass_options(parser.add_argument)
 
 
 def compile_named(options: argparse.Namespace) -> Any:
     """The ``kvarn.compiler.Kernel`` that `add_kernel_options` describes."""
     kernel = find_kernel(options.kernel)
-    specs = complete_specs(kernel, options.spec)
+    specs = complete_specs(kernel, options.spec, options.static)
     compiler = importlib.import_module("kvarn.compiler")
-    return compiler.compile(kernel, *specs, target=options.target, disable=options.disable)
+    passes = passes_of(options)
+    return compiler.compile(kernel, *specs, target=options.target, passes=passes, disable=options.disable)
 
 
 def compile_main(argv: Sequence[str]) -> int:
@@ -193,41 +200,64 @@ def _import_file(path: Path) -> Any:
     return module
 
 
-def complete_specs(kernel: Any, texts: Sequence[str]) -> list[Any]:
-    """One spec an argument: from ``NAME=SPEC`` and ``SPEC`` texts, and from annotations that say everything."""
+def complete_specs(kernel: Any, texts: Sequence[str], statics: Sequence[str] = ()) -> list[Any]:
+    """One spec a parameter: from ``NAME=SPEC`` and ``SPEC`` texts, ``NAME=VALUE`` texts of static arguments, and from
+    annotations that say everything. Fields of a struct are named as ``struct.field``.
+    """
     from kvarn.dialect.dtypes import DType
     from kvarn.tools.specs import parse_spec
 
-    parameters = inspect.signature(inspect.unwrap(kernel), eval_str=True).parameters
+    names = [leaf.name for leaf in kernel.leaves]
+    static = {leaf.name: leaf.annotation for leaf in kernel.leaves if leaf.annotation in _STATIC}
     named: dict[str, Any] = {}
     positional = []
     for text in texts:
         name, equals, rest = text.partition("=")
-        if equals and name.strip().isidentifier():
-            if name.strip() not in parameters:
-                raise UsageError(f"the kernel has no argument {name.strip()!r}: it has {', '.join(parameters)}")
+        if equals and name.strip().replace(".", "").isidentifier():
+            if name.strip() not in names:
+                raise UsageError(f"the kernel has no argument {name.strip()!r}: it has {', '.join(names)}")
+            if name.strip() in static:
+                raise UsageError(f"{name.strip()} is a Python value: --static {name.strip()}={rest}")
             named[name.strip()] = parse_spec(rest)
         else:
             positional.append(parse_spec(text))
+    for text in statics:
+        name, _, rest = text.partition("=")
+        if name.strip() not in static:
+            have = ", ".join(static) or "none"
+            raise UsageError(f"--static takes NAME=VALUE of a static argument ({have}), got {text!r}")
+        named[name.strip()] = _static_value(static[name.strip()], rest)
+    defaults = {p.name: p.default for p in kernel.parameters if p.default is not p.empty}
     specs, missing = [], []
-    for name, parameter in parameters.items():
-        annotation = parameter.annotation
+    for leaf in kernel.leaves:
+        name, annotation = leaf.name, leaf.annotation
         if name in named:
             specs.append(named[name])
-        elif isinstance(annotation, DType) or type(annotation).__name__ == "BufferSpec":
+        elif not leaf.optional and (isinstance(annotation, DType) or type(annotation).__name__ == "BufferSpec"):
             specs.append(annotation)
-        elif positional:
+        elif positional and name not in static:
             specs.append(positional.pop(0))
+        elif name in defaults or leaf.optional:
+            specs.append(defaults.get(name))
         else:
             missing.append(name)
-    if missing:
-        raise UsageError(
-            f"--spec is needed for {', '.join(missing)}, such as --spec "
-            f"'{missing[0]}=paged(bf16, num_heads=8, head_size=128, page_size=16)'"
-        )
+    for option, of in (("static", [m for m in missing if m in static]), ("spec", missing)):
+        if of:
+            example = "16" if option == "static" else "paged(bf16, num_heads=8, head_size=128, page_size=16)"
+            raise UsageError(f"--{option} is needed for {', '.join(of)}, such as --{option} '{of[0]}={example}'")
     if positional:
-        raise UsageError(f"--spec was given {len(positional)} times too often: the kernel has {', '.join(parameters)}")
-    return specs
+        raise UsageError(f"--spec was given {len(positional)} times too often: the kernel has {', '.join(names)}")
+    return kernel.built(specs)
+
+
+def _static_value(annotation: type, text: str) -> Any:
+    """The value of a static argument: Python's syntax of it; a string needs no quotes."""
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        if annotation is str:
+            return text
+        raise UsageError(f"a static {annotation.__name__} is written as in Python, got {text!r}") from None
 
 
 if __name__ == "__main__":

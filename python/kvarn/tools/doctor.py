@@ -183,7 +183,11 @@ def check_tools() -> Iterator[Finding]:
     if linker is not None:
         yield Finding("nvJitLink", OK, "{}.{}: PTX to cubin in this process".format(*linker.version()))
     for name, what, advice in (
-        ("ptxas", "PTX to cubin", "" if linker is not None else assemble.INSTALL_ASSEMBLER),
+        (
+            "ptxas",
+            "PTX to cubin" if linker is None else "PTX to cubin for kernels with wgmma or setmaxnreg",
+            assemble.INSTALL_ASSEMBLER if linker is None else assemble.INSTALL_PTXAS,
+        ),
         ("nvdisasm", "cubin to SASS", assemble.INSTALL_DISASSEMBLER),
     ):
         try:
@@ -193,7 +197,7 @@ def check_tools() -> Iterator[Finding]:
             continue
         if path is not None:
             yield Finding(name, OK, f"{assemble.tool_version(path) or 'unknown version'} at {path}")
-        elif advice:
+        else:
             yield Finding(name, MISSING, f"{what}: not installed, needed for figures and listings only", advice)
 
 

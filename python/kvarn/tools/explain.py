@@ -22,6 +22,7 @@ from typing import Any
 from kvarn.artifact import Artifact
 
 from .cli import UsageError, add_kernel_options, complete_specs, find_kernel
+from .pass_options import passes_of
 
 _MOST_KINDS = 6  # kinds of operations that a line names
 # What moves data or does matrix work; the rest of the PTX is counted as one.
@@ -57,23 +58,27 @@ def count_operations(module: Any) -> Counter[str]:
     return found
 
 
-def run_stages(source: str, target: str, disable: Sequence[str] = ()) -> list[Stage]:
+def run_stages(source: str, target: str, settings: Any = None) -> list[Stage]:
     """Run the pipeline on kv IR, keeping what each pass leaves; the first stage is the input."""
     from kvarn import compiler
-    from kvarn.lowering import pipeline
+    from kvarn.lowering import pipeline, runner
 
-    settings = pipeline.Settings(frozenset(disable))
     context = compiler.context()
-    stages = []
     with compiler.diagnosed(context):
-        pipeline.run(compiler.parse(source), pipeline.steps(target, settings))  # passes are imported on first use
+        steps = pipeline.steps(target, settings)
+        runner.run(compiler.parse(source), steps)  # passes are imported on first use
         module = compiler.parse(source)
-        stages.append(Stage("input", "the traced kernel, or the file", 0.0, count_operations(module), str(module)))
-        for step in pipeline.steps(target, settings):
-            start = time.perf_counter()
-            pipeline.run(module, [step])
+        stages = [Stage("input", "the traced kernel, or the file", 0.0, count_operations(module), str(module))]
+        reasons = {step.name: step.reason for step in steps}
+        start = time.perf_counter()
+
+        def observe(name: str, module: Any) -> None:
+            nonlocal start
             seconds = time.perf_counter() - start
-            stages.append(Stage(step.name, step.reason, seconds, count_operations(module), str(module)))
+            stages.append(Stage(name, reasons[name], seconds, count_operations(module), str(module)))
+            start = time.perf_counter()
+
+        runner.run(module, steps, observer=observe)
     return stages
 
 
@@ -196,9 +201,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         what, specs = path.read_text(), []
     else:
         what = find_kernel(options.kernel)
-        specs = complete_specs(what, options.spec)
-    kernel = compiler.compile(what, *specs, target=options.target, disable=options.disable)
-    stages = run_stages(kernel.asm["kv"], kernel.target, options.disable)
+        specs = complete_specs(what, options.spec, options.static)
+    kernel = compiler.compile(what, *specs, target=options.target, passes=passes_of(options), disable=options.disable)
+    stages = run_stages(kernel.asm["kv"], kernel.target, kernel.settings)
     names = [s.name for s in stages]
     for wanted in filter(None, (options.show, options.diff)):
         if wanted not in names:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,6 +20,7 @@ from kvarn.env import env
 from . import opt_args, opt_guard
 from .opt_args import UsageError
 from .opt_guard import Phase
+from .pass_options import passes_of
 
 if TYPE_CHECKING:
     import argparse
@@ -82,16 +83,18 @@ def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]], phase:
     driver = opt_run.Driver(_settings(options), phase=phase)
     if options.emit_irdl or options.show_dialects:
         return _print_dialects(driver, options)
-    from kvarn.lowering import textual
-
-    for path in options.load_pass:
-        textual.load_pass(path)
+    try:
+        inserted = passes_of(options)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     if options.list_passes:
         return _list_passes()
     if not all([driver.load_dialects(_read(path, False)) for path in options.irdl_file]):
         return 1
     with driver.context:
-        driver.steps = _steps(options, flags)
+        driver.steps = _steps(options, flags, inserted)
+        if not options.run_reproducer:
+            _check_printed(options, driver.steps)
         if options.dump_pass_pipeline:
             body = ",\n".join(f"  {step.text}" for step in driver.steps)
             print(f"Pass Manager with {len(driver.steps)} passes:\nbuiltin.module(\n{body}\n)\n", file=sys.stderr)
@@ -132,7 +135,7 @@ def _settings(options: argparse.Namespace) -> Any:
     )
 
 
-def _steps(options: argparse.Namespace, flags: list[tuple[str, str]]) -> list[Step]:
+def _steps(options: argparse.Namespace, flags: list[tuple[str, str]], inserted: Mapping[str, Any]) -> list[Step]:
     """The pipeline: the passes asked for, then the target's own pipeline where that is asked for."""
     from kvarn.lowering import textual
 
@@ -146,34 +149,42 @@ def _steps(options: argparse.Namespace, flags: list[tuple[str, str]]) -> list[St
         wanted = "--kv-pipeline" if options.kv_pipeline else f"--emit={options.emit}"
         raise UsageError(f"{wanted} needs --target, one of {', '.join(opt_args.TARGETS)}")
     if options.kv_pipeline or (needs_code and options.pass_pipeline is None and not flags):
-        steps += _default_pipeline(options)
-    elif options.disable:
-        raise UsageError("--disable leaves out passes of --kv-pipeline, which is not run here")
+        steps += _default_pipeline(options, inserted)
+    elif options.disable or inserted:
+        flag = "--disable leaves out passes of" if options.disable else "--insert-after and --insert-before add to"
+        raise UsageError(f"{flag} --kv-pipeline, which is not run here")
     return steps if options.stop_after is None else _up_to(steps, options.stop_after)
 
 
-def _default_pipeline(options: argparse.Namespace) -> list[Step]:
-    """The pipeline of --target without what --disable names."""
-    import dataclasses
+def _default_pipeline(options: argparse.Namespace, inserted: Mapping[str, Any]) -> list[Step]:
+    """The pipeline of --target without what --disable names, with what --insert-after and --insert-before do."""
+    from kvarn.lowering import pipeline
 
-    from kvarn.lowering import pipeline, textual
-
-    settings = pipeline.Settings(disable=frozenset(options.disable))
     try:
+        settings = pipeline.Settings(frozenset(options.disable), inserted=pipeline.insertions(inserted))
         whole = pipeline.steps(options.target, settings)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return [dataclasses.replace(step, group=group.name) for group in whole for step in textual.parse(group.text)]
+    return [step for group in whole for step in group.split()]
 
 
 def _up_to(steps: list[Step], name: str) -> list[Step]:
     """The steps up to the first pass of a name, or to the end of the group of that name."""
     for index, step in enumerate(steps):
-        ends_group = step.group == name and (index + 1 == len(steps) or steps[index + 1].group != name)
-        if ends_group or (step.name == name and step.group != name):
+        if (step.group == name and step.ends_group) or (step.name == name and step.group != name):
             return steps[: index + 1]
     names = ", ".join(dict.fromkeys(step.group or step.name for step in steps)) or "which is empty"
     raise UsageError(f"--stop-after must name a pass of the pipeline ({names}), got {name!r}")
+
+
+def _check_printed(options: argparse.Namespace, steps: list[Step]) -> None:
+    """Refuse to print the IR around a pass that is not run."""
+    names = dict.fromkeys(name for step in steps for name in (step.group, step.name) if name is not None)
+    for when in ("before", "after"):
+        for name in getattr(options, f"mlir_print_ir_{when}"):
+            if name not in names:
+                have = ", ".join(names) or "which is empty"
+                raise UsageError(f"--mlir-print-ir-{when} must name a pass of the pipeline ({have}), got {name!r}")
 
 
 def _target(options: argparse.Namespace) -> Any:
@@ -233,21 +244,30 @@ def _write(stream: BinaryIO, data: bytes) -> None:
 
 def _list_passes() -> int:
     import kvarn.lowering as registry
-    from kvarn.lowering import textual
+    from kvarn.lowering import pipeline, textual
 
-    print("kv passes, in pipeline order:")
+    optional = pipeline.optional()
+    print("kv passes, in pipeline order; --disable takes those marked *:")
     for name in registry.names():
+        mark = "*" if name in optional else " "
         try:
             found = textual.find(name)
         except textual.PipelineError as error:
-            print(f"  {name:24} (cannot be loaded: {error})")
+            print(f"{mark} {name:24} (cannot be loaded: {error})")
             continue
         if found is None:
             continue
-        print(f"  {name:24} {found.summary}")
+        print(f"{mark} {name:24} {found.summary}")
         for option, default in _options_of(found):
             print(f"    {option}={default}")
-    print("Upstream passes are named as in mlir-opt --help.")
+    groups = ", ".join(name for name in optional if name not in registry.names())
+    from .upstream_passes import names
+
+    print(
+        f"\nupstream passes and pipelines (described at https://mlir.llvm.org/docs/Passes); --disable takes {groups}:"
+    )
+    for name in names():
+        print(f"  {name}")
     return 0
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from .pass_options import add_pass_options
+
 EMIT = ("mlir", "llvm", "ptx", "sass", "cubin", "bytecode")
 TARGETS = ("sm_80", "sm_90a", "sm_100a", "host")
 DEFAULT_MARKER = "// -----"
@@ -58,11 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     switch("kv-pipeline", "run the default pipeline of --target")
     add("--target", metavar="|".join(TARGETS), help="what --kv-pipeline and --emit compile for")
     add("--stop-after", metavar="PASS", help="run the pipeline up to and including this pass")
-    add("--disable", action="append", default=[], metavar="PASS", help="leave this pass out of --kv-pipeline")
-    add(
-        "--load-pass", action="append", default=[], metavar="FILE.py",
-        help="a Python file with a pass: the file's stem is its name",
-    )  # fmt: skip
+    add_pass_options(add)
     switch("verify-each", "verify after each pass (default: true)", default=True)
     switch("run-reproducer", "run the pipeline that is written at the end of the input")
     switch("allow-unregistered-dialect", "accept operations of unknown dialects")
@@ -108,7 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
     switch("dump-pass-pipeline", "print the pipeline, every option spelled out")
 
     add, switch = group("about")
-    switch("list-passes", "list the kv passes and stop")
+    switch("list-passes", "list the kv passes and those of MLIR, and stop")
     switch("show-dialects", "list the dialects and stop")
     switch("emit-irdl", "print kv.irdl.mlir, with which a stock mlir-opt --irdl-file reads kv IR, and stop")
     switch("version", "print the versions of kvarn and MLIR, and stop")

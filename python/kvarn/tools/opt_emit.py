@@ -30,6 +30,10 @@ def emit(module: ir.Module, kind: str, target: Target) -> str | bytes:
         When the module is not in the LLVM dialect, or the target has no such code. An error diagnostic says so.
     """
     _check_lowered(module, kind)
+    try:
+        lowered.check_translatable(module)
+    except PassFailure as error:  # whose diagnostic has been emitted
+        raise EmitError(str(error)) from error
     if kind == "llvm":
         return lowered.llvm_ir(module)
     if target.is_host:

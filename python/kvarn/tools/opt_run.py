@@ -21,19 +21,16 @@ from typing import Any, TextIO
 from mlir import ir
 
 from kvarn.dialect import kv, text
-from kvarn.lowering import textual, verify_kv
-from kvarn.lowering.emit import set_launch_bounds
-from kvarn.lowering.rewrite import kernels
+from kvarn.lowering import loading, runner, textual, verify_kv
+from kvarn.lowering.runner import PassError
 from kvarn.lowering.target import Target
-from kvarn.lowering.textual import PassError, PipelineError, Step
+from kvarn.lowering.textual import PipelineError, Step
 
 from .opt_diagnostics import STRING_NAME, Collector, Source, check_expected, render
 from .opt_guard import Phase
 
 _REPRODUCER = re.compile(r"\{-#(.*)#-\}", re.DOTALL)
 _BYTECODE = b"ML\xefR"
-# After this pass the compiler writes the kernels' launch bounds, from attributes that the tail drops.
-LAST_OF_OURS = "check-kv-lowered"
 
 
 @dataclass
@@ -64,12 +61,10 @@ class Settings:
     crash_reproducer: str | None = None
     tracebacks: bool = False
 
-    def prints(self, step: Step) -> bool:
-        """Whether something is printed around a step."""
-        return (
-            self.print_before_all or self.print_after_all or self.print_after_change or self.print_after_failure
-            or step.name in self.print_before or step.name in self.print_after
-        )  # fmt: skip
+    @property
+    def prints_everywhere(self) -> bool:
+        """Whether something may be printed around every step."""
+        return self.print_before_all or self.print_after_all or self.print_after_change or self.print_after_failure
 
 
 @dataclass
@@ -127,7 +122,7 @@ class Driver:
         self.context.allow_unregistered_dialects = settings.allow_unregistered
         self.timer = Timer()
         self.steps: list[Step] = []
-        self._dumped = 0
+        self._dumped = self._inside = 0  # stages written, and passes of the stage that is not over
         self._tree = 0
 
     def load_dialects(self, source: Source) -> bool:
@@ -200,7 +195,7 @@ class Driver:
             self._check_roundtrip(module)
         if self.settings.reproducer:
             write_reproducer(self.settings.reproducer, module, steps, self.settings.verify_each)
-        self._dump(module, "input")
+        self._dump(module, None)
         for step in steps:
             self._step(step, module, source, collector)
         self.phase(f"writing {self.settings.emit} of {source.name}")
@@ -236,7 +231,7 @@ class Driver:
         self.err.flush()
         try:
             with self.timer.measure(step.name):
-                textual.run_step(
+                runner.run_step(
                     step,
                     module,
                     verify=self.settings.verify_each,
@@ -251,19 +246,16 @@ class Driver:
                 self.err.write(self._asm(module) + "\n\n")
             if not collector.errors and isinstance(failure, PassError):
                 module.operation.location.emit_error(f"pass '{step.name}' failed: {failure}")
-            if reproducer:
-                module.operation.location.emit_error(
-                    f"pass '{step.name}' failed; run kv-opt --run-reproducer {reproducer} to see it again"
-                )
+            self._report(source, collector)
+            if reproducer and self.settings.verify_diagnostics is None:
+                again = f"kv-opt --run-reproducer {reproducer}{loading.flags([step])}"
+                self.err.write(f"kv-opt: to see it again, run: {again}\n")
             raise Failure from None
         finally:
             self._report(source, collector)
         if reproducer:
             Path(reproducer).unlink()
-        if step.name == LAST_OF_OURS:
-            for function in kernels(module):
-                set_launch_bounds(function)
-        self._dump(module, step.name)
+        self._dump(module, step)
         if self.settings.print_tree is not None:
             self._print_tree(step, module)
 
@@ -272,12 +264,13 @@ class Driver:
         s = self.settings
         if s.statistics:
             manager.enable_statistics()
-        if not s.prints(step) or s.print_tree is not None:
+        before, after = _names(step, s.print_before, self.steps, 0), _names(step, s.print_after, self.steps, -1)
+        if not (s.prints_everywhere or before or after) or s.print_tree is not None:
             return
         manager.enable_ir_printing(
-            print_before_all=s.print_before_all or step.name in s.print_before,
+            print_before_all=s.print_before_all or before,
             # With print_after_failure MLIR leaves out the passes that succeed.
-            print_after_all=s.print_after_all or step.name in s.print_after or s.print_after_failure,
+            print_after_all=s.print_after_all or after or s.print_after_failure,
             print_module_scope=s.print_module_scope,
             print_after_change=s.print_after_change,
             print_after_failure=s.print_after_failure,
@@ -337,23 +330,37 @@ class Driver:
             path.write_bytes(code if isinstance(code, bytes) else code.encode())
         return code
 
-    def _dump(self, module: ir.Module, name: str) -> None:
+    def _dump(self, module: ir.Module, step: Step | None) -> None:
+        """Write a stage, numbered and named as KVARN_DUMP_TO does: passes inside a stage get a decimal."""
         if self.settings.dump_dir is None:
             return
         folder = Path(self.settings.dump_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        stem = name.replace("-", "_")
-        (folder / f"{self._dumped:02d}_{stem}.mlir").write_text(self._asm(module) + "\n", encoding="utf-8")
-        self._dumped += 1
+        number = f"{self._dumped:02d}"
+        if step is None or step.ends_group:
+            name = "input" if step is None else step.group or step.name
+            self._dumped, self._inside = self._dumped + 1, 0
+        else:
+            name, self._inside = step.name, self._inside + 1
+            number += f".{self._inside:02d}"
+        path = folder / f"{number}_{name.replace('-', '_')}.mlir"
+        path.write_text(self._asm(module) + "\n", encoding="utf-8")
 
     def _print_tree(self, step: Step, module: ir.Module) -> None:
         s = self.settings
-        wanted = s.print_after_all or step.name in s.print_after
+        wanted = s.print_after_all or _names(step, s.print_after, self.steps, -1)
         if wanted and s.print_tree is not None:
             folder = Path(s.print_tree) / "builtin_module_no-symbol-name"
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{self._tree}_{step.name}.mlir").write_text(self._asm(module) + "\n", encoding="utf-8")
         self._tree += 1
+
+
+def _names(step: Step, names: Sequence[str], steps: Sequence[Step], edge: int) -> bool:
+    """Whether a step is meant by one of some names: its own, or its group's when it is the first or last of that."""
+    if step.name in names:
+        return True
+    return step.group in names and [s for s in steps if s.group == step.group][edge] is step
 
 
 def _text(module: ir.Module, **form: bool) -> str:

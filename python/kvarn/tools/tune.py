@@ -2,7 +2,7 @@
 """``kvarn tune``: measure schedules of decode attention on this machine's GPU, and keep the best of each case.
 
 For every case the built-in schedule is measured first, then variations of one group of entries at a time, each from the
-best so far. A result that differs from that of the general kernel does not count. What beats the built-in schedule is
+best so far. A result that differs from a float32 reference does not count. What beats the built-in schedule is
 written to the table that ``select-kv-schedule`` reads (``KVARN_TUNE``).
 """
 
@@ -19,23 +19,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvarn.dialect import dtypes, layout
+from kvarn import settings
+from kvarn.dialect import dtypes, layout, schedules
 from kvarn.env import env
 from kvarn.lowering.expand import decode_schedule, decode_table, tuned
 from kvarn.lowering.target import Target, by_name
 from kvarn.ops import reads
+from kvarn.tools.pass_options import add_pass_options, passes_of
+
+from .arrays import Arrays, arrays
+from .attention_problem import TOLERANCE, DecodeProblem
+from .timing import timed
 
 Schedule = dict[str, int]
-ROTATED = 320e6  # bytes that a pass over the layers reads: several times an L2
-TOLERANCE = 0.02  # relative difference from the general kernel
 WORTH = 0.99  # of the built-in schedule's time, from which on an entry is written
-REPLAYS = 7
-_TORCH = {"bf16": "bfloat16", "f16": "float16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A shape to tune for: one cache, a batch of sequences of one length."""
+    """A shape to tune for: one cache, a batch of sequences of one length, or, ragged, of lengths up to it."""
 
     dtype: str
     batch: int
@@ -45,6 +47,13 @@ class Case:
     size: int
     page: int
     new: int = 1
+    ragged: bool = False
+    window = 0  # schedules are for whole contexts
+
+    @property
+    def shape(self) -> Case:
+        """What a DecodeProblem reads of a row."""
+        return self
 
     @property
     def spec(self) -> layout.CacheSpec:
@@ -67,29 +76,28 @@ class Case:
         """ValueError when the decode kernel does not take the case."""
         if self.query_heads % self.heads:
             raise ValueError(f"query heads must be a multiple of the {self.heads} KV heads, got {self.query_heads}")
-        config = self.config()
-        if not decode_schedule.supports(self.spec, self.query, config.group, config.max_queries, target):
-            raise ValueError(
-                f"decode attention on {target.name} does not take {self.dtype}, head size {self.size}, "
-                f"{config.rows} query rows a KV head: there is nothing to tune"
-            )
+        c = self.config()
+        for problem in decode_schedule.problems(self.spec, self.query, c.group, c.max_queries, target, c.max_batch):
+            raise ValueError(f"{self}: there is nothing to tune: decode attention {problem}")
 
     def __str__(self) -> str:
         new = f", {self.new} new" if self.new > 1 else ""
         heads = f"{self.query_heads}/{self.heads} heads of {self.size}"
-        return f"{self.dtype} {self.batch} × {self.context}, {heads}, page {self.page}{new}"
+        ragged = "ragged ≤ " if self.ragged else ""
+        return f"{self.dtype} {self.batch} × {ragged}{self.context}, {heads}, page {self.page}{new}"
 
 
 # --- the search ----------------------------------------------------------------------------------
 
 
 def fits(config: decode_schedule.Config, schedule: Mapping[str, int], target: Target) -> bool:
-    """Whether so many blocks of a schedule fit a multiprocessor's shared memory and registers."""
+    """Whether a schedule is legal, and worth a try: so many blocks fit a multiprocessor's memory and registers."""
+    full = {**schedule, "kind": "decode", "max_queries": config.max_queries, "max_batch": config.max_batch}
+    if schedules.why_unsupported("kv.attention", full, target, "decode", config) is not None:
+        return False
     warps, blocks = schedule["warps"], schedule["blocks"]
-    made = dataclasses.replace(config, warps=warps, stages=schedule["stages"], tile=schedule["tile"])
-    block = decode_schedule.block_bytes(made)
-    registers = 65536 // (blocks * warps * 32)
-    return block * blocks <= target.shared_bytes and registers >= 96 and config.heads % warps == 0
+    block = decode_schedule.block_bytes(dataclasses.replace(config, **schedule))
+    return block * blocks <= target.shared_bytes and 65536 // (blocks * warps * 32) >= 96
 
 
 def variations(config: decode_schedule.Config, best: Mapping[str, int], group: int) -> Iterator[Schedule]:
@@ -147,13 +155,13 @@ def search(case: Case, target: Target, measure: Measure, deadline: float = math.
     start = {"min_tiles": config.min_tiles, **decode_table.entries(config)}
     times: dict[tuple[tuple[str, int], ...], float | None] = {}
 
-    def timed(schedule: Schedule) -> float | None:
+    def once(schedule: Schedule) -> float | None:
         key = tuple(sorted(schedule.items()))
         if key not in times:
             times[key] = measure(schedule)
         return times[key]
 
-    builtin = timed(start)
+    builtin = once(start)
     if builtin is None:
         raise RuntimeError(f"{case}: the built-in schedule {start} gives no right result")
     best, best_us = start, builtin
@@ -162,7 +170,7 @@ def search(case: Case, target: Target, measure: Measure, deadline: float = math.
             if time.monotonic() > deadline:
                 break
             if fits(config, schedule, target):
-                us = timed(schedule)
+                us = once(schedule)
                 if us is not None and us < best_us:
                     best, best_us = schedule, us
     return Found(best, best_us, builtin, len(times))
@@ -172,82 +180,36 @@ def search(case: Case, target: Target, measure: Measure, deadline: float = math.
 
 
 class Bench:
-    """A case on the GPU, with torch: caches of enough layers to defeat the L2, and the general kernel's result."""
+    """A case's data, on the GPU unless other arrays are given."""
 
-    def __init__(self, case: Case, device: str = "cuda") -> None:
-        import torch  # type: ignore[import-not-found]  # optional; main has checked that it is there
+    def __init__(self, case: Case, library: Arrays | None = None) -> None:
+        self.arrays = library or arrays("cuda")
+        self.arrays.free()  # what the case before had is of other sizes
+        self.problem = p = DecodeProblem(self.arrays, case, split=False)
+        self._pool = p.cached.collection(p.lengths - case.new, case.new, p.longest)
 
+    def run(self, layer: int, schedule: Mapping[str, Any]) -> None:
+        """Launch once."""
         import kvarn as kv
 
-        self._torch, self._kv, self.case = torch, kv, case
-        torch.cuda.empty_cache()  # what the case before had is of other sizes
-        generator = torch.Generator().manual_seed(1)
-        torch.manual_seed(1)
-        pages = -(-case.context // case.page)
-        total = case.batch * pages
-        one = total * case.page * case.heads * case.size * dtypes.by_name(case.dtype).itemsize * 2
-        self.bytes, self.layers = one, max(1, min(64, math.ceil(ROTATED / one)))
-        dtype = getattr(torch, _TORCH[case.dtype])
-        shape = (total + 1, 2, self.layers, case.page, case.heads, case.size)
-        blocks = torch.empty(shape, dtype=dtype, device=device)
-        for layer in range(self.layers):
-            drawn = torch.randn((*shape[:2], *shape[3:]), dtype=torch.bfloat16, device=device)
-            blocks[:, :, layer] = drawn.to(dtype)
-        table = torch.full((case.batch, -(-pages // 8) * 8 + 16), total, dtype=torch.int32)
-        table[:, :pages] = torch.randperm(total, generator=generator).int().view(case.batch, pages)
-        before = torch.full((case.batch,), case.context - case.new, dtype=torch.int32)
-        self._pool = kv.PagedKVCacheCollection(blocks, before.to(device), table.to(device), case.new, case.context)
-        self._offsets = torch.arange(case.batch + 1, dtype=torch.int32).to(device) * case.new
-        rows = (case.batch * case.new, case.query_heads, case.size)
-        self._query = torch.randn(rows, dtype=getattr(torch, _TORCH[case.query.name]), device=device)
-        self._out = torch.empty_like(self._query)
-        self._run(0, {"kind": "simt"})
-        self._expected = self._out.float()
-
-    def _run(self, layer: int, schedule: Mapping[str, Any]) -> None:
-        self._kv.ops.attention(self._pool, layer, self._query, self._offsets, out=self._out, schedule=schedule)
-
-    def error(self) -> float:
-        """Relative difference of what was written from the general kernel's result."""
-        return float((self._out.float() - self._expected).norm() / self._expected.norm())
+        p = self.problem
+        kv.ops.attention(self._pool, layer, p.query, p.offsets, scale=p.scale, out=p.out, schedule=schedule)
 
     def measure(self, schedule: Schedule) -> float | None:
-        """Median microseconds by replays of a CUDA graph; None when the schedule cannot be compiled, or is wrong."""
+        """Median microseconds of one call; None when the schedule cannot be compiled, or is wrong."""
         full = {**schedule, "kind": "decode"}
         try:
-            self._out.fill_(float("nan"))
-            self._run(0, full)
-            self._synchronize()
+            self.problem.poison()
+            self.run(0, full)
+            self.arrays.synchronize()
         except (ValueError, RuntimeError) as error:
             print(f"    {shown(schedule)}: {str(error).splitlines()[0][:120]}", file=sys.stderr)
             return None
-        error = self.error()
-        if not error <= TOLERANCE:
+        error = self.problem.error()
+        if not error <= TOLERANCE[self.problem.row.dtype]:
             print(f"    {shown(schedule)}: wrong by {error:.1e}", file=sys.stderr)
             return None
-        return self._time(full)
-
-    def _synchronize(self) -> None:
-        self._torch.cuda.synchronize()
-
-    def _time(self, schedule: Mapping[str, Any]) -> float:
-        torch = self._torch
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        expected = max(self.bytes / 4e6, 5.0)  # microseconds at 4 TB/s
-        count = self.layers * max(1, math.ceil(4000 / expected / self.layers))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for i in range(count):
-                self._run(i % self.layers, schedule)
-        graph.replay()
-        samples = []
-        for _ in range(REPLAYS):
-            begin.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            samples.append(begin.elapsed_time(end) * 1e3 / count)
-        return sorted(samples)[len(samples) // 2]
+        return timed(lambda layer: self.run(layer, full), self.problem.layers, self.arrays)["us"]
 
 
 def shown(schedule: Mapping[str, int]) -> str:
@@ -276,8 +238,8 @@ def _numbers(text: str) -> list[int]:
 def _dtypes(text: str) -> list[str]:
     found = text.split(",")
     for name in found:
-        if name not in _TORCH:
-            raise argparse.ArgumentTypeError(f"must be of {', '.join(_TORCH)}, got {name!r}")
+        if name not in TOLERANCE:
+            raise argparse.ArgumentTypeError(f"must be of {', '.join(TOLERANCE)}, got {name!r}")
     return found
 
 
@@ -321,26 +283,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=300, help="of the whole run (300)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: KVARN_TUNE")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
+    add_pass_options(parser.add_argument)
     options = parser.parse_args(argv)
+    passes = passes_of(options)
     from kvarn.compiler import default_target
     from kvarn.runtime import driver
 
     status = driver.status()
     if not status.usable:
         raise RuntimeError(f"tuning needs a GPU: {status.reason}")
-    try:
-        import torch  # type: ignore[import-not-found]
-
-        torch.cuda.init()
-    except ImportError:
-        raise RuntimeError("tuning needs torch, which makes the data: pip install torch") from None
+    arrays("cuda")  # RuntimeError without torch, which makes the data
     target, cases = by_name(default_target()), cases_of(options)
     for case in cases:
         case.check(target)
     path = None if options.dry_run else options.output or env.tune
     if path is not None:
         tuned.load(path)  # a file that is no table is refused before the measurements, not after
-    run(cases, target, Bench, path, options.seconds)
+    with settings.pipeline(passes, disable=options.disable):
+        run(cases, target, Bench, path, options.seconds)
     if path is not None:
         print(f"table: {path}")
     return 0

@@ -194,6 +194,13 @@ def test_saved_and_loaded(tmp_path):
     assert bytes(last().params) == before
 
 
+def test_the_driver_is_asked_to_keep_the_lines_of_ptx_that_has_them():
+    ids, cache = array((4, 6), np.int32), paged().get_key_cache(0)
+    specs = (cache, kv.f32, kv.Buffer[kv.i32, 2], kv.i64)
+    kv.compile(touch, *specs, target="sm_90a", lineinfo=True).launch(1, 16, cache, 0.25, ids, 1)
+    assert len(launches()) == 1
+
+
 def test_wrong_caches_are_refused():
     cache = paged().get_key_cache(0)
     ids = array((4, 6), np.int32)

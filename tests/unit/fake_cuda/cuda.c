@@ -179,6 +179,14 @@ int cuLibraryLoadData(void **library, const void *code, int *options, void **val
       if (options[i] == 5) strcpy(values[i], "ptxas: line 7: a syntax error");  // CU_JIT_ERROR_LOG_BUFFER
     return INVALID_PTX;
   }
+  for (unsigned i = 0; i < count; i++)
+    if (options[i] == 3 && strstr(text, "poorly"))  // CU_JIT_INFO_LOG_BUFFER
+      strcpy(values[i], "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to a test");
+  if (strstr(text, "\t.loc\t")) {  // the lines are dropped unless CU_JIT_GENERATE_LINE_INFO asks for them
+    int asked = 0;
+    for (unsigned i = 0; i < count; i++) asked |= options[i] == 13 && values[i] == (void *)1;
+    if (!asked) return INVALID_PTX;
+  }
   Library *l = calloc(1, sizeof *l);
   for (const char *p = text; (p = strstr(p, ".entry ")); ) parse_kernel(&l->kernels[l->count++], p += 7);
   *library = l;

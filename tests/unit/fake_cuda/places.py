@@ -28,8 +28,11 @@ from fakes import (
 )
 
 from kvarn import artifact as A
+from kvarn import bundle
 from kvarn.dialect import dtypes
+from kvarn.env import env
 from kvarn.runtime import device, driver
+from kvarn.runtime.assembler_log import AssemblyError
 from kvarn.runtime.launch import Launcher, load
 
 
@@ -56,6 +59,15 @@ def test_driver_log_is_in_the_error_for_bad_ptx():
     a = kernel([N])
     a = a.replace(code={"ptx": a.code["ptx"] + "syntax error"})
     with pytest.raises(driver.DriverError, match=r"(?s)INVALID_PTX \(218\).*compile again.*line 7: a syntax error"):
+        Launcher(a)(1, 32, 1)
+
+
+def test_products_that_the_driver_serializes_are_an_error():
+    a = kernel([N])
+    a = a.replace(code={"ptx": a.code["ptx"] + "// wgmma.mma_async poorly"})
+    with pytest.raises(AssemblyError, match=r"of kernel k must stay .* the driver of .*Fake A.*\n.*C7510"):
+        Launcher(a)(1, 32, 1)
+    with env.override(allow_serialized=True), pytest.warns(RuntimeWarning, match="C7510"):
         Launcher(a)(1, 32, 1)
 
 
@@ -93,14 +105,14 @@ def test_code_is_loaded_once_a_process():
 
 
 def test_bundle_runs_the_variant_of_the_device(tmp_path):
-    path = A.save_bundle(tmp_path / "b", [kernel([N], target=t) for t in ("sm_80", "sm_90a", "sm_100a")])
+    path = bundle.save(tmp_path / "b", [kernel([N], target=t) for t in ("sm_80", "sm_90a", "sm_100a")])
     launcher = load(path)
     assert launcher.artifact.target == "sm_90a"
     launcher(1, 32, 1)
     assert load(path, "sm_80").artifact.target == "sm_80"
     with pytest.raises(ValueError, match="no variant for target 'sm_70'"):
         load(path, "sm_70")
-    path = A.save_bundle(tmp_path / "c", [kernel([N], target=t) for t in ("sm_100a", "sm_120a")])
+    path = bundle.save(tmp_path / "c", [kernel([N], target=t) for t in ("sm_100a", "sm_120a")])
     with pytest.raises(ValueError, match="no variant of 'k' runs on sm_90: the bundle has sm_100a, sm_120a"):
         load(path)
 

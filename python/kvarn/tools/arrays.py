@@ -29,7 +29,7 @@ class TorchArrays:
     """torch tensors on ``"cuda"`` or ``"cpu"``."""
 
     def __init__(self, device: str, seed: int = 1) -> None:
-        import torch
+        import torch  # type: ignore[import-not-found]
 
         self.torch, self.device = torch, device
         self.on_gpu = device == "cuda"
@@ -199,7 +199,7 @@ def arrays(device: str) -> Arrays:
     if device == "cuda":
         if not found:
             raise RuntimeError("the measurements on a GPU work on torch tensors: pip install torch")
-        import torch
+        import torch  # type: ignore[import-not-found]
 
         if not torch.cuda.is_available():
             raise RuntimeError(f"torch {torch.__version__} sees no GPU: install a build of torch with CUDA")

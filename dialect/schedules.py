@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a schedule may say: for every operation its kinds of kernels, and for every kind its entries.
+
+This is the one place for it. The verifier, ``select-kv-schedule``, ``kv.ops``, ``kvarn tune`` and the documentation ask
+:func:`why_unsupported` or read the declarations. The more the caller knows (the target, the kind, the case that a
+kernel is compiled for), the more is checked. A sentence continues "the schedule's": "tile must be 16, 32, 64 or 128,
+got 24".
+
+A new kind of kernel is a :class:`Kind` here, and its name in the operations that have it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MOST = (1 << 31) - 1  # of an integer in a kernel
+Values = Mapping[str, Any]
+# (case, target, entries) -> what is wrong, or None. The case is what the kind's kernel is specialised for.
+Rule = Callable[[Any, Any, Values], "str | None"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a schedule.
+
+    Attributes
+    ----------
+    name : str
+    doc : str
+        One sentence for who sets it.
+    default : str
+        What holds without it, in words.
+    type : type
+        int, bool (0 and 1 are taken too) or str.
+    least, most, step : int
+        Bounds of an integer, and what it is a multiple of.
+    choices : tuple
+        The legal values, where they are few.
+    limit : callable, optional
+        ``limit(case)``: (the values that a case allows besides, why these); None where all are.
+    """
+
+    name: str
+    doc: str
+    default: str
+    type: type = int
+    least: int = 1
+    most: int = MOST
+    step: int = 1
+    choices: tuple[Any, ...] = ()
+    limit: Callable[[Any], tuple[tuple[int, ...], str] | None] | None = None
+
+    @property
+    def legal(self) -> str:
+        """The legal values in words."""
+        if self.type is bool:
+            return "true or false"
+        if self.choices:
+            return _one_of(self.choices)
+        if self.step > 1:
+            return f"a multiple of {self.step} from {self.least} to {self.most}"
+        return f"an integer of {self.least} or more" if self.most == MOST else f"in [{self.least}, {self.most}]"
+
+    def why_not(self, value: Any) -> str | None:
+        """Why a value is not legal in any case; None when it is in some."""
+        if self.type is bool:
+            right = isinstance(value, int) and value in (0, 1)
+        elif self.choices:
+            right = type(value) is self.type and value in self.choices
+        else:
+            right = type(value) is int and self.least <= value <= self.most and value % self.step == 0
+        return None if right else f"{self.name} must be {self.legal}, got {value!r}"
+
+    def why_not_here(self, value: Any, case: Any) -> str | None:
+        """Why a value that is legal in some case is not in this one; None when it is."""
+        limits = self.limit(case) if self.limit is not None else None
+        if limits is None or value in limits[0]:
+            return None
+        return f"{self.name} must be {_one_of(limits[0])}{limits[1]}, got {value!r}"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of kernel.
+
+    Attributes
+    ----------
+    name : str
+        The schedule's ``kind``.
+    doc : str
+        What the kernel does, in one clause.
+    entries : tuple of Entry
+        Those that this kind has besides the operation's.
+    on_host : bool
+        Whether it runs on the host target, and there only.
+    rules : tuple of callable
+        ``rule(entries)``: what is wrong with entries together, in any case; None for nothing.
+    fits : callable, optional
+        What is wrong with the entries together in one case.
+    """
+
+    name: str
+    doc: str
+    entries: tuple[Entry, ...] = ()
+    on_host: bool = False
+    rules: tuple[Callable[[Values], str | None], ...] = ()
+    fits: Rule | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(entry.name for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The kinds of kernels of an operation, and the entries that all of them have.
+
+    ``choice`` says whether ``kind`` is an entry of its own.
+    """
+
+    kinds: tuple[Kind, ...]
+    entries: tuple[Entry, ...] = ()
+    choice: bool = True
+
+    def kind(self, name: str) -> Kind:
+        return next(kind for kind in self.kinds if kind.name == name)
+
+    def names(self, kind: Kind) -> tuple[str, ...]:
+        """Names of all entries that a schedule of a kind may have."""
+        return (*(("kind",) if self.choice else ()), *(entry.name for entry in self.entries), *kind.names)
+
+    def entries_of(self, kind: Kind) -> dict[str, Entry]:
+        return {entry.name: entry for entry in (*self.entries, *kind.entries)}
+
+
+# --- the one question ------------------------------------------------------------------------------
+
+
+def why_unsupported(
+    operation: str, schedule: Any, target: Any = None, kind: str | None = None, case: Any = None
+) -> str | None:
+    """Why a schedule of an operation is not legal, a sentence that continues "the schedule's"; None when it is.
+
+    Parameters
+    ----------
+    operation : str
+        Such as ``"kv.attention"``.
+    schedule : mapping
+        Entries as Python values.
+    target : Target, optional
+        Without it, what some target takes is legal.
+    kind : str, optional
+        The kind of kernel that was chosen. Without it, what some kind takes is legal.
+    case : optional
+        What the kernel is specialised for, as the kind's rules read it (decode: its ``Config``); with kind and target.
+    """
+    if operation not in OPERATIONS:  # of another package: its expansion says what it takes
+        return None
+    declared = OPERATIONS[operation]
+    if not isinstance(schedule, Mapping):
+        return f"entries must be given as a mapping from names to values, got {type(schedule).__name__}"
+    for name in schedule:
+        if not isinstance(name, str):
+            return f"entries must be named by strings, got {name!r}"
+    here = [k for k in declared.kinds if target is None or k.on_host == target.is_host]
+    if declared.choice and "kind" in schedule:
+        problem = _why_not_kind(declared, schedule["kind"], target, here)
+        if problem is not None:
+            return problem
+        kind = kind or schedule["kind"]
+    wanted = [declared.kind(kind)] if kind is not None else here
+    known = dict.fromkeys(name for k in declared.kinds for name in declared.names(k))
+    for name in schedule:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            return f"entry {name!r} is unknown: {_what_has(declared, wanted)}{hint}"
+    problems = [_why_not_of(declared, k, schedule) for k in wanted]
+    if None not in problems:
+        # The kind that has most of the entries is the one that was meant.
+        shared = [sum(name in declared.names(k) for name in schedule) for k in wanted]
+        return problems[shared.index(max(shared))]
+    if case is None:
+        return None
+    found = declared.kind(kind or wanted[0].name)
+    entries = declared.entries_of(found)
+    for name, value in schedule.items():
+        problem = entries[name].why_not_here(value, case) if name in entries else None
+        if problem is not None:
+            return problem
+    return found.fits(case, target, schedule) if found.fits is not None else None
+
+
+def _why_not_kind(declared: Operation, name: Any, target: Any, here: list[Kind]) -> str | None:
+    if name in [k.name for k in here]:
+        return None
+    if target is not None and any(name == k.name for o in OPERATIONS.values() for k in o.kinds):
+        return f"kind must be {_one_of([k.name for k in here])} on {target.name}, got {name!r}"
+    return f"kind must be one of {', '.join(k.name for k in declared.kinds)}, got {name!r}"
+
+
+def _why_not_of(declared: Operation, kind: Kind, schedule: Values) -> str | None:
+    """Why entries are not those of a kind, whatever the case."""
+    names, entries = declared.names(kind), declared.entries_of(kind)
+    for name in schedule:
+        if name not in names:
+            others = _one_of(k.name for k in declared.kinds if name in k.names)
+            return f"entry {name!r} is of kernels of kind {others}: {_what_has(declared, [kind])}"
+    for name, value in schedule.items():
+        problem = entries[name].why_not(value) if name in entries else None
+        if problem is not None:
+            return problem
+    return next((problem for rule in kind.rules if (problem := rule(schedule)) is not None), None)
+
+
+def _what_has(declared: Operation, kinds: list[Kind]) -> str:
+    """Which entries are legal for one of some kinds."""
+    names = dict.fromkeys(name for kind in kinds for name in declared.names(kind))
+    who = f"a {kinds[0].name} kernel of this operation has" if len(kinds) == 1 else "kernels of this operation have"
+    return f"{who} {', '.join(names) if names else 'none'}"
+
+
+def _one_of(values: Iterable[Any]) -> str:
+    """``"1, 2 or 4"``."""
+    *most, last = [str(v) for v in values]
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+# --- entries ---------------------------------------------------------------------------------------
+
+# What the caller knows of its batches, and promises: every kernel takes it.
+MAX_QUERIES = Entry(
+    "max_queries",
+    "No sequence has more new tokens: promised by the caller. Few of them are a decode.",
+    "the collection's `max_seq_length`, rounded up, when it is 16 or less; else no bound",
+)
+MAX_BATCH = Entry(
+    "max_batch", "There are no more sequences.", "those of the collection, rounded up, on a GPU; else 1024"
+)
+BATCH_INVARIANT = Entry(
+    "batch_invariant",
+    "A sequence's result does not depend, bit for bit, on what else is in the batch: kept by the kernel, or refused.",
+    "false",
+    bool,
+)
+EARLY = Entry(
+    "early",
+    "The kernel before writes no cached token, no length and no table: promised by the caller. A decode on a "
+    "target with programmatic launches may then read those while that kernel ends; nothing else changes.",
+    "false",
+    bool,
+)
+THREADS = Entry(
+    "threads", "Threads of a block.", "256; 128 for `gather`", least=32, most=1024, step=32
+)  # fmt: skip
+
+
+def _warps_of(case: Any) -> tuple[tuple[int, ...], str]:
+    """A warp has up to 16 query rows of one KV head; blocks of a range share all of them evenly."""
+    total = case.work_heads
+    legal = tuple(n for n in range(1, min(total, WARPS.most) + 1) if total % n == 0)
+    return legal, f", a divisor of the {total} warps that have a token's query rows"
+
+
+def _tiles_of(case: Any) -> tuple[tuple[int, ...], str] | None:
+    """The lanes of a warp look up a tile's pages, one each."""
+    if not case.spec.paged:
+        return None
+    most = 32 * case.spec.page_size
+    return tuple(n for n in TILE.choices if n <= most), f", at most 32 pages of {case.spec.page_size} tokens"
+
+
+WARPS = Entry(
+    "warps",
+    "Warps of a block, each with up to 16 query rows of a KV head.",
+    "the most of 4, 3, 2 and 1 that divide the warps of a token's query rows",
+    most=32,
+    limit=_warps_of,
+)
+STAGES = Entry(
+    "stages", "Tiles that a warp has in shared memory, all but one of them in flight.", "2", least=2, most=16
+)
+TILE = Entry(
+    "tile",
+    "Tokens that a warp takes at a time.",
+    "what 4 KiB of keys are, from 16 tokens to 64",
+    choices=(16, 32, 64, 128),
+    limit=_tiles_of,
+)
+BLOCKS = Entry(
+    "blocks", "Blocks of a multiprocessor for which the batch is cut.", "what keeps 4 or 8 warps busy", most=32
+)
+MIN_TILES = Entry("min_tiles", "Tiles that a partition of the keys has at least.", "4; 2 for one sequence")
+COMBINE = Entry(
+    "combine",
+    "Warps of a block of the kernel that combines partial results; 0: the last decode block to arrive combines them.",
+    "16 for up to 4 sequences, else 0",
+    least=0,
+    most=32,
+)
+SPLIT = Entry(
+    "split",
+    "Tokens of a sequence's longest split, which then depends on its own length alone; 0: the batch is cut evenly.",
+    "0; 512 with `batch_invariant`",
+    least=0,
+)
+ROWS = Entry(
+    "rows", "Query rows (tokens times the group) of a block: 64 for each warpgroup that multiplies.",
+    "128; 192 for heads of up to 64",
+    choices=(64, 128, 192),
+)  # fmt: skip
+KEYS = Entry("keys", "Keys of a tile.", "the most up to 128 that fit", least=16, most=256, step=16)
+TILE_STAGES = Entry("stages", "Tiles of keys, and of values, in shared memory.", "2; 3 for heads of up to 64", most=8)
+PRODUCER = Entry("producer", "Whether a warpgroup of its own copies (`specialize-kv-warps`).", "true", bool)
+OVERLAP = Entry(
+    "overlap", "Whether the products of one tile are under way during the softmax of the next (`pipeline-kv-loops`).",
+    "true", bool,
+)  # fmt: skip
+PING_PONG = Entry("ping_pong", "Whether two warpgroups start their products by turns.", "false", bool)
+PERSISTENT = Entry(
+    "persistent",
+    "Whether there is a block a multiprocessor that takes tile after tile, or a block a tile.",
+    "true",
+    bool,
+)
+SPLITS = Entry("splits", "Blocks that share the keys of 64 query rows.", "what fills the device, up to 16", most=64)
+
+
+def _invariant_splits(schedule: Values) -> str | None:
+    if schedule.get("batch_invariant") and schedule.get("split", 1) < 1:
+        return "batch_invariant needs fixed splits of at least one token, got split = 0"
+    return None
+
+
+def _invariant_latent(schedule: Values) -> str | None:
+    if schedule.get("batch_invariant") and "splits" not in schedule:
+        return (
+            "batch_invariant cannot be kept by a latent kernel whose number of splits follows the batch: give splits, "
+            "or kind simt"
+        )
+    return None
+
+
+def _decode_fits(case: Any, target: Any, schedule: Values) -> str | None:
+    """Whether some choice of the entries that are not given fits the target's shared memory."""
+    least, what = case.least_bytes(schedule)
+    if least <= target.shared_bytes:
+        return None
+    return (
+        f"{what} must fit {target.shared_bytes} bytes of shared memory, got {least}: choose fewer stages, a smaller "
+        "tile or fewer warps"
+    )
+
+
+# --- kinds -----------------------------------------------------------------------------------------
+
+HOST = Kind("host", "tiles of up to 16 query rows as vector loops, on the host", on_host=True)
+ROWS_HOST = Kind("host", "one thread a query row and head, on the host", on_host=True)
+SIMT = Kind("simt", "a warp a query row and head; takes every case, on every GPU")
+PREFILL = Kind("prefill", "tiles of 64 or 128 query rows on the tensor cores")
+TILED = Kind(
+    "tile",
+    "tiles by wgmma and TMA, overlapped by passes",
+    (ROWS, KEYS, TILE_STAGES, PRODUCER, OVERLAP, PING_PONG, PERSISTENT),
+)
+DECODE = Kind(
+    "decode",
+    "few query rows a sequence, at the rate of the memory",
+    (WARPS, STAGES, TILE, BLOCKS, MIN_TILES, COMBINE, SPLIT),
+    rules=(_invariant_splits,),
+    fits=_decode_fits,
+)
+LATENT = Kind(
+    "latent", "64 query rows of latent keys a block on the tensor cores", (SPLITS,), rules=(_invariant_latent,)
+)
+PLAIN_HOST = Kind("host", "one thread a token", on_host=True)
+PLAIN = Kind("simt", "the threads of a block share tokens", (THREADS,))
+FIXED = Kind("simt", "a division of the work that nothing changes")
+
+# --- operations ------------------------------------------------------------------------------------
+
+_PROMISES = (MAX_QUERIES, MAX_BATCH, BATCH_INVARIANT, EARLY)
+_THREADED = Operation((PLAIN_HOST, PLAIN), choice=False)
+_FIXED = Operation((PLAIN_HOST, FIXED), choice=False)
+
+OPERATIONS: dict[str, Operation] = {
+    **dict.fromkeys(
+        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, PREFILL, TILED, DECODE), _PROMISES)
+    ),
+    "kv.operand_attention": Operation((HOST, SIMT, PREFILL, TILED), _PROMISES),
+    "kv.mla_attention": Operation((ROWS_HOST, SIMT, LATENT), _PROMISES),
+    "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT), _PROMISES),
+    **dict.fromkeys(
+        (
+            "kv.append", "kv.store_ragged", "kv.store_padded", "kv.rope_append", "kv.rope", "kv.rope_padded",
+            "kv.qk_norm", "kv.rms_norm", "kv.gather", "kv.convert", "kv.radd", "kv.iadd_2m", "kv.sliced_add",
+            "kv.merge_ragged", "kv.merge_attention",
+        ),
+        _THREADED,
+    ),
+    **dict.fromkeys(
+        (
+            "kv.copy_pages", "kv.transfer_pages", "kv.cache_row_offsets", "kv.increment_cache_lengths",
+            "kv.remap_sparse_indices", "kv.mla_prefill_plan", "kv.mla_decompress", "kv.shift_tokens",
+        ),
+        _FIXED,
+    ),
+}  # fmt: skip

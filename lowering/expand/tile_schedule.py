@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Schedules of attention over tiles: what is legal for a case, what is chosen, and how it is launched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+
+from kvarn.dialect.dtypes import bf16, f16
+from kvarn.dialect.layout import RAGGED
+from kvarn.dialect.ops.attention import arrays_of
+from kvarn.dialect.schedules import TILED
+from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.lowering.target import Target
+
+from .attention_common import Case
+from .attention_queries import tiles_of
+from .base import Expansion
+
+SWIZZLE = 128
+BARRIER_BYTES = 1024  # more than all barriers of a block take
+# Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
+MOST_REGISTERS = {1: 208, 2: 208, 3: 128}
+NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
+GROUP_ROWS = 64  # query rows of a consumer warpgroup
+BOX_ROWS = 64  # most rows of a TMA box
+ATOM_ROWS = 8  # a box that is no multiple of the swizzle's period cannot be one of several
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """A case with the entries of its schedule.
+
+    Attributes
+    ----------
+    rows, keys : int
+        Query rows of a block, and keys of a tile.
+    stages : int
+        Tiles of keys, and of values, in shared memory.
+    producer, overlap, ping_pong, persistent : bool
+        As the schedule's entries.
+    """
+
+    case: Case
+    rows: int = 128
+    keys: int = 128
+    stages: int = 2
+    producer: bool = True
+    overlap: bool = True
+    ping_pong: bool = False
+    persistent: bool = True
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return self.rows // GROUP_ROWS
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + self.producer)
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread for one tile's scores and weights, and for the sums."""
+        return self.keys // 2 + self.keys // 4 + self.case.value_size // 2
+
+    @property
+    def shared_bytes(self) -> int:
+        query = SharedLayout(self.rows, self.case.size, 2, SWIZZLE).bytes
+        keys = SharedLayout(self.keys, self.case.size, 2, SWIZZLE, self.stages).bytes
+        values = SharedLayout(self.keys, self.case.value_size, 2, SWIZZLE, self.stages).bytes
+        return query + keys + values + BARRIER_BYTES
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of a page that one TMA copy brings."""
+        if not self.case.spec.paged:
+            return math.gcd(self.keys, BOX_ROWS)
+        return math.gcd(self.case.spec.page_size, self.keys, BOX_ROWS)
+
+    def entries(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in TILED.names}
+
+
+def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
+    """Why the kernel does not take a case, one sentence each; empty when it does."""
+    spec, found = case.spec, []
+    if not target.has("wgmma"):
+        return [f"needs a GPU with wgmma, got {target.name}"]
+    if case.query not in (bf16, f16) or case.out is not case.query:
+        found.append(f"needs a query and an output of bf16 or f16, got {case.query.name} and {case.out.name}")
+    if spec.dtype is not case.query and spec.dtype.bits != 8:
+        found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
+    if spec.is_mla or case.rope:
+        found.append("needs a collection with values, got an MLA one")
+    if spec.head_size % 16 or not 16 <= spec.head_size <= 256:
+        found.append(f"needs a head size of a multiple of 16 up to 256, got {spec.head_size}")
+    if row_alignment < 16:
+        found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
+    return found
+
+
+def why_not(config: TileConfig, target: Target) -> str | None:
+    """Why a case cannot have some entries; None when it can."""
+    if config.shared_bytes > target.shared_bytes:
+        return (
+            f"tiles must fit {target.shared_bytes} bytes of shared memory, got {config.shared_bytes} for rows = "
+            f"{config.rows}, keys = {config.keys}, stages = {config.stages}"
+        )
+    most = MOST_REGISTERS[config.consumers]
+    if config.registers > most:
+        return (
+            f"scores and sums must fit {most} registers of a thread with rows = {config.rows}, got {config.registers} "
+            f"for keys = {config.keys} and values of {config.case.value_size} columns"
+        )
+    if config.ping_pong and config.consumers != 2:
+        return f"ping_pong takes turns between two warpgroups: rows must be {2 * GROUP_ROWS}, got {config.rows}"
+    return None
+
+
+def chosen(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileConfig:
+    """The entries that are given, and for the others the widest tiles that fit.
+
+    Raises
+    ------
+    ValueError
+        If what is given does not fit.
+    """
+    given = {name: schedule[name] for name in TILED.names if name in schedule}
+    wide = {"rows": 192, "stages": 3} if max(case.size, case.value_size) <= NARROW else {}
+    problem = None
+    for keys in range(128, 0, -16):
+        config = TileConfig(case, **{"keys": keys, **wide, **given})
+        problem = why_not(config, target)
+        if problem is None or "keys" in given:
+            break
+    if problem is not None:
+        raise ValueError(f"the schedule's {problem}")
+    return config
+
+
+def launch(config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | None], source: tuple[Any, ...]) -> None:
+    """Launch the kernel; ``source`` is (keys, values, layer), the collection twice where they are its."""
+    from .attention_tiles import attention_kernel
+
+    case = config.case
+    schedule = {"consumers": config.consumers, **config.entries()}
+    kernel = attention_kernel(case, config.rows, config.keys, config.threads, {"min_blocks": 1})
+    tiles = tiles_of(op, at, case.group, config.rows)
+    blocks = tiles * case.spec.num_heads
+    if config.persistent:
+        blocks = blocks.least(at.device("multiprocessors"))
+    args = [*args, tiles, *descriptors(config, at, *source), *arrays_of(op)]
+    at.launch(kernel, args, (blocks, 1, 1), (config.threads, 1, 1), key=config, attributes={"kv.schedule": schedule})
+
+
+def descriptors(config: TileConfig, at: Expansion, keys: ir.Value, values: ir.Value, layer: Any) -> list[Any]:
+    """Tensor maps of keys and values; None where copies by TMA cannot be."""
+    spec, rows = config.case.spec, config.box_rows
+    stored = spec.dtype is config.case.query and not spec.quantized
+    boxes = config.keys // rows
+    if not stored or spec.kind == RAGGED or (rows % ATOM_ROWS and boxes > 1) or boxes > 32:
+        return [None, None]
+    found = []
+    for handle, half in ((keys, "key"), (values, "value")):
+        if at.why_no_tensor_map(handle, rows=rows) is not None:
+            return [None, None]
+        whose = {} if layer is None else {"layer": layer, "half": half}
+        found.append(at.tensor_map(handle, rows=rows, **whose))
+    return found

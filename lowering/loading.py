@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Passes of users' files: ``kv-opt --load-pass=FILE.py``, ``kvarn compile --load-pass FILE.py``."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import kvarn.lowering as registry
+
+from .pass_base import Pass, as_pass
+from .textual import PipelineError, Step
+
+_MODULE = "kvarn_user_pass_"  # what the module of a file is called, before its stem
+
+
+def load_passes(path: str | Path) -> list[Pass]:
+    """Register the passes of a Python file: its ``run``, and every function that it decorates with ``kv_pass``.
+
+    ``run`` is named by the file's stem with ``-`` for ``_``, another function by its own name. A file that is loaded
+    again takes the place of what it was. Raises :class:`PipelineError`.
+    """
+    path = Path(path)
+    if not re.fullmatch(r"[A-Za-z]\w*", path.stem.replace("-", "_")):
+        raise PipelineError(f"--load-pass: a pass file's stem must be a name such as count_loads, got {path.stem!r}")
+    loaded = _import(path)
+    functions = [
+        f for f in vars(loaded).values() if hasattr(f, "kv_pass") and getattr(f, "__module__", "") == loaded.__name__
+    ]
+    run = getattr(loaded, "run", None)
+    if callable(run) and run not in functions:
+        functions.append(run)
+    if not functions:
+        raise PipelineError(
+            f"--load-pass: {path} must define run(module) or run(module, pass_), or functions decorated with kv_pass"
+        )
+    try:
+        return [registry.register(as_pass(f, path.stem.replace("_", "-") if f is run else "")) for f in functions]
+    except (ValueError, TypeError) as error:
+        raise PipelineError(f"--load-pass: {path}: {error}") from None
+
+
+def flags(steps: Iterable[Step]) -> str:
+    """The command-line flags that load the files of a pipeline's passes: `` --load-pass=FILE.py``, or nothing."""
+    functions = [step.kv.function for step in steps if step.kv is not None]
+    files = [f.__code__.co_filename for f in functions if getattr(f, "__module__", "").startswith(_MODULE)]
+    return "".join(f" --load-pass={file}" for file in dict.fromkeys(files))
+
+
+def _import(path: Path) -> Any:
+    name = _MODULE + path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise PipelineError(f"--load-pass: expected a Python file, got {path}")
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[name] = loaded  # for dataclasses and inspect, which look a class's module up by name
+    try:
+        spec.loader.exec_module(loaded)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise PipelineError(
+            f"--load-pass: {path} cannot be run: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        ) from error
+    return loaded

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What an op of a kernel may write: from what kv ops declare, and from what is known of MLIR's own dialects.
+
+An op of another dialect, and a kv op without declared effects, that has a handle, a buffer or a pointer into device
+memory among its operands may write all that there is: nothing is known of it. So may a call, and a store through a
+pointer, which may lead into any cache or buffer. Inline assembly is taken at its text's word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlir import ir
+
+from kvarn.dialect import effects, types
+from kvarn.dialect.effects import CACHE, ELEMENTS, MEMORY, SCALES, WRITE
+from kvarn.dialect.verify import ANY_HANDLE
+
+# Ops of MLIR that write memory, and the operand that says where.
+_BUFFER_WRITES = {
+    "memref.store": 1, "memref.atomic_rmw": 1, "memref.generic_atomic_rmw": 0, "memref.copy": 1, "vector.store": 1,
+    "vector.maskedstore": 0, "vector.scatter": 0, "vector.compressstore": 0, "vector.transfer_write": 1,
+}  # fmt: skip
+_POINTER_WRITES = {
+    "llvm.store": 1, "llvm.atomicrmw": 0, "llvm.cmpxchg": 0, "llvm.intr.memcpy": 0, "llvm.intr.memmove": 0,
+    "llvm.intr.memset": 0, "llvm.intr.masked.store": 1, "llvm.intr.masked.scatter": 1,
+    "llvm.intr.masked.compressstore": 1,
+}  # fmt: skip
+_CALLS = ("func.call", "func.call_indirect", "llvm.call", "llvm.invoke", "llvm.call_intrinsic")
+_ASSEMBLY = "llvm.inline_asm"
+# Stores and atomics on memory that is not shared, and bulk copies out of shared memory.
+_ASSEMBLY_WRITES = re.compile(r"\b(?:st|red|atom|multimem)\.(?!\S*shared)|\.global\.shared|\breduce\.async")
+_NVVM_WRITES = (".global.shared", ".reduce")
+# Dialects of which every other op writes nothing but, at most, shared memory.
+_KNOWN = frozenset({
+    "affine", "arith", "builtin", "cf", "complex", "func", "gpu", "index", "llvm", "math", "memref", "nvgpu", "nvvm",
+    "scf", "ub", "vector",
+})  # fmt: skip
+
+_HANDLES = (*ANY_HANDLE, "tma")
+
+
+@dataclass(frozen=True)
+class Writes:
+    """What an op may write: handles whose ``elements`` or ``scales`` it writes, ``buffers``, or ``everything``."""
+
+    everything: bool = False
+    elements: tuple[ir.Value, ...] = ()
+    scales: tuple[ir.Value, ...] = ()
+    buffers: tuple[ir.Value, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.everything or self.elements or self.scales or self.buffers)
+
+
+def may_write(name: str) -> bool:
+    """Whether an op of this name may write: what `writes` is to be asked of."""
+    if name in _BUFFER_WRITES or name in _POINTER_WRITES or name in _CALLS or name == _ASSEMBLY:
+        return True
+    dialect = name.partition(".")[0]
+    if dialect == "nvvm":
+        return any(mark in name for mark in _NVVM_WRITES)
+    if dialect in _KNOWN:
+        return False
+    found = effects.class_of(name)
+    declared = None if found is None else effects.of_class(found)
+    return declared is None or any(e.kind == WRITE for e in declared.effects)
+
+
+def writes(op: ir.Operation) -> Writes:
+    """What an op writes, as far as it can be told."""
+    name, operands = op.name, list(op.operands)
+    if name in _BUFFER_WRITES:
+        target = operands[_BUFFER_WRITES[name]]
+        return Writes(buffers=(target,) if isinstance(target.type, ir.MemRefType) else ())  # else it is of a tensor
+    if name in _POINTER_WRITES:
+        return Writes(everything=_is_device_pointer(operands[_POINTER_WRITES[name]]))
+    if name == _ASSEMBLY:
+        return Writes(everything=_ASSEMBLY_WRITES.search(ir.StringAttr(op.attributes["asm_string"]).value) is not None)
+    found = effects.class_of(name)
+    declared = None if found is None else effects.of_class(found)
+    if declared is None:
+        return Writes(everything=any(map(_reaches_memory, operands)))
+    resources: dict[str, list[ir.Value]] = {CACHE: [], ELEMENTS: [], SCALES: [], MEMORY: []}
+    everything = False
+    for effect in declared.effects:
+        if effect.kind != WRITE:
+            continue
+        targets = _targets(op, effect)
+        resources[effect.resource] += targets
+        # A cache that is not among the operands: it is behind a descriptor, or a pointer.
+        everything |= effect.resource != MEMORY and not any(map(_is_handle, targets))
+        everything |= effect.resource == MEMORY and any(map(_is_device_pointer, targets))
+    return Writes(
+        everything,
+        tuple(v for v in (*resources[CACHE], *resources[ELEMENTS]) if _is_handle(v)),
+        tuple(v for v in (*resources[CACHE], *resources[SCALES]) if _is_handle(v)),
+        tuple(v for v in resources[MEMORY] if isinstance(v.type, ir.MemRefType)),
+    )
+
+
+def _targets(op: ir.Operation, effect: effects.Effect) -> Sequence[ir.Value]:
+    """The operands that an effect acts on: the one that it names, else all."""
+    if effect.operand is None:
+        return list(op.operands)
+    found = getattr(op.opview, effect.operand)
+    return [] if found is None else list(found) if isinstance(found, list) else [found]
+
+
+def exposes(name: str) -> bool:
+    """Whether an op of this name may write, or gives an address that may be written through."""
+    return effects.has(name, effects.GivesAddress) or may_write(name)
+
+
+def exposed(op: ir.Operation) -> list[ir.Value]:
+    """The handles and buffers that an op may write, or through an address that it gives may be written."""
+    if effects.has(op.name, effects.GivesAddress):
+        return [op.operands[0]]
+    if not may_write(op.name):
+        return []
+    found = writes(op)
+    seen = list(op.operands) if found.everything else [*found.elements, *found.scales, *found.buffers]
+    return [v for v in seen if isinstance(v.type, ir.MemRefType) or types.type_name(v.type) in _HANDLES]
+
+
+def _is_handle(value: ir.Value) -> bool:
+    return types.type_name(value.type) in ANY_HANDLE
+
+
+def _is_device_pointer(value: ir.Value) -> bool:
+    text = str(value.type)
+    return text.startswith("!llvm.ptr") and text not in (
+        "!llvm.ptr<3>",
+        "!llvm.ptr<7>",
+    )  # shared: a block's, a cluster's
+
+
+def _reaches_memory(value: ir.Value) -> bool:
+    return (
+        isinstance(value.type, (ir.MemRefType, ir.UnrankedMemRefType))
+        or types.type_name(value.type) in _HANDLES
+        or _is_device_pointer(value)
+    )

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Functions of positions that attention is given: their names in the IR, and the arrays as they see them.
+
+An op names a function by a string, ``name@digest``; the function itself is kept here. The digest stands for its code
+and for all that it closes over, so that equal strings are equal functions, in the compile cache too. IR with such a
+name can be parsed, printed and verified anywhere, and expanded where the function was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn.dialect.dtypes import i32
+from kvarn.dialect.ops.attention import is_function
+
+from . import math as kv_math
+from . import values as v
+from .memory import Buffer, Shape
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A function under its name.
+
+    Attributes
+    ----------
+    function : callable
+        As the front end traces it.
+    arrays : int
+        Arrays that it takes after the positions.
+    first : callable or None
+        Of a mask: the first key that a query may see.
+    portable : bool
+        Whether the name means the same in another process.
+    """
+
+    function: Callable[..., Any]
+    arrays: int
+    first: Callable[[Any], Any] | None = None
+    portable: bool = True
+
+
+_registered: dict[str, Registered] = {}
+
+
+def register(name: str, what: Registered) -> None:
+    """Keep a function under its name."""
+    if not is_function(name):
+        raise ValueError(f"the name of a function must be NAME@DIGEST, got {name!r}")
+    _registered[name] = what
+
+
+def registered(name: str) -> Registered:
+    """The function of a name.
+
+    Raises
+    ------
+    ValueError
+        If no function was registered under it in this process.
+    """
+    if name not in _registered:
+        raise ValueError(
+            f"function {name!r} must have been given to an operation in this process, got a name only: the IR does not "
+            "hold the function; call the operation with it, or load a file that does with --load-pass"
+        )
+    return _registered[name]
+
+
+def are_portable(attributes: Iterable[Any]) -> bool:
+    """Whether all functions that attributes name mean the same in another process."""
+    return all(_registered[a].portable for a in attributes if isinstance(a, str) and a in _registered)
+
+
+class Array:
+    """An array that a function of positions reads: ``a[i, j]`` with scalars and tiles that broadcast.
+
+    Indices are brought into the array, as ``numpy.clip`` would: a function is also asked about positions that there
+    are not, whose keys are not seen.
+    """
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+
+    @property
+    def dtype(self) -> Any:
+        return self._buffer.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self._buffer.rank
+
+    @property
+    def shape(self) -> Shape:
+        """Extents, as i32 values."""
+        return self._buffer.shape
+
+    def __getitem__(self, index: Any) -> Any:
+        index = index if isinstance(index, tuple) else (index,)
+        if len(index) != self.ndim:
+            raise TypeError(f"an array of {self.ndim} dimensions needs {self.ndim} indices, got {len(index)}")
+        return self._buffer[tuple(self._inside(i, d) for d, i in enumerate(index))]
+
+    def _inside(self, index: Any, dimension: int) -> Any:
+        index = v.plain(index)
+        if isinstance(index, bool) or not isinstance(index, (int, v.Numeric)):
+            raise TypeError(f"an index of an array must be an integer, got {v.describe(index)}")
+        if isinstance(index, v.Numeric):
+            if not index.dtype.is_integer:
+                raise TypeError(f"an index of an array must be an integer, got {v.describe(index)}: write ki32(...)")
+            if index.dtype is not i32:
+                index = v.cast(index, i32)
+        elif index < 0:
+            raise IndexError(f"an index of an array must not be negative, got {index}")
+        last = self.shape[dimension] - 1
+        inside = kv_math.min(index, last)
+        return inside if isinstance(index, int) or index.nonneg else kv_math.max(inside, 0)
+
+    def __iter__(self) -> Any:
+        raise TypeError("an array cannot be iterated: index it with positions")
+
+    def __repr__(self) -> str:
+        return f"<{self.dtype.name} array of {self.ndim} dimensions>"
+
+
+__all__ = ["Array", "Registered", "are_portable", "register", "registered"]

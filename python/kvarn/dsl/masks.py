@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention masks as functions of positions, ``kv.masks``: which keys a query sees.
+
+A mask is called with ``(b, h, q, k, *arrays)``: the sequence and the query head, absolute positions of queries and
+keys, and the arrays that were given beside it. Masks combine with ``&``, ``|`` and ``~``, with functions too; each part
+takes its own share of the arrays, in order.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from . import math as kv_math
+from .calls import func
+
+__all__ = ["Mask", "causal", "chunked", "chunked_causal", "sliding_window"]
+
+POSITIONS = ("b", "h", "q", "k")
+
+
+class Mask:
+    """A mask that combines with others: ``kv.masks.causal & document``, ``~kv.masks.Mask(hidden)``.
+
+    Parameters
+    ----------
+    function : callable
+        ``mask(b, h, q, k, *arrays) -> bool``, with a parameter an array.
+    first : callable, optional
+        ``first(q)``: no query at position q or later sees a key before it. What lies before may then be anything, pages
+        of others as well.
+
+    Attributes
+    ----------
+    arrays : int
+        Arrays that it takes.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], first: Callable[[Any], Any] | None = None, arrays: int | None = None
+    ) -> None:
+        self.function, self.first = function, first
+        self.arrays = array_count(function, POSITIONS) if arrays is None else arrays
+
+    def __call__(self, b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
+        return self.function(b, h, q, k, *arrays)
+
+    def __and__(self, other: Any) -> Mask:
+        return _both(self, _mask(other))
+
+    def __rand__(self, other: Any) -> Mask:
+        return _both(_mask(other), self)
+
+    def __or__(self, other: Any) -> Mask:
+        return _either(self, _mask(other))
+
+    def __ror__(self, other: Any) -> Mask:
+        return _either(_mask(other), self)
+
+    def __invert__(self) -> Mask:
+        one = self.function
+
+        @func
+        def inverted(b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
+            return ~one(b, h, q, k, *arrays)
+
+        return Mask(inverted, arrays=self.arrays)
+
+    def __repr__(self) -> str:
+        return f"<mask {getattr(self.function, '__name__', type(self.function).__name__)}>"
+
+
+def array_count(function: Callable[..., Any], leading: tuple[str, ...]) -> int:
+    """Arrays that a function takes after its leading parameters; TypeError for another signature."""
+    if not isinstance(function, types.FunctionType):
+        raise TypeError(f"a function of positions must be made by def or lambda, got a {type(function).__name__}")
+    code = function.__code__
+    count = code.co_argcount - len(leading)
+    if count < 0 or code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        name = function.__name__
+        raise TypeError(
+            f"{name} must have parameters ({', '.join(leading)}) and then one parameter an array, "
+            f"got {name}{inspect.signature(function)}"
+        )
+    return count
+
+
+def _mask(x: Any) -> Mask:
+    return x if isinstance(x, Mask) else Mask(x)
+
+
+def _both(a: Mask, b: Mask) -> Mask:
+    one, other, split = a.function, b.function, a.arrays
+
+    @func
+    def both(b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
+        return one(b, h, q, k, *arrays[:split]) & other(b, h, q, k, *arrays[split:])
+
+    firsts = [m.first for m in (a, b) if m.first is not None]
+    first = None if not firsts else firsts[0] if len(firsts) == 1 else lambda q: kv_math.max(*(f(q) for f in firsts))
+    return Mask(both, first, a.arrays + b.arrays)
+
+
+def _either(a: Mask, b: Mask) -> Mask:
+    one, other, split = a.function, b.function, a.arrays
+
+    @func
+    def either(b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
+        return one(b, h, q, k, *arrays[:split]) | other(b, h, q, k, *arrays[split:])
+
+    return Mask(either, arrays=a.arrays + b.arrays)
+
+
+# --- masks -----------------------------------------------------------------------------------------
+
+
+def _causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return k <= q
+
+
+causal = Mask(_causal)
+"""A query sees the keys up to its own position."""
+
+
+def sliding_window(size: int) -> Mask:
+    """A query sees itself and the ``size - 1`` keys before it."""
+    size = _positive(size, "sliding_window")
+
+    def window(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (k <= q) & (k > q - size)
+
+    return Mask(window, lambda q: q - (size - 1))
+
+
+def chunked(size: int) -> Mask:
+    """A query sees the keys of its own chunk of ``size`` positions."""
+    size = _positive(size, "chunked")
+
+    def chunk(b: Any, h: Any, q: Any, k: Any) -> Any:
+        first = (q // size) * size
+        return (k >= first) & (k < first + size)
+
+    return Mask(chunk, lambda q: (q // size) * size)
+
+
+def chunked_causal(size: int) -> Mask:
+    """A query sees the keys of its own chunk of ``size`` positions, up to its own."""
+    size = _positive(size, "chunked_causal")
+
+    def chunk(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (k <= q) & (k >= (q // size) * size)
+
+    return Mask(chunk, lambda q: (q // size) * size)
+
+
+def _positive(size: Any, name: str) -> int:
+    if isinstance(size, bool) or not hasattr(size, "__index__") or not 1 <= size.__index__() < 2**31:
+        raise ValueError(f"kv.masks.{name} takes a positive number of positions, an int of 31 bits, got {size!r}")
+    return size.__index__()

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Code from outside kvarn that compilations run - ops, rules, expansions, passes, patches - as digests for cache keys.
+
+A digest stands for what runs, not for names: a module's source and its functions' code (which differ when the file was
+edited after it was imported), what a function closes over, its defaults, and, where there is no source, as in a
+notebook, the globals that it reads. What cannot be digested keeps a compilation out of the disk cache, with a warning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import sys
+import types
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvarn.dialect.base import Kv
+from kvarn.lowering import expand, package_version
+from kvarn.lowering.pass_base import Pass
+from kvarn.lowering.pipeline import Insertion, Settings
+from kvarn.lowering.rewrite import Rules
+from kvarn.lowering.textual import Step
+
+# Where kernels are traced and lowered: what is patched there counts.
+_PATCHED = ("kvarn.dialect.", "kvarn.dsl.", "kvarn.lowering.")
+_OURS = frozenset({"kvarn", "mlir", "nanobind", "numpy", "ml_dtypes", "builtins", *sys.stdlib_module_names}) - {
+    "__main__"
+}
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), range)
+
+
+class _Undigestible(Exception):
+    """A value that has no digest that is the same in every process."""
+
+
+def is_outside(thing: Any) -> bool:
+    """Whether a function, a class or an object is of code that kvarn's own sources do not cover."""
+    return not _is_ours(_home(thing))
+
+
+@functools.cache
+def _is_ours(module: str | None) -> bool:
+    return not isinstance(module, str) or module.partition(".")[0] in _OURS
+
+
+def _home(thing: Any) -> str | None:
+    """The module that a thing's code is of; of an object that wraps a function, that of the function."""
+    # A function's __module__ is what functools.wraps copies.
+    if type(thing) is types.FunctionType:
+        return thing.__globals__.get("__name__")
+    if isinstance(thing, type):
+        return thing.__module__
+    inner = _wrapped(thing)
+    return type(thing).__module__ if inner is None else _home(inner)
+
+
+def _wrapped(thing: Any) -> Any:
+    """The function that a method, a partial, a cached function or a kernel wraps; None for anything else."""
+    for name in ("__func__", "__wrapped__", "func", "function", "fget"):
+        inner = getattr(thing, name, None)
+        if isinstance(inner, types.FunctionType):
+            return inner
+    return None
+
+
+def registered() -> Iterator[tuple[str, Any]]:
+    """Op classes, rules and expansions from outside, and what stands in the place of kvarn's own, with its place."""
+    yield from ((c.OPERATION_NAME, c) for c in Kv.operations if is_outside(c))
+    yield from ((f"expansion of {n}", f) for n, f in expand.found().items() if is_outside(f))
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_PATCHED) and module is not None:
+            yield from _foreign(name, vars(module))
+
+
+# What values are that code cannot be behind.
+_INERT = frozenset(
+    {types.BuiltinFunctionType, types.ModuleType, str, int, float, bool, tuple, dict, frozenset, list, set}
+)
+
+
+def _foreign(module: str, members: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What is from outside in a module of kvarn, in its classes and in its tables of rules."""
+    # Whenever something is compiled, every value of every module passes here: it is written to be fast.
+    for name, v in list(members.items()):
+        kind = type(v)
+        if kind is types.FunctionType:
+            if not _is_ours(v.__globals__.get("__name__")):
+                yield f"{module}.{name}", v
+        elif kind in _INERT or name.startswith("__"):
+            continue
+        elif kind is Rules:
+            yield from ((f"{module}.{name}: {op}", f) for op, f in v.table.items() if is_outside(f))
+        elif isinstance(v, type) and v.__module__ == module:
+            for member, value in list(vars(v).items()):
+                if type(value) is types.FunctionType and is_outside(value):
+                    yield f"{module}.{name}.{member}", value
+        elif callable(v) and is_outside(v):
+            yield f"{module}.{name}", v
+
+
+def digest_of(things: Iterable[tuple[str, Any]]) -> str | None:
+    """A digest of code with its places, the same in every process; None, after a warning, when there is none."""
+    digester = _Digester()
+    try:
+        parts = sorted({f"{place}: {digester.value(thing)}" for place, thing in things})
+    except _Undigestible as problem:
+        _warn(str(problem))
+        return None
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest() if parts else ""
+
+
+@functools.cache
+def _warn(problem: str) -> None:
+    warnings.warn(
+        f"the compile cache is not used, since {problem}: put what passes, rules and expansions use into a module, or "
+        "into numbers, strings and functions",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def key(settings: Settings) -> dict[str, Any] | None:
+    """What settings and code from outside add to a key of the disk cache; None when it cannot be used."""
+    outside, inserted = digest_of(registered()), [_insertion(i) for i in settings.inserted]
+    if outside is None or any(digest is None for i in inserted for _, digest, _ in i[2]):
+        return None
+    return {"registered": outside, "inserted": inserted}
+
+
+def identity(settings: Settings) -> Any:
+    """What tells settings from others in this process; a pass without a digest is told by itself."""
+    inserted = tuple(
+        (beside, after, tuple((text, step.given if digest is None else digest) for text, digest, step in steps))
+        for beside, after, steps in ((i.beside, i.after, _steps(i)) for i in settings.inserted)
+    )
+    return tuple(sorted(settings.disable)), tuple(sorted(settings.options.items())), settings.check, inserted
+
+
+def _steps(insertion: Insertion) -> list[tuple[str, str | None, Step]]:
+    """The steps of an insertion: text, digest of the pass from outside, the step."""
+    found = []
+    for step in insertion.steps:
+        found.append((step.text, "" if step.kv is None else digest_of(_parts(step.kv)), step))
+    return found
+
+
+def _parts(found: Pass) -> list[tuple[str, Any]]:
+    parts = (("function", found.function), ("options", found.options_class))
+    return [(place, thing) for place, thing in parts if is_outside(thing)]
+
+
+def _insertion(insertion: Insertion) -> tuple[str, bool, list[tuple[str, str | None, str]]]:
+    steps = [(text, digest, package_version(step.name)) for text, digest, step in _steps(insertion)]
+    return insertion.beside, insertion.after, steps
+
+
+# --- digests -------------------------------------------------------------------------------------
+
+
+class _Digester:
+    """Digests of values, with what functions refer to; each function and module once."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, str] = {}
+        self.modules: dict[str, str] = {}
+
+    def value(self, v: Any) -> str:
+        """A text that is equal for equal values, in every process."""
+        if isinstance(v, _PLAIN):
+            return f"{type(v).__name__}:{v!r}"
+        if isinstance(v, (tuple, list)):
+            return f"{type(v).__name__}({','.join(map(self.value, v))})"
+        if isinstance(v, (set, frozenset)):
+            return f"set({','.join(sorted(map(self.value, v)))})"
+        if isinstance(v, Mapping):
+            return f"map({','.join(sorted(self.value(k) + '=' + self.value(x) for k, x in v.items()))})"
+        if isinstance(v, types.ModuleType):
+            return f"module:{v.__name__}" if _is_ours(v.__name__) else self.module(v.__name__)
+        if isinstance(v, property):
+            return self.value((v.fget, v.fset))
+        if isinstance(v, functools.partial):
+            return self.value((v.func, v.args, v.keywords))
+        if isinstance(v, types.MethodType):
+            return self.value((v.__func__, v.__self__))
+        if isinstance(v, (types.FunctionType, type)):
+            return self.definition(v)
+        if (inner := _wrapped(v)) is not None:
+            return f"{type(v).__qualname__}({self.value((inner, getattr(v, 'options', None)))})"
+        if isinstance(v, types.BuiltinFunctionType):
+            return f"builtin:{v.__module__}.{v.__qualname__}"
+        if dataclasses.is_dataclass(v):
+            return self.value((type(v), [getattr(v, f.name) for f in dataclasses.fields(v)]))
+        if type(v).__module__.startswith("kvarn."):
+            return f"{type(v).__qualname__}:{v!r}"
+        if callable(v) and is_outside(type(v)) and hasattr(v, "__dict__"):
+            return self.value((type(v), vars(v)))
+        raise _Undigestible(f"a {type(v).__name__} that they use has no digest")
+
+    def definition(self, v: Any) -> str:
+        """A function or class: by name when it is ours, else by its code and its module."""
+        home = _home(v)
+        name = f"{home}.{v.__qualname__}"
+        if _is_ours(home):
+            return f"named:{name}"
+        if id(v) in self.known:
+            return self.known[id(v)]
+        self.known[id(v)] = f"again:{name}"  # one that refers to itself
+        module = self.module(str(home))
+        if isinstance(v, type):
+            body = self.value([self.definition_of_member(n, m, bool(module)) for n, m in sorted(vars(v).items())])
+            body += self.value(v.__bases__)
+        else:
+            body = self.function(v, bool(module))
+        found = self.known[id(v)] = f"{name}[{_sha(body)}]{module}"
+        return found
+
+    def definition_of_member(self, name: str, member: Any, has_source: bool) -> str:
+        """A class's member; with the source at hand, what has no digest is in it."""
+        if name in ("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__firstlineno__"):
+            return name
+        try:
+            return f"{name}={self.value(member)}"
+        except _Undigestible:
+            if not has_source:
+                raise
+            return name
+
+    def function(self, f: types.FunctionType, has_source: bool) -> str:
+        parts = [_code(f.__code__), self.value(f.__defaults__), self.value(f.__kwdefaults__)]
+        for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
+            try:
+                parts.append(f"{name}={self.value(cell.cell_contents)}")
+            except ValueError:
+                parts.append(f"{name} unset")
+        if not has_source:
+            for name in sorted(names_of(f.__code__)):
+                if name in f.__globals__ and not name.startswith("__"):
+                    parts.append(f"{name}={self.value(f.__globals__[name])}")
+        return "\n".join(parts)
+
+    def module(self, name: str) -> str:
+        """The sources of a module and of what it uses of its package or folder, and the code of their functions.
+
+        "" for a module without source.
+        """
+        if name not in self.modules:
+            self.modules[name] = "".join(_module(n) for n in sorted(_together(name)))
+        return self.modules[name]
+
+
+def _file(name: str) -> Path | None:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return None if file is None or not file.endswith(".py") else Path(file)
+
+
+def _together(name: str) -> set[str]:
+    """A module and those of its package, or of its folder, that it refers to, and so on."""
+    first, top, found = _file(name), name.partition(".")[0], {name}
+    queue = [name]
+    while queue:
+        for v in list(vars(sys.modules.get(queue.pop(), object)).values()):
+            other = v.__name__ if isinstance(v, types.ModuleType) else getattr(v, "__module__", None)
+            if not isinstance(other, str) or other in found or _is_ours(other):
+                continue
+            file = _file(other)
+            near = file is not None and first is not None and file.is_relative_to(first.parent)
+            if near or other.partition(".")[0] == top:
+                found.add(other)
+                queue.append(other)
+    return found
+
+
+def _module(name: str) -> str:
+    module, file = sys.modules.get(name), _file(name)
+    if file is None or not file.is_file():
+        return ""
+    codes = [_code(v.__code__) for v in vars(module).values() if _defined_in(v, name)]
+    for cls in (v for v in vars(module).values() if isinstance(v, type) and v.__module__ == name):
+        codes += [_code(v.__code__) for v in vars(cls).values() if _defined_in(v, name)]
+    return f"{name}:{hashlib.sha256(file.read_bytes()).hexdigest()}:{_sha(''.join(codes))}"
+
+
+def _defined_in(v: Any, name: str) -> bool:
+    return isinstance(v, types.FunctionType) and v.__module__ == name
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _code(code: types.CodeType) -> str:
+    """The digest of code: what it does, not where it stands."""
+    consts = [_code(c) if isinstance(c, types.CodeType) else _constant(c) for c in code.co_consts]
+    parts: list[Any] = [code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, consts]
+    parts += [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_name]
+    return _sha(repr(parts))
+
+
+def _constant(c: Any) -> str:
+    return repr(sorted(map(_constant, c))) if isinstance(c, frozenset) else f"{type(c).__name__}:{c!r}"
+
+
+def names_of(code: types.CodeType) -> set[str]:
+    """Globals that code may read, with that of the functions in it."""
+    found = set(code.co_names)
+    for c in code.co_consts:
+        if isinstance(c, types.CodeType):
+            found |= names_of(c)
+    return found
+
+
+__all__ = ["digest_of", "identity", "is_outside", "key", "names_of", "registered"]

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Functions of positions that a call gives: what they are called in the IR, and the arrays beside them.
+
+Two functions share a name, and compiled code, only where nothing could tell them apart: their code, what they close
+over, defaults, and the numbers and functions that they read of their module. A name is found for every call, so that a
+lambda written in the call is known again, and a number that has changed is not missed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from kvarn import extensions
+from kvarn.dialect.ops.attention import ARRAY_ELEMENTS, ARRAYS
+from kvarn.dsl.calls import NATIVE_PACKAGES
+from kvarn.dsl.functions import Registered, register
+from kvarn.dsl.identity import identity
+from kvarn.dsl.masks import POSITIONS, Mask, array_count
+from kvarn.runtime.buffers import BufferView
+
+from . import checks
+
+ELEMENTS = (*ARRAY_ELEMENTS, "u32")  # the bits of an i32 are read
+LOCAL = "local"  # begins what stands for the digest of a function that has none
+
+_names: dict[Any, str] = {}
+_unshared = itertools.count()
+_globals_of: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
+
+
+def given(what: Any, role: str, title: str) -> tuple[str | None, tuple[Any, ...]]:
+    """The name of a function, or of a mask, and its arrays.
+
+    Parameters
+    ----------
+    what : None, str, function, or a tuple of a function and its arrays
+    role : {"score", "mask"}
+    title : str
+        What begins a message.
+    """
+    function, *arrays = what if isinstance(what, tuple) and what else (what,)
+    if function is None or isinstance(function, str):
+        if arrays:
+            raise TypeError(f"{title}: arrays go with a {role} that is a function, got {function!r} with {len(arrays)}")
+        return function, ()
+    if not callable(function):
+        raise TypeError(
+            f"{title}: {role} must be a {'name or a ' * (role == 'mask')}function, or a tuple of one and its arrays, "
+            f"got {type(function).__name__}"
+        )
+    try:
+        function, first, count = _unwrapped(function, role)
+        name = _name(function)
+    except TypeError as error:
+        raise TypeError(f"{title}: {role}: {error}") from None
+    if count != len(arrays):
+        raise TypeError(f"{title}: {role} takes {count} arrays, which must stand beside it, got {len(arrays)}")
+    register(name, Registered(function, count, first, f"@{LOCAL}" not in name))
+    return name, tuple(arrays)
+
+
+def joined(score: tuple[Any, ...], mask: tuple[Any, ...], title: str) -> tuple[Any, ...]:
+    """The arrays of both functions, as the op has them."""
+    if len(score) + len(mask) > len(ARRAYS):
+        raise ValueError(
+            f"{title}: score and mask must take at most {len(ARRAYS)} arrays together, got {len(score) + len(mask)}: "
+            "put some into one"
+        )
+    return (*score, *mask)
+
+
+def check(view: BufferView | None, name: str) -> None:
+    """What an array must be; ``name`` begins the message."""
+    if view is None:
+        return
+    checks.has_dtype(view, ELEMENTS, name)
+    if view.size == 0:
+        raise ValueError(f"{name} must have at least one element, got shape {list(view.shape)}")
+
+
+def _unwrapped(function: Any, role: str) -> tuple[Any, Any, int]:
+    """The function to trace, its first key, and the arrays that it takes."""
+    first, count = None, None
+    if isinstance(function, Mask):
+        if role != "mask":
+            raise TypeError(f"{function!r} is a mask, which goes to mask=")
+        function, first, count = function.function, function.first, function.arrays
+    leading = POSITIONS if role == "mask" else ("score", *POSITIONS)
+    return function, first, array_count(function, leading) if count is None else count
+
+
+# --- names -----------------------------------------------------------------------------------------
+
+
+def _name(function: types.FunctionType) -> str:
+    """The name of a function: the same for the same code and values, and for no other."""
+    met: list[types.FunctionType] = []
+    key = _identity(function, met)
+    found = _names.get(key)
+    if found is None:
+        digests = [_digest(f) for f in met]
+        number = {f.__code__: i for i, f in enumerate(met)}
+        text = repr((_plain(key, number), digests))
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        if None in digests:
+            digest = f"{LOCAL}{next(_unshared)}"
+        title = re.sub(r"\W", "", function.__name__) or "function"
+        found = _names[key] = f"{title}@{digest}"
+    return found
+
+
+def _identity(function: types.FunctionType, met: list[types.FunctionType]) -> Any:
+    """A hashable key of a function and of all that it closes over or reads; ``met`` gets the functions, in order."""
+    code = function.__code__
+    if any(f.__code__ is code and f.__closure__ == function.__closure__ for f in met):
+        return code  # one that calls itself
+    met.append(function)
+    closure = function.__closure__ or ()
+    cells = [_value(name, _content(cell), met) for name, cell in zip(code.co_freevars, closure, strict=True)]
+    defaults = [_value("a default", v, met) for v in (function.__defaults__ or ())]
+    return code, tuple(cells), tuple(defaults), tuple(_read(function, met))
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        raise TypeError("it closes over a variable that has no value yet") from None
+
+
+def _value(name: str, value: Any, met: list[types.FunctionType]) -> Any:
+    """The part of a key that stands for a value."""
+    if isinstance(value, Mask):
+        value = value.function
+    if isinstance(value, types.FunctionType):
+        return _identity(value, met)
+    if getattr(value, "shape", ()) != ():
+        raise TypeError(
+            f"{name!r} is an array, which must be a parameter and stand beside the function: (function, array)"
+        )
+    if isinstance(value, (types.ModuleType, types.BuiltinFunctionType, type)):
+        return f"{getattr(value, '__module__', '')}.{value.__name__}"
+    try:
+        return identity(value)
+    except TypeError:
+        raise TypeError(
+            f"{name!r} must be a number, a string, a function or a tuple of them, got a {type(value).__name__}"
+        ) from None
+
+
+def _read(function: types.FunctionType, met: list[types.FunctionType]) -> Iterator[Any]:
+    """Numbers and functions that a function of a user reads of its module."""
+    if _ours(function):
+        return
+    for name in _global_names(function.__code__):
+        value = function.__globals__.get(name)
+        if isinstance(value, (bool, int, float, str, tuple, Mask)) or (
+            isinstance(value, types.FunctionType) and not _ours(value)
+        ):
+            yield name, _value(name, value, met)
+
+
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Names that code may read of its module; remembered by identity, since hashing code is slow."""
+    found = _globals_of.get(id(code))
+    if found is None:
+        found = _globals_of[id(code)] = (code, tuple(sorted(extensions.names_of(code))))
+    return found[1]
+
+
+def _ours(function: types.FunctionType) -> bool:
+    return (function.__module__ or "").partition(".")[0] in NATIVE_PACKAGES
+
+
+def _digest(function: types.FunctionType) -> str | None:
+    """What stands for a function's code in every process; None where nothing does."""
+    if not extensions.is_outside(function):
+        return f"{function.__module__}.{function.__qualname__}"  # the cache's key has kvarn's sources
+    return extensions.digest_of([(function.__qualname__, function)])
+
+
+def _plain(key: Any, number: dict[Any, int]) -> Any:
+    """A key with functions' numbers for their code, which prints the same in every process."""
+    if isinstance(key, tuple):
+        return tuple(_plain(k, number) for k in key)
+    return number.get(key, key) if isinstance(key, types.CodeType) else key
+
+
+__all__ = ["check", "given", "joined"]

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What an assembler says in passing of code that it made slow: products that it waits for, registers that it keeps.
+
+A kernel that multiplies with wgmma lives from products that are under way while other instructions run, and from
+registers that warpgroups hand over. Where an assembler gives that up, the code is still right, several times slower,
+and only a line of the log tells. Here such a line is an error.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+from kvarn.env import env
+
+# C7504 and C7508: setmaxnreg ignored; C7509 to C7515: wgmma serialized; C7517 and C7519: waits and fences injected.
+_LOSS = re.compile(r"\bwgmma\b.*\bserialized\b|\bsetmaxnreg\b.*\bignored\b|\bwarpgroup\.\w+ is injected\b")
+_USES = re.compile(r"\b(?:wgmma\.\w|setmaxnreg\.)")
+_ENTRY = re.compile(r"\.entry\s+([\w$.]+)")
+
+
+class AssemblyError(RuntimeError):
+    """PTX that does not assemble, or not as it was meant; the message has the assembler's words."""
+
+
+def needs_whole_program(ptx: str) -> bool:
+    """Whether PTX has what an assembler spoils when it takes the text for one unit of several, as nvJitLink does."""
+    return _USES.search(ptx) is not None
+
+
+def losses(log: str) -> list[str]:
+    """The lines of a log that tell of serialized products and ignored register counts, each once."""
+    return list(dict.fromkeys(line.strip() for line in log.splitlines() if _LOSS.search(line)))
+
+
+def refuse_losses(log: str, ptx: str, tool: str) -> None:
+    """Raise, or warn if ``KVARN_ALLOW_SERIALIZED`` is set, if a log tells of losses.
+
+    Raises
+    ------
+    AssemblyError
+        Names the kernels, and quotes the log.
+    """
+    found = losses(log)
+    if not found:
+        return
+    named = [n for line in found for n in re.findall(r"function '([^']+)'", line)] or _entries_that_use(ptx)
+    text = (
+        f"wgmma and setmaxnreg of kernel {', '.join(dict.fromkeys(named))} must stay as written, but {tool} gives them "
+        "up:\n" + "\n".join(f"  {line}" for line in found) + "\n"
+        "Let nothing name an accumulator between its product and the wait for it, fence what is written before a "
+        "product, and fix the register count (min_blocks=); KVARN_ALLOW_SERIALIZED=1 makes this a warning"
+    )
+    if not env.allow_serialized:
+        raise AssemblyError(text)
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+def _entries_that_use(ptx: str) -> list[str]:
+    starts = [(m.start(), m[1]) for m in _ENTRY.finditer(ptx)]
+    ends = [at for at, _ in starts[1:]] + [len(ptx)]
+    return [name for (at, name), end in zip(starts, ends, strict=True) if _USES.search(ptx, at, end)]

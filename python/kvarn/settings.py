@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What compilations of a thread are made with besides what is compiled: ``with kv.pipeline(...)``.
+
+Everything that keeps compiled code in memory asks :func:`token` and keeps it apart by that; importing this costs
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import threading
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvarn.lowering.pipeline import Settings
+
+_local = threading.local()
+_generation = 0  # of the code that other packages have declared
+
+
+def declared(code: Any) -> None:
+    """Code that compilations run has been declared: where it is another package's, what was compiled before is old."""
+    global _generation
+    if not code.__module__.startswith("kvarn."):
+        _generation += 1
+
+
+def token() -> Hashable:
+    """What to keep compiled code apart by: equal while the same passes, options and declarations apply."""
+    found = getattr(_local, "token", None)
+    return _generation if found is None else (_generation, found)
+
+
+def current() -> Settings:
+    """The settings of this thread's compilations: those of the innermost ``kv.pipeline``, else the defaults."""
+    found = getattr(_local, "settings", None)
+    lowering = importlib.import_module("kvarn.lowering.pipeline")
+    if found is None:
+        return lowering.Settings()
+    return found if _local.check is not None else dataclasses.replace(found, check=lowering.Settings().check)
+
+
+def extended(
+    passes: Mapping[str, Any] | None = None,
+    disable: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+    check: bool | None = None,
+) -> Settings:
+    """The current settings with more passes, passes left out and options; see :func:`pipeline`."""
+    outer = current()
+    inserted = importlib.import_module("kvarn.lowering.pipeline").insertions(passes, outer.inserted) if passes else ()
+    return dataclasses.replace(
+        outer,
+        disable=outer.disable | frozenset([disable] if isinstance(disable, str) else disable),
+        options={**outer.options, **(options or {})},
+        inserted=(*outer.inserted, *inserted),
+        check=outer.check if check is None else check,
+    )
+
+
+@contextlib.contextmanager
+def pipeline(
+    passes: Mapping[str, Any] | None = None,
+    *,
+    disable: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+    check: bool | None = None,
+) -> Iterator[None]:
+    """Change the pipeline of everything that this thread compiles inside: launches, ``kv.ops`` and ``kv.compile``.
+
+    Contexts nest: an inner one adds to what holds around it. What has been compiled otherwise is compiled anew inside,
+    and is found again outside.
+
+    Parameters
+    ----------
+    passes : mapping
+        ``"after:PASS"`` or ``"before:PASS"`` to what runs there: a function ``p(module)`` or ``p(module, options)``, a
+        pass's name with or without options (``"my-pass{max-width=4}"``, ``"cse"``), or a list of them.
+    disable : sequence of str
+        Optional passes to leave out.
+    options : mapping of str to str
+        Options by pass name.
+    check : bool, optional
+        Whether accesses to caches are checked when kernels run.
+
+    Raises
+    ------
+    ValueError
+        For a place, a pass or an option that there is not.
+    """
+    before = getattr(_local, "settings", None), getattr(_local, "check", None), getattr(_local, "token", None)
+    made = extended(passes, disable, options, check)
+    _local.token = importlib.import_module("kvarn.extensions").identity(made)
+    _local.settings, _local.check = made, before[1] if check is None else check
+    try:
+        yield
+    finally:
+        _local.settings, _local.check, _local.token = before
+
+
+__all__ = ["current", "declared", "extended", "pipeline", "token"]

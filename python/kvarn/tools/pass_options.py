@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The options that change a pipeline, the same in every command: ``--disable``, ``--load-pass``, ``--insert-after``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def add_pass_options(add: Callable[..., Any]) -> None:
+    """Add the options with a parser's (or a group's) ``add_argument``."""
+    add("--disable", action="append", default=[], metavar="PASS", help="leave an optional pass out of the pipeline")
+    add(
+        "--load-pass", action="append", default=[], metavar="FILE.py",
+        help="make the passes of a Python file known: its run(), by the file's stem, and what kv_pass decorates",
+    )  # fmt: skip
+    for where in ("after", "before"):
+        add(
+            f"--insert-{where}", action="append", default=[], metavar="PASS=NAME[{options}]",
+            help=f"run a pass {where} one of the pipeline; may be repeated",
+        )  # fmt: skip
+
+
+def passes_of(options: argparse.Namespace) -> Mapping[str, list[str]]:
+    """What ``kv.pipeline`` takes as ``passes``, after loading the files; ValueError for what cannot be one."""
+    if options.load_pass:
+        from kvarn.lowering import loading
+
+        for path in options.load_pass:
+            loading.load_passes(path)
+    found: dict[str, list[str]] = {}
+    for where in ("after", "before"):
+        for text in getattr(options, f"insert_{where}"):
+            beside, equals, name = text.partition("=")
+            if not equals or not beside or not name:
+                raise ValueError(f"--insert-{where} takes PASS=NAME, such as hoist-kv-lookups=my-pass, got {text!r}")
+            found.setdefault(f"{where}:{beside}", []).append(name)
+    return found
+
+
+__all__ = ["add_pass_options", "passes_of"]

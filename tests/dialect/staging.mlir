@@ -1,0 +1,76 @@
+// RUN: kv-opt %s --verify-roundtrip --verify-kv | FileCheck %s
+// RUN: kv-opt %s | kv-opt | FileCheck %s
+// RUN: kv-opt %s --emit-bytecode | kv-opt | FileCheck %s
+
+// Asynchrony of tile kernels: circular buffers, products in flight, roles, registers and turns.
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!map = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+!tile = tensor<64x128xbf16, "shared">
+!acc = tensor<64x64xf32, "wgmma">
+
+// CHECK-LABEL: func.func @circular_buffers
+// CHECK:         %[[K:.*]] = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">} : () -> !kv.stages
+// CHECK:         %[[V:.*]] = "kv.make_stages"() {buffer_name = "values", copy = "cp_async", stages = 16 : i64, {{.*}}} : () -> !kv.stages
+// CHECK:         %[[P:.*]] = "kv.tile_pages"(%{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}) {rows = 64 : i64, step = 16 : i64} : ({{.*}}) -> i32
+// CHECK:         "kv.producer_acquire"(%[[K]], %{{.*}}) : (!kv.stages, i32) -> ()
+// CHECK:         "kv.copy_start"(%[[K]], {{.*}}, %[[P]]) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1>}
+// CHECK:         "kv.copy_start"(%[[K]], {{.*}}) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>}
+// CHECK:         "kv.copy_start"(%[[V]], {{.*}}) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0>}
+// CHECK:         %[[T:.*]] = "kv.consumer_wait"(%[[V]], %{{.*}}) : (!kv.stages, i32) -> tensor<64x128xbf16, "shared">
+// CHECK:         "kv.tile_clear"(%[[T]], %{{.*}}, %{{.*}}) : (tensor<64x128xbf16, "shared">, i32, i32) -> tensor<64x128xbf16, "shared">
+// CHECK:         "kv.consumer_release"(%[[V]], %{{.*}}) : (!kv.stages, i32) -> ()
+func.func @circular_buffers(%c: !cache, %m: !map, %n: i32) {
+  %k = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+  %v = "kv.make_stages"() {buffer_name = "values", copy = "cp_async", stages = 16 : i64, tile = !tile} : () -> !kv.stages
+  %p = "kv.tile_pages"(%c, %n, %n, %n) {rows = 64 : i64, step = 16 : i64} : (!cache, i32, i32, i32) -> i32
+  "kv.producer_acquire"(%k, %n) : (!kv.stages, i32) -> ()
+  "kv.copy_start"(%k, %n, %c, %n, %n, %n, %n, %m, %p) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map, i32) -> ()
+  "kv.copy_start"(%k, %n, %c, %n, %n, %n, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+  "kv.copy_start"(%v, %n, %c, %n, %n, %n, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
+  %t = "kv.consumer_wait"(%v, %n) : (!kv.stages, i32) -> !tile
+  %z = "kv.tile_clear"(%t, %n, %n) : (!tile, i32, i32) -> !tile
+  "kv.consumer_release"(%v, %n) : (!kv.stages, i32) -> ()
+  return
+}
+
+// Two products in flight: the older is waited for, the newer goes on.
+// CHECK-LABEL: func.func @products
+// CHECK:         %[[S:.*]] = "kv.dot_start"(%{{.*}}, %{{.*}}) {transpose_b = true} :
+// CHECK:         %[[O:.*]] = "kv.dot_start"(%{{.*}}, %{{.*}}, %{{.*}}) {transpose_b = false} :
+// CHECK:         %[[W:.*]]:2 = "kv.dot_wait"(%[[S]], %[[O]]) {pending = 1 : i64} :
+// CHECK:         "kv.tile_ready"(%[[W]]#0) : (tensor<64x64xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
+// CHECK:         "kv.dot_wait"(%[[W]]#1) {pending = 0 : i64} :
+// CHECK:         "kv.tile_store_shared"(%{{.*}}, %{{.*}}) : (tensor<64x64xf32, "wgmma">, !llvm.ptr<3>) -> ()
+func.func @products(%q: !tile, %k: !tile, %p: tensor<64x64xbf16, "wgmma">, %v: tensor<64x64xbf16, "shared">, %c: !acc, %place: !llvm.ptr<3>) {
+  %s = "kv.dot_start"(%q, %k) {transpose_b = true} : (!tile, !tile) -> !acc
+  %o = "kv.dot_start"(%p, %v, %c) {transpose_b = false} : (tensor<64x64xbf16, "wgmma">, tensor<64x64xbf16, "shared">, !acc) -> !acc
+  %w:2 = "kv.dot_wait"(%s, %o) {pending = 1 : i64} : (!acc, !acc) -> (!acc, !acc)
+  %r = "kv.tile_ready"(%w#0) : (!acc) -> !acc
+  %d = "kv.dot_wait"(%w#1) {pending = 0 : i64} : (!acc) -> !acc
+  "kv.tile_store_shared"(%d, %place) : (!acc, !llvm.ptr<3>) -> ()
+  return
+}
+
+// CHECK-LABEL: func.func @roles
+// CHECK-DAG:     "kv.is_role"() {role = "producer"} : () -> i1
+// CHECK-DAG:     "kv.is_role"() {role = "producer_warp_3"} : () -> i1
+// CHECK-DAG:     "kv.is_role"() {role = "consumer"} : () -> i1
+// CHECK:         "kv.set_registers"() {action = "decrease", count = 24 : i64} : () -> ()
+// CHECK:         "kv.set_registers"() {action = "increase", count = 240 : i64} : () -> ()
+// CHECK:         "kv.turn_pass"() {groups = "last"} : () -> ()
+// CHECK:         "kv.turn_wait"() {groups = "all"} : () -> ()
+// CHECK:         "kv.turn_pass"() {groups = "all"} : () -> ()
+// CHECK:         "kv.turn_wait"() {groups = "first"} : () -> ()
+func.func @roles() {
+  %0 = "kv.is_role"() {role = "producer"} : () -> i1
+  %1 = "kv.is_role"() {role = "producer_warp_3"} : () -> i1
+  %2 = "kv.is_role"() {role = "consumer"} : () -> i1
+  "kv.set_registers"() {action = "decrease", count = 24 : i64} : () -> ()
+  "kv.set_registers"() {action = "increase", count = 240 : i64} : () -> ()
+  "kv.turn_pass"() {groups = "last"} : () -> ()
+  "kv.turn_wait"() {groups = "all"} : () -> ()
+  "kv.turn_pass"() {groups = "all"} : () -> ()
+  "kv.turn_wait"() {groups = "first"} : () -> ()
+  return
+}

@@ -1,0 +1,137 @@
+// RUN: kv-opt %s --split-input-file --verify-diagnostics --assign-kv-layouts | FileCheck %s
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+
+gpu.module @kernels {
+  // Both operands of the first product are loaded and lie in shared memory; A of the second is computed and stays in
+  // registers. What is computed from scores lies as they do, vectors of rows and of columns each in their way; a
+  // position and a constant are repeated for both.
+  // CHECK-LABEL: gpu.func @attention
+  // CHECK:         %[[ROWS:.*]] = "kv.tile_index"() : () -> tensor<64xi32, "rows(wgmma)">
+  // CHECK:         %[[COLUMNS:.*]] = "kv.tile_index"() : () -> tensor<64xi32, "columns(wgmma:4)">
+  // CHECK:         "kv.tile_load_rows"({{.*}} -> tensor<64x128xbf16, "shared">
+  // CHECK:         "kv.tile_load"({{.*}} -> tensor<64x128xbf16, "shared">
+  // CHECK:         "kv.dot"({{.*}} : (tensor<64x128xbf16, "shared">, tensor<64x128xbf16, "shared">) -> tensor<64x64xf32, "wgmma">
+  // CHECK:         "kv.tile_broadcast"(%[[COLUMNS]]) {dimension = 1 : i64} : (tensor<64xi32, "columns(wgmma:4)">) -> tensor<64x64xi32, "wgmma">
+  // CHECK:         "kv.tile_broadcast"(%[[ROWS]]) {dimension = 0 : i64} : (tensor<64xi32, "rows(wgmma)">) -> tensor<64x64xi32, "wgmma">
+  // CHECK:         arith.cmpi sle, %{{.*}}, %{{.*}} : tensor<64x64xi32, "wgmma">
+  // CHECK:         "kv.tile_mask"({{.*}}) : (tensor<64x64xf32, "wgmma">, tensor<64x64xi1, "wgmma">) -> tensor<64x64xf32, "wgmma">
+  // CHECK:         "kv.tile_reduce"({{.*}} -> tensor<64xf32, "rows(wgmma)">
+  // CHECK:         arith.truncf %{{.*}} : tensor<64x64xf32, "wgmma"> to tensor<64x64xbf16, "wgmma">
+  // CHECK:         "kv.dot"({{.*}} : (tensor<64x64xbf16, "wgmma">, tensor<64x128xbf16, "shared">) -> tensor<64x128xf32, "wgmma">
+  gpu.func @attention(%c: !cache, %i: i32, %query: memref<?x128xbf16>, %out: memref<?x128xf32>, %every: tensor<64xi1>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %at = "kv.tile_index"() : () -> tensor<64xi32>
+    %true = arith.constant dense<true> : tensor<64xi1>
+    %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x128xbf16>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+    %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<64x128xbf16>, tensor<64x128xbf16>) -> tensor<64x64xf32>
+    %ks = "kv.tile_broadcast"(%at) {dimension = 1 : i64} : (tensor<64xi32>) -> tensor<64x64xi32>
+    %qs = "kv.tile_broadcast"(%at) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x64xi32>
+    %seen = arith.cmpi sle, %ks, %qs : tensor<64x64xi32>
+    %x = "kv.tile_mask"(%s, %seen) : (tensor<64x64xf32>, tensor<64x64xi1>) -> tensor<64x64xf32>
+    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64xf32>
+    %ms = "kv.tile_broadcast"(%m) {dimension = 0 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
+    %y = arith.subf %x, %ms : tensor<64x64xf32>
+    %p = arith.truncf %y : tensor<64x64xf32> to tensor<64x64xbf16>
+    %o = "kv.dot"(%p, %k) {transpose_b = false} : (tensor<64x64xbf16>, tensor<64x128xbf16>) -> tensor<64x128xf32>
+    "kv.tile_store_rows"(%o, %out, %true, %at) : (tensor<64x128xf32>, memref<?x128xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // What loops and branches hand on keeps its layout: carried vectors of rows, and a loaded tile whose sign may change.
+  // CHECK-LABEL: gpu.func @handed_on
+  // CHECK:         scf.if %{{.*}} -> (tensor<64x128xbf16, "shared">)
+  // CHECK:           arith.negf %{{.*}} : tensor<64x128xbf16, "shared">
+  // CHECK:         scf.for {{.*}} -> (tensor<64xf32, "rows(wgmma)">, tensor<64x128xf32, "wgmma">)
+  // CHECK:           arith.mulf %{{.*}}, %{{.*}} : tensor<64xf32, "rows(wgmma)">
+  gpu.func @handed_on(%c: !cache, %i: i32, %sign: i1, %out: memref<?x128xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %zeros = arith.constant dense<0.0> : tensor<64x128xf32>
+    %ones = arith.constant dense<1.0> : tensor<64xf32>
+    %q = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+    %signed = scf.if %sign -> (tensor<64x128xbf16>) {
+      %n = arith.negf %q : tensor<64x128xbf16>
+      scf.yield %n : tensor<64x128xbf16>
+    } else {
+      scf.yield %q : tensor<64x128xbf16>
+    }
+    %r:2 = scf.for %j = %c0 to %i step %c1 iter_args(%l = %ones, %o = %zeros) -> (tensor<64xf32>, tensor<64x128xf32>) : i32 {
+      %v = "kv.tile_load"(%c, %i, %i, %j, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<128x128xbf16>
+      %ls = "kv.tile_broadcast"(%l) {dimension = 0 : i64} : (tensor<64xf32>) -> tensor<64x128xf32>
+      %scaled = arith.mulf %o, %ls : tensor<64x128xf32>
+      %sum = "kv.dot"(%signed, %v, %scaled) {transpose_b = false} : (tensor<64x128xbf16>, tensor<128x128xbf16>, tensor<64x128xf32>) -> tensor<64x128xf32>
+      %l2 = arith.mulf %l, %ones : tensor<64xf32>
+      scf.yield %l2, %sum : tensor<64xf32>, tensor<64x128xf32>
+    }
+    %at = "kv.tile_index"() : () -> tensor<64xi32>
+    %true = arith.constant dense<true> : tensor<64xi1>
+    "kv.tile_store_rows"(%r#1, %out, %true, %at) : (tensor<64x128xf32>, memref<?x128xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Left alone: a kernel that is not marked as one over tiles.
+  // CHECK-LABEL: gpu.func @plain
+  // CHECK:         "kv.tile_index"() : () -> tensor<64xi32>
+  gpu.func @plain() kernel {
+    %at = "kv.tile_index"() : () -> tensor<64xi32>
+    gpu.return
+  }
+}
+
+// -----
+
+!cache = !kv.cache<"paged", f32, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+gpu.module @kernels {
+  gpu.func @elements(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf32>
+    // expected-error @below {{'kv.dot' op has no instruction on this target: operands must be bf16 or f16, got f32}}
+    %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x128xf32>, tensor<64x128xf32>) -> tensor<64x64xf32>
+    gpu.return
+  }
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+gpu.module @kernels {
+  gpu.func @rows(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+    // expected-error @below {{'kv.dot' op has no instruction on this target: the tile must have 64 rows for each of the 2 consumer warpgroups, got 64}}
+    %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x128xbf16>, tensor<64x128xbf16>) -> tensor<64x64xf32>
+    gpu.return
+  }
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+gpu.module @kernels {
+  gpu.func @extents(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x40xbf16>
+    // expected-error @below {{'kv.dot' op has no instruction on this target: K must be a multiple of 16 and N one of 8 up to 256, got 40 and 64}}
+    %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x40xbf16>, tensor<64x40xbf16>) -> tensor<64x64xf32>
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  gpu.func @computed_b(%p: tensor<64x64xbf16>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    // expected-error @below {{'kv.dot' op needs a loaded tile as its second operand: only those lie in shared memory}}
+    %s = "kv.dot"(%p, %p) {transpose_b = false} : (tensor<64x64xbf16>, tensor<64x64xbf16>) -> tensor<64x64xf32>
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  gpu.func @both_ways(%x: tensor<64x64xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64xf32>
+    // expected-error @below {{'kv.tile_broadcast' op meets a vector along the rows and along the columns: compute it once for each}}
+    %y = "kv.tile_broadcast"(%m) {dimension = 1 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
+    gpu.return
+  }
+}

@@ -1,0 +1,181 @@
+// RUN: kv-opt %s --split-input-file --verify-diagnostics --distribute-kv-tiles | FileCheck %s
+
+!tile = tensor<64x64xf32, "wgmma">
+!row = tensor<64xf32, "rows(wgmma)">
+
+gpu.module @kernels {
+  // Arithmetic keeps its ops, on what a thread holds: 32 elements of an accumulator, 2 of a vector of rows. Positions are
+  // constants plus where the thread stands; a broadcast takes registers of the vector; rows are folded in registers,
+  // then over the four lanes that have the others of a row; the mark of a kernel over tiles goes.
+  // CHECK-LABEL: gpu.func @arithmetic
+  // CHECK-SAME:    passthrough = {{\[\[}}"denormal-fp-math-f32", "preserve-sign,preserve-sign"{{\]\]}}
+  // CHECK-NOT:     kv.tiled
+  // CHECK:         %[[OFFSETS:.*]] = arith.constant dense<[0, 8]> : vector<2xi32>
+  // CHECK:         %[[ROWS:.*]] = arith.addi %{{.*}}, %[[OFFSETS]] : vector<2xi32>
+  // CHECK:         arith.cmpi slt, %[[ROWS]], %{{.*}} : vector<2xi32>
+  // CHECK:         %[[Y:.*]] = arith.mulf %{{.*}}, %{{.*}} : vector<32xf32>
+  // CHECK:         vector.shuffle %[[Y]], %[[Y]] [0, 1, 4, 5, 8, 9,
+  // CHECK:         arith.maxnumf %{{.*}}, %{{.*}} : vector<8xf32>
+  // CHECK:         %[[LANES:.*]], %{{.*}} = gpu.shuffle  xor
+  // CHECK:         arith.maxnumf
+  // CHECK:         gpu.shuffle  xor
+  // CHECK:         %[[M:.*]] = vector.from_elements %{{.*}}, %{{.*}} : vector<2xf32>
+  // CHECK:         vector.shuffle %[[M]], %[[M]] [0, 0, 1, 1, 0, 0, 1, 1,
+  // CHECK-NOT:     tensor<
+  // CHECK:         gpu.return
+  gpu.func @arithmetic(%n: i32, %scale: f32, %out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %at = "kv.tile_index"() : () -> tensor<64xi32, "rows(wgmma)">
+    %limit = tensor.splat %n : tensor<64xi32, "rows(wgmma)">
+    %exists = arith.cmpi slt, %at, %limit : tensor<64xi32, "rows(wgmma)">
+    %x = arith.constant dense<2.0> : !tile
+    %f = tensor.splat %scale : !tile
+    %y = arith.mulf %x, %f : !tile
+    %m = "kv.tile_reduce"(%y) {kind = "max", axis = 1 : i64} : (!tile) -> !row
+    %ms = "kv.tile_broadcast"(%m) {dimension = 0 : i64} : (!row) -> !tile
+    %z = arith.subf %y, %ms : !tile
+    %l = "kv.tile_reduce"(%z) {kind = "add", axis = 1 : i64} : (!tile) -> !row
+    "kv.tile_scatter"(%l, %out, %exists, %at) : (!row, memref<?xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // A partial reduction stops at the thread's own registers, and is folded over lanes where that is asked for.
+  // CHECK-LABEL: gpu.func @partial
+  // CHECK:         vector.from_elements
+  // CHECK:         scf.for
+  // CHECK-NOT:       gpu.shuffle
+  // CHECK:           scf.yield
+  // CHECK:         gpu.shuffle  xor
+  gpu.func @partial(%n: i32, %out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %true = arith.constant dense<true> : tensor<64xi1, "rows(wgmma)">
+    %at = "kv.tile_index"() : () -> tensor<64xi32, "rows(wgmma)">
+    %x = arith.constant dense<2.0> : !tile
+    %first = "kv.tile_reduce"(%x) {kind = "add", axis = 1 : i64, kv.partial} : (!tile) -> !row
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%l = %first) -> (!row) : i32 {
+      %s = "kv.tile_reduce"(%x) {kind = "add", axis = 1 : i64, kv.partial} : (!tile) -> !row
+      %l2 = arith.addf %l, %s : !row
+      scf.yield %l2 : !row
+    }
+    %whole = "kv.tile_reduce_lanes"(%r) {kind = "add"} : (!row) -> !row
+    "kv.tile_scatter"(%whole, %out, %true, %at) : (!row, memref<?xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // Masks are selects; a question of a warp is a ballot of what its threads hold.
+  // CHECK-LABEL: gpu.func @masks
+  // CHECK:         %[[LOWEST:.*]] = arith.constant dense<0xFF800000> : vector<32xf32>
+  // CHECK:         arith.select %{{.*}}, %{{.*}}, %[[LOWEST]] : vector<32xi1>, vector<32xf32>
+  // CHECK:         arith.ori
+  // CHECK:         nvvm.vote.sync  ballot
+  // CHECK:         scf.if
+  gpu.func @masks(%n: i32, %out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %at = "kv.tile_index"() : () -> tensor<64xi32, "rows(wgmma)">
+    %limit = tensor.splat %n : tensor<64xi32, "rows(wgmma)">
+    %exists = arith.cmpi slt, %at, %limit : tensor<64xi32, "rows(wgmma)">
+    %seen = "kv.tile_broadcast"(%exists) {dimension = 0 : i64} : (tensor<64xi1, "rows(wgmma)">) -> tensor<64x64xi1, "wgmma">
+    %x = arith.constant dense<2.0> : !tile
+    %y = "kv.tile_mask"(%x, %seen) : (!tile, tensor<64x64xi1, "wgmma">) -> !tile
+    %m = "kv.tile_reduce"(%y) {kind = "min", axis = 1 : i64} : (!tile) -> !row
+    %any = "kv.warp_any"(%exists) : (tensor<64xi1, "rows(wgmma)">) -> i1
+    scf.if %any {
+      "kv.tile_scatter"(%m, %out, %exists, %at) : (!row, memref<?xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    }
+    gpu.return
+  }
+
+  // A buffer is shared memory with two barriers a stage. A product is fence, products, commit: its wait ties the
+  // accumulators, so that nothing reads them before. Two in flight, of which the older is waited for.
+  // CHECK-LABEL: gpu.func @products
+  // CHECK:         "kv.alloc_shared"() {alignment = 1024 : i64, bytes = 32768 : i64}
+  // CHECK:         "kv.alloc_shared"() {alignment = 8 : i64, bytes = 32 : i64}
+  // CHECK-COUNT-4: mbarrier.init
+  // CHECK:         gpu.barrier
+  // CHECK:         mbarrier.try_wait
+  // CHECK:         wgmma.fence.sync.aligned;{{.*}}wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16{{.*}}wgmma.commit_group.sync.aligned;
+  // CHECK:         wgmma.fence.sync.aligned;
+  // CHECK:         wgmma.wait_group.sync.aligned 1;{{.*}}"=f,
+  // CHECK:         wgmma.wait_group.sync.aligned 0;
+  // CHECK:         mbarrier.arrive
+  gpu.func @products(%n: i32, %out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %b = "kv.make_stages"() {buffer_name = "keys", copy = "convert", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">} : () -> !kv.stages
+    %k = "kv.consumer_wait"(%b, %n) : (!kv.stages, i32) -> tensor<64x128xbf16, "shared">
+    %s = "kv.dot_start"(%k, %k) {transpose_b = true} : (tensor<64x128xbf16, "shared">, tensor<64x128xbf16, "shared">) -> !tile
+    %t = "kv.dot_start"(%k, %k) {transpose_b = true} : (tensor<64x128xbf16, "shared">, tensor<64x128xbf16, "shared">) -> !tile
+    %w:2 = "kv.dot_wait"(%s, %t) {pending = 1 : i64} : (!tile, !tile) -> (!tile, !tile)
+    %d = "kv.dot_wait"(%w#1) {pending = 0 : i64} : (!tile) -> !tile
+    "kv.consumer_release"(%b, %n) : (!kv.stages, i32) -> ()
+    %y = arith.addf %w#0, %d : !tile
+    %m = "kv.tile_reduce"(%y) {kind = "max", axis = 1 : i64} : (!tile) -> !row
+    %at = "kv.tile_index"() : () -> tensor<64xi32, "rows(wgmma)">
+    %true = arith.constant dense<true> : tensor<64xi1, "rows(wgmma)">
+    "kv.tile_scatter"(%m, %out, %true, %at) : (!row, memref<?xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // Roles are numbers of warps and warpgroups, the same for all threads of a warp; registers are an instruction.
+  // CHECK-LABEL: gpu.func @roles
+  // CHECK:         nvvm.setmaxregister  decrease 24
+  // CHECK:         nvvm.setmaxregister  increase 240
+  gpu.func @roles() kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
+    %p = "kv.is_role"() {role = "producer"} : () -> i1
+    scf.if %p {
+      "kv.set_registers"() {action = "decrease", count = 24 : i64} : () -> ()
+    } else {
+      "kv.set_registers"() {action = "increase", count = 240 : i64} : () -> ()
+    } {kv.roles}
+    gpu.return
+  }
+
+  // Left alone: a kernel that is not over tiles.
+  // CHECK-LABEL: gpu.func @plain
+  // CHECK:         "kv.tile_index"
+  gpu.func @plain() kernel {
+    %at = "kv.tile_index"() : () -> tensor<64xi32>
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  gpu.func @columns(%out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %x = arith.constant dense<2.0> : tensor<64x64xf32, "wgmma">
+    // expected-error @below {{'kv.tile_reduce' op folds columns, whose elements lie in several warps: only rows can be folded here}}
+    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 0 : i64} : (tensor<64x64xf32, "wgmma">) -> tensor<64xf32, "columns(wgmma:4)">
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  gpu.func @integers(%out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %x = arith.constant dense<2> : tensor<64x64xi32, "wgmma">
+    // expected-error @below {{'kv.tile_reduce' op folds elements that are not f32: only those can be folded here, convert them first}}
+    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xi32, "wgmma">) -> tensor<64xi32, "rows(wgmma)">
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  gpu.func @rows_in_registers(%b: memref<?x64xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    // expected-error @below {{'kv.tile_load_rows' op loads rows that no product reads from shared memory: load them as elements instead}}
+    %x = "kv.tile_load_rows"(%b, %every, %at) : (memref<?x64xf32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x64xf32, "wgmma">
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  gpu.func @unknown(%n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %c0 = arith.constant 0 : index
+    %x = arith.constant dense<2.0> : tensor<64xf32, "rows(wgmma)">
+    // expected-error @below {{'tensor.extract' op takes a tile, and no rule says what a thread does of it}}
+    %y = tensor.extract %x[%c0] : tensor<64xf32, "rows(wgmma)">
+    gpu.return
+  }
+}

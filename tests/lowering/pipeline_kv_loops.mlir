@@ -1,0 +1,283 @@
+// RUN: kv-opt %s --pipeline-kv-loops | FileCheck %s
+// RUN: kv-opt %s --pipeline-kv-loops='products=false lookups=false copies=false' | FileCheck %s --check-prefix=NONE
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!map = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+!tile = tensor<64x128xbf16, "shared">
+!scores = tensor<128x64xf32, "wgmma">
+!weights = tensor<128x64xbf16, "wgmma">
+!sums = tensor<128x128xf32, "wgmma">
+!row = tensor<128xf32, "rows(wgmma)">
+!q = tensor<128x128xbf16, "shared">
+
+gpu.module @kernels {
+  // The first product of iteration i and the second of iteration i - 1 start together; the first alone is waited for
+  // before the softmax, the second behind it. What waits for the second is ready before it: weights, and of the factors
+  // the vector, not its broadcast. The wait and the release of the values lag by one iteration. Before the loop stands
+  // the first softmax, behind it the last product; nothing happens where there is no iteration.
+  // CHECK-LABEL: gpu.func @rotate
+  // CHECK-SAME:    %[[COUNT:[a-z0-9]+]]: i32
+  // CHECK:         %[[KEYS:.*]] = "kv.make_stages"() {buffer_name = "keys"
+  // CHECK:         %[[VALUES:.*]] = "kv.make_stages"() {buffer_name = "values"
+  // CHECK:         %[[SOME:.*]] = arith.cmpi slt, %{{.*}}, %[[COUNT]]
+  // CHECK:         scf.if %[[SOME]]
+  // CHECK:           "kv.consumer_wait"(%[[KEYS]],
+  // CHECK:           "kv.dot"
+  // CHECK:           "kv.consumer_release"(%[[KEYS]],
+  // CHECK:           math.exp2
+  // CHECK-NOT:       "kv.consumer_wait"(%[[VALUES]]
+  // CHECK:           scf.for %[[J:.*]] = %{{.*}} iter_args(%{{.*}}, %[[C:.*]] = %{{.*}}, %[[W:.*]] = %{{.*}}) ->
+  // CHECK:             "kv.consumer_wait"(%[[KEYS]], %[[J]])
+  // CHECK:             %[[BEFORE:.*]] = arith.subi %[[J]],
+  // CHECK:             %[[S:.*]] = "kv.dot_start"(%{{.*}}, %{{.*}}) {transpose_b = true}
+  // CHECK-NEXT:        %[[V:.*]] = "kv.consumer_wait"(%[[VALUES]], %[[BEFORE]])
+  // CHECK-NEXT:        %[[O:.*]] = "kv.dot_start"(%[[W]], %[[V]], %[[C]]) {transpose_b = false}
+  // CHECK-NEXT:        %[[BOTH:.*]]:2 = "kv.dot_wait"(%[[S]], %[[O]]) {pending = 1 : i64}
+  // CHECK-NEXT:        "kv.consumer_release"(%[[KEYS]], %[[J]])
+  // CHECK:             "kv.tile_reduce"(%[[BOTH]]#0)
+  // CHECK:             %[[ALPHA:.*]] = math.exp2
+  // CHECK:             %[[P:.*]] = math.exp2
+  // CHECK-DAG:         %[[PR:.*]] = "kv.tile_ready"(%[[P]])
+  // CHECK-DAG:         %[[AR:.*]] = "kv.tile_ready"(%[[ALPHA]])
+  // CHECK:             %[[SPREAD:.*]] = "kv.tile_broadcast"(%[[AR]])
+  // CHECK:             %[[DONE:.*]] = "kv.dot_wait"(%[[BOTH]]#1) {pending = 0 : i64}
+  // CHECK-NEXT:        "kv.consumer_release"(%[[VALUES]], %[[BEFORE]])
+  // CHECK-DAG:         arith.truncf %[[PR]]
+  // CHECK-DAG:         arith.mulf %[[DONE]], %[[SPREAD]]
+  // CHECK:           "kv.consumer_wait"(%[[VALUES]],
+  // CHECK:           "kv.dot"
+  // CHECK:           "kv.consumer_release"(%[[VALUES]],
+  // CHECK:         } else {
+  // CHECK-NEXT:      scf.yield
+  // CHECK-NOT:     kv.turn
+  // CHECK:         "kv.tile_store_rows"
+  // NONE-LABEL:  gpu.func @rotate
+  // NONE-NOT:      kv.dot_start
+  // NONE:          gpu.return
+  gpu.func @rotate(%n: i32, %q: !q, %zero: !sums, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %lowest, %o = %zero) -> (!row, !sums) : i32 {
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %top = "kv.tile_reduce"(%s) {kind = "max", axis = 1 : i64} : (!scores) -> !row
+      %d = arith.subf %m, %top : !row
+      %alpha = math.exp2 %d : !row
+      %p = math.exp2 %s : !scores
+      %w = arith.truncf %p : !scores to !weights
+      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
+      %spread = "kv.tile_broadcast"(%alpha) {dimension = 0 : i64} : (!row) -> !sums
+      %scaled = arith.mulf %o, %spread : !sums
+      %o2 = "kv.dot"(%w, %v, %scaled) {transpose_b = false} : (!weights, !tile, !sums) -> !sums
+      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
+      scf.yield %top, %o2 : !row, !sums
+    }
+    "kv.tile_store_rows"(%r#1, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // Two consumer warpgroups by turns: the last gives the first its turn; each waits, starts its products and passes on;
+  // the turn that is left is taken by the first.
+  // CHECK-LABEL: gpu.func @turns
+  // CHECK:         "kv.turn_pass"() {groups = "last"}
+  // CHECK:         scf.for
+  // CHECK:           "kv.turn_wait"() {groups = "all"}
+  // CHECK-NEXT:      "kv.dot_start"
+  // CHECK:           "kv.dot_start"
+  // CHECK-NEXT:      "kv.turn_pass"() {groups = "all"}
+  // CHECK-NEXT:      "kv.dot_wait"
+  // CHECK:         "kv.turn_wait"() {groups = "first"}
+  gpu.func @turns(%n: i32, %q: !q, %zero: !sums, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, ping_pong = true}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %lowest, %o = %zero) -> (!row, !sums) : i32 {
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %top = "kv.tile_reduce"(%s) {kind = "max", axis = 1 : i64} : (!scores) -> !row
+      %d = arith.subf %m, %top : !row
+      %alpha = math.exp2 %d : !row
+      %p = math.exp2 %s : !scores
+      %w = arith.truncf %p : !scores to !weights
+      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
+      %spread = "kv.tile_broadcast"(%alpha) {dimension = 0 : i64} : (!row) -> !sums
+      %scaled = arith.mulf %o, %spread : !sums
+      %o2 = "kv.dot"(%w, %v, %scaled) {transpose_b = false} : (!weights, !tile, !sums) -> !sums
+      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
+      scf.yield %top, %o2 : !row, !sums
+    }
+    "kv.tile_store_rows"(%r#1, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // Left alone: a schedule without overlap.
+  // CHECK-LABEL: gpu.func @no_overlap
+  // CHECK-NOT:     kv.dot_start
+  // CHECK:         gpu.return
+  gpu.func @no_overlap(%n: i32, %q: !q, %zero: !sums, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, overlap = false}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %lowest, %o = %zero) -> (!row, !sums) : i32 {
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %top = "kv.tile_reduce"(%s) {kind = "max", axis = 1 : i64} : (!scores) -> !row
+      %d = arith.subf %m, %top : !row
+      %alpha = math.exp2 %d : !row
+      %p = math.exp2 %s : !scores
+      %w = arith.truncf %p : !scores to !weights
+      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
+      %spread = "kv.tile_broadcast"(%alpha) {dimension = 0 : i64} : (!row) -> !sums
+      %scaled = arith.mulf %o, %spread : !sums
+      %o2 = "kv.dot"(%w, %v, %scaled) {transpose_b = false} : (!weights, !tile, !sums) -> !sums
+      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
+      scf.yield %top, %o2 : !row, !sums
+    }
+    "kv.tile_store_rows"(%r#1, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // Left alone: sums that something else of the iteration reads.
+  // CHECK-LABEL: gpu.func @read_in_the_loop
+  // CHECK-NOT:     kv.dot_start
+  // CHECK:         gpu.return
+  gpu.func @read_in_the_loop(%n: i32, %q: !q, %zero: !sums, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %lowest, %o = %zero) -> (!row, !sums) : i32 {
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %top = "kv.tile_reduce"(%s) {kind = "max", axis = 1 : i64} : (!scores) -> !row
+      %d = arith.subf %m, %top : !row
+      %alpha = math.exp2 %d : !row
+      %p = math.exp2 %s : !scores
+      %w = arith.truncf %p : !scores to !weights
+      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
+      %spread = "kv.tile_broadcast"(%alpha) {dimension = 0 : i64} : (!row) -> !sums
+      %scaled = arith.mulf %o, %spread : !sums
+      %o2 = "kv.dot"(%w, %v, %scaled) {transpose_b = false} : (!weights, !tile, !sums) -> !sums
+      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
+      "kv.tile_store_rows"(%o2, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
+      scf.yield %top, %o2 : !row, !sums
+    }
+    "kv.tile_store_rows"(%r#1, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // Left alone: a second product that does not need the first.
+  // CHECK-LABEL: gpu.func @independent
+  // CHECK-NOT:     kv.dot_start
+  // CHECK:         gpu.return
+  gpu.func @independent(%n: i32, %q: !q, %zero: !sums, %given: !weights, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %lowest, %o = %zero) -> (!row, !sums) : i32 {
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %top = "kv.tile_reduce"(%s) {kind = "max", axis = 1 : i64} : (!scores) -> !row
+      %d = arith.subf %m, %top : !row
+      %alpha = math.exp2 %d : !row
+      %p = math.exp2 %s : !scores
+      %w = arith.truncf %p : !scores to !weights
+      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
+      %spread = "kv.tile_broadcast"(%alpha) {dimension = 0 : i64} : (!row) -> !sums
+      %scaled = arith.mulf %o, %spread : !sums
+      %o2 = "kv.dot"(%given, %v, %o) {transpose_b = false} : (!weights, !tile, !sums) -> !sums
+      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
+      scf.yield %top, %o2 : !row, !sums
+    }
+    "kv.tile_store_rows"(%r#1, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // Where the consumers copy themselves: as many copies as there are stages before the loop, and in it the copy of a
+  // later iteration as soon as its stage is released.
+  // CHECK-LABEL: gpu.func @copies
+  // CHECK-SAME:    !kv.cache<{{.*}}, %[[COUNT:[a-z0-9]+]]: i32
+  // CHECK:         %[[KEYS:.*]] = "kv.make_stages"
+  // CHECK:         %[[AHEAD:.*]] = arith.minsi %[[COUNT]],
+  // CHECK:         scf.for %[[I:.*]] = %{{.*}} to %[[AHEAD]] step
+  // CHECK:           "kv.producer_acquire"(%[[KEYS]], %[[I]])
+  // CHECK:           "kv.copy_start"(%[[KEYS]], %[[I]], {{.*}}) {first_column = 0 : i64, kv.ahead
+  // CHECK:         scf.for %[[J:.*]] = %{{.*}} to %[[COUNT]] step
+  // CHECK-NOT:       kv.copy_start
+  // CHECK:           "kv.consumer_wait"(%[[KEYS]], %[[J]])
+  // CHECK:           "kv.consumer_release"(%[[KEYS]], %[[J]])
+  // CHECK:           %[[LATER:.*]] = arith.addi %[[J]],
+  // CHECK:           %[[MORE:.*]] = arith.cmpi slt, %[[LATER]], %[[COUNT]]
+  // CHECK:           scf.if %[[MORE]] {
+  // CHECK:             "kv.producer_acquire"(%[[KEYS]], %[[LATER]])
+  // CHECK:             "kv.copy_start"(%[[KEYS]], %[[LATER]],
+  // NONE-LABEL:  gpu.func @copies
+  // NONE-NOT:      kv.ahead
+  // NONE:          gpu.return
+  gpu.func @copies(%c: !cache, %n: i32, %q: !q) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "cp_async", stages = 3 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    scf.for %j = %c0 to %n step %c1 : i32 {
+      %first = arith.muli %j, %c64 : i32
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+    }
+    gpu.return
+  }
+
+  // A producer's loop looks pages up one iteration before it copies from them.
+  // CHECK-LABEL: gpu.func @lookups
+  // CHECK:         %[[P0:.*]] = "kv.tile_pages"
+  // CHECK:         scf.for %[[J:.*]] = %{{.*}} iter_args(%[[P:.*]] = %[[P0]]) -> (i32)
+  // CHECK:           %[[FOLLOWING:.*]] = arith.addi %[[J]],
+  // CHECK:           %[[AT:.*]] = arith.muli %[[FOLLOWING]],
+  // CHECK:           %[[NEXT:.*]] = "kv.tile_pages"(%{{.*}}, %{{.*}}, %[[AT]], %{{.*}})
+  // CHECK:           "kv.producer_acquire"(%{{.*}}, %[[J]])
+  // CHECK:           "kv.copy_start"({{.*}}, %[[P]])
+  // CHECK:           scf.yield %[[NEXT]] : i32
+  // NONE-LABEL:  gpu.func @lookups
+  // NONE:          scf.for
+  // NONE:            "kv.tile_pages"
+  gpu.func @lookups(%c: !cache, %n: i32, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 3 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    scf.for %j = %c0 to %n step %c1 : i32 {
+      %first = arith.muli %j, %c64 : i32
+      %p = "kv.tile_pages"(%c, %c0, %first, %n) {rows = 64 : i64, step = 16 : i64} : (!cache, i32, i32, i32) -> i32
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m, %p) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map, i32) -> ()
+    }
+    gpu.return
+  }
+
+  // Left alone: a kernel that is not over tiles.
+  // CHECK-LABEL: gpu.func @plain
+  // CHECK-NOT:     scf.if
+  // CHECK:         gpu.return
+  gpu.func @plain(%n: i32) kernel {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 3 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    scf.for %j = %c0 to %n step %c1 : i32 {
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+    }
+    gpu.return
+  }
+}

@@ -1,0 +1,118 @@
+// RUN: kv-opt %s --select-kv-copies | FileCheck %s
+// RUN: kv-opt %s --select-kv-copies='stages=4' | FileCheck %s --check-prefix=STAGES
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!fp8 = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 32 : i64>
+!narrow = !kv.cache<"paged", bf16, 8 : i64, 96 : i64, false, 16 : i64, none, 1 : i64>
+!map = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+!tile = tensor<64x128xbf16, "shared">
+!acc = tensor<64x64xf32, "wgmma">
+
+gpu.module @kernels {
+  // Keys and values of a collection by TMA: a circular buffer each, of as many stages as the schedule says, and both ask
+  // for the pages of the keys' table. Values, whose rows past the end matter, are cleared after the wait; a tile is
+  // released behind its last use.
+  // CHECK-LABEL: gpu.func @tma
+  // CHECK-DAG:     %[[KEYS:.*]] = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 3 : i64, tile = tensor<64x128xbf16, "shared">}
+  // CHECK-DAG:     %[[VALUES:.*]] = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 3 : i64, tile = tensor<64x128xbf16, "shared">}
+  // CHECK:         %[[K:.*]] = "kv.key_cache"
+  // CHECK:         %[[V:.*]] = "kv.value_cache"
+  // CHECK:         scf.for %[[J:.*]] = %[[LOW:.*]] to
+  // CHECK:           %[[N:.*]] = arith.subi %[[J]], %[[LOW]]
+  // CHECK:           %[[P:.*]] = "kv.tile_pages"(%[[K]], {{.*}}) {rows = 64 : i64, step = 16 : i64}
+  // CHECK:           "kv.producer_acquire"(%[[KEYS]], %[[N]])
+  // CHECK:           "kv.copy_start"(%[[KEYS]], %[[N]], %[[K]], {{.*}}, %[[P]])
+  // CHECK:           %[[KT:.*]] = "kv.consumer_wait"(%[[KEYS]], %[[N]])
+  // CHECK-NOT:       "kv.tile_clear"
+  // CHECK:           "kv.tile_pages"(%[[K]],
+  // CHECK:           "kv.copy_start"(%[[VALUES]], {{.*}}, %[[V]],
+  // CHECK:           %[[VT:.*]] = "kv.consumer_wait"(%[[VALUES]],
+  // CHECK:           %[[BEGIN:.*]] = arith.subi
+  // CHECK:           %[[END:.*]] = arith.subi
+  // CHECK:           %[[CLEAR:.*]] = "kv.tile_clear"(%[[VT]], %[[BEGIN]], %[[END]])
+  // CHECK:           "kv.dot"(%{{.*}}, %[[KT]])
+  // CHECK:           "kv.consumer_release"(%[[KEYS]]
+  // CHECK:           arith.truncf
+  // CHECK:           "kv.dot"(%{{.*}}, %[[CLEAR]],
+  // CHECK:           "kv.consumer_release"(%[[VALUES]]
+  // STAGES-LABEL: gpu.func @tma
+  // STAGES-COUNT-2: stages = 4 : i64
+  gpu.func @tma(%pool: !pool, %layer: i32, %b: i32, %low: i32, %n: i32, %q: !tile, %start: tensor<64x128xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {stages = 3 : i64}} {
+    %c1 = arith.constant 1 : i32
+    %keys = "kv.key_cache"(%pool, %layer) : (!pool, i32) -> !cache
+    %values = "kv.value_cache"(%pool, %layer) : (!pool, i32) -> !cache
+    %r = scf.for %j = %low to %n step %c1 iter_args(%o = %start) -> (tensor<64x128xf32, "wgmma">) : i32 {
+      %k = "kv.tile_load"(%keys, %b, %b, %j, %low, %n, %m) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32, !map) -> !tile
+      %v = "kv.tile_load"(%values, %b, %b, %j, %low, %n, %m) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !map) -> !tile
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!tile, !tile) -> !acc
+      %p = arith.truncf %s : !acc to tensor<64x64xbf16, "wgmma">
+      %o2 = "kv.dot"(%p, %v, %o) {transpose_b = false} : (tensor<64x64xbf16, "wgmma">, !tile, tensor<64x128xf32, "wgmma">) -> tensor<64x128xf32, "wgmma">
+      scf.yield %o2 : tensor<64x128xf32, "wgmma">
+    }
+    gpu.return
+  }
+
+  // A loop in another, as of persistent blocks: uses go on counting from round to round, carried by the outer loop.
+  // CHECK-LABEL: gpu.func @rounds
+  // CHECK:         scf.for {{.*}} iter_args(%[[BEFORE:.*]] = %{{.*}}) -> (i32)
+  // CHECK:           scf.for %[[J:.*]] = %[[LOW:.*]] to %[[HIGH:.*]] step
+  // CHECK:             %[[INSIDE:.*]] = arith.subi %[[J]], %[[LOW]]
+  // CHECK:             %[[N:.*]] = arith.addi %[[BEFORE]], %[[INSIDE]]
+  // CHECK:             "kv.producer_acquire"(%{{.*}}, %[[N]])
+  // CHECK:           %[[ALL:.*]] = arith.subi %[[HIGH]], %[[LOW]]
+  // CHECK:           %[[COUNT:.*]] = arith.maxsi %[[ALL]], %
+  // CHECK:           %[[AFTER:.*]] = arith.addi %[[BEFORE]], %[[COUNT]]
+  // CHECK:           scf.yield %[[AFTER]] : i32
+  // STAGES-LABEL: gpu.func @rounds
+  gpu.func @rounds(%c: !cache, %low: i32, %n: i32, %q: !tile) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c1 = arith.constant 1 : i32
+    scf.for %t = %low to %n step %c1 : i32 {
+      scf.for %j = %low to %t step %c1 : i32 {
+        %k = "kv.tile_load"(%c, %t, %t, %j, %low, %n) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> !tile
+        %s = "kv.dot"(%q, %k) {transpose_b = true} : (!tile, !tile) -> !acc
+      }
+    }
+    gpu.return
+  }
+
+  // Without a descriptor: stored elements by cp.async, others are converted, and so are rows that are no whole swizzle
+  // atoms. Outside of a loop a buffer has one stage. Buffers of one name are numbered.
+  // CHECK-LABEL: gpu.func @others
+  // CHECK-DAG:     {buffer_name = "tile", copy = "cp_async", stages = 1 : i64, tile = tensor<64x128xbf16, "shared">}
+  // CHECK-DAG:     {buffer_name = "tile2", copy = "convert", stages = 1 : i64, tile = tensor<64x128xbf16, "shared">}
+  // CHECK-DAG:     {buffer_name = "tile3", copy = "convert", stages = 1 : i64, tile = tensor<64x96xbf16, "shared">}
+  // CHECK-DAG:     {buffer_name = "tile4", copy = "convert", stages = 1 : i64, tile = tensor<64x64xbf16, "shared">}
+  // CHECK-NOT:     "kv.tile_pages"
+  // CHECK-NOT:     "kv.tile_load"
+  // CHECK:         gpu.return
+  // STAGES-LABEL: gpu.func @others
+  // STAGES-COUNT-4: stages = 1 : i64
+  gpu.func @others(%c: !cache, %f: !fp8, %d: !narrow, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> !tile
+    %1 = "kv.tile_load"(%f, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!fp8, i32, i32, i32, i32, i32) -> !tile
+    %2 = "kv.tile_load"(%d, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!narrow, i32, i32, i32, i32, i32) -> tensor<64x96xbf16, "shared">
+    %3 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 64 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x64xbf16, "shared">
+    %s = "kv.dot"(%0, %1) {transpose_b = true} : (!tile, !tile) -> !acc
+    %t = "kv.dot"(%2, %2) {transpose_b = true} : (tensor<64x96xbf16, "shared">, tensor<64x96xbf16, "shared">) -> !acc
+    %u = "kv.dot"(%3, %3) {transpose_b = true} : (tensor<64x64xbf16, "shared">, tensor<64x64xbf16, "shared">) -> !acc
+    gpu.return
+  }
+
+  // Left alone: a load that does not lie in shared memory, and one of a kernel that is not over tiles.
+  // CHECK-LABEL: gpu.func @registers
+  // CHECK:         "kv.tile_load"
+  // CHECK-NOT:     kv.copy_start
+  gpu.func @registers(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16, "wgmma">
+    gpu.return
+  }
+
+  // CHECK-LABEL: gpu.func @plain
+  // CHECK:         "kv.tile_load"
+  // CHECK-NOT:     kv.copy_start
+  gpu.func @plain(%c: !cache, %i: i32) kernel {
+    %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> !tile
+    gpu.return
+  }
+}

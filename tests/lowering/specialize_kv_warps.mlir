@@ -1,0 +1,200 @@
+// RUN: kv-opt %s --specialize-kv-warps | FileCheck %s
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!map = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
+!tile = tensor<64x128xbf16, "shared">
+!acc = tensor<128x64xf32, "wgmma">
+!q = tensor<128x128xbf16, "shared">
+
+gpu.module @kernels {
+  // By TMA: one warp of the producer starts the copies, in a loop that carries nothing; the consumers keep the rest.
+  // Registers go from the producer to the consumers.
+  // CHECK-LABEL: gpu.func @tma
+  // CHECK:         %[[KEYS:.*]] = "kv.make_stages"
+  // CHECK:         %[[PRODUCER:.*]] = "kv.is_role"() {role = "producer"}
+  // CHECK:         scf.if %[[PRODUCER]] {
+  // CHECK-NEXT:      "kv.set_registers"() {action = "decrease", count = 24 : i64}
+  // CHECK-NEXT:      %[[WARP:.*]] = "kv.is_role"() {role = "producer_warp_0"}
+  // CHECK-NEXT:      scf.if %[[WARP]] {
+  // CHECK-NEXT:        scf.for %[[J:.*]] = %{{.*}} to %{{.*}} step %{{.*}} : i32 {
+  // CHECK-NEXT:          %[[FIRST:.*]] = arith.muli %[[J]],
+  // CHECK-NEXT:          "kv.producer_acquire"(%[[KEYS]], %[[J]])
+  // CHECK-NEXT:          "kv.copy_start"(%[[KEYS]], %[[J]], {{.*}}, %[[FIRST]],
+  // CHECK:         } else {
+  // CHECK-NEXT:      "kv.set_registers"() {action = "increase", count = 240 : i64}
+  // CHECK-NEXT:      scf.for {{.*}} iter_args
+  // CHECK-NOT:         kv.copy_start
+  // CHECK:             "kv.consumer_wait"(%[[KEYS]]
+  // CHECK:             "kv.consumer_release"(%[[KEYS]]
+  // CHECK:         } {kv.roles}
+  gpu.func @tma(%c: !cache, %n: i32, %q: !q, %start: !acc, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start) -> (!acc) : i32 {
+      %first = arith.muli %j, %c64 : i32
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (!q, !tile, !acc) -> !acc
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      scf.yield %s : !acc
+    }
+    gpu.return
+  }
+
+  // Other copies are of all the producer's threads, which need registers for addresses.
+  // CHECK-LABEL: gpu.func @cp_async
+  // CHECK:         "kv.set_registers"() {action = "decrease", count = 40 : i64}
+  // CHECK-NOT:     producer_warp
+  // CHECK:         "kv.copy_start"
+  // CHECK:         } else {
+  // CHECK-NEXT:      "kv.set_registers"() {action = "increase", count = 232 : i64}
+  gpu.func @cp_async(%c: !cache, %n: i32, %q: tensor<128x128xbf16, "shared">, %start: tensor<128x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "cp_async", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
+      %first = arith.muli %j, %c64 : i32
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %next = arith.addi %at, %c64 : i32
+      scf.yield %s, %next : tensor<128x64xf32, "wgmma">, i32
+    }
+    gpu.return
+  }
+
+  // With one consumer every thread has the most registers there are from the start.
+  // CHECK-LABEL: gpu.func @one_consumer
+  // CHECK:         kv.is_role
+  // CHECK-NOT:     kv.set_registers
+  // CHECK:         gpu.return
+  gpu.func @one_consumer(%c: !cache, %n: i32, %q: tensor<64x128xbf16, "shared">, %start: tensor<64x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {consumers = 1 : i64, producer = true}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<64x64xf32, "wgmma">, i32) : i32 {
+      %first = arith.muli %j, %c64 : i32
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<64x128xbf16, "shared">, !tile, tensor<64x64xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %next = arith.addi %at, %c64 : i32
+      scf.yield %s, %next : tensor<64x64xf32, "wgmma">, i32
+    }
+    gpu.return
+  }
+
+  // CHECK-LABEL: gpu.func @three_consumers
+  // CHECK:         "kv.set_registers"() {action = "decrease", count = 32 : i64}
+  // CHECK:         "kv.set_registers"() {action = "increase", count = 160 : i64}
+  gpu.func @three_consumers(%c: !cache, %n: i32, %q: tensor<192x128xbf16, "shared">, %start: tensor<192x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 512, 1, 1>, kv.schedule = {consumers = 3 : i64, producer = true}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<192x64xf32, "wgmma">, i32) : i32 {
+      %first = arith.muli %j, %c64 : i32
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<192x128xbf16, "shared">, !tile, tensor<192x64xf32, "wgmma">) -> tensor<192x64xf32, "wgmma">
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %next = arith.addi %at, %c64 : i32
+      scf.yield %s, %next : tensor<192x64xf32, "wgmma">, i32
+    }
+    gpu.return
+  }
+
+  // Left alone: a schedule without a producer.
+  // CHECK-LABEL: gpu.func @no_producer
+  // CHECK-NOT:     kv.is_role
+  // CHECK-NOT:     kv.set_registers
+  // CHECK:         gpu.return
+  gpu.func @no_producer(%c: !cache, %n: i32, %q: tensor<128x128xbf16, "shared">, %start: tensor<128x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = false}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
+      %first = arith.muli %j, %c64 : i32
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %next = arith.addi %at, %c64 : i32
+      scf.yield %s, %next : tensor<128x64xf32, "wgmma">, i32
+    }
+    gpu.return
+  }
+
+  // A number that the loop carries and a copy needs is carried by the producer's loop too, and nothing else is.
+  // CHECK-LABEL: gpu.func @carried
+  // CHECK:         "kv.is_role"() {role = "producer_warp_0"}
+  // CHECK:         scf.for {{.*}} iter_args(%[[AT:.*]] = %{{.*}}) -> (i32) : i32 {
+  // CHECK:           %[[FIRST:.*]] = arith.addi %[[AT]],
+  // CHECK:           "kv.copy_start"({{.*}}, %[[FIRST]],
+  // CHECK:           %[[NEXT:.*]] = arith.addi %[[AT]],
+  // CHECK:           scf.yield %[[NEXT]] : i32
+  gpu.func @carried(%c: !cache, %n: i32, %q: tensor<128x128xbf16, "shared">, %start: tensor<128x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
+      %first = arith.addi %at, %c64 : i32
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %next = arith.addi %at, %c64 : i32
+      scf.yield %s, %next : tensor<128x64xf32, "wgmma">, i32
+    }
+    gpu.return
+  }
+
+  // Left alone: a copy whose address is a result of control flow.
+  // CHECK-LABEL: gpu.func @branch
+  // CHECK-NOT:     kv.is_role
+  // CHECK-NOT:     kv.set_registers
+  // CHECK:         gpu.return
+  gpu.func @branch(%c: !cache, %n: i32, %q: tensor<128x128xbf16, "shared">, %start: tensor<128x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
+      %some = arith.cmpi slt, %j, %n : i32
+      %first = scf.if %some -> (i32) {
+        scf.yield %at : i32
+      } else {
+        scf.yield %c0 : i32
+      }
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %next = arith.addi %at, %c64 : i32
+      scf.yield %s, %next : tensor<128x64xf32, "wgmma">, i32
+    }
+    gpu.return
+  }
+
+  // Left alone: a kernel that copies nothing.
+  // CHECK-LABEL: gpu.func @no_copies
+  // CHECK-NOT:     kv.is_role
+  // CHECK:         gpu.return
+  gpu.func @no_copies() kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
+    gpu.return
+  }
+}

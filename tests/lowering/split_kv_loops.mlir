@@ -1,0 +1,428 @@
+// RUN: kv-opt %s --split-kv-loops --canonicalize | FileCheck %s
+// RUN: kv-opt %s --split-kv-loops='skip=false' --canonicalize | FileCheck %s --check-prefix=UNMASK
+// RUN: kv-opt %s --split-kv-loops='unmask=false' --canonicalize | FileCheck %s --check-prefix=SKIP
+
+!tile = tensor<64x32xf32>
+
+gpu.module @kernels {
+  // Causal, 64 rows from %first on: the last key that any of them sees is %first + 63. A tile whose last key is at most
+  // %first is seen whole.
+  // CHECK-LABEL: gpu.func @causal(
+  // CHECK-SAME:    %[[FIRST:[a-z0-9]+]]: i32, %[[N:[a-z0-9]+]]: i32, %[[X:[a-z0-9]+]]: tensor<64x32xf32>, %
+  // CHECK:         %[[LAST:.*]] = arith.addi %[[FIRST]], %c95_i32
+  // CHECK:         %[[SOME:.*]] = arith.maxsi %[[LAST]], %c0_i32
+  // CHECK:         %[[TILES:.*]] = arith.divui %[[SOME]], %c32_i32
+  // CHECK:         %[[END:.*]] = arith.minsi %[[N]], %[[TILES]]
+  // CHECK:         scf.for %[[J:.*]] = %c0_i32 to %[[END]] step %c1_i32
+  // CHECK:           %[[KEYS:.*]] = arith.muli %[[J]], %c-32_i32
+  // CHECK:           %[[REST:.*]] = arith.addi %[[KEYS]], %
+  // CHECK:           %[[WHOLE:.*]] = arith.cmpi sge, %[[REST]], %c0_i32
+  // CHECK:           scf.if %[[WHOLE]] -> (tensor<64x32xf32>) {
+  // CHECK-NEXT:        scf.yield %[[X]] : tensor<64x32xf32>
+  // CHECK-NEXT:      } else {
+  // CHECK:             "kv.tile_index"
+  // CHECK:             arith.cmpi sle, %{{.*}} : tensor<64x32xi32>
+  // CHECK:             "kv.tile_mask"(%[[X]]
+  // CHECK-NOT:       kv.tile_index
+  // CHECK:         gpu.return
+  // UNMASK-LABEL: gpu.func @causal(
+  // UNMASK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // UNMASK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
+  // UNMASK:           scf.if
+  // SKIP-LABEL:   gpu.func @causal(
+  // SKIP:           %[[END:.*]] = arith.minsi
+  // SKIP:           scf.for %{{.*}} = %c0_i32 to %[[END]] step
+  // SKIP-NOT:       scf.if
+  // SKIP:           "kv.tile_mask"
+  gpu.func @causal(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %qb = tensor.splat %first : tensor<64xi32>
+      %qi = "kv.tile_index"() : () -> tensor<64xi32>
+      %q = arith.addi %qb, %qi : tensor<64xi32>
+      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
+      %m = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
+      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // A sliding window: the first key that any row sees bounds the loop from below, the last from above; a tile is seen
+  // whole where both comparisons hold for all of it.
+  // CHECK-LABEL: gpu.func @window(
+  // CHECK:         %[[HIGH:.*]] = arith.minsi %{{.*}}, %{{.*}} : i32
+  // CHECK:         arith.maxsi
+  // CHECK:         arith.divui
+  // CHECK:         %[[LOW:.*]] = arith.maxsi %{{.*}}, %c0_i32
+  // CHECK:         scf.for %{{.*}} = %[[LOW]] to %[[HIGH]] step
+  // CHECK:           %[[A:.*]] = arith.cmpi sge
+  // CHECK:           %[[B:.*]] = arith.cmpi sge
+  // CHECK:           %[[BOTH:.*]] = arith.andi %[[A]], %[[B]] : i1
+  // CHECK:           scf.if %[[BOTH]]
+  gpu.func @window(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %qb = tensor.splat %first : tensor<64xi32>
+      %qi = "kv.tile_index"() : () -> tensor<64xi32>
+      %q = arith.addi %qb, %qi : tensor<64xi32>
+      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
+      %a = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
+      %size = arith.constant dense<100> : tensor<64x32xi32>
+      %from = arith.subi %qs, %size : tensor<64x32xi32>
+      %b = arith.cmpi sgt, %ks, %from : tensor<64x32xi32>
+      %m = arith.andi %a, %b : tensor<64x32xi1>
+      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Chunks: a quotient by a positive number keeps order, so both its bounds are known.
+  // CHECK-LABEL: gpu.func @chunks(
+  // CHECK:         arith.floordivsi
+  // CHECK:         arith.floordivsi
+  // CHECK:         arith.maxsi
+  // CHECK:         scf.for
+  // CHECK:           scf.if
+  gpu.func @chunks(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %qb = tensor.splat %first : tensor<64xi32>
+      %qi = "kv.tile_index"() : () -> tensor<64xi32>
+      %q = arith.addi %qb, %qi : tensor<64xi32>
+      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
+      %size = arith.constant dense<48> : tensor<64x32xi32>
+      %number = arith.floordivsi %qs, %size : tensor<64x32xi32>
+      %from = arith.muli %number, %size : tensor<64x32xi32>
+      %m = arith.cmpi sge, %ks, %from : tensor<64x32xi32>
+      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // The bound of a vector, broadcast after it was compared.
+  // CHECK-LABEL: gpu.func @keys_that_exist(
+  // CHECK:         arith.minsi
+  // CHECK:         scf.for
+  // CHECK:           scf.if
+  gpu.func @keys_that_exist(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %count = tensor.splat %first : tensor<32xi32>
+      %exists = arith.cmpi slt, %k, %count : tensor<32xi32>
+      %m = "kv.tile_broadcast"(%exists) {dimension = 1 : i64} : (tensor<32xi1>) -> tensor<64x32xi1>
+      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // A loop of another step keeps its range.
+  // CHECK-LABEL: gpu.func @steps_of_two(
+  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step %c2_i32
+  // CHECK:           scf.if
+  gpu.func @steps_of_two(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %c2 = arith.constant 2 : i32
+    %r = scf.for %j = %c0 to %n step %c2 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %qb = tensor.splat %first : tensor<64xi32>
+      %qi = "kv.tile_index"() : () -> tensor<64xi32>
+      %q = arith.addi %qb, %qi : tensor<64xi32>
+      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
+      %m = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
+      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Left alone: a mask that holds where either of two comparisons does.
+  // CHECK-LABEL: gpu.func @either(
+  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
+  // CHECK-NOT:       scf.if
+  // CHECK:           "kv.tile_mask"
+  gpu.func @either(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %qb = tensor.splat %first : tensor<64xi32>
+      %qi = "kv.tile_index"() : () -> tensor<64xi32>
+      %q = arith.addi %qb, %qi : tensor<64xi32>
+      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
+      %a = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
+      %b = arith.cmpi sgt, %ks, %qs : tensor<64x32xi32>
+      %m = arith.ori %a, %b : tensor<64x32xi1>
+      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Left alone: equality bounds nothing here.
+  // CHECK-LABEL: gpu.func @equal(
+  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
+  // CHECK-NOT:       scf.if
+  // CHECK:           "kv.tile_mask"
+  gpu.func @equal(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %qb = tensor.splat %first : tensor<64xi32>
+      %qi = "kv.tile_index"() : () -> tensor<64xi32>
+      %q = arith.addi %qb, %qi : tensor<64xi32>
+      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
+      %m = arith.cmpi eq, %ks, %qs : tensor<64x32xi32>
+      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Left alone: unsigned comparisons, of positions that may be negative.
+  // CHECK-LABEL: gpu.func @unsigned(
+  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
+  // CHECK-NOT:       scf.if
+  // CHECK:           "kv.tile_mask"
+  gpu.func @unsigned(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %qb = tensor.splat %first : tensor<64xi32>
+      %qi = "kv.tile_index"() : () -> tensor<64xi32>
+      %q = arith.addi %qb, %qi : tensor<64xi32>
+      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
+      %m = arith.cmpi ule, %ks, %qs : tensor<64x32xi32>
+      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Left alone: positions that come from memory, as a user's mask may have them.
+  // CHECK-LABEL: gpu.func @from_memory(
+  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
+  // CHECK-NOT:       scf.if
+  // CHECK:           "kv.tile_mask"
+  gpu.func @from_memory(%first: i32, %n: i32, %x: !tile, %init: !tile, %table: memref<?xi32>, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %qb = tensor.splat %first : tensor<64xi32>
+      %qi = "kv.tile_index"() : () -> tensor<64xi32>
+      %q = arith.addi %qb, %qi : tensor<64xi32>
+      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
+      %found = "kv.tile_gather"(%table, %every, %q) : (memref<?xi32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64xi32>
+      %ats = "kv.tile_broadcast"(%found) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
+      %m = arith.cmpi sle, %ks, %ats : tensor<64x32xi32>
+      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Left alone: a mask that depends on the scores.
+  // CHECK-LABEL: gpu.func @of_scores(
+  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
+  // CHECK-NOT:       scf.if
+  // CHECK:           "kv.tile_mask"
+  gpu.func @of_scores(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %zero = arith.constant dense<0.0> : !tile
+      %m = arith.cmpf ogt, %x, %zero : !tile
+      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Left alone: a quotient by a negative number turns the order round.
+  // CHECK-LABEL: gpu.func @falling_quotient(
+  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
+  // CHECK-NOT:       scf.if
+  // CHECK:           "kv.tile_mask"
+  gpu.func @falling_quotient(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %qb = tensor.splat %first : tensor<64xi32>
+      %qi = "kv.tile_index"() : () -> tensor<64xi32>
+      %q = arith.addi %qb, %qi : tensor<64xi32>
+      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
+      %minus = arith.constant dense<-2> : tensor<64x32xi32>
+      %half = arith.floordivsi %qs, %minus : tensor<64x32xi32>
+      %m = arith.cmpi sle, %ks, %half : tensor<64x32xi32>
+      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Left alone: a kernel that is not marked as one over tiles.
+  // CHECK-LABEL: gpu.func @no_tiles_kernel(
+  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
+  // CHECK-NOT:       scf.if
+  // CHECK:           "kv.tile_mask"
+  gpu.func @no_tiles_kernel(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %qb = tensor.splat %first : tensor<64xi32>
+      %qi = "kv.tile_index"() : () -> tensor<64xi32>
+      %q = arith.addi %qb, %qi : tensor<64xi32>
+      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
+      %m = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
+      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Left alone: a mask in no loop.
+  // CHECK-LABEL: gpu.func @no_loop(
+  // CHECK-NOT:     scf.if
+  // CHECK:         "kv.tile_mask"
+  gpu.func @no_loop(%x: !tile, %n: i32, %out: memref<?x32xf32>, %every: tensor<64xi1>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %i = "kv.tile_index"() : () -> tensor<64xi32>
+    %limit = tensor.splat %n : tensor<64xi32>
+    %rows = arith.cmpi slt, %i, %limit : tensor<64xi32>
+    %m = "kv.tile_broadcast"(%rows) {dimension = 0 : i64} : (tensor<64xi1>) -> tensor<64x32xi1>
+    %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+    "kv.tile_store_rows"(%y, %out, %every, %i) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Left alone: a loop over indices, which positions are not.
+  // CHECK-LABEL: gpu.func @index_loop(
+  // CHECK:         scf.for %{{.*}} = %c0 to %{{.*}} step %c1
+  // CHECK-NOT:       scf.if
+  // CHECK:           "kv.tile_mask"
+  gpu.func @index_loop(%n: index, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %rows: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : index
+    %c1 = arith.constant 1 : index
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) {
+      %jj = arith.index_cast %j : index to i32
+      %from = tensor.splat %jj : tensor<32xi32>
+      %i = "kv.tile_index"() : () -> tensor<32xi32>
+      %below = arith.cmpi sle, %from, %i : tensor<32xi32>
+      %m = "kv.tile_broadcast"(%below) {dimension = 1 : i64} : (tensor<32xi1>) -> tensor<64x32xi1>
+      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %rows) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+}

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Every cache operation over tables that hold anything: lengths, offsets, counts and page ids of any 32 bits.
+
+Nothing is asked of the results. What is written outside an operation's arrays shows in the guards around them; an
+access outside of them ends the process, or is an error of the PTX interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import kvarn as kv
+from kvarn.dialect import dtypes
+
+ANY = np.array([0, 1, 3, 7, 17, 40, 100_000, 2**30, 2**31 - 1, 2**31, 2**32 - 7, 2**32 - 1], np.uint32)
+HEADS, SIZE, BATCH, TOKENS, SLOTS, REGIONS = 2, 16, 3, 6, 24, 5
+GUARD = 64  # elements before and after an array
+_PATTERN = 0x5A
+
+
+class Memory:
+    """Arrays with guards around them."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng, self.guarded = rng, []
+
+    def array(self, shape: tuple[int, ...], dtype: Any = "f32", fill: Any = 0.5) -> np.ndarray:
+        """An array of a dtype between two guards."""
+        found = dtypes.of(dtype).numpy
+        size = int(np.prod(shape)) * found.itemsize
+        bytes_ = np.full(size + 2 * GUARD * 8, _PATTERN, np.uint8)
+        self.guarded.append((bytes_[: GUARD * 8], bytes_[GUARD * 8 + size :]))
+        made = bytes_[GUARD * 8 : GUARD * 8 + size].view(found).reshape(shape)
+        made[...] = np.asarray(fill).astype(found)
+        return made
+
+    def table(self, *shape: int) -> np.ndarray:
+        """Any 32 bits: small numbers and extremes."""
+        small = self.rng.integers(0, TOKENS + 1, shape)
+        return self.array(shape, "u32", np.where(self.rng.random(shape) < 0.5, small, self.rng.choice(ANY, shape)))
+
+    def offsets(self) -> np.ndarray:
+        """Row offsets: right ones, right ones but for an entry, or any 32 bits."""
+        found = self.table(BATCH + 1)
+        if self.rng.random() < 0.7:
+            entry, keep = self.rng.integers(0, BATCH + 1), self.rng.random() < 0.3
+            other = found[entry]
+            found[...] = np.sort(self.rng.integers(0, TOKENS + 1, BATCH + 1))
+            found[entry] = found[entry] if keep else other
+        return found
+
+    def unharmed(self) -> bool:
+        return all((g == _PATTERN).all() for pair in self.guarded for g in pair)
+
+
+def collection(m: Memory, kind: str, dtype: str = "f32", is_mla: bool = False, size: int = SIZE) -> Any:
+    """A collection whose lengths and table hold anything."""
+    heads, halves = (1, 1) if is_mla else (HEADS, 2)
+    lengths = m.table(BATCH)
+    if kind == "continuous":
+        blocks = m.array((REGIONS, halves, 2, SLOTS, heads, size), dtype)
+        return kv.ContinuousBatchingKVCacheCollection(blocks, lengths, m.table(BATCH), 4, SLOTS)
+    if kind == "fa3":
+        blocks = m.array((2, REGIONS, 8, heads, size), dtype)
+        return kv.PagedKVCacheFA3FallbackCollection(blocks, lengths, m.table(2, BATCH, 3), 4, SLOTS)
+    blocks = m.array((REGIONS, halves, 2, 8, heads, size), dtype)
+    scales = () if dtype != "i8" else (m.array((REGIONS, halves, 2, 8, heads, 1)), SIZE)
+    return kv.PagedKVCacheCollection(blocks, lengths, m.table(BATCH, 3), 4, SLOTS, *scales)
+
+
+def _attention(m: Memory, kind: str) -> None:
+    c = collection(m, kind)
+    query, out = m.array((TOKENS, 4, SIZE)), m.array((TOKENS, 4, SIZE))
+    more: dict[str, Any] = {"lse": m.array((TOKENS, 4)), "return_lse": True}
+    for options in ({}, {"mask": "null"}, {"window": 5}, {"chunk": 4}, {"kv_offsets": m.offsets()}):
+        kv.ops.attention(c, 1, query, m.offsets(), out=out, **more, **options)
+    padded = m.array((BATCH, 2, 4, SIZE))
+    kv.ops.attention_padded(c, 1, padded, m.table(BATCH), out=m.array(padded.shape))
+    keys, values = (kv.KVCacheMHAOperand(x) for x in (c.get_key_cache(0), c.get_value_cache(0)))
+    kv.ops.attention(keys, values, query, m.offsets(), out=out)
+
+
+def _operands(m: Memory, kind: str) -> None:
+    query, out = m.array((TOKENS, 4, SIZE)), m.array((TOKENS, 4, SIZE))
+    for dense in (True, False):
+        right = m.array((BATCH,), "u32", 3) if dense else m.array((BATCH + 1,), "u32", np.arange(BATCH + 1))
+        if dense:
+            made = [kv.LayoutTensorMHAOperand(m.array((BATCH, 9, HEADS, SIZE)), lengths=right) for _ in range(2)]
+        else:
+            made = [kv.RaggedMHAOperand(m.array((11, HEADS, SIZE)), right) for _ in range(2)]
+        right[...] = m.table(BATCH) if dense else m.offsets()  # what was checked when they were made
+        for options in ({}, {"window": 5}, {"chunk": 4}):
+            kv.ops.attention(*made, query, m.offsets(), out=out, **options)
+
+
+def _appends(m: Memory, kind: str) -> None:
+    key, value = m.array((TOKENS, HEADS, SIZE)), m.array((TOKENS, HEADS, SIZE))
+    freqs = m.array((SLOTS, SIZE))
+    for dtype in ("f32", "i8") if kind == "paged" else ("f32",):
+        c = collection(m, kind, dtype)
+        kv.ops.append(c, 1, key, value, m.offsets())
+        if dtype == "f32":
+            query, out = m.array((TOKENS, 4, SIZE)), m.array((TOKENS, 4, SIZE))
+            kv.ops.rope_append(c, 0, query, key, value, m.offsets(), freqs, query_out=out)
+            kv.ops.store_ragged(c.get_key_cache(0), key, m.offsets())
+            kv.ops.store_padded(c.get_value_cache(1), m.array((BATCH, 2, HEADS, SIZE)), m.table(BATCH))
+
+
+def _updates(m: Memory, kind: str) -> None:
+    c, gamma, freqs = collection(m, kind), m.array((SIZE,)), m.array((SLOTS, SIZE))
+    query, out = m.array((TOKENS, 4, SIZE)), m.array((TOKENS, 4, SIZE))
+    kv.ops.rms_norm(c.get_key_cache(0), gamma, 1e-6, m.offsets())
+    kv.ops.radd(c, 1, m.array((TOKENS, 2 * HEADS * SIZE)), m.table(BATCH), 1)
+    kv.ops.iadd_2m(c, 1, m.array((2 * TOKENS, HEADS * SIZE)), m.offsets())
+    kv.ops.rope(c, 0, query, m.offsets(), freqs, query_out=out)
+    kv.ops.rope(c, 0, query, m.offsets(), freqs, query_out=out, position_ids=m.table(1, TOKENS))
+    padded = m.array((BATCH, 2, 4, SIZE))
+    kv.ops.rope_padded(c, 0, padded, m.table(BATCH), freqs, query_out=m.array(padded.shape))
+    kv.ops.qk_norm(c, 1, query, m.offsets(), gamma, gamma, freqs_cis=freqs, query_out=out)
+
+
+def _copies(m: Memory, kind: str) -> None:
+    c, d = collection(m, kind), collection(m, "paged")
+    kv.ops.gather(c.get_key_cache(0), m.table(TOKENS, 2), m.offsets(), m.array((TOKENS, 2, HEADS, SIZE)))
+    kv.ops.copy_pages(c, m.table(4), m.table(4))
+    kv.ops.transfer_pages(c, collection(m, kind), m.table(4), m.table(4))
+    kv.ops.convert(c.get_key_cache(0), d.get_key_cache(1))
+    pages = kv.ForeignPages.flashinfer(m.array((REGIONS, 2, 8, HEADS, SIZE)), m.table(BATCH), m.table(BATCH, 3))
+    kv.ops.convert(pages.key, c.get_value_cache(0))
+    kv.ops.convert(c.get_value_cache(1), pages.value)
+
+
+def _latent(m: Memory, kind: str) -> None:
+    if kind == "fa3":
+        return  # has no latent form
+    c = collection(m, kind, is_mla=True)
+    query, out = m.array((TOKENS, 4, SIZE)), m.array((TOKENS, 4, 8))
+    kv.ops.mla_attention(c, 1, query, m.offsets(), value_size=8, out=out)
+    if kind == "paged":
+        lists = {"indices": m.table(TOKENS, 5), "topk_lengths": m.table(TOKENS)}
+        kv.ops.mla_attention(c, 1, query, m.offsets(), value_size=8, out=out, **lists)
+    rows, offsets = m.array((9, SIZE)), m.table(BATCH)
+    kv.ops.mla_decompress(c.get_key_cache(0), m.offsets(), offsets, rows)
+    plan = kv.ops.MlaPrefillPlan(m.table(2, BATCH + 1), m.table(2, BATCH), m.table(2))
+    kv.ops.mla_prefill_plan(m.offsets(), m.table(BATCH), 8, 2, plan)
+    key, value = m.array((9, 4, 8)), m.array((9, 4, 8))
+    more = {"out": m.array((TOKENS, 4, 8)), "lse": m.array((TOKENS, 4))}
+    kv.ops.mla_prefill_chunk(c, 0, query, m.offsets(), key, value, m.offsets(), offsets, **more)
+
+
+def _kernels(m: Memory, kind: str) -> None:
+    """The kernels that GPUs have besides."""
+    size, masks = 64, ({}, {"mask": "null"}, {"window": 5}, {"chunk": 4})
+    c = collection(m, kind, "bf16", size=size)
+    query, out = m.array((TOKENS, 4, size), "bf16"), m.array((TOKENS, 4, size), "bf16")
+    padded, padded_out = (m.array((BATCH, 2, 4, size), "bf16") for _ in range(2))
+    for schedule in ({"kind": "prefill"}, {"kind": "decode", "max_queries": 2, "max_batch": 4}):
+        options = masks[m.rng.integers(0, len(masks))]
+        kv.ops.attention(c, 1, query, m.offsets(), out=out, schedule=schedule, **options)
+        kv.ops.attention_padded(c, 1, padded, m.table(BATCH), out=padded_out, schedule=schedule, **options)
+    if kind == "paged":
+        c = collection(m, kind, "bf16", is_mla=True, size=144)
+        query, out = m.array((TOKENS, 4, 144), "bf16"), m.array((TOKENS, 4, 128), "bf16")
+        lists = {"indices": m.table(TOKENS, 5), "topk_lengths": m.table(TOKENS)}
+        for options in ({}, lists):
+            kv.ops.mla_attention(c, 1, query, m.offsets(), value_size=128, out=out, **options)
+
+
+def _batches(m: Memory, kind: str) -> None:
+    a, b, out = m.array((4, 8)), m.array((5, 8)), m.array((9, 8))
+    kv.ops.merge_ragged(a, m.offsets(), b, m.offsets(), out, m.offsets())
+    kv.ops.shift_tokens(m.table(TOKENS), m.offsets(), m.table(BATCH), m.table(TOKENS))
+    kv.ops.remap_sparse_indices(m.table(TOKENS, 3), m.offsets(), m.table(BATCH, 3), 8, 5, m.table(TOKENS, 3))
+    kv.ops.cache_row_offsets(m.offsets(), m.table(BATCH), m.offsets())
+    kv.ops.increment_cache_lengths(m.table(BATCH), m.offsets())
+
+
+FAMILIES: dict[str, Callable[[Memory, str], None]] = {
+    "attention": _attention, "operands": _operands, "appends": _appends, "updates": _updates, "copies": _copies,
+    "latent": _latent, "batches": _batches, "kernels": _kernels,
+}  # fmt: skip
+KINDS = ("paged", "continuous", "fa3")
+OF_NO_CACHE = ("operands", "batches")
+OF_GPUS = ("kernels",)
+
+
+def run(family: str, kind: str, seed: int) -> None:
+    """Run a family of operations over one draw of tables; AssertionError where something was written outside."""
+    memory = Memory(np.random.default_rng(seed))
+    FAMILIES[family](memory, kind)
+    assert memory.unharmed(), f"{family} over {kind}, seed {seed}: written outside of an array"

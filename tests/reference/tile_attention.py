@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The attention kernel over tiles, compiled for a GPU, run by the PTX interpreter and compared with a float64 model.
+
+What a schedule may choose (consumer warpgroups, a producer, copies, stages, overlap, turns) is given entry by entry,
+and passes may be left out: whatever is chosen, the output is that of the model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from mlir import ir
+
+import kvarn as kv
+from kvarn.dialect import dtypes, tma_layout
+from kvarn.dialect.layout import CollectionSpec
+from kvarn.lowering.expand.attention_common import Case
+from kvarn.lowering.expand.attention_tiles import attention_kernel
+from kvarn.lowering.rewrite import kernels
+
+from . import attention as reference
+from . import emulated, ptx
+from .random_caches import Problem, random_query, stored_problem
+
+TARGET = "sm_90a"
+LAYER = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a schedule chooses.
+
+    Attributes
+    ----------
+    consumers : int
+        Warpgroups of 64 query rows.
+    keys : int
+        Keys of a tile.
+    producer, maps : bool
+        Whether a warpgroup of its own copies, and whether copies are by TMA.
+    stages : int
+    blocks : int, optional
+        Persistent blocks, which share the tiles of query rows; by default a block a tile.
+    entries : tuple
+        Further entries of the schedule, as (name, bool or int).
+    disable : tuple of str
+        Passes that are left out.
+    options : tuple
+        Options of passes, as (pass, text).
+    """
+
+    consumers: int = 1
+    keys: int = 64
+    producer: bool = True
+    maps: bool = True
+    stages: int = 2
+    blocks: int | None = None
+    entries: tuple[tuple[str, Any], ...] = ()
+    disable: tuple[str, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return 64 * self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + self.producer)
+
+    def schedule(self) -> str:
+        """The attribute ``kv.schedule``, in MLIR's syntax."""
+        entries = {"consumers": self.consumers, "producer": self.producer, "stages": self.stages, **dict(self.entries)}
+        return "{" + ", ".join(f"{n} = {_text(v)}" for n, v in entries.items()) + "}"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value} : i64"
+
+
+def trace(case: Case, spec: CollectionSpec, choice: Choice) -> ir.Module:
+    """The kernel of a case, with the schedule on it, before any pass."""
+    kernel = attention_kernel(case, choice.rows, choice.keys, choice.threads, {"min_blocks": 1})
+    box = (
+        tma_layout.launch_tile(spec.cache, min(spec.cache.page_size or choice.keys, choice.keys))
+        if choice.maps
+        else None
+    )
+    rows, offsets = kv.Buffer[case.query, case.rank], kv.Buffer[kv.i32, 1]
+    given = [
+        spec, kv.i32, None, None, rows, offsets, None, kv.f32, rows, kv.Buffer[kv.f32, 1] if case.sinks else None,
+        kv.Buffer[kv.f32, case.rank - 1] if case.lse else None, kv.Buffer[kv.f32, 1] if case.alibi else None, kv.i32,
+        box, box,
+    ]  # fmt: skip
+    module = kernel.trace(given)
+    (function,) = kernels(module)
+    function.attributes["kv.schedule"] = ir.Attribute.parse(choice.schedule(), module.context)
+    return module
+
+
+@functools.cache
+def compiled(case: Case, spec: CollectionSpec, choice: Choice) -> Any:
+    """The kernel of a case for the target."""
+    return kv.compile(
+        trace(case, spec, choice), target=TARGET, disable=list(choice.disable), options=dict(choice.options)
+    )
+
+
+@dataclass
+class Batch:
+    """A random batch: a collection whose tokens are all stored, and queries of a group per KV head."""
+
+    problem: Problem
+    query: np.ndarray
+    group: int
+    sinks: np.ndarray
+    slopes: np.ndarray
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def batch(
+    cached: Sequence[int], new: Sequence[int], *, group: int = 4, kind: str = "paged", dtype: str = "bf16",
+    head_size: int = 64, page_size: int = 16, num_heads: int = 1, seed: int = 0, **shape: Any,
+) -> Batch:  # fmt: skip
+    """A batch in which every slot and page that holds no token is NaN; pages are in random order."""
+    rng, problem = stored_problem(
+        seed, kind, dtype, cached=cached, new=new, head_size=head_size, page_size=page_size, num_heads=num_heads,
+        **shape,
+    )  # fmt: skip
+    query = random_query(rng, problem, num_heads * group)
+    heads = num_heads * group
+    return Batch(problem, query, group, rng.standard_normal(heads).astype(np.float32),
+                 (-np.abs(rng.standard_normal(heads)) / 8).astype(np.float32))  # fmt: skip
+
+
+def case_of(
+    b: Batch, mask: str = "causal", span: int = 0, softcap: float = 0.0, *, sinks: bool = False, slopes: bool = False,
+    lse: bool = True, padded: bool = False,
+) -> Case:  # fmt: skip
+    """The case of a batch."""
+    spec, query = b.problem.collection.cache_spec, dtypes.of(b.query.dtype)
+    return Case(
+        spec, query, query, b.query.shape[1], spec.head_size, mask=mask, span=span, softcap=softcap, sinks=sinks,
+        lse=lse, alibi=slopes, padded=padded,
+    )  # fmt: skip
+
+
+def run(
+    b: Batch, case: Case, choice: Choice, scale: float | None = None, order: ptx.Schedule | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Output and log-sum-exp [T, heads, ...] of the kernel; rows that it does not write stay 77."""
+    c, offsets, query = b.problem.collection, b.problem.row_offsets.astype(np.int32), b.query
+    counts, width = np.diff(offsets), int(np.diff(offsets).max(initial=1)) + 2
+    if case.padded:
+        query, extents = reference.padded(query, offsets, width, np.nan), counts.astype(np.int32)
+        tiles = len(counts) * -(-width * b.group // choice.rows)
+    else:
+        extents, tiles = offsets, len(query) * b.group // choice.rows + len(counts)
+    out, lse = np.full_like(query, 77), np.full(query.shape[:-1], 77, np.float32)
+    given = [c, LAYER, query, extents, np.float32(query.shape[-1] ** -0.5 if scale is None else scale), out]
+    given += [b.sinks] * case.sinks + [lse] * case.lse + [b.slopes] * case.alibi + [tiles]
+    if choice.maps:
+        rows = min(case.spec.page_size or choice.keys, choice.keys)
+        given += [x.create_tma_tile(tile_rows=rows) for x in (c.get_key_cache(LAYER), c.get_value_cache(LAYER))]
+    blocks = choice.blocks or tiles * case.spec.num_heads
+    emulated.launch(compiled(case, c.spec, choice), blocks, choice.threads, given, order)
+    if case.padded:
+        past = [(out[i, n:], lse[i, n:]) for i, n in enumerate(counts)]
+        assert all((x == 77).all() and (y == 77).all() for x, y in past if case.lse), "a row past the last was written"
+        out, lse = (np.concatenate([x[i, :n] for i, n in enumerate(counts)]) for x in (out, lse))
+    return out, lse
+
+
+def check(
+    b: Batch,
+    choice: Choice,
+    *,
+    scale: float | None = None,
+    orders: Sequence[ptx.Schedule | None] = (None,),
+    **what: Any,
+) -> None:
+    """The output and the log-sum-exp are the model's, whatever the hardware chooses."""
+    case = case_of(b, **what)
+    spans = {"window": case.span} if case.mask == "sliding_window" else {"chunk": case.span}
+    want, want_lse = reference.attention(
+        b.problem.collection, LAYER, b.query, b.problem.row_offsets, scale=scale, mask=case.mask, softcap=case.softcap,
+        sinks=b.sinks if case.sinks else None, alibi_slopes=b.slopes if case.alibi else None, **spans,
+    )  # fmt: skip
+    for order in orders:
+        out, lse = run(b, case, choice, scale, order)
+        found = out.astype(np.float64)
+        assert np.isfinite(found).all(), f"not finite at {np.argwhere(~np.isfinite(found))[0]}, order {order}"
+        biggest = max(1.0, np.abs(want).max(initial=0))
+        np.testing.assert_allclose(found / biggest, want / biggest, rtol=2e-2, atol=2e-2, err_msg=f"order {order}")
+        if case.lse:
+            precise = 1e-3 if case.spec.dtype is case.query else 2e-2  # elements are rounded to the query's type
+            np.testing.assert_allclose(lse, want_lse, rtol=precise, atol=precise, err_msg=f"order {order}")

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention over tiles, run by the PTX interpreter: every case it takes, every schedule, every pass left out.
+
+What holds no token is NaN: slots past a sequence's end, pages of no sequence, shared memory at the start. Pages are in
+random order. Each case is a rule: what is named is what may not change the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import attention as reference
+from reference import ptx
+from reference.tile_attention import TARGET, Choice, batch, case_of, check, compiled, run, trace
+
+import kvarn as kv
+from kvarn.lowering import pipeline
+from kvarn.lowering.expand import softmax
+
+RAGGED: dict[str, Any] = {"cached": [100, 0, 5, 70], "new": [7, 0, 40, 1]}  # one empty, one longer than a tile of keys
+LONG: dict[str, Any] = {"cached": [260], "new": [33]}
+CP_ASYNC = Choice(maps=False)
+
+
+# --- cases -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mask", "span"),
+    [
+        ("null", 0),
+        ("causal", 0),
+        ("sliding_window", 33),
+        ("sliding_window", 1),
+        ("chunked", 24),
+        ("chunked_causal", 100),
+    ],
+)
+def test_every_mask_leaves_the_keys_of_the_model(mask, span):
+    check(batch(**RAGGED), Choice(), mask=mask, span=span)
+
+
+@pytest.mark.parametrize(
+    ("head_size", "kind", "page_size", "maps"),
+    [
+        (64, "paged", 8, True), (96, "paged", 16, True), (128, "paged", 64, True), (64, "paged", 128, True),
+        (128, "continuous", 16, True), (64, "fa3", 16, True), (64, "paged", 8, False), (96, "paged", 64, False),
+        (64, "continuous", 16, False), (64, "fa3", 16, False),
+    ],
+)  # fmt: skip
+def test_every_cache_is_read_by_tma_and_without(head_size, kind, page_size, maps):
+    check(batch(**RAGGED, head_size=head_size, kind=kind, page_size=page_size), Choice(maps=maps))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "granularity"), [("f8e5m2", None), ("f8e4m3", 64), ("f8e4m3", 16), ("i8", 32)], ids=str
+)
+def test_elements_of_8_bits_are_converted_and_scaled(dtype, granularity):
+    quantized = {} if granularity is None else {"scale_dtype": "f32", "granularity": granularity}
+    check(batch([40, 0], [9, 3], dtype=dtype, **quantized), CP_ASYNC)
+
+
+@pytest.mark.parametrize(("group", "padded"), [(1, False), (3, True), (8, False)])
+def test_rows_are_tokens_times_the_group(group, padded):
+    check(batch(**RAGGED, group=group, num_heads=2), Choice(), padded=padded)
+
+
+def test_scores_are_modified_in_the_order_of_the_model():
+    check(batch(**RAGGED), Choice(), softcap=20.0, slopes=True, sinks=True)
+
+
+@pytest.mark.parametrize("what", ["softcap", "slopes", "sinks"])
+def test_each_modification_stands_alone(what):
+    check(batch([40], [9]), Choice(), **{what: 5.0 if what == "softcap" else True})
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
+def test_a_scale_may_have_any_sign(scale):
+    check(batch([40], [9]), Choice(), scale=scale)
+
+
+def test_a_query_may_be_of_f16():
+    check(batch([40], [9], dtype="f16"), Choice())
+
+
+def test_nothing_is_written_for_sequences_without_rows():
+    out, lse = run(b := batch([9, 30], [0, 0]), case_of(b), Choice())
+    assert out.size == lse.size == 0
+
+
+# --- schedules ---------------------------------------------------------------------------------------
+
+SCHEDULES = {
+    "two consumers by turns": Choice(consumers=2, entries=(("ping_pong", True),)),
+    "three consumers": Choice(consumers=3),
+    "one stage": Choice(stages=1),
+    "three stages": Choice(stages=3),
+    "no producer": Choice(producer=False),
+    "no producer, cp.async": Choice(producer=False, maps=False),
+    "no overlap": Choice(entries=(("overlap", False),)),
+    "tiles of 16 keys": Choice(keys=16),
+    "tiles of 96 keys": Choice(keys=96),
+    "one persistent block": Choice(blocks=1),
+    "persistent blocks without a producer": Choice(blocks=2, producer=False),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_changes_no_result(name):
+    check(batch(cached=[260, 3], new=[17, 2]), SCHEDULES[name])
+
+
+@pytest.mark.parametrize(
+    "choice", [Choice(consumers=2), Choice(maps=False, blocks=1)], ids=["tma", "persistent cp.async"]
+)
+@pytest.mark.parametrize(
+    "order", [ptx.Schedule("forward", True), ptx.Schedule("backward", False), ptx.Schedule("random", None, 1)], ids=str
+)
+def test_the_order_of_warps_and_copies_changes_no_result(choice, order):
+    check(batch([130], [18]), choice, orders=[order])
+
+
+# --- passes ------------------------------------------------------------------------------------------
+
+TILE_PASSES = (
+    "split-kv-loops", "specialize-kv-warps", "defer-kv-reductions", "pipeline-kv-loops", "skip-kv-rescales",
+    "simplify-kv-tiles",
+)  # fmt: skip
+
+
+def test_these_are_the_optional_passes_over_tiles():
+    between = [s for s in pipeline.default_steps(TARGET)]
+    names = [s.name for s in between]
+    first, last = names.index("split-kv-loops"), names.index("distribute-kv-tiles")
+    assert tuple(s.name for s in between[first : last + 1] if s.optional) == TILE_PASSES
+
+
+@pytest.mark.parametrize("name", TILE_PASSES)
+def test_every_optional_pass_changes_the_code_and_no_result(name):
+    b = batch(**LONG)
+    case, spec = case_of(b), b.problem.collection.spec
+    without = Choice(disable=(name,))
+    assert _code(case, spec, without) != _code(case, spec, Choice()), f"{name} does nothing for attention"
+    check(b, without)
+
+
+@pytest.mark.parametrize("name", TILE_PASSES)
+def test_every_optional_pass_may_be_left_out_without_tma(name):
+    check(batch([70], [18]), Choice(maps=False, disable=(name,)))
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("split-kv-loops", "skip=false"), ("split-kv-loops", "unmask=false"), ("pipeline-kv-loops", "lookups=false"),
+        ("pipeline-kv-loops", "products=false"), ("select-kv-copies", "stages=3"),
+    ],
+)  # fmt: skip
+def test_every_option_of_a_pass_changes_the_code_and_no_result(name, option):
+    b = batch([130], [18])
+    case, spec = case_of(b), b.problem.collection.spec
+    with_option = Choice(options=((name, option),))
+    assert _code(case, spec, with_option) != _code(case, spec, Choice())
+    check(b, with_option)
+
+
+def test_a_copy_ahead_is_an_option_of_kernels_without_a_producer():
+    b = batch([130], [18])
+    case, spec = case_of(b), b.problem.collection.spec
+    plain = Choice(producer=False)
+    without = Choice(producer=False, options=(("pipeline-kv-loops", "copies=false"),))
+    assert _code(case, spec, without) != _code(case, spec, plain)
+    check(b, without)
+
+
+def _code(case: Any, spec: Any, choice: Choice) -> str:
+    """The instructions of a kernel: lines that are no comments."""
+    text = compiled(case, spec, choice).asm["ptx"]
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("//"))
+
+
+def test_the_trace_is_short():
+    """What is written once is about a hundred ops over tiles: what makes it fast comes from passes."""
+    b = batch(**LONG)
+    text = str(trace(case_of(b), b.problem.collection.spec, Choice()))
+    assert "kv.tile_load" in text
+    assert len(text.splitlines()) < 300
+
+
+# --- functions ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mask", "span"), [("causal", 0), ("sliding_window", 5), ("chunked", 4), ("chunked_causal", 6)]
+)
+def test_masks_are_those_of_the_model(mask, span):
+    """The functions take arrays as they take tiles."""
+    q, k = np.arange(30)[:, None], np.arange(30)[None, :]
+    got = softmax.mask_named(mask, span)(0, 0, q, k)
+    np.testing.assert_array_equal(got, reference.visible(mask, q[:, 0], k[0], span))
+
+
+@pytest.mark.parametrize(("mask", "span"), [("sliding_window", 5), ("chunked", 4), ("chunked_causal", 6)])
+def test_no_key_before_the_first_is_seen(mask, span):
+    q = np.arange(30)
+    first = softmax.mask_named(mask, span).first(q)
+    seen = reference.visible(mask, q, np.arange(30), span)
+    assert not seen[np.arange(30)[None, :] < first[:, None]].any()
+
+
+def test_every_key_is_seen_without_a_mask():
+    assert softmax.mask_named("null", 0) is None
+
+
+def test_a_sum_of_nothing_has_no_log_sum_exp():
+    """Minus infinity, on tiles as in the kernel that merges partial results."""
+    rows = 64
+
+    @kv.kernel(block=(128, 1, 1))
+    def merge(out: kv.Buffer[kv.f32, 1]):
+        i = kv.tile_index(rows)
+        total = kv.where(i < 3, 0.0, 2.0)
+        out.scatter(i, value=softmax.log_sum_exp(kv.full(rows, 1.0), total))
+
+    from reference import emulated
+
+    out = np.full(rows, 77, np.float32)
+    made = kv.compile(merge, kv.Buffer[kv.f32, 1], target=TARGET)
+    emulated.launch(made, 1, 128, (out,))
+    assert np.isneginf(out[:3]).all()
+    np.testing.assert_allclose(out[3:], np.log(2.0 * 2.0), rtol=1e-5)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Whatever tables, lengths and offsets hold: no access leaves its memory, and every loop ends at what there is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference import hostile
+from reference.places import Interpreted, Unchecked
+from reference.random_caches import random_problem
+
+import kvarn as kv
+from kvarn.dialect.layout import MAX_TOKENS
+
+WORKER = Path(__file__).with_name("hostile_worker.py")
+ON_HOST = [f for f in hostile.FAMILIES if f not in hostile.OF_GPUS]
+
+
+@pytest.mark.parametrize("family", ON_HOST)
+def test_on_the_host_no_contents_lead_out_of_the_arrays(family):
+    command = [sys.executable, str(WORKER), family, "20"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    last = done.stdout.splitlines()[-1:]
+    assert last == ["done"], f"at {last} of {family}, exit status {done.returncode}:\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("family", hostile.FAMILIES)
+def test_in_gpu_code_no_contents_lead_out_of_the_arrays(family):
+    kinds = hostile.KINDS[:1] if family in hostile.OF_NO_CACHE else hostile.KINDS
+    with Interpreted("sm_90a").active():
+        for kind in kinds:
+            for seed in range(100, 102):
+                hostile.run(family, kind, seed)
+
+
+@pytest.fixture(params=["host", "sm_90a"])
+def place(request):
+    found = Unchecked() if request.param == "host" else Interpreted(request.param)
+    with found.active():
+        yield found
+
+
+@pytest.mark.parametrize("kind", hostile.KINDS)
+@pytest.mark.parametrize("length", [100_000, 2**30, 2**31 - 1, 2**31, 2**32 - 1])
+def test_a_length_past_the_table_counts_as_a_full_row_of_it(place, kind, length):
+    """Also for kernels of the caller's: their loops over a cache's tokens end where its memory does."""
+
+    @kv.kernel
+    def lengths(cache: kv.KVCache, out: kv.Buffer[kv.i32, 2]):
+        b = kv.block_id.x
+        out[b, 0], out[b, 1] = cache.cache_length(b), cache.token_capacity()
+
+    problem = random_problem(np.random.default_rng(1), kind, cached=[5, 9], new=[1, 1])
+    given = np.array([length, 9], np.uint32)
+    c = problem.collection
+    whole = type(c)(c.blocks, given, c.lookup_table, c.max_seq_length, c.max_cache_length)
+    room = c.kv_cache_dynamic_shape[1] if kind == "continuous" else np.shape(c.lookup_table)[-1] * c.page_size
+    out = np.zeros((2, 2), np.int32)
+    place.launch(lengths, 2, 1, whole.get_key_cache(0), out)
+    assert out.tolist() == [[room, room], [9, room]]
+
+
+@pytest.mark.parametrize("kind", ["continuous", "dense", "ragged"])
+def test_a_token_past_its_region_is_read_as_the_last_one(place, kind):
+    @kv.kernel
+    def read(x: kv.MHAOperand, token: kv.i32, out: kv.Buffer[kv.f32, 1]):
+        out[0] = x.load(1, token, 0, 0)
+
+    buffer = np.arange(3 * 4, dtype=np.float32).reshape(3, 4, 1, 1)
+    if kind == "continuous":
+        table = np.array([0, 1, 2], np.uint32)
+        x = kv.KVCacheMHAOperand(kv.ContinuousBatchingKVCache(buffer, table, table, 1, 4))
+    elif kind == "dense":
+        x = kv.LayoutTensorMHAOperand(buffer)
+    else:
+        x = kv.RaggedMHAOperand(buffer.reshape(12, 1, 1), np.array([0, 4, 8, 12], np.uint32))
+    for token, expected in ((2, 6), (100, 11 if kind == "ragged" else 7), (-1, 11 if kind == "ragged" else 7)):
+        out = np.zeros(1, np.float32)
+        place.launch(read, 1, 1, x, token, out)
+        assert out[0] == expected
+
+
+def test_a_store_past_its_region_is_dropped(place):
+    @kv.kernel
+    def write(cache: kv.KVCache, token: kv.i32, value: kv.f32):
+        cache.store(0, 0, token, 0, value)
+
+    table = np.array([0, 1], np.uint32)
+    blocks = np.zeros((2, 4, 1, 4), np.float32)
+    cache = kv.ContinuousBatchingKVCache(blocks, table, table, 1, 4)
+    for token in (4, 5, 100_000, 2**31 - 1, -1):
+        place.launch(write, 1, 1, cache, token, 1.0)
+    assert not blocks.any()
+    place.launch(write, 1, 1, cache, 3, 1.0)
+    assert blocks[0, 3, 0, 0] == blocks.sum() == 1.0
+
+
+def test_attention_over_a_length_near_32_bits_ends_soon():
+    """It saw each of the table's pages again and again, minutes long."""
+    problem = random_problem(np.random.default_rng(2), cached=[5], new=[1])
+    problem.collection.cache_lengths[0] = 2**30
+    query = np.ones((1, 2, 16), np.float32)
+    with Unchecked().active():
+        kv.ops.attention(problem.collection, 0, query, problem.row_offsets)
+        start = time.perf_counter()
+        kv.ops.attention(problem.collection, 0, query, problem.row_offsets)
+        assert time.perf_counter() - start < 5
+
+
+def test_a_table_for_more_tokens_than_kernels_count_is_refused():
+    blocks, lengths = np.zeros((1, 2, 1, 2**14, 1, 8), np.float16), np.zeros(1, np.uint32)
+    table = np.zeros((1, MAX_TOKENS // 2**14 + 1), np.uint32)
+    with pytest.raises(ValueError, match=r"lookup_table must have columns for at most 1073741824 tokens .*got 65537"):
+        kv.PagedKVCacheCollection(blocks, lengths, table, 1, 1)

@@ -1,0 +1,541 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Passes of users where they count: in ``kv.compile``, in launches, in ``kv.ops`` and in the commands."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import textwrap
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlir import ir
+
+import kvarn as kv
+import kvarn.lowering as registry
+from kvarn import extensions, settings
+from kvarn.lowering import index, loading, lower_kv_access, pipeline, textual
+from kvarn.lowering.pass_base import kv_pass
+from kvarn.lowering.rewrite import ops_named
+from kvarn.ops import writes
+from kvarn.tools import cli
+
+F32 = kv.Buffer[kv.f32, 1]
+_made = {}
+
+
+@pytest.fixture
+def once(request):
+    """Make what a test's cases share, once."""
+    return lambda make: _made.get(request.function) or _made.setdefault(request.function, make())
+
+
+@kv.kernel
+def triple(x: kv.Buffer[kv.f32, 1]):
+    i = kv.thread_id.x
+    x[i] = x[i] * 3.0
+
+
+def replace(module: ir.Module, old: float, new: float) -> None:
+    for op in ops_named(module, "arith.constant"):
+        if isinstance(op.attributes["value"], ir.FloatAttr) and op.attributes["value"].value == old:
+            op.attributes["value"] = ir.FloatAttr.get(ir.F32Type.get(), new)
+
+
+def to_five(module):
+    """Multiply by five."""
+    replace(module, 3.0, 5.0)
+
+
+def five_to_seven(module):
+    replace(module, 5.0, 7.0)
+
+
+@dataclass(frozen=True)
+class Factor:
+    factor: int = 3
+
+
+@kv_pass(Factor)
+def to_factor(module, options):
+    replace(module, 3.0, options.factor)
+
+
+def launched(kernel=None):
+    x = np.ones(4, np.float32)
+    (triple if kernel is None else kernel)[1, 4](x)
+    return x[0]
+
+
+def compiled(passes, **options):
+    return kv.compile(triple, F32, target="host", passes=passes, **options)
+
+
+# --- kv.compile ----------------------------------------------------------------------------------
+
+
+def test_a_function_runs_after_or_before_a_pass_and_is_a_stage():
+    for place in ("after:hoist-kv-lookups", "before:hoist-kv-lookups", "after:simplify-addresses", "before:verify-kv"):
+        kernel = compiled({place: to_five})
+        assert launched(kernel) == 5
+        names = list(kernel.stages)
+        where, _, beside = place.partition(":")
+        assert names.index("to-five") - names.index(beside) == (1 if where == "after" else -1)
+        assert "5.0" in kernel.stages["to-five"]
+    assert launched(compiled({})) == 3
+
+
+def test_several_passes_run_in_their_order():
+    assert launched(compiled({"after:verify-kv": [to_five, five_to_seven]})) == 7
+    assert launched(compiled({"after:verify-kv": [five_to_seven, to_five]})) == 5
+    assert launched(compiled({"after:verify-kv": to_five, "after:to-five": five_to_seven})) == 7
+
+
+def test_names_options_and_upstream_passes_are_taken():
+    with pytest.raises(ValueError, match="'to-factor' does not refer to a registered pass"):
+        compiled({"after:verify-kv": "to-factor"})
+    registry.register(to_factor.kv_pass)
+    try:
+        assert launched(compiled({"after:verify-kv": ["cse", "to-factor{factor=9}", "canonicalize"]})) == 9
+        assert launched(compiled({"after:verify-kv": "to-factor"}, options={"to-factor": "factor=4"})) == 4
+        with pytest.raises(ValueError, match="option of to-factor must be one of factor, got 'zork'"):
+            compiled({"after:verify-kv": "to-factor{zork=1}"})
+    finally:
+        del registry._extra["to-factor"]
+    assert launched(compiled({"after:verify-kv": to_factor}, options={"to-factor": "factor=6"})) == 6
+
+
+def test_an_inserted_pass_can_be_left_out_and_run_twice():
+    assert launched(compiled({"after:verify-kv": to_five}, disable=["to-five"])) == 3
+    twice = compiled({"after:verify-kv": to_five, "after:plan-kv-access": to_five})
+    assert [name for name in twice.stages if name.startswith("to-five")] == ["to-five", "to-five#2"]
+
+
+@pytest.mark.parametrize(
+    ("passes", "message"),
+    [
+        ({"hoist-kv-lookups": to_five}, 'must be "after:PASS" or "before:PASS", got \'hoist-kv-lookups\''),
+        ({"after:": to_five}, 'must be "after:PASS" or "before:PASS"'),
+        ({"after:zork": to_five}, "a pass can run beside one of verify-kv, .*got 'zork'"),
+        ({"after:allocate-kv-shared": to_five}, "a pass can run after one of .*got 'allocate-kv-shared'"),
+        ({"after:verify-kv": lambda module: None}, "pass name must be letters.*got '<lambda>'"),
+        ({"after:verify-kv": "zork"}, "'zork' does not refer to a registered pass"),
+        ({"after:verify-kv": 3}, "a pass must be a function"),
+        ({"after:verify-kv": lambda: None}, "must be a function of "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_inserted_is_refused(passes, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        compiled(passes)
+
+
+def test_a_function_may_not_have_the_name_of_another_pass():
+    def cse(module): ...
+    def verify_kv(module): ...
+
+    with pytest.raises(ValueError, match="'cse' is taken by a pass of MLIR"):
+        compiled({"after:verify-kv": cse})
+    with pytest.raises(ValueError, match="'verify-kv' is taken"):
+        compiled({"after:verify-kv": verify_kv})
+
+
+def test_ir_that_an_inserted_pass_leaves_broken_names_the_pass():
+    def widen(module):
+        for op in ops_named(module, "kv.load"):
+            op.attributes["width"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 3)
+
+    @kv.kernel
+    def copy(cache: kv.KVCache, x: kv.Buffer[kv.f32, 1]):
+        x[0] = cache.load(0, 0, 0, 0)
+
+    spec = kv.CacheSpec("paged", kv.f32, 2, 64, 16)
+    with pytest.raises(kv.KernelError, match=r"width must|lanes") as caught:
+        kv.compile(copy, spec, F32, target="sm_90a", passes={"after:verify-kv": widen})
+    assert "copy" in str(caught.value) or "cache.load" in str(caught.value)
+
+
+def test_an_exception_names_the_passs_own_file_and_line_and_is_the_cause():
+    def broken(module):
+        ops_named(module, "gpu.func")[0].no_such_thing  # noqa: B018
+
+    line = broken.__code__.co_firstlineno + 1
+    with pytest.raises(kv.KernelError) as caught:
+        compiled({"after:verify-kv": broken})
+    assert "pass 'broken' raised AttributeError: " in caught.value.message
+    assert f"({__file__}:{line})" in caught.value.message
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
+# --- kv.pipeline ---------------------------------------------------------------------------------
+
+
+def test_a_context_applies_to_launches_inside_it_and_to_none_outside():
+    assert launched() == 3
+    with kv.pipeline({"after:verify-kv": to_five}):
+        assert launched() == 5
+        with kv.pipeline({"after:to-five": five_to_seven}):
+            assert launched() == 7
+        with kv.pipeline(disable=["to-five"]):
+            assert launched() == 3
+        assert launched(kv.compile(triple, F32, target="host")) == 5
+        assert launched() == 5
+    assert launched() == 3
+
+
+def test_a_context_applies_to_operations():
+    blocks = np.zeros((2, 2, 1, 16, 1, 24), np.float32)
+    pool = kv.PagedKVCacheCollection(blocks, np.array([0], np.uint32), np.array([[0]], np.uint32), 1, 4)
+    x, offsets = np.ones((1, 1, 24), np.float32), np.array([0, 1], np.uint32)
+    ran = []
+
+    def nothing_stored(module):
+        ran.append("pass")
+        for op in ops_named(module, "kv.store"):
+            op.erase()
+
+    def stored():
+        blocks[:] = 0
+        kv.ops.store_ragged(pool.get_key_cache(0), x, offsets)
+        return blocks.any()
+
+    assert stored()
+    with kv.pipeline({"before:plan-kv-access": nothing_stored}):
+        assert not stored()
+        assert not stored()
+    assert stored()
+
+
+def test_a_context_is_of_its_thread():
+    found = []
+    with kv.pipeline({"after:verify-kv": to_five}):
+        thread = threading.Thread(target=lambda: found.append((settings.current().inserted, launched())))
+        thread.start()
+        thread.join()
+    assert found == [((), 3)]
+
+
+def test_a_context_ends_with_an_exception_and_refuses_what_there_is_not():
+    with pytest.raises(RuntimeError), kv.pipeline({"after:verify-kv": to_five}):
+        raise RuntimeError
+    assert launched() == 3
+    with pytest.raises(ValueError, match="got 'zork'"), kv.pipeline({"after:zork": to_five}):
+        pass
+
+
+def test_a_check_of_the_context_holds_and_else_the_environments_does():
+    with kv.pipeline(check=True):
+        assert settings.current().check
+        with kv.pipeline(disable=["hoist-kv-lookups"]):
+            assert settings.current().check
+    with kv.pipeline(disable=["hoist-kv-lookups"]):
+        assert not settings.current().check
+        with kv.env.env.override(check=True):
+            assert settings.current().check
+
+
+# --- loading files -------------------------------------------------------------------------------
+
+TWO = '''
+"""Two passes."""
+from kvarn.lowering.pass_base import kv_pass
+from mlir import ir
+
+@kv_pass()
+def {first}(module):
+    "The first."
+    module.operation.attributes["kv.first"] = ir.StringAttr.get("{value}")
+
+@kv_pass()
+def {second}(module, handle):
+    module.operation.attributes["kv.second"] = ir.UnitAttr.get()
+'''
+
+
+@pytest.fixture
+def file(tmp_path):
+    before = dict(registry._extra)
+    yield tmp_path / "mine.py"
+    registry._extra.clear()
+    registry._extra.update(before)
+
+
+def test_a_file_may_have_several_passes_and_an_edited_file_may_be_loaded_again(file):
+    for value in ("one", "two"):
+        file.write_text(TWO.format(first="mark_first", second="mark_second", value=value))
+        assert [p.name for p in loading.load_passes(file)] == ["mark-first", "mark-second"]
+        kernel = compiled({"after:verify-kv": ["mark-first", "mark-second"]})
+        assert f'kv.first = "{value}"' in kernel.stages["mark-first"]
+        assert "kv.second" in kernel.stages["mark-second"]
+    assert registry.find("mark-first").summary == "The first."
+
+
+def test_a_loaded_pass_takes_no_name_that_is_taken(file, tmp_path):
+    file.write_text(TWO.format(first="cse", second="b", value=""))
+    with pytest.raises(textual.PipelineError, match="'cse' is taken by a pass of MLIR: choose another"):
+        loading.load_passes(file)
+    file.write_text(TWO.format(first="verify_kv", second="b", value=""))
+    with pytest.raises(textual.PipelineError, match="'verify-kv' is taken: choose another"):
+        loading.load_passes(file)
+    file.write_text(TWO.format(first="a", second="b", value=""))
+    loading.load_passes(file)
+    other = tmp_path / "other.py"
+    other.write_text(file.read_text())
+    with pytest.raises(textual.PipelineError, match=r"'a' is taken by .*mine\.py: choose another"):
+        loading.load_passes(other)
+
+
+# --- the commands --------------------------------------------------------------------------------
+
+KERNEL = """
+import kvarn as kv
+
+@kv.kernel
+def triple(x: kv.Buffer[kv.f32, 1]):
+    i = kv.thread_id.x
+    x[i] = x[i] * 3.0
+"""
+FIVE = """
+from mlir import ir
+from kvarn.lowering.rewrite import ops_named
+
+def run(module):
+    for op in ops_named(module, "arith.constant"):
+        if "3.0" in str(op.attributes["value"]):
+            op.attributes["value"] = ir.FloatAttr.get(ir.F32Type.get(), 5.0)
+"""
+
+
+def test_compile_and_explain_take_passes(file, tmp_path, capsys):
+    kernel = tmp_path / "kernels.py"
+    kernel.write_text(KERNEL)
+    file.with_name("to_five_too.py").write_text(FIVE)
+    flags = [f"{kernel}:triple", "--target=sm_80", f"--load-pass={file.with_name('to_five_too.py')}"]
+    flags.append("--insert-after=hoist-kv-lookups=to-five-too")
+    assert cli.main(["compile", *flags]) == 0
+    assert "0f40A00000" in capsys.readouterr().out  # 5.0
+    assert cli.main(["explain", *flags, "--diff=to-five-too"]) == 0
+    assert "5.0" in capsys.readouterr().out
+    assert cli.main(["compile", *flags[:-1], "--insert-before=zork=to-five-too"]) == 1
+    assert "got 'zork'" in capsys.readouterr().err
+    assert cli.main(["compile", *flags[:-1], "--insert-before=to-five-too"]) == 1
+    assert "--insert-before takes PASS=NAME" in capsys.readouterr().err
+
+
+def test_a_pass_of_an_installed_package_is_known_to_every_command_and_to_python(tmp_path):
+    """By the entry point's name; nothing is loaded by hand."""
+    (tmp_path / "kernels.py").write_text(KERNEL)
+    (tmp_path / "somebodys_passes.py").write_text(FIVE)
+    info = tmp_path / "somebodys_passes-1.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys-passes\nVersion: 1.5\n")
+    (info / "entry_points.txt").write_text("[kvarn.passes]\nfive-from-afar = somebodys_passes:run\n")
+    code = """
+        import sys, kernels, kvarn as kv, kvarn.lowering as lowering
+        from kvarn import extensions, settings
+        from kvarn.tools import cli
+        passes = {"after:plan-kv-access": "five-from-afar"}
+        assert "5.0" in kv.compile(kernels.triple, target="host", passes=passes).stages["five-from-afar"]
+        assert "five-from-afar" in lowering.names()
+        assert "somebodys-passes 1.5" in str(extensions.key(settings.extended(passes)))
+        place = "--insert-after=plan-kv-access=five-from-afar"
+        sys.exit(cli.main(["compile", "kernels.py:triple", "--target=sm_80", place]))
+    """.replace("kernels.triple,", "kernels.triple, kv.Buffer[kv.f32, 1],")
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "0f40A00000" in done.stdout
+
+
+# --- the disk cache ------------------------------------------------------------------------------
+
+USES = """
+import sys
+import numpy as np
+import kvarn as kv
+
+{code}
+
+@kv.kernel
+def touch(cache: kv.KVCache, x: kv.Buffer[kv.f32, 1]):
+    x[0] = kv.f32(cache.max_context_length())
+
+blocks = np.zeros((2, 2, 1, 16, 1, 64), np.float32)
+pool = kv.PagedKVCacheCollection(blocks, np.array([3], np.uint32), np.array([[0]], np.uint32), 1, 4)
+x = np.zeros(1, np.float32)
+touch[1, 1](pool.get_key_cache(0), x)
+kv.ops.store_ragged(pool.get_key_cache(0), np.ones((1, 1, 64), np.float32), np.array([0, 1], np.uint32))
+print(x[0], blocks.sum())
+"""
+RULE = """
+from kvarn.dialect import kv as dialect
+from kvarn.lowering import lower_kv_access
+from kvarn.lowering.index import const
+@lower_kv_access.RULES.lowers(dialect.MaxContextLengthOp)
+def length(op, options):
+    return const({value})
+"""
+EXPANSION = """
+from kvarn.lowering.expand import expands
+@expands("kv.store_ragged")
+def nothing(op, at):
+    @kv.kernel
+    def empty(x: kv.Buffer[kv.f32, 3]):
+        x[0, 0, 0] = x[0, 0, 0] + 0.0
+    at.launch(empty, [op.operation.operands[1]], (1, 1, 1), (1, 1, 1))
+"""
+PATCH = """
+from kvarn.lowering import lower_kv_access
+def length(op, options):
+    from kvarn.lowering.index import const
+    return const(HELD)
+HELD = {value}
+lower_kv_access.RULES.table["kv.max_context_length"] = length
+"""
+
+
+def run(folder: Path, code: str, *, script: bool = True, warns: bool = False) -> str:
+    text = USES.replace("{code}", code)
+    (folder / "uses.py").write_text(text)
+    command = [sys.executable, str(folder / "uses.py")] if script else [sys.executable, "-"]
+    environment = {"PATH": "/usr/bin:/bin", "KVARN_CACHE_DIR": str(folder / "cache"), "HOME": str(folder)}
+    done = subprocess.run(command, input=text, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert ("RuntimeWarning: the compile cache is not used" in done.stderr) == warns, done.stderr
+    return done.stdout.strip()
+
+
+def test_code_of_other_packages_is_part_of_the_key(tmp_path):
+    """A patched rule or expansion with a warm cache is compiled; a process without it gets its own result."""
+    plain = run(tmp_path, "")
+    assert plain == "4.0 64.0"
+    assert run(tmp_path, RULE.format(value=11)) == "11.0 64.0"
+    assert run(tmp_path, RULE.format(value=12)) == "12.0 64.0"
+    assert run(tmp_path, EXPANSION) == "4.0 0.0"
+    assert run(tmp_path, "") == plain
+
+
+def test_a_function_put_in_place_of_kvarns_is_part_of_the_key(tmp_path):
+    assert run(tmp_path, "") == "4.0 64.0"
+    assert run(tmp_path, PATCH.format(value=21)) == "21.0 64.0"
+    assert run(tmp_path, PATCH.format(value=22)) == "22.0 64.0"
+    assert run(tmp_path, "") == "4.0 64.0"
+
+
+def test_code_without_source_counts_by_what_it_does_and_reads(tmp_path):
+    """As in a notebook or read from stdin; the globals that it reads count too."""
+    for value in (31, 32, 31):
+        assert run(tmp_path, PATCH.format(value=value), script=False) == f"{value}.0 64.0"
+    held = PATCH.replace("HELD = {value}", "HELD = Held({value})").replace("const(HELD)", "const(HELD.value)")
+    held = "class Held:\n    def __init__(self, value):\n        self.value = value\n" + held
+    for value in (41, 42):
+        assert run(tmp_path, held.format(value=value), script=False, warns=True) == f"{value}.0 64.0"
+    assert run(tmp_path, "", script=False) == "4.0 64.0"
+
+
+def test_an_inserted_pass_and_what_it_closes_over_are_part_of_the_key(monkeypatch):
+    kept = []
+    monkeypatch.setattr(kv.compiler.compile_cache, "put", lambda key, data: kept.append(key))
+    monkeypatch.setattr(kv.compiler.compile_cache, "get", lambda key: None)
+
+    def to(factor):
+        def to_any(module):
+            replace(module, 3.0, factor)
+
+        return to_any
+
+    held = object()
+
+    def holds_an_object(module):
+        assert held is not None
+
+    for factor in (5.0, 6.0, 5.0):
+        assert launched(compiled({"after:verify-kv": to(factor)})) == factor
+    compiled({"after:plan-kv-access": to(5.0)})
+    assert kept[0] == kept[2]
+    assert len(set(kept)) == 3
+    with pytest.warns(RuntimeWarning, match="the compile cache is not used, since a .* has no digest"):
+        compiled({"after:verify-kv": holds_an_object})
+    assert len(kept) == 4
+
+
+def test_declarations_of_other_packages_change_what_is_in_memory():
+    before, place = settings.token(), "kvarn.lowering.lower_kv_access.RULES: kv.no_such_op"
+
+    def rule(op, options): ...
+
+    lower_kv_access.RULES.lowers("kv.no_such_op")(rule)
+    try:
+        assert settings.token() != before
+        assert (place, rule) in list(extensions.registered())
+    finally:
+        del lower_kv_access.RULES.table["kv.no_such_op"]
+    assert list(extensions.registered()) == []
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, functools.partial, functools.cache, functools.wraps(index.const)])
+def test_what_stands_in_the_place_of_kvarns_is_found_however_it_is_wrapped(monkeypatch, wrap):
+    def mine(*args): ...
+
+    monkeypatch.setattr(index, "const", wrap(mine))
+    monkeypatch.setattr(index.Ix, "wide", mine)
+    found = dict(extensions.registered())
+    assert set(found) == {"kvarn.lowering.index.const", "kvarn.lowering.index.Ix.wide"}
+    digest = extensions.digest_of(found.items())
+    assert digest
+    # The same code elsewhere is something else.
+    assert extensions.digest_of([("kvarn.lowering.index.pointer", index.const)]) != digest
+
+
+# --- entering the pipeline -----------------------------------------------------------------------
+
+
+@kv.kernel
+def scaled(cache: kv.KVCache, alpha: kv.f32):
+    shared = kv.shared(64, kv.f32)
+    shared[0] = alpha
+    for t in range(cache.cache_length(0)):
+        x = cache.load(0, 0, t, 0, width=8, dtype=kv.f32)
+        cache.store(0, 0, t, 0, cache.dtype(x * shared[0]))
+
+
+SPEC = kv.CacheSpec("paged", kv.bf16, 2, 64, 16)
+
+
+def entered(kernel, name):
+    """What the pipeline makes of the text that it left after one of its passes."""
+    again = kv.compile(kernel.stages[name], target=kernel.target)
+    return again.artifact.entries, again.artifact.steps, again.artifact.args, again.artifact.code
+
+
+@pytest.mark.parametrize("name", ["input", *(s.name for s in pipeline.default_steps("sm_90a"))])
+def test_the_pipeline_of_a_gpu_may_be_entered_at_every_stage(name, once):
+    kernel = once(lambda: kv.compile(scaled, SPEC, kv.f32, target="sm_90a"))
+    assert entered(kernel, name) == (kernel.artifact.entries, (), kernel.artifact.args, kernel.artifact.code)
+
+
+@pytest.mark.parametrize("name", ["input", *(s.name for s in pipeline.default_steps("host"))])
+def test_the_pipeline_of_the_host_may_be_entered_at_every_stage(name, once):
+    """Its code is the same but for the order of constants: here the results are."""
+    kernel = once(lambda: kv.compile(scaled, SPEC, kv.f32, target="host"))
+    again = kv.compile(kernel.stages[name], target="host")
+    assert again.artifact.entries == kernel.artifact.entries
+    blocks = np.ones((2, 2, 1, 16, 2, 64), kv.bf16.numpy)
+    pool = kv.PagedKVCacheCollection(blocks, np.array([3], np.uint32), np.array([[1]], np.uint32), 1, 4)
+    again[1, 1](pool.get_key_cache(0), 2.0)
+    assert blocks.astype(np.float32).sum() == blocks.size + 3 * 8
+
+
+@pytest.mark.parametrize("name", ["input", *(s.name for s in pipeline.default_steps("sm_90a"))])
+def test_the_pipeline_of_an_operation_may_be_entered_at_every_stage(name, once):
+    def made():
+        blocks = np.zeros((2, 2, 1, 16, 2, 64), np.float32)
+        pool = kv.PagedKVCacheCollection(blocks, np.array([3], np.uint32), np.array([[0]], np.uint32), 1, 4)
+        x = np.ones((1, 2, 64), np.float32)
+        return writes._STORE_RAGGED.compile((pool.get_key_cache(0), x, np.array([0, 1], np.uint32)), target="sm_90a")
+
+    kernel = once(made)
+    artifact = kernel.artifact
+    assert entered(kernel, name) == (artifact.entries, artifact.steps, artifact.args, artifact.code)

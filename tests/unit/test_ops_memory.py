@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Operands that share memory, numbers that are none, and the memory that programs keep."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from reference.places import Interpreted
+from reference.random_caches import random_problem
+
+import kvarn as kv
+from kvarn import programs
+from kvarn.runtime import host
+
+OFFSETS = np.array([0, 3, 4], np.uint32)
+
+
+def test_true_is_no_number():
+    c = random_problem(np.random.default_rng(1), cached=[5, 9], new=[3, 1]).collection
+    query = np.ones((4, 2, 16), np.float32)
+    for options in ({"window": True}, {"chunk": True, "mask": "chunked"}, {"scale": True}, {"softcap": True}):
+        name = next(iter(options))
+        with pytest.raises(TypeError, match=f"kv.ops.attention: {name} must be a number, got True"):
+            kv.ops.attention(c, 0, query, OFFSETS, **options)
+    with pytest.raises(TypeError, match="end must be a number, got True"):
+        kv.ops.sliced_add(query[0], query[1], True)
+
+
+def test_shifted_tokens_do_not_go_where_tokens_are_read():
+    tokens = np.arange(12, dtype=np.int32)
+    for out in (tokens[:4], tokens[1:5], tokens[:4].view(np.uint32)):
+        with pytest.raises(ValueError, match="shift_tokens: out must not share memory with tokens"):
+            kv.ops.shift_tokens(tokens[:4], OFFSETS, np.zeros(2, np.int32), out)
+    with pytest.raises(ValueError, match="shift_tokens: out must not share memory with bonus"):
+        kv.ops.shift_tokens(tokens[:4], OFFSETS, tokens[4:6], tokens[5:9])
+    kv.ops.shift_tokens(tokens[:4], OFFSETS, np.zeros(2, np.int32), tokens[4:8])
+    assert tokens.tolist() == [0, 1, 2, 3, 1, 2, 0, 0, 8, 9, 10, 11]
+
+
+def test_sums_go_where_a_summand_is_or_apart_from_both():
+    memory = np.zeros((6, 8), np.float32)
+    memory[:] = np.arange(6)[:, None]
+    a, b = memory[:4], np.ones((4, 8), np.float32)
+    with pytest.raises(ValueError, match=r"sliced_add: out must not share memory with a, .* unless it is a itself"):
+        kv.ops.sliced_add(a, b, 4, memory[1:5])
+    with pytest.raises(ValueError, match="sliced_add: out must not share memory with b"):
+        kv.ops.sliced_add(b, a, 4, memory[2:])
+    kv.ops.sliced_add(b, a, 4, a)
+    assert memory[:, 0].tolist() == [1, 2, 3, 4, 4, 5]
+    # Columns of one array lie apart, though their rows take turns.
+    wide = np.ones((4, 16), np.float32)
+    kv.ops.sliced_add(wide[:, :8], wide[:, :8], 4, wide[:, 8:])
+    assert (wide == [1] * 8 + [2] * 8).all()
+    with pytest.raises(ValueError, match="must not share memory"):
+        kv.ops.sliced_add(wide[:, :8], b, 4, wide[:, 4:12])
+
+
+def test_a_cache_is_not_converted_into_itself():
+    problem = random_problem(np.random.default_rng(2), cached=[5, 9], new=[0, 0])
+    key = problem.collection.get_key_cache(0)
+    with pytest.raises(ValueError, match="convert: destination must not share memory with source"):
+        kv.ops.convert(key, key)
+    kv.ops.convert(key, problem.collection.get_value_cache(0))  # halves and layers of one pool lie apart
+    kv.ops.convert(key, problem.collection.get_key_cache(1))
+    np.testing.assert_array_equal(key.load(0, 0, 4, 0, 16), problem.collection.get_key_cache(1).load(0, 0, 4, 0, 16))
+    pages = np.zeros((4, 2, 8, 2, 16), np.float32)
+    lengths, table = np.array([3], np.uint32), np.zeros((1, 2), np.uint32)
+    whole = kv.ForeignPages.flashinfer(pages, lengths, table)
+    kv.ops.convert(whole.key, whole.value)
+    shifted = kv.ForeignPages.flashinfer((pages[1:, 0], pages[1:, 1]), lengths, table)
+    with pytest.raises(ValueError, match="convert: destination must not share memory with source"):
+        kv.ops.convert(whole.key, shifted.key)
+
+
+def test_an_output_whose_rows_are_the_same_memory_is_refused():
+    c = random_problem(np.random.default_rng(3), cached=[5, 9], new=[3, 1]).collection
+    query = np.ones((4, 2, 16), np.float32)
+    one = np.lib.stride_tricks.as_strided(np.zeros((1, 2, 16), np.float32), (4, 2, 16), (0, 64, 4))
+    with pytest.raises(ValueError, match=r"attention: out is written, but some of its elements are .*\[0, 16, 1\]"):
+        kv.ops.attention(c, 0, query, OFFSETS, out=one)
+    half = np.lib.stride_tricks.as_strided(np.zeros(400, np.float32), (4, 2, 16), (64, 64, 4))
+    with pytest.raises(ValueError, match="out is written, but some of its elements are one and the same memory"):
+        kv.ops.attention(c, 0, query, OFFSETS, out=half)
+    kv.ops.attention(c, 0, one, OFFSETS, out=np.zeros((2, 4, 16), np.float32).transpose(1, 0, 2))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int8, np.int16, np.int32])
+@pytest.mark.parametrize("place", ["host", "sm_90a"])
+def test_integers_of_either_sign_are_added(dtype, place):
+    a, b = np.full((3, 8), 250, np.int64).astype(dtype), np.full((3, 8), 10, dtype)
+    if place == "host":
+        out = kv.ops.sliced_add(a, b, 2)
+    else:
+        with Interpreted(place).active():
+            out = kv.ops.sliced_add(a, b, 2)
+    np.testing.assert_array_equal(out, np.concatenate([(a + b)[:2], a[2:]]))
+    assert out.dtype == dtype
+
+
+def test_programs_of_the_host_that_were_not_used_lately_are_given_up(monkeypatch):
+    monkeypatch.setattr(programs, "HOST_PROGRAMS", 3)
+    alive: weakref.WeakSet = weakref.WeakSet()
+    made = []
+
+    class Counted(host.HostProgram):
+        def __init__(self, artifact):
+            super().__init__(artifact)
+            alive.add(self)
+            made.append(artifact)
+
+    monkeypatch.setattr(host, "HostProgram", Counted)
+
+    def step(size: int) -> None:
+        x = np.ones((2, 5 * size), np.float32)
+        assert (kv.ops.sliced_add(x, x, 1)[:, 0] == [2, 1]).all()
+
+    for size in (1, 2, 3, 1, 4, 1, 5, 1):
+        step(size)
+        gc.collect()
+        assert len(alive) <= 3
+    assert len(made) == 5  # the one that is used all the time was made once
+    step(2)
+    assert len(made) == 6

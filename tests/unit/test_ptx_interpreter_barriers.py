@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Barriers, clusters, copies that report to a barrier and registers that warps hand over, in the PTX interpreter.
+
+Each rule with a kernel in PTX that keeps it, under every schedule, and one that breaks it, which is reported.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from reference import ptx
+
+SCHEDULES = pytest.mark.parametrize("schedule", [*ptx.ORDERS, *ptx.RANDOM], ids=str)
+
+
+def run(body: str, threads: int = 64, cluster: int = 1, schedule=None, words: int = 64, directives: str = "", x=None):
+    """The words that a kernel wrote to its buffer ``out``; ``x`` is one that it reads."""
+    x = np.arange(words, dtype=np.uint32) if x is None else x
+    out = np.full(words * cluster, 0xDEAD, np.uint32)
+    text = f"""
+.version 8.0
+.target sm_90a
+.address_size 64
+.shared .align 8 .b8 bars[64];
+.shared .align 1024 .b8 tile[1024];
+.visible .entry k(.param .u64 x, .param .u64 out)
+.reqntid {threads}, 1, 1
+{directives}
+{{
+  mov.u32 %tid, %tid.x;
+  shr.u32 %warp, %tid, 5;
+  ld.param.u64 %x, [x];
+  ld.param.u64 %out, [out];
+  shl.b32 %to, %tid, 2;
+  cvt.u64.u32 %at, %to;
+  add.s64 %from, %x, %at;
+  add.s64 %mine, %out, %at;
+  add.s32 %slot, %to, tile;
+  setp.eq.u32 %first, %tid, 0;
+  setp.lt.u32 %low, %tid, 32;
+  setp.eq.u32 %yes, 0, 0;
+  mov.u32 %rank, %cluster_ctarank;
+{body}
+  ret;
+}}
+"""
+    grid, shape = (cluster, 1, 1), (cluster, 1, 1)
+    ptx.launch(text, "k", grid, (threads, 1, 1), [x.ctypes.data, out.ctypes.data], [x, out], 0, schedule, shape)
+    return out
+
+
+def refuse(body: str, message: str, **options) -> None:
+    with pytest.raises(ptx.EmulationError, match=message):
+        run(body, **options)
+
+
+def wait(address: str, phase: int | str, name: str) -> str:
+    return f"""
+{name}:
+  mbarrier.try_wait.parity.shared.b64 %over, [{address}], {phase};
+  @!%over bra {name};"""
+
+
+INIT = "@%first mbarrier.init.shared.b64 [bars], COUNT;\nbar.sync 0;"
+
+# --- barriers of some threads ------------------------------------------------------------------------
+
+# The second warp writes, and only arrives; the first waits for it, and reads what it wrote.
+ARRIVE = """
+@%low bra reader;
+st.shared.b32 [%slot], %tid;
+bar.arrive 3, 64;
+bra end;
+reader:
+bar.sync 3, 64;
+ld.shared.b32 %w, [%slot+128];
+st.global.b32 [%mine], %w;
+end:
+"""
+
+
+@SCHEDULES
+@pytest.mark.parametrize("spelling", ["bar", "barrier.cta"])
+def test_threads_may_arrive_without_a_wait(schedule, spelling):
+    found = run(ARRIVE.replace("bar.", f"{spelling}."), schedule=schedule)
+    assert found[:32].tolist() == list(range(32, 64))
+
+
+def test_threads_that_do_not_arrive_are_a_hang_that_says_where():
+    message = (
+        r"no warp can go on:\n  block \(0, 0, 0\) warp 0: waits at barrier 3 turn_0: 32 of 64 threads came; "
+        r"bar.sync 3, 64 \(PTX line \d+, kernel.py:7\)"
+    )
+    body = ARRIVE.replace("bar.arrive 3, 64;", "").replace("bar.sync 3, 64;", "bar.sync 3, 64; // kv.barrier turn_0")
+    refuse('.file 1 "/a/b/kernel.py"\n.loc 1 7 3\n' + body, message)
+
+
+def test_a_barrier_is_of_one_number_of_threads():
+    refuse(ARRIVE.replace("bar.sync 3, 64", "bar.sync 3, 32"), "others said that (64|32) threads come to barrier 3")
+    crowd = "setp.lt.u32 %few, %tid, 64;\n@%few bar.arrive 1, 32;"  # two warps, at once and one after another
+    refuse(crowd, "more threads than that come here", threads=96)
+    refuse("bar.sync 16, 64;", "numbered 0 to 15, got 16")
+    refuse("bar.sync 1, 48;", "a multiple of 32 threads")
+
+
+# --- mbarriers ---------------------------------------------------------------------------------------
+
+
+@SCHEDULES
+def test_a_phase_is_over_when_all_have_arrived(schedule):
+    body = f"""
+{INIT.replace("COUNT", "32")}
+@%low bra reader;
+st.shared.b32 [%slot], %tid;
+mbarrier.arrive.shared.b64 %state, [bars];
+bra end;
+reader: {wait("bars", 0, "poll")}
+ld.shared.b32 %w, [%slot+128];
+st.global.b32 [%mine], %w;
+end:
+"""
+    assert run(body, schedule=schedule)[:32].tolist() == list(range(32, 64))
+
+
+def test_a_hang_names_the_mbarrier_its_phase_and_what_is_missing():
+    init = "// kv.barrier full_k\n@%first mbarrier.init.shared.b64 [bars+8], 2;\nbar.sync 0;"
+    arrive = "mbarrier.arrive.expect_tx.shared.b64 %state, [bars+8], 96;"
+    message = (
+        r"warps 0, 1: waits at full_k \(at bars\+8\) for the end of its phase 0: waits for 96 bytes and 1 arrivals "
+        r"that never come, of 2; mbarrier.try_wait.parity.shared.b64 %over, \[bars\+8\], 0 \(PTX line \d+\)"
+    )
+    refuse(f"{init}\n@%first {arrive}\n{wait('bars+8', 0, 'poll')}", message)
+    refuse(f"{init}\n{arrive}", "more than 2 arrivals at full_k")
+    refuse(
+        f"{init}\n@%first {arrive}", r"full_k \(at bars\+8\) still waits for 96 bytes and 1 of 2 arrivals at the end"
+    )
+    refuse(wait("bars+16", 0, "poll"), r"no barrier was set up at bars\+16")
+
+
+@SCHEDULES
+def test_a_wait_that_ends_without_success_lets_its_threads_do_something_else(schedule):
+    """As a wait's time limit does: here the waiting warp arrives itself."""
+    body = f"""
+{INIT.replace("COUNT", "1")}
+mbarrier.try_wait.parity.shared.b64 %over, [bars], 0;
+@%first mbarrier.arrive.shared.b64 %state, [bars];
+{wait("bars", 0, "poll")}
+"""
+    run(body, schedule=schedule, threads=32)
+
+
+# --- copies that report to a barrier -----------------------------------------------------------------
+
+COPIES = f"""
+{INIT.replace("COUNT", "64")}
+cp.async.ca.shared.global [%slot], [%from], 4;
+cp.async.mbarrier.arrive.noinc.shared.b64 [bars];
+WAIT
+xor.b32 %other, %slot, 128;
+ld.shared.b32 %w, [%other];
+st.global.b32 [%mine], %w;
+"""
+
+
+@SCHEDULES
+def test_a_barrier_counts_copies_of_threads(schedule):
+    found = run(COPIES.replace("WAIT", wait("bars", 0, "poll")), schedule=schedule)
+    assert found.tolist() == [*range(32, 64), *range(32)]
+    counted = COPIES.replace(".noinc", "").replace("bars], 64", "bars], 65")  # 64 that cancel out, and one
+    counted = counted.replace("WAIT", "@%first mbarrier.arrive.shared.b64 %state, [bars];\nWAIT")
+    refuse(counted.replace("WAIT", wait("bars", 0, "poll")), "64 arrivals that never come", schedule=schedule)
+
+
+def test_copies_that_nothing_waits_for_are_not_there():
+    late = run(COPIES.replace("WAIT", "bar.sync 0;"), schedule=ptx.Schedule("together", False))
+    assert (late == 0xFFFFFFFF).all()
+
+
+@SCHEDULES
+def test_a_bulk_copy_counts_bytes(schedule):
+    body = f"""
+{INIT.replace("COUNT", "1")}
+@!%first bra expected;
+mbarrier.arrive.expect_tx.shared.b64 %state, [bars], 256;
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [%x], 256, [bars];
+expected: {wait("bars", 0, "poll")}
+ld.shared.b32 %w, [%slot];
+add.s32 %w, %w, 1;
+st.shared.b32 [%slot], %w;
+FENCE
+bar.sync 0;
+@!%first bra end;
+cp.async.bulk.global.shared::cta.bulk_group [%out], [tile], 256;
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group 0;
+end:
+"""
+    assert run(body.replace("FENCE", "fence.proxy.async;"), schedule=schedule).tolist() == list(range(1, 65))
+    refuse(body.replace("FENCE", ""), r"reads tile.* wrote by an ordinary store without a fence", schedule=schedule)
+
+
+# --- clusters ----------------------------------------------------------------------------------------
+
+MEET = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;"
+
+# Every block reads what the other has in its shared memory.
+REMOTE = f"""
+mad.lo.s32 %w, %rank, 1000, %tid;
+st.shared.b32 [%slot], %w;
+{MEET}
+xor.b32 %other, %rank, 1;
+mapa.shared::cluster.u32 %there, %slot, %other;
+ld.shared::cluster.b32 %w, [%there];
+mul.wide.u32 %skip, %rank, 256;
+add.s64 %mine, %mine, %skip;
+st.global.b32 [%mine], %w;
+LAST
+"""
+
+
+@SCHEDULES
+def test_blocks_of_a_cluster_read_each_others_shared_memory(schedule):
+    found = run(REMOTE.replace("LAST", MEET), cluster=2, schedule=schedule)
+    assert found.tolist() == [*range(1000, 1064), *range(64)]
+
+
+def test_a_block_must_not_end_while_others_read_it():
+    for schedule in (ptx.Schedule("forward"), ptx.Schedule("backward")):
+        refuse(
+            REMOTE.replace("LAST", ""), "of the cluster has ended, and its shared memory", cluster=2, schedule=schedule
+        )
+    refuse(REMOTE.replace("LAST", MEET).replace("ld.shared::cluster", "ld.shared"), "outside the .* bytes", cluster=2)
+
+
+# Block 1 tells block 0's barrier that it has written there.
+TELL = f"""
+{INIT.replace("COUNT", "ARRIVALS")}
+{MEET}
+setp.eq.u32 %leads, %rank, 0;
+@%leads bra reader;
+mapa.shared::cluster.u32 %there, %slot, 0;
+st.shared::cluster.b32 [%there], %tid;
+mapa.shared::cluster.u32 %bar, bars, 0;
+mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%bar];
+bra end;
+reader: {wait("bars", 0, "poll")}
+ld.shared.b32 %w, [%slot];
+st.global.b32 [%mine], %w;
+end:
+{MEET}
+"""
+
+
+@SCHEDULES
+def test_a_thread_arrives_at_the_barrier_of_another_block(schedule):
+    body = TELL.replace("ARRIVALS;", "64; // kv.barrier empty")
+    assert run(body, cluster=2, schedule=schedule)[:64].tolist() == list(range(64))
+    lost = body.replace("mapa.shared::cluster.u32 %bar, bars, 0", "mapa.shared::cluster.u32 %bar, bars, 1")
+    message = (
+        r"block \(0, 0, 0\) warps 0, 1: waits at empty \(at bars of block 0\).*64 arrivals(.|\n)*waits for all threads"
+    )
+    refuse(lost, message, cluster=2, schedule=schedule)
+
+
+@SCHEDULES
+def test_a_store_to_another_block_reports_to_its_barrier(schedule):
+    store = "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%there], %tid, [%bar];"
+    expect = "@%first mbarrier.arrive.expect_tx.shared.b64 %state, [bars], 256;"
+    body = TELL.replace("ARRIVALS", "1").replace("st.shared::cluster.b32 [%there], %tid;", "")
+    body = body.replace("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%bar];", store)
+    body = body.replace("reader:", f"reader: {expect}")
+    assert run(body, cluster=2, schedule=schedule)[:64].tolist() == list(range(64))
+
+
+# --- registers ---------------------------------------------------------------------------------------
+
+# Four warps give up what the other eight claim.
+HAND_OVER = """
+setp.lt.u32 %gives, %warp, 4;
+@%gives bra give;
+setmaxnreg.inc.sync.aligned.u32 240;
+bra end;
+give:
+setmaxnreg.dec.sync.aligned.u32 24;
+end:
+st.global.b32 [%mine], %tid;
+"""
+
+
+@SCHEDULES
+def test_warpgroups_hand_registers_over(schedule):
+    given = {"threads": 384, "words": 384, "directives": ".minnctapersm 1"}  # 168 a thread
+    assert run(HAND_OVER, schedule=schedule, **given).tolist() == list(range(384))
+    short = HAND_OVER.replace("u32 24;", "u32 144;")
+    refuse(short, "warps? .*: waits for registers: .* are free; setmaxnreg.inc", schedule=schedule, **given)
+
+
+def test_setmaxnreg_is_of_whole_warpgroups_and_goes_one_way():
+    given = {"threads": 384, "words": 384, "directives": ".maxnreg 168"}
+    refuse(HAND_OVER.replace("inc", "dec"), "setmaxnreg.dec.* 240: warp 4 has 168 registers, which is less", **given)
+    refuse(HAND_OVER.replace("dec", "inc"), "setmaxnreg.inc.* 24: warp 0 has 168 registers, which is more", **given)
+    refuse(HAND_OVER.replace("240", "250"), "must be a multiple of 8 from 24 to 256, got 250", **given)
+    some = HAND_OVER.replace("%gives, %warp, 4", "%gives, %warp, 3").replace("240", "168")
+    refuse(some, "warps 0 to 3 are a warpgroup, but did not run the same", **given)
+
+
+# --- what warps do together --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trans", ["", ".trans"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_matrices_are_stored_as_they_are_loaded(count, trans):
+    registers = [f"%w{k}" for k in range(count)]
+    fill = "\n".join(f"mad.lo.s32 {r}, %tid, 65537, {100 * k}00;" for k, r in enumerate(registers))
+    listed = "{" + ", ".join(registers) + "}"
+    back = "{" + ", ".join(r.replace("w", "v") for r in registers) + "}"
+    body = f"""
+{fill}
+shl.b32 %row, %tid, 4;
+add.s32 %row, %row, tile;
+stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%row], {listed};
+bar.warp.sync -1;
+ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {back}, [%row];
+""" + "\n".join(f"xor.b32 %d{k}, %w{k}, %v{k};\nst.global.b32 [%mine+{128 * k}], %d{k};" for k in range(count))
+    assert not run(body, threads=32, words=128)[: 32 * count].any()
+    # The first word of each matrix row, at 16 bytes a row: of row r and column 0 and 1.
+    lines = f"{fill}\nshl.b32 %row, %tid, 4;\nadd.s32 %row, %row, tile;\n"
+    lines += f"stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%row], {listed};\nbar.warp.sync -1;\n"
+    lines += "ld.shared.b32 %w, [%row];\nst.global.b32 [%mine], %w;"
+    found = run(lines, threads=32, words=128)[: 8 * count].view(np.uint16).reshape(count, 8, 2)
+    lane = np.arange(32, dtype=np.uint32)
+    for k in range(count):
+        matrix = (lane * 65537 + 10000 * k).astype(np.uint32).view(np.uint16).reshape(8, 8)
+        np.testing.assert_array_equal(found[k], (matrix.T if trans else matrix)[:, :2])
+
+
+def test_one_lane_is_elected():
+    body = "mov.u32 %w, 7;\nelect.sync %who|%me, -1;\n@%me mov.u32 %w, 9;\nst.global.b32 [%mine], %w;"
+    found = run("griddepcontrol.wait;\n" + body + "\ngriddepcontrol.launch_dependents;")
+    assert found.reshape(2, 32).tolist() == [[9] + [7] * 31] * 2
+
+
+@SCHEDULES
+def test_a_label_in_braces_is_known_there_only(schedule):
+    """As an asm statement with a loop of its own, twice."""
+    loop = "{ .reg .pred p;\nAGAIN: add.s32 %w, %w, 1;\nsetp.lt.s32 p, %w, LIMIT;\n@p bra AGAIN; }\n"
+    body = "mov.u32 %w, 0;\n" + loop.replace("LIMIT", "5") + loop.replace("LIMIT", "3") + "st.global.b32 [%mine], %w;"
+    assert set(run(body, schedule=schedule).tolist()) == {6}

@@ -1,0 +1,490 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Schedules: what is legal compiles and is right, what is not is refused, whoever is asked."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from mlir import ir
+from reference import attention as reference
+from reference import emulated
+from reference.random_caches import Problem, random_query, stored_problem
+
+import kvarn as kv
+from kvarn import compiler, programs
+from kvarn.dialect import schedules
+from kvarn.dialect.dtypes import bf16
+from kvarn.dialect.layout import spec_of
+from kvarn.lowering import expand, pipeline
+from kvarn.lowering.expand import attention as attention_expansion
+from kvarn.lowering.expand import decode_schedule, tuned
+from kvarn.lowering.select_kv_schedule import decode_entries
+from kvarn.lowering.target import by_name
+from kvarn.ops import copies, mla, reads, writes
+
+CAUSAL = (("mask", "causal"), ("span", 0), ("softcap", 0.0))
+DECODE = {"kind": "decode", "max_queries": 1, "max_batch": 2}
+SENTINEL = 72.0
+
+
+def problem_of(seed: int = 1, **options: Any) -> tuple[Problem, np.ndarray]:
+    shape = {"dtype": "f16", "cached": [50, 20], "new": [1, 1], "head_size": 32, "num_heads": 4, "page_size": 16}
+    rng, problem = stored_problem(seed, **{**shape, **options})
+    return problem, random_query(rng, problem, 4, over_8_bits="f16")
+
+
+def operands_of(problem: Problem, query: np.ndarray, out: np.ndarray) -> tuple[Any, ...]:
+    return problem.collection, 1, query, problem.row_offsets, 32**-0.5, out
+
+
+def on_gpu(problem: Problem, query: np.ndarray, schedule: dict[str, Any], target: str = "sm_90a") -> np.ndarray:
+    out = np.full_like(query, SENTINEL)
+    emulated.run(reads._ATTENTION, operands_of(problem, query, out), CAUSAL, schedule, target)
+    return out
+
+
+def assert_right(problem: Problem, query: np.ndarray, out: np.ndarray) -> None:
+    want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets)
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
+
+
+# --- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"tile": 24}, "tile must be 16, 32, 64 or 128, got 24"),
+        ({"tile": 40}, "tile must be 16, 32, 64 or 128, got 40"),
+        ({"tile": 7}, "tile must be 16, 32, 64 or 128, got 7"),
+        ({"tile": True}, "tile must be 16, 32, 64 or 128, got True"),
+        ({"warps": 3}, "warps must be 1, 2 or 4, a divisor of the 4 warps that have a token's query rows, got 3"),
+        ({"warps": 8}, "warps must be 1, 2 or 4, a divisor"),
+        ({"warps": 2.0}, r"warps must be in \[1, 32\], got 2.0"),
+        ({"min_tiles": 0}, "min_tiles must be an integer of 1 or more, got 0"),
+        ({"blocks": -1}, r"blocks must be in \[1, 32\], got -1"),
+        ({"blocks": 0}, r"blocks must be in \[1, 32\], got 0"),
+        ({"stages": "x"}, r"stages must be in \[2, 16\], got 'x'"),
+        ({"stages": 1}, r"stages must be in \[2, 16\], got 1"),
+        ({"stages": 1 << 70}, r"stages must be in \[2, 16\], got 1180591620717411303424"),
+        ({"combine": 33}, r"combine must be in \[0, 32\], got 33"),
+        ({"split": -1}, "split must be an integer of 0 or more, got -1"),
+        ({"batch_invariant": True, "split": 0}, "batch_invariant needs fixed splits of at least one token"),
+        ({"stages": 16, "tile": 128}, r"block of the decode kernel must fit 232448 bytes of shared memory, got \d+"),
+        ({"max_batch": 0}, "max_batch must be an integer of 1 or more, got 0"),
+        ({"typo": 1}, "entry 'typo' is unknown: a decode kernel of this operation has kind, max_queries, max_batch, "),
+        ({"batch_invarient": True}, "did you mean 'batch_invariant'"),
+        ({"threads": 128}, "entry 'threads' is unknown"),
+    ],
+    ids=str,
+)
+def test_what_a_decode_cannot_be_is_refused_in_words(entries, message):
+    problem, query = problem_of()
+    with pytest.raises(ValueError, match=f"the schedule's .*{message}"):
+        on_gpu(problem, query, {**DECODE, **entries})
+
+
+def test_a_tile_lies_in_at_most_32_pages():
+    problem, query = problem_of(page_size=1)
+    with pytest.raises(ValueError, match="tile must be 16 or 32, at most 32 pages of 1 tokens, got 64"):
+        on_gpu(problem, query, {**DECODE, "tile": 64})
+
+
+@pytest.mark.parametrize("kind", ["simt", "prefill"])
+@pytest.mark.parametrize("entry", [{"tile": 16}, {"stages": 3}, {"typo": 1}, {"splits": 2}], ids=str)
+def test_kernels_without_entries_refuse_them(kind, entry):
+    problem, query = problem_of()
+    name = next(iter(entry))
+    legal = f"a {kind} kernel of this operation has kind, max_queries, max_batch, batch_invariant, early"
+    with pytest.raises(ValueError, match=f"entry '{name}' is .*: {legal}"):
+        on_gpu(problem, query, {"kind": kind, **entry})
+
+
+def test_an_entry_of_a_kernel_that_is_not_chosen_is_refused():
+    problem, query = problem_of(new=[40, 3])
+    with pytest.raises(ValueError, match="entry 'stages' is of kernels of kind decode: a prefill kernel"):
+        on_gpu(problem, query, {"stages": 3})
+
+
+def host_calls() -> dict[str, Any]:
+    """Calls on the host, by operation; each takes a schedule."""
+    problem, query = problem_of()
+    pool, cache, offsets = problem.collection, problem.collection.get_key_cache(1), problem.row_offsets
+    rows = np.zeros((2, 4, 32), np.float16)
+    ids = np.zeros((1,), np.int32)
+    rng, latent = stored_problem(3, dtype="f32", cached=[9], new=[1], head_size=96, num_heads=1, is_mla=True)
+    latent_query = random_query(rng, latent, 2)
+    rows_of_latent = (latent.collection, 1, latent_query, latent.row_offsets)
+    ragged = kv.KVCacheMHAOperand(cache), kv.KVCacheMHAOperand(pool.get_value_cache(1))
+    return {
+        "attention": lambda s: kv.ops.attention(pool, 1, query, offsets, schedule=s),
+        "attention of operands": lambda s: kv.ops.attention(*ragged, query, offsets, schedule=s),
+        "attention_padded": lambda s: kv.ops.attention_padded(
+            pool, 1, query[:, None], np.ones(2, np.int32), schedule=s
+        ),
+        "mla_attention": lambda s: kv.ops.mla_attention(*rows_of_latent, value_size=64, schedule=s),
+        "append": lambda s: kv.ops.append(pool, 1, rows, rows, offsets, schedule=s),
+        "copy_pages": lambda s: kv.ops.copy_pages(pool, ids, ids + 1, schedule=s),
+    }
+
+
+HOST = list(host_calls())
+
+
+@pytest.mark.parametrize("name", HOST)
+@pytest.mark.parametrize("entry", [{"typo": 1}, {"tile": 16}, {"threads": 64}, {"batch_invarient": True}], ids=str)
+def test_the_host_refuses_entries_that_it_does_not_have(name, entry):
+    with pytest.raises(
+        ValueError, match=rf"kv.ops.\w+: the schedule's entry '{next(iter(entry))}' is .*: a host kernel"
+    ):
+        host_calls()[name](entry)
+
+
+@pytest.mark.parametrize("name", HOST)
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ([("stages", 3)], r"given as a mapping, got \[\('stages', 3\)\]"),
+        ([], r"given as a mapping, got \[\]"),
+        ("decode", "given as a mapping, got 'decode'"),
+        (0, "given as a mapping, got 0"),
+        ({1: 2}, "named by strings, got 1"),
+        ({1: 2, "stages": 3}, "named by strings, got 1"),
+    ],
+    ids=str,
+)
+def test_a_schedule_is_a_mapping_of_names(name, schedule, message):
+    with pytest.raises((TypeError, ValueError), match=rf"kv.ops.\w+: the schedule's entries must be {message}"):
+        host_calls()[name](schedule)
+
+
+def test_an_entry_that_cannot_be_looked_up_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"max_queries must be an integer of 1 or more, got \[1\]"):
+        host_calls()["attention"]({"max_queries": [1]})
+
+
+def test_true_is_no_integer_whatever_was_called_before():
+    call = host_calls()["attention"]
+    call({"max_queries": 1})
+    with pytest.raises(ValueError, match="max_queries must be an integer of 1 or more, got True"):
+        call({"max_queries": True})
+
+
+@pytest.mark.parametrize("name", ["attention", "attention of operands", "attention_padded"])
+def test_a_bound_of_the_batch_that_the_batch_exceeds_is_refused(name):
+    call = host_calls()[name]
+    call({"max_batch": 2})
+    with pytest.raises(ValueError, match="max_batch must be at least the 2 sequences, got 1"):
+        call({"max_batch": 1})
+
+
+def test_operations_without_entries_say_so():
+    problem, _ = problem_of()
+    ids = np.zeros(1, np.int32)
+    with pytest.raises(ValueError, match="'threads' is unknown: a simt kernel of this operation has none"):
+        copies._COPY_PAGES.compile((problem.collection, ids, ids + 1), (), {"threads": 64}, "sm_90a")
+
+
+def test_every_operation_that_is_expanded_declares_its_schedules():
+    assert sorted(schedules.OPERATIONS) == sorted(expand.operations())
+
+
+@pytest.mark.parametrize("threads", [32, 96, 1024])
+def test_every_legal_number_of_threads_appends(threads):
+    problem, _ = problem_of(page_size=4)
+    rng, expected = np.random.default_rng(5), problem.collection.blocks.copy()
+    rows = [rng.standard_normal((2, 4, 32)).astype(np.float16) for _ in range(2)]
+    operands = (problem.collection, 1, rows[0], problem.row_offsets, rows[1])
+    emulated.run(writes._APPEND, operands, (), {"threads": threads})
+    for b, t in enumerate(problem.cached):
+        for cache, row in zip(problem.caches(1), rows, strict=True):
+            found = cache.load(b, np.arange(4)[:, None], int(t), np.arange(32))
+            np.testing.assert_array_equal(found, row[b])
+    assert (problem.collection.blocks != expected).any()
+
+
+def test_blocks_of_many_threads_bound_their_registers():
+    problem, _ = problem_of()
+    rows = np.zeros((2, 4, 32), np.float16)
+    operands = (problem.collection, 1, rows, problem.row_offsets, rows)
+    for threads, bound in ((256, False), (1024, True)):
+        ptx = writes._APPEND.compile(operands, (), {"threads": threads}, "sm_90a").asm["ptx"]
+        assert (".maxntid 1024" in ptx) == bound
+
+
+# --- promises --------------------------------------------------------------------------------------
+
+
+def alone_and_together(problem: Problem, query: np.ndarray, run: Any) -> None:
+    """A sequence has the same bits in its batch and by itself."""
+    together = run(problem, query)
+    for b in range(len(problem.cached)):
+        rows = slice(int(problem.row_offsets[b]), int(problem.row_offsets[b + 1]))
+        np.testing.assert_array_equal(run(problem.only(b), query[rows]), together[rows])
+
+
+def on_host(problem: Problem, query: np.ndarray) -> np.ndarray:
+    return kv.ops.attention(problem.collection, 1, query, problem.row_offsets, schedule={"batch_invariant": True})
+
+
+@pytest.mark.parametrize(("kind", "head_size"), [("host", 32), ("simt", 32), ("prefill", 32), ("prefill", 64)], ids=str)
+def test_batch_invariance_is_kept_by_every_kernel(kind, head_size):
+    """Decode's is tested where its parts are: their rows lie in tiles of their own, whose keys begin at multiples."""
+    problem, query = problem_of(7, cached=[40, 0, 33], new=[18, 5, 2], head_size=head_size, num_heads=1)
+    query = np.ascontiguousarray(query[:, :2])
+    schedule = {"kind": kind, "batch_invariant": True}
+    run = on_host if kind == "host" else lambda p, q: on_gpu(p, q, schedule)
+    alone_and_together(problem, query, run)
+
+
+def latent_run(schedule: dict[str, Any]) -> Any:
+    def run(problem: Problem, query: np.ndarray) -> np.ndarray:
+        out = np.full((*query.shape[:2], 128), SENTINEL, query.dtype)
+        operands = (problem.collection, 1, query, problem.row_offsets, 0.1, out)
+        attributes = (("value_size", 128), ("mask", "causal"), ("span", 0))
+        emulated.run(mla._MLA_ATTENTION, operands, attributes, schedule)
+        return out
+
+    return run
+
+
+def latent_problem() -> tuple[Problem, np.ndarray]:
+    return problem_of(8, cached=[90, 3], new=[1, 2], head_size=160, num_heads=1, is_mla=True)
+
+
+@pytest.mark.parametrize("schedule", [{"kind": "simt"}, {"kind": "latent", "splits": 3}, {"splits": 1}], ids=str)
+def test_batch_invariance_is_kept_over_latent_rows(schedule):
+    alone_and_together(*latent_problem(), latent_run({**schedule, "batch_invariant": True}))
+
+
+def test_batch_invariance_is_refused_where_splits_follow_the_batch():
+    with pytest.raises(ValueError, match="batch_invariant cannot be kept by a latent kernel whose number of splits"):
+        latent_run({"batch_invariant": True})(*latent_problem())
+
+
+def chosen(schedule: dict[str, Any], heads: int, group: int, size: int = 128, page: int = 16) -> dict[str, Any]:
+    """The schedule of an attention over bf16 pages after the pass."""
+    what = specialisation(schedule, heads, group, size, page)
+    module = programs.build(what, compiler.context())
+    with compiler.diagnosed(module.context):
+        pipeline.run(module, pipeline.steps(by_name("sm_90a")), stop_after="select-kv-schedule")
+    with module.context:
+        (block,) = module.body.operations[0].regions[0].blocks
+        found = ir.DictAttr(block.operations[0].attributes["schedule"])
+        return {n.name: n.attr.value for n in found}
+
+
+def specialisation(
+    schedule: dict[str, Any], heads: int, group: int, size: int = 128, page: int = 16
+) -> programs.Specialisation:
+    spec = spec_of("paged", "bf16", heads, size, page_size=page)
+    rows = programs.BufferType(bf16, (None, heads * group, size))
+    operands = {
+        "collection": programs.HandleType("collection", spec), "layer": programs.ScalarType(kv.i32), "query": rows,
+        "row_offsets": programs.BufferType(kv.i32, (None,)), "scale": programs.ScalarType(kv.f32), "out": rows,
+    }  # fmt: skip
+    entries = tuple(sorted(schedule.items()))
+    return programs.Specialisation("kv.attention", tuple(operands.items()), CAUSAL, entries, "sm_90a")
+
+
+def test_an_invariant_sequence_has_the_same_kernel_in_any_batch():
+    bounds = [{"max_queries": 8, "max_batch": batch} for batch in (1, 16, 128, 1024)]
+    free = {chosen(b, 8, 8)["kind"] for b in bounds}
+    kept = {chosen({**b, "batch_invariant": True}, 8, 8)["kind"] for b in bounds}
+    assert free == {"decode", "prefill"}
+    assert kept == {"prefill"}
+    with pytest.raises(
+        ValueError, match="batch_invariant cannot be kept: fewer sequences have a kernel of kind decode"
+    ):
+        chosen({"max_queries": 1, "max_batch": 1 << 20, "batch_invariant": True}, 8, 8)
+
+
+def code_of(schedule: dict[str, Any]) -> str:
+    """The PTX of a small attention."""
+    made = programs.artifact(specialisation({"max_queries": 1, "max_batch": 2, **schedule}, 2, 2, 32))
+    return made.code["ptx"]
+
+
+@pytest.mark.parametrize("kind", ["simt", "prefill", "decode"])
+def test_what_the_caller_promises_is_taken_by_every_kernel(kind):
+    """Only a decode starts early: the others wait for the kernel before them, whatever it writes."""
+    with_it, also, without, silent = (code_of({"kind": kind, **e}) for e in EARLY)
+    assert with_it == also
+    assert without == silent
+    assert (with_it == without) == (kind != "decode")
+
+
+EARLY = ({"early": True}, {"early": 1}, {"early": False}, {})
+
+
+def test_the_host_takes_what_the_caller_promises():
+    for promise in EARLY:
+        host_calls()["attention"](promise)
+
+
+@pytest.mark.parametrize("name", ["batch_invariant", "early"])
+def test_a_promise_is_true_or_false(name):
+    with pytest.raises(ValueError, match=f"{name} must be true or false, got 'yes'"):
+        host_calls()["attention"]({name: "yes"})
+
+
+# --- what is legal ---------------------------------------------------------------------------------
+
+VALUES = {
+    "warps": (1, 2, 3, 4, 6, 8, 16, 33), "stages": (1, 2, 3, 5, 16), "tile": (8, 16, 32, 48, 64, 128),
+    "blocks": (0, 1, 2, 7, 32), "min_tiles": (0, 1, 3, 9), "combine": (0, 1, 3, 16, 32), "split": (-1, 0, 1, 40, 512),
+    "early": (False, True), "batch_invariant": (False, True),
+}  # fmt: skip
+
+
+def drawn(seed: int, count: int, config: decode_schedule.Config, target: Any) -> list[dict[str, Any]]:
+    """Random decode schedules that are called legal."""
+    rng, found = np.random.default_rng(seed), []
+    bounds = {"kind": "decode", "max_queries": config.max_queries, "max_batch": config.max_batch}
+    while len(found) < count:
+        names = [name for name in VALUES if rng.random() < 0.6]
+        schedule = {**bounds, **{n: VALUES[n][rng.integers(len(VALUES[n]))] for n in names}}
+        if schedules.why_unsupported("kv.attention", schedule, target, "decode", config) is None:
+            found.append(schedule)
+    return found
+
+
+CASES = [
+    {"num_heads": 4, "head_size": 32, "cached": [90, 3], "new": [1, 1]},
+    {"num_heads": 1, "head_size": 64, "cached": [30, 70], "new": [2, 1], "page_size": 4},
+    {"num_heads": 2, "head_size": 32, "cached": [50, 0], "new": [8, 3], "dtype": "f8e4m3", "page_size": 8},
+    {"num_heads": 2, "head_size": 64, "cached": [40], "new": [1], "dtype": "i8", "scale_dtype": "f32",
+     "granularity": 32, "page_size": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_every_schedule_that_is_legal_computes_the_right_numbers(number):
+    options = CASES[number]
+    problem, query = problem_of(20 + number, **options)
+    spec, most = problem.collection.cache_spec, int(problem.new.max())
+    config = decode_schedule.Config(
+        spec, kv.f16, 4 // spec.num_heads, 1 << (most - 1).bit_length(), max_batch=len(problem.cached)
+    )
+    scale = 32**-0.5 if spec.dtype.bits > 8 else 0.0005 if spec.quantized else 0.1
+    want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets, scale=scale)
+    for schedule in drawn(number, 2, config, by_name("sm_90a")):
+        out = np.full_like(query, SENTINEL)
+        operands = (problem.collection, 1, query, problem.row_offsets, scale, out)
+        emulated.run(reads._ATTENTION, operands, CAUSAL, schedule)
+        top = max(1.0, np.abs(want).max())
+        np.testing.assert_allclose(out / top, want / top, rtol=4e-3, atol=4e-3, err_msg=str(schedule))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])
+def test_every_schedule_that_is_legal_is_completed_and_fits(target):
+    chip, seen = by_name(target), 0
+    shapes = itertools.product((1, 3, 8), (1, 4), (16, 80, 256), (1, 16), (1, 8), (1, 64, 16384))
+    for seed, (heads, group, size, page, queries, batch) in enumerate(shapes):
+        spec = spec_of("paged", "bf16", heads, size, page_size=page)
+        if not decode_schedule.supports(spec, bf16, group, queries, chip, batch):
+            continue
+        config = decode_schedule.Config(spec, bf16, group, queries, max_batch=batch)
+        for schedule in drawn(seed, 3, config, chip):
+            whole = {**decode_entries(chip, config, schedule), **schedule}
+            assert schedules.why_unsupported("kv.attention", whole, chip, "decode", config) is None
+            made = decode_schedule.configured(chip, config, whole)
+            assert decode_schedule.block_bytes(made) + made.padding <= chip.shared_bytes
+            assert decode_schedule.combine_bytes(made) <= chip.shared_bytes
+            seen += 1
+    assert seen > 200
+
+
+def test_a_device_with_fewer_places_than_heads_computes_all_of_them():
+    problem, query = problem_of()
+    assert_right(problem, query, on_gpu(problem, query, {**DECODE, "warps": 1, "blocks": 1}))
+
+
+# --- one owner -------------------------------------------------------------------------------------
+
+
+def test_the_kind_is_chosen_once(monkeypatch):
+    calls = []
+    kind_of = attention_expansion.kind_of
+
+    def counted(*args: Any) -> str:
+        calls.append(args)
+        return kind_of(*args)
+
+    monkeypatch.setattr(attention_expansion, "kind_of", counted)
+    programs.compile_operation(specialisation({"max_queries": 1, "max_batch": 1}, 2, 4, 32))
+    assert len(calls) == 1
+
+
+def test_a_schedule_may_be_filled_in_part_and_then_stays_what_it_is():
+    whole = chosen({"max_queries": 1, "max_batch": 4, "stages": 3}, 4, 4, 64)
+    assert whole["stages"] == 3
+    assert {"kind", *schedules.DECODE.names} <= set(whole)
+    assert chosen(whole, 4, 4, 64) == whole
+    texts = set()
+    for entries in ({"max_queries": 1, "max_batch": 4, "stages": 3}, whole):
+        module = programs.build(specialisation(entries, 4, 4, 64))
+        texts.add(kv.compile(str(module), target="sm_90a").asm["ptx"])
+    assert len(texts) == 1
+
+
+def test_an_expansion_without_the_pass_says_what_to_run():
+    module = programs.build(specialisation({"max_queries": 1}, 4, 4, 64))
+    with pytest.raises(ValueError, match="must have a kind, which select-kv-schedule chooses"):
+        kv.compile(str(module), target="sm_90a", disable=["select-kv-schedule"])
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("typo = 1 : i64", "has a schedule whose entry 'typo' is unknown"),
+        ("max_batch = 99999999999999999999999 : i128", "has a schedule whose max_batch must be an integer of 1 or mor"),
+        ("kind = [1]", "has a schedule whose kind must be one of host, simt, prefill, decode, got"),
+        ("tile = 24 : i64", "has a schedule whose tile must be 16, 32, 64 or 128, got 24"),
+        ("warps = 2 : i64, threads = 64 : i64", "has a schedule whose entry 'threads' is unknown"),
+    ],
+)
+def test_the_verifier_knows_names_types_and_ranges(entry, message):
+    text = str(programs.build(specialisation({"max_queries": 1}, 4, 4, 64)))
+    with pytest.raises(ValueError, match=message):
+        kv.compile(text.replace("max_queries = 1 : i64", entry), target="sm_90a")
+
+
+def test_the_verifier_wants_a_dictionary_of_every_operation():
+    text = str(programs.build(specialisation({"max_queries": 1}, 4, 4, 64)))
+    with pytest.raises(ValueError, match=r"'kv\.attention' op schedule must be a dictionary, got 3 : i64"):
+        kv.compile(text.replace("{max_queries = 1 : i64}", "3 : i64"), target="sm_90a")
+
+
+def test_an_illegal_entry_of_the_users_table_is_refused_with_its_file(tmp_path):
+    config = decode_schedule.Config(spec_of("paged", "bf16", 8, 128, page_size=16), bf16, 4, 1)
+    path = tmp_path / "tune.json"
+    with compiler.env.override(tune=path):
+        tuned.save(path, [(tuned.Key.of("sm_90a", config), {"warps": 3}, 1.0)])
+        with pytest.raises(ValueError, match=r"tune.json has an entry for this case whose warps must be 1, 2, 4 or 8"):
+            decode_entries(by_name("sm_90a"), config, {})
+
+
+def test_a_kind_is_one_declaration(monkeypatch):
+    """What a new kind takes and refuses, its messages and what others say of its entries come from its declaration."""
+    rows = schedules.Entry("rows", "Query rows of a block.", "128", choices=(64, 128))
+    made = schedules.Kind("tile", "the tile level", (rows,))
+    before = schedules.OPERATIONS["kv.attention"]
+    monkeypatch.setitem(
+        schedules.OPERATIONS, "kv.attention", schedules.Operation((*before.kinds, made), before.entries)
+    )
+    gpu = SimpleNamespace(is_host=False, name="sm_90a")
+
+    def why(schedule: dict[str, Any]) -> str | None:
+        return schedules.why_unsupported("kv.attention", schedule, gpu)
+
+    assert why({"kind": "tile", "rows": 64}) is None
+    assert why({"rows": 64}) is None
+    assert why({"kind": "tile", "rows": 63}) == "rows must be 64 or 128, got 63"
+    assert str(why({"kind": "decode", "rows": 64})).startswith("entry 'rows' is of kernels of kind tile: a decode ")
+    assert str(why({"kind": "tile", "rowz": 64})).endswith("did you mean 'rows'?")
+    assert str(why({"tile": 16, "rows": 64})).startswith("entry")
