@@ -357,7 +357,8 @@ def _decode_fits(case: Any, target: Any, schedule: Values) -> str | None:
 
 # --- kinds -----------------------------------------------------------------------------------------
 
-HOST = Kind("host", "one thread a query row and head, on the host", on_host=True)
+HOST = Kind("host", "tiles of up to 16 query rows as vector loops, on the host", on_host=True)
+ROWS_HOST = Kind("host", "one thread a query row and head, on the host", on_host=True)
 SIMT = Kind("simt", "a warp a query row and head; takes every case, on every GPU")
 PREFILL = Kind("prefill", "tiles of 64 or 128 query rows on the tensor cores")
 TILED = Kind(
@@ -390,8 +391,8 @@ OPERATIONS: dict[str, Operation] = {
         ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, PREFILL, TILED, DECODE), _PROMISES)
     ),
     "kv.operand_attention": Operation((HOST, SIMT, PREFILL, TILED), _PROMISES),
-    "kv.mla_attention": Operation((HOST, SIMT, LATENT), _PROMISES),
-    "kv.mla_prefill_chunk": Operation((HOST, SIMT), _PROMISES),
+    "kv.mla_attention": Operation((ROWS_HOST, SIMT, LATENT), _PROMISES),
+    "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT), _PROMISES),
     **dict.fromkeys(
         (
             "kv.append", "kv.store_ragged", "kv.store_padded", "kv.rope_append", "kv.rope", "kv.rope_padded",

@@ -96,6 +96,14 @@ def element_and_width(type_: ir.Type) -> tuple[str, int]:
     return str(type_), 1
 
 
+def element_and_shape(type_: ir.Type) -> tuple[str, Any]:
+    """As :func:`element_and_width`; of a tile its shape stands for the lanes."""
+    if isinstance(type_, ir.RankedTensorType):
+        tile = ir.RankedTensorType(type_)
+        return str(tile.element_type), tuple(tile.shape)
+    return element_and_width(type_)
+
+
 def width(op: Any, spec: CacheSpec, value: ir.Value, extent: int, what: str) -> int | None:
     """The op's ``width``, checked against its value's lanes and the extent it runs over; None after an error."""
     count = integer(op.width)

@@ -222,6 +222,11 @@ class Distribution:
         """Through shared memory, where rows of the query were until they were read: every warp has its own there."""
         value = op.opview.value
         tile = ir.RankedTensorType(value.type)
+        if str(tile.element_type) not in ("bf16", "f16"):
+            fail(
+                op,
+                f"stores rows of bf16 or f16 on this target, got {tile.element_type}: convert, or write with scatter",
+            )
         layout = SharedLayout(*tile.shape, 2, 128)
         free = [p for held, p in self.staged if held.bytes >= layout.bytes and held.rows == layout.rows]
         place = free[0] if free else self.allocate(layout)
@@ -338,6 +343,11 @@ def _exp2(d: Distribution, op: Any) -> ir.Value:
         "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 0]),
     }
     return ir.Operation.create("llvm.call_intrinsic", [x.type], [x], attributes).result
+
+
+@rule("kv.tile_load")
+def _load(d: Distribution, op: Any) -> ir.Value:
+    return tile_memory.load_registers(op, register_layout(op.tile.type), d.threads)
 
 
 @rule("kv.tile_gather")

@@ -2,10 +2,11 @@
 """Turn kernels into host functions that run their grid and block in loops.
 
 ``@k`` becomes a function of (status, grid x y z, block x y z, first block, last block, the kernel's parameters): it
-runs the linear block ids [first, last), so that a caller may share a grid among threads. The threads of a block run
-one after another, x fastest; what needs them to run together (barriers, shuffles, asynchronous copies, mma) is
-refused by name. Shared memory is an array on the stack that the blocks use in turn. A failed assertion does not end the
-process: its number is stored to ``status``, and the caller raises.
+runs the linear block ids [first, last), so that a caller may share a grid among threads. The threads of a block run one
+after another, x fastest (of a kernel over tiles, which belong to the block, there is one); what needs them to run
+together (barriers, shuffles, asynchronous copies, mma) is refused by name. Shared memory is an array on the stack that
+the blocks use in turn. A failed assertion does not end the process: its number is stored to ``status``, and the caller
+raises.
 
 Before:  gpu.func @k(%p: !llvm.ptr<1>) kernel { %i = gpu.thread_id x ... }
 After:   func.func @k(%status: !llvm.ptr, %gx: i32, ..., %last: i64, %p: !llvm.ptr<1>) {
@@ -90,6 +91,10 @@ class HostFunction:
             self.block_ids = [arith.trunci(i32(), v) for v in (x, y, z)]
             outer_end = scf.yield_([])
         at, threads = outer_end, []
+        if "kv.tiled" in self.kernel.attributes:
+            with ir.InsertionPoint(at):
+                self.thread_ids = [const(0)] * 3
+            return at.operation
         for extent in reversed(self.block):
             with ir.InsertionPoint(at):
                 loop = scf.ForOp(const(0), extent, const(1))
@@ -194,7 +199,10 @@ def widen_half_fma(function: ir.Operation) -> None:
             continue
         with ir.InsertionPoint(op), op.location:
             f32 = ir.F32Type.get()
-            wide = ir.VectorType.get(ir.VectorType(narrow).shape, f32) if isinstance(narrow, ir.VectorType) else f32
+            wide = f32
+            if isinstance(narrow, ir.ShapedType):  # a vector, or a tile
+                kind = ir.VectorType if isinstance(narrow, ir.VectorType) else ir.RankedTensorType
+                wide = kind.get(ir.ShapedType(narrow).shape, f32)
             made = math.fma(*(arith.extf(wide, v) for v in op.operands))
             op.results[0].replace_all_uses_with(arith.truncf(narrow, made))
         op.erase()

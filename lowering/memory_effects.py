@@ -73,7 +73,8 @@ def writes(op: ir.Operation) -> Writes:
     """What an op writes, as far as it can be told."""
     name, operands = op.name, list(op.operands)
     if name in _BUFFER_WRITES:
-        return Writes(buffers=(operands[_BUFFER_WRITES[name]],))
+        target = operands[_BUFFER_WRITES[name]]
+        return Writes(buffers=(target,) if isinstance(target.type, ir.MemRefType) else ())  # else it is of a tensor
     if name in _POINTER_WRITES:
         return Writes(everything=_is_device_pointer(operands[_POINTER_WRITES[name]]))
     if name == _ASSEMBLY:

@@ -134,14 +134,7 @@ def kv_steps(target: Target, check: bool = False) -> list[Step]:
             True,
         ),
         _kv("split-kv-loops", "while masks are comparisons of positions", True),
-        _kv("assign-kv-layouts", "before the copies, which products in shared memory decide"),
-        _kv("select-kv-copies", "once it is known which tiles lie in shared memory"),
-        _kv("specialize-kv-warps", "copies are ops now, and no loop carries what they wait for yet", True),
-        _kv("defer-kv-reductions", "before the rotation, which takes the loop apart", True),
-        _kv("pipeline-kv-loops", "after the copies left: what is rotated are products and their waits", True),
-        _kv("skip-kv-rescales", "after the rotation, which moves the rescale", True),
-        _kv("simplify-kv-tiles", "what the passes over tiles left over, before every op becomes many", True),
-        _kv("distribute-kv-tiles", "the last that sees tiles: threads, vectors and instructions from here on"),
+        *(_host_tiles() if target.is_host else _gpu_tiles()),
         _kv("lower-kv-tiles", "tiles become accesses and look-ups that the next passes hoist and vectorise"),
         _kv(f"expand-kv-tma{{target={target.name}}}", "as the tiles; and what the target does not have ends here"),
         _kv("hoist-kv-lookups", "after simplification, while look-ups are still ops that can be recognised", True),
@@ -156,6 +149,10 @@ def kv_steps(target: Target, check: bool = False) -> list[Step]:
         steps += [
             _kv("flatten-kv-types", "when nothing but kv.field asks for handles"),
             _kv("map-gpu-to-host", "after flattening: it copies the flat signature; before anything lowers gpu ops"),
+            _upstream(
+                "bufferize-tiles", _TENSORS_TO_MEMORY, "the only memrefs are tiles' when all others are pointers"
+            ),
+            _kv("vectorize-kv-tiles", "when tiles lie in memory, and before upstream lowers vectors"),
         ]
     else:
         steps += [
@@ -169,6 +166,36 @@ def kv_steps(target: Target, check: bool = False) -> list[Step]:
     ]
 
 
+def _gpu_tiles() -> list[Step]:
+    """From tiles to what threads hold of them."""
+    return [
+        _kv("assign-kv-layouts", "before the copies, which products in shared memory decide"),
+        _kv("select-kv-copies", "once it is known which tiles lie in shared memory"),
+        _kv("specialize-kv-warps", "copies are ops now, and no loop carries what they wait for yet", True),
+        _kv("defer-kv-reductions", "before the rotation, which takes the loop apart", True),
+        _kv("pipeline-kv-loops", "after the copies left: what is rotated are products and their waits", True),
+        _kv("skip-kv-rescales", "after the rotation, which moves the rescale", True),
+        _kv("simplify-kv-tiles", "what the passes over tiles left over, before every op becomes many", True),
+        _kv("distribute-kv-tiles", "the last that sees tiles: threads, vectors and instructions from here on"),
+    ]
+
+
+def _host_tiles() -> list[Step]:
+    """From tiles to tensors of upstream's."""
+    return [_kv("lower-kv-tiles-to-linalg", "while tiles are values, which upstream fuses and finds memory for")]
+
+
+# Fused first, so that positions, masks and what is computed once need no memory. Nothing yields what it allocates:
+# what loops carry is written in place.
+_TENSORS_TO_MEMORY = (
+    "convert-elementwise-to-linalg,linalg-fuse-elementwise-ops,"
+    f"{_CANONICALIZE},cse,eliminate-empty-tensors,"
+    "one-shot-bufferize{allow-return-allocs-from-loops=false allow-unknown-ops=false analysis-heuristic=bottom-up "
+    "buffer-alignment=64 bufferize-function-boundaries=false check-parallel-regions=true copy-before-write=false "
+    "function-boundary-type-conversion=infer-layout-map must-infer-memory-space=false "
+    "unknown-type-conversion=fully-dynamic-layout-map use-encoding-for-memory-space=false},"
+    f"{_CANONICALIZE},cse"
+)
 _ADDRESSES = _upstream(
     "simplify-addresses", _SIMPLIFY, "addresses are plain arithmetic now: merge and hoist them", True
 )

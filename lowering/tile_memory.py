@@ -15,6 +15,7 @@ from mlir import ir
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, bool_, by_mlir, f32, i32, u32
 from kvarn.dialect.layout import RAGGED, lowbit, page_and_slot
+from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, machine, tma
 from kvarn.dsl import math as kv_math
@@ -265,6 +266,25 @@ def stage_registers(value: ir.Value, place: Pointer, layout: SharedLayout, threa
     for k in range(layout.columns // 16):
         chunk = high + 2 * k
         machine.stmatrix(place + layout.chunk_offset(row, chunk), [scalar(w) for w in fragments[4 * k : 4 * k + 4]])
+
+
+def load_registers(op: Any, layout: RegisterLayout, threads: Threads) -> ir.Value:
+    """A tile of a cache that no product reads: every thread loads its own elements, converted; other tokens are 0."""
+    cache, dtype = handle_of(op.cache), by_mlir(str(ir.RankedTensorType(op.tile.type).element_type))
+    batch, head, first, begin, count = (scalar(x) for x in (op.batch, op.head, op.first, op.begin, op.count))
+    own_row, own_column = layout.thread_offset(threads.lane, threads.warp)
+    zero = vector(dtype, 2)[0]
+    found, pages = [], {}
+    for r in range(layout.registers):
+        row, column = layout.register_offset(r)
+        token = first + own_row + row
+        at = kv_math.max(kv_math.min(token, count - 1), 0)
+        if row not in pages:
+            pages[row] = cache.page(batch, at)
+        place = {"b": batch, "h": head, "t": at, "d": own_column + (op.first_column.value + column)}
+        seen = (token >= begin) & (token < count)
+        found.append(where(seen, cache.load(**place, page=pages[row], dtype=dtype), zero).ir)
+    return from_elements(found)
 
 
 # --- elements of buffers -------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ class StoreScaleOp(Kv.Operation, name="store_scale", traits=[LooksUpPage, Writes
 
 
 class CastOp(Kv.Operation, name="cast", traits=[Pure]):
-    """Convert between element types, lane by lane, when one side is an 8-bit float or an 8-bit integer.
+    """Convert between element types, lane by lane, when one side is an 8-bit float or an 8-bit integer. Of tiles too.
 
     To an 8-bit type: rounds to nearest even and saturates to the largest finite value. Other conversions
     are arith's.
@@ -174,8 +174,8 @@ class CastOp(Kv.Operation, name="cast", traits=[Pure]):
     out: Result[Any]
 
     def verify_invariants(self) -> bool:
-        source, lanes = verify.element_and_width(self.operation.operands[0].type)
-        target, out_lanes = verify.element_and_width(self.operation.results[0].type)
+        source, lanes = verify.element_and_shape(self.operation.operands[0].type)
+        target, out_lanes = verify.element_and_shape(self.operation.results[0].type)
         if lanes != out_lanes or lanes == 0:
             return verify.fail(self, f"must keep the number of lanes, got {lanes} and {out_lanes}")
         for text in (source, target):
@@ -265,8 +265,10 @@ def store_scale(
 
 
 def cast(value: ir.Value, dtype: dtypes.DType) -> ir.Value:
-    """Convert a scalar or vector to ``dtype``; saturates to 8-bit types."""
-    lanes = verify.element_and_width(value.type)[1]
-    is_vector = isinstance(value.type, ir.VectorType)
-    element = types.element_type(dtype)
-    return CastOp(value, ir.VectorType.get([lanes], element) if is_vector else element).operation.results[0]
+    """Convert a scalar, vector or tile to ``dtype``; saturates to 8-bit types."""
+    result = types.element_type(dtype)
+    if isinstance(value.type, ir.ShapedType):
+        shape = ir.ShapedType(value.type).shape
+        tile = isinstance(value.type, ir.RankedTensorType)
+        result = ir.RankedTensorType.get(shape, result) if tile else ir.VectorType.get(shape, result)
+    return CastOp(value, result).operation.results[0]

@@ -14,7 +14,7 @@ from mlir import ir
 
 from .. import tile_layout, types, verify
 from ..base import Kv
-from ..dtypes import by_mlir
+from ..dtypes import DType, by_mlir, f32
 from ..effects import CACHE, READ, Effect, EffectModel, Pure, ReadsMemory, WritesMemory
 from ..ext import I1, I32, Operand, Result, infer_result
 from ..layout import CacheSpec
@@ -253,7 +253,7 @@ def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
 
 
 class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
-    """The tokens [first, first + rows) of a head of a cache or operand, dequantized.
+    """The tokens [first, first + rows) of a head of a cache or operand, dequantized: stored elements, or another float.
 
     Operands: cache, batch, head, first token; begin and count, between which tokens exist and matter. Attributes:
     first_column, of the head dimension; tail, what rows of other tokens hold: ``zero``, or ``any`` where nothing
@@ -278,7 +278,12 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
         tile = _tile(self, self.operation.results[0], "the result", 2)
         if spec is None or tile is None:
             return False
-        return verify_columns(self, spec, tile) and verify.one_of(self, "tail", TAILS)
+        if not (verify_columns(self, spec, tile) and verify.one_of(self, "tail", TAILS)):
+            return False
+        element = str(tile.element_type)
+        if spec.quantized and element == spec.dtype.mlir:
+            return verify.fail(self, f"dequantizes, so the tile must not have the storage type {element}")
+        return element == spec.data_dtype.mlir or verify.scalar_float(self, element, "the tile's element")
 
 
 def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType) -> bool:
@@ -431,12 +436,12 @@ def tile_mask(scores: ir.Value, mask: ir.Value) -> ir.Value:
 
 def tile_load(
     cache: ir.Value, batch: Any, head: Any, first: Any, begin: Any, count: Any, *,
-    rows: int, columns: int | None = None, first_column: int = 0, element: ir.Type | None = None, tail: str = "zero",
+    rows: int, columns: int | None = None, first_column: int = 0, dtype: DType | None = None, tail: str = "zero",
     descriptor: ir.Value | None = None,
 ) -> ir.Value:  # fmt: skip
-    """Rows of a cache as a tile."""
+    """Rows of a cache as a tile of ``dtype`` (default: the storage type, or f32 from a quantized cache)."""
     spec = types.spec_of(cache.type)
-    element = types.element_type(spec.data_dtype) if element is None else element
+    element = types.element_type(dtype or (f32 if spec.quantized else spec.data_dtype))
     result = tile_type([rows, spec.data_size - first_column if columns is None else columns], element)
     return TileLoadOp(
         cache,

@@ -14,7 +14,15 @@ from mlir import ir
 
 from kvarn.dialect.ops.attention import score_of
 
-from . import attention_decode, attention_prefill, attention_rows, decode_schedule, expands, tile_schedule
+from . import (
+    attention_decode,
+    attention_prefill,
+    attention_rows,
+    attention_tiles,
+    decode_schedule,
+    expands,
+    tile_schedule,
+)
 from .attention_common import Case
 from .attention_queries import extents_of, heads_of, is_padded, row_count
 from .base import Expansion
@@ -96,12 +104,13 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
 
 def _kind_of_functions(op: Any, at: Expansion, case: Case) -> str:
     """The kind for a score or a mask that is a function; ValueError when there is none."""
-    kind = at.schedule.get("kind", "tile")
+    kind = at.schedule.get("kind", "host" if at.target.is_host else "tile")
     if at.target.is_host:
-        raise ValueError(
-            "a score or mask that is a function needs a kernel over tiles, which the host does not have: run it on a "
-            "GPU with wgmma, or compile it for sm_90a"
-        )
+        if not attention_tiles.fits_host(case):
+            raise ValueError(
+                f"a score or mask that is a function needs heads of at least 2 elements on the host, got {case.size}"
+            )
+        return kind
     if kind != "tile":
         raise ValueError(f"a schedule of kind {kind} takes no score or mask that is a function: leave kind out")
     for problem in tile_schedule.problems(case, at.target, row_alignment(op)):
@@ -126,6 +135,8 @@ def expand(op: Any, at: Expansion) -> None:
         tile_schedule.launch(config, at, op, operands(op), source)
     elif kind == "prefill":
         attention_prefill.launch(case, at, op, operands(op))
+    elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
+        attention_tiles.launch_host(case, at, op, operands(op))
     else:
         launch_rows(kind, case, at, op.query, operands(op))
 

@@ -187,7 +187,8 @@ def tile_place(row_offsets, tokens, number, group, size):
             high = middle
     token = at_most(row_offsets[low], tokens)
     row = (number - (((token - origin) * group) // size + low)) * size
-    return low, token, row, (at_most(row_offsets[low + 1], tokens) - token) * group
+    end = row_offsets[kv.math.min(low + 1, row_offsets.shape[0] - 1)]  # of no sequences there is one offset
+    return low, token, row, (at_most(end, tokens) - token) * group
 
 
 def tile_count(tokens: Any, batch: Any, group: int, size: int) -> Any:

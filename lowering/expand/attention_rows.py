@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention one query row at a time: the host's kernel, and the GPU's for what the tiled kernels do not take.
+"""Attention one query row at a time: for what the tiled kernels do not take, on the host (latent rows) and on GPUs.
 
 Both make one pass over the row's keys with a running maximum and sum, in f32, and read no key outside the row's
 interval. They serve every cache kind, element type, head size, page size and mask, and latent rows (whose values
@@ -19,6 +19,7 @@ from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
 from kvarn.dsl.builder import emit_value, types
 
+from ..host_math import exp2
 from .attention_common import (
     LOG2E,
     LOWEST,
@@ -52,21 +53,6 @@ def lane_sum(x: Any) -> Any:
         "fastmath": types().attribute("#arith.fastmath<reassoc,contract>"),
     }
     return kv.Value(emit_value("vector.reduction", types().of(f32), [x.ir], attributes), f32)
-
-
-def exp2(x: Any) -> Any:
-    """2 ** x for x <= 126, to a few units in the last place; 0 below the normal range, NaN for NaN. Scalar or vector.
-
-    The C library's function is a call a lane, around which the host keeps nothing in registers.
-    """
-    clamped = kv.math.max(x, -126.0)
-    whole = kv.math.floor(clamped + 0.5)
-    f = clamped - whole  # in [-1/2, 1/2]: the series of e^(f ln 2) needs seven terms
-    p = f * 1.5403530e-4 + 1.3333558e-3
-    for c in (9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0):
-        p = p * f + c
-    power = kv.bitcast((kv.i32(whole) + 127) << 23, f32)
-    return kv.where(x < -126.0, 0.0, kv.where(x == x, p * power, x))
 
 
 def host_kernel(case: Case) -> Any:

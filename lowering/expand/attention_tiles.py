@@ -13,10 +13,13 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.layout import cdiv
+from kvarn.dialect.ops.attention import arrays_of, is_function
 from kvarn.dsl import functions
 
 from .attention_common import Case, caches_of, start_of
-from .attention_queries import queries_of
+from .attention_queries import queries_of, tiles_of
+from .base import Expansion
 from .softmax import (
     LOG2E,
     LOWEST,
@@ -30,9 +33,17 @@ from .softmax import (
     with_sink,
 )
 
+# Query rows and keys of a tile on the host: what stays in its first caches.
+HOST_ROWS, HOST_KEYS = 16, 32
 
-def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: dict[str, Any]) -> Any:
-    """The kernel of a case, for tiles of ``rows`` query rows and ``keys`` keys."""
+
+def attention_kernel(
+    case: Case, rows: int, keys: int, threads: int, options: dict[str, Any], clean: bool = False
+) -> Any:
+    """The kernel of a case, for tiles of ``rows`` query rows and ``keys`` keys.
+
+    ``clean``: values that no row of a tile sees are zeros, whatever they were: a weight of zero times NaN is NaN.
+    """
     M, N, G, D, V = rows, keys, case.group, case.size, case.value_size
     modifying, score_arrays = modifies(case), functions.registered(case.score).arrays if case.score else 0
     mask_of(case)  # one that was not given in this process is refused before anything is traced
@@ -67,16 +78,23 @@ def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: di
             arrays = [functions.Array(a) for a in (array0, array1, array2, array3) if a is not None]
             m, l, o = kv.full(M, LOWEST), kv.full(M, 0.0), kv.full((M, V), 0.0)
             unit = kv.f32(LOG2E) if modifying else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
+            end = num_keys
+            if clean and case.mask == "causal":
+                end = kv.math.min(num_keys, start + (kv.math.min(row0 + M, count) - 1) // G + 1)
             for j in range(0, (num_keys + (N - 1)) // N):
                 of_tile = {"rows": N, "dtype": case.query}
-                k = k_rows.tile(b, head, j * N, num_keys, columns=D, tail="any", descriptor=key_map, **of_tile)
-                v = v_rows.tile(b, head, j * N, num_keys, begin=begin, columns=V, descriptor=value_map, **of_tile)
+                k = k_rows.tile(b, head, j * N, end, columns=D, tail="any", descriptor=key_map, **of_tile)
+                v = v_rows.tile(b, head, j * N, end, begin=begin, columns=V, descriptor=value_map, **of_tile)
                 k_at = (j * N + kv.tile_index(N))[None, :]
                 x = kv.dot(q, k.T)
                 at = b, h[:, None], q_at, k_at
                 if modifying:
                     x = modified(case, x * scale, *at, slopes, arrays)
-                x = kv.masked(x, seen_by(case, *at, num_keys, arrays[score_arrays:]))
+                seen = seen_by(case, *at, num_keys, arrays[score_arrays:])
+                x = kv.masked(x, seen)
+                if clean and (case.span or is_function(case.mask)):
+                    some = kv.where(seen, kv.full((M, N), 1), 0).max(axis=0)
+                    v = kv.where((some > 0)[:, None], v, 0.0)
                 m, l, p, alpha = online_softmax(m, l, x, unit)
                 o = kv.dot(case.query(p), v, o * alpha[:, None])
             factor = kv.f32(1.0)
@@ -88,3 +106,22 @@ def attention_kernel(case: Case, rows: int, keys: int, threads: int, options: di
                 lse.scatter(*queries.at(base, token), h, value=log_sum_exp(m, l), mask=exists)
 
     return attention
+
+
+# --- the host --------------------------------------------------------------------------------------
+
+
+def fits_host(case: Case) -> bool:
+    """Whether the case is one of tiles: their extents are at least 2."""
+    return min(case.size, case.value_size) >= 2
+
+
+def launch_host(case: Case, at: Expansion, op: Any, args: list[Any]) -> None:
+    """Launch the kernel on the host, where a block is one thread: ``args`` are those of the kernel before ``tiles``."""
+    total = max(1, at.schedule.get("max_queries", HOST_ROWS) * case.group)
+    rows = max(2, cdiv(total, cdiv(total, HOST_ROWS)))  # of the fewest tiles that hold a sequence's rows, the smallest
+    keys = HOST_KEYS
+    tiles = tiles_of(op, at, case.group, rows)
+    kernel = attention_kernel(case, rows, keys, 1, {}, clean=True)
+    args = [*args, tiles, None, None, *arrays_of(op)]
+    at.launch(kernel, args, (tiles * case.spec.num_heads, 1, 1), (1, 1, 1), key=(case, rows, keys))

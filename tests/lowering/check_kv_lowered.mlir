@@ -16,3 +16,12 @@ gpu.module @kernels {
     gpu.return
   }
 }
+
+// -----
+
+// What tiles become on the host.
+func.func @tiles(%x: f32) {
+  // expected-error @below {{'tensor.splat' op was not lowered by any pass of the pipeline}}
+  %a = tensor.splat %x : tensor<4xf32>
+  return
+}

@@ -224,9 +224,9 @@ func.func @norms(%c: !pool, %x: !index, %layer: i32, %q: !rows, %offsets: !table
 // CHECK:       gpu.func @attention_3(
 // CHECK:         "kv.tile_load"({{.*}}!kv.operand<"ragged",
 // HOST-LABEL: func.func @attention
-// HOST:         gpu.launch_func @kernels::@attention_host
-// HOST:         gpu.launch_func @kernels::@attention_host_2
-// HOST:         gpu.launch_func @kernels::@attention_host_3
+// HOST:         gpu.launch_func @kernels::@attention blocks
+// HOST:         gpu.launch_func @kernels::@attention_2 blocks
+// HOST:         gpu.launch_func @kernels::@attention_3 blocks
 func.func @attention(%c: !pool, %layer: i32, %dk: !dense, %dv: !dense, %rk: !ragged, %rv: !ragged, %q: !rows, %o: !table, %s: f32) {
   "kv.attention"(%c, %layer, %q, %o, %s, %q)
     {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
@@ -259,7 +259,7 @@ func.func @attention(%c: !pool, %layer: i32, %dk: !dense, %dv: !dense, %rk: !rag
 // CHECK:         gpu.launch_func @kernels::@attention_combine blocks
 // CHECK:       gpu.func @attention({{.*}}name = "query"}, {{{[^}]*}}name = "extents"}
 // HOST-LABEL: func.func @attention_padded
-// HOST:         gpu.launch_func @kernels::@attention_host
+// HOST:         gpu.launch_func @kernels::@attention blocks
 func.func @attention_padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %s: f32) {
   "kv.attention_padded"(%c, %layer, %q, %valid, %s, %q)
     {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}

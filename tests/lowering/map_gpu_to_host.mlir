@@ -85,3 +85,19 @@ gpu.module @kernels {
     gpu.return
   }
 }
+
+// -----
+
+gpu.module @tiled {
+  // A kernel over tiles has one thread: there are loops over blocks only.
+  // CHECK-LABEL: func.func @tiled
+  // CHECK-COUNT-1: scf.for
+  // CHECK-NOT:     scf.for
+  // CHECK:         return
+  gpu.func @tiled(%out: !llvm.ptr<1>) kernel attributes {kv.tiled} {
+    %i = gpu.thread_id x
+    %n = arith.index_cast %i : index to i32
+    llvm.store %n, %out : i32, !llvm.ptr<1>
+    gpu.return
+  }
+}

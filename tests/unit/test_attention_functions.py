@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Scores and masks of attention as functions, compiled to PTX and run by the interpreter of ``reference.ptx``.
+"""Scores and masks of attention as functions: on the host, and as PTX run by the interpreter of ``reference.ptx``.
 
 What holds no cached token is NaN, and an access outside the buffers is an error.
 """
@@ -37,14 +37,17 @@ def query_of(rng: Any, problem: Problem, group: int) -> np.ndarray:
 
 
 def run(problem: Problem, query: np.ndarray, *, score: Any = None, mask: Any = "causal", softcap: Any = None,
-        schedule: Any = None, **operands: Any) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        schedule: Any = None, target: str = "sm_90a", **operands: Any) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """The output and the log-sum-exp, as ``kv.ops.attention`` makes its call."""
     attributes, arrays = reads._modified(score, mask, None, None, softcap, "kv.ops.attention")
     out, lse = np.full_like(query, 72.0), np.full(query.shape[:2], 72.0, np.float32)
     names = ("sinks", "lse", "kv_offsets", "alibi_slopes")
     rest = [{"lse": lse, **operands}.get(name) for name in names]
     given = (problem.collection, 1, query, problem.row_offsets, query.shape[-1] ** -0.5, out, *rest, *arrays)
-    emulated.run(reads._ATTENTION, given, attributes, schedule, "sm_90a")
+    if target == "host":
+        reads._ATTENTION(given, attributes, schedule, None)
+    else:
+        emulated.run(reads._ATTENTION, given, attributes, schedule, target)
     return out, lse
 
 
@@ -103,10 +106,11 @@ def t5_buckets(longest: int, count: int = 16, farthest: int = 64) -> np.ndarray:
 # --- what they compute ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("target", ["sm_90a", "host"])
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize(("kind", "dtype"), [("paged", "f16"), ("paged", "bf16"), ("paged", "f8e4m3"),
                                              ("continuous", "f16"), ("fa3", "f16")])  # fmt: skip
-def test_a_bias_by_distance_buckets_and_a_document_mask_over_every_cache(group, kind, dtype):
+def test_a_bias_by_distance_buckets_and_a_document_mask_over_every_cache(target, group, kind, dtype):
     rng, problem = problem_of(1, kind, dtype)
     query = query_of(rng, problem, group)
     if dtype == "bf16":
@@ -120,7 +124,7 @@ def test_a_bias_by_distance_buckets_and_a_document_mask_over_every_cache(group, 
     def numpy_mask(b, h, q, k):
         return (k <= q) & (ids[b, q] == ids[b, k])
 
-    out, _ = run(problem, query, score=(t5, bias, buckets), mask=(kv.masks.causal & document, ids))
+    out, _ = run(problem, query, score=(t5, bias, buckets), mask=(kv.masks.causal & document, ids), target=target)
     want, _ = reference.function_attention(
         problem.collection, 1, query, problem.row_offsets, score=numpy_score, mask=numpy_mask
     )
@@ -128,7 +132,8 @@ def test_a_bias_by_distance_buckets_and_a_document_mask_over_every_cache(group, 
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=tolerance, atol=tolerance)
 
 
-def test_scores_fall_with_the_logarithm_of_the_distance():
+@pytest.mark.parametrize("target", ["sm_90a", "host"])
+def test_scores_fall_with_the_logarithm_of_the_distance(target):
     rng, problem = problem_of(2, **LENGTHS)
     query = query_of(rng, problem, 2)
     r1, r2 = (rng.random(4).astype(np.float32) for _ in range(2))
@@ -136,13 +141,14 @@ def test_scores_fall_with_the_logarithm_of_the_distance():
     def numpy_score(x, b, h, q, k):
         return x - r1[h] * np.log(1 + r2[h] * np.abs(q - k))
 
-    check(problem, query, numpy_score, score=(kerple, r1, r2))
+    check(problem, query, numpy_score, score=(kerple, r1, r2), target=target)
 
 
-def test_a_prefix_is_seen_by_all_and_the_rest_causally():
+@pytest.mark.parametrize("target", ["sm_90a", "host"])
+def test_a_prefix_is_seen_by_all_and_the_rest_causally(target):
     rng, problem = problem_of(3, cached=[0, 0, 100], new=[150, 20, 40], num_heads=1)
     query, lengths = query_of(rng, problem, 2), np.array([140, 0, 120], np.uint32)
-    check(problem, query, None, lambda b, h, q, k: (k <= q) | (k < lengths[b]), mask=(prefix, lengths))
+    check(problem, query, None, lambda b, h, q, k: (k <= q) | (k < lengths[b]), mask=(prefix, lengths), target=target)
 
 
 @pytest.mark.parametrize(("size", "step"), [(5, 3), (10, 16)])
@@ -511,14 +517,28 @@ def test_a_window_beside_a_function_is_refused():
 def test_a_target_without_the_kernel_says_so():
     rng, problem = problem_of(18, num_heads=1)
     query = query_of(rng, problem, 2)
-    with pytest.raises(
-        ValueError, match="a score or mask that is a function needs a kernel over tiles, which the host"
-    ):
-        kv.ops.attention(problem.collection, 1, query, problem.row_offsets, mask=kv.masks.causal)
     attributes, _ = reads._modified(None, kv.masks.causal, None, None, None, "")
     operands = (problem.collection, 1, query, problem.row_offsets, 0.1, query.copy())
     with pytest.raises(ValueError, match="needs a GPU with wgmma, got sm_80"):
         reads._ATTENTION.compile(operands, attributes, None, "sm_80")
+
+
+def test_heads_of_one_element_have_no_tiles_on_the_host():
+    rng, problem = problem_of(18, num_heads=1, head_size=1)
+    query = query_of(rng, problem, 2)
+    with pytest.raises(ValueError, match="that is a function needs heads of at least 2 elements on the host, got 1"):
+        kv.ops.attention(problem.collection, 1, query, problem.row_offsets, mask=kv.masks.causal)
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_values_that_a_function_hides_from_all_rows_may_be_anything_on_the_host(group):
+    rng, problem = problem_of(20, cached=[40], new=[1], num_heads=1)
+    query = query_of(rng, problem, group)
+    options = {"mask": lambda b, h, q, k: k >= 37, "target": "host"}
+    want, _ = run(problem, query, **options)
+    _, values = problem.caches(1)
+    values.store(0, 0, np.arange(37)[:, None], np.arange(32), np.full((37, 32), np.nan, np.float16))
+    np.testing.assert_array_equal(run(problem, query, **options)[0], want)
 
 
 def test_ir_names_a_function_that_only_its_own_process_expands():

@@ -103,7 +103,7 @@ def test_keys_and_finite_values_that_a_row_does_not_see_do_not_show(kind, new):
     cases.masked_keys(run, kind, 50, new)
 
 
-@pytest.mark.parametrize(("kind", "new", "spread"), [("auto", 12, 1), ("simt", 12, 1), ("prefill", 40, 16)])
+@pytest.mark.parametrize(("kind", "new", "spread"), [("auto", 12, 4), ("simt", 12, 1), ("prefill", 40, 16)])
 def test_a_value_that_is_not_finite_reaches_rows_of_its_tile_at_most(kind, new, spread):
     cases.seen_infinities(run, kind, 50, new, spread)
 

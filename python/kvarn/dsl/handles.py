@@ -14,7 +14,6 @@ from kvarn.dialect import layout, ops
 from kvarn.dialect.dtypes import DType, bool_, f32, i32, u32
 from kvarn.dialect.layout import CONTINUOUS, DENSE, FA3, KINDS, PAGED, RAGGED, SCALES, CacheSpec
 
-from .builder import types
 from .memory import GLOBAL, SHARED, Pointer, _check_width
 from .tiles import Tile
 from .values import Numeric, Value, as_value, describe, i32_value, plain, wrap
@@ -271,15 +270,15 @@ class CacheReads(Handle):
         descriptor : kv.TensorMap, optional
             Describes the same rows, for schedules that copy by TMA.
         dtype : DType, optional
-            What the elements are converted to; the storage type by default.
+            The storage type by default, f32 for a quantized cache; or another float.
         """
+        dtype = dtype or (f32 if self.spec.quantized else self.spec.data_dtype)
         made = ops.tile_load(
             self.ir, i32_value(b), i32_value(h), i32_value(first), i32_value(begin), i32_value(count),
             rows=rows, columns=columns,
-            first_column=first_column, tail=tail, descriptor=None if descriptor is None else descriptor.ir,
-            element=types().of(dtype or self.dtype),
+            first_column=first_column, tail=tail, descriptor=None if descriptor is None else descriptor.ir, dtype=dtype,
         )  # fmt: skip
-        return Tile(made, dtype or self.dtype, tuple(ir.RankedTensorType(made.type).shape))
+        return Tile(made, dtype, tuple(ir.RankedTensorType(made.type).shape))
 
     def _needs_scales(self, method: str) -> None:
         if self.spec.scale_dtype is None:

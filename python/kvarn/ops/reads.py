@@ -192,7 +192,7 @@ def attention(
     score : function, or tuple of a function and its arrays, optional
         ``score(score, b, h, q, k, *arrays)`` returns the new score, f32, of the scaled one (after softcap and slopes):
         of sequence b, query head h, and absolute positions q and k. Traced over tiles: docs/attention-functions.md.
-        On GPUs with wgmma.
+        On GPUs with wgmma, and on the host.
     mask : str, function, or tuple of a function and its arrays
         ``"causal"`` (k <= q), ``"null"`` (every key), ``"sliding_window"`` (k <= q and q - k < window), ``"chunked"``
         (q and k in one chunk of positions), ``"chunked_causal"`` (and k <= q). ``"causal"`` with a window or a chunk
@@ -361,15 +361,20 @@ def _cap(softcap: float | None, title: str) -> float:
 
 
 def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
-    """The schedule with what a GPU's code depends on: bounds of the new tokens of a sequence and of the sequences.
+    """The schedule with what code depends on: bounds of the new tokens of a sequence and, on a GPU, of the sequences.
 
-    The bounds are few, so that few programs serve all batches.
+    The bounds are few, so that few programs serve all batches; on the host they tell a decode from anything else.
     """
-    if collection.device[0] == "cpu" or not (schedule is None or isinstance(schedule, Mapping)):
+    if not (schedule is None or isinstance(schedule, Mapping)):
         return schedule
-    if collection.max_seq_length > _FEW and not (schedule and "max_queries" in schedule):
-        return schedule
-    known = _bounds(min(collection.max_seq_length, _FEW), collection.batch_size)
+    if collection.device[0] == "cpu":
+        if collection.max_seq_length > 1:
+            return schedule
+        known = {"max_queries": 1}
+    else:
+        if collection.max_seq_length > _FEW and not (schedule and "max_queries" in schedule):
+            return schedule
+        known = _bounds(min(collection.max_seq_length, _FEW), collection.batch_size)
     return known if schedule is None else {**known, **schedule}
 
 

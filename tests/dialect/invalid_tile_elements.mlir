@@ -1,0 +1,28 @@
+// RUN: kv-opt %s --split-input-file --verify-diagnostics
+
+!f8 = !kv.cache<"paged", f8E4M3FN, 2 : i64, 64 : i64, false, 16 : i64, f32, 64 : i64>
+
+func.func @stored(%k: !f8, %i: i32) {
+  // expected-error @below {{'kv.tile_load' op dequantizes, so the tile must not have the storage type f8E4M3FN}}
+  %t = "kv.tile_load"(%k, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!f8, i32, i32, i32, i32, i32) -> tensor<16x64xf8E4M3FN>
+  return
+}
+
+// -----
+
+!bf16 = !kv.cache<"paged", bf16, 2 : i64, 64 : i64, false, 16 : i64, none, 1 : i64>
+
+func.func @integers(%k: !bf16, %i: i32) {
+  // expected-error @below {{'kv.tile_load' op the tile must have a float element type, got i32}}
+  %t = "kv.tile_load"(%k, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!bf16, i32, i32, i32, i32, i32) -> tensor<16x64xi32>
+  return
+}
+
+// -----
+
+// A conversion keeps the shape of a tile.
+func.func @shapes(%x: tensor<4x8xf32>) {
+  // expected-error @below {{'kv.cast' op must keep the number of lanes, got (4, 8) and (8, 4)}}
+  %t = "kv.cast"(%x) : (tensor<4x8xf32>) -> tensor<8x4xf8E4M3FN>
+  return
+}
