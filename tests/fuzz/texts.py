@@ -168,6 +168,7 @@ def stages() -> tuple[tuple[str, str, str], ...]:
     """(target, pass, IR after it) of every other kernel of the lit tests, for two targets."""
     from kvarn import compiler
     from kvarn.lowering import pipeline, runner
+    from kvarn.lowering.target import by_name
 
     found = []
     for target in ("host", "sm_90a"):
@@ -176,7 +177,9 @@ def stages() -> tuple[tuple[str, str, str], ...]:
             try:
                 with compiler.diagnosed(module.context):
                     runner.run(
-                        module, pipeline.steps(target), observer=lambda n, m, t=target: found.append((t, n, str(m)))
+                        module,
+                        pipeline.steps(by_name(target)),
+                        observer=lambda n, m, t=target: found.append((t, n, str(m))),
                     )
             except ValueError:
                 continue  # one that this target does not have
