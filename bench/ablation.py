@@ -25,7 +25,6 @@ from .kvarn_rows import TOLERANCE
 from .problems import problem
 from .report import table
 
-PASSES = tuple(name for name in pipeline.optional() if name != "check-kv-access")  # which bench never asks for
 ALL = "nothing"  # left out
 DEFAULT_ROWS = "=b64_c4k,=b64_c4k_fp8,=b1_c32k,=app_n8192_prefill,=app_n256_decode,=app_n8192_prefill_rope,gather"
 
@@ -148,7 +147,7 @@ def ablation_table(records: Sequence[dict[str, Any]], markdown: bool = False) ->
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="", help="names, kinds or parts of names; =NAME: that row only")
-    parser.add_argument("--passes", default=",".join(PASSES))
+    parser.add_argument("--passes", default="", help="default: all of the target that may be left out")
     parser.add_argument("--device", choices=("auto", "cuda", "host", "numpy", "none"), default="auto")
     parser.add_argument("--target", default="sm_90a", help="with --device none")
     parser.add_argument("--budget", type=float, default=240, metavar="SECONDS")
@@ -171,7 +170,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows += select(others or ("" if small else DEFAULT_ROWS), SMALL if small else TABLE)
         except ValueError as error:
             parser.error(f"--{error}")
-    passes = [p for p in options.passes.split(",") if p]
+    target = options.target if device == "none" else "host" if small else default_target()
+    optional = [step.name for step in pipeline.default_steps(target) if step.optional]
+    passes = [p for p in options.passes.split(",") if p] or optional
     library = arrays(device) if device != "none" else None
     if library is not None:
         timing.warm_up(library)
@@ -181,9 +182,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if time.time() - begin > options.budget:
             print(f"{row.name}: no time left", file=sys.stderr)
         elif library is None:
-            records += counted(row, options.target, passes)
+            records += counted(row, target, passes)
         else:
-            records += measured(row, library, "host" if small else default_target(), passes)
+            records += measured(row, library, target, passes)
             library.free()
     print(ablation_table(records))
     if options.json is not None:

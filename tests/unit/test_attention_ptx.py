@@ -151,7 +151,7 @@ def test_alibi_slopes_bend_scores_by_distance(schedule, options):
 
 
 def test_alibi_slopes_over_an_8_bit_cache_in_parts():
-    rng, problem = problem_of(25, "f8e4m3", cached=[700, 40], new=[2, 1], head_size=32, num_heads=1)
+    rng, problem = problem_of(25, dtype="f8e4m3", cached=[700, 40], new=[2, 1], head_size=32, num_heads=1)
     slopes = np.array([0.03, 0.002], np.float32)
     for combine in (0, 4):
         schedule = {**DECODE, "combine": combine, "min_tiles": 2}

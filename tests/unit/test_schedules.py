@@ -295,8 +295,8 @@ def test_an_invariant_sequence_has_the_same_kernel_in_any_batch():
     bounds = [{"max_queries": 8, "max_batch": batch} for batch in (1, 16, 128, 1024)]
     free = {chosen(b, 8, 8)["kind"] for b in bounds}
     kept = {chosen({**b, "batch_invariant": True}, 8, 8)["kind"] for b in bounds}
-    assert free == {"decode", "prefill"}
-    assert kept == {"prefill"}
+    assert free == {"decode", "tile"}
+    assert kept == {"tile"}
     with pytest.raises(
         ValueError, match="batch_invariant cannot be kept: fewer sequences have a kernel of kind decode"
     ):
