@@ -18,8 +18,8 @@ from typing import Any
 from mlir import ir
 
 from .pass_base import fail, kv_pass
-from .rewrite import defining_op, ops_named
-from .tile_ir import element, is_elementwise, is_tile, rank, schedule_of, shape, tiled, walk_block, with_layout
+from .rewrite import defining_op, ops_named, walk
+from .tile_ir import element, is_elementwise, is_tile, rank, schedule_of, shape, tiled, with_layout
 
 ACCUMULATOR, SHARED = "wgmma", "shared"
 LOADS = ("kv.tile_load", "kv.tile_load_rows")
@@ -73,7 +73,7 @@ class Vectors:
 
 def separate_leaves(function: ir.Operation) -> None:
     """Give every use its own position vector and constant, which cost nothing and may need another layout each."""
-    for op in [o for o in walk_block(function.regions[0].blocks[0]) if o.name in _LEAVES]:
+    for op in ops_named(function, *_LEAVES):
         if not op.results or rank(op.results[0]) != 1:
             continue
         uses = list(op.results[0].uses)
@@ -97,7 +97,7 @@ def handed_on(op: ir.Operation) -> list[list[ir.Value]]:
 def vectors_of(function: ir.Operation, warps: int) -> Vectors:
     """The groups of a kernel's vectors."""
     found = Vectors(warps)
-    for op in walk_block(function.regions[0].blocks[0]):
+    for op in walk(function):
         for same in handed_on(op):
             if rank(same[0]) == 1:
                 found.join(op, same)
@@ -165,12 +165,12 @@ def run(module: ir.Module, options: Any) -> None:
     for function in tiled(module):
         threads = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
         warpgroups = schedule_of(function).get("consumers", threads // 128)
-        body = function.regions[0].blocks[0]
         shared = place_operands(function, warpgroups)
         separate_leaves(function)
         vectors = vectors_of(function, 4 * warpgroups)
-        values = [v for op in walk_block(body) for v in op.results]
-        values += [a for op in walk_block(body) for r in op.regions for b in r.blocks for a in b.arguments]
+        inside = walk(function)[1:]
+        values = [v for op in inside for v in op.results]
+        values += [a for op in inside for r in op.regions for b in r.blocks for a in b.arguments]
         for value in values:
             if rank(value) == 2:
                 set_layout(value, SHARED if value in shared else ACCUMULATOR)

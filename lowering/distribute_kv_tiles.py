@@ -14,7 +14,6 @@ After:   %x = arith.addf %a, %b : vector<64xf32> ; vector.shuffle, arith.maxnumf
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 from mlir import ir
@@ -34,10 +33,11 @@ from . import tile_memory, tile_products
 from .assign_kv_layouts import SHARED
 from .index import pointer
 from .pass_base import fail, kv_pass
-from .rewrite import enclosing
+from .rewrite import Rules, enclosing, ops_named, replace, walk
 from .specialize_kv_warps import ROLES
 from .tile_ir import (
     WARPGROUP,
+    WARPGROUP_ROWS,
     is_elementwise,
     is_tile,
     layout_of,
@@ -45,10 +45,9 @@ from .tile_ir import (
     schedule_of,
     splat_of,
     tiled,
-    walk_block,
 )
 from .tile_memory import Stages
-from .tile_products import WARPGROUP_ROWS, Product
+from .tile_products import Product
 from .tile_threads import (
     Threads,
     elements,
@@ -64,24 +63,12 @@ from .tile_threads import (
 )
 
 _CHEAP = ("kv.tile_broadcast", "tensor.splat", "arith.constant")
-_COPIES = ("kv.producer_acquire", "kv.copy_start", "kv.tile_pages")
 _PRODUCTS = ("kv.dot", "kv.dot_start")
 # What is no rule's: control flow hands tiles on, and rows of buffers are looked at before everything else.
 _STRUCTURE = ("scf.for", "scf.if", "scf.yield", "arith.constant", "kv.tile_load_rows", "kv.tile_store_rows")
 # Weights that small are zeros in 16 bits, and the fast exponential needs three instructions more for them.
 FLUSH_DENORMALS = '[["denormal-fp-math-f32", "preserve-sign,preserve-sign"]]'
-Rule = Callable[["Distribution", Any], "list[ir.Value] | ir.Value | None"]
-RULES: dict[str, Rule] = {}
-
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Declare what becomes of ops: a function that returns what replaces their results."""
-
-    def declare(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
-        return function
-
-    return declare
+RULES = Rules()  # what becomes of an op: functions that return what replaces its results
 
 
 class Distribution:
@@ -120,21 +107,24 @@ class Distribution:
 
     # --- the walk --------------------------------------------------------------------------------------
 
+    def ops(self) -> list[ir.Operation]:
+        """Every op of the kernel, outer before inner."""
+        return walk(self.function)[1:]
+
     def record(self) -> None:
         """What ops must be asked before their operands change: extents of products, rows of buffers."""
-        for op in list(walk_block(self.body)):
-            if op.name not in RULES and op.name not in _STRUCTURE and not is_elementwise(op):
+        for op in self.ops():
+            if op.name not in RULES.table and op.name not in _STRUCTURE and not is_elementwise(op):
                 if any(is_tile(v) for v in (*op.operands, *op.results)):
                     fail(op, "takes a tile, and no rule says what a thread does of it")
             if op.name in _PRODUCTS:
                 self.products[op.result] = self.product(op.opview)
-        if self.threads.first and not any(ROLES in o.attributes for o in walk_block(self.body)):
+        if self.threads.first and not any(ROLES in op.attributes for op in self.ops()):
             self.confine()
-        with_rows = [o for o in walk_block(self.body) if o.name in ("kv.tile_load_rows", "kv.tile_store_rows")]
-        for op in with_rows:
+        for op in ops_named(self.function, "kv.tile_load_rows", "kv.tile_store_rows"):
             with ir.InsertionPoint(op), op.location:
                 (self.load_rows if op.name == "kv.tile_load_rows" else self.store_rows)(op)
-        for op in reversed(list(walk_block(self.body))):  # what only said which rows
+        for op in reversed(self.ops()):  # what only said which rows
             if op.name in ("kv.tile_index", "kv.tile_broadcast", "tensor.splat") or is_elementwise(op):
                 if is_tile(op.results[0]) and not any(True for _ in op.results[0].uses):
                     op.erase()
@@ -143,24 +133,17 @@ class Distribution:
     def confine(self) -> None:
         """Keep a producer that has nothing to do out of what the consumers do."""
         for op in [o.operation for o in self.body.operations]:
-            if any(inner.name == "kv.consumer_wait" for inner in walk_block(self.body) if self.encloses(op, inner)):
+            if ops_named(op, "kv.consumer_wait"):
                 with ir.InsertionPoint(op), op.location:
                     branch = scf.IfOp((self.threads.block_thread >= self.threads.first).ir)
                     with ir.InsertionPoint(branch.then_block):
                         end = scf.YieldOp([])
                 op.move_before(end.operation)
 
-    @staticmethod
-    def encloses(op: ir.Operation, inner: ir.Operation) -> bool:
-        at: ir.Operation | None = inner
-        while at is not None and at != op:
-            at = at.parent.operation if at.parent is not None else None
-        return at is not None
-
     def sink(self) -> None:
         """Repeat what costs nothing beside its uses: a broadcast carried over to another block would hold registers."""
-        for op in list(walk_block(self.body)):
-            if op.name not in _CHEAP or rank(op.results[0]) != 2:
+        for op in ops_named(self.function, *_CHEAP):
+            if rank(op.results[0]) != 2:
                 continue
             for use in list(op.results[0].uses):
                 owner = use.owner.operation
@@ -178,15 +161,11 @@ class Distribution:
         return Product(a.shape[1], n, str(a.element_type), shared_layout(op.b.type), transposed, place)
 
     def visit(self, op: ir.Operation) -> None:
-        found = RULES.get(op.name)
+        rule = RULES.table.get(op.name)
         with op.location:
-            if found is not None:
+            if rule is not None:
                 with ir.InsertionPoint(op):
-                    made = found(self, op.opview)
-                new = [] if made is None else [made] if isinstance(made, ir.Value) else made
-                for old, value in zip(op.results, new, strict=True):
-                    old.replace_all_uses_with(value)
-                op.erase()
+                    replace(op, rule(op.opview, self))
             elif op.name in ("scf.for", "scf.if"):
                 for value in (*op.results, *(a for r in op.regions for b in r.blocks for a in b.arguments)):
                     if is_tile(value):
@@ -227,7 +206,7 @@ class Distribution:
                 op,
                 f"stores rows of bf16 or f16 on this target, got {tile.element_type}: convert, or write with scatter",
             )
-        layout = SharedLayout(*tile.shape, 2, 128)
+        layout = shared_layout(value.type)
         free = [p for held, p in self.staged if held.bytes >= layout.bytes and held.rows == layout.rows]
         place = free[0] if free else self.allocate(layout)
         if free:  # the warps of a warpgroup read all of its rows
@@ -245,8 +224,8 @@ class Distribution:
 # --- values ------------------------------------------------------------------------------------------
 
 
-@rule("kv.tile_index")
-def _index(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.tile_index")
+def _index(op: Any, d: Distribution) -> ir.Value:
     layout = register_layout(op.indices.type)
     axis = 0 if layout.shape[1] == 1 else 1
     offsets = [layout.register_offset(r)[axis] for r in range(layout.registers)]
@@ -256,21 +235,21 @@ def _index(d: Distribution, op: Any) -> ir.Value:
     return arith.addi(splat(own.ir, len(offsets)), numbers(offsets))
 
 
-@rule("tensor.splat")
-def _splat(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("tensor.splat")
+def _splat(op: Any, d: Distribution) -> ir.Value:
     made = vector_type(op.operation.results[0].type)
     return vector.broadcast(made, op.operation.operands[0])
 
 
-@rule("kv.tile_broadcast")
-def _broadcast(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.tile_broadcast")
+def _broadcast(op: Any, d: Distribution) -> ir.Value:
     layout = register_layout(op.tile.type)
     lanes = layout.row_registers if op.dimension.value == 0 else layout.column_registers
     return shuffled(op.source, lanes)
 
 
-@rule("arith.negf")
-def _negate(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("arith.negf")
+def _negate(op: Any, d: Distribution) -> ir.Value:
     value, type_ = op.operation.operands[0], op.operation.results[0].type
     if not is_tile(op.operation.results[0]) or layout_of(type_) != SHARED:
         made = vector_type(type_) if is_tile(op.operation.results[0]) else type_
@@ -282,8 +261,8 @@ def _negate(d: Distribution, op: Any) -> ir.Value:
 _COMBINE = {"max": arith.maxnumf, "min": arith.minnumf, "add": arith.addf}
 
 
-@rule("kv.tile_reduce")
-def _reduce(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.tile_reduce")
+def _reduce(op: Any, d: Distribution) -> ir.Value:
     if op.axis.value != 1:
         fail(op, "folds columns, whose elements lie in several warps: only rows can be folded here")
     if str(ir.VectorType(op.source.type).element_type) != "f32":
@@ -298,8 +277,8 @@ def _reduce(d: Distribution, op: Any) -> ir.Value:
     return from_elements([_over_lanes(x, layout, combine) for x in parts])
 
 
-@rule("kv.tile_reduce_lanes")
-def _reduce_lanes(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.tile_reduce_lanes")
+def _reduce_lanes(op: Any, d: Distribution) -> ir.Value:
     layout = register_layout(op.operation.attributes["kv.tile"].value)
     return from_elements([_over_lanes(x, layout, _COMBINE[op.kind.value]) for x in elements(op.source)])
 
@@ -314,23 +293,23 @@ def _over_lanes(value: ir.Value, layout: Any, combine: Any) -> ir.Value:
     return value
 
 
-@rule("kv.tile_mask")
-def _mask(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.tile_mask")
+def _mask(op: Any, d: Distribution) -> ir.Value:
     type_ = op.scores.type
     lowest = ir.FloatAttr.get(ir.VectorType(type_).element_type, float("-inf"))
     return arith.select(op.mask, op.scores, arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, lowest)))
 
 
-@rule("kv.warp_any")
-def _warp_any(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.warp_any")
+def _warp_any(op: Any, d: Distribution) -> ir.Value:
     found: ir.Value | None = None
     for x in elements(op.mask):
         found = x if found is None else arith.ori(found, x)
     return (machine.ballot(Value(found, bool_)) != 0).ir
 
 
-@rule("math.exp2")
-def _exp2(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("math.exp2")
+def _exp2(op: Any, d: Distribution) -> ir.Value:
     """The fast instruction: two units in the last place, and weights are rounded to 16 bits next."""
     x = op.operation.operands[0]
     if not isinstance(x.type, ir.VectorType):
@@ -345,18 +324,18 @@ def _exp2(d: Distribution, op: Any) -> ir.Value:
     return ir.Operation.create("llvm.call_intrinsic", [x.type], [x], attributes).result
 
 
-@rule("kv.tile_load")
-def _load(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.tile_load")
+def _load(op: Any, d: Distribution) -> ir.Value:
     return tile_memory.load_registers(op, register_layout(op.tile.type), d.threads)
 
 
-@rule("kv.tile_gather")
-def _gather(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.tile_gather")
+def _gather(op: Any, d: Distribution) -> ir.Value:
     return tile_memory.gather(op)
 
 
-@rule("kv.tile_scatter")
-def _scatter(d: Distribution, op: Any) -> None:
+@RULES.lowers("kv.tile_scatter")
+def _scatter(op: Any, d: Distribution) -> None:
     layout = register_layout(op.operation.attributes["kv.tile"].value)
     # Of the lanes that hold the same elements, the first writes.
     copies = [bit for bit, basis in enumerate(layout.lane_bases) if basis == (0, 0)]
@@ -367,13 +346,13 @@ def _scatter(d: Distribution, op: Any) -> None:
 # --- products ----------------------------------------------------------------------------------------
 
 
-@rule("kv.dot")
-def _dot(d: Distribution, op: Any) -> ir.Value:
-    return tile_products.wait(0, [_start(d, op)])[0]
+@RULES.lowers("kv.dot")
+def _dot(op: Any, d: Distribution) -> ir.Value:
+    return tile_products.wait(0, [_start(op, d)])[0]
 
 
-@rule("kv.dot_start")
-def _start(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.dot_start")
+def _start(op: Any, d: Distribution) -> ir.Value:
     product = d.products[op.operation.result]
     a = op.a
     if product.a is not None:  # this warpgroup's rows
@@ -381,29 +360,28 @@ def _start(d: Distribution, op: Any) -> ir.Value:
     return tile_products.start(product, a, op.b, op.c)
 
 
-@rule("kv.dot_wait")
-def _wait(d: Distribution, op: Any) -> list[ir.Value]:
+@RULES.lowers("kv.dot_wait")
+def _wait(op: Any, d: Distribution) -> list[ir.Value]:
     return tile_products.wait(op.pending.value, list(op.operation.operands))
 
 
 # --- circular buffers and roles ----------------------------------------------------------------------
 
 
-@rule("kv.tile_store_shared")
-def _store_shared(d: Distribution, op: Any) -> None:
-    tile = ir.RankedTensorType(op.operation.attributes["kv.tile"].value)
-    layout = SharedLayout(*tile.shape, 2, 128)
+@RULES.lowers("kv.tile_store_shared")
+def _store_shared(op: Any, d: Distribution) -> None:
+    layout = shared_layout(op.operation.attributes["kv.tile"].value)
     tile_memory.stage_registers(op.source, Pointer(op.place, SHARED_SPACE), layout, d.threads)
 
 
-@rule("kv.make_stages")
-def _make_stages(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.make_stages")
+def _make_stages(op: Any, d: Distribution) -> ir.Value:
     made = Stages.allocate(op, shared_layout(op.tile.value, op.stages.value))
     handle = made.tiles.ir
     d.stages[handle] = made
     following = [o.operation for o in d.body.operations]
     if not any(o.name == "kv.make_stages" for o in following[following.index(op.operation) + 1 :]):
-        copies = [o for o in walk_block(d.body) if o.name == "kv.copy_start"]
+        copies = ops_named(d.function, "kv.copy_start")
         copying = d.copying(copies[0])[1] if copies else WARPGROUP
         with functional.when(d.threads.block_thread == 0):
             for stages in d.stages.values():
@@ -413,19 +391,19 @@ def _make_stages(d: Distribution, op: Any) -> ir.Value:
     return handle
 
 
-@rule("kv.producer_acquire")
-def _acquire(d: Distribution, op: Any) -> None:
+@RULES.lowers("kv.producer_acquire")
+def _acquire(op: Any, d: Distribution) -> None:
     with _copying(d, op, d.stages[op.buffer]):
         d.stages[op.buffer].acquire(scalar(op.n))
 
 
-@rule("kv.tile_pages")
-def _pages(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.tile_pages")
+def _pages(op: Any, d: Distribution) -> ir.Value:
     return tile_memory.pages_of(op, d.threads.lane).ir
 
 
-@rule("kv.copy_start")
-def _copy(d: Distribution, op: Any) -> None:
+@RULES.lowers("kv.copy_start")
+def _copy(op: Any, d: Distribution) -> None:
     stages = d.stages[op.buffer]
     thread, count = d.copying(op.operation)
     with _copying(d, op, stages):
@@ -444,32 +422,32 @@ def _copying(d: Distribution, op: Any, stages: Stages) -> Any:
     return contextlib.nullcontext()
 
 
-@rule("kv.consumer_wait")
-def _consumer_wait(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.consumer_wait")
+def _consumer_wait(op: Any, d: Distribution) -> ir.Value:
     return d.stages[op.buffer].wait(scalar(op.n)).ir
 
 
-@rule("kv.consumer_release")
-def _release(d: Distribution, op: Any) -> None:
+@RULES.lowers("kv.consumer_release")
+def _release(op: Any, d: Distribution) -> None:
     d.stages[op.buffer].release(scalar(op.n), d.threads)
 
 
-@rule("kv.tile_clear")
-def _clear(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.tile_clear")
+def _clear(op: Any, d: Distribution) -> ir.Value:
     tile_memory.clear_rows(
         Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), (scalar(op.begin), scalar(op.end)), d.threads
     )
     return op.source
 
 
-@rule("kv.turn_wait")
-def _turn_wait(d: Distribution, op: Any) -> None:
+@RULES.lowers("kv.turn_wait")
+def _turn_wait(op: Any, d: Distribution) -> None:
     with functional.when(d.threads.group == 0) if op.groups.value == "first" else contextlib.nullcontext():
         machine.named_barrier(d.threads.group + _turns(d), 2 * WARPGROUP)
 
 
-@rule("kv.turn_pass")
-def _turn_pass(d: Distribution, op: Any) -> None:
+@RULES.lowers("kv.turn_pass")
+def _turn_pass(op: Any, d: Distribution) -> None:
     last = d.threads.consumers - 1
     following = where(d.threads.group == last, 0, d.threads.group + 1)
     with functional.when(d.threads.group == last) if op.groups.value == "last" else contextlib.nullcontext():
@@ -481,30 +459,29 @@ def _turns(d: Distribution) -> int:
     return tile_memory.GROUP_BARRIER + d.threads.consumers
 
 
-@rule("kv.tile_ready")
-def _ready(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.tile_ready")
+def _ready(op: Any, d: Distribution) -> ir.Value:
     return tile_products.pinned(op.source)
 
 
-@rule("kv.is_role")
-def _is_role(d: Distribution, op: Any) -> ir.Value:
+@RULES.lowers("kv.is_role")
+def _is_role(op: Any, d: Distribution) -> ir.Value:
     if op.role.value in PRODUCER_WARPS:
         return (kv_gpu.shuffle_idx(d.threads.block_thread >> 5, 0) == PRODUCER_WARPS.index(op.role.value)).ir
     number = kv_gpu.shuffle_idx(d.threads.block_thread >> 7, 0)
     return ((number != 0) if op.role.value == "consumer" else (number == 0)).ir
 
 
-@rule("kv.set_registers")
-def _set_registers(d: Distribution, op: Any) -> None:
+@RULES.lowers("kv.set_registers")
+def _set_registers(op: Any, d: Distribution) -> None:
     machine.setmaxnreg(op.count.value, op.action.value)
 
 
 def annotate(function: ir.Operation) -> None:
     """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
     asked = {"kv.tile_reduce": 0, "kv.tile_reduce_lanes": 0, "kv.tile_scatter": 0, "kv.tile_store_shared": 0}
-    for op in walk_block(function.regions[0].blocks[0]):
-        if op.name in asked:
-            op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[asked[op.name]].type)
+    for op in ops_named(function, *asked):
+        op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[asked[op.name]].type)
 
 
 @kv_pass()
@@ -513,7 +490,7 @@ def run(module: ir.Module, options: Any) -> None:
         distribution = Distribution(function)
         distribution.record()
         annotate(function)
-        for op in list(walk_block(distribution.body)):
+        for op in distribution.ops():
             distribution.visit(op)
         del function.attributes["kv.tiled"]
         function.attributes["passthrough"] = ir.Attribute.parse(FLUSH_DENORMALS)

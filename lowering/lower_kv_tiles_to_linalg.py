@@ -32,8 +32,8 @@ from kvarn.dsl.values import cast as kv_cast
 from .expand.attention_common import load_width, pieces, read
 from .index import const
 from .pass_base import kv_pass
-from .rewrite import Rules, defining_op, replace, walk
-from .tile_ir import constant_int, element, is_tile, shape, splat_of, tiled, users, walk_block
+from .rewrite import Rules, defining_op, ops_named, replace, walk
+from .tile_ir import constant_int, element, is_tile, shape, splat_of, tiled, users
 
 LANES = 16  # elements of a row that are loaded at a time
 # By kind of reduction: the op of floats and of integers.
@@ -352,8 +352,8 @@ def lower_scatter(op: Any) -> None:
 
 def fill_constants(function: ir.Operation) -> None:
     """Constant tiles of one element become fills: a constant tensor would be an array in the program."""
-    for op in list(walk_block(function.regions[0].blocks[0])):
-        if op.name == "arith.constant" and is_tile(op.results[0]):
+    for op in ops_named(function, "arith.constant"):
+        if is_tile(op.results[0]):
             splat = splat_of(op.results[0])
             if splat is not None:
                 with ir.InsertionPoint(op), op.location:
@@ -363,9 +363,7 @@ def fill_constants(function: ir.Operation) -> None:
 
 def write_in_place(function: ir.Operation) -> None:
     """What a loop carries is written to where it was, so that every iteration uses the same memory."""
-    for op in list(walk_block(function.regions[0].blocks[0])):
-        if op.name not in ("scf.for", "scf.while"):
-            continue
+    for op in ops_named(function, "scf.for", "scf.while"):
         body = op.regions[-1].blocks[0]
         arguments: list[Any] = list(body.arguments)[1:]
         if op.name == "scf.while":  # what the condition hands on is what was carried, where tiles are concerned

@@ -38,10 +38,7 @@ _FIRST_OF_PAIR = -(1 << 24) - 1
 def _asm(text: str, operands: Sequence[ir.Value]) -> None:
     letters = {"i32": "r", "i64": "l", "i16": "h", "!llvm.ptr": "l"}
     constraints = [letters[str(o.type)] for o in operands]
-    llvm.inline_asm(
-        None, list(operands), text, ",".join([*constraints, "~{memory}"]), has_side_effects=True,
-        tail_call_kind=ir.Attribute.parse("#llvm.tailcallkind<none>"),
-    )  # fmt: skip
+    machine.inline_asm(text, ",".join([*constraints, "~{memory}"]), operands, effects=True)
 
 
 def _address(pointer: ir.Value) -> ir.Value:

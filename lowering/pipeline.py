@@ -45,10 +45,6 @@ def _upstream(name: str, text: str, reason: str, optional: bool = False) -> Step
     return Step(name, text, reason, optional, upstream=True)
 
 
-# Ours, for pipelines of one's own: no pipeline here runs them.
-BY_HAND = ("index-kv-loops",)
-
-
 @dataclass(frozen=True)
 class Insertion:
     """Steps to run beside a step of a target's pipeline: ``after`` it, else before it."""

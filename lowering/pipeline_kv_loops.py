@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Overlap the iterations of a loop: copies and lookups ahead of their use, a product under way during the next softmax.
+"""Overlap the iterations of a loop: copies and lookups are prefetched, a product is under way during the next softmax.
 
 *Copies.* Where the consumers copy themselves, the copy of iteration i + stages is started when iteration i has released
 its stage, and the first ones before the loop. (A producer of its own runs ahead without this.)
@@ -31,16 +31,16 @@ from kvarn.dialect.ops import staging
 
 from .index import const
 from .pass_base import kv_pass
-from .rewrite import defining_op, ops_named
-from .tile_ir import backward, cloned, element, rank, schedule_of, tiled, users, walk_block
+from .rewrite import defining_op, ops_named, walk
+from .tile_ir import backward, cloned, element, rank, schedule_of, tiled, users
 
-AHEAD = "kv.ahead"  # on copies that were started ahead
+PREFETCHED = "kv.prefetched"  # on copies that an earlier iteration starts
 _WAITS = ("kv.consumer_wait", "kv.tile_clear")
 
 
 @dataclass(frozen=True)
 class Options:
-    """copies: start copies ahead; lookups: look pages up ahead; products: rotate loops of two products (default: as the
+    """copies: prefetch copies; lookups: prefetch page lookups; products: rotate loops of two products (default: as the
     schedule says)."""
 
     copies: bool = True
@@ -53,7 +53,7 @@ class Options:
 
 @dataclass
 class Rotation:
-    """A loop of two products, taken apart."""
+    """A loop of two products, and which they are."""
 
     loop: ir.Operation
     first: ir.Operation
@@ -108,8 +108,7 @@ def _frees(op: ir.Operation, buffer: ir.Value) -> bool:
     """Whether an op releases a buffer's stage, or fills it again."""
     if op.name == "kv.consumer_release":
         return op.operands[0] == buffer
-    inner = [x for region in op.regions for block in region.blocks for x in walk_block(block)]
-    return any(x.name == "kv.copy_start" and x.operands[0] == buffer for x in inner)
+    return any(x.name == "kv.copy_start" and x.operands[0] == buffer for x in walk(op)[1:])
 
 
 def late(r: Rotation, lag: set[ir.Operation]) -> set[ir.Operation]:
@@ -232,13 +231,13 @@ def _scalar(op: ir.Operation) -> bool:
 # --- copies ----------------------------------------------------------------------------------------
 
 
-def copy_ahead(loop: ir.Operation) -> None:
+def prefetch_copies(loop: ir.Operation) -> None:
     """Start copies before the loop, and in it as soon as a stage is released."""
     block = loop.regions[0].blocks[0]
     lower, upper, step = list(loop.operands)[:3]
     while True:
         ops = [op.operation for op in block.operations][:-1]
-        copy = next((op for op in ops if op.name == "kv.copy_start" and AHEAD not in op.attributes), None)
+        copy = next((op for op in ops if op.name == "kv.copy_start" and PREFETCHED not in op.attributes), None)
         if copy is None:
             return
         acquire = next(op for op in ops if op.name == "kv.producer_acquire" and op.operands[0] == copy.operands[0])
@@ -248,12 +247,12 @@ def copy_ahead(loop: ir.Operation) -> None:
         stages = ir.IntegerAttr(defining_op(copy.operands[0]).attributes["stages"]).value
         needed = backward([acquire, copy], lambda o, ops=ops: o in ops and not o.regions)
         ordered = [op for op in ops if op in needed]
-        copy.attributes[AHEAD] = ir.UnitAttr.get()
+        copy.attributes[PREFETCHED] = ir.UnitAttr.get()
         with ir.InsertionPoint(loop), copy.location:
-            ahead = arith.minsi(upper, arith.addi(lower, arith.muli(step, const(stages))))
-            first = scf.ForOp(lower, ahead, step)
-            with ir.InsertionPoint(first.body):
-                emit(ordered, {block.arguments[0]: first.induction_variable})
+            filled = arith.minsi(upper, arith.addi(lower, arith.muli(step, const(stages))))
+            prologue = scf.ForOp(lower, filled, step)
+            with ir.InsertionPoint(prologue.body):
+                emit(ordered, {block.arguments[0]: prologue.induction_variable})
                 scf.yield_([])
         anchor = ops[-1] if release is None else release
         with ir.InsertionPoint.after(anchor), copy.location:
@@ -269,7 +268,7 @@ def copy_ahead(loop: ir.Operation) -> None:
 # --- lookups -----------------------------------------------------------------------------------------
 
 
-def look_up_ahead(loop: ir.Operation) -> None:
+def prefetch_lookups(loop: ir.Operation) -> None:
     """Carry the pages of an iteration's tiles, looked up in the one before: its waits hide their latency."""
     block = loop.regions[0].blocks[0]
     ops = [op.operation for op in block.operations][:-1]
@@ -303,9 +302,9 @@ def run(module: ir.Module, options: Options) -> None:
             if options.copies and any(
                 op.operation.name == "kv.consumer_wait" for op in loop.regions[0].blocks[0].operations
             ):
-                copy_ahead(loop)
+                prefetch_copies(loop)
         for loop in ops_named(function, "scf.for") if options.lookups else ():
-            look_up_ahead(loop)
+            prefetch_lookups(loop)
         for loop in ops_named(function, "scf.for"):
             found = rotation_of(loop) if products else None
             if found is not None:

@@ -19,8 +19,8 @@ from .pass_base import fail
 Rule = Callable[..., Sequence[ir.Value] | ir.Value | None]
 
 
-def walk(root: Any, match: Callable[[str], bool]) -> list[ir.Operation]:
-    """All ops under (and with) ``root`` whose name matches, outer before inner, in program order.
+def walk(root: Any, match: Callable[[str], bool] | None = None) -> list[ir.Operation]:
+    """All ops under (and with) ``root``, or those whose name matches, outer before inner, in program order.
 
     Every op costs a call into Python: a pass that looks for several things takes them from one walk.
     """
@@ -28,7 +28,7 @@ def walk(root: Any, match: Callable[[str], bool]) -> list[ir.Operation]:
     advance = ir.WalkResult.ADVANCE
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        if match(op.name):
+        if match is None or match(op.name):
             found.append(op)
         return advance
 
@@ -147,6 +147,14 @@ def enclosing(op: ir.Operation, *names: str) -> ir.Operation | None:
             return operation
         parent = operation.parent
     return None
+
+
+def is_inside(op: ir.Operation, outer: ir.Operation) -> bool:
+    """Whether an op is ``outer`` or stands in one of its regions."""
+    at: ir.Operation | None = op
+    while at is not None and at != outer:
+        at = at.parent.operation if at.parent is not None else None
+    return at is not None
 
 
 def defining_op(value: ir.Value) -> ir.Operation | None:

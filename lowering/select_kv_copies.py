@@ -28,8 +28,7 @@ from .assign_kv_layouts import SHARED
 from .index import const
 from .pass_base import kv_pass
 from .rewrite import defining_op, enclosing, ops_named
-from .tile_ir import element, layout_of, schedule_of, shape, tiled, users, walk_block
-from .tile_threads import SWIZZLE
+from .tile_ir import SWIZZLE, element, layout_of, schedule_of, shape, tiled, users
 
 ROUNDS = "kv.rounds"  # of an inner loop: the argument of the outer one that counts its iterations
 
@@ -91,7 +90,7 @@ def use_number(loop: ir.Operation) -> ir.Value:
 def carry_rounds(loop: ir.Operation) -> None:
     """Let the loop right around a loop carry how many iterations the inner one has had."""
     outer = loop.parent.operation
-    if outer.name != "scf.for" or not any(op.name == "kv.tile_load" for op in walk_block(loop.regions[0].blocks[0])):
+    if outer.name != "scf.for" or not ops_named(loop, "kv.tile_load"):
         return
     block = outer.regions[0].blocks[0]
     with ir.InsertionPoint(outer), outer.location:

@@ -23,8 +23,8 @@ from kvarn.dialect.ops import staging
 from kvarn.dialect.ops.common import i64_attr
 
 from .pass_base import kv_pass
-from .rewrite import defining_op, ops_named
-from .tile_ir import cloned, schedule_of, tiled, walk_block
+from .rewrite import defining_op, is_inside, ops_named, walk
+from .tile_ir import cloned, schedule_of, tiled
 
 ROLES = "kv.roles"  # on the branch whose first side only the producer takes
 PRODUCERS = ("kv.producer_acquire", "kv.copy_start")
@@ -37,7 +37,6 @@ class Slice:
     """Copies of some ops and of what they need, in their loops and branches."""
 
     def __init__(self, roots: list[ir.Operation], top: ir.Operation):
-        self.top = top
         self.needed: set[ir.Operation] = set()
         self.kept: dict[ir.Value, list[int]] = {}  # by induction variable: what the copy of a loop carries
         self.carried = False  # whether something is needed that only the consumers have
@@ -53,14 +52,13 @@ class Slice:
             # Of a loop the bounds, of a branch the condition; of anything else with regions, everything in it.
             values = list(op.operands)[:3] if op.name == "scf.for" else list(op.operands)
             if op.regions and op.name not in ("scf.for", "scf.if"):
-                inner = [x for region in op.regions for block in region.blocks for x in walk_block(block)]
-                values += [v for x in inner for v in x.operands]
+                values += [v for x in walk(op)[1:] for v in x.operands]
             for value in values:
                 maker = defining_op(value)
                 if maker is None:
                     argument = ir.BlockArgument(value)
                     owner = argument.owner.owner.operation
-                    if owner.name != "scf.for" or argument.arg_number == 0 or not self._inside(owner):
+                    if owner.name != "scf.for" or argument.arg_number == 0 or not is_inside(owner, top):
                         continue
                     self.carried |= not isinstance(value.type, ir.IntegerType)
                     kept = self.kept.setdefault(argument.owner.arguments[0], [])
@@ -69,17 +67,11 @@ class Slice:
                         ends = argument.owner.operations[len(argument.owner.operations) - 1].operation.operands
                         for x in (ends[argument.arg_number - 1], owner.operands[2 + argument.arg_number]):
                             made = defining_op(x)
-                            if made is not None and self._inside(made):
+                            if made is not None and is_inside(made, top):
                                 stack.append(made)
-                elif self._inside(maker):
+                elif is_inside(maker, top):
                     self.carried |= maker.name in ("scf.for", "scf.if")  # a result of control flow
                     stack.append(maker)
-
-    def _inside(self, op: ir.Operation) -> bool:
-        at: ir.Operation | None = op
-        while at is not None and at != self.top:
-            at = at.parent.operation if at.parent is not None else None
-        return at is not None
 
     def emit(self, op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
         """Copy one op to the insertion point."""

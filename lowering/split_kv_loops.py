@@ -25,8 +25,8 @@ from mlir.dialects import arith, scf
 from .index import const
 from .memory_effects import may_write, writes
 from .pass_base import kv_pass
-from .rewrite import defining_op, enclosing, ops_named
-from .tile_ir import backward, cloned, constant_int, element, is_tile, shape, tiled, walk_block
+from .rewrite import defining_op, enclosing, is_inside, ops_named, walk
+from .tile_ir import backward, cloned, constant_int, element, is_tile, shape, tiled
 
 P = arith.CmpIPredicate
 _MIRRORED = {P.slt: P.sgt, P.sle: P.sge, P.sgt: P.slt, P.sge: P.sle}
@@ -110,25 +110,13 @@ class Bounds:
 
     def _before(self, value: ir.Value) -> bool:
         """Whether a value is there before the loop."""
-        op = defining_op(value)
-        return not (self._inside_block(value) if op is None else self._inside(op))
-
-    def _inside(self, op: ir.Operation) -> bool:
-        parent = op.parent
-        while parent is not None:
-            if parent.operation == self.loop:
-                return True
-            parent = parent.operation.parent
-        return False
-
-    def _inside_block(self, argument: ir.Value) -> bool:
-        owner = ir.BlockArgument(argument).owner.owner.operation
-        return owner == self.loop or self._inside(owner)
+        maker = defining_op(value) or ir.BlockArgument(value).owner.owner.operation
+        return not is_inside(maker, self.loop)
 
     def _memref_load(self, op: ir.Operation) -> tuple[Linear, Linear]:
         """A number that every iteration reads and none writes: read before the loop, where there is an iteration."""
         same = op.parent.operation == self.loop and all(map(self._before, op.operands))
-        if not same or any(_writes_buffers(inner) for inner in walk_block(self.loop.regions[0].blocks[0])):
+        if not same or any(map(_writes_buffers, walk(self.loop)[1:])):
             raise _Unknown
         some = arith.cmpi(P.slt, *list(self.loop.operands)[:2])
         branch = scf.IfOp(some, [op.result.type], has_else=True)

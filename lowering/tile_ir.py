@@ -16,9 +16,11 @@ from mlir import ir
 from kvarn.dialect.ops.tile import layout_of, tile_of, tile_type
 
 from .pass_base import fail
-from .rewrite import defining_op, kernels
+from .rewrite import defining_op, kernels, walk
 
 WARP, WARPGROUP = 32, 128
+WARPGROUP_ROWS = 64  # of an accumulator
+SWIZZLE = 128  # bytes: of every tile that products read
 # Ops whose results are computed from their operands' elements at the same place.
 _ELEMENTWISE = ("arith.", "math.")
 
@@ -104,15 +106,6 @@ def users(value: ir.Value) -> list[ir.Operation]:
     return found
 
 
-def walk_block(block: ir.Block) -> Iterator[ir.Operation]:
-    """All ops of a block and of the regions in it, outer before inner."""
-    for op in block.operations:
-        yield op.operation
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                yield from walk_block(inner)
-
-
 class AtPoint:
     """Elements of tiles as scalars, at the insertion point: ``at(value, row)`` of a vector, ``at(value, row, column)``.
 
@@ -180,8 +173,7 @@ def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) 
         if op in found:
             continue
         found.add(op)
-        inside = [op, *(inner for region in op.regions for block in region.blocks for inner in walk_block(block))]
-        for inner in inside:
+        for inner in walk(op):
             for operand in inner.operands:
                 maker = defining_op(operand)
                 if maker is not None and within(maker):
@@ -190,7 +182,7 @@ def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) 
 
 
 __all__ = [
-    "WARP", "WARPGROUP", "AtPoint", "attributes_of", "backward", "cloned", "constant_int", "element", "is_elementwise",
-    "is_tile", "layout_of", "rank", "schedule_of", "shape", "splat_of", "tile_of", "tile_type", "tiled", "users",
-    "walk_block", "with_layout",
+    "SWIZZLE", "WARP", "WARPGROUP", "WARPGROUP_ROWS", "AtPoint", "attributes_of", "backward", "cloned", "constant_int",
+    "element", "is_elementwise", "is_tile", "layout_of", "rank", "schedule_of", "shape", "splat_of", "tile_of",
+    "tile_type", "tiled", "users", "with_layout",
 ]  # fmt: skip

@@ -23,8 +23,8 @@ from kvarn.dsl.handles import Cache, Operand
 from kvarn.dsl.memory import SHARED, Buffer, BufferSpec, Pointer
 from kvarn.dsl.values import Value, cast, vector, where
 
-from .tile_ir import WARP, WARPGROUP, AtPoint
-from .tile_products import WARPGROUP_ROWS, words
+from .tile_ir import WARP, WARPGROUP, WARPGROUP_ROWS, AtPoint
+from .tile_products import words
 from .tile_threads import Threads, elements, from_elements, scalar
 
 NO_PAGE = 1 << 30  # outside of every pool: copies of it are zeros
@@ -195,7 +195,7 @@ def clear_rows(tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], t
         machine.named_barrier(CONSUMERS_BARRIER, everyone)
 
 
-def meet(threads: Threads) -> None:
+def sync_for_products(threads: Threads) -> None:
     """What this warpgroup wrote to shared memory is there for its products."""
     machine.fence_proxy_async()
     machine.named_barrier(threads.group + GROUP_BARRIER, WARPGROUP)
@@ -224,7 +224,7 @@ def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -
             target.store(buffer.load(*indices, chunk * width, width=width))
         with functional.when(~_condition(at, op.mask, row)):
             target.store(vector(buffer.dtype, width))
-    meet(threads)
+    sync_for_products(threads)
 
 
 def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:
@@ -234,7 +234,7 @@ def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:
         i = Value(i.ir, i32, nonneg=True)
         at = place + layout.chunk_offset(threads.group * WARPGROUP_ROWS + i // chunks, i % chunks)
         at.store(at.load(u32, CHUNK // 4) ^ SIGNS[layout.itemsize])
-    meet(threads)
+    sync_for_products(threads)
 
 
 def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> None:

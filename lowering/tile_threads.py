@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mlir import ir
 from mlir.dialects import arith, vector
@@ -17,10 +16,7 @@ from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import gpu
 from kvarn.dsl.values import Value
 
-from .rewrite import defining_op
-from .tile_ir import WARP, WARPGROUP, layout_of
-
-SWIZZLE = 128  # bytes: of every tile that products read
+from .tile_ir import SWIZZLE, WARP, WARPGROUP, layout_of
 
 
 @dataclass
@@ -135,9 +131,3 @@ def folded(value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -
 def scalar(value: ir.Value) -> Value:
     """An i32 SSA value as one of the kernel language."""
     return Value(value, i32)
-
-
-def maker_of(value: ir.Value, name: str) -> Any:
-    """The op of a name that makes a value; None when another one does."""
-    op = defining_op(value)
-    return op if op is not None and op.name == name else None

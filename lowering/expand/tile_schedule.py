@@ -16,17 +16,16 @@ from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.schedules import TILED
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
+from kvarn.lowering.tile_ir import SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 
 from .attention_common import Case
 from .attention_queries import tiles_of
 from .base import Expansion
 
-SWIZZLE = 128
 BARRIER_BYTES = 1024  # more than all barriers of a block take
 # Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
 MOST_REGISTERS = {1: 208, 2: 208, 3: 128}
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
-GROUP_ROWS = 64  # query rows of a consumer warpgroup
 BOX_ROWS = 64  # most rows of a TMA box
 ATOM_ROWS = 8  # a box that is no multiple of the swizzle's period cannot be one of several
 
@@ -57,11 +56,11 @@ class TileConfig:
     @property
     def consumers(self) -> int:
         """Warpgroups that multiply."""
-        return self.rows // GROUP_ROWS
+        return self.rows // WARPGROUP_ROWS
 
     @property
     def threads(self) -> int:
-        return 128 * (self.consumers + self.producer)
+        return WARPGROUP * (self.consumers + self.producer)
 
     @property
     def registers(self) -> int:
@@ -126,9 +125,9 @@ def why_not(config: TileConfig, target: Target) -> str | None:
             f"for keys = {config.keys} and values of {config.case.value_size} columns"
         )
     if config.ping_pong and config.consumers != 2:
-        return f"ping_pong takes turns between two warpgroups: rows must be {2 * GROUP_ROWS}, got {config.rows}"
+        return f"ping_pong takes turns between two warpgroups: rows must be {2 * WARPGROUP_ROWS}, got {config.rows}"
     if config.consumers > 2 and not copies_by_tma(config):  # what copies them needs registers that are not there
-        return f"rows of more than {2 * GROUP_ROWS} need a cache that TMA copies as it is, got rows = {config.rows}"
+        return f"rows of more than {2 * WARPGROUP_ROWS} need a cache that TMA copies as it is, got rows = {config.rows}"
     return None
 
 

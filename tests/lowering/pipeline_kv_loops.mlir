@@ -211,7 +211,7 @@ gpu.module @kernels {
   // CHECK:         %[[AHEAD:.*]] = arith.minsi %[[COUNT]],
   // CHECK:         scf.for %[[I:.*]] = %{{.*}} to %[[AHEAD]] step
   // CHECK:           "kv.producer_acquire"(%[[KEYS]], %[[I]])
-  // CHECK:           "kv.copy_start"(%[[KEYS]], %[[I]], {{.*}}) {first_column = 0 : i64, kv.ahead
+  // CHECK:           "kv.copy_start"(%[[KEYS]], %[[I]], {{.*}}) {first_column = 0 : i64, kv.prefetched
   // CHECK:         scf.for %[[J:.*]] = %{{.*}} to %[[COUNT]] step
   // CHECK-NOT:       kv.copy_start
   // CHECK:           "kv.consumer_wait"(%[[KEYS]], %[[J]])
@@ -222,7 +222,7 @@ gpu.module @kernels {
   // CHECK:             "kv.producer_acquire"(%[[KEYS]], %[[LATER]])
   // CHECK:             "kv.copy_start"(%[[KEYS]], %[[LATER]],
   // NONE-LABEL:  gpu.func @copies
-  // NONE-NOT:      kv.ahead
+  // NONE-NOT:      kv.prefetched
   // NONE:          gpu.return
   gpu.func @copies(%c: !cache, %n: i32, %q: !q) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>} {
     %keys = "kv.make_stages"() {buffer_name = "keys", copy = "cp_async", stages = 3 : i64, tile = !tile} : () -> !kv.stages

@@ -134,11 +134,3 @@ def _endless() -> ValueError:
         f"the kernel is traced into more than {MOST_OPS} operations: loops over Python values are unrolled, and a "
         "while whose condition is a Python value runs while tracing; use range(...) over a value of the kernel"
     )
-
-
-def inside_kernel() -> bool:
-    """Whether ops can be made: a context and an insertion point are current."""
-    try:
-        return ir.InsertionPoint.current is not None
-    except ValueError:
-        return False

@@ -32,7 +32,7 @@ __all__ = [
 _ALL_LANES = -1
 
 
-def _asm(
+def inline_asm(
     text: str, constraints: str, operands: Sequence[ir.Value], result: str | None = None, effects: bool = False
 ) -> Any:
     """Inline PTX; ``result`` is the type of what it gives, as text."""
@@ -121,7 +121,7 @@ def cp_async(
             # ends in an illegal instruction). A minimum that changes nothing puts all of it into one of the thread's.
             text = text.replace("[$0]", "[to]")
             text = f"{{ .reg .b32 to; min.u32 to, $0, 0x7FFFFFFF; {text} }}"
-        _asm(text, f"{','.join(constraints)},~{{memory}}", operands, effects=True)
+        inline_asm(text, f"{','.join(constraints)},~{{memory}}", operands, effects=True)
         return
     t = types()
     modifier = t.attribute(f"#nvvm<load_cache_modifier {'cg' if bytes == 16 else 'ca'}>")
@@ -134,7 +134,7 @@ def l2_policy(priority: str) -> Value:
     ``priority`` is "evict_first", for what is read once, "evict_last" or "evict_normal".
     """
     _static(priority, ("evict_first", "evict_last", "evict_normal"), "priority")
-    made = _asm(f"createpolicy.fractional.L2::{priority}.b64 $0, 0f3F800000;", "=l", (), "i64")
+    made = inline_asm(f"createpolicy.fractional.L2::{priority}.b64 $0, 0f3F800000;", "=l", (), "i64")
     return Value(made, i64)
 
 
@@ -157,7 +157,7 @@ def cp_async_bulk(to: Pointer, source: Pointer, bytes: Any, barrier: Pointer) ->
         _pointer(source, GLOBAL, "the source").address().ir,
     ]
     operands += [i32_value(bytes, "bytes"), _pointer(barrier, SHARED, "the barrier").address().ir]
-    _asm(
+    inline_asm(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", "r,l,r,r,~{memory}",
         operands, effects=True,
     )  # fmt: skip
@@ -200,7 +200,7 @@ def stmatrix(pointer: Pointer, words: Sequence[Any], trans: bool = False) -> Non
     registers = ", ".join(f"${i + 1}" for i in range(len(words)))
     text = f"stmatrix.sync.aligned.m8n8.x{len(words)}{'.trans' if trans else ''}.shared.b16 [$0], {{{registers}}};"
     operands = [_pointer(pointer, SHARED, "the address").address().ir, *(_word(w, "a fragment") for w in words)]
-    _asm(text, ",".join(["r"] * len(operands)) + ",~{memory}", operands, effects=True)
+    inline_asm(text, ",".join(["r"] * len(operands)) + ",~{memory}", operands, effects=True)
 
 
 def mma_m16n8k16(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], dtype: DType = bf16) -> list[Value]:
@@ -232,7 +232,7 @@ def movmatrix(word: Any) -> Value:
     """Transpose an 8x8 matrix of 16-bit elements that the warp holds, a word a lane."""
     # Marked as having effects: all lanes must run it together, so it must not move into a branch.
     text = "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;"
-    return Value(_asm(text, "=r,r", [_word(word)], "i32", effects=True), i32)
+    return Value(inline_asm(text, "=r,r", [_word(word)], "i32", effects=True), i32)
 
 
 # --- words ---------------------------------------------------------------------------------------
@@ -241,37 +241,39 @@ def movmatrix(word: Any) -> Value:
 def prmt(a: Any, b: Any, selector: Any) -> Value:
     """Pick four of the eight bytes of ``a`` (0 to 3) and ``b`` (4 to 7); each hex digit of the selector names one."""
     if isinstance(selector, int):
-        return Value(_asm(f"prmt.b32 $0, $1, $2, {selector:#x};", "=r,r,r", [_word(a), _word(b)], "i32"), i32)
-    return Value(_asm("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [_word(a), _word(b), _word(selector)], "i32"), i32)
+        return Value(inline_asm(f"prmt.b32 $0, $1, $2, {selector:#x};", "=r,r,r", [_word(a), _word(b)], "i32"), i32)
+    return Value(inline_asm("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [_word(a), _word(b), _word(selector)], "i32"), i32)
 
 
 def pack_bf16x2(low: Any, high: Any) -> Value:
     """Two f32, rounded to bf16, as a word."""
     return Value(
-        _asm("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], "i32"), i32
+        inline_asm("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], "i32"), i32
     )
 
 
 def pack_f16x2(low: Any, high: Any) -> Value:
     """Two f32, rounded to f16, as a word."""
-    return Value(_asm("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], "i32"), i32)
+    return Value(
+        inline_asm("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], "i32"), i32
+    )
 
 
 def _cvt_pair(kind: str, pair: Any) -> Value:
     value = as_value(pair)
     if value.dtype.bits * max(value.lanes, 1) == 32:
         text = f"{{ .reg .b16 lo, hi; mov.b32 {{lo, hi}}, $1; cvt.rn.f16x2.{kind} $0, lo; }}"
-        return Value(_asm(text, "=r,r", [_word(value)], "i32"), i32)
+        return Value(inline_asm(text, "=r,r", [_word(value)], "i32"), i32)
     if value.dtype.bits * max(value.lanes, 1) != 16:
         raise TypeError(f"a pair of 8-bit floats must be 16 bits (or the low half of a word), got {describe(value)}")
     from kvarn.dialect.dtypes import u16
 
-    return Value(_asm(f"cvt.rn.f16x2.{kind} $0, $1;", "=r,h", [bitcast(value, u16).ir], "i32"), i32)
+    return Value(inline_asm(f"cvt.rn.f16x2.{kind} $0, $1;", "=r,h", [bitcast(value, u16).ir], "i32"), i32)
 
 
 def _cvt_four(kind: str, word: Any) -> list[Value]:
     text = f"{{ .reg .b16 lo, hi; mov.b32 {{lo, hi}}, $2; cvt.rn.f16x2.{kind} $0, lo; cvt.rn.f16x2.{kind} $1, hi; }}"
-    return _parts(_asm(text, "=r,=r,r", [_word(word)], "!llvm.struct<(i32, i32)>"), 2, i32)
+    return _parts(inline_asm(text, "=r,=r,r", [_word(word)], "!llvm.struct<(i32, i32)>"), 2, i32)
 
 
 def cvt_e4m3x2_to_f16x2(pair: Any) -> Value:
@@ -302,22 +304,22 @@ def cvt_i8x4_to_f16x4(word: Any) -> list[Value]:
         "prmt.b32 $1, u, 0x64646464, 0x4342; sub.f16x2 $0, $0, $3; sub.f16x2 $1, $1, $3; }"
     )
     offset = _a.literal(0x64806480, i32, bits=True)
-    return _parts(_asm(text, "=&r,=&r,r,r", [_word(word), offset], "!llvm.struct<(i32, i32)>"), 2, i32)
+    return _parts(inline_asm(text, "=&r,=&r,r,r", [_word(word), offset], "!llvm.struct<(i32, i32)>"), 2, i32)
 
 
 def ex2(x: Any) -> Value:
     """2 to the x, approximate (2 ulp), subnormal results flushed to zero. f32."""
-    return Value(_asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
+    return Value(inline_asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
 
 
 def rcp(x: Any) -> Value:
     """1 / x, approximate (1 ulp), subnormals flushed to zero. f32."""
-    return Value(_asm("rcp.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
+    return Value(inline_asm("rcp.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
 
 
 def tanh_approx(x: Any) -> Value:
     """tanh, approximate (relative error 2^-11). f32."""
-    return Value(_asm("tanh.approx.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
+    return Value(inline_asm("tanh.approx.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
 
 
 # --- threads -------------------------------------------------------------------------------------
@@ -332,17 +334,17 @@ def nanosleep(duration: int) -> None:
     """Suspend the thread for about ``duration`` nanoseconds, at most twice that. sm_70 and later."""
     if isinstance(duration, bool) or not isinstance(duration, int) or not 0 <= duration <= 1_000_000:
         raise ValueError(f"duration must be an int up to 1000000 known at compile time, got {describe(duration)}")
-    _asm(f"nanosleep.u32 {duration};", "", (), effects=True)
+    inline_asm(f"nanosleep.u32 {duration};", "", (), effects=True)
 
 
 def globaltimer() -> Value:
     """Nanoseconds of a clock that all multiprocessors share, i64: for time stamps of what a kernel does."""
-    return Value(_asm("mov.u64 $0, %globaltimer;", "=l", (), "i64", effects=True), i64)
+    return Value(inline_asm("mov.u64 $0, %globaltimer;", "=l", (), "i64", effects=True), i64)
 
 
 def smid() -> Value:
     """The number of the multiprocessor that the thread runs on, i32."""
-    return Value(_asm("mov.u32 $0, %smid;", "=r", (), "i32", effects=True), i32)
+    return Value(inline_asm("mov.u32 $0, %smid;", "=r", (), "i32", effects=True), i32)
 
 
 def named_barrier(number: Any, threads: Any) -> None:
@@ -377,7 +379,7 @@ def elect() -> Value:
 
 def cluster_rank() -> Value:
     """Number of the block in its cluster, i32 (``@kv.kernel(cluster=...)``). sm_90 and later."""
-    return Value(_asm("mov.u32 $0, %cluster_ctarank;", "=r", [], "i32"), i32, nonneg=True)
+    return Value(inline_asm("mov.u32 $0, %cluster_ctarank;", "=r", [], "i32"), i32, nonneg=True)
 
 
 def cluster_barrier() -> None:
@@ -431,7 +433,7 @@ def fence_mbarrier_init() -> None:
 def mbarrier_init(barrier: Pointer, count: Any) -> None:
     """Set up an mbarrier (8 bytes of shared memory) for ``count`` arrivals."""
     operands = [_pointer(barrier, SHARED, "the barrier").address().ir, i32_value(count, "count")]
-    _asm("mbarrier.init.shared.b64 [$0], $1;", "r,r,~{memory}", operands, effects=True)
+    inline_asm("mbarrier.init.shared.b64 [$0], $1;", "r,r,~{memory}", operands, effects=True)
 
 
 def mbarrier_arrive(barrier: Pointer, condition: Any = True) -> None:
@@ -440,23 +442,23 @@ def mbarrier_arrive(barrier: Pointer, condition: Any = True) -> None:
     if condition is not True:
         operands.append(cast(as_value(condition, bool_, "the condition"), i32).ir)
         text = "{ .reg .b64 state; .reg .pred p; setp.ne.b32 p, $1, 0; @p mbarrier.arrive.shared.b64 state, [$0]; }"
-        _asm(text, "r,r,~{memory}", operands, effects=True)
+        inline_asm(text, "r,r,~{memory}", operands, effects=True)
         return
-    _asm("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [$0]; }", "r,~{memory}", operands, effects=True)
+    inline_asm("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [$0]; }", "r,~{memory}", operands, effects=True)
 
 
 def mbarrier_arrive_expect_tx(barrier: Pointer, bytes: Any) -> None:
     """Arrive, and expect so many bytes of bulk copies before the phase completes. sm_90 and later."""
     operands = [_pointer(barrier, SHARED, "the barrier").address().ir, i32_value(bytes, "bytes")]
     text = "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [$0], $1; }"
-    _asm(text, "r,r,~{memory}", operands, effects=True)
+    inline_asm(text, "r,r,~{memory}", operands, effects=True)
 
 
 def mbarrier_try_wait(barrier: Pointer, parity: Any) -> Value:
     """Whether the phase of that parity has completed; may wait a while. sm_90 and later."""
     operands = [_pointer(barrier, SHARED, "the barrier").address().ir, i32_value(parity, "parity")]
     text = "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [$1], $2; selp.b32 $0, 1, 0, p; }"
-    return Value(_asm(text, "=r,r,r,~{memory}", operands, "i32", effects=True), i32) != 0
+    return Value(inline_asm(text, "=r,r,r,~{memory}", operands, "i32", effects=True), i32) != 0
 
 
 def mbarrier_wait(barrier: Pointer, parity: Any) -> None:

@@ -15,14 +15,15 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect.dtypes import DType, f32, i64
+from kvarn.dialect.shared_layout import Descriptor
 
-from .machine import _asm, _float, _parts, _pointer, _static, _word
+from .machine import _float, _parts, _pointer, _static, _word, inline_asm
 from .memory import SHARED, Pointer
 from .values import Value, as_value, cast, describe
 
 __all__ = ["wgmma", "wgmma_descriptor"]
 
-_SWIZZLE_128 = 1 << 62  # the layout field of a descriptor
+_SWIZZLE_128 = 1  # a descriptor's code
 
 
 def wgmma_descriptor(tile: Pointer, leading: int = 0, stride: int = 1024) -> Value:
@@ -40,8 +41,13 @@ def wgmma_descriptor(tile: Pointer, leading: int = 0, stride: int = 1024) -> Val
     for name, x in (("leading", leading), ("stride", stride)):
         if isinstance(x, bool) or not isinstance(x, int) or x % 16 or not 0 <= x < 1 << 18:
             raise ValueError(f"{name} must be a multiple of 16 below 2**18, known at compile time, got {describe(x)}")
-    address = _pointer(tile, SHARED, "the tile").address()
-    return cast((address & 0x3FFFF) >> 4, i64) | (leading >> 4 << 16 | stride >> 4 << 32 | _SWIZZLE_128)
+    return descriptor_at(_pointer(tile, SHARED, "the tile"), Descriptor(leading, stride, _SWIZZLE_128))
+
+
+def descriptor_at(tile: Pointer, descriptor: Descriptor) -> Value:
+    """A descriptor with the address of a tile in shared memory, i64."""
+    bits = descriptor.bits
+    return cast((tile.address() & 0x3FFFF) >> 4, i64) | (bits - (1 << 64) if bits >> 63 else bits)
 
 
 def wgmma(
@@ -77,31 +83,52 @@ def wgmma(
     places: list[Any] = [step if shared_a and isinstance(step, tuple) else (0, step) for step in steps]
     if not places or any(isinstance(x, bool) or not isinstance(x, int) or x % 16 for step in places for x in step):
         raise ValueError(f"steps must be multiples of 16 known at compile time, got {list(steps)}")
-    count = n // 2
     sums = [] if isinstance(d, int) else [_float(x, "an element of d") for x in d]
     if shared_a:
-        left = [as_value(a, i64, "the descriptor of A").ir]
+        left = as_value(a, i64, "the descriptor of A").ir
     else:
         left = [_word(w, "an element of a") for step in a for w in step]
-    first = count + len(sums)  # the number of A's first operand in the text
-    text = ["wgmma.fence.sync.aligned;"]
+    right = as_value(b, i64, "the descriptor of B").ir
+    made = multiply(n, dtype.name, left, right, sums, places, trans_b, wait=True)
+    return [Value(x, f32) for x in made]
+
+
+def multiply(
+    n: int, dtype: str, a: ir.Value | Sequence[ir.Value], b: ir.Value, accumulator: Sequence[ir.Value],
+    steps: Sequence[tuple[int, int]], trans_b: bool, wait: bool,
+) -> list[ir.Value]:  # fmt: skip
+    """Fence, a product of 64 rows and ``n`` columns, commit; and wait, or leave it in flight.
+
+    ``a`` is a descriptor or four words a k-step, ``b`` a descriptor, ``accumulator`` n / 2 f32 or none for zeros;
+    ``steps`` are the bytes by which every k-step moves the descriptors of A and of B.
+    """
+    count, first = n // 2, n // 2 + len(accumulator)  # ``first`` is the number of A's first operand in the text
+    shared_a = isinstance(a, ir.Value)
+    left = [a] if shared_a else list(a)
     registers = ", ".join(f"${i}" for i in range(count))
-    kinds = f"m64n{n}k16.f32.{dtype.name}.{dtype.name}"
-    for k, (at_a, at_b) in enumerate(places):
-        text.append(f"add.s64 b, ${first + len(left)}, {at_b >> 4};")
+    shape = f"m64n{n}k16.f32.{dtype}.{dtype}"
+    text = ["wgmma.fence.sync.aligned;"]
+    for k, (move_a, move_b) in enumerate(steps):
+        text.append(f"add.s64 b, ${first + len(left)}, {move_b >> 4};")
         if shared_a:
-            text.append(f"add.s64 a, ${first}, {at_a >> 4};")
-            what, transposed = "a", f"0, {int(trans_b)}"
+            text.append(f"add.s64 a, ${first}, {move_a >> 4};")
+            operand, transposed = "a", f"0, {int(trans_b)}"
         else:
-            what = f"{{{', '.join(f'${first + 4 * k + j}' for j in range(4))}}}"
+            operand = f"{{{', '.join(f'${first + 4 * k + j}' for j in range(4))}}}"
             transposed = f"{int(trans_b)}"
-        adds = "yes" if k or sums else "no"
-        text.append(f"wgmma.mma_async.sync.aligned.{kinds} {{{registers}}}, {what}, b, {adds}, 1, 1, {transposed};")
-    text += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
+        adds = "yes" if k or accumulator else "no"
+        text.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {operand}, b, {adds}, 1, 1, {transposed};")
+    text.append("wgmma.commit_group.sync.aligned;")
+    if wait:
+        text.append("wgmma.wait_group.sync.aligned 0;")
     declared = "{ .reg .b64 a, b; .reg .pred yes, no; setp.eq.u32 yes, 0, 0; setp.ne.u32 no, 0, 0; "
-    kind_a = ["l"] if shared_a else ["r"] * len(left)
-    constraints = ["=&f"] * count + [str(i) for i in range(len(sums))] + [*kind_a, "l", "~{memory}"]
-    operands = [*sums, *left, as_value(b, i64, "the descriptor of B").ir]
-    result = f"!llvm.struct<({', '.join(['f32'] * count)})>"
-    made: ir.Value = _asm(declared + " ".join(text) + " }", ",".join(constraints), operands, result, effects=True)
-    return _parts(made, count, f32)
+    tied = [str(i) for i in range(len(accumulator))]
+    constraints = ["=&f"] * count + tied + ["l" if shared_a else "r"] * len(left) + ["l", "~{memory}"]
+    return floats_of_asm(declared + " ".join(text) + " }", constraints, [*accumulator, *left, b], count)
+
+
+def floats_of_asm(text: str, constraints: Sequence[str], operands: Sequence[ir.Value], count: int) -> list[ir.Value]:
+    """Inline PTX that gives ``count`` f32."""
+    result = "f32" if count == 1 else f"!llvm.struct<({', '.join(['f32'] * count)})>"
+    made = inline_asm(text, ",".join(constraints), operands, result, effects=True)
+    return [made] if count == 1 else [x.ir for x in _parts(made, count, f32)]
