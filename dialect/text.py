@@ -19,8 +19,11 @@ _IGNORED = re.compile(rb'"(?:[^"\\\n]|\\.)*"|//[^\n]*|->|>=|<=')
 _STEPS = {**dict.fromkeys(b"([{<", 1), **dict.fromkeys(b")]}>", -1)}
 _NO_BRACKET = bytes(set(range(256)) - _STEPS.keys())
 _SIGNS = re.compile(rb"(?:-\s*){1000}")
-# An array attribute of indices, spelled out or through an alias of the type: an assertion.
-_INDEX_ALIAS = re.compile(rb"(![\w$.-]+)\s*=\s*index\b")
+# An array attribute of indices is an assertion; one of elements that Python has no class for, a TypeError of whoever
+# reads it. The element type may be an alias.
+_ARRAY = re.compile(rb"(?<![\w.])(?:builtin\.)?array\s*<\s*(!?[\w$.-]+)\s*(?=[>:])")
+_ALIAS = re.compile(rb"(![\w$.-]+)\s*=\s*([\w$.-]+)")
+_ARRAY_ELEMENTS = ("i1", "i8", "i16", "i32", "i64", "f32", "f64")
 
 
 class Problem(NamedTuple):
@@ -34,17 +37,21 @@ class Problem(NamedTuple):
 def problem(text: bytes | str) -> Problem | None:
     """The first place in the text that must not reach the parser, or None. Comments are left alone."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    names = b"|".join([b"index", *map(re.escape, _INDEX_ALIAS.findall(data))])
-    arrays = re.compile(rb"\barray\s*<\s*(?:" + names + rb")\s*(?=[>:])")
-    for pattern, message in (
-        (_NAMELESS, "operation name must have a part after the dialect's, got {}"),
-        (arrays, "array attribute must have an integer or float element type, got {}"),
+    aliases = dict(_ALIAS.findall(data))
+    elements = [name.encode() for name in _ARRAY_ELEMENTS]
+    expected = f"array attribute must have an element type of {', '.join(_ARRAY_ELEMENTS)}"
+    for pattern, message, legal in (
+        (_NAMELESS, "operation name must have a part after the dialect's", ()),
+        (_ARRAY, expected, elements),
     ):
         for match in pattern.finditer(data):
+            if legal and aliases.get(match[1], match[1]) in legal:
+                continue
             start = data.rfind(b"\n", 0, match.start()) + 1
             if b"//" not in data[start : match.start()]:
                 line = data.count(b"\n", 0, match.start()) + 1
-                return Problem(line, match.start() - start + 1, message.format(match.group().decode().strip()))
+                got = match[match.lastindex or 0].decode().strip()
+                return Problem(line, match.start() - start + 1, f"{message}, got {got}")
     for match in _SPACE.finditer(data):
         if not 0 <= int(match.group(1), 0) < _MOST_SPACES:
             start = data.rfind(b"\n", 0, match.start(1)) + 1

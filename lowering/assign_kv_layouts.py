@@ -84,14 +84,19 @@ def separate_leaves(function: ir.Operation) -> None:
 
 def handed_on(op: ir.Operation) -> list[list[ir.Value]]:
     """Values that structured control flow hands on to one another, and so need one layout: lists of the same value."""
+    if op.name not in ("scf.for", "scf.if", "scf.while"):
+        return []
+    blocks = [b for r in op.regions for b in r.blocks]
+    ends = [list(b.operations[len(b.operations) - 1].operation.operands) for b in blocks]
+    arguments = [list(b.arguments) for b in blocks]
     if op.name == "scf.for":
-        block = op.regions[0].blocks[0]
-        ends = block.operations[len(block.operations) - 1].operation.operands
-        return [list(x) for x in zip(op.results, list(op.operands)[3:], list(block.arguments)[1:], ends, strict=True)]
-    if op.name == "scf.if" and op.results:
-        ends = [r.blocks[0].operations[len(r.blocks[0].operations) - 1].operation.operands for r in op.regions]
-        return [list(x) for x in zip(op.results, *ends, strict=True)]
-    return []
+        same = [zip(op.results, list(op.operands)[3:], arguments[0][1:], ends[0], strict=True)]
+    elif op.name == "scf.if":
+        same = [zip(op.results, *ends, strict=True)] if op.results else []
+    else:
+        same = [zip(op.operands, arguments[0], ends[1], strict=True)]
+        same.append(zip(op.results, arguments[1], ends[0][1:], strict=True))
+    return [list(values) for handed in same for values in handed]
 
 
 def vectors_of(function: ir.Operation, warps: int) -> Vectors:

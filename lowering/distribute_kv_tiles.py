@@ -65,7 +65,8 @@ from .tile_threads import (
 _CHEAP = ("kv.tile_broadcast", "tensor.splat", "arith.constant")
 _PRODUCTS = ("kv.dot", "kv.dot_start")
 # What is no rule's: control flow hands tiles on, and rows of buffers are looked at before everything else.
-_STRUCTURE = ("scf.for", "scf.if", "scf.yield", "arith.constant", "kv.tile_load_rows", "kv.tile_store_rows")
+_CONTROL = ("scf.for", "scf.if", "scf.while")
+_STRUCTURE = (*_CONTROL, "scf.yield", "scf.condition", "arith.constant", "kv.tile_load_rows", "kv.tile_store_rows")
 # Weights that small are zeros in 16 bits, and the fast exponential needs three instructions more for them.
 FLUSH_DENORMALS = '[["denormal-fp-math-f32", "preserve-sign,preserve-sign"]]'
 RULES = Rules()  # what becomes of an op: functions that return what replaces its results
@@ -166,7 +167,7 @@ class Distribution:
             if rule is not None:
                 with ir.InsertionPoint(op):
                     replace(op, rule(op.opview, self))
-            elif op.name in ("scf.for", "scf.if"):
+            elif op.name in _CONTROL:
                 for value in (*op.results, *(a for r in op.regions for b in r.blocks for a in b.arguments)):
                     if is_tile(value):
                         shared = layout_of(value.type) == SHARED

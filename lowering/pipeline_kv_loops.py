@@ -298,14 +298,15 @@ def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
         schedule = schedule_of(function)
         products = schedule.get("overlap", True) if options.products is None else options.products
-        for loop in ops_named(function, "scf.for"):
+        # Inner loops before the ones around them, which go when they are rewritten.
+        for loop in reversed(ops_named(function, "scf.for")):
             if options.copies and any(
                 op.operation.name == "kv.consumer_wait" for op in loop.regions[0].blocks[0].operations
             ):
                 prefetch_copies(loop)
-        for loop in ops_named(function, "scf.for") if options.lookups else ():
+        for loop in reversed(ops_named(function, "scf.for")) if options.lookups else ():
             prefetch_lookups(loop)
-        for loop in ops_named(function, "scf.for"):
+        for loop in reversed(ops_named(function, "scf.for")):
             found = rotation_of(loop) if products else None
             if found is not None:
                 rotate(found, schedule.get("ping_pong", False) and schedule.get("consumers") == 2)

@@ -139,10 +139,11 @@ class AtPoint:
             operands = [self(x, *point) for x in op.operands]
             return ir.Operation.create(op.name, [element(value)], operands, attributes_of(op)).result
         if op is None:
-            raise ValueError(
-                "an index or mask of rows must be computed from positions and scalars, got a carried value"
-            )
-        fail(op, "cannot be computed for one element: an index or mask of rows must come from positions and scalars")
+            op = ir.BlockArgument(value).owner.owner.operation
+            what = "hands on a tile that cannot be computed for one element"
+        else:
+            what = "cannot be computed for one element"
+        fail(op, f"{what}: an index or mask of rows must come from positions and scalars")
 
 
 def cloned(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Operation:

@@ -179,3 +179,45 @@ gpu.module @kernels {
     gpu.return
   }
 }
+
+// -----
+
+gpu.module @kernels {
+  gpu.func @carried(%b: memref<?x64xbf16>, %n: i32, %every: tensor<64xi1, "rows(wgmma)">, %start: tensor<64xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    // expected-error @below {{'scf.for' op hands on a tile that cannot be computed for one element: an index or mask of rows must come from positions and scalars}}
+    %end = scf.for %i = %c0 to %n step %c1 iter_args(%at = %start) -> (tensor<64xi32, "rows(wgmma)">) : i32 {
+      %x = "kv.tile_load_rows"(%b, %every, %at) : (memref<?x64xbf16>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> tensor<64x64xbf16, "shared">
+      %next = arith.addi %at, %at : tensor<64xi32, "rows(wgmma)">
+      scf.yield %next : tensor<64xi32, "rows(wgmma)">
+    }
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  // What a while loop carries and hands on are vectors too.
+  // CHECK-LABEL: gpu.func @while
+  // CHECK:         scf.while (%[[X:.*]] = %{{.*}}, %{{.*}}) : (vector<32xf32>, i32) -> (vector<32xf32>, i32)
+  // CHECK:           scf.condition(%{{.*}}) %[[X]], %{{.*}} : vector<32xf32>, i32
+  // CHECK:         ^bb0(%{{.*}}: vector<32xf32>, %{{.*}}: i32):
+  // CHECK:           scf.yield %{{.*}}, %{{.*}} : vector<32xf32>, i32
+  gpu.func @while(%n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %start = arith.constant dense<2.0> : tensor<64x64xf32, "wgmma">
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %r:2 = scf.while (%x = %start, %i = %c0) : (tensor<64x64xf32, "wgmma">, i32) -> (tensor<64x64xf32, "wgmma">, i32) {
+      %more = arith.cmpi slt, %i, %n : i32
+      scf.condition(%more) %x, %i : tensor<64x64xf32, "wgmma">, i32
+    } do {
+    ^bb0(%x: tensor<64x64xf32, "wgmma">, %i: i32):
+      %y = arith.addf %x, %x : tensor<64x64xf32, "wgmma">
+      %j = arith.addi %i, %c1 : i32
+      scf.yield %y, %j : tensor<64x64xf32, "wgmma">, i32
+    }
+    gpu.return
+  }
+}

@@ -267,6 +267,29 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // A loop in a loop that is rewritten stays as it is.
+  // CHECK-LABEL: gpu.func @nested
+  // CHECK:         scf.for {{.*}} iter_args
+  // CHECK:           "kv.copy_start"
+  // CHECK:           scf.for
+  // CHECK-NEXT:        gpu.printf
+  gpu.func @nested(%c: !cache, %n: i32, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 3 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    scf.for %j = %c0 to %n step %c1 : i32 {
+      %first = arith.muli %j, %c64 : i32
+      %p = "kv.tile_pages"(%c, %c0, %first, %n) {rows = 64 : i64, step = 16 : i64} : (!cache, i32, i32, i32) -> i32
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m, %p) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map, i32) -> ()
+      scf.for %i = %c0 to %j step %c1 : i32 {
+        gpu.printf "%d", %i : i32
+      }
+    }
+    gpu.return
+  }
+
   // Left alone: a kernel that is not over tiles.
   // CHECK-LABEL: gpu.func @plain
   // CHECK-NOT:     scf.if

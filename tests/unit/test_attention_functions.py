@@ -202,6 +202,39 @@ def test_a_score_may_be_a_number_or_depend_on_one_position_alone():
     check(problem, query, lambda x, b, h, q, k: 0.0 * x + k / 9, score=lambda s, b, h, q, k: kv.f32(k) / 9.0)
 
 
+def halved(score, b, h, q, k, times):
+    for _ in range(times[b]):
+        score = score * 0.5
+    return score
+
+
+def halved_while(score, b, h, q, k, times):
+    i = kv.i32(0)
+    while i < times[b]:
+        score, i = score * 0.5, i + 1
+    return score
+
+
+def without_some(b, h, q, k, counts):
+    seen = k <= q
+    for i in range(counts[b]):
+        seen = seen & (k != i)
+    return seen
+
+
+@pytest.mark.parametrize("schedule", [None, {"kind": "tile", "producer": False, "overlap": False}, "host"])
+@pytest.mark.parametrize("function", [halved, halved_while, without_some])
+def test_functions_loop_a_number_of_times_that_an_array_holds(function, schedule):
+    rng, problem = problem_of(9)
+    query, times = query_of(rng, problem, 2), np.arange(len(problem.row_offsets) - 1, dtype=np.int32) % 4
+    if function is without_some:
+        given = {"mask": (function, times), "numpy_mask": lambda b, h, q, k: (k <= q) & (k >= times[b])}
+    else:
+        given = {"score": (function, times), "numpy_score": lambda x, b, h, q, k: x * 0.5 ** times[b]}
+    how = {"target": "host"} if schedule == "host" else {"schedule": schedule}
+    check(problem, query, **given, **how)
+
+
 @pytest.mark.parametrize(
     ("named", "made"),
     [

@@ -270,18 +270,27 @@ def test_nameless_ops_are_found(given: str) -> None:
     assert given.splitlines()[found.line - 1][found.column - 1] == '"'
 
 
-def test_arrays_of_indices_are_found() -> None:
-    given = "!n = index\nmodule attributes {kv.a = array<!n: 1>}"
-    assert text.problem(given) == (2, 27, "array attribute must have an integer or float element type, got array<!n")
-    assert text.problem("  array < index >") == (
-        1,
-        3,
-        "array attribute must have an integer or float element type, got array < index",
-    )
+@pytest.mark.parametrize("element", ["index", "f8E4M3FN", "f16", "i128"])
+def test_arrays_that_python_cannot_read_are_found(element: str) -> None:
+    message = "array attribute must have an element type of i1, i8, i16, i32, i64, f32, f64, got"
+    given = f"!n = {element}\nmodule attributes {{kv.a = array<!n: 1>}}"
+    assert text.problem(given) == (2, 27, f"{message} !n")
+    assert text.problem(f"  array < {element} >") == (1, 3, f"{message} {element}")
 
 
 @pytest.mark.parametrize(
-    "given", ['"kv.load"()', '// "kv."()', '{a = "kv."}', '"kv.."()', "", '"kv', "array<i64: 1>", "array<indexed>"]
+    "given",
+    [
+        '"kv.load"()',
+        '// "kv."()',
+        '{a = "kv."}',
+        '"kv.."()',
+        "",
+        '"kv',
+        "array<i64: 1>",
+        "!llvm.array<4 x i8>",
+        "!n = i64 {a = array<!n>}",
+    ],
 )
 def test_other_text_is_left_alone(given: str) -> None:
     assert text.problem(given) is None

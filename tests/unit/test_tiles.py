@@ -151,6 +151,26 @@ def test_caches_and_buffers_give_tiles():
     assert "kv.tile_store_rows" in text
 
 
+def test_an_index_that_is_a_tile_gathers_and_scatters():
+    def written(out: VECTOR):
+        i = kv.tile_index(64)
+        out[i] = out[i + 1] * 2.0
+
+    def spelled_out(out: VECTOR):
+        i = kv.tile_index(64)
+        out.scatter(i, value=out.gather(i + 1) * 2.0)
+
+    assert traced(written).replace("written", "spelled_out") == traced(spelled_out)
+
+
+def test_what_is_read_only_takes_no_tiles():
+    def k(out: kv.ReadOnlyBuffer[kv.f32, 1]):
+        out.scatter(kv.tile_index(64), value=1.0)
+
+    with pytest.raises(KernelError, match=r"is not written: declare it kv\.Buffer"):
+        traced(k, kv.ReadOnlyBuffer[kv.f32, 1])
+
+
 # --- what is refused ---------------------------------------------------------------------------------
 
 
@@ -185,6 +205,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a mask of a vector": (lambda out: kv.masked(_matrix(64, 32), kv.tile_index(64) < 3), r"write x\[:, None\]"),
     "a mask of numbers": (lambda out: kv.masked(_matrix(64, 32), _matrix(64, 32)), "a mask must be a bool tile"),
     "masked integers": (lambda out: kv.masked(kv.full((64, 32), 1, kv.i32), True), "kv.masked takes a float tile"),
+    "a tile in place of an element": (
+        lambda out: out.__setitem__(0, kv.full(64, 1.0)), r"got a f32 tile of shape \(64,\): use .scatter"
+    ),
+    "a tile as an index of an element": (lambda out: out.store(kv.tile_index(64), value=kv.vector(kv.f32, 4)),
+        r"the index must be an integer, got a i32 tile of shape \(64,\)"),
     "more values than places": (
         lambda out: out.scatter(kv.tile_index(32), value=kv.full(64, 1.0)), r"shapes \(32,\) and \(64,\)"
     ),

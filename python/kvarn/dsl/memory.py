@@ -60,6 +60,10 @@ class BufferSpec:
         return types().type(f"memref<{shape}{storage(self.dtype).mlir}, strided<[{strides}]>, 1>")
 
 
+def _has_tile(index: Any) -> bool:
+    return any(isinstance(i, tiles.Tile) for i in (index if isinstance(index, tuple) else (index,)))
+
+
 class Buffer:
     """An array argument of a kernel, in device memory.
 
@@ -87,17 +91,21 @@ class Buffer:
         return self.rank
 
     def __getitem__(self, index: Any) -> Any:
-        if any(isinstance(i, tiles.Tile) for i in (index if isinstance(index, tuple) else (index,))):
+        if _has_tile(index):
             return self.gather(*(index if isinstance(index, tuple) else (index,)))
         element = types().of(storage(self.dtype))
         loaded = emit_value("memref.load", element, [self.ir, *self._indices(index)])
         return from_storage(Value(loaded, storage(self.dtype)), self.dtype)
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        if _has_tile(index):
+            self.scatter(*(index if isinstance(index, tuple) else (index,)), value=value)
+            return
         self._check_written()
         value = to_storage(as_value(value, self.dtype, f"what is stored in a {self!r}"))
         if value.lanes:
-            raise TypeError(f"one element is stored here, got {describe(value)}: use .store(..., value=v)")
+            instead = ".scatter(index_tile, value=v)" if isinstance(value, tiles.Tile) else ".store(..., value=v)"
+            raise TypeError(f"one element is stored here, got {describe(value)}: use {instead}")
         emit("memref.store", (), [value.ir, self.ir, *self._indices(index)])
 
     def load(self, *index: Any, width: int = 1, alignment: int | None = None) -> Any:
@@ -135,6 +143,7 @@ class Buffer:
 
     def store_rows(self, *index: Any, value: tiles.Tile, mask: Any = True) -> None:
         """Write a tile of rows, the mirror of :meth:`load_rows`: rows whose ``mask`` is false are not written."""
+        self._check_written()
         self._check_rank((*index, 0))
         shape = tiles.shape_of_indices("an index", *index, mask)
         value = as_value(value, self.dtype, f"what is stored in a {self!r}")
@@ -149,6 +158,7 @@ class Buffer:
 
     def scatter(self, *index: Any, value: Any, mask: Any = True) -> None:
         """Write ``self[index]`` for every element of index tiles, but where ``mask`` is false."""
+        self._check_written()
         self._check_rank(index)
         value = as_value(value, self.dtype, f"what is stored in a {self!r}")
         shape = tiles.shape_of_indices("an index", *index, mask, value)

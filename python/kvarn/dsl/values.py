@@ -337,9 +337,7 @@ def index_value(value: Any, what: str = "the index") -> ir.Value:
     if isinstance(value, int) and not isinstance(value, bool):
         return emit_value("arith.constant", t.index, (), {"value": ir.IntegerAttr.get(t.index, value)})
     if not isinstance(value, Value) or not value.dtype.is_integer:
-        got = (
-            f"a value of type {value.dtype.name}: write kv.i32(...)" if isinstance(value, Numeric) else describe(value)
-        )
+        got = f"a value of type {value.dtype.name}: write kv.i32(...)" if isinstance(value, Value) else describe(value)
         raise TypeError(f"{what} must be an integer, got {got}")
     op = "arith.index_castui" if value.dtype.kind == "u" else "arith.index_cast"
     return emit_value(op, t.index, [value.ir])
