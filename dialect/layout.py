@@ -11,7 +11,8 @@ Formulas: the cache semantics of paged, continuous-batching and FA3-fallback cac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from . import dtypes
@@ -61,6 +62,10 @@ class CacheSpec:
         Type of the quantization scales; None when the cache is not quantized.
     granularity : int
         Consecutive elements of the head dimension that share one scale.
+    strides : tuple of (int, int), optional
+        Elements from one token slot of a page to the next, and from one head to the next. None: packed, tokens before
+        heads (H*D and D), which is also what a paged cache's own strides become when they say that. Other layouts, such
+        as heads before tokens or keys and values in one row, are for paged caches. Scales are packed in any case.
     """
 
     kind: str
@@ -71,6 +76,7 @@ class CacheSpec:
     is_mla: bool = False
     scale_dtype: DType | None = None
     granularity: int = 1
+    strides: tuple[int, int] | None = None
 
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
@@ -78,6 +84,9 @@ class CacheSpec:
         for name, dtype in (("dtype", self.dtype), ("scale_dtype", self.scale_dtype)):
             if not isinstance(dtype, DType) and (name == "dtype" or dtype is not None):
                 raise TypeError(f"{name} must be a dtype such as kv.bf16, got {dtype!r}")
+        if self.strides is not None:
+            given = tuple(self.strides)
+            object.__setattr__(self, "strides", None if given == (self.row_size, self.head_size) else given)
         for problem in spec_problems(self):
             raise ValueError(problem)
 
@@ -91,9 +100,24 @@ class CacheSpec:
         return cdiv(self.head_size, self.granularity)
 
     @property
-    def token_stride(self) -> int:
-        """Elements from one token slot to the next: H*D."""
+    def row_size(self) -> int:
+        """Elements of one token: H*D."""
         return self.num_heads * self.head_size
+
+    @property
+    def token_stride(self) -> int:
+        """Elements from one token slot to the next: H*D when packed."""
+        return self.row_size if self.strides is None else self.strides[0]
+
+    @property
+    def head_stride(self) -> int:
+        """Elements from one head of a token to the next: D when packed."""
+        return self.head_size if self.strides is None else self.strides[1]
+
+    @property
+    def page_span(self) -> int:
+        """Elements from the first of a page to behind its last, those of others between them counted."""
+        return (self.page_size - 1) * self.token_stride + (self.num_heads - 1) * self.head_stride + self.head_size
 
     @property
     def scales_token_stride(self) -> int:
@@ -155,6 +179,11 @@ class OperandData(CacheSpec):
         return self.num_scales if self.kind == SCALES else self.head_size
 
 
+def packed(spec: CacheSpec) -> CacheSpec:
+    """The spec with packed tokens and heads: what caches have in common whose pages can be copied to each other."""
+    return spec if spec.strides is None else replace(spec, strides=None)
+
+
 def spec_class(kind: str) -> type[CacheSpec]:
     """The class of the specs of a kind."""
     return OperandData if kind in OperandData.kinds else CacheSpec
@@ -210,7 +239,7 @@ def spec_problems(spec: CacheSpec) -> list[str]:
     if spec.num_heads < 1 or spec.head_size < 1:
         found.append(f"num_heads and head_size must be positive, got {spec.num_heads} and {spec.head_size}")
     # Indices within a token and a page are 32-bit in kernels.
-    if spec.num_heads * spec.head_size > _MAX_I32 or max(spec.page_size, spec.granularity) > _MAX_I32:
+    if spec.row_size > _MAX_I32 or max(spec.page_size, spec.granularity) > _MAX_I32:
         found.append(
             "num_heads * head_size, page_size and granularity must be below 2^31, got "
             f"{spec.num_heads} * {spec.head_size}, {spec.page_size} and {spec.granularity}"
@@ -220,6 +249,8 @@ def spec_problems(spec: CacheSpec) -> list[str]:
     if not spec.paged and spec.page_size != 0:
         what = "continuous cache" if spec.of_cache else f"{spec.kind} operand"
         found.append(f"page_size of a {what} must be 0, got {spec.page_size}")
+    if spec.strides is not None:
+        found += _stride_problems(spec)
     if spec.is_mla and spec.num_heads != 1:
         found.append(f"num_heads of an MLA cache must be 1, got {spec.num_heads}")
     if spec.is_mla and spec.kind == FA3:
@@ -238,6 +269,34 @@ def spec_problems(spec: CacheSpec) -> list[str]:
     if spec.dtype.kind not in "fi" or spec.dtype.name in ("f64", "f8e8m0", "i64"):
         found.append(f"cache dtype must be f32, f16, bf16, f8e4m3, f8e5m2, i8, i16 or i32, got {spec.dtype.name}")
     return found
+
+
+def element_alignment(dtype: DType, head_size: int) -> int:
+    """Elements that strides and first elements are a multiple of, so that heads are read as vectors: 16 bytes or less.
+
+    The largest power of two that divides the head size in bytes, at most 16, over the bytes of an element.
+    """
+    return max(min(16, lowbit(head_size * dtype.itemsize)) // dtype.itemsize, 1)
+
+
+def _stride_problems(spec: CacheSpec) -> list[str]:
+    """What is wrong with a spec's strides of tokens and heads."""
+    if spec.kind not in (PAGED, SCALES):
+        return [f"strides need a paged cache, got a {spec.kind} one, whose tokens are packed"]
+    if len(spec.strides or ()) != 2 or not all(isinstance(s, int) and 0 < s <= _MAX_I32 for s in spec.strides or ()):
+        return [f"strides must be those of tokens and heads, from 1 to 2^31 - 1, got {spec.strides}"]
+    multiple = element_alignment(spec.dtype, spec.head_size)
+    if any(s % multiple for s in spec.strides or ()):
+        return [
+            f"strides must be multiples of {multiple} elements (heads of {spec.head_size} are read as vectors), "
+            f"got {spec.strides}"
+        ]
+    span = spec.head_size
+    for stride, extent in sorted(((spec.token_stride, spec.page_size), (spec.head_stride, spec.num_heads))):
+        if extent > 1 and stride < span:
+            return [f"heads of a page must not overlap: a stride must be at least {span}, got {spec.strides}"]
+        span += (extent - 1) * stride
+    return []
 
 
 # --- run-time fields -----------------------------------------------------------------------------
@@ -340,8 +399,34 @@ def token_capacity(spec: CacheSpec, lookup_columns: Any, slots: Any) -> Any:
 
 
 def element_offset(spec: CacheSpec, block: Any, slot: Any, head: Any, dim: Any, stride0: Any) -> Any:
-    """Element of (page, slot, head, dim) from the view's base: E = blk*stride0 + s*H*D + h*D + d."""
-    return block * stride0 + slot * spec.token_stride + head * spec.head_size + dim
+    """Element of (page, slot, head, dim) from the view's base: E = blk*stride0 + s*ts + h*hs + d.
+
+    ts and hs are the spec's strides of tokens and heads: H*D and D when packed.
+    """
+    return block * stride0 + slot * spec.token_stride + head * spec.head_stride + dim
+
+
+def joined(run: int, dims: Sequence[tuple[int, tuple[int, ...]]]) -> tuple[int, list[tuple[int, tuple[int, ...]]]]:
+    """Dimensions around ``run`` contiguous elements, with those that continue the run in every layout made part of it.
+
+    Parameters
+    ----------
+    run : int
+    dims : sequence of (extent, strides)
+        A stride for each layout.
+
+    Returns
+    -------
+    tuple
+        The elements that lie together in all layouts; the dimensions left, the fastest of the first layout first.
+    """
+    left = sorted(((n, s) for n, s in dims if n != 1), key=lambda dim: dim[1][0])
+    while True:
+        found = next((dim for dim in left if all(s == run for s in dim[1])), None)
+        if found is None:
+            return run, left
+        left.remove(found)
+        run *= found[0]
 
 
 def scale_offset(spec: CacheSpec, block: Any, slot: Any, head: Any, dim: Any, stride0: Any) -> Any:
@@ -350,7 +435,7 @@ def scale_offset(spec: CacheSpec, block: Any, slot: Any, head: Any, dim: Any, st
 
 
 def row_stride(spec: CacheSpec, stride0: Any) -> Any:
-    """S, rows from one page to the next; a row is one token slot of H*D elements."""
+    """S, rows from one page to the next; a row is one token stride: of a packed cache a slot of H*D elements."""
     return stride0 // spec.token_stride
 
 

@@ -284,6 +284,8 @@ def rope_width(spec: CacheSpec, padded_depth: int) -> int:
         raise ValueError(f"a rope part behind the content needs an 8-bit cache, got {spec.dtype.name}")
     if spec.num_heads != 1:
         raise ValueError(f"a rope part behind the content needs one head, got {spec.num_heads}")
+    if spec.strides is not None:
+        raise ValueError(f"a rope part behind the content needs packed rows, got strides {spec.strides}")
     if not 0 < padded_depth < spec.head_size:
         raise ValueError(f"the content must be from 1 to {spec.head_size - 1} bytes of a row, got {padded_depth}")
     if padded_depth % 16 or (spec.head_size - padded_depth) % 2:
@@ -338,6 +340,8 @@ def gather4(
         What to load the rows as: i64 over an fp8 row makes one linear box of it.
     """
     _refuse_kind(spec, "a gather4 TMA tile")
+    if spec.strides is not None and spec.num_heads > 1:
+        raise ValueError(f"a gather4 TMA tile needs rows of all heads, got strides {spec.strides} of tokens and heads")
     dtype = spec.dtype if dtype is None else dtype
     row_bytes = spec.token_stride * spec.dtype.itemsize
     pitch = row_bytes // dtype.itemsize if row_pitch is None else row_pitch

@@ -20,7 +20,8 @@ from .tma_layout import TmaSpec
 class CollectionType(Kv.Type, name="collection"):
     """All layers, K and V, of one pool.
 
-    ``!kv.collection<kind, element, heads, head_size, mla, page_size, scale, granularity>``
+    ``!kv.collection<kind, element, heads, head_size, mla, page, scale, granularity>``. The page is the page size
+    ``P : i64`` or, where tokens and heads are not packed, ``array<i64: P, token stride, head stride>`` (in elements).
     """
 
     kind: ir.StringAttr
@@ -28,7 +29,7 @@ class CollectionType(Kv.Type, name="collection"):
     num_heads: ir.IntegerAttr
     head_size: ir.IntegerAttr
     is_mla: ir.BoolAttr
-    page_size: ir.IntegerAttr
+    page: Any
     scale: ir.TypeAttr
     granularity: ir.IntegerAttr
 
@@ -41,7 +42,7 @@ class CacheType(Kv.Type, name="cache"):
     num_heads: ir.IntegerAttr
     head_size: ir.IntegerAttr
     is_mla: ir.BoolAttr
-    page_size: ir.IntegerAttr
+    page: Any
     scale: ir.TypeAttr
     granularity: ir.IntegerAttr
 
@@ -57,7 +58,7 @@ class OperandType(Kv.Type, name="operand"):
     num_heads: ir.IntegerAttr
     head_size: ir.IntegerAttr
     is_mla: ir.BoolAttr
-    page_size: ir.IntegerAttr
+    page: Any
     scale: ir.TypeAttr
     granularity: ir.IntegerAttr
 
@@ -93,9 +94,12 @@ _FIELDS = {
 def _spec_text(spec: CacheSpec) -> str:
     scale = spec.scale_dtype.mlir if spec.scale_dtype else "none"
     mla = "true" if spec.is_mla else "false"
+    page = f"{spec.page_size} : i64"
+    if spec.strides is not None:
+        page = f"array<i64: {spec.page_size}, {spec.strides[0]}, {spec.strides[1]}>"
     return (
         f'"{spec.kind}", {spec.dtype.mlir}, {spec.num_heads} : i64, {spec.head_size} : i64, {mla}, '
-        f"{spec.page_size} : i64, {scale}, {spec.granularity} : i64"
+        f"{page}, {scale}, {spec.granularity} : i64"
     )
 
 
@@ -135,11 +139,15 @@ def _parse_spec(text: str) -> CacheSpec | str:
     try:
         kind = _string(parts[0])
         element, scale = by_mlir(parts[1]), None if parts[6] == "none" else by_mlir(parts[6])
-        heads, head_size, page, granularity = (_integer(parts[i]) for i in (2, 3, 5, 7))
+        heads, head_size, granularity = (_integer(parts[i]) for i in (2, 3, 7))
+        page, strides = _page(parts[5])
         if parts[4] not in ("true", "false"):
             return f"is_mla must be true or false, got {parts[4]}"
         spec = layout.spec_class(kind) if text.startswith("!kv.operand") else CacheSpec
-        return spec(kind, element, heads, head_size, page, parts[4] == "true", scale, granularity)
+        found = spec(kind, element, heads, head_size, page, parts[4] == "true", scale, granularity, strides)
+        if strides is not None and found.strides is None:
+            return f"page must be written {page} : i64 where tokens and heads are packed, got {parts[5]}"
+        return found
     except ValueError as error:
         return str(error)
 
@@ -155,6 +163,16 @@ def _integer(text: str) -> int:
     if suffix != "i64" or not digits.lstrip("-").isdigit():
         raise ValueError(f"expected an i64 parameter, got {text}")
     return int(digits)
+
+
+def _page(text: str) -> tuple[int, tuple[int, int] | None]:
+    """The page size and, where they are given, the strides of tokens and heads."""
+    if not text.startswith("array<"):
+        return _integer(text), None
+    found = _integers(text, "page")
+    if len(found) != 3:
+        raise ValueError(f"page must be the page size, or an array of it, the token and the head stride, got {text}")
+    return found[0], found[1:]
 
 
 def spec_or_problem(type_: ir.Type) -> CacheSpec | str:

@@ -10,7 +10,7 @@ Quantized loads multiply by their scale. Casts, handles' fields and populates wi
 passes after (``kv.cast``, ``kv.field``) or are lowered here in scalar form.
 
 Before:  %v = "kv.load"(%k, %b, %h, %t, %d, %p) {width = 8, kv.alignment = 16} : vector<8xbf16>
-After:   %e = <page * stride0 + slot * H*D + h * D + d>
+After:   %e = <page * stride0 + slot * token stride + h * head stride + d>
          %a = llvm.getelementptr %base[%e] ; %v = llvm.load %a {alignment = 16} : vector<8xbf16>
 """
 
@@ -141,7 +141,7 @@ def clamped_page(cache: ir.Value, batch: ir.Value, token: ir.Value, options: Opt
 def in_page(spec: CacheSpec, slot: Ix, head: ir.Value, dim: ir.Value, of_scales: bool) -> Ix:
     """Offset inside a page; 32-bit when a whole page fits, else 64-bit."""
     formula = layout.scale_offset if of_scales else layout.element_offset
-    fits = spec.paged and spec.page_size * spec.token_stride < 2**31
+    fits = spec.paged and spec.page_span < 2**31
     h, d, zero = Ix(head), Ix(dim), Ix(const(0))
     if not fits:
         slot, h, d, zero = slot.wide, h.wide, d.wide, Ix(const(0, 64))

@@ -156,7 +156,7 @@ class GetRowOp(Kv.Operation, name="get_row", traits=[Pure]):
 
 
 class BlockPtrOp(Kv.Operation, name="block_ptr", traits=[LooksUpPage, GivesAddress, Pure]):
-    """Address of (b, t, h, d): ``tile`` tokens from t follow it with token stride H*D.
+    """Address of (b, t, h, d): ``tile`` tokens from t follow it a token stride apart, H*D where packed.
 
     Attribute: tile, which divides the page size (ignored without pages). Precondition: t is a multiple of tile. Of an
     operand that shows scales, the address of the scale, and the token stride is H*G.

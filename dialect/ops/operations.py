@@ -11,7 +11,7 @@ from typing import Any
 
 from mlir import ir
 
-from .. import verify
+from .. import layout, verify
 from ..base import Kv
 from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, UpdatesCache, UpdatesMemory, WritesCache, WritesMemory
@@ -145,7 +145,7 @@ class RmsNormOp(Kv.Operation, name="rms_norm", traits=[TierOne, UpdatesCache, Re
         if not verify.memref(self, self.gamma, 1, FLOATS, "gamma"):
             return False
         gamma = ir.MemRefType(self.gamma.type)
-        size, row = spec.head_size, spec.token_stride
+        size, row = spec.head_size, spec.row_size
         if not gamma.is_dynamic_dim(0) and not (0 < gamma.shape[0] <= size or gamma.shape[0] == row):
             return verify.fail(self, f"gamma must have at most {size} or exactly {row} elements, got {gamma.shape[0]}")
         return offsets(self, self.row_offsets)
@@ -171,7 +171,7 @@ class RaddOp(Kv.Operation, name="radd", traits=[TierOne, UpdatesCache, ReadsMemo
             spec is not None
             and not_mla(self, spec)
             and verify.memref(self, self.a, 2, (spec.dtype.mlir,), "a")
-            and verify.static_dim(self, self.a, 1, 2 * spec.token_stride, "a")
+            and verify.static_dim(self, self.a, 1, 2 * spec.row_size, "a")
             and offsets(self, self.row_offsets)
         )
 
@@ -192,7 +192,7 @@ class Iadd2mOp(Kv.Operation, name="iadd_2m", traits=[TierOne, UpdatesCache, Read
             spec is not None
             and not_mla(self, spec)
             and verify.memref(self, self.kv, 2, (spec.dtype.mlir,), "kv")
-            and verify.static_dim(self, self.kv, 1, spec.token_stride, "kv")
+            and verify.static_dim(self, self.kv, 1, spec.row_size, "kv")
             and offsets(self, self.row_offsets)
         )
 
@@ -244,8 +244,9 @@ class CopyPagesOp(Kv.Operation, name="copy_pages", traits=[TierOne, UpdatesCache
 
 
 class TransferPagesOp(Kv.Operation, name="transfer_pages", traits=[TierOne, UpdatesCache, ReadsMemory]):
-    """Copy pages from one pool to another of the same spec: page destination_pages[i] = page source_pages[i].
+    """Copy pages from one pool to another: page destination_pages[i] = page source_pages[i].
 
+    The pools are of the same type but for the strides of tokens and heads.
     K and V and scales, of one layer or, without that operand, of all layers. source_pages, destination_pages: [n]
     i32; pairs with an id outside of its pool are skipped. Layers of an fa3 pool share its pages: they have no layer.
     """
@@ -261,9 +262,11 @@ class TransferPagesOp(Kv.Operation, name="transfer_pages", traits=[TierOne, Upda
         destination = None if source is None else verify.handle(self, self.destination_pool, ("collection",))
         if source is None or destination is None:
             return False
-        if source != destination:
+        if layout.packed(source) != layout.packed(destination):
             return verify.fail(
-                self, f"pools must be of the same type, got {self.source_pool.type} and {self.destination_pool.type}"
+                self,
+                "pools must be of the same type but for strides, "
+                f"got {self.source_pool.type} and {self.destination_pool.type}",
             )
         if self.layer is not None and source.kind == FA3:
             return verify.fail(self, "takes no layer for fa3 pools, whose layers share the pages")
@@ -271,60 +274,28 @@ class TransferPagesOp(Kv.Operation, name="transfer_pages", traits=[TierOne, Upda
         return all(offsets(self, v, n) for v, n in ids)
 
 
-class ConvertOp(Kv.Operation, name="convert", traits=[TierOne, UpdatesCache, UpdatesMemory]):
-    """Copy every cached token of one cache to the same positions of another, converting kind, page size and dtype.
+class ConvertOp(Kv.Operation, name="convert", traits=[TierOne, UpdatesCache]):
+    """Copy every cached token of one cache to the same positions of another, converting kind, layout and dtype.
 
-    Either side may be pages of another library instead: a memref [N, P, H, D] of any strides but the last, found
-    through source_table or destination_table [B, columns] i32; a source that is one has its lengths [B] i32 too.
-    A token whose page such a table does not name is skipped.
+    A token whose page one of the tables does not name is skipped.
     """
 
     source: Operand[Any]
     destination: Operand[Any]
-    source_table: Operand[Any] | None = None
-    destination_table: Operand[Any] | None = None
-    lengths: Operand[Any] | None = None
 
-    contents = (Lengths("source"), Counts("lengths", (("source_table", 1), ("source", 1))))
+    contents = (Lengths("source"),)
 
     def verify_invariants(self) -> bool:
-        source = self._side(self.source, "source")
-        destination = None if source is None else self._side(self.destination, "destination")
+        source = verify.handle(self, self.source, ("cache",))
+        destination = None if source is None else verify.handle(self, self.destination, ("cache",))
         if source is None or destination is None:
             return False
-        pages = isinstance(self.source.type, ir.MemRefType)
-        if (self.lengths is not None) != pages:
-            return verify.fail(self, "takes lengths with pages as the source and only then")
-        if self.lengths is not None and not offsets(self, self.lengths, "lengths"):
-            return False
-        return source == destination or verify.fail(
+        shapes = [(spec.num_heads, spec.head_size) for spec in (source, destination)]
+        return shapes[0] == shapes[1] or verify.fail(
             self,
             "source and destination must have the same heads and head size, "
-            f"got {source[0]} x {source[1]} and {destination[0]} x {destination[1]}",
+            f"got {shapes[0][0]} x {shapes[0][1]} and {shapes[1][0]} x {shapes[1][1]}",
         )
-
-    def _side(self, value: ir.Value, name: str) -> tuple[int, int] | None:
-        """(heads, head size) of a side; None after an error."""
-        table = getattr(self, f"{name}_table")
-        if not isinstance(value.type, ir.MemRefType):
-            spec = verify.handle(self, value, ("cache",))
-            if spec is not None and table is not None:
-                verify.fail(self, f"takes {name}_table with pages as the {name} only")
-                return None
-            return None if spec is None else (spec.num_heads, spec.head_size)
-        if not verify.memref(self, value, 4, PAGE_ELEMENTS, name):
-            return None
-        type_ = ir.MemRefType(value.type)
-        if any(type_.is_dynamic_dim(i) for i in (1, 2, 3)):
-            verify.fail(self, f"{name} must have a static page size, heads and head size, got {value.type}")
-            return None
-        if table is None:
-            verify.fail(self, f"needs {name}_table for pages as the {name}")
-            return None
-        return (type_.shape[2], type_.shape[3]) if verify.memref(self, table, 2, ("i32",), f"{name}_table") else None
-
-
-PAGE_ELEMENTS = ("f32", "f16", "bf16", "f8E4M3FN", "f8E5M2", "i8", "i16", "i32")
 
 
 class RemapSparseIndicesOp(Kv.Operation, name="remap_sparse_indices", traits=[TierOne, ReadsMemory, WritesMemory]):

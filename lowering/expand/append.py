@@ -115,7 +115,7 @@ def append(op: Any, at: Expansion) -> None:
         args = [op.collection, op.layer, op.row_offsets, op.key, value, *scales]
     else:
         rows = Rows(vector_width(spec.head_size, types=(dtype, spec.dtype)), row_alignment(at.op))
-        work = Work.of(at, spec.token_stride // rows.width)
+        work = Work.of(at, spec.row_size // rows.width)
         kernel = copy_kernel(spec, work, rows, halves, starts_early(at))
         args = [op.collection, op.layer, op.row_offsets, op.key, value]
     at.launch(
@@ -127,7 +127,7 @@ def append(op: Any, at: Expansion) -> None:
 def store_ragged(op: Any, at: Expansion) -> None:
     spec = at.spec(op.cache)
     rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at.op))
-    work = Work.of(at, spec.token_stride // rows.width)
+    work = Work.of(at, spec.row_size // rows.width)
     args = [op.cache, at.constant(0), op.row_offsets, op.x, op.x]
     kernel = copy_kernel(spec, work, rows, 1, False, "store_ragged")
     at.launch(kernel, args, (work.blocks(at.dim(op.x, 0)), 1, 1), (work.threads, 1, 1))
@@ -156,7 +156,7 @@ def padded_kernel(spec: CacheSpec, work: Work, rows: Rows) -> Any:
 def store_padded(op: Any, at: Expansion) -> None:
     spec = at.spec(op.cache)
     rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at.op))
-    work = Work.of(at, spec.token_stride // rows.width)
+    work = Work.of(at, spec.row_size // rows.width)
     padded = at.dim(op.x, 0) * at.dim(op.x, 1)
     at.launch(
         padded_kernel(spec, work, rows),

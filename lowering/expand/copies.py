@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType
-from kvarn.dialect.layout import FA3, CacheSpec, lowbit
+from kvarn.dialect.layout import FA3, CacheSpec, joined, lowbit
 from kvarn.lowering.index import Ix
 
 from . import expands
@@ -71,7 +72,7 @@ def gather_kernel(spec: CacheSpec, work: Work, rows: Rows, together: int, early:
 def gather(op: Any, at: Expansion) -> None:
     spec = at.spec(op.cache)
     rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at.op))
-    work = Work.of(at, spec.token_stride // rows.width, GATHER_THREADS)
+    work = Work.of(at, spec.row_size // rows.width, GATHER_THREADS)
     slots = at.dim(op.token_ids, 0) * at.dim(op.token_ids, 1)
     together, early = 1 if at.target.is_host else TOGETHER, starts_early(at)
     blocks = (slots + (work.tokens * together - 1)) // (work.tokens * together)
@@ -108,12 +109,45 @@ def copy_bytes(target: Any, source: Any, count: Any, unit: tuple[DType, int], th
 
 
 @kv.func
+def copy_heads(target: Any, source: Any, to: CacheSpec, of: CacheSpec, threads: int) -> None:
+    """Copy a page whose heads do not all lie together, by the threads of a block."""
+    item = of.dtype.itemsize
+    run, dims = joined(
+        of.head_size,
+        [(of.page_size, (of.token_stride, to.token_stride)), (of.num_heads, (of.head_stride, to.head_stride))],
+    )
+    dtype, lanes = word(of.head_size * item)
+    size = dtype.itemsize * lanes
+    words = run * item // size  # of a run
+    count = words * math.prod(n for n, _ in dims)
+
+    def places(index):
+        """(from, to) of a word of the page, in bytes."""
+        n, (first, second) = index // words, [kv.i64(index % words * size)] * 2
+        for extent, (of_step, to_step) in dims:
+            at, n = n % extent, n // extent
+            first, second = first + kv.i64(at) * (of_step * item), second + kv.i64(at) * (to_step * item)
+        return first, second
+
+    whole = count - count % (threads * UNROLL)
+    thread = kv.thread_id.x
+    for start in range(thread, whole, threads * UNROLL):
+        at = [places(start + n * threads) for n in kv.static(range(UNROLL))]
+        moved = [(source + first).load(dtype, lanes) for first, _ in at]
+        for n in kv.static(range(UNROLL)):
+            (target + at[n][1]).store(moved[n])
+    for index in range(whole + thread, count, threads):
+        first, second = places(index)
+        (target + second).store((source + first).load(dtype, lanes))
+
+
+@kv.func
 def copy_page(
-    spec: CacheSpec, source: Any, destination: Any, a: Any, b: Any, half: Any, layer: Any, threads: int
+    to: CacheSpec, spec: CacheSpec, source: Any, destination: Any, a: Any, b: Any, half: Any, layer: Any, threads: int
 ) -> None:
     """Copy one layer's keys or values, and their scales, of page ``a`` of a pool to page ``b`` of another or the same.
 
-    Nothing is done when one of the pages is not there.
+    Nothing is done when one of the pages is not there. ``to`` is the destination's spec, ``spec`` the source's.
     """
     if (a >= 0) & (a < source.field("num_blocks")) & (b >= 0) & (b < destination.field("num_blocks")):
         slots = kv.i64(source.field("capacity"))
@@ -132,7 +166,12 @@ def copy_page(
                 slots * (per_slot * itemsize), word(per_slot * itemsize), threads,
             )  # fmt: skip
 
-        copy("blocks", "", spec.token_stride, spec.dtype.itemsize)
+        if spec.strides is None and to.strides is None:
+            copy("blocks", "", spec.row_size, spec.dtype.itemsize)
+        else:
+            item = spec.dtype.itemsize
+            places = begin(destination, b, "blocks", "", item), begin(source, a, "blocks", "", item)
+            copy_heads(*places, to, spec, threads)
         if spec.scale_dtype is not None:
             copy("scales", "scales_", spec.scales_token_stride, spec.scale_dtype.itemsize)
 
@@ -153,12 +192,12 @@ def copy_pages_kernel(spec: CacheSpec, threads: int) -> Any:
     @kv.kernel
     def copy_pages(collection, source, destination):
         pair, half, layer = part_of(spec, collection, kv.block_id.x)
-        copy_page(spec, collection, collection, source[pair], destination[pair], half, layer, threads)
+        copy_page(spec, spec, collection, collection, source[pair], destination[pair], half, layer, threads)
 
     return copy_pages
 
 
-def transfer_kernel(spec: CacheSpec, threads: int, one_layer: bool) -> Any:
+def transfer_kernel(spec: CacheSpec, to: CacheSpec, threads: int, one_layer: bool) -> Any:
     """As :func:`copy_pages_kernel`, between pools."""
 
     @kv.kernel
@@ -167,7 +206,7 @@ def transfer_kernel(spec: CacheSpec, threads: int, one_layer: bool) -> Any:
             pair, half = kv.block_id.x // spec.kv_dim, kv.block_id.x % spec.kv_dim
         else:
             pair, half, layer = part_of(spec, source, kv.block_id.x)
-        copy_page(spec, source, destination, source_pages[pair], destination_pages[pair], half, layer, threads)
+        copy_page(to, spec, source, destination, source_pages[pair], destination_pages[pair], half, layer, threads)
 
     return transfer_pages
 
@@ -193,5 +232,5 @@ def transfer_pages(op: Any, at: Expansion) -> None:
     blocks = parts(at, op.source_pool, at.dim(op.source_pages, 0), one_layer)
     layer = op.layer if one_layer else at.constant(0)
     args = [op.source_pool, op.destination_pool, op.source_pages, op.destination_pages, layer]
-    kernel = transfer_kernel(at.spec(op.source_pool), threads, one_layer)
+    kernel = transfer_kernel(at.spec(op.source_pool), at.spec(op.destination_pool), threads, one_layer)
     at.launch(kernel, args, (blocks, 1, 1), (threads, 1, 1))

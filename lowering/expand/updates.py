@@ -48,7 +48,7 @@ def add_kernel(spec: CacheSpec, work: Work, rows: Rows, name: str, stacked: bool
                         if stacked:
                             key, value = rows.load(a, row, column), rows.load(a, row + count, column)
                         else:
-                            key, value = rows.load(a, row, column), rows.load(a, row, column + spec.token_stride)
+                            key, value = rows.load(a, row, column), rows.load(a, row, column + spec.row_size)
                         add_to(keys, b, h, position, d, key)
                         add_to(values, b, h, position, d, value)
 
@@ -61,7 +61,7 @@ def launch_add(
 ) -> None:
     spec = at.spec(collection)
     rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at.op))
-    work = Work.of(at, spec.token_stride // rows.width)
+    work = Work.of(at, spec.row_size // rows.width)
     count = at.dim(a, 0) // 2 if stacked else at.dim(a, 0)
     args = [collection, layer, a, row_offsets, batch_offset]
     at.launch(add_kernel(spec, work, rows, name, stacked), args, (work.blocks(count), 1, 1), (work.threads, 1, 1))

@@ -162,6 +162,36 @@ func.func private @type(!kv.tma<"tiled", i1, array<i64: 16, 1, 64>, array<i64: 1
 
 // -----
 
+// expected-error @below {{'func.func' op argument #0 has a malformed type: page must be the page size, or an array of it, the token and the head stride, got array<i64: 16, 128>}}
+func.func private @type(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 128>, none, 1 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: page must be written 16 : i64 where tokens and heads are packed, got array<i64: 16, 1024, 128>}}
+func.func private @type(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 1024, 128>, none, 1 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: strides must be multiples of 8 elements (heads of 128 are read as vectors), got (130, 2080)}}
+func.func private @type(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 130, 2080>, none, 1 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: heads of a page must not overlap: a stride must be at least 2048, got (128, 1920)}}
+func.func private @type(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 128, 1920>, none, 1 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: strides must be those of tokens and heads, from 1 to 2^31 - 1, got (0, 128)}}
+func.func private @type(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 0, 128>, none, 1 : i64>)
+
+// -----
+
+// expected-error @below {{'func.func' op argument #0 has a malformed type: strides need a paged cache, got a continuous one, whose tokens are packed}}
+func.func private @type(!kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, array<i64: 0, 128, 2048>, none, 1 : i64>)
+
+// -----
+
 // expected-error @below {{expected 8 type arguments, but had 1}}
 func.func private @type(!kv.cache<bf16>)
 

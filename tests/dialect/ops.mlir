@@ -11,7 +11,6 @@
 !latent = !kv.cache<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
 !latent_pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
 !index_pool = !kv.collection<"paged", f16, 1 : i64, 128 : i64, true, 64 : i64, none, 1 : i64>
-!pages = memref<?x32x8x128xf16, strided<[?, ?, ?, 1]>, 1>
 !region = !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
 
 // === tier 2: metadata
@@ -284,7 +283,7 @@ func.func @writes(%k: !paged, %pool: !pool, %layer: i32, %x: memref<?x8x128xbf16
 
 // CHECK-LABEL: func.func @copies
 func.func @copies(%k: !paged, %c: !region, %pool: !pool, %ids: memref<?x?xi32>, %i32s: memref<?xi32>,
-                  %out: memref<?x?x8x128xbf16>, %layer: i32, %pages: !pages) {
+                  %out: memref<?x?x8x128xbf16>, %layer: i32) {
   // CHECK: "kv.gather"(%{{.+}}) : (!kv.cache<{{.+}}>, memref<?x?xi32>, memref<?xi32>, memref<?x?x8x128xbf16>) -> ()
   "kv.gather"(%k, %ids, %i32s, %out) : (!paged, memref<?x?xi32>, memref<?xi32>, memref<?x?x8x128xbf16>) -> ()
   // CHECK: "kv.copy_pages"(%{{.+}}) : (!kv.collection<{{.+}}>, memref<?xi32>, memref<?xi32>) -> ()
@@ -293,12 +292,8 @@ func.func @copies(%k: !paged, %c: !region, %pool: !pool, %ids: memref<?x?xi32>, 
   "kv.transfer_pages"(%pool, %pool, %i32s, %i32s) : (!pool, !pool, memref<?xi32>, memref<?xi32>) -> ()
   // CHECK: "kv.transfer_pages"(%{{.+}}) : (!kv.collection<{{.+}}>, !kv.collection<{{.+}}>, memref<?xi32>, memref<?xi32>, i32) -> ()
   "kv.transfer_pages"(%pool, %pool, %i32s, %i32s, %layer) : (!pool, !pool, memref<?xi32>, memref<?xi32>, i32) -> ()
-  // CHECK: "kv.convert"(%{{.+}}) {operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>} : (!kv.cache<"paged", {{.+}}>, !kv.cache<"continuous", {{.+}}>) -> ()
-  "kv.convert"(%k, %c) {operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>} : (!paged, !region) -> ()
-  // CHECK: "kv.convert"(%{{.+}}) {operandSegmentSizes = array<i32: 1, 1, 1, 0, 1>} : (memref<?x32x8x128xf16, {{.+}}>, !kv.cache<"paged", {{.+}}>, memref<?x?xi32>, memref<?xi32>) -> ()
-  "kv.convert"(%pages, %k, %ids, %i32s) {operandSegmentSizes = array<i32: 1, 1, 1, 0, 1>} : (!pages, !paged, memref<?x?xi32>, memref<?xi32>) -> ()
-  // CHECK: "kv.convert"(%{{.+}}) {operandSegmentSizes = array<i32: 1, 1, 0, 1, 0>}
-  "kv.convert"(%c, %pages, %ids) {operandSegmentSizes = array<i32: 1, 1, 0, 1, 0>} : (!region, !pages, memref<?x?xi32>) -> ()
+  // CHECK: "kv.convert"(%{{.+}}) : (!kv.cache<"paged", {{.+}}>, !kv.cache<"continuous", {{.+}}>) -> ()
+  "kv.convert"(%k, %c) : (!paged, !region) -> ()
   return
 }
 

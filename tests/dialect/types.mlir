@@ -2,7 +2,7 @@
 // RUN: kv-opt %s | kv-opt | FileCheck %s
 // RUN: kv-opt %s --emit-bytecode | kv-opt | FileCheck %s
 
-// Parameters: kind, element, heads, head size, is_mla, page size, scale type or none, granularity.
+// Parameters: kind, element, heads, head size, is_mla, page (its size), scale type or none, granularity.
 
 // CHECK-LABEL: func.func private @paged(
 // CHECK-SAME:    !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>,
@@ -24,6 +24,16 @@ func.func private @fa3(!kv.cache<"fa3", f16, 4 : i64, 64 : i64, false, 128 : i64
 // CHECK-LABEL: func.func private @mla(
 // CHECK-SAME:    !kv.cache<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>)
 func.func private @mla(!kv.cache<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>)
+
+// Strides of tokens and heads in the place of the page size: heads before tokens, keys and values in one row.
+// CHECK-LABEL: func.func private @strided(
+// CHECK-SAME:    !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 128, 2048>, none, 1 : i64>,
+// CHECK-SAME:    !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, array<i64: 16, 256, 4096>, f32, 64 : i64>,
+// CHECK-SAME:    !kv.operand<"scales", f8E4M3FN, 8 : i64, 128 : i64, false, array<i64: 16, 256, 4096>, f32, 64 : i64>)
+func.func private @strided(
+    !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 128, 2048>, none, 1 : i64>,
+    !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, array<i64: 16, 256, 4096>, f32, 64 : i64>,
+    !kv.operand<"scales", f8E4M3FN, 8 : i64, 128 : i64, false, array<i64: 16, 256, 4096>, f32, 64 : i64>)
 
 // Every pairing of storage and scale types that a quantized cache may have.
 // CHECK-LABEL: func.func private @quantized(

@@ -2,6 +2,8 @@
 // RUN: kv-opt %s --lower-kv-access='clamp=false' --canonicalize --cse --split-input-file --verify-diagnostics | FileCheck %s --check-prefix=TRUST
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!hnd = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 128, 2048>, none, 1 : i64>
+!both = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 256, 4096>, none, 1 : i64>
 !flat = !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
 !quant = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 64 : i64>
 
@@ -16,6 +18,29 @@ gpu.module @kernels {
   gpu.func @load(%c: !cache, %b: i32, %page: i32, %out: !llvm.ptr<1>) kernel {
     %v = "kv.load"(%c, %b, %b, %b, %b, %page) {width = 8 : i64, kv.alignment = 16 : i64, kv.read_only} : (!cache, i32, i32, i32, i32, i32) -> vector<8xbf16>
     llvm.store %v, %out : vector<8xbf16>, !llvm.ptr<1>
+    gpu.return
+  }
+
+  // The strides of tokens and heads are the type's: 2^7 and 2^11 where heads lie before tokens, 2^8 and 2^12 where
+  // keys and values share a row too. What lies inside the page stays 32-bit arithmetic.
+  // CHECK-LABEL: gpu.func @strided
+  // CHECK-DAG:     %[[C7:.*]] = arith.constant 7 : i32
+  // CHECK-DAG:     %[[C11:.*]] = arith.constant 11 : i32
+  // CHECK-DAG:     %[[C8:.*]] = arith.constant 8 : i32
+  // CHECK-DAG:     %[[C12:.*]] = arith.constant 12 : i32
+  // CHECK:         %[[S:.*]] = arith.andi %arg4, %{{.*}} : i32
+  // CHECK:         %[[T:.*]] = arith.shli %[[S]], %[[C7]] : i32
+  // CHECK:         %[[H:.*]] = arith.shli %arg3, %[[C11]] : i32
+  // CHECK:         %[[R:.*]] = arith.addi %[[T]], %[[H]] : i32
+  // CHECK:         %[[I:.*]] = arith.addi %[[R]], %arg5 : i32
+  // CHECK:         arith.extui %[[I]] : i32 to i64
+  // CHECK:         arith.shli %[[S]], %[[C8]] : i32
+  // CHECK:         arith.shli %arg3, %[[C12]] : i32
+  gpu.func @strided(%hnd: !hnd, %both: !both, %b: i32, %h: i32, %t: i32, %d: i32, %page: i32, %out: !llvm.ptr<1>) kernel {
+    %v = "kv.load"(%hnd, %b, %h, %t, %d, %page) {width = 8 : i64} : (!hnd, i32, i32, i32, i32, i32) -> vector<8xbf16>
+    %w = "kv.load"(%both, %b, %h, %t, %d, %page) {width = 8 : i64} : (!both, i32, i32, i32, i32, i32) -> vector<8xbf16>
+    llvm.store %v, %out : vector<8xbf16>, !llvm.ptr<1>
+    llvm.store %w, %out : vector<8xbf16>, !llvm.ptr<1>
     gpu.return
   }
 

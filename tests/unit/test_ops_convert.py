@@ -16,7 +16,7 @@ from reference.places import Place, assert_close, assert_same, bits, near
 from reference.random_caches import clone, poison_of, random_problem, random_values
 
 import kvarn as kv
-from kvarn.caches import ForeignPages, PageView
+from kvarn.caches import ForeignPages, PagedKVCache
 from kvarn.dialect import dtypes
 
 LENGTHS = [37, 0, 3, 16]
@@ -226,12 +226,11 @@ def test_what_does_not_fit_is_refused_by_name():
     cache = random_problem(rng, "paged", "f32", cached=LENGTHS, new=[0] * 4).collection.get_key_cache(0)
     fewer = random_problem(rng, "paged", "f32", cached=[3], new=[0]).collection.get_key_cache(0)
     make, good = ForeignPages.flashinfer, ForeignPages.flashinfer(data, lengths, table)
-    assert isinstance(good.key, PageView)
+    assert isinstance(good.key, PagedKVCache)
     fixed = data.copy()
     fixed.flags.writeable = False
     wide = make(np.zeros((count, 2, PAGE, HEADS, 32), np.float32), lengths, table)
     ints = make(data.astype(np.int32), lengths, table)
-    long = make(data.astype(np.int64), lengths, table)
     cases = [
         (ValueError, lambda: make(data, lengths, table, "DNH"), "layout must be NHD or HND, got 'DNH'"),
         (ValueError, lambda: ForeignPages.vllm(data, lengths, table), "data must be [2, pages, page_size, heads"),
@@ -248,12 +247,12 @@ def test_what_does_not_fit_is_refused_by_name():
         (ValueError, lambda: kv.ops.convert(good.key, fewer), "must have the same sequences, got 4 and 1"),
         (ValueError, lambda: kv.ops.convert(wide.key, cache), "same heads and head size, got 2 x 32 and 2 x 16"),
         (ValueError, lambda: kv.ops.convert(ints.key, cache), "source stores i32 without scales, which converts only"),
-        (TypeError, lambda: kv.ops.convert(long.key, cache), "source must have dtype f32 or f16"),
-        (TypeError, lambda: kv.ops.convert(good, cache), "source must be a KV cache or a PageView, got ForeignPages"),
+        (ValueError, lambda: make(data.astype(np.int64), lengths, table), "cache dtype must be f32, f16"),
+        (TypeError, lambda: kv.ops.convert(good, cache), "source must be a KV cache, got ForeignPages"),
         (
             ValueError,
             lambda: kv.ops.convert(cache, make(fixed, lengths, table).key),
-            "destination is written, but the buffer given is read-only",
+            "destination is written, but its blocks are read-only",
         ),
     ]
     for kind, call, message in cases:

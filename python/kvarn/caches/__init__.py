@@ -16,7 +16,7 @@ from .collections import (
     PagedKVCacheCollection,
     PagedKVCacheFA3FallbackCollection,
 )
-from .foreign import ForeignPages, PageView
+from .foreign import ForeignPages
 from .numerics import saturating_cast
 from .operands import KVCacheMHAOperand, KVCacheScalesMHAOperand, LayoutTensorMHAOperand, MHAOperand, RaggedMHAOperand
 from .rows import PagedRowIndices
@@ -34,7 +34,6 @@ __all__ = [
     "KVCacheStaticParams",
     "LayoutTensorMHAOperand",
     "MHAOperand",
-    "PageView",
     "PagedKVCache",
     "PagedKVCacheCollection",
     "PagedKVCacheFA3Fallback",

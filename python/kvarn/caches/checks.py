@@ -91,7 +91,7 @@ def pool(
         strides.append(stride)
         packed = max(packed, stride * extent)
     strides.reverse()
-    _no_overlap(buffer, strides, name)
+    no_overlap(buffer, strides, name)
     row = buffer.shape[-1] * buffer.shape[-2]
     for axis in range(outer if row_major else 0):
         if strides[axis] % row:
@@ -102,7 +102,7 @@ def pool(
     return buffer, tuple(strides)
 
 
-def _no_overlap(buffer: BufferView, strides: Sequence[int], name: str) -> None:
+def no_overlap(buffer: BufferView, strides: Sequence[int], name: str) -> None:
     """Refuse negative strides and broadcast or overlapping dimensions: a write to one page would show in another."""
     span = 1
     if buffer.size == 0:

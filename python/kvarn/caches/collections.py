@@ -12,6 +12,7 @@ from kvarn.runtime.buffers import BufferView, strided_array
 
 from . import checks
 from .views import (
+    POOLS,
     ContinuousBatchingKVCache,
     KVCache,
     KVCacheStaticParams,
@@ -50,7 +51,7 @@ class KVCacheCollection(Generic[CacheT]):
         self._views, self._at = views, at
         self._fields = tuple(at[f.name] for f in layout.collection_fields(cache_spec))
         self.device = views["blocks"].device
-        self.readonly = any(views[n].readonly for n in ("blocks", "scales") if n in views)
+        self.readonly = any(views[n].readonly for n in POOLS if n in views)
         self.buffers = tuple(v.owner for v in views.values())
         self.num_layers = at["num_layers"]
         self.max_seq_length, self.max_cache_length = at["max_seq_length"], at["max_cache_length"]
@@ -169,7 +170,7 @@ class KVCacheCollection(Generic[CacheT]):
     @property
     def kv_cache_dynamic_strides(self) -> tuple[int, int, int, int]:
         """Strides of a layer's view, in elements."""
-        return (self._at["stride0"], self.cache_spec.token_stride, self.head_size, 1)
+        return (self._at["stride0"], self.cache_spec.token_stride, self.cache_spec.head_stride, 1)
 
     @property
     def kv_cache_scales_dynamic_shape(self) -> tuple[int, int, int, int]:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Pages as other libraries lay them out: what ``kv.ops.convert`` takes besides caches.
+"""Pages as other libraries lay them out, in place: the strides of tokens and heads are part of the cache's spec.
 
-Both FlashInfer and vLLM keep one buffer a layer, with keys and values together and the heads of a page before or
-behind its tokens. A half of it is always pages [N, P, H, D], at other strides.
+A layout is a word with a letter for each dimension of a buffer, slow to fast as shapes are written:
+
+    N pages    P tokens of a page    H heads    D elements of a head    L layers    2 keys, then values
+    S token slots of all pages (N * P)    C a head's key and then its value (2 * D)    W all heads of a token (H * D)
 """
 
 from __future__ import annotations
@@ -10,61 +12,116 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvarn.dialect.dtypes import DType
+from kvarn.dialect import layout
+from kvarn.dialect.layout import PAGED
 from kvarn.runtime.buffers import BufferView, view
 
 from . import checks
+from .collections import PagedKVCacheCollection
+from .views import PagedKVCache, _shared
 
-ORDERS = ("NHD", "HND")
+_NAMES = {
+    "N": "pages", "P": "page_size", "H": "heads", "D": "head_size", "L": "layers", "2": "2", "S": "slots",
+    "C": "2 * head_size", "W": "heads * head_size",
+}  # fmt: skip
+_CANONICAL = "LNPHD"
+_VLLM = {"NHD": "2NPHD", "HND": "2NHPD", "packed": "NHPC"}
 
 
-class PageView:
-    """One layer's keys or values in another library's pages; made by :class:`ForeignPages`.
+class ForeignPages(PagedKVCacheCollection):
+    """Pages in the layout of another library, as a collection: every operation runs on them in place.
 
-    Attributes
+    Made by the constructors below, or from any layout that the letters of ``dims`` can say. Buffers may have any
+    strides, so that a permuted view of another order will do; only the elements of a head must be contiguous. The
+    buffers are neither copied nor, when a collection is made, read.
+
+    ``cache_lengths`` are the tokens cached *before* a step's own, which libraries that count these too (vLLM's
+    ``seq_lens``) must have subtracted. With no null page in such a pool, an entry of the table that is no page reads
+    the last page, and nothing of it shows, since tokens past the lengths are never seen.
+
+    Parameters
     ----------
-    data : BufferView
-        [N, P, H, D], the last dimension contiguous.
-    cache_lengths, lookup_table : BufferView
-        uint32 or int32 [B] and [B, columns].
+    data : array-like, or a pair of them
+        A buffer of keys and values; or a pair (keys, values) of buffers of equal shapes and strides, whose dims then
+        have neither ``2`` nor ``C``. One buffer without ``2`` and ``C`` holds latent keys only (MLA, one head).
+    cache_lengths : uint32 or int32 array-like [B]
+    lookup_table : uint32 or int32 array-like [B, columns]
+        Page ids, a row a sequence.
+    dims : str
+        One letter a dimension, as ``"N2PHD"``: N pages, P tokens of a page, H heads, D elements of a head, L layers, 2
+        keys and values, S slots of all pages, C = 2 * D, W = H * D.
+    page_size : int, optional
+        P, where dims have S.
+    num_heads : int, optional
+        H, where dims have W.
+    max_seq_length, max_cache_length : int, optional
+        As of :class:`PagedKVCacheCollection`; by default as many as the table has room for. Say the longest count of
+        new tokens where you know it: attention takes a step of few for a decode only when it knows.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Saying what must hold and what was got: extents, overlapping or unaligned strides, dtypes, devices.
     """
 
-    __slots__ = ("cache_lengths", "data", "lookup_table")
-
-    def __init__(self, data: BufferView, cache_lengths: BufferView, lookup_table: BufferView) -> None:
-        self.data, self.cache_lengths, self.lookup_table = data, cache_lengths, lookup_table
+    def __init__(
+        self,
+        data: Any,
+        cache_lengths: Any,
+        lookup_table: Any,
+        dims: str,
+        *,
+        page_size: int | None = None,
+        num_heads: int | None = None,
+        max_seq_length: int | None = None,
+        max_cache_length: int | None = None,
+    ) -> None:
+        self.blocks, self.cache_lengths, self.lookup_table = data, cache_lengths, lookup_table
+        given = {"P": page_size, "H": num_heads}
+        halves = [_canonical(half, name, given) for half, name in _halves(data, dims)]
+        key, is_mla = halves[0], len(halves) == 1
+        _same(halves)
+        strides = _checked(key, is_mla)
+        layers, pages, slots, heads, size = key.shape
+        spec = layout.spec_of(PAGED, key.dtype, heads, size, page_size=slots, is_mla=is_mla, strides=strides[2:4])
+        for half, name in zip(halves, ("keys", "values"), strict=False):
+            checks.aligned(half, layout.element_alignment(key.dtype, size) * key.dtype.itemsize, name)
+        lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
+        table, table_strides = checks.table(lookup_table, "lookup_table", ("sequences", "columns"))
+        views = {"blocks": key, "cache_lengths": lengths, "lookup_table": table}
+        if not is_mla:
+            views["values"] = halves[1]
+        checks.same_device([("keys" if n == "blocks" else n, v) for n, v in views.items()])
+        batch = checks.sequences(lengths, table.shape[0], "lookup_table")
+        room = table.shape[1] * slots
+        longest = room if max_cache_length is None else checks.count(max_cache_length, "max_cache_length")
+        checks.table_covers(table.shape[1], slots, longest, batch)
+        newest = longest if max_seq_length is None else checks.count(max_seq_length, "max_seq_length")
+        at = _shared(
+            views, strides[1], pages, slots, table, table_strides[0], table.shape[1], batch, newest, longest
+        ) | {
+            "blocks": key.data,
+            "num_layers": layers,
+            "kv_stride": (halves[-1].data - key.data) // key.dtype.itemsize,
+            "layer_stride": strides[0],
+            "lookup_layer_stride": 0,
+        }
+        self._bind(spec, views, at)
 
     @property
-    def dtype(self) -> DType:
-        return self.data.dtype
+    def key(self) -> PagedKVCache:
+        """The keys of layer 0."""
+        return self.get_key_cache(0)
 
     @property
-    def batch_size(self) -> int:
-        return self.cache_lengths.shape[0]
-
-    @property
-    def page_size(self) -> int:
-        return self.data.shape[1]
-
-    def __repr__(self) -> str:
-        return f"PageView({self.data!r}, batch={self.batch_size})"
-
-
-class ForeignPages:
-    """One layer's pages in the layout of another library. The buffers are neither copied nor read.
-
-    Attributes
-    ----------
-    key, value : PageView
-    """
-
-    __slots__ = ("key", "value")
-
-    def __init__(self, key: PageView, value: PageView) -> None:
-        self.key, self.value = key, value
+    def value(self) -> PagedKVCache:
+        """The values of layer 0."""
+        return self.get_value_cache(0)
 
     @classmethod
-    def flashinfer(cls, data: Any, cache_lengths: Any, lookup_table: Any, layout: str = "NHD") -> ForeignPages:
+    def flashinfer(
+        cls, data: Any, cache_lengths: Any, lookup_table: Any, layout: str = "NHD", **options: Any
+    ) -> ForeignPages:
         """FlashInfer's paged KV cache.
 
         Parameters
@@ -77,73 +134,240 @@ class ForeignPages:
         lookup_table : uint32 or int32 array-like [B, columns]
             Pages of each sequence, row by row: what the library's ``indices`` say between its ``indptr``.
         layout : {"NHD", "HND"}
+        **options
+            ``max_seq_length`` and ``max_cache_length`` of the class.
         """
-        return cls._of(data, cache_lengths, lookup_table, layout, 1)
+        return cls._named(data, cache_lengths, lookup_table, layout, {"NHD": "N2PHD", "HND": "N2HPD"}, options)
 
     @classmethod
-    def vllm(cls, data: Any, cache_lengths: Any, lookup_table: Any, layout: str = "NHD") -> ForeignPages:
-        """vLLM's paged KV cache.
+    def vllm(
+        cls, data: Any, cache_lengths: Any, lookup_table: Any, layout: str = "NHD", **options: Any
+    ) -> ForeignPages:
+        """vLLM's paged KV cache of a layer.
 
         Parameters
         ----------
         data : array-like, or a pair of them
-            [2, N, P, H, D] of layout NHD or [2, N, H, P, D] of HND; or a pair (keys, values) as of :meth:`flashinfer`.
-        cache_lengths, lookup_table, layout
-            As of :meth:`flashinfer`; the library calls them sequence lengths and block table.
+            [2, N, P, H, D] of layout NHD or [2, N, H, P, D] of HND; from 0.26 on [N, H, P, 2 D], packed, also as a
+            permuted view of [N, P, H, 2 D]; [N, P, D] of layout MLA. NHD and HND may be a pair (keys, values), as of
+            :meth:`flashinfer`, which also takes what the library's FlashInfer backend has.
+        cache_lengths, lookup_table, **options
+            As of :meth:`flashinfer`. The library's block table is the lookup table; its sequence lengths count the
+            step's own tokens, which cache lengths do not.
+        layout : {"NHD", "HND", "packed", "MLA"}
         """
-        return cls._of(data, cache_lengths, lookup_table, layout, 0)
+        return cls._named(data, cache_lengths, lookup_table, layout, {**_VLLM, "MLA": "NPD"}, options)
 
     @classmethod
-    def _of(cls, data: Any, cache_lengths: Any, lookup_table: Any, order: str, axis: int) -> ForeignPages:
-        if order not in ORDERS:
-            raise ValueError(f"layout must be NHD or HND, got {order!r}")
-        inner = ("page_size", "heads") if order == "NHD" else ("heads", "page_size")
-        if isinstance(data, Sequence) and not isinstance(data, BufferView):
-            if len(data) != 2:
-                raise ValueError(f"data must be one buffer or a pair of keys and values, got {len(data)}")
-            halves = [view(x, name=n) for x, n in zip(data, ("keys", "values"), strict=True)]
-        else:
-            dims = ["pages", *inner, "head_size"]
-            dims.insert(axis, "2")
-            halves = _halves(view(data, name="data"), axis, dims)
-        wanted = f"[pages, {inner[0]}, {inner[1]}, head_size]"
-        lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
-        table, _ = checks.table(lookup_table, "lookup_table", ("sequences", "columns"))
-        checks.sequences(lengths, table.shape[0], "lookup_table")
-        made = []
-        for half, name in zip(halves, ("keys", "values"), strict=True):
-            if half.rank != 4 or min(half.shape) < 1:
-                raise ValueError(f"{name} must be {wanted}, every extent positive, got shape {list(half.shape)}")
-            if half.shape[3] > 1 and half.strides[3] != 1:
-                raise ValueError(
-                    f"{name} must be contiguous in their last dimension, got strides {list(half.strides)} (elements)"
-                )
-            if order == "HND":
-                half = _reordered(half, (0, 2, 1, 3))
-            checks.table_covers(table.shape[1], half.shape[1], 0, 0)
-            checks.same_device([(name, half), ("cache_lengths", lengths), ("lookup_table", table)])
-            made.append(PageView(half, lengths, table))
-        if made[0].data.shape != made[1].data.shape or made[0].dtype != made[1].dtype:
+    def sglang(
+        cls, data: Any, cache_lengths: Any, lookup_table: Any, page_size: int = 1, **options: Any
+    ) -> ForeignPages:
+        """SGLang's token pool of a layer.
+
+        Parameters
+        ----------
+        data : array-like, or a pair of them
+            A pair (keys, values) of [slots, H, D], or one buffer [slots, 1, D] of latent keys. Slots past the last
+            whole page are not used.
+        cache_lengths, **options
+            As of :meth:`flashinfer`.
+        lookup_table : uint32 or int32 array-like [B, columns]
+            With page size 1, the rows of the library's ``req_to_token`` (slots); else every page_size-th of their
+            entries divided by the page size.
+        page_size : int
+        """
+        return cls(data, cache_lengths, lookup_table, "SHD", page_size=page_size, **options)
+
+    @classmethod
+    def tensorrt_llm(
+        cls, data: Any, cache_lengths: Any, lookup_table: Any, layout: str = "HND", **options: Any
+    ) -> ForeignPages:
+        """TensorRT-LLM's paged KV cache.
+
+        Parameters
+        ----------
+        data : array-like
+            A layer's buffers [N, 2, H, P, D] of layout HND or [N, 2, P, H, D] of NHD, as ``get_buffers`` of its cache
+            manager gives them; or the pool of all layers, [N, L, 2, H, P, D] or [N, L, 2, P, H, D].
+        cache_lengths, **options
+            As of :meth:`flashinfer`.
+        lookup_table : uint32 or int32 array-like [B, columns]
+            Block ids (``get_batch_cache_indices``), not the offsets into the pool that its kernels take.
+        layout : {"HND", "NHD"}
+        """
+        layered = "L" if getattr(data, "ndim", 5) == 6 else ""
+        words = {"HND": f"N{layered}2HPD", "NHD": f"N{layered}2PHD"}
+        return cls._named(data, cache_lengths, lookup_table, layout, words, options)
+
+    @classmethod
+    def lmcache(
+        cls, data: Any, cache_lengths: Any, lookup_table: Any, num_heads: int, layout: str = "KV_2LTD", **options: Any
+    ) -> ForeignPages:
+        """A pool of LMCache's chunks; a chunk is a page.
+
+        Parameters
+        ----------
+        data : array-like
+            [N, 2, L, T, H * D] of layout KV_2LTD, [N, 2, T, H * D] of KV_2TD, [N, T, 2, H * D] of KV_T2D, for N chunks
+            of T tokens.
+        cache_lengths, **options
+            As of :meth:`flashinfer`.
+        lookup_table : uint32 or int32 array-like [B, columns]
+            Chunks of each sequence.
+        num_heads : int
+            H.
+        layout : {"KV_2LTD", "KV_2TD", "KV_T2D"}
+        """
+        words = {"KV_2LTD": "N2LPW", "KV_2TD": "N2PW", "KV_T2D": "NP2W"}
+        return cls._named(data, cache_lengths, lookup_table, layout, words, {**options, "num_heads": num_heads})
+
+    @classmethod
+    def _named(
+        cls, data: Any, lengths: Any, table: Any, name: str, words: dict[str, str], options: dict[str, Any]
+    ) -> ForeignPages:
+        if name not in words:
+            *most, last = words
+            raise ValueError(f"layout must be {', '.join(most)} or {last}, got {name!r}")
+        dims = words[name].replace("2", "") if _is_pair(data) else words[name]
+        return cls(data, lengths, table, dims, **options)
+
+
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, Sequence) and not isinstance(data, BufferView)
+
+
+def _halves(data: Any, dims: str) -> list[tuple[tuple[BufferView, str], str]]:
+    """Keys and values, each a buffer with its dimensions, and what to call it."""
+    _check_dims(dims)
+    if _is_pair(data):
+        if len(data) != 2:
+            raise ValueError(f"data must be one buffer or a pair of keys and values, got {len(data)}")
+        if set(dims) & {"2", "C"}:
+            raise ValueError(f"dims of a pair of keys and values have no 2 and no C, got {dims!r}")
+        return [
+            ((_of_dims(view(x, name=name), dims, name), dims), name)
+            for x, name in zip(data, ("keys", "values"), strict=True)
+        ]
+    whole = _of_dims(view(data, name="data"), dims, "data")
+    if "C" in dims:
+        axis = dims.index("C")
+        if whole.shape[axis] % 2:
+            raise ValueError(f"data must have keys and values of one size in a row, got a row of {whole.shape[axis]}")
+        whole, dims = _split(whole, axis, (2, whole.shape[axis] // 2)), dims.replace("C", "2D")
+    if "2" not in dims:
+        return [((whole, dims), "data")]
+    axis = dims.index("2")
+    rest = [i for i in range(whole.rank) if i != axis]
+    step = whole.strides[axis] * whole.dtype.itemsize
+    halves = [_reordered(whole._replace(data=whole.data + half * step), rest) for half in range(2)]
+    return [((h, dims.replace("2", "")), n) for h, n in zip(halves, ("keys", "values"), strict=True)]
+
+
+def _check_dims(dims: str) -> None:
+    good = (
+        isinstance(dims, str) and len(set(dims)) == len(dims) and set(dims) <= set(_NAMES)
+        and ("S" in dims) != ("N" in dims and "P" in dims) and not ("S" in dims and set(dims) & {"N", "P"})
+        and sum(x in dims for x in "DCW") == 1 and not {"2", "C"} <= set(dims) and not {"H", "W"} <= set(dims)
+    )  # fmt: skip
+    if not good:
+        raise ValueError(
+            "dims must name each dimension once: N and P (or S), H and D (or C; or W for both; D alone for one head), "
+            f"and perhaps L and 2, got {dims!r}"
+        )
+
+
+def _of_dims(buffer: BufferView, dims: str, name: str) -> BufferView:
+    """The buffer, whose shape must be that of its dimensions."""
+    wanted = f"{name} must be [{', '.join(_NAMES[x] for x in dims)}]"
+    if buffer.rank != len(dims) or ("2" in dims and buffer.shape[dims.index("2")] != 2):
+        instead = ""
+        if dims.startswith("2N") and buffer.rank == len(dims) and buffer.shape[1] == 2:
+            instead = "; ForeignPages.flashinfer takes [pages, 2, ...]"
+        raise ValueError(f"{wanted}, got shape {list(buffer.shape)}{instead}")
+    if min(buffer.shape) < 1:
+        raise ValueError(f"{wanted}, every extent positive, got shape {list(buffer.shape)}")
+    return buffer
+
+
+def _canonical(half: tuple[BufferView, str], name: str, given: dict[str, int | None]) -> BufferView:
+    """Keys or values as [L, N, P, H, D]."""
+    buffer, dims = half
+    for letter, parts, first in (("S", "NP", False), ("W", "HD", True)):
+        if letter not in dims:
+            continue
+        axis, known = dims.index(letter), checks.count(given[parts[0 if first else 1]], _NAMES["H" if first else "P"])
+        extent = buffer.shape[axis]
+        if known < 1 or extent < known or (first and extent % known):
             raise ValueError(
-                f"keys and values must have one shape and dtype, got {made[0].dtype.name} {list(made[0].data.shape)} "
-                f"and {made[1].dtype.name} {list(made[1].data.shape)}"
+                f"{name}: {_NAMES[letter]} must be {'a multiple of' if first else 'at least'} "
+                f"{'num_heads' if first else 'page_size'} {known}, got {extent}"
             )
-        return cls(*made)
+        extents = (known, extent // known) if first else (extent // known, known)
+        buffer, dims = _split(buffer, axis, extents), dims.replace(letter, parts)
+    for letter in "LH":  # of one layer, of one head
+        if letter not in dims:
+            buffer, dims = buffer._replace(shape=(1, *buffer.shape), strides=(0, *buffer.strides)), letter + dims
+    return _reordered(buffer, [dims.index(x) for x in _CANONICAL])
 
-    def __repr__(self) -> str:
-        return f"ForeignPages({self.key!r}, {self.value!r})"
 
-
-def _halves(data: BufferView, axis: int, dims: Sequence[str]) -> list[BufferView]:
-    """Keys and values of a buffer that holds both in one dimension."""
-    if data.rank != 5 or data.shape[axis] != 2:
-        raise ValueError(f"data must be [{', '.join(dims)}], got shape {list(data.shape)}")
-    rest = [i for i in range(5) if i != axis]
-    step = data.strides[axis] * data.dtype.itemsize
-    return [_reordered(data._replace(data=data.data + half * step), rest) for half in range(2)]
+def _split(buffer: BufferView, axis: int, extents: tuple[int, int]) -> BufferView:
+    """One dimension as two; elements past their product are left out."""
+    stride = buffer.strides[axis]
+    shape = (*buffer.shape[:axis], *extents, *buffer.shape[axis + 1 :])
+    return buffer._replace(
+        shape=shape, strides=(*buffer.strides[:axis], stride * extents[1], stride, *buffer.strides[axis + 1 :])
+    )
 
 
 def _reordered(data: BufferView, axes: Sequence[int]) -> BufferView:
     """Some dimensions of a buffer, in another order. The owner is kept."""
     shape, strides = (tuple(x[i] for i in axes) for x in (data.shape, data.strides))
     return data._replace(shape=shape, strides=strides)
+
+
+def _same(halves: Sequence[BufferView]) -> None:
+    """Keys and values are found by the same strides, a distance apart."""
+    key, other = halves[0], halves[-1]
+    if key.shape != other.shape or key.dtype != other.dtype:
+        raise ValueError(
+            f"keys and values must have one shape and dtype, got {key.dtype.name} {list(key.shape)} and "
+            f"{other.dtype.name} {list(other.shape)} (layers, pages, page_size, heads, head_size)"
+        )
+    steps = [tuple(s for s, n in zip(h.strides, h.shape, strict=True) if n > 1) for h in (key, other)]
+    if steps[0] != steps[1]:
+        raise ValueError(f"keys and values must have the same strides, got {key.strides} and {other.strides}")
+    if (other.data - key.data) % key.dtype.itemsize:
+        raise ValueError(f"keys and values must lie whole elements apart, got {key.data:#x} and {other.data:#x}")
+
+
+def _checked(key: BufferView, is_mla: bool) -> tuple[int, ...]:
+    """The strides of [L, N, P, H, D]; those of extents of 1, which say nothing, become what packed ones would be."""
+    layers, pages, slots, heads, size = key.shape
+    if is_mla and heads != 1:
+        raise ValueError(
+            f"data must hold keys and values (2 or C in dims, or a pair of buffers), or one head of latent keys, got "
+            f"{heads} heads"
+        )
+    if size > 1 and key.strides[4] != 1:
+        raise ValueError(f"keys must be contiguous in their last dimension, got strides {list(key.strides)} (elements)")
+    layer, page, token, head, _ = key.strides
+    head = size if heads == 1 else head
+    if slots == 1:  # a row of all heads, from page to page where these are its rows
+        token = heads * head if pages == 1 or page % (heads * head) == 0 else page
+    span = max(slots * token, heads * head)
+    page = span if pages == 1 else page
+    strides = (max(span, pages * page) if layers == 1 else layer, page, token, head, 1)
+    checks.no_overlap(key, strides, "keys")
+    if page % token:
+        raise ValueError(
+            f"keys: pages must lie a multiple of the {token} elements apart that tokens do, in which rows are counted, "
+            f"got {page}"
+        )
+    unit = layout.element_alignment(key.dtype, size)
+    for stride, dim in zip(strides, ("layers", "pages"), strict=False):
+        if stride % unit:
+            raise ValueError(
+                f"keys: strides must be multiples of {unit} elements (heads of {size} are read as vectors), got "
+                f"{stride} for {dim}"
+            )
+    return strides

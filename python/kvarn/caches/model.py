@@ -58,7 +58,8 @@ class HostModel:
     def _make_array(self, which: str) -> np.ndarray:
         at, spec = self._at, self.spec
         if which == "elements":
-            span = (at["num_blocks"] - 1) * at["stride0"] + at["capacity"] * spec.token_stride
+            page = spec.page_span if spec.paged else at["capacity"] * spec.token_stride
+            span = (at["num_blocks"] - 1) * at["stride0"] + page
             return strided_array(at["base"], (span,), (1,), spec.dtype, self.readonly, self._keep)
         if which == "scales":
             assert spec.scale_dtype is not None

@@ -18,6 +18,8 @@ from . import checks
 from .model import HostModel
 from .tma import TmaTiles
 
+POOLS = ("blocks", "values", "scales")  # the views of what a kernel may write
+
 
 @dataclass(frozen=True)
 class KVCacheStaticParams:
@@ -74,7 +76,7 @@ class KVCache(HostModel, TmaTiles):
         self.spec, self._at = spec, at
         self._fields = tuple(at[f.name] for f in layout.cache_fields(spec))
         self.device = views["blocks"].device
-        self.readonly = any(views[n].readonly for n in ("blocks", "scales") if n in views)
+        self.readonly = any(views[n].readonly for n in POOLS if n in views)
         self.buffers = tuple(v.owner for v in views.values())
         self._keep = tuple(views.values())
         self._host: dict[str, np.ndarray] = {}
@@ -187,7 +189,7 @@ class KVCache(HostModel, TmaTiles):
     @property
     def blocks_strides(self) -> tuple[int, int, int, int]:
         """In elements; that of pages is a run-time value."""
-        return (self._at["stride0"], self.spec.token_stride, self.spec.head_size, 1)
+        return (self._at["stride0"], self.spec.token_stride, self.spec.head_stride, 1)
 
     @property
     def scales_shape(self) -> tuple[int, int, int, int]:

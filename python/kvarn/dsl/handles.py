@@ -85,6 +85,16 @@ class Handle:
         return self.spec.head_size
 
     @property
+    def token_stride(self) -> int:
+        """Elements from one token slot of a page to the next: H*D when packed."""
+        return self.spec.token_stride
+
+    @property
+    def head_stride(self) -> int:
+        """Elements from one head of a token to the next: D when packed."""
+        return self.spec.head_stride
+
+    @property
     def page_size(self) -> int:
         return self.spec.page_size
 
@@ -226,7 +236,7 @@ class CacheReads(Handle):
         return wrap(ops.load_pages(self.ir, i32_value(b), i32_value(column), count), i32, count)
 
     def block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, *, tile: int = 1, page: Any = None) -> Pointer:
-        """Address of (b, t, h, d); ``tile`` tokens from t follow with token stride H*D."""
+        """Address of (b, t, h, d); ``tile`` tokens from t follow ``token_stride`` elements apart."""
         value = ops.block_ptr(self.ir, i32_value(b), i32_value(t), i32_value(h), i32_value(d), tile, _page(page))
         return Pointer(value, GLOBAL)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.dialect.layout import FA3, CollectionSpec
+from kvarn.dialect.layout import FA3, CollectionSpec, packed
 from kvarn.programs import Operation, Schedule
 from kvarn.runtime import buffers, streams, transfers
 from kvarn.runtime.binding import ordinal_of
@@ -64,7 +64,7 @@ def gather(
 def _by_heads(out: Any, spec: Any) -> Any:
     """Rows of H * D elements as [..., H, D]: a view of the same memory, since the last dimension is contiguous."""
     shape = getattr(out, "shape", ())
-    if len(shape) != 3 or shape[2] != spec.token_stride:
+    if len(shape) != 3 or shape[2] != spec.row_size:
         return out
     split = (*shape[:2], spec.num_heads, spec.head_size)
     return out.view(split) if type(out).__module__.partition(".")[0] == "torch" else out.reshape(split)
@@ -125,7 +125,7 @@ def transfer_pages(
     ----------
     source, destination : KV cache collection
         Of the same kind, dtypes, heads, head size, page size and number of layers; not the same memory. The pools may
-        have any number of pages and any strides.
+        have any number of pages and any strides, also of tokens and heads (:class:`kvarn.ForeignPages`).
     source_pages, destination_pages : int32 or uint32 array-like [n]
         Page ``destination_pages[i]`` of the destination becomes a copy of page ``source_pages[i]`` of the source. Pairs
         with an id outside of its pool are skipped. When one pool is in host memory, the ids are too: a sequence of
@@ -139,7 +139,7 @@ def transfer_pages(
     for name, pool in (("source", source), ("destination", destination)):
         if not isinstance(getattr(pool, "spec", None), CollectionSpec):
             raise TypeError(f"{title}: {name} must be a KV cache collection, got {type(pool).__name__}")
-    if source.spec != destination.spec:
+    if packed(source.cache_spec) != packed(destination.cache_spec):
         raise ValueError(
             f"{title}: source and destination must have the same spec, got {source.cache_spec} and "
             f"{destination.cache_spec}"

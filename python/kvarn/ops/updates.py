@@ -20,10 +20,10 @@ def _check_rms_norm(seen: SimpleNamespace) -> None:
     checks.has_shape(seen.gamma, ("C",), f"{title}: gamma")
     checks.has_dtype(seen.gamma, checks.FLOATS, f"{title}: gamma")
     size = seen.gamma.shape[0]
-    if not 0 < size <= spec.head_size and size != spec.token_stride:
+    if not 0 < size <= spec.head_size and size != spec.row_size:
         raise ValueError(
             f"{title}: gamma must have C elements, 1 <= C <= {spec.head_size} (the head size) or "
-            f"C = {spec.token_stride} (heads * head size), got {size}"
+            f"C = {spec.row_size} (heads * head size), got {size}"
         )
     checks.offsets(seen.row_offsets, seen.cache.batch_size, f"{title}: row_offsets")
 
@@ -83,7 +83,7 @@ def _check_radd(seen: SimpleNamespace) -> None:
     spec, title = checks.spec_of(seen), "kv.ops.radd"
     checks.with_values(spec, title)
     checks.without_scales(spec, title)
-    checks.has_shape(seen.a, ("Tn", 2 * spec.token_stride), f"{title}: a")
+    checks.has_shape(seen.a, ("Tn", 2 * spec.row_size), f"{title}: a")
     checks.has_dtype(seen.a, (spec.dtype.name,), f"{title}: a")
     checks.some_offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
 
@@ -133,7 +133,7 @@ def _check_iadd_2m(seen: SimpleNamespace) -> None:
     spec, title = checks.spec_of(seen), "kv.ops.iadd_2m"
     checks.with_values(spec, title)
     checks.without_scales(spec, title)
-    checks.has_shape(seen.kv, ("2m", spec.token_stride), f"{title}: kv")
+    checks.has_shape(seen.kv, ("2m", spec.row_size), f"{title}: kv")
     checks.has_dtype(seen.kv, (spec.dtype.name,), f"{title}: kv")
     if seen.kv.shape[0] % 2:
         raise ValueError(f"{title}: kv must have an even number of rows, got {seen.kv.shape[0]}")

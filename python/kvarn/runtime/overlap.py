@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvarn.dialect import dtypes
-from kvarn.dialect.layout import CacheSpec, cache_fields
+from kvarn.dialect.layout import CacheSpec, cache_fields, joined
 
 from .buffers import BufferView, strided_array
 
@@ -37,11 +37,15 @@ def of_buffer(view: BufferView) -> Extent:
 
 
 def of_cache(spec: CacheSpec, fields: Sequence[int]) -> tuple[int, Extent]:
-    """The address and the memory of a cache's elements: each page is one piece."""
+    """The address and the memory of a cache's elements."""
     at = dict(zip((f.name for f in cache_fields(spec)), fields, strict=True))
     item = spec.dtype.itemsize
-    page = at["capacity"] * spec.token_stride * item
-    return at["base"], Extent((at["num_blocks"], page), (at["stride0"] * item, 1))
+    dims = ((at["capacity"], (spec.token_stride,)), (spec.num_heads, (spec.head_stride,)))
+    run, rest = joined(spec.head_size, dims)
+    return at["base"], Extent(
+        (at["num_blocks"], *(n for n, _ in rest), run * item),
+        (at["stride0"] * item, *(s * item for _, (s,) in rest), 1),
+    )
 
 
 def share(a: Extent, b: Extent, distance: int) -> bool:

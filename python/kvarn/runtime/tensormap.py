@@ -163,7 +163,7 @@ def of_tile(made: TmaSpec, spec: CacheSpec, at: Mapping[str, int]) -> TensorMap:
     at : mapping
         The cache's fields ``base``, ``stride0``, ``num_blocks`` and ``capacity``.
     """
-    inner, strides = (spec.num_heads, spec.head_size), (spec.token_stride, spec.head_size, 1)
+    inner, strides = (spec.num_heads, spec.head_size), (spec.token_stride, spec.head_stride, 1)
     if made.paged:
         return _make(made, (at["num_blocks"], at["capacity"], *inner), (at["stride0"], *strides), at["base"])
     return _make(made, (_rows(spec, at), *inner), strides, at["base"])
@@ -206,7 +206,7 @@ def describe_ragged_tile(
     return _make(
         made,
         (_rows(spec, at) + 1, spec.num_heads, rows, spec.head_size),
-        (spec.token_stride, spec.head_size, spec.token_stride, 1),
+        (spec.token_stride, spec.head_stride, spec.token_stride, 1),
         base,
     )
 

@@ -34,38 +34,50 @@ def page_runs(
     Parameters
     ----------
     source, destination : KV cache collection
-        Of equal spec.
+        Of specs that are equal but for the strides of tokens and heads.
     source_pages, destination_pages : numpy.ndarray
         int64 [n]. Pairs with an id outside of its pool are skipped.
     """
-    spec = source.cache_spec
+    specs = [c.cache_spec for c in (source, destination)]
+    spec = specs[0]
     fields = [dict(zip((f.name for f in layout.collection_fields(spec)), c.fields(), strict=True))
               for c in (source, destination)]  # fmt: skip
+    # Layers of an fa3 pool share its pages.
+    layers = 1 if spec.kind == FA3 or layer is not None else fields[0]["num_layers"]
     inside = np.ones(len(source_pages), bool)
     for at, pages in zip(fields, (source_pages, destination_pages), strict=True):
         inside &= (pages >= 0) & (pages < at["num_blocks"])
-    halves = np.arange(spec.kv_dim)
-    # Layers of an fa3 pool share its pages.
-    layers = np.arange(1 if spec.kind == FA3 else fields[0]["num_layers"]) if layer is None else np.array([layer])
-    pools = [("blocks", "", spec.token_stride, spec.dtype)]
+    # (address, prefix of the strides, elements of a head, strides of tokens and heads, dtype) of elements and scales.
+    pools = [("blocks", "", spec.head_size, [(s.token_stride, s.head_stride) for s in specs], spec.dtype)]
     if spec.scale_dtype is not None:
-        pools.append(("scales", "scales_", spec.scales_token_stride, spec.scale_dtype))
+        packed = [(spec.scales_token_stride, spec.num_scales)] * 2
+        pools.append(("scales", "scales_", spec.num_scales, packed, spec.scale_dtype))
     found: list[Run] = []
-    for base, prefix, per_slot, dtype in pools:
-        names = (base, *(f"{prefix}{name}" for name in ("stride0", "kv_stride", "layer_stride")))
+    for base, prefix, size, inner, dtype in pools:
+
+        def of_both(name: str, prefix: str = prefix) -> tuple[int, ...]:
+            return tuple(at[prefix + name] for at in fields)
+
+        run, rest = layout.joined(size, [
+            (fields[0]["capacity"], tuple(s[0] for s in inner)), (spec.num_heads, tuple(s[1] for s in inner)),
+            (spec.kv_dim, of_both("kv_stride")), (layers, of_both("layer_stride")),
+        ])  # fmt: skip
         first, second = (
-            _addresses([at[n] for n in names], pages[inside], halves, layers, dtype.itemsize)
-            for at, pages in zip(fields, (source_pages, destination_pages), strict=True)
-        )
-        found += merged(first, second, fields[0]["capacity"] * per_slot * dtype.itemsize)
+            at[base] + dtype.itemsize * _offsets(
+                pages[inside] * of_both("stride0")[i] + (layer or 0) * of_both("layer_stride")[i],
+                [(n, strides[i]) for n, strides in reversed(rest)],
+            )
+            for i, (at, pages) in enumerate(zip(fields, (source_pages, destination_pages), strict=True))
+        )  # fmt: skip
+        found += merged(first, second, run * dtype.itemsize)
     return found
 
 
-def _addresses(at: list[int], pages: np.ndarray, halves: np.ndarray, layers: np.ndarray, itemsize: int) -> np.ndarray:
-    """Of each page, half and layer, in this order; ``at``: the pool's address, strides of pages, halves and layers."""
-    base, page, half, layer = at
-    element = pages[:, None, None] * page + halves[:, None] * half + layers * layer
-    return element.ravel() * itemsize + base
+def _offsets(pages: np.ndarray, dims: list[tuple[int, int]]) -> np.ndarray:
+    """Those of pages, in each of them by dimensions (extent, stride), the last the fastest."""
+    for extent, stride in dims:
+        pages = pages[..., None] + np.arange(extent) * stride
+    return pages.ravel()
 
 
 def merged(source: np.ndarray, destination: np.ndarray, size: int) -> list[Run]:
