@@ -14,7 +14,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import i32
 from kvarn.dialect.layout import CacheSpec, lowbit
 
-from . import attention_latent, expands, mla_rows
+from . import attention_latent, expands, latent_schedule, mla_rows
 from .attention import launch_rows
 from .attention_common import Case
 from .attention_queries import RaggedQueries
@@ -39,7 +39,10 @@ def kind_of(op: Any, at: Expansion) -> str:
     kind = at.schedule.get("kind")
     if at.target.is_host or kind == "simt":
         return kind or "host"
-    problems = attention_latent.problems(case_of(op, at), at.target, row_alignment(op), op.indices is not None)
+    case, listed = case_of(op, at), op.indices is not None
+    if not latent_schedule.problems(case, at.target, row_alignment(op), listed):
+        return "latent"
+    problems = attention_latent.problems(case, at.target, row_alignment(op), listed)
     for problem in problems if kind == "latent" else ():
         raise ValueError(f"a schedule of kind latent {problem}")
     return "simt" if problems else "latent"
@@ -49,7 +52,10 @@ def kind_of(op: Any, at: Expansion) -> str:
 def expand_attention(op: Any, at: Expansion) -> None:
     case, kind = case_of(op, at), at.kind
     if kind == "latent":
-        attention_latent.launch(case, at, op)
+        if latent_schedule.problems(case, at.target, row_alignment(op), op.indices is not None):
+            attention_latent.launch(case, at, op)
+        else:
+            latent_schedule.launch(latent_schedule.config_of(case, at, op), at, op)
         return
     if op.indices is not None:
         mla_rows.launch(mla_rows.Listed(case), at, op, None, op.indices, op.topk_lengths, None, None, None, None)

@@ -338,6 +338,12 @@ from kvarn.dsl.wgmma import (
 from kvarn.dsl.wgmma import (
     wgmma_descriptor as wgmma_descriptor,
 )
+from kvarn.dsl.wgmma import (
+    wgmma_start as wgmma_start,
+)
+from kvarn.dsl.wgmma import (
+    wgmma_wait as wgmma_wait,
+)
 from kvarn.errors import (
     KernelError as KernelError,
 )

@@ -93,7 +93,7 @@ from .memory import Buffer, BufferSpec, Pointer, ReadOnlyBuffer, Shared, atomic_
 from .tiles import Tile, dot, full, masked, tile_index
 from .tma import TensorMap
 from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
-from .wgmma import wgmma, wgmma_descriptor
+from .wgmma import wgmma, wgmma_descriptor, wgmma_start, wgmma_wait
 
 bool = bool_  # kv.bool, as kv.f32
 
@@ -214,6 +214,8 @@ __all__ = [
     "warp_reduce",
     "wgmma",
     "wgmma_descriptor",
+    "wgmma_start",
+    "wgmma_wait",
     "when",
     "where",
     "while_",

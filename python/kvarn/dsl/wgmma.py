@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Products of a warpgroup on the tensor cores (sm_90a): ``kv.wgmma`` and the descriptors of what it reads.
+"""Products of a warpgroup on the tensor cores (sm_90a), complete or under way, and the descriptors of what they read.
 
 Four warps multiply 64 rows of A, in registers or in shared memory, by a matrix B in shared memory. Tiles there have
 rows of 128 bytes, swizzled (the 16-byte chunk c of row i lies at chunk c ^ (i % 8)), at multiples of 1024 bytes; the
@@ -21,7 +21,7 @@ from .machine import _float, _parts, _pointer, _static, _word, inline_asm
 from .memory import SHARED, Pointer
 from .values import Value, as_value, cast, describe
 
-__all__ = ["wgmma", "wgmma_descriptor"]
+__all__ = ["wgmma", "wgmma_descriptor", "wgmma_start", "wgmma_wait"]
 
 _SWIZZLE_128 = 1  # a descriptor's code
 
@@ -52,7 +52,7 @@ def descriptor_at(tile: Pointer, descriptor: Descriptor) -> Value:
 
 def wgmma(
     d: int | Sequence[Any], a: Any, b: Any, steps: Sequence[tuple[int, int]] | Sequence[int], dtype: DType,
-    trans_b: bool = False,
+    trans_b: bool = False, trans_a: bool = False,
 ) -> list[Value]:  # fmt: skip
     """D + A B of a warpgroup, complete when it is there: 64 rows, N columns. sm_90a.
 
@@ -72,7 +72,42 @@ def wgmma(
         f16 or bf16, of A and B.
     trans_b : bool
         The rows of the tile are B's 16 rows a step, of N columns; else its rows are B's columns.
+    trans_a : bool
+        The rows of A's tile, which has a descriptor, are A's 16 columns a step; else its rows are A's.
     """
+    return _product(d, a, b, steps, dtype, trans_b, trans_a, wait=True)
+
+
+def wgmma_start(
+    d: int | Sequence[Any], a: Any, b: Any, steps: Sequence[tuple[int, int]] | Sequence[int], dtype: DType,
+    trans_b: bool = False, trans_a: bool = False,
+) -> list[Value]:  # fmt: skip
+    """Start D + A B: a group of its own, under way until a :func:`wgmma_wait` that covers it. sm_90a.
+
+    Parameters as of :func:`wgmma`. Until the wait nothing may name the result but another ``wgmma_start`` that adds to
+    it, and what the product reads, shared memory and the words of A, must stay.
+    """
+    return _product(d, a, b, steps, dtype, trans_b, trans_a, wait=False)
+
+
+def wgmma_wait(pending: int, *sums: Sequence[Any]) -> list[list[Value]]:
+    """Wait until at most ``pending`` of the groups that this warpgroup started are under way. sm_90a.
+
+    ``sums`` are the results of all groups that were under way, in any order: they come back, and those of groups that
+    are complete may be read.
+    """
+    if isinstance(pending, bool) or not isinstance(pending, int) or not 0 <= pending <= 7:
+        raise ValueError(f"pending must be an int from 0 to 7 known at compile time, got {describe(pending)}")
+    flat = [_float(x, "an element of sums") for some in sums for x in some]
+    constraints = ["=f"] * len(flat) + [str(i) for i in range(len(flat))] + ["~{memory}"]
+    parts = iter(floats_of_asm(f"wgmma.wait_group.sync.aligned {pending};", constraints, flat, len(flat)))
+    return [[Value(next(parts), f32) for _ in some] for some in sums]
+
+
+def _product(
+    d: int | Sequence[Any], a: Any, b: Any, steps: Sequence[Any], dtype: DType, trans_b: bool, trans_a: bool, wait: bool
+) -> list[Value]:
+    """A product of checked operands."""
     _static(dtype.name, ("f16", "bf16"), "dtype")
     n = d if isinstance(d, int) else 2 * len(d)
     if isinstance(d, bool) or n % 8 or not 8 <= n <= 256:
@@ -80,6 +115,8 @@ def wgmma(
     shared_a = isinstance(a, Value)
     if not shared_a and (len(a) != len(steps) or any(len(words) != 4 for words in a)):
         raise ValueError(f"wgmma takes 4 words of A and a place of B a step, got {len(a)} and {len(steps)} steps")
+    if trans_a and not shared_a:
+        raise ValueError("wgmma reads A transposed from shared memory only: give its descriptor")
     places: list[Any] = [step if shared_a and isinstance(step, tuple) else (0, step) for step in steps]
     if not places or any(isinstance(x, bool) or not isinstance(x, int) or x % 16 for step in places for x in step):
         raise ValueError(f"steps must be multiples of 16 known at compile time, got {list(steps)}")
@@ -89,13 +126,13 @@ def wgmma(
     else:
         left = [_word(w, "an element of a") for step in a for w in step]
     right = as_value(b, i64, "the descriptor of B").ir
-    made = multiply(n, dtype.name, left, right, sums, places, trans_b, wait=True)
+    made = multiply(n, dtype.name, left, right, sums, places, trans_b, wait, trans_a)
     return [Value(x, f32) for x in made]
 
 
 def multiply(
     n: int, dtype: str, a: ir.Value | Sequence[ir.Value], b: ir.Value, accumulator: Sequence[ir.Value],
-    steps: Sequence[tuple[int, int]], trans_b: bool, wait: bool,
+    steps: Sequence[tuple[int, int]], trans_b: bool, wait: bool, trans_a: bool = False,
 ) -> list[ir.Value]:  # fmt: skip
     """Fence, a product of 64 rows and ``n`` columns, commit; and wait, or leave it in flight.
 
@@ -112,7 +149,7 @@ def multiply(
         text.append(f"add.s64 b, ${first + len(left)}, {move_b >> 4};")
         if shared_a:
             text.append(f"add.s64 a, ${first}, {move_a >> 4};")
-            operand, transposed = "a", f"0, {int(trans_b)}"
+            operand, transposed = "a", f"{int(trans_a)}, {int(trans_b)}"
         else:
             operand = f"{{{', '.join(f'${first + 4 * k + j}' for j in range(4))}}}"
             transposed = f"{int(trans_b)}"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,8 @@ from . import checks
 from .checks import layer_of
 from .indices import MlaPrefillPlan, mla_prefill_plan
 from .reads import RowsOperation, check_rows, empty_lse, masked
+
+_FEW = 16  # new tokens of a sequence that are known to be no more
 
 
 def _check_mla_attention(seen: SimpleNamespace) -> None:
@@ -106,8 +108,16 @@ def mla_attention(
     if out is None:
         out = checks.empty(query, (*query.shape[:2], value_size), None, "out", title)
     operands = (collection, layer, query, row_offsets, scale, out, indices, topk_lengths)
-    _MLA_ATTENTION(operands, attributes, schedule, stream)
+    _MLA_ATTENTION(operands, attributes, _scheduled(collection, schedule), stream)
     return out
+
+
+def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
+    """The schedule with a bound of a sequence's new tokens, where they are few, on a GPU: one of few bounds."""
+    known = collection.max_seq_length
+    if known > _FEW or collection.device[0] == "cpu" or not (schedule is None or isinstance(schedule, Mapping)):
+        return schedule
+    return {"max_queries": 1 << max(known - 1, 0).bit_length(), **(schedule or {})}
 
 
 def _check_mla_decompress(seen: SimpleNamespace) -> None:

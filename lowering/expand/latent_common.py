@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the kernels of attention over latent rows share: what a block takes, who copies, what is cleared, what is left.
+
+Keys and values are one tile of :data:`KEYS` tokens in shared memory, in boxes of 64 columns, which are swizzle atoms of
+their own: what TMA writes and wgmma reads, as keys and, transposed, as values. A producer copies boxes ahead; whoever
+reads them gives them back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import DType, f16, f32
+from kvarn.dialect.layout import cdiv
+from kvarn.dialect.shared_layout import SharedLayout
+
+from .attention_common import Case, interval, start_of
+from .attention_queries import RaggedQueries
+
+KEYS = 64  # of a tile
+BOX_COLUMNS = 64
+BOX = SharedLayout(KEYS, BOX_COLUMNS, 2, 128)
+CHUNK = 8  # elements of 16 bytes
+BARRIER = 8  # bytes of an mbarrier
+NO_PAGE = 1 << 30  # outside of every pool: copies of it are zeros
+NEVER = -1.0e30  # the log-sum-exp, in base 2, of no key
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """What a kernel over latent rows is specialised for.
+
+    Attributes
+    ----------
+    case : Case
+    rows : int
+        Query rows (tokens times heads) of a block.
+    tiles : int
+        Blocks of query rows of every sequence; 0: as many as the row offsets say.
+    listed : bool
+        Whether lists say which rows of the pool a token sees.
+    box_rows : int
+        Rows that TMA copies at a time; 0: threads copy, row by row.
+    split : bool
+        Whether blocks leave partial results.
+    """
+
+    case: Case
+    rows: int
+    tiles: int = 0
+    listed: bool = False
+    box_rows: int = KEYS
+
+    @property
+    def by_tma(self) -> bool:
+        return self.box_rows > 0
+
+    @property
+    def boxes(self) -> int:
+        """Boxes of a tile."""
+        return cdiv(self.case.size, BOX_COLUMNS)
+
+    @property
+    def value_boxes(self) -> int:
+        return self.case.value_size // BOX_COLUMNS
+
+    @property
+    def part_bytes(self) -> int:
+        """A block's partial result: normalized rows in the output's type, and a log-sum-exp each."""
+        return self.rows * (self.case.value_size * self.case.out.itemsize + 4)
+
+
+def pack(dtype: DType, a: Any, b: Any) -> Any:
+    """Two f32 as one word of 16-bit floats, the first in the low half."""
+    return kv.pack_f16x2(a, b) if dtype is f16 else kv.pack_bf16x2(a, b)
+
+
+# --- what a block takes ----------------------------------------------------------------------------
+
+
+@kv.func
+def place_of(c, queries, number):
+    """(sequence, its first token, first row of the tile in the sequence, rows of the sequence) of a tile of rows.
+
+    Listed, a token has tiles of its own and counts as a sequence.
+    """
+    heads = c.case.heads
+    if c.listed:
+        tiles = cdiv(heads, c.rows)
+        token = queries.base(0) + number // tiles
+        exists = token < queries.base(queries.sequences)
+        return kv.i32(0), token, number % tiles * c.rows, kv.where(exists, kv.i32(heads), 0)
+    if c.tiles:
+        b = number // c.tiles
+        return b, queries.base(b), number % c.tiles * c.rows, queries.length(b) * heads
+    return queries.tile(number, heads, c.rows)
+
+
+@kv.func
+def extents_of(c, collection, queries, indices, topk_lengths, b, token0):
+    """(position of the sequence's first query, keys) of a tile: listed, the keys are the places of the list."""
+    if not c.listed:
+        return start_of(c.case, collection, None, queries, None, b)
+    count = indices.shape[1]
+    if topk_lengths is not None:
+        count = kv.math.min(kv.math.max(topk_lengths[token0], 0), count)
+    return kv.i32(0), count
+
+
+@kv.func
+def keys_of(c, start, num_keys, row0, rows, splits, split):
+    """The keys of a tile of rows, of which blocks take tiles: those that some row sees, and those that all see.
+
+    Returns (first, end, first that all see, end of those, the split's first tile, how many it has).
+    """
+    heads = c.case.heads
+    first, whole_end = interval(c.case, start + row0 // heads, num_keys)
+    whole_first, last = interval(c.case, start + (kv.math.min(row0 + c.rows, rows) - 1) // heads, num_keys)
+    begin, end = first // KEYS, (last + (KEYS - 1)) // KEYS
+    share = (kv.math.max(end - begin, 0) + (splits - 1)) // splits
+    begin = begin + split * share
+    return first, last, whole_first, whole_end, begin, kv.math.min(end, begin + share) - begin
+
+
+# --- query rows and values -------------------------------------------------------------------------
+
+
+@kv.func
+def load_query(c, query, tile, layout, token0, row0, rows, scale, thread, threads):
+    """Query rows to shared memory, for products; rows past the last repeat it, and are not written back.
+
+    Maxima are found before scores are scaled, so that a negative scale changes the query's sign.
+    """
+    heads, chunks = c.case.heads, c.case.size // CHUNK
+    for i in range(thread, c.rows * chunks, threads):
+        row, chunk = i // chunks, i % chunks
+        at = kv.math.min(row0 + row, rows - 1)
+        kv.cp_async(tile + layout.chunk_offset(row, chunk), query.address(token0 + at // heads, at % heads, chunk * 8))
+    kv.cp_async_commit()
+    kv.cp_async_wait(0)
+    if scale < 0.0:
+        for i in range(thread, c.rows * chunks, threads):
+            at = tile + layout.chunk_offset(i // chunks, i % chunks)
+            at.store(at.load(kv.u32, 4) ^ 0x80008000)
+    kv.fence_proxy_async()
+
+
+@kv.func
+def clear_values(c, tile, begin, end, thread, threads):
+    """Zeros in the value columns of a tile's rows outside of [begin, end): a weight of zero times NaN is NaN."""
+    chunks = c.case.value_size // CHUNK
+    for low, high in kv.static(((kv.i32(0), kv.math.min(begin, KEYS)), (kv.math.max(end, 0), kv.i32(KEYS)))):
+        for i in range(low * chunks + thread, high * chunks, threads):
+            row, chunk = i // chunks, i % chunks
+            box, of_box = chunk // CHUNK, chunk % CHUNK
+            (tile + (box * BOX.bytes + BOX.chunk_offset(row, of_box))).store(kv.vector(kv.i32, 4))
+    kv.fence_proxy_async()
+
+
+# --- what is left ----------------------------------------------------------------------------------
+
+
+def part_of(c: LatentConfig, parts: Any, number: Any, splits: Any, split: Any, row: Any) -> Any:
+    """Where a row of a partial result lies."""
+    pitch = c.case.value_size * c.case.out.itemsize
+    return parts.address(0) + kv.i64((number * splits + split) * c.rows + row) * pitch
+
+
+def lse_of(c: LatentConfig, parts: Any, tiles: Any, number: Any, splits: Any, split: Any, row: Any) -> Any:
+    """Where its log-sum-exp, in base 2, lies: behind all rows."""
+    behind = kv.i64(tiles * splits * c.rows) * (c.case.value_size * c.case.out.itemsize)
+    return parts.address(0) + (behind + kv.i64((number * splits + split) * c.rows + row) * 4)
+
+
+@kv.func
+def write_rows(c, piece, parts, out, number, token0, row0, rows, row, column, splits):
+    """Write 8 columns of a tile's row to where it belongs: the output, or this split's partial result."""
+    at = row0 + row
+    if at < rows:
+        if splits == 1:
+            out.store(token0 + at // c.case.heads, at % c.case.heads, column, value=piece)
+        else:
+            (part_of(c, parts, number, splits, kv.block_id.y, row) + column * c.case.out.itemsize).store(piece)
+
+
+@kv.func
+def write_nothing(c, parts, out, number, token0, row0, rows, splits, thread, threads):
+    """The result of a tile of rows that sees no key."""
+    chunks = c.case.value_size // CHUNK
+    if splits == 1:
+        for i in range(thread, c.rows * chunks, threads):
+            row, chunk = i // chunks, i % chunks
+            write_rows(c, c.case.out(kv.vector(f32, 8)), parts, out, number, token0, row0, rows, row, chunk * 8, splits)
+    else:
+        for row in range(thread, c.rows, threads):
+            lse_of(c, parts, kv.grid_dim.x, number, splits, kv.block_id.y, row).store(kv.f32(NEVER))
+
+
+def queries_of(query: Any, row_offsets: Any) -> RaggedQueries:
+    return RaggedQueries(row_offsets, query.shape[0])

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Producers of the kernels over latent rows: tiles of keys into the boxes of shared memory.
+
+By TMA one warp copies, each lane a piece of a page. Without, every thread of a warpgroup copies 16 bytes of some rows
+by ``cp.async``: rows that a list names, pages of any size. What does not exist is zeros then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.layout import cdiv, page_and_slot
+from kvarn.dsl.values import Value
+
+from .latent_common import BOX, BOX_COLUMNS, CHUNK, KEYS, NO_PAGE, LatentConfig
+
+THREADS = 128  # that copy rows
+LANES = CHUNK  # threads beside each other that copy one row of a box
+TURNS = KEYS * LANES // THREADS  # rows of a tile that a thread takes
+
+
+# --- the producer ----------------------------------------------------------------------------------
+
+
+@kv.func
+def boxes_by_tma(key_map, cache, tile, barrier, pages, base, boxes, lane):
+    """One warp copies some boxes of a tile: each lane pieces of ``key_map.rows`` tokens, which lie in one page.
+
+    ``boxes`` are (first, how many); ``pages`` holds in lane i the page of the i-th piece of the tile.
+    """
+    first, count = boxes
+    rows = key_map.rows
+    pieces = KEYS // rows
+    if lane == 0:
+        kv.mbarrier_arrive_expect_tx(barrier, count * pieces * key_map.box_bytes)
+    kv.syncwarp()
+    for turn in kv.static(range(cdiv(count * pieces, 32))):
+        n = turn * 32 + lane
+        piece, box = n % pieces, first + n // pieces
+        page = kv.shuffle_idx(pages, piece)
+        slot = page_and_slot(cache.spec, Value((base + piece * rows).ir, kv.i32, nonneg=True))[1]
+        if n < count * pieces:
+            coordinates = (page, slot, 0, box * BOX_COLUMNS)
+            kv.tma.load_box(key_map, coordinates, tile + (box * BOX.bytes + piece * rows * BOX.pitch), barrier)
+
+
+@kv.func
+def pages_of(key_map, cache, b, base, last, lane):
+    """The page of each lane's piece of a tile; past the last key one outside of every pool."""
+    token = base + lane * key_map.rows
+    page = cache.page(b, kv.math.max(kv.math.min(token, last - 1), 0))
+    return kv.where((token < last) & (lane < KEYS // key_map.rows), page, NO_PAGE)
+
+
+
+
+# --- row by row ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the rows of tiles lie that threads copy: a sequence's tokens, or the places of a token's list."""
+
+    c: LatentConfig
+    cache: Any
+    indices: Any
+    b: Any
+    token0: Any
+    first: Any
+    last: Any
+
+    @kv.func
+    def place(self, at: Any) -> tuple[Any, Any, Any]:
+        """(token or slot, page, whether it is there) of a key; of one that is not, the place of some other."""
+        if self.c.listed:
+            encoded = self.indices[self.token0, kv.math.min(at, self.last - 1)]
+            size = self.c.case.spec.page_size
+            page = encoded // size
+            there = (encoded >= 0) & (page < self.cache.field("num_blocks")) & (at < self.last)
+            return kv.where(there, encoded % size, 0), kv.where(there, page, 0), there
+        token = kv.math.max(kv.math.min(at, self.last - 1), 0)
+        return token, self.cache.page(self.b, token), (at >= self.first) & (at < self.last)
+
+
+def row_of(thread: Any, turn: int) -> Any:
+    """The row of a tile that a thread copies in a turn: a warp has 16 of them."""
+    return (thread >> 5) * 16 + turn * 4 + ((thread & 31) >> 3)
+
+
+@kv.func
+def places_of(rows, base, thread):
+    """The places of the rows that a thread copies of a tile."""
+    return [rows.place(base + row_of(thread, turn)) for turn in range(TURNS)]
+
+
+@kv.func
+def copy_group(c, rows, places, tile, boxes, thread):
+    """Start copying this thread's chunks of some boxes of a tile."""
+    first, count = boxes
+    lane = thread & (LANES - 1)
+    source = kv.operand(rows.cache)  # whose pointers are for reading
+    for turn in kv.static(range(TURNS)):
+        token, page, there = places[turn]
+        row = row_of(thread, turn)
+        for box in kv.static(range(first, first + count)):
+            column = box * BOX_COLUMNS + lane * CHUNK
+            exists = there
+            if (box + 1) * BOX_COLUMNS > c.case.size:
+                exists = there & (column < c.case.size)
+                column = kv.math.min(column, c.case.size - CHUNK)
+            from_ = source.block_paged_ptr(rows.b, token, 0, column, page=page)
+            size = kv.where(exists, 16, kv.i32(0))
+            kv.cp_async(tile + (box * BOX.bytes + BOX.chunk_offset(row, lane)), from_, zero_fill_size=size)
+    kv.cp_async_commit()
+
+
+@kv.func
+def copied(barrier, pending):
+    """All but the last ``pending`` groups of copies are there, and seen by products."""
+    kv.cp_async_wait(pending)
+    kv.fence_proxy_async()
+    kv.mbarrier_arrive(barrier)
+
+
+@kv.func
+def note_rows(places, seen_at, thread):
+    """Write which rows of a tile there are, a bit each."""
+    word = kv.u32(0)
+    for turn in kv.static(range(TURNS)):
+        bits = kv.ballot(places[turn][2])  # eight lanes have one row
+        four = (bits & 1) | ((bits >> 7) & 2) | ((bits >> 14) & 4) | ((bits >> 21) & 8)
+        word = word | (four << (4 * turn))
+    if (thread & 31) == 0:
+        (seen_at + (thread >> 5) * 2).store(kv.u16(word))

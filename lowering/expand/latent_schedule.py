@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention over latent rows on Hopper's tensor cores: what the kernels take, which of them is chosen, the launches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kvarn.dialect.dtypes import bf16, f16
+from kvarn.dialect.layout import cdiv
+from kvarn.lowering.target import Target
+
+from . import latent_combine, latent_wide
+from .attention_common import Case, tile_count
+from .base import Expansion
+from .latent_common import BOX_COLUMNS, KEYS, LatentConfig
+
+MOST_SPLITS = 64
+MOST_TILES = 16  # of a sequence whose most new tokens are known: more are found through the row offsets
+SPLIT_TILES = 2  # tiles of keys that a split has at least, where the context is known to be that long
+ATOM_ROWS = 8  # pieces of a box that TMA copies start at swizzle atoms
+
+
+def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> list[str]:
+    """Why the kernels do not take a case, one sentence each; empty when they do."""
+    spec, found = case.spec, []
+    if not target.has("wgmma"):
+        return [f"needs a GPU with wgmma, got {target.name}"]
+    if case.query not in (bf16, f16) or case.out is not case.query:
+        found.append(f"needs a query and an output of bf16 or f16, got {case.query.name} and {case.out.name}")
+    if spec.dtype is not case.query:
+        found.append(f"needs a cache of the query's type, got {spec.dtype.name}")
+    if case.size % 16 or case.value_size % (2 * BOX_COLUMNS) or not 0 < case.value_size <= 512:
+        found.append(
+            f"needs a query of a multiple of 16 columns and values of 128, 256, 384 or 512, got {case.size} and "
+            f"{case.value_size}"
+        )
+    if row_alignment < 16:
+        found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
+    if not found:
+        config = LatentConfig(case, latent_wide.ROWS, listed=listed)
+        if latent_wide.shared_bytes(config) > target.shared_bytes:
+            found.append(f"needs rows that fit {target.shared_bytes} bytes of shared memory thrice, got {case.size}")
+    return found
+
+
+def box_rows(case: Case, at: Expansion, handle: Any, listed: bool) -> int:
+    """Rows that TMA copies at a time; 0 where it cannot."""
+    rows = math.gcd(case.spec.page_size, KEYS) if case.spec.paged else KEYS
+    if listed or rows % ATOM_ROWS or at.why_no_tensor_map(handle, rows=rows) is not None:
+        return 0
+    return rows
+
+
+def config_of(case: Case, at: Expansion, op: Any) -> LatentConfig:
+    """The configuration for a case and what the schedule promises."""
+    listed, rows = op.indices is not None, latent_wide.ROWS
+    tiles = cdiv(at.schedule.get("max_queries", 0) * case.heads, rows)
+    return LatentConfig(
+        case, rows, 0 if listed or tiles > MOST_TILES else tiles, listed, box_rows(case, at, op.collection, listed)
+    )
+
+
+def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
+    """Launch the kernel, and where keys are split the one that combines."""
+    case, one = config.case, at.constant(1)
+    tokens, batch = at.dim(op.query, 0), at.dim(op.row_offsets, 0) - 1
+    if config.listed:
+        tiles = needed = tokens * cdiv(case.heads, config.rows)
+    elif config.tiles:
+        tiles = needed = batch * config.tiles
+    else:
+        tiles = tile_count(tokens, batch, case.heads, config.rows)
+        needed = (tokens * case.heads + (config.rows - 1)) // config.rows
+    needed = needed + (one - needed.least(one))
+    if "splits" in at.schedule:
+        splits = at.constant(at.schedule["splits"])
+    else:
+        splits = (at.device("multiprocessors") // needed).least(at.constant(MOST_SPLITS))
+        longest = at.dim(op.indices, 1) if config.listed else at.field(op.collection, "max_cache_length")
+        splits = splits.least((longest + (SPLIT_TILES * KEYS - 1)) // (SPLIT_TILES * KEYS))
+        splits = splits + (one - splits.least(one))
+    several = (splits - 1).least(one)
+    parts = at.workspace(several * tiles * splits * config.part_bytes + 16)
+    key_map = at.tensor_map(op.collection, rows=config.box_rows, layer=op.layer, half="key") if config.by_tma else None
+    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, parts, op.indices, op.topk_lengths]
+    kernel = latent_wide.latent_kernel(config)
+    at.launch(kernel, [*args, key_map], (tiles, splits, 1), (latent_wide.THREADS, 1, 1), key=config)
+    rows, columns = several * tiles * config.rows, cdiv(case.value_size, latent_combine.COLUMNS)
+    combined = [op.row_offsets, op.out, parts, tiles, splits]
+    threads = (32 * latent_combine.WARPS, 1, 1)
+    combine = latent_combine.combine_kernel(config)
+    at.launch(combine, combined, (rows, columns, 1), threads, key=config, programmatic=True)
+
+
+

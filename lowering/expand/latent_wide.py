@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention over latent rows, 64 query rows a block: the columns of the output over two warpgroups.
+
+512 columns of f32 for 64 rows are 256 registers of every thread of a warpgroup: two warpgroups have half of them each.
+
+- The *producer* copies tiles of 64 keys into two stages, in the order in which they become free.
+- *Scores* has the left half. For tile i it starts O += P V of tile i - 1, its weights still in registers, and hands
+  them to the other warpgroup through shared memory; right behind it in the queue Q K^T of tile i starts, box by box as
+  they arrive. Then the softmax of tile i: the only time when this warpgroup has no product under way.
+- *Values* has the right half: it waits for weights and factors, and adds.
+
+Barriers of a stage: ``full`` and ``empty`` for the left boxes, the right ones and those that are no values. Weights have
+``p_full`` and ``p_empty``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import i8, i32
+from kvarn.dialect.shared_layout import SharedLayout
+
+from . import latent_copies
+from .attention_common import LOG2E, LOWEST, interval
+from .latent_common import (
+    BARRIER,
+    BOX,
+    CHUNK,
+    KEYS,
+    NEVER,
+    LatentConfig,
+    clear_values,
+    extents_of,
+    keys_of,
+    load_query,
+    lse_of,
+    pack,
+    place_of,
+    queries_of,
+    write_nothing,
+    write_rows,
+)
+from .softmax import SLACK
+
+ROWS = 64
+STAGES = 2
+THREADS = 384  # the producer's warpgroup, scores, values
+CONSUMERS = 256
+WEIGHTS = SharedLayout(ROWS, KEYS, 2, 128)
+SCORES_MEET, ALL_MEET = 1, 2  # named barriers
+
+
+def groups_of(c: LatentConfig) -> list[tuple[int, int]]:
+    """(first, how many) boxes that share barriers: those that are no values, the left half of the values, the right."""
+    half = c.value_boxes // 2
+    rest = c.boxes - c.value_boxes
+    return ([(c.value_boxes, rest)] if rest else []) + [(0, half), (half, half)]
+
+
+def shared_bytes(c: LatentConfig) -> int:
+    """Query, stages, weights, a factor and an end a row, barriers, and which keys of a stage there are."""
+    return (1 + STAGES) * c.boxes * BOX.bytes + WEIGHTS.bytes + 2 * 4 * ROWS + 16 * BARRIER + 8 * STAGES
+
+
+def latent_kernel(c: LatentConfig) -> Any:
+    """The kernel of a configuration: a block a tile of query rows and split of their keys."""
+    case, dtype, heads, V = c.case, c.case.query, c.case.heads, c.case.value_size
+    groups = groups_of(c)
+    LEFT, RIGHT = len(groups) - 2, len(groups) - 1
+    TILE = c.boxes * BOX.bytes
+    half_bytes = groups[RIGHT][0] * BOX.bytes
+    half_chunks = V // 2 // CHUNK
+    query_layout = SharedLayout(ROWS, case.size, 2, 128)
+    value_steps = BOX.row_steps()
+
+    def barrier_of(barriers: Any, stage: Any, group: int) -> Any:
+        return barriers + (stage * (len(groups) * BARRIER) + group * BARRIER)
+
+    def key_steps(group: int) -> list[tuple[int, int]]:
+        """Bytes of the 16-column steps of a group's boxes, in the query and in the keys."""
+        first, count = groups[group]
+        return [(x, x) for x in query_layout.k_steps()[4 * first : min(4 * (first + count), case.size // 16)]]
+
+    @kv.func
+    def release(barrier, lane):
+        kv.mbarrier_arrive(barrier, lane == 0)
+
+    @kv.func
+    def masked(s, seen, start, num_keys, row0, rows, base, warp, lane):
+        """Minus infinity for what a row does not see; ``seen`` are the listed keys of a stage that there are."""
+        for u in kv.static(range(2)):
+            if not c.listed:
+                at = kv.math.min(row0 + warp * 16 + (lane >> 2) + 8 * u, rows - 1)
+                low, high = interval(case, start + at // heads, num_keys)
+            for n in kv.static(range(KEYS // 8)):
+                for i in kv.static(range(2)):
+                    k = 4 * n + 2 * u + i
+                    if c.listed:
+                        shown = ((seen[n // 4] >> ((n % 4) * 8 + (lane & 3) * 2 + i)) & 1) != 0
+                    else:
+                        token = base + n * 8 + (lane & 3) * 2 + i
+                        shown = (token >= low) & (token < high)
+                    s[k] = kv.where(shown, s[k], float("-inf"))
+
+    @kv.func
+    def softmax(s, m, l, alpha, unit):
+        """One tile of an online softmax, a thread's two rows; ``s`` becomes weights."""
+        for u in kv.static(range(2)):
+            mine = [4 * n + 2 * u + i for n in range(KEYS // 8) for i in range(2)]
+            tops = [kv.math.max(*[s[i] for i in mine[k::4]]) for k in range(4)]
+            top = kv.math.max(kv.math.max(tops[0], tops[1]), kv.math.max(tops[2], tops[3]))
+            for k in kv.static((1, 2)):
+                top = kv.math.max(top, kv.shuffle_xor(top, k))
+            top = top * unit
+            top = kv.where(top > m[u] + SLACK, top, m[u])
+            alpha[u] = kv.ex2(m[u] - top)
+            sums = [kv.f32(0.0)] * 4
+            for j in kv.static(range(len(mine))):
+                i = mine[j]
+                s[i] = kv.ex2(kv.math.fma(s[i], unit, -top))
+                sums[j % 4] = sums[j % 4] + s[i]
+            l[u] = l[u] * alpha[u] + ((sums[0] + sums[1]) + (sums[2] + sums[3]))
+            m[u] = top
+
+    @kv.func
+    def packed(s):
+        """Weights as operand A."""
+        return [[pack(dtype, s[8 * k + i], s[8 * k + i + 1]) for i in (0, 2, 4, 6)] for k in range(KEYS // 16)]
+
+    @kv.func
+    def rescaled(o, alpha):
+        """Sums times their factors, in warps where a maximum moved."""
+        if kv.ballot((alpha[0] != 1.0) | (alpha[1] != 1.0)) != 0:
+            for i in kv.static(range(len(o))):
+                o[i] = o[i] * alpha[i // 2 % 2]
+
+    @kv.func
+    def hand_on(p, alpha, weights, factors, p_full, warp, lane):
+        """Weights and factors to shared memory, for the other warpgroup."""
+        row = warp * 16 + (lane & 15)
+        for k in kv.static(range(KEYS // 16)):
+            kv.stmatrix(weights + WEIGHTS.chunk_offset(row, 2 * k + (lane >> 4)), p[k])
+        if (lane & 3) == 0:
+            for u in kv.static(range(2)):
+                (factors + (warp * 16 + (lane >> 2) + 8 * u) * 4).store(alpha[u])
+        kv.fence_proxy_async()
+        kv.syncwarp()
+        release(p_full, lane)
+
+    @kv.func
+    def write_half(o, inverse, staging, first_column, parts, out, place, splits, warp, lane):
+        """A warpgroup's columns through shared memory, where every warp has its own rows."""
+        number, token0, row0, rows = place
+        for k in kv.static(range(V // 32)):
+            words = [
+                pack(dtype, o[8 * k + i] * inverse[i // 2 % 2], o[8 * k + i + 1] * inverse[i // 2 % 2])
+                for i in (0, 2, 4, 6)
+            ]
+            of_box = BOX.chunk_offset(warp * 16 + (lane & 15), 2 * (k % 4) + (lane >> 4))
+            kv.stmatrix(staging + (k // 4 * BOX.bytes + of_box), words)
+        kv.syncwarp()
+        for i in range(lane, 16 * half_chunks, 32):
+            row, chunk = warp * 16 + i // half_chunks, i % half_chunks
+            piece = (staging + (chunk // CHUNK * BOX.bytes + BOX.chunk_offset(row, chunk % CHUNK))).load(dtype, CHUNK)
+            write_rows(c, piece, parts, out, number, token0, row0, rows, row, first_column + chunk * CHUNK, splits)
+
+    @kv.func
+    def visible(s, tile, seen_at, span, place, extents, base, warp, lane):
+        """Take what rows do not see out of a tile's scores, and what no row sees out of its values."""
+        first, last, whole_first, whole_end, _, _ = span
+        if c.by_tma:
+            if (base < first) | (base + KEYS > last):
+                kv.named_barrier(SCORES_MEET, 128)  # all of them have multiplied the keys
+                clear_values(c, tile, first - base, last - base, warp * 32 + lane, 128)
+                kv.named_barrier(SCORES_MEET, 128)
+        seen = [seen_at.load(kv.u32), (seen_at + 4).load(kv.u32)] if c.listed else []
+        if c.listed:
+            some = (seen[0] & seen[1]) != 0xFFFFFFFF
+        else:
+            some = (base < whole_first) | (base + KEYS > whole_end)
+        if some:
+            masked(s, seen, *extents, place[2], place[3], base, warp, lane)
+
+    @kv.func
+    def left_half(
+        q_tile, stages, weights, factors, ends, seen_at, full, empty, p_full, p_empty, span, place, extents, scale,
+        parts, out, splits, warp, lane,
+    ):  # fmt: skip
+        begin, tiles = span[4], span[5]
+        unit = kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
+        q = kv.wgmma_descriptor(q_tile)
+        m, l, alpha = [kv.f32(LOWEST)] * 2, [kv.f32(0.0)] * 2, [kv.f32(1.0)] * 2
+        s = KEYS
+        for g in kv.static(range(len(groups))):
+            kv.mbarrier_wait(barrier_of(full, 0, g), 0)
+            s = kv.wgmma_start(s, q, kv.wgmma_descriptor(stages), key_steps(g), dtype)
+        s = kv.wgmma_wait(0, s)[0]
+        for g in kv.static(range(LEFT)):
+            release(barrier_of(empty, 0, g), lane)
+        visible(s, stages, seen_at, span, place, extents, begin * KEYS, warp, lane)
+        softmax(s, m, l, alpha, unit)
+        p = packed(s)
+        o = [kv.f32(0.0)] * (V // 4)
+        for i in range(1, tiles):
+            stage, before = i & 1, (i - 1) & 1
+            tile, tile_before = stages + stage * TILE, stages + before * TILE
+            rescaled(o, alpha)
+            o = kv.wgmma_start(o, p, kv.wgmma_descriptor(tile_before, BOX.bytes), value_steps, dtype, trans_b=True)
+            kv.mbarrier_wait(p_empty, i & 1)
+            hand_on(p, alpha, weights, factors, p_full, warp, lane)
+            s = KEYS
+            for g in kv.static(range(len(groups))):
+                kv.mbarrier_wait(barrier_of(full, stage, g), (i >> 1) & 1)
+                s = kv.wgmma_start(s, q, kv.wgmma_descriptor(tile), key_steps(g), dtype)
+                if g == 0:
+                    o, s = kv.wgmma_wait(1, o, s)  # O + P V is done
+                    release(barrier_of(empty, before, LEFT), lane)
+            s = kv.wgmma_wait(0, s)[0]
+            for g in kv.static(range(LEFT)):
+                release(barrier_of(empty, stage, g), lane)
+            visible(s, tile, seen_at + stage * 8, span, place, extents, (begin + i) * KEYS, warp, lane)
+            softmax(s, m, l, alpha, unit)
+            p = packed(s)
+        rescaled(o, alpha)
+        tile = stages + ((tiles - 1) & 1) * TILE
+        o = kv.wgmma_start(o, p, kv.wgmma_descriptor(tile, BOX.bytes), value_steps, dtype, trans_b=True)
+        kv.mbarrier_wait(p_empty, tiles & 1)
+        hand_on(p, alpha, weights, factors, p_full, warp, lane)
+        o = kv.wgmma_wait(0, o)[0]
+        inverse = [kv.f32(0.0)] * 2
+        for u in kv.static(range(2)):
+            for k in kv.static((1, 2)):
+                l[u] = l[u] + kv.shuffle_xor(l[u], k)
+            row = warp * 16 + (lane >> 2) + 8 * u
+            inverse[u] = kv.where(l[u] > 0.0, 1.0 / l[u], 0.0)
+            if (lane & 3) == 0:
+                (ends + row * 4).store(inverse[u])
+                if splits > 1:
+                    lse = kv.where(l[u] > 0.0, m[u] + kv.math.log2(l[u]), NEVER)
+                    lse_of(c, parts, kv.grid_dim.x, place[0], splits, kv.block_id.y, row).store(lse)
+        kv.named_barrier(ALL_MEET, CONSUMERS)  # the query is read: its place is free
+        write_half(o, inverse, q_tile, 0, parts, out, place, splits, warp, lane)
+
+    @kv.func
+    def right_half(
+        q_tile, stages, weights, factors, ends, full, empty, p_full, p_empty, span, place, parts, out, splits, warp,
+        lane,
+    ):  # fmt: skip
+        p = kv.wgmma_descriptor(weights)
+        steps = list(zip(WEIGHTS.k_steps(), value_steps, strict=True))
+        o = [kv.f32(0.0)] * (V // 4)
+        row = warp * 16 + (lane >> 2)
+        for i in range(span[5]):
+            stage = i & 1
+            kv.mbarrier_wait(p_full, i & 1)
+            rescaled(o, [(factors + row * 4).load(kv.f32), (factors + (row + 8) * 4).load(kv.f32)])
+            kv.mbarrier_wait(barrier_of(full, stage, RIGHT), (i >> 1) & 1)
+            values = kv.wgmma_descriptor(stages + stage * TILE + half_bytes, BOX.bytes)
+            o = kv.wgmma(o, p, values, steps, dtype, trans_b=True)
+            release(barrier_of(empty, stage, RIGHT), lane)
+            release(p_empty, lane)
+        kv.named_barrier(ALL_MEET, CONSUMERS)
+        inverse = [(ends + row * 4).load(kv.f32), (ends + (row + 8) * 4).load(kv.f32)]
+        write_half(o, inverse, q_tile + half_bytes, V // 2, parts, out, place, splits, warp, lane)
+
+    @kv.func
+    def produce_by_tma(key_map, cache, stages, full, empty, span, b, lane):
+        _, last, _, _, begin, tiles = span
+        pages = latent_copies.pages_of(key_map, cache, b, begin * KEYS, last, lane)
+        for i in range(tiles):
+            here = pages
+            pages = latent_copies.pages_of(key_map, cache, b, (begin + i + 1) * KEYS, last, lane)
+            for g in kv.static(range(len(groups))):
+                kv.mbarrier_wait(barrier_of(empty, i & 1, g), ((i >> 1) & 1) ^ 1)
+                latent_copies.boxes_by_tma(
+                    key_map, cache, stages + (i & 1) * TILE, barrier_of(full, i & 1, g), here, (begin + i) * KEYS,
+                    groups[g], lane,
+                )  # fmt: skip
+
+    @kv.func
+    def produce_rows(rows, stages, seen_at, full, empty, span, thread):
+        begin, tiles = span[4], span[5]
+        following = latent_copies.places_of(rows, begin * KEYS, thread)
+        for i in range(tiles):
+            places, stage = following, i & 1
+            following = latent_copies.places_of(rows, (begin + i + 1) * KEYS, thread)
+            for g in kv.static(range(len(groups))):
+                kv.mbarrier_wait(barrier_of(empty, stage, g), ((i >> 1) & 1) ^ 1)
+                latent_copies.copy_group(c, rows, places, stages + stage * TILE, groups[g], thread)
+                if g == LEFT and c.listed:
+                    latent_copies.note_rows(places, seen_at + stage * 8, thread)
+                if g > 0:
+                    latent_copies.copied(barrier_of(full, stage, g - 1), 1)
+                elif i > 0:
+                    latent_copies.copied(barrier_of(full, (i - 1) & 1, RIGHT), 1)
+        latent_copies.copied(barrier_of(full, (tiles - 1) & 1, RIGHT), 0)
+
+    @kv.kernel(block=(THREADS, 1, 1), min_blocks=1)
+    def attention_latent(
+        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
+        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3], parts: kv.Buffer[i8, 1],
+        indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
+        key_map: kv.Optional[kv.TensorMap],
+    ):  # fmt: skip
+        memory = kv.shared((1 + STAGES) * TILE + WEIGHTS.bytes, kv.u8, alignment=1024).ptr()
+        small = kv.shared(2 * ROWS, kv.f32).ptr()
+        barriers = kv.shared(2 * STAGES * len(groups) + 2, kv.i64).ptr()
+        seen_at = kv.shared(2 * STAGES, kv.u32, alignment=8).ptr()
+        q_tile, stages, weights = memory, memory + TILE, memory + (1 + STAGES) * TILE
+        factors, ends = small, small + 4 * ROWS
+        full, empty = barriers, barriers + STAGES * len(groups) * BARRIER
+        p_full = empty + STAGES * len(groups) * BARRIER
+        p_empty = p_full + BARRIER
+        kv.griddepcontrol_launch_dependents()  # what combines waits on the device
+        thread, lane = kv.thread_id.x, kv.thread_id.x & 31
+        role = kv.shuffle_idx(thread >> 7, 0)
+        if thread == 0:
+            for n in kv.static(range(STAGES * len(groups))):
+                kv.mbarrier_init(full + n * BARRIER, 1 if c.by_tma else 128)
+                kv.mbarrier_init(empty + n * BARRIER, 4)
+            kv.mbarrier_init(p_full, 4)
+            kv.mbarrier_init(p_empty, 4)
+            kv.fence_mbarrier_init()
+        kv.barrier()
+        splits, number = kv.grid_dim.y, kv.grid_dim.x - 1 - kv.block_id.x
+        queries = queries_of(query, row_offsets)
+        b, token0, row0, rows = place_of(c, queries, number)
+        if row0 < rows:
+            place = (number, token0, row0, rows)
+            cache = collection.get_key_cache(layer)
+            extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
+            span = keys_of(c, *extents, row0, rows, splits, kv.block_id.y)
+            tiles = span[5]
+            if role == 0:
+                if c.by_tma:
+                    kv.setmaxnreg(24, "decrease")
+                    if thread < 32:
+                        if tiles > 0:
+                            produce_by_tma(key_map, cache, stages, full, empty, span, b, lane)
+                else:
+                    kv.setmaxnreg(40, "decrease")
+                    if tiles > 0:
+                        source = latent_copies.Rows(c, cache, indices, b, token0, span[0], span[1])
+                        produce_rows(source, stages, seen_at, full, empty, span, thread)
+            else:
+                kv.setmaxnreg(240 if c.by_tma else 232, "increase")
+                warp = (thread & 127) >> 5
+                if tiles > 0:
+                    load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, thread - 128, CONSUMERS)
+                    kv.named_barrier(ALL_MEET, CONSUMERS)
+                    if role == 1:
+                        left_half(
+                            q_tile, stages, weights, factors, ends, seen_at, full, empty, p_full, p_empty, span, place,
+                            extents, scale, parts, out, splits, warp, lane,
+                        )  # fmt: skip
+                    else:
+                        right_half(
+                            q_tile, stages, weights, factors, ends, full, empty, p_full, p_empty, span, place, parts,
+                            out, splits, warp, lane,
+                        )  # fmt: skip
+                else:
+                    write_nothing(c, parts, out, number, token0, row0, rows, splits, thread - 128, CONSUMERS)
+
+    return attention_latent
