@@ -148,15 +148,12 @@ def load_query(c, query, tile, layout, token0, row0, rows, scale, thread, thread
 
 
 @kv.func
-def clear_values(c, tile, begin, end, thread, threads):
-    """Zeros in the value columns of a tile's rows outside of [begin, end): a weight of zero times NaN is NaN."""
-    chunks = c.case.value_size // CHUNK
+def clear_rows(place, boxes, begin, end, thread, threads):
+    """Zeros in the rows outside of [begin, end) of boxes side by side: a weight of zero times NaN is NaN."""
     for low, high in kv.static(((kv.i32(0), kv.math.min(begin, KEYS)), (kv.math.max(end, 0), kv.i32(KEYS)))):
-        for i in range(low * chunks + thread, high * chunks, threads):
-            row, chunk = i // chunks, i % chunks
-            box, of_box = chunk // CHUNK, chunk % CHUNK
-            (tile + (box * BOX.bytes + BOX.chunk_offset(row, of_box))).store(kv.vector(kv.i32, 4))
-    kv.fence_proxy_async()
+        for i in range(low * (boxes * CHUNK) + thread, high * (boxes * CHUNK), threads):
+            row, chunk = i // (boxes * CHUNK), i % (boxes * CHUNK)
+            (place + (chunk // CHUNK * BOX.bytes + BOX.chunk_offset(row, chunk % CHUNK))).store(kv.vector(kv.i32, 4))
 
 
 # --- what is left ----------------------------------------------------------------------------------
@@ -175,27 +172,15 @@ def lse_of(c: LatentConfig, parts: Any, tiles: Any, number: Any, splits: Any, sp
 
 
 @kv.func
-def write_rows(c, piece, parts, out, number, token0, row0, rows, row, column, splits):
-    """Write 8 columns of a tile's row to where it belongs: the output, or this split's partial result."""
+def write_rows(c, piece, parts, out, place, row, column, splits, split):
+    """Write 8 columns of a tile's row to where it belongs: the output, or a split's partial result."""
+    number, token0, row0, rows = place
     at = row0 + row
     if at < rows:
         if splits == 1:
             out.store(token0 + at // c.case.heads, at % c.case.heads, column, value=piece)
         else:
-            (part_of(c, parts, number, splits, kv.block_id.y, row) + column * c.case.out.itemsize).store(piece)
-
-
-@kv.func
-def write_nothing(c, parts, out, number, token0, row0, rows, splits, thread, threads):
-    """The result of a tile of rows that sees no key."""
-    chunks = c.case.value_size // CHUNK
-    if splits == 1:
-        for i in range(thread, c.rows * chunks, threads):
-            row, chunk = i // chunks, i % chunks
-            write_rows(c, c.case.out(kv.vector(f32, 8)), parts, out, number, token0, row0, rows, row, chunk * 8, splits)
-    else:
-        for row in range(thread, c.rows, threads):
-            lse_of(c, parts, kv.grid_dim.x, number, splits, kv.block_id.y, row).store(kv.f32(NEVER))
+            (part_of(c, parts, number, splits, split, row) + column * c.case.out.itemsize).store(piece)
 
 
 def queries_of(query: Any, row_offsets: Any) -> RaggedQueries:

@@ -25,8 +25,8 @@ TURNS = KEYS * LANES // THREADS  # rows of a tile that a thread takes
 
 
 @kv.func
-def boxes_by_tma(key_map, cache, tile, barrier, pages, base, boxes, lane):
-    """One warp copies some boxes of a tile: each lane pieces of ``key_map.rows`` tokens, which lie in one page.
+def boxes_by_tma(key_map, cache, place, barrier, pages, base, boxes, lane):
+    """One warp copies some boxes of a tile to ``place`` on: each lane pieces of tokens that lie in one page.
 
     ``boxes`` are (first, how many); ``pages`` holds in lane i the page of the i-th piece of the tile.
     """
@@ -38,12 +38,12 @@ def boxes_by_tma(key_map, cache, tile, barrier, pages, base, boxes, lane):
     kv.syncwarp()
     for turn in kv.static(range(cdiv(count * pieces, 32))):
         n = turn * 32 + lane
-        piece, box = n % pieces, first + n // pieces
+        piece, box = n % pieces, n // pieces
         page = kv.shuffle_idx(pages, piece)
         slot = page_and_slot(cache.spec, Value((base + piece * rows).ir, kv.i32, nonneg=True))[1]
         if n < count * pieces:
-            coordinates = (page, slot, 0, box * BOX_COLUMNS)
-            kv.tma.load_box(key_map, coordinates, tile + (box * BOX.bytes + piece * rows * BOX.pitch), barrier)
+            coordinates = (page, slot, 0, (first + box) * BOX_COLUMNS)
+            kv.tma.load_box(key_map, coordinates, place + (box * BOX.bytes + piece * rows * BOX.pitch), barrier)
 
 
 @kv.func
@@ -96,23 +96,23 @@ def places_of(rows, base, thread):
 
 
 @kv.func
-def copy_group(c, rows, places, tile, boxes, thread):
-    """Start copying this thread's chunks of some boxes of a tile."""
+def copy_boxes(c, rows, places, place, boxes, thread):
+    """Start copying this thread's chunks of some boxes of a tile to ``place`` on, a group of copies."""
     first, count = boxes
     lane = thread & (LANES - 1)
     source = kv.operand(rows.cache)  # whose pointers are for reading
     for turn in kv.static(range(TURNS)):
         token, page, there = places[turn]
         row = row_of(thread, turn)
-        for box in kv.static(range(first, first + count)):
-            column = box * BOX_COLUMNS + lane * CHUNK
+        for box in kv.static(range(count)):
+            column = (first + box) * BOX_COLUMNS + lane * CHUNK
             exists = there
-            if (box + 1) * BOX_COLUMNS > c.case.size:
+            if (first + box + 1) * BOX_COLUMNS > c.case.size:
                 exists = there & (column < c.case.size)
                 column = kv.math.min(column, c.case.size - CHUNK)
             from_ = source.block_paged_ptr(rows.b, token, 0, column, page=page)
             size = kv.where(exists, 16, kv.i32(0))
-            kv.cp_async(tile + (box * BOX.bytes + BOX.chunk_offset(row, lane)), from_, zero_fill_size=size)
+            kv.cp_async(place + (box * BOX.bytes + BOX.chunk_offset(row, lane)), from_, zero_fill_size=size)
     kv.cp_async_commit()
 
 

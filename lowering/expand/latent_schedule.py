@@ -7,10 +7,10 @@ import math
 from typing import Any
 
 from kvarn.dialect.dtypes import bf16, f16
-from kvarn.dialect.layout import cdiv
+from kvarn.dialect.layout import align_up, cdiv
 from kvarn.lowering.target import Target
 
-from . import latent_combine, latent_wide
+from . import latent_combine, latent_few, latent_wide
 from .attention_common import Case, tile_count
 from .base import Expansion
 from .latent_common import BOX_COLUMNS, KEYS, LatentConfig
@@ -54,17 +54,19 @@ def box_rows(case: Case, at: Expansion, handle: Any, listed: bool) -> int:
 
 def config_of(case: Case, at: Expansion, op: Any) -> LatentConfig:
     """The configuration for a case and what the schedule promises."""
-    listed, rows = op.indices is not None, latent_wide.ROWS
-    tiles = cdiv(at.schedule.get("max_queries", 0) * case.heads, rows)
-    return LatentConfig(
-        case, rows, 0 if listed or tiles > MOST_TILES else tiles, listed, box_rows(case, at, op.collection, listed)
-    )
+    listed = op.indices is not None
+    most = case.heads if listed else at.schedule.get("max_queries", 0) * case.heads
+    rows = align_up(most, 8) if 0 < most <= latent_few.MOST_ROWS else latent_wide.ROWS
+    tiles = 0 if listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
+    return LatentConfig(case, rows, tiles, listed, box_rows(case, at, op.collection, listed))
 
 
 def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
     """Launch the kernel, and where keys are split the one that combines."""
     case, one = config.case, at.constant(1)
     tokens, batch = at.dim(op.query, 0), at.dim(op.row_offsets, 0) - 1
+    few = config.rows < latent_wide.ROWS
+    blocks = latent_few.PAIR if few else 1  # that leave one partial result
     if config.listed:
         tiles = needed = tokens * cdiv(case.heads, config.rows)
     elif config.tiles:
@@ -76,16 +78,20 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
     if "splits" in at.schedule:
         splits = at.constant(at.schedule["splits"])
     else:
-        splits = (at.device("multiprocessors") // needed).least(at.constant(MOST_SPLITS))
+        splits = (at.device("multiprocessors") // (needed * blocks)).least(at.constant(MOST_SPLITS))
         longest = at.dim(op.indices, 1) if config.listed else at.field(op.collection, "max_cache_length")
-        splits = splits.least((longest + (SPLIT_TILES * KEYS - 1)) // (SPLIT_TILES * KEYS))
+        least = SPLIT_TILES * KEYS * blocks
+        splits = splits.least((longest + (least - 1)) // least)
         splits = splits + (one - splits.least(one))
     several = (splits - 1).least(one)
     parts = at.workspace(several * tiles * splits * config.part_bytes + 16)
     key_map = at.tensor_map(op.collection, rows=config.box_rows, layer=op.layer, half="key") if config.by_tma else None
     args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, parts, op.indices, op.topk_lengths]
-    kernel = latent_wide.latent_kernel(config)
-    at.launch(kernel, [*args, key_map], (tiles, splits, 1), (latent_wide.THREADS, 1, 1), key=config)
+    if few:
+        kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_few.threads_of(config)
+    else:
+        kernel, threads = latent_wide.latent_kernel(config), latent_wide.THREADS
+    at.launch(kernel, [*args, key_map], (tiles, splits * blocks, 1), (threads, 1, 1), key=config)
     rows, columns = several * tiles * config.rows, cdiv(case.value_size, latent_combine.COLUMNS)
     combined = [op.row_offsets, op.out, parts, tiles, splits]
     threads = (32 * latent_combine.WARPS, 1, 1)

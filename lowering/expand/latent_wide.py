@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import i8, i32
+from kvarn.dialect.dtypes import f32, i8, i32
 from kvarn.dialect.shared_layout import SharedLayout
 
 from . import latent_copies
@@ -30,7 +30,7 @@ from .latent_common import (
     KEYS,
     NEVER,
     LatentConfig,
-    clear_values,
+    clear_rows,
     extents_of,
     keys_of,
     load_query,
@@ -38,7 +38,6 @@ from .latent_common import (
     pack,
     place_of,
     queries_of,
-    write_nothing,
     write_rows,
 )
 from .softmax import SLACK
@@ -151,7 +150,6 @@ def latent_kernel(c: LatentConfig) -> Any:
     @kv.func
     def write_half(o, inverse, staging, first_column, parts, out, place, splits, warp, lane):
         """A warpgroup's columns through shared memory, where every warp has its own rows."""
-        number, token0, row0, rows = place
         for k in kv.static(range(V // 32)):
             words = [
                 pack(dtype, o[8 * k + i] * inverse[i // 2 % 2], o[8 * k + i + 1] * inverse[i // 2 % 2])
@@ -163,7 +161,18 @@ def latent_kernel(c: LatentConfig) -> Any:
         for i in range(lane, 16 * half_chunks, 32):
             row, chunk = warp * 16 + i // half_chunks, i % half_chunks
             piece = (staging + (chunk // CHUNK * BOX.bytes + BOX.chunk_offset(row, chunk % CHUNK))).load(dtype, CHUNK)
-            write_rows(c, piece, parts, out, number, token0, row0, rows, row, first_column + chunk * CHUNK, splits)
+            write_rows(c, piece, parts, out, place, row, first_column + chunk * CHUNK, splits, kv.block_id.y)
+
+    @kv.func
+    def write_nothing(parts, out, place, splits, thread):
+        """The result of a tile of rows that sees no key."""
+        if splits == 1:
+            for i in range(thread, ROWS * (V // CHUNK), CONSUMERS):
+                row, column = i // (V // CHUNK), i % (V // CHUNK) * CHUNK
+                write_rows(c, case.out(kv.vector(f32, CHUNK)), parts, out, place, row, column, splits, kv.block_id.y)
+        else:
+            if thread < ROWS:
+                lse_of(c, parts, kv.grid_dim.x, place[0], splits, kv.block_id.y, thread).store(kv.f32(NEVER))
 
     @kv.func
     def visible(s, tile, seen_at, span, place, extents, base, warp, lane):
@@ -172,7 +181,8 @@ def latent_kernel(c: LatentConfig) -> Any:
         if c.by_tma:
             if (base < first) | (base + KEYS > last):
                 kv.named_barrier(SCORES_MEET, 128)  # all of them have multiplied the keys
-                clear_values(c, tile, first - base, last - base, warp * 32 + lane, 128)
+                clear_rows(tile, c.value_boxes, first - base, last - base, warp * 32 + lane, 128)
+                kv.fence_proxy_async()
                 kv.named_barrier(SCORES_MEET, 128)
         seen = [seen_at.load(kv.u32), (seen_at + 4).load(kv.u32)] if c.listed else []
         if c.listed:
@@ -273,10 +283,10 @@ def latent_kernel(c: LatentConfig) -> Any:
             pages = latent_copies.pages_of(key_map, cache, b, (begin + i + 1) * KEYS, last, lane)
             for g in kv.static(range(len(groups))):
                 kv.mbarrier_wait(barrier_of(empty, i & 1, g), ((i >> 1) & 1) ^ 1)
+                place = stages + ((i & 1) * TILE + groups[g][0] * BOX.bytes)
                 latent_copies.boxes_by_tma(
-                    key_map, cache, stages + (i & 1) * TILE, barrier_of(full, i & 1, g), here, (begin + i) * KEYS,
-                    groups[g], lane,
-                )  # fmt: skip
+                    key_map, cache, place, barrier_of(full, i & 1, g), here, (begin + i) * KEYS, groups[g], lane
+                )
 
     @kv.func
     def produce_rows(rows, stages, seen_at, full, empty, span, thread):
@@ -287,7 +297,8 @@ def latent_kernel(c: LatentConfig) -> Any:
             following = latent_copies.places_of(rows, (begin + i + 1) * KEYS, thread)
             for g in kv.static(range(len(groups))):
                 kv.mbarrier_wait(barrier_of(empty, stage, g), ((i >> 1) & 1) ^ 1)
-                latent_copies.copy_group(c, rows, places, stages + stage * TILE, groups[g], thread)
+                place = stages + (stage * TILE + groups[g][0] * BOX.bytes)
+                latent_copies.copy_boxes(c, rows, places, place, groups[g], thread)
                 if g == LEFT and c.listed:
                     latent_copies.note_rows(places, seen_at + stage * 8, thread)
                 if g > 0:
@@ -360,6 +371,6 @@ def latent_kernel(c: LatentConfig) -> Any:
                             out, splits, warp, lane,
                         )  # fmt: skip
                 else:
-                    write_nothing(c, parts, out, number, token0, row0, rows, splits, thread - 128, CONSUMERS)
+                    write_nothing(parts, out, place, splits, thread - 128)
 
     return attention_latent

@@ -207,6 +207,9 @@ from kvarn.dsl.machine import (
     ldmatrix as ldmatrix,
 )
 from kvarn.dsl.machine import (
+    load_cluster as load_cluster,
+)
+from kvarn.dsl.machine import (
     load_nc as load_nc,
 )
 from kvarn.dsl.machine import (

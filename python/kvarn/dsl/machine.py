@@ -23,7 +23,7 @@ __all__ = [
     "ballot", "cluster_barrier", "cluster_rank", "cp_async", "cp_async_bulk", "cp_async_commit", "cp_async_wait",
     "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_f16x4", "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4",
     "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "globaltimer", "griddepcontrol_launch_dependents",
-    "griddepcontrol_wait", "l2_policy", "ldmatrix", "load_nc", "mbarrier_arrive", "mbarrier_arrive_expect_tx",
+    "griddepcontrol_wait", "l2_policy", "ldmatrix", "load_cluster", "load_nc", "mbarrier_arrive", "mbarrier_arrive_expect_tx",
     "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k16", "movmatrix", "named_barrier",
     "named_barrier_arrive", "nanosleep", "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "smid",
     "stmatrix", "syncwarp", "tanh_approx",
@@ -390,6 +390,29 @@ def cluster_barrier() -> None:
     # Not inline PTX: LLVM may copy that into both branches of a condition before it, and a warp would wait for ever.
     for name in ("nvvm.cluster.arrive", "nvvm.cluster.wait"):
         emit(name, (), (), {"aligned": types().unit})
+
+
+def load_cluster(pointer: Pointer, rank: Any, dtype: DType = f32, width: int = 1) -> Any:
+    """Load 32-bit elements of shared memory that another block of the cluster has at the pointer's place.
+
+    ``rank`` is that block's (:func:`cluster_rank`), ``width`` 1, 2 or 4: a scalar, or a list of them. What the block
+    wrote is there after :func:`cluster_barrier`, and it must not end before it was read. sm_90 and later.
+    """
+    _static(width, (1, 2, 4), "width")
+    if dtype.bits != 32:
+        raise TypeError(f"load_cluster loads elements of 32 bits, got {dtype.name}")
+    address, which = _pointer(pointer, SHARED, "the address").address().ir, i32_value(rank, "rank")
+    kind, letter = ("f32", "f") if dtype.is_float else ("i32", "r")
+    found = f"{{{', '.join(f'${i}' for i in range(width))}}}" if width > 1 else "$0"
+    wide = f".v{width}" if width > 1 else ""
+    text = (
+        f"{{ .reg .b32 at; mapa.shared::cluster.u32 at, ${width}, ${width + 1}; "
+        f"ld.shared::cluster{wide}.b32 {found}, [at]; }}"
+    )
+    constraints = ",".join([f"={letter}"] * width + ["r", "r", "~{memory}"])
+    result = kind if width == 1 else f"!llvm.struct<({', '.join([kind] * width)})>"
+    made = _asm(text, constraints, [address, which], result, effects=True)
+    return Value(made, dtype) if width == 1 else _parts(made, width, dtype)
 
 
 def setmaxnreg(count: int, action: str) -> None:

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The kernels over latent rows of Hopper's tensor cores, by the interpreter: 64 query rows a block, and few."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import attention as reference
+from reference import ptx
+from reference.random_caches import random_values
+from unit.test_attention_mla import latent_problem, on_gpu
+
+from kvarn.dialect import dtypes
+
+LENGTHS = {"cached": [130, 0, 61, 7, 0], "new": [2, 1, 3, 0, 0]}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Rows of ``size`` columns, of which ``value_size`` are values; ``most``: what is promised of new tokens."""
+
+    heads: int = 16
+    most: int = 4
+    size: int = 144
+    value_size: int = 128
+    dtype: str = "bf16"
+    kind: str = "paged"
+    page_size: int = 64
+    mask: tuple[str, int] = ("causal", 0)
+    splits: int | None = None
+    cached: tuple[int, ...] = (130, 0, 61, 7, 0)
+    new: tuple[int, ...] = (2, 1, 3, 0, 0)
+
+    def run(self, seed: int, order: ptx.Schedule | None = None, scale_sign: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """(output, what it should be)."""
+        rng, problem = latent_problem(
+            seed, self.kind, self.dtype, head_size=self.size, cached=self.cached, new=self.new,
+            page_size=self.page_size,
+        )  # fmt: skip
+        query = scale_sign * random_values(rng, (problem.tokens, self.heads, self.size), dtypes.of(self.dtype))
+        schedule: dict[str, Any] = {"kind": "latent"}
+        if self.most:
+            schedule["max_queries"] = self.most
+        if self.splits:
+            schedule["splits"] = self.splits
+        mask, span = self.mask
+        out = on_gpu(problem, query.astype(dtypes.of(self.dtype).numpy), self.value_size, schedule, order, mask, span)
+        want, _ = reference.mla_attention(
+            problem.collection, 1, query, problem.row_offsets, value_size=self.value_size, mask=mask, window=span,
+            chunk=span,
+        )  # fmt: skip
+        return out.astype(np.float64), want
+
+
+ONE = {"most": 1, "new": (1, 1, 1, 0, 1)}
+CASES = {
+    "64 rows": Shape(),
+    "64 rows, no bound of new tokens": Shape(most=0),
+    "heads of one token over two blocks": Shape(heads=72, **ONE),
+    "partial results": Shape(splits=3),
+    "more splits than tiles": Shape(splits=7, cached=(130, 0), new=(2, 1)),
+    "f16": Shape(dtype="f16"),
+    "no column that is no value": Shape(size=128),
+    "four boxes of values": Shape(size=288, value_size=256),
+    "pages of 16": Shape(page_size=16),
+    "pages of 128": Shape(page_size=128),
+    "pages of 48": Shape(page_size=48),
+    "pages of 5": Shape(page_size=5),
+    "pages of 1, partial results": Shape(page_size=1, splits=2),
+    "continuous": Shape(kind="continuous"),
+    "window": Shape(mask=("sliding_window", 70)),
+    "window, pages of 4": Shape(mask=("sliding_window", 70), page_size=4),
+    "chunks": Shape(mask=("chunked_causal", 48)),
+    "no mask": Shape(mask=("null", 0)),
+    "few rows": Shape(**ONE),
+    "8 rows": Shape(heads=5, **ONE),
+    "24 rows": Shape(heads=20, **ONE),
+    "32 rows of two tokens": Shape(most=2, new=(2, 1, 2, 0, 0)),
+    "few rows, partial results": Shape(splits=2, **ONE),
+    "few rows, f16": Shape(dtype="f16", **ONE),
+    "few rows, no column that is no value": Shape(size=128, **ONE),
+    "few rows, four boxes of values": Shape(size=288, value_size=256, **ONE),
+    "few rows, pages of 16": Shape(page_size=16, **ONE),
+    "few rows, pages of 5": Shape(page_size=5, **ONE),
+    "few rows, continuous": Shape(kind="continuous", **ONE),
+    "few rows, window": Shape(mask=("sliding_window", 70), splits=2, **ONE),
+    "few rows, window, pages of 4": Shape(mask=("sliding_window", 70), page_size=4, **ONE),
+    "few rows of two tokens, chunks": Shape(mask=("chunked_causal", 48), most=2, new=(2, 1, 2, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_way_to_lay_out_the_work_gives_attention(name):
+    out, want = CASES[name].run(1)
+    np.testing.assert_allclose(out, want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    "shape", [Shape(cached=(150,), new=(2,)), Shape(cached=(150,), new=(2,), page_size=5, splits=2),
+              Shape(cached=(200,), new=(1,), most=1), Shape(cached=(200,), new=(1,), most=1, page_size=5, splits=2)],
+)  # fmt: skip
+def test_results_do_not_depend_on_the_order_of_warps_and_copies(shape):
+    (first, _), *rest = (shape.run(2, order) for order in (*ptx.ORDERS[::2], ptx.ORDERS[3], *ptx.RANDOM))
+    for other, _ in rest:
+        np.testing.assert_array_equal(other, first)
