@@ -411,7 +411,7 @@ def load_cluster(pointer: Pointer, rank: Any, dtype: DType = f32, width: int = 1
     )
     constraints = ",".join([f"={letter}"] * width + ["r", "r", "~{memory}"])
     result = kind if width == 1 else f"!llvm.struct<({', '.join([kind] * width)})>"
-    made = _asm(text, constraints, [address, which], result, effects=True)
+    made = inline_asm(text, constraints, [address, which], result, effects=True)
     return Value(made, dtype) if width == 1 else _parts(made, width, dtype)
 
 
