@@ -54,8 +54,6 @@ def pages_of(key_map, cache, b, base, last, lane):
     return kv.where((token < last) & (lane < KEYS // key_map.rows), page, NO_PAGE)
 
 
-
-
 # --- row by row ------------------------------------------------------------------------------------
 
 

@@ -97,6 +97,3 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
     threads = (32 * latent_combine.WARPS, 1, 1)
     combine = latent_combine.combine_kernel(config)
     at.launch(combine, combined, (rows, columns, 1), threads, key=config, programmatic=True)
-
-
-
