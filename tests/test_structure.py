@@ -325,3 +325,11 @@ def test_a_place_and_a_stored_problem_are_made_in_one_way():
         name for name, text in tests.items() if re.search(r"= random_problem\(.*\n +fill_cached\(rng, problem, ", text)
     ]
     assert not filled, "use reference.random_caches.stored_problem"
+
+
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))], ids=_name)
+def test_a_file_that_a_page_names_is_there(page):
+    named = set(re.findall(r"`((?:[\w-]+/)+[\w-]+\.(?:py|mlir|md|cpp))`", page.read_text()))
+    folders = [ROOT, ROOT / "python", ROOT / "python" / "kvarn", ROOT / "lowering", ROOT / "docs"]
+    missing = sorted(name for name in named if not any((folder / name).is_file() for folder in folders))
+    assert not missing, f"{_name(page)} names files that there are not: {', '.join(missing)}"
