@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 SUITES = (
     "unit.test_ops_append", "unit.test_ops_rope", "unit.test_ops_rotary", "unit.test_ops_copies",
     "unit.test_ops_convert", "unit.test_ops_transfer", "unit.test_ops_ragged", "unit.test_ops_updates",
-    "unit.test_ops_edges", "unit.test_foreign",
+    "unit.test_ops_edges",
 )  # fmt: skip
 # What makes places of its own is not for a GPU.
 NOT_HERE = (
@@ -29,9 +29,6 @@ NOT_HERE = (
     "test_pages_go_to_the_host_and_back",
     "test_neighbouring_pages_are_one_copy",
     "test_runs_are_joined_only_when_both_sides_go_on",
-    # What does not look at the place.
-    "test_the_model_finds_what_numpy_indexing_finds",
-    "test_a_packed_layout_is_the_native_type",
 )
 pytest.register_assert_rewrite(*SUITES)
 for suite in map(importlib.import_module, SUITES):

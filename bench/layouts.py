@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What other libraries' layouts cost: python -m bench.layouts [--rows TEXTS] [--layouts TEXTS] [--json FILE]
+
+Every row runs on a pool of our own, then in place on the same content in each layout (``kv.ForeignPages``), checked,
+and, where cached tokens are only read, by converting them to our pool and running there. LMCache's chunks of several
+layers ([N, 2, L, T, H * D]) are our own layout, and have no line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvarn.tools import arrays as array_kinds
+from kvarn.tools.timing import first_line, timed, warm_up
+
+from .cases import RANGE, SMALL, TABLE, Row, select
+from .kvarn_rows import call_of
+from .problems import problem
+from .report import table
+
+OURS = "N2LPHD"
+LAYOUTS = {
+    "vLLM NHD": "L2NPHD", "vLLM HND": "L2NHPD", "vLLM packed": "LNHPC", "vLLM packed, tokens first": "LNPHC",
+    "FlashInfer NHD": "LN2PHD", "FlashInfer HND": "LN2HPD", "SGLang, page 1": "L2SHD", "TensorRT-LLM": "NL2HPD",
+}  # fmt: skip
+ROWS = "=b64_c4k,=b64_c4k_fp8,=b64_c4k_p64,=app_n256_decode,=app_n8192_prefill,=gather_b64_c2k,=pf_b8_s4k"
+_SMALL = "small_decode,small_append,small_gather,small_prefill"
+_PARTS = {"C": "2D", "S": "NP", "W": "HD"}
+
+
+def laid_out(blocks: Any, word: str) -> Any:
+    """A pool [N, 2, L, P, H, D] in another layout: a copy."""
+    whole = "".join(_PARTS.get(x, x) for x in word)
+    axes = [OURS.index(x) for x in whole]
+    raw = bits(blocks)  # which can be permuted, whatever the element type
+    moved = raw.permute(axes).contiguous() if hasattr(raw, "permute") else raw.transpose(axes).copy()
+    moved = moved.view(blocks.dtype)
+    extent = {x: int(np.prod([blocks.shape[OURS.index(y)] for y in _PARTS.get(x, x)])) for x in word}
+    return moved.reshape([extent[x] for x in word])
+
+
+def ours_again(data: Any, word: str, shape: Sequence[int]) -> Any:
+    """The inverse of :func:`laid_out`: a view."""
+    whole = "".join(_PARTS.get(x, x) for x in word)
+    data = data.reshape([shape[OURS.index(x)] for x in whole])
+    axes = [whole.index(x) for x in OURS]
+    return data.permute(axes) if hasattr(data, "permute") else data.transpose(axes)
+
+
+class InPlace:
+    """A problem's pool in another layout; stands where ``problem.cached`` stood."""
+
+    def __init__(self, problem: Any, word: str) -> None:
+        self.ours, self.word = problem.cached, word
+        self.data = laid_out(self.ours.blocks, word)
+        self.pages = self.ours.pages
+
+    def collection(self, before: Any, newest: int, longest: int) -> Any:
+        import kvarn as kv
+
+        lookup, options = self.pages.lookup, {}
+        if "S" in self.word:  # tokens by their slots
+            page = self.pages.page
+            wide = lookup[:, :, None] * page + self.ours.arrays.integers(np.arange(page))
+            lookup, options = wide.reshape(lookup.shape[0], -1), {"page_size": 1}
+        return kv.ForeignPages(
+            self.data, self.ours.arrays.integers(before), lookup, self.word, max_seq_length=newest,
+            max_cache_length=longest, **options,
+        )  # fmt: skip
+
+
+def bits(array: Any) -> Any:
+    """A buffer's bits, so that NaN equals itself."""
+    if hasattr(array, "permute"):
+        torch = sys.modules["torch"]
+        return array.view(getattr(torch, f"int{8 * array.element_size()}"))
+    return array.view(f"u{array.itemsize}")
+
+
+def measured(p: Any, call: Callable[[int], Any], check: Callable[[], float], limit: float) -> dict[str, Any]:
+    """One line: checked, then timed."""
+    record: dict[str, Any] = {"ok": False}
+    try:
+        p.poison()
+        call(0)
+        p.arrays.synchronize()
+        record["error"] = check()
+        record["ok"] = record["error"] <= limit
+        record |= timed(call, p.layers, p.arrays)
+        record["rate"] = p.bytes / record["us"] / 1e6
+    except Exception as error:
+        record["note"] = f"{type(error).__name__}: {first_line(error)}"
+    return record
+
+
+def lines(arrays: Any, row: Row, names: Sequence[str]) -> list[dict[str, Any]]:
+    """A row on our own layout, and on each of the named ones."""
+    import kvarn as kv
+
+    p = problem(arrays, row, False)
+    tolerance, ours = 0.5 if row.kind == "gather" else 0.05, p.cached
+    writes = row.kind == "append"
+    native = call_of(p)
+    found = [{"row": row.title, "layout": "ours", "how": "native", **measured(p, native, p.error, tolerance)}]
+    if writes:  # the layer that was checked last is what the others must have
+        p.poison()
+        native(0)
+    for name in names:
+        word = LAYOUTS[name]
+        try:
+            p.cached = here = InPlace(p, word)
+            call = call_of(p)
+        except Exception as error:
+            found.append({"row": row.title, "layout": name, "how": "in place", "ok": False,
+                          "note": f"{type(error).__name__}: {first_line(error)}"})  # fmt: skip
+            continue
+        finally:
+            p.cached = ours
+
+        def written(here: InPlace = here, word: str = word) -> float:
+            """0 when every bit of layer 0 is what a native append leaves."""
+            again = ours_again(here.data, word, ours.blocks.shape)
+            return 0.0 if p.arrays.equal(bits(again[:, :, 0]), bits(ours.blocks[:, :, 0])) else 1.0
+
+        if writes:
+            arrays.poison(here.data)
+        line = measured(p if not writes else _Kept(p), call, written if writes else p.error, tolerance)
+        found.append({"row": row.title, "layout": name, "how": "in place", **line})
+        if not writes:
+            before = p.lengths - getattr(p, "queries", 1)
+            source = here.collection(p.lengths, 1, p.longest + 1)
+            target = ours.collection(before, getattr(p, "newest", 1), p.longest + 1)
+
+            def converted(layer: int, source: Any = source, target: Any = target) -> None:
+                kv.ops.convert(source.get_key_cache(layer), target.get_key_cache(layer))
+                if row.kind != "gather":
+                    kv.ops.convert(source.get_value_cache(layer), target.get_value_cache(layer))
+                native(layer)
+
+            line = measured(p, converted, p.error, tolerance)
+            found.append({"row": row.title, "layout": name, "how": "convert, run", **line})
+        del here, call
+        arrays.free()
+    return found
+
+
+class _Kept:
+    """A problem whose pool is not poisoned again: the layout's own was."""
+
+    def __init__(self, p: Any) -> None:
+        self.arrays, self.layers, self.bytes = p.arrays, p.layers, p.bytes
+
+    def poison(self) -> None:
+        pass
+
+
+def shown(found: Sequence[dict[str, Any]]) -> str:
+    """The lines as a table; times beside those of our own layout."""
+    out, ours = [], 1.0
+    for line in found:
+        if line["layout"] == "ours":
+            ours = line.get("us", float("nan"))
+        us = line.get("us")
+        out.append([
+            line["row"], line["layout"], line["how"], "—" if us is None else f"{us:.1f}",
+            "—" if us is None else f"{us / ours:.3f}", "ok" if line["ok"] else line.get("note") or "wrong",
+        ])  # fmt: skip
+    return table([["row", "layout", "how", "µs", "of ours", "checked"], *out])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", metavar="TEXTS", help=f"as of bench (default: {ROWS})")
+    parser.add_argument("--layouts", default=",".join(LAYOUTS), metavar="NAMES", help="parts of their names")
+    parser.add_argument("--device", choices=("cuda", "host", "numpy"), help="default: the GPU where there is one")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(argv)
+    from kvarn.runtime import driver
+
+    device = options.device or ("cuda" if driver.status().usable else "host")
+    rows = select(options.rows or (ROWS if device == "cuda" else _SMALL), (*TABLE, *RANGE, *SMALL))
+    names = [n for n in LAYOUTS if any(part.strip() in n for part in options.layouts.split(","))]
+    arrays = array_kinds.arrays(device)
+    warm_up(arrays)
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        new = lines(arrays, row, names)
+        found += new
+        print(shown(new), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if all(line["ok"] for line in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
