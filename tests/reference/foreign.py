@@ -193,7 +193,7 @@ def pool_of(place: Place, name: str, packed: PagedKVCacheCollection) -> Pool:
     layout, spec = LAYOUTS[name], packed.cache_spec
     blocks = np.asarray(packed.blocks)
     assert blocks.shape[1:3] == (2, 1), "one layer, keys and values"
-    buffers = [place.put(x) for x in layout.build(blocks[:, 0, 0], blocks[:, 1, 0])]
+    buffers = [place.put(np.ascontiguousarray(x)) for x in layout.build(blocks[:, 0, 0], blocks[:, 1, 0])]
     table = layout.table(np.asarray(packed.lookup_table), spec.page_size)
     known = {"num_heads": spec.num_heads, "page_size": spec.page_size}
     options = {n: known.get(n, v) for n, v in layout.options.items()}
