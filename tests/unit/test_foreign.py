@@ -273,7 +273,9 @@ def read_rows(cache: kv.PagedKVCache, out: kv.Buffer[kv.f32, 4]):
     if t < cache.cache_length(b):
         for h in range(cache.num_heads):
             out[b, t, h, kv.thread_id.x] = kv.f32(cache.load(b, h, t, kv.thread_id.x))
-            ahead = cache.block_paged_ptr(b, t, h, 0) + kv.thread_id.x * 2
+            slot = t % cache.page_size
+            element = slot * cache.token_stride + h * cache.head_stride + kv.thread_id.x
+            ahead = cache.block_paged_ptr(b, t - slot, 0, 0) + element * 2
             cache.store(b, h, t, kv.thread_id.x, kv.f16(kv.f32(ahead.load(kv.f16)) + 1))
 
 
