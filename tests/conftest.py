@@ -40,9 +40,12 @@ def _ends_on_a_gpu(request):
 
 @pytest.fixture(scope="session", autouse=True)
 def _private_cache(tmp_path_factory):
-    """Tests neither use nor fill the user's compile cache."""
+    """Tests neither use nor fill the user's compile cache; the workers of a distributed run share one."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kvarn-cache"
+    folder.mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KVARN_CACHE_DIR", str(tmp_path_factory.mktemp("kvarn-cache")))
+        patch.setenv("KVARN_CACHE_DIR", str(folder))
         yield
 
 

@@ -31,6 +31,8 @@ TYPES = {
 }  # fmt: skip
 Lanes = Any  # the active threads: an index array, or a slice for all
 _UNWRITTEN = 0xFFFF_FFFF_FFFF_FFFF  # a register that nothing was written to
+# By bytes: what holds the bits of an element.
+_BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 class Wait(IntEnum):
@@ -57,6 +59,7 @@ class Block:
         self.warp_count = -(-self.count // WARP)
         self.special = _special(self.count, block, cluster, rank, index)
         self.registers: dict[str, np.ndarray] = {}
+        self.literals: dict[tuple[str, type], Any] = {}
         # In units of 16 bytes, as a load of three words reads four.
         self.shared = np.full(-(-max(kernel.shared_bytes, cluster.shared_bytes) // 16) * 16, 0xFF, np.uint8)
         self.version = 0  # of the shared memory
@@ -84,8 +87,7 @@ class Block:
 
     def value(self, operand: str, m: Lanes, dtype: type) -> np.ndarray:
         """An operand of the active threads."""
-        size = np.dtype(dtype).itemsize
-        if operand.startswith("%") and operand in self.special:
+        if operand in self.special:
             bits = self.special[operand][m]
         elif operand.startswith("%") or operand in self.registers:
             if self.products is not None and operand in self.products.flying:
@@ -94,8 +96,13 @@ class Block:
             bits = self.register(operand)[m]
         else:
             n = self.count if isinstance(m, slice) else len(m)
-            return np.full(n, self.literal(operand, dtype))
-        return bits.astype(bool) if dtype is np.bool_ else bits.astype(f"u{size}").view(dtype)
+            number = self.literals.get((operand, dtype))
+            if number is None:
+                number = self.literals[operand, dtype] = self.literal(operand, dtype)
+            return np.full(n, number)
+        if dtype is np.bool_:
+            return bits.astype(bool)
+        return bits.astype(_BITS[np.dtype(dtype).itemsize]).view(dtype)
 
     def register(self, name: str) -> np.ndarray:
         """A register of all threads."""
@@ -126,9 +133,9 @@ class Block:
         array = np.ascontiguousarray(array)
         if array.dtype == bool:
             array = array.astype(np.uint64)
-        bits = array.view(f"u{array.dtype.itemsize}").astype(np.uint64)
         if operand == "_":
             return
+        bits = array.view(_BITS[array.dtype.itemsize]).astype(np.uint64)
         if operand in self.tracked and self.products is not None:
             self.products.note_write(operand, m, bits)
         self.register(operand)[m] = bits
@@ -294,8 +301,7 @@ class Block:
             run = self.compiled[at] = maker(self, i)
         self.at = at
         try:
-            with np.errstate(all="ignore"):
-                run(m)
+            run(m)
         except EmulationError as error:
             raise EmulationError(f"{error} ({i.where})") from None
         except Exception as error:

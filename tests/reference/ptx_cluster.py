@@ -103,6 +103,7 @@ class Cluster:
 
     # --- running
 
+    @np.errstate(all="ignore")
     def run(self) -> None:
         """All threads to their ends."""
         last = 0  # turns since something landed
