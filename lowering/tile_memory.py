@@ -59,8 +59,9 @@ class Stages:
     def initialize(self, copying: int, consumers: int) -> None:
         """Set the barriers up: ``copying`` threads fill a stage (by TMA one), ``consumers`` warps release it."""
         for stage in range(self.count):
-            machine.mbarrier_init(self.full + stage * BARRIER_BYTES, 1 if self.copy == "tma" else copying)
-            machine.mbarrier_init(self.empty + stage * BARRIER_BYTES, consumers)
+            copies = 1 if self.copy == "tma" else copying
+            machine.mbarrier_init(self.full + stage * BARRIER_BYTES, copies, f"full_{self.name}[{stage}]")
+            machine.mbarrier_init(self.empty + stage * BARRIER_BYTES, consumers, f"empty_{self.name}[{stage}]")
 
     def stage(self, n: Value) -> tuple[Value | int, Value]:
         """(stage, parity of its phase) of use ``n``."""

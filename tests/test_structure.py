@@ -67,7 +67,11 @@ ALLOWED = {
     **{name: {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": CUDA} for name in RUNTIME_SIDE},
     "kvarn.runtime.host": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.dialect", *MLIR}},
     "kvarn.compiler": {"now": EVERYTHING, "lazy": CUDA},
-    "kvarn.compiled": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE}, "lazy": CUDA},  # loads kernels where mlir is not
+    "kvarn.emulator": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": set()},
+    "kvarn.compiled": {
+        "now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE},
+        "lazy": {*CUDA, "kvarn.emulator"},
+    },
     "kvarn.extensions": {"now": EVERYTHING, "lazy": set()},
     "kvarn.stage_files": {"now": EVERYTHING, "lazy": set()},
     "kvarn.programs": {"now": EVERYTHING, "lazy": CUDA},
@@ -171,7 +175,9 @@ def test_importing_kvarn_is_cheap():
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("module", ["kvarn.artifact", "kvarn.caches", "kvarn.cache", "kvarn.compiled", "kvarn.runtime"])
+@pytest.mark.parametrize(
+    "module", [f"kvarn.{name}" for name in ("artifact", "caches", "cache", "compiled", "emulator", "runtime")]
+)
 def test_the_runtime_runs_without_mlir(module):
     """An artifact must run on a machine that has no mlir."""
     if module not in MODULES:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import DType, f16, f32
+from kvarn.dialect.dtypes import DType, f16
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 

@@ -46,11 +46,12 @@ _LAZY = {
     "kvarn.compiled": ("Kernel", "load"),
     "kvarn.errors": ("KernelError",),
     "kvarn.settings": ("pipeline",),
+    "kvarn.emulator": ("emulated", "EmulationError"),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}
 _SUBMODULES = (
     "ops", "compiler", "compiled", "programs", "caches", "dsl", "errors", "env", "runtime", "tools", "artifact",
-    "manager", "dialect", "lowering",
+    "manager", "dialect", "lowering", "emulator",
 )  # fmt: skip
 
 

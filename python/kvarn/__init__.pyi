@@ -16,6 +16,7 @@ from kvarn import compiled as compiled
 from kvarn import compiler as compiler
 from kvarn import dialect as dialect
 from kvarn import dsl as dsl
+from kvarn import emulator as emulator
 from kvarn import env as env
 from kvarn import errors as errors
 from kvarn import lowering as lowering
@@ -346,6 +347,12 @@ from kvarn.dsl.wgmma import (
 )
 from kvarn.dsl.wgmma import (
     wgmma_wait as wgmma_wait,
+)
+from kvarn.emulator import (
+    EmulationError as EmulationError,
+)
+from kvarn.emulator import (
+    emulated as emulated,
 )
 from kvarn.errors import (
     KernelError as KernelError,

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvarn.artifact import Artifact
+from kvarn.settings import emulation
 
 if TYPE_CHECKING:
+    from kvarn.emulator import Report
     from kvarn.lowering.pipeline import Settings
 
 # What each stage is made from; the names of Kernel.asm.
@@ -125,7 +127,37 @@ class Kernel:
             is done.
         """
         self._check_kind(program=False)
+        emulated = emulation()
+        if emulated is not None:
+            emulated.launch(self, grid, block, args)
+            return
         self.launcher(grid, block, *args, stream=stream)
+
+    def emulate(self, grid: Any, block: Any, *args: Any, **options: Any) -> Report:
+        """Run the PTX on NumPy arrays without a GPU; see ``docs/emulator.md``.
+
+        Parameters
+        ----------
+        grid, block : int or tuple of up to 3 int
+        args
+            As for :meth:`launch`, over NumPy arrays, which are written as the GPU would.
+        options
+            Those of ``kv.emulated``: ``order``, ``seed``, ``copies``, ``multiprocessors``, ``races``.
+
+        Returns
+        -------
+        kvarn.emulator.Report
+            Instructions, bytes and sectors by part of the arguments, bank conflicts, divergence, hazards.
+
+        Raises
+        ------
+        kvarn.emulator.EmulationError
+            If the kernel cannot go on: an access outside the arguments' memory, a hang, a copy used too early, ...
+        """
+        from kvarn.emulator import run
+
+        self._check_kind(program=False)
+        return run.emulate(self, grid, block, args, options)
 
     def prepare(self, grid: Any, block: Any, *args: Any) -> Any:
         """Bind arguments once: a callable that launches them again at the least cost."""

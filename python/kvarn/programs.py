@@ -245,24 +245,25 @@ def _give_up_old() -> None:
             operation.forget(gone)
 
 
-def artifact(what: Specialisation) -> Artifact:
+def artifact(what: Specialisation, lineinfo: bool = False) -> Artifact:
     """The compiled artifact of a specialisation, from the disk cache where it is. Nothing is traced on a hit."""
     portable = functions.are_portable(v for _, v in what.attributes)
-    key = compiler.key_of("operation", what, by_name(what.target), settings.current()) if portable else None
+    kind = "operation with lines" if lineinfo else "operation"
+    key = compiler.key_of(kind, what, by_name(what.target), settings.current()) if portable else None
     found = compiler.load_cached(key)
     if found is None:
-        found = compile_operation(what).artifact
+        found = compile_operation(what, lineinfo).artifact
         compiler.save_cached(key, found)
     return found
 
 
-def compile_operation(what: Specialisation) -> Kernel:
+def compile_operation(what: Specialisation, lineinfo: bool = False) -> Kernel:
     """Compile a specialisation afresh: all stages of the code are there to look at."""
     context, applied, target = compiler.context(), settings.current(), by_name(what.target)
     with compiler.diagnosed(context):
         module = build(what, context)
         text = str(module)
-        made = compiler.lower(module, target, pipeline.steps(target, applied))
+        made = compiler.lower(module, target, pipeline.steps(target, applied), lineinfo=lineinfo)
     return Kernel(made, text, applied)
 
 
@@ -272,11 +273,9 @@ def compile_operation(what: Specialisation) -> Kernel:
 class _Known(NamedTuple):
     """What a signature was found to be."""
 
-    program: OperationProgram
+    program: Any  # an OperationProgram, or an emulated one
     ordinal: int
-    tails: list[
-        tuple[int, tuple[int, ...]]
-    ]  # of each buffer, its place among the operands and its fields after the address
+    tails: list[tuple[int, tuple[int, ...]]]  # of each buffer: its place among operands, its fields after the address
     checks: tuple[contents.Check, ...]  # of a call's field values: that outputs lie apart, what tables on the host hold
 
 
@@ -364,8 +363,9 @@ class Operation:
     def _learn(self, signature: tuple[Any, ...], operands: Sequence[Any]) -> _Known:
         """Check a signature, get its program, and remember what its buffers' fields are besides the address."""
         attributes, (schedule, _) = signature[1], signature[2] or ((), ())
-        what, given = self.specialisation(operands, attributes, schedule)
-        found = program(what)
+        emulation = settings.emulation()
+        what, given = self.specialisation(operands, attributes, schedule, emulation and emulation.target)
+        found = program(what) if emulation is None else emulation.program(what)
         assert not any(a.table_alignment for a in found.args), "a signature does not hold the alignment of tables"
         values, ordinal = found.bind(given)
         buffers_ = [i for i, (_, type_) in enumerate(what.operands) if isinstance(type_, BufferType)]
@@ -385,7 +385,7 @@ class Operation:
             for rule in self._apart
             if rule.written in at and rule.read in at
         ]
-        if ordinal == HOST:
+        if what.target == "host":  # a GPU's kernels do not look either
             handles = {n: (t.kind, t.spec) for n, t in what.operands if isinstance(t, HandleType)}
             found += contents.checks_of(self.title, self._contents, handles, list(at))
         return tuple(found)

@@ -34,6 +34,22 @@ def token() -> Hashable:
     return _generation if found is None else (_generation, found)
 
 
+def emulation() -> Any:
+    """What stands for the GPU in this thread, in a ``with kv.emulated(...)``; None outside."""
+    return getattr(_local, "emulation", None)
+
+
+@contextlib.contextmanager
+def emulating(what: Any) -> Iterator[None]:
+    """Launches of this thread go to ``what`` inside, and what is looked up for them is kept apart."""
+    before = emulation(), getattr(_local, "token", None)
+    _local.emulation, _local.token = what, ("emulated", what.target, before[1])
+    try:
+        yield
+    finally:
+        _local.emulation, _local.token = before
+
+
 def current() -> Settings:
     """The settings of this thread's compilations: those of the innermost ``kv.pipeline``, else the defaults."""
     found = getattr(_local, "settings", None)
@@ -93,7 +109,7 @@ def pipeline(
     """
     before = getattr(_local, "settings", None), getattr(_local, "check", None), getattr(_local, "token", None)
     made = extended(passes, disable, options, check)
-    _local.token = importlib.import_module("kvarn.extensions").identity(made)
+    _local.token = (importlib.import_module("kvarn.extensions").identity(made), getattr(emulation(), "target", None))
     _local.settings, _local.check = made, before[1] if check is None else check
     try:
         yield
@@ -101,4 +117,4 @@ def pipeline(
         _local.settings, _local.check, _local.token = before
 
 
-__all__ = ["current", "declared", "extended", "pipeline", "token"]
+__all__ = ["current", "declared", "emulating", "emulation", "extended", "pipeline", "token"]

@@ -90,15 +90,14 @@ class Interpreted(Place):
     def launch(self, kernel: Any, grid: Any, block: Any, *args: Any) -> None:
         """Run a kernel of the kernel language."""
         from kvarn.compiler import compile
-
-        from . import emulated
+        from kvarn.emulator import run as emulated
 
         made = compile(kernel, *kernel.specs_of(args), target=self.target)
         emulated.launch(made, grid, block, kernel.passed(args), self.order)
 
     def program(self, program: Any, *args: Any) -> None:
         """Run a program artifact."""
-        from . import emulated
+        from kvarn.emulator import run as emulated
 
         views = [buffers.view(a) if isinstance(a, np.ndarray) else a for a in args]
         emulated.run_program(program, views, order=self.order)
@@ -108,7 +107,7 @@ class Interpreted(Place):
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        from . import emulated
+        from kvarn.emulator import run as emulated
 
         def call(operation: Any, operands: Any, attributes: Any = (), schedule: Any = None, stream: Any = None) -> None:
             emulated.run(operation, operands, attributes, schedule, self.target)

@@ -8,7 +8,7 @@ and passes may be left out: whatever is chosen, the output is that of the model.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +16,16 @@ import numpy as np
 from mlir import ir
 
 import kvarn as kv
+from kvarn.compiled import Kernel
 from kvarn.dialect import dtypes, tma_layout
 from kvarn.dialect.layout import CollectionSpec
+from kvarn.emulator import Report, ptx
+from kvarn.emulator import run as emulated
 from kvarn.lowering.expand.attention_common import Case
 from kvarn.lowering.expand.attention_tiles import attention_kernel
 from kvarn.lowering.rewrite import kernels
 
 from . import attention as reference
-from . import emulated, ptx
 from .random_caches import Problem, random_query, stored_problem
 
 TARGET = "sm_90a"
@@ -149,9 +151,17 @@ def case_of(
 
 
 def run(
-    b: Batch, case: Case, choice: Choice, scale: float | None = None, order: ptx.Schedule | None = None
+    b: Batch,
+    case: Case,
+    choice: Choice,
+    scale: float | None = None,
+    order: ptx.Order | None = None,
+    change: Callable[[str], str] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Output and log-sum-exp [T, heads, ...] of the kernel; rows that it does not write stay 77."""
+    """Output and log-sum-exp [T, heads, ...] of the kernel; rows that it does not write stay 77.
+
+    ``change`` is given the PTX and gives what is run. Hazards are errors.
+    """
     c, offsets, query = b.problem.collection, b.problem.row_offsets.astype(np.int32), b.query
     counts, width = np.diff(offsets), int(np.diff(offsets).max(initial=1)) + 2
     if case.padded:
@@ -166,7 +176,11 @@ def run(
         rows = min(case.spec.page_size or choice.keys, choice.keys)
         given += [x.create_tma_tile(tile_rows=rows) for x in (c.get_key_cache(LAYER), c.get_value_cache(LAYER))]
     blocks = choice.blocks or tiles * case.spec.num_heads
-    emulated.launch(compiled(case, c.spec, choice), blocks, choice.threads, given, order)
+    made, report = compiled(case, c.spec, choice), Report("sm_90a")
+    if change is not None:
+        made = Kernel(made.artifact.replace(code={"ptx": change(made.asm["ptx"])}))
+    emulated.launch(made, blocks, choice.threads, given, order, report)
+    report.check()
     if case.padded:
         past = [(out[i, n:], lse[i, n:]) for i, n in enumerate(counts)]
         assert all((x == 77).all() and (y == 77).all() for x, y in past if case.lse), "a row past the last was written"
@@ -179,7 +193,7 @@ def check(
     choice: Choice,
     *,
     scale: float | None = None,
-    orders: Sequence[ptx.Schedule | None] = (None,),
+    orders: Sequence[ptx.Order | None] = (None,),
     **what: Any,
 ) -> None:
     """The output and the log-sum-exp are the model's, whatever the hardware chooses."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Scores and masks of attention as functions: on the host, and as PTX run by the interpreter of ``reference.ptx``.
+"""Scores and masks of attention as functions: on the host, and as PTX run by the interpreter of ``kvarn.emulator``.
 
 What holds no cached token is NaN, and an access outside the buffers is an error.
 """
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference import emulated
 from reference.random_caches import Problem, random_query, stored_problem
 
 import kvarn as kv
 from kvarn.caches import KVCacheMHAOperand, PagedKVCacheCollection
 from kvarn.dsl import functions as registry
+from kvarn.emulator import run as emulated
 from kvarn.ops import functions, reads
 
 LENGTHS = {"cached": [150, 0, 30], "new": [20, 40, 1]}

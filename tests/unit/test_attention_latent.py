@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference import ptx
 from reference.random_caches import random_values
 from unit.test_attention_mla import latent_problem, on_gpu
 
 from kvarn.dialect import dtypes
+from kvarn.emulator import ptx
 
 LENGTHS = {"cached": [130, 0, 61, 7, 0], "new": [2, 1, 3, 0, 0]}
 
@@ -34,7 +34,7 @@ class Shape:
     cached: tuple[int, ...] = (130, 0, 61, 7, 0)
     new: tuple[int, ...] = (2, 1, 3, 0, 0)
 
-    def run(self, seed: int, order: ptx.Schedule | None = None, scale_sign: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    def run(self, seed: int, order: ptx.Order | None = None, scale_sign: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """(output, what it should be)."""
         rng, problem = latent_problem(
             seed, self.kind, self.dtype, head_size=self.size, cached=self.cached, new=self.new,

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference import emulated, ptx
 from reference.random_caches import random_problem, random_values, stored_problem
 
 import kvarn as kv
 from kvarn.dialect import dtypes
+from kvarn.emulator import ptx
+from kvarn.emulator import run as emulated
 from kvarn.ops import mla
 
 SENTINEL = 72.0  # exact in every type
@@ -105,7 +106,7 @@ def on_gpu(
     query: np.ndarray,
     value_size: int,
     schedule: dict[str, Any] | None = None,
-    order: ptx.Schedule | None = None,
+    order: ptx.Order | None = None,
     mask: str = "causal",
     span: int = 0,
 ) -> np.ndarray:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The attention kernels for GPUs, compiled to PTX and run by the interpreter of ``reference.ptx``.
+"""The attention kernels for GPUs, compiled to PTX and run by the interpreter of ``kvarn.emulator``.
 
 A few cases of each kernel, small ones: tests/gpu has the rest. What holds no cached token is NaN, shared memory starts
 as NaNs, and an access outside the buffers is an error.
@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference import decode_cases, emulated, places, ptx
+from reference import decode_cases, places
 from reference.random_caches import Problem, random_query, stored_problem
 
 from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect import dtypes
+from kvarn.emulator import ptx
+from kvarn.emulator import run as emulated
 from kvarn.ops import mla, reads
 
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 2e-2}
@@ -33,7 +35,7 @@ def run(
     query: np.ndarray,
     schedule: dict[str, Any],
     target: str = "sm_90a",
-    order: ptx.Schedule | None = None,
+    order: ptx.Order | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     out = np.full_like(query, SENTINEL)

@@ -7,16 +7,17 @@ random order. Each case is a rule: what is named is what may not change the resu
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference import ptx
 from reference.tile_attention import TARGET, Choice, batch, case_of, check, compiled, run, trace
 
 import kvarn as kv
+from kvarn.emulator import EmulationError, EmulationHazard, ptx
 from kvarn.lowering import pipeline
 from kvarn.lowering.expand import softmax
 
@@ -117,10 +118,37 @@ def test_a_schedule_changes_no_result(name):
     "choice", [Choice(consumers=2), Choice(maps=False, blocks=1)], ids=["tma", "persistent cp.async"]
 )
 @pytest.mark.parametrize(
-    "order", [ptx.Schedule("forward", True), ptx.Schedule("backward", False), ptx.Schedule("random", None, 1)], ids=str
+    "order", [ptx.Order("forward", "early"), ptx.Order("backward", "late"), ptx.Order("random", "random", 1)], ids=str
 )
 def test_the_order_of_warps_and_copies_changes_no_result(choice, order):
     check(batch([130], [18]), choice, orders=[order])
+
+
+def test_no_barrier_of_a_circular_buffer_can_be_left_out():
+    """The emulator says so in program order, whether the result is right or not."""
+    b, choice = batch(cached=[260, 3], new=[17, 2]), Choice(consumers=2, entries=(("ping_pong", True),))
+    text = compiled(case_of(b), b.problem.collection.spec, choice).asm["ptx"]
+    waits = re.findall(r"mbarrier\.try_wait\.parity\.shared\.b64 p, \[%r\d+\], %r\d+;", text)
+    assert len(waits) > 4
+    for wait in waits:
+
+        def skipped(ptx: str, wait: str = wait) -> str:
+            assert wait in ptx
+            return ptx.replace(wait, "setp.eq.u32 p, 0, 0;", 1)
+
+        with pytest.raises((EmulationError, EmulationHazard)):
+            run(b, case_of(b), choice, change=skipped)
+
+
+def test_a_hang_names_the_barrier_of_the_circular_buffer():
+    b, choice = batch(cached=[260], new=[17]), Choice()
+
+    def never_released(ptx: str) -> str:
+        return re.sub(r"@p mbarrier\.arrive\.shared\.b64 state, \[(%r\d+)\];", "", ptx)
+
+    with pytest.raises(EmulationError, match=r"no warp can go on:") as error:
+        run(b, case_of(b), choice, change=never_released)
+    assert re.search(r"waits at empty_[\w.]+\[\d\] \(at kv_shared", str(error.value))
 
 
 # --- passes ------------------------------------------------------------------------------------------
@@ -230,7 +258,7 @@ def test_a_sum_of_nothing_has_no_log_sum_exp():
         total = kv.where(i < 3, 0.0, 2.0)
         out.scatter(i, value=softmax.log_sum_exp(kv.full(rows, 1.0), total))
 
-    from reference import emulated
+    from kvarn.emulator import run as emulated
 
     out = np.full(rows, 77, np.float32)
     made = kv.compile(merge, kv.Buffer[kv.f32, 1], target=TARGET)

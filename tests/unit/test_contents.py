@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from reference.emulated import ptx
 from reference.places import Interpreted, Place, Unchecked
 from reference.random_caches import random_problem
 
 import kvarn as kv
+from kvarn.emulator import ptx
 from kvarn.env import env
 from kvarn.ops import writes
 from kvarn.runtime.host import HostKernelError

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference import emulated, ptx
 from reference.random_caches import Problem, random_values
 from unit.test_attention_mla import SENTINEL, latent_problem, store_rope_keys
 
 import kvarn as kv
 from kvarn.dialect import dtypes
+from kvarn.emulator import ptx
+from kvarn.emulator import run as emulated
 from kvarn.ops import mla
 
 
@@ -61,7 +62,7 @@ def sparse_reference(
 
 def on_gpu(
     problem: Problem, layer: int, query: np.ndarray, indices: np.ndarray, lengths: Any, value_size: int,
-    schedule: Any = None, order: ptx.Schedule | None = None,
+    schedule: Any = None, order: ptx.Order | None = None,
 ) -> np.ndarray:  # fmt: skip
     """The same, by the interpreter."""
     out = np.full((*query.shape[:2], value_size), SENTINEL, query.dtype)

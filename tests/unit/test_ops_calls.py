@@ -306,7 +306,7 @@ def compilations(monkeypatch):
     """The specialisations that are compiled meanwhile."""
     found = []
     compile_ = programs.compile_operation
-    monkeypatch.setattr(programs, "compile_operation", lambda what: found.append(what) or compile_(what))
+    monkeypatch.setattr(programs, "compile_operation", lambda what, *more: found.append(what) or compile_(what, *more))
     return found
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import ptx
-from reference.emulated import run_block
+from reference.blocks import run_block
 
 import kvarn as kv
+from kvarn.emulator import ptx
 
 
 def rotate_kernel(wait: bool) -> Any:
@@ -28,12 +28,12 @@ def rotate_kernel(wait: bool) -> Any:
 
 def test_a_missing_barrier_shows():
     x = np.arange(64, dtype=np.float32)
-    for schedule in ptx.ORDERS:
+    for order in ptx.ORDERS:
         y = np.zeros_like(x)
-        run_block(rotate_kernel(True), 64, x, y, schedule=schedule)
+        run_block(rotate_kernel(True), 64, x, y, order=order)
         np.testing.assert_array_equal(y, np.roll(x, 32))
     y = np.zeros_like(x)
-    run_block(rotate_kernel(False), 64, x, y, schedule=ptx.Schedule("forward"))
+    run_block(rotate_kernel(False), 64, x, y, order=ptx.Order("forward"))
     assert np.isnan(y).any()
 
 
@@ -54,9 +54,9 @@ def copy_kernel(wait: bool) -> Any:
 
 def test_a_missing_wait_shows():
     x = np.arange(128, dtype=np.float32)
-    for schedule in ptx.ORDERS:
+    for order in ptx.ORDERS:
         y = np.zeros_like(x)
-        run_block(copy_kernel(True), 32, x, y, schedule=schedule)
+        run_block(copy_kernel(True), 32, x, y, order=order)
         np.testing.assert_array_equal(y, x)
     y = np.zeros_like(x)
     run_block(copy_kernel(False), 32, x, y)

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Barriers, clusters, copies that report to a barrier and registers that warps hand over, in the PTX interpreter.
 
-Each rule with a kernel in PTX that keeps it, under every schedule, and one that breaks it, which is reported.
+Each rule with a kernel in PTX that keeps it, under every order, and one that breaks it, which is reported.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from reference import ptx
 
-SCHEDULES = pytest.mark.parametrize("schedule", [*ptx.ORDERS, *ptx.RANDOM], ids=str)
+from kvarn.emulator import ptx
+
+ORDERS = pytest.mark.parametrize("order", [*ptx.ORDERS, *ptx.RANDOM], ids=str)
 
 
-def run(body: str, threads: int = 64, cluster: int = 1, schedule=None, words: int = 64, directives: str = "", x=None):
+def run(body: str, threads: int = 64, cluster: int = 1, order=None, words: int = 64, directives: str = "", x=None):
     """The words that a kernel wrote to its buffer ``out``; ``x`` is one that it reads."""
     x = np.arange(words, dtype=np.uint32) if x is None else x
     out = np.full(words * cluster, 0xDEAD, np.uint32)
@@ -45,7 +46,7 @@ def run(body: str, threads: int = 64, cluster: int = 1, schedule=None, words: in
 }}
 """
     grid, shape = (cluster, 1, 1), (cluster, 1, 1)
-    ptx.launch(text, "k", grid, (threads, 1, 1), [x.ctypes.data, out.ctypes.data], [x, out], 0, schedule, shape)
+    ptx.launch(text, "k", grid, (threads, 1, 1), [x.ctypes.data, out.ctypes.data], [x, out], 0, order, shape)
     return out
 
 
@@ -79,10 +80,10 @@ end:
 """
 
 
-@SCHEDULES
+@ORDERS
 @pytest.mark.parametrize("spelling", ["bar", "barrier.cta"])
-def test_threads_may_arrive_without_a_wait(schedule, spelling):
-    found = run(ARRIVE.replace("bar.", f"{spelling}."), schedule=schedule)
+def test_threads_may_arrive_without_a_wait(order, spelling):
+    found = run(ARRIVE.replace("bar.", f"{spelling}."), order=order)
     assert found[:32].tolist() == list(range(32, 64))
 
 
@@ -106,8 +107,8 @@ def test_a_barrier_is_of_one_number_of_threads():
 # --- mbarriers ---------------------------------------------------------------------------------------
 
 
-@SCHEDULES
-def test_a_phase_is_over_when_all_have_arrived(schedule):
+@ORDERS
+def test_a_phase_is_over_when_all_have_arrived(order):
     body = f"""
 {INIT.replace("COUNT", "32")}
 @%low bra reader;
@@ -119,7 +120,7 @@ ld.shared.b32 %w, [%slot+128];
 st.global.b32 [%mine], %w;
 end:
 """
-    assert run(body, schedule=schedule)[:32].tolist() == list(range(32, 64))
+    assert run(body, order=order)[:32].tolist() == list(range(32, 64))
 
 
 def test_a_hang_names_the_mbarrier_its_phase_and_what_is_missing():
@@ -137,8 +138,8 @@ def test_a_hang_names_the_mbarrier_its_phase_and_what_is_missing():
     refuse(wait("bars+16", 0, "poll"), r"no barrier was set up at bars\+16")
 
 
-@SCHEDULES
-def test_a_wait_that_ends_without_success_lets_its_threads_do_something_else(schedule):
+@ORDERS
+def test_a_wait_that_ends_without_success_lets_its_threads_do_something_else(order):
     """As a wait's time limit does: here the waiting warp arrives itself."""
     body = f"""
 {INIT.replace("COUNT", "1")}
@@ -146,7 +147,7 @@ mbarrier.try_wait.parity.shared.b64 %over, [bars], 0;
 @%first mbarrier.arrive.shared.b64 %state, [bars];
 {wait("bars", 0, "poll")}
 """
-    run(body, schedule=schedule, threads=32)
+    run(body, order=order, threads=32)
 
 
 # --- copies that report to a barrier -----------------------------------------------------------------
@@ -162,22 +163,22 @@ st.global.b32 [%mine], %w;
 """
 
 
-@SCHEDULES
-def test_a_barrier_counts_copies_of_threads(schedule):
-    found = run(COPIES.replace("WAIT", wait("bars", 0, "poll")), schedule=schedule)
+@ORDERS
+def test_a_barrier_counts_copies_of_threads(order):
+    found = run(COPIES.replace("WAIT", wait("bars", 0, "poll")), order=order)
     assert found.tolist() == [*range(32, 64), *range(32)]
     counted = COPIES.replace(".noinc", "").replace("bars], 64", "bars], 65")  # 64 that cancel out, and one
     counted = counted.replace("WAIT", "@%first mbarrier.arrive.shared.b64 %state, [bars];\nWAIT")
-    refuse(counted.replace("WAIT", wait("bars", 0, "poll")), "64 arrivals that never come", schedule=schedule)
+    refuse(counted.replace("WAIT", wait("bars", 0, "poll")), "64 arrivals that never come", order=order)
 
 
 def test_copies_that_nothing_waits_for_are_not_there():
-    late = run(COPIES.replace("WAIT", "bar.sync 0;"), schedule=ptx.Schedule("together", False))
+    late = run(COPIES.replace("WAIT", "bar.sync 0;"), order=ptx.Order("together", "late"))
     assert (late == 0xFFFFFFFF).all()
 
 
-@SCHEDULES
-def test_a_bulk_copy_counts_bytes(schedule):
+@ORDERS
+def test_a_bulk_copy_counts_bytes(order):
     body = f"""
 {INIT.replace("COUNT", "1")}
 @!%first bra expected;
@@ -195,8 +196,8 @@ cp.async.bulk.commit_group;
 cp.async.bulk.wait_group 0;
 end:
 """
-    assert run(body.replace("FENCE", "fence.proxy.async;"), schedule=schedule).tolist() == list(range(1, 65))
-    refuse(body.replace("FENCE", ""), r"reads tile.* wrote by an ordinary store without a fence", schedule=schedule)
+    assert run(body.replace("FENCE", "fence.proxy.async;"), order=order).tolist() == list(range(1, 65))
+    refuse(body.replace("FENCE", ""), r"reads tile.* wrote by an ordinary store without a fence", order=order)
 
 
 # --- clusters ----------------------------------------------------------------------------------------
@@ -218,17 +219,15 @@ LAST
 """
 
 
-@SCHEDULES
-def test_blocks_of_a_cluster_read_each_others_shared_memory(schedule):
-    found = run(REMOTE.replace("LAST", MEET), cluster=2, schedule=schedule)
+@ORDERS
+def test_blocks_of_a_cluster_read_each_others_shared_memory(order):
+    found = run(REMOTE.replace("LAST", MEET), cluster=2, order=order)
     assert found.tolist() == [*range(1000, 1064), *range(64)]
 
 
 def test_a_block_must_not_end_while_others_read_it():
-    for schedule in (ptx.Schedule("forward"), ptx.Schedule("backward")):
-        refuse(
-            REMOTE.replace("LAST", ""), "of the cluster has ended, and its shared memory", cluster=2, schedule=schedule
-        )
+    for order in (ptx.Order("forward"), ptx.Order("backward")):
+        refuse(REMOTE.replace("LAST", ""), "of the cluster has ended, and its shared memory", cluster=2, order=order)
     refuse(REMOTE.replace("LAST", MEET).replace("ld.shared::cluster", "ld.shared"), "outside the .* bytes", cluster=2)
 
 
@@ -251,25 +250,25 @@ end:
 """
 
 
-@SCHEDULES
-def test_a_thread_arrives_at_the_barrier_of_another_block(schedule):
+@ORDERS
+def test_a_thread_arrives_at_the_barrier_of_another_block(order):
     body = TELL.replace("ARRIVALS;", "64; // kv.barrier empty")
-    assert run(body, cluster=2, schedule=schedule)[:64].tolist() == list(range(64))
+    assert run(body, cluster=2, order=order)[:64].tolist() == list(range(64))
     lost = body.replace("mapa.shared::cluster.u32 %bar, bars, 0", "mapa.shared::cluster.u32 %bar, bars, 1")
     message = (
         r"block \(0, 0, 0\) warps 0, 1: waits at empty \(at bars of block 0\).*64 arrivals(.|\n)*waits for all threads"
     )
-    refuse(lost, message, cluster=2, schedule=schedule)
+    refuse(lost, message, cluster=2, order=order)
 
 
-@SCHEDULES
-def test_a_store_to_another_block_reports_to_its_barrier(schedule):
+@ORDERS
+def test_a_store_to_another_block_reports_to_its_barrier(order):
     store = "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%there], %tid, [%bar];"
     expect = "@%first mbarrier.arrive.expect_tx.shared.b64 %state, [bars], 256;"
     body = TELL.replace("ARRIVALS", "1").replace("st.shared::cluster.b32 [%there], %tid;", "")
     body = body.replace("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%bar];", store)
     body = body.replace("reader:", f"reader: {expect}")
-    assert run(body, cluster=2, schedule=schedule)[:64].tolist() == list(range(64))
+    assert run(body, cluster=2, order=order)[:64].tolist() == list(range(64))
 
 
 # --- registers ---------------------------------------------------------------------------------------
@@ -287,12 +286,12 @@ st.global.b32 [%mine], %tid;
 """
 
 
-@SCHEDULES
-def test_warpgroups_hand_registers_over(schedule):
+@ORDERS
+def test_warpgroups_hand_registers_over(order):
     given = {"threads": 384, "words": 384, "directives": ".minnctapersm 1"}  # 168 a thread
-    assert run(HAND_OVER, schedule=schedule, **given).tolist() == list(range(384))
+    assert run(HAND_OVER, order=order, **given).tolist() == list(range(384))
     short = HAND_OVER.replace("u32 24;", "u32 144;")
-    refuse(short, "warps? .*: waits for registers: .* are free; setmaxnreg.inc", schedule=schedule, **given)
+    refuse(short, "warps? .*: waits for registers: .* are free; setmaxnreg.inc", order=order, **given)
 
 
 def test_setmaxnreg_is_of_whole_warpgroups_and_goes_one_way():
@@ -340,9 +339,9 @@ def test_one_lane_is_elected():
     assert found.reshape(2, 32).tolist() == [[9] + [7] * 31] * 2
 
 
-@SCHEDULES
-def test_a_label_in_braces_is_known_there_only(schedule):
+@ORDERS
+def test_a_label_in_braces_is_known_there_only(order):
     """As an asm statement with a loop of its own, twice."""
     loop = "{ .reg .pred p;\nAGAIN: add.s32 %w, %w, 1;\nsetp.lt.s32 p, %w, LIMIT;\n@p bra AGAIN; }\n"
     body = "mov.u32 %w, 0;\n" + loop.replace("LIMIT", "5") + loop.replace("LIMIT", "3") + "st.global.b32 [%mine], %w;"
-    assert set(run(body, schedule=schedule).tolist()) == {6}
+    assert set(run(body, order=order).tolist()) == {6}

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from reference import ptx
+
+from kvarn.emulator import ptx
 
 HEAD = """
 .version 8.0
@@ -70,13 +71,13 @@ def store(n: int, prefix: str = "%f") -> str:
     return "\n".join([*lines, *(f"st.global.f32 [%row+{4 * k}], {r};" for k, r in enumerate(accumulators(n, prefix)))])
 
 
-def run(body: str, image: np.ndarray, n: int = 8, a: int = 0, b: int = 0, schedule=None, fenced: bool = True):
+def run(body: str, image: np.ndarray, n: int = 8, a: int = 0, b: int = 0, order=None, fenced: bool = True):
     """The product's rows [64, n], as the accumulators of the threads say."""
     image = np.ascontiguousarray(image.view(np.uint8))
     out = np.full((128, n // 2), np.nan, np.float32)
     text = HEAD.replace("FENCE", "fence.proxy.async;" if fenced else "") + body + "\n  ret;\n}\n"
     values = [image.ctypes.data, out.ctypes.data, image.size // 4, a, b]
-    ptx.launch(text, "product", (1, 1, 1), (128, 1, 1), values, [image, out], 65536, schedule)
+    ptx.launch(text, "product", (1, 1, 1), (128, 1, 1), values, [image, out], 65536, order)
     found = np.empty((64, n), np.float32)
     thread = np.arange(128)
     for k in range(n // 2):
@@ -175,13 +176,13 @@ SPLIT = f"{FENCE}\n{product(8)}\n{COMMIT}\nWHILE\n{wait(0)}\n{store(8)}"
 OTHER = product(8, prefix="%g")
 
 
-@pytest.mark.parametrize("schedule", [*ptx.ORDERS, *ptx.RANDOM], ids=str)
-def test_a_product_may_be_under_way_while_others_are(schedule):
+@pytest.mark.parametrize("order", [*ptx.ORDERS, *ptx.RANDOM], ids=str)
+def test_a_product_may_be_under_way_while_others_are(order):
     body = [
         FENCE, product(8), COMMIT, OTHER, COMMIT, wait(1), store(8),
         *(f"add.f32 %f{k}, %f{k}, 0f3F800000;" for k in range(4)), wait(0), store(8, "%g"),
     ]  # fmt: skip
-    check("\n".join(body), schedule=schedule)
+    check("\n".join(body), order=order)
 
 
 def test_products_follow_on_each_other_without_a_wait():
@@ -210,10 +211,10 @@ def test_a_may_be_in_registers():
 # --- what must not be touched ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", [*ptx.ORDERS, *ptx.RANDOM], ids=str)
-def test_reading_an_accumulator_under_way_is_an_error(schedule):
+@pytest.mark.parametrize("order", [*ptx.ORDERS, *ptx.RANDOM], ids=str)
+def test_reading_an_accumulator_under_way_is_an_error(order):
     message = r"add.f32 .*: reads %f1, an accumulator of a product under way .*: wgmma.mma_async.*PTX line \d+"
-    refuse(SPLIT.replace("WHILE", "add.f32 %x, %f1, %f1;"), message, schedule=schedule)
+    refuse(SPLIT.replace("WHILE", "add.f32 %x, %f1, %f1;"), message, order=order)
 
 
 def test_a_wait_that_covers_older_groups_only_is_no_wait_for_the_newest():
@@ -232,12 +233,12 @@ def test_writing_a_register_of_a_under_way_is_an_error():
 
 
 @pytest.mark.parametrize("place", [A_PLACE, B_PLACE])
-@pytest.mark.parametrize("schedule", [*ptx.ORDERS, *ptx.RANDOM], ids=str)
-def test_shared_memory_overwritten_under_a_product_is_an_error(schedule, place):
+@pytest.mark.parametrize("order", [*ptx.ORDERS, *ptx.RANDOM], ids=str)
+def test_shared_memory_overwritten_under_a_product_is_an_error(order, place):
     late = f"bar.sync 0;\nshl.b32 %to, %tid, 2;\nst.shared.b32 [%to+{place}], 0x41234123;\n"
     message = r"wgmma.wait_group.*: shared memory at memory.* was overwritten while a product under way read it"
-    refuse(SPLIT.replace("WHILE", late), message, schedule=schedule)
-    check(SPLIT.replace("WHILE", "") + late, schedule=schedule)
+    refuse(SPLIT.replace("WHILE", late), message, order=order)
+    check(SPLIT.replace("WHILE", "") + late, order=order)
 
 
 # --- fences and whole warpgroups -------------------------------------------------------------------
@@ -261,9 +262,9 @@ def test_a_register_of_a_needs_a_fence_after_it_was_written():
 
 
 def test_what_ordinary_stores_wrote_needs_a_proxy_fence_of_the_writer():
-    for schedule in (ptx.ORDERS[0], *ptx.RANDOM):
+    for order in (ptx.ORDERS[0], *ptx.RANDOM):
         message = "reads memory.*, which thread .* wrote by an ordinary store without a fence.proxy.async"
-        refuse(SPLIT.replace("WHILE", ""), message, fenced=False, schedule=schedule)
+        refuse(SPLIT.replace("WHILE", ""), message, fenced=False, order=order)
     check(SPLIT.replace("WHILE", ""))
 
 

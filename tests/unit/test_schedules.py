@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from mlir import ir
 from reference import attention as reference
-from reference import emulated
 from reference.random_caches import Problem, random_query, stored_problem
 
 import kvarn as kv
@@ -19,6 +18,7 @@ from kvarn import compiler, programs
 from kvarn.dialect import schedules
 from kvarn.dialect.dtypes import bf16
 from kvarn.dialect.layout import spec_of
+from kvarn.emulator import run as emulated
 from kvarn.lowering import expand, pipeline, runner
 from kvarn.lowering.expand import attention as attention_expansion
 from kvarn.lowering.expand import decode_schedule, tuned

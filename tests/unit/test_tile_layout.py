@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlir import ir
-from reference import emulated
+from reference.blocks import run_block
 
 import kvarn as kv
 from kvarn.dialect import tile_layout as tl
@@ -487,7 +487,7 @@ def test_a_kernel_computes_with_the_same_formulas(layout, shared):
                 found[at, 3 + i] = owner[i]
 
     found = np.full((layout.registers * layout.threads, 6), -1, np.int32)
-    emulated.run_block(place, layout.threads, found)
+    run_block(place, layout.threads, found)
     for register, lane, warp in np.ndindex(layout.registers, 32, layout.warps):
         row, column = layout.position(register, lane, warp)
         wanted = [row, column, shared.offset(row, column), register, lane, warp]

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import emulated
 
 import kvarn as kv
+from kvarn.emulator import run as emulated
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tiles.md"
 

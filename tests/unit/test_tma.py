@@ -8,13 +8,13 @@ import re
 
 import numpy as np
 import pytest
-from reference import ptx_tma
 from reference import tma_kernels as kernels
 from unit.test_tma_copies import latent, pool
 
 import kvarn as kv
 from kvarn import artifact as A
 from kvarn.dialect import dtypes, layout, tma_layout
+from kvarn.emulator import tma as ptx_tma
 from kvarn.errors import KernelError
 from kvarn.runtime import assemble, binding
 from kvarn.tools.specs import parse_spec

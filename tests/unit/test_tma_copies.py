@@ -7,12 +7,14 @@ lie anywhere, are compared with the NumPy model of a copy.
 
 import numpy as np
 import pytest
-from reference import places, ptx, ptx_tma
+from reference import places
 from reference import tma_kernels as kernels
 from reference.random_caches import random_problem, random_values
 
 import kvarn as kv
 from kvarn.dialect import dtypes, tma_layout
+from kvarn.emulator import ptx
+from kvarn.emulator import tma as ptx_tma
 
 HEADS = 2
 SWIZZLES = ("none", "32B", "64B", "128B")
@@ -164,7 +166,7 @@ def test_rows_of_populate_are_coordinates(place, page_size, box):
 # --- sequences -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ptx.ORDERS, ids=lambda o: f"{o.order}-{'early' if o.early else 'late'}")
+@pytest.mark.parametrize("order", ptx.ORDERS, ids=lambda o: f"{o.warps}-{o.copies}")
 def test_a_barrier_serves_tile_after_tile(order):
     check_sequence(places.Interpreted(order=order))
 

@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from reference import emulated
+from reference.blocks import run_block
 from reference.wgmma_kernels import PRODUCTS, check_product, product_kernel
 
 import kvarn as kv
@@ -13,7 +13,7 @@ W = kv.Buffer[kv.i64, 1]
 
 
 def interpreted(kernel, *arrays):
-    emulated.run_block(kernel, 128, *arrays, target="sm_90a")
+    run_block(kernel, 128, *arrays, target="sm_90a")
     return arrays[-1]
 
 
@@ -73,5 +73,5 @@ def test_a_descriptor_says_where_a_tile_lies():
         x[1] = kv.i32(kv.wgmma_descriptor(memory, stride=2048) >> 32)
 
     found = np.zeros(2, np.int32)
-    emulated.run_block(describe, 32, found, target="sm_90a")
+    run_block(describe, 32, found, target="sm_90a")
     assert found.tolist() == [(2048 >> 4) + (8192 >> 4 << 16), (2048 >> 4) + (1 << 30)]

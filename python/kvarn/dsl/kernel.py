@@ -388,20 +388,30 @@ class KernelFunction:
         Specialises for the arguments' specs and static values; what the function closes over counts when it is first
         compiled.
         """
+        emulation = settings.emulation()
         target = "host" if any(_on_host(a) for a in self.flat(args)) else None
+        if emulation is not None:
+            target = emulation.target
         specs = self.specs_of(args)
         key = (*map(identity, specs), target)
         made_with = (settings.token(), env.check)
         found = self._compiled.get((made_with, key))
         if found is None:
             compiler = importlib.import_module("kvarn.compiler")
-            found = self._compiled[made_with, key] = compiler.compile(self, *specs, target=target)
+            found = self._compiled[made_with, key] = compiler.compile(
+                self, *specs, target=target, lineinfo=emulation is not None
+            )
         return found
 
     def __getitem__(self, configuration: Any) -> Launch:
         if not isinstance(configuration, tuple) or len(configuration) not in (2, 3):
             raise TypeError(f"launch with {self.name}[grid, block](...) or {self.name}[grid, block, stream](...)")
         return Launch(self, *configuration)
+
+    def emulate(self, grid: Any, block: Any, *args: Any, target: str = "sm_90a", **options: Any) -> Any:
+        """Compile for ``target`` and run the PTX on NumPy arrays, without a GPU: see ``kvarn.Kernel.emulate``."""
+        run = importlib.import_module("kvarn.emulator.run")
+        return run.emulate(self, grid, block, args, {"target": target, **options})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"launch with {self.name}[grid, block](...), or compile with kv.compile({self.name}, ...)")

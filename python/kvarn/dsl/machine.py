@@ -7,6 +7,7 @@ bits. Layouts of fragments are those of the PTX manual. Pointers are :class:`kva
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,9 @@ __all__ = [
 ]  # fmt: skip
 
 _ALL_LANES = -1
+
+
+_BARRIER_NAME = re.compile(r"[\w.\[\]-]+")
 
 
 def inline_asm(
@@ -453,10 +457,13 @@ def fence_mbarrier_init() -> None:
     emit("nvvm.fence.mbarrier.init")
 
 
-def mbarrier_init(barrier: Pointer, count: Any) -> None:
-    """Set up an mbarrier (8 bytes of shared memory) for ``count`` arrivals."""
+def mbarrier_init(barrier: Pointer, count: Any, name: str = "") -> None:
+    """Set up an mbarrier (8 bytes of shared memory) for ``count`` arrivals; the emulator's reports call it ``name``."""
     operands = [_pointer(barrier, SHARED, "the barrier").address().ir, i32_value(count, "count")]
-    inline_asm("mbarrier.init.shared.b64 [$0], $1;", "r,r,~{memory}", operands, effects=True)
+    if name and not _BARRIER_NAME.fullmatch(name):
+        raise ValueError(f"the name of a barrier must be letters, digits and _.[]-, got {name!r}")
+    note = f" // kv.barrier {name}" if name else ""
+    inline_asm("mbarrier.init.shared.b64 [$0], $1;" + note, "r,r,~{memory}", operands, effects=True)
 
 
 def mbarrier_arrive(barrier: Pointer, condition: Any = True) -> None:

@@ -15,30 +15,38 @@ from typing import Any
 
 import numpy as np
 
-from .ptx_block import OFFSET, RANK, WARP, Block, Wait
-from .ptx_text import EmulationError, Kernel
+from .block import OFFSET, RANK, WARP, Block, Wait
+from .races import Races
+from .text import EmulationError, Instruction, Kernel
 
+WARPS = ("together", "forward", "backward", "random")
+COPIES = ("late", "early", "random")
 _STEPS = 5_000_000
 _PATIENCE = 20_000  # turns after which something lands though threads go on: they may wait in a loop of their own
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Order:
     """What the hardware may choose, and a kernel must not depend on.
 
     Attributes
     ----------
-    order : {"together", "forward", "backward", "random"}
+    warps : {"together", "forward", "backward", "random"}
         The warps of a block step by step, or each as far as it gets, from the first or from the last, or in turns that
         ``seed`` gives.
-    early : bool, optional
-        Asynchronous copies happen when they are started, else when nobody can go on. None: at random.
+    copies : {"late", "early", "random"}
+        Asynchronous copies land when nobody can go on, when they are started, or at any time in between.
     seed : int
     """
 
-    order: str = "together"
-    early: bool | None = False
+    warps: str = "together"
+    copies: str = "late"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, known in (("warps", WARPS), ("copies", COPIES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
 
 @dataclass(eq=False)
@@ -74,8 +82,11 @@ class Cluster:
     block: Sequence[int]
     shape: Sequence[int]
     shared_bytes: int
-    schedule: Schedule
+    order: Order
     first: Sequence[int]  # the index of its first block
+    counts: Any = None  # of kvarn.emulator.report
+    fields: Any = None  # of kvarn.emulator.memory
+    tell: Any = None  # gets hazards
     progress: int = 0  # counts what may wake others
     under_way: list[Callable[[], None]] = field(default_factory=list)
     barriers: dict[int, Barrier] = field(default_factory=dict)
@@ -90,7 +101,8 @@ class Cluster:
         self.opened = 0  # how often it let them go on
         self.failed: dict[tuple[int, int], int] = {}  # the progress when a wait of a thread last ended without success
         self.over = False
-        self.random = np.random.default_rng((self.schedule.seed, *self.first))
+        self.random = np.random.default_rng((self.order.seed, *self.first))
+        self.races = None if self.tell is None else Races(self, self.tell)
         self.blocks: list[Block] = []
         for rank in range(count):
             place = (
@@ -113,13 +125,15 @@ class Cluster:
                 self.finish()
                 return
             last += 1
-            if self.under_way and (last > _PATIENCE or (self.schedule.early is None and self.random.integers(8) == 0)):
+            if self.under_way and (
+                last > _PATIENCE or (self.order.copies == "random" and self.random.integers(8) == 0)
+            ):
                 self.land()
                 last = 0
-            ordered = alive[::-1] if self.schedule.order == "backward" else alive
-            if self.schedule.order == "random":
+            ordered = alive[::-1] if self.order.warps == "backward" else alive
+            if self.order.warps == "random":
                 ordered = [alive[k] for k in self.random.permutation(len(alive))]
-            if self.schedule.order == "together":
+            if self.order.warps == "together":
                 if any([b.turn() for b in ordered]):
                     continue
             elif any(b.turn() for b in ordered):
@@ -134,22 +148,22 @@ class Cluster:
 
     def choose(self, warps: np.ndarray) -> int:
         """The warp that goes on."""
-        if self.schedule.order == "random":
+        if self.order.warps == "random":
             return int(self.random.choice(warps))
-        return int(warps[0 if self.schedule.order == "forward" else -1])
+        return int(warps[0 if self.order.warps == "forward" else -1])
 
     # --- what is under way
 
     def start(self, land: Callable[[], None]) -> None:
         """Something that happens at a time of its own."""
-        if self.schedule.early:
+        if self.order.copies == "early":
             land()
         else:
             self.under_way.append(land)
 
     def land(self) -> None:
         """One thing that is under way happens."""
-        at = int(self.random.integers(len(self.under_way))) if self.schedule.early is None else 0
+        at = int(self.random.integers(len(self.under_way))) if self.order.copies == "random" else 0
         self.under_way.pop(at)()
         self.progress += 1
 
@@ -161,9 +175,11 @@ class Cluster:
         self.alive(address >> RANK, what)
         return self.barriers[address]
 
-    def arrive(self, address: int, count: int, bytes: int, what: str) -> None:
-        """``count`` arrivals, and ``bytes`` more to wait for (fewer, when some have come)."""
+    def arrive(self, address: int, count: int, bytes: int, what: str, warps: np.ndarray | None = None) -> None:
+        """``count`` arrivals, and ``bytes`` more to wait for (fewer, when some have come), of warps of the cluster."""
         b = self.barrier(address, what)
+        if self.races is not None and warps is not None:
+            self.races.arrive(address, warps)
         b.bytes += bytes
         b.pending -= count
         if b.pending < 0:
@@ -171,6 +187,8 @@ class Cluster:
         self.progress += 1
         if b.pending == 0 and b.bytes == 0:
             b.phase, b.pending = b.phase ^ 1, b.count
+            if self.races is not None:
+                self.races.open(address, copies=True)
             waiting = [p for p in self.parked if p.address == address and p.parity != b.phase]
             self.wake(waiting, True)
 
@@ -179,6 +197,8 @@ class Cluster:
             self.parked.remove(p)
             p.block.put(p.predicate, p.lanes, np.full(len(p.lanes), success))
             p.block.wait[p.lanes] = Wait.NONE
+            if success and self.races is not None:
+                self.races.passed(p.address, self.races.warps_of(p.block, p.lanes))
 
     def give_up(self) -> bool:
         """End the waits without success that have not ended so since something happened; whether there were any."""
@@ -211,8 +231,13 @@ class Cluster:
             return False
         self.opened += 1
         self.progress += 1
+        if self.races is not None:
+            self.races.open("cluster")
         for b in self.blocks:
-            b.wait[(b.wait == Wait.CLUSTER) & (self.arrived[b.threads] <= self.opened)] = Wait.NONE
+            woken = (b.wait == Wait.CLUSTER) & (self.arrived[b.threads] <= self.opened)
+            b.wait[woken] = Wait.NONE
+            if self.races is not None:
+                self.races.passed("cluster", self.races.warps_of(b, woken))
         return True
 
     # --- shared memory of the cluster
@@ -229,18 +254,27 @@ class Cluster:
         ranks = (address & np.uint64(0xFFFF_FFFF)).astype(np.int64) >> RANK
         return ((int(r), np.flatnonzero(ranks == r)) for r in np.unique(ranks))
 
-    def read(self, address: np.ndarray, size: int, what: str) -> np.ndarray:
+    def read(self, address: np.ndarray, size: int, i: Instruction, threads: np.ndarray) -> np.ndarray:
         found = np.empty((len(address), size), np.uint8)
         for rank, mine in self._by_rank(address):
-            block = self.alive(rank, what)
-            found[mine] = block.shared[block.place(address[mine], size, what)]
+            block = self.alive(rank, i.text)
+            found[mine] = block.read_shared(block.place(address[mine], size, i.text), threads[mine], i)
         return found
 
-    def write(self, address: np.ndarray, data: np.ndarray, what: str, threads: np.ndarray | None) -> None:
+    def write(
+        self, address: np.ndarray, data: np.ndarray, i: Instruction, threads: np.ndarray | None,
+        copy: tuple[int, np.ndarray] | None = None,
+    ) -> None:  # fmt: skip
         for rank, mine in self._by_rank(address):
-            block = self.alive(rank, what)
-            by = None if threads is None else threads[mine][:, None]
-            block.write_shared(block.place(address[mine], data.shape[1], what), data[mine], by)
+            block = self.alive(rank, i.text)
+            by = None if threads is None else threads[mine]
+            block.write_shared(block.place(address[mine], data.shape[1], i.text), data[mine], i, by, copy)
+
+    def copy(self, block: Block, lane: int, barrier: int) -> tuple[int, np.ndarray] | None:
+        """What is kept of who starts a copy that reports to an mbarrier."""
+        if self.races is None:
+            return None
+        return barrier, self.races.snapshot(int(self.races.of(block.threads[lane])))
 
     # --- reports
 

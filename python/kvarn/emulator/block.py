@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""One block of the interpreter in ``reference.ptx``: its registers, its shared memory, and which threads go on.
+"""One block of the interpreter in ``kvarn.emulator.ptx``: its registers, its shared memory, and which threads go on.
 
 The threads of a block run until none can: each that cannot has a :class:`Wait`. What they wait for, and what lands
-later, is the cluster's (``reference.ptx_cluster``), which runs its blocks in turns.
+later, is the cluster's (``kvarn.emulator.cluster``), which runs its blocks in turns.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from .ptx_text import EmulationError, Instruction
+from .text import EmulationError, Instruction
 
 if TYPE_CHECKING:
-    from .ptx_cluster import Cluster
+    from .cluster import Cluster
 
 WARP = 32
 RANK = 24  # the bit of a shared address from which the block's rank in its cluster stands
@@ -53,7 +53,7 @@ class Block:
     def __init__(self, cluster: Cluster, rank: int, index: Any) -> None:
         kernel, block = cluster.kernel, cluster.block
         self.cluster, self.kernel, self.memory, self.params = cluster, kernel, cluster.memory, cluster.params
-        self.schedule, self.rank, self.index = cluster.schedule, rank, tuple(index)
+        self.order, self.rank, self.index = cluster.order, rank, tuple(index)
         self.base = rank << RANK  # where its shared memory begins
         self.count = int(np.prod(block))
         self.warp_count = -(-self.count // WARP)
@@ -67,11 +67,12 @@ class Block:
         self.writer = np.zeros(len(self.shared), np.int16)
         self.written = np.zeros(len(self.shared), np.int32)
         self.threads = rank * 1024 + np.arange(self.count)  # numbers in the cluster
-        self.pending: list[list[tuple]] = [[] for _ in range(self.count)]
-        self.groups: list[list[list[tuple]]] = [[] for _ in range(self.count)]
+        self.pending: list[list[Any]] = [[] for _ in range(self.count)]
+        self.groups: list[list[list[Any]]] = [[] for _ in range(self.count)]
         self.named: dict[int, tuple[int, int]] = {}  # barriers of some threads: threads that come, and that came
         self.tracked = kernel.tracked
-        # What other modules keep of the block, once there is some: of ptx_wgmma, ptx_barriers and ptx_tma.
+        self.counts, self.races = cluster.counts, cluster.races
+        # What other modules keep of the block, once there is some: of wgmma, barriers and tma.
         self.products: Any = None
         self.held_registers: Any = None
         self.stores: Any = None
@@ -164,24 +165,55 @@ class Block:
             raise EmulationError(f"{what}: outside the {len(self.shared)} bytes of shared memory")
         return at[:, None] + np.arange(size)
 
-    def read(self, space: str, address: np.ndarray, size: int, what: str) -> np.ndarray:
+    def read(self, space: str, address: np.ndarray, size: int, i: Instruction, lanes: np.ndarray) -> np.ndarray:
+        """Bytes [n, size] as the threads ``lanes`` read them."""
+        self.note(space, address, size, i, lanes, False)
         if space == "cluster":
-            return self.cluster.read(address, size, what)
-        return (
-            self.shared[self.place(address, size, what)] if space == "shared" else self.memory.read(address, size, what)
-        )
+            return self.cluster.read(address, size, i, self.threads[lanes])
+        if space == "global":
+            return self.memory.read(address, size, i.text)
+        return self.read_shared(self.place(address, size, i.text), self.threads[lanes], i)
 
-    def write(self, space: str, address: np.ndarray, data: np.ndarray, what: str, lanes: np.ndarray) -> None:
+    def read_shared(self, at: np.ndarray, threads: np.ndarray, i: Instruction) -> np.ndarray:
+        if self.races is not None and i.name[0] != "atom":
+            self.races.read(self, at, threads, i.index)
+        return self.shared[at]
+
+    def write(self, space: str, address: np.ndarray, data: np.ndarray, i: Instruction, lanes: np.ndarray) -> None:
         """Write [n, size] as the threads ``lanes`` do, through the generic proxy."""
+        self.note(space, address, data.shape[1], i, lanes, True)
         if space == "cluster":
-            self.cluster.write(address, data, what, self.threads[lanes])
+            self.cluster.write(address, data, i, self.threads[lanes])
         elif space == "shared":
-            self.write_shared(self.place(address, data.shape[1], what), data, self.threads[lanes][:, None])
+            self.write_shared(self.place(address, data.shape[1], i.text), data, i, self.threads[lanes])
         else:
-            self.memory.write(address, data, what)
+            self.memory.write(address, data, i.text)
 
-    def write_shared(self, at: np.ndarray, data: np.ndarray, threads: Any = None) -> None:
-        """Bytes to shared memory; without the threads that write them it is the asynchronous proxy that does."""
+    def note(
+        self, space: str, address: np.ndarray, size: int, i: Instruction, lanes: np.ndarray, write: bool
+    ) -> None:  # fmt: skip
+        """Count an access of threads."""
+        if self.counts is None or not len(lanes):
+            return
+        if space == "global":
+            self.counts.device(i.index, self.cluster.fields, address, size, lanes, write)
+        else:
+            self.counts.shared(i.index, address, size, lanes)
+
+    def write_shared(
+        self, at: np.ndarray, data: np.ndarray, i: Instruction, threads: np.ndarray | None = None,
+        copy: tuple[int, np.ndarray] | None = None,
+    ) -> None:  # fmt: skip
+        """Bytes to shared memory; without the threads that write them it is the asynchronous proxy that does.
+
+        ``copy`` is then the mbarrier that is told of it, and what the thread knew that started it.
+        """
+        if self.races is not None and i.name[0] != "atom":
+            if threads is not None:
+                self.races.write(self, at, data, threads, i.index)
+            elif copy is not None:
+                self.races.write_async(self, at, data, *copy, i.index)
+        threads = None if threads is None else threads[:, None]
         self.shared[at] = data
         self.version += 1
         if threads is None:
@@ -190,8 +222,9 @@ class Block:
             self.writer[at] = threads + 1
             self.written[at] = self.cluster.fences[threads]
 
-    def read_async(self, at: np.ndarray, what: str) -> np.ndarray:
-        """Bytes of shared memory as the asynchronous proxy reads them."""
+    def read_async(self, at: np.ndarray, i: Instruction, thread: int | None = None) -> np.ndarray:
+        """Bytes of shared memory as the asynchronous proxy reads them for a thread."""
+        what = i.short
         if at.min() < 0 or at.max() >= len(self.shared):
             raise EmulationError(f"{what}: outside the {len(self.shared)} bytes of shared memory")
         writer = self.writer[at]
@@ -203,7 +236,15 @@ class Block:
                     f"{what}: reads {self.kernel.symbol(first)}, which thread {int(writer[unfenced][0] - 1) % 1024} "
                     "wrote by an ordinary store without a fence.proxy.async after it"
                 )
+        if thread is not None:
+            self.note_read(at, i, thread)
         return self.shared[at]
+
+    def note_read(self, at: np.ndarray, i: Instruction, thread: int) -> None:
+        """The asynchronous proxy reads for a thread now."""
+        if self.races is not None:
+            rows = at.reshape(-1, at.shape[-1])
+            self.races.read(self, rows, np.full(len(rows), self.threads[thread]), i.index)
 
     # --- running
 
@@ -219,18 +260,20 @@ class Block:
         ready = running & (self.wait == Wait.NONE)
         if not ready.any():
             if ((self.wait == Wait.BLOCK) | ~running).all():
+                if self.races is not None:
+                    self.races.meet(self.races.warps_of(self, running))
                 self.wait[:] = Wait.NONE
                 self.cluster.progress += 1
                 return True
             return False
-        if self.schedule.order != "together":
+        if self.order.warps != "together":
             warps = np.flatnonzero(np.bincount(np.flatnonzero(ready) // WARP))
             ready &= np.arange(self.count) // WARP == self.cluster.choose(warps)
         here = int(self.pc[ready].min())
         mask = ready & (self.pc == here)
         others = self.pc[ready & ~mask]
         stop = int(others.min()) if len(others) else n
-        if self.schedule.order == "random":
+        if self.order.warps == "random":
             stop = min(stop, here + int(self.cluster.random.integers(1, 64)))
         self.advance(here, stop, slice(None) if mask.all() else np.flatnonzero(mask))
         return True
@@ -238,26 +281,44 @@ class Block:
     def advance(self, at: int, stop: int, lanes: Lanes) -> None:
         """Run some threads from one instruction to a jump, a wait, or where others stand."""
         every = np.arange(self.count)[lanes]
+        end = self._advance(at, stop, lanes, every)
+        if self.counts is not None:
+            self.counts.ran(at, end, int(np.count_nonzero(np.diff(every // WARP))) + 1, len(every))
+
+    def _advance(self, at: int, stop: int, lanes: Lanes, every: np.ndarray) -> int:
+        """The instruction after the last one that was run."""
         while at < stop:
             i = self.kernel.code[at]
             active = lanes
             if i.guard is not None:
                 active = every[self.registers[i.guard[0]][lanes].astype(bool) ^ i.guard[1]]
+                if self.counts is not None:
+                    self._note_guard(at, i, every, active)
             if i.name[0] in ("bra", "ret", "exit"):
                 self.pc[lanes] = at + 1
                 self.pc[active] = self.kernel.labels[i.operands[0]] if i.name[0] == "bra" else len(self.kernel.code)
-                return
+                return at + 1
             if "sync" in i.name and not _of_threads(i) and not self.whole(every):
                 self.pc[lanes] = at
                 self.wait[lanes] = Wait.WARP
-                return
+                return at
             if len(every[active] if isinstance(active, slice) else active):
                 self.step(at, i, active)
             at += 1
             self.pc[lanes] = at
             if self.stopped:
                 self.stopped = False
-                return
+                return at
+        return at
+
+    def _note_guard(self, at: int, i: Instruction, every: np.ndarray, active: np.ndarray) -> None:
+        """Count what a guard does: threads that it leaves out, or warps that a branch takes apart."""
+        if i.name[0] != "bra":
+            self.counts.threads[at] -= len(every) - len(active)
+            return
+        took = np.bincount(active // WARP, minlength=self.warp_count)
+        here = np.bincount(every // WARP, minlength=self.warp_count)
+        self.counts.diverged[at] += int(((took > 0) & (took < here)).sum())
 
     def stop(self, lanes: Lanes, why: Wait, which: int = 0) -> None:
         """The threads go no further than the instruction that runs."""

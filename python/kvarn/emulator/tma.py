@@ -17,9 +17,9 @@ import numpy as np
 from kvarn.dialect.tma_layout import GATHERS, SWIZZLE_BYTES
 from kvarn.runtime.tensormap import TensorMap
 
-from .ptx_barriers import copy_async
-from .ptx_block import OFFSET, RANK, Block, Lanes, op
-from .ptx_text import EmulationError, Instruction
+from .barriers import copy_async
+from .block import OFFSET, RANK, Block, Lanes, op
+from .text import EmulationError, Instruction
 
 Read = Callable[[np.ndarray], np.ndarray]  # addresses [n] to bytes [n, itemsize]
 
@@ -106,7 +106,7 @@ def _stores(t: Block) -> Stores:
 
 def _start_store(t: Block, lane: int, write: Callable[[], None]) -> None:
     """A store reads shared memory when it is started or when it is waited for."""
-    if t.schedule.early or (t.schedule.early is None and t.cluster.random.integers(2)):
+    if t.order.copies == "early" or (t.order.copies == "random" and t.cluster.random.integers(2)):
         write()
         write = _nothing
     _stores(t).open.setdefault(lane, []).append(write)
@@ -135,7 +135,7 @@ def _tensor(t: Block, i: Instruction) -> Any:
             if (at & OFFSET) % 128:
                 raise EmulationError(f"{i.text}: shared memory must be a multiple of 128, got {at & OFFSET}")
             if not to_shared:
-                _start_store(t, lane, lambda w=where, a=at & OFFSET, g=given: _store(t, i, w, a, g))
+                _start_store(t, lane, lambda w=where, a=at & OFFSET, g=given, lane=lane: _store(t, i, w, a, g, lane))
                 continue
             ranks = [at >> RANK] if masks is None else [r for r in range(16) if int(masks[n]) >> r & 1]
             for rank in ranks:
@@ -144,13 +144,18 @@ def _tensor(t: Block, i: Instruction) -> Any:
                 if i.barrier:
                     c.names.setdefault(bar, i.barrier)
                 to = (at & OFFSET, rank)
-                c.start(lambda w=where, to=to, g=given, b=bar: _load(t, i, w, to, g, b))
+                known = c.copy(t, lane, bar)
+                c.start(lambda w=where, to=to, g=given, b=bar, known=known: _load(t, i, w, to, g, b, known))
 
     return start
 
 
-def _load(t: Block, i: Instruction, m: TensorMap, to: tuple[int, int], given: list[int], barrier: int) -> None:
+def _load(
+    t: Block, i: Instruction, m: TensorMap, to: tuple[int, int], given: list[int], barrier: int, known: Any
+) -> None:  # fmt: skip
     def read(address: np.ndarray) -> np.ndarray:
+        if t.counts is not None:
+            t.counts.copied(i.index, t.cluster.fields, address, m.dtype.itemsize, False)
         return t.memory.read(address.astype(np.uint64), m.dtype.itemsize, i.text)
 
     found = read_box(m, given, read)
@@ -158,14 +163,16 @@ def _load(t: Block, i: Instruction, m: TensorMap, to: tuple[int, int], given: li
     at = swizzled(m, to[0], len(found))
     if at.max() >= len(block.shared):
         raise EmulationError(f"{i.text}: outside the {len(block.shared)} bytes of shared memory")
-    block.write_shared(at, found)
+    block.write_shared(at, found, i, None, known)
     t.cluster.arrive(barrier, 0, -found.size, i.text)
 
 
-def _store(t: Block, i: Instruction, m: TensorMap, at: int, given: list[int]) -> None:
+def _store(t: Block, i: Instruction, m: TensorMap, at: int, given: list[int], lane: int) -> None:
     address, inside = places(m, given, m.box)
-    data = t.read_async(swizzled(m, at, len(address) // m.box[-1]), i.text).reshape(len(address), -1)
+    data = t.read_async(swizzled(m, at, len(address) // m.box[-1]), i, lane).reshape(len(address), -1)
     if inside.any():
+        if t.counts is not None:
+            t.counts.copied(i.index, t.cluster.fields, address[inside], m.dtype.itemsize, True)
         t.memory.write(address[inside].astype(np.uint64), data[inside], i.text)
 
 
@@ -185,13 +192,15 @@ def _plain(t: Block, i: Instruction) -> Any:
             if size % 16 or a[0] % 16 or b[0] % 16:
                 raise EmulationError(f"{i.text}: addresses and size must be multiples of 16, got {size} bytes")
 
-            def data(b: np.ndarray = b, size: int = size) -> np.ndarray:
+            def data(b: np.ndarray = b, size: int = size, lane: int = lane) -> np.ndarray:
                 if not from_shared:
                     rows = (b + np.arange(0, size, 16, dtype=np.uint64)).astype(np.uint64)
                     return t.memory.read(rows, 16, i.text).reshape(1, -1)
-                return t.read_async(int(b[0] & OFFSET) + np.arange(size), i.text)[None]
+                return t.read_async(int(b[0] & OFFSET) + np.arange(size)[None], i, lane)
 
             if not to_shared:
+                if t.counts is not None:
+                    t.counts.copied(i.index, c.fields, a + np.arange(size, dtype=np.uint64), 1, True)
                 _start_store(
                     t, lane,
                     lambda a=a, data=data, size=size: t.memory.write(
@@ -202,9 +211,15 @@ def _plain(t: Block, i: Instruction) -> Any:
             bar = int(barriers[n])
             c.barrier(bar, i.text)
 
-            def land(a: np.ndarray = a, data: Any = data, size: int = size, bar: int = bar) -> None:
+            known = c.copy(t, lane, bar)
+            if t.counts is not None and not from_shared:
+                t.counts.copied(i.index, c.fields, b + np.arange(size, dtype=np.uint64), 1, False)
+
+            def land(
+                a: np.ndarray = a, data: Any = data, size: int = size, bar: int = bar, known: Any = known
+            ) -> None:  # fmt: skip
                 rows = (a + np.arange(0, size, 16, dtype=np.uint64)).astype(np.uint64)
-                c.write(rows, data().reshape(-1, 16), i.text, None)
+                c.write(rows, data().reshape(-1, 16), i, None, known)
                 c.arrive(bar, 0, -size, i.text)
 
             c.start(land)

@@ -17,9 +17,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .ptx_barriers import check_together
-from .ptx_block import WARP, Block, Lanes, op
-from .ptx_text import EmulationError, Instruction, parts
+from .barriers import check_together
+from .block import WARP, Block, Lanes, op
+from .text import EmulationError, Instruction, parts
 
 _ELEMENTS = {
     "bf16": ml_dtypes.bfloat16, "f16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
@@ -221,6 +221,8 @@ class Products:
                         f"{t.kernel.symbol(int(at[t.shared[at] != bytes][0]))} was overwritten while a product under "
                         f"way read it: {_named(p.instruction)}"
                     )
+        for at, _ in p.memory:  # until now
+            t.note_read(at, p.instruction, acc.warp * WARP)
         for name in p.registers:
             self.sources[name][acc.warp].remove(p)
             if not self.sources[name][acc.warp]:
@@ -310,7 +312,7 @@ def _product(t: Block, i: Instruction, s: Products) -> Any:
         if descriptor >> 49 & 7:
             raise EmulationError(f"{i.short}: only atoms without a base offset are known here")
         at = descriptor_places(descriptor, rows, steps, dtype.itemsize, bool(trans))
-        return at, t.read_async(at, i.short)
+        return at, t.read_async(at, i, int(lanes[0]))
 
     def run(lanes: np.ndarray) -> None:
         cached: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}

@@ -6,13 +6,15 @@ give each other.
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .ptx_block import OFFSET, RANK, TYPES, WARP, Block, Lanes, Wait, op
-from .ptx_cluster import Barrier, Parked
-from .ptx_text import EmulationError, Instruction, parts
+from .block import OFFSET, RANK, TYPES, WARP, Block, Lanes, Wait, op
+from .cluster import Barrier, Parked
+from .text import EmulationError, Instruction, parts
 
 # --- barriers of threads -------------------------------------------------------------------------
 
@@ -58,6 +60,8 @@ def _come(t: Block, i: Instruction, kind: str, number: int, threads: np.ndarray,
     if (threads != expected).any():
         raise EmulationError(f"{i.text}: others said that {expected} threads come to barrier {number}")
     came += len(lanes)
+    if t.races is not None:
+        t.races.arrive((t.rank, number), t.races.warps_of(t, lanes))
     if came > expected:
         raise EmulationError(f"{i.text}: more threads than that come here")
     t.named[number] = (expected, came)
@@ -65,7 +69,11 @@ def _come(t: Block, i: Instruction, kind: str, number: int, threads: np.ndarray,
         t.stop(lanes, Wait.NAMED, number)
     if came == expected:
         t.named[number] = (0, 0)
-        t.wait[(t.wait == Wait.NAMED) & (t.which == number)] = Wait.NONE
+        woken = (t.wait == Wait.NAMED) & (t.which == number)
+        t.wait[woken] = Wait.NONE
+        if t.races is not None:
+            t.races.open((t.rank, number))
+            t.races.passed((t.rank, number), t.races.warps_of(t, woken))
         t.cluster.progress += 1
 
 
@@ -77,6 +85,8 @@ def _cluster_barrier(t: Block, i: Instruction) -> Any:
         if (c.arrived[mine] > c.opened).any():
             raise EmulationError(f"{i.text}: comes again without a wait for the first time")
         c.arrived[mine] = c.opened + 1
+        if t.races is not None:
+            t.races.arrive("cluster", t.races.warps_of(t, m))
         c.meet()
 
     def wait(m: Lanes) -> None:
@@ -84,6 +94,8 @@ def _cluster_barrier(t: Block, i: Instruction) -> Any:
         early = lanes[c.arrived[t.threads[lanes]] > c.opened]
         if len(early):
             t.stop(early, Wait.CLUSTER)
+        if t.races is not None and len(early) < len(lanes):
+            t.races.passed("cluster", t.races.warps_of(t, np.setdiff1d(lanes, early)))
 
     return arrive if i.name[2] == "arrive" else wait
 
@@ -105,8 +117,10 @@ def mbarrier(t: Block, i: Instruction) -> Any:
         address = t.address(ops[where], m).astype(np.int64) & 0xFFFF_FFFF
         rest = [t.value(o, m, np.uint32) for o in ops[where + 1 :]]
         phases = np.zeros(len(address), np.uint64)
+        warps = None if t.races is None else t.races.of(t.threads[m])
         for n, a in enumerate(address.tolist()):
             _check_place(t, i, a, remote)
+            _touch(t, i, a, np.arange(t.count)[m][n], kind in ("init", "inval"))
             given = int(rest[0][n]) if rest else 1
             if kind == "init":
                 c.barriers[a] = Barrier(given, given)
@@ -125,6 +139,7 @@ def mbarrier(t: Block, i: Instruction) -> Any:
                     kind == "arrive" and (1 if transaction else given),
                     -bytes if kind == "complete_tx" else bytes,
                     i.text,
+                    None if warps is None else warps[n : n + 1],
                 )
         if where:
             t.put(ops[0], m, phases)
@@ -139,6 +154,19 @@ def _check_place(t: Block, i: Instruction, address: int, remote: bool) -> None:
         raise EmulationError(f"{i.text}: a barrier of another block needs .shared::cluster")
 
 
+def _touch(t: Block, i: Instruction, address: int, lane: Any, sets_up: bool) -> None:
+    """Who uses a barrier must know that it was set up."""
+    if t.races is None:
+        return
+    block = t.cluster.alive(address >> RANK, i.text)
+    at = (address & OFFSET) + np.arange(8)[None]
+    threads = t.threads[np.array([lane])]
+    if sets_up:
+        t.races.write(block, at, np.zeros((1, 8), np.uint8), threads, i.index)
+    elif address in t.cluster.barriers:
+        t.races.read(block, at, threads, i.index)
+
+
 def _wait(t: Block, i: Instruction) -> Any:
     """Threads park until the phase is over; a test only looks."""
     c, ops = t.cluster, i.operands
@@ -151,9 +179,12 @@ def _wait(t: Block, i: Instruction) -> Any:
         for a, p in np.unique(np.stack([address, parity], 1), axis=0).tolist():
             _check_place(t, i, a, False)
             mine = (address == a) & (parity == p)
+            _touch(t, i, a, lanes[mine][0], False)
             done[mine] = c.barrier(a, i.text).phase != p
             if i.barrier:
                 c.names.setdefault(a, i.barrier)
+            if t.races is not None and done[mine].any():
+                t.races.passed(a, t.races.warps_of(t, lanes[mine]))
             if not done[mine].any() and i.name[1] == "try_wait":
                 c.parked.append(Parked(t, lanes[mine], ops[0], a, p))
                 t.stop(lanes[mine], Wait.MBARRIER, a)
@@ -184,24 +215,49 @@ def map_address(t: Block, i: Instruction) -> Any:
 # --- copies of single threads --------------------------------------------------------------------
 
 
-def _copy(t: Block, i: Instruction, lane: int, to: Any, source: Any, count: Any, size: int) -> None:
+class _Copy(NamedTuple):
     """One thread's asynchronous copy: ``count`` bytes, and zeros up to ``size``."""
-    data = np.zeros((1, size), np.uint8)
-    if count:
-        data[:, :count] = t.memory.read(np.array([source], np.uint64), size, i.text)[:, :count]
-    t.write("shared", np.array([to], np.uint64), data, i.text, np.array([lane]))
+
+    to: np.uint64
+    source: np.uint64
+    count: int
+    size: int
+    instruction: Instruction
 
 
-def _flush(t: Block, i: Instruction, lane: int, keep: int, pending: bool) -> None:
-    """Land a thread's copies: all groups but the last ``keep``, and what is in no group yet."""
-    groups = t.groups[lane]
-    while len(groups) > keep:
-        for copy in groups.pop(0):
-            _copy(t, i, lane, *copy)
-    if pending:
-        for copy in t.pending[lane]:
-            _copy(t, i, lane, *copy)
-        t.pending[lane] = []
+def _land(t: Block, lanes: Sequence[int], copies: Sequence[_Copy]) -> None:
+    """Copies happen, in order; those of one instruction at once."""
+    by: dict[int, list[int]] = {}
+    for n, copy in enumerate(copies):
+        by.setdefault(copy.instruction.index, []).append(n)
+    for numbers in by.values():
+        i, size = copies[numbers[0]].instruction, copies[numbers[0]].size
+        to = np.array([copies[n].to for n in numbers], np.uint64)
+        source = np.array([copies[n].source for n in numbers], np.uint64)
+        counts = np.array([copies[n].count for n in numbers])
+        data = np.zeros((len(numbers), size), np.uint8)
+        some = counts > 0
+        if some.any():
+            found = t.memory.read(source[some], size, i.text)
+            data[some] = np.where(np.arange(size) < counts[some][:, None], found, 0)
+        threads = t.threads[np.array([lanes[n] for n in numbers])]
+        t.write_shared(t.place(to, size, i.text), data, i, threads)
+
+
+def _flush(t: Block, lanes: Sequence[int], keep: int, pending: bool) -> None:
+    """Land threads' copies: all groups but the last ``keep``, and what is in no group yet."""
+    found: list[_Copy] = []
+    whose: list[int] = []
+    for lane in lanes:
+        groups, before = t.groups[lane], len(found)
+        while len(groups) > keep:
+            found += groups.pop(0)
+        if pending:
+            found += t.pending[lane]
+            t.pending[lane] = []
+        whose += [lane] * (len(found) - before)
+    if found:
+        _land(t, whose, found)
 
 
 def copy_async(t: Block, i: Instruction) -> Any:
@@ -213,13 +269,18 @@ def copy_async(t: Block, i: Instruction) -> Any:
             rest.pop()  # how long the L2 keeps it changes no result
 
         def start(m: Lanes) -> None:
-            to, source = t.address(a, m), t.address(b, m)
+            to, source, lanes = t.address(a, m), t.address(b, m), np.arange(t.count)[m]
             counts = t.value(rest[0], m, np.uint32) if rest else np.full(len(to), int(size))
-            for lane, *copy in zip(np.arange(t.count)[m].tolist(), to, source, counts, strict=True):
-                if t.schedule.early or (t.schedule.early is None and t.cluster.random.integers(2)):
-                    _copy(t, i, lane, *copy, int(size))
-                else:
-                    t.pending[lane].append((*copy, int(size)))
+            for bytes in np.unique(counts[counts > 0]):
+                t.note("global", source[counts == bytes], int(bytes), i, lanes[counts == bytes], False)
+            copies = [_Copy(x, y, n, int(size), i) for x, y, n in zip(to, source, counts.tolist(), strict=True)]
+            now = np.full(len(lanes), t.order.copies == "early")
+            if t.order.copies == "random":
+                now = t.cluster.random.integers(2, size=len(lanes)) > 0
+            for lane, copy in zip(lanes[~now].tolist(), itertools.compress(copies, ~now), strict=True):
+                t.pending[lane].append(copy)
+            if now.any():
+                _land(t, lanes[now].tolist(), list(itertools.compress(copies, now)))
 
         return start
     if kind == "mbarrier":
@@ -235,8 +296,7 @@ def copy_async(t: Block, i: Instruction) -> Any:
 
     def wait(m: Lanes) -> None:
         keep = int(i.operands[0]) if kind == "wait_group" else 0
-        for lane in np.arange(t.count)[m]:
-            _flush(t, i, lane, keep, kind == "wait_all")
+        _flush(t, np.arange(t.count)[m].tolist(), keep, kind == "wait_all")
 
     return wait
 
@@ -259,10 +319,10 @@ def _report_copies(t: Block, i: Instruction) -> Any:
             def land(lane: int = lane, a: int = a, copies: list = copies) -> None:
                 for copy in copies:
                     if any(copy is x for g in (*t.groups[lane], t.pending[lane]) for x in g):
-                        _copy(t, i, lane, *copy)
+                        _land(t, [lane], [copy])
                         for g in (*t.groups[lane], t.pending[lane]):
                             g[:] = [x for x in g if x is not copy]
-                c.arrive(a, 1, 0, i.text)
+                c.arrive(a, 1, 0, i.text, None if t.races is None else t.races.warps_of(t, [lane]))
 
             c.start(land)
 
@@ -277,14 +337,16 @@ def store_async(t: Block, i: Instruction) -> Any:
     def run(m: Lanes) -> None:
         columns = [t.value(r, m, kind) for r in parts(d)]
         data = np.ascontiguousarray(np.stack(columns, 1)).view(np.uint8).reshape(len(columns[0]), -1)
-        barriers = t.address(bar, m).astype(np.int64) & 0xFFFF_FFFF
+        barriers, lanes = t.address(bar, m).astype(np.int64) & 0xFFFF_FFFF, np.arange(t.count)[m]
         for n, (address, b) in enumerate(zip(t.address(a, m), barriers.tolist(), strict=True)):
             if int(address) >> RANK != b >> RANK:
                 raise EmulationError(f"{i.text}: the barrier must lie in the block that is written")
             t.cluster.barrier(b, i.text)
 
-            def land(at: Any = address, b: int = b, bytes: np.ndarray = data[n : n + 1]) -> None:
-                t.cluster.write(np.array([at], np.uint64), bytes, i.text, None)
+            known = t.cluster.copy(t, int(lanes[n]), b)
+
+            def land(at: Any = address, b: int = b, bytes: np.ndarray = data[n : n + 1], known: Any = known) -> None:
+                t.cluster.write(np.array([at], np.uint64), bytes, i, None, known)
                 t.cluster.arrive(b, 0, -bytes.size, i.text)
 
             t.cluster.start(land)

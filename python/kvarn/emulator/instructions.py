@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What each PTX instruction does to the threads of a block; see ``reference.ptx``.
+"""What each PTX instruction does to the threads of a block; see ``kvarn.emulator.ptx``.
 
 A function here takes a block and an instruction and gives what runs it for the active threads.
 """
@@ -12,10 +12,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .ptx_barriers import store_async
-from .ptx_block import TYPES, WARP, Block, Lanes, op
-from .ptx_text import EmulationError, Instruction
-from .ptx_text import parts as _parts
+from .barriers import store_async
+from .block import TYPES, WARP, Block, Lanes, op
+from .text import EmulationError, Instruction
+from .text import parts as _parts
 
 _SMALL = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 
@@ -291,7 +291,7 @@ def load(t: Block, i: Instruction) -> Any:
     space = i.space
 
     def run(m: Lanes) -> None:
-        data = t.read(space, t.address(a, m), size * len(to), i.text).reshape(-1, len(to), size)
+        data = t.read(space, t.address(a, m), size * len(to), i, np.arange(t.count)[m]).reshape(-1, len(to), size)
         for n, r in enumerate(to):
             found = np.ascontiguousarray(data[:, n]).view(f"u{size}")[:, 0]
             t.put(r, m, found.view(f"i{size}").astype(np.int32) if dtype in (np.int8, np.int16) else found)
@@ -310,7 +310,7 @@ def store(t: Block, i: Instruction) -> Any:
     def run(m: Lanes) -> None:
         columns = [t.value(r, m, kind) for r in _parts(d)]
         data = np.ascontiguousarray(np.stack(columns, 1)).view(np.uint8).reshape(len(columns[0]), -1)
-        t.write(space, t.address(a, m), data, i.text, np.arange(t.count)[m])
+        t.write(space, t.address(a, m), data, i, np.arange(t.count)[m])
 
     return run
 
@@ -322,8 +322,8 @@ def load_matrix(t: Block, i: Instruction) -> Any:
     def run(m: Lanes) -> None:
         lanes = t.warps(m, i.text)
         count = len(to)  # of matrices; the addresses of further lanes are not used
-        address = t.address(i.operands[1], lanes[:, : 8 * count].ravel())
-        rows = t.read("shared", address, 16, i.text).reshape(len(lanes), count, 8, 16)
+        giving = lanes[:, : 8 * count].ravel()
+        rows = t.read("shared", t.address(i.operands[1], giving), 16, i, giving).reshape(len(lanes), count, 8, 16)
         matrices = np.ascontiguousarray(rows).view(np.uint16)  # [w, matrix, row, column]
         if trans:
             matrices = np.ascontiguousarray(matrices.swapaxes(2, 3))
@@ -347,8 +347,9 @@ def store_matrix(t: Block, i: Instruction) -> Any:
         for k, word in enumerate(words):
             tile = np.ascontiguousarray(t.value(word, lanes.ravel(), np.uint32)).view(np.uint16).reshape(n, 8, 8)
             rows = np.ascontiguousarray(tile.swapaxes(1, 2) if trans else tile).view(np.uint8).reshape(-1, 16)
-            # Lane 4 r + c holds two elements of row r: which of them is said to be the writer matters for fences only.
-            t.write("shared", address[:, 8 * k : 8 * k + 8].ravel(), rows, i.text, lanes[:, ::4].ravel())
+            # Lane 4 r + c holds two elements of row r. Which is said to be the writer matters for fences only, and
+            # eight lanes side by side go through the banks together, as the rows of a matrix do.
+            t.write("shared", address[:, 8 * k : 8 * k + 8].ravel(), rows, i, lanes[:, :8].ravel())
 
     return run
 
@@ -451,9 +452,9 @@ def atomic(t: Block, i: Instruction) -> Any:
         values, where, lanes = t.value(b, m, dtype), t.address(a, m), np.arange(t.count)[m]
         old = np.empty(len(values), dtype)
         for n in range(len(values)):  # one thread after another
-            old[n : n + 1] = t.read(space, where[n : n + 1], size, i.text).view(dtype)[:, 0]
+            old[n : n + 1] = t.read(space, where[n : n + 1], size, i, lanes[n : n + 1]).view(dtype)[:, 0]
             new = np.asarray(f(old[n : n + 1], values[n : n + 1]), dtype)
-            t.write(space, where[n : n + 1], new.view(np.uint8).reshape(1, size), i.text, lanes[n : n + 1])
+            t.write(space, where[n : n + 1], new.view(np.uint8).reshape(1, size), i, lanes[n : n + 1])
         t.put(d, m, old)
 
     return run

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""PTX text to instructions, for the interpreter in ``reference.ptx``.
+"""PTX text to instructions, for the interpreter in ``kvarn.emulator.ptx``.
 
 A comment ``// kv.barrier NAME`` names the barrier of the instructions on its line, or, alone on a line, of the next
 instruction: reports speak of the barrier by that name. ``.loc`` lines give the lines of the source.
@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 
 
-class EmulationError(Exception):
+class EmulationError(RuntimeError):
     """The kernel did what no kernel may, or uses an instruction that is not known here."""
 
 
@@ -26,6 +26,7 @@ class Instruction:
     source: str = ""  # file and line of the kernel, where the PTX says them
     barrier: str = ""  # the name that a comment gives to its barrier
     scope: tuple[int, ...] = ()  # the braces around it
+    index: int = 0  # in the kernel's code
 
     @property
     def short(self) -> str:
@@ -55,6 +56,7 @@ class Kernel:
     cluster: tuple[int, ...] | None = None  # blocks of a cluster, where the PTX says it
     registers: int | None = None  # of a thread at launch, as far as the directives tell
     tracked: frozenset[str] = frozenset()  # registers of asynchronous products, and those moved into them
+    text: str = ""  # the whole PTX
 
     def symbol(self, offset: int) -> str:
         """A place in shared memory by the variable that it lies in."""
@@ -64,6 +66,7 @@ class Kernel:
 
 def parse(text: str, entry: str) -> Kernel:
     """The entry of a name."""
+    whole = text
     text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
     notes: dict[int, str] = {}
     for number, line in enumerate(text.split("\n"), 1):
@@ -82,7 +85,7 @@ def parse(text: str, entry: str) -> Kernel:
     while depth:
         depth += {"{": 1, "}": -1}.get(text[end], 0)
         end += 1
-    kernel = Kernel(params, [], {})
+    kernel = Kernel(params, [], {}, text=whole)
     offset = 0
     for align, name, size in re.findall(r"\.shared \.align (\d+) \.b8 (\w+)\[(\d*)\]", text):
         offset = -(-offset // int(align)) * int(align)
@@ -143,6 +146,7 @@ def _statements(kernel: Kernel, text: str, at: int, end: int, files: dict[str, s
             if not statement.startswith("."):
                 i = _instruction(statement.strip())
                 i.line, i.source, i.scope = bisect.bisect(newlines, at - 1) + 1, source, tuple(scope)
+                i.index = len(kernel.code)
                 kernel.code.append(i)
             at += len(statement) + 1
     for (inside, name), place in labels.items():

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Device memory of the interpreter: the caller's arrays at their own addresses, and the names of their parts."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvarn.artifact import Arg
+
+from .text import EmulationError
+
+
+class Memory:
+    """All memory that a kernel may touch."""
+
+    def __init__(self, arrays: Sequence[np.ndarray]):
+        spans = sorted({_span(a) for a in arrays if a.size})
+        merged: list[list[int]] = []
+        for low, high in spans:
+            if merged and low <= merged[-1][1]:
+                merged[-1][1] = max(high, merged[-1][1])
+            else:
+                merged.append([low, high])
+        self.lows = np.array([m[0] for m in merged], np.uint64)
+        self.highs = np.array([m[1] for m in merged], np.uint64)
+        self.bytes = [np.ctypeslib.as_array((ctypes.c_uint8 * (h - lo)).from_address(lo)) for lo, h in merged]
+
+    def _place(self, address: np.ndarray, size: int, what: str) -> tuple[np.ndarray, np.ndarray]:
+        if (address % np.uint64(size)).any():
+            raise EmulationError(f"{what}: misaligned address for {size} bytes")
+        which = np.searchsorted(self.lows, address, "right").astype(np.int64) - 1
+        bad = (which < 0) | (address + np.uint64(size) > self.highs[np.maximum(which, 0)])
+        if bad.any():
+            raise EmulationError(
+                f"{what}: thread {np.flatnonzero(bad)[0]} of the active ones is outside the given memory"
+            )
+        return which, (address - self.lows[which]).astype(np.int64)
+
+    def read(self, address: np.ndarray, size: int, what: str) -> np.ndarray:
+        """Bytes [n, size]."""
+        which, at = self._place(address, size, what)
+        first = which[0] if len(which) else 0
+        if (which == first).all():
+            return self.bytes[first][at[:, None] + np.arange(size)]
+        out = np.empty((len(address), size), np.uint8)
+        for w in np.unique(which):
+            mine = which == w
+            out[mine] = self.bytes[w][at[mine][:, None] + np.arange(size)]
+        return out
+
+    def write(self, address: np.ndarray, data: np.ndarray, what: str) -> None:
+        """Write bytes [n, size]."""
+        size = data.shape[1]
+        which, at = self._place(address, size, what)
+        for w in np.unique(which):
+            mine = which == w
+            self.bytes[w][at[mine][:, None] + np.arange(size)] = data[mine]
+
+
+def _span(a: np.ndarray) -> tuple[int, int]:
+    low, high = np.lib.array_utils.byte_bounds(a)
+    return int(low), int(high)
+
+
+# --- what lies where -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Field:
+    """A part of an argument: addresses from ``low`` to ``high``; with a ``period``, of each the first ``extent`` bytes
+    after ``phase``.
+    """
+
+    name: str
+    low: int
+    high: int
+    period: int = 0
+    phase: int = 0
+    extent: int = 0
+
+    def holds(self, address: np.ndarray) -> np.ndarray:
+        inside = (address >= self.low) & (address < self.high)
+        if self.period:
+            inside &= (address - self.low - self.phase) % self.period < self.extent
+        return inside
+
+
+class Fields:
+    """The parts of a launch's arguments, to tell accesses by."""
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        self.fields = tuple(f for f in fields if f.high > f.low)
+        self.names = (*(f.name for f in self.fields), "other memory")
+
+    def of(self, address: np.ndarray) -> np.ndarray:
+        """The number of each address's part, in ``names``: the first that holds it."""
+        found = np.full(len(address), len(self.fields))
+        for n in range(len(self.fields) - 1, -1, -1):
+            found[self.fields[n].holds(address)] = n
+        return found
+
+
+def fields_of(arg: Arg, values: Sequence[Any]) -> list[Field]:
+    """The parts of an argument, from the values of its fields."""
+    at = dict(zip((f.name for f in arg.fields), values, strict=True))
+    if arg.kind == "buffer":
+        assert arg.dtype is not None
+        strides = [*(at[f"stride{i}"] for i in range(arg.rank - 1)), 1]
+        return [_strided(arg.name, at["data"], [at[f"shape{i}"] for i in range(arg.rank)], strides, arg.dtype.itemsize)]
+    if arg.kind not in ("cache", "collection", "operand"):
+        return []
+    spec: Any = arg.spec
+    found, rows = [], spec.num_heads * spec.head_size
+    token = getattr(spec, "token_stride", rows)
+    pools = [("", at["blocks" if "blocks" in at else "base"], "", token, spec.dtype.itemsize)]
+    if spec.scale_dtype is not None and "scales" in at:
+        pools.append((".scales", at["scales"], "scales_", spec.scales_token_stride, spec.scale_dtype.itemsize))
+    for suffix, base, prefix, per_token, size in pools:
+        page = at["capacity"] * per_token * size
+        stride = at.get(f"{prefix}stride0", at["stride0"]) * size
+        pages = max(at["num_blocks"], 1)
+        if arg.kind != "collection":
+            name = arg.name + (suffix or ".blocks")
+            found.append(Field(name, base, base + (pages - 1) * stride + page, stride, 0, page))
+            continue
+        half = at[f"{prefix}kv_stride"] * size
+        layers = (at["num_layers"] - 1) * at[f"{prefix}layer_stride"] * size + page
+        for n, what in enumerate(("keys",) if spec.is_mla else ("keys", "values")):
+            low = base + n * half
+            found.append(
+                Field(f"{arg.name}.{what}{suffix}", low, low + (pages - 1) * stride + layers, stride, 0, layers)
+            )
+    if "lookup" in at:
+        layers = at.get("num_layers", 1) - 1
+        entries = layers * at.get("lookup_layer_stride", 0) + (at["batch"] - 1) * at["lookup_stride"]
+        columns = at["lookup_columns"] if spec.paged else 1
+        found.append(Field(f"{arg.name}.lookup_table", at["lookup"], at["lookup"] + 4 * (entries + columns)))
+    for name, label, more in (("lengths", "cache_lengths", 0), ("offsets", "row_offsets", 1)):
+        if at.get(name):
+            found.append(Field(f"{arg.name}.{label}", at[name], at[name] + 4 * (at["batch"] + more)))
+    return found
+
+
+def _strided(name: str, base: int, shape: Sequence[int], strides: Sequence[int], size: int) -> Field:
+    if 0 in shape:
+        return Field(name, base, base)
+    last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    return Field(name, base, base + (last + 1) * size)
+
+
+def arrays_of(operands: Sequence[Any]) -> list[np.ndarray]:
+    """The memory of a launch's arguments."""
+    found: list[Any] = []
+    for operand in operands:
+        if isinstance(operand, np.ndarray):
+            found.append(operand)
+        elif hasattr(operand, "buffers"):
+            found += operand.buffers
+        elif hasattr(operand, "owner"):  # a view, or a TMA descriptor
+            found += arrays_of([operand.owner])
+    return [np.asarray(a) for a in found]
+
+
+__all__ = ["Field", "Fields", "Memory", "arrays_of", "fields_of"]

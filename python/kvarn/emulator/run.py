@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Kernels and operations compiled for a GPU, run by the interpreter on NumPy arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvarn.artifact import Artifact
+from kvarn.runtime import binding, buffers
+from kvarn.runtime.expressions import compile_expressions, compile_step
+from kvarn.runtime.program import Program
+from kvarn.settings import emulating, emulation
+
+from . import ptx
+from .memory import Field, arrays_of, fields_of
+from .ptx import Order
+from .report import Report
+
+# Multiprocessors of the first GPU of an architecture, for grids that fill the device.
+_MULTIPROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90": 132, "sm_100": 148}
+_ALIGNMENT = 256  # of scratch memory
+
+
+@dataclass(unsafe_hash=True)
+class Facts:
+    """What expressions are told of the device."""
+
+    multiprocessors: int
+    shared_bytes: int = 232448
+    l2_bytes: int = 50 << 20
+    warp_size: int = 32
+
+    def encode(self, description: Any) -> Any:
+        """The interpreter takes a TMA descriptor as its description."""
+        return description
+
+
+def order_of(order: str | Order, seed: int = 0, copies: str | None = None) -> Order:
+    """An order by name: ``"program"``, ``"forward"``, ``"backward"`` or ``"random"``; see :func:`emulated`."""
+    if isinstance(order, Order):
+        return order
+    if order == "random":
+        return Order("random", copies or "random", seed)
+    return Order("together" if order == "program" else order, copies or "late", seed)
+
+
+# --- kernels -------------------------------------------------------------------------------------
+
+
+def launch(
+    made: Any, grid: Any, block: Any, args: Sequence[Any], order: Order | None = None, report: Report | None = None
+) -> None:  # fmt: skip
+    """Run a compiled kernel on host buffers as its GPU would.
+
+    Parameters
+    ----------
+    made : kvarn.compiled.Kernel
+    grid, block : int or tuple
+    args
+        As of its ``launch``; TMA descriptors are those of host buffers.
+    order : Order, optional
+    report : Report, optional
+    """
+    artifact = made.artifact
+    if artifact.target == "host":
+        raise ValueError(f"{made.name} is compiled for host: the emulator runs PTX, of a GPU target such as sm_90a")
+    entry = artifact.entry()
+    if len(args) != len(entry.args):
+        expected = ", ".join(a.name for a in entry.args)
+        raise TypeError(f"kernel {made.name!r} takes {len(entry.args)} arguments ({expected}), got {len(args)}")
+    values: list[Any] = []
+    parts: list[Field] = []
+    for arg, given in zip(entry.args, args, strict=True):
+        if arg.kind == "tensormap":
+            if given.spec != arg.spec:
+                raise ValueError(f"argument {arg.name!r} of {made.name} must be a descriptor {arg.spec}")
+            values.append(given.description)
+            continue
+        fields, ordinal = binding.make_binder(arg, made.name)(given)
+        if ordinal is not None and ordinal != binding.HOST:
+            raise ValueError(f"argument {arg.name!r} of {made.name} must lie in host memory to be emulated")
+        parts += fields_of(arg, fields)
+        bound = dict(zip((f.name for f in arg.fields), fields, strict=True))
+        here = [p for p in entry.params if entry.args[p.arg] is arg]
+        values += [_bits(bound[p.field], p.type) for p in here]
+    grid, block = _triple(grid, "grid"), _triple(entry.block if block is None else block, "block")
+    if entry.block is not None and block != entry.block:
+        raise ValueError(f"{made.name} was compiled for a block of {entry.block}, got {block}")
+    if not 1 <= int(np.prod(block)) <= (entry.max_threads or 1024):
+        raise ValueError(f"a block of {made.name} has 1 to {entry.max_threads or 1024} threads, got {block}")
+    ptx.launch(
+        str(artifact.code["ptx"]), entry.name, grid, block, values, arrays_of(args), entry.shared_bytes, order,
+        entry.cluster, report, parts,
+    )  # fmt: skip
+
+
+def _triple(extents: Any, what: str) -> tuple[int, int, int]:
+    found = (*(extents if isinstance(extents, tuple) else (extents,)), 1, 1)[:3]
+    if any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0 for n in found):
+        raise ValueError(f"{what} must be one to three non-negative ints, got {extents!r}")
+    return tuple(int(n) for n in found)  # type: ignore[return-value]
+
+
+# --- programs ------------------------------------------------------------------------------------
+
+
+def run_program(
+    program: Artifact,
+    given: Sequence[Any],
+    multiprocessors: int = 2,
+    order: Order | None = None,
+    report: Report | None = None,
+) -> None:
+    """Run a program's steps on host buffers.
+
+    Parameters
+    ----------
+    program : Artifact
+    given
+        One object an argument.
+    multiprocessors : int
+        What a grid that fills the device counts with.
+    order : Order, optional
+    report : Report, optional
+    """
+    _run_steps(program, [_fields(g) for g in given], arrays_of(given), Facts(multiprocessors), order, report)
+
+
+def _run_steps(
+    program: Artifact, values: list[tuple[Any, ...]], arrays: list[np.ndarray], facts: Facts, order: Order | None,
+    report: Report | None,
+) -> None:  # fmt: skip
+    sizes = compile_expressions([w.bytes for w in program.workspaces], program.args)(values, facts)
+    scratch = [np.zeros(size + _ALIGNMENT, np.uint8) if w.zeroed else np.full(size + _ALIGNMENT, 0xFF, np.uint8)
+               for w, size in zip(program.workspaces, sizes, strict=True)]  # fmt: skip
+    places = [
+        (s.ctypes.data + -s.ctypes.data % _ALIGNMENT, size) for s, size in zip(scratch, sizes, strict=True)
+    ]  # fmt: skip
+    parts = [field for arg, fields in zip(program.args, values, strict=True) for field in fields_of(arg, fields)]
+    parts += [
+        Field(f"scratch {w.name}", at, at + size) for w, (at, size) in zip(program.workspaces, places, strict=True)
+    ]  # fmt: skip
+    for step in program.steps:
+        entry = program.entry(step.entry)
+        (gx, gy, gz, bx, by, bz, _), flat = compile_step(program, step)(values, facts, places)
+        numbers = [v if p.type == "tensormap" else _bits(v, p.type) for v, p in zip(flat, entry.params, strict=True)]
+        ptx.launch(
+            str(program.code["ptx"]), entry.name, (gx, gy, gz), (bx, by, bz), numbers, arrays + scratch,
+            entry.shared_bytes, order, entry.cluster, report, parts,
+        )  # fmt: skip
+
+
+def run(
+    operation: Any,
+    operands: Sequence[Any],
+    attributes: tuple[tuple[str, Any], ...] = (),
+    schedule: Mapping[str, Any] | None = None,
+    target: str = "sm_90a",
+    multiprocessors: int = 2,
+    order: Order | None = None,
+    report: Report | None = None,
+) -> None:
+    """Run an operation (``kvarn.programs.Operation``) on host buffers as the GPU ``target`` would.
+
+    Operands, attributes and schedule are as the operation takes them; the others as for :func:`run_program`.
+    """
+    ordered = () if schedule is None else tuple(sorted(schedule.items()))
+    what, given = operation.specialisation(operands, attributes, ordered, target)
+    program = importlib.import_module("kvarn.programs").artifact(what, lineinfo=report is not None)
+    run_program(program, given, multiprocessors, order, report)
+
+
+def _fields(operand: Any) -> tuple[Any, ...]:
+    """The values of a program's argument."""
+    if hasattr(operand, "fields"):
+        return operand.fields()
+    if isinstance(operand, buffers.BufferView):
+        return (operand.data, *operand.shape, *operand.strides[:-1])
+    return (operand,)
+
+
+def _bits(value: Any, type_: str) -> int:
+    if type_ in ("f32", "f64"):
+        kind, bits = (np.float32, np.uint32) if type_ == "f32" else (np.float64, np.uint64)
+        return int(kind(value).view(bits))
+    return int(value) & (1 << 64) - 1
+
+
+# --- everything inside a context -----------------------------------------------------------------
+
+
+class EmulatedProgram(Program):
+    """An operation's program as it runs in the emulator; in the place of ``kvarn.programs.OperationProgram``."""
+
+    def bind(self, operands: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
+        values, ordinal = self._binders.bind(operands)
+        if ordinal != binding.HOST:
+            raise ValueError(f"operands of {self.artifact.name} must lie in host memory to be emulated")
+        return values, ordinal
+
+    def run(self, values: list[tuple[Any, ...]], ordinal: int, operands: Sequence[Any], stream: Any) -> None:
+        e = emulation()
+        if e is None:
+            raise RuntimeError("an emulated operation was kept beyond its context")
+        _run_steps(self.artifact, values, arrays_of(operands), Facts(e.multiprocessors), e.order, e.report)
+
+
+@dataclass(frozen=True, eq=False)
+class Emulation:
+    """What stands for the GPU in a ``with kv.emulated(...)``."""
+
+    target: str
+    order: Order
+    multiprocessors: int
+    report: Report
+
+    def program(self, what: Any) -> EmulatedProgram:
+        """The program of an operation's specialisation."""
+        return EmulatedProgram(importlib.import_module("kvarn.programs").artifact(what, lineinfo=True))
+
+    def launch(self, made: Any, grid: Any, block: Any, args: Sequence[Any]) -> None:
+        launch(made, grid, block, args, self.order, self.report)
+
+
+@contextlib.contextmanager
+def emulated(
+    target: str = "sm_90a",
+    *,
+    order: str | Order = "program",
+    seed: int = 0,
+    copies: str | None = None,
+    multiprocessors: int | None = None,
+    races: bool = True,
+) -> Iterator[Report]:
+    """Run what this thread launches inside - kernels and ``kv.ops`` on NumPy arrays - as a GPU would, without one.
+
+    The PTX for ``target`` runs in an interpreter. What cannot go on raises ``EmulationError``: an access outside the
+    arguments' memory or misaligned, a hang (with the barrier's name), a product that is used too early. What may go
+    unseen in the results is in the report's ``hazards``.
+
+    Parameters
+    ----------
+    target : str
+        ``"sm_80"``, ``"sm_90a"``, ``"sm_100a"``, ...
+    order : str or Order
+        How the warps of a block take turns: ``"program"`` (together, the lowest instruction first), ``"forward"`` and
+        ``"backward"`` (each as far as it gets, from the first or the last), ``"random"``.
+    seed : int
+        Of a random order.
+    copies : {"late", "early", "random"}, optional
+        When asynchronous copies land; default: ``"late"``, and ``"random"`` in a random order.
+    multiprocessors : int, optional
+        What grids that fill the device count with; default: those of the first GPU of the architecture.
+    races : bool
+        Whether to look for races and reads of unwritten shared memory, which takes about half of the time.
+
+    Yields
+    ------
+    Report
+        Counts of everything that ran inside so far.
+    """
+    lowering = importlib.import_module("kvarn.lowering.target")
+    chosen = lowering.by_name(target)
+    if chosen.is_host:
+        raise ValueError("the emulator runs PTX: target must be a GPU's, such as sm_90a, got host")
+    count = multiprocessors or _MULTIPROCESSORS.get(chosen.name.rstrip("a"), 132)
+    report = Report(chosen.name, races)
+    with emulating(Emulation(chosen.name, order_of(order, seed, copies), count, report)):
+        yield report
+
+
+def emulate(kernel: Any, grid: Any, block: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Report:
+    """``kernel.emulate`` of kernels of the kernel language and of compiled ones."""
+    if hasattr(kernel, "artifact"):  # compiled
+        options = {"target": kernel.target, **options}
+        if options["target"] != kernel.target:
+            raise ValueError(f"{kernel.name} is compiled for {kernel.target}, got target={options['target']!r}")
+        if kernel.target == "host":
+            raise ValueError(f"{kernel.name} is compiled for host: the emulator runs PTX, of a GPU target")
+    with emulated(**options) as report:
+        kernel[grid, block](*args)
+    return report
+
+
+__all__ = ["Emulation", "Facts", "emulate", "emulated", "launch", "order_of", "run", "run_program"]
