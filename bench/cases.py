@@ -137,6 +137,7 @@ def _chunks() -> tuple[tuple[int, int], ...]:
 _FP8 = "f8e4m3"
 _LARGE, _STEP = Append(8, 1024, 1024), Append(256, 1, 64)
 _LONG, _SHORT = Decode(64, 4096), Decode(128, 2048)
+_PROMPTS, _WIDE_HEADS = Prefill(((4096, 4096),) * 8), Goal("tflops", 600)
 
 TABLE = (
     _decode("b64_c4k", "64 × 4k", _LONG, Goal("read", 0.97)),
@@ -168,8 +169,24 @@ TABLE = (
     Row("mla_b64_c4k_h128", "MLA decode 64 × 4k, 128 heads", Mla(64, 4096, 128), goal=Goal("matmul", 0.92)),
     Row("mla_b64_c8k_h16", "MLA decode 64 × 8k, 16 heads", Mla(64, 8192, 16), goal=Goal("read", 0.95)),
     Row("mla_b1_c32k_h128", "MLA decode 1 × 32k, 128 heads", Mla(1, 32768, 128), goal=Goal("us", 25)),
-    Row("pf_b8_s4k", "prefill 8 × 4096 causal", Prefill(((4096, 4096),) * 8), goal=Goal("tflops", 640)),
+    Row("pf_b8_s4k", "prefill 8 × 4096 causal", _PROMPTS, goal=Goal("tflops", 640)),
     Row("pf_ragged_chunked", "prefill 16 ragged chunks", Prefill(_chunks()), goal=Goal("tflops", 640)),
+    Row("pf_b8_s4k_p64", "prefill 8 × 4096 causal, page 64", replace(_PROMPTS, page=64), goal=Goal("tflops", 640)),
+    Row("pf_b8_s4k_d64", "prefill 8 × 4096 causal, head size 64", replace(_PROMPTS, size=64), goal=Goal("tflops", 480)),
+    Row(
+        "pf_b8_s4k_d192",
+        "prefill 8 × 4096 causal, head size 192",
+        replace(_PROMPTS, size=192),
+        goal=Goal("tflops", 600),
+    ),
+    Row(
+        "pf_b8_s4k_d256",
+        "prefill 8 × 4096 causal, head size 256",
+        replace(_PROMPTS, size=256),
+        goal=Goal("tflops", 600),
+    ),
+    Row("pf_512_over_32k", "prefill 512 over 32k", Prefill(((512, 32768 + 512),)), goal=Goal("tflops", 620)),
+    Row("pf_64_over_100k", "prefill 64 over 100k", Prefill(((64, 100_000 + 64),)), goal=Goal("tflops", 480)),
 )
 
 # Beyond the table: the same kernels over the range that they are built for. No goals of their own.
@@ -185,6 +202,10 @@ RANGE = (
     Row("range_p8", "decode bf16 64 × 4k, page 8", replace(_LONG, page=8)),
     Row("range_p24", "decode bf16 64 × 4k, page 24", replace(_LONG, page=24)),
     Row("range_p256", "decode bf16 64 × 4k, page 256", replace(_LONG, page=256)),
+    Row("range_pf_p1", "prefill 8 × 4096 causal, page 1", replace(_PROMPTS, page=1)),
+    Row("range_pf_p4", "prefill 8 × 4096 causal, page 4", replace(_PROMPTS, page=4)),
+    Row("range_pf_16_over_100k", "prefill 16 over 100k", Prefill(((16, 100_000 + 16),))),
+    Row("range_pf_8x64_over_8k", "prefill 8 × 64 over 8k", Prefill(((64, 8192 + 64),) * 8)),
     Row("range_window", "decode bf16 64 × 4k, window 1024", replace(_LONG, window=1024)),
     Row("range_d64_fp8", "decode fp8 64 × 4k, head size 64", replace(_LONG, size=64), _FP8),
     Row("range_d256_fp8", "decode fp8 64 × 4k, head size 256", replace(_LONG, size=256), _FP8),

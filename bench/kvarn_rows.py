@@ -10,7 +10,7 @@ from typing import Any
 from kvarn.tools.attention_problem import TOLERANCE
 
 # What else kvarn offers for a decode row, by what it costs or gains: the schedules of kv.ops.attention's options.
-OPTIONS = {"kvarn, early": {"early": True}, "kvarn, batch-invariant": {"batch_invariant": True}}
+OPTIONS = {"kvarn, early": {"early": True}, "kvarn, batch-invariant": {"batch_invariant": True, "max_queries": 1}}
 
 
 @dataclass(frozen=True)

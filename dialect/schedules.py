@@ -328,10 +328,25 @@ PERSISTENT = Entry(
 )
 SPLITS = Entry("splits", "Blocks that share the keys of 64 query rows.", "what fills the device, up to 16", most=64)
 
+KEY_SPLITS = Entry(
+    "splits",
+    "Blocks that share the keys of a tile of query rows, at most; 1024 keys or more each. Their partial results are "
+    "combined by a second kernel.",
+    "0: what the shapes ask for, up to 16, 1 where tiles of rows fill the device; 1 with `batch_invariant`",
+    least=0,
+    most=32,
+)
+
 
 def _invariant_splits(schedule: Values) -> str | None:
     if schedule.get("batch_invariant") and schedule.get("split", 1) < 1:
         return "batch_invariant needs fixed splits of at least one token, got split = 0"
+    return None
+
+
+def _invariant_key_splits(schedule: Values) -> str | None:
+    if schedule.get("batch_invariant") and schedule.get("splits", 1) == 0:
+        return "batch_invariant needs splits that no batch chooses: give their number, or 1, got splits = 0"
     return None
 
 
@@ -364,7 +379,8 @@ PREFILL = Kind("prefill", "tiles of 64 or 128 query rows on the tensor cores")
 TILED = Kind(
     "tile",
     "tiles by wgmma and TMA, overlapped by passes",
-    (ROWS, KEYS, TILE_STAGES, PRODUCER, OVERLAP, PING_PONG, PERSISTENT),
+    (ROWS, KEYS, TILE_STAGES, PRODUCER, OVERLAP, PING_PONG, PERSISTENT, KEY_SPLITS),
+    rules=(_invariant_key_splits,),
 )
 DECODE = Kind(
     "decode",

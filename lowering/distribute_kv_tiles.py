@@ -21,7 +21,7 @@ from mlir.dialects import arith, scf, vector
 
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import bool_, f32
-from kvarn.dialect.ops.staging import PRODUCER_WARPS, TileStoreSharedOp
+from kvarn.dialect.ops.staging import PRODUCER_WARPS, TileStoreDirectOp, TileStoreSharedOp
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import functional, machine
 from kvarn.dsl import gpu as kv_gpu
@@ -199,13 +199,22 @@ class Distribution:
         op.erase()
 
     def store_rows(self, op: ir.Operation) -> None:
-        """Through shared memory, where rows of the query were until they were read: every warp has its own there."""
+        """Through shared memory, where rows of the query were until they were read: every warp has its own there.
+
+        Rows of f32 go from registers: four lanes have 32 bytes of a row, which is what memory takes at a time.
+        """
         value = op.opview.value
         tile = ir.RankedTensorType(value.type)
+        if str(tile.element_type) == "f32":
+            masks, indices = tile_memory.rows_held(op.opview, register_layout(value.type), self.threads)
+            TileStoreDirectOp(value, op.opview.buffer, masks, indices)
+            op.erase()
+            return
         if str(tile.element_type) not in ("bf16", "f16"):
             fail(
                 op,
-                f"stores rows of bf16 or f16 on this target, got {tile.element_type}: convert, or write with scatter",
+                f"stores rows of bf16, f16 or f32 on this target, got {tile.element_type}: convert, or write with "
+                "scatter",
             )
         layout = shared_layout(value.type)
         free = [p for held, p in self.staged if held.bytes >= layout.bytes and held.rows == layout.rows]
@@ -375,6 +384,12 @@ def _store_shared(op: Any, d: Distribution) -> None:
     tile_memory.stage_registers(op.source, Pointer(op.place, SHARED_SPACE), layout, d.threads)
 
 
+@RULES.lowers("kv.tile_store_direct")
+def _store_direct(op: Any, d: Distribution) -> None:
+    layout = register_layout(op.operation.attributes["kv.tile"].value)
+    tile_memory.store_registers(op, layout, d.threads)
+
+
 @RULES.lowers("kv.make_stages")
 def _make_stages(op: Any, d: Distribution) -> ir.Value:
     made = Stages.allocate(op, shared_layout(op.tile.value, op.stages.value))
@@ -480,9 +495,11 @@ def _set_registers(op: Any, d: Distribution) -> None:
 
 def annotate(function: ir.Operation) -> None:
     """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
-    asked = {"kv.tile_reduce": 0, "kv.tile_reduce_lanes": 0, "kv.tile_scatter": 0, "kv.tile_store_shared": 0}
+    asked = (
+        "kv.tile_reduce", "kv.tile_reduce_lanes", "kv.tile_scatter", "kv.tile_store_shared", "kv.tile_store_direct",
+    )  # fmt: skip
     for op in ops_named(function, *asked):
-        op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[asked[op.name]].type)
+        op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)
 
 
 @kv_pass()

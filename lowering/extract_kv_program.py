@@ -13,11 +13,12 @@ After:   module attributes {kv.program = "{\\"steps\\": [{\\"entry\\": \\"append
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect import types
+from kvarn.dialect import dtypes, types
 
 from .pass_base import fail, kv_pass
 from .rewrite import defining_op, functions, ops_named
@@ -103,11 +104,15 @@ class Extractor:
             op = defining_op(op.operands[0])
         if op.name == "memref.alloc":
             key = hash(op.results[0])
+            type_ = ir.MemRefType(op.results[0].type)
+            columns = list(type_.shape[1:])
             if key not in self.workspaces:
                 name = f"workspace{len(self.workspaces)}"
                 size = self.expression(op.operands[0], op)
+                each = math.prod(columns) * dtypes.by_mlir(str(type_.element_type)).itemsize
+                size = ["mul", size, each] if each > 1 else size
                 self.workspaces[key] = {"name": name, "bytes": size, "zeroed": "kv.zeroed" in op.attributes}
-            return ["workspace", self.workspaces[key]["name"]]
+            return ["workspace", self.workspaces[key]["name"], *columns]
         if op.name == "kv.tensor_map":
             half, layer = ir.StringAttr(op.attributes["half"]).value, list(op.operands)[1:]
             return ["tensor_map", self._known(op.operands[0], op), half, *(self.expression(v, op) for v in layer)]

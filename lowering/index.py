@@ -103,6 +103,9 @@ class Ix:
     def least(self, other: Any) -> Ix:
         return Ix(arith.minui(*self._pair(other)))
 
+    def greatest(self, other: Any) -> Ix:
+        return Ix(arith.maxui(*self._pair(other)))
+
 
 def pointer(space: int = 1) -> ir.Type:
     """``!llvm.ptr`` of an address space: 1 device memory, 3 shared."""

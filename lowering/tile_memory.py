@@ -255,6 +255,31 @@ def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) 
             )
 
 
+def rows_held(op: Any, layout: RegisterLayout, threads: Threads) -> tuple[list[ir.Value], list[ir.Value]]:
+    """Of the rows that a thread holds of a tile: the masks and, one row after the other, the indices in a buffer."""
+    own = layout.thread_offset(threads.lane, threads.warp)[0]
+    masks, indices = [], []
+    for row in layout.rows_a_thread:
+        at = AtPoint()
+        masks.append(at(op.mask, (own + row).ir))
+        indices += [at(x, (own + row).ir) for x in op.indices]
+    return masks, indices
+
+
+def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
+    """Every thread writes what it holds of a tile to rows of a buffer, two neighbours of f32 at a time."""
+    buffer, values = buffer_of(op.buffer), elements(op.source)
+    column = layout.thread_offset(threads.lane, threads.warp)[1]
+    rank = len(list(op.indices)) // len(list(op.masks))
+    places = {layout.register_offset(r): r for r in range(layout.registers)}
+    for i, (row, mask) in enumerate(zip(layout.rows_a_thread, op.masks, strict=True)):
+        indices = [scalar(x) for x in list(op.indices)[i * rank : (i + 1) * rank]]
+        with functional.when(_bool(mask)):
+            for at in layout.columns_a_thread[::2]:
+                pair = [Value(values[places[row, at + u]], buffer.dtype) for u in range(2)]
+                buffer.store(*indices, column + at, value=vector(buffer.dtype, pair))
+
+
 def _condition(at: AtPoint, mask: ir.Value, row: Value) -> Value:
     return Value(at(mask, row.ir), bool_)
 

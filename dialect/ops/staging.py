@@ -14,7 +14,7 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
-from ..effects import CACHE, MEMORY, READ, WRITE, AllocatesShared, Effect, EffectModel, Pure
+from ..effects import CACHE, MEMORY, READ, WRITE, AllocatesShared, Effect, EffectModel, Pure, WritesMemory
 from ..ext import I1, I32, Operand, Result, infer_result
 from .common import i64_attr
 from .tile import SHARED, layout_of, same_type, tile_of, verify_columns, verify_dot
@@ -202,6 +202,27 @@ class TileStoreSharedOp(Kv.Operation, name="tile_store_shared", traits=[_Synchro
             return verify.fail(self, f"the operand must be a tile of rank 2 in registers, got {self.source.type}")
         got = self.place.type
         return str(got) == "!llvm.ptr<3>" or verify.fail(self, f"place must be !llvm.ptr<3>, got {got}")
+
+
+class TileStoreDirectOp(Kv.Operation, name="tile_store_direct", traits=[WritesMemory]):
+    """Write the elements of a tile that a thread holds to rows of a buffer, neighbours in a row together.
+
+    Operands: source, tile in registers; buffer; masks, whether each of the thread's rows is written; indices, of one
+    row after the other.
+    """
+
+    source: Operand[Any]
+    buffer: Operand[Any]
+    masks: Sequence[Operand[I1]]
+    indices: Sequence[Operand[I32]]
+
+    def verify_invariants(self) -> bool:
+        type_ = tile_of(self.source)
+        if type_ is None or type_.rank != 2 or layout_of(type_) == SHARED:
+            return verify.fail(self, f"the operand must be a tile of rank 2 in registers, got {self.source.type}")
+        rows, indices = len(list(self.masks)), len(list(self.indices))
+        rank = indices // rows + 1 if rows and indices % rows == 0 else 0
+        return verify.memref(self, self.buffer, rank, (str(type_.element_type),), "the buffer")
 
 
 class DotStartOp(Kv.Operation, name="dot_start", traits=[_Synchronizes]):

@@ -2,9 +2,10 @@
 """Attention over tiles: the one kernel for every cache kind, operand, mask and score modification.
 
 A tile is ``rows`` query rows (tokens times the group) of one KV head, which walk over tiles of ``keys`` keys. A block
-takes one after the other: with as many blocks as tiles each has one, with fewer they are persistent. What is written
-here is the algorithm; which tiles are masked or left out, what copies, what multiplies, what overlaps is decided by the
-passes from split-kv-loops to distribute-kv-tiles, by the schedule.
+takes one after the other: with as many blocks as tiles each has one, with fewer they are persistent. Where few rows
+walk far, the keys of a tile are split among several blocks, whose partial results key_splits.py combines. What is
+written here is the algorithm; which tiles are masked or left out, what copies, what multiplies, what overlaps is
+decided by the passes from split-kv-loops to distribute-kv-tiles, by the schedule.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kvarn.dsl import functions
 from .attention_common import Case, caches_of, start_of
 from .attention_queries import queries_of, tiles_of
 from .base import Expansion
+from .key_splits import key_range, partial_row, split_of
 from .softmax import (
     LOG2E,
     LOWEST,
@@ -38,15 +40,29 @@ HOST_ROWS, HOST_KEYS = 16, 32
 
 
 def attention_kernel(
-    case: Case, rows: int, keys: int, threads: int, options: dict[str, Any], clean: bool = False
+    case: Case, rows: int, keys: int, threads: int, options: dict[str, Any], clean: bool = False, least: int = 1
 ) -> Any:
     """The kernel of a case, for tiles of ``rows`` query rows and ``keys`` keys.
+
+    With ``partials``, rows of f32 values, and ``ends``, (m, l) of each, the keys are cut into up to ``splits`` splits:
+    of tiles that have several, with ``least`` tiles of keys or more each, partial results stay there
+    (:mod:`key_splits`).
 
     ``clean``: values that no row of a tile sees are zeros, whatever they were: a weight of zero times NaN is NaN.
     """
     M, N, G, D, V = rows, keys, case.group, case.size, case.value_size
     modifying, score_arrays = modifies(case), functions.registered(case.score).arrays if case.score else 0
     mask_of(case)  # one that was not given in this process is refused before anything is traced
+
+    @kv.func
+    def finish(out, lse, sinks, h, place, exists, m, l, o):
+        factor = kv.f32(1.0)
+        if sinks is not None:
+            m, l, factor = with_sink(m, l, sinks[h])
+        o = o * kv.where(l > 0.0, factor / l, 0.0)[:, None]
+        out.store_rows(*place, value=case.out(o), mask=exists)
+        if lse is not None:
+            lse.scatter(*place, value=log_sum_exp(m, l), mask=exists)
 
     @kv.kernel(block=(threads, 1, 1), **options)
     def attention(
@@ -56,11 +72,14 @@ def attention_kernel(
         scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
         tiles: kv.i32, key_map: kv.Optional[kv.TensorMap], value_map: kv.Optional[kv.TensorMap],
+        partials: kv.Optional[kv.Buffer[f32, 2]], ends: kv.Optional[kv.Buffer[f32, 2]], splits: kv.Optional[kv.i32],
         array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
         queries = queries_of(case.padded, extents, query)
         number_of_tiles = tiles * case.spec.num_heads
-        for tile in range(kv.block_id.x, number_of_tiles, kv.grid_dim.x):
+        units = number_of_tiles if splits is None else number_of_tiles * splits
+        for work in range(kv.block_id.x, units, kv.grid_dim.x):
+            tile = work if splits is None else work % number_of_tiles  # those who read the same keys, at one time
             number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads  # the longest first
             b, base, row0, count = queries.tile(number, G, M)
             k_rows, v_rows = caches_of(case, collection, layer, key_operand, value_operand)
@@ -81,7 +100,13 @@ def attention_kernel(
             end = num_keys
             if clean and case.mask == "causal":
                 end = kv.math.min(num_keys, start + (kv.math.min(row0 + M, count) - 1) // G + 1)
-            for j in range(0, (num_keys + (N - 1)) // N):
+            first_tile, end_tile = 0, (num_keys + (N - 1)) // N
+            split, several = 0, False
+            if splits is not None:
+                split = work // number_of_tiles
+                low, high = key_range(case, N, M, start, row0, count, num_keys)
+                first_tile, end_tile, several = split_of(least, low, high, splits, split)
+            for j in range(first_tile, end_tile):
                 of_tile = {"rows": N, "dtype": case.query}
                 k = k_rows.tile(b, head, j * N, end, columns=D, tail="any", descriptor=key_map, **of_tile)
                 v = v_rows.tile(b, head, j * N, end, begin=begin, columns=V, descriptor=value_map, **of_tile)
@@ -97,13 +122,18 @@ def attention_kernel(
                     v = kv.where((some > 0)[:, None], v, 0.0)
                 m, l, p, alpha = online_softmax(m, l, x, unit)
                 o = kv.dot(case.query(p), v, o * alpha[:, None])
-            factor = kv.f32(1.0)
-            if sinks is not None:
-                m, l, factor = with_sink(m, l, sinks[h])
-            o = o * kv.where(l > 0.0, factor / l, 0.0)[:, None]
-            out.store_rows(*queries.at(base, token), h, value=case.out(o), mask=exists)
-            if lse is not None:
-                lse.scatter(*queries.at(base, token), h, value=log_sum_exp(m, l), mask=exists)
+            place = (*queries.at(base, token), h)
+            if splits is None:
+                finish(out, lse, sinks, h, place, exists, m, l, o)
+            else:
+                if several:
+                    slot = partial_row(tile, splits, split, M) + kv.tile_index(M)
+                    written = exists & (first_tile < end_tile)
+                    partials.store_rows(slot, value=o, mask=written)
+                    ends.scatter(slot, 0, value=m, mask=written)
+                    ends.scatter(slot, 1, value=l, mask=written)
+                elif split == 0:
+                    finish(out, lse, sinks, h, place, exists, m, l, o)
 
     return attention
 
@@ -123,5 +153,5 @@ def launch_host(case: Case, at: Expansion, op: Any, args: list[Any]) -> None:
     keys = HOST_KEYS
     tiles = tiles_of(op, at, case.group, rows)
     kernel = attention_kernel(case, rows, keys, 1, {}, clean=True)
-    args = [*args, tiles, None, None, *arrays_of(op)]
+    args = [*args, tiles, None, None, None, None, None, *arrays_of(op)]
     at.launch(kernel, args, (tiles * case.spec.num_heads, 1, 1), (1, 1, 1), key=(case, rows, keys))

@@ -78,12 +78,17 @@ class Expansion:
         """A fact of the device: ``multiprocessors``, ``shared_bytes``, ``l2_bytes``."""
         return Ix(ops.device_attribute(name))
 
-    def workspace(self, bytes_: Ix | int, zeroed: bool = False) -> ir.Value:
-        """Scratch memory of the program, as a buffer of bytes; zeroed once, before its first use."""
-        size = bytes_ if isinstance(bytes_, Ix) else self.constant(bytes_)
+    def workspace(
+        self, count: Ix | int, zeroed: bool = False, *, dtype: dtypes.DType = dtypes.i8, columns: int | None = None
+    ) -> ir.Value:
+        """Scratch memory of the program: ``count`` elements, by default bytes, or rows of ``columns`` elements.
+
+        ``zeroed``: filled with zeros once, before its first use.
+        """
+        size = count if isinstance(count, Ix) else self.constant(count)
         extent = arith.index_cast(ir.IndexType.get(), size.value)
-        type_ = ir.Type.parse("memref<?xi8, strided<[1]>, 1>")
-        made = memref.alloc(type_, [extent], [])
+        shape, strides = ("?", "[1]") if columns is None else (f"?x{columns}", f"[{columns}, 1]")
+        made = memref.alloc(ir.Type.parse(f"memref<{shape}x{dtype.mlir}, strided<{strides}>, 1>"), [extent], [])
         if zeroed:
             made.owner.attributes["kv.zeroed"] = ir.UnitAttr.get()
         return made

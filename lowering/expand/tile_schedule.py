@@ -10,23 +10,26 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect.dtypes import bf16, f16
-from kvarn.dialect.layout import RAGGED
+from kvarn.dialect.dtypes import bf16, f16, f32
+from kvarn.dialect.layout import RAGGED, cdiv
 from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.schedules import TILED
 from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 
 from .attention_common import Case
-from .attention_queries import tiles_of
+from .attention_queries import batch_of, tiles_of
 from .base import Expansion
+from .key_splits import LEAST_KEYS, WARPS, combine_kernel
 
 BARRIER_BYTES = 1024  # more than all barriers of a block take
 # Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
 MOST_REGISTERS = {1: 208, 2: 208, 3: 128}
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 BOX_ROWS = 64  # most rows of a TMA box
+MOST_BY_SHAPE = 16  # splits that shapes ask for
 ATOM_ROWS = 8  # a box that is no multiple of the swizzle's period cannot be one of several
 
 
@@ -42,6 +45,8 @@ class TileConfig:
         Tiles of keys, and of values, in shared memory.
     producer, overlap, ping_pong, persistent : bool
         As the schedule's entries.
+    splits : int
+        Most blocks that share the keys of a tile; 0: what the shapes of a launch ask for (:func:`splits_for`).
     """
 
     case: Case
@@ -52,6 +57,7 @@ class TileConfig:
     overlap: bool = True
     ping_pong: bool = False
     persistent: bool = True
+    splits: int = 0
 
     @property
     def consumers(self) -> int:
@@ -61,6 +67,11 @@ class TileConfig:
     @property
     def threads(self) -> int:
         return WARPGROUP * (self.consumers + self.producer)
+
+    @property
+    def least(self) -> int:
+        """Tiles of keys that one of several splits has at least."""
+        return cdiv(LEAST_KEYS, self.keys)
 
     @property
     def registers(self) -> int:
@@ -140,6 +151,11 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileConfi
         If what is given does not fit.
     """
     given = {name: schedule[name] for name in TILED.names if name in schedule}
+    if schedule.get("batch_invariant"):
+        given.setdefault("splits", 1)
+    most = schedule.get("max_queries")
+    if most is not None and most * case.group <= GROUP_ROWS:
+        given.setdefault("rows", GROUP_ROWS)
     narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case))
     three = given.get("producer", True) and not given.get("ping_pong", False)
     wide = {"rows": 192, "stages": 3} if narrow and three else {}
@@ -154,19 +170,56 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileConfi
     return config
 
 
+def splits_for(tiles: Ix, multiprocessors: Ix) -> Ix:
+    """Splits of the keys of each of so many tiles of rows, one a block: 1 where the tiles fill the device.
+
+    Why. A block has a multiprocessor to itself, so tiles take ceil(tiles / multiprocessors) rounds. Cut s-fold they
+    take ceil(s * tiles / multiprocessors) rounds of 1/s, and the combination besides (some 8 us, for writing and
+    reading every partial result). s = 2 * multiprocessors / tiles, rounded down, makes two rounds of which the second
+    is nearly full; more would leave more partial results. With s = 2 the two rounds are those that the tiles have
+    anyway: from 3 on tiles are cut. How long the keys are is known on the device alone, where a tile with few of them
+    has fewer splits (``key_splits.LEAST_KEYS``).
+    """
+    one = Ix(const(1))
+    found = (multiprocessors * 2 // tiles).least(Ix(const(MOST_BY_SHAPE)))
+    several = (found // 3).least(one)
+    return found * several + (one - several)
+
+
 def launch(config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | None], source: tuple[Any, ...]) -> None:
     """Launch the kernel; ``source`` is (keys, values, layer), the collection twice where they are its."""
     from .attention_tiles import attention_kernel
 
     case = config.case
     schedule = {"consumers": config.consumers, **config.entries()}
-    kernel = attention_kernel(case, config.rows, config.keys, config.threads, {"min_blocks": 1})
-    tiles = tiles_of(op, at, case.group, config.rows)
-    blocks = tiles * case.spec.num_heads
-    if config.persistent:
-        blocks = blocks.least(at.device("multiprocessors"))
-    args = [*args, tiles, *descriptors(config, at, *source), *arrays_of(op)]
-    at.launch(kernel, args, (blocks, 1, 1), (config.threads, 1, 1), key=config, attributes={"kv.schedule": schedule})
+    kernel = attention_kernel(case, config.rows, config.keys, config.threads, {"min_blocks": 1}, least=config.least)
+    tiles, multiprocessors = tiles_of(op, at, case.group, config.rows), at.device("multiprocessors")
+    units = tiles * case.spec.num_heads
+    blocks = units.least(multiprocessors) if config.persistent else units
+    parts, combined, splits, several = [None, None, None], None, None, None
+    if config.splits != 1:
+        # Rows fill no fewer tiles than this, and every sequence of a batch has one.
+        rows = at.dim(op.query, 0) * (at.dim(op.query, 1) if case.padded else at.constant(1))
+        filled = tiles if case.padded else ((rows * case.group + (config.rows - 1)) // config.rows)
+        filled = filled.greatest(batch_of(op, at)).greatest(at.constant(1)) * case.spec.num_heads
+        splits = at.constant(config.splits) if config.splits else splits_for(filled, multiprocessors)
+        several = (splits - 1).least(at.constant(1))
+        slots = several * units * splits * config.rows + 1
+        parts = [
+            at.workspace(slots, dtype=f32, columns=case.value_size),
+            at.workspace(slots, dtype=f32, columns=2),
+            splits,
+        ]
+        # Whichever block is free takes the next split: few of them are as long as the longest.
+        blocks = blocks + several * (units * splits - blocks)
+    given = [*args, tiles, *descriptors(config, at, *source), *parts, *arrays_of(op)]
+    at.launch(kernel, given, (blocks, 1, 1), (config.threads, 1, 1), key=config, attributes={"kv.schedule": schedule})
+    if splits is not None and several is not None:
+        collection, layer, keys, values, _, extents, kv_offsets, _, out, sinks, lse, _ = args
+        combined = [collection, layer, keys, values, extents, kv_offsets, out, sinks, lse, *parts, tiles]
+        grid = several * units * (config.rows // WARPS)
+        kernel = combine_kernel(case, config.rows, config.keys, config.least)
+        at.launch(kernel, combined, (grid, 1, 1), (32 * WARPS, 1, 1), key=config, programmatic=True)
 
 
 def descriptors(config: TileConfig, at: Expansion, keys: ir.Value, values: ir.Value, layer: Any) -> list[Any]:

@@ -194,8 +194,9 @@ class Step:
     """One launch of a program. ``grid``, ``block`` and ``shared_bytes`` are expressions of the program's arguments.
 
     ``args`` holds one item an argument of the entry: ``("arg", i)`` for the program's i-th argument whole, an
-    expression for a scalar, ``("workspace", name)`` for a buffer of bytes, or ``("tensor_map", i, half, layer)`` for a
-    TMA descriptor, made at launch, of the program's i-th argument: ``half`` is ``"key"`` or ``"value"``, and ``layer``
+    expression for a scalar, ``("workspace", name)`` for a buffer of one dimension, ``("workspace", name, columns)`` for
+    one of rows, or ``("tensor_map", i, half, layer)`` for a TMA descriptor, made at launch, of the program's i-th
+    argument: ``half`` is ``"key"`` or ``"value"``, and ``layer``
     an expression that a collection alone has. The tile is that of the entry's argument.
     """
 

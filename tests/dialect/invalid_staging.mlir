@@ -240,6 +240,16 @@ func.func @rule(%x: !tile, %p: !llvm.ptr<3>) {
 // -----
 
 !acc = tensor<64x64xf32, "wgmma">
+// Rule: rows of a buffer have as many indices as its dimensions before the last.
+func.func @rule(%x: !acc, %b: memref<?x?x64xf32>, %m: i1, %i: i32) {
+  // expected-error @below {{'kv.tile_store_direct' op the buffer must be}}
+  "kv.tile_store_direct"(%x, %b, %m, %m, %i, %i) {operandSegmentSizes = array<i32: 1, 1, 2, 2>} : (!acc, memref<?x?x64xf32>, i1, i1, i32, i32) -> ()
+  return
+}
+
+// -----
+
+!acc = tensor<64x64xf32, "wgmma">
 // Rule: its place is in shared memory.
 func.func @rule(%x: !acc, %p: !llvm.ptr<1>) {
   // expected-error @below {{'kv.tile_store_shared' op place must be !llvm.ptr<3>, got !llvm.ptr<1>}}

@@ -42,13 +42,15 @@ func.func @circular_buffers(%c: !cache, %m: !map, %n: i32) {
 // CHECK:         "kv.tile_ready"(%[[W]]#0) : (tensor<64x64xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
 // CHECK:         "kv.dot_wait"(%[[W]]#1) {pending = 0 : i64} :
 // CHECK:         "kv.tile_store_shared"(%{{.*}}, %{{.*}}) : (tensor<64x64xf32, "wgmma">, !llvm.ptr<3>) -> ()
-func.func @products(%q: !tile, %k: !tile, %p: tensor<64x64xbf16, "wgmma">, %v: tensor<64x64xbf16, "shared">, %c: !acc, %place: !llvm.ptr<3>) {
+// CHECK:         "kv.tile_store_direct"(%{{.*}}) {operandSegmentSizes = array<i32: 1, 1, 2, 2>} : (tensor<64x64xf32, "wgmma">, memref<?x64xf32>, i1, i1, i32, i32) -> ()
+func.func @products(%q: !tile, %k: !tile, %p: tensor<64x64xbf16, "wgmma">, %v: tensor<64x64xbf16, "shared">, %c: !acc, %place: !llvm.ptr<3>, %b: memref<?x64xf32>, %m: i1, %i: i32) {
   %s = "kv.dot_start"(%q, %k) {transpose_b = true} : (!tile, !tile) -> !acc
   %o = "kv.dot_start"(%p, %v, %c) {transpose_b = false} : (tensor<64x64xbf16, "wgmma">, tensor<64x64xbf16, "shared">, !acc) -> !acc
   %w:2 = "kv.dot_wait"(%s, %o) {pending = 1 : i64} : (!acc, !acc) -> (!acc, !acc)
   %r = "kv.tile_ready"(%w#0) : (!acc) -> !acc
   %d = "kv.dot_wait"(%w#1) {pending = 0 : i64} : (!acc) -> !acc
   "kv.tile_store_shared"(%d, %place) : (!acc, !llvm.ptr<3>) -> ()
+  "kv.tile_store_direct"(%d, %b, %m, %m, %i, %i) {operandSegmentSizes = array<i32: 1, 1, 2, 2>} : (!acc, memref<?x64xf32>, i1, i1, i32, i32) -> ()
   return
 }
 

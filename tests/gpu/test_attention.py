@@ -91,6 +91,9 @@ def assert_close(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
 
 
 KINDS = ["simt", "prefill"]
+needs_tiles = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9, reason="wgmma"
+)
 MASKS = [
     {"mask": "causal"},
     {"mask": "null"},
@@ -413,3 +416,61 @@ def test_a_captured_graph_replays_with_other_lengths():
     q = query.float().cpu().numpy()
     want, _ = reference.attention(shorter, 1, q, problem.row_offsets)
     assert_close(numbers(out), want, TOLERANCE["bf16"])
+
+
+LONG = {"cached": [9000, 0, 20, 2500], "new": [33, 5, 0, 64]}  # keys of several splits, of one, of none
+
+
+def tile_runs(problem: Problem, query: np.ndarray, schedules: list[dict[str, Any]], **options: Any) -> list[Any]:
+    """(out, lse) of each schedule of kind tile, compared with the model."""
+    want, want_lse = reference.attention(problem.collection, 1, query, problem.row_offsets, **options)
+    window = options.get("window")
+    found = []
+    for schedule in schedules:
+        q = to_gpu(query)
+        out, lse = torch.full_like(q, SENTINEL), torch.full(q.shape[:2], SENTINEL, device=q.device)
+        arrays = {
+            n: to_gpu(v) if isinstance(v, np.ndarray) else v for n, v in options.items() if n != "mask" or not window
+        }
+        kv.ops.attention(
+            collection_on_gpu(problem), 1, q, to_gpu(problem.row_offsets), out=out, lse=lse,
+            schedule={"kind": "tile", **schedule}, **arrays,
+        )  # fmt: skip
+        assert_close(numbers(out), want, TOLERANCE["bf16"])
+        assert_close(numbers(lse), want_lse, 1e-3)
+        found.append((numbers(out), numbers(lse)))
+    return found
+
+
+@needs_tiles
+@pytest.mark.parametrize(
+    "options",
+    [{"mask": "causal"}, {"mask": "sliding_window", "window": 5000}, {"mask": "chunked_causal", "chunk": 8192}],
+    ids=mask_name,
+)
+@pytest.mark.parametrize("head_size", [64, 128, 192])
+def test_split_keys_are_combined(options, head_size):
+    rng, problem = problem_of(31, **LONG, head_size=head_size)
+    query = query_of(rng, problem, 8)
+    sinks = rng.standard_normal(8).astype(np.float32)
+    schedules = [{"splits": 1}, {}, {"splits": 3}, {"splits": 32, "rows": 64}]
+    whole, *others = tile_runs(problem, query, schedules, sinks=sinks, **options)
+    for other in others:
+        np.testing.assert_allclose(other[1], whole[1], rtol=1e-4, atol=1e-4)
+
+
+@needs_tiles
+def test_a_batch_invariant_sequence_of_tiles_is_the_same_bits_in_any_batch():
+    """Beside sequences of one new token and of many: the line between them moves no bit."""
+    rng, problem = problem_of(32, cached=[9000, 0, 2500], new=[1, 70, 5], head_size=128)
+    query, c = query_of(rng, problem, 8), collection_on_gpu(problem)
+    schedule = {"batch_invariant": True}
+    together = kv.ops.attention(c, 1, to_gpu(query), to_gpu(problem.row_offsets), schedule=schedule)
+    for b, (first, last) in enumerate(zip(problem.row_offsets[:-1], problem.row_offsets[1:], strict=True)):
+        lengths, table = (x[b : b + 1].contiguous() for x in (c.cache_lengths, c.lookup_table))
+        one = type(c)(c.blocks, lengths, table, int(last - first), c.max_cache_length)
+        alone = kv.ops.attention(
+            one, 1, to_gpu(query[first:last]), torch.tensor([0, last - first], dtype=torch.int32).cuda(),
+            schedule=schedule,
+        )  # fmt: skip
+        assert torch.equal(alone, together[first:last]), f"sequence {b}"

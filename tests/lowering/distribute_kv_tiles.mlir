@@ -4,6 +4,26 @@
 !row = tensor<64xf32, "rows(wgmma)">
 
 gpu.module @kernels {
+  // Rows of f32 go from registers to memory: of each of a thread's two rows pairs of neighbours, where its mask holds.
+  // CHECK-LABEL: gpu.func @rows_of_f32
+  // CHECK:         %[[FIRST:.*]] = arith.cmpi slt
+  // CHECK:         %[[SECOND:.*]] = arith.cmpi slt
+  // CHECK:         scf.if %[[FIRST]] {
+  // CHECK-COUNT-8:   vector.store {{.*}} : memref<?x64xf32>, vector<2xf32>
+  // CHECK-NOT:       vector.store
+  // CHECK:         scf.if %[[SECOND]] {
+  // CHECK-COUNT-8:   vector.store {{.*}} : memref<?x64xf32>, vector<2xf32>
+  // CHECK-NOT:       vector.store
+  // CHECK:         gpu.return
+  gpu.func @rows_of_f32(%n: i32, %out: memref<?x64xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %at = "kv.tile_index"() : () -> tensor<64xi32, "rows(wgmma)">
+    %limit = tensor.splat %n : tensor<64xi32, "rows(wgmma)">
+    %exists = arith.cmpi slt, %at, %limit : tensor<64xi32, "rows(wgmma)">
+    %x = arith.constant dense<2.0> : !tile
+    "kv.tile_store_rows"(%x, %out, %exists, %at) : (!tile, memref<?x64xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
   // Arithmetic keeps its ops, on what a thread holds: 32 elements of an accumulator, 2 of a vector of rows. Positions are
   // constants plus where the thread stands; a broadcast takes registers of the vector; rows are folded in registers,
   // then over the four lanes that have the others of a row; the mark of a kernel over tiles goes.

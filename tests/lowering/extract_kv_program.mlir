@@ -134,3 +134,27 @@ module attributes {gpu.container_module} {
     }
   }
 }
+
+// -----
+
+!parts = memref<?x128xf32, strided<[128, 1]>, 1>
+!any = memref<?x?xf32, strided<[?, 1]>, 1>
+
+// Scratch memory may be rows of other elements than bytes: as large as they are, and the argument says how wide.
+// CHECK: \22args\22: {{\[\[}}\22workspace\22, \22workspace0\22, 128]]
+// CHECK-SAME: \22workspaces\22: [{\22name\22: \22workspace0\22, \22bytes\22: [\22mul\22, [\22arg\22, 0, \22value\22], 512], \22zeroed\22: false}]
+module attributes {gpu.container_module} {
+  func.func @step(%n: i32) attributes {kv.args = [{kind = "scalar", name = "n", dtype = "i32"}]} {
+    %one = arith.constant 1 : index
+    %rows = arith.index_cast %n : i32 to index
+    %parts = memref.alloc(%rows) : !parts
+    %any = memref.cast %parts : !parts to !any
+    gpu.launch_func @kernels::@fill blocks in (%one, %one, %one) threads in (%one, %one, %one) args(%any : !any)
+    return
+  }
+  gpu.module @kernels {
+    gpu.func @fill(%parts: !any) kernel {
+      gpu.return
+    }
+  }
+}

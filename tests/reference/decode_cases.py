@@ -67,7 +67,7 @@ def batch_invariance(
     """A sequence alone has the bits that it has in its batch, whichever kernel merges its parts."""
     rng, problem = problem_of(15, dtype, cached=cached, new=new, head_size=head_size)
     query = queries(rng, problem, 4, "f16")
-    schedule = {"batch_invariant": True, "split": split}
+    schedule = {"kind": "decode", "batch_invariant": True, "split": split}
     together = check(place, problem, query, schedule)
     for b in range(len(cached)):
         rows = slice(int(problem.row_offsets[b]), int(problem.row_offsets[b + 1]))

@@ -23,6 +23,7 @@ from kvarn.emulator import Report, ptx
 from kvarn.emulator import run as emulated
 from kvarn.lowering.expand.attention_common import Case
 from kvarn.lowering.expand.attention_tiles import attention_kernel
+from kvarn.lowering.expand.key_splits import WARPS, combine_kernel
 from kvarn.lowering.rewrite import kernels
 
 from . import attention as reference
@@ -47,6 +48,8 @@ class Choice:
     stages : int
     blocks : int, optional
         Persistent blocks, which share the tiles of query rows; by default a block a tile.
+    splits : int
+        Splits of the keys of a tile at most, each of a tile of keys or more.
     entries : tuple
         Further entries of the schedule, as (name, bool or int).
     disable : tuple of str
@@ -61,6 +64,7 @@ class Choice:
     maps: bool = True
     stages: int = 2
     blocks: int | None = None
+    splits: int = 1
     entries: tuple[tuple[str, Any], ...] = ()
     disable: tuple[str, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
@@ -95,7 +99,7 @@ def trace(case: Case, spec: CollectionSpec, choice: Choice) -> ir.Module:
     given = [
         spec, kv.i32, None, None, rows, offsets, None, kv.f32, rows, kv.Buffer[kv.f32, 1] if case.sinks else None,
         kv.Buffer[kv.f32, case.rank - 1] if case.lse else None, kv.Buffer[kv.f32, 1] if case.alibi else None, kv.i32,
-        box, box,
+        box, box, *([kv.Buffer[kv.f32, 2], kv.Buffer[kv.f32, 2], kv.i32] if choice.splits > 1 else [None] * 3),
     ]  # fmt: skip
     module = kernel.trace(given)
     (function,) = kernels(module)
@@ -109,6 +113,17 @@ def compiled(case: Case, spec: CollectionSpec, choice: Choice) -> Any:
     return kv.compile(
         trace(case, spec, choice), target=TARGET, disable=list(choice.disable), options=dict(choice.options)
     )
+
+
+@functools.cache
+def combining(case: Case, spec: CollectionSpec, choice: Choice) -> Any:
+    """The kernel that combines partial results, for the target."""
+    rows, parts = kv.Buffer[case.query, case.rank], kv.Buffer[kv.f32, 2]
+    given = [
+        spec, kv.i32, None, None, kv.Buffer[kv.i32, 1], None, rows, kv.Buffer[kv.f32, 1] if case.sinks else None,
+        kv.Buffer[kv.f32, case.rank - 1] if case.lse else None, parts, parts, kv.i32, kv.i32,
+    ]  # fmt: skip
+    return kv.compile(combine_kernel(case, choice.rows, choice.keys, 1), *given, target=TARGET)
 
 
 @dataclass
@@ -175,12 +190,18 @@ def run(
     if choice.maps:
         rows = min(case.spec.page_size or choice.keys, choice.keys)
         given += [x.create_tma_tile(tile_rows=rows) for x in (c.get_key_cache(LAYER), c.get_value_cache(LAYER))]
-    blocks = choice.blocks or tiles * case.spec.num_heads
+    units = tiles * case.spec.num_heads * choice.splits
+    parts = [np.full((units * choice.rows, n), np.nan, np.float32) for n in (case.value_size, 2)]
+    parts = [*parts, choice.splits] if choice.splits > 1 else []
     made, report = compiled(case, c.spec, choice), Report("sm_90a")
     if change is not None:
         made = Kernel(made.artifact.replace(code={"ptx": change(made.asm["ptx"])}))
-    emulated.launch(made, blocks, choice.threads, given, order, report)
+    emulated.launch(made, choice.blocks or units, choice.threads, [*given, *parts], order, report)
     report.check()
+    if choice.splits > 1:
+        given = [c, LAYER, extents, out, *[b.sinks] * case.sinks, *[lse] * case.lse, *parts, tiles]
+        grid = tiles * case.spec.num_heads * choice.rows // WARPS
+        emulated.launch(combining(case, c.spec, choice), grid, 32 * WARPS, given, order)
     if case.padded:
         past = [(out[i, n:], lse[i, n:]) for i, n in enumerate(counts)]
         assert all((x == 77).all() and (y == 77).all() for x, y in past if case.lse), "a row past the last was written"

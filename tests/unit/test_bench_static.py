@@ -69,7 +69,7 @@ def test_decode_reads_the_cache_16_bytes_at_a_time_and_spills_nothing(name):
 
 @needs_assembler
 def test_prefill_multiplies_by_warpgroups_and_spills_nothing():
-    (kernel,) = figures("pf_b8_s4k").values()
+    kernel = figures("pf_b8_s4k")["attention"]
     no_local_memory(kernel)
     text = static.compiled(static.specialisation(ROWS["pf_b8_s4k"])).asm["ptx"]
     # Scores of 128 keys in 8 steps of the head size; 128 elements of values in 8 steps of keys. The loop is rotated:

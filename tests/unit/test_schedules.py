@@ -241,6 +241,16 @@ def test_batch_invariance_is_kept_by_every_kernel(kind, head_size):
     alone_and_together(problem, query, run)
 
 
+@pytest.mark.parametrize("schedule", [{}, {"splits": 2}], ids=str)
+def test_a_decode_among_decodes_has_the_bits_that_it_has_beside_a_prompt(schedule):
+    """The line between few and many new tokens is the batch's: without ``max_queries`` nothing knows where it is."""
+    problem, query = problem_of(9, cached=[40, 33, 0], new=[1, 1, 70], head_size=64, num_heads=1)
+    schedule = {"batch_invariant": True, **schedule}
+    collection = problem.collection
+    assert reads._scheduled(collection, schedule) == schedule
+    alone_and_together(problem, query, lambda p, q: on_gpu(p, q, {**schedule, "keys": 32}))
+
+
 def latent_run(schedule: dict[str, Any]) -> Any:
     def run(problem: Problem, query: np.ndarray) -> np.ndarray:
         out = np.full((*query.shape[:2], 128), SENTINEL, query.dtype)

@@ -220,10 +220,11 @@ def attention(
     schedule : mapping, optional
         How the work is divided: ``kind`` (on a GPU ``"decode"``, ``"prefill"``, ``"simt"``) and that kernel's entries.
         No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``.
-        ``batch_invariant=True``: a sequence's result does not depend, bit for bit, on the rest of the batch, among
-        calls of one kind (decode kernels merge a sequence's parts where its own length says; the others have no
-        parts). ``early=True``: the kernel before on the stream writes neither cache lengths, row offsets, the table nor
-        tokens that ``cache_lengths`` counts, so that a decode may read those before it ends.
+        ``batch_invariant=True``: a sequence's result does not depend, bit for bit, on the rest of the batch, however
+        many new tokens the others have: without ``max_queries`` one kernel computes few rows and many (kernels that
+        split a sequence's keys do so where its own length says; the others have no parts). ``early=True``: the kernel
+        before on the stream writes neither cache lengths, row offsets, the table nor tokens that ``cache_lengths``
+        counts, so that a decode may read those before it ends.
     stream : optional
         An int, or an object with ``__cuda_stream__``; default: the current stream of the arguments' library.
 
@@ -364,8 +365,12 @@ def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
     """The schedule with what code depends on: bounds of the new tokens of a sequence and, on a GPU, of the sequences.
 
     The bounds are few, so that few programs serve all batches; on the host they tell a decode from anything else.
+    Where a sequence is not to depend on the batch, no bound is taken from it: a decode and a prefill are computed by
+    other kernels, and a step's longest sequence would say by which.
     """
     if not (schedule is None or isinstance(schedule, Mapping)):
+        return schedule
+    if schedule and schedule.get("batch_invariant") is True and not {"max_queries", "kind"} & set(schedule):
         return schedule
     if collection.device[0] == "cpu":
         if collection.max_seq_length > 1:

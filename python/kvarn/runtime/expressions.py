@@ -176,6 +176,21 @@ def _launch_map(program: Artifact, entry: Entry, target: Arg, item: Any, maps: l
     return f"m[{len(maps) - 1}](d, {base}, {rest})"
 
 
+def _workspace_extents(entry: Entry, target: Arg, columns: Any, where: str) -> str:
+    """Source of the shape and the strides of a workspace as a kernel's buffer."""
+    rank = 1 + len(columns)
+    if target.kind != "buffer" or target.rank != rank or target.dtype is None:
+        raise ValueError(
+            f"argument {target.name!r} of kernel {entry.name!r} takes a workspace and must be a buffer of "
+            f"{'two dimensions' if columns else 'one dimension'}, got a {target.kind}"
+        )
+    if not columns:
+        return f"{where}[1] // {target.dtype.itemsize}"
+    if type(columns[0]) is not int or columns[0] < 1:
+        raise ValueError(f"rows of a workspace must have one element or more, got {columns[0]!r}")
+    return f"{where}[1] // {target.dtype.itemsize * columns[0]}, {columns[0]}, {columns[0]}"
+
+
 def _step_argument(program: Artifact, entry: Entry, i: int, item: Any, maps: list[LaunchMap]) -> str:
     target = entry.args[i]
     if isinstance(item, (list, tuple)) and item and item[0] == "tensor_map":
@@ -189,19 +204,14 @@ def _step_argument(program: Artifact, entry: Entry, i: int, item: Any, maps: lis
                 f"argument {given.name!r}, which a step passes to it"
             )
         return f"*a[{index}]"
-    if isinstance(item, (list, tuple)) and len(item) == 2 and item[0] == "workspace":
+    if isinstance(item, (list, tuple)) and len(item) in (2, 3) and item[0] == "workspace":
         names = [w.name for w in program.workspaces]
         if item[1] not in names:
             raise ValueError(
                 f"program {program.name!r} has no workspace {item[1]!r}: it has {', '.join(names) or 'none'}"
             )
-        if target.kind != "buffer" or target.rank != 1 or target.dtype is None:
-            raise ValueError(
-                f"argument {target.name!r} of kernel {entry.name!r} takes a workspace "
-                f"and must be a buffer of one dimension, got a {target.kind}"
-            )
         where = f"w[{names.index(item[1])}]"
-        return f"{where}[0], {where}[1] // {target.dtype.itemsize}"
+        return f"{where}[0], {_workspace_extents(entry, target, item[2:], where)}"
     if target.kind != "scalar":
         raise ValueError(
             f"argument {target.name!r} of kernel {entry.name!r} is a {target.kind} "

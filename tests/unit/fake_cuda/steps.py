@@ -160,6 +160,7 @@ def test_program_refuses_steps_that_do_not_fit():
         ({"args": (("workspace", "none"), 1)}, "has no workspace 'none': it has counts"),
         ({"args": (1, 1)}, "is a buffer and must be given whole, got the expression 1"),
         ({"args": (("workspace", "counts"), ("workspace", "counts"))}, "takes a workspace and must be a buffer"),
+        ({"args": (("workspace", "counts", 8), 1)}, "takes a workspace and must be a buffer of two dimensions"),
         ({"args": (("arg", 7), 1)}, "argument index must be from 0 to 2, got 7"),
         ({"grid": (1, 1)}, "must have three expressions"),
     ]:

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Key splits of attention over tiles: how the keys of a tile of query rows are cut, and what combines the results.
+
+A tile's split s has the tiles of keys from ``first + s * each`` on. How many splits a tile has follows from the keys
+that its own rows see and from the schedule's bound alone: nothing else of the batch moves a cut, and where the bound is
+given (not chosen by the shapes of a batch), a sequence's result is the same bit for bit in every batch.
+
+A split leaves its rows' sums o unnormalised in f32, and m and l, the maximum in powers of two and the sum of weights
+over it. The combination adds them in the order of the splits, a warp a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.layout import cdiv
+
+from .attention_common import Case, ended, log_sum_exp, start_of
+from .attention_queries import queries_of
+from .softmax import LOWEST, first_key
+
+MOST_SPLITS = 32  # a lane of a warp has the m and l of each
+LEAST_KEYS = 1024  # of one of several splits: fewer take less time than the combination
+WARPS = 4
+WIDTH = 4  # elements of a row that a lane loads together
+TOGETHER = 4  # splits whose loads a warp has under way
+
+
+@kv.func
+def key_range(case: Case, keys: int, rows: int, start: Any, row0: Any, count: Any, num_keys: Any) -> tuple[Any, Any]:
+    """(first, end) of the tiles of keys that the rows [row0, row0 + rows) of a sequence's ``count`` walk over."""
+    end = num_keys
+    if case.causal:
+        last = start + (kv.math.min(row0 + rows, count) - 1) // case.group
+        end = kv.math.min(num_keys, last + 1)
+    low = kv.i32(first_key(case, start + row0 // case.group)) // keys
+    return low, kv.math.max((end + (keys - 1)) // keys, low)
+
+
+@kv.func
+def splits_of(least: int, low: Any, high: Any, most: Any) -> tuple[Any, Any]:
+    """(tiles of a split, splits) of tiles of keys [low, high), at least ``least`` each where there are several."""
+    tiles = high - low
+    wanted = kv.math.max(kv.math.min(tiles // least, most), 1)
+    each = kv.math.max((tiles + wanted - 1) // wanted, 1)
+    return each, (tiles + each - 1) // each
+
+
+@kv.func
+def split_of(least: int, low: Any, high: Any, most: Any, split: Any) -> tuple[Any, Any, Any]:
+    """(first tile, end, whether there are other splits) of a split of tiles of keys [low, high)."""
+    each, count = splits_of(least, low, high, most)
+    first = kv.math.min(low + split * each, high)
+    return first, kv.math.min(first + each, high), count > 1
+
+
+@kv.func
+def partial_row(tile: Any, most: Any, split: Any, rows: int) -> Any:
+    """The first row of the partial result of a split of a tile."""
+    return (tile * most + split) * rows
+
+
+def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
+    """The kernel that combines the partial results of tiles of ``rows`` query rows and ``keys`` keys.
+
+    A warp has a row. Rows of tiles that were not split are written already.
+    """
+    V, turns = case.value_size, cdiv(case.value_size, 32 * WIDTH)
+
+    @kv.func
+    def weights_of(ends, row, count, most, lane):
+        """(m, l) of a row, and of the lane's split the weight: 2 to the power of its m, less the row's."""
+        mine, total = kv.f32(LOWEST), kv.f32(0.0)
+        if lane < count:
+            mine, total = ends[row + lane * rows, 0], ends[row + lane * rows, 1]
+        m = kv.warp_reduce(mine, "max")
+        weight = kv.ex2(mine - m)
+        return m, kv.warp_reduce(total * weight, "add"), weight
+
+    @kv.kernel(block=(32 * WARPS, 1, 1))
+    def attention_tiles_combine(
+        collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
+        key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
+        extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]], out: kv.Buffer[case.out, case.rank],
+        sinks: kv.Optional[kv.Buffer[f32, 1]], lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
+        partials: kv.Buffer[f32, 2], ends: kv.Buffer[f32, 2], splits: kv.i32, tiles: kv.i32,
+    ):  # fmt: skip
+        lane, warp = kv.lane_id(), kv.warp_id()
+        queries = queries_of(case.padded, extents, out)
+        item = kv.block_id.x * WARPS + warp
+        tile, r = item // rows, item % rows
+        number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads
+        b, base, row0, count = queries.tile(number, case.group, rows)
+        kv.griddepcontrol_wait()  # what the kernel before wrote is there, lengths of a sequence are from before
+        if row0 + r < count:
+            start, num_keys = start_of(case, collection or key_operand, value_operand, queries, kv_offsets, b)
+            low, high = key_range(case, keys, rows, start, row0, count, num_keys)
+            _, pieces = splits_of(least, low, high, splits)
+            if pieces > 1:
+                row, token = partial_row(tile, splits, 0, rows) + r, (row0 + r) // case.group
+                h = head * case.group + (row0 + r) % case.group
+                top, total, weight = weights_of(ends, row, pieces, splits, lane)
+                top, total, factor = ended(top, total, sinks, h)
+                place = (*queries.at(base, token), h)
+                for turn in kv.static(range(turns)):
+                    d = kv.math.min((turn * 32 + lane) * WIDTH, V - WIDTH)  # the last lanes repeat the last elements
+                    o = kv.vector(f32, WIDTH)
+                    for s in range(0, pieces, TOGETHER):
+                        held = [
+                            partials.load(row + kv.math.min(s + j, pieces - 1) * rows, d, width=WIDTH)
+                            for j in range(TOGETHER)
+                        ]
+                        for j in kv.static(range(TOGETHER)):
+                            o = o + held[j] * kv.where(s + j < pieces, kv.shuffle_idx(weight, (s + j) & 31), 0.0)
+                    out.store(*place, d, value=case.out(o * factor))
+                if lse is not None:
+                    if lane == 0:
+                        lse[place] = log_sum_exp(top, total)
+
+    return attention_tiles_combine

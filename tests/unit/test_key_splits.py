@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention over tiles whose keys are split among blocks, run by the PTX interpreter: the partial results combined.
+
+What holds no token is NaN, and so is every partial result that is not written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reference.tile_attention import Choice, batch, case_of, check, run
+
+from bench import static
+from bench.cases import Prefill, Row
+from kvarn.dialect import schedules
+from kvarn.emulator import ptx
+from kvarn.lowering.expand import key_splits
+from kvarn.lowering.target import by_name
+from kvarn.runtime.expressions import compile_expressions
+
+# Tiles of 32 keys: one that has 12 of them, one empty, one of no split, one whose first row sees few.
+RAGGED: dict[str, Any] = {"cached": [360, 0, 5, 0], "new": [7, 0, 3, 80]}
+THREE = Choice(keys=32, splits=3)
+
+
+@pytest.mark.parametrize(
+    ("mask", "span"),
+    [
+        ("null", 0),
+        ("causal", 0),
+        ("sliding_window", 150),
+        ("sliding_window", 1),
+        ("chunked", 96),
+        ("chunked_causal", 64),
+    ],
+)
+def test_every_mask_leaves_the_keys_of_the_model(mask, span):
+    check(batch(**RAGGED), THREE, mask=mask, span=span)
+
+
+@pytest.mark.parametrize("splits", [2, 5, 32])
+def test_splits_change_roundings_only(splits):
+    b = batch(**RAGGED)
+    case = case_of(b)
+    whole, parts = (run(b, case, Choice(keys=32, splits=n)) for n in (1, splits))
+    np.testing.assert_allclose(parts[1], whole[1], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(parts[0].astype(np.float32), whole[0].astype(np.float32), rtol=2e-2, atol=4e-3)
+
+
+@pytest.mark.parametrize("what", ["sinks", "slopes", "softcap"])
+def test_the_combination_ends_as_a_tile_does(what):
+    check(batch(**RAGGED), THREE, **{what: 5.0 if what == "softcap" else True})
+
+
+@pytest.mark.parametrize(("group", "padded", "heads"), [(1, False, 2), (3, True, 2), (8, False, 1)])
+def test_rows_are_tokens_times_the_group(group, padded, heads):
+    check(batch([200, 0, 30], [9, 0, 40], group=group, num_heads=heads), THREE, padded=padded)
+
+
+@pytest.mark.parametrize(("head_size", "dtype"), [(80, "bf16"), (128, "f16"), (192, "bf16"), (256, "bf16")])
+def test_values_of_every_width_are_combined(head_size, dtype):
+    maps = head_size % 64 == 0
+    check(batch([130], [9], head_size=head_size, dtype=dtype), Choice(keys=32, splits=4, maps=maps))
+
+
+@pytest.mark.parametrize("order", [ptx.Schedule("backward", False), ptx.Schedule("random", None, 1)], ids=str)
+def test_the_order_of_warps_and_copies_changes_no_result(order):
+    check(batch([130], [18]), Choice(consumers=2, splits=2), orders=[order])
+
+
+def test_fewer_blocks_than_splits_take_them_in_turn():
+    check(batch(**RAGGED), Choice(keys=32, splits=3, blocks=2))
+
+
+def test_nothing_is_written_for_sequences_without_rows():
+    out, lse = run(b := batch([99, 300], [0, 0]), case_of(b), THREE)
+    assert out.size == lse.size == 0
+
+
+def test_a_sequence_is_the_same_bits_whatever_else_is_in_the_batch():
+    """Alone, and with others before and after it: its own splits are all that its sums depend on."""
+    alone, others = batch([360], [7], seed=3), batch([360, 31, 90], [7, 2, 70], seed=3)
+    spec = others.problem.collection
+    for half in (0, 1):
+        pages = [np.asarray(x.problem.collection.lookup_table)[0, :23] for x in (alone, others)]
+        spec.blocks[pages[1], half] = alone.problem.collection.blocks[pages[0], half]
+    others.query[:7] = alone.query
+    one, several = (run(b, case_of(b), Choice(keys=32, splits=4)) for b in (alone, others))
+    np.testing.assert_array_equal(one[0].view(np.uint16), several[0][:7].view(np.uint16))
+    np.testing.assert_array_equal(one[1], several[1][:7])
+
+
+def test_rows_of_a_block_change_no_bit():
+    b = batch([360], [7], group=8)
+    one, two = (run(b, case_of(b), Choice(keys=32, splits=4, consumers=n)) for n in (1, 2))
+    np.testing.assert_array_equal(one[0].view(np.uint16), two[0].view(np.uint16))
+
+
+# --- what a schedule chooses -------------------------------------------------------------------------
+
+
+def launched(tokens: int, batch_size: int, multiprocessors: int = 132, **schedule: Any) -> dict[str, Any]:
+    """What a launch of 32 query heads over 8 KV heads of 128 elements asks for."""
+    row = Row("x", "x", Prefill(((tokens, tokens),)))
+    what = static.specialisation(row, "sm_90a", {"kind": "tile", **schedule})
+    artifact = static.compiled(what).artifact
+    names = [name for name, _ in what.operands]
+    values: list[Any] = [[0] * len(a.fields) for a in artifact.args]
+    for name, extent in (("query", tokens), ("out", tokens), ("row_offsets", batch_size + 1)):
+        fields = [f.name for f in artifact.args[names.index(name)].fields]
+        values[names.index(name)][fields.index("shape0")] = extent
+    entries = [x for step in artifact.steps for x in step.grid[:1]] + [w.bytes for w in artifact.workspaces]
+    device = type("Device", (), {"multiprocessors": multiprocessors})
+    found = compile_expressions(entries, artifact.args)(values, device)
+    steps = len(artifact.steps)
+    return {"blocks": found[0], "combined": found[1] if steps > 1 else 0, "bytes": sum(found[steps:])}
+
+
+def test_tiles_that_fill_the_device_are_not_split():
+    for tokens, batch_size in ((4096, 1), (512, 1), (32768, 8)):
+        found = launched(tokens, batch_size)
+        assert found["combined"] == 0, "a grid of zero is not launched"
+        assert found["blocks"] == 132
+        assert found["bytes"] < 1024
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch_size", "splits"), [(64, 1, 16), (128, 1, 8), (256, 1, 4), (320, 1, 3), (384, 1, 1), (16, 8, 4)]
+)
+def test_few_tiles_are_split_until_there_are_two_rounds(tokens, batch_size, splits):
+    found = launched(tokens, batch_size)
+    tiles = (tokens * 4 // 128 + batch_size) * 8
+    assert found["blocks"] == (tiles * splits if splits > 1 else min(132, tiles))
+    assert found["combined"] == (tiles * 128 // key_splits.WARPS if splits > 1 else 0)
+
+
+def test_a_given_number_of_splits_stays():
+    assert launched(4096, 1, splits=2)["blocks"] == (128 + 1) * 8 * 2
+    assert launched(64, 1, splits=1)["combined"] == 0
+
+
+def test_splits_that_follow_the_shapes_of_a_batch_are_not_batch_invariant():
+    """Unless their number is given, keys are not split."""
+    assert launched(64, 1, batch_invariant=True)["combined"] == 0
+    assert launched(64, 1, batch_invariant=True, splits=8)["combined"] > 0
+    why = schedules.why_unsupported(
+        "kv.attention", {"kind": "tile", "batch_invariant": True, "splits": 0}, by_name("sm_90a")
+    )
+    assert why is not None
+    assert "splits that no batch chooses" in why
+
+
+def test_rows_of_few_new_tokens_are_a_warpgroups():
+    """64 rows are multiplied where no sequence has more."""
+    assert launched(16, 1, max_queries=16)["combined"] == 2 * 8 * 64 // key_splits.WARPS
