@@ -154,8 +154,8 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileConfi
     if schedule.get("batch_invariant"):
         given.setdefault("splits", 1)
     most = schedule.get("max_queries")
-    if most is not None and most * case.group <= GROUP_ROWS:
-        given.setdefault("rows", GROUP_ROWS)
+    if most is not None and most * case.group <= WARPGROUP_ROWS:
+        given.setdefault("rows", WARPGROUP_ROWS)
     narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case))
     three = given.get("producer", True) and not given.get("ping_pong", False)
     wide = {"rows": 192, "stages": 3} if narrow and three else {}
