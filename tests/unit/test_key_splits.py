@@ -65,7 +65,7 @@ def test_values_of_every_width_are_combined(head_size, dtype):
     check(batch([130], [9], head_size=head_size, dtype=dtype), Choice(keys=32, splits=4, maps=maps))
 
 
-@pytest.mark.parametrize("order", [ptx.Schedule("backward", False), ptx.Schedule("random", None, 1)], ids=str)
+@pytest.mark.parametrize("order", [ptx.Order("backward", "late"), ptx.Order("random", "random", 1)], ids=str)
 def test_the_order_of_warps_and_copies_changes_no_result(order):
     check(batch([130], [18]), Choice(consumers=2, splits=2), orders=[order])
 
