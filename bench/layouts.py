@@ -40,10 +40,12 @@ def laid_out(blocks: Any, word: str) -> Any:
     whole = "".join(_PARTS.get(x, x) for x in word)
     axes = [OURS.index(x) for x in whole]
     raw = bits(blocks)  # which can be permuted, whatever the element type
-    moved = raw.permute(axes).contiguous() if hasattr(raw, "permute") else raw.transpose(axes).copy()
-    moved = moved.view(blocks.dtype)
+    if hasattr(raw, "permute"):
+        moved = raw.permute(axes).clone(memory_format=sys.modules["torch"].contiguous_format)
+    else:
+        moved = raw.transpose(axes).copy()
     extent = {x: int(np.prod([blocks.shape[OURS.index(y)] for y in _PARTS.get(x, x)])) for x in word}
-    return moved.reshape([extent[x] for x in word])
+    return moved.view(blocks.dtype).reshape([extent[x] for x in word])
 
 
 def ours_again(data: Any, word: str, shape: Sequence[int]) -> Any:
