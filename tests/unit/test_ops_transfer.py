@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import model
-from reference.places import Place, assert_same
+from reference.places import Interpreted, Place, assert_same
 from reference.random_caches import bits, clone, random_problem
 
 import kvarn as kv
@@ -133,6 +133,49 @@ def test_neighbouring_pages_are_one_copy(stand_in):
     stand_in.calls.clear()
     kv.ops.transfer_pages(on_gpu(source), destination, pages, pages, 0, stream=7)
     assert len(stand_in.calls) == 8  # keys and values of one layer lie apart
+
+
+@pytest.mark.parametrize("shape", ["paged f32", "paged odd", "quantized", "fa3 bf16"])
+@pytest.mark.parametrize("to_host", [True, False])
+@pytest.mark.parametrize("ids_on", ["host", "gpu"])
+def test_many_small_runs_are_one_kernel(stand_in, monkeypatch, shape, to_host, ids_on):
+    """Where the GPU reaches the host's memory: the same bytes, no copy of the driver, ids from the host or the GPU."""
+    source, destination = two_pools(shape, 4)
+    expected, ids = clone(destination), ids_of(source, destination)
+    ids = ids[0].astype(np.int64), ids[1].astype(np.int64)
+    ids[0][4] = 2**32  # 0 in 32 bits
+    model.transfer_pages(source, expected, *ids)
+    asked = []
+
+    def reaches(ordinal, views):
+        asked.extend(views)
+        return True
+
+    def as_gpus(array):
+        return buffers.view(array)._replace(device=("cuda", 0))
+
+    @contextlib.contextmanager
+    def on_device(ids, ordinal, stream):
+        yield [as_gpus(np.where(abs(i) < 2**31, i, -1).astype(np.int32)) for i in ids]
+
+    monkeypatch.setattr(transfers, "reaches", reaches)
+    monkeypatch.setattr(transfers, "captures", lambda ordinal, stream: False)
+    monkeypatch.setattr(transfers, "on_device", on_device)
+    monkeypatch.setattr(transfers, "MANY", 1)
+    pair = (on_gpu(source), destination) if to_host else (source, on_gpu(destination))
+    given = ids if ids_on == "host" else tuple(as_gpus(np.where(i < 2**31, i, -1).astype(np.int32)) for i in ids)
+    with Interpreted().active():
+        kv.ops.transfer_pages(*pair, *given, stream=7)
+    assert stand_in.calls == []
+    assert {v.data for v in asked} == {v.data for v in pair[to_host].pools}
+    assert_same(Place(), destination, expected)
+
+
+def test_large_runs_and_few_are_copied_by_the_driver():
+    few, small, large = (transfers.Run(0, 0, n) for n in (8, 16 << 10, 64 << 10))
+    assert not transfers.for_a_kernel([few] * transfers.MANY)
+    assert transfers.for_a_kernel([small] * 9)
+    assert not transfers.for_a_kernel([large] * 9)
 
 
 def test_runs_are_joined_only_when_both_sides_go_on():

@@ -57,6 +57,11 @@ class KVCacheCollection(Generic[CacheT]):
         self.max_seq_length, self.max_cache_length = at["max_seq_length"], at["max_cache_length"]
         self._caches: tuple[dict[int, CacheT], dict[int, CacheT]] = ({}, {})
 
+    @property
+    def pools(self) -> tuple[BufferView, ...]:
+        """The buffers of elements and scales, as they are viewed."""
+        return tuple(self._views[n] for n in POOLS if n in self._views)
+
     def fields(self) -> tuple[int, ...]:
         """The kernel's parameters, in the order of ``layout.collection_fields``; pointers as integers."""
         return self._fields

@@ -119,7 +119,8 @@ def transfer_pages(
     """Copy pages from one pool to another, also between a GPU and the host: to swap them out and in.
 
     Pools on one device: one launch. One pool on a GPU and one in host memory: asynchronous copies of the driver on the
-    stream, one for each run of bytes; host memory must be pinned (page-locked) for the call to return at once.
+    stream, one for each run of bytes; host memory must be pinned (page-locked) for the call to return at once. Many
+    runs of less than 32 KiB are copied by one kernel instead, which reads and writes pinned memory where it is.
 
     Parameters
     ----------
@@ -129,7 +130,8 @@ def transfer_pages(
     source_pages, destination_pages : int32 or uint32 array-like [n]
         Page ``destination_pages[i]`` of the destination becomes a copy of page ``source_pages[i]`` of the source. Pairs
         with an id outside of its pool are skipped. When one pool is in host memory, the ids are too: a sequence of
-        integers, or an array of any integer dtype.
+        integers, or an array of any integer dtype. With that pool pinned, buffers on the GPU do as well: the kernel
+        then reads them, and the call can be captured.
     layer : int, optional
         Copy that layer only; default all.
     schedule, stream
@@ -161,13 +163,34 @@ def transfer_pages(
         return
     if destination.readonly:
         raise ValueError(f"{title}: destination is written, but its blocks are read-only")
+    on_gpu, in_host = (source, destination) if places[1] else (destination, source)
+    ordinal = ordinal_of(on_gpu.device, f"{title}: the pool")
+    if _on_a_gpu(source_pages) and _on_a_gpu(destination_pages) and transfers.reaches(ordinal, in_host.pools):
+        _by_kernel(source, destination, (source_pages, destination_pages), layer, on_gpu, schedule, stream)
+        return
     ids = _host_ids(source_pages, f"{title}: source_pages"), _host_ids(destination_pages, f"{title}: destination_pages")
     if ids[0].shape != ids[1].shape:
         raise ValueError(f"{title}: destination_pages must have shape {list(ids[0].shape)}, got {list(ids[1].shape)}")
-    on_gpu = source if places[1] else destination
-    ordinal = ordinal_of(on_gpu.device, f"{title}: the pool")
     handle = streams.current_stream(on_gpu.buffers, ordinal) if stream is None else streams.handle_of(stream)
-    transfers.run(transfers.page_runs(source, destination, *ids, layer), ordinal, handle, to_host=places[1])
+    runs = transfers.page_runs(source, destination, *ids, layer)
+    by_kernel = transfers.for_a_kernel(runs) and transfers.reaches(ordinal, in_host.pools)
+    if not by_kernel or transfers.captures(ordinal, handle):
+        transfers.run(runs, ordinal, handle, to_host=places[1])
+        return
+    with transfers.on_device(ids, ordinal, handle) as given:
+        _by_kernel(source, destination, given, layer, on_gpu, schedule, handle)
+
+
+def _on_a_gpu(ids: Any) -> bool:
+    return hasattr(ids, "shape") and not buffers.view(ids, name="ids").on_host
+
+
+def _by_kernel(
+    source: Any, destination: Any, ids: Any, layer: int | None, on_gpu: Any, schedule: Schedule, stream: Any
+) -> None:
+    """Copy pages of a pool in host memory that a GPU reaches, by the kernel for pools of one device."""
+    pools = [p if p is on_gpu else transfers.Reached(p, on_gpu.device) for p in (source, destination)]
+    _TRANSFER((*pools, *ids, *(() if layer is None else (layer,))), (), schedule, stream)
 
 
 def _host_ids(ids: Any, name: str) -> np.ndarray:

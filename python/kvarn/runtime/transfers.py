@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Copies of pages between a pool on a GPU and one in host memory, by the driver.
+"""Copies of pages between a pool on a GPU and one in host memory: what to copy, and how.
 
-No kernel runs: the ids are known on the host, so that every run of bytes is one asynchronous copy, and runs that are
-neighbours in both pools are one run.
+The ids are known on the host, so that every run of bytes can be one asynchronous copy of the driver, and runs that are
+neighbours in both pools are one run. Many small runs take longer to start than to copy: where a GPU can reach the
+host's memory, which is page-locked then, a kernel copies them all.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvarn.dialect import layout
+from kvarn.dialect import dtypes, layout
 from kvarn.dialect.layout import FA3
 
 from . import device as devices
 from . import driver
+from .buffers import BufferView
+
+SMALL, MANY = 32 << 10, 8  # more runs than these, of fewer bytes than these on average, are for a kernel
 
 
 class Run(NamedTuple):
@@ -99,3 +105,70 @@ def run(runs: list[Run], ordinal: int, stream: int, to_host: bool) -> None:
         handle = driver.require().CUstream(stream)
         for part in runs:
             driver.call(name, part.destination, part.source, part.bytes, handle)
+
+
+# --- by a kernel -----------------------------------------------------------------------------------
+
+
+class Reached:
+    """A pool in page-locked host memory as a GPU sees it: at the same addresses."""
+
+    def __init__(self, pool: Any, device: tuple[str, int]) -> None:
+        self.spec, self.cache_spec, self.readonly = pool.spec, pool.cache_spec, pool.readonly
+        self.buffers, self.device, self.num_layers = pool.buffers, device, pool.num_layers
+        self._fields = pool.fields()
+
+    def fields(self) -> tuple[int, ...]:
+        """As of the pool."""
+        return self._fields
+
+
+def for_a_kernel(runs: Sequence[Run]) -> bool:
+    """Whether runs are many and small."""
+    return len(runs) > MANY and sum(r.bytes for r in runs) < SMALL * len(runs)
+
+
+def reaches(ordinal: int, buffers: Sequence[BufferView]) -> bool:
+    """Whether a GPU can read and write host memory where it lies: both ends of every buffer are page-locked."""
+    if not driver.status().usable:
+        return False
+    bindings = driver.require()
+    wanted = bindings.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+    with devices.device(ordinal).active():
+        for view in buffers:
+            span = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True))
+            for address in (view.data, view.data + (span + 1) * view.dtype.itemsize - 1):
+                code, found = bindings.cuPointerGetAttribute(wanted, address)
+                if int(code) or int(found) != address:
+                    return False
+    return True
+
+
+def captures(ordinal: int, stream: int) -> bool:
+    """Whether a stream is being captured: what is copied then must outlive the call."""
+    bindings = driver.require()
+    with devices.device(ordinal).active():
+        code, status = bindings.cuStreamIsCapturing(bindings.CUstream(stream))
+        none = bindings.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+        return bool(int(code)) or status != none
+
+
+@contextlib.contextmanager
+def on_device(ids: Sequence[np.ndarray], ordinal: int, stream: int) -> Iterator[list[BufferView]]:
+    """Ids as int32 buffers of a device, for what is started on the stream meanwhile."""
+    flat = np.concatenate(ids)
+    flat = np.where((flat >= 0) & (flat < 2**31), flat, -1).astype(np.int32)  # none of the others is a page
+    device = devices.device(ordinal)
+    with device.active():
+        device.check_stream(stream)
+        handle = driver.require().CUstream(stream)
+        address = int(driver.call("cuMemAllocAsync", flat.nbytes, handle))
+        try:
+            driver.call("cuMemcpyHtoDAsync", address, flat.ctypes.data, flat.nbytes, handle)
+            count = len(flat) // len(ids)
+            yield [
+                BufferView(address + 4 * count * i, (count,), (1,), dtypes.i32, ("cuda", ordinal), False, None)
+                for i in range(len(ids))
+            ]
+        finally:
+            driver.call("cuMemFreeAsync", address, handle)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Pages between a GPU and pinned host memory, in runs of few bytes and of many: python -m bench.moves [--mib 64]
+
+GB/s of ``kv.ops.transfer_pages`` by its kernel and by the driver's copies, of the driver's batched copy, and of one
+copy of as many bytes that lie together. Each move is checked. Pages are random in both pools.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvarn.runtime import driver, transfers
+
+from .report import table
+
+LAYERS, HEADS, SIZE = 8, 8, 128
+PAGES = (1, 4, 8, 16, 64)  # tokens of a page: runs of 2 to 128 KiB
+REPEATS = 5
+
+
+def pool(torch: Any, pages: int, page_size: int, device: str) -> Any:
+    """A pool of one sequence, and its blocks: random on a GPU, zeros in pinned memory."""
+    import kvarn as kv
+
+    shape = (pages, 2, LAYERS, page_size, HEADS, SIZE)
+    if device == "cuda":
+        blocks = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+    else:
+        blocks = torch.zeros(shape, dtype=torch.bfloat16).pin_memory()
+    lengths, row = (
+        torch.zeros(0, dtype=torch.int32, device=device),
+        torch.zeros((0, 1), dtype=torch.int32, device=device),
+    )
+    return kv.PagedKVCacheCollection(blocks, lengths, row, 0, 0)
+
+
+def batched(runs: Sequence[transfers.Run], stream: int) -> None:
+    """The driver's own batch of copies."""
+    b = driver.require()
+    attributes = b.CUmemcpyAttributes()
+    attributes.srcAccessOrder = b.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+    driver.call(
+        "cuMemcpyBatchAsync", [r.destination for r in runs], [r.source for r in runs], [r.bytes for r in runs],
+        len(runs), [attributes], [0], 1, b.CUstream(stream),
+    )  # fmt: skip
+
+
+def rate(torch: Any, call: Callable[[], None], count: int) -> float:
+    """GB/s, the time of starting the copies counted; the median of some calls."""
+    call()
+    found = []
+    for _ in range(REPEATS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - begin)
+    return count / sorted(found)[REPEATS // 2] / 1e9
+
+
+def lines(torch: Any, page_size: int, mib: int) -> list[list[str]]:
+    """Both directions of a page size."""
+    import kvarn as kv
+
+    run = page_size * HEADS * SIZE * 2
+    n = max((mib << 20) // (run * 2 * LAYERS), 1)
+    count, rng = n * run * 2 * LAYERS, np.random.default_rng(page_size)
+    gpu, host = pool(torch, n + 7, page_size, "cuda"), pool(torch, n + 3, page_size, "cpu")
+    ids = [rng.permutation(p.num_blocks)[:n] for p in (gpu, host)]
+    stream = torch.cuda.Stream()
+    found = []
+    for to_host in (True, False):
+        source, target = (gpu, host) if to_host else (host, gpu)
+        places = ids if to_host else ids[::-1]
+        runs = transfers.page_runs(source, target, *(p.astype(np.int64) for p in places), None)
+
+        def checked(move: Callable[[], None], pair: Any = (source, target), at: Any = places) -> str:
+            pair[1].blocks.zero_()
+            try:
+                move()
+                torch.cuda.synchronize()
+                moved = pair[1].blocks[torch.as_tensor(at[1], device=pair[1].blocks.device)].cpu()
+                wanted = pair[0].blocks[torch.as_tensor(at[0], device=pair[0].blocks.device)].cpu()
+                return f"{rate(torch, move, count):.1f}" if torch.equal(moved, wanted) else "wrong"
+            except Exception as error:
+                return f"{type(error).__name__}: {str(error)[:60]}"
+
+        def ours(small: int, pair: Any = (source, target), at: Any = places) -> None:
+            before, transfers.SMALL = transfers.SMALL, small
+            try:
+                kv.ops.transfer_pages(*pair, *at, stream=stream)
+            finally:
+                transfers.SMALL = before
+
+        flat = [torch.empty(count, dtype=torch.uint8, device=d) for d in ("cuda", "cpu")]
+        flat[1] = flat[1].pin_memory()
+        a, b = flat if to_host else flat[::-1]
+        found.append([
+            "to the host" if to_host else "to the GPU", f"{run >> 10} KiB", str(len(runs)),
+            checked(lambda: ours(1 << 40)), checked(lambda: ours(0)),
+            checked(lambda runs=runs: batched(runs, stream.cuda_stream)),
+            f"{rate(torch, lambda: b.copy_(a, non_blocking=True), count):.1f}",
+        ])  # fmt: skip
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=64)
+    options = parser.parse_args(argv)
+    if not driver.status().usable:
+        print(f"bench.moves needs a GPU: {driver.status().reason}", file=sys.stderr)
+        return 2
+    import torch  # type: ignore[import-not-found]
+
+    head = ["", "run", "runs", "kernel", "driver copies", "cuMemcpyBatchAsync", "one copy"]
+    print(table([head, *(line for size in PAGES for line in lines(torch, size, options.mib))]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
