@@ -33,11 +33,8 @@ def pool(torch: Any, pages: int, page_size: int, device: str) -> Any:
         blocks = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
     else:
         blocks = torch.zeros(shape, dtype=torch.bfloat16).pin_memory()
-    lengths, row = (
-        torch.zeros(0, dtype=torch.int32, device=device),
-        torch.zeros((0, 1), dtype=torch.int32, device=device),
-    )
-    return kv.PagedKVCacheCollection(blocks, lengths, row, 0, 0)
+    none = torch.zeros((0, 1), dtype=torch.int32, device=device)
+    return kv.PagedKVCacheCollection(blocks, none[:, 0].contiguous(), none, 0, 0)
 
 
 def batched(runs: Sequence[transfers.Run], stream: int) -> None:
@@ -105,7 +102,7 @@ def lines(torch: Any, page_size: int, mib: int) -> list[list[str]]:
             "to the host" if to_host else "to the GPU", f"{run >> 10} KiB", str(len(runs)),
             checked(lambda: ours(1 << 40)), checked(lambda: ours(0)),
             checked(lambda runs=runs: batched(runs, stream.cuda_stream)),
-            f"{rate(torch, lambda: b.copy_(a, non_blocking=True), count):.1f}",
+            f"{rate(torch, lambda a=a, b=b: b.copy_(a, non_blocking=True), count):.1f}",
         ])  # fmt: skip
     return found
 

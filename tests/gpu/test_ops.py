@@ -100,6 +100,32 @@ def test_pages_are_swapped_out_to_the_host_and_in_again(pinned, layer):
     places.assert_same(place, found, back)
 
 
+def test_pages_are_swapped_out_in_a_graph_by_ids_on_the_gpu():
+    """Pinned memory is written where it is: what the ids say when the graph is replayed is what is moved."""
+    rng, place = np.random.default_rng(24), places.Torch()
+    pool, host = (
+        random_problem(rng, "paged", "f16", cached=[40, 70], new=[1, 1], num_layers=3, spare_pages=n).collection
+        for n in (3, 9)
+    )
+    found, expected = place.collection(pool), clone(host)
+    parts = [place.put(np.asarray(x)).cpu().pin_memory() for x in (host.blocks, host.cache_lengths, host.lookup_table)]
+    swap = kv.PagedKVCacheCollection(*parts, 1, 71)
+    ids = [torch.zeros(4, dtype=torch.int32, device="cuda") for _ in range(2)]
+    kv.ops.transfer_pages(found, swap, *ids)
+    model.transfer_pages(pool, expected, [0], [0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kv.ops.transfer_pages(found, swap, *ids)
+    for _ in range(2):
+        drawn = [rng.permutation(c.num_blocks)[:4].astype(np.int32) for c in (pool, host)]
+        for tensor, array in zip(ids, drawn, strict=True):
+            tensor.copy_(torch.from_numpy(array))
+        graph.replay()
+        model.transfer_pages(pool, expected, *drawn)
+    torch.cuda.synchronize()
+    np.testing.assert_array_equal(places.bits(parts[0].numpy()), places.bits(np.asarray(expected.blocks)))
+
+
 def test_a_step_can_be_captured_and_replayed():
     """Append, rope_append and the lengths in one CUDA graph, replayed over other data."""
     rng, place = np.random.default_rng(22), places.Torch()
