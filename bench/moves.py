@@ -79,6 +79,7 @@ def lines(torch: Any, page_size: int, mib: int) -> list[list[str]]:
 
         def checked(move: Callable[[], None], pair: Any = (source, target), at: Any = places) -> str:
             pair[1].blocks.zero_()
+            torch.cuda.synchronize()  # the moves are on another stream
             try:
                 move()
                 torch.cuda.synchronize()
