@@ -17,6 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from kvarn.tools import timing_log
 from kvarn.tools.arrays import Arrays, arrays
 
 from . import kvarn_rows, peers, timing
@@ -169,29 +170,7 @@ def _failure(row: Row, who: str, error: Exception) -> dict[str, Any]:
 
 def machine(library: Any) -> dict[str, Any]:
     """What the measurement ran on."""
-    import platform
-
-    import kvarn
-
-    made = {
-        "kind": "machine",
-        "device": library.name,
-        "kvarn": kvarn.__version__,
-        "python": platform.python_version(),
-        "host": platform.machine(),
-    }
-    if hasattr(library, "torch"):
-        made["torch"] = library.torch.__version__
-    if library.on_gpu:
-        from kvarn.runtime import driver
-
-        properties = library.torch.cuda.get_device_properties(0)
-        made |= {
-            "multiprocessors": properties.multi_processor_count,
-            "memory": properties.total_memory,
-            "driver": ".".join(map(str, driver.status().version or ())),
-        }
-    return made
+    return {"kind": "machine", **timing_log.machine(library)}
 
 
 def main(argv: list[str] | None = None) -> int:

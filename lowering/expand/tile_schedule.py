@@ -19,6 +19,7 @@ from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 
+from . import tuned
 from .attention_common import Case
 from .attention_queries import batch_of, tiles_of
 from .base import Expansion
@@ -142,8 +143,10 @@ def why_not(config: TileConfig, target: Target) -> str | None:
     return None
 
 
-def chosen(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileConfig:
-    """The entries that are given, and for the others the widest tiles that fit.
+def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bool = True) -> TileConfig:
+    """The entries that are given, then what was measured, and for the others the widest tiles that fit.
+
+    What was measured is of a whole schedule: where it does not go with what is given, it does not count.
 
     Raises
     ------
@@ -151,7 +154,12 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileConfi
         If what is given does not fit.
     """
     given = {name: schedule[name] for name in TILED.names if name in schedule}
-    if schedule.get("batch_invariant"):
+    invariant = bool(schedule.get("batch_invariant"))
+    if measured:
+        found = {**tuned.tile_entries(target, case, schedule.get("max_queries"), invariant), **given}
+        if why_not(TileConfig(case, **found), target) is None:
+            given = found
+    if invariant:
         given.setdefault("splits", 1)
     most = schedule.get("max_queries")
     if most is not None and most * case.group <= WARPGROUP_ROWS:

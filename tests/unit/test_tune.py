@@ -14,11 +14,12 @@ import pytest
 
 import kvarn as kv
 from kvarn import compiler, programs
-from kvarn.dialect import dtypes, layout
+from kvarn.dialect import dtypes, layout, schedules
 from kvarn.env import env
 from kvarn.lowering import pipeline, runner
-from kvarn.lowering.expand import decode_table, tuned
+from kvarn.lowering.expand import decode_table, tile_schedule, tuned
 from kvarn.lowering.target import by_name
+from kvarn.ops import reads
 from kvarn.programs import BufferType, HandleType, ScalarType, Specialisation
 from kvarn.tools import cli, tune
 from kvarn.tools.arrays import NumPyArrays
@@ -35,14 +36,14 @@ def key_of(case=CASE, target="sm_90a"):
 
 
 def attention(case=CASE):
-    """The operation of a case."""
+    """The operation of a case, as a call of it would be specialised."""
     rows = BufferType(case.query, (None, case.query_heads, case.size))
     operands = {
         "collection": HandleType("collection", case.spec), "layer": ScalarType(dtypes.i32), "query": rows,
         "row_offsets": BufferType(dtypes.i32, (None,)), "scale": ScalarType(dtypes.f32), "out": rows,
     }  # fmt: skip
-    config = case.config()
-    schedule = (("max_batch", config.max_batch), ("max_queries", config.max_queries))
+    bounds = reads._bounds(case.new, case.batch) if case.new <= 16 else {}
+    schedule = tuple(sorted(bounds.items()))
     attributes = (("mask", "causal"), ("span", 0), ("softcap", 0.0))
     return Specialisation("kv.attention", tuple(operands.items()), attributes, schedule, "sm_90a")
 
@@ -178,7 +179,7 @@ def test_nothing_is_measured_twice_and_everything_fits():
     seen = []
 
     def measure(schedule):
-        assert tune.fits(CASE.config(), schedule, SM90)
+        assert CASE.space.fits(schedule, SM90)
         seen.append(tuple(sorted(schedule.items())))
         return 100.0 + len(seen) * 0.01
 
@@ -213,7 +214,7 @@ def test_a_deadline_ends_the_search_after_the_built_in_schedule():
 
 
 class _Bench:
-    def __init__(self, case):
+    def __init__(self, case, log=None):
         self.case = case
 
     def measure(self, schedule):
@@ -229,6 +230,105 @@ def test_what_is_better_is_written_and_what_is_not_is_taken_out(table, capsys):
     assert tuned.load(table)[key_of()]["stages"] == 4
     assert "stages = 4" in chosen()
     assert "bf16 64 × 4096" in capsys.readouterr().out
+
+
+# --- tiles ---------------------------------------------------------------------------------------
+
+PROMPTS = tune.Case("bf16", 8, 4096, 32, 8, 128, 16, 4096, kind="tile")
+CHUNK = tune.Case("bf16", 1, 100_000, 32, 8, 128, 16, 16, kind="tile")
+
+
+def test_a_case_of_tiles_gets_its_measured_schedule(table):
+    assert "keys = 128" in chosen(PROMPTS)
+    key = PROMPTS.space.key(SM90)
+    tuned.save(table, [(key, {"keys": 80, "stages": 3, "ping_pong": True}, 1700.0)])
+    assert "keys = 80" in chosen(PROMPTS)
+    assert "ping_pong = true" in chosen(PROMPTS)
+    assert "keys = 128" in chosen(CHUNK), "that of another bound of new tokens"
+    assert tuned.load(table) == {key: {"keys": 80, "stages": 3, "ping_pong": True}}
+
+
+def test_kinds_share_a_file(table):
+    tuned.save(table, [(key_of(), {"stages": 4}, 9.0)])
+    tuned.save(table, [(PROMPTS.space.key(SM90), {"keys": 64}, 9.0)])
+    assert tuned.load(table) == {key_of(): {"stages": 4}, PROMPTS.space.key(SM90): {"keys": 64}}
+
+
+def test_what_is_given_stands_before_what_was_measured(table):
+    tuned.save(table, [(PROMPTS.space.key(SM90), {"keys": 176, "stages": 2}, 9.0)])
+    case = PROMPTS.space.case
+    given = {"stages": 3}
+    config = tile_schedule.chosen(case, SM90, given)
+    assert (config.stages, config.keys) == (3, tile_schedule.chosen(case, SM90, given, measured=False).keys)
+    assert tile_schedule.chosen(case, SM90, {}).keys == 176
+
+
+def test_a_table_says_nothing_of_a_batch_invariant_schedules_splits(table):
+    tuned.save(table, [(PROMPTS.space.key(SM90), {"keys": 64, "splits": 8}, 9.0)])
+    case = PROMPTS.space.case
+    assert tile_schedule.chosen(case, SM90, {}).splits == 8
+    kept = tile_schedule.chosen(case, SM90, {"batch_invariant": True})
+    assert (kept.keys, kept.splits) == (64, 1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [({"keys": 20}, "tile entry 0: keys must be"), ({"warps": 4}, "tile entry 0: schedule must have rows, keys")],
+)
+def test_an_entry_of_tiles_that_is_not_legal_is_refused(table, schedule, message):
+    case = {"target": "sm_90a", "dtype": "bf16", "query": "bf16", "heads": 8, "size": 128, "page": 16, "group": 4}
+    table.write_text(json.dumps({"version": 1, "tile": [{"case": {**case, "queries": 0}, "schedule": schedule}]}))
+    with pytest.raises(ValueError, match=message):
+        tuned.load(table)
+
+
+NARROW = tune.Case("f8e4m3", 1, 4096, 8, 8, 64, 16, 512, kind="tile")
+
+
+@pytest.mark.parametrize("case", [PROMPTS, CHUNK, NARROW], ids=str)
+def test_the_search_over_tiles_measures_legal_schedules_once(case):
+    """Every entry of the kind is varied, and what the compiler would refuse is not tried."""
+    seen, best = [], {"rows": 128, "keys": 64, "overlap": False, "splits": 4}
+
+    def measure(schedule):
+        assert tile_schedule.chosen(case.space.case, SM90, schedule).entries() == schedule
+        seen.append(schedule)
+        return 300.0 - sum(10.0 for name, value in best.items() if schedule[name] == value)
+
+    found = tune.search(case, SM90, measure)
+    assert {name: found.schedule[name] for name in best} == best
+    assert found.builtin_us == measure(case.space.start(SM90))
+    assert found.measured == len(seen) - 1 == len({tuple(sorted(s.items())) for s in seen})
+    for name in schedules.TILED.names:
+        tried = {s[name] for s in seen}
+        assert len(tried) > 1 or not case.space.fits({**seen[0], name: not seen[0][name]}, SM90), name
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (tune.Case("bf16", 1, 64, 32, 8, 72, 16, 16, kind="tile"), "attention over tiles needs a head size"),
+        (tune.Case("bf16", 1, 64, 32, 8, 64, 16, 128, kind="tile"), "must be 128 or more, got 64"),
+    ],
+)
+def test_a_case_that_tiles_do_not_take_is_refused(case, message):
+    with pytest.raises(ValueError, match=message):
+        case.check(SM90)
+
+
+def test_every_measurement_is_logged_with_what_it_was_measured_on(tmp_path):
+    log = tmp_path / "a" / "tune.timings.jsonl"
+    case = tune.Case("bf16", 2, 40, 4, 2, 16, 8, 3)
+    bench = _OnHost(case, NumPyArrays(), log=log)
+    bench.measure({"stages": 2})
+    bench.measure({"wrong": 1})
+    first, second = map(json.loads, log.read_text().splitlines())
+    assert first["schedule"] == {"stages": 2}
+    assert first["us"] > 0
+    assert first["us_min"] <= first["us"] <= first["us_max"]
+    assert first["case"]["context"] == 40
+    assert {"at", "device", "kvarn", "python", "host"} <= set(first)
+    assert "us" not in second, "what is wrong has no time"
 
 
 @pytest.mark.parametrize(

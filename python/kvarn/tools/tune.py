@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``kvarn tune``: measure schedules of decode attention on this machine's GPU, and keep the best of each case.
+"""``kvarn tune``: measure schedules of attention on this machine's GPU, and keep the best of each case.
 
-For every case the built-in schedule is measured first, then variations of one group of entries at a time, each from the
-best so far. A result that differs from a float32 reference does not count. What beats the built-in schedule is
-written to the table that ``select-kv-schedule`` reads (``KVARN_TUNE``).
+For every case, of decode or of prefill over tiles, the built-in schedule is measured first, then variations of one
+group of entries at a time (:mod:`spaces`), each from the best so far. A result that differs from a float32 reference
+does not count. What beats the built-in schedule is written to the table that ``select-kv-schedule`` reads
+(``KVARN_TUNE``). Every measurement, with device, versions and clocks, stays in a log beside it.
 """
 
 from __future__ import annotations
@@ -14,30 +15,34 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvarn import settings
-from kvarn.dialect import dtypes, layout, schedules
+from kvarn.dialect import dtypes, layout
 from kvarn.env import env
-from kvarn.lowering.expand import decode_schedule, decode_table, tuned
+from kvarn.lowering.expand import attention_common, decode_schedule, tuned
 from kvarn.lowering.target import Target, by_name
 from kvarn.ops import reads
 from kvarn.tools.pass_options import add_pass_options, passes_of
 
 from .arrays import Arrays, arrays
 from .attention_problem import TOLERANCE, DecodeProblem
+from .spaces import DecodeSpace, Schedule, Space, TileSpace, known
 from .timing import timed
+from .timing_log import Log
 
-Schedule = dict[str, int]
 WORTH = 0.99  # of the built-in schedule's time, from which on an entry is written
 
 
 @dataclass(frozen=True)
 class Case:
-    """A shape to tune for: one cache, a batch of sequences of one length, or, ragged, of lengths up to it."""
+    """A shape to tune for: one cache, a batch of sequences of one length, or, ragged, of lengths up to it.
+
+    ``kind`` is that of the kernel: ``"decode"`` or ``"tile"``.
+    """
 
     dtype: str
     batch: int
@@ -48,6 +53,7 @@ class Case:
     page: int
     new: int = 1
     ragged: bool = False
+    kind: str = "decode"
     window = 0  # schedules are for whole contexts
 
     @property
@@ -72,13 +78,23 @@ class Case:
             self.spec, self.query, group, bounds["max_queries"], max_batch=bounds["max_batch"]
         )
 
+    @property
+    def space(self) -> Space:
+        """The schedules that there are."""
+        if self.kind == "decode":
+            return DecodeSpace(self.config())
+        bound = reads._bounds(self.new, self.batch)["max_queries"] if self.new <= reads._FEW else 0
+        return TileSpace(attention_common.Case(self.spec, self.query, self.query, self.query_heads, self.size), bound)
+
     def check(self, target: Target) -> None:
-        """ValueError when the decode kernel does not take the case."""
+        """ValueError when the kernel does not take the case."""
         if self.query_heads % self.heads:
             raise ValueError(f"query heads must be a multiple of the {self.heads} KV heads, got {self.query_heads}")
-        c = self.config()
-        for problem in decode_schedule.problems(self.spec, self.query, c.group, c.max_queries, target, c.max_batch):
-            raise ValueError(f"{self}: there is nothing to tune: decode attention {problem}")
+        if self.new > self.context:
+            raise ValueError(f"the context has the new tokens in it: it must be {self.new} or more, got {self.context}")
+        what = "decode attention" if self.kind == "decode" else "attention over tiles"
+        for problem in self.space.problems(target):
+            raise ValueError(f"{self}: there is nothing to tune: {what} {problem}")
 
     def __str__(self) -> str:
         new = f", {self.new} new" if self.new > 1 else ""
@@ -90,33 +106,6 @@ class Case:
 # --- the search ----------------------------------------------------------------------------------
 
 
-def fits(config: decode_schedule.Config, schedule: Mapping[str, int], target: Target) -> bool:
-    """Whether a schedule is legal, and worth a try: so many blocks fit a multiprocessor's memory and registers."""
-    full = {**schedule, "kind": "decode", "max_queries": config.max_queries, "max_batch": config.max_batch}
-    if schedules.why_unsupported("kv.attention", full, target, "decode", config) is not None:
-        return False
-    warps, blocks = schedule["warps"], schedule["blocks"]
-    block = decode_schedule.block_bytes(dataclasses.replace(config, **schedule))
-    return block * blocks <= target.shared_bytes and 65536 // (blocks * warps * 32) >= 96
-
-
-def variations(config: decode_schedule.Config, best: Mapping[str, int], group: int) -> Iterator[Schedule]:
-    """The schedules that a step of the search tries: 0 the pipeline, 1 the tile and the warps, 2 the merge."""
-    few = config.max_batch <= 16
-    axes: dict[str, Sequence[int]]
-    if group == 0:
-        axes = {"stages": (2, 3, 4), "blocks": (1, 2, 3, 4)}
-    elif group == 1:
-        axes = {"tile": (16, 32, 64), "warps": (2, 4, 8), "blocks": sorted({1, 2, best["blocks"]})}
-    elif few:
-        axes = {"combine": (0, 8, 16), "min_tiles": (2, 4, 8)}
-    else:
-        axes = {"combine": (0, 8)}
-    for values in itertools.product(*axes.values()):
-        yield {**best, **dict(zip(axes, values, strict=True))}
-
-
-GROUPS = 3
 Measure = Callable[[Schedule], float | None]  # microseconds; None for a schedule that fails or is wrong
 
 
@@ -151,12 +140,12 @@ def search(case: Case, target: Target, measure: Measure, deadline: float = math.
     RuntimeError
         If the built-in schedule itself gives no right result.
     """
-    config = case.config()
-    start = {"min_tiles": config.min_tiles, **decode_table.entries(config)}
+    space = case.space
+    start = space.start(target)
     times: dict[tuple[tuple[str, int], ...], float | None] = {}
 
     def once(schedule: Schedule) -> float | None:
-        key = tuple(sorted(schedule.items()))
+        key = known(schedule)
         if key not in times:
             times[key] = measure(schedule)
         return times[key]
@@ -165,11 +154,11 @@ def search(case: Case, target: Target, measure: Measure, deadline: float = math.
     if builtin is None:
         raise RuntimeError(f"{case}: the built-in schedule {start} gives no right result")
     best, best_us = start, builtin
-    for group in range(GROUPS):
-        for schedule in variations(config, best, group):
+    for group in range(space.groups):
+        for schedule in space.variations(best, group):
             if time.monotonic() > deadline:
                 break
-            if fits(config, schedule, target):
+            if space.fits(schedule, target):
                 us = once(schedule)
                 if us is not None and us < best_us:
                     best, best_us = schedule, us
@@ -180,10 +169,11 @@ def search(case: Case, target: Target, measure: Measure, deadline: float = math.
 
 
 class Bench:
-    """A case's data, on the GPU unless other arrays are given."""
+    """A case's data, on the GPU unless other arrays are given; every measurement goes to a log, where there is one."""
 
-    def __init__(self, case: Case, library: Arrays | None = None) -> None:
-        self.arrays = library or arrays("cuda")
+    def __init__(self, case: Case, library: Arrays | None = None, log: Path | None = None) -> None:
+        self.arrays, self.case = library or arrays("cuda"), case
+        self.log = Log(log, self.arrays)
         self.arrays.free()  # what the case before had is of other sizes
         self.problem = p = DecodeProblem(self.arrays, case, split=False)
         self._pool = p.cached.collection(p.lengths - case.new, case.new, p.longest)
@@ -197,19 +187,24 @@ class Bench:
 
     def measure(self, schedule: Schedule) -> float | None:
         """Median microseconds of one call; None when the schedule cannot be compiled, or is wrong."""
-        full = {**schedule, "kind": "decode"}
+        full = {**schedule, "kind": self.case.kind}
+        record = {"case": dataclasses.asdict(self.case), "schedule": schedule}
         try:
             self.problem.poison()
             self.run(0, full)
             self.arrays.synchronize()
         except (ValueError, RuntimeError) as error:
             print(f"    {shown(schedule)}: {str(error).splitlines()[0][:120]}", file=sys.stderr)
+            self.log.put({**record, "refused": str(error).splitlines()[0]})
             return None
         error = self.problem.error()
         if not error <= TOLERANCE[self.problem.row.dtype]:
             print(f"    {shown(schedule)}: wrong by {error:.1e}", file=sys.stderr)
+            self.log.put({**record, "error": None if error != error else error})
             return None
-        return timed(lambda layer: self.run(layer, full), self.problem.layers, self.arrays)["us"]
+        times = timed(lambda layer: self.run(layer, full), self.problem.layers, self.arrays)
+        self.log.put({**record, "error": error, **times})
+        return times["us"]
 
 
 def shown(schedule: Mapping[str, int]) -> str:
@@ -223,7 +218,7 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
     """The cases that the options name: every combination of batches, contexts, page sizes and types."""
     o = options
     return [
-        Case(dtype, batch, context, o.query_heads, o.kv_heads, o.head_size, page, o.new)
+        Case(dtype, batch, context, o.query_heads, o.kv_heads, o.head_size, page, o.new, kind=o.kind)
         for dtype, page, batch, context in itertools.product(o.dtype, o.page_size, o.batch, o.context)
     ]
 
@@ -260,21 +255,22 @@ def run(
         verdict = f"{found.builtin_us / found.us:.3f} times that" if found.better else "as good: nothing is kept"
         print(f"  the built-in schedule has {found.builtin_us:.2f} µs, {verdict} ({found.measured} measured)")
         if path is not None:
-            key = tuned.Key.of(target.name, case.config())
-            tuned.save(path, [(key, found.schedule, found.us if found.better else None)])
+            tuned.save(path, [(case.space.key(target), found.schedule, found.us if found.better else None)])
     return outcomes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="kvarn tune",
-        description="Measure schedules of decode attention on this machine's GPU, and keep the best.",
-        epilog="example: kvarn tune --dtype bf16,f8e4m3 --batch 1,16,64 --context 8192 --query-heads 64 --kv-heads 8",
+        description="Measure schedules of attention on this machine's GPU, and keep the best.",
+        epilog="examples: kvarn tune --dtype bf16,f8e4m3 --batch 1,16,64 --context 8192 --query-heads 64 --kv-heads 8; "
+        "kvarn tune --kind tile --batch 8 --new 4096 --context 4096",
     )
+    parser.add_argument("--kind", choices=("decode", "tile"), default="decode", help="of kernels (decode)")
     several = {"type": _numbers, "metavar": "N,..."}
     parser.add_argument("--dtype", type=_dtypes, default=["bf16"], help="of the cache: bf16, f16, f8e4m3, f8e5m2")
     parser.add_argument("--batch", **several, default=[64], help="sequences (64)")
-    parser.add_argument("--context", **several, default=[4096], help="cached tokens of each (4096)")
+    parser.add_argument("--context", **several, default=[4096], help="tokens of each with the new ones (4096)")
     parser.add_argument("--query-heads", type=int, default=32, metavar="N")
     parser.add_argument("--kv-heads", type=int, default=8, metavar="N")
     parser.add_argument("--head-size", type=int, default=128, metavar="N")
@@ -299,8 +295,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = None if options.dry_run else options.output or env.tune
     if path is not None:
         tuned.load(path)  # a file that is no table is refused before the measurements, not after
+    log = None if path is None else path.with_suffix(".timings.jsonl")
     with settings.pipeline(passes, disable=options.disable):
-        run(cases, target, Bench, path, options.seconds)
+        run(cases, target, lambda case: Bench(case, log=log), path, options.seconds)
     if path is not None:
-        print(f"table: {path}")
+        print(f"table: {path}\nall measurements: {log}")
     return 0

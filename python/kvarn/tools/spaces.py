@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What ``kvarn tune`` may try: the schedules of a case, by the kind of its kernel.
+
+A space has the schedule that is built in, the variations of one group of entries at a time, and the question whether
+one is legal, which is that of the compiler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvarn.dialect import schedules
+from kvarn.lowering.expand import decode_schedule, decode_table, tile_schedule, tuned
+from kvarn.lowering.expand.attention_common import Case
+from kvarn.lowering.target import Target
+
+Schedule = dict[str, int]
+
+
+class Space(Protocol):
+    """The schedules of one case."""
+
+    kind: str
+    groups: int
+
+    def start(self, target: Target) -> Schedule:
+        """The built-in schedule."""
+        ...
+
+    def fits(self, schedule: Mapping[str, int], target: Target) -> bool:
+        """Whether a schedule is legal and worth a try."""
+        ...
+
+    def variations(self, best: Mapping[str, int], group: int) -> Iterator[Schedule]:
+        """What a step of the search tries, from the best so far."""
+        ...
+
+    def problems(self, target: Target) -> list[str]:
+        """Why the kernel does not take the case, one sentence each."""
+        ...
+
+    def key(self, target: Target) -> tuned.Key | tuned.TileKey:
+        """The case in the table."""
+        ...
+
+
+def _product(best: Mapping[str, int], axes: Mapping[str, Sequence[int]]) -> Iterator[Schedule]:
+    for values in itertools.product(*axes.values()):
+        yield {**best, **dict(zip(axes, values, strict=True))}
+
+
+@dataclass(frozen=True)
+class DecodeSpace:
+    """Decode: the pipeline, the tile and the warps, the merge."""
+
+    config: decode_schedule.Config
+    kind = "decode"
+    groups = 3
+
+    def start(self, target: Target) -> Schedule:
+        return {"min_tiles": self.config.min_tiles, **decode_table.entries(self.config)}
+
+    def fits(self, schedule: Mapping[str, int], target: Target) -> bool:
+        """Also: so many blocks fit a multiprocessor's memory and registers."""
+        c = self.config
+        full = {**schedule, "kind": "decode", "max_queries": c.max_queries, "max_batch": c.max_batch}
+        if schedules.why_unsupported("kv.attention", full, target, "decode", c) is not None:
+            return False
+        warps, blocks = schedule["warps"], schedule["blocks"]
+        block = decode_schedule.block_bytes(dataclasses.replace(c, **schedule))
+        return block * blocks <= target.shared_bytes and 65536 // (blocks * warps * 32) >= 96
+
+    def variations(self, best: Mapping[str, int], group: int) -> Iterator[Schedule]:
+        few = self.config.max_batch <= 16
+        axes: dict[str, Sequence[int]]
+        if group == 0:
+            axes = {"stages": (2, 3, 4), "blocks": (1, 2, 3, 4)}
+        elif group == 1:
+            axes = {"tile": (16, 32, 64), "warps": (2, 4, 8), "blocks": sorted({1, 2, best["blocks"]})}
+        elif few:
+            axes = {"combine": (0, 8, 16), "min_tiles": (2, 4, 8)}
+        else:
+            axes = {"combine": (0, 8)}
+        return _product(best, axes)
+
+    def problems(self, target: Target) -> list[str]:
+        c = self.config
+        return decode_schedule.problems(c.spec, c.query, c.group, c.max_queries, target, c.max_batch)
+
+    def key(self, target: Target) -> tuned.Key:
+        return tuned.Key.of(target.name, self.config)
+
+
+@dataclass(frozen=True)
+class TileSpace:
+    """Prefill over tiles: extents and stages, who copies and what overlaps, splits of the keys.
+
+    ``queries`` is the bound of new tokens that a call of the case has; 0: none.
+    """
+
+    case: Case
+    queries: int = 0
+    kind = "tile"
+    groups = 3
+
+    def _given(self) -> dict[str, int]:
+        return {"max_queries": self.queries} if self.queries else {}
+
+    def start(self, target: Target) -> Schedule:
+        return tile_schedule.chosen(self.case, target, self._given(), measured=False).entries()
+
+    def fits(self, schedule: Mapping[str, Any], target: Target) -> bool:
+        full = {**schedule, **self._given(), "kind": "tile"}
+        if schedules.why_unsupported("kv.attention", full, target, "tile", self.case) is not None:
+            return False
+        return tile_schedule.why_not(tile_schedule.TileConfig(self.case, **schedule), target) is None
+
+    def variations(self, best: Mapping[str, int], group: int) -> Iterator[Schedule]:
+        if group == 0:
+            keys = sorted({32, 48, 64, 80, 96, 112, 128, 144, 160, 176, best["keys"]})
+            return _product(best, {"rows": schedules.ROWS.choices, "keys": keys, "stages": (1, 2, 3, 4)})
+        if group == 1:
+            flags = [e.name for e in schedules.TILED.entries if e.type is bool]
+            return _product(best, dict.fromkeys(flags, (False, True)))
+        return _product(best, {"splits": (0, 1, 2, 3, 4, 8, 16, 32)})
+
+    def problems(self, target: Target) -> list[str]:
+        found = tile_schedule.problems(self.case, target, 16)
+        if not found:
+            try:
+                self.start(target)
+            except ValueError as error:
+                found = [f"is none: {error}"]
+        return found
+
+    def key(self, target: Target) -> tuned.TileKey:
+        return tuned.TileKey.of(target.name, self.case, self.queries)
+
+
+def known(schedule: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """What tells a schedule from others."""
+    return tuple(sorted(schedule.items()))
