@@ -314,12 +314,16 @@ ROWS = Entry(
 )  # fmt: skip
 KEYS = Entry("keys", "Keys of a tile.", "the most up to 128 that fit", least=16, most=256, step=16)
 TILE_STAGES = Entry("stages", "Tiles of keys, and of values, in shared memory.", "2; 3 for heads of up to 64", most=8)
+QUERY_STAGES = Entry(
+    "query_stages", "Tiles of query rows in shared memory: with two the producer loads the next one ahead.",
+    "2 where they fit", most=2,
+)  # fmt: skip
 PRODUCER = Entry("producer", "Whether a warpgroup of its own copies (`specialize-kv-warps`).", "true", bool)
 OVERLAP = Entry(
     "overlap", "Whether the products of one tile are under way during the softmax of the next (`pipeline-kv-loops`).",
     "true", bool,
 )  # fmt: skip
-PING_PONG = Entry("ping_pong", "Whether two warpgroups start their products by turns.", "false", bool)
+PING_PONG = Entry("ping_pong", "Whether two warpgroups start their products by turns.", "true with rows = 128", bool)
 PERSISTENT = Entry(
     "persistent",
     "Whether there is a block a multiprocessor that takes tile after tile, or a block a tile.",
@@ -379,7 +383,7 @@ PREFILL = Kind("prefill", "tiles of 64 or 128 query rows on the tensor cores")
 TILED = Kind(
     "tile",
     "tiles by wgmma and TMA, overlapped by passes",
-    (ROWS, KEYS, TILE_STAGES, PRODUCER, OVERLAP, PING_PONG, PERSISTENT, KEY_SPLITS),
+    (ROWS, KEYS, TILE_STAGES, QUERY_STAGES, PRODUCER, OVERLAP, PING_PONG, PERSISTENT, KEY_SPLITS),
     rules=(_invariant_key_splits,),
 )
 DECODE = Kind(

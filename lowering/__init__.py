@@ -32,6 +32,7 @@ NAMES = (
     "specialize-kv-warps",
     "defer-kv-reductions",
     "pipeline-kv-loops",
+    "queue-kv-rounds",
     "skip-kv-rescales",
     "simplify-kv-tiles",
     "distribute-kv-tiles",

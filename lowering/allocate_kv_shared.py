@@ -2,8 +2,9 @@
 """Lay the shared-memory blocks of a kernel out in one dynamic block.
 
 One external array of the kernel's module stands for the dynamic shared memory; each allocation becomes an offset in
-it, in program order, at its alignment. Allocations whose uses do not overlap are not packed together: a kernel that
-wants to reuse memory allocates once. The total is recorded as ``kv.shared_bytes``; the loader passes it at launch.
+it, at its alignment: the strictest first and in program order, so that nothing is lost between them. Allocations whose
+uses do not overlap are not packed together: a kernel that wants to reuse memory allocates once. The total is recorded
+as ``kv.shared_bytes``; the loader passes it at launch.
 
 Before:  %p = "kv.alloc_shared"() {bytes = 4096, alignment = 128}
 After:   %s = llvm.mlir.addressof @kv_shared ; %p = llvm.getelementptr %s[offset]
@@ -46,6 +47,10 @@ def check_outermost(op: ir.Operation) -> None:
         fail(op, "must stand outside loops and branches: shared memory lives as long as the thread block")
 
 
+def _alignment(op: ir.Operation) -> int:
+    return ir.IntegerAttr(op.attributes["alignment"]).value
+
+
 @kv_pass()
 def run(module: ir.Module, options: Any) -> None:
     i64 = ir.IntegerType.get_signless(64)
@@ -54,12 +59,12 @@ def run(module: ir.Module, options: Any) -> None:
         found = ops_named(function, "kv.alloc_shared")
         if not found and "kv.shared_bytes" in function.attributes:
             continue  # allocated already: the pipeline was entered after this pass
-        for op in found:
+        for op in sorted(found, key=_alignment, reverse=True):
             scope = enclosing(op, "gpu.module")
             if scope is None:
                 fail(op, "must be inside a gpu.module")
             check_outermost(op)
-            size, alignment = (ir.IntegerAttr(op.attributes[n]).value for n in ("bytes", "alignment"))
+            size, alignment = ir.IntegerAttr(op.attributes["bytes"]).value, _alignment(op)
             declare(scope, alignment)
             start = layout.align_up(total, alignment)
             total = start + size

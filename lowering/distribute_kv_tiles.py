@@ -21,7 +21,7 @@ from mlir.dialects import arith, scf, vector
 
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import bool_, f32
-from kvarn.dialect.ops.staging import PRODUCER_WARPS, TileStoreDirectOp, TileStoreSharedOp
+from kvarn.dialect.ops.staging import PRODUCER_REST, PRODUCER_WARPS, TileStoreDirectOp, TileStoreSharedOp
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import functional, machine
 from kvarn.dsl import gpu as kv_gpu
@@ -33,9 +33,10 @@ from . import tile_memory, tile_products
 from .assign_kv_layouts import SHARED
 from .index import pointer
 from .pass_base import fail, kv_pass
-from .rewrite import Rules, enclosing, ops_named, replace, walk
+from .rewrite import Rules, defining_op, enclosing, ops_named, replace, walk
 from .specialize_kv_warps import ROLES
 from .tile_ir import (
+    WARP,
     WARPGROUP,
     WARPGROUP_ROWS,
     is_elementwise,
@@ -45,8 +46,9 @@ from .tile_ir import (
     schedule_of,
     splat_of,
     tiled,
+    users,
 )
-from .tile_memory import Stages
+from .tile_memory import Queue, Stages
 from .tile_products import Product
 from .tile_threads import (
     Threads,
@@ -63,10 +65,14 @@ from .tile_threads import (
 )
 
 _CHEAP = ("kv.tile_broadcast", "tensor.splat", "arith.constant")
+_MADE = ("kv.make_stages", "kv.make_queue")
+_COPIES = ("kv.copy_start", "kv.copy_rows_start")
 _PRODUCTS = ("kv.dot", "kv.dot_start")
 # What is no rule's: control flow hands tiles on, and rows of buffers are looked at before everything else.
 _CONTROL = ("scf.for", "scf.if", "scf.while")
-_STRUCTURE = (*_CONTROL, "scf.yield", "scf.condition", "arith.constant", "kv.tile_load_rows", "kv.tile_store_rows")
+_STRUCTURE = (*_CONTROL, "scf.yield", "scf.condition", "arith.constant")
+_ROWS = ("kv.tile_load_rows", "kv.tile_store_rows", "kv.copy_rows_start")
+ROLE = "kv.role"  # on copies: the warps of the producer that start them
 # Weights that small are zeros in 16 bits, and the fast exponential needs three instructions more for them.
 FLUSH_DENORMALS = '[["denormal-fp-math-f32", "preserve-sign,preserve-sign"]]'
 RULES = Rules()  # what becomes of an op: functions that return what replaces its results
@@ -84,7 +90,7 @@ class Distribution:
         self.body = function.regions[0].blocks[0]
         with ir.InsertionPoint.at_block_begin(self.body), function.location:
             self.threads = Threads.of(consumers, producer)
-        self.stages: dict[ir.Value, Stages] = {}
+        self.stages: dict[ir.Value, Any] = {}  # circular buffers and queues, by what stands for them
         self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes with it
         self.staged: list[tuple[SharedLayout, Pointer]] = []  # tiles of rows that were loaded: free once they were read
 
@@ -103,7 +109,8 @@ class Distribution:
     def copying(self, op: ir.Operation) -> tuple[Value, int]:
         """(this thread among those that copy, how many there are) where an op stands."""
         if self.in_producer(op):
-            return self.threads.block_thread, WARPGROUP
+            first = PRODUCER_REST[op.attributes[ROLE].value] * WARP if ROLE in op.attributes else 0
+            return self.threads.block_thread - first, WARPGROUP - first
         return self.threads.thread, self.threads.consumers * WARPGROUP
 
     # --- the walk --------------------------------------------------------------------------------------
@@ -113,18 +120,26 @@ class Distribution:
         return walk(self.function)[1:]
 
     def record(self) -> None:
-        """What ops must be asked before their operands change: extents of products, rows of buffers."""
+        """What ops must be asked before their operands change: extents of products, rows of buffers, roles."""
+        for branch in ops_named(self.function, "scf.if"):
+            role = defining_op(branch.operands[0])
+            if role is not None and role.name == "kv.is_role" and role.attributes["role"].value in PRODUCER_REST:
+                for op in ops_named(branch, *_COPIES):
+                    op.attributes[ROLE] = role.attributes["role"]
         for op in self.ops():
-            if op.name not in RULES.table and op.name not in _STRUCTURE and not is_elementwise(op):
+            if op.name not in RULES.table and op.name not in (*_STRUCTURE, *_ROWS) and not is_elementwise(op):
                 if any(is_tile(v) for v in (*op.operands, *op.results)):
                     fail(op, "takes a tile, and no rule says what a thread does of it")
             if op.name in _PRODUCTS:
                 self.products[op.result] = self.product(op.opview)
         if self.threads.first and not any(ROLES in op.attributes for op in self.ops()):
             self.confine()
-        for op in ops_named(self.function, "kv.tile_load_rows", "kv.tile_store_rows"):
+        of_rows = dict(zip(_ROWS, (self.load_rows, self.store_rows, self.copy_rows), strict=True))
+        for op in ops_named(self.function, *_MADE):
+            self.visit(op)
+        for op in ops_named(self.function, *_ROWS):
             with ir.InsertionPoint(op), op.location:
-                (self.load_rows if op.name == "kv.tile_load_rows" else self.store_rows)(op)
+                of_rows[op.name](op)
         for op in reversed(self.ops()):  # what only said which rows
             if op.name in ("kv.tile_index", "kv.tile_broadcast", "tensor.splat") or is_elementwise(op):
                 if is_tile(op.results[0]) and not any(True for _ in op.results[0].uses):
@@ -190,12 +205,20 @@ class Distribution:
         layout = shared_layout(op.result.type)
         place = self.allocate(layout)
         with ir.InsertionPoint(op):
-            if enclosing(op, "scf.for") is not None:  # what the last round staged there has been read by all warps
+            if (
+                enclosing(op, "scf.for", "scf.while") is not None
+            ):  # what the last round staged there has been read by all warps
                 machine.syncwarp()  # whose last stores may have parted it
                 machine.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
             tile_memory.load_rows(op.opview, place, layout, self.threads)
         self.staged.append((layout, place))
         op.result.replace_all_uses_with(place.ir)
+        op.erase()
+
+    def copy_rows(self, op: ir.Operation) -> None:
+        stages = self.stages[op.operands[0]]
+        stages.of_rows = True
+        tile_memory.copy_buffer_rows(op.opview, stages, *self.copying(op))
         op.erase()
 
     def store_rows(self, op: ir.Operation) -> None:
@@ -218,12 +241,25 @@ class Distribution:
             )
         layout = shared_layout(value.type)
         free = [p for held, p in self.staged if held.bytes >= layout.bytes and held.rows == layout.rows]
+        free += self.waited_for(op, layout)
         place = free[0] if free else self.allocate(layout)
         if free:  # the warps of a warpgroup read all of its rows
             machine.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
         TileStoreSharedOp(value, place.ir)
         tile_memory.store_rows(op.opview, place, layout, self.threads)
         op.erase()
+
+    def waited_for(self, op: ir.Operation, layout: SharedLayout) -> list[Pointer]:
+        """The stages of rows that are held where an op stands, and released behind it."""
+        found = []
+        loop = enclosing(op, "scf.for", "scf.while")
+        around = [] if loop is None else loop.regions[-1].blocks[0].operations
+        for wait in [o.operation for o in around if o.operation.name == "kv.consumer_wait"]:
+            stages = self.stages[wait.operands[0]]
+            held = stages.layout
+            if stages.of_rows and held.rows == layout.rows and held.row_bytes >= layout.row_bytes:
+                found.append(stages.tile(stages.stage(scalar(wait.operands[1]))[0]))
+        return found
 
     def allocate(self, layout: SharedLayout) -> Pointer:
         """Shared memory, at the kernel's start."""
@@ -392,19 +428,47 @@ def _store_direct(op: Any, d: Distribution) -> None:
 
 @RULES.lowers("kv.make_stages")
 def _make_stages(op: Any, d: Distribution) -> ir.Value:
-    made = Stages.allocate(op, shared_layout(op.tile.value, op.stages.value))
+    copies = [o for o in users(op.operation.result) if o.name in _COPIES]
+    made = Stages.allocate(op, shared_layout(op.tile.value, op.stages.value), d.copying(copies[0])[1] if copies else 1)
     handle = made.tiles.ir
     d.stages[handle] = made
+    _initialize(op, d)
+    return handle
+
+
+@RULES.lowers("kv.make_queue")
+def _make_queue(op: Any, d: Distribution) -> ir.Value:
+    made = Queue.allocate(op.counter, op.readers.value)
+    d.stages[made.slots.ir] = made
+    _initialize(op, d)
+    return made.slots.ir
+
+
+@RULES.lowers("kv.queue_fetch")
+def _fetch(op: Any, d: Distribution) -> None:
+    with functional.when(d.threads.block_thread == 0):
+        d.stages[op.queue].fetch(scalar(op.n), scalar(op.count))
+
+
+@RULES.lowers("kv.queue_next")
+def _next(op: Any, d: Distribution) -> ir.Value:
+    return d.stages[op.queue].next(scalar(op.n), d.threads.lane).ir
+
+
+@RULES.lowers("kv.take_round")
+def _round(op: Any, d: Distribution) -> ir.Value:
+    return op.round
+
+
+def _initialize(op: Any, d: Distribution) -> None:
+    """After the last of the kernel's buffers and queues, set all their barriers up."""
     following = [o.operation for o in d.body.operations]
-    if not any(o.name == "kv.make_stages" for o in following[following.index(op.operation) + 1 :]):
-        copies = ops_named(d.function, "kv.copy_start")
-        copying = d.copying(copies[0])[1] if copies else WARPGROUP
+    if not any(o.name in _MADE for o in following[following.index(op.operation) + 1 :]):
         with functional.when(d.threads.block_thread == 0):
             for stages in d.stages.values():
-                stages.initialize(copying, d.threads.warps)
+                stages.initialize(d.threads.warps)
             machine.fence_mbarrier_init()
         kv_gpu.barrier()
-    return handle
 
 
 @RULES.lowers("kv.producer_acquire")
@@ -484,6 +548,9 @@ def _ready(op: Any, d: Distribution) -> ir.Value:
 def _is_role(op: Any, d: Distribution) -> ir.Value:
     if op.role.value in PRODUCER_WARPS:
         return (kv_gpu.shuffle_idx(d.threads.block_thread >> 5, 0) == PRODUCER_WARPS.index(op.role.value)).ir
+    if op.role.value in PRODUCER_REST:
+        warp = kv_gpu.shuffle_idx(d.threads.block_thread >> 5, 0)
+        return ((warp >= PRODUCER_REST[op.role.value]) & (warp < 4)).ir
     number = kv_gpu.shuffle_idx(d.threads.block_thread >> 7, 0)
     return ((number != 0) if op.role.value == "consumer" else (number == 0)).ir
 

@@ -266,6 +266,11 @@ def _at(tiles: Sequence[ir.Value], *place: ir.Value) -> list[Value]:
     return [Value(tensor.extract(x, list(place)), by_mlir("i32")) for x in tiles]
 
 
+@rules.lowers("kv.take_round")
+def _round(op: Any, *_: Any) -> ir.Value:
+    return op.round
+
+
 @rules.lowers("kv.tile_load_rows")
 def lower_load_rows(op: Any) -> ir.Value:
     buffer, (rows, columns) = buffer_of(op.buffer), shape(op.tile)

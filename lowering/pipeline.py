@@ -170,6 +170,7 @@ def _gpu_tiles() -> list[Step]:
         _kv("specialize-kv-warps", "copies are ops now, and no loop carries what they wait for yet", True),
         _kv("defer-kv-reductions", "before the rotation, which takes the loop apart", True),
         _kv("pipeline-kv-loops", "after the copies left: what is rotated are products and their waits", True),
+        _kv("queue-kv-rounds", "after the roles have loops of their own, and nothing looks at those any more", True),
         _kv("skip-kv-rescales", "after the rotation, which moves the rescale", True),
         _kv("simplify-kv-tiles", "what the passes over tiles left over, before every op becomes many", True),
         _kv("distribute-kv-tiles", "the last that sees tiles: threads, vectors and instructions from here on"),

@@ -204,8 +204,9 @@ def rotate(r: Rotation, ping_pong: bool) -> None:
                 scores, sums = staging.dot_wait([scores, sums], 1)
                 values[r.first.result] = scores
                 emit(early[after_first:], values)
+                # What the second product is to overlap: the operands of what waits for it, and row sums over them.
                 results = {v for op in early[after_first:] for v in op.results}
-                for made in dict.fromkeys(v for op in r.ops if op in late_ops for v in op.operands):
+                for made in dict.fromkeys([*(v for op in r.ops if op in late_ops for v in op.operands), *r.yielded]):
                     if made in results:
                         values[made] = ready(values[made])
                 (sums,) = staging.dot_wait([sums], 0)

@@ -6,6 +6,9 @@ A ``kv.tile_load`` that products read from shared memory becomes a copy to a sta
 cache stores what the kernel computes with, else ``convert`` (loads, conversion and scales, ordinary stores). Rows past
 the sequence's end come with whatever the page holds; where the load asks for zeros they are cleared after the wait.
 
+Rows of buffers (``kv.tile_load_rows``, a tile of queries) which a loop loads are copied ahead in the same manner where
+the schedule has a producer to do it.
+
 Before:  %k = "kv.tile_load"(%cache, %b, %h, %first, %begin, %count) : ... -> tensor<128x128xbf16, "shared">
 After:   "kv.producer_acquire"(%keys, %n) ; "kv.copy_start"(%keys, %n, %cache, %b, %h, %first, %count)
          %t = "kv.consumer_wait"(%keys, %n) ; %k = "kv.tile_clear"(%t, %begin - %first, %count - %first)
@@ -14,6 +17,7 @@ After:   "kv.producer_acquire"(%keys, %n) ; "kv.copy_start"(%keys, %n, %cache, %
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +59,11 @@ def copy_of(op: Any) -> str:
 def name_of(op: Any, taken: set[str]) -> str:
     """The buffer's name: what the load reads."""
     maker = defining_op(op.cache)
-    name = {"kv.key_cache": "keys", "kv.value_cache": "values"}.get(maker.name if maker is not None else "", "tile")
+    return unused({"kv.key_cache": "keys", "kv.value_cache": "values"}.get(maker.name if maker else "", "tile"), taken)
+
+
+def unused(name: str, taken: set[str]) -> str:
+    """A name that no other buffer has."""
     found, n = name, 1
     while found in taken:
         n += 1
@@ -92,9 +100,15 @@ def carry_rounds(loop: ir.Operation) -> None:
     outer = loop.parent.operation
     if outer.name != "scf.for" or not ops_named(loop, "kv.tile_load"):
         return
-    block = outer.regions[0].blocks[0]
-    with ir.InsertionPoint(outer), outer.location:
-        made = scf.ForOp(*list(outer.operands)[:3], [*list(outer.operands)[3:], const(0)])
+    _, number = carry(outer, lambda: arith.maxsi(arith.subi(loop.operands[1], loop.operands[0]), const(0)))
+    loop.attributes[ROUNDS] = i64_attr(number)
+
+
+def carry(loop: ir.Operation, grown: Callable[[], ir.Value]) -> tuple[ir.Operation, int]:
+    """Let a loop carry a number that starts at 0 and grows by what ``grown`` makes; (the new loop, its argument)."""
+    block = loop.regions[0].blocks[0]
+    with ir.InsertionPoint(loop), loop.location:
+        made = scf.ForOp(*list(loop.operands)[:3], [*list(loop.operands)[3:], const(0)])
     inner = list(block.operations)
     for old, new in zip(block.arguments, made.body.arguments, strict=False):
         old.replace_all_uses_with(new)
@@ -104,13 +118,12 @@ def carry_rounds(loop: ir.Operation) -> None:
         made.body.append(op.operation)
     number = len(made.body.arguments) - 1
     with ir.InsertionPoint(made.body), loop.location:
-        count = arith.maxsi(arith.subi(loop.operands[1], loop.operands[0]), const(0))
-        scf.yield_([*kept, arith.addi(made.body.arguments[number], count)])
+        scf.yield_([*kept, arith.addi(made.body.arguments[number], grown())])
     end.erase()
-    for old, new in zip(outer.results, made.results, strict=False):
+    for old, new in zip(loop.results, made.results, strict=False):
         old.replace_all_uses_with(new)
-    outer.erase()
-    loop.attributes[ROUNDS] = i64_attr(number)
+    loop.erase()
+    return made.operation, number
 
 
 def last_use(op: ir.Operation) -> ir.Operation:
@@ -158,13 +171,37 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[st
         staging.ConsumerReleaseOp(buffer, n)
 
 
+def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, taken: set[str]) -> None:
+    """Replace one load of rows in a loop by a copy, a wait, and a release after what stores rows through its tile."""
+    op = load.opview
+    loop, number = carry(enclosing(load, "scf.for"), lambda: const(1))
+    with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), load.location:
+        buffer = staging.make_stages(unused("rows", taken), stages, op.tile.type, "cp_async")
+    with ir.InsertionPoint(load), load.location:
+        n = loop.regions[0].blocks[0].arguments[number]
+        staging.ProducerAcquireOp(buffer, n)
+        staging.CopyRowsStartOp(buffer, n, op.buffer, op.mask, list(op.indices))
+        tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
+    load.result.replace_all_uses_with(tile)
+    load.erase()
+    stores = [x.operation for x in loop.regions[0].blocks[0].operations if ops_named(x, "kv.tile_store_rows")]
+    following = stores[-1] if stores else last_use(tile.owner.operation)
+    with ir.InsertionPoint.after(following), following.location:
+        staging.ConsumerReleaseOp(buffer, n)
+
+
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
-        stages = options.stages or schedule_of(function).get("stages", 2)
+        schedule = schedule_of(function)
+        stages = options.stages or schedule.get("stages", 2)
         taken: set[str] = set()
         for loop in ops_named(function, "scf.for"):
             carry_rounds(loop)
         for load in ops_named(function, "kv.tile_load"):
             if layout_of(load.result.type) == SHARED:
                 stage(load, function, stages, taken)
+        for load in ops_named(function, "kv.tile_load_rows") if schedule.get("producer") else ():
+            loop = enclosing(load, "scf.for")
+            if layout_of(load.result.type) == SHARED and loop is not None and load.block == loop.regions[0].blocks[0]:
+                stage_rows(load, function, schedule.get("query_stages", 1), taken)

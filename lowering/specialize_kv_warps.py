@@ -13,7 +13,6 @@ After:   scf.if (kv.is_role "producer") { kv.set_registers 24 ; scf.for ... { kv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from mlir import ir
@@ -27,7 +26,7 @@ from .rewrite import defining_op, is_inside, ops_named, walk
 from .tile_ir import cloned, schedule_of, tiled
 
 ROLES = "kv.roles"  # on the branch whose first side only the producer takes
-PRODUCERS = ("kv.producer_acquire", "kv.copy_start")
+PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
 # Registers of a thread by consumer warpgroups: of the producer by TMA, of one that addresses each row, of a consumer.
 # With one, every thread has the most there are from the start.
 REGISTERS = {2: (24, 40, 240), 3: (32, 32, 160)}
@@ -104,12 +103,26 @@ class Slice:
                 self.emit(op.operation, values)
 
 
-def by_buffer(roots: list[ir.Operation]) -> Iterator[list[ir.Operation]]:
-    """The acquisitions and copies of each circular buffer."""
-    found: dict[ir.Value, list[ir.Operation]] = {}
+def copied_by(op: ir.Operation) -> str:
+    """How the buffer that an op names is filled."""
+    buffer = op if op.name == "kv.make_stages" else defining_op(op.operands[0])
+    return ir.StringAttr(buffer.attributes["copy"]).value if buffer is not None else ""
+
+
+def divided(roots: list[ir.Operation]) -> dict[str, list[ir.Operation]] | None:
+    """The acquisitions and copies of each role among the producer's warps; None when there are too few warps."""
+    by_tma: dict[ir.Value, list[ir.Operation]] = {}
+    rest = []
     for op in roots:
-        found.setdefault(op.operands[0], []).append(op)
-    yield from found.values()
+        if copied_by(op) == "tma":
+            by_tma.setdefault(op.operands[0], []).append(op)
+        else:
+            rest.append(op)
+    if len(by_tma) + bool(rest) > len(staging.PRODUCER_WARPS):
+        return None
+    found = dict(zip(staging.PRODUCER_WARPS, by_tma.values(), strict=False))
+    first = {warp: role for role, warp in staging.PRODUCER_REST.items()}
+    return {**found, first[len(found)]: rest} if rest else found
 
 
 def top_level(function: ir.Operation, op: ir.Operation) -> ir.Operation:
@@ -135,17 +148,17 @@ def run(module: ir.Module, options: Any) -> None:
         roots = ops_named(function, *PRODUCERS)
         if not schedule.get("producer") or not roots:
             continue
-        by_tma = all(
-            ir.StringAttr(op.attributes["copy"]).value == "tma" for op in ops_named(function, "kv.make_stages")
-        )
+        by_tma = all(copied_by(op) == "tma" for op in ops_named(function, "kv.copy_start"))
         tops = {top_level(function, op) for op in roots}
         if len(tops) > 1:
             continue
         top = tops.pop()
-        # By TMA one warp a buffer starts copies, so that none waits for another's stage.
-        shares = list(by_buffer(roots)) if by_tma else [roots]
-        copies = [Slice(share, top) for share in shares]
-        if any(x.carried for x in copies) or len(copies) > len(staging.PRODUCER_WARPS):
+        # By TMA one warp a buffer starts copies, so that none waits for another's stage; rows are copied by the others.
+        shares = divided(roots) if by_tma else {"producer": roots}
+        if shares is None:
+            continue
+        copies = {role: Slice(share, top) for role, share in shares.items()}
+        if any(x.carried for x in copies.values()):
             continue
         registers = REGISTERS.get(schedule.get("consumers", 2))
         with ir.InsertionPoint(top), top.location:
@@ -154,14 +167,14 @@ def run(module: ir.Module, options: Any) -> None:
             with ir.InsertionPoint(branch.then_block):
                 if registers:
                     set_registers(registers[0] if by_tma else registers[1], "decrease")
-                if by_tma:
-                    for role, share in zip(staging.PRODUCER_WARPS, copies, strict=False):
-                        warp = scf.IfOp(is_role(role))
-                        with ir.InsertionPoint(warp.then_block):
-                            share.emit(top, {})
-                            scf.yield_([])
-                else:
-                    copies[0].emit(top, {})
+                for role, share in copies.items():
+                    if role == "producer":
+                        share.emit(top, {})
+                        continue
+                    warp = scf.IfOp(is_role(role))
+                    with ir.InsertionPoint(warp.then_block):
+                        share.emit(top, {})
+                        scf.yield_([])
                 scf.yield_([])
             with ir.InsertionPoint(branch.else_block):
                 if registers:

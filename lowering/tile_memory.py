@@ -18,6 +18,7 @@ from kvarn.dialect.layout import RAGGED, lowbit, page_and_slot
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, machine, tma
+from kvarn.dsl import gpu as kv_gpu
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.handles import Cache, Operand
 from kvarn.dsl.memory import SHARED, Buffer, BufferSpec, Pointer
@@ -31,35 +32,38 @@ NO_PAGE = 1 << 30  # outside of every pool: copies of it are zeros
 CONSUMERS_BARRIER = 1  # the named barrier of all consumers
 GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
 BARRIER_BYTES = 8
+QUEUE_SLOTS = 2
 SIGNS = {2: 0x80008000, 4: 0x80000000}  # the bits of a word that are signs, by the size of an element
 
 
 @dataclass
 class Stages:
-    """A circular buffer: tiles, and the barriers ``full`` and ``empty`` of each."""
+    """A circular buffer: tiles, and the barriers ``full`` and ``empty`` of each; ``copying`` threads fill it."""
 
     name: str
     layout: SharedLayout
     count: int
     copy: str
+    copying: int
     dtype: DType
     tiles: Pointer
     full: Pointer
     empty: Pointer
+    of_rows: bool = False  # of a buffer, which are released after rows have been stored through them
 
     @staticmethod
-    def allocate(op: Any, layout: SharedLayout) -> Stages:
+    def allocate(op: Any, layout: SharedLayout, copying: int) -> Stages:
         count = op.stages.value
         dtype = by_mlir(str(ir.RankedTensorType(op.tile.value).element_type))
         tiles = Pointer(ops.alloc_shared(layout.bytes, layout.alignment), SHARED)
         barriers = Pointer(ops.alloc_shared(2 * count * BARRIER_BYTES, BARRIER_BYTES), SHARED)
         empty = barriers + count * BARRIER_BYTES
-        return Stages(op.buffer_name.value, layout, count, op.copy.value, dtype, tiles, barriers, empty)
+        return Stages(op.buffer_name.value, layout, count, op.copy.value, copying, dtype, tiles, barriers, empty)
 
-    def initialize(self, copying: int, consumers: int) -> None:
-        """Set the barriers up: ``copying`` threads fill a stage (by TMA one), ``consumers`` warps release it."""
+    def initialize(self, consumers: int) -> None:
+        """Set the barriers up: all that copy fill a stage (by TMA one), ``consumers`` warps release it."""
         for stage in range(self.count):
-            copies = 1 if self.copy == "tma" else copying
+            copies = 1 if self.copy == "tma" else self.copying
             machine.mbarrier_init(self.full + stage * BARRIER_BYTES, copies, f"full_{self.name}[{stage}]")
             machine.mbarrier_init(self.empty + stage * BARRIER_BYTES, consumers, f"empty_{self.name}[{stage}]")
 
@@ -87,6 +91,45 @@ class Stages:
     def release(self, n: Value, threads: Threads) -> None:
         stage, _ = self.stage(n)
         machine.mbarrier_arrive(self.empty + stage * BARRIER_BYTES, threads.lane == 0)
+
+
+@dataclass
+class Queue:
+    """Numbers on their way from a counter to the roles of a block: slots with barriers ``full`` and ``empty``."""
+
+    counter: Pointer
+    readers: int
+    slots: Pointer
+    full: Pointer
+    empty: Pointer
+
+    @staticmethod
+    def allocate(counter: ir.Value, readers: int) -> Queue:
+        slots = Pointer(ops.alloc_shared(QUEUE_SLOTS * BARRIER_BYTES, BARRIER_BYTES), SHARED)
+        barriers = Pointer(ops.alloc_shared(2 * QUEUE_SLOTS * BARRIER_BYTES, BARRIER_BYTES), SHARED)
+        address = buffer_of(counter).address(0)
+        return Queue(address, readers, slots, barriers, barriers + QUEUE_SLOTS * BARRIER_BYTES)
+
+    def initialize(self, consumers: int) -> None:
+        for slot in range(QUEUE_SLOTS):
+            machine.mbarrier_init(self.full + slot * BARRIER_BYTES, 1)
+            machine.mbarrier_init(self.empty + slot * BARRIER_BYTES, self.readers)
+
+    def fetch(self, n: Value, count: Value) -> None:
+        """Take the next number: what one thread does. The counter wraps when every block has asked in vain once."""
+        slot, parity = n % QUEUE_SLOTS, (n // QUEUE_SLOTS) & 1
+        machine.mbarrier_wait(self.empty + slot * BARRIER_BYTES, parity ^ 1)
+        taken = self.counter.atomic("inc", count - 1)
+        (self.slots + slot * BARRIER_BYTES).store(taken + kv_gpu.grid_dim.x)
+        machine.mbarrier_arrive(self.full + slot * BARRIER_BYTES)
+
+    def next(self, n: Value, lane: Value) -> Value:
+        slot, parity = n % QUEUE_SLOTS, (n // QUEUE_SLOTS) & 1
+        machine.mbarrier_wait(self.full + slot * BARRIER_BYTES, parity)
+        number = (self.slots + slot * BARRIER_BYTES).load(i32)
+        machine.syncwarp()
+        machine.mbarrier_arrive(self.empty + slot * BARRIER_BYTES, lane == 0)
+        return kv_gpu.shuffle_idx(number, 0)
 
 
 def handle_of(value: ir.Value) -> Any:
@@ -226,6 +269,28 @@ def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -
         with functional.when(~_condition(at, op.mask, row)):
             target.store(vector(buffer.dtype, width))
     sync_for_products(threads)
+
+
+def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
+    """Threads copy rows of a buffer by cp.async, see them there, and arrive at their barrier."""
+    layout = stages.layout
+    width = CHUNK // layout.itemsize
+    chunks = layout.columns // width
+    source = buffer_of(op.source)
+    stage, _ = stages.stage(scalar(op.n))
+    place = stages.tile(stage)
+    with functional.loop(thread, layout.rows * chunks, threads) as i:
+        machine.syncwarp()  # which keeps LLVM from unrolling: a producer of few registers would spill
+        i = Value(i.ir, i32, nonneg=True)
+        row, chunk = i // chunks, i % chunks
+        at = AtPoint()
+        address = source.address(*(scalar(at(x, row.ir)) for x in op.indices), chunk * width)
+        there = where(_condition(at, op.mask, row), CHUNK, 0)
+        machine.cp_async(place + layout.chunk_offset(row, chunk), address, CHUNK, there)
+    machine.cp_async_commit()
+    machine.cp_async_wait(0)
+    machine.fence_proxy_async()
+    machine.mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
 
 
 def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:

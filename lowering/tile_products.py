@@ -19,6 +19,9 @@ from kvarn.dsl.wgmma import descriptor_at, floats_of_asm, multiply
 
 from .tile_threads import elements, from_elements
 
+FEW = 8  # values whose being computed is worth an instruction each
+NEVER = "0x7fbadbad"  # a signalling NaN, which arithmetic does not make
+
 
 @dataclass(frozen=True)
 class Product:
@@ -71,8 +74,20 @@ def wait(pending: int, products: Sequence[ir.Value]) -> list[ir.Value]:
 
 
 def pinned(value: ir.Value) -> ir.Value:
-    """A vector of f32 that is computed before the assembly that follows: LLVM moves arithmetic over waits otherwise."""
-    return from_elements(_tied("", elements(value)))
+    """A vector of f32 that is computed before the assembly that follows: else arithmetic moves over waits.
+
+    LLVM keeps to that by the assembly's operands alone. ptxas does not: it starts waiting as early as registers allow,
+    and a product that should fill the softmax is waited for before it. It moves no wait over an instruction with
+    effects that depends on the values: one that is never executed, for few values.
+    """
+    flat = elements(value)
+    return from_elements(_tied(_after(len(flat)) if len(flat) <= FEW else "", flat))
+
+
+def _after(count: int) -> str:
+    """An instruction that needs registers $0 to ``count``, and sleeps a nanosecond when they hold an unlikely NaN."""
+    joined = " ".join(f"xor.b32 t, t, ${i};" for i in range(1, count))
+    return f"{{ .reg .pred p; .reg .b32 t; mov.b32 t, $0; {joined} setp.eq.b32 p, t, {NEVER}; @p nanosleep.u32 1; }}"
 
 
 def _tied(text: str, values: Sequence[ir.Value], clobbers: Sequence[str] = ()) -> list[ir.Value]:

@@ -38,6 +38,7 @@ from .metadata import (
     value_cache,
 )
 from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
+from .staging import take_round
 from .tile import (
     dot,
     tile_broadcast,
@@ -105,6 +106,7 @@ __all__ = [
     "store",
     "store_scale",
     "store_tile",
+    "take_round",
     "tensor_map",
     "tile_broadcast",
     "tile_gather",

@@ -17,12 +17,13 @@ from ..base import Kv
 from ..effects import CACHE, MEMORY, READ, WRITE, AllocatesShared, Effect, EffectModel, Pure, WritesMemory
 from ..ext import I1, I32, Operand, Result, infer_result
 from .common import i64_attr
-from .tile import SHARED, layout_of, same_type, tile_of, verify_columns, verify_dot
+from .tile import SHARED, layout_of, same_type, tile_of, verify_columns, verify_dot, verify_rows
 
 COPIES = ("tma", "cp_async", "convert")
 LANES = 32  # of a warp
 PRODUCER_WARPS = tuple(f"producer_warp_{i}" for i in range(4))
-ROLES = ("producer", *PRODUCER_WARPS, "consumer")
+PRODUCER_REST = {f"producer_warps_{i}_to_3": i for i in (1, 2, 3)}  # by role its first warp
+ROLES = ("producer", *PRODUCER_WARPS, *PRODUCER_REST, "consumer")
 
 
 class _Synchronizes(EffectModel):
@@ -35,6 +36,12 @@ class _Copies(EffectModel):
     """Reads a cache into shared memory."""
 
     effects = (Effect(READ, CACHE), Effect(WRITE, MEMORY))
+
+
+class _CopiesRows(EffectModel):
+    """Reads a buffer into shared memory."""
+
+    effects = (Effect(READ, MEMORY), Effect(WRITE, MEMORY))
 
 
 class StagesType(Kv.Type, name="stages"):
@@ -130,6 +137,28 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
         return (
             self.pages is None or copy == "tma" or verify.fail(self, f"takes pages with a descriptor only, got {copy}")
         )
+
+
+class CopyRowsStartOp(Kv.Operation, name="copy_rows_start", traits=[_CopiesRows]):
+    """Start the copy of ``kv.tile_load_rows``'s tile to the stage of use ``n``; its barrier tells when it is there.
+
+    Operands: the circular buffer, filled by ``cp_async``, and the use; the rest as of ``kv.tile_load_rows``.
+    """
+
+    buffer: Operand[StagesType]
+    n: Operand[I32]
+    source: Operand[Any]
+    mask: Operand[Any]
+    indices: Sequence[Operand[Any]]
+
+    def verify_invariants(self) -> bool:
+        tile = _tile_in(self)
+        if tile is None:
+            return False
+        copy = verify.string(self.buffer.owner.opview.copy)
+        if copy != "cp_async":
+            return verify.fail(self, f"needs a buffer that is filled by cp_async, got {copy}")
+        return verify_rows(self, self.source, tile)
 
 
 class ConsumerWaitOp(Kv.Operation, name="consumer_wait", traits=[_Synchronizes]):
@@ -281,9 +310,63 @@ class TileReadyOp(Kv.Operation, name="tile_ready", traits=[_Synchronizes]):
         return same_type(self, self.source)
 
 
+class QueueType(Kv.Type, name="queue"):
+    """Numbers that a block takes from a counter in device memory, on their way to the roles that read them."""
+
+
+class TakeRoundOp(Kv.Operation, name="take_round", traits=[Pure]):
+    """The number that a round of a loop has, of a loop from a block's number up to ``count`` by the number of blocks.
+
+    Any block may take any round: every number below ``count`` is that of one round of one block. It is the loop's own
+    unless a pass lets blocks take them from the counter, four bytes at the start of a buffer that holds 0.
+    """
+
+    counter: Operand[Any]
+    round: Operand[I32]
+    count: Operand[I32]
+    number: Result[I32] = infer_result()
+
+    def verify_invariants(self) -> bool:
+        return verify.memref(self, self.counter, 1, ("i8",), "the counter")
+
+
+class MakeQueueOp(Kv.Operation, name="make_queue", traits=[AllocatesShared]):
+    """Allocate a queue of numbers in shared memory, which ``readers`` warps read, and initialise its barriers."""
+
+    counter: Operand[Any]
+    readers: ir.IntegerAttr
+    result_: Result[QueueType]
+
+    def verify_invariants(self) -> bool:
+        readers = verify.integer(self.readers)
+        if readers is None or not 1 <= readers <= 32:
+            return verify.fail(self, f"readers must be from 1 to 32 warps, got {self.readers}")
+        return verify.memref(self, self.counter, 1, ("i8",), "the counter")
+
+
+class QueueFetchOp(Kv.Operation, name="queue_fetch", traits=[_Synchronizes]):
+    """The block's first thread takes the number of use ``n`` from the counter: ``count`` and more when there is none.
+
+    Every block fetches once more than it finds numbers below ``count``; the last of these fetches resets the counter.
+    """
+
+    queue: Operand[QueueType]
+    n: Operand[I32]
+    count: Operand[I32]
+
+
+class QueueNextOp(Kv.Operation, name="queue_next", traits=[_Synchronizes]):
+    """The number of use ``n``, for the warps of a reader; each use is read once."""
+
+    queue: Operand[QueueType]
+    n: Operand[I32]
+    number: Result[I32] = infer_result()
+
+
 class IsRoleOp(Kv.Operation, name="is_role", traits=[Pure]):
     """Whether this thread has a role: ``producer`` (the first warpgroup of the block), ``producer_warp_0`` to
-    ``producer_warp_3`` (one of its warps), or ``consumer`` (the other warpgroups). The same for all threads of a warp.
+    ``producer_warp_3`` (one of its warps), ``producer_warps_1_to_3`` and so on (its warps from one on), or ``consumer``
+    (the other warpgroups). The same for all threads of a warp.
     """
 
     role: ir.StringAttr
@@ -346,6 +429,16 @@ def make_stages(name: str, stages: int, tile: ir.Type, copy: str) -> ir.Value:
         ir.StringAttr.get(name), i64_attr(stages), ir.TypeAttr.get(tile), ir.StringAttr.get(copy),
         stages_type(),
     ).operation.results[0]  # fmt: skip
+
+
+def take_round(counter: ir.Value, round: ir.Value, count: ir.Value) -> ir.Value:
+    """The number of a round."""
+    return TakeRoundOp(counter, round, count).operation.results[0]
+
+
+def make_queue(counter: ir.Value, readers: int) -> ir.Value:
+    """A queue of numbers from a counter."""
+    return MakeQueueOp(counter, i64_attr(readers), ir.Type.parse("!kv.queue")).operation.results[0]
 
 
 def dot_wait(products: Sequence[ir.Value], pending: int = 0) -> list[ir.Value]:

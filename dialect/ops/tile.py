@@ -325,7 +325,7 @@ class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):
 
     def verify_invariants(self) -> bool:
         tile = _tile(self, self.operation.results[0], "the result", 2)
-        return tile is not None and _row_access(self, tile)
+        return tile is not None and verify_rows(self, self.buffer, tile)
 
 
 class TileStoreRowsOp(Kv.Operation, name="tile_store_rows", traits=[WritesMemory]):
@@ -338,13 +338,13 @@ class TileStoreRowsOp(Kv.Operation, name="tile_store_rows", traits=[WritesMemory
 
     def verify_invariants(self) -> bool:
         tile = _tile(self, self.value, "the value", 2)
-        return tile is not None and _row_access(self, tile)
+        return tile is not None and verify_rows(self, self.buffer, tile)
 
 
-def _row_access(op: Any, tile: ir.RankedTensorType) -> bool:
-    """Whether a buffer, its row indices and their mask fit a tile of its rows."""
+def verify_rows(op: Any, buffer: ir.Value, tile: ir.RankedTensorType) -> bool:
+    """Whether a buffer, an op's row indices and their mask fit a tile of its rows."""
     indices = list(op.indices)
-    if not verify.memref(op, op.buffer, len(indices) + 1, (str(tile.element_type),), "the buffer"):
+    if not verify.memref(op, buffer, len(indices) + 1, (str(tile.element_type),), "the buffer"):
         return False
     return _vectors(op, [op.mask, *indices], tile.shape[:1])
 

@@ -73,12 +73,13 @@ def attention_kernel(
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
         tiles: kv.i32, key_map: kv.Optional[kv.TensorMap], value_map: kv.Optional[kv.TensorMap],
         partials: kv.Optional[kv.Buffer[f32, 2]], ends: kv.Optional[kv.Buffer[f32, 2]], splits: kv.Optional[kv.i32],
-        array0=None, array1=None, array2=None, array3=None,
+        queue: kv.Optional[kv.Buffer[kv.i8, 1]], array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
         queries = queries_of(case.padded, extents, query)
         number_of_tiles = tiles * case.spec.num_heads
         units = number_of_tiles if splits is None else number_of_tiles * splits
-        for work in range(kv.block_id.x, units, kv.grid_dim.x):
+        for i in range(kv.block_id.x, units, kv.grid_dim.x):
+            work = i if queue is None else kv.take_round(queue, i, units)
             tile = work if splits is None else work % number_of_tiles  # those who read the same keys, at one time
             number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads  # the longest first
             b, base, row0, count = queries.tile(number, G, M)
@@ -153,5 +154,5 @@ def launch_host(case: Case, at: Expansion, op: Any, args: list[Any]) -> None:
     keys = HOST_KEYS
     tiles = tiles_of(op, at, case.group, rows)
     kernel = attention_kernel(case, rows, keys, 1, {}, clean=True)
-    args = [*args, tiles, None, None, None, None, None, *arrays_of(op)]
+    args = [*args, tiles, None, None, None, None, None, None, *arrays_of(op)]
     at.launch(kernel, args, (tiles * case.spec.num_heads, 1, 1), (1, 1, 1), key=(case, rows, keys))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlir import ir
@@ -42,8 +42,8 @@ class TileConfig:
     ----------
     rows, keys : int
         Query rows of a block, and keys of a tile.
-    stages : int
-        Tiles of keys, and of values, in shared memory.
+    stages, query_stages : int
+        Tiles of keys, and of values, in shared memory; and of query rows.
     producer, overlap, ping_pong, persistent : bool
         As the schedule's entries.
     splits : int
@@ -54,6 +54,7 @@ class TileConfig:
     rows: int = 128
     keys: int = 128
     stages: int = 2
+    query_stages: int = 1
     producer: bool = True
     overlap: bool = True
     ping_pong: bool = False
@@ -81,7 +82,7 @@ class TileConfig:
 
     @property
     def shared_bytes(self) -> int:
-        query = SharedLayout(self.rows, self.case.size, 2, SWIZZLE).bytes
+        query = SharedLayout(self.rows, self.case.size, 2, SWIZZLE, self.query_stages).bytes
         keys = SharedLayout(self.keys, self.case.size, 2, SWIZZLE, self.stages).bytes
         values = SharedLayout(self.keys, self.case.value_size, 2, SWIZZLE, self.stages).bytes
         return query + keys + values + BARRIER_BYTES
@@ -138,6 +139,8 @@ def why_not(config: TileConfig, target: Target) -> str | None:
         )
     if config.ping_pong and config.consumers != 2:
         return f"ping_pong takes turns between two warpgroups: rows must be {2 * WARPGROUP_ROWS}, got {config.rows}"
+    if config.query_stages > 1 and not (config.producer and config.persistent):
+        return "query_stages of 2 need a producer that is a tile ahead: producer and persistent must be true"
     if config.consumers > 2 and not copies_by_tma(config):  # what copies them needs registers that are not there
         return f"rows of more than {2 * WARPGROUP_ROWS} need a cache that TMA copies as it is, got rows = {config.rows}"
     return None
@@ -166,7 +169,8 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
         given.setdefault("rows", WARPGROUP_ROWS)
     narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case))
     three = given.get("producer", True) and not given.get("ping_pong", False)
-    wide = {"rows": 192, "stages": 3} if narrow and three else {}
+    wide: dict[str, Any] = {"rows": 192, "stages": 3} if narrow and three else {}
+    wide["ping_pong"] = {**wide, **given}.get("rows", TileConfig.rows) == 2 * WARPGROUP_ROWS
     problem = None
     for keys in range(128, 0, -16):
         config = TileConfig(case, **{"keys": keys, **wide, **given})
@@ -175,7 +179,8 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
             break
     if problem is not None:
         raise ValueError(f"the schedule's {problem}")
-    return config
+    ahead = replace(config, query_stages=2)
+    return ahead if "query_stages" not in given and why_not(ahead, target) is None else config
 
 
 def splits_for(tiles: Ix, multiprocessors: Ix) -> Ix:
@@ -218,9 +223,10 @@ def launch(config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | Non
             at.workspace(slots, dtype=f32, columns=2),
             splits,
         ]
-        # Whichever block is free takes the next split: few of them are as long as the longest.
-        blocks = blocks + several * (units * splits - blocks)
-    given = [*args, tiles, *descriptors(config, at, *source), *parts, *arrays_of(op)]
+        units_of_all = units * splits
+        blocks = units_of_all.least(multiprocessors) if config.persistent else units_of_all
+    queue = at.workspace(4, zeroed=True) if config.persistent and config.producer else None
+    given = [*args, tiles, *descriptors(config, at, *source), *parts, queue, *arrays_of(op)]
     at.launch(kernel, given, (blocks, 1, 1), (config.threads, 1, 1), key=config, attributes={"kv.schedule": schedule})
     if splits is not None and several is not None:
         collection, layer, keys, values, _, extents, kv_offsets, _, out, sinks, lse, _ = args

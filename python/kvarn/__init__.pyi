@@ -118,6 +118,9 @@ from kvarn.dsl.gpu import (
     shuffle_xor as shuffle_xor,
 )
 from kvarn.dsl.gpu import (
+    take_round as take_round,
+)
+from kvarn.dsl.gpu import (
     thread_id as thread_id,
 )
 from kvarn.dsl.gpu import (

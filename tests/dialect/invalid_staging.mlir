@@ -401,7 +401,7 @@ func.func @rule(%x: !acc) {
 
 // Rule: roles have names.
 func.func @rule() {
-  // expected-error @below {{'kv.is_role' op role must be one of producer, producer_warp_0, producer_warp_1, producer_warp_2, producer_warp_3, consumer, got "watcher"}}
+  // expected-error @below {{'kv.is_role' op role must be one of producer, producer_warp_0, producer_warp_1, producer_warp_2, producer_warp_3, producer_warps_1_to_3, producer_warps_2_to_3, producer_warps_3_to_3, consumer, got "watcher"}}
   %0 = "kv.is_role"() {role = "watcher"} : () -> i1
   return
 }
@@ -457,5 +457,43 @@ func.func @rule() {
 func.func @rule() {
   // expected-error @below {{'kv.turn_pass' op groups must be one of all, last, got "first"}}
   "kv.turn_pass"() {groups = "first"} : () -> ()
+  return
+}
+
+// -----
+
+// Rule: rows are copied by cp.async.
+func.func @rule(%rows: memref<?x128xbf16>, %m: tensor<64xi1>, %i: tensor<64xi32>, %n: i32) {
+  %s = "kv.make_stages"() {buffer_name = "rows", copy = "convert", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">} : () -> !kv.stages
+  // expected-error @below {{'kv.copy_rows_start' op needs a buffer that is filled by cp_async, got convert}}
+  "kv.copy_rows_start"(%s, %n, %rows, %m, %i) : (!kv.stages, i32, memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> ()
+  return
+}
+
+// -----
+
+// Rule: rows have an index for every dimension but the last.
+func.func @rule(%rows: memref<?x?x128xbf16>, %m: tensor<64xi1>, %i: tensor<64xi32>, %n: i32) {
+  %s = "kv.make_stages"() {buffer_name = "rows", copy = "cp_async", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">} : () -> !kv.stages
+  // expected-error @below {{'kv.copy_rows_start' op the buffer must be a memref of rank 2, got memref<?x?x128xbf16>}}
+  "kv.copy_rows_start"(%s, %n, %rows, %m, %i) : (!kv.stages, i32, memref<?x?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> ()
+  return
+}
+
+// -----
+
+// Rule: a counter is bytes.
+func.func @rule(%counter: memref<?xi32>, %n: i32) {
+  // expected-error @below {{'kv.take_round' op the counter must have element type i8, got i32}}
+  %0 = "kv.take_round"(%counter, %n, %n) : (memref<?xi32>, i32, i32) -> i32
+  return
+}
+
+// -----
+
+// Rule: warps read a queue.
+func.func @rule(%counter: memref<?xi8>) {
+  // expected-error @below {{'kv.make_queue' op readers must be from 1 to 32 warps, got 0 : i64}}
+  %0 = "kv.make_queue"(%counter) {readers = 0 : i64} : (memref<?xi8>) -> !kv.queue
   return
 }

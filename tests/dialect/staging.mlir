@@ -54,8 +54,25 @@ func.func @products(%q: !tile, %k: !tile, %p: tensor<64x64xbf16, "wgmma">, %v: t
   return
 }
 
+// CHECK-LABEL: func.func @rows_and_rounds
+// CHECK:         "kv.copy_rows_start"(%{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}) : (!kv.stages, i32, memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> ()
+// CHECK:         %[[Q:.*]] = "kv.make_queue"(%{{.*}}) {readers = 12 : i64} : (memref<?xi8>) -> !kv.queue
+// CHECK:         "kv.take_round"(%{{.*}}, %{{.*}}, %{{.*}}) : (memref<?xi8>, i32, i32) -> i32
+// CHECK:         "kv.queue_fetch"(%[[Q]], %{{.*}}, %{{.*}}) : (!kv.queue, i32, i32) -> ()
+// CHECK:         "kv.queue_next"(%[[Q]], %{{.*}}) : (!kv.queue, i32) -> i32
+func.func @rows_and_rounds(%rows: memref<?x128xbf16>, %counter: memref<?xi8>, %m: tensor<64xi1>, %i: tensor<64xi32>, %n: i32) -> (i32, i32) {
+  %s = "kv.make_stages"() {buffer_name = "rows", copy = "cp_async", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+  "kv.copy_rows_start"(%s, %n, %rows, %m, %i) : (!kv.stages, i32, memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> ()
+  %q = "kv.make_queue"(%counter) {readers = 12 : i64} : (memref<?xi8>) -> !kv.queue
+  %t = "kv.take_round"(%counter, %n, %n) : (memref<?xi8>, i32, i32) -> i32
+  "kv.queue_fetch"(%q, %t, %n) : (!kv.queue, i32, i32) -> ()
+  %next = "kv.queue_next"(%q, %t) : (!kv.queue, i32) -> i32
+  return %t, %next : i32, i32
+}
+
 // CHECK-LABEL: func.func @roles
 // CHECK-DAG:     "kv.is_role"() {role = "producer"} : () -> i1
+// CHECK-DAG:     "kv.is_role"() {role = "producer_warps_2_to_3"} : () -> i1
 // CHECK-DAG:     "kv.is_role"() {role = "producer_warp_3"} : () -> i1
 // CHECK-DAG:     "kv.is_role"() {role = "consumer"} : () -> i1
 // CHECK:         "kv.set_registers"() {action = "decrease", count = 24 : i64} : () -> ()
@@ -68,6 +85,7 @@ func.func @roles() {
   %0 = "kv.is_role"() {role = "producer"} : () -> i1
   %1 = "kv.is_role"() {role = "producer_warp_3"} : () -> i1
   %2 = "kv.is_role"() {role = "consumer"} : () -> i1
+  %3 = "kv.is_role"() {role = "producer_warps_2_to_3"} : () -> i1
   "kv.set_registers"() {action = "decrease", count = 24 : i64} : () -> ()
   "kv.set_registers"() {action = "increase", count = 240 : i64} : () -> ()
   "kv.turn_pass"() {groups = "last"} : () -> ()

@@ -2,11 +2,11 @@
 
 // CHECK: llvm.mlir.global external @kv_shared() {addr_space = 3 : i32, alignment = 128 : i64} : !llvm.array<0 x i8>
 gpu.module @kernels {
-  // In program order, each at its alignment.
+  // Each at its alignment, the strictest first: nothing is lost between them.
   // CHECK-LABEL: gpu.func @two_blocks
-  // CHECK-SAME:    kv.shared_bytes = 384 : i64
+  // CHECK-SAME:    kv.shared_bytes = 288 : i64
+  // CHECK:         llvm.getelementptr %{{.*}}[256]
   // CHECK:         llvm.getelementptr %{{.*}}[0]
-  // CHECK:         llvm.getelementptr %{{.*}}[128]
   gpu.func @two_blocks() kernel {
     %a = "kv.alloc_shared"() {bytes = 20 : i64, alignment = 16 : i64} : () -> !llvm.ptr<3>
     %b = "kv.alloc_shared"() {bytes = 256 : i64, alignment = 128 : i64} : () -> !llvm.ptr<3>

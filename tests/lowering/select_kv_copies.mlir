@@ -76,6 +76,30 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Rows of a buffer which products read, in a loop of a kernel with a producer: copied ahead, numbered by the loop, and
+  // released when rows have been stored through them.
+  // CHECK-LABEL: gpu.func @rows
+  // CHECK:         %[[ROWS:.*]] = "kv.make_stages"() {buffer_name = "rows", copy = "cp_async", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">}
+  // CHECK:         scf.for {{.*}} iter_args(%[[N:.*]] = %{{.*}}) -> (i32)
+  // CHECK:           "kv.producer_acquire"(%[[ROWS]], %[[N]])
+  // CHECK-NEXT:      "kv.copy_rows_start"(%[[ROWS]], %[[N]], %{{.*}}, %{{.*}}, %{{.*}})
+  // CHECK-NEXT:      "kv.consumer_wait"(%[[ROWS]], %[[N]])
+  // CHECK:           "kv.tile_store_rows"
+  // CHECK-NEXT:      "kv.consumer_release"(%[[ROWS]], %[[N]])
+  // CHECK:           %[[NEXT:.*]] = arith.addi %[[N]], %
+  // CHECK:           scf.yield %[[NEXT]]
+  // STAGES-LABEL: gpu.func @rows
+  gpu.func @rows(%query: memref<?x128xbf16>, %out: memref<?x64xbf16>, %k: !tile, %low: i32, %n: i32, %true: tensor<64xi1, "rows(wgmma)">, %at: tensor<64xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {consumers = 1 : i64, producer = true, query_stages = 2 : i64}} {
+    %c1 = arith.constant 1 : i32
+    scf.for %t = %low to %n step %c1 : i32 {
+      %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x128xbf16>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> !tile
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!tile, !tile) -> !acc
+      %o = arith.truncf %s : !acc to tensor<64x64xbf16, "wgmma">
+      "kv.tile_store_rows"(%o, %out, %true, %at) : (tensor<64x64xbf16, "wgmma">, memref<?x64xbf16>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    }
+    gpu.return
+  }
+
   // Without a descriptor: stored elements by cp.async, others are converted, and so are rows that are no whole swizzle
   // atoms. Outside of a loop a buffer has one stage. Buffers of one name are numbered.
   // CHECK-LABEL: gpu.func @others

@@ -50,6 +50,8 @@ class Choice:
         Persistent blocks, which share the tiles of query rows; by default a block a tile.
     splits : int
         Splits of the keys of a tile at most, each of a tile of keys or more.
+    queue : bool
+        Whether blocks take tiles from a queue.
     entries : tuple
         Further entries of the schedule, as (name, bool or int).
     disable : tuple of str
@@ -65,6 +67,7 @@ class Choice:
     stages: int = 2
     blocks: int | None = None
     splits: int = 1
+    queue: bool = False
     entries: tuple[tuple[str, Any], ...] = ()
     disable: tuple[str, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
@@ -100,6 +103,7 @@ def trace(case: Case, spec: CollectionSpec, choice: Choice) -> ir.Module:
         spec, kv.i32, None, None, rows, offsets, None, kv.f32, rows, kv.Buffer[kv.f32, 1] if case.sinks else None,
         kv.Buffer[kv.f32, case.rank - 1] if case.lse else None, kv.Buffer[kv.f32, 1] if case.alibi else None, kv.i32,
         box, box, *([kv.Buffer[kv.f32, 2], kv.Buffer[kv.f32, 2], kv.i32] if choice.splits > 1 else [None] * 3),
+        kv.Buffer[kv.i8, 1] if choice.queue else None,
     ]  # fmt: skip
     module = kernel.trace(given)
     (function,) = kernels(module)
@@ -196,7 +200,10 @@ def run(
     made, report = compiled(case, c.spec, choice), Report("sm_90a")
     if change is not None:
         made = Kernel(made.artifact.replace(code={"ptx": change(made.asm["ptx"])}))
-    emulated.launch(made, choice.blocks or units, choice.threads, [*given, *parts], order, report)
+    counter = np.zeros(4, np.int8)
+    taken = [*given, *parts, *[counter] * choice.queue]
+    emulated.launch(made, choice.blocks or units, choice.threads, taken, order, report)
+    assert not counter.any(), "the counter of tiles is not back at 0"
     report.check()
     if choice.splits > 1:
         given = [c, LAYER, extents, out, *[b.sinks] * case.sinks, *[lse] * case.lse, *parts, tiles]

@@ -7,6 +7,7 @@ random order. Each case is a rule: what is named is what may not change the resu
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -106,6 +107,11 @@ SCHEDULES = {
     "tiles of 96 keys": Choice(keys=96),
     "one persistent block": Choice(blocks=1),
     "persistent blocks without a producer": Choice(blocks=2, producer=False),
+    "query rows one tile ahead": Choice(blocks=1, entries=(("query_stages", 2),)),
+    "a queue": Choice(consumers=2, blocks=1, queue=True, entries=(("query_stages", 2), ("ping_pong", True))),
+    "a queue of three blocks": Choice(blocks=3, queue=True, entries=(("query_stages", 2),)),
+    "a queue, cp.async": Choice(maps=False, blocks=2, queue=True),
+    "a queue that nobody reads": Choice(blocks=2, queue=True, producer=False),
 }
 
 
@@ -115,7 +121,9 @@ def test_a_schedule_changes_no_result(name):
 
 
 @pytest.mark.parametrize(
-    "choice", [Choice(consumers=2), Choice(maps=False, blocks=1)], ids=["tma", "persistent cp.async"]
+    "choice",
+    [Choice(consumers=2), Choice(maps=False, blocks=1), Choice(blocks=2, queue=True, entries=(("query_stages", 2),))],
+    ids=["tma", "persistent cp.async", "queue"],
 )
 @pytest.mark.parametrize(
     "order", [ptx.Order("forward", "early"), ptx.Order("backward", "late"), ptx.Order("random", "random", 1)], ids=str
@@ -154,8 +162,8 @@ def test_a_hang_names_the_barrier_of_the_circular_buffer():
 # --- passes ------------------------------------------------------------------------------------------
 
 TILE_PASSES = (
-    "split-kv-loops", "specialize-kv-warps", "defer-kv-reductions", "pipeline-kv-loops", "skip-kv-rescales",
-    "simplify-kv-tiles",
+    "split-kv-loops", "specialize-kv-warps", "defer-kv-reductions", "pipeline-kv-loops", "queue-kv-rounds",
+    "skip-kv-rescales", "simplify-kv-tiles",
 )  # fmt: skip
 
 
@@ -166,18 +174,21 @@ def test_these_are_the_optional_passes_over_tiles():
     assert tuple(s.name for s in between[first : last + 1] if s.optional) == TILE_PASSES
 
 
+WHOLE = Choice(blocks=2, queue=True)  # for which every pass has something to do
+
+
 @pytest.mark.parametrize("name", TILE_PASSES)
 def test_every_optional_pass_changes_the_code_and_no_result(name):
     b = batch(**LONG)
     case, spec = case_of(b), b.problem.collection.spec
-    without = Choice(disable=(name,))
-    assert _code(case, spec, without) != _code(case, spec, Choice()), f"{name} does nothing for attention"
+    without = dataclasses.replace(WHOLE, disable=(name,))
+    assert _code(case, spec, without) != _code(case, spec, WHOLE), f"{name} does nothing for attention"
     check(b, without)
 
 
 @pytest.mark.parametrize("name", TILE_PASSES)
 def test_every_optional_pass_may_be_left_out_without_tma(name):
-    check(batch([70], [18]), Choice(maps=False, disable=(name,)))
+    check(batch([70], [18]), dataclasses.replace(WHOLE, maps=False, disable=(name,)))
 
 
 @pytest.mark.parametrize(

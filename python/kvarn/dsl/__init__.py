@@ -90,7 +90,18 @@ from .machine import (
     syncwarp,
     tanh_approx,
 )
-from .memory import Buffer, BufferSpec, Pointer, ReadOnlyBuffer, Shared, atomic_add, fence, pointer_of, shared
+from .memory import (
+    Buffer,
+    BufferSpec,
+    Pointer,
+    ReadOnlyBuffer,
+    Shared,
+    atomic_add,
+    fence,
+    pointer_of,
+    shared,
+    take_round,
+)
 from .tiles import Tile, dot, full, masked, tile_index
 from .tma import TensorMap
 from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
@@ -203,6 +214,7 @@ __all__ = [
     "static",
     "stmatrix",
     "syncwarp",
+    "take_round",
     "tanh_approx",
     "thread_id",
     "tile_index",

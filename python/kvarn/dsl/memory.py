@@ -529,3 +529,24 @@ def atomic_add(target: Any, index: Any, value: Any) -> Value:
     kind = types().i64_attr(0 if target.dtype.is_float else 1)  # arith::AtomicRMWKind addf, addi
     old = emit_value("memref.atomic_rmw", value.ir.type, [value.ir, target.ir, *target._indices(index)], {"kind": kind})
     return Value(old, target.dtype)
+
+
+def take_round(counter: Any, round: Any, count: Any) -> Value:
+    """The number of this round of ``for round in range(kv.block_id.x, count, kv.grid_dim.x)``, below ``count``.
+
+    Every number is that of one round of one block. Blocks that are done early take more of them where the compiler can
+    give them a queue (``queue-kv-rounds``); elsewhere the number is ``round``. The loop must have a round for every
+    block, ``count >= kv.grid_dim.x``, and nothing of a round may depend on the block that has it.
+
+    Parameters
+    ----------
+    counter : Buffer[i8, 1]
+        Four bytes of device memory, aligned to 4, zeros before the first launch: they are zeros again after each. Two
+        launches at the same time need one each.
+    round, count : i32
+        The loop's variable and its end.
+    """
+    if not isinstance(counter, Buffer) or counter.dtype.bits != 8:
+        raise TypeError(f"the counter of rounds must be a kv.Buffer[kv.i8, 1], got {describe(counter)}")
+    number = ops.take_round(counter.ir, i32_value(round, "round"), i32_value(count, "count"))
+    return Value(number, i32, nonneg=True)

@@ -1,0 +1,64 @@
+// RUN: kv-opt %s --queue-kv-rounds | FileCheck %s
+
+gpu.module @kernels {
+  // Every role takes its numbers from the queue, which counts the warps that read it: 1 + 2 + 8. One thread fetches, at
+  // the end of a round of the first warp's.
+  // CHECK-LABEL: gpu.func @roles
+  // CHECK:         %[[QUEUE:.*]] = "kv.make_queue"(%[[COUNTER:.*]]) {readers = 11 : i64} : (memref<?xi8>) -> !kv.queue
+  // CHECK:         "kv.is_role"() {role = "producer_warp_0"}
+  // CHECK:         scf.while (%[[T:.*]] = %[[BLOCK:.*]], %[[USE:.*]] = %{{.*}}, %[[SUM:.*]] = %{{.*}}) : (i32, i32, i32)
+  // CHECK:           %[[MORE:.*]] = arith.cmpi slt, %[[T]], %[[N:.*]] : i32
+  // CHECK:           scf.condition(%[[MORE]]) %[[T]], %[[USE]], %[[SUM]]
+  // CHECK:         ^bb0(%[[T1:.*]]: i32, %[[USE1:.*]]: i32, %[[SUM1:.*]]: i32):
+  // CHECK-NEXT:      %[[SUM2:.*]] = arith.addi %[[SUM1]], %[[T1]]
+  // CHECK-NEXT:      "kv.queue_fetch"(%[[QUEUE]], %[[USE1]], %[[N]])
+  // CHECK-NEXT:      %[[NEXT:.*]] = "kv.queue_next"(%[[QUEUE]], %[[USE1]])
+  // CHECK:           %[[USE2:.*]] = arith.addi %[[USE1]],
+  // CHECK:           scf.yield %[[NEXT]], %[[USE2]], %[[SUM2]]
+  // CHECK:         "kv.is_role"() {role = "producer_warps_2_to_3"}
+  // CHECK:         scf.while
+  // CHECK-NOT:       kv.queue_fetch
+  // CHECK:           "kv.queue_next"
+  // CHECK:         } else {
+  // CHECK:         scf.while
+  // CHECK-NOT:       kv.queue_fetch
+  // CHECK:           "kv.queue_next"
+  // CHECK-NOT:     kv.take_round
+  // CHECK:         {kv.roles}
+  gpu.func @roles(%counter: memref<?xi8>, %block: i32, %n: i32, %blocks: i32) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
+    %c0 = arith.constant 0 : i32
+    %producer = "kv.is_role"() {role = "producer"} : () -> i1
+    scf.if %producer {
+      %keys = "kv.is_role"() {role = "producer_warp_0"} : () -> i1
+      scf.if %keys {
+        %r = scf.for %i = %block to %n step %blocks iter_args(%sum = %c0) -> (i32) : i32 {
+          %t = "kv.take_round"(%counter, %i, %n) : (memref<?xi8>, i32, i32) -> i32
+          %s = arith.addi %sum, %t : i32
+          scf.yield %s : i32
+        }
+      }
+      %rows = "kv.is_role"() {role = "producer_warps_2_to_3"} : () -> i1
+      scf.if %rows {
+        scf.for %i = %block to %n step %blocks : i32 {
+          %t = "kv.take_round"(%counter, %i, %n) : (memref<?xi8>, i32, i32) -> i32
+        }
+      }
+    } else {
+      scf.for %i = %block to %n step %blocks : i32 {
+        %t = "kv.take_round"(%counter, %i, %n) : (memref<?xi8>, i32, i32) -> i32
+      }
+    } {kv.roles}
+    gpu.return
+  }
+
+  // Without a producer blocks keep their turns.
+  // CHECK-LABEL: gpu.func @turns
+  // CHECK:         scf.for
+  // CHECK-NEXT:      "kv.take_round"
+  gpu.func @turns(%counter: memref<?xi8>, %block: i32, %n: i32, %blocks: i32) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>} {
+    scf.for %i = %block to %n step %blocks : i32 {
+      %t = "kv.take_round"(%counter, %i, %n) : (memref<?xi8>, i32, i32) -> i32
+    }
+    gpu.return
+  }
+}
