@@ -134,7 +134,8 @@ def test_the_order_of_warps_and_copies_changes_no_result(choice, order):
 
 def test_no_barrier_of_a_circular_buffer_can_be_left_out():
     """The emulator says so in program order, whether the result is right or not."""
-    b, choice = batch(cached=[260, 3], new=[17, 2]), Choice(consumers=2, entries=(("ping_pong", True),))
+    b = batch(cached=[260, 3], new=[17, 2])
+    choice = Choice(consumers=2, blocks=1, entries=(("ping_pong", True),))
     text = compiled(case_of(b), b.problem.collection.spec, choice).asm["ptx"]
     waits = re.findall(r"mbarrier\.try_wait\.parity\.shared\.b64 p, \[%r\d+\], %r\d+;", text)
     assert len(waits) > 4
