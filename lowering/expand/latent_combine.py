@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Combine the partial results of the kernels over latent rows: a block a query row and 128 columns.
+"""Combine the partial results of the kernels over latent rows.
 
 Partial results are normalized rows in the output's type and their log-sum-exps: a fourth of what f32 would be to write
-and read, and rounded as the output is. Each warp takes every fourth split; where there are many, eight loads at a time.
+and read, and rounded as the output is. Few splits: a warp a row. Many: a block a row and 128 columns, each warp every
+fourth split, eight loads at a time.
 """
 
 from __future__ import annotations
@@ -18,11 +19,87 @@ from .latent_common import NEVER, LatentConfig, lse_of, part_of, place_of, queri
 WARPS = 4
 COLUMNS = 128
 TOGETHER = 8
+MANY = 8  # splits from which a block has a row
+
+
+def grid(c: LatentConfig, tiles: Any, splits: Any) -> tuple[Any, Any]:
+    """Blocks, of the host's values, for tiles of query rows."""
+    many = (splits // MANY).least(1)  # 0 or 1
+    rows, columns = tiles * c.rows, c.case.value_size // COLUMNS
+    return (rows // WARPS) * (many * (WARPS - 1) + 1), many * (columns - 1) + 1
 
 
 def combine_kernel(c: LatentConfig) -> Any:
-    """The kernel that combines the partial results of a configuration; its grid is (tiles * rows, columns / 128)."""
+    """The kernel that combines the partial results of a configuration."""
     case, heads = c.case, c.case.heads
+
+    @kv.func
+    def load(parts, number, splits, s, row, column):
+        return kv.f32((part_of(c, parts, number, splits, s, row) + column * case.out.itemsize).load(case.out, 4))
+
+    @kv.func
+    def top_of(parts, tiles, number, splits, row, lane):
+        """The largest log-sum-exp of a row."""
+        top = kv.f32(LOWEST)
+        for s in range(lane, splits, 32):
+            top = kv.math.max(top, lse_of(c, parts, tiles, number, splits, s, row).load(f32))
+        return kv.warp_reduce(top, "max")
+
+    @kv.func
+    def factor_of(parts, tiles, number, splits, s, row, top):
+        """What a partial result is multiplied by: 0 of one that nothing was written to."""
+        lse = lse_of(c, parts, tiles, number, splits, s, row).load(f32)
+        return kv.where(lse > NEVER, kv.ex2(lse - top), 0.0)
+
+    @kv.func
+    def weighed(found, factor):
+        return kv.vector(f32, [kv.where(factor > 0.0, found[i], 0.0) for i in range(4)]) * factor
+
+    @kv.func
+    def few_splits(out, parts, place, tiles, number, row, splits, lane):
+        """A warp has a row."""
+        _, token0, row0, _ = place
+        top, total = top_of(parts, tiles, number, splits, row, lane), kv.f32(0.0)
+        pieces = range(case.value_size // COLUMNS)
+        sums = [kv.vector(f32, 4) for _ in pieces]
+        for s in range(splits):
+            factor = factor_of(parts, tiles, number, splits, s, row, top)
+            total = total + factor
+            found = [load(parts, number, splits, s, row, n * COLUMNS + lane * 4) for n in pieces]
+            for n in kv.static(pieces):
+                sums[n] = sums[n] + weighed(found[n], factor)
+        inverse, at = kv.where(total > 0.0, 1.0 / total, 0.0), row0 + row
+        for n in kv.static(pieces):
+            piece = case.out(sums[n] * inverse)
+            out.store(token0 + at // heads, at % heads, n * COLUMNS + lane * 4, value=piece)
+
+    @kv.func
+    def many_splits(out, parts, place, tiles, number, row, splits, sums_at, totals, warp, lane):
+        """A block has 128 columns of a row."""
+        _, token0, row0, _ = place
+        column = kv.block_id.y * COLUMNS + lane * 4
+        top = top_of(parts, tiles, number, splits, row, lane)
+        total, sums = kv.f32(0.0), kv.vector(f32, 4)
+        for first in range(warp, splits, WARPS * TOGETHER):
+            found, factors = [], []
+            for k in kv.static(range(TOGETHER)):
+                s = kv.math.min(first + k * WARPS, splits - 1)
+                found.append(load(parts, number, splits, s, row, column))
+                factor = factor_of(parts, tiles, number, splits, s, row, top)
+                factors.append(kv.where(first + k * WARPS < splits, factor, 0.0))
+            for k in kv.static(range(TOGETHER)):
+                total = total + factors[k]
+                sums = sums + weighed(found[k], factors[k])
+        sums_at.store(warp, lane * 4, value=sums)
+        if lane == 0:
+            totals[warp] = total
+        kv.barrier()
+        if warp == 0:
+            for w in kv.static(range(1, WARPS)):
+                sums = sums + sums_at.load(w, lane * 4, width=4)
+                total = total + totals[w]
+            inverse, at = kv.where(total > 0.0, 1.0 / total, 0.0), row0 + row
+            out.store(token0 + at // heads, at % heads, column, value=case.out(sums * inverse))
 
     @kv.kernel(block=(32 * WARPS, 1, 1))
     def latent_combine(
@@ -32,40 +109,16 @@ def combine_kernel(c: LatentConfig) -> Any:
         sums_at = kv.shared((WARPS, COLUMNS), f32)
         totals = kv.shared(WARPS, f32)
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
-        number, row = kv.block_id.x // c.rows, kv.block_id.x % c.rows
-        column = kv.block_id.y * COLUMNS + lane * 4
-        _, token0, row0, rows = place_of(c, queries_of(out, row_offsets), number)
-        # Every block waits, so that this kernel ends after the one that leaves the partial results.
-        kv.griddepcontrol_wait()
-        if row0 + row < rows:
-            top = kv.f32(LOWEST)
-            for s in range(lane, splits, 32):
-                top = kv.math.max(top, lse_of(c, parts, tiles, number, splits, s, row).load(f32))
-            top = kv.warp_reduce(top, "max")
-            total, sums = kv.f32(0.0), kv.vector(f32, 4)
-            for first in range(warp, splits, WARPS * TOGETHER):
-                found, factors = [], []
-                for k in kv.static(range(TOGETHER)):
-                    s = kv.math.min(first + k * WARPS, splits - 1)
-                    lse = lse_of(c, parts, tiles, number, splits, s, row).load(f32)
-                    counts = (first + k * WARPS < splits) & (lse > NEVER)
-                    at = part_of(c, parts, number, splits, s, row) + column * case.out.itemsize
-                    found.append(kv.f32(at.load(case.out, 4)))
-                    factors.append(kv.where(counts, kv.ex2(lse - top), 0.0))
-                for k in kv.static(range(TOGETHER)):
-                    total = total + factors[k]
-                    parts_of = [kv.where(factors[k] > 0.0, found[k][i], 0.0) for i in range(4)]  # nothing was written
-                    sums = sums + kv.vector(f32, parts_of) * factors[k]
-            sums_at.store(warp, lane * 4, value=sums)
-            if lane == 0:
-                totals[warp] = total
-            kv.barrier()
-            if warp == 0:
-                for w in kv.static(range(1, WARPS)):
-                    sums = sums + sums_at.load(w, lane * 4, width=4)
-                    total = total + totals[w]
-                inverse = kv.where(total > 0.0, 1.0 / total, 0.0)
-                at = row0 + row
-                out.store(token0 + at // heads, at % heads, column, value=case.out(sums * inverse))
+        if splits < MANY:
+            item = kv.block_id.x * WARPS + warp
+        else:
+            item = kv.block_id.x
+        number, row = item // c.rows, item % c.rows
+        place = place_of(c, queries_of(out, row_offsets), number)
+        if place[2] + row < place[3]:
+            if splits < MANY:
+                few_splits(out, parts, place, tiles, number, row, splits, lane)
+            else:
+                many_splits(out, parts, place, tiles, number, row, splits, sums_at, totals, warp, lane)
 
     return latent_combine

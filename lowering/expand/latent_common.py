@@ -43,8 +43,6 @@ class LatentConfig:
         Whether lists say which rows of the pool a token sees.
     box_rows : int
         Rows that TMA copies at a time; 0: threads copy, row by row.
-    split : bool
-        Whether blocks leave partial results.
     """
 
     case: Case
@@ -54,8 +52,20 @@ class LatentConfig:
     box_rows: int = KEYS
 
     @property
-    def by_tma(self) -> bool:
-        return self.box_rows > 0
+    def copy(self) -> str:
+        """What the producer does: ``"tma"``, ``"rows"`` or ``"convert"``."""
+        if self.case.spec.dtype is not self.case.query:
+            return "convert"
+        return "tma" if self.box_rows else "rows"
+
+    @property
+    def producer_warps(self) -> int:
+        return {"tma": 1, "rows": 4, "convert": 8}[self.copy]
+
+    @property
+    def arrivals(self) -> int:
+        """Of a box's barrier: of a thread that expects bytes, of all threads, of a thread a warp."""
+        return {"tma": 1, "rows": 128, "convert": 8}[self.copy]
 
     @property
     def boxes(self) -> int:

@@ -21,7 +21,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i8, i32
 from kvarn.dialect.shared_layout import SharedLayout
 
-from . import latent_copies
+from . import latent_converts, latent_copies
 from .attention_common import LOG2E, LOWEST, interval
 from .latent_common import (
     BARRIER,
@@ -47,12 +47,13 @@ PAIR = 2  # blocks of a cluster
 CONSUMERS = 256
 SCORES_MEET, ALL_MEET = 1, 2  # named barriers
 SMALL_BYTES = 8192  # more than maxima, factors, sums and barriers take
+REGISTERS = (104, 184, 112)  # of a thread of scores, values and a producer that converts: together 4 times 128
 LISTS = 4  # tiles whose listed keys are known: more than the ring holds
 
 
 def threads_of(c: LatentConfig) -> int:
-    """Scores, values, and the producer: a warp, or a warpgroup that copies rows."""
-    return CONSUMERS + (32 if c.by_tma else 128)
+    """Scores, values, and the producer's warps."""
+    return CONSUMERS + 32 * c.producer_warps
 
 
 def ring_boxes(c: LatentConfig, shared_bytes: int) -> int:
@@ -108,7 +109,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     def visible(s, ring, slot, seen_at, span, place, extents, base, warp, lane):
         """Take what rows do not see out of a tile's scores, and what no row sees out of its values."""
         first, last, whole_first, whole_end, _, _ = span
-        if c.by_tma:
+        if c.copy == "tma":
             if (base < first) | (base + KEYS > last):
                 kv.named_barrier(SCORES_MEET, 128)  # all of them have multiplied the keys
                 for box in kv.static(range(c.value_boxes)):
@@ -163,7 +164,8 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     ):  # fmt: skip
         begin, tiles = span[4], span[5]
         unit = kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
-        m, l, alpha = [kv.f32(LOWEST)] * (2 * COLUMNS), [kv.f32(0.0)] * (2 * COLUMNS), [kv.f32(1.0)] * (2 * COLUMNS)
+        m, alpha = [kv.f32(LOWEST)] * (2 * COLUMNS), [kv.f32(1.0)] * (2 * COLUMNS)
+        sums = [kv.f32(0.0)] * (2 * COLUMNS)
         slot, phase = kv.i32(0), kv.i32(0)
         for i in range(tiles):
             of_tile, which = slot, i & 1
@@ -189,15 +191,15 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                     m[h] = top
                     for u in kv.static(range(2)):
                         s[4 * n + 2 * u + x] = kv.ex2(kv.math.fma(s[4 * n + 2 * u + x], unit, -top))
-                    l[h] = l[h] * alpha[h] + (s[4 * n + x] + s[4 * n + 2 + x])
+                    sums[h] = sums[h] * alpha[h] + (s[4 * n + x] + s[4 * n + 2 + x])
             kv.mbarrier_wait(p_empty + which * BARRIER, ((i >> 1) & 1) ^ 1)
             p_at = weights + which * weights_layout.bytes
             hand_on(s, alpha, p_at, factors + which * (N * 4), p_full + which * BARRIER, warp, lane)
         for k in kv.static((4, 8, 16)):
-            l = [x + kv.shuffle_xor(x, k) for x in l]
+            sums = [x + kv.shuffle_xor(x, k) for x in sums]
         if lane < 4:
             for n in kv.static(range(COLUMNS)):
-                pair = kv.vector(f32, [l[2 * n], l[2 * n + 1]])
+                pair = kv.vector(f32, [sums[2 * n], sums[2 * n + 1]])
                 (sums_at + (warp * N + 8 * n + (lane & 3) * 2) * 4).store(pair)
         kv.named_barrier(SCORES_MEET, 128)
         if (warp == 0) & (lane < 4):
@@ -305,6 +307,28 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             latent_copies.copied(full + done * BARRIER, DEPTH - 1 - n)
             done, _ = advance(done, phase, 1)
 
+    @kv.func
+    def produce_converted(rows, ring, seen_at, full, empty, span, thread):
+        begin, tiles = span[4], span[5]
+        row = begin * KEYS + latent_converts.row_of(thread)
+        place, following = rows.place(row), rows.place(row + KEYS)
+        words, scales, of_row = latent_converts.load_tile(c, rows, place, thread)
+        slot, phase = kv.i32(0), kv.i32(1)
+        for i in range(tiles):
+            there = place[2]
+            scale, of_row = of_row, latent_converts.row_scale(c, rows, following)
+            if c.listed:
+                latent_converts.note_rows(place, seen_at + (i & (LISTS - 1)) * 8, thread)
+            for box in kv.static(order):
+                kv.mbarrier_wait(empty + slot * BARRIER, phase)
+                held = latent_converts.words_of(c, box)
+                own = scale if latent_converts.scales_of(c) == "row" else scales[box]
+                latent_converts.store_piece(c, box, words[held], own, there, ring + slot * BOX.bytes, thread)
+                words[held], scales[box] = latent_converts.load_piece(c, rows, following, box, thread)
+                latent_converts.stored_box(full + slot * BARRIER, thread)
+                slot, phase = advance(slot, phase, 1)
+            place, following = following, rows.place(row + (i + 2) * KEYS)
+
     @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1, cluster=(1, PAIR, 1))
     def attention_latent_few(
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
@@ -326,12 +350,11 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         empty = full + RING * BARRIER
         p_full = empty + RING * BARRIER
         p_empty = p_full + 2 * BARRIER
-        kv.griddepcontrol_launch_dependents()  # what combines waits on the device
         thread, lane = kv.thread_id.x, kv.thread_id.x & 31
         role = kv.shuffle_idx(thread >> 7, 0)
         if thread == 0:
             for n in kv.static(range(RING)):
-                kv.mbarrier_init(full + n * BARRIER, 1 if c.by_tma else 128)
+                kv.mbarrier_init(full + n * BARRIER, c.arrivals)
                 kv.mbarrier_init(empty + n * BARRIER, 4)
             for n in kv.static(range(2)):
                 kv.mbarrier_init(p_full + n * BARRIER, 4)
@@ -349,22 +372,29 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             span = keys_of(c, *extents, row0, rows, kv.grid_dim.y, kv.block_id.y)
             tiles = span[5]
             if tiles > 0:
-                if role == 2:
-                    if c.by_tma:
+                if role >= 2:
+                    if c.copy == "convert":
+                        kv.setmaxnreg(REGISTERS[2], "decrease")
+                    if c.copy == "tma":
                         produce_by_tma(key_map, cache, ring, full, empty, span, b, lane)
                     else:
                         source = latent_copies.Rows(c, cache, indices, b, token0, span[0], span[1])
-                        produce_rows(source, ring, seen_at, full, empty, span, thread - CONSUMERS)
+                        produce = produce_rows if c.copy == "rows" else produce_converted
+                        produce(source, ring, seen_at, full, empty, span, thread - CONSUMERS)
                 else:
                     warp = (thread & 127) >> 5
                     load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, thread, CONSUMERS)
                     kv.named_barrier(ALL_MEET, CONSUMERS)
                     if role == 0:
+                        if c.copy == "convert":
+                            kv.setmaxnreg(REGISTERS[0], "decrease")
                         scores(
                             q_tile, ring, weights, maxima, factors, sums_at, final, ends, seen_at, full, empty, p_full,
                             p_empty, span, place, extents, scale, warp, lane,
                         )  # fmt: skip
                     else:
+                        if c.copy == "convert":
+                            kv.setmaxnreg(REGISTERS[1], "increase")
                         values(ring, weights, factors, final, full, empty, p_full, p_empty, tiles, warp, lane)
             else:
                 if thread < N:

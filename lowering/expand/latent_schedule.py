@@ -10,7 +10,7 @@ from kvarn.dialect.dtypes import bf16, f16
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.lowering.target import Target
 
-from . import latent_combine, latent_few, latent_wide
+from . import latent_combine, latent_converts, latent_few, latent_wide
 from .attention_common import Case, tile_count
 from .base import Expansion
 from .latent_common import BOX_COLUMNS, KEYS, LatentConfig
@@ -28,8 +28,15 @@ def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> li
         return [f"needs a GPU with wgmma, got {target.name}"]
     if case.query not in (bf16, f16) or case.out is not case.query:
         found.append(f"needs a query and an output of bf16 or f16, got {case.query.name} and {case.out.name}")
-    if spec.dtype is not case.query:
-        found.append(f"needs a cache of the query's type, got {spec.dtype.name}")
+    if spec.dtype is not case.query and spec.dtype.bits != 8:
+        found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
+    if spec.dtype is not case.query and (spec.head_size % 16 or case.rope % 16 or (case.rope and case.content % 64)):
+        found.append(
+            f"needs 8-bit rows of a multiple of 16 bytes, and before bf16 keys a multiple of 64, got {spec.head_size} "
+            f"and {case.content}"
+        )
+    if spec.quantized and spec.granularity < spec.head_size and spec.granularity % latent_converts.PIECE:
+        found.append(f"needs scales of a row or of a multiple of 16 elements, got one for {spec.granularity}")
     if case.size % 16 or case.value_size % (2 * BOX_COLUMNS) or not 0 < case.value_size <= 512:
         found.append(
             f"needs a query of a multiple of 16 columns and values of 128, 256, 384 or 512, got {case.size} and "
@@ -47,7 +54,12 @@ def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> li
 def box_rows(case: Case, at: Expansion, handle: Any, listed: bool) -> int:
     """Rows that TMA copies at a time; 0 where it cannot."""
     rows = math.gcd(case.spec.page_size, KEYS) if case.spec.paged else KEYS
-    if listed or rows % ATOM_ROWS or at.why_no_tensor_map(handle, rows=rows) is not None:
+    if (
+        listed
+        or case.spec.dtype is not case.query
+        or rows % ATOM_ROWS
+        or at.why_no_tensor_map(handle, rows=rows) is not None
+    ):
         return 0
     return rows
 
@@ -85,15 +97,16 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
         splits = splits + (one - splits.least(one))
     several = (splits - 1).least(one)
     parts = at.workspace(several * tiles * splits * config.part_bytes + 16)
-    key_map = at.tensor_map(op.collection, rows=config.box_rows, layer=op.layer, half="key") if config.by_tma else None
+    key_map = (
+        at.tensor_map(op.collection, rows=config.box_rows, layer=op.layer, half="key") if config.copy == "tma" else None
+    )
     args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, parts, op.indices, op.topk_lengths]
     if few:
         kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_few.threads_of(config)
     else:
-        kernel, threads = latent_wide.latent_kernel(config), latent_wide.THREADS
+        kernel, threads = latent_wide.latent_kernel(config), latent_wide.threads_of(config)
     at.launch(kernel, [*args, key_map], (tiles, splits * blocks, 1), (threads, 1, 1), key=config)
-    rows, columns = several * tiles * config.rows, cdiv(case.value_size, latent_combine.COLUMNS)
+    blocks, columns = latent_combine.grid(config, tiles, splits)
     combined = [op.row_offsets, op.out, parts, tiles, splits]
     threads = (32 * latent_combine.WARPS, 1, 1)
-    combine = latent_combine.combine_kernel(config)
-    at.launch(combine, combined, (rows, columns, 1), threads, key=config, programmatic=True)
+    at.launch(latent_combine.combine_kernel(config), combined, (several * blocks, columns, 1), threads, key=config)

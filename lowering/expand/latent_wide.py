@@ -9,8 +9,8 @@
   they arrive. Then the softmax of tile i: the only time when this warpgroup has no product under way.
 - *Values* has the right half: it waits for weights and factors, and adds.
 
-Barriers of a stage: ``full`` and ``empty`` for the left boxes, the right ones and those that are no values. Weights have
-``p_full`` and ``p_empty``.
+Barriers of a stage: ``full`` and ``empty`` for the left boxes, the right ones and those that are no values. Weights
+have ``p_full`` and ``p_empty``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i8, i32
+from kvarn.dialect.layout import align_up
 from kvarn.dialect.shared_layout import SharedLayout
 
-from . import latent_copies
+from . import latent_converts, latent_copies
 from .attention_common import LOG2E, LOWEST, interval
 from .latent_common import (
     BARRIER,
@@ -44,8 +45,9 @@ from .softmax import SLACK
 
 ROWS = 64
 STAGES = 2
-THREADS = 384  # the producer's warpgroup, scores, values
 CONSUMERS = 256
+# Registers of a thread of the producer, of scores, of values: together those that the block starts with.
+REGISTERS = {"tma": (24, 240, 240), "rows": (40, 232, 232), "convert": (72, 200, 168)}
 WEIGHTS = SharedLayout(ROWS, KEYS, 2, 128)
 SCORES_MEET, ALL_MEET = 1, 2  # named barriers
 
@@ -55,6 +57,11 @@ def groups_of(c: LatentConfig) -> list[tuple[int, int]]:
     half = c.value_boxes // 2
     rest = c.boxes - c.value_boxes
     return ([(c.value_boxes, rest)] if rest else []) + [(0, half), (half, half)]
+
+
+def threads_of(c: LatentConfig) -> int:
+    """The producer's warpgroups, scores, values."""
+    return align_up(32 * c.producer_warps, 128) + CONSUMERS
 
 
 def shared_bytes(c: LatentConfig) -> int:
@@ -68,10 +75,14 @@ def latent_kernel(c: LatentConfig) -> Any:
     groups = groups_of(c)
     LEFT, RIGHT = len(groups) - 2, len(groups) - 1
     TILE = c.boxes * BOX.bytes
-    half_bytes = groups[RIGHT][0] * BOX.bytes
+    half_boxes = groups[RIGHT][0]
+    half_bytes = half_boxes * BOX.bytes
     half_chunks = V // 2 // CHUNK
     query_layout = SharedLayout(ROWS, case.size, 2, 128)
     value_steps = BOX.row_steps()
+    # A product may not have more registers than a thread starts with.
+    PRODUCTS = next(n for n in (1, 2, 3) if half_boxes % n == 0 and half_boxes // n * 32 < 65536 // threads_of(c))
+    PRODUCERS = threads_of(c) // 128 - 2  # warpgroups
 
     def barrier_of(barriers: Any, stage: Any, group: int) -> Any:
         return barriers + (stage * (len(groups) * BARRIER) + group * BARRIER)
@@ -84,6 +95,15 @@ def latent_kernel(c: LatentConfig) -> Any:
     @kv.func
     def release(barrier, lane):
         kv.mbarrier_arrive(barrier, lane == 0)
+
+    @kv.func
+    def start_values(o, weights, boxes, steps):
+        """O + P V under way, for half of the columns."""
+        sums = len(o) // PRODUCTS
+        for n in kv.static(range(PRODUCTS)):
+            values = kv.wgmma_descriptor(boxes + n * (half_bytes // PRODUCTS), BOX.bytes)
+            mine = slice(n * sums, (n + 1) * sums)
+            o[mine] = kv.wgmma_start(o[mine], weights, values, steps, dtype, trans_b=True)
 
     @kv.func
     def masked(s, seen, start, num_keys, row0, rows, base, warp, lane):
@@ -103,7 +123,7 @@ def latent_kernel(c: LatentConfig) -> Any:
                     s[k] = kv.where(shown, s[k], float("-inf"))
 
     @kv.func
-    def softmax(s, m, l, alpha, unit):
+    def softmax(s, m, total, alpha, unit):
         """One tile of an online softmax, a thread's two rows; ``s`` becomes weights."""
         for u in kv.static(range(2)):
             mine = [4 * n + 2 * u + i for n in range(KEYS // 8) for i in range(2)]
@@ -119,7 +139,7 @@ def latent_kernel(c: LatentConfig) -> Any:
                 i = mine[j]
                 s[i] = kv.ex2(kv.math.fma(s[i], unit, -top))
                 sums[j % 4] = sums[j % 4] + s[i]
-            l[u] = l[u] * alpha[u] + ((sums[0] + sums[1]) + (sums[2] + sums[3]))
+            total[u] = total[u] * alpha[u] + ((sums[0] + sums[1]) + (sums[2] + sums[3]))
             m[u] = top
 
     @kv.func
@@ -178,7 +198,7 @@ def latent_kernel(c: LatentConfig) -> Any:
     def visible(s, tile, seen_at, span, place, extents, base, warp, lane):
         """Take what rows do not see out of a tile's scores, and what no row sees out of its values."""
         first, last, whole_first, whole_end, _, _ = span
-        if c.by_tma:
+        if c.copy == "tma":
             if (base < first) | (base + KEYS > last):
                 kv.named_barrier(SCORES_MEET, 128)  # all of them have multiplied the keys
                 clear_rows(tile, c.value_boxes, first - base, last - base, warp * 32 + lane, 128)
@@ -200,7 +220,7 @@ def latent_kernel(c: LatentConfig) -> Any:
         begin, tiles = span[4], span[5]
         unit = kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
         q = kv.wgmma_descriptor(q_tile)
-        m, l, alpha = [kv.f32(LOWEST)] * 2, [kv.f32(0.0)] * 2, [kv.f32(1.0)] * 2
+        m, total, alpha = [kv.f32(LOWEST)] * 2, [kv.f32(0.0)] * 2, [kv.f32(1.0)] * 2
         s = KEYS
         for g in kv.static(range(len(groups))):
             kv.mbarrier_wait(barrier_of(full, 0, g), 0)
@@ -209,14 +229,14 @@ def latent_kernel(c: LatentConfig) -> Any:
         for g in kv.static(range(LEFT)):
             release(barrier_of(empty, 0, g), lane)
         visible(s, stages, seen_at, span, place, extents, begin * KEYS, warp, lane)
-        softmax(s, m, l, alpha, unit)
+        softmax(s, m, total, alpha, unit)
         p = packed(s)
         o = [kv.f32(0.0)] * (V // 4)
         for i in range(1, tiles):
             stage, before = i & 1, (i - 1) & 1
             tile, tile_before = stages + stage * TILE, stages + before * TILE
             rescaled(o, alpha)
-            o = kv.wgmma_start(o, p, kv.wgmma_descriptor(tile_before, BOX.bytes), value_steps, dtype, trans_b=True)
+            start_values(o, p, tile_before, value_steps)
             kv.mbarrier_wait(p_empty, i & 1)
             hand_on(p, alpha, weights, factors, p_full, warp, lane)
             s = KEYS
@@ -230,24 +250,24 @@ def latent_kernel(c: LatentConfig) -> Any:
             for g in kv.static(range(LEFT)):
                 release(barrier_of(empty, stage, g), lane)
             visible(s, tile, seen_at + stage * 8, span, place, extents, (begin + i) * KEYS, warp, lane)
-            softmax(s, m, l, alpha, unit)
+            softmax(s, m, total, alpha, unit)
             p = packed(s)
         rescaled(o, alpha)
         tile = stages + ((tiles - 1) & 1) * TILE
-        o = kv.wgmma_start(o, p, kv.wgmma_descriptor(tile, BOX.bytes), value_steps, dtype, trans_b=True)
+        start_values(o, p, tile, value_steps)
         kv.mbarrier_wait(p_empty, tiles & 1)
         hand_on(p, alpha, weights, factors, p_full, warp, lane)
         o = kv.wgmma_wait(0, o)[0]
         inverse = [kv.f32(0.0)] * 2
         for u in kv.static(range(2)):
             for k in kv.static((1, 2)):
-                l[u] = l[u] + kv.shuffle_xor(l[u], k)
+                total[u] = total[u] + kv.shuffle_xor(total[u], k)
             row = warp * 16 + (lane >> 2) + 8 * u
-            inverse[u] = kv.where(l[u] > 0.0, 1.0 / l[u], 0.0)
+            inverse[u] = kv.where(total[u] > 0.0, 1.0 / total[u], 0.0)
             if (lane & 3) == 0:
                 (ends + row * 4).store(inverse[u])
                 if splits > 1:
-                    lse = kv.where(l[u] > 0.0, m[u] + kv.math.log2(l[u]), NEVER)
+                    lse = kv.where(total[u] > 0.0, m[u] + kv.math.log2(total[u]), NEVER)
                     lse_of(c, parts, kv.grid_dim.x, place[0], splits, kv.block_id.y, row).store(lse)
         kv.named_barrier(ALL_MEET, CONSUMERS)  # the query is read: its place is free
         write_half(o, inverse, q_tile, 0, parts, out, place, splits, warp, lane)
@@ -266,8 +286,8 @@ def latent_kernel(c: LatentConfig) -> Any:
             kv.mbarrier_wait(p_full, i & 1)
             rescaled(o, [(factors + row * 4).load(kv.f32), (factors + (row + 8) * 4).load(kv.f32)])
             kv.mbarrier_wait(barrier_of(full, stage, RIGHT), (i >> 1) & 1)
-            values = kv.wgmma_descriptor(stages + stage * TILE + half_bytes, BOX.bytes)
-            o = kv.wgmma(o, p, values, steps, dtype, trans_b=True)
+            start_values(o, p, stages + stage * TILE + half_bytes, steps)
+            o = kv.wgmma_wait(0, o)[0]
             release(barrier_of(empty, stage, RIGHT), lane)
             release(p_empty, lane)
         kv.named_barrier(ALL_MEET, CONSUMERS)
@@ -307,7 +327,29 @@ def latent_kernel(c: LatentConfig) -> Any:
                     latent_copies.copied(barrier_of(full, (i - 1) & 1, RIGHT), 1)
         latent_copies.copied(barrier_of(full, (tiles - 1) & 1, RIGHT), 0)
 
-    @kv.kernel(block=(THREADS, 1, 1), min_blocks=1)
+    @kv.func
+    def produce_converted(rows, stages, seen_at, full, empty, span, thread):
+        begin, tiles = span[4], span[5]
+        row = begin * KEYS + latent_converts.row_of(thread)
+        place, following = rows.place(row), rows.place(row + KEYS)
+        words, scales, of_row = latent_converts.load_tile(c, rows, place, thread)
+        for i in range(tiles):
+            stage, there = i & 1, place[2]
+            scale, of_row = of_row, latent_converts.row_scale(c, rows, following)
+            for g in kv.static(range(len(groups))):
+                kv.mbarrier_wait(barrier_of(empty, stage, g), ((i >> 1) & 1) ^ 1)
+                if g == LEFT and c.listed:
+                    latent_converts.note_rows(place, seen_at + stage * 8, thread)
+                for box in kv.static(range(groups[g][0], sum(groups[g]))):
+                    at = stages + (stage * TILE + box * BOX.bytes)
+                    held = latent_converts.words_of(c, box)
+                    own = scale if latent_converts.scales_of(c) == "row" else scales[box]
+                    latent_converts.store_piece(c, box, words[held], own, there, at, thread)
+                    words[held], scales[box] = latent_converts.load_piece(c, rows, following, box, thread)
+                latent_converts.stored_box(barrier_of(full, stage, g), thread)
+            place, following = following, rows.place(row + (i + 2) * KEYS)
+
+    @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1)
     def attention_latent(
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
         row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3], parts: kv.Buffer[i8, 1],
@@ -323,12 +365,11 @@ def latent_kernel(c: LatentConfig) -> Any:
         full, empty = barriers, barriers + STAGES * len(groups) * BARRIER
         p_full = empty + STAGES * len(groups) * BARRIER
         p_empty = p_full + BARRIER
-        kv.griddepcontrol_launch_dependents()  # what combines waits on the device
         thread, lane = kv.thread_id.x, kv.thread_id.x & 31
         role = kv.shuffle_idx(thread >> 7, 0)
         if thread == 0:
             for n in kv.static(range(STAGES * len(groups))):
-                kv.mbarrier_init(full + n * BARRIER, 1 if c.by_tma else 128)
+                kv.mbarrier_init(full + n * BARRIER, c.arrivals)
                 kv.mbarrier_init(empty + n * BARRIER, 4)
             kv.mbarrier_init(p_full, 4)
             kv.mbarrier_init(p_empty, 4)
@@ -343,34 +384,36 @@ def latent_kernel(c: LatentConfig) -> Any:
             extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
             span = keys_of(c, *extents, row0, rows, splits, kv.block_id.y)
             tiles = span[5]
-            if role == 0:
-                if c.by_tma:
-                    kv.setmaxnreg(24, "decrease")
-                    if thread < 32:
-                        if tiles > 0:
+            producer, left, right = REGISTERS[c.copy]
+            if role < PRODUCERS:
+                kv.setmaxnreg(producer, "decrease")
+                if tiles > 0:
+                    if c.copy == "tma":
+                        if thread < 32:
                             produce_by_tma(key_map, cache, stages, full, empty, span, b, lane)
-                else:
-                    kv.setmaxnreg(40, "decrease")
-                    if tiles > 0:
+                    else:
                         source = latent_copies.Rows(c, cache, indices, b, token0, span[0], span[1])
-                        produce_rows(source, stages, seen_at, full, empty, span, thread)
+                        produce = produce_rows if c.copy == "rows" else produce_converted
+                        produce(source, stages, seen_at, full, empty, span, thread)
             else:
-                kv.setmaxnreg(240 if c.by_tma else 232, "increase")
+                consumer = thread - PRODUCERS * 128
                 warp = (thread & 127) >> 5
                 if tiles > 0:
-                    load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, thread - 128, CONSUMERS)
+                    load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, consumer, CONSUMERS)
                     kv.named_barrier(ALL_MEET, CONSUMERS)
-                    if role == 1:
+                    if role == PRODUCERS:
+                        kv.setmaxnreg(left, "increase")
                         left_half(
                             q_tile, stages, weights, factors, ends, seen_at, full, empty, p_full, p_empty, span, place,
                             extents, scale, parts, out, splits, warp, lane,
                         )  # fmt: skip
                     else:
+                        kv.setmaxnreg(right, "increase")
                         right_half(
                             q_tile, stages, weights, factors, ends, full, empty, p_full, p_empty, span, place, parts,
                             out, splits, warp, lane,
                         )  # fmt: skip
                 else:
-                    write_nothing(parts, out, place, splits, thread - 128)
+                    write_nothing(parts, out, place, splits, consumer)
 
     return attention_latent

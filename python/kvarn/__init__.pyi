@@ -172,6 +172,9 @@ from kvarn.dsl.machine import (
     cvt_e4m3x2_to_f16x2 as cvt_e4m3x2_to_f16x2,
 )
 from kvarn.dsl.machine import (
+    cvt_e4m3x4_to_bf16x4 as cvt_e4m3x4_to_bf16x4,
+)
+from kvarn.dsl.machine import (
     cvt_e4m3x4_to_f16x4 as cvt_e4m3x4_to_f16x4,
 )
 from kvarn.dsl.machine import (

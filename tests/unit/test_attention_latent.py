@@ -10,23 +10,28 @@ import numpy as np
 import pytest
 from reference import attention as reference
 from reference.random_caches import random_values
-from unit.test_attention_mla import latent_problem, on_gpu
+from unit.test_attention_mla import latent_problem, on_gpu, rope_reference, store_rope_keys
 
 from kvarn.dialect import dtypes
 from kvarn.emulator import ptx
 
-LENGTHS = {"cached": [130, 0, 61, 7, 0], "new": [2, 1, 3, 0, 0]}
-
 
 @dataclass(frozen=True)
 class Shape:
-    """Rows of ``size`` columns, of which ``value_size`` are values; ``most``: what is promised of new tokens."""
+    """A cache, and queries of ``heads``; ``most``: what is promised of new tokens.
+
+    Rows have ``size`` elements, the first ``value_size`` of them values; with ``rope`` the last 2 * ``rope`` are so many
+    bf16. ``granularity``: elements of a scale; 0: there are none.
+    """
 
     heads: int = 16
     most: int = 4
     size: int = 144
     value_size: int = 128
     dtype: str = "bf16"
+    query: str = "bf16"
+    granularity: int = 0
+    rope: int = 0
     kind: str = "paged"
     page_size: int = 64
     mask: tuple[str, int] = ("causal", 0)
@@ -34,25 +39,35 @@ class Shape:
     cached: tuple[int, ...] = (130, 0, 61, 7, 0)
     new: tuple[int, ...] = (2, 1, 3, 0, 0)
 
-    def run(self, seed: int, order: ptx.Order | None = None, scale_sign: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    def run(self, seed: int, order: ptx.Order | None = None) -> tuple[np.ndarray, np.ndarray]:
         """(output, what it should be)."""
+        scales = {"scale_dtype": "f32", "granularity": self.granularity} if self.granularity else {}
         rng, problem = latent_problem(
             seed, self.kind, self.dtype, head_size=self.size, cached=self.cached, new=self.new,
-            page_size=self.page_size,
+            page_size=self.page_size, **scales,
         )  # fmt: skip
-        query = scale_sign * random_values(rng, (problem.tokens, self.heads, self.size), dtypes.of(self.dtype))
+        columns = self.size - self.rope
+        query = random_values(rng, (problem.tokens, self.heads, columns), dtypes.of(self.query), self.spread)
         schedule: dict[str, Any] = {"kind": "latent"}
         if self.most:
             schedule["max_queries"] = self.most
         if self.splits:
             schedule["splits"] = self.splits
         mask, span = self.mask
-        out = on_gpu(problem, query.astype(dtypes.of(self.dtype).numpy), self.value_size, schedule, order, mask, span)
+        stored = store_rope_keys(rng, problem, columns - self.rope, self.rope) if self.rope else None
+        out = on_gpu(problem, query, self.value_size, schedule, order, mask, span)
+        if stored is not None:
+            return out.astype(np.float64), rope_reference(problem, query, stored, columns - self.rope)
         want, _ = reference.mla_attention(
             problem.collection, 1, query, problem.row_offsets, value_size=self.value_size, mask=mask, window=span,
             chunk=span,
         )  # fmt: skip
         return out.astype(np.float64), want
+
+    @property
+    def spread(self) -> float:
+        """Of the query: scores of 8-bit integers are large."""
+        return 1 / 64 if self.dtype == "i8" else 1.0
 
 
 ONE = {"most": 1, "new": (1, 1, 1, 0, 1)}
@@ -62,7 +77,7 @@ CASES = {
     "heads of one token over two blocks": Shape(heads=72, **ONE),
     "partial results": Shape(splits=3),
     "more splits than tiles": Shape(splits=7, cached=(130, 0), new=(2, 1)),
-    "f16": Shape(dtype="f16"),
+    "f16": Shape(dtype="f16", query="f16"),
     "no column that is no value": Shape(size=128),
     "four boxes of values": Shape(size=288, value_size=256),
     "pages of 16": Shape(page_size=16),
@@ -80,7 +95,7 @@ CASES = {
     "24 rows": Shape(heads=20, **ONE),
     "32 rows of two tokens": Shape(most=2, new=(2, 1, 2, 0, 0)),
     "few rows, partial results": Shape(splits=2, **ONE),
-    "few rows, f16": Shape(dtype="f16", **ONE),
+    "few rows, f16": Shape(dtype="f16", query="f16", **ONE),
     "few rows, no column that is no value": Shape(size=128, **ONE),
     "few rows, four boxes of values": Shape(size=288, value_size=256, **ONE),
     "few rows, pages of 16": Shape(page_size=16, **ONE),
@@ -89,6 +104,21 @@ CASES = {
     "few rows, window": Shape(mask=("sliding_window", 70), splits=2, **ONE),
     "few rows, window, pages of 4": Shape(mask=("sliding_window", 70), page_size=4, **ONE),
     "few rows of two tokens, chunks": Shape(mask=("chunked_causal", 48), most=2, new=(2, 1, 2, 0, 0)),
+    "8-bit rows": Shape(dtype="f8e4m3"),
+    "8-bit rows, f16": Shape(dtype="f8e4m3", query="f16"),
+    "8-bit rows with a scale": Shape(dtype="f8e4m3", granularity=144, splits=2),
+    "8-bit rows with three scales": Shape(dtype="f8e4m3", granularity=48),
+    "other 8-bit rows": Shape(dtype="f8e5m2", page_size=5),
+    "8-bit integers": Shape(dtype="i8", granularity=144, mask=("sliding_window", 70)),
+    "rows that end in bf16": Shape(dtype="f8e4m3", size=128 + 2 * 16, rope=16),
+    "scaled rows that end in bf16": Shape(dtype="f8e4m3", size=128 + 2 * 16, rope=16, granularity=160, page_size=16),
+    "few 8-bit rows": Shape(dtype="f8e4m3", **ONE),
+    "few 8-bit rows, f16": Shape(dtype="f8e4m3", query="f16", **ONE),
+    "few 8-bit rows with a scale": Shape(dtype="f8e4m3", granularity=144, splits=2, **ONE),
+    "few 8-bit rows with three scales": Shape(dtype="f8e4m3", granularity=48, page_size=5, **ONE),
+    "few 8-bit rows, 32 of two tokens": Shape(dtype="f8e4m3", granularity=144, most=2, new=(2, 1, 2, 0, 0)),
+    "few rows that end in bf16": Shape(dtype="f8e4m3", size=128 + 2 * 16, rope=16, **ONE),
+    "few scaled rows that end in bf16": Shape(dtype="f8e4m3", size=128 + 2 * 16, rope=16, granularity=160, **ONE),
 }
 
 
@@ -100,7 +130,8 @@ def test_every_way_to_lay_out_the_work_gives_attention(name):
 
 @pytest.mark.parametrize(
     "shape", [Shape(cached=(150,), new=(2,)), Shape(cached=(150,), new=(2,), page_size=5, splits=2),
-              Shape(cached=(200,), new=(1,), most=1), Shape(cached=(200,), new=(1,), most=1, page_size=5, splits=2)],
+              Shape(cached=(200,), new=(1,), most=1), Shape(cached=(200,), new=(1,), most=1, page_size=5, splits=2),
+              Shape(cached=(150,), new=(2,), dtype="f8e4m3"), Shape(cached=(200,), new=(1,), most=1, dtype="f8e4m3")],
 )  # fmt: skip
 def test_results_do_not_depend_on_the_order_of_warps_and_copies(shape):
     (first, _), *rest = (shape.run(2, order) for order in (*ptx.ORDERS[::2], ptx.ORDERS[3], *ptx.RANDOM))

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The producer of the kernels over latent rows that converts: rows of 8 bits, scaled or not, that may end in bf16.
+
+Two warpgroups load rows into registers a tile ahead, four threads a row; when a box is free they convert what they hold
+of it, and load the next tile's. So every byte of the cache is read once, and shared memory holds what products take.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import bf16, f8e4m3, f32
+from kvarn.dsl.machine import inline_asm
+from kvarn.dsl.values import Value, bitcast
+
+from .latent_common import BOX, BOX_COLUMNS, CHUNK, LatentConfig, pack
+
+THREADS = 256
+WARPS = THREADS // 32
+PIECE = 16  # stored elements that a thread loads of a box: a quarter of a row
+
+
+def scales_of(c: LatentConfig) -> str:
+    """``"row"``: one a token; ``"piece"``: one for what a thread loads of a box; empty: none."""
+    spec = c.case.spec
+    if not spec.quantized:
+        return ""
+    return "row" if spec.granularity >= spec.head_size else "piece"
+
+
+def words_of(c: LatentConfig, box: int) -> slice:
+    """Where a box's words are among those of a tile that a thread holds: bf16 takes twice as many."""
+    stored = min(box, c.case.content // BOX_COLUMNS) if c.case.rope else box
+    first = 4 * stored + 8 * (box - stored)
+    return slice(first, first + (8 if box * BOX_COLUMNS >= c.case.content else 4))
+
+
+def row_of(thread: Any) -> Any:
+    """The row of a tile that a thread loads."""
+    return thread >> 2
+
+
+@kv.func
+def load_piece(c, rows, place, box, thread):
+    """This thread's quarter of a row of a box as it is stored: (words, scale)."""
+    case = c.case
+    token, page, _ = place
+    source = kv.operand(rows.cache)  # whose pointers are for reading
+    column = box * BOX_COLUMNS + (thread & 3) * PIECE
+    last = case.size if box * BOX_COLUMNS >= case.content else case.content
+    column = kv.math.min(column, last - PIECE)
+    byte, words = column, []
+    if box * BOX_COLUMNS >= case.content:  # bf16, in twice the bytes
+        byte = case.content + 2 * (column - case.content)
+        upper = source.block_paged_ptr(rows.b, token, 0, byte + 16, page=page).load(kv.i32, 4, invariant=True)
+        words = [upper[k] for k in range(4)]
+    lower = source.block_paged_ptr(rows.b, token, 0, byte, page=page).load(kv.i32, 4, invariant=True)
+    words = [lower[k] for k in range(4)] + words
+    scale = kv.f32(1.0)
+    if scales_of(c) == "piece":
+        scale = kv.f32(rows.cache.load_scale(rows.b, 0, token, column, page=page))
+    return words, scale
+
+
+@kv.func
+def load_tile(c, rows, place, thread):
+    """This thread's quarters of a row of all boxes, and the row's scale."""
+    pieces = [load_piece(c, rows, place, box, thread) for box in range(c.boxes)]
+    return [w for words, _ in pieces for w in words], [scale for _, scale in pieces], row_scale(c, rows, place)
+
+
+@kv.func
+def row_scale(c, rows, place):
+    """The one scale of a row; 1 where there is none."""
+    if scales_of(c) != "row":
+        return kv.f32(1.0)
+    token, page, _ = place
+    return kv.f32(rows.cache.load_scale(rows.b, 0, token, 0, page=page))
+
+
+def times(words: list[Any], scale: Any) -> list[Any]:
+    """Pairs of bf16 times an f32, rounded once but for what 16 bits more of the scale leave out."""
+    high = bf16(scale)
+    low = bf16(scale - f32(high))
+    pairs = [bitcast(kv.vector(bf16, [x, x]), kv.i32).ir for x in (high, low)]
+    text = "{ .reg .b32 part; mul.rn.bf16x2 part, $1, $3; fma.rn.bf16x2 $0, $1, $2, part; }"
+    return [Value(inline_asm(text, "=r,r,r,r", [w.ir, *pairs], "i32"), kv.i32) for w in words]
+
+
+@kv.func
+def converted(c, box, words, scale):
+    """What products take of a piece: 8 words of 16 elements."""
+    case = c.case
+    quantized = scales_of(c) != ""
+    if box * BOX_COLUMNS >= case.content:
+        if case.query is bf16:
+            return times(words, scale) if quantized else words
+        elements = [kv.f32(x) for word in words for x in kv.bitcast(word, bf16)]
+    elif (case.spec.dtype is f8e4m3) and (case.query is bf16):
+        found = [x for word in words for x in kv.cvt_e4m3x4_to_bf16x4(word)]
+        return times(found, scale) if quantized else found
+    else:
+        elements = [kv.f32(x) for word in words for x in kv.bitcast(word, case.spec.dtype)]
+    if quantized:
+        elements = [x * scale for x in elements]
+    return [pack(case.query, elements[2 * k], elements[2 * k + 1]) for k in range(PIECE // 2)]
+
+
+@kv.func
+def store_piece(c, box, words, scale, there, place, thread):
+    """Convert a piece and write it to its box at ``place``: zeros of a row that is not there."""
+    words = [kv.where(there, w, 0) for w in words]
+    found = converted(c, box, words, kv.where(there, scale, 1.0))
+    for half in kv.static(range(2)):
+        at = place + BOX.chunk_offset(row_of(thread), 2 * (thread & 3) + half)
+        at.store(kv.vector(kv.i32, found[4 * half : 4 * half + 4]))
+
+
+@kv.func
+def stored_box(barrier, thread):
+    """A warp's part of some boxes is there, and seen by products."""
+    kv.fence_proxy_async()
+    kv.syncwarp()
+    kv.mbarrier_arrive(barrier, (thread & 31) == 0)
+
+
+@kv.func
+def note_rows(place, seen_at, thread):
+    """Write which rows of a tile there are, a bit each."""
+    bits = kv.ballot(place[2])  # four lanes have one row
+    word = kv.u32(0)
+    for row in kv.static(range(8)):
+        word = word | ((bits >> (3 * row)) & (1 << row))
+    if (thread & 31) == 0:
+        (seen_at + (thread >> 5)).store(kv.u8(word))
+
+
+assert CHUNK * 2 == PIECE
