@@ -215,6 +215,8 @@ def _fi_prefill(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
 
 
 def _fi_mla(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
+    if _is_fp8(p):  # its kernels take latent rows of 16 bits only
+        return
     shape, pages, (cache,) = p.row.shape, p.cached.pages, p.cached.parts
     split = shape.value_size
 

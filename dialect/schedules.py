@@ -330,7 +330,12 @@ PERSISTENT = Entry(
     "true",
     bool,
 )
-SPLITS = Entry("splits", "Blocks that share the keys of 64 query rows.", "what fills the device, up to 16", most=64)
+SPLITS = Entry(
+    "splits",
+    "Partial results of a tile of query rows: blocks that share its keys; with up to 32 rows on sm_90a, pairs of them.",
+    "what fills the device, up to 64 (16 before sm_90a)",
+    most=64,
+)
 
 KEY_SPLITS = Entry(
     "splits",
@@ -394,7 +399,10 @@ DECODE = Kind(
     fits=_decode_fits,
 )
 LATENT = Kind(
-    "latent", "64 query rows of latent keys a block on the tensor cores", (SPLITS,), rules=(_invariant_latent,)
+    "latent",
+    "64 query rows of latent keys a block on the tensor cores, or up to 32",
+    (SPLITS,),
+    rules=(_invariant_latent,),
 )
 PLAIN_HOST = Kind("host", "one thread a token", on_host=True)
 PLAIN = Kind("simt", "the threads of a block share tokens", (THREADS,))

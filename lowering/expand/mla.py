@@ -2,8 +2,9 @@
 """Expand ``kv.mla_attention``, ``kv.mla_prefill_chunk`` and ``kv.mla_decompress``.
 
 Latent rows are keys whose first ``value_size`` columns are the values. The row kernels of ``attention_rows`` take them
-as they are, those of ``mla_rows`` where a list says which; on a GPU the kernel of ``attention_latent`` takes the shapes
-that it knows. A prefill's chunk has the kernels of ``mla_rows`` only: there is none on the tensor cores.
+as they are, those of ``mla_rows`` where a list says which. On a GPU with wgmma the kernels of ``latent_wide`` and
+``latent_few`` take the shapes that they know, on others that of ``attention_latent``. A prefill's chunk has the kernels
+of ``mla_rows`` only: there is none on the tensor cores.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from kvarn.emulator import ptx
 class Shape:
     """A cache, and queries of ``heads``; ``most``: what is promised of new tokens.
 
-    Rows have ``size`` elements, the first ``value_size`` of them values; with ``rope`` the last 2 * ``rope`` are so many
-    bf16. ``granularity``: elements of a scale; 0: there are none.
+    Rows have ``size`` elements, the first ``value_size`` of them values; with ``rope`` the last 2 * ``rope`` bytes are
+    ``rope`` bf16. ``granularity``: elements of a scale; 0: there are none.
     """
 
     heads: int = 16

@@ -113,8 +113,13 @@ def mla_attention(
 
 
 def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
-    """The schedule with a bound of a sequence's new tokens, where they are few, on a GPU: one of few bounds."""
+    """The schedule with a bound of a sequence's new tokens, where they are few, on a GPU: one of few bounds.
+
+    It follows the batch, as do the code that it chooses and its rounding.
+    """
     known = collection.max_seq_length
+    if schedule and isinstance(schedule, Mapping) and schedule.get("batch_invariant"):
+        return schedule
     if known > _FEW or collection.device[0] == "cpu" or not (schedule is None or isinstance(schedule, Mapping)):
         return schedule
     return {"max_queries": 1 << max(known - 1, 0).bit_length(), **(schedule or {})}
