@@ -14,6 +14,8 @@ from ..layout import CacheSpec
 from .attention import mask_is_valid
 from .operations import FLOATS, offsets, token_rows
 
+LEAST_INLINE = 16  # elements of a scale that lies in a row: as many as a kernel reads at a time
+
 
 def is_latent(op: Any, spec: CacheSpec) -> bool:
     return spec.is_mla or verify.fail(op, "needs an MLA collection (is_mla = true)")
@@ -30,12 +32,33 @@ def rope_columns(spec: CacheSpec, columns: int) -> int:
     return rope if fits and (not spec.quantized or spec.num_scales == 1) else 0
 
 
+def inline_scales_of(op: Any) -> int:
+    """Elements that share one of the scales that lie in latent rows; 0: none do."""
+    attributes = op.operation.attributes
+    return verify.integer(attributes["inline_scales"]) or 0 if "inline_scales" in attributes else 0
+
+
+def inline_content(spec: CacheSpec, columns: int, elements: int) -> int:
+    """Columns C of a query that meet 8-bit elements, where rows have their scales in them; 0: it cannot be.
+
+    A row is C elements, an f32 scale for every ``elements`` of them, and R bf16, for a query of C + R columns.
+    """
+    scaled = 2 * columns - spec.head_size  # C less the bytes of its scales
+    fits = spec.is_mla and spec.dtype.bits == 8 and spec.dtype.is_float and not spec.quantized and scaled > 0
+    if not fits or elements < LEAST_INLINE or elements & (elements - 1) or scaled % (elements - 4):
+        return 0
+    content = scaled // (elements - 4) * elements
+    return content if content <= columns else 0
+
+
 def latent_columns(op: Any, spec: Any, value_size: int) -> int:
     """Columns that a query over latent rows must have: a row's, or its own when the last ones meet bf16 keys."""
     query = op.query.type
     if not isinstance(query, ir.MemRefType) or ir.MemRefType(query).rank != 3 or ir.MemRefType(query).is_dynamic_dim(2):
         return spec.head_size
     columns = ir.MemRefType(query).shape[2]
+    if inline_scales_of(op):
+        return columns if inline_content(spec, columns, inline_scales_of(op)) >= value_size else -1
     rope = rope_columns(spec, columns)
     return columns if rope and value_size <= columns - rope else spec.head_size
 
@@ -46,6 +69,10 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
     query: [T, Hq, D]; out: [T, Hq, value_size]; mask as in kv.attention. Over an 8-bit cache the query may have
     R columns less than a row has bytes: the last R of the query then meet bf16 keys in the last 2 R bytes of a row,
     which share the row's one scale. 640 bytes are 512 columns and 64 of them.
+
+    The attribute inline_scales, where it is there, says how many elements share one of the f32 scales that lie between
+    the 8-bit elements and the bf16 keys of a row; those keys have no scale then. 656 bytes with inline_scales = 128 are
+    512 columns, 4 scales and 64 columns.
 
     Optional operands, over paged collections: indices [T, K] i32, rows of the pool as page * page_size + slot. A query
     row then sees the rows that it lists and no other, negative ones and those outside the pool excepted, and the mask
@@ -73,6 +100,13 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
         size = verify.integer(self.value_size)
         if size is None or not 0 < size <= spec.head_size:
             return verify.fail(self, f"value_size must be in [1, {spec.head_size}], got {self.value_size}")
+        if latent_columns(self, spec, size) < 0:
+            return verify.fail(
+                self,
+                f"inline_scales needs rows of C 8-bit floats, at least {size}, a scale for every "
+                f"{inline_scales_of(self)} of them (a power of two of {LEAST_INLINE} or more) and R bf16, for a query "
+                f"of C + R columns, got rows of {spec.head_size} x {spec.dtype.mlir} and {self.query.type}",
+            )
         elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
         return (
             token_rows(self, self.query, None, latent_columns(self, spec, size), elements, "query")

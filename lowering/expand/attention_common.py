@@ -23,6 +23,7 @@ from .common import at_most, narrowed
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 NO_VALUE = float("-inf")  # the score of a key that is not seen, the log-sum-exp of no score
 LOWEST = -3.0e38  # a running maximum below any score, finite so that its difference to itself is 0
+SCALE_BYTES = 4  # of a scale that lies in a latent row
 CAUSAL_MASKS = ("causal", "sliding_window", "chunked_causal")
 
 
@@ -41,6 +42,8 @@ class Case:
         Columns of a value; less than the head size for latent rows only.
     rope : int
         Columns of the query whose keys lie as bf16 behind the 8-bit ones in a latent row; 0: none do.
+    inline : int
+        Elements that share one of the scales that lie in a latent row, behind the 8-bit elements; 0: none do.
     padded : bool
         Whether the rows are those of a padded batch.
     mask, span, softcap, score
@@ -62,6 +65,7 @@ class Case:
     lse: bool = False
     alibi: bool = False
     rope: int = 0
+    inline: int = 0
     padded: bool = False
 
     @property
@@ -77,12 +81,18 @@ class Case:
     @property
     def size(self) -> int:
         """Columns of a query."""
-        return self.spec.head_size - self.rope
+        return self.content + self.rope
 
     @property
     def content(self) -> int:
         """Columns of a query whose keys are elements of the cache."""
-        return self.size - self.rope
+        stored = self.spec.head_size - 2 * self.rope
+        return stored * self.inline // (self.inline + SCALE_BYTES) if self.inline else stored
+
+    @property
+    def rope_start(self) -> int:
+        """Byte of a latent row where bf16 keys start."""
+        return self.spec.head_size - 2 * self.rope
 
     @property
     def functions(self) -> bool:
@@ -238,12 +248,27 @@ def read(spec: CacheSpec, cache: Any, b: Any, head: Any, token: Any, dim: Any, w
     return stored * kv.vector(f32, [scales[i // g] for i in range(width)])
 
 
+def read_row(case: Case, cache: Any, b: Any, head: Any, token: Any, dim: Any, width: int, page: Any = None) -> Any:
+    """As :func:`read`, with the scale that lies in the row, where there is one."""
+    found = read(case.spec, cache, b, head, token, dim, width, page)
+    if not case.inline:
+        return found
+    return found * inline_scale(case, cache, b, head, token, dim, page)
+
+
+def inline_scale(case: Case, cache: Any, b: Any, head: Any, token: Any, dim: Any, page: Any) -> Any:
+    """The f32 of a latent row that its element ``dim`` is to be multiplied by."""
+    at = case.content + dim // case.inline * SCALE_BYTES
+    pointer = cache.block_paged_ptr(b, token, head, at, page=page)
+    return pointer.load(f32, alignment=min(SCALE_BYTES, lowbit(case.content), lowbit(case.spec.head_size)))
+
+
 def read_rope(case: Case, cache: Any, b: Any, head: Any, token: Any, column: int, width: int, page: Any) -> Any:
     """Keys of the query's columns from ``column`` on, stored as bf16 in the bytes after the content, as f32."""
-    byte = case.content + 2 * (column - case.content)
+    byte = case.rope_start + 2 * (column - case.content)
     at = cache.block_paged_ptr(b, token, head, byte, page=page)
     found = kv.f32(
-        at.load(bf16, width, alignment=min(lowbit(2 * width), lowbit(case.content), lowbit(case.spec.head_size), 16))
+        at.load(bf16, width, alignment=min(lowbit(2 * width), lowbit(case.rope_start), lowbit(case.spec.head_size), 16))
     )
     return found * kv.f32(cache.load_scale(b, head, token, 0, page=page)) if case.spec.quantized else found
 

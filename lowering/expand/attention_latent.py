@@ -119,6 +119,8 @@ def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> li
             f"needs a query of a multiple of 16 columns and values of 128, 256, 384 or 512, got {case.size} "
             f"and {case.value_size}"
         )
+    if case.inline:
+        found.append(f"needs rows without scales in them, got one for {case.inline} elements")
     if row_alignment < 16:
         found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
     if not found and tile_keys(case, target, listed) is None:

@@ -31,8 +31,8 @@ from .attention_common import (
     log_sum_exp,
     pieces,
     place_of,
-    read,
     read_rope,
+    read_row,
     sloped,
     softcapped,
 )
@@ -72,7 +72,7 @@ def host_kernel(case: Case) -> Any:
             sums: dict[int, Any] = {}
             for (d, w), x in zip(key_pieces + rope_pieces, q, strict=True):
                 if d < case.content:
-                    key = read(spec, keys, b, head, token, d, w, page)
+                    key = read_row(case, keys, b, head, token, d, w, page)
                 else:
                     key = read_rope(case, keys, b, head, token, d, w, page)
                 sums[w] = x * key if w not in sums else sums[w] + x * key
@@ -100,7 +100,7 @@ def host_kernel(case: Case) -> Any:
         for n, (d, w) in enumerate(value_pieces):
             x = sums[n] * shrink
             for i, (token, page) in enumerate(places):
-                x = x + read(spec, values, b, head, token, d, w, page) * weights[i]
+                x = x + read_row(case, values, b, head, token, d, w, page) * weights[i]
             sums[n] = x
 
     @kv.kernel
@@ -176,7 +176,7 @@ def simt_kernel(case: Case) -> Any:
         total = kv.f32(0.0)
         page = keys.page(b, token)
         for d in range(0 if unrolled else kv.i32(0), case.content, key_width):
-            key = read(spec, keys, b, head, token, d, key_width, page)
+            key = read_row(case, keys, b, head, token, d, key_width, page)
             total = product(total, q.load(warp, d, width=key_width), key)
         for d, w in kv.static(rope_pieces):
             key = read_rope(case, keys, b, head, token, d, w, page)
@@ -229,7 +229,7 @@ def simt_kernel(case: Case) -> Any:
                     page = values.page(b, base + i)
                     for n in kv.static(range(turns)):
                         d = kv.math.min(lane + 32 * n, columns - 1) * width
-                        sums[n] = sums[n] + read(spec, values, b, head, base + i, d, width, page) * share
+                        sums[n] = sums[n] + read_row(case, values, b, head, base + i, d, width, page) * share
             total = kv.warp_reduce(total, "add")
             inverse = kv.where(total > 0.0, 1.0 / total, 0.0)
             for n in kv.static(range(turns)):

@@ -14,6 +14,7 @@ from kvarn.dialect.dtypes import bf16, f8e4m3, f32
 from kvarn.dsl.machine import inline_asm
 from kvarn.dsl.values import Value, bitcast
 
+from .attention_common import inline_scale
 from .latent_common import BOX, BOX_COLUMNS, CHUNK, LatentConfig, pack
 
 THREADS = 256
@@ -24,6 +25,8 @@ PIECE = 16  # stored elements that a thread loads of a box: a quarter of a row
 def scales_of(c: LatentConfig) -> str:
     """``"row"``: one a token; ``"piece"``: one for what a thread loads of a box; empty: none."""
     spec = c.case.spec
+    if c.case.inline:
+        return "piece"
     if not spec.quantized:
         return ""
     return "row" if spec.granularity >= spec.head_size else "piece"
@@ -52,13 +55,16 @@ def load_piece(c, rows, place, box, thread):
     column = kv.math.min(column, last - PIECE)
     byte, words = column, []
     if box * BOX_COLUMNS >= case.content:  # bf16, in twice the bytes
-        byte = case.content + 2 * (column - case.content)
+        byte = case.rope_start + 2 * (column - case.content)
         upper = source.block_paged_ptr(rows.b, token, 0, byte + 16, page=page).load(kv.i32, 4, invariant=True)
         words = [upper[k] for k in range(4)]
     lower = source.block_paged_ptr(rows.b, token, 0, byte, page=page).load(kv.i32, 4, invariant=True)
     words = [lower[k] for k in range(4)] + words
     scale = kv.f32(1.0)
-    if scales_of(c) == "piece":
+    if case.inline:
+        if box * BOX_COLUMNS < case.content:
+            scale = inline_scale(case, source, rows.b, 0, token, column, page)
+    elif scales_of(c) == "piece":
         scale = kv.f32(rows.cache.load_scale(rows.b, 0, token, column, page=page))
     return words, scale
 
@@ -95,8 +101,9 @@ def converted(c, box, words, scale):
     quantized = scales_of(c) != ""
     if box * BOX_COLUMNS >= case.content:
         if case.query is bf16:
-            return times(words, scale) if quantized else words
+            return times(words, scale) if quantized and not case.inline else words
         elements = [kv.f32(x) for word in words for x in kv.bitcast(word, bf16)]
+        quantized = quantized and not case.inline
     elif (case.spec.dtype is f8e4m3) and (case.query is bf16):
         found = [x for word in words for x in kv.cvt_e4m3x4_to_bf16x4(word)]
         return times(found, scale) if quantized else found

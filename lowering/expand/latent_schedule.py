@@ -30,11 +30,13 @@ def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> li
         found.append(f"needs a query and an output of bf16 or f16, got {case.query.name} and {case.out.name}")
     if spec.dtype is not case.query and spec.dtype.bits != 8:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
-    if spec.dtype is not case.query and (spec.head_size % 16 or case.rope % 16 or (case.rope and case.content % 64)):
+    if spec.dtype is not case.query and (spec.head_size | case.rope | case.rope_start) % 16:
         found.append(
-            f"needs 8-bit rows of a multiple of 16 bytes, and before bf16 keys a multiple of 64, got {spec.head_size} "
-            f"and {case.content}"
+            f"needs 8-bit rows, and what lies in them, of multiples of 16 bytes, got {spec.head_size} bytes with bf16 "
+            f"keys from byte {case.rope_start} on"
         )
+    if case.rope and case.content % BOX_COLUMNS:
+        found.append(f"needs a multiple of {BOX_COLUMNS} columns before bf16 keys, got {case.content}")
     if spec.quantized and spec.granularity < spec.head_size and spec.granularity % latent_converts.PIECE:
         found.append(f"needs scales of a row or of a multiple of 16 elements, got one for {spec.granularity}")
     if case.size % 16 or case.value_size % (2 * BOX_COLUMNS) or not 0 < case.value_size <= 512:

@@ -14,6 +14,7 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import i32
 from kvarn.dialect.layout import CacheSpec, lowbit
+from kvarn.dialect.ops.mla import inline_content, inline_scales_of
 
 from . import attention_latent, expands, latent_schedule, mla_rows
 from .attention import launch_rows
@@ -27,11 +28,11 @@ THREADS = 128
 
 def case_of(op: Any, at: Expansion) -> Case:
     """The case of an attention over latent rows."""
-    spec = at.spec(op.collection)
+    spec, columns, inline = at.spec(op.collection), at.static_dim(op.query, 2), inline_scales_of(op)
     return Case(
         spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
         value_size=op.value_size.value, mask=op.mask.value, span=op.span.value,
-        rope=spec.head_size - at.static_dim(op.query, 2),
+        rope=columns - inline_content(spec, columns, inline) if inline else spec.head_size - columns, inline=inline,
     )  # fmt: skip
 
 

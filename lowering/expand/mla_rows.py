@@ -16,7 +16,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
 
-from .attention_common import LOG2E, LOWEST, NO_VALUE, Case, load_width, log_sum_exp, read, read_rope
+from .attention_common import LOG2E, LOWEST, NO_VALUE, Case, load_width, log_sum_exp, read, read_rope, read_row
 from .attention_queries import RaggedQueries
 from .attention_rows import LANES, WARPS, exp2, lane_sum, lane_width
 from .base import Expansion
@@ -118,11 +118,11 @@ class ListedKeys:
         slot, page = place
         if part.reader == "tail":
             return read_rope(self.case, self.cache, 0, 0, slot, d + part.start, part.width, page)
-        return read(self.case.spec, self.cache, 0, 0, slot, d, part.width, page)
+        return read_row(self.case, self.cache, 0, 0, slot, d, part.width, page)
 
     def value(self, place: tuple[Any, ...], d: Any, width: int) -> Any:
         slot, page = place
-        return read(self.case.spec, self.cache, 0, 0, slot, d, width, page)
+        return read_row(self.case, self.cache, 0, 0, slot, d, width, page)
 
 
 class ChunkKeys:

@@ -180,3 +180,15 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x1
     : (!pool, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xbf16>) -> ()
   return
 }
+
+// -----
+
+!latent = !kv.collection<"paged", f8E4M3FN, 1 : i64, 656 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: scales that lie in rows leave columns for the query.
+func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>) {
+  // expected-error @below {{'kv.mla_attention' op inline_scales needs rows of C 8-bit floats, at least 512, a scale for every 64 of them}}
+  "kv.mla_attention"(%c, %i, %q, %o, %s, %out)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64, inline_scales = 64 : i64}
+    : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>) -> ()
+  return
+}

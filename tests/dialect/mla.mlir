@@ -20,6 +20,19 @@ func.func @sparse(%pool: !latent, %bytes: !bytes, %layer: i32, %q: memref<?x16x5
   return
 }
 
+!scaled = !kv.collection<"paged", f8E4M3FN, 1 : i64, 656 : i64, true, 64 : i64, none, 1 : i64>
+
+// CHECK-LABEL: func.func @scales_in_rows
+func.func @scales_in_rows(%pool: !scaled, %layer: i32, %q: memref<?x16x576xbf16>, %out: memref<?x16x512xbf16>,
+                          %i32s: memref<?xi32>, %scale: f32) {
+  // CHECK: "kv.mla_attention"({{.*}}inline_scales = 128 : i64
+  "kv.mla_attention"(%pool, %layer, %q, %i32s, %scale, %out)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64,
+     inline_scales = 128 : i64}
+    : (!scaled, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>) -> ()
+  return
+}
+
 // CHECK-LABEL: func.func @prefill_chunk
 func.func @prefill_chunk(%pool: !latent, %bytes: !bytes, %layer: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x128xbf16>,
                          %v: memref<?x16x96xbf16>, %i32s: memref<?xi32>, %scale: f32, %lse: memref<?x16xf32>) {

@@ -49,6 +49,35 @@ def test_rows_that_end_in_bf16_keys(dtype, quantized, content, rope):
     np.testing.assert_allclose(attend(problem, query, 1, content), want, rtol=0, atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("heads", [16, 72])
+def test_rows_with_their_scales_in_them(heads):
+    rng, problem = unit.latent_problem(12, dtype="f8e4m3", head_size=656, cached=[300, 0, 90], new=[2, 1, 1])
+    stored = unit.store_scaled_rows(rng, problem, 512, 64, 128)
+    query = random_values(rng, (problem.tokens, heads, 576), dtypes.bf16)
+    want = unit.scaled_reference(problem, query, *stored)
+    out = kv.ops.mla_attention(
+        PLACE.collection(problem.collection), 1, PLACE.put(query), PLACE.put(problem.row_offsets), inline_scales=128
+    )
+    np.testing.assert_allclose(PLACE.get(out).astype(np.float64), want, rtol=0, atol=TOLERANCE["bf16"])
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize(
+    ("heads", "new"), [(8, [1, 1, 0, 1]), (16, [2, 1, 0, 2]), (128, [1, 3, 0, 8]), (48, [5, 1, 0, 1])]
+)
+@pytest.mark.parametrize("splits", [None, 3])
+def test_every_way_to_lay_out_the_work_gives_attention(page_size, heads, new, splits):
+    shape = {"head_size": 576, "page_size": page_size, "cached": [700, 0, 64, 63], "new": new}
+    rng, problem = unit.latent_problem(13, dtype="bf16", **shape)
+    query = random_values(rng, (problem.tokens, heads, 576), dtypes.bf16)
+    want, _ = reference.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=512)
+    out = kv.ops.mla_attention(
+        PLACE.collection(problem.collection), 1, PLACE.put(query), PLACE.put(problem.row_offsets),
+        schedule={"kind": "latent"} | ({"splits": splits} if splits else {}),
+    )  # fmt: skip
+    np.testing.assert_allclose(PLACE.get(out).astype(np.float64), want, rtol=0, atol=TOLERANCE["bf16"])
+
+
 @pytest.mark.parametrize("kind", ["simt", "latent"])
 @pytest.mark.parametrize(("dtype", "scales"), [("bf16", {}), ("f8e4m3", {"scale_dtype": "f32"})])
 def test_a_query_sees_the_rows_that_it_lists(kind, dtype, scales):

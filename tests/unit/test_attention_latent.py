@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from reference import attention as reference
 from reference.random_caches import random_values
-from unit.test_attention_mla import latent_problem, on_gpu, rope_reference, store_rope_keys
+from unit.test_attention_mla import (
+    latent_problem,
+    on_gpu,
+    rope_reference,
+    scaled_reference,
+    store_rope_keys,
+    store_scaled_rows,
+)
 
 from kvarn.dialect import dtypes
 from kvarn.emulator import ptx
@@ -21,7 +28,7 @@ class Shape:
     """A cache, and queries of ``heads``; ``most``: what is promised of new tokens.
 
     Rows have ``size`` elements, the first ``value_size`` of them values; with ``rope`` the last 2 * ``rope`` bytes are
-    ``rope`` bf16. ``granularity``: elements of a scale; 0: there are none.
+    ``rope`` bf16. ``granularity``: elements of a scale; 0: there are none; ``inline``: of one that lies in the row.
     """
 
     heads: int = 16
@@ -32,6 +39,7 @@ class Shape:
     query: str = "bf16"
     granularity: int = 0
     rope: int = 0
+    inline: int = 0
     kind: str = "paged"
     page_size: int = 64
     mask: tuple[str, int] = ("causal", 0)
@@ -46,7 +54,8 @@ class Shape:
             seed, self.kind, self.dtype, head_size=self.size, cached=self.cached, new=self.new,
             page_size=self.page_size, **scales,
         )  # fmt: skip
-        columns = self.size - self.rope
+        scales_in_rows = (self.size - 2 * self.rope) // (self.inline + 4) * 4 if self.inline else 0
+        columns = self.size - self.rope - scales_in_rows
         query = random_values(rng, (problem.tokens, self.heads, columns), dtypes.of(self.query), self.spread)
         schedule: dict[str, Any] = {"kind": "latent"}
         if self.most:
@@ -54,6 +63,10 @@ class Shape:
         if self.splits:
             schedule["splits"] = self.splits
         mask, span = self.mask
+        if self.inline:
+            stored = store_scaled_rows(rng, problem, columns - self.rope, self.rope, self.inline)
+            out = on_gpu(problem, query, self.value_size, schedule, order, mask, span, self.inline)
+            return out.astype(np.float64), scaled_reference(problem, query, *stored)
         stored = store_rope_keys(rng, problem, columns - self.rope, self.rope) if self.rope else None
         out = on_gpu(problem, query, self.value_size, schedule, order, mask, span)
         if stored is not None:
@@ -112,6 +125,8 @@ CASES = {
     "8-bit integers": Shape(dtype="i8", granularity=144, mask=("sliding_window", 70)),
     "rows that end in bf16": Shape(dtype="f8e4m3", size=128 + 2 * 16, rope=16),
     "scaled rows that end in bf16": Shape(dtype="f8e4m3", size=128 + 2 * 16, rope=16, granularity=160, page_size=16),
+    "rows with their scales in them": Shape(dtype="f8e4m3", size=128 + 16 + 2 * 16, rope=16, inline=32),
+    "few rows with their scales in them": Shape(dtype="f8e4m3", size=128 + 16 + 2 * 16, rope=16, inline=32, **ONE),
     "few 8-bit rows": Shape(dtype="f8e4m3", **ONE),
     "few 8-bit rows, f16": Shape(dtype="f8e4m3", query="f16", **ONE),
     "few 8-bit rows with a scale": Shape(dtype="f8e4m3", granularity=144, splits=2, **ONE),

@@ -101,6 +101,64 @@ def test_rows_that_end_in_bf16_keys(quantized, content, rope):
     np.testing.assert_allclose(on_gpu(problem, query, content), want, rtol=5e-5, atol=5e-5)
 
 
+def store_scaled_rows(
+    rng: np.random.Generator, problem: Any, content: int, rope: int, elements: int
+) -> tuple[list[np.ndarray], int]:
+    """Fill the rows of layer 1 with 8-bit elements, their scales and bf16 keys; what they mean, a sequence each."""
+    cache, stored = problem.collection.get_key_cache(1), []
+    eight = cache.dtype.numpy
+    for b, n in enumerate(problem.cached + problem.new):
+        values = random_values(rng, (n, content), cache.dtype)
+        scales = rng.uniform(0.5, 2.0, (n, content // elements)).astype(np.float32)
+        keys = random_values(rng, (n, rope), dtypes.bf16)
+        for t in range(n):
+            row = np.concatenate([x[t].view(np.uint8).reshape(-1) for x in (values, scales, keys)])
+            cache.store(b, 0, t, np.arange(len(row)), row.view(eight))
+        scaled = values.astype(np.float64) * np.repeat(scales.astype(np.float64), elements, 1)
+        stored.append(np.concatenate([scaled, keys.astype(np.float64)], 1))
+    return stored, content
+
+
+def scaled_reference(problem: Any, query: np.ndarray, stored: list[np.ndarray], content: int) -> np.ndarray:
+    """Attention over rows that are given, causal; values are their first ``content`` columns."""
+    out = np.zeros((*query.shape[:2], content))
+    for b, (cached, new) in enumerate(zip(problem.cached, problem.new, strict=True)):
+        rows = slice(int(problem.row_offsets[b]), int(problem.row_offsets[b]) + new)
+        if new:
+            keys = stored[b][:, None]
+            seen = reference.visible("causal", cached + np.arange(new), np.arange(cached + new))
+            q, scale = query[rows].astype(np.float64), query.shape[2] ** -0.5
+            out[rows] = reference.dense_attention(q, keys, keys[..., :content], seen, scale)[0]
+    return out
+
+
+@pytest.mark.parametrize(("content", "rope", "elements"), [(64, 8, 16), (128, 16, 128), (32, 0, 32)])
+def test_rows_with_their_scales_in_them(content, rope, elements):
+    size = content + 4 * content // elements + 2 * rope
+    rng, problem = latent_problem(11, dtype="f8e4m3", head_size=size)
+    stored = store_scaled_rows(rng, problem, content, rope, elements)
+    query = random_values(rng, (problem.tokens, 3, content + rope), dtypes.f32)
+    want = scaled_reference(problem, query, *stored)
+    out = kv.ops.mla_attention(
+        problem.collection, 1, query, problem.row_offsets, value_size=content, inline_scales=elements
+    )
+    np.testing.assert_allclose(out, want, rtol=5e-5, atol=5e-5)
+    np.testing.assert_allclose(on_gpu(problem, query, content, inline=elements), want, rtol=5e-5, atol=5e-5)
+
+
+def test_rows_that_do_not_fit_their_scales_are_refused():
+    rng, problem = latent_problem(12, dtype="f8e4m3", head_size=64 + 16 + 16)
+    call = (problem.collection, 0, random_values(rng, (problem.tokens, 2, 72), dtypes.f32), problem.row_offsets)
+    kv.ops.mla_attention(*call, value_size=64, inline_scales=16)
+    with pytest.raises(ValueError, match="inline_scales needs rows of C 8-bit floats, a scale for every 32 of them"):
+        kv.ops.mla_attention(*call, value_size=64, inline_scales=32)
+    with pytest.raises(ValueError, match=r"value_size must be in \[1, 64\]"):
+        kv.ops.mla_attention(*call, value_size=65, inline_scales=16)
+    for wrong, said in ((24, "must be a power of two, got 24"), (8, "inline_scales must be in")):
+        with pytest.raises(ValueError, match=said):
+            kv.ops.mla_attention(*call, value_size=64, inline_scales=wrong)
+
+
 def on_gpu(
     problem: Any,
     query: np.ndarray,
@@ -109,11 +167,13 @@ def on_gpu(
     order: ptx.Order | None = None,
     mask: str = "causal",
     span: int = 0,
+    inline: int = 0,
 ) -> np.ndarray:
     """The same, by the interpreter."""
     out = np.full((*query.shape[:2], value_size), SENTINEL, query.dtype)
     operands = (problem.collection, 1, query, problem.row_offsets, query.shape[2] ** -0.5, out)
     attributes = (("value_size", value_size), ("mask", mask), ("span", span))
+    attributes += (("inline_scales", inline),) if inline else ()
     emulated.run(mla._MLA_ATTENTION, operands, attributes, schedule, order=order)
     return out
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvarn.dialect.layout import cdiv
-from kvarn.dialect.ops.mla import chunk_problem, rope_columns
+from kvarn.dialect.ops.mla import LEAST_INLINE, chunk_problem, inline_content, rope_columns
 from kvarn.programs import Operation, Schedule
 
 from . import checks
@@ -25,11 +25,18 @@ def _check_mla_attention(seen: SimpleNamespace) -> None:
         raise ValueError(f"{title}: needs an MLA collection, got one with values; use kv.ops.attention")
     size = seen.attributes["value_size"]
     columns = seen.query.shape[2] if seen.query.rank == 3 else 0
-    rope = rope_columns(spec, columns)
-    widest = columns - rope if rope else spec.head_size
+    inline = seen.attributes.get("inline_scales", 0)
+    content = inline_content(spec, columns, inline)
+    if inline and not content:
+        raise ValueError(
+            f"{title}: inline_scales needs rows of C 8-bit floats, a scale for every {inline} of them and R bf16, for "
+            f"a query of C + R columns, got rows of {spec.head_size} {spec.dtype.name} and {columns} columns"
+        )
+    rope = columns - content if inline else rope_columns(spec, columns)
+    widest = columns - rope if rope or inline else spec.head_size
     if size > widest:
         raise ValueError(f"{title}: value_size must be in [1, {widest}] (the row), got {size}")
-    check_rows(seen, title, columns if rope else spec.head_size, size)
+    check_rows(seen, title, columns if rope or inline else spec.head_size, size)
     if seen.indices is not None:
         if not spec.paged:
             raise ValueError(f"{title}: indices needs a collection of pages, got a {spec.kind} one")
@@ -54,6 +61,7 @@ def mla_attention(
     chunk: int | None = None,
     indices: Any = None,
     topk_lengths: Any = None,
+    inline_scales: int | None = None,
     out: Any = None,
     schedule: Schedule = None,
     stream: Any = None,
@@ -82,6 +90,10 @@ def mla_attention(
         nothing; a row that is listed twice counts twice.
     topk_lengths : int32 or uint32 array-like [T], optional
         How many of a query's indices count, from the first on. Default, and at most: K.
+    inline_scales : int, optional
+        Rows have their scales in them, one for so many elements (a power of two of 16 or more): C elements of an 8-bit
+        float, C / ``inline_scales`` f32, and R bf16 keys that have no scale, for a query of C + R columns. Of 656 bytes
+        with ``inline_scales=128`` C is 512 and R is 64. Not over a cache with scales of its own.
     out : array-like [T, Hq, value_size], optional
         The query's dtype. When not given it is allocated by the query's library.
 
@@ -104,6 +116,11 @@ def mla_attention(
         ("value_size", checks.count(value_size, "value_size", title, 1)),
         *masked(mask, window, chunk, title),
     )
+    if inline_scales is not None:
+        elements = checks.count(inline_scales, "inline_scales", title, LEAST_INLINE)
+        if elements & (elements - 1):
+            raise ValueError(f"{title}: inline_scales must be a power of two, got {elements}")
+        attributes = (*attributes, ("inline_scales", elements))
     scale = query.shape[-1] ** -0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
         out = checks.empty(query, (*query.shape[:2], value_size), None, "out", title)
