@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -67,8 +68,9 @@ class Block:
         self.writer = np.zeros(len(self.shared), np.int16)
         self.written = np.zeros(len(self.shared), np.int32)
         self.threads = rank * 1024 + np.arange(self.count)  # numbers in the cluster
-        self.pending: list[list[Any]] = [[] for _ in range(self.count)]
-        self.groups: list[list[list[Any]]] = [[] for _ in range(self.count)]
+        # By thread: copies that are in no group, and groups.
+        self.pending: dict[int, list[Any]] = defaultdict(list)
+        self.groups: dict[int, list[list[Any]]] = defaultdict(list)
         self.named: dict[int, tuple[int, int]] = {}  # barriers of some threads: threads that come, and that came
         self.tracked = kernel.tracked
         self.counts, self.races = cluster.counts, cluster.races

@@ -108,33 +108,36 @@ def multiply(t: Block, i: Instruction) -> Any:
     return run
 
 
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    "neg": np.negative, "abs": np.abs, "rcp": lambda x: 1 / x, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x),
+    "ex2": np.exp2, "lg2": np.log2, "tanh": np.tanh, "sin": np.sin, "cos": np.cos,
+    "not": np.invert,
+    "popc": lambda x: np.array([bin(v).count("1") for v in x], np.uint32),
+    "clz": lambda x: np.array([32 - int(v).bit_length() for v in x], np.uint32),
+}  # fmt: skip
+
+
 @op("neg", "abs", "not", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "tanh", "sin", "cos", "popc", "clz", "brev")
 def unary(t: Block, i: Instruction) -> Any:
     if i.name[-1] in _HALVES:
         return _packed(t, i, {"neg": np.negative, "abs": np.abs}[i.name[0]])
     dtype, (d, a) = _type(i), i.operands
-    functions: dict[str, Callable[[Any], Any]] = {
-        "neg": np.negative, "abs": np.abs, "rcp": lambda x: 1 / x, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x),
-        "ex2": np.exp2, "lg2": np.log2, "tanh": np.tanh, "sin": np.sin, "cos": np.cos,
-        "not": np.invert,
-        "popc": lambda x: np.array([bin(v).count("1") for v in x], np.uint32),
-        "clz": lambda x: np.array([32 - int(v).bit_length() for v in x], np.uint32),
-    }  # fmt: skip
-    f = functions[i.name[0]]
+    f = _UNARY[i.name[0]]
     return lambda m: t.put(d, m, f(t.value(a, m, dtype)).astype(np.uint32 if i.name[0] in ("popc", "clz") else dtype))
+
+
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "ltu": lambda a, b: ~(a >= b), "leu": lambda a, b: ~(a > b), "gtu": lambda a, b: ~(a <= b),
+    "geu": lambda a, b: ~(a < b),
+    "neu": np.not_equal, "equ": lambda a, b: (a == b) | np.isnan(a) | np.isnan(b),
+    "nan": lambda a, b: np.isnan(a) | np.isnan(b), "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
+}  # fmt: skip
 
 
 @op("setp")
 def compare(t: Block, i: Instruction) -> Any:
-    functions = {
-        "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-        "ge": np.greater_equal,
-        "ltu": lambda a, b: ~(a >= b), "leu": lambda a, b: ~(a > b), "gtu": lambda a, b: ~(a <= b),
-        "geu": lambda a, b: ~(a < b),
-        "neu": np.not_equal, "equ": lambda a, b: (a == b) | np.isnan(a) | np.isnan(b),
-        "nan": lambda a, b: np.isnan(a) | np.isnan(b), "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
-    }  # fmt: skip
-    dtype, f, (d, a, b, *more) = _type(i), functions[i.name[1]], i.operands
+    dtype, f, (d, a, b, *more) = _type(i), _COMPARISONS[i.name[1]], i.operands
     if more:
         raise EmulationError(f"unknown form: {i.text}")
     ordered_ne = i.name[1] == "ne" and np.dtype(dtype).kind == "f"
