@@ -5,10 +5,13 @@ Lit tests are the ``.mlir``, ``.test`` and ``.py`` files of the folders in ``LIT
 which are pytest's. Run them with ``lit tests``, or through pytest (``tests/test_lit.py``).
 """
 
+import atexit
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import lit.formats
@@ -57,10 +60,25 @@ def _native():
     return native.available() is None
 
 
-# kv-opt is run as a module of this interpreter: the script need not be installed, and cannot be another's.
+def _kv_opt():
+    """The command of kv-opt, of this interpreter: the script need not be installed, and cannot be another's.
+
+    Every call is a fork of a server that ends when lit does: most of a start are imports.
+    """
+    script = here / "kv_opt_server.py"
+    place = tempfile.mkdtemp(prefix="kv-opt-")  # sockets have short names
+    lit_config.kv_opt_server = subprocess.Popen(  # noqa: F821
+        [sys.executable, str(script), "serve", f"{place}/s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    if lit_config.kv_opt_server.stdout.readline() != "ready\n":  # noqa: F821
+        lit_config.fatal("kv-opt's server did not start")  # noqa: F821
+    return f'"{sys.executable}" -S -E "{script}" "{place}/s"'
+
+
 config.substitutions += [  # noqa: F821
     ("%python", f'"{sys.executable}"'),
-    (r"(?<![\w./-])kv-opt(?![\w./-])", f'"{sys.executable}" -m kvarn.tools.kv_opt'),
+    (r"(?<![\w./-])kv-opt(?![\w./-])", _kv_opt()),
 ]
 
 folders = [packages / "llvm" / "bin", packages / "mlir" / "bin"]

@@ -53,13 +53,15 @@ _SUBMODULES = (
     "ops", "compiler", "compiled", "programs", "caches", "dsl", "errors", "env", "runtime", "tools", "artifact",
     "manager", "dialect", "lowering", "emulator",
 )  # fmt: skip
+# Modules that are no public names; without them `from kvarn import settings` would look among the DSL's names first.
+_INNER = ("bundle", "cache", "extensions", "files", "forks", "page_pool", "settings", "stage_files")
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for; everything else is the DSL's."""
     if name in _MODULES:
         found = getattr(importlib.import_module(_MODULES[name]), name)
-    elif name in _SUBMODULES:
+    elif name in _SUBMODULES or name in _INNER:
         return importlib.import_module(f"kvarn.{name}")
     elif name.startswith("_"):
         raise _missing(name)
