@@ -18,6 +18,7 @@ from kvarn.dialect.ops.tile import TileReduceLanesOp
 
 from .pass_base import kv_pass
 from .rewrite import defining_op, ops_named
+from .rewrites import performs
 from .tile_ir import rank, splat_of, tiled, users
 
 
@@ -55,7 +56,7 @@ def run(module: ir.Module, options: Any) -> None:
                 ):
                     continue
                 found = sum_of(loop, number)
-                if found is None:
+                if found is None or not performs(found, "defer"):
                     continue
                 found.attributes["kv.partial"] = ir.UnitAttr.get()
                 result = loop.results[number]

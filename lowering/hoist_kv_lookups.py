@@ -22,6 +22,7 @@ from kvarn.dialect.layout import FA3
 
 from .pass_base import kv_pass
 from .rewrite import defining_op, kernels, kv_ops
+from .rewrites import performs
 
 _LOOKUPS = (kv.PageOp.OPERATION_NAME, kv.RawPageOp.OPERATION_NAME)
 _LOOPS = ("scf.for", "scf.while", "scf.parallel")
@@ -57,7 +58,7 @@ def attach_pages(function: ir.Operation) -> list[ir.Operation]:
         if not effects.has(op.name, effects.LooksUpPage):
             continue
         view = op.opview
-        if view.page is not None:
+        if view.page is not None or not performs(op, "give page"):
             continue
         lookup = ops.raw_page if effects.writes_cache(type(view)) else ops.page
         with ir.InsertionPoint(op), op.location:
@@ -95,7 +96,7 @@ def hoist(lookup: ir.Operation) -> None:
         if operation.name in _LOOPS:
             target = operation
         around = operation.parent
-    if target is not None:
+    if target is not None and performs(lookup, "hoist"):
         lookup.move_before(target)
 
 
@@ -108,7 +109,7 @@ def merge(lookups: list[ir.Operation]) -> None:
         first = seen.get(key)
         if first is None:
             seen[key] = op
-        elif first.block == block:
+        elif first.block == block and performs(op, "merge"):
             op.results[0].replace_all_uses_with(first.results[0])
             op.erase()
 

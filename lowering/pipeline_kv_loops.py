@@ -32,6 +32,7 @@ from kvarn.dialect.ops import staging
 from .index import const
 from .pass_base import kv_pass
 from .rewrite import defining_op, ops_named, walk
+from .rewrites import performs
 from .tile_ir import backward, cloned, element, rank, schedule_of, tiled, users
 
 PREFETCHED = "kv.prefetched"  # on copies that an earlier iteration starts
@@ -309,5 +310,5 @@ def run(module: ir.Module, options: Options) -> None:
             prefetch_lookups(loop)
         for loop in reversed(ops_named(function, "scf.for")):
             found = rotation_of(loop) if products else None
-            if found is not None:
+            if found is not None and performs(loop, "rotate"):
                 rotate(found, schedule.get("ping_pong", False) and schedule.get("consumers") == 2)

@@ -28,6 +28,7 @@ from kvarn.dialect.effects import LooksUpPage
 from . import memory_effects
 from .pass_base import kv_pass
 from .rewrite import kernels, walk
+from .rewrites import performs
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,9 @@ def run(module: ir.Module, options: Options) -> None:
             if not options.read_only:
                 written = None
             for op in found:
-                if access(op.name):
+                if access(op.name) and performs(op, "plan"):
                     plan_access(op, options, i64, written)
-            if options.read_only:
+            if options.read_only and performs(function, "mark read-only buffers"):
                 mark_buffers(function, None if written is None else written[2])
 
 

@@ -14,6 +14,7 @@ from mlir import ir
 
 from kvarn import settings
 
+from . import rewrites
 from .pass_base import fail
 
 Rule = Callable[..., Sequence[ir.Value] | ir.Value | None]
@@ -122,6 +123,7 @@ class Rules:
                 if leave is not None and leave(op.name):
                     continue
                 fail(op, "has no lowering rule here")
+            rewrites.done(op.name)
             with ir.InsertionPoint(op), op.location:
                 replace(op, rule(op.opview, *args))
             count += 1

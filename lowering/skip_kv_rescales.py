@@ -19,6 +19,7 @@ from kvarn.dialect.ops.tile import WarpAnyOp
 
 from .pass_base import kv_pass
 from .rewrite import defining_op, enclosing, ops_named
+from .rewrites import performs
 from .tile_ir import cloned, rank, tiled
 
 _FACTORS = ("math.exp2", "math.exp")  # 1 wherever what they take is 0: a maximum that did not move
@@ -45,7 +46,7 @@ def run(module: ir.Module, options: Any) -> None:
     for function in tiled(module):
         for op in ops_named(function, "arith.mulf"):
             found = factor_of(op)
-            if found is None:
+            if found is None or not performs(op, "skip"):
                 continue
             tile, spread = found
             factors = spread.operands[0]

@@ -26,6 +26,7 @@ from .index import const
 from .memory_effects import may_write, writes
 from .pass_base import kv_pass
 from .rewrite import defining_op, enclosing, is_inside, ops_named, walk
+from .rewrites import performs
 from .tile_ir import backward, cloned, constant_int, element, is_tile, shape, tiled
 
 P = arith.CmpIPredicate
@@ -359,7 +360,7 @@ def run(module: ir.Module, options: Options) -> None:
             with ir.InsertionPoint(loop), op.location:
                 bounds = Bounds(loop)
                 known = [Comparison.known(c, bounds) for c in comparisons(mask) or ()]
-                if options.skip and constant_int(loop.operands[2]) == 1:
+                if options.skip and constant_int(loop.operands[2]) == 1 and performs(loop, "narrow"):
                     narrow(loop, mask, bounds)
-            if options.unmask and known and None not in known:
+            if options.unmask and known and None not in known and performs(op, "unmask"):
                 guard(op, loop.regions[0].blocks[0].arguments[0], known)

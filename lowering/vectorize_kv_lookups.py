@@ -22,6 +22,7 @@ from kvarn.dialect import layout, ops, types
 from .index import Ix, i32
 from .pass_base import kv_pass
 from .rewrite import ops_named, replace
+from .rewrites import performs
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ def row_stride(cache: ir.Value) -> ir.Value:
 def run(module: ir.Module, options: Options) -> None:
     for op in ops_named(module, "kv.populate"):
         view = op.opview
+        if not performs(op, "vectorize"):
+            continue
         with ir.InsertionPoint(op), op.location:
             spec = types.spec_of(view.cache.type)
             replace(op, ops.make_rows(rows_of(op, options.max_chunk), view.tile_rows.value, spec.page_size))

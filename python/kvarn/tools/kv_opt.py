@@ -7,6 +7,7 @@ parsed, verified and ran (or, with --verify-diagnostics, when the diagnostics we
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -98,11 +99,37 @@ def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]], phase:
         if options.dump_pass_pipeline:
             body = ",\n".join(f"  {step.text}" for step in driver.steps)
             print(f"Pass Manager with {len(driver.steps)} passes:\nbuiltin.module(\n{body}\n)\n", file=sys.stderr)
-    status = _process_all(driver, options)
+    with contextlib.ExitStack() as stack:
+        if options.check_semantics_each:
+            driver.settings.checker = _checker_of(options, stack)
+        counted = None
+        if options.kv_bisect_limit is not None:
+            from kvarn.lowering import rewrites
+
+            counted = stack.enter_context(rewrites.collect(options.kv_bisect_limit))
+        status = _process_all(driver, options)
+        if counted is not None:
+            last = f"; the last was {counted.last}" if counted.last else ""
+            print(f"kv-opt: {counted.asked - counted.refused} of {counted.asked} rewrites{last}", file=sys.stderr)
     if options.mlir_timing:
         sys.stdout.flush()
         sys.stderr.write(opt_run.timing_report(driver.timer, time.perf_counter() - start))
     return status
+
+
+def _checker_of(options: argparse.Namespace, stack: contextlib.ExitStack) -> Any:
+    """A function that gives the checker of a source; what it needs ends with ``stack``."""
+    from .input_options import values_of
+    from .random_inputs import InputOptions
+    from .semantics import Checker, Launch, Rest
+
+    try:
+        inputs = InputOptions(**values_of(options))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    launch, rest = Launch(options.grid, options.block), stack.enter_context(Rest())
+    target = "sm_90a" if options.target is None else options.target
+    return lambda text: Checker(text, target, rest, inputs, launch)
 
 
 def _settings(options: argparse.Namespace) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from .input_options import add_input_options
 from .pass_options import add_pass_options
 
 EMIT = ("mlir", "llvm", "ptx", "sass", "cubin", "bytecode")
@@ -62,9 +63,19 @@ def build_parser() -> argparse.ArgumentParser:
     add("--stop-after", metavar="PASS", help="run the pipeline up to and including this pass")
     add_pass_options(add)
     switch("verify-each", "verify after each pass (default: true)", default=True)
+    switch("check-semantics-each", "run the kernel after each pass on random caches, and fail when its answer changes")
+    add(
+        "--kv-bisect-limit",
+        type=int,
+        metavar="N",
+        help="let passes do only the first N rewrites that they count",
+    )
     switch("run-reproducer", "run the pipeline that is written at the end of the input")
     switch("allow-unregistered-dialect", "accept operations of unknown dialects")
     switch("mlir-disable-threading", "accepted for mlir-opt's sake: kv-opt runs on one thread")
+
+    add, switch = group("arguments of the kernel (--check-semantics-each)")
+    add_input_options(add)
 
     add, switch = group("input")
     add(

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Rewrites that passes do, counted by pass and rule, and a limit on them.
+
+A pass that may be left out asks :func:`performs` before each thing that it changes:
+
+    if loop is not None and performs(op, "hoist"):
+        op.move_before(loop)
+
+Outside of :func:`collect` the answer is yes, at the cost of a call. Inside, every rewrite is counted, and those beyond
+a limit are refused: which rewrite breaks a kernel is then a matter of halving (``kv-opt --kv-bisect-limit``). Rules of
+lowerings are counted by :class:`~kvarn.lowering.rewrite.Rules` and never refused, since the code would not be whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+_local = threading.local()
+
+
+@dataclass
+class Rewrites:
+    """What passes did inside a :func:`collect`.
+
+    Attributes
+    ----------
+    limit : int or None
+        Rewrites that are allowed, of those that may be refused.
+    counts : Counter
+        By (pass, rule).
+    asked, refused : int
+        Rewrites that could have been refused, and that were.
+    last : str
+        The last one that was allowed: its pass, rule, op and location.
+    """
+
+    limit: int | None = None
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    asked: int = 0
+    refused: int = 0
+    last: str = ""
+    inside: str = ""  # the pass that runs
+
+
+def current() -> Rewrites | None:
+    """What collects in this thread."""
+    return getattr(_local, "rewrites", None)
+
+
+@contextlib.contextmanager
+def collect(limit: int | None = None) -> Iterator[Rewrites]:
+    """Count the rewrites of this thread's passes, and refuse those beyond a limit."""
+    before, _local.rewrites = current(), Rewrites(limit)
+    try:
+        yield _local.rewrites
+    finally:
+        _local.rewrites = before
+
+
+@contextlib.contextmanager
+def within(pass_name: str) -> Iterator[None]:
+    """Rewrites are this pass's."""
+    found = current()
+    if found is None:
+        yield
+        return
+    before, found.inside = found.inside, pass_name
+    try:
+        yield
+    finally:
+        found.inside = before
+
+
+def performs(op: Any, rule: str) -> bool:
+    """Whether to do a rewrite at an op: counts it when so."""
+    found = current()
+    if found is None:
+        return True
+    found.asked += 1
+    if found.limit is not None and found.asked > found.limit:
+        found.refused += 1
+        return False
+    found.counts[found.inside, rule] += 1
+    if found.limit is not None and found.asked == found.limit:
+        operation = op.operation
+        found.last = f"{found.inside}: {rule} of '{operation.name}' at {operation.location}"
+    return True
+
+
+def done(rule: str) -> None:
+    """Count a rewrite that must be."""
+    found = current()
+    if found is not None:
+        found.counts[found.inside, rule] += 1
+
+
+__all__ = ["Rewrites", "collect", "current", "done", "performs", "within"]

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Random arguments for a kernel or an operation: caches with ragged lengths in permuted pages, NaNs where nothing is.
+
+What cannot be guessed is given as text, ``NAME=VALUE``: a number for a scalar, ``8x128`` for a buffer of random
+elements, ``0,1,5`` for one of these elements.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from mlir import ir
+
+from kvarn import caches
+from kvarn.artifact import Arg
+from kvarn.dialect import dtypes, layout
+from kvarn.dialect.dtypes import DType
+from kvarn.dialect.layout import CONTINUOUS, FA3, PAGED, cdiv
+from kvarn.lowering.rewrite import functions
+
+LAYERS, LAYER = 2, 1  # of every collection, and the one that is used
+_SPARE = 3  # pages that no sequence has
+_SHAPE = re.compile(r"\d+(x\d+)*")
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """What random arguments are made from.
+
+    Attributes
+    ----------
+    values : mapping of str to str
+        Arguments by name, as text.
+    lengths, new : tuple of int
+        Tokens cached of each sequence, and tokens of the step.
+    seed : int
+    """
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    lengths: tuple[int, ...] = (37, 0, 18)
+    new: tuple[int, ...] = (3, 1, 2)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.lengths or len(self.lengths) != len(self.new) or min(*self.lengths, *self.new) < 0:
+            raise ValueError(
+                f"lengths and new must be one count a sequence each, not negative: got {self.lengths}, {self.new}"
+            )
+
+
+def buffer_shapes(module: ir.Module) -> dict[str, tuple[int | None, ...]]:
+    """Extents of the buffer arguments of a module's first function by name; None where they may change."""
+    for function in functions(module):
+        if "kv.args" not in function.attributes:
+            continue
+        names = [ir.StringAttr(ir.DictAttr(a)["name"]).value for a in ir.ArrayAttr(function.attributes["kv.args"])]
+        found = {}
+        for name, argument in zip(names, function.regions[0].blocks[0].arguments, strict=False):
+            shape = re.match(r"memref<((?:[\d?]+x)+)", str(argument.type))
+            if shape:
+                found[name] = tuple(None if n == "?" else int(n) for n in shape[1].rstrip("x").split("x"))
+        return found
+    return {}
+
+
+def random_arguments(
+    args: Sequence[Arg], shapes: Mapping[str, tuple[int | None, ...]], options: InputOptions
+) -> dict[str, Any]:
+    """One object an argument, by name: NumPy arrays, caches over them, numbers. Equal for equal options.
+
+    Raises
+    ------
+    ValueError
+        For an argument that must be given, or a value that does not fit.
+    """
+    unknown = options.values.keys() - {a.name for a in args}
+    if unknown:
+        raise ValueError(f"there is no argument {sorted(unknown)[0]!r}: there are {', '.join(a.name for a in args)}")
+    made = _Maker(options)
+    return {arg.name: made.argument(arg, shapes.get(arg.name, ())) for arg in args}
+
+
+class _Maker:
+    def __init__(self, options: InputOptions) -> None:
+        self.options, self.rng = options, np.random.default_rng(options.seed)
+        self.cached, self.new = np.array(options.lengths), np.array(options.new)
+        self.halves: dict[Any, list[Any]] = {}  # of a spec, caches that no argument has yet
+
+    def argument(self, arg: Arg, shape: tuple[int | None, ...]) -> Any:
+        text = self.options.values.get(arg.name)
+        if arg.kind == "scalar":
+            return self.scalar(arg, text)
+        if arg.kind == "buffer":
+            return self.buffer(arg, shape, text)
+        if text is not None:
+            raise ValueError(f"argument {arg.name!r} is a {arg.kind}, which is made: give lengths instead")
+        spec: Any = arg.spec
+        if arg.kind == "collection":
+            return self.collection(spec)
+        if arg.kind in ("cache", "operand") and spec.kind in (PAGED, CONTINUOUS, FA3):
+            if not self.halves.get(spec):
+                c = self.collection(spec)
+                self.halves[spec] = [c.get_key_cache(LAYER)] + ([] if spec.is_mla else [c.get_value_cache(LAYER)])
+            cache = self.halves[spec].pop(0)
+            return caches.KVCacheMHAOperand(cache) if arg.kind == "operand" else cache
+        kind = getattr(spec, "kind", "")
+        raise ValueError(f"argument {arg.name!r}: no random {arg.kind} of kind {kind!r} is made here")
+
+    def scalar(self, arg: Arg, text: str | None) -> Any:
+        assert arg.dtype is not None
+        if text is not None:
+            try:
+                return float(text) if arg.dtype.is_float else int(text)
+            except ValueError:
+                raise ValueError(f"argument {arg.name!r} must be a number, got {text!r}") from None
+        if arg.dtype.is_float:
+            return 0.125
+        if arg.name == "layer":
+            return LAYER
+        raise ValueError(f"argument {arg.name!r} must be given: {arg.name}=NUMBER")
+
+    def buffer(self, arg: Arg, shape: tuple[int | None, ...], text: str | None) -> np.ndarray:
+        assert arg.dtype is not None
+        if text is not None and _SHAPE.fullmatch(text):
+            extents = tuple(int(n) for n in text.split("x"))
+            if len(extents) != arg.rank:
+                raise ValueError(f"argument {arg.name!r} has {arg.rank} dimensions, got {text}")
+            return self.values(extents, arg.dtype)
+        if text is not None:
+            try:
+                found = np.array([float(x) for x in text.split(",")])
+            except ValueError:
+                raise ValueError(
+                    f"argument {arg.name!r} must be a shape such as 8x128 or elements, got {text!r}"
+                ) from None
+            return found.astype(arg.dtype.numpy)
+        if arg.name == "row_offsets":
+            return np.concatenate([[0], np.cumsum(self.new)]).astype(np.int32)
+        if arg.name == "valid_lengths":
+            return self.new.astype(np.int32)
+        leading = {1: (int(self.new.sum()),), 2: (len(self.new), int(self.new.max()))}.get(shape.count(None))
+        if leading is None or None in shape[len(leading) :] or len(shape) == len(leading) or arg.dtype.is_integer:
+            raise ValueError(f"argument {arg.name!r} must be given: {arg.name}=SHAPE, such as 8x128, or its elements")
+        return self.values((*leading, *(int(n or 0) for n in shape[len(leading) :])), arg.dtype)
+
+    def values(self, shape: Sequence[int], dtype: DType) -> np.ndarray:
+        if dtype.is_integer or dtype.kind == "b":
+            return self.rng.integers(0, 2 if dtype.kind == "b" else 8, shape).astype(dtype.numpy)
+        if dtype.name == "f8e8m0":
+            return np.exp2(self.rng.integers(-8, 3, shape)).astype(np.float32).astype(dtype.numpy)
+        return self.rng.standard_normal(shape).astype(np.float32).astype(dtype.numpy)
+
+    def collection(self, spec: Any) -> Any:
+        """A collection of a spec: every sequence has its pages, in random order; all else holds NaN."""
+        totals = self.cached + self.new
+        batch, most = len(totals), int(totals.max())
+        lengths = self.cached.astype(np.uint32)
+        fill = np.nan if spec.dtype.is_float else 77
+        rows = (spec.num_heads, spec.head_size)
+        halves = 1 if spec.is_mla else 2
+        scales = None
+        if spec.kind == CONTINUOUS:
+            regions = batch + _SPARE
+            blocks = np.full((regions, halves, LAYERS, most + 3, *rows), fill, spec.dtype.numpy)
+            table = self.rng.permutation(regions)[:batch].astype(np.uint32)
+            found: Any = caches.ContinuousBatchingKVCacheCollection(blocks, lengths, table, int(self.new.max()), most)
+        else:
+            counts = np.atleast_2d(
+                np.broadcast_to(cdiv(totals, spec.page_size), (LAYERS if spec.kind == FA3 else 1, batch))
+            )
+            null = int(counts.sum()) + _SPARE
+            order = iter(self.rng.permutation(null).tolist())
+            tables = np.full((*counts.shape, layout.lookup_columns(most, spec.page_size)), null, np.uint32)
+            for place, count in np.ndenumerate(counts):
+                tables[place][: int(count)] = [next(order) for _ in range(int(count))]
+            if spec.kind == FA3:
+                blocks = np.full((2, null + 1, spec.page_size, *rows), fill, spec.dtype.numpy)
+                found = caches.PagedKVCacheFA3FallbackCollection(blocks, lengths, tables, int(self.new.max()), most)
+            else:
+                outer = (null + 1, halves, LAYERS, spec.page_size, spec.num_heads)
+                blocks = np.full((*outer, spec.head_size), fill, spec.dtype.numpy)
+                if spec.quantized:
+                    scales = np.full((*outer, spec.num_scales), np.nan, spec.scale_dtype.numpy)
+                found = caches.PagedKVCacheCollection(
+                    blocks,
+                    lengths,
+                    tables[0],
+                    int(self.new.max()),
+                    most,
+                    scales,
+                    spec.granularity if spec.quantized else 1,
+                )
+        for layer in range(found.num_layers):
+            self.fill(found.get_key_cache(layer), totals)
+            if not spec.is_mla:
+                self.fill(found.get_value_cache(layer), totals)
+        return found
+
+    def fill(self, cache: Any, totals: np.ndarray) -> None:
+        for b, length in enumerate(totals.tolist()):
+            t, h = np.arange(length)[:, None, None], np.arange(cache.num_heads)[:, None]
+            shape = (length, cache.num_heads, cache.head_size)
+            cache.store(b, h, t, np.arange(cache.head_size), self.values(shape, cache.dtype))
+            if cache.scale_dtype is not None:
+                starts = np.arange(cache.head_dim_granularity) * cache.quantization_granularity
+                drawn = self.rng.standard_normal((*shape[:2], len(starts)))
+                scale = np.abs(drawn) / 16 + 1 / 64 if cache.scale_dtype.bits > 8 else 2.0 ** np.rint(drawn)
+                cache.store_scale(b, h, t, starts, scale.astype(np.float32).astype(cache.scale_dtype.numpy))
+
+
+def memory_of(arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays of arguments, by argument: each as it is now."""
+    found: dict[str, np.ndarray] = {}
+    for name, argument in arguments.items():
+        if isinstance(argument, np.ndarray):
+            found[name] = argument
+        for n, buffer in enumerate(getattr(argument, "buffers", ())):
+            found[f"{name} (buffer {n})" if n else f"{name}.blocks"] = np.asarray(buffer)
+    return found
+
+
+def difference(expected: np.ndarray, found: np.ndarray) -> str:
+    """How two arrays differ beyond roundings, or nothing. NaNs are equal."""
+    kind = dtypes.of(expected.dtype)
+    if expected.dtype.kind in "iub" and kind.is_integer:
+        wrong = expected != found
+        x, y = expected, found
+    else:
+        x, y = expected.astype(np.float64), found.astype(np.float64)
+        tolerance = {"f64": 1e-9, "f32": 2e-3}.get(kind.name, 2e-2 if kind.bits == 16 else 0.13)
+        finite = np.abs(x[np.isfinite(x)])
+        near = np.isclose(x, y, rtol=tolerance, atol=tolerance * max(float(finite.max(initial=0.0)), 1e-3) / 4)
+        wrong = ~(near | (np.isnan(x) & np.isnan(y)))
+    if not wrong.any():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return f"{int(wrong.sum())} of {wrong.size} elements differ, the first at {list(at)}: {y[at]} is not {x[at]}"
+
+
+__all__ = ["InputOptions", "buffer_shapes", "difference", "memory_of", "random_arguments"]

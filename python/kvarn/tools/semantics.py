@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Whether IR still computes what it did: it is lowered by passes that are trusted, run on random caches, and compared.
+
+The pipeline may be entered at every stage. What a pass left is therefore lowered by *the rest*: the default pipeline
+without our optional passes, in a process of its own (or of another kvarn), where no pass has been loaded or changed.
+The result runs in the emulator, on ``host`` through the JIT. A stage that gives another answer than the one before was
+made wrong by its pass.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvarn import bundle
+from kvarn.artifact import Artifact
+from kvarn.compiled import Kernel
+from kvarn.emulator import EmulationError, Order, run
+from kvarn.emulator.report import Report
+
+from . import random_inputs
+from .random_inputs import InputOptions
+
+
+class RestError(RuntimeError):
+    """The rest of the pipeline does not take a stage."""
+
+
+class Rest:
+    """The rest of the pipeline, in another process; a context manager.
+
+    Parameters
+    ----------
+    trusted : path, optional
+        A folder with the package ``kvarn`` whose passes are trusted; default: this one's.
+    """
+
+    def __init__(self, trusted: str | Path | None = None) -> None:
+        self._trusted = trusted
+        self._process: Any = None
+
+    def __enter__(self) -> Rest:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def lower(self, text: str, target: str, after: str | None = None) -> Artifact:
+        """Lower a stage to code; RestError with what the passes said.
+
+        ``after`` is the last pass of the pipeline that has run. Default: all of the rest runs, which kernels without tiles
+        may do at every stage.
+        """
+        process = self._process or self._start()
+        try:
+            process.stdin.write(json.dumps({"text": text, "target": target, "after": after}) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self.__exit__()
+            raise RestError("MLIR ended the process that lowers it")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RestError(answer["error"])
+        return bundle.loads(base64.b64decode(answer["bundle"]), "it")[0]
+
+    def _start(self) -> Any:
+        environment = {**os.environ}
+        package = Path(self._trusted).resolve() if self._trusted is not None else Path(__file__).resolve().parents[2]
+        if not (package / "kvarn" / "__init__.py").is_file():
+            raise ValueError(f"trusted must be a folder with the package kvarn in it, got {self._trusted}")
+        # An editable installation would put itself first: this does.
+        code = f"import sys; sys.path.insert(0, {str(package)!r}); sys.meta_path[:] = [f for f in sys.meta_path if " \
+               "'Redirecting' not in type(f).__name__]; import kvarn.tools.rest as r; r.main()"  # fmt: skip
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, env=environment,
+        )  # fmt: skip
+        return self._process
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is run: its grid and its block; an operation knows its own."""
+
+    grid: tuple[int, ...] | None = None
+    block: tuple[int, ...] | None = None
+
+
+Answer = dict[str, np.ndarray]
+Model = Callable[[dict[str, Any]], None]
+
+
+class Checker:
+    """Answers of IR on one set of random arguments.
+
+    Parameters
+    ----------
+    text : str
+        The IR as it was at first: its kernel or operation says the arguments.
+    target : str
+    rest : Rest
+    inputs : InputOptions
+    launch : Launch
+    model : callable, optional
+        ``model(arguments)``, by name, changes the arrays as the kernel should. Default: the IR as it was at first, on
+        the host where it runs there, else in the emulator.
+    """
+
+    def __init__(
+        self, text: str, target: str, rest: Rest, inputs: InputOptions, launch: Launch = Launch(),
+        model: Model | None = None,
+    ) -> None:  # fmt: skip
+        self.target, self._rest, self._inputs, self._launch = target, rest, inputs, launch
+        compiler = importlib.import_module("kvarn.compiler")
+        self._shapes = random_inputs.buffer_shapes(compiler.parse(text))
+        self.expected, self.source = self._expected(text, model)
+
+    def _expected(self, text: str, model: Model | None) -> tuple[Answer, str]:
+        first = self._rest.lower(text, self.target)
+        if model is not None:
+            arguments = self.arguments(first)
+            model(arguments)
+            return _copied(arguments), "the model"
+        if self.target != "host" and first.is_program:  # a kernel may need barriers, which the host does not have
+            try:
+                return self._run(self._rest.lower(text, "host")), "the host"
+            except RestError:
+                pass
+        return self._run(first), f"{self.target} before any pass"
+
+    def arguments(self, artifact: Artifact) -> dict[str, Any]:
+        return random_inputs.random_arguments(artifact.args, self._shapes, self._inputs)
+
+    def problem(self, text: str, after: str | None = None) -> str:
+        """What is wrong with a stage: "" when it gives the expected answer; ``after`` as for :meth:`Rest.lower`."""
+        try:
+            return self.compare(self._run(self._rest.lower(text, self.target, after)))
+        except RestError as error:
+            return f"what it left cannot be lowered: {error}"
+        except EmulationError as error:
+            return f"what it left cannot be run: {error}"
+
+    def compare(self, found: Answer) -> str:
+        for name, expected in self.expected.items():
+            if name not in found:
+                return f"argument {name} is gone"
+            differs = random_inputs.difference(expected, found[name])
+            if differs:
+                return f"{name}: {differs}"
+        return ""
+
+    def _run(self, artifact: Artifact, report: Report | None = None) -> Answer:
+        arguments = self.arguments(artifact)
+        run_artifact(artifact, list(arguments.values()), self._launch, report)
+        return _copied(arguments)
+
+
+def run_artifact(artifact: Artifact, arguments: list[Any], launch: Launch, report: Report | None = None) -> None:
+    """Run compiled code: in the emulator, or for ``host`` through the JIT."""
+    kernel = Kernel(artifact)
+    block = artifact.entries[0].block or launch.block
+    if not artifact.is_program and (launch.grid is None or block is None):
+        missing = "--grid" if launch.grid is None else "--block"
+        raise ValueError(f"{artifact.name} is a kernel: {missing} must be given to run it")
+    if artifact.target == "host":
+        if artifact.is_program:
+            kernel(*arguments)
+        else:
+            kernel.launch(launch.grid, block, *arguments)
+    elif artifact.is_program:
+        given = [importlib.import_module("kvarn.runtime.buffers").view(a) if isinstance(a, np.ndarray) else a
+                 for a in arguments]  # fmt: skip
+        run.run_program(artifact, given, 2, Order(), report)
+    else:
+        run.launch(kernel, launch.grid, block, arguments, Order(), report)
+
+
+def _copied(arguments: Mapping[str, Any]) -> Answer:
+    return {name: np.array(a) for name, a in random_inputs.memory_of(arguments).items()}
+
+
+__all__ = ["Checker", "Launch", "Rest", "RestError", "run_artifact"]

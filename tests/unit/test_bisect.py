@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``kvarn bisect``: a fault planted in any pass is found, and what it does; right pipelines pass."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from mlir import ir
+from mlir.dialects import arith
+
+import kvarn as kv
+from kvarn import compiler
+from kvarn.lowering import pipeline, rewrites
+from kvarn.lowering.rewrite import ops_named
+from kvarn.lowering.target import by_name
+from kvarn.ops import reads, writes
+from kvarn.tools import bisect, random_inputs
+from kvarn.tools.cli import main
+from kvarn.tools.random_inputs import InputOptions
+from kvarn.tools.semantics import Checker, Launch, Rest
+
+SPEC = kv.CacheSpec("paged", kv.f16, num_heads=2, head_size=64, page_size=16)
+
+
+@kv.kernel
+def norms(cache: kv.KVCache, out: kv.Buffer[kv.f32, 2]):
+    b, h = kv.block_id.x, kv.thread_id.x
+    x = kv.f32(0.0)
+    for t in range(cache.cache_length(b)):
+        for d in kv.static(range(0, 64, 8)):
+            v = cache.load(b, h, t, d, width=8, dtype=kv.f32)
+            x += v[0] * v[0] + v[1] * v[1] + v[6] * v[7]
+    out[b, h] = x
+
+
+@pytest.fixture(scope="module")
+def rest():
+    with Rest() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def setups(rest):
+    """The kernel's IR, a checker and the steps of a target."""
+    made = {}
+    for target in ("sm_90a", "host"):
+        with compiler.diagnosed(compiler.context()):
+            text = compiler.with_places(compiler.as_module(norms, (SPEC, kv.Buffer[kv.f32, 2]), compiler.context()))
+        checker = Checker(text, target, rest, InputOptions({"out": "3x2"}), Launch((3, 1, 1), (2, 1, 1)))
+        made[target] = SimpleNamespace(text=text, checker=checker, steps=pipeline.steps(target))
+    return made
+
+
+def sabotaged(step, rewrite):
+    """The step, whose pass changes something after it did its work."""
+    right = step.kv
+
+    def wrong(module, options):
+        right.run(module, options)
+        rewrite(module)
+
+    options = right.options_class
+    return dataclasses.replace(step, given=dataclasses.replace(right, function=wrong, options_class=options))
+
+
+def forget_a_summand(module):
+    """x + y becomes x, at the last sum of floats."""
+    sums = ops_named(module, "arith.addf", "llvm.fadd")
+    assert sums
+    sums[-1].results[0].replace_all_uses_with(sums[-1].operands[0])
+    sums[-1].erase()
+
+
+def drop_a_write(module):
+    """The first store to device memory goes."""
+    stores = [s for s in ops_named(module, "llvm.store") if "ptr<1>" in str(s.operands[1].type)]
+    stores[0].erase()
+
+
+OURS = [(t, s.name) for t in ("sm_90a", "host") for s in pipeline.default_steps(t) if not s.upstream]
+
+
+@pytest.mark.parametrize(("target", "name"), OURS, ids=lambda x: x)
+def test_a_fault_planted_in_a_pass_is_found(setups, target, name):
+    """Also in one that must run: what lowers the stages is another process, whose passes are as they were."""
+    s = setups[target]
+    steps = [sabotaged(step, forget_a_summand) if step.name == name else step for step in s.steps]
+    fault = bisect.first_fault(s.text, steps, s.checker)
+    assert fault is not None
+    assert (fault.name, fault.problem.partition(":")[0]) == (name, "out")
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "host"])
+def test_the_pipeline_is_right(setups, target):
+    s, told = setups[target], {}
+    assert bisect.first_fault(s.text, s.steps, s.checker, told.__setitem__) is None
+    assert set(told.values()) == {"ok", "unchanged"}
+    assert list(told.values()).count("ok") > 5
+
+
+def test_the_rewrite_that_does_it_is_found(setups):
+    """Loads of one of eight places lose their page: the fourth load's is the first that matters."""
+    s = setups["sm_90a"]
+
+    def shift(module):
+        for n, op in enumerate(ops_named(module, "kv.page")):
+            if rewrites.performs(op, "shift"):
+                with ir.InsertionPoint(op), op.location:
+                    far = arith.constant(ir.IntegerType.get_signless(32), 0 if n < 3 else 32)
+                    op.operands[2] = arith.addi(op.operands[2], far)
+
+    steps = []
+    for step in s.steps:
+        more = dataclasses.replace(pipeline.insertions({"after:verify-kv": shift})[0].steps[0])
+        steps += [step, more] if step.name == "hoist-kv-lookups" else [step]
+    hoist = next(i for i, step in enumerate(steps) if step.name == "hoist-kv-lookups")
+    # Without merging there are eight look-ups.
+    steps[hoist] = dataclasses.replace(steps[hoist], text="hoist-kv-lookups{merge=false hoist=false}")
+    fault = bisect.first_fault(s.text, steps, s.checker)
+    assert fault is not None
+    assert (fault.name, fault.number) == ("shift", 4)
+    assert fault.rewrites >= 8
+    assert "shift of 'kv.page' at loc(" in fault.rewrite
+    assert "test_bisect.py" in fault.rewrite
+
+
+def test_a_pass_that_fails_is_the_one(setups):
+    def dies(module):
+        raise ValueError("no")
+
+    s = setups["sm_90a"]
+    settings = pipeline.Settings(inserted=pipeline.insertions({"after:verify-kv": dies}))
+    fault = bisect.first_fault(s.text, pipeline.steps("sm_90a", settings), s.checker)
+    assert fault is not None
+    assert fault.name == "dies"
+    assert "raised ValueError: no" in fault.problem
+
+
+@pytest.mark.parametrize("operation", ["append", "attention"])
+def test_an_operation_is_compared_with_the_host(rest, operation):
+    blocks = np.zeros((4, 2, 2, 16, 2, 64), np.float16)
+    pool = kv.PagedKVCacheCollection(blocks, np.array([9], np.uint32), np.array([[0]], np.uint32), 2, 16)
+    x, offsets = np.zeros((2, 2, 64), np.float16), np.array([0, 2], np.uint32)
+    if operation == "append":
+        made = writes._APPEND.compile((pool, 0, x, offsets, x), target="sm_90a")
+    else:
+        made = reads._ATTENTION.compile(
+            (pool, 0, x, offsets, 0.125, x.copy()),
+            (("mask", "causal"), ("span", 0), ("softcap", 0.0)),
+            target="sm_90a",
+        )
+    text = made.asm["kv"]
+    checker = Checker(text, "sm_90a", rest, InputOptions(lengths=(9,), new=(2,)))
+    assert checker.source == "the host"
+    steps = pipeline.steps(by_name("sm_90a"))
+    assert bisect.first_fault(text, steps, checker) is None
+    steps = [sabotaged(s, drop_a_write) if s.name == "lower-kv-tma" else s for s in steps]
+    fault = bisect.first_fault(text, steps, checker)
+    assert fault is not None
+    assert fault.name == "lower-kv-tma"
+
+
+# --- the command -----------------------------------------------------------------------------------
+
+KERNEL = """
+import kvarn as kv
+
+@kv.kernel
+def double(cache: kv.KVCache, out: kv.Buffer[kv.f32, 1]):
+    t = kv.thread_id.x
+    out[t] = cache.load(0, 0, t, 3, dtype=kv.f32) * 2.0
+
+def right(arguments):
+    cache = arguments["cache"]
+    for t in range(16):
+        arguments["out"][t] = 2.0 * float(cache.load(0, 0, t, 3))
+
+def wrong(arguments):
+    arguments["out"][:] = 0
+"""
+BROKEN = '''
+"""Adds one to every head."""
+from mlir import ir
+from mlir.dialects import arith
+from kvarn.lowering.rewrite import ops_named
+
+def run(module, pass_):
+    for op in ops_named(module, "kv.load"):
+        with ir.InsertionPoint(op), op.location:
+            op.operands[2] = arith.constant(ir.IntegerType.get_signless(32), 1)
+'''
+
+
+def test_the_command_names_the_pass(tmp_path, capsys):
+    kernel, broken = tmp_path / "kernel.py", tmp_path / "next_head.py"
+    kernel.write_text(KERNEL)
+    broken.write_text(BROKEN)
+    command = ["bisect", f"{kernel}:double", "--spec", "cache=paged(f16, num_heads=2, head_size=64, page_size=16)"]
+    command += ["--grid", "1", "--block", "16", "--arg", "out=16", "--target", "sm_90a"]
+    assert main(command) == 0
+    assert "no pass changed the answer" in capsys.readouterr().out
+    loaded = ["--load-pass", str(broken), "--insert-before", "hoist-kv-lookups=next-head"]
+    assert main([*command, *loaded, "--save", str(tmp_path / "found")]) == 1
+    assert "next-head is the first pass that changed the answer" in capsys.readouterr().out
+    assert (tmp_path / "found.before.mlir").read_text() != (tmp_path / "found.after.mlir").read_text()
+    assert main([*command, "--model", f"{kernel}:right"]) == 0
+    assert main([*command, "--model", f"{kernel}:wrong"]) == 1
+    assert "the answer is wrong before any pass" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--arg", "nothing=3"], "there is no argument 'nothing'"),
+        (["--arg", "out=4x4"], "argument 'out' has 1 dimensions, got 4x4"),
+        ([], "argument 'out' must be given: out=SHAPE"),
+        (["--arg", "out=16", "--lengths", "x"], "must be counts such as"),
+        (["--arg", "out=16", "--trusted", "nowhere"], "trusted must be a folder with the package kvarn"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(tmp_path, capsys, more, message):
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text(KERNEL)
+    command = ["bisect", f"{kernel}:double", "--spec", "cache=paged(f16, num_heads=2, head_size=64, page_size=16)"]
+    with contextlib.suppress(SystemExit):
+        assert main([*command, "--grid", "1", "--block", "16", *more]) == 1
+    assert message in capsys.readouterr().err
+
+
+# --- random arguments --------------------------------------------------------------------------------
+
+
+def test_arguments_are_equal_for_equal_options():
+    made = kv.compile(norms, SPEC, kv.Buffer[kv.f32, 2], target="sm_90a").artifact
+    one, two = (
+        random_inputs.memory_of(random_inputs.random_arguments(made.args, {}, InputOptions({"out": "3x2"})))
+        for _ in range(2)
+    )
+    assert one.keys() == two.keys()
+    assert all(random_inputs.difference(one[n], two[n]) == "" for n in one)
+    assert np.isnan(one["cache.blocks"].astype(np.float32)).any()
+
+
+def test_a_difference_is_told_and_a_rounding_is_none():
+    x = np.array([1.0, np.nan, 3.0], np.float16)
+    assert random_inputs.difference(x, x * np.float16(1.001)) == ""
+    assert random_inputs.difference(x, np.array([1.0, 2.0, 3.0], np.float16)).startswith("1 of 3 elements differ")
+    assert random_inputs.difference(np.array([1, 2]), np.array([1, 3])) == (
+        "1 of 2 elements differ, the first at [1]: 3 is not 2"
+    )
