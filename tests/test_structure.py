@@ -38,8 +38,10 @@ RUNTIME_SIDE = {
     "kvarn.bundle",
     "kvarn.cache",
     "kvarn.caches",
+    "kvarn.hybrid",
     "kvarn.manager",
     "kvarn.page_pool",
+    "kvarn.step_inputs",
     "kvarn.runtime",
 }
 EVERYTHING = {"kvarn", *MLIR, *NUMERIC}

@@ -42,6 +42,7 @@ _LAZY = {
         "RaggedMHAOperand", "ForeignPages",
     ),
     "kvarn.manager": ("PagedKVCacheManager", "InsufficientBlocksError"),
+    "kvarn.hybrid": ("HybridKVCacheManager", "LayerGroup"),
     "kvarn.compiler": ("compile",),
     "kvarn.compiled": ("Kernel", "load"),
     "kvarn.errors": ("KernelError",),
@@ -51,7 +52,7 @@ _LAZY = {
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}
 _SUBMODULES = (
     "ops", "compiler", "compiled", "programs", "caches", "dsl", "errors", "env", "runtime", "tools", "artifact",
-    "manager", "dialect", "lowering", "emulator",
+    "hybrid", "manager", "dialect", "lowering", "emulator",
 )  # fmt: skip
 # Modules that are no public names; without them `from kvarn import settings` would look among the DSL's names first.
 _INNER = ("bundle", "cache", "extensions", "files", "forks", "page_pool", "settings", "stage_files")

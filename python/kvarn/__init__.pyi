@@ -363,6 +363,12 @@ from kvarn.emulator import (
 from kvarn.errors import (
     KernelError as KernelError,
 )
+from kvarn.hybrid import (
+    HybridKVCacheManager as HybridKVCacheManager,
+)
+from kvarn.hybrid import (
+    LayerGroup as LayerGroup,
+)
 from kvarn.manager import (
     InsufficientBlocksError as InsufficientBlocksError,
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,40 +19,21 @@ from kvarn.caches.checks import count
 from kvarn.caches.collections import paged_pool
 from kvarn.dialect import dtypes, layout
 from kvarn.dialect.layout import cdiv
-from kvarn.page_pool import InsufficientBlocksError, PagePool, Request, as_bytes, chain, chain_root, token_list
-
-
-@dataclass(frozen=True)
-class RuntimeInputs:
-    """What the kernels of one step take. Row b of everything is the b-th request of the call.
-
-    Attributes
-    ----------
-    lookup_table : numpy.ndarray
-        [B, columns], contiguous; columns are ``layout.lookup_columns`` of the longest sequence. Entries past a
-        sequence's pages hold the null page.
-    cache_lengths : numpy.ndarray
-        [B]: tokens cached before the step.
-    row_offsets : numpy.ndarray
-        [B+1]: the rows of each request's new tokens in the ragged batch.
-    max_prompt_length, max_cache_length : int
-        Longest new, and longest cached + new, tokens (or the bounds that the caller gave).
-    null_page : int
-        The reserved page: what a table's entry without a page holds, and the ``invalid_id`` of sparse indices.
-    collection : PagedKVCacheCollection or None
-        Over the pool and the uploaded tables; None when the pool is on a device and no ``upload`` was given.
-    uploaded_row_offsets : array-like or None
-        ``row_offsets`` where the pool is; None like ``collection``.
-    """
-
-    lookup_table: np.ndarray
-    cache_lengths: np.ndarray
-    row_offsets: np.ndarray
-    max_prompt_length: int
-    max_cache_length: int
-    null_page: int
-    collection: PagedKVCacheCollection | None = None
-    uploaded_row_offsets: Any = None
+from kvarn.page_pool import (
+    NO_HIT,
+    Hit,
+    InsufficientBlocksError,
+    PagePool,
+    Plan,
+    Reach,
+    Request,
+    as_bytes,
+    broken_rules,
+    chain,
+    chain_root,
+    token_list,
+)
+from kvarn.step_inputs import RuntimeInputs, upper_bound
 
 
 class PagedKVCacheManager:
@@ -93,6 +73,10 @@ class PagedKVCacheManager:
         Most requests of a step.
     prefix_caching : bool
         Share full pages between requests whose tokens begin alike, also after their release.
+    window, chunk : int, optional
+        How far back the layers look: a sliding window of so many keys, or chunks of so many positions. Pages that no
+        later query sees are given back when a step is done, and the tables then name the null page for them; a prefix
+        is reused when the pages that its last token sees are cached.
     salt : str or bytes
         Requests of managers or claims with other salts never share (a tenant, an adapter, a model's version).
     copy_pages : callable, optional
@@ -126,6 +110,8 @@ class PagedKVCacheManager:
         quantization_granularity: int = 1,
         max_batch_size: int | None = None,
         prefix_caching: bool = False,
+        window: int | None = None,
+        chunk: int | None = None,
         salt: str | bytes = b"",
         copy_pages: Callable[[np.ndarray, np.ndarray], Any] | None = None,
         upload: Callable[[np.ndarray], Any] | None = None,
@@ -155,6 +141,7 @@ class PagedKVCacheManager:
             raise TypeError(f"table_dtype must be uint32 or int32, got {np.dtype(table_dtype)}")
         if max_batch_size is not None and count(max_batch_size, "max_batch_size") < 1:
             raise ValueError(f"max_batch_size must be positive, got {max_batch_size}")
+        self.reach = Reach(window, chunk)
         on_numpy = all(isinstance(v.owner, np.ndarray) for v in views.values())
         self.blocks, self.scales, self.cache_spec = blocks, scales, spec
         self.page_size, self.num_layers = spec.page_size, at["num_layers"]
@@ -186,7 +173,7 @@ class PagedKVCacheManager:
         return len(self._requests)
 
     def pages(self, request: Hashable) -> tuple[int, ...]:
-        """Page numbers of a request, in the order of its tokens."""
+        """Page numbers of a request, in the order of its tokens; the null page for one behind the window."""
         return tuple(self._get(request).pages)
 
     def processed(self, request: Hashable) -> int:
@@ -288,44 +275,17 @@ class PagedKVCacheManager:
         if found.dummy:
             found.planned = 1
             return 0
+        self._check_alloc(request, found, max_new, num_draft)
+        plan = self._plan(request, found, max_new, num_draft, self._longest_hit(found, len(found.tokens) - 1))
+        self._own_copies(found, plan.copied)
+        return self._carry_out(found, plan)
+
+    def _check_alloc(self, request: Hashable, found: Request, max_new: int | None, num_draft: int) -> None:
         if max_new is not None and count(max_new, "max_new") < 1:
             raise ValueError(f"max_new must be positive, got {max_new}")
         count(num_draft, "num_draft")
         if found.processed >= len(found.tokens):
             raise ValueError(f"request {request!r} has no token to process; extend it first")
-        hits = self._cached_continuation(found)
-        kept = len(found.hashes) if hits else len(found.pages)
-        processed = (len(found.hashes) + len(hits)) * self.page_size if hits else found.processed
-        new = min(len(found.tokens) - processed, sys.maxsize if max_new is None else max_new)
-        wanted = cdiv(processed + new + num_draft, self.page_size)
-        # After a hit the step begins on a fresh page. Else it may begin in a page that a fork or the cache shares.
-        copied = (
-            [] if hits else [i for i in range(processed // self.page_size, kept) if self._is_shared(found.pages[i])]
-        )
-        fresh = max(0, wanted - kept - len(hits))
-        free, needed = self._pages.free, fresh + len(copied)
-        # A page of the request's own may be a hit too, when a fork's other side filled it: that one stays in use.
-        released = sum(self._pages.references[page] == 1 for page in found.pages[kept:] if page not in hits)
-        available = len(free) + released - sum(self._pages.references[page] == 0 for page in hits)
-        if wanted > self.total_num_pages or needed > available:
-            raise InsufficientBlocksError(
-                f"request {request!r} needs {needed} more pages for {processed + new + num_draft} tokens "
-                f"({wanted} pages of {self.page_size}), but {available} of {self.total_num_pages} are free; release "
-                f"requests, or allocate a larger pool",
-                needed,
-                available,
-            )
-        for page in hits:
-            self._pages.share(page)
-        for page in reversed(found.pages[kept:]):
-            self._pages.drop(page)
-        del found.pages[kept:]
-        found.pages += hits
-        found.hashes += [self._pages.hash_of[page] for page in hits]
-        self._own_copies(found, copied)
-        found.pages += [self._pages.take() for _ in range(fresh)]
-        saved, found.processed, found.planned = processed - found.processed, processed, new
-        return saved
 
     def runtime_inputs(
         self,
@@ -362,10 +322,10 @@ class PagedKVCacheManager:
             self._check_ready(name, request, num_draft)
         lengths = [request.processed for request in batch]
         new = [request.planned + (0 if request.dummy else num_draft) for request in batch]
-        longest_new = _bound(max(new, default=0), max_prompt_length, "max_prompt_length")
+        longest_new = upper_bound(max(new, default=0), max_prompt_length, "max_prompt_length")
         totals = [c + n for c, n in zip(lengths, new, strict=True)]
-        longest = _bound(max(totals, default=0), max_cache_length, "max_cache_length")
-        if cdiv(longest, self.page_size) > self.total_num_pages:
+        longest = upper_bound(max(totals, default=0), max_cache_length, "max_cache_length")
+        if not self.reach.limited and cdiv(longest, self.page_size) > self.total_num_pages:
             raise ValueError(
                 f"max_cache_length must fit the pool's {self.total_num_pages * self.page_size} tokens, got {longest}"
             )
@@ -406,6 +366,16 @@ class PagedKVCacheManager:
             If a request is not claimed, or more tokens are accepted than it has.
         """
         names, batch = self._batch(requests)
+        for request, done in zip(batch, self._accepted(names, batch, accepted), strict=True):
+            request.planned = 0
+            if not request.dummy:
+                request.processed += done
+                if self.prefix_caching:
+                    self._commit(request)
+                self._give_back(request)
+
+    def _accepted(self, names: list[Hashable], batch: list[Request], accepted: Any) -> list[int]:
+        """Tokens of a step that stay, of each request."""
         counts = []
         for name, request in zip(names, batch, strict=True):
             done = request.planned if accepted is None or name not in accepted else count(accepted[name], "accepted")
@@ -413,12 +383,7 @@ class PagedKVCacheManager:
             if not request.dummy and done > room:
                 raise ValueError(f"accepted tokens of request {name!r} must be at most {room}, got {done}")
             counts.append(done)
-        for request, done in zip(batch, counts, strict=True):
-            request.planned = 0
-            if not request.dummy:
-                request.processed += done
-                if self.prefix_caching:
-                    self._commit(request)
+        return counts
 
     def fork(self, request: Hashable, child: Hashable) -> None:
         """Begin a request that continues another one from where that is: same tokens, same pages.
@@ -442,11 +407,12 @@ class PagedKVCacheManager:
                 "lambda s, d: kv.ops.copy_pages(collection, upload(s), upload(d))"
             )
         pages = found.pages[: cdiv(found.processed, self.page_size)]
-        for page in pages:
+        for page in pages[found.given_back :]:
             self._pages.share(page)
         self._requests[child] = Request(
-            list(found.tokens), found.root, pages, found.processed, hashes=list(found.hashes)
-        )
+            list(found.tokens), found.root, pages, found.processed, hashes=list(found.hashes),
+            given_back=found.given_back,
+        )  # fmt: skip
 
     def release(self, request: Hashable) -> None:
         """End a request and give its pages back. Its last pages are the first to be evicted.
@@ -459,7 +425,7 @@ class PagedKVCacheManager:
         found = self._get(request)
         del self._requests[request]
         if not found.dummy:
-            for page in reversed(found.pages):
+            for page in reversed(found.pages[found.given_back :]):
                 self._pages.drop(page)
 
     # --- inside ---
@@ -505,20 +471,82 @@ class PagedKVCacheManager:
             self.page_size,
         )
 
-    def _cached_continuation(self, request: Request) -> list[int]:
-        """Cached pages that go on after the committed ones and past what is processed; empty if none do.
+    def _longest_hit(self, request: Request, most: int) -> Hit:
+        """The cached pages that let a request go on, at most at token ``most``; no tokens if they save nothing.
 
-        The last token is left out: a request must have something to process, to have logits to sample from.
+        Of a window only the pages that the next query sees must be cached. A request must have something to process,
+        to have logits to sample from: callers leave a token out.
         """
-        if not self.prefix_caching or len(request.tokens) - request.processed <= 1:
-            return []
-        hits = []
-        for digest in self._digests(request, len(request.tokens) - 1):
-            page = self._pages.page_of.get(digest)
-            if page is None:
+        if not self.prefix_caching or most <= request.processed:
+            return NO_HIT
+        digests = list(self._digests(request, most))
+        pages = [self._pages.page_of.get(digest) for digest in digests]
+        first = len(request.hashes)
+        if not self.reach.limited:
+            del pages[next((i for i, page in enumerate(pages) if page is None), len(pages)) :]
+        while pages:
+            tokens = (first + len(pages)) * self.page_size
+            if tokens <= request.processed:
                 break
-            hits.append(page)
-        return hits if (len(request.hashes) + len(hits)) * self.page_size > request.processed else []
+            needed = max(self.reach.behind(tokens) // self.page_size - first, 0)
+            missing = next((i for i in range(len(pages) - 1, needed - 1, -1) if pages[i] is None), None)
+            if missing is None:  # committed pages that are seen are there: only those further back are given back
+                return Hit(tokens, [None] * min(needed, len(pages)) + pages[needed:], digests[: len(pages)])
+            del pages[missing:]
+        return NO_HIT
+
+    def _plan(self, name: Hashable, found: Request, max_new: int | None, num_draft: int, hit: Hit) -> Plan:
+        """What a step of a request needs, or InsufficientBlocksError."""
+        tokens, hits, digests = hit
+        kept = len(found.hashes) if hits else len(found.pages)
+        processed = tokens if hits else found.processed
+        new = min(len(found.tokens) - processed, sys.maxsize if max_new is None else max_new)
+        wanted = cdiv(processed + new + num_draft, self.page_size)
+        behind = self.reach.behind(processed) // self.page_size
+        references = self._pages.references
+        # After a hit the step begins on a fresh page. Else it may begin in a page that a fork or the cache shares.
+        copied = (
+            [] if hits else [i for i in range(processed // self.page_size, kept) if self._is_shared(found.pages[i])]
+        )
+        fresh = max(0, wanted - kept - len(hits))
+        needed, wanted_hits = fresh + len(copied), [page for page in hits if page is not None]
+        # A page of the request's own may be a hit too, when a fork's other side filled it: that one stays in use.
+        dropped = [*found.pages[found.given_back : min(behind, kept)], *found.pages[max(kept, found.given_back) :]]
+        released = sum(references[page] == 1 for page in dropped if page not in wanted_hits)
+        available = len(self._pages.free) + released - sum(references[page] == 0 for page in wanted_hits)
+        if wanted - behind > self.total_num_pages or needed > available:
+            raise InsufficientBlocksError(
+                f"request {name!r} needs {needed} more pages for {processed + new + num_draft} tokens "
+                f"({wanted - behind} pages of {self.page_size}), but {available} of {self.total_num_pages} are free; "
+                f"release requests, or allocate a larger pool", needed, available,
+            )  # fmt: skip
+        return Plan(hits, digests, kept, copied, fresh, processed, new)
+
+    def _carry_out(self, found: Request, plan: Plan) -> int:
+        """Do what a plan says, copies apart; the tokens that hits saved."""
+        for page in plan.hits:
+            if page is not None:
+                self._pages.share(page)
+        for page in reversed(found.pages[max(plan.kept, found.given_back) :]):
+            self._pages.drop(page)
+        del found.pages[plan.kept :]
+        found.pages += [self.null_page if page is None else page for page in plan.hits]
+        found.hashes += plan.digests
+        saved, found.processed, found.planned = plan.processed - found.processed, plan.processed, plan.new
+        if plan.hits:
+            found.given_back = min(found.given_back, plan.kept)
+            self._give_back(found)
+        found.pages += [self._pages.take() for _ in range(plan.fresh)]
+        return saved
+
+    def _give_back(self, request: Request) -> None:
+        """Free the pages that no query of the request sees any more."""
+        behind = min(self.reach.behind(request.processed) // self.page_size, len(request.pages))
+        for i in range(request.given_back, behind):
+            if request.pages[i] != self.null_page:
+                self._pages.drop(request.pages[i])
+                request.pages[i] = self.null_page
+        request.given_back = max(request.given_back, behind)
 
     def _own_copies(self, request: Request, indices: list[int]) -> None:
         """Replace pages that others read by copies of the request's own."""
@@ -546,7 +574,9 @@ class PagedKVCacheManager:
         for digest in self._digests(request, min(request.processed, len(request.tokens))):
             index = len(request.hashes)
             own, cached = request.pages[index], self._pages.page_of.get(digest)
-            if cached is None:
+            if own == self.null_page:  # given back before its tokens were known
+                pass
+            elif cached is None:
                 self._pages.commit(own, digest)
             elif cached != own:
                 self._pages.share(cached)
@@ -562,31 +592,5 @@ class PagedKVCacheManager:
         RuntimeError
             Naming what does not hold.
         """
-        used: dict[int, int] = {}
-        for request in self._requests.values():
-            for page in () if request.dummy else request.pages:
-                used[page] = used.get(page, 0) + 1
-        pages = self._pages
-        problems = {
-            "a page's references must be the requests that hold it": pages.references
-            == [used.get(page, 0) for page in range(self.total_num_pages)],
-            "a page must be free or used": set(pages.free) == set(range(self.total_num_pages)) - set(used),
-            "cached pages and hashes must name one another": {h: p for p, h in pages.hash_of.items()} == pages.page_of,
-            "a request must hold a page once": all(len(set(r.pages)) == len(r.pages) for r in self._requests.values()),
-            "committed pages must be a cached prefix": all(
-                pages.hash_of.get(page) == digest
-                for r in self._requests.values()
-                for page, digest in zip(r.pages, r.hashes, strict=False)
-            ),
-        }
-        for rule, holds in problems.items():
-            if not holds:
-                raise RuntimeError(rule)
-
-
-def _bound(real: int, bound: int | None, name: str) -> int:
-    if bound is None:
-        return real
-    if count(bound, name) < real:
-        raise ValueError(f"{name} must be at least the step's {real}, got {bound}")
-    return bound
+        for rule in broken_rules(self._pages, self._requests.values(), self.null_page):
+            raise RuntimeError(rule)

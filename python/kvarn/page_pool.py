@@ -11,8 +11,9 @@ import array
 import hashlib
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,9 +34,66 @@ class InsufficientBlocksError(RuntimeError):
         self.needed, self.free = needed, free
 
 
+@dataclass(frozen=True)
+class Reach:
+    """How far back the layers of a pool look.
+
+    Attributes
+    ----------
+    window : int or None
+        A query sees the last ``window`` keys, its own counted.
+    chunk : int or None
+        A query sees the keys of its own chunk of so many positions.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("window", "chunk"):
+            span = getattr(self, name)
+            if span is not None and count(span, name) < 1:
+                raise ValueError(f"{name} must be positive, got {span}")
+        if self.window is not None and self.chunk is not None:
+            raise ValueError(f"layers have a window or chunks, got {self.window} and {self.chunk}")
+
+    @property
+    def limited(self) -> bool:
+        return self.window is not None or self.chunk is not None
+
+    def behind(self, position: int) -> int:
+        """Tokens from the first on that no query at this position, or a later one, sees."""
+        if self.window is not None:
+            return max(0, position - self.window + 1)
+        return 0 if self.chunk is None else position // self.chunk * self.chunk
+
+
+class Hit(NamedTuple):
+    """Cached pages with which a request can go on after its committed ones."""
+
+    tokens: int  # that are processed then
+    pages: list[int | None]  # None: behind the window, and so not needed
+    digests: list[bytes]
+
+
+NO_HIT = Hit(0, [], [])
+
+
+class Plan(NamedTuple):
+    """What an allocation will do: nothing has changed yet."""
+
+    hits: list[int | None]  # cached pages to go on with; None: behind the window, and so not needed
+    digests: list[bytes]  # theirs
+    kept: int  # pages of the request that stay
+    copied: list[int]  # of those, places of shared ones that the step writes
+    fresh: int  # pages to take
+    processed: int
+    new: int
+
+
 @dataclass
 class Request:
-    """What the manager knows of one request."""
+    """What the manager knows of one request. A page behind the window is the null page."""
 
     tokens: list[int | None]  # None: not known yet
     root: bytes
@@ -44,6 +102,7 @@ class Request:
     planned: int = 0  # tokens of the coming step
     hashes: list[bytes] = field(default_factory=list)  # of the committed pages, a prefix of pages
     dummy: bool = False
+    given_back: int = 0  # pages behind the window, the first ones
 
 
 class PagePool:
@@ -120,3 +179,30 @@ def token_list(tokens: Sequence[int] | int) -> list[int | None]:
     if any(not -(2**63) <= token < 2**63 for token in listed):
         raise ValueError("tokens must fit 64 bits")
     return list(listed)
+
+
+def broken_rules(pool: PagePool, requests: Iterable[Request], null_page: int) -> list[str]:
+    """What does not hold of a pool's records and its requests'; empty when all does."""
+    held = [[page for page in r.pages if page != null_page] for r in requests if not r.dummy]
+    used: dict[int, int] = {}
+    for pages in held:
+        for page in pages:
+            used[page] = used.get(page, 0) + 1
+    total = len(pool.references)
+    rules = {
+        "a page's references must be the requests that hold it": pool.references
+        == [used.get(page, 0) for page in range(total)],
+        "a page must be free or used": set(pool.free) == set(range(total)) - set(used),
+        "cached pages and hashes must name one another": {h: p for p, h in pool.hash_of.items()} == pool.page_of,
+        "a request must hold a page once": all(len(set(pages)) == len(pages) for pages in held),
+        "committed pages must be a cached prefix": all(
+            page == null_page or pool.hash_of.get(page) == digest
+            for r in requests
+            for page, digest in zip(r.pages, r.hashes, strict=False)
+        ),
+        "what is given back must be the null page, and nothing else": all(
+            r.dummy or [page == null_page for page in r.pages] == [i < r.given_back for i in range(len(r.pages))]
+            for r in requests
+        ),
+    }
+    return [rule for rule, holds in rules.items() if not holds]

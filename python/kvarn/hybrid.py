@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Managers of the pools of a model whose layers differ: groups of layers with their own pages and reach."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvarn.caches.checks import count
+from kvarn.manager import PagedKVCacheManager
+from kvarn.page_pool import NO_HIT, Hit, InsufficientBlocksError
+from kvarn.step_inputs import RuntimeInputs
+
+
+class LayerGroup:
+    """Layers whose keys and values lie in one pool.
+
+    Parameters
+    ----------
+    layers : sequence of int
+        The model's numbers of these layers, in the order in which the pool has them.
+    blocks : array-like, optional
+        The pool, as of :class:`PagedKVCacheManager`.
+    **options
+        What else that manager takes of a pool: ``params``, ``num_pages``, ``page_size``, ``dtype``, ``scales``,
+        ``scale_dtype``, ``quantization_granularity``, ``window`` or ``chunk``, ``copy_pages``, ``upload``.
+    """
+
+    def __init__(self, layers: Sequence[int], blocks: Any = None, **options: Any) -> None:
+        self.layers = tuple(count(layer, "layers") for layer in layers)
+        if not self.layers:
+            raise ValueError("a group must have a layer, got none")
+        self.blocks, self.options = blocks, options
+
+    def manager(self, **common: Any) -> PagedKVCacheManager:
+        """The manager of the group's pool."""
+        own = {} if self.blocks is not None else {"num_layers": len(self.layers)}
+        made = PagedKVCacheManager(self.blocks, **own, **self.options, **common)
+        if made.num_layers != len(self.layers):
+            raise ValueError(f"blocks must have the group's {len(self.layers)} layers, got {made.num_layers}")
+        return made
+
+
+@dataclass(frozen=True)
+class HybridInputs:
+    """What the kernels of one step take, group by group.
+
+    Attributes
+    ----------
+    groups : tuple of RuntimeInputs
+        In the order of the manager's groups; row b of everything is the b-th request of the call.
+    places : dict
+        (group, layer of its pool) of each of the model's layers.
+    """
+
+    groups: tuple[RuntimeInputs, ...]
+    places: dict[int, tuple[int, int]]
+
+    @property
+    def row_offsets(self) -> np.ndarray:
+        """[B + 1]: the rows of each request's new tokens, the same in all groups."""
+        return self.groups[0].row_offsets
+
+    @property
+    def cache_lengths(self) -> np.ndarray:
+        """[B]: tokens cached before the step, the same in all groups."""
+        return self.groups[0].cache_lengths
+
+    def of_layer(self, layer: int) -> tuple[Any, int]:
+        """The collection that a layer of the model reads and writes, and the layer's number in it: the first two
+        operands of ``kv.ops.append`` and ``attention``.
+
+        Raises
+        ------
+        IndexError
+            If no group has the layer.
+        """
+        if layer not in self.places:
+            raise IndexError(f"layer must be one of the groups' {sorted(self.places)}, got {layer}")
+        group, local = self.places[layer]
+        return self.groups[group].collection, local
+
+
+class HybridKVCacheManager:
+    """Manages the pools of a model with several kinds of layers, as one: a request has pages in each.
+
+    Each group has its own page size, heads and reach. Pages behind a window or a chunk are given back after each step
+    and the group's table names the null page for them. A cached prefix is reused as far as every group has what its
+    queries see of it. Lives of requests are those of :class:`PagedKVCacheManager`, whose methods these are.
+
+    Parameters
+    ----------
+    groups : sequence of LayerGroup
+    shared_layers : mapping of int to int, optional
+        Layers that have no keys and values of their own, and those whose they read.
+    max_batch_size, prefix_caching, salt, table_dtype
+        As of :class:`PagedKVCacheManager`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If a layer is in two groups or a shared one reads none, or a group does not fit together.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[LayerGroup],
+        *,
+        shared_layers: Mapping[int, int] | None = None,
+        max_batch_size: int | None = None,
+        prefix_caching: bool = False,
+        salt: str | bytes = b"",
+        table_dtype: Any = np.uint32,
+    ) -> None:
+        if not groups:
+            raise ValueError("groups must have a group of layers, got none")
+        self.prefix_caching = prefix_caching
+        self.places: dict[int, tuple[int, int]] = {}
+        for g, group in enumerate(groups):
+            for local, layer in enumerate(group.layers):
+                if layer in self.places:
+                    raise ValueError(f"layer {layer} must be in one group, got it in {self.places[layer][0]} and {g}")
+                self.places[layer] = g, local
+        for layer, read in (shared_layers or {}).items():
+            if layer in self.places or read not in self.places:
+                raise ValueError(f"shared layer {layer} must be in no group and read one that is, got {read}")
+            self.places[layer] = self.places[read]
+        common = {
+            "max_batch_size": max_batch_size, "prefix_caching": prefix_caching, "salt": salt,
+            "table_dtype": table_dtype,
+        }  # fmt: skip
+        self.managers = tuple(group.manager(**common) for group in groups)
+
+    # --- queries ---
+
+    @property
+    def num_free_pages(self) -> tuple[int, ...]:
+        """Pages that nobody uses, of each group."""
+        return tuple(m.num_free_pages for m in self.managers)
+
+    def __contains__(self, request: Hashable) -> bool:
+        return request in self.managers[0]
+
+    def __len__(self) -> int:
+        return len(self.managers[0])
+
+    def pages(self, request: Hashable, group: int) -> tuple[int, ...]:
+        """Page numbers of a request in a group; the null page for one behind the window."""
+        return self.managers[group].pages(request)
+
+    def processed(self, request: Hashable) -> int:
+        """Tokens of a request that are in its pages."""
+        return self.managers[0].processed(request)
+
+    def active(self, request: Hashable) -> int:
+        """Tokens of a request that are still to be processed."""
+        return self.managers[0].active(request)
+
+    def tokens(self, request: Hashable) -> tuple[int | None, ...]:
+        """Tokens of a request; None for one that is not known yet."""
+        return self.managers[0].tokens(request)
+
+    # --- the life of a request ---
+
+    def claim(
+        self, request: Hashable, tokens: Sequence[int] | int = (), *, salt: str | bytes = b"", dummy: bool = False
+    ) -> None:
+        """Begin a request."""
+        for m in self.managers:
+            m.claim(request, tokens, salt=salt, dummy=dummy)
+
+    def extend(self, request: Hashable, tokens: Sequence[int] | int) -> None:
+        """Add tokens to a request, as sampled; an int stands for that many tokens that are not known yet."""
+        for m in self.managers:
+            m.extend(request, tokens)
+
+    def realise(self, request: Hashable, tokens: Sequence[int]) -> None:
+        """Tell the first tokens that were not known."""
+        for m in self.managers:
+            m.realise(request, tokens)
+
+    def alloc(self, request: Hashable, max_new: int | None = None, *, num_draft: int = 0) -> int:
+        """Give a request the pages of its next step, in all groups or, with an error, in none.
+
+        Parameters and errors are those of :meth:`PagedKVCacheManager.alloc`.
+
+        Returns
+        -------
+        int
+            Tokens that cached pages saved: the longest prefix of which each group has what is still seen.
+        """
+        found = [m._get(request) for m in self.managers]
+        if found[0].dummy:
+            return max(m.alloc(request) for m in self.managers)
+        self.managers[0]._check_alloc(request, found[0], max_new, num_draft)
+        plans = []
+        for g, (m, own, hit) in enumerate(zip(self.managers, found, self._common_hit(found), strict=True)):
+            try:
+                plans.append(m._plan(request, own, max_new, num_draft, hit))
+            except InsufficientBlocksError as error:
+                raise InsufficientBlocksError(f"group {g}: {error}", error.needed, error.free) from None
+        for m, own, plan in zip(self.managers, found, plans, strict=True):
+            m._own_copies(own, plan.copied)  # if copying fails, what was copied before is the request's own
+        return max(m._carry_out(own, plan) for m, own, plan in zip(self.managers, found, plans, strict=True))
+
+    def _common_hit(self, found: list[Any]) -> list[Hit]:
+        """The longest cached continuation that every group has."""
+        most = len(found[0].tokens) - 1
+        while True:
+            hits = [m._longest_hit(own, most) for m, own in zip(self.managers, found, strict=True)]
+            least = min(hit.tokens for hit in hits)
+            if least == 0:
+                return [NO_HIT] * len(hits)
+            if all(hit.tokens == least for hit in hits):
+                return hits
+            most = least
+
+    def runtime_inputs(
+        self,
+        requests: Iterable[Hashable],
+        *,
+        num_draft: int = 0,
+        max_prompt_length: int | None = None,
+        max_cache_length: int | None = None,
+    ) -> HybridInputs:
+        """The tables of a step over requests that were allocated for it, of every group."""
+        names = list(requests)
+        options = {"max_prompt_length": max_prompt_length, "max_cache_length": max_cache_length}
+        made = (m.runtime_inputs(names, num_draft=num_draft, **options) for m in self.managers)
+        return HybridInputs(tuple(made), self.places)
+
+    def step(self, requests: Iterable[Hashable], accepted: Mapping[Hashable, int] | None = None) -> None:
+        """The step has run: its tokens are in the pages, and what no query sees any more is given back."""
+        names = list(requests)
+        for m in self.managers:  # all of them, before anything changes
+            m._accepted(*m._batch(names), accepted)
+        for m in self.managers:
+            m.step(names, accepted)
+
+    def fork(self, request: Hashable, child: Hashable) -> None:
+        """Begin a request that continues another one from where that is: same tokens, same pages."""
+        done = []
+        try:
+            for m in self.managers:
+                m.fork(request, child)
+                done.append(m)
+        except ValueError:
+            for m in done:
+                m.release(child)
+            raise
+
+    def release(self, request: Hashable) -> None:
+        """End a request and give its pages back."""
+        for m in self.managers:
+            m.release(request)
+
+    def check(self) -> None:
+        """Verify that the records agree with one another; for tests and debugging."""
+        for m in self.managers:
+            m.check()
+            if m._requests.keys() != self.managers[0]._requests.keys():
+                raise RuntimeError("groups must have the same requests")
+        for name in self.managers[0]._requests:
+            if len({(m.processed(name), m.active(name)) for m in self.managers}) != 1:
+                raise RuntimeError("a request must have as many tokens processed in every group")
