@@ -28,23 +28,24 @@ def pool(torch: Any, pages: int, page_size: int, device: str) -> Any:
     """A pool of one sequence, and its blocks: random on a GPU, zeros in pinned memory."""
     import kvarn as kv
 
-    shape = (pages, 2, LAYERS, page_size, HEADS, SIZE)
+    shape = (2, LAYERS, pages, page_size, HEADS, SIZE)  # a page of a layer's keys lies by itself, as in most engines
     if device == "cuda":
         blocks = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
     else:
         blocks = torch.zeros(shape, dtype=torch.bfloat16).pin_memory()
     none = torch.zeros((0, 1), dtype=torch.int32, device=device)
-    return kv.PagedKVCacheCollection(blocks, none[:, 0].contiguous(), none, 0, 0)
+    return kv.ForeignPages(blocks, none[:, 0].contiguous(), none, "2LNPHD")
 
 
-def batched(runs: Sequence[transfers.Run], stream: int) -> None:
+def batched(runs: transfers.Runs, stream: int) -> None:
     """The driver's own batch of copies."""
     b = driver.require()
     attributes = b.CUmemcpyAttributes()
     attributes.srcAccessOrder = b.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
     driver.call(
-        "cuMemcpyBatchAsync", [r.destination for r in runs], [r.source for r in runs], [r.bytes for r in runs],
-        len(runs), [attributes], [0], 1, b.CUstream(stream),
+        "cuMemcpyBatchAsync", [b.CUdeviceptr(x) for x in runs.destination.tolist()],
+        [b.CUdeviceptr(x) for x in runs.source.tolist()], runs.bytes.tolist(), len(runs.bytes), [attributes], [0], 1,
+        b.CUstream(stream),
     )  # fmt: skip
 
 
@@ -83,8 +84,9 @@ def lines(torch: Any, page_size: int, mib: int) -> list[list[str]]:
             try:
                 move()
                 torch.cuda.synchronize()
-                moved = pair[1].blocks[torch.as_tensor(at[1], device=pair[1].blocks.device)].cpu()
-                wanted = pair[0].blocks[torch.as_tensor(at[0], device=pair[0].blocks.device)].cpu()
+                moved, wanted = (
+                    pair[i].blocks[:, :, torch.as_tensor(at[i], device=pair[i].blocks.device)].cpu() for i in (1, 0)
+                )
                 return f"{rate(torch, move, count):.1f}" if torch.equal(moved, wanted) else "wrong"
             except Exception as error:
                 return f"{type(error).__name__}: {str(error)[:60]}"
@@ -100,7 +102,7 @@ def lines(torch: Any, page_size: int, mib: int) -> list[list[str]]:
         flat[1] = flat[1].pin_memory()
         a, b = flat if to_host else flat[::-1]
         found.append([
-            "to the host" if to_host else "to the GPU", f"{run >> 10} KiB", str(len(runs)),
+            "to the host" if to_host else "to the GPU", f"{run >> 10} KiB", str(len(runs.bytes)),
             checked(lambda: ours(1 << 40)), checked(lambda: ours(0)),
             checked(lambda runs=runs: batched(runs, stream.cuda_stream)),
             f"{rate(torch, lambda a=a, b=b: b.copy_(a, non_blocking=True), count):.1f}",

@@ -172,16 +172,19 @@ def test_many_small_runs_are_one_kernel(stand_in, monkeypatch, shape, to_host, i
 
 
 def test_large_runs_and_few_are_copied_by_the_driver():
-    few, small, large = (transfers.Run(0, 0, n) for n in (8, 16 << 10, 64 << 10))
-    assert not transfers.for_a_kernel([few] * transfers.MANY)
-    assert transfers.for_a_kernel([small] * 9)
-    assert not transfers.for_a_kernel([large] * 9)
+    def runs(count, size):
+        return transfers.Runs(*[np.full(count, size, np.int64)] * 3)
+
+    assert not transfers.for_a_kernel(runs(0, 8))
+    assert not transfers.for_a_kernel(runs(transfers.MANY, 8))
+    assert transfers.for_a_kernel(runs(transfers.MANY + 1, 16 << 10))
+    assert not transfers.for_a_kernel(runs(transfers.MANY + 1, 64 << 10))
 
 
 def test_runs_are_joined_only_when_both_sides_go_on():
     source, destination = np.array([0, 8, 16, 100]), np.array([50, 58, 80, 88])
-    assert transfers.merged(source, destination, 8) == [(0, 50, 16), (16, 80, 8), (100, 88, 8)]
-    assert transfers.merged(source[:0], destination[:0], 8) == []
+    assert transfers.merged(source, destination, 8).listed() == [(0, 50, 16), (16, 80, 8), (100, 88, 8)]
+    assert transfers.merged(source[:0], destination[:0], 8).listed() == []
 
 
 def test_what_does_not_fit_is_refused_by_name():

@@ -24,17 +24,21 @@ from .buffers import BufferView
 SMALL, MANY = 32 << 10, 8  # more runs than these, of fewer bytes than these on average, are for a kernel
 
 
-class Run(NamedTuple):
-    """One copy: addresses and bytes."""
+class Runs(NamedTuple):
+    """Copies to make, one an entry: addresses and bytes, int64 [n]."""
 
-    source: int
-    destination: int
-    bytes: int
+    source: np.ndarray
+    destination: np.ndarray
+    bytes: np.ndarray
+
+    def listed(self) -> list[tuple[int, int, int]]:
+        """As (source, destination, bytes) of each."""
+        return list(zip(*(x.tolist() for x in self), strict=True))
 
 
 def page_runs(
     source: Any, destination: Any, source_pages: np.ndarray, destination_pages: np.ndarray, layer: int | None
-) -> list[Run]:
+) -> Runs:
     """What to copy for pairs of pages, of one layer or of all, K and V and scales.
 
     Parameters
@@ -58,7 +62,7 @@ def page_runs(
     if spec.scale_dtype is not None:
         packed = [(spec.scales_token_stride, spec.num_scales)] * 2
         pools.append(("scales", "scales_", spec.num_scales, packed, spec.scale_dtype))
-    found: list[Run] = []
+    found: list[Runs] = []
     for base, prefix, size, inner, dtype in pools:
 
         def of_both(name: str, prefix: str = prefix) -> tuple[int, ...]:
@@ -75,8 +79,8 @@ def page_runs(
             )
             for i, (at, pages) in enumerate(zip(fields, (source_pages, destination_pages), strict=True))
         )  # fmt: skip
-        found += merged(first, second, run * dtype.itemsize)
-    return found
+        found.append(merged(first, second, run * dtype.itemsize))
+    return Runs(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
 
 def _offsets(pages: np.ndarray, dims: list[tuple[int, int]]) -> np.ndarray:
@@ -86,25 +90,25 @@ def _offsets(pages: np.ndarray, dims: list[tuple[int, int]]) -> np.ndarray:
     return pages.ravel()
 
 
-def merged(source: np.ndarray, destination: np.ndarray, size: int) -> list[Run]:
+def merged(source: np.ndarray, destination: np.ndarray, size: int) -> Runs:
     """Runs of ``size`` bytes each from address to address; those that continue one another in both become one."""
     if not len(source):
-        return []
+        return Runs(*[np.zeros(0, np.int64)] * 3)
     continues = (np.diff(source) == size) & (np.diff(destination) == size)
     first = np.concatenate([[0], np.flatnonzero(~continues) + 1])
     counts = np.diff(np.concatenate([first, [len(source)]]))
-    return [Run(int(source[i]), int(destination[i]), size * int(n)) for i, n in zip(first, counts, strict=True)]
+    return Runs(source[first], destination[first], counts * size)
 
 
-def run(runs: list[Run], ordinal: int, stream: int, to_host: bool) -> None:
+def run(runs: Runs, ordinal: int, stream: int, to_host: bool) -> None:
     """Start the copies on a stream of a device."""
     device = devices.device(ordinal)
     name = "cuMemcpyDtoHAsync" if to_host else "cuMemcpyHtoDAsync"
     with device.active():
         device.check_stream(stream)
         handle = driver.require().CUstream(stream)
-        for part in runs:
-            driver.call(name, part.destination, part.source, part.bytes, handle)
+        for source, destination, size in runs.listed():
+            driver.call(name, destination, source, size, handle)
 
 
 # --- by a kernel -----------------------------------------------------------------------------------
@@ -123,9 +127,10 @@ class Reached:
         return self._fields
 
 
-def for_a_kernel(runs: Sequence[Run]) -> bool:
+def for_a_kernel(runs: Runs) -> bool:
     """Whether runs are many and small."""
-    return len(runs) > MANY and sum(r.bytes for r in runs) < SMALL * len(runs)
+    count = len(runs.bytes)
+    return count > MANY and int(runs.bytes.sum()) < SMALL * count
 
 
 def reaches(ordinal: int, buffers: Sequence[BufferView]) -> bool:
