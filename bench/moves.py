@@ -76,7 +76,8 @@ def lines(torch: Any, page_size: int, mib: int) -> list[list[str]]:
     for to_host in (True, False):
         source, target = (gpu, host) if to_host else (host, gpu)
         places = ids if to_host else ids[::-1]
-        runs = transfers.page_runs(source, target, *(p.astype(np.int64) for p in places), None)
+        first, second = (p.astype(np.int64) for p in places)
+        runs = transfers.page_runs(source, target, first, second, None)
 
         def checked(move: Callable[[], None], pair: Any = (source, target), at: Any = places) -> str:
             pair[1].blocks.zero_()
