@@ -19,8 +19,8 @@ from kvarn import dsl as dsl
 from kvarn import emulator as emulator
 from kvarn import env as env
 from kvarn import errors as errors
-from kvarn import lowering as lowering
 from kvarn import hybrid as hybrid
+from kvarn import lowering as lowering
 from kvarn import manager as manager
 from kvarn import ops as ops
 from kvarn import programs as programs
