@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which supported cases of attention reach less than half of what the hardware gives: python -m bench.cliffs
+
+A grid over head sizes, element types, granules of scales, groups, page sizes and numbers of new tokens. Every case is
+checked on random data, with permuted page tables and NaN in every slot that no sequence has, and then timed. What the
+hardware gives is the longer of two times: to read what must be read at the rate of the ceiling, and to multiply what
+must be multiplied. Cases that would be over in a few microseconds are bound by their launch and are not judged.
+
+All kernels are compiled first, by several processes, into the cache on disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import math
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvarn.dialect import dtypes
+
+LAUNCH_US = 10.0  # of what the hardware gives, up to which a case is bound by its launch
+ENOUGH = 0.5  # share of what the hardware gives
+READ, MATMUL = 4.5e12, 700e12  # bytes/s and FLOP/s, where they are not measured
+F32_MATMUL = 60e12  # of f32 operands: FMA units
+TOLERANCE = {"f32": 1e-4, "f16": 4e-3, "bf16": 2e-2}  # relative error, by the query's type
+KINDS = {
+    "attention_decode": "decode",
+    "attention": "tile",
+    "attention_prefill": "prefill",
+    "attention_simt": "simt",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch of sequences of one length, ``new`` tokens of each at its end. ``granule`` 0: no scales."""
+
+    new: int = 1
+    size: int = 128
+    dtype: str = "bf16"
+    granule: int = 0
+    group: int = 4
+    page: int = 16
+    batch: int = 48
+    context: int = 4096
+    heads: int = 8
+
+    @property
+    def query(self) -> str:
+        return self.dtype if dtypes.by_name(self.dtype).bits > 8 else "bf16"
+
+    @property
+    def what(self) -> str:
+        return "prefill" if self.new == self.context else "decode" if self.new == 1 else f"{self.new} new"
+
+    @property
+    def bytes(self) -> int:
+        """What must be moved: keys, values and scales once, query and output."""
+        row = self.size * dtypes.by_name(self.dtype).itemsize + (4 * (self.size // self.granule) if self.granule else 0)
+        rows = self.batch * self.new * self.heads * self.group * self.size * dtypes.by_name(self.query).itemsize
+        return 2 * self.batch * self.context * self.heads * row + 2 * rows
+
+    @property
+    def flops(self) -> int:
+        pairs = self.new * (self.context - self.new) + self.new * (self.new + 1) // 2
+        return 4 * self.batch * pairs * self.heads * self.group * self.size
+
+    def given(self, read: float, matmul: float) -> float:
+        """Microseconds that the hardware needs."""
+        rate = F32_MATMUL if self.dtype == "f32" else matmul
+        return max(self.bytes / read, self.flops / rate) * 1e6
+
+    def __str__(self) -> str:
+        scales = f" granule {self.granule}" if self.granule else ""
+        return (
+            f"{self.what:8} {self.batch:3} x {self.context:<6} {self.dtype}{scales}, head {self.size}, "
+            f"group {self.group}, page {self.page}"
+        )
+
+
+def _sized(case: Case) -> Case:
+    """The case with so many sequences that no L2 holds what it reads."""
+    narrow = max(1, 128 // (case.size * dtypes.by_name(case.dtype).itemsize))
+    return dataclasses.replace(case, batch=case.batch * narrow)
+
+
+def grid() -> Iterator[Case]:
+    """The cases."""
+    fp8 = "f8e4m3"
+    decode: dict[str, Sequence[int]] = {
+        "bf16": (8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 120, 128, 136, 160, 192, 200, 256, 512),
+        "f16": (72, 120, 128),
+        "f32": (8, 32, 64, 72, 80, 128, 256, 512),
+        fp8: (8, 16, 32, 48, 64, 72, 80, 96, 112, 120, 128, 192, 256, 512),
+        "f8e5m2": (64, 72, 128),
+    }
+    for dtype, sizes in decode.items():
+        for size in sizes:
+            yield _sized(Case(size=size, dtype=dtype))
+    for dtype, granules in ((fp8, (4, 8, 16, 32, 64, 128)), ("i8", (1, 4, 8, 16, 32, 128)), ("f8e5m2", (32,))):
+        for granule in granules:
+            yield Case(dtype=dtype, granule=granule)
+    yield _sized(Case(dtype=fp8, size=64, granule=16))
+    yield Case(dtype=fp8, size=120, granule=40)
+    for group in (1, 2, 3, 5, 8, 12, 16, 24, 32, 64):
+        yield Case(group=group)
+    for group in (1, 16, 32):
+        yield Case(group=group, dtype=fp8)
+    for page in (1, 5, 7, 48, 64, 256):
+        yield Case(page=page)
+    for page in (1, 5, 48):
+        yield Case(page=page, dtype=fp8)
+    for new in (2, 4, 8, 9, 16, 32, 64):
+        yield Case(new=new)
+        yield Case(new=new, dtype=fp8)
+    yield Case(new=4, dtype="f32")
+    yield Case(new=16, dtype=fp8, size=64)
+    yield Case(new=16, size=72)
+    yield Case(new=16, page=5)
+    yield Case(new=16, group=1)
+    yield Case(new=16, dtype="i8", granule=32)
+    yield Case(new=16, dtype=fp8, granule=128)
+    for new in (16, 64):
+        yield Case(new=new, batch=1, context=102400)
+        yield Case(new=new, batch=1, context=102400, dtype=fp8)
+    full = Case(new=4096, batch=4)
+    for size in (8, 32, 64, 72, 80, 96, 112, 120, 128, 136, 192, 256, 512):
+        yield dataclasses.replace(full, size=size)
+    for dtype, size in (("f16", 128), (fp8, 64), (fp8, 72), (fp8, 80), (fp8, 128), (fp8, 192), (fp8, 256),
+                        ("f8e5m2", 128), ("f32", 64), ("f32", 128)):  # fmt: skip
+        yield dataclasses.replace(full, dtype=dtype, size=size)
+    for dtype, granule in (("i8", 128), ("i8", 32), ("i8", 8), (fp8, 128)):
+        yield dataclasses.replace(full, dtype=dtype, granule=granule)
+    for page in (1, 4, 5, 7, 8, 48, 64):
+        yield dataclasses.replace(full, page=page)
+    yield dataclasses.replace(full, page=5, dtype=fp8)
+    for group in (1, 3, 16, 64):
+        yield dataclasses.replace(full, group=group, heads=8 if group < 16 else 2)
+
+
+# --- compiling -------------------------------------------------------------------------------------
+
+
+def _lookup_columns(case: Case) -> int:
+    return -(-(-(-case.context // case.page)) // 8) * 8 + 16
+
+
+def _empty(shape: Sequence[int], dtype: dtypes.DType) -> np.ndarray:
+    """An array whose memory is never touched."""
+    return np.empty(tuple(shape), dtype.numpy)
+
+
+def compiled(case: Case, target: str) -> tuple[str, float]:
+    """Compile a case's program into the cache; (the kind of its kernel, seconds)."""
+    import kvarn as kv
+    from kvarn import programs
+    from kvarn.ops import reads
+
+    begin, dtype, query = time.perf_counter(), dtypes.by_name(case.dtype), dtypes.by_name(case.query)
+    blocks = _empty((64, 2, 1, case.page, case.heads, case.size), dtype)
+    scales = ()
+    if case.granule:
+        scales = (_empty((*blocks.shape[:-1], -(-case.size // case.granule)), dtypes.f32), case.granule)
+    lengths, table = np.zeros(case.batch, np.int32), np.zeros((case.batch, _lookup_columns(case)), np.int32)
+    pool = kv.PagedKVCacheCollection(blocks, lengths, table, case.new, case.context, *scales)
+    rows = _empty((case.batch * case.new, case.heads * case.group, case.size), query)
+    operands = (pool, 0, rows, np.zeros(case.batch + 1, np.int32), 1.0, np.empty_like(rows))
+    attributes, _ = reads._modified(None, "causal", None, None, None, "kv.ops.attention")
+    schedule = tuple(sorted((reads._scheduled(pool, None) or {}).items()))
+    what, _ = reads._ATTENTION.specialisation(operands, attributes, schedule, target)
+    made = programs.artifact(what)
+    return KINDS.get(made.steps[0].entry.split("__")[0], made.steps[0].entry), time.perf_counter() - begin
+
+
+def compile_all(cases: Sequence[Case], target: str, processes: int) -> dict[Case, str]:
+    """The kinds of the cases' kernels."""
+    found: dict[Case, str] = {}
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
+        futures = {pool.submit(compiled, case, target): case for case in cases}
+        for future in concurrent.futures.as_completed(futures):
+            try:
+                found[futures[future]] = future.result()[0]
+            except Exception as error:
+                found[futures[future]] = f"refused: {' '.join(str(error).split())[:200]}"
+    return found
+
+
+# --- measuring -------------------------------------------------------------------------------------
+
+
+class Data:
+    """A case's tensors on the GPU."""
+
+    def __init__(self, case: Case) -> None:
+        import torch  # type: ignore[import-not-found]
+
+        import kvarn as kv
+
+        self.case, self.torch = case, torch
+        draw = np.random.default_rng(case.page * 1000 + case.size)
+        each = -(-case.context // case.page)
+        total = case.batch * each
+        self.table = draw.permutation(total + 3).astype(np.int32)[:total].reshape(case.batch, each)
+        shape = (total + 4, 2, 1, case.page, case.heads, case.size)
+        self.blocks = self._normal(shape, case.dtype)
+        self.scales: Any = None
+        if case.granule:
+            exponent = torch.rand((*shape[:-1], -(-case.size // case.granule)), device="cuda")
+            self.scales = torch.exp2(2 * exponent - 1) * (1 / 64 if case.dtype == "i8" else 1.0)
+        self._poison()
+        wide = np.full((case.batch, _lookup_columns(case)), total + 3, np.int32)
+        wide[:, :each] = self.table
+        lengths = torch.full((case.batch,), case.context - case.new, dtype=torch.int32, device="cuda")
+        rest = () if self.scales is None else (self.scales, case.granule)
+        self.pool = kv.PagedKVCacheCollection(
+            self.blocks, lengths, torch.as_tensor(wide).cuda(), case.new, case.context, *rest
+        )
+        rows = (case.batch * case.new, case.heads * case.group, case.size)
+        self.query = torch.randn(rows, dtype=self._dtype(case.query), device="cuda")
+        self.out = torch.full_like(self.query, float("nan"))
+        self.offsets = torch.arange(0, rows[0] + 1, case.new, dtype=torch.int32, device="cuda")
+
+    def _dtype(self, name: str) -> Any:
+        names = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "i8": "int8", "f8e4m3": "float8_e4m3fn",
+                 "f8e5m2": "float8_e5m2"}  # fmt: skip
+        return getattr(self.torch, names[name])
+
+    def _normal(self, shape: tuple[int, ...], dtype: str) -> Any:
+        torch, wanted = self.torch, self._dtype(dtype)
+        if dtypes.by_name(dtype).bits > 8:
+            return torch.randn(shape, dtype=wanted, device="cuda")
+        made = torch.empty(shape, dtype=wanted, device="cuda")
+        piece = max(1, (1 << 26) // math.prod(shape[1:]))
+        for i in range(0, shape[0], piece):
+            part = torch.randn((min(piece, shape[0] - i), *shape[1:]), dtype=torch.bfloat16, device="cuda")
+            made[i : i + piece] = (part * 32).clamp(-127, 127).to(wanted) if dtype == "i8" else part.to(wanted)
+        return made
+
+    def _poison(self) -> None:
+        """NaN in all slots that belong to no sequence: spare pages, and what the last pages have past the end."""
+        case, torch = self.case, self.torch
+        spare = np.setdiff1d(np.arange(self.blocks.shape[0]), self.table)
+        last, tail = self.table[:, -1], case.context - (self.table.shape[1] - 1) * case.page
+        for tensor in (self.blocks, self.scales):
+            if tensor is None or tensor.dtype == torch.int8:
+                continue
+            bits = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+            nan = {1: 0x7F, 2: 0x7FFF, 4: 0x7FFFFFFF}[tensor.element_size()]
+            bits[torch.as_tensor(spare).cuda()] = nan
+            if tail < case.page:
+                bits[torch.as_tensor(last).cuda().long(), :, :, tail:] = nan
+
+    def run(self) -> None:
+        import kvarn as kv
+
+        kv.ops.attention(self.pool, 0, self.query, self.offsets, out=self.out)
+
+    def error(self) -> float:
+        """Relative error of the output of the first and the last sequence, of a head each; NaN where it is missing."""
+        case, torch, worst = self.case, self.torch, 0.0
+        if bool(torch.isnan(self.out).any()):
+            return float("nan")
+        for b, head in {(0, 0), (case.batch - 1, case.heads - 1)}:
+            pages = torch.as_tensor(self.table[b]).cuda().long()
+            found = self.blocks[pages][:, :, 0, :, head].float()
+            if self.scales is not None:
+                scales = self.scales[pages][:, :, 0, :, head].repeat_interleave(case.granule, -1)
+                found = found * scales[..., : case.size]
+            keys, values = (found[:, half].reshape(-1, case.size)[: case.context] for half in range(2))
+            # Of long prompts the last tokens, which see most.
+            new = min(case.new, 256)
+            first = (b + 1) * case.new - new
+            queries = self.query[first : first + new, head * case.group : (head + 1) * case.group].float()
+            scores = torch.einsum("tgd,nd->gtn", queries, keys) * case.size**-0.5
+            position = torch.arange(case.context - new, case.context, device="cuda")[:, None]
+            hidden = torch.arange(case.context, device="cuda")[None] > position
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            wanted = torch.einsum("gtn,nd->tgd", weights, values)
+            got = self.out[first : first + new, head * case.group : (head + 1) * case.group].float()
+            worst = max(worst, float((got - wanted).norm() / wanted.norm()))
+        return worst
+
+    def microseconds(self, replays: int = 5, target_ms: float = 4.0) -> float:
+        """Median time of a call, in replays of a graph of several."""
+        torch = self.torch
+
+        def span(run: Any) -> float:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            return begin.elapsed_time(end) * 1e3
+
+        once = min(span(self.run) for _ in range(2))
+        count = max(1, min(64, math.ceil(target_ms * 1e3 / once)))
+        if count == 1:
+            return sorted(span(self.run) for _ in range(3))[1]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(count):
+                self.run()
+        graph.replay()
+        return sorted(span(graph.replay) / count for _ in range(replays))[replays // 2]
+
+
+def measured(case: Case) -> dict[str, Any]:
+    """A case's time and error."""
+    import torch  # type: ignore[import-not-found]
+
+    made: dict[str, Any] = {"case": dataclasses.asdict(case), "ok": False}
+    try:
+        data = Data(case)
+        data.run()
+        torch.cuda.synchronize()
+        made["error"] = data.error()
+        made["ok"] = made["error"] <= TOLERANCE[case.query]
+        made["us"] = data.microseconds()
+    except Exception as error:
+        made["note"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return made
+
+
+def rates() -> tuple[float, float]:
+    """The ceilings of this machine: bytes/s that are read, FLOP/s of a product of bf16 matrices."""
+    from kvarn.tools.arrays import arrays
+
+    from .timing import ceilings
+
+    found: dict[str, float] = {}
+    for record in ceilings(arrays("cuda")):
+        if record["ok"] and record["case"] in ("read", "matmul"):
+            found[record["case"]] = max(found.get(record["case"], 0.0), record["rate"] * 1e12)
+    return found.get("read", READ), found.get("matmul", MATMUL)
+
+
+def lines(records: Sequence[dict[str, Any]], below: float) -> Iterator[str]:
+    """The table, those under ``below`` of what the hardware gives."""
+    for r in sorted(records, key=lambda r: r.get("share") or 0.0):
+        case = Case(**r["case"])
+        if "us" not in r or not r["ok"]:
+            note = r.get("note") or f"wrong by {r['error']:.1e}"
+            yield f"  WRONG  {case}  {r['kind']}: {note}"
+        elif r["share"] < below and not r["launch"]:
+            yield f"  {100 * r['share']:4.0f}%  {r['us']:9.1f} µs of {r['given']:8.1f}  {case}  {r['kind']}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="cases whose line has one of these texts in it, comma-separated")
+    parser.add_argument("--below", type=float, default=ENOUGH, help="share up to which cases are printed (0.5)")
+    parser.add_argument("--processes", type=int, default=14)
+    parser.add_argument("--target", default="sm_90a")
+    parser.add_argument("--compile-only", action="store_true", help="print which kernel each case takes")
+    parser.add_argument("--seconds", type=float, default=60, help="of measuring (60)")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    texts = [t for t in options.only.split(";") if t]
+    cases = [c for c in dict.fromkeys(grid()) if not texts or any(t in str(c) for t in texts)]
+    begin = time.perf_counter()
+    kinds = compile_all(cases, options.target, options.processes)
+    print(f"{len(cases)} cases compiled in {time.perf_counter() - begin:.1f} s", flush=True)
+    if options.compile_only:
+        for case in cases:
+            print(f"  {case}  {kinds[case]}")
+        return 0
+    begin = time.perf_counter()
+    read, matmul = rates()
+    records = []
+    for case in cases:
+        if time.perf_counter() - begin > options.seconds:
+            print(f"no time left for {len(cases) - len(records)} cases", file=sys.stderr)
+            break
+        made = measured(case) | {"kind": kinds[case], "given": case.given(read, matmul)}
+        if "us" in made:
+            made["share"] = made["given"] / made["us"]
+            made["launch"] = made["given"] < LAUNCH_US
+        records.append(made)
+        if options.json:
+            options.json.write_text(json.dumps(records))
+    right = [r for r in records if r["ok"]]
+    judged = [r for r in right if not r["launch"]]
+    under = [r for r in judged if r["share"] < ENOUGH]
+    print(
+        f"read {read / 1e12:.2f} TB/s, matmul {matmul / 1e12:.0f} TFLOP/s; {len(records)} cases in "
+        f"{time.perf_counter() - begin:.0f} s: {len(right)} right, {len(judged)} judged, {len(under)} under {ENOUGH:.0%}"
+    )
+    for line in lines(records, options.below):
+        print(line)
+    return 0 if len(right) == len(records) and not under else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
