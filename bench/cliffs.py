@@ -176,7 +176,8 @@ def compiled(case: Case, target: str) -> tuple[str, float]:
     rows = _empty((case.batch * case.new, case.heads * case.group, case.size), query)
     operands = (pool, 0, rows, np.zeros(case.batch + 1, np.int32), 1.0, np.empty_like(rows))
     attributes, _ = reads._modified(None, "causal", None, None, None, "kv.ops.attention")
-    schedule = tuple(sorted((reads._scheduled(pool, None) or {}).items()))
+    bounds = reads._bounds(case.new, case.batch) if case.new <= reads._FEW else {}  # as of arrays on a GPU
+    schedule = tuple(sorted(bounds.items()))
     what, _ = reads._ATTENTION.specialisation(operands, attributes, schedule, target)
     made = programs.artifact(what)
     return KINDS.get(made.steps[0].entry.split("__")[0], made.steps[0].entry), time.perf_counter() - begin
