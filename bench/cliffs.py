@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from kvarn.dialect import dtypes
+from kvarn.dialect.layout import align_up, cdiv
 
 LAUNCH_US = 10.0  # of what the hardware gives, up to which a case is bound by its launch
 ENOUGH = 0.5  # share of what the hardware gives
@@ -152,7 +153,7 @@ def grid() -> Iterator[Case]:
 
 
 def _lookup_columns(case: Case) -> int:
-    return -(-(-(-case.context // case.page)) // 8) * 8 + 16
+    return align_up(cdiv(case.context, case.page), 8) + 16
 
 
 def _empty(shape: Sequence[int], dtype: dtypes.DType) -> np.ndarray:
@@ -395,7 +396,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     under = [r for r in judged if r["share"] < ENOUGH]
     print(
         f"read {read / 1e12:.2f} TB/s, matmul {matmul / 1e12:.0f} TFLOP/s; {len(records)} cases in "
-        f"{time.perf_counter() - begin:.0f} s: {len(right)} right, {len(judged)} judged, {len(under)} under {ENOUGH:.0%}"
+        f"{time.perf_counter() - begin:.0f} s: {len(right)} right, {len(judged)} judged, "
+        f"{len(under)} under {ENOUGH:.0%}"
     )
     for line in lines(records, options.below):
         print(line)

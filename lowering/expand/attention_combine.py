@@ -15,12 +15,12 @@ import kvarn as kv
 from .attention_common import ended, log_sum_exp
 from .attention_queries import queries_of
 from .decode_division import division
-from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, WARP_ROWS, Config
+from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, Config
 
 
 def combine_kernel(c: Config) -> Any:
     """The merging kernel of a configuration."""
-    G, NT, KS = c.group, c.column_tiles, c.size // 16
+    G, NT, KS = c.group, c.column_tiles, c.row_steps
     work, WARPS = division(c), c.combine
     TOGETHER = 4  # pieces whose loads a warp has under way
 
@@ -94,7 +94,11 @@ def combine_kernel(c: Config) -> Any:
             token = queries.at(queries.base(b), row // G)
             for half in kv.static(range(2)):
                 d = t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half)
-                out[(*token, h, d)] = c.query(o[half] * inverse)
+                if c.size == c.columns:
+                    out[(*token, h, d)] = c.query(o[half] * inverse)
+                else:
+                    if d < c.size:
+                        out[(*token, h, d)] = c.query(o[half] * inverse)
             if lse is not None:
                 if (t == 0) & (lane < 4):
                     lse[(*token, h)] = log_sum_exp(top, total)
@@ -112,7 +116,7 @@ def combine_kernel(c: Config) -> Any:
         t, rest = piece % KS, piece // KS
         nt, rest = rest % NT, rest // NT
         part, b = rest % c.work_heads, rest // c.work_heads
-        head, row0 = part // c.parts, part % c.parts * WARP_ROWS
+        head, row0 = part // c.parts, part % c.parts * c.warp_rows
         n = queries.length(b)
         first, last = kv.i32(0), kv.i32(0)
         if (prefix[b + 1] > prefix[b]) & (row0 < n * G):

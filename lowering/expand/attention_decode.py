@@ -37,85 +37,21 @@ from .attention_queries import batch_of, extents_of, heads_of, is_padded, querie
 from .base import Expansion
 from .common import row_alignment
 from .decode_division import division
+from .decode_products import products
 from .decode_results import results
-from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, SHORT_SPLITS, WARP_ROWS, Config, configured
+from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, SHORT_SPLITS, Config, configured
 from .decode_streaming import streaming
 
 
 def decode_kernel(c: Config) -> Any:
     """The kernel of a configuration."""
-    spec, G, NT, TT, NS = c.spec, c.group, c.column_tiles, c.tile, c.stages
-    NW, MT, KS = c.warps, c.tile // 16, c.size // 16
+    G, NT, TT, NS = c.group, c.column_tiles, c.tile, c.stages
+    NW, MT, KS = c.warps, c.tile // 16, c.row_steps
     HG = c.work_heads // NW  # blocks that share a range, each with other heads
     threads, GC = 32 * NW, c.scales
-    GS = min(spec.granularity, c.size) // 16 if GC else KS  # steps of a granule
     work = division(c)
     ring_of, results_of = streaming(c), results(c, work)
-    shared_offset = ring_of.shared_offset
-
-    @kv.func
-    def query_fragments(query, queries, b, head, row0, n, lane):
-        """The query rows as the second operand of the first product: [column tile][step][2] words."""
-        found = []
-        for nt in kv.static(range(NT)):
-            row = row0 + nt * COLUMNS + (lane >> 2)
-            exists = row < n * G
-            safe = kv.where(exists, row, 0)
-            token = queries.at(queries.base(b), safe // G)
-            h = head * G + safe % G
-            words = []
-            for ks in kv.static(range(KS)):
-                for u in kv.static(range(2)):
-                    if c.narrow:
-                        pair = query.load(*token, h, ks * 16 + (lane & 3) * 4 + 2 * u, width=2)
-                        if c.query is not kv.f16:
-                            pair = kv.f16(kv.f32(pair))
-                    else:
-                        pair = query.load(*token, h, ks * 16 + (lane & 3) * 2 + 8 * u, width=2)
-                    word = kv.bitcast(pair, kv.i32)
-                    words.append(kv.where(exists, word, 0))
-            found.append(words)
-        return found
-
-    @kv.func
-    def widen(word):
-        """Four 8-bit elements as two pairs of f16."""
-        if spec.dtype is kv.i8:
-            return kv.cvt_i8x4_to_f16x4(word)
-        if spec.dtype is kv.f8e5m2:
-            return kv.cvt_e5m2x4_to_f16x4(word)
-        return kv.cvt_e4m3x4_to_f16x4(word)
-
-    @kv.func
-    def key_fragments(stage, mt, lane):
-        """K as the first operand of the first product: [step][4] words."""
-        row = mt * 16 + (lane & 7) + ((lane >> 3) & 1) * 8
-        found = []
-        if c.narrow:
-            for k in kv.static(range(KS // 2)):
-                words = [widen(w) for w in kv.ldmatrix(stage + shared_offset(row, 2 * k + (lane >> 4)))]
-                for u in kv.static(range(2)):
-                    found.append([words[2 * u][0], words[2 * u + 1][0], words[2 * u][1], words[2 * u + 1][1]])
-        else:
-            for k in kv.static(range(KS)):
-                found.append(kv.ldmatrix(stage + shared_offset(row, 2 * k + (lane >> 4))))
-        return found
-
-    @kv.func
-    def value_fragments(stage, mt, t, lane):
-        """V transposed as the first operand of the second product: one or two head-size steps of 4 words."""
-        base = stage + c.half_stage
-        if c.narrow:
-            row = mt * 16 + (lane & 7) + ((lane >> 3) & 1) * 8
-            loaded = kv.ldmatrix(base + shared_offset(row, 2 * t + (lane >> 4)), trans=True)
-            words = [widen(kv.prmt(w, 0, 0x3120)) for w in loaded]
-            return [[words[2 * u][0], words[2 * u][1], words[2 * u + 1][0], words[2 * u + 1][1]] for u in range(2)]
-        row = mt * 16 + (lane & 7) + (lane >> 4) * 8
-        return [kv.ldmatrix(base + shared_offset(row, 2 * t + ((lane >> 3) & 1)), trans=True)]
-
-    @kv.func
-    def pack(a, b):
-        return kv.pack_f16x2(a, b) if c.mma is kv.f16 else kv.pack_bf16x2(a, b)
+    multiply = products(c, ring_of)
 
     @kv.func
     def masked(s, token, nt, i, lane, row0, keys, start):
@@ -142,30 +78,6 @@ def decode_kernel(c: Config) -> Any:
         return found
 
     @kv.func
-    def scale_of(stage, which, mt, half, lane):
-        """A scale of the token that a lane's scores 2 * half and 2 * half + 1 of a row tile belong to."""
-        return ring_of.scale_at(stage, which, mt * 16 + 8 * half + (lane >> 2)).load(kv.f32)
-
-    @kv.func
-    def score_tile(a, q, stage, mt, nt, lane):
-        """K Q^T of 16 tokens and 8 rows, K's scales counted."""
-        found = [kv.f32(0.0)] * 4
-        for g in kv.static(range(max(GC, 1))):
-            even, odd = [kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4
-            for ks in kv.static(range(g * GS, min(KS, (g + 1) * GS))):
-                if ks % 2 == 0:
-                    even = kv.mma_m16n8k16(a[ks], [q[nt][2 * ks], q[nt][2 * ks + 1]], even, c.mma)
-                else:
-                    odd = kv.mma_m16n8k16(a[ks], [q[nt][2 * ks], q[nt][2 * ks + 1]], odd, c.mma)
-            for i in kv.static(range(4)):
-                s = even[i] + odd[i] if KS > 1 else even[i]
-                if GC:
-                    found[i] = found[i] + s * scale_of(stage, g, mt, i // 2, lane)
-                else:
-                    found[i] = s
-        return found
-
-    @kv.func
     def rescale(o, by):
         for i in kv.static(range(4 * NT * KS)):
             o[i] = o[i] * by
@@ -186,21 +98,13 @@ def decode_kernel(c: Config) -> Any:
             unit[0], unit[1] = unit_of, 1.0 / unit_of
 
     @kv.func
-    def weights(p, stage, unit, g, mt, lane):
-        """16 tokens' probabilities as the second operand of the second product, V's scales counted."""
-        if GC:
-            scales = [scale_of(stage, GC + g, mt, half, lane) * unit[1] for half in range(2)]
-            p = [p[i] * scales[i // 2] for i in range(4)]
-        return [kv.movmatrix(pack(p[0], p[1])), kv.movmatrix(pack(p[2], p[3]))]
-
-    @kv.func
-    def attend(tile, stage, q, m, l, o, unit, scale, lane, row0, keys, first, start, alibi):
+    def attend(tile, stage, q, q_place, m, l, o, unit, scale, lane, row0, keys, first, start, alibi):
         """One tile: scores, online softmax, weighted values. Changes m, l, o and unit."""
         scores = []
         for mt in kv.static(range(MT)):
-            a = key_fragments(stage, mt, lane)
+            of_tile = multiply.scores(q, q_place, stage, mt, lane)
             for nt in kv.static(range(NT)):
-                found = score_tile(a, q, stage, mt, nt, lane)
+                found = of_tile[nt]
                 for i in kv.static(range(4)):
                     if c.softcap:
                         scores.append(kv.math.tanh(found[i] * (scale * (LN2 / c.softcap))) * (c.softcap * LOG2E))
@@ -253,21 +157,9 @@ def decode_kernel(c: Config) -> Any:
                         o[(nt * KS + t) * 4 + i] = o[(nt * KS + t) * 4 + i] * alphas[2 * nt + i % 2]
         if GC:
             follow_scales(stage, o, unit, lane)
-        step = 2 if c.narrow else 1
         for mt in kv.static(range(MT)):
-            b = []
-            for t in kv.static(range(KS // step)):
-                if t * step % GS == 0:  # a granule begins: the first of all, or one with scales of its own
-                    g = t * step // GS
-                    p = [[scores[(mt * NT + nt) * 4 + i] for i in range(4)] for nt in range(NT)]
-                    b = [weights(p[nt], stage, unit, g, mt, lane) for nt in range(NT)]
-                fragments = value_fragments(stage, mt, t, lane)
-                for u in kv.static(range(step)):
-                    for nt in kv.static(range(NT)):
-                        at = (nt * KS + t * step + u) * 4
-                        result = kv.mma_m16n8k16(fragments[u], b[nt], [o[at], o[at + 1], o[at + 2], o[at + 3]], c.mma)
-                        for i in kv.static(range(4)):
-                            o[at + i] = result[i]
+            p = [[scores[(mt * NT + nt) * 4 + i] for i in range(4)] for nt in range(NT)]
+            multiply.add_values(p, stage, mt, o, unit, lane)
 
     @kv.func
     def segment(collection, queries, prefix, b, at, end, row0):
@@ -310,12 +202,12 @@ def decode_kernel(c: Config) -> Any:
         ``scales`` are those of the tile before, which are stored now; gives those of this one. What is not done
         ``often`` is short code, whose loading takes longer than it runs.
         """
-        if GC:
+        if ring_of.held_scales:
             before = kv.where(stage == 0, NS - 1, stage - 1)
             ring_of.store_scales(mine + before * c.stage_bytes, scales, lane)
         tile = (caches, ahead.b, head, ahead.tile, ahead.last, ahead.pages)
         ring_of.issue(*tile, mine + stage * c.stage_bytes, lane, ahead.keys, ahead.first, often)
-        if GC:
+        if ring_of.held_scales:
             scales = ring_of.load_scales(*tile, lane, ahead.keys, ahead.first)
         ahead.tile = ahead.tile + 1
         next_tile(collection, queries, prefix, ahead, end, row0)
@@ -346,7 +238,7 @@ def decode_kernel(c: Config) -> Any:
         policy = kv.l2_policy("evict_first") if c.reads_once else None
         caches = SimpleNamespace(keys=k_cache, values=v_cache, to_values=v_address - k_address, policy=policy)
         part = (kv.block_id.x % HG) * NW + warp
-        head, row0 = part // c.parts, part % c.parts * WARP_ROWS
+        head, row0 = part // c.parts, part % c.parts * c.warp_rows
         r = kv.block_id.x // HG
         cut = work.cut_of(kv.grid_dim.x // HG, most, total, prefix, batch)
         begin, end = kv.i32(0), kv.i32(0)
@@ -354,6 +246,7 @@ def decode_kernel(c: Config) -> Any:
             begin, end = work.bounds(cut, prefix, batch, r)
         if begin < end:
             mine = ring.ptr(warp * c.warp_bytes)
+            ring_of.clear_columns(mine, lane)
             at, b, stage = begin, last_not_above(prefix, batch, begin), kv.i32(0)
             keys, first, start, n, tile, last, until = segment(collection, queries, prefix, b, at, end, row0)
             ahead = SimpleNamespace(b=b, keys=keys, first=first, tile=tile, last=last, until=until, pages=kv.i32(0))
@@ -371,14 +264,14 @@ def decode_kernel(c: Config) -> Any:
                 )
             if c.programmatic and c.early:
                 start_next()
-            q = [[kv.i32(0)] * (2 * KS) for _ in range(NT)]
+            q, q_place = multiply.empty_query(), mine + c.stages * c.stage_bytes
             taken = kv.i32(0)  # pieces that this range has had of the sequence
             while at < end:
                 if c.split:
                     if taken == 0:
-                        q = query_fragments(query, queries, b, head, row0, n, lane)
+                        q = multiply.query(query, queries, b, head, row0, n, lane, q_place)
                 else:
-                    q = query_fragments(query, queries, b, head, row0, n, lane)
+                    q = multiply.query(query, queries, b, head, row0, n, lane, q_place)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
                 alibi = alibi_of(slopes, head, row0, start, lane)
@@ -393,7 +286,7 @@ def decode_kernel(c: Config) -> Any:
                     kv.cp_async_wait(NS - 1)
                     kv.syncwarp()
                     here = mine + stage * c.stage_bytes
-                    attend(i, here, q, m, l, o, unit, scale * LOG2E, lane, row0, keys, first, start, alibi)
+                    attend(i, here, q, q_place, m, l, o, unit, scale * LOG2E, lane, row0, keys, first, start, alibi)
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
                 done, rows, own = b, n, work.piece_of(cut, prefix, b, at, r)
                 at, tile, taken = piece_end, piece_last, taken + 1
@@ -463,7 +356,7 @@ def expand_decode(op: Any, at: Expansion) -> None:
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), args, (ranges * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:
-        blocks = batch * (config.work_heads * config.column_tiles * (config.size // 16))
+        blocks = batch * (config.work_heads * config.column_tiles * config.row_steps)
         args = [op.collection, extents_of(op), op.out, partials, ranges, most, op.sinks, op.lse]
         threads = (32 * config.combine, 1, 1)
         at.launch(combine_kernel(config), args, (blocks, 1, 1), threads, key=config, programmatic=early)

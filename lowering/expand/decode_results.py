@@ -16,9 +16,11 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
 
     ``head`` is a KV head and ``row0`` the first of a sequence's query rows that the warp has; ``part`` tells both.
     """
-    G, NT, KS = c.group, c.column_tiles, c.size // 16
+    G, NT, KS = c.group, c.column_tiles, c.row_steps
     # Pieces whose loads a merge has under way: what registers allow.
     TOGETHER = max(1, min(4, 24 // KS)) if c.blocks * c.warps <= 8 else 1
+
+    WIDE = KS > 16  # no registers for a piece that is loaded ahead
 
     @kv.func
     def rows_here(nt, row0, n, lane):
@@ -37,12 +39,18 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                     top, total, inverse = ended(m[at], l[at], sinks, h)
                     for t in kv.static(range(KS)):
                         pair = [c.query(o[(nt * KS + t) * 4 + 2 * half + u] * inverse) for half in range(2)]
+                        left = c.size - t * 16  # columns that there are from this step on
                         if c.narrow:  # the lane's two elements are neighbours
                             d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.query)
-                            out.store(*token, h, d, value=both, alignment=c.pair_alignment)
+                            if left >= 16:
+                                out.store(*token, h, d, value=both, alignment=c.pair_alignment)
+                            elif left > 0:
+                                if d < c.size:
+                                    out.store(*token, h, d, value=both, alignment=c.pair_alignment)
                         else:
                             out[(*token, h, t * 16 + (lane >> 2))] = pair[0]
-                            out[(*token, h, t * 16 + (lane >> 2) + 8)] = pair[1]
+                            if left >= 16:
+                                out[(*token, h, t * 16 + (lane >> 2) + 8)] = pair[1]
                     if lse is not None:
                         if lane < 4:
                             lse[(*token, h)] = log_sum_exp(top, total)
@@ -110,6 +118,29 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                 o[nt * KS * 4 + i] = sums[i]
 
     @kv.func
+    def merge_wide(cut, partials, prefix, b, part, row0, n, first, last, m, l, o, lane):
+        """:func:`merge` for heads whose partial results leave no registers for those that come next."""
+        for nt in kv.static(range(NT)):
+            holder = kv.where(rows_here(nt, row0, n, lane), lane, lane & ~3)
+            top = maxima(cut, partials, prefix, b, part, nt, first, last, holder)
+            total = [kv.f32(0.0), kv.f32(0.0)]
+            sums = [kv.f32(0.0)] * (4 * KS)
+            for r in range(first, last + 1):
+                of = work.partial_of(cut, partials, prefix, b, part, r, holder) + nt * (KS + 1) * 512
+                ml = (of + KS * 512).load(kv.f32, 4)
+                weight = [kv.ex2(ml[u] - top[u]) for u in range(2)]
+                for u in kv.static(range(2)):
+                    total[u] = kv.math.fma(ml[2 + u], weight[u], total[u])
+                for t in kv.static(range(KS)):
+                    four = (of + t * 512).load(kv.f32, 4)
+                    for i in kv.static(range(4)):
+                        sums[4 * t + i] = kv.math.fma(four[i], weight[i % 2], sums[4 * t + i])
+            for u in kv.static(range(2)):
+                m[2 * nt + u], l[2 * nt + u] = top[u], total[u]
+            for i in kv.static(range(4 * KS)):
+                o[nt * KS * 4 + i] = sums[i]
+
+    @kv.func
     def finish(cut, partials, counters, prefix, b, part, row0, own, taken, more, m, l, o, n, lane):
         """Whether this warp has the whole result of a sequence, its own or merged; if not, it has left its part.
 
@@ -139,7 +170,8 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                         if (lane == 0) & (others > 0):
                             counter.store(kv.i32(0))
                         whole = kv.bool(True)
-                        merge(cut, partials, prefix, b, part, row0, n, first, last, m, l, o, lane)
+                        merging = merge_wide if WIDE else merge
+                        merging(cut, partials, prefix, b, part, row0, n, first, last, m, l, o, lane)
         return whole
 
     return SimpleNamespace(write_out=write_out, finish=finish)

@@ -10,7 +10,7 @@ from typing import Any
 import kvarn as kv
 from kvarn.dialect import schedules
 from kvarn.dialect.dtypes import DType
-from kvarn.dialect.layout import CacheSpec, cdiv
+from kvarn.dialect.layout import CacheSpec, align_up, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
 
@@ -19,6 +19,8 @@ NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that diff
 ENTRIES = (*schedules.DECODE.names, "max_batch", "early")
 COLUMNS = 8  # query rows of one mma
 WARP_ROWS = 2 * COLUMNS  # most query rows of a warp; a head with more is shared by several
+MOST_COLUMNS = 512  # of a head
+_HELD = 64  # scales of a tile's token that a lane has on their way to shared memory, at most
 # What a batch-invariant schedule fixes: nothing that changes the order of a sequence's additions may follow the batch.
 # (Who merges may: both ways to merge add fixed splits in one order.)
 INVARIANT = {"split": 512}
@@ -65,9 +67,44 @@ class Config:
         return self.spec.head_size
 
     @property
+    def columns(self) -> int:
+        """The head size in whole steps of the products; columns that do not exist are zeros."""
+        return align_up(self.size, 32 if self.narrow else 16)
+
+    @property
+    def row_steps(self) -> int:
+        """Steps of 16 elements of the output."""
+        return self.columns // 16
+
+    @property
+    def key_steps(self) -> int:
+        """Steps of the first product along the head: 16 elements each, of f32 8."""
+        return self.columns // 8 if self.wide else self.columns // 16
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of a key that a step of the first product takes."""
+        return 16 if self.narrow else 32
+
+    @property
     def narrow(self) -> bool:
         """Whether the cache holds 8-bit elements."""
         return self.spec.dtype.bits == 8
+
+    @property
+    def wide(self) -> bool:
+        """Whether the cache holds f32."""
+        return self.spec.dtype.bits == 32
+
+    @property
+    def query_in_shared(self) -> bool:
+        """Whether the query rows lie in shared memory: those of wide heads would take too many registers."""
+        return self.columns * (4 if self.wide else 1) > 256
+
+    @property
+    def warp_rows(self) -> int:
+        """Query rows of a warp, at most: where heads are wide there are registers for the sums of 8."""
+        return COLUMNS if self.columns * (2 if self.wide else 1) > 256 else WARP_ROWS
 
     @property
     def scales(self) -> int:
@@ -86,8 +123,8 @@ class Config:
 
     @property
     def parts(self) -> int:
-        """Warps that share a KV head's rows, each with up to 16 of them."""
-        return cdiv(self.rows, WARP_ROWS)
+        """Warps that share a KV head's rows, each with up to ``warp_rows`` of them."""
+        return cdiv(self.rows, self.warp_rows)
 
     @property
     def work_heads(self) -> int:
@@ -97,16 +134,32 @@ class Config:
     @property
     def column_tiles(self) -> int:
         """Tiles of 8 query rows that a warp has."""
-        return cdiv(min(self.rows, WARP_ROWS), COLUMNS)
+        return cdiv(min(self.rows, self.warp_rows), COLUMNS)
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of a token in shared memory, columns that do not exist counted."""
+        return self.columns * self.spec.dtype.itemsize
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of a token and head in the cache."""
         return self.size * self.spec.dtype.itemsize
+
+    @property
+    def scales_copied(self) -> bool:
+        """Whether scales are copied to shared memory as they are; others are converted on their way."""
+        return self.scales > 0 and self.spec.scale_dtype is kv.f32 and self.scales % 4 == 0
+
+    @property
+    def scale_pitch(self) -> int:
+        """Bytes from token to token of the scales that are copied, without bank conflicts."""
+        return 4 * self.scales + 16
 
     @property
     def l2_prefetch(self) -> int:
         """Bytes that a copy brings into the L2: where rows end in the middle of a line, the rest is another warp's."""
-        return 128 if self.row_bytes % 128 else 0
+        return 128 if self.stored_bytes % 128 else 0
 
     @property
     def reads_once(self) -> bool:
@@ -130,17 +183,23 @@ class Config:
 
     @property
     def stage_bytes(self) -> int:
-        return 2 * self.half_stage + 2 * self.scales * 4 * self.tile
+        scales = self.scale_pitch if self.scales_copied else 4 * self.scales
+        return 2 * self.half_stage + 2 * self.tile * scales
+
+    @property
+    def query_bytes(self) -> int:
+        """Shared memory of a warp's query rows."""
+        return self.column_tiles * self.key_steps * 32 * 8 if self.query_in_shared else 0
 
     @property
     def warp_bytes(self) -> int:
-        """Shared memory of one warp: its ring."""
-        return self.stages * self.stage_bytes
+        """Shared memory of one warp: its ring, and query rows that are not in registers."""
+        return self.stages * self.stage_bytes + self.query_bytes
 
     @property
     def quads(self) -> int:
         """Four-float pieces of one lane's partial result: output, then (max, max, sum, sum), for each column tile."""
-        return self.column_tiles * (self.size // 16 + 1)
+        return self.column_tiles * (self.row_steps + 1)
 
     @property
     def causal(self) -> bool:
@@ -188,19 +247,22 @@ def problems(
                 "needs 8-bit floats that the target converts, or int8 with scales, and a query of bf16 or f16, got "
                 f"{spec.dtype.name} with a query of {query.name} on {target.name}"
             )
-    elif spec.dtype not in (kv.bf16, kv.f16) or query is not spec.dtype:
+    elif spec.dtype not in (kv.bf16, kv.f16, kv.f32) or query is not spec.dtype:
         found.append(
-            "needs a cache of 8 bits, or of bf16 or f16 with queries of its type, got "
+            "needs a cache of 8 bits, or of bf16, f16 or f32 with queries of its type, got "
             f"{spec.dtype.name} with a query of {query.name}"
         )
-    step = 32 if narrow else 16
-    if spec.head_size % step or not 16 <= spec.head_size <= 256:
-        found.append(f"needs a head size of a multiple of {step} up to 256, got {spec.head_size}")
-    # A granule must be whole steps of the products: 16 elements of the head, or 32 of 8 bits.
-    if spec.quantized and spec.granularity < spec.head_size and spec.granularity % (256 // spec.dtype.bits):
-        found.append(f"needs granules of a multiple of {256 // spec.dtype.bits}, got {spec.granularity}")
+    if spec.head_size % 8 or not 8 <= spec.head_size <= MOST_COLUMNS:
+        found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
+    # A granule is whole steps of the products, 16 elements of the head, or a step is whole granules.
+    granule = spec.granularity
+    if spec.quantized and granule < spec.head_size and granule % 16 and granule not in (4, 8):
+        found.append(f"needs granules of 4, 8 or a multiple of 16, got {granule}")
     if not found:
-        least = block_bytes(Config(spec, query, group, max_queries, warps=1, stages=2, max_batch=max_batch))
+        least_config = Config(spec, query, group, max_queries, warps=1, stages=2, max_batch=max_batch)
+        if least_config.scales > 2 * _HELD and not least_config.scales_copied:
+            found.append(f"needs at most {_HELD} scales of a token that are not f32, got {least_config.scales}")
+        least = block_bytes(least_config)
         if least > target.shared_bytes:
             found.append(
                 f"needs a block that fits {target.shared_bytes} bytes of shared memory, got {least} for a max_batch of "
@@ -243,7 +305,8 @@ def fitted(target: Target, config: Config, fixed: Collection[str], measured: boo
     while block_bytes(config) > target.shared_bytes:
         smaller = _smaller(config)
         config, measured = replace(config, **next({n: smaller[n]} for n in smaller if n not in fixed)), False
-    registers = 168 if config.column_tiles * config.size <= 128 else 255
+    held = config.column_tiles * config.columns * (2 if config.wide else 1)
+    registers = 168 if held <= 128 else 255
     fits = min(target.shared_bytes // block_bytes(config), 65536 // (config.warps * 32 * registers))
     return config if measured or "blocks" in fixed else replace(config, blocks=max(1, min(config.blocks, fits)))
 

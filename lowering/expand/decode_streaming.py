@@ -2,8 +2,9 @@
 """How a warp of decode attention streams tiles of K and V, and their scales, through its ring in shared memory.
 
 A stage of the ring is a tile of K, one of V and, of a quantized cache, their scales as f32. K and V are copied by
-cp.async. Scales are of any type and may be narrower than cp.async copies: they go through a register, which is stored
-one step after it is loaded, so that nothing waits for it.
+cp.async, and so are scales of f32 where a token has whole chunks of them. Other scales are of any type and may be
+narrower than cp.async copies: they go through a register, which is stored one step after it is loaded, so that nothing
+waits for it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ def streaming(c: Config) -> SimpleNamespace:
     spec, TT, GC = c.spec, c.tile, c.scales
     item = spec.dtype.itemsize
     shared_offset = c.tile_layout.chunk_offset
-    chunks = c.row_bytes // 16  # 16-byte pieces of a row
-    copies = TT * chunks // 32  # of one lane, for K and again for V
+    unit = 8 if c.stored_bytes % 16 else 16  # bytes of a copy
+    chunks = c.stored_bytes // unit  # pieces of a row
+    copies = cdiv(TT * chunks, 32)  # of one lane, for K and again for V
     P = spec.page_size
     one_page = not spec.paged or P % TT == 0  # a tile lies in one page
-    turn = 32 // chunks if 32 % chunks == 0 else 0  # rows that a warp copies at a time, when it copies whole ones
+    # Rows that a warp copies at a time, when it copies whole ones.
+    turn = 32 // chunks if 32 % chunks == 0 and TT % (32 // chunks) == 0 else 0
     segment_rows = TT if one_page else P  # of a tile, in one page
     # One address a page, and distances from it that no tile changes: where all lanes' j-th rows share a page.
     by_page = one_page or (turn > 0 and TT % segment_rows == 0 and segment_rows % turn == 0)
@@ -51,29 +54,62 @@ def streaming(c: Config) -> SimpleNamespace:
             for s in kv.static(range(TT // segment_rows)):
                 page = pages if one_page else kv.shuffle_idx(pages, s)
                 start = k_cache.block_paged_ptr(b, token0 + s * segment_rows, head, 0, page=page)
-                k_from.append(start + (lane // chunks * token_bytes + lane % chunks * 16) if turn else start)
+                k_from.append(start + (lane // chunks * token_bytes + lane % chunks * unit) if turn else start)
         for j in kv.static(range(copies)):
             if turn:
                 row, chunk = lane // chunks + j * turn, lane % chunks
             else:
-                row, chunk = (lane + 32 * j) // chunks, (lane + 32 * j) % chunks
+                number = lane + 32 * j
+                if 32 * (j + 1) > TT * chunks:
+                    number = kv.math.min(number, TT * chunks - 1)  # the last piece again and again
+                row, chunk = number // chunks, number % chunks
             if by_page and turn:
                 s = j * turn // segment_rows
                 source = k_from[s] + (j * turn - s * segment_rows) * token_bytes
             elif by_page:
-                source = k_from[0] + (row * token_bytes + chunk * 16)
+                source = k_from[0] + (row * token_bytes + chunk * unit)
             else:
                 page = pages if one_page else kv.shuffle_idx(pages, (token0 + row) // P - token0 // P)
-                source = k_cache.block_paged_ptr(b, token0 + row, head, chunk * (16 // item), page=page)
-            to = stage + shared_offset(row, chunk)
+                source = k_cache.block_paged_ptr(b, token0 + row, head, chunk * (unit // item), page=page)
+            to = stage + (shared_offset(row, chunk) if unit == 16 else shared_offset(row, chunk >> 1) + (chunk & 1) * 8)
             size = None
             if not whole:
                 token = token0 + row
-                size = kv.where((token < keys) & (token >= first), 16, 0)
+                size = kv.where((token < keys) & (token >= first), unit, 0)
             for half, at in ((0, source), (c.half_stage, source + to_values)):
                 kv.cp_async(
-                    to + half, at, zero_fill_size=size, l2_prefetch=c.l2_prefetch, l2_policy=caches.policy
+                    to + half, at, unit, zero_fill_size=size, l2_prefetch=c.l2_prefetch, l2_policy=caches.policy
                 )  # fmt: skip
+        if c.scales_copied:
+            copy_scales(caches, b, head, token0, pages, stage, lane, keys, first, whole)
+
+    @kv.func
+    def copy_scales(caches, b, head, token0, pages, stage, lane, keys, first, whole):
+        """Start the copies of a tile's scales."""
+        of_token = GC // 4
+        for j in kv.static(range(cdiv(TT * of_token, 32))):
+            number = lane + 32 * j
+            if 32 * (j + 1) > TT * of_token:
+                number = kv.math.min(number, TT * of_token - 1)
+            row, chunk = number // of_token, number % of_token
+            page = pages if one_page else kv.shuffle_idx(pages, (token0 + row) // P - token0 // P)
+            size = None
+            if not whole:
+                size = kv.where((token0 + row < keys) & (token0 + row >= first), 16, 0)
+            for half, cache in ((0, caches.keys), (1, caches.values)):
+                source = cache.scales_block_paged_ptr(b, token0 + row, head, chunk * (4 * spec.granularity), page=page)
+                kv.cp_async(scale_at(stage, half * GC, row) + chunk * 16, source, zero_fill_size=size)
+
+    @kv.func
+    def clear_columns(ring, lane):
+        """Zeros in the columns that no head has, of all stages: copies leave them as they are."""
+        whole, row_chunks = c.stored_bytes // 16, c.row_bytes // 16
+        if whole < row_chunks:
+            missing = row_chunks - whole
+            for s in kv.static(range(c.stages)):
+                for i in range(lane, TT * missing, 32):
+                    place = ring + s * c.stage_bytes + shared_offset(i // missing, whole + i % missing)
+                    place.store(kv.vector(kv.i32, 4))
 
     @kv.func
     def load_scales(caches, b, head, tile, end, pages, lane, keys, first):
@@ -104,6 +140,9 @@ def streaming(c: Config) -> SimpleNamespace:
     @kv.func
     def scale_at(stage, which, token):
         """Pointer to the f32 scale of a tile's token: granule ``which`` of K, or ``c.scales + which`` of V."""
+        if c.scales_copied:
+            of = 2 * c.half_stage + which // GC * (TT * c.scale_pitch) + which % GC * 4
+            return stage + of + token * c.scale_pitch
         return stage + (2 * c.half_stage + which * (4 * TT)) + token * 4
 
     @kv.func
@@ -121,5 +160,6 @@ def streaming(c: Config) -> SimpleNamespace:
 
     return SimpleNamespace(
         shared_offset=shared_offset, pages_of=pages_of, load_scales=load_scales, store_scales=store_scales,
-        scale_at=scale_at, held_scales=2 * GC * scale_turns, issue=issue,
+        scale_at=scale_at, held_scales=0 if c.scales_copied else 2 * GC * scale_turns, issue=issue,
+        clear_columns=clear_columns,
     )  # fmt: skip

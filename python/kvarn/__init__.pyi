@@ -236,6 +236,9 @@ from kvarn.dsl.machine import (
     mbarrier_wait as mbarrier_wait,
 )
 from kvarn.dsl.machine import (
+    mma_m16n8k8_tf32 as mma_m16n8k8_tf32,
+)
+from kvarn.dsl.machine import (
     mma_m16n8k16 as mma_m16n8k16,
 )
 from kvarn.dsl.machine import (

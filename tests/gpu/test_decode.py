@@ -23,6 +23,20 @@ def test_scales_of_token_heads_and_granules_count(dtype, scale_dtype, granularit
     cases.scales(Torch(), dtype, scale_dtype, granularity, LONG, [1, 2, 1, 1, 0, 1, 2, 1], head_size, 8, "bf16")
 
 
+@pytest.mark.parametrize("granularity", [4, 8, 16, 48])
+@pytest.mark.parametrize(("dtype", "scale_dtype"), [("i8", "f32"), ("f8e4m3", "f32"), ("f8e4m3", "bf16")])
+def test_scales_of_granules_narrower_than_a_step_count(dtype, scale_dtype, granularity):
+    head_size = 96 if granularity == 48 else 128
+    cases.scales(Torch(), dtype, scale_dtype, granularity, LONG, [1, 2, 1, 1, 0, 1, 2, 1], head_size, 8, "bf16")
+
+
+@pytest.mark.parametrize("head_size", [8, 16, 24, 72, 112, 120, 136, 200, 256, 512])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "f8e4m3", "f8e5m2"])
+@pytest.mark.parametrize(("page_size", "heads"), [(16, 8), (5, 24), (1, 2)])
+def test_head_sizes_that_are_no_whole_steps_are_computed(dtype, head_size, page_size, heads):
+    cases.head_sizes(Torch(), dtype, head_size, page_size, heads, LONG, [1, 2, 1, 1, 0, 1, 2, 1])
+
+
 @pytest.mark.parametrize("head_size", [64, 128])
 @pytest.mark.parametrize(
     ("heads", "new"), [(16, [8, 1, 0, 3]), (9, [3, 5, 1, 2]), (5, [7, 8, 6, 1]), (4, [8, 8, 8, 8])]

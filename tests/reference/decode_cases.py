@@ -55,6 +55,16 @@ def scales(
     check(place, problem, queries(rng, problem, heads, query), {}, scale=0.0005 if dtype == "i8" else 0.1)
 
 
+def head_sizes(
+    place: Place, dtype: str, head_size: int, page_size: int, heads: int, cached: Sequence[int], new: Sequence[int],
+    **schedule: Any,
+) -> None:  # fmt: skip
+    """Heads of any multiple of 8 elements are computed; what lies beside them in memory has no influence."""
+    rng, problem = problem_of(17, dtype, cached=cached, new=new, head_size=head_size, page_size=page_size)
+    query = dtype if dtypes.by_name(dtype).bits > 8 else "bf16"
+    check(place, problem, queries(rng, problem, heads, query), schedule)
+
+
 def many_rows(place: Place, heads: int, cached: Sequence[int], new: Sequence[int], head_size: int = 32) -> None:
     """More than 16 query rows of a sequence and KV head, and sequences with fewer than others, are all computed."""
     rng, problem = problem_of(14, "f16", cached=cached, new=new, head_size=head_size, num_heads=1)

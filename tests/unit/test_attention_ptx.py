@@ -214,6 +214,25 @@ def test_decode_counts_scales_of_token_heads_and_granules(dtype, scale_dtype, gr
     decode_cases.scales(places.Interpreted(), dtype, scale_dtype, granularity, [90, 0, 7], [1, 2, 1])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "page_size", "heads"),
+    [("bf16", 8, 16, 4), ("f16", 24, 5, 4), ("bf16", 72, 16, 4), ("f16", 120, 7, 20), ("bf16", 512, 16, 4),
+     ("f8e4m3", 8, 16, 4), ("f8e4m3", 16, 5, 4), ("f8e5m2", 72, 16, 4), ("f8e4m3", 80, 1, 20), ("f8e4m3", 120, 48, 4),
+     ("f32", 8, 16, 4), ("f32", 72, 5, 20), ("f32", 128, 16, 4), ("f32", 256, 16, 12)],
+)  # fmt: skip
+def test_decode_takes_head_sizes_that_are_no_whole_steps_and_f32(dtype, head_size, page_size, heads):
+    decode_cases.head_sizes(places.Interpreted(), dtype, head_size, page_size, heads, [70, 0, 7], [1, 2, 1])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale_dtype", "granularity", "head_size"),
+    [("i8", "f32", 16, 64), ("f8e4m3", "f32", 8, 64), ("i8", "f32", 4, 64), ("f8e4m3", "bf16", 8, 32),
+     ("f8e4m3", "f32", 16, 80), ("i8", "f16", 8, 72), ("i8", "f32", 4, 24), ("f8e5m2", "f32", 48, 96)],
+)  # fmt: skip
+def test_decode_counts_scales_of_granules_narrower_than_a_step(dtype, scale_dtype, granularity, head_size):
+    decode_cases.scales(places.Interpreted(), dtype, scale_dtype, granularity, [90, 0, 7], [1, 2, 1], head_size)
+
+
 @pytest.mark.parametrize("schedule", [SIMT, PREFILL, DECODE], ids=["simt", "prefill", "decode"])
 def test_scales_may_be_aligned_to_those_of_one_head(schedule):
     rng, problem = problem_of(

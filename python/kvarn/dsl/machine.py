@@ -26,8 +26,8 @@ __all__ = [
     "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4",
     "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "globaltimer", "griddepcontrol_launch_dependents",
     "griddepcontrol_wait", "l2_policy", "ldmatrix", "load_cluster", "load_nc", "mbarrier_arrive",
-    "mbarrier_arrive_expect_tx",
-    "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k16", "movmatrix", "named_barrier",
+    "mbarrier_arrive_expect_tx", "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k8_tf32",
+    "mma_m16n8k16", "movmatrix", "named_barrier",
     "named_barrier_arrive", "nanosleep", "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "smid",
     "stmatrix", "syncwarp", "tanh_approx",
 ]  # fmt: skip
@@ -232,6 +232,24 @@ def mma_m16n8k16(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], dtype: DT
     }  # fmt: skip
     result = t.type("!llvm.struct<(f32, f32, f32, f32)>")
     return _parts(emit_value("nvvm.mma.sync", result, [*words, *accumulators], attributes), 4, f32)
+
+
+def mma_m16n8k8_tf32(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> list[Value]:
+    """c + a @ b of a 16x8 and an 8x8 fragment of tf32 in f32: of each word the first 19 bits count.
+
+    ``a`` has 4 words, ``b`` 2, ``c`` and the result 4 floats.
+    """
+    if (len(a), len(b), len(c)) != (4, 2, 4):
+        raise ValueError(f"mma_m16n8k8_tf32 takes fragments of 4, 2 and 4, got {len(a)}, {len(b)} and {len(c)}")
+    words = [_word(w, "a fragment") for w in (*a, *b)]
+    accumulators = [_float(x, "an accumulator") for x in c]
+    text = (
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, "
+        "{$10, $11, $12, $13};"
+    )
+    constraints = ["=f"] * 4 + ["r"] * 6 + ["f"] * 4
+    result = "!llvm.struct<(f32, f32, f32, f32)>"
+    return _parts(_asm(text, ",".join(constraints), [*words, *accumulators], result), 4, f32)
 
 
 def movmatrix(word: Any) -> Value:

@@ -359,6 +359,8 @@ def store_matrix(t: Block, i: Instruction) -> Any:
 
 @op("mma")
 def matrix_multiply(t: Block, i: Instruction) -> Any:
+    if "tf32" in i.name:
+        return _multiply_tf32(t, i)
     half = ml_dtypes.bfloat16 if "bf16" in i.name else np.float16
     d, a, b, c = (_parts(o) for o in i.operands)
     group, place = np.arange(WARP) // 4, np.arange(WARP) % 4
@@ -378,6 +380,33 @@ def matrix_multiply(t: Block, i: Instruction) -> Any:
         for which, r in enumerate(b):
             for j in range(2):
                 y[:, 2 * place + j + 8 * which, group] = pairs(r)[..., j]
+        for which, r in enumerate(c):
+            z[:, group + 8 * (which // 2), 2 * place + which % 2] = t.value(r, flat, np.float32).reshape(n, WARP)
+        z = x @ y + z
+        for which, r in enumerate(d):
+            t.put(r, flat, z[:, group + 8 * (which // 2), 2 * place + which % 2].ravel())
+
+    return run
+
+
+def _multiply_tf32(t: Block, i: Instruction) -> Any:
+    """m16n8k8: a word is an element, of which the last 13 bits do not count."""
+    d, a, b, c = (_parts(o) for o in i.operands)
+    group, place = np.arange(WARP) // 4, np.arange(WARP) % 4
+
+    def run(m: Lanes) -> None:
+        lanes = t.warps(m, i.text)
+        flat, n = lanes.ravel(), len(lanes)
+
+        def element(register: str) -> np.ndarray:
+            words = t.value(register, flat, np.uint32) & np.uint32(0xFFFFE000)
+            return np.ascontiguousarray(words).view(np.float32).reshape(n, WARP)
+
+        x, y, z = np.zeros((n, 16, 8), np.float32), np.zeros((n, 8, 8), np.float32), np.zeros((n, 16, 8), np.float32)
+        for which, r in enumerate(a):
+            x[:, group + 8 * (which % 2), place + 4 * (which // 2)] = element(r)
+        for which, r in enumerate(b):
+            y[:, place + 4 * which, group] = element(r)
         for which, r in enumerate(c):
             z[:, group + 8 * (which // 2), 2 * place + which % 2] = t.value(r, flat, np.float32).reshape(n, WARP)
         z = x @ y + z

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The products of decode attention: how a warp multiplies a tile of K with its query rows, and V with their weights.
+
+Scores are K Q^T with the query rows of the group in the 8 columns of an mma; the weights turn into the second product's
+operand with movmatrix; the output is V^T P^T. Head sizes that are no whole steps of the products have zeros in the
+columns that are missing: in shared memory those of K, in registers those of the query.
+
+16-bit elements are multiplied as they are (m16n8k16).
+
+8-bit elements are converted to f16 in pairs. K's bytes keep their order in a register, which permutes the head
+dimension inside each 16; the query is read with the same permutation. Rows of the output are then even and odd
+elements. Granules of scales that are narrower than the 16 elements of a step take a product each, in which the other
+elements are zeros.
+
+f32 elements are multiplied as two numbers of tf32 each, what is representable and the rest, in three products
+(m16n8k8): all but what is below f32's own rounding. V's fragments are loaded word by word, the tokens of a step in the
+order in which the transposed weights have them.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import kvarn as kv
+
+from .decode_schedule import COLUMNS, Config
+
+_REPRESENTABLE = -0x2000  # the bits of an f32 that tf32 has
+
+
+def products(c: Config, ring_of: SimpleNamespace) -> SimpleNamespace:
+    """The functions for a configuration: ``query`` and ``empty_query``, ``scores``, ``add_values``."""
+    spec, G, NT, GC = c.spec, c.group, c.column_tiles, c.scales
+    KS, QS = c.row_steps, c.key_steps
+    shared_offset = ring_of.shared_offset
+    PASSES = 16 // spec.granularity if GC > 1 and spec.granularity < 16 else 1  # products of a step
+    GS = max(1, min(spec.granularity, c.columns) // 16) if GC > 1 else KS  # steps of a granule
+
+    def chunk_offset(row, chunk, first):
+        """Byte of a row's chunk ``first`` + ``chunk``: of wide rows one of few addresses, and a constant from there on."""
+        if c.wide or c.query_in_shared:
+            return shared_offset(row, first % 8 + chunk) + first // 8 * 128
+        return shared_offset(row, first + chunk)
+
+    # --- the query ---------------------------------------------------------------------------------
+
+    @kv.func
+    def query_word(query, token, h, ks, u, lane):
+        """Word u of a step's fragment of a query row, zeros in columns that do not exist."""
+        if c.wide:
+            column = ks * 8 + 4 * u + (lane & 3)
+            if ks * 8 + 4 * u >= c.size:
+                return kv.i32(0)
+            return kv.bitcast(query.load(*token, h, column, width=1), kv.i32)
+        if c.narrow:
+            column = ks * 16 + (lane & 3) * 4 + 2 * u
+            if ks * 16 >= c.size:
+                return kv.i32(0)
+            pair = query.load(*token, h, kv.math.min(column, c.size - 2) if c.size - ks * 16 < 16 else column, width=2)
+            if c.query is not kv.f16:
+                pair = kv.f16(kv.f32(pair))
+            word = kv.bitcast(pair, kv.i32)
+            return kv.where(column < c.size, word, 0) if c.size - ks * 16 < 16 else word
+        if ks * 16 + 8 * u >= c.size:
+            return kv.i32(0)
+        return kv.bitcast(query.load(*token, h, ks * 16 + (lane & 3) * 2 + 8 * u, width=2), kv.i32)
+
+    @kv.func
+    def query(query, queries, b, head, row0, n, lane, place):
+        """The query rows as the second operand of the first product: [column tile][2 * step + word].
+
+        Of wide heads they lie in shared memory, at ``place``.
+        """
+        found = []
+        for nt in kv.static(range(NT)):
+            row = row0 + nt * COLUMNS + (lane >> 2)
+            exists = row < n * G
+            safe = kv.where(exists, row, 0)
+            token = queries.at(queries.base(b), safe // G)
+            h = head * G + safe % G
+            words = []
+            for ks in kv.static(range(QS)):
+                for u in kv.static(range(2)):
+                    word = kv.where(exists, query_word(query, token, h, ks, u, lane), 0)
+                    if c.query_in_shared:
+                        (query_place(place, nt, ks, lane) + 4 * u).store(word)
+                    else:
+                        words.append(word)
+            found.append(words)
+        return found
+
+    @kv.func
+    def query_place(place, nt, ks, lane):
+        return place + ((nt * QS + ks) * 32 * 8) + lane * 8
+
+    @kv.func
+    def empty_query():
+        """What stands for the query rows before there are any."""
+        return [[kv.i32(0)] * (0 if c.query_in_shared else 2 * QS) for _ in range(NT)]
+
+    @kv.func
+    def query_step(q, place, nt, ks, lane):
+        """The two words of a step."""
+        if c.query_in_shared:
+            pair = query_place(place, nt, ks, lane).load(kv.i32, 2)
+            return [pair[0], pair[1]]
+        return [q[nt][2 * ks], q[nt][2 * ks + 1]]
+
+    # --- fragments ---------------------------------------------------------------------------------
+
+    @kv.func
+    def widen(word):
+        """Four 8-bit elements as two pairs of f16."""
+        if spec.dtype is kv.i8:
+            return kv.cvt_i8x4_to_f16x4(word)
+        if spec.dtype is kv.f8e5m2:
+            return kv.cvt_e5m2x4_to_f16x4(word)
+        return kv.cvt_e4m3x4_to_f16x4(word)
+
+    @kv.func
+    def key_fragments(stage, mt, k, lane):
+        """K as the first operand of the first product, the 32 bytes from 32 k on: one or two steps of 4 words."""
+        row = mt * 16 + (lane & 7) + ((lane >> 3) & 1) * 8
+        loaded = kv.ldmatrix(stage + chunk_offset(row, lane >> 4, 2 * k))
+        if not c.narrow:
+            return [loaded]
+        words = [widen(w) for w in loaded]
+        return [[words[2 * u][0], words[2 * u + 1][0], words[2 * u][1], words[2 * u + 1][1]] for u in range(2)]
+
+    @kv.func
+    def value_fragments(stage, mt, t, lane):
+        """V transposed as the first operand of the second product: one or two head-size steps of 4 words."""
+        base = stage + c.half_stage
+        if c.narrow:
+            row = mt * 16 + (lane & 7) + ((lane >> 3) & 1) * 8
+            loaded = kv.ldmatrix(base + chunk_offset(row, lane >> 4, 2 * t), trans=True)
+            words = [widen(kv.prmt(w, 0, 0x3120)) for w in loaded]
+            return [[words[2 * u][0], words[2 * u][1], words[2 * u + 1][0], words[2 * u + 1][1]] for u in range(2)]
+        row = mt * 16 + (lane & 7) + (lane >> 4) * 8
+        return [kv.ldmatrix(base + chunk_offset(row, (lane >> 3) & 1, 2 * t), trans=True)]
+
+    @kv.func
+    def wide_value_fragment(stage, first, t, lane):
+        """8 tokens of V transposed, from ``first`` on: token 2 (lane % 4) and the next, elements lane / 4 and + 8."""
+        base, found = stage + c.half_stage, []
+        for u in kv.static(range(2)):
+            for v in kv.static(range(2)):
+                row = first + 2 * (lane & 3) + u
+                at = chunk_offset(row, lane >> 4, 4 * t + 2 * v) + ((lane >> 2) & 3) * 4
+                found.append((base + at).load(kv.i32))
+        return found
+
+    @kv.func
+    def parts(words):
+        """f32 words as (what tf32 represents of each, the rest)."""
+        high = [w & _REPRESENTABLE for w in words]
+        return high, [
+            kv.bitcast(kv.bitcast(w, kv.f32) - kv.bitcast(x, kv.f32), kv.i32) for w, x in zip(words, high, strict=True)
+        ]
+
+    @kv.func
+    def multiplied(a, b, sums):
+        """sums + a @ b; of f32, a and b are :func:`parts`."""
+        if c.wide:
+            for x, y in ((a[1], b[0]), (a[0], b[1]), (a[0], b[0])):  # the smallest first
+                sums = kv.mma_m16n8k8_tf32(x, y, sums)
+            return sums
+        return kv.mma_m16n8k16(a, b, sums, c.mma)
+
+    @kv.func
+    def own_columns(words, which, lane):
+        """K's fragment with zeros in all granules of its 16 columns but one: a lane has four columns of each row."""
+        mine = (lane & 3) // (spec.granularity // 4) == which
+        return [kv.where(mine, w, 0) for w in words]
+
+    @kv.func
+    def own_rows(words, which, lane):
+        """V's transposed fragment with zeros in all granules of its 16 rows but one: a lane has two neighbours."""
+        mine = (lane >> 2) // (spec.granularity // 2) == which
+        return [kv.where(mine, w, 0) for w in words]
+
+    # --- the first product ---------------------------------------------------------------------------
+
+    @kv.func
+    def scale_of(stage, which, mt, half, lane):
+        """A scale of the token that a lane's scores 2 * half and 2 * half + 1 of a row tile belong to."""
+        return ring_of.scale_at(stage, which, mt * 16 + 8 * half + (lane >> 2)).load(kv.f32)
+
+    @kv.func
+    def scores(q, place, stage, mt, lane):
+        """K Q^T of 16 tokens, K's scales counted: [column tile][4]."""
+        a = []
+        if not c.query_in_shared:
+            a = [f for k in range(c.row_bytes // 32) for f in key_fragments(stage, mt, k, lane)]
+        return [score_tile(a, q, place, stage, mt, nt, lane) for nt in range(NT)]
+
+    @kv.func
+    def score_tile(a, q, place, stage, mt, nt, lane):
+        """K Q^T of 16 tokens and 8 rows: of the fragments that are given, or that are loaded one by one."""
+        found = [kv.f32(0.0)] * 4
+        both, held = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4], []
+        for ks in kv.static(range(QS)):
+            if c.query_in_shared:
+                if ks * c.step_bytes % 32 == 0:
+                    held = key_fragments(stage, mt, ks * c.step_bytes // 32, lane)
+                fragment = held[ks % len(held)]
+            else:
+                fragment = a[ks]
+            b = query_step(q, place, nt, ks, lane)
+            if c.wide:
+                fragment, b = parts(fragment), parts(b)
+            for which in kv.static(range(PASSES)):
+                mine = own_columns(fragment, which, lane) if PASSES > 1 else fragment
+                both[ks % 2] = multiplied(mine, b, both[ks % 2])
+                if GC:
+                    if PASSES > 1 or (ks + 1) % GS == 0 or ks + 1 == QS:
+                        g = min(ks * PASSES + which if PASSES > 1 else ks // GS, GC - 1)
+                        scale = [scale_of(stage, g, mt, half, lane) for half in range(2)]
+                        for i in kv.static(range(4)):
+                            one = both[ks % 2][i] if PASSES > 1 or GS == 1 else both[0][i] + both[1][i]
+                            found[i] = found[i] + one * scale[i // 2]
+                        both = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4]
+        if not GC:
+            found = [both[0][i] + both[1][i] if QS > 1 else both[0][i] for i in range(4)]
+        return found
+
+    # --- the second product --------------------------------------------------------------------------
+
+    @kv.func
+    def pack(a, b):
+        return kv.pack_f16x2(a, b) if c.mma is kv.f16 else kv.pack_bf16x2(a, b)
+
+    @kv.func
+    def weights(p, stage, unit, g, mt, lane):
+        """16 tokens' weights as the second operand of the second product, V's scales counted."""
+        if GC:
+            scales = [scale_of(stage, GC + g, mt, half, lane) * unit[1] for half in range(2)]
+            p = [p[i] * scales[i // 2] for i in range(4)]
+        return [kv.movmatrix(pack(p[0], p[1])), kv.movmatrix(pack(p[2], p[3]))]
+
+    @kv.func
+    def wide_weights(p):
+        """8 tokens' weights of f32 likewise, by halves of words: (token 2 (lane % 4), the next), as :func:`parts`."""
+        bits = [kv.bitcast(x, kv.i32) for x in p]
+        low, high = [kv.movmatrix(kv.prmt(bits[0], bits[1], selector)) for selector in (0x5410, 0x7632)]
+        return parts([kv.prmt(low, high, 0x5410), kv.prmt(low, high, 0x7632)])
+
+    @kv.func
+    def add_values(p, stage, mt, o, unit, lane):
+        """o += V^T P^T of 16 tokens; ``p`` is [column tile][4]."""
+        if c.wide:
+            for half in kv.static(range(2)):
+                b = [wide_weights(p[nt][2 * half : 2 * half + 2]) for nt in range(NT)]
+                for t in kv.static(range(KS)):
+                    a = parts(wide_value_fragment(stage, mt * 16 + 8 * half, t, lane))
+                    for nt in kv.static(range(NT)):
+                        at = (nt * KS + t) * 4
+                        o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
+            return
+        step, b = 2 if c.narrow else 1, []
+        for t in kv.static(range(KS // step)):
+            if PASSES == 1 and t * step % GS == 0:  # a granule begins: the first of all, or one with its own scales
+                b = [weights(p[nt], stage, unit, t * step // GS, mt, lane) for nt in range(NT)]
+            fragments = value_fragments(stage, mt, t, lane)
+            for u in kv.static(range(step)):
+                ks = t * step + u
+                if PASSES == 1 and u and ks % GS == 0 and ks // GS < max(GC, 1):
+                    b = [weights(p[nt], stage, unit, ks // GS, mt, lane) for nt in range(NT)]
+                for which in kv.static(range(PASSES)):
+                    a = fragments[u]
+                    if PASSES > 1:
+                        g = min(ks * PASSES + which, GC - 1)  # past the last granule there are zeros
+                        b = [weights(p[nt], stage, unit, g, mt, lane) for nt in range(NT)]
+                        a = own_rows(fragments[u], which, lane)
+                    for nt in kv.static(range(NT)):
+                        at = (nt * KS + ks) * 4
+                        o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
+
+    return SimpleNamespace(query=query, empty_query=empty_query, scores=scores, add_values=add_values)
