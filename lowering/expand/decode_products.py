@@ -37,7 +37,7 @@ def products(c: Config, ring_of: SimpleNamespace) -> SimpleNamespace:
     GS = max(1, min(spec.granularity, c.columns) // 16) if GC > 1 else KS  # steps of a granule
 
     def chunk_offset(row, chunk, first):
-        """Byte of a row's chunk ``first`` + ``chunk``: of wide rows one of few addresses, and a constant from there on."""
+        """Byte of a row's chunk ``first`` + ``chunk``: in wide rows a constant distance from one of few addresses."""
         if c.wide or c.query_in_shared:
             return shared_offset(row, first % 8 + chunk) + first // 8 * 128
         return shared_offset(row, first + chunk)
