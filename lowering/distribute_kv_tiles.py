@@ -489,10 +489,17 @@ def _copy(op: Any, d: Distribution) -> None:
     with _copying(d, op, stages):
         if stages.copy == "tma":
             tile_memory.copy_boxes(op, stages, d.threads.lane)
-        elif stages.copy == "cp_async":
-            tile_memory.copy_rows(op, stages, thread, count)
-        else:
+        elif stages.copy == "convert":
             tile_memory.convert_rows(op, stages, thread, count)
+        else:
+            tile_memory.start_rows(op, stages, thread, count)
+            if not stages.finished:
+                tile_memory.finish_rows(stages, scalar(op.n), thread, 0)
+
+
+@RULES.lowers("kv.copy_finish")
+def _finish(op: Any, d: Distribution) -> None:
+    tile_memory.finish_rows(d.stages[op.buffer], scalar(op.n), d.copying(op.operation)[0], op.pending.value)
 
 
 def _copying(d: Distribution, op: Any, stages: Stages) -> Any:

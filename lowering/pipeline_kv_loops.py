@@ -2,7 +2,8 @@
 """Overlap the iterations of a loop: copies and lookups are prefetched, a product is under way during the next softmax.
 
 *Copies.* Where the consumers copy themselves, the copy of iteration i + stages is started when iteration i has released
-its stage, and the first ones before the loop. (A producer of its own runs ahead without this.)
+its stage, and the first ones before the loop. (A producer of its own runs ahead without this.) A producer that copies
+rows by cp.async finishes a copy when it has started one or two more.
 
 *Lookups.* The pages of a tile are looked up one iteration before its copy is started.
 
@@ -28,12 +29,13 @@ from mlir import ir
 from mlir.dialects import arith, scf
 
 from kvarn.dialect.ops import staging
+from kvarn.dialect.ops.common import i64_attr
 
 from .index import const
 from .pass_base import kv_pass
 from .rewrite import defining_op, ops_named, walk
 from .rewrites import performs
-from .tile_ir import backward, cloned, element, rank, schedule_of, tiled, users
+from .tile_ir import backward, cloned, constant_int, element, rank, schedule_of, tiled, users
 
 PREFETCHED = "kv.prefetched"  # on copies that an earlier iteration starts
 _WAITS = ("kv.consumer_wait", "kv.tile_clear")
@@ -267,6 +269,67 @@ def prefetch_copies(loop: ir.Operation) -> None:
         acquire.erase()
 
 
+LAG = {"cp_async": 1, "staged": 2}  # copies that go on while an earlier one is finished, by how buffers are filled
+
+
+def finish_later(loop: ir.Operation) -> None:
+    """Let a producer's copies by cp.async end while later ones go on: each is finished one or two copies later.
+
+    What is converted on the way needs its stage only then, and may be under way before consumers have released it.
+    """
+    block = loop.regions[0].blocks[0]
+    lower, upper, step = list(loop.operands)[:3]
+    ops = [op.operation for op in block.operations][:-1]
+    copies = [op for op in ops if op.name == "kv.copy_start"]
+    kinds = {ir.StringAttr(defining_op(copy.operands[0]).attributes["copy"]).value for copy in copies}
+    every = [op for op in walk(loop) if op.name == "kv.copy_start"]
+    if len(kinds) != 1 or not kinds <= set(LAG) or len(every) != len(copies) or constant_int(step) != 1:
+        return
+    if len({copy.operands[0] for copy in copies}) != len(copies):
+        return
+    kind, k = kinds.pop(), len(copies)
+    stages = min(ir.IntegerAttr(defining_op(copy.operands[0]).attributes["stages"]).value for copy in copies)
+    # The one stage of a buffer is only free when consumers have what would be finished after it.
+    if kind == "cp_async" and stages < 2:
+        return
+    lag, first = min(LAG[kind], k), block.arguments[0]
+    acquires = {op.operands[0]: op for op in ops if op.name == "kv.producer_acquire"}
+
+    def finish(target: ir.Operation, n: ir.Value, pending: int) -> None:
+        if kind == "staged":
+            staging.ProducerAcquireOp(target.operands[0], n)
+        staging.CopyFinishOp(target.operands[0], n, i64_attr(pending))
+
+    def guarded(condition: ir.Value, target: ir.Operation, n: ir.Value, pending: int) -> None:
+        branch = scf.IfOp(condition)
+        with ir.InsertionPoint(branch.then_block):
+            finish(target, n, pending)
+            scf.yield_([])
+
+    number = copies[0].operands[1]  # of this iteration, the same for all buffers
+    maker = defining_op(number)
+    needed = backward([maker], lambda o: o in ops) if maker in ops else set()
+    with ir.InsertionPoint.after(loop), loop.location:
+        last = {first: arith.subi(upper, const(1))}
+        emit([op for op in ops if op in needed], last)
+        for m in range(lag - 1, -1, -1):
+            before, i = divmod(k - 1 - m, k)
+            some = arith.cmpi(arith.CmpIPredicate.sge, arith.addi(last[first], const(before)), lower)
+            guarded(some, copies[i], arith.addi(last.get(number, number), const(before)), m)
+    for position, copy in enumerate(copies):
+        before, i = divmod(position - lag, k)
+        with ir.InsertionPoint.after(copy), copy.location:
+            n = arith.addi(copy.operands[1], const(before))
+            if before:
+                some = arith.cmpi(arith.CmpIPredicate.sge, arith.addi(first, const(before)), lower)
+                guarded(some, copies[i], n, lag)
+            else:
+                finish(copies[i], n, lag)
+    if kind == "staged":
+        for copy in copies:
+            acquires[copy.operands[0]].erase()
+
+
 # --- lookups -----------------------------------------------------------------------------------------
 
 
@@ -306,6 +369,8 @@ def run(module: ir.Module, options: Options) -> None:
                 op.operation.name == "kv.consumer_wait" for op in loop.regions[0].blocks[0].operations
             ):
                 prefetch_copies(loop)
+            elif options.copies:
+                finish_later(loop)
         for loop in reversed(ops_named(function, "scf.for")) if options.lookups else ():
             prefetch_lookups(loop)
         for loop in reversed(ops_named(function, "scf.for")):

@@ -3,7 +3,8 @@
 
 A ``kv.tile_load`` that products read from shared memory becomes a copy to a stage of a buffer and a wait for it. How:
 ``tma`` where the load has a descriptor (boxes of a page and a swizzle granule, one warp), else ``cp_async`` where the
-cache stores what the kernel computes with, else ``convert`` (loads, conversion and scales, ordinary stores). Rows past
+cache stores what the kernel computes with, else ``staged`` where 8-bit elements and their scales can come by cp.async
+and be converted from there, else ``convert`` (loads, conversion and scales, ordinary stores). Rows past
 the sequence's end come with whatever the page holds; where the load asks for zeros they are cleared after the wait.
 
 Rows of buffers (``kv.tile_load_rows``, a tile of queries) which a loop loads are copied ahead in the same manner where
@@ -32,6 +33,7 @@ from .assign_kv_layouts import SHARED
 from .index import const
 from .pass_base import kv_pass
 from .rewrite import defining_op, enclosing, ops_named
+from .tile_copies import why_not_by_rows, why_not_staged
 from .tile_ir import SWIZZLE, element, layout_of, schedule_of, shape, tiled, users
 
 ROUNDS = "kv.rounds"  # of an inner loop: the argument of the outer one that counts its iterations
@@ -50,10 +52,14 @@ def copy_of(op: Any) -> str:
     if op.descriptor is not None:
         return "tma"
     stored = spec.data_dtype.mlir == str(element(op.tile)) and not spec.quantized
-    (rows, columns), page = shape(op.tile), spec.page_size
+    (rows, columns), page, first = shape(op.tile), spec.page_size, op.first_column.value
+    if stored and why_not_by_rows(spec, columns, first) is None:
+        return "cp_async"
+    if not stored and str(element(op.tile)) in ("bf16", "f16") and why_not_staged(spec, columns, first) is None:
+        return "staged"
     whole = columns == spec.data_size and columns * spec.data_dtype.itemsize % SWIZZLE == 0
     paged = not page or page % rows == 0 or rows % page == 0
-    return "cp_async" if stored and whole and paged and op.first_column.value == 0 else "convert"
+    return "cp_async" if stored and whole and paged and first == 0 else "convert"
 
 
 def name_of(op: Any, taken: set[str]) -> str:

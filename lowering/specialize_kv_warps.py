@@ -27,9 +27,12 @@ from .tile_ir import cloned, schedule_of, tiled
 
 ROLES = "kv.roles"  # on the branch whose first side only the producer takes
 PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
-# Registers of a thread by consumer warpgroups: of the producer by TMA, of one that addresses each row, of a consumer.
-# With one, every thread has the most there are from the start.
-REGISTERS = {2: (24, 40, 240), 3: (32, 32, 160)}
+# Registers of a thread, by consumer warpgroups: (of the producer, of a consumer) where copies are by TMA, where the
+# producer addresses every row, and where it converts too. With one, every thread has the most from the start.
+REGISTERS = {
+    2: {"tma": (24, 240), "rows": (40, 232), "staged": (56, 224)},
+    3: {"tma": (32, 160), "rows": (32, 152), "staged": (32, 152)},
+}
 
 
 class Slice:
@@ -149,6 +152,8 @@ def run(module: ir.Module, options: Any) -> None:
         if not schedule.get("producer") or not roots:
             continue
         by_tma = all(copied_by(op) == "tma" for op in ops_named(function, "kv.copy_start"))
+        staged = any(copied_by(op) == "staged" for op in ops_named(function, "kv.copy_start"))
+        how = "tma" if by_tma else "staged" if staged else "rows"
         tops = {top_level(function, op) for op in roots}
         if len(tops) > 1:
             continue
@@ -160,13 +165,13 @@ def run(module: ir.Module, options: Any) -> None:
         copies = {role: Slice(share, top) for role, share in shares.items()}
         if any(x.carried for x in copies.values()):
             continue
-        registers = REGISTERS.get(schedule.get("consumers", 2))
+        registers = REGISTERS.get(schedule.get("consumers", 2), {}).get(how)
         with ir.InsertionPoint(top), top.location:
             branch = scf.IfOp(is_role("producer"), has_else=True)
             branch.operation.attributes[ROLES] = ir.UnitAttr.get()
             with ir.InsertionPoint(branch.then_block):
                 if registers:
-                    set_registers(registers[0] if by_tma else registers[1], "decrease")
+                    set_registers(registers[0], "decrease")
                 for role, share in copies.items():
                     if role == "producer":
                         share.emit(top, {})
@@ -178,7 +183,7 @@ def run(module: ir.Module, options: Any) -> None:
                 scf.yield_([])
             with ir.InsertionPoint(branch.else_block):
                 if registers:
-                    set_registers(registers[2] if by_tma else registers[2] - 8, "increase")
+                    set_registers(registers[1], "increase")
                 end = scf.YieldOp([])
         top.move_before(end.operation)
         for op in roots:

@@ -24,7 +24,8 @@ from kvarn.dsl.handles import Cache, Operand
 from kvarn.dsl.memory import SHARED, Buffer, BufferSpec, Pointer
 from kvarn.dsl.values import Value, cast, vector, where
 
-from .tile_ir import WARP, WARPGROUP, WARPGROUP_ROWS, AtPoint
+from .tile_copies import Staging, chunks_of, start_chunks, why_not_by_rows
+from .tile_ir import WARP, WARPGROUP, WARPGROUP_ROWS, AtPoint, users
 from .tile_products import words
 from .tile_threads import Threads, elements, from_elements, scalar
 
@@ -50,15 +51,24 @@ class Stages:
     full: Pointer
     empty: Pointer
     of_rows: bool = False  # of a buffer, which are released after rows have been stored through them
+    staging: Staging | None = None  # of a buffer that is filled by "staged"
+    finished: bool = False  # whether kv.copy_finish says when copies end
 
     @staticmethod
     def allocate(op: Any, layout: SharedLayout, copying: int) -> Stages:
-        count = op.stages.value
+        """The buffer of a ``kv.make_stages``, which ``copying`` threads fill."""
+        count, copy = op.stages.value, op.copy.value
         dtype = by_mlir(str(ir.RankedTensorType(op.tile.value).element_type))
         tiles = Pointer(ops.alloc_shared(layout.bytes, layout.alignment), SHARED)
         barriers = Pointer(ops.alloc_shared(2 * count * BARRIER_BYTES, BARRIER_BYTES), SHARED)
         empty = barriers + count * BARRIER_BYTES
-        return Stages(op.buffer_name.value, layout, count, op.copy.value, copying, dtype, tiles, barriers, empty)
+        made = Stages(op.buffer_name.value, layout, count, copy, copying, dtype, tiles, barriers, empty)
+        users_of = users(op.operation.results[0])
+        made.finished = any(user.name == "kv.copy_finish" for user in users_of)
+        if copy == "staged":
+            source = next(user.opview for user in users_of if user.name == "kv.copy_start")
+            made.staging = Staging(types.spec_of(source.cache.type), chunks_of(source, layout, copying))
+        return made
 
     def initialize(self, consumers: int) -> None:
         """Set the barriers up: all that copy fill a stage (by TMA one), ``consumers`` warps release it."""
@@ -169,18 +179,36 @@ def copy_boxes(op: Any, stages: Stages, lane: Value) -> None:
             tma.load_box(map, coordinates, place + layout.box_offset(panel, lane * rows), full)
 
 
-def copy_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
-    """Threads copy a tile of stored elements by cp.async, see it there, and arrive at its barrier."""
-    layout = stages.layout
-    stage, _ = stages.stage(scalar(op.n))
-    first, count = scalar(op.first), scalar(op.count)
-    valid = kv_math.max(kv_math.min(count - first, layout.rows), 0)
-    ops.load_tile(
-        op.cache, op.batch, op.head, first.ir, valid.ir, stages.tile(stage).ir, thread.ir, tile_rows=layout.rows,
-        num_threads=threads, pitch=layout.pitch, swizzle=layout.swizzle, mode="async",
-    )  # fmt: skip
+def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
+    """Threads start copying a tile's rows by cp.async: to its stage, or to the memory from which they convert it."""
+    n, layout = scalar(op.n), stages.layout
+    stage, _ = stages.stage(n)
+    spec, staging = types.spec_of(op.cache.type), stages.staging
+    if staging is not None:
+        start_chunks(op, staging.chunks, thread, lambda s, row, chunk: staging.place(n, thread, s))
+    elif why_not_by_rows(spec, layout.columns, op.first_column.value) is None:
+        place = stages.tile(stage)
+
+        def target(s: Any, row: Value, chunk: Value) -> tuple[Pointer, None]:
+            return place + layout.chunk_offset(row, chunk), None
+
+        start_chunks(op, chunks_of(op, layout, threads), thread, target)
+    else:
+        first, count = scalar(op.first), scalar(op.count)
+        valid = kv_math.max(kv_math.min(count - first, layout.rows), 0)
+        ops.load_tile(
+            op.cache, op.batch, op.head, first.ir, valid.ir, stages.tile(stage).ir, thread.ir, tile_rows=layout.rows,
+            num_threads=threads, pitch=layout.pitch, swizzle=layout.swizzle, mode="async",
+        )  # fmt: skip
     machine.cp_async_commit()
-    machine.cp_async_wait(0)
+
+
+def finish_rows(stages: Stages, n: Value, thread: Value, pending: int) -> None:
+    """Threads wait for their copies of use n, convert them where they are staged, and arrive at its barrier."""
+    stage, _ = stages.stage(n)
+    machine.cp_async_wait(pending)
+    if stages.staging is not None:
+        stages.staging.convert(n, thread, stages.tile(stage), stages.dtype)
     machine.fence_proxy_async()
     machine.mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
 

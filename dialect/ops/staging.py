@@ -19,7 +19,7 @@ from ..ext import I1, I32, Operand, Result, infer_result
 from .common import i64_attr
 from .tile import SHARED, layout_of, same_type, tile_of, verify_columns, verify_dot, verify_rows
 
-COPIES = ("tma", "cp_async", "convert")
+COPIES = ("tma", "cp_async", "staged", "convert")
 LANES = 32  # of a warp
 PRODUCER_WARPS = tuple(f"producer_warp_{i}" for i in range(4))
 PRODUCER_REST = {f"producer_warps_{i}_to_3": i for i in (1, 2, 3)}  # by role its first warp
@@ -52,7 +52,8 @@ class MakeStagesOp(Kv.Operation, name="make_stages", traits=[AllocatesShared]):
     """Allocate a circular buffer and initialise its barriers, at the kernel's start.
 
     Attributes: name, of the barriers too; stages; tile, the type of one tile; copy, how it is filled: ``tma`` (one
-    warp, counted in bytes), ``cp_async`` or ``convert`` (all producer threads, counted in arrivals).
+    warp, counted in bytes), ``cp_async``, ``staged`` (8-bit elements by cp.async to memory of the thread that converts
+    them) or ``convert`` (through registers): by all producer threads, counted in arrivals.
     """
 
     buffer_name: ir.StringAttr
@@ -159,6 +160,29 @@ class CopyRowsStartOp(Kv.Operation, name="copy_rows_start", traits=[_CopiesRows]
         if copy != "cp_async":
             return verify.fail(self, f"needs a buffer that is filled by cp_async, got {copy}")
         return verify_rows(self, self.source, tile)
+
+
+class CopyFinishOp(Kv.Operation, name="copy_finish", traits=[_Synchronizes]):
+    """Finish the copy of use ``n`` and tell its barrier ``full``, while ``pending`` later copies of this thread go on.
+
+    For buffers that are filled by ``cp_async`` or ``staged``. Of one that no ``kv.copy_finish`` names,
+    ``kv.copy_start`` finishes its own.
+    """
+
+    buffer: Operand[StagesType]
+    n: Operand[I32]
+    pending: ir.IntegerAttr
+
+    def verify_invariants(self) -> bool:
+        if _tile_in(self) is None:
+            return False
+        pending = verify.integer(self.pending)
+        if pending is None or not 0 <= pending <= 7:
+            return verify.fail(self, f"pending must be an integer from 0 to 7, got {self.pending}")
+        copy = verify.string(self.buffer.owner.opview.copy)
+        return copy in ("cp_async", "staged") or verify.fail(
+            self, f"finishes copies by cp_async or staged, got a buffer that is filled by {copy}"
+        )
 
 
 class ConsumerWaitOp(Kv.Operation, name="consumer_wait", traits=[_Synchronizes]):

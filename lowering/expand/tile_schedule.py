@@ -17,6 +17,7 @@ from kvarn.dialect.schedules import TILED
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
+from kvarn.lowering.tile_copies import staging_bytes, why_not_staged
 from kvarn.lowering.tile_ir import SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 
 from . import tuned
@@ -85,7 +86,15 @@ class TileConfig:
         query = SharedLayout(self.rows, self.case.size, 2, SWIZZLE, self.query_stages).bytes
         keys = SharedLayout(self.keys, self.case.size, 2, SWIZZLE, self.stages).bytes
         values = SharedLayout(self.keys, self.case.value_size, 2, SWIZZLE, self.stages).bytes
-        return query + keys + values + BARRIER_BYTES
+        return query + keys + values + self.staging_bytes + BARRIER_BYTES
+
+    @property
+    def staging_bytes(self) -> int:
+        """Shared memory of tiles of 8-bit elements on their way to what products read."""
+        case = self.case
+        if any(why_not_staged(case.spec, columns) is not None for columns in (case.size, case.value_size)):
+            return 0
+        return sum(staging_bytes(case.spec, self.keys, columns) for columns in (case.size, case.value_size))
 
     @property
     def box_rows(self) -> int:

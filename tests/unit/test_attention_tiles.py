@@ -65,6 +65,20 @@ def test_elements_of_8_bits_are_converted_and_scaled(dtype, granularity):
     check(batch([40, 0], [9, 3], dtype=dtype, **quantized), CP_ASYNC)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "page_size", "head_size", "quantized"),
+    [("bf16", 5, 64, {}), ("f16", 7, 80, {}), ("bf16", 1, 64, {}), ("bf16", 48, 96, {}), ("f8e4m3", 5, 128, {}),
+     ("f8e5m2", 1, 80, {}), ("i8", 7, 64, {"scale_dtype": "f32", "granularity": 4}),
+     ("f8e4m3", 48, 64, {"scale_dtype": "f32", "granularity": 8}),
+     ("i8", 16, 96, {"scale_dtype": "f32", "granularity": 48}),
+     ("f8e4m3", 16, 64, {"scale_dtype": "f16", "granularity": 16})],
+)  # fmt: skip
+@pytest.mark.parametrize("producer", [True, False], ids=["producer", "no producer"])
+def test_rows_come_one_by_one_from_pages_of_any_size(dtype, page_size, head_size, quantized, producer):
+    b = batch([70, 0], [19, 3], dtype=dtype, page_size=page_size, head_size=head_size, **quantized)
+    check(b, Choice(maps=False, producer=producer))
+
+
 @pytest.mark.parametrize(("group", "padded"), [(1, False), (3, True), (8, False)])
 def test_rows_are_tokens_times_the_group(group, padded):
     check(batch(**RAGGED, group=group, num_heads=2), Choice(), padded=padded)
@@ -160,6 +174,15 @@ def test_a_hang_names_the_barrier_of_the_circular_buffer():
     assert re.search(r"waits at empty_[\w.]+\[\d\] \(at kv_shared", str(error.value))
 
 
+@pytest.mark.parametrize("choice", [Choice(maps=False), Choice(maps=False, consumers=2, blocks=1, stages=1)], ids=str)
+@pytest.mark.parametrize(
+    "order", [ptx.Schedule("forward", True), ptx.Schedule("backward", False), ptx.Schedule("random", None, 1)], ids=str
+)
+@pytest.mark.parametrize(("dtype", "page_size"), [("f8e4m3", 16), ("bf16", 5)])
+def test_the_order_of_copies_by_rows_changes_no_result(dtype, page_size, choice, order):
+    check(batch([260, 0, 3], [18, 2, 5], dtype=dtype, page_size=page_size), choice, orders=[order])
+
+
 # --- passes ------------------------------------------------------------------------------------------
 
 TILE_PASSES = (
@@ -188,8 +211,9 @@ def test_every_optional_pass_changes_the_code_and_no_result(name):
 
 
 @pytest.mark.parametrize("name", TILE_PASSES)
-def test_every_optional_pass_may_be_left_out_without_tma(name):
-    check(batch([70], [18]), dataclasses.replace(WHOLE, maps=False, disable=(name,)))
+@pytest.mark.parametrize("dtype", ["bf16", "f8e4m3"])
+def test_every_optional_pass_may_be_left_out_without_tma(name, dtype):
+    check(batch([70], [18], dtype=dtype), dataclasses.replace(WHOLE, maps=False, disable=(name,)))
 
 
 @pytest.mark.parametrize(

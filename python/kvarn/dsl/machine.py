@@ -249,7 +249,7 @@ def mma_m16n8k8_tf32(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> li
     )
     constraints = ["=f"] * 4 + ["r"] * 6 + ["f"] * 4
     result = "!llvm.struct<(f32, f32, f32, f32)>"
-    return _parts(_asm(text, ",".join(constraints), [*words, *accumulators], result), 4, f32)
+    return _parts(inline_asm(text, ",".join(constraints), [*words, *accumulators], result), 4, f32)
 
 
 def movmatrix(word: Any) -> Value:

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tiles of paged caches that come to shared memory row by row, by cp.async. For distribute-kv-tiles.
+
+Every chunk of every row has its own page, so that pages may have any size. Stored elements are copied where products
+read them. Elements of 8 bits that products want as 16 are *staged*: a thread copies chunks, with their scales, to
+memory of its own, and when they are there converts these chunks itself, so that no thread waits for another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn.dialect import ops, types
+from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.layout import CacheSpec, cdiv
+from kvarn.dialect.shared_layout import CHUNK, SharedLayout
+from kvarn.dsl import functional, machine
+from kvarn.dsl import math as kv_math
+from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
+from kvarn.dsl.values import Value, cast, vector, where
+
+from .tile_threads import scalar
+
+SLOTS = 2  # tiles of a buffer in staging memory
+_TOGETHER = 4  # chunks of a thread whose addresses are made together
+
+
+def row_unit(spec: CacheSpec, columns: int, first_column: int = 0) -> int:
+    """Bytes of the widest cp.async that rows of some columns are whole copies of, 16 or 8; 0 for none."""
+    item = spec.dtype.itemsize
+    for unit in (16, 8):
+        if not any(x * item % unit for x in (columns, first_column, spec.head_size)):
+            return unit
+    return 0
+
+
+def why_not_by_rows(spec: CacheSpec, columns: int, first_column: int = 0) -> str | None:
+    """Why tiles cannot be copied row by row as they are stored; None when they can."""
+    if not spec.paged or not spec.of_cache:
+        return "only caches in pages are looked up row by row"
+    if row_unit(spec, columns, first_column) != CHUNK:
+        return f"{columns} columns of {spec.dtype.name} are no whole copies of {CHUNK} bytes"
+    return None
+
+
+def why_not_staged(spec: CacheSpec, columns: int, first_column: int = 0) -> str | None:
+    """Why tiles cannot be converted from staging memory; None when they can."""
+    if not spec.paged or not spec.of_cache:
+        return "only caches in pages are looked up row by row"
+    if spec.dtype.bits != 8:
+        return f"only 8-bit elements are staged, got {spec.dtype.name}"
+    unit = row_unit(spec, columns, first_column)
+    if not unit:
+        return f"{columns} columns of {spec.dtype.name} are no whole copies of 8 bytes"
+    if spec.quantized and (spec.scale_dtype is not f32 or not scales_of(spec, unit)):
+        assert spec.scale_dtype is not None
+        return f"{unit} elements have no whole scales of f32: {spec.scale_dtype.name} in granules of {spec.granularity}"
+    return None
+
+
+def scales_of(spec: CacheSpec, unit: int) -> int:
+    """Scales of a chunk of ``unit`` elements: 1, 2 or 4; 0 where there are none, or others."""
+    granule = spec.granularity
+    if not spec.quantized:
+        return 0
+    if granule >= spec.head_size or granule % unit == 0:
+        return 1
+    return unit // granule if unit % granule == 0 and unit // granule in (2, 4) else 0
+
+
+def staging_bytes(spec: CacheSpec, rows: int, columns: int) -> int:
+    """Staging memory of a buffer whose tiles are converted by a warpgroup or by several."""
+    unit = row_unit(spec, columns)
+    return SLOTS * rows * cdiv(columns, unit) * (unit + 4 * scales_of(spec, unit))
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """A tile's chunks of ``unit`` bytes in the cache, and which of them a thread has."""
+
+    layout: SharedLayout
+    unit: int
+    columns: int  # of a chunk
+    threads: int
+
+    @property
+    def of_row(self) -> int:
+        return self.layout.columns // self.columns
+
+    @property
+    def total(self) -> int:
+        return self.layout.rows * self.of_row
+
+    @property
+    def of_thread(self) -> int:
+        return cdiv(self.total, self.threads)
+
+    def number(self, thread: Value, s: Any) -> Value:
+        """A thread's s-th chunk; past the last one the last again, which does no harm."""
+        i = thread + s * self.threads
+        i = kv_math.min(i, self.total - 1) if self.total % self.threads else i
+        return Value(i.ir, i32, nonneg=True)
+
+    def place(self, i: Value) -> tuple[Value, Value]:
+        """(row, chunk of the row) of a number. Eight neighbours write two chunks each without bank conflicts."""
+        n = self.of_row
+        if (
+            self.columns * self.layout.itemsize == 2 * CHUNK
+            and n >= 2
+            and n & (n - 1) == 0
+            and self.layout.rows % 8 == 0
+        ):
+            bits = n.bit_length() - 1  # of the chunk: the first, and behind two of the row's the others
+            rest = i >> 3
+            chunk = (i & 1) | ((rest & (n // 2 - 1)) << 1)
+            rest = rest >> (bits - 1)
+            row = ((i >> 1) & 1) | ((rest & 1) << 1) | (i & 4) | ((rest >> 1) << 3)
+            return row, chunk
+        return i // n, i % n
+
+
+def chunks_of(op: Any, layout: SharedLayout, threads: int) -> Chunks:
+    """The chunks of the tile that a ``kv.copy_start`` copies."""
+    spec = types.spec_of(op.cache.type)
+    unit = row_unit(spec, layout.columns, op.first_column.value)
+    return Chunks(layout, unit, unit // spec.dtype.itemsize, threads)
+
+
+def start_chunks(op: Any, chunks: Chunks, thread: Value, target: Any) -> None:
+    """Start the copies of a thread's chunks to ``target(s, row, chunk)``; of tokens that do not exist, zeros.
+
+    ``target`` gives pointers: where the chunk goes, and where its scales go or None.
+    """
+    spec = types.spec_of(op.cache.type)
+    first, count = scalar(op.first), scalar(op.count)
+    last = kv_math.max(count - 1, 0)
+    scales = scales_of(spec, chunks.unit)
+
+    def some(begin: Any, many: int) -> None:
+        places, sources = [], []
+        for u in range(many):
+            row, chunk = chunks.place(chunks.number(thread, begin + u))
+            token = first + row
+            at = Value(kv_math.max(kv_math.min(token, last), 0).ir, i32, nonneg=True)
+            places.append((row, chunk, token, at, ops.page(op.cache, op.batch, at.ir)))
+        for _, chunk, _, at, page in places:
+            column = chunk * chunks.columns + op.first_column.value
+            sources.append(ops.block_ptr(op.cache, op.batch, at.ir, op.head, column.ir, page=page))
+        for u, (row, chunk, token, at, page) in enumerate(places):
+            exists = token < count
+            to, to_scales = target(begin + u, row, chunk)
+            machine.cp_async(
+                to, Pointer(sources[u], GLOBAL), chunks.unit, zero_fill_size=where(exists, chunks.unit, 0)
+            )  # fmt: skip
+            if scales:
+                column = chunk * chunks.columns + op.first_column.value
+                source = ops.scale_block_ptr(op.cache, op.batch, at.ir, op.head, column.ir, page)
+                machine.cp_async(
+                    to_scales, Pointer(source, GLOBAL), 4 * scales, zero_fill_size=where(exists, 4 * scales, 0)
+                )  # fmt: skip
+
+    whole = chunks.of_thread // _TOGETHER
+    if whole > 1:
+        with functional.loop(0, whole * _TOGETHER, _TOGETHER) as s:
+            some(s, _TOGETHER)
+    for s in range((whole if whole > 1 else 0) * _TOGETHER, chunks.of_thread, _TOGETHER):
+        some(s, min(_TOGETHER, chunks.of_thread - s))
+
+
+class Staging:
+    """The staging memory of a buffer: ``SLOTS`` tiles as they are stored, each thread's chunks apart."""
+
+    def __init__(self, spec: CacheSpec, chunks: Chunks) -> None:
+        self.spec, self.chunks = spec, chunks
+        self.scales = scales_of(spec, chunks.unit)
+        self.memory = Pointer(ops.alloc_shared(SLOTS * self.slot_bytes, CHUNK), SHARED)
+
+    @property
+    def all_chunks(self) -> int:
+        return self.chunks.threads * self.chunks.of_thread
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.all_chunks * (self.chunks.unit + 4 * self.scales)
+
+    def place(self, n: Value, thread: Value, s: Any) -> tuple[Pointer, Pointer | None]:
+        """Where a thread's s-th chunk of use n lies, and its scales."""
+        slot = self.memory + (n & (SLOTS - 1)) * self.slot_bytes
+        i = thread + s * self.chunks.threads
+        data = slot + i * self.chunks.unit
+        return data, (slot + (i * (4 * self.scales) + self.all_chunks * self.chunks.unit) if self.scales else None)
+
+    def convert(self, n: Value, thread: Value, tile: Pointer, dtype: Any) -> None:
+        """Write a thread's chunks of use n to a tile."""
+        chunks, layout = self.chunks, self.chunks.layout
+        width = CHUNK // layout.itemsize
+
+        def one(s: Any) -> None:
+            row, chunk = chunks.place(chunks.number(thread, s))
+            data, scales = self.place(n, thread, s)
+            raw = data.load(self.spec.dtype, chunks.columns)
+            parts = [
+                vector(self.spec.dtype, [raw[i + j] for j in range(width)]) for i in range(0, chunks.columns, width)
+            ]
+            factors = None
+            if scales is not None:
+                found = scales.load(f32, self.scales) if self.scales > 1 else [scales.load(f32)]
+                factors = [found[i] for i in range(self.scales)]
+            for p, part in enumerate(parts):
+                value = cast(part, f32)
+                if factors is not None:
+                    granule = chunks.columns // self.scales
+                    value = value * vector(f32, [factors[(p * width + j) // granule] for j in range(width)])
+                at = layout.chunk_offset(row, chunk * len(parts) + p)
+                (tile + at).store(cast(value, dtype))
+
+        if chunks.of_thread % 2 == 0:
+            with functional.loop(0, chunks.of_thread, 2) as s:
+                one(s)
+                one(s + 1)
+        else:
+            with functional.loop(0, chunks.of_thread) as s:
+                one(s)
