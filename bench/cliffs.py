@@ -3,7 +3,7 @@
 
 A grid over head sizes, element types, granules of scales, groups, page sizes and numbers of new tokens. Every case is
 checked on random data, with permuted page tables and NaN in every slot that no sequence has, and then timed. What the
-hardware gives is the longer of two times: to read what must be read at the rate of the ceiling, and to multiply what
+hardware gives is the longest of three times: to read what must be read at the rate of the ceiling, and to multiply what
 must be multiplied. Cases that would be over in a few microseconds are bound by their launch and are not judged.
 
 All kernels are compiled first, by several processes, into the cache on disk.
@@ -33,6 +33,7 @@ LAUNCH_US = 10.0  # of what the hardware gives, up to which a case is bound by i
 ENOUGH = 0.5  # share of what the hardware gives
 READ, MATMUL = 4.5e12, 700e12  # bytes/s and FLOP/s, where they are not measured
 F32_MATMUL = 60e12  # of f32 operands: FMA units
+EXPONENTIALS = 132 * 16 * 1.755e9  # a second: 16 a clock and multiprocessor of an H200
 TOLERANCE = {"f32": 1e-4, "f16": 4e-3, "bf16": 2e-2}  # relative error, by the query's type
 KINDS = {
     "attention_decode": "decode",
@@ -72,14 +73,19 @@ class Case:
         return 2 * self.batch * self.context * self.heads * row + 2 * rows
 
     @property
-    def flops(self) -> int:
+    def scores(self) -> int:
+        """Query rows times the keys that they see."""
         pairs = self.new * (self.context - self.new) + self.new * (self.new + 1) // 2
-        return 4 * self.batch * pairs * self.heads * self.group * self.size
+        return self.batch * pairs * self.heads * self.group
+
+    @property
+    def flops(self) -> int:
+        return 4 * self.scores * self.size
 
     def given(self, read: float, matmul: float) -> float:
         """Microseconds that the hardware needs."""
         rate = F32_MATMUL if self.dtype == "f32" else matmul
-        return max(self.bytes / read, self.flops / rate) * 1e6
+        return max(self.bytes / read, self.flops / rate, self.scores / EXPONENTIALS) * 1e6
 
     def __str__(self) -> str:
         scales = f" granule {self.granule}" if self.granule else ""
@@ -161,8 +167,8 @@ def _empty(shape: Sequence[int], dtype: dtypes.DType) -> np.ndarray:
     return np.empty(tuple(shape), dtype.numpy)
 
 
-def compiled(case: Case, target: str) -> tuple[str, float]:
-    """Compile a case's program into the cache; (the kind of its kernel, seconds)."""
+def compiled(case: Case, target: str, given: dict[str, Any] | None = None) -> tuple[str, float]:
+    """Compile a case's program into the cache, with entries of a schedule; (the kind of its kernel, seconds)."""
     import kvarn as kv
     from kvarn import programs
     from kvarn.ops import reads
@@ -178,18 +184,20 @@ def compiled(case: Case, target: str) -> tuple[str, float]:
     operands = (pool, 0, rows, np.zeros(case.batch + 1, np.int32), 1.0, np.empty_like(rows))
     attributes, _ = reads._modified(None, "causal", None, None, None, "kv.ops.attention")
     bounds = reads._bounds(case.new, case.batch) if case.new <= reads._FEW else {}  # as of arrays on a GPU
-    schedule = tuple(sorted(bounds.items()))
+    schedule = tuple(sorted({**bounds, **(given or {})}.items()))
     what, _ = reads._ATTENTION.specialisation(operands, attributes, schedule, target)
     made = programs.artifact(what)
     return KINDS.get(made.steps[0].entry.split("__")[0], made.steps[0].entry), time.perf_counter() - begin
 
 
-def compile_all(cases: Sequence[Case], target: str, processes: int) -> dict[Case, str]:
+def compile_all(
+    cases: Sequence[Case], target: str, processes: int, schedule: dict[str, Any] | None = None
+) -> dict[Case, str]:
     """The kinds of the cases' kernels."""
     found: dict[Case, str] = {}
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
-        futures = {pool.submit(compiled, case, target): case for case in cases}
+        futures = {pool.submit(compiled, case, target, schedule): case for case in cases}
         for future in concurrent.futures.as_completed(futures):
             try:
                 found[futures[future]] = future.result()[0]
@@ -204,12 +212,12 @@ def compile_all(cases: Sequence[Case], target: str, processes: int) -> dict[Case
 class Data:
     """A case's tensors on the GPU."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, schedule: dict[str, Any] | None = None) -> None:
         import torch  # type: ignore[import-not-found]
 
         import kvarn as kv
 
-        self.case, self.torch = case, torch
+        self.case, self.torch, self.schedule = case, torch, schedule
         draw = np.random.default_rng(case.page * 1000 + case.size)
         each = -(-case.context // case.page)
         total = case.batch * each
@@ -266,7 +274,7 @@ class Data:
     def run(self) -> None:
         import kvarn as kv
 
-        kv.ops.attention(self.pool, 0, self.query, self.offsets, out=self.out)
+        kv.ops.attention(self.pool, 0, self.query, self.offsets, out=self.out, schedule=self.schedule)
 
     def error(self) -> float:
         """Relative error of the output of the first and the last sequence, of a head each; NaN where it is missing."""
@@ -317,13 +325,13 @@ class Data:
         return sorted(span(graph.replay) / count for _ in range(replays))[replays // 2]
 
 
-def measured(case: Case) -> dict[str, Any]:
-    """A case's time and error."""
+def measured(case: Case, schedule: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A case's time and error, with entries of a schedule."""
     import torch  # type: ignore[import-not-found]
 
     made: dict[str, Any] = {"case": dataclasses.asdict(case), "ok": False}
     try:
-        data = Data(case)
+        data = Data(case, schedule)
         data.run()
         torch.cuda.synchronize()
         made["error"] = data.error()
@@ -360,18 +368,19 @@ def lines(records: Sequence[dict[str, Any]], below: float) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="cases whose line has one of these texts in it, comma-separated")
+    parser.add_argument("--only", default="", help="cases whose line has one of these texts in it, by semicolons")
     parser.add_argument("--below", type=float, default=ENOUGH, help="share up to which cases are printed (0.5)")
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--target", default="sm_90a")
     parser.add_argument("--compile-only", action="store_true", help="print which kernel each case takes")
     parser.add_argument("--seconds", type=float, default=60, help="of measuring (60)")
+    parser.add_argument("--schedule", type=json.loads, help="entries that all cases are given, as JSON")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     texts = [t for t in options.only.split(";") if t]
     cases = [c for c in dict.fromkeys(grid()) if not texts or any(t in str(c) for t in texts)]
     begin = time.perf_counter()
-    kinds = compile_all(cases, options.target, options.processes)
+    kinds = compile_all(cases, options.target, options.processes, options.schedule)
     print(f"{len(cases)} cases compiled in {time.perf_counter() - begin:.1f} s", flush=True)
     if options.compile_only:
         for case in cases:
@@ -384,7 +393,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if time.perf_counter() - begin > options.seconds:
             print(f"no time left for {len(cases) - len(records)} cases", file=sys.stderr)
             break
-        made = measured(case) | {"kind": kinds[case], "given": case.given(read, matmul)}
+        made = measured(case, options.schedule) | {"kind": kinds[case], "given": case.given(read, matmul)}
         if "us" in made:
             made["share"] = made["given"] / made["us"]
             made["launch"] = made["given"] < LAUNCH_US

@@ -286,7 +286,7 @@ STAGES = Entry(
 TILE = Entry(
     "tile",
     "Tokens that a warp takes at a time.",
-    "what 4 KiB of keys are, from 16 tokens to 64",
+    "what 4 KiB of keys are, from 16 tokens to 64; 128 of heads of up to 16 bytes",
     choices=(16, 32, 64, 128),
     limit=_tiles_of,
 )

@@ -9,7 +9,7 @@ columns that are missing: in shared memory those of K, in registers those of the
 
 8-bit elements are converted to f16 in pairs. K's bytes keep their order in a register, which permutes the head
 dimension inside each 16; the query is read with the same permutation. Rows of the output are then even and odd
-elements. Granules of scales that are narrower than the 16 elements of a step take a product each, in which the other
+elements. Where the 16 elements of a step are of several granules of scales, each takes a product, in which the other
 elements are zeros.
 
 f32 elements are multiplied as two numbers of tf32 each, what is representable and the rest, in three products
@@ -19,9 +19,11 @@ order in which the transposed weights have them.
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import kvarn as kv
+from kvarn.dialect.layout import cdiv
 
 from .decode_schedule import COLUMNS, Config
 
@@ -33,8 +35,15 @@ def products(c: Config, ring_of: SimpleNamespace) -> SimpleNamespace:
     spec, G, NT, GC = c.spec, c.group, c.column_tiles, c.scales
     KS, QS = c.row_steps, c.key_steps
     shared_offset = ring_of.shared_offset
-    PASSES = 16 // spec.granularity if GC > 1 and spec.granularity < 16 else 1  # products of a step
-    GS = max(1, min(spec.granularity, c.columns) // 16) if GC > 1 else KS  # steps of a granule
+    UNIT = math.gcd(spec.granularity, 16) if GC > 1 else 16  # elements that are multiplied together
+    PASSES = 16 // UNIT  # products of a step
+    GS = spec.granularity // 16 if GC > 1 and PASSES == 1 else KS  # steps of a granule
+
+    def granule_of(ks, which):
+        """The granule of a step's elements; past the last there are zeros."""
+        if PASSES == 1:
+            return min(ks // GS, max(GC, 1) - 1)
+        return min((ks * 16 + which * UNIT) // spec.granularity, GC - 1)
 
     def chunk_offset(row, chunk, first):
         """Byte of a row's chunk ``first`` + ``chunk``: in wide rows a constant distance from one of few addresses."""
@@ -170,13 +179,13 @@ def products(c: Config, ring_of: SimpleNamespace) -> SimpleNamespace:
     @kv.func
     def own_columns(words, which, lane):
         """K's fragment with zeros in all granules of its 16 columns but one: a lane has four columns of each row."""
-        mine = (lane & 3) // (spec.granularity // 4) == which
+        mine = (lane & 3) // (UNIT // 4) == which
         return [kv.where(mine, w, 0) for w in words]
 
     @kv.func
     def own_rows(words, which, lane):
         """V's transposed fragment with zeros in all granules of its 16 rows but one: a lane has two neighbours."""
-        mine = (lane >> 2) // (spec.granularity // 2) == which
+        mine = (lane >> 2) // (UNIT // 2) == which
         return [kv.where(mine, w, 0) for w in words]
 
     # --- the first product ---------------------------------------------------------------------------
@@ -191,7 +200,8 @@ def products(c: Config, ring_of: SimpleNamespace) -> SimpleNamespace:
         """K Q^T of 16 tokens, K's scales counted: [column tile][4]."""
         a = []
         if not c.query_in_shared:
-            a = [f for k in range(c.row_bytes // 32) for f in key_fragments(stage, mt, k, lane)]
+            loads = cdiv(QS * c.step_bytes, 32)
+            a = [f for k in range(loads) for f in key_fragments(stage, mt, k, lane)]
         return [score_tile(a, q, place, stage, mt, nt, lane) for nt in range(NT)]
 
     @kv.func
@@ -214,7 +224,7 @@ def products(c: Config, ring_of: SimpleNamespace) -> SimpleNamespace:
                 both[ks % 2] = multiplied(mine, b, both[ks % 2])
                 if GC:
                     if PASSES > 1 or (ks + 1) % GS == 0 or ks + 1 == QS:
-                        g = min(ks * PASSES + which if PASSES > 1 else ks // GS, GC - 1)
+                        g = granule_of(ks, which)
                         scale = [scale_of(stage, g, mt, half, lane) for half in range(2)]
                         for i in kv.static(range(4)):
                             one = both[ks % 2][i] if PASSES > 1 or GS == 1 else both[0][i] + both[1][i]
@@ -258,20 +268,17 @@ def products(c: Config, ring_of: SimpleNamespace) -> SimpleNamespace:
                         o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
             return
         step, b = 2 if c.narrow else 1, []
-        for t in kv.static(range(KS // step)):
-            if PASSES == 1 and t * step % GS == 0:  # a granule begins: the first of all, or one with its own scales
-                b = [weights(p[nt], stage, unit, t * step // GS, mt, lane) for nt in range(NT)]
-            fragments = value_fragments(stage, mt, t, lane)
-            for u in kv.static(range(step)):
+        fragments = []
+        for t in kv.static(range(cdiv(KS, step))):
+            for u in kv.static(range(min(step, KS - t * step))):
                 ks = t * step + u
-                if PASSES == 1 and u and ks % GS == 0 and ks // GS < max(GC, 1):
-                    b = [weights(p[nt], stage, unit, ks // GS, mt, lane) for nt in range(NT)]
                 for which in kv.static(range(PASSES)):
-                    a = fragments[u]
-                    if PASSES > 1:
-                        g = min(ks * PASSES + which, GC - 1)  # past the last granule there are zeros
+                    if PASSES > 1 or ks % GS == 0:  # a granule begins: the first of all, or one with its own scales
+                        g = granule_of(ks, which)
                         b = [weights(p[nt], stage, unit, g, mt, lane) for nt in range(NT)]
-                        a = own_rows(fragments[u], which, lane)
+                    if u == 0 and which == 0:
+                        fragments = value_fragments(stage, mt, t, lane)
+                    a = own_rows(fragments[u], which, lane) if PASSES > 1 else fragments[u]
                     for nt in kv.static(range(NT)):
                         at = (nt * KS + ks) * 4
                         o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])

@@ -20,6 +20,7 @@ ENTRIES = (*schedules.DECODE.names, "max_batch", "early")
 COLUMNS = 8  # query rows of one mma
 WARP_ROWS = 2 * COLUMNS  # most query rows of a warp; a head with more is shared by several
 MOST_COLUMNS = 512  # of a head
+LEAST_GRANULE = 4  # elements that a lane has of a row in one step
 _HELD = 64  # scales of a tile's token that a lane has on their way to shared memory, at most
 # What a batch-invariant schedule fixes: nothing that changes the order of a sequence's additions may follow the batch.
 # (Who merges may: both ways to merge add fixed splits in one order.)
@@ -68,18 +69,18 @@ class Config:
 
     @property
     def columns(self) -> int:
-        """The head size in whole steps of the products; columns that do not exist are zeros."""
+        """The head size in whole copies of ldmatrix; columns that do not exist are zeros."""
         return align_up(self.size, 32 if self.narrow else 16)
 
     @property
     def row_steps(self) -> int:
         """Steps of 16 elements of the output."""
-        return self.columns // 16
+        return cdiv(self.size, 16)
 
     @property
     def key_steps(self) -> int:
         """Steps of the first product along the head: 16 elements each, of f32 8."""
-        return self.columns // 8 if self.wide else self.columns // 16
+        return cdiv(self.size, 8 if self.wide else 16)
 
     @property
     def step_bytes(self) -> int:
@@ -254,10 +255,9 @@ def problems(
         )
     if spec.head_size % 8 or not 8 <= spec.head_size <= MOST_COLUMNS:
         found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
-    # A granule is whole steps of the products, 16 elements of the head, or a step is whole granules.
-    granule = spec.granularity
-    if spec.quantized and granule < spec.head_size and granule % 16 and granule not in (4, 8):
-        found.append(f"needs granules of 4, 8 or a multiple of 16, got {granule}")
+    # The elements of a step that are of one granule are multiplied by themselves.
+    if spec.quantized and spec.granularity < spec.head_size and spec.granularity % LEAST_GRANULE:
+        found.append(f"needs granules of a multiple of {LEAST_GRANULE}, got {spec.granularity}")
     if not found:
         least_config = Config(spec, query, group, max_queries, warps=1, stages=2, max_batch=max_batch)
         if least_config.scales > 2 * _HELD and not least_config.scales_copied:
@@ -284,8 +284,12 @@ def warps_of(heads: int) -> int:
 
 
 def tile_of(config: Config) -> int:
-    """Tokens of a tile: as many as have 4 KiB of keys, 16 (32 of 8 bits) to 64; fewer where pages are small."""
-    if config.narrow:
+    """Tokens of a tile: as many as have 4 KiB of keys, 16 (32 of 8 bits) to 64, 128 of the narrowest heads; fewer where
+    pages are small.
+    """
+    if config.stored_bytes <= 16:
+        tile = 128
+    elif config.narrow:
         tile = 64 if config.row_bytes <= 64 else 32
     else:
         tile = 16 << min(2, (cdiv(256, config.row_bytes) - 1).bit_length())
