@@ -31,7 +31,7 @@ from kvarn.dsl.values import cast as kv_cast
 
 from .expand.attention_common import load_width, pieces, read
 from .index import const
-from .pass_base import kv_pass
+from .pass_base import fail, kv_pass
 from .rewrite import Rules, defining_op, ops_named, replace, walk
 from .tile_ir import constant_int, element, is_tile, shape, splat_of, tiled, users
 
@@ -218,6 +218,8 @@ def lower_load(op: Any) -> ir.Value:
     handle = (Cache if types.type_name(op.cache.type) == "cache" else Operand)(op.cache, spec)
     rows, columns = shape(op.tile)
     dtype, first_column = by_mlir(str(element(op.tile))), op.first_column.value
+    if first_column + columns > spec.data_size:
+        fail(op.operation, f"has columns past the head's {spec.data_size}: the host takes heads as they are")
     # Products take f32: what only they read is converted once, when it is loaded.
     widen = not str(dtype.mlir) == "f32" and dtype.is_float and all(u.name == "kv.dot" for u in users(op.tile))
     kept = by_mlir("f32") if widen else dtype
@@ -271,9 +273,15 @@ def _round(op: Any, *_: Any) -> ir.Value:
     return op.round
 
 
+def _require_stored(op: Any) -> None:
+    if "stored" in op.operation.attributes:
+        fail(op.operation, "has columns that its buffer has not: the host takes rows as they are")
+
+
 @rules.lowers("kv.tile_load_rows")
 def lower_load_rows(op: Any) -> ir.Value:
     buffer, (rows, columns) = buffer_of(op.buffer), shape(op.tile)
+    _require_stored(op)
     with loop(rows, empty(op.tile.type)) as (row, carried):
         at = index(row.ir)
         branch = scf.IfOp(tensor.extract(op.mask, [at]), [op.tile.type], has_else=True)
@@ -295,6 +303,7 @@ def lower_load_rows(op: Any) -> ir.Value:
 @rules.lowers("kv.tile_store_rows")
 def lower_store_rows(op: Any) -> None:
     buffer, (rows, columns) = buffer_of(op.buffer), shape(op.value)
+    _require_stored(op)
     with loop(rows) as (row, _):
         at = index(row.ir)
         branch = scf.IfOp(tensor.extract(op.mask, [at]))

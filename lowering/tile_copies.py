@@ -136,6 +136,8 @@ def start_chunks(op: Any, chunks: Chunks, thread: Value, target: Any) -> None:
     first, count = scalar(op.first), scalar(op.count)
     last = kv_math.max(count - 1, 0)
     scales = scales_of(spec, chunks.unit)
+    # Columns past the head are zeros, and nothing is read of what lies there.
+    past = op.first_column.value + chunks.layout.columns > spec.head_size
 
     def some(begin: Any, many: int) -> None:
         places, sources = [], []
@@ -149,6 +151,8 @@ def start_chunks(op: Any, chunks: Chunks, thread: Value, target: Any) -> None:
             sources.append(ops.block_ptr(op.cache, op.batch, at.ir, op.head, column.ir, page=page))
         for u, (row, chunk, token, at, page) in enumerate(places):
             exists = token < count
+            if past:
+                exists = exists & (chunk * chunks.columns + op.first_column.value < spec.head_size)
             to, to_scales = target(begin + u, row, chunk)
             machine.cp_async(
                 to, Pointer(sources[u], GLOBAL), chunks.unit, zero_fill_size=where(exists, chunks.unit, 0)

@@ -15,6 +15,7 @@ from mlir import ir
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, bool_, by_mlir, f32, i32, u32
 from kvarn.dialect.layout import RAGGED, lowbit, page_and_slot
+from kvarn.dialect.ops.tile import stored_columns
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, machine, tma
@@ -228,8 +229,11 @@ def convert_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
         token = first + row
         at = kv_math.max(kv_math.min(token, count - 1), 0)
         column = op.first_column.value + chunk * width
+        exists = token < count
+        if op.first_column.value + layout.columns > cache.spec.data_size:  # columns past the head are zeros
+            exists, column = exists & (column < cache.spec.data_size), kv_math.min(column, cache.spec.data_size - width)
         loaded = dequantized(cache, scalar(op.batch), scalar(op.head), at, column, width, dtype)
-        value = where(token < count, loaded, vector(dtype, width))
+        value = where(exists, loaded, vector(dtype, width))
         (place + layout.chunk_offset(row, chunk)).store(value)
     machine.fence_proxy_async()
     machine.mbarrier_arrive(full)
@@ -292,9 +296,10 @@ def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -
         at = AtPoint()
         indices = [scalar(at(x, row.ir)) for x in op.indices]
         target = place + layout.chunk_offset(row, chunk)
-        with functional.when(_condition(at, op.mask, row)):
+        stored = _stored(op, op.tile, chunk, width)
+        with functional.when(_condition(at, op.mask, row) & stored):
             target.store(buffer.load(*indices, chunk * width, width=width))
-        with functional.when(~_condition(at, op.mask, row)):
+        with functional.when(~(_condition(at, op.mask, row) & stored)):
             target.store(vector(buffer.dtype, width))
     sync_for_products(threads)
 
@@ -341,7 +346,7 @@ def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) 
         i = Value(i.ir, i32, nonneg=True)
         row, chunk = threads.warp * 16 + i // chunks, i % chunks
         at = AtPoint()
-        with functional.when(_condition(at, op.mask, row)):
+        with functional.when(_condition(at, op.mask, row) & _stored(op, op.value, chunk, width)):
             indices = [scalar(at(x, row.ir)) for x in op.indices]
             buffer.store(
                 *indices, chunk * width, value=(place + layout.chunk_offset(row, chunk)).load(buffer.dtype, width)
@@ -371,6 +376,13 @@ def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
             for at in layout.columns_a_thread[::2]:
                 pair = [Value(values[places[row, at + u]], buffer.dtype) for u in range(2)]
                 buffer.store(*indices, column + at, value=vector(buffer.dtype, pair))
+
+
+def _stored(op: Any, tile: ir.Value, chunk: Value, width: int) -> Value | bool:
+    """Whether a chunk of a row is one that the buffer has."""
+    type_ = ir.RankedTensorType(tile.type)
+    stored = stored_columns(op, type_)
+    return True if stored == type_.shape[1] else chunk < stored // width
 
 
 def _condition(at: AtPoint, mask: ir.Value, row: Value) -> Value:

@@ -17,11 +17,12 @@ from ..base import Kv
 from ..dtypes import DType, by_mlir, f32
 from ..effects import CACHE, READ, Effect, EffectModel, Pure, ReadsMemory, WritesMemory
 from ..ext import I1, I32, Operand, Result, infer_result
-from ..layout import CacheSpec
+from ..layout import CacheSpec, align_up
 from .common import as_i32, i64_attr
 
 KINDS = ("max", "min", "add")
 TAILS = ("zero", "any")
+COLUMN_STEP = 16  # heads are rounded up to whole steps of products, with columns of zeros
 SHARED = "shared"  # the layout of tiles in shared memory; the others are of registers
 
 
@@ -257,9 +258,9 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
 
     Operands: cache, batch, head, first token; begin and count, between which tokens exist and matter. Attributes:
     first_column, of the head dimension; tail, what rows of other tokens hold: ``zero``, or ``any`` where nothing
-    depends on them. Result: tensor<rows x columns x T>. Preconditions: first is a multiple of the tile's rows or of the
-    page size, whichever is less. A descriptor, if there is one, is a tensor map of the same head rows, for passes that
-    copy by TMA.
+    depends on them. Result: tensor<rows x columns x T>; columns past the head, up to whole 16, are zeros.
+    Preconditions: first is a multiple of the tile's rows or of the page size, whichever is less. A descriptor, if there
+    is one, is a tensor map of the same head rows, for passes that copy by TMA.
     """
 
     cache: Operand[Any]
@@ -289,9 +290,11 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
 def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType) -> bool:
     """Whether a tile's columns are those of a head, and its descriptor's boxes make it up; shared with its copy."""
     first = verify.integer(op.first_column)
-    if first is None or first < 0 or first + tile.shape[1] > spec.data_size:
+    if first is None or first < 0 or first + tile.shape[1] > align_up(spec.data_size, COLUMN_STEP):
         return verify.fail(
-            op, f"columns must lie in the head's {spec.data_size}, got {tile.shape[1]} from {op.first_column} on"
+            op,
+            f"columns must lie in the head's {spec.data_size}, rounded up to whole {COLUMN_STEP}, got {tile.shape[1]} "
+            f"from {op.first_column} on",
         )
     if not _is_float(tile.element_type):
         return verify.fail(op, f"the tile must have a float element type, got {tile.element_type}")
@@ -315,7 +318,8 @@ class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):
     """Rows of a buffer, one for every element of index vectors.
 
     Operands: buffer of rank r; mask tensor<Mxi1>, which rows exist (the others are zeros); indices, r - 1 vectors
-    tensor<Mxi32>. Result: tensor<MxDxT> with the buffer's element type: buffer[i0[m], i1[m], ..., 0:D].
+    tensor<Mxi32>. Result: tensor<MxDxT> with the buffer's element type: buffer[i0[m], i1[m], ..., 0:D]. With an
+    attribute ``stored`` (i64, up to D) columns from there on are zeros and are not read.
     """
 
     buffer: Operand[Any]
@@ -329,7 +333,9 @@ class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):
 
 
 class TileStoreRowsOp(Kv.Operation, name="tile_store_rows", traits=[WritesMemory]):
-    """Write rows of a buffer, the mirror of ``kv.tile_load_rows``: rows whose mask is false are not written."""
+    """Write rows of a buffer, the mirror of ``kv.tile_load_rows``: rows whose mask is false are not written, nor are
+    columns from ``stored`` on.
+    """
 
     value: Operand[Any]
     buffer: Operand[Any]
@@ -346,7 +352,16 @@ def verify_rows(op: Any, buffer: ir.Value, tile: ir.RankedTensorType) -> bool:
     indices = list(op.indices)
     if not verify.memref(op, buffer, len(indices) + 1, (str(tile.element_type),), "the buffer"):
         return False
+    stored = stored_columns(op, tile)
+    if not 1 <= stored <= tile.shape[1]:
+        return verify.fail(op, f"stored must be from 1 to the tile's {tile.shape[1]} columns, got {stored}")
     return _vectors(op, [op.mask, *indices], tile.shape[:1])
+
+
+def stored_columns(op: Any, tile: ir.RankedTensorType) -> int:
+    """The columns of a tile of rows that its buffer has."""
+    attributes = op.operation.attributes
+    return ir.IntegerAttr(attributes["stored"]).value if "stored" in attributes else tile.shape[1]
 
 
 def _vectors(op: Any, values: Sequence[ir.Value], shape: Sequence[int]) -> bool:
@@ -456,16 +471,25 @@ def tile_load(
     ).operation.results[0]  # fmt: skip
 
 
-def tile_load_rows(buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value, columns: int) -> ir.Value:
-    """Rows of a buffer as a tile."""
+def tile_load_rows(
+    buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value, columns: int, stored: int | None = None
+) -> ir.Value:
+    """Rows of a buffer as a tile, whose columns from ``stored`` on are zeros."""
     rows = ir.RankedTensorType(mask.type).shape[0]
     result = tile_type([rows, columns], ir.MemRefType(buffer.type).element_type)
-    return TileLoadRowsOp(buffer, mask, list(indices), result).operation.results[0]
+    op = TileLoadRowsOp(buffer, mask, list(indices), result).operation
+    if stored is not None and stored != columns:
+        op.attributes["stored"] = i64_attr(stored)
+    return op.results[0]
 
 
-def tile_store_rows(value: ir.Value, buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value) -> None:
-    """Write a tile to rows of a buffer."""
-    TileStoreRowsOp(value, buffer, mask, list(indices))
+def tile_store_rows(
+    value: ir.Value, buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value, stored: int | None = None
+) -> None:
+    """Write a tile, or its columns before ``stored``, to rows of a buffer."""
+    op = TileStoreRowsOp(value, buffer, mask, list(indices)).operation
+    if stored is not None and stored != ir.RankedTensorType(value.type).shape[1]:
+        op.attributes["stored"] = i64_attr(stored)
 
 
 def tile_gather(buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value) -> ir.Value:

@@ -14,8 +14,9 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
-from kvarn.dialect.layout import cdiv
+from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.attention import arrays_of, is_function
+from kvarn.dialect.ops.tile import COLUMN_STEP
 from kvarn.dsl import functions
 
 from .attention_common import Case, caches_of, start_of
@@ -48,9 +49,12 @@ def attention_kernel(
     of tiles that have several, with ``least`` tiles of keys or more each, partial results stay there
     (:mod:`key_splits`).
 
-    ``clean``: values that no row of a tile sees are zeros, whatever they were: a weight of zero times NaN is NaN.
+    ``clean``: values that no row of a tile sees are zeros, whatever they were: a weight of zero times NaN is NaN; and
+    heads are taken as they are. Otherwise they have columns of zeros up to whole steps of the products.
     """
     M, N, G, D, V = rows, keys, case.group, case.size, case.value_size
+    if not clean:
+        D, V = align_up(D, COLUMN_STEP), align_up(V, COLUMN_STEP)
     modifying, score_arrays = modifies(case), functions.registered(case.score).arrays if case.score else 0
     mask_of(case)  # one that was not given in this process is refused before anything is traced
 
@@ -60,7 +64,7 @@ def attention_kernel(
         if sinks is not None:
             m, l, factor = with_sink(m, l, sinks[h])
         o = o * kv.where(l > 0.0, factor / l, 0.0)[:, None]
-        out.store_rows(*place, value=case.out(o), mask=exists)
+        out.store_rows(*place, value=case.out(o), mask=exists, stored=case.value_size)
         if lse is not None:
             lse.scatter(*place, value=log_sum_exp(m, l), mask=exists)
 
@@ -91,7 +95,7 @@ def attention_kernel(
             token, h = row // G, head * G + row % G
             q_at = (start + token)[:, None]
             begin = first_key(case, start + row0 // G)
-            q = query.load_rows(*queries.at(base, token), h, mask=exists, columns=D)
+            q = query.load_rows(*queries.at(base, token), h, mask=exists, columns=D, stored=case.size)
             if not modifying:
                 if scale < 0.0:  # maxima are found before scores are scaled
                     q = -q

@@ -11,8 +11,9 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect.dtypes import bf16, f16, f32
-from kvarn.dialect.layout import RAGGED, cdiv
+from kvarn.dialect.layout import RAGGED, align_up, cdiv
 from kvarn.dialect.ops.attention import arrays_of
+from kvarn.dialect.ops.tile import COLUMN_STEP
 from kvarn.dialect.schedules import TILED
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.index import Ix, const
@@ -77,24 +78,33 @@ class TileConfig:
         return cdiv(LEAST_KEYS, self.keys)
 
     @property
+    def columns(self) -> int:
+        """Columns of keys in whole steps of the products; those past the head are zeros."""
+        return align_up(self.case.size, COLUMN_STEP)
+
+    @property
+    def value_columns(self) -> int:
+        return align_up(self.case.value_size, COLUMN_STEP)
+
+    @property
     def registers(self) -> int:
         """Registers of a thread for one tile's scores and weights, and for the sums."""
-        return self.keys // 2 + self.keys // 4 + self.case.value_size // 2
+        return self.keys // 2 + self.keys // 4 + self.value_columns // 2
 
     @property
     def shared_bytes(self) -> int:
-        query = SharedLayout(self.rows, self.case.size, 2, SWIZZLE, self.query_stages).bytes
-        keys = SharedLayout(self.keys, self.case.size, 2, SWIZZLE, self.stages).bytes
-        values = SharedLayout(self.keys, self.case.value_size, 2, SWIZZLE, self.stages).bytes
+        query = SharedLayout(self.rows, self.columns, 2, SWIZZLE, self.query_stages).bytes
+        keys = SharedLayout(self.keys, self.columns, 2, SWIZZLE, self.stages).bytes
+        values = SharedLayout(self.keys, self.value_columns, 2, SWIZZLE, self.stages).bytes
         return query + keys + values + self.staging_bytes + BARRIER_BYTES
 
     @property
     def staging_bytes(self) -> int:
         """Shared memory of tiles of 8-bit elements on their way to what products read."""
-        case = self.case
-        if any(why_not_staged(case.spec, columns) is not None for columns in (case.size, case.value_size)):
+        spec, both = self.case.spec, (self.columns, self.value_columns)
+        if any(why_not_staged(spec, columns) is not None for columns in both):
             return 0
-        return sum(staging_bytes(case.spec, self.keys, columns) for columns in (case.size, case.value_size))
+        return sum(staging_bytes(spec, self.keys, columns) for columns in both)
 
     @property
     def box_rows(self) -> int:
@@ -118,8 +128,8 @@ def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     if spec.is_mla or case.rope:
         found.append("needs a collection with values, got an MLA one")
-    if spec.head_size % 16 or not 16 <= spec.head_size <= 256:
-        found.append(f"needs a head size of a multiple of 16 up to 256, got {spec.head_size}")
+    if spec.head_size % 8 or not 8 <= spec.head_size <= 256:
+        found.append(f"needs a head size of a multiple of 8 up to 256, got {spec.head_size}")
     if row_alignment < 16:
         found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
     return found
@@ -228,7 +238,7 @@ def launch(config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | Non
         several = (splits - 1).least(at.constant(1))
         slots = several * units * splits * config.rows + 1
         parts = [
-            at.workspace(slots, dtype=f32, columns=case.value_size),
+            at.workspace(slots, dtype=f32, columns=config.value_columns),
             at.workspace(slots, dtype=f32, columns=2),
             splits,
         ]

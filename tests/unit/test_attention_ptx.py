@@ -227,7 +227,8 @@ def test_decode_takes_head_sizes_that_are_no_whole_steps_and_f32(dtype, head_siz
 @pytest.mark.parametrize(
     ("dtype", "scale_dtype", "granularity", "head_size"),
     [("i8", "f32", 16, 64), ("f8e4m3", "f32", 8, 64), ("i8", "f32", 4, 64), ("f8e4m3", "bf16", 8, 32),
-     ("f8e4m3", "f32", 16, 80), ("i8", "f16", 8, 72), ("i8", "f32", 4, 24), ("f8e5m2", "f32", 48, 96), ("f8e4m3", "f32", 40, 120), ("i8", "f32", 24, 56)],
+     ("f8e4m3", "f32", 16, 80), ("i8", "f16", 8, 72), ("i8", "f32", 4, 24), ("f8e5m2", "f32", 48, 96),
+     ("f8e4m3", "f32", 40, 120), ("i8", "f32", 24, 56)],
 )  # fmt: skip
 def test_decode_counts_scales_of_granules_narrower_than_a_step(dtype, scale_dtype, granularity, head_size):
     decode_cases.scales(places.Interpreted(), dtype, scale_dtype, granularity, [90, 0, 7], [1, 2, 1], head_size)

@@ -79,6 +79,15 @@ def test_rows_come_one_by_one_from_pages_of_any_size(dtype, page_size, head_size
     check(b, Choice(maps=False, producer=producer))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "maps"),
+    [("bf16", 8, True), ("f16", 24, True), ("bf16", 72, True), ("bf16", 120, False), ("bf16", 136, True),
+     ("f8e4m3", 8, False), ("f8e4m3", 72, False), ("f8e5m2", 120, False)],
+)  # fmt: skip
+def test_heads_of_no_whole_steps_have_columns_of_zeros(dtype, head_size, maps):
+    check(batch([70, 0], [19, 3], dtype=dtype, head_size=head_size), Choice(maps=maps))
+
+
 @pytest.mark.parametrize(("group", "padded"), [(1, False), (3, True), (8, False)])
 def test_rows_are_tokens_times_the_group(group, padded):
     check(batch(**RAGGED, group=group, num_heads=2), Choice(), padded=padded)

@@ -131,23 +131,23 @@ class Buffer:
         attributes = {"alignment": types().i64_attr(_alignment(self.dtype, value.lanes, alignment))}
         emit("vector.store", (), [to_storage(value).ir, self.ir, *self._indices(index)], attributes)
 
-    def load_rows(self, *index: Any, mask: Any = True, columns: int) -> tiles.Tile:
+    def load_rows(self, *index: Any, mask: Any = True, columns: int, stored: int | None = None) -> tiles.Tile:
         """Rows ``self[index][:columns]`` for index vectors (tiles of one dimension, or scalars): a tile of rows.
 
-        Rows whose ``mask`` is false are zeros and are not read.
+        Rows whose ``mask`` is false are zeros and are not read; columns from ``stored`` on likewise.
         """
         self._check_rank((*index, 0))
         shape = tiles.shape_of_indices("an index", *index, mask)
-        made = ops.tile_load_rows(self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape), columns)
+        made = ops.tile_load_rows(self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape), columns, stored)
         return tiles.Tile(made, self.dtype, (*shape, columns))
 
-    def store_rows(self, *index: Any, value: tiles.Tile, mask: Any = True) -> None:
+    def store_rows(self, *index: Any, value: tiles.Tile, mask: Any = True, stored: int | None = None) -> None:
         """Write a tile of rows, the mirror of :meth:`load_rows`: rows whose ``mask`` is false are not written."""
         self._check_written()
         self._check_rank((*index, 0))
         shape = tiles.shape_of_indices("an index", *index, mask)
         value = as_value(value, self.dtype, f"what is stored in a {self!r}")
-        ops.tile_store_rows(value.ir, self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape))
+        ops.tile_store_rows(value.ir, self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape), stored)
 
     def gather(self, *index: Any, mask: Any = True) -> tiles.Tile:
         """``self[index]`` for every element of index tiles; 0, and nothing read, where ``mask`` is false."""
