@@ -185,7 +185,7 @@ def test_a_hang_names_the_barrier_of_the_circular_buffer():
 
 @pytest.mark.parametrize("choice", [Choice(maps=False), Choice(maps=False, consumers=2, blocks=1, stages=1)], ids=str)
 @pytest.mark.parametrize(
-    "order", [ptx.Schedule("forward", True), ptx.Schedule("backward", False), ptx.Schedule("random", None, 1)], ids=str
+    "order", [ptx.Order("forward", "early"), ptx.Order("backward", "late"), ptx.Order("random", "random", 1)], ids=str
 )
 @pytest.mark.parametrize(("dtype", "page_size"), [("f8e4m3", 16), ("bf16", 5)])
 def test_the_order_of_copies_by_rows_changes_no_result(dtype, page_size, choice, order):
