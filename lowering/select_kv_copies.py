@@ -186,7 +186,9 @@ def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, taken: s
     with ir.InsertionPoint(load), load.location:
         n = loop.regions[0].blocks[0].arguments[number]
         staging.ProducerAcquireOp(buffer, n)
-        staging.CopyRowsStartOp(buffer, n, op.buffer, op.mask, list(op.indices))
+        copy = staging.CopyRowsStartOp(buffer, n, op.buffer, op.mask, list(op.indices)).operation
+        if "stored" in load.attributes:
+            copy.attributes["stored"] = load.attributes["stored"]
         tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
     load.result.replace_all_uses_with(tile)
     load.erase()

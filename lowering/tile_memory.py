@@ -296,7 +296,7 @@ def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -
         at = AtPoint()
         indices = [scalar(at(x, row.ir)) for x in op.indices]
         target = place + layout.chunk_offset(row, chunk)
-        stored = _stored(op, op.tile, chunk, width)
+        stored = _stored(op, layout.columns, chunk, width)
         with functional.when(_condition(at, op.mask, row) & stored):
             target.store(buffer.load(*indices, chunk * width, width=width))
         with functional.when(~(_condition(at, op.mask, row) & stored)):
@@ -318,7 +318,7 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
         row, chunk = i // chunks, i % chunks
         at = AtPoint()
         address = source.address(*(scalar(at(x, row.ir)) for x in op.indices), chunk * width)
-        there = where(_condition(at, op.mask, row), CHUNK, 0)
+        there = where(_condition(at, op.mask, row) & _stored(op, layout.columns, chunk, width), CHUNK, 0)
         machine.cp_async(place + layout.chunk_offset(row, chunk), address, CHUNK, there)
     machine.cp_async_commit()
     machine.cp_async_wait(0)
@@ -346,7 +346,7 @@ def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) 
         i = Value(i.ir, i32, nonneg=True)
         row, chunk = threads.warp * 16 + i // chunks, i % chunks
         at = AtPoint()
-        with functional.when(_condition(at, op.mask, row) & _stored(op, op.value, chunk, width)):
+        with functional.when(_condition(at, op.mask, row) & _stored(op, layout.columns, chunk, width)):
             indices = [scalar(at(x, row.ir)) for x in op.indices]
             buffer.store(
                 *indices, chunk * width, value=(place + layout.chunk_offset(row, chunk)).load(buffer.dtype, width)
@@ -378,11 +378,10 @@ def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
                 buffer.store(*indices, column + at, value=vector(buffer.dtype, pair))
 
 
-def _stored(op: Any, tile: ir.Value, chunk: Value, width: int) -> Value | bool:
-    """Whether a chunk of a row is one that the buffer has."""
-    type_ = ir.RankedTensorType(tile.type)
-    stored = stored_columns(op, type_)
-    return True if stored == type_.shape[1] else chunk < stored // width
+def _stored(op: Any, columns: int, chunk: Value, width: int) -> Value | bool:
+    """Whether a chunk of a row of so many columns is one that the buffer has."""
+    stored = stored_columns(op, columns)
+    return True if stored == columns else chunk < stored // width
 
 
 def _condition(at: AtPoint, mask: ir.Value, row: Value) -> Value:

@@ -352,16 +352,16 @@ def verify_rows(op: Any, buffer: ir.Value, tile: ir.RankedTensorType) -> bool:
     indices = list(op.indices)
     if not verify.memref(op, buffer, len(indices) + 1, (str(tile.element_type),), "the buffer"):
         return False
-    stored = stored_columns(op, tile)
+    stored = stored_columns(op, tile.shape[1])
     if not 1 <= stored <= tile.shape[1]:
         return verify.fail(op, f"stored must be from 1 to the tile's {tile.shape[1]} columns, got {stored}")
     return _vectors(op, [op.mask, *indices], tile.shape[:1])
 
 
-def stored_columns(op: Any, tile: ir.RankedTensorType) -> int:
-    """The columns of a tile of rows that its buffer has."""
+def stored_columns(op: Any, columns: int) -> int:
+    """The columns of a tile of rows that its buffer has, of so many."""
     attributes = op.operation.attributes
-    return ir.IntegerAttr(attributes["stored"]).value if "stored" in attributes else tile.shape[1]
+    return ir.IntegerAttr(attributes["stored"]).value if "stored" in attributes else columns
 
 
 def _vectors(op: Any, values: Sequence[ir.Value], shape: Sequence[int]) -> bool:
