@@ -52,7 +52,7 @@ func.func @rule() {
 !tile = tensor<64x128xbf16, "shared">
 // Rule: copies are of three kinds.
 func.func @rule() {
-  // expected-error @below {{'kv.make_stages' op copy must be one of tma, cp_async, convert, got "bulk"}}
+  // expected-error @below {{'kv.make_stages' op copy must be one of tma, cp_async, staged, convert, got "bulk"}}
   %0 = "kv.make_stages"() {buffer_name = "keys", copy = "bulk", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   return
 }
@@ -78,7 +78,7 @@ func.func @rule(%c: !pool, %i: i32, %d: !map) {
 // Rule: a copy's columns lie in the head.
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-  // expected-error @below {{'kv.copy_start' op columns must lie in the head's 128, got 128 from 8 : i64 on}}
+  // expected-error @below {{'kv.copy_start' op columns must lie in the head's 128, rounded up to whole 16, got 128 from 8 : i64 on}}
   "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 8 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
   return
 }
@@ -495,5 +495,27 @@ func.func @rule(%counter: memref<?xi32>, %n: i32) {
 func.func @rule(%counter: memref<?xi8>) {
   // expected-error @below {{'kv.make_queue' op readers must be from 1 to 32 warps, got 0 : i64}}
   %0 = "kv.make_queue"(%counter) {readers = 0 : i64} : (memref<?xi8>) -> !kv.queue
+  return
+}
+
+// -----
+
+!tile = tensor<64x128xbf16, "shared">
+// Rule: copies by TMA end by themselves.
+func.func @rule(%i: i32) {
+  %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+  // expected-error @below {{'kv.copy_finish' op finishes copies by cp_async or staged, got a buffer that is filled by tma}}
+  "kv.copy_finish"(%b, %i) {pending = 0 : i64} : (!kv.stages, i32) -> ()
+  return
+}
+
+// -----
+
+!tile = tensor<64x128xbf16, "shared">
+// Rule: some copies go on.
+func.func @rule(%i: i32) {
+  %b = "kv.make_stages"() {buffer_name = "keys", copy = "staged", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+  // expected-error @below {{'kv.copy_finish' op pending must be an integer from 0 to 7, got -1 : i64}}
+  "kv.copy_finish"(%b, %i) {pending = -1 : i64} : (!kv.stages, i32) -> ()
   return
 }

@@ -349,7 +349,7 @@ func.func @rule(%c: !cache, %i: i32) {
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: columns lie in the head.
 func.func @rule(%c: !cache, %i: i32) {
-  // expected-error @below {{'kv.tile_load' op columns must lie in the head's 128, got 128 from 64 : i64 on}}
+  // expected-error @below {{'kv.tile_load' op columns must lie in the head's 128, rounded up to whole 16, got 128 from 64 : i64 on}}
   %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 64 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
@@ -359,7 +359,7 @@ func.func @rule(%c: !cache, %i: i32) {
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: no column is negative.
 func.func @rule(%c: !cache, %i: i32) {
-  // expected-error @below {{'kv.tile_load' op columns must lie in the head's 128, got 128 from -64 : i64 on}}
+  // expected-error @below {{'kv.tile_load' op columns must lie in the head's 128, rounded up to whole 16, got 128 from -64 : i64 on}}
   %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = -64 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
@@ -534,5 +534,14 @@ func.func @rule(%x: tensor<64x64xf32>, %b: memref<?xf32>, %m: tensor<64x64xi1>, 
 func.func @rule(%x: tensor<64xf32>, %b: memref<?xbf16>, %m: tensor<64xi1>, %i: tensor<64xi32>) {
   // expected-error @below {{'kv.tile_scatter' op the buffer must have element type f32, got bf16}}
   "kv.tile_scatter"(%x, %b, %m, %i) : (tensor<64xf32>, memref<?xbf16>, tensor<64xi1>, tensor<64xi32>) -> ()
+  return
+}
+
+// -----
+
+// Rule: a buffer has some of a tile's columns.
+func.func @rule(%b: memref<?x72xbf16>, %m: tensor<64xi1>, %i: tensor<64xi32>) {
+  // expected-error @below {{'kv.tile_load_rows' op stored must be from 1 to the tile's 80 columns, got 96}}
+  %0 = "kv.tile_load_rows"(%b, %m, %i) {stored = 96 : i64} : (memref<?x72xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x80xbf16>
   return
 }

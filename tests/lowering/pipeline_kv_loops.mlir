@@ -2,6 +2,7 @@
 // RUN: kv-opt %s --pipeline-kv-loops='products=false lookups=false copies=false' | FileCheck %s --check-prefix=NONE
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!fp8 = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !map = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
 !tile = tensor<64x128xbf16, "shared">
 !scores = tensor<128x64xf32, "wgmma">
@@ -236,6 +237,38 @@ gpu.module @kernels {
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+    }
+    gpu.return
+  }
+
+  // A producer that copies rows by cp.async finishes a copy when it has started the next, and the last one behind the
+  // loop. What is converted on its way needs its stage only then.
+  // CHECK-LABEL: gpu.func @rows
+  // CHECK-SAME:    %[[COUNT:[a-z0-9]+]]: i32) kernel
+  // CHECK:         %[[KEYS:.*]] = "kv.make_stages"
+  // CHECK:         scf.for %[[J:.*]] = %{{.*}} to %[[COUNT]] step
+  // CHECK-NOT:       kv.producer_acquire
+  // CHECK:           "kv.copy_start"(%[[KEYS]], %[[J]],
+  // CHECK:           %[[N:.*]] = arith.addi %[[J]], %{{.*}}
+  // CHECK:           scf.if
+  // CHECK:             "kv.producer_acquire"(%[[KEYS]], %[[N]])
+  // CHECK:             "kv.copy_finish"(%[[KEYS]], %[[N]]) {pending = 1 : i64}
+  // CHECK:         scf.if
+  // CHECK:           "kv.producer_acquire"(%[[KEYS]],
+  // CHECK:           "kv.copy_finish"(%[[KEYS]], {{.*}}) {pending = 0 : i64}
+  // CHECK:         gpu.return
+  // NONE-LABEL:  gpu.func @rows
+  // NONE-NOT:      kv.copy_finish
+  // NONE:          gpu.return
+  gpu.func @rows(%c: !fp8, %n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "staged", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    scf.for %j = %c0 to %n step %c1 : i32 {
+      %first = arith.muli %j, %c64 : i32
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32) -> ()
     }
     gpu.return
   }

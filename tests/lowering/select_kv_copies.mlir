@@ -100,13 +100,13 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Without a descriptor: stored elements by cp.async, others are converted, and so are rows that are no whole swizzle
-  // atoms. Outside of a loop a buffer has one stage. Buffers of one name are numbered.
+  // Without a descriptor: stored elements by cp.async, 8-bit ones are staged, others converted. Outside of a loop a
+  // buffer has one stage. Buffers of one name are numbered.
   // CHECK-LABEL: gpu.func @others
   // CHECK-DAG:     {buffer_name = "tile", copy = "cp_async", stages = 1 : i64, tile = tensor<64x128xbf16, "shared">}
-  // CHECK-DAG:     {buffer_name = "tile2", copy = "convert", stages = 1 : i64, tile = tensor<64x128xbf16, "shared">}
-  // CHECK-DAG:     {buffer_name = "tile3", copy = "convert", stages = 1 : i64, tile = tensor<64x96xbf16, "shared">}
-  // CHECK-DAG:     {buffer_name = "tile4", copy = "convert", stages = 1 : i64, tile = tensor<64x64xbf16, "shared">}
+  // CHECK-DAG:     {buffer_name = "tile2", copy = "staged", stages = 1 : i64, tile = tensor<64x128xbf16, "shared">}
+  // CHECK-DAG:     {buffer_name = "tile3", copy = "cp_async", stages = 1 : i64, tile = tensor<64x96xbf16, "shared">}
+  // CHECK-DAG:     {buffer_name = "tile4", copy = "cp_async", stages = 1 : i64, tile = tensor<64x64xbf16, "shared">}
   // CHECK-NOT:     "kv.tile_pages"
   // CHECK-NOT:     "kv.tile_load"
   // CHECK:         gpu.return
