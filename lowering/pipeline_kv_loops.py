@@ -308,7 +308,7 @@ def finish_later(loop: ir.Operation) -> None:
 
     number = copies[0].operands[1]  # of this iteration, the same for all buffers
     maker = defining_op(number)
-    needed = backward([maker], lambda o: o in ops) if maker in ops else set()
+    needed = backward([maker], lambda o: o in ops) if maker is not None and maker in ops else set()
     with ir.InsertionPoint.after(loop), loop.location:
         last = {first: arith.subi(upper, const(1))}
         emit([op for op in ops if op in needed], last)
