@@ -290,7 +290,7 @@ def finish_later(loop: ir.Operation) -> None:
     kind, k = kinds.pop(), len(copies)
     stages = min(ir.IntegerAttr(defining_op(copy.operands[0]).attributes["stages"]).value for copy in copies)
     # The one stage of a buffer is only free when consumers have what would be finished after it.
-    if kind == "cp_async" and stages < 2:
+    if (kind == "cp_async" and stages < 2) or not performs(loop, "finish"):
         return
     lag, first = min(LAG[kind], k), block.arguments[0]
     acquires = {op.operands[0]: op for op in ops if op.name == "kv.producer_acquire"}
