@@ -20,7 +20,7 @@ ENTRIES = (*schedules.DECODE.names, "max_batch", "early")
 COLUMNS = 8  # query rows of one mma
 WARP_ROWS = 2 * COLUMNS  # most query rows of a warp; a head with more is shared by several
 # What a batch-invariant schedule fixes: nothing that changes the order of a sequence's additions may follow the batch.
-# (Who merges may: both ways to merge add fixed splits in one order.)
+# (Who combines may: both ways to combine add fixed splits in one order.)
 INVARIANT = {"split": 512}
 MOST_QUERIES = 8  # new tokens of a sequence that still count as a decode
 MOST_SPLITS, SHORT_SPLITS = 64, 8  # fixed splits of a sequence, and of one that is short
@@ -90,7 +90,7 @@ class Config:
         return cdiv(self.rows, WARP_ROWS)
 
     @property
-    def work_heads(self) -> int:
+    def row_groups(self) -> int:
         """Warps that it takes to have all rows of a token."""
         return self.heads * self.parts
 
@@ -134,12 +134,12 @@ class Config:
 
     @property
     def warp_bytes(self) -> int:
-        """Shared memory of one warp: its ring."""
+        """Shared memory of one warp: its stages."""
         return self.stages * self.stage_bytes
 
     @property
     def quads(self) -> int:
-        """Four-float pieces of one lane's partial result: output, then (max, max, sum, sum), for each column tile."""
+        """Four-float parts of one lane's partial result: output, then (max, max, sum, sum), for each column tile."""
         return self.column_tiles * (self.size // 16 + 1)
 
     @property
@@ -250,7 +250,7 @@ def fitted(target: Target, config: Config, fixed: Collection[str], measured: boo
 
 def _smaller(config: Config) -> dict[str, int]:
     """What can be less, by one step; what costs least first."""
-    warps = [w for w in range(config.warps - 1, 0, -1) if config.work_heads % w == 0]
+    warps = [w for w in range(config.warps - 1, 0, -1) if config.row_groups % w == 0]
     return (
         ({"stages": config.stages - 1} if config.stages > 2 else {})
         | ({"tile": config.tile // 2} if config.tile > 16 else {})

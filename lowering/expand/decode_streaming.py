@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How a warp of decode attention streams tiles of K and V, and their scales, through its ring in shared memory.
+"""How a warp of decode attention streams tiles of K and V, and scales, through a circular buffer in shared memory.
 
-A stage of the ring is a tile of K, one of V and, of a quantized cache, their scales as f32. K and V are copied by
+A stage of the buffer is a tile of K, one of V and, of a quantized cache, their scales as f32. K and V are copied by
 cp.async. Scales are of any type and may be narrower than cp.async copies: they go through a register, which is stored
 one step after it is loaded, so that nothing waits for it.
 """
@@ -17,11 +17,11 @@ from .decode_schedule import Config
 
 
 def streaming(c: Config) -> SimpleNamespace:
-    """The functions that fill a ring, for a configuration."""
+    """The functions that fill a circular buffer, for a configuration."""
     spec, TT, GC = c.spec, c.tile, c.scales
     item = spec.dtype.itemsize
     shared_offset = c.tile_layout.chunk_offset
-    chunks = c.row_bytes // 16  # 16-byte pieces of a row
+    chunks = c.row_bytes // 16  # 16-byte chunks of a row
     copies = TT * chunks // 32  # of one lane, for K and again for V
     P = spec.page_size
     one_page = not spec.paged or P % TT == 0  # a tile lies in one page
@@ -108,7 +108,7 @@ def streaming(c: Config) -> SimpleNamespace:
 
     @kv.func
     def issue(caches, b, head, tile, end, pages, stage, lane, keys, first, often):
-        """Start copying a tile, when the range has it: where ``often`` is set, without checks that are not needed."""
+        """Start copying a tile, when the unit has it: where ``often`` is set, without checks that are not needed."""
         if tile < end:
             if often:
                 if (tile * TT >= first) & (tile * TT + TT <= keys):
