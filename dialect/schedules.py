@@ -260,7 +260,7 @@ THREADS = Entry(
 
 def _warps_of(case: Any) -> tuple[tuple[int, ...], str]:
     """A warp has up to 16 query rows of one KV head; blocks of a range share all of them evenly."""
-    total = case.work_heads
+    total = case.row_groups
     legal = tuple(n for n in range(1, min(total, WARPS.most) + 1) if total % n == 0)
     return legal, f", a divisor of the {total} warps that have a token's query rows"
 

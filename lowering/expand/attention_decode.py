@@ -2,22 +2,23 @@
 """Decode attention: few query rows a sequence, read at the rate of the memory.
 
 Work. Every sequence's visible keys are cut into tiles of ``tile`` tokens; the tiles of the whole batch, laid end to
-end, are cut into ranges, one a block (:mod:`decode_division`). The division is made on the device from the cache
+end, are cut into work units, one a block (:mod:`decode_split_kv`). The schedule is made on the device from the cache
 lengths, so that one captured graph serves every batch of a shape class and a ragged batch is as even as a uniform one.
 A block's warps take up to 16 query rows of one KV head each and share nothing: neighbouring blocks read the other heads
 of the same tokens, which keeps DRAM pages open. Heads with more rows are read by several warps, from the L2.
 
-Streaming. A warp copies its tiles through a private ring of ``stages`` cp.async stages (:mod:`decode_streaming`), which
-goes on into the next sequence without a gap; the page ids of the next tile are looked up one step ahead, so that no
-copy waits for the table. What is read once leaves the L2 first, which keeps tables and partial results there. Scores
-are K Q^T with the query rows of the group in the 8 columns of m16n8k16; the probabilities turn into the second
-product's operand with movmatrix; the output is V^T P^T, so that maxima and sums stay in the lanes that need them.
-Softmax is online, in base 2.
+Streaming. A warp copies its tiles through a private circular buffer of ``stages`` cp.async stages
+(:mod:`decode_streaming`), which goes on into the next sequence without a gap; the page ids of the next tile are
+prefetched, so that no copy waits for the table. What is read once leaves the L2 first, which keeps tables and partial
+results there. Scores are K Q^T with the query rows of the group in the 8 columns of m16n8k16; the probabilities turn
+into the second product's operand with movmatrix; the output is V^T P^T, so that maxima and sums stay in the lanes that
+need them. Softmax is online, in base 2.
 
-Merging. A sequence inside one range is written at once. Otherwise each range leaves a partial result in the
-workspace, and the warp that finds itself last (an atomic counter a sequence and head) merges them in range order
-(:mod:`decode_results`). Batches of few sequences have many partial results each: there a second kernel merges them,
-with a block for each piece of the head, launched programmatically so that it waits on the device when the first ends.
+Combining. A sequence inside one work unit is written at once. Otherwise each unit leaves a partial result in the
+workspace, and the warp that finds itself last (an atomic counter a sequence and head) combines them in the units' order
+(:mod:`decode_results`). Batches of few sequences have many partial results each: there a second kernel combines them,
+with a block for every 16 elements of the head, launched programmatically so that it waits on the device when the first
+ends.
 
 8-bit elements are converted to f16 in pairs. K's bytes keep their order in a register, which permutes the head
 dimension inside each 16; the query is read with the same permutation. Scales of K multiply the scores; those of V
@@ -36,10 +37,10 @@ from .attention_common import LN2, LOG2E, last_not_above, sloped
 from .attention_queries import batch_of, extents_of, heads_of, is_padded, queries_of
 from .base import Expansion
 from .common import row_alignment
-from .decode_division import division
 from .decode_products import products
 from .decode_results import results
 from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, SHORT_SPLITS, Config, configured
+from .decode_split_kv import split_kv
 from .decode_streaming import streaming
 
 
@@ -47,11 +48,11 @@ def decode_kernel(c: Config) -> Any:
     """The kernel of a configuration."""
     G, NT, TT, NS = c.group, c.column_tiles, c.tile, c.stages
     NW, MT, KS = c.warps, c.tile // 16, c.row_steps
-    HG = c.work_heads // NW  # blocks that share a range, each with other heads
+    HG = c.row_groups // NW  # blocks that share a work unit, each with other heads
     threads, GC = 32 * NW, c.scales
-    work = division(c)
-    ring_of, results_of = streaming(c), results(c, work)
-    multiply = products(c, ring_of)
+    work = split_kv(c)
+    stream, results_of = streaming(c), results(c, work)
+    multiply = products(c, stream)
 
     @kv.func
     def masked(s, token, nt, i, lane, row0, keys, start):
@@ -89,7 +90,7 @@ def decode_kernel(c: Config) -> Any:
         for t in kv.static(range(0, TT, 32)):
             for g in kv.static(range(GC)):
                 token = lane % TT if TT < 32 else lane + t
-                top = kv.math.max(top, kv.math.abs(ring_of.scale_at(stage, GC + g, token).load(kv.f32)))
+                top = kv.math.max(top, kv.math.abs(stream.scale_at(stage, GC + g, token).load(kv.f32)))
         top = kv.warp_reduce(top, "max")
         if top > unit[0]:
             above = (kv.bitcast(top, kv.i32) + 0x7FFFFF) & 0x7F800000
@@ -162,56 +163,58 @@ def decode_kernel(c: Config) -> Any:
             multiply.add_values(p, stage, mt, o, unit, lane)
 
     @kv.func
-    def segment(collection, queries, prefix, b, at, end, row0):
+    def segment(collection, queries, tile_indptr, b, at, end, row0):
         """What of sequence b lies in [at, end): its extent, and the sequence's tiles from ``tile`` to ``last``.
 
         A warp without rows of the sequence has no tiles of it either.
         """
         keys, first, start, n = work.extent(collection, queries, b)
-        base = first // TT - prefix[b]  # tile of the sequence = base + tile of the batch
-        until = kv.math.min(end, prefix[b + 1])
+        base = first // TT - tile_indptr[b]  # tile of the sequence = base + tile of the batch
+        until = kv.math.min(end, tile_indptr[b + 1])
         last = base + until
         if c.parts > 1:
             last = kv.where(row0 < n * G, last, base + at)
         return keys, first, start, n, base + at, last, until
 
     @kv.func
-    def sequence_from(prefix, b, at):
+    def sequence_from(tile_indptr, b, at):
         """The sequence after b that tile ``at`` of the batch belongs to: those without tiles are passed over."""
         b = b + 1
-        while prefix[b + 1] <= at:
+        while tile_indptr[b + 1] <= at:
             b = b + 1
         return b
 
     @kv.func
-    def next_tile(collection, queries, prefix, ahead, end, row0):
-        """Where a sequence ends, go on with the next one of the range that this warp has tiles of."""
+    def next_tile(collection, queries, tile_indptr, fetched, end, row0):
+        """Where a sequence ends, go on with the next one of the work unit that this warp has tiles of."""
         if c.max_batch > 1:
-            while (ahead.tile >= ahead.last) & (ahead.until < end):
-                b = sequence_from(prefix, ahead.b, ahead.until)
+            while (fetched.tile >= fetched.last) & (fetched.until < end):
+                b = sequence_from(tile_indptr, fetched.b, fetched.until)
                 keys, first, _, _, tile, last, until = segment(
-                    collection, queries, prefix, b, ahead.until, end, row0
+                    collection, queries, tile_indptr, b, fetched.until, end, row0
                 )  # fmt: skip
-                ahead.b, ahead.keys, ahead.first = b, keys, first
-                ahead.tile, ahead.last, ahead.until = tile, last, until
+                fetched.b, fetched.keys, fetched.first = b, keys, first
+                fetched.tile, fetched.last, fetched.until = tile, last, until
 
     @kv.func
-    def copy_ahead(caches, collection, queries, prefix, ahead, end, row0, head, mine, stage, scales, lane, often=True):
-        """Start copying the range's next tile into a stage, whatever its sequence, and look up the pages after it.
+    def prefetch(
+        caches, collection, queries, tile_indptr, fetched, end, row0, head, mine, stage, scales, lane, often=True
+    ):
+        """Start copying the work unit's next tile into a stage, whatever its sequence, and look up the pages after it.
 
         ``scales`` are those of the tile before, which are stored now; gives those of this one. What is not done
         ``often`` is short code, whose loading takes longer than it runs.
         """
-        if ring_of.held_scales:
+        if stream.held_scales:
             before = kv.where(stage == 0, NS - 1, stage - 1)
-            ring_of.store_scales(mine + before * c.stage_bytes, scales, lane)
-        tile = (caches, ahead.b, head, ahead.tile, ahead.last, ahead.pages)
-        ring_of.issue(*tile, mine + stage * c.stage_bytes, lane, ahead.keys, ahead.first, often)
-        if ring_of.held_scales:
-            scales = ring_of.load_scales(*tile, lane, ahead.keys, ahead.first)
-        ahead.tile = ahead.tile + 1
-        next_tile(collection, queries, prefix, ahead, end, row0)
-        ahead.pages = ring_of.pages_of(caches.keys, ahead.b, ahead.tile, lane)
+            stream.store_scales(mine + before * c.stage_bytes, scales, lane)
+        tile = (caches, fetched.b, head, fetched.tile, fetched.last, fetched.pages)
+        stream.issue(*tile, mine + stage * c.stage_bytes, lane, fetched.keys, fetched.first, often)
+        if stream.held_scales:
+            scales = stream.load_scales(*tile, lane, fetched.keys, fetched.first)
+        fetched.tile = fetched.tile + 1
+        next_tile(collection, queries, tile_indptr, fetched, end, row0)
+        fetched.pages = stream.pages_of(caches.keys, fetched.b, fetched.tile, lane)
         return scales
 
     @kv.func
@@ -220,15 +223,15 @@ def decode_kernel(c: Config) -> Any:
         kv.griddepcontrol_launch_dependents()
 
     @kv.func
-    def body(collection, layer, query, extents, scale, out, partials, counters, most, sinks, lse, slopes):
+    def body(collection, layer, query, extents, scale, out, partials, counters, max_splits, sinks, lse, slopes):
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, query)
         batch = queries.sequences
-        ring = kv.shared(NW * c.warp_bytes + c.padding, kv.u8, alignment=128)
+        stages = kv.shared(NW * c.warp_bytes + c.padding, kv.u8, alignment=128)
         # What the kernels before wrote (lengths, new tokens, the query) is visible from here on.
         if c.programmatic and not c.early:
             start_next()
-        prefix, total = work.count_tiles(collection, queries, batch, NW)
+        tile_indptr, total = work.count_tiles(collection, queries, batch, NW)
 
         # Values lie as far from their keys everywhere: K and V share pages and strides.
         k_cache, v_cache = collection.get_key_cache(layer), collection.get_value_cache(layer)
@@ -240,32 +243,44 @@ def decode_kernel(c: Config) -> Any:
         part = (kv.block_id.x % HG) * NW + warp
         head, row0 = part // c.parts, part % c.parts * c.warp_rows
         r = kv.block_id.x // HG
-        cut = work.cut_of(kv.grid_dim.x // HG, most, total, prefix, batch)
+        units = work.work_units(kv.grid_dim.x // HG, max_splits, total, tile_indptr, batch)
         begin, end = kv.i32(0), kv.i32(0)
-        if (r < cut.ranges) & (total > 0):
-            begin, end = work.bounds(cut, prefix, batch, r)
+        if (r < units.count) & (total > 0):
+            begin, end = work.bounds(units, tile_indptr, batch, r)
         if begin < end:
-            mine = ring.ptr(warp * c.warp_bytes)
-            ring_of.clear_columns(mine, lane)
-            at, b, stage = begin, last_not_above(prefix, batch, begin), kv.i32(0)
-            keys, first, start, n, tile, last, until = segment(collection, queries, prefix, b, at, end, row0)
-            ahead = SimpleNamespace(b=b, keys=keys, first=first, tile=tile, last=last, until=until, pages=kv.i32(0))
+            mine = stages.ptr(warp * c.warp_bytes)
+            stream.clear_columns(mine, lane)
+            at, b, stage = begin, last_not_above(tile_indptr, batch, begin), kv.i32(0)
+            keys, first, start, n, tile, last, until = segment(collection, queries, tile_indptr, b, at, end, row0)
+            fetched = SimpleNamespace(b=b, keys=keys, first=first, tile=tile, last=last, until=until, pages=kv.i32(0))
             if c.parts > 1:
-                next_tile(collection, queries, prefix, ahead, end, row0)
+                next_tile(collection, queries, tile_indptr, fetched, end, row0)
             if c.programmatic and c.early:
                 # Cached tokens may be read already; new ones are only there when the kernel before has ended.
-                if ((tile + (NS - 1)) * TT > start) | (ahead.b != b):
+                if ((tile + (NS - 1)) * TT > start) | (fetched.b != b):
                     kv.griddepcontrol_wait()
-            ahead.pages = ring_of.pages_of(k_cache, ahead.b, ahead.tile, lane)
-            scales = [kv.f32(0.0)] * ring_of.held_scales
+            fetched.pages = stream.pages_of(k_cache, fetched.b, fetched.tile, lane)
+            scales = [kv.f32(0.0)] * stream.held_scales
             for s in range(NS - 1):
-                scales = copy_ahead(
-                    caches, collection, queries, prefix, ahead, end, row0, head, mine, s, scales, lane, often=False
+                scales = prefetch(
+                    caches,
+                    collection,
+                    queries,
+                    tile_indptr,
+                    fetched,
+                    end,
+                    row0,
+                    head,
+                    mine,
+                    s,
+                    scales,
+                    lane,
+                    often=False,
                 )
             if c.programmatic and c.early:
                 start_next()
             q, q_place = multiply.empty_query(), mine + c.stages * c.stage_bytes
-            taken = kv.i32(0)  # pieces that this range has had of the sequence
+            taken = kv.i32(0)  # splits that this work unit has had of the sequence
             while at < end:
                 if c.split:
                     if taken == 0:
@@ -275,27 +290,27 @@ def decode_kernel(c: Config) -> Any:
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
                 alibi = alibi_of(slopes, head, row0, start, lane)
-                piece_end = work.piece_end(cut, prefix, b, at, until)
-                piece_last = kv.math.min(tile + (piece_end - at), last)
-                for i in range(tile, piece_last):
+                split_end = work.split_end(units, tile_indptr, b, at, until)
+                split_last = kv.math.min(tile + (split_end - at), last)
+                for i in range(tile, split_last):
                     to = kv.where(stage == 0, NS - 1, stage - 1)
                     kv.syncwarp()
-                    scales = copy_ahead(
-                        caches, collection, queries, prefix, ahead, end, row0, head, mine, to, scales, lane
+                    scales = prefetch(
+                        caches, collection, queries, tile_indptr, fetched, end, row0, head, mine, to, scales, lane
                     )
                     kv.cp_async_wait(NS - 1)
                     kv.syncwarp()
                     here = mine + stage * c.stage_bytes
                     attend(i, here, q, q_place, m, l, o, unit, scale * LOG2E, lane, row0, keys, first, start, alibi)
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
-                done, rows, own = b, n, work.piece_of(cut, prefix, b, at, r)
-                at, tile, taken = piece_end, piece_last, taken + 1
+                done, rows, own = b, n, work.split_of(units, tile_indptr, b, at, r)
+                at, tile, taken = split_end, split_last, taken + 1
                 more = at < until
                 if c.max_batch > 1:
                     if (at == until) & (at < end):
-                        b = sequence_from(prefix, b, at)
+                        b = sequence_from(tile_indptr, b, at)
                         keys, first, start, n, tile, last, until = segment(
-                            collection, queries, prefix, b, at, end, row0
+                            collection, queries, tile_indptr, b, at, end, row0
                         )
                 for u in kv.static(range(2 * NT)):
                     for k in kv.static((4, 8, 16)):
@@ -305,7 +320,7 @@ def decode_kernel(c: Config) -> Any:
                 # A warp without rows of the sequence leaves nothing, and nobody waits for it.
                 if row0 < rows * G:
                     if results_of.finish(
-                        cut, partials, counters, prefix, done, part, row0, own, taken, more, m, l, o, rows, lane
+                        units, partials, counters, tile_indptr, done, part, row0, own, taken, more, m, l, o, rows, lane
                     ):
                         results_of.write_out(out, sinks, lse, queries, done, head, row0, rows, m, l, o, lane)
                 if b != done:
@@ -319,10 +334,10 @@ def decode_kernel(c: Config) -> Any:
     def attention_decode(
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[c.query, c.rank],
         extents: kv.Buffer[kv.i32, 1], scale: kv.f32, out: kv.Buffer[c.query, c.rank], partials: kv.Buffer[kv.i8, 1],
-        counters: kv.Buffer[kv.i8, 1], most: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
+        counters: kv.Buffer[kv.i8, 1], max_splits: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
         lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]], slopes: kv.Optional[kv.Buffer[kv.f32, 1]],
     ):  # fmt: skip
-        body(collection, layer, query, extents, scale, out, partials, counters, most, sinks, lse, slopes)
+        body(collection, layer, query, extents, scale, out, partials, counters, max_splits, sinks, lse, slopes)
 
     return attention_decode
 
@@ -336,27 +351,29 @@ def expand_decode(op: Any, at: Expansion) -> None:
         op.span.value, op.softcap.value, padded=is_padded(op), programmatic=at.target.has("pdl"),
         pair_alignment=max(query.itemsize, min(2 * query.itemsize, aligned)),
     ), at.schedule)  # fmt: skip
-    head_blocks = config.work_heads // config.warps
+    head_blocks = config.row_groups // config.warps
     one = at.constant(1)
-    ranges = at.device("multiprocessors") * config.blocks // head_blocks
-    ranges = ranges + (one - ranges.least(one))  # where the heads alone are more blocks than the device is to have
+    max_units = at.device("multiprocessors") * config.blocks // head_blocks
+    max_units = max_units + (
+        one - max_units.least(one)
+    )  # where the heads alone are more blocks than the device is to have
     batch = batch_of(op, at)
-    most, pieces = ranges, ranges * 2  # a range leaves two partial results at most
+    max_splits, partial_results = max_units, max_units * 2  # a unit leaves two partial results at most
     if config.split:
         capacity = at.field(op.collection, "capacity")
         if spec.paged:
             capacity = capacity * at.field(op.collection, "lookup_columns")
         # No fewer than any length that the table holds is cut into: a sequence's splits must not follow the capacity.
-        most = (capacity // config.split_tokens + SHORT_SPLITS + 1).least(MOST_SPLITS)
-        pieces = most * batch
-    partials = at.workspace(pieces * (config.work_heads * config.quads * 512))
-    counters = at.workspace(batch * (4 * config.work_heads), zeroed=True)
-    args = [op.collection, op.layer, op.query, extents_of(op), op.scale, op.out, partials, counters, most]
+        max_splits = (capacity // config.split_tokens + SHORT_SPLITS + 1).least(MOST_SPLITS)
+        partial_results = max_splits * batch
+    partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
+    counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)
+    args = [op.collection, op.layer, op.query, extents_of(op), op.scale, op.out, partials, counters, max_splits]
     args += [op.sinks, op.lse, op.alibi_slopes]
     threads, early = (config.warps * 32, 1, 1), config.programmatic
-    at.launch(decode_kernel(config), args, (ranges * head_blocks, 1, 1), threads, key=config, programmatic=early)
+    at.launch(decode_kernel(config), args, (max_units * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:
-        blocks = batch * (config.work_heads * config.column_tiles * config.row_steps)
-        args = [op.collection, extents_of(op), op.out, partials, ranges, most, op.sinks, op.lse]
+        blocks = batch * (config.row_groups * config.column_tiles * config.row_steps)
+        args = [op.collection, extents_of(op), op.out, partials, max_units, max_splits, op.sinks, op.lse]
         threads = (32 * config.combine, 1, 1)
         at.launch(combine_kernel(config), args, (blocks, 1, 1), threads, key=config, programmatic=early)

@@ -30,11 +30,11 @@ from .decode_schedule import COLUMNS, Config
 _REPRESENTABLE = -0x2000  # the bits of an f32 that tf32 has
 
 
-def products(c: Config, ring_of: SimpleNamespace) -> SimpleNamespace:
+def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
     """The functions for a configuration: ``query`` and ``empty_query``, ``scores``, ``add_values``."""
     spec, G, NT, GC = c.spec, c.group, c.column_tiles, c.scales
     KS, QS = c.row_steps, c.key_steps
-    shared_offset = ring_of.shared_offset
+    shared_offset = stream.shared_offset
     UNIT = math.gcd(spec.granularity, 16) if GC > 1 else 16  # elements that are multiplied together
     PASSES = 16 // UNIT  # products of a step
     GS = spec.granularity // 16 if GC > 1 and PASSES == 1 else KS  # steps of a granule
@@ -193,7 +193,7 @@ def products(c: Config, ring_of: SimpleNamespace) -> SimpleNamespace:
     @kv.func
     def scale_of(stage, which, mt, half, lane):
         """A scale of the token that a lane's scores 2 * half and 2 * half + 1 of a row tile belong to."""
-        return ring_of.scale_at(stage, which, mt * 16 + 8 * half + (lane >> 2)).load(kv.f32)
+        return stream.scale_at(stage, which, mt * 16 + 8 * half + (lane >> 2)).load(kv.f32)
 
     @kv.func
     def scores(q, place, stage, mt, lane):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What decode attention does with a piece's result: writes it, leaves it for a merge, or merges."""
+"""What decode attention does with a split's result: writes it, leaves it as a partial result, or combines."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .decode_schedule import COLUMNS, NEVER, Config
 
 
 def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
-    """The functions over a warp's running maxima m, sums l and outputs o, for a configuration and its division.
+    """The functions over a warp's running maxima m, sums l and outputs o, for a configuration and its scheduler.
 
     ``head`` is a KV head and ``row0`` the first of a sequence's query rows that the warp has; ``part`` tells both.
     """
     G, NT, KS = c.group, c.column_tiles, c.row_steps
-    # Pieces whose loads a merge has under way: what registers allow.
+    # Splits whose loads are under way together: what registers allow.
     TOGETHER = max(1, min(4, 24 // KS)) if c.blocks * c.warps <= 8 else 1
 
-    WIDE = KS > 16  # no registers for a piece that is loaded ahead
+    WIDE = KS > 16  # no registers for a split that is loaded ahead
 
     @kv.func
     def rows_here(nt, row0, n, lane):
@@ -44,7 +44,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                             d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.query)
                             if left >= 16:
                                 out.store(*token, h, d, value=both, alignment=c.pair_alignment)
-                            elif left > 0:
+                            else:
                                 if d < c.size:
                                     out.store(*token, h, d, value=both, alignment=c.pair_alignment)
                         else:
@@ -67,20 +67,20 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                 (to + (nt * (KS + 1) + KS) * 512).store(four)
 
     @kv.func
-    def fetch(cut, partials, prefix, b, part, nt, r, last, lane):
-        """Load ``TOGETHER`` pieces from r on, whose loads wait for memory together: [piece][quad]."""
+    def fetch(units, partials, tile_indptr, b, part, nt, r, last, lane):
+        """Load ``TOGETHER`` splits from r on, whose loads wait for memory together: [split][quad]."""
         found = []
         for j in kv.static(range(TOGETHER)):
-            of = work.partial_of(cut, partials, prefix, b, part, kv.math.min(r + j, last), lane)
+            of = work.partial_of(units, partials, tile_indptr, b, part, kv.math.min(r + j, last), lane)
             found.append([(of + (nt * (KS + 1) + t) * 512).load(kv.f32, 4) for t in range(KS + 1)])
         return found
 
     @kv.func
-    def maxima(cut, partials, prefix, b, part, nt, first, last, lane):
-        """Largest scores over all pieces: of lanes with the same rows, every fourth, each looks at other pieces."""
+    def maxima(units, partials, tile_indptr, b, part, nt, first, last, lane):
+        """Largest scores over all splits: of lanes with the same rows, every fourth, each looks at other splits."""
         top = [kv.f32(NEVER), kv.f32(NEVER)]
         for r in range(first, last + 1, 8):
-            of = work.partial_of(cut, partials, prefix, b, part, kv.math.min(r + (lane >> 2), last), lane)
+            of = work.partial_of(units, partials, tile_indptr, b, part, kv.math.min(r + (lane >> 2), last), lane)
             ml = (of + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
             for u in kv.static(range(2)):
                 top[u] = kv.math.max(top[u], ml[u])
@@ -90,15 +90,15 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         return top
 
     @kv.func
-    def merge(cut, partials, prefix, b, part, row0, n, first, last, m, l, o, lane):
-        """Merge a sequence's partial results, this warp's own with them, in order.
+    def combine(units, partials, tile_indptr, b, part, row0, n, first, last, m, l, o, lane):
+        """Combine a sequence's partial results, this warp's own with them, in order.
 
         Lanes without rows read what their neighbours do: theirs was never written, and memory need not move it.
         """
         for nt in kv.static(range(NT)):
             holder = kv.where(rows_here(nt, row0, n, lane), lane, lane & ~3)
-            held = fetch(cut, partials, prefix, b, part, nt, first, last, holder)
-            top = maxima(cut, partials, prefix, b, part, nt, first, last, holder)
+            held = fetch(units, partials, tile_indptr, b, part, nt, first, last, holder)
+            top = maxima(units, partials, tile_indptr, b, part, nt, first, last, holder)
             total = [kv.f32(0.0), kv.f32(0.0)]
             sums = [kv.f32(0.0)] * (4 * KS)
             for r in range(first, last + 1, TOGETHER):
@@ -111,22 +111,22 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                         for i in kv.static(range(4)):
                             sums[4 * t + i] = kv.math.fma(held[j][t][i], weight[i % 2], sums[4 * t + i])
                 if r + TOGETHER <= last:
-                    held = fetch(cut, partials, prefix, b, part, nt, r + TOGETHER, last, holder)
+                    held = fetch(units, partials, tile_indptr, b, part, nt, r + TOGETHER, last, holder)
             for u in kv.static(range(2)):
                 m[2 * nt + u], l[2 * nt + u] = top[u], total[u]
             for i in kv.static(range(4 * KS)):
                 o[nt * KS * 4 + i] = sums[i]
 
     @kv.func
-    def merge_wide(cut, partials, prefix, b, part, row0, n, first, last, m, l, o, lane):
-        """:func:`merge` for heads whose partial results leave no registers for those that come next."""
+    def combine_wide(units, partials, tile_indptr, b, part, row0, n, first, last, m, l, o, lane):
+        """:func:`combine` for heads whose partial results leave no registers for those that come next."""
         for nt in kv.static(range(NT)):
             holder = kv.where(rows_here(nt, row0, n, lane), lane, lane & ~3)
-            top = maxima(cut, partials, prefix, b, part, nt, first, last, holder)
+            top = maxima(units, partials, tile_indptr, b, part, nt, first, last, holder)
             total = [kv.f32(0.0), kv.f32(0.0)]
             sums = [kv.f32(0.0)] * (4 * KS)
             for r in range(first, last + 1):
-                of = work.partial_of(cut, partials, prefix, b, part, r, holder) + nt * (KS + 1) * 512
+                of = work.partial_of(units, partials, tile_indptr, b, part, r, holder) + nt * (KS + 1) * 512
                 ml = (of + KS * 512).load(kv.f32, 4)
                 weight = [kv.ex2(ml[u] - top[u]) for u in range(2)]
                 for u in kv.static(range(2)):
@@ -141,20 +141,20 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                 o[nt * KS * 4 + i] = sums[i]
 
     @kv.func
-    def finish(cut, partials, counters, prefix, b, part, row0, own, taken, more, m, l, o, n, lane):
-        """Whether this warp has the whole result of a sequence, its own or merged; if not, it has left its part.
+    def finish(units, partials, counters, tile_indptr, b, part, row0, own, taken, more, m, l, o, n, lane):
+        """Whether this warp has the whole result of a sequence, its own or combined; if not, it has left its part.
 
-        ``own`` is the piece that the registers hold, the last of ``taken`` that the range has had of the sequence;
+        ``own`` is the split that the registers hold, the last of ``taken`` that the work unit has had of the sequence;
         ``more`` are to come.
         """
-        first, last = work.pieces(cut, prefix, b)
+        first, last = work.splits(units, tile_indptr, b)
         whole = first == last
         if first != last:
-            write_partial(work.partial_of(cut, partials, prefix, b, part, own, lane), row0, m, l, o, n, lane)
+            write_partial(work.partial_of(units, partials, tile_indptr, b, part, own, lane), row0, m, l, o, n, lane)
             if not c.combine:
                 if not more:
-                    others = last + 1 - first - taken  # pieces that other ranges have
-                    counter = counters.address(0) + (b * c.work_heads + part) * 4
+                    others = last + 1 - first - taken  # splits that other work units have
+                    counter = counters.address(0) + (b * c.row_groups + part) * 4
                     arrived = kv.i32(0)
                     if others > 0:
                         if lane == 0:
@@ -170,8 +170,8 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                         if (lane == 0) & (others > 0):
                             counter.store(kv.i32(0))
                         whole = kv.bool(True)
-                        merging = merge_wide if WIDE else merge
-                        merging(cut, partials, prefix, b, part, row0, n, first, last, m, l, o, lane)
+                        combining = combine_wide if WIDE else combine
+                        combining(units, partials, tile_indptr, b, part, row0, n, first, last, m, l, o, lane)
         return whole
 
     return SimpleNamespace(write_out=write_out, finish=finish)

@@ -23,7 +23,7 @@ MOST_COLUMNS = 512  # of a head
 LEAST_GRANULE = 4  # elements that a lane has of a row in one step
 _HELD = 64  # scales of a tile's token that a lane has on their way to shared memory, at most
 # What a batch-invariant schedule fixes: nothing that changes the order of a sequence's additions may follow the batch.
-# (Who merges may: both ways to merge add fixed splits in one order.)
+# (Who combines may: both ways to combine add fixed splits in one order.)
 INVARIANT = {"split": 512}
 MOST_QUERIES = 8  # new tokens of a sequence that still count as a decode
 MOST_SPLITS, SHORT_SPLITS = 64, 8  # fixed splits of a sequence, and of one that is short
@@ -128,7 +128,7 @@ class Config:
         return cdiv(self.rows, self.warp_rows)
 
     @property
-    def work_heads(self) -> int:
+    def row_groups(self) -> int:
         """Warps that it takes to have all rows of a token."""
         return self.heads * self.parts
 
@@ -194,12 +194,12 @@ class Config:
 
     @property
     def warp_bytes(self) -> int:
-        """Shared memory of one warp: its ring, and query rows that are not in registers."""
+        """Shared memory of one warp: its stages, and query rows that are not in registers."""
         return self.stages * self.stage_bytes + self.query_bytes
 
     @property
     def quads(self) -> int:
-        """Four-float pieces of one lane's partial result: output, then (max, max, sum, sum), for each column tile."""
+        """Four-float parts of one lane's partial result: output, then (max, max, sum, sum), for each column tile."""
         return self.column_tiles * (self.row_steps + 1)
 
     @property
@@ -317,7 +317,7 @@ def fitted(target: Target, config: Config, fixed: Collection[str], measured: boo
 
 def _smaller(config: Config) -> dict[str, int]:
     """What can be less, by one step; what costs least first."""
-    warps = [w for w in range(config.warps - 1, 0, -1) if config.work_heads % w == 0]
+    warps = [w for w in range(config.warps - 1, 0, -1) if config.row_groups % w == 0]
     return (
         ({"stages": config.stages - 1} if config.stages > 2 else {})
         | ({"tile": config.tile // 2} if config.tile > 16 else {})

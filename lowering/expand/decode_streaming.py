@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How a warp of decode attention streams tiles of K and V, and their scales, through its ring in shared memory.
+"""How a warp of decode attention streams tiles of K and V, and scales, through a circular buffer in shared memory.
 
-A stage of the ring is a tile of K, one of V and, of a quantized cache, their scales as f32. K and V are copied by
+A stage of the buffer is a tile of K, one of V and, of a quantized cache, their scales as f32. K and V are copied by
 cp.async, and so are scales of f32 where a token has whole chunks of them. Other scales are of any type and may be
 narrower than cp.async copies: they go through a register, which is stored one step after it is loaded, so that nothing
 waits for it.
@@ -18,12 +18,12 @@ from .decode_schedule import Config
 
 
 def streaming(c: Config) -> SimpleNamespace:
-    """The functions that fill a ring, for a configuration."""
+    """The functions that fill a circular buffer, for a configuration."""
     spec, TT, GC = c.spec, c.tile, c.scales
     item = spec.dtype.itemsize
     shared_offset = c.tile_layout.chunk_offset
     unit = 8 if c.stored_bytes % 16 else 16  # bytes of a copy
-    chunks = c.stored_bytes // unit  # pieces of a row
+    chunks = c.stored_bytes // unit  # of a row
     copies = cdiv(TT * chunks, 32)  # of one lane, for K and again for V
     P = spec.page_size
     one_page = not spec.paged or P % TT == 0  # a tile lies in one page
@@ -61,7 +61,7 @@ def streaming(c: Config) -> SimpleNamespace:
             else:
                 number = lane + 32 * j
                 if 32 * (j + 1) > TT * chunks:
-                    number = kv.math.min(number, TT * chunks - 1)  # the last piece again and again
+                    number = kv.math.min(number, TT * chunks - 1)  # the last chunk again and again
                 row, chunk = number // chunks, number % chunks
             if by_page and turn:
                 s = j * turn // segment_rows
@@ -101,14 +101,14 @@ def streaming(c: Config) -> SimpleNamespace:
                 kv.cp_async(scale_at(stage, half * GC, row) + chunk * 16, source, zero_fill_size=size)
 
     @kv.func
-    def clear_columns(ring, lane):
+    def clear_columns(stages, lane):
         """Zeros in the columns that no head has, of all stages: copies leave them as they are."""
         whole, row_chunks = c.stored_bytes // 16, c.row_bytes // 16
         if whole < row_chunks:
             missing = row_chunks - whole
             for s in kv.static(range(c.stages)):
                 for i in range(lane, TT * missing, 32):
-                    place = ring + s * c.stage_bytes + shared_offset(i // missing, whole + i % missing)
+                    place = stages + s * c.stage_bytes + shared_offset(i // missing, whole + i % missing)
                     place.store(kv.vector(kv.i32, 4))
 
     @kv.func
@@ -147,7 +147,7 @@ def streaming(c: Config) -> SimpleNamespace:
 
     @kv.func
     def issue(caches, b, head, tile, end, pages, stage, lane, keys, first, often):
-        """Start copying a tile, when the range has it: where ``often`` is set, without checks that are not needed."""
+        """Start copying a tile, when the unit has it: where ``often`` is set, without checks that are not needed."""
         if tile < end:
             if often:
                 if (tile * TT >= first) & (tile * TT + TT <= keys):

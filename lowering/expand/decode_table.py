@@ -4,8 +4,8 @@
 The figures behind the entries are in ``bench/RESULTS.md``. What they say: four warps a multiprocessor, each with two
 copies of 8 KiB in flight, reach the memory's rate with 16-bit caches; more in flight make the multiprocessors' shares
 of the memory less equal, and the slowest ends later. 8-bit caches and pages smaller than a tile have more instructions
-a byte and want eight warps. Few sequences leave many partial results each, which a second kernel merges faster than the
-warp that arrives last.
+a byte and want eight warps. Few sequences leave many partial results each, which a second kernel combines faster than
+the warp that arrives last.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .decode_schedule import INVARIANT, Config, tile_of, warps_of
 
 # Bytes of K and V that one tile of the measured shapes moves (16 tokens of 128 two-byte elements, or 32 of one byte).
 _TILE_BYTES = 8192
-# (most sequences, warps of a merge block, fewest tiles of a range); beyond the last the kernel merges by itself.
+# (most sequences, warps of a combine block, fewest tiles of a unit); beyond the last the kernel combines by itself.
 _FEW = ((1, 16, 2), (4, 16, 4))
 
 
 def entries(config: Config, invariant: bool = False) -> dict[str, Any]:
     """The schedule of a case: of the configuration only the case is read."""
-    warps = warps_of(config.work_heads)
+    warps = warps_of(config.row_groups)
     tile = tile_of(config)
     small_pages = config.spec.paged and config.spec.page_size < 16
     busy = config.narrow or small_pages or config.column_tiles > 1
@@ -31,9 +31,9 @@ def entries(config: Config, invariant: bool = False) -> dict[str, Any]:
     # convert 8 bits have enough to do: more of them are slower.
     wanted = (8 if busy else 4) * (1 if config.narrow else max(1, _TILE_BYTES // stage))
     found = {"warps": warps, "tile": tile, "blocks": max(1, wanted // warps), "stages": 2, "combine": 0}
-    for most, merge_warps, min_tiles in _FEW:
+    for most, combine_warps, min_tiles in _FEW:
         if config.max_batch <= most:
-            found |= {"combine": merge_warps, "min_tiles": min_tiles}
+            found |= {"combine": combine_warps, "min_tiles": min_tiles}
             if most == 1:
                 found["blocks"] = max(1, 4 // warps)
             break

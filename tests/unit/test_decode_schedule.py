@@ -49,7 +49,7 @@ def test_what_the_kernel_takes_fits_the_target(target):
             entries = {**decode_entries(chip, config, schedule), **schedule}
             made = decode_schedule.configured(chip, config, entries)
             assert decode_schedule.block_bytes(made) + made.padding <= chip.shared_bytes
-            assert made.work_heads % made.warps == 0
+            assert made.row_groups % made.warps == 0
             assert made.tile % 16 == 0
             seen += 1
     assert seen > 2000

@@ -61,8 +61,8 @@ class Rest:
     def lower(self, text: str, target: str, after: str | None = None) -> Artifact:
         """Lower a stage to code; RestError with what the passes said.
 
-        ``after`` is the last pass of the pipeline that has run. Default: all of the rest runs, which kernels without tiles
-        may do at every stage.
+        ``after`` is the last pass of the pipeline that has run. Default: all of the rest runs, which kernels without
+        tiles may do at every stage.
         """
         process = self._process or self._start()
         try:

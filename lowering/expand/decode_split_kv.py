@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The split-KV scheduler of decode attention, and where partial results lie: for its kernel and its combine kernel.
+
+The tiles of the batch, sequence after sequence, are cut into work units, one a group of blocks. What a work unit has
+of one sequence is a *split*, and each split of a sequence of several leaves a partial result. There are two ways:
+
+- evenly: work units of equally many tiles. A sequence's splits are numbered by their units, and where it is cut depends
+  on the sequences around it.
+- in fixed splits: a sequence is cut by its own length alone, whatever else is in the batch, so that its result is the
+  same bit for bit. Work units begin and end at splits. A split is an eighth of the sequence, at least 128 and at most
+  ``c.split`` tokens, more only where a sequence would have more splits than the workspace holds (``max_splits``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import kvarn as kv
+
+from .attention_common import last_not_above
+from .common import at_most
+from .decode_schedule import SHORT_SPLITS, Config
+
+
+@dataclass(frozen=True)
+class OneSequence:
+    """What stands for the table of tiles where there is one sequence at most."""
+
+    total: Any
+
+    @kv.func
+    def __getitem__(self, b: Any) -> Any:
+        """Tiles of the sequences before b."""
+        return kv.where(b > 0, self.total, 0)
+
+
+def split_kv(c: Config) -> SimpleNamespace:
+    """The functions of the scheduler, for a configuration."""
+    TT, LONGEST, SHORTEST = c.tile, c.split_tokens // c.tile, max(min(c.split, 128) // c.tile, 1)
+
+    @kv.func
+    def extent(collection, queries, b):
+        """(keys, first visible key, position of query 0, queries) of a sequence; nothing when it has no query."""
+        start = collection.cache_length(b)
+        n = queries.length(b)
+        keys = kv.where(n > 0, at_most(start + n, collection.token_capacity()), 0)
+        first = start * 0
+        if c.mask == "sliding_window":
+            first = kv.math.max(start - (c.span - 1), 0)
+        if c.chunked:
+            first = (start // c.span) * c.span
+        return keys, kv.math.min(first, keys), start, n
+
+    @kv.func
+    def tile_count(collection, queries, b):
+        keys, first, _, _ = extent(collection, queries, b)
+        return kv.where(keys > 0, (keys + (TT - 1)) // TT - first // TT, 0)
+
+    @kv.func
+    def count_tiles(collection, queries, batch, warps):
+        """Tiles of the sequences before each, and of all."""
+        if c.max_batch == 1:  # no thread waits for another
+            total = kv.i32(0)
+            if batch > 0:
+                total = tile_count(collection, queries, kv.i32(0))
+            return OneSequence(total), total
+        tile_indptr, sums = kv.shared(c.max_batch + 1, kv.i32), kv.shared(warps, kv.i32)
+        tid, lane, warp = kv.thread_id.x, kv.lane_id(), kv.warp_id()
+        if tid == 0:
+            tile_indptr[0] = 0
+        running = kv.i32(0)
+        for base in range(0, batch, (32 * warps)):
+            b = base + tid
+            n = kv.i32(0)
+            if b < batch:
+                n = tile_count(collection, queries, b)
+            x = n
+            for k in kv.static((1, 2, 4, 8, 16)):
+                y = kv.shuffle_up(x, k)
+                x = kv.where(lane >= k, x + y, x)
+            if lane == 31:
+                sums[warp] = x
+            kv.barrier()
+            for w in kv.static(range(warps)):
+                s = sums[w]
+                x = x + kv.where(warp > w, s, 0)
+            if b < batch:
+                tile_indptr[b + 1] = running + x
+            for w in kv.static(range(warps)):
+                running = running + sums[w]
+            kv.barrier()
+        return tile_indptr, running
+
+    @kv.func
+    def quotient(a, b):
+        return kv.i32(kv.u32(a) // kv.u32(b))  # what is divided here is not negative: fewer instructions
+
+    @kv.func
+    def work_units(max_units, max_splits, total, tile_indptr, batch):
+        """The work units of the batch: as many as there are blocks, while each gets some tiles.
+
+        When every sequence has the same tiles, a few units fewer may cut none of them, or all alike, and no block
+        waits at the end for what its neighbour left. The first ``longer`` units have a tile more than ``each``.
+        """
+        count = kv.math.max(kv.math.min(max_units, quotient(total, c.min_tiles)), 1)
+        if c.max_batch > 1:
+            if (total > 0) & (total == tile_indptr[1] * batch):  # without sequences there is nothing to divide by
+                alike = quotient(count, batch) * batch
+                if batch > count:
+                    few = quotient(batch - 1, count) + 1  # whole sequences of a unit
+                    alike = quotient(batch, few)
+                    alike = kv.where(alike * few == batch, alike, 0)
+                count = kv.where(alike * 16 >= count * 15, alike, count)
+        each = quotient(total, count)
+        return SimpleNamespace(count=count, total=total, each=each, longer=total - each * count, max_splits=max_splits)
+
+    @kv.func
+    def partial_at(partials, which, head, lane):
+        """Where a lane's part of a partial result starts."""
+        return partials.address(0) + (kv.i64(which * c.row_groups + head) * (c.quads * 32 * 16) + kv.i64(lane * 16))
+
+    @kv.func
+    def unit_start(units, r):
+        """First tile of a work unit."""
+        return units.each * r + kv.math.min(r, units.longer)
+
+    # --- evenly ----------------------------------------------------------------------------------
+
+    @kv.func
+    def even_bounds(units, tile_indptr, batch, r):
+        return unit_start(units, r), unit_start(units, r + 1)
+
+    @kv.func
+    def even_split_end(units, tile_indptr, b, at, end):
+        return end
+
+    @kv.func
+    def unit_with(units, tile):
+        """The work unit that a tile of the batch belongs to."""
+        edge = (units.each + 1) * units.longer
+        if tile < edge:
+            found = quotient(tile, units.each + 1)
+        else:
+            found = units.longer + quotient(tile - edge, kv.math.max(units.each, 1))
+        return found
+
+    @kv.func
+    def even_splits(units, tile_indptr, b):
+        return unit_with(units, tile_indptr[b]), unit_with(units, tile_indptr[b + 1] - 1)
+
+    @kv.func
+    def even_split_of(units, tile_indptr, b, at, r):
+        return r
+
+    @kv.func
+    def even_partial_of(units, partials, tile_indptr, b, head, split, lane):
+        """A unit leaves at most two: in slot 0 of the sequence that it starts in, in slot 1 of one that it ends in."""
+        slot = kv.where(unit_start(units, split) >= tile_indptr[b], 0, 1)
+        return partial_at(partials, split * 2 + slot, head, lane)
+
+    # --- in fixed splits -------------------------------------------------------------------------
+
+    @kv.func
+    def tiles_of_split(units, tile_indptr, b):
+        """Tiles of a split of a sequence."""
+        tiles = tile_indptr[b + 1] - tile_indptr[b]
+        each = kv.math.min(kv.math.max(quotient(tiles + (SHORT_SPLITS - 1), SHORT_SPLITS), SHORTEST), LONGEST)
+        return kv.math.max(quotient(tiles + (units.max_splits - 1), units.max_splits), each)
+
+    @kv.func
+    def nearest_split(units, tile_indptr, batch, tile):
+        found = units.total
+        if tile < units.total:
+            b = last_not_above(tile_indptr, batch, tile)
+            each = tiles_of_split(units, tile_indptr, b)
+            split = quotient(tile - tile_indptr[b] + (each >> 1), each)
+            found = kv.math.min(tile_indptr[b] + split * each, tile_indptr[b + 1])
+        return found
+
+    @kv.func
+    def fixed_bounds(units, tile_indptr, batch, r):
+        begin, end = unit_start(units, r), unit_start(units, r + 1)
+        return nearest_split(units, tile_indptr, batch, begin), nearest_split(units, tile_indptr, batch, end)
+
+    @kv.func
+    def fixed_split_of(units, tile_indptr, b, at, r):
+        return quotient(at - tile_indptr[b], tiles_of_split(units, tile_indptr, b))
+
+    @kv.func
+    def fixed_split_end(units, tile_indptr, b, at, end):
+        each = tiles_of_split(units, tile_indptr, b)
+        return kv.math.min(tile_indptr[b] + (quotient(at - tile_indptr[b], each) + 1) * each, end)
+
+    @kv.func
+    def fixed_splits(units, tile_indptr, b):
+        tiles = tile_indptr[b + 1] - tile_indptr[b]
+        return tiles * 0, quotient(tiles - 1, tiles_of_split(units, tile_indptr, b))
+
+    @kv.func
+    def fixed_partial_of(units, partials, tile_indptr, b, head, split, lane):
+        return partial_at(partials, b * units.max_splits + split, head, lane)
+
+    return SimpleNamespace(
+        extent=extent, count_tiles=count_tiles, work_units=work_units,
+        # (first tile, end) of a unit; where a split ends, given the end of the unit's part of the sequence; (first,
+        # last) split of a sequence; the split that begins at a tile; where a split's partial result lies
+        bounds=fixed_bounds if c.split else even_bounds, split_end=fixed_split_end if c.split else even_split_end,
+        splits=fixed_splits if c.split else even_splits, split_of=fixed_split_of if c.split else even_split_of,
+        partial_of=fixed_partial_of if c.split else even_partial_of,
+    )  # fmt: skip

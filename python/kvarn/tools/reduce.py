@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``kv-reduce``: make IR smaller while a command still finds it interesting.
+
+Functions, operations, loops and branches, arguments, attributes and constants go, in chunks that are halved, until
+nothing more can go. A candidate is verified before the command sees it. What uses a value that goes gets an operand of
+the same type, a zero, or another argument instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import arith
+
+from kvarn import compiler, errors
+from kvarn.lowering import verify_kv
+from kvarn.lowering.rewrite import functions, walk
+
+Interesting = Callable[[str], bool]
+Edit = Callable[[ir.Module], bool]  # changes a module; whether it did
+
+_FRAMES = ("builtin.module", "gpu.module", "func.func", "gpu.func")  # what operations stand in
+_PLAIN = (ir.IntegerType, ir.IndexType, ir.F16Type, ir.BF16Type, ir.F32Type, ir.F64Type)
+
+
+class Reducer:
+    """Reduces one text.
+
+    Parameters
+    ----------
+    text : str
+        IR that is interesting.
+    interesting : callable
+        Whether a text still is. Asked once a text.
+    tell : callable, optional
+        ``tell(what, operations)`` after each step that succeeded.
+    """
+
+    def __init__(
+        self, text: str, interesting: Interesting, tell: Callable[[str, int], None] = lambda what, count: None
+    ) -> None:  # fmt: skip
+        self.text, self._interesting, self._tell = text, interesting, tell
+        self._seen: dict[str, bool] = {}
+        self.asked = 0
+
+    def run(self) -> str:
+        """The smallest text that was found.
+
+        Raises
+        ------
+        ValueError
+            If the text is not interesting as it is.
+        """
+        self.text = self._printed(self._parsed())
+        if not self._asks(self.text):
+            raise ValueError("the input is not interesting: the command must succeed on it")
+        before = ""
+        while before != self.text:
+            before = self.text
+            for what, edits in _KINDS:
+                self._reduce(what, edits)
+        return self.text
+
+    def _reduce(self, what: str, edits: Callable[[ir.Module], Sequence[Edit]]) -> None:
+        """Try edits of a kind in chunks, half as large each time."""
+        size = max(len(edits(self._parsed())) // 2, 1)
+        while True:
+            start, count = 0, len(edits(self._parsed()))
+            while start < count:
+                # The last first, so that the numbers of those that are left stay what they are.
+                stop = count - start
+                if self._try(what, edits, range(max(stop - size, 0), stop)):
+                    now = len(edits(self._parsed()))
+                    start = max(start - max(now - count + size, 0), 0) if now < count else start + size
+                    count = now
+                else:
+                    start += size
+            if size == 1:
+                return
+            size //= 2
+
+    def _try(self, what: str, edits: Callable[[ir.Module], Sequence[Edit]], numbers: range) -> bool:
+        module = self._parsed()
+        with module.context, ir.Location.unknown(module.context):
+            found = edits(module)
+            changed = [found[n](module) for n in reversed(numbers) if n < len(found)]
+            if not any(changed) or not _is_valid(module):
+                return False
+        text = self._printed(module)
+        if len(text) >= len(self.text) and what != "constants":
+            return False
+        if text == self.text or not self._asks(text):
+            return False
+        self.text = text
+        self._tell(what, len(walk(module)))
+        return True
+
+    def _asks(self, text: str) -> bool:
+        key = hashlib.sha256(text.encode()).hexdigest()
+        if key not in self._seen:
+            self.asked += 1
+            self._seen[key] = self._interesting(text)
+        return self._seen[key]
+
+    def _parsed(self) -> ir.Module:
+        return compiler.parse(self.text)
+
+    def _printed(self, module: ir.Module) -> str:
+        return str(module).rstrip("\n") + "\n"
+
+
+def _is_valid(module: ir.Module) -> bool:
+    """Whether MLIR and the verifiers of kv accept a module; what they say is dropped."""
+    handler: Any = module.context.attach_diagnostic_handler(lambda diagnostic: True)
+    try:
+        module.operation.verify()
+        return not verify_kv.count_problems(module)
+    except ir.MLIRError:  # pyright: ignore[reportAttributeAccessIssue]
+        return False
+    finally:
+        handler.detach()
+
+
+# --- what can go ------------------------------------------------------------------------------------
+
+
+def _whole_functions(module: ir.Module) -> list[Edit]:
+    def drop(op: ir.Operation) -> Edit:
+        def edit(_: ir.Module) -> bool:
+            op.erase()
+            return True
+
+        return edit
+
+    return [drop(f) for f in functions(module)]
+
+
+def _operations(module: ir.Module) -> list[Edit]:
+    return [_drop(op) for op in _inner(module)]
+
+
+def _inner(module: ir.Module) -> list[ir.Operation]:
+    """The operations of functions, without terminators."""
+    found = []
+    for op in walk(module, lambda name: name not in _FRAMES):
+        block = op.block
+        if block is None or block.operations[len(block.operations) - 1].operation != op or not _ends(op):
+            found.append(op)
+    return found
+
+
+def _ends(op: ir.Operation) -> bool:
+    name = op.name.rpartition(".")[2]
+    return name in ("return", "yield", "br", "cond_br", "condition", "unreachable", "switch", "reduce", "terminator")
+
+
+def _drop(op: ir.Operation) -> Edit:
+    def edit(_: ir.Module) -> bool:
+        if not _is_there(op):
+            return False
+        values = [_stand_in(op, result) if _used(result) else None for result in op.results]
+        if any(v is None and _used(r) for v, r in zip(values, op.results, strict=True)):
+            return False
+        for result, value in zip(op.results, values, strict=True):
+            if value is not None:
+                result.replace_all_uses_with(value)
+        op.erase()
+        return True
+
+    return edit
+
+
+def _is_there(op: ir.Operation) -> bool:
+    """Whether an op was not erased with one around it."""
+    try:
+        return op.parent is not None
+    except (RuntimeError, ValueError):
+        return False
+
+
+def _used(value: ir.Value) -> bool:
+    return any(True for _ in value.uses)
+
+
+def _stand_in(op: ir.Operation, result: ir.Value) -> ir.Value | None:
+    """A value of a result's type that is there without the op."""
+    for operand in op.operands:
+        if operand.type == result.type:
+            return operand
+    with ir.InsertionPoint(op), op.location:
+        return _zero(result.type) or _argument(op, result.type)
+
+
+def _zero(type_: ir.Type) -> ir.Value | None:
+    element = ir.VectorType(type_).element_type if isinstance(type_, ir.VectorType) else type_
+    if not isinstance(element, _PLAIN):
+        return None
+    zero = ir.FloatAttr.get(element, 0.0) if isinstance(element, ir.FloatType) else ir.IntegerAttr.get(element, 0)
+    if isinstance(type_, ir.VectorType):
+        return arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, zero))
+    return arith.constant(type_, zero)
+
+
+def _argument(op: ir.Operation, type_: ir.Type) -> ir.Value | None:
+    """An argument of the function around an op."""
+    around = op.parent
+    while around is not None and around.operation.name not in ("func.func", "gpu.func"):
+        around = around.operation.parent
+    if around is None:
+        return None
+    return next((a for a in around.operation.regions[0].blocks[0].arguments if a.type == type_), None)
+
+
+def _bodies(module: ir.Module) -> list[Edit]:
+    """Loops become one turn, branches one side."""
+    found = []
+    for op in walk(module, lambda name: name in ("scf.for", "scf.if")):
+        found += [_inline(op, n) for n in range(len(op.regions))]
+    return found
+
+
+def _inline(op: ir.Operation, number: int) -> Edit:
+    def edit(_: ir.Module) -> bool:
+        if not _is_there(op) or not len(op.regions[number].blocks):
+            return False
+        block = op.regions[number].blocks[0]
+        given = [op.operands[0], *list(op.operands)[3:]] if op.name == "scf.for" else []
+        for argument, value in zip(block.arguments, given, strict=True):
+            argument.replace_all_uses_with(value)
+        *inner, last = [o.operation for o in block.operations]
+        results = list(last.operands)
+        for o in inner:
+            o.move_before(op)
+        for result, value in zip(op.results, results, strict=True):
+            result.replace_all_uses_with(value)
+        op.erase()
+        return True
+
+    return edit
+
+
+def _arguments(module: ir.Module) -> list[Edit]:
+    """Arguments that nothing uses."""
+    found = []
+    for function in functions(module):
+        block = function.regions[0].blocks[0] if len(function.regions[0].blocks) else None
+        for n in range(0 if block is None else len(block.arguments)):
+            found.append(_drop_argument(function, n))
+    return found
+
+
+def _drop_argument(function: ir.Operation, number: int) -> Edit:
+    def edit(_: ir.Module) -> bool:
+        block = function.regions[0].blocks[0]
+        if number >= len(block.arguments) or _used(block.arguments[number]):
+            return False
+        for name in ("kv.args", "arg_attrs"):
+            if name in function.attributes:
+                records = list(ir.ArrayAttr(function.attributes[name]))
+                if number < len(records):
+                    function.attributes[name] = ir.ArrayAttr.get(records[:number] + records[number + 1 :])
+        block.erase_argument(number)
+        old = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+        made = ir.FunctionType.get([a.type for a in block.arguments], old.results)
+        function.attributes["function_type"] = ir.TypeAttr.get(made)
+        return True
+
+    return edit
+
+
+_KEPT = ("sym_name", "function_type", "value", "gpu.kernel", "gpu.container_module", "operandSegmentSizes", "kv.args")
+
+
+def _attributes(module: ir.Module) -> list[Edit]:
+    found = []
+    for op in walk(module):
+        for name in list(op.attributes):
+            # Those that an upstream op declares are its own, and may not be missing.
+            if name not in _KEPT and ("." in name or op.name.startswith("kv.")):
+                found.append(_drop_attribute(op, name))
+    return found
+
+
+def _drop_attribute(op: ir.Operation, name: str) -> Edit:
+    def edit(_: ir.Module) -> bool:
+        if name not in op.attributes:
+            return False
+        del op.attributes[name]
+        return True
+
+    return edit
+
+
+def _constants(module: ir.Module) -> list[Edit]:
+    """Whole numbers become 0, 1, or half of what they are."""
+    found: list[Edit] = []
+    for op in walk(module, lambda name: name == "arith.constant"):
+        value = op.attributes["value"]
+        if isinstance(value, ir.IntegerAttr) and not isinstance(value, ir.BoolAttr):
+            number = value.value
+            found += [_set(op, value.type, n) for n in dict.fromkeys((number // 2, 1, 0)) if abs(n) < abs(number)]
+    return found
+
+
+def _set(op: ir.Operation, type_: ir.Type, number: int) -> Edit:
+    def edit(_: ir.Module) -> bool:
+        op.attributes["value"] = ir.IntegerAttr.get(type_, number)
+        return True
+
+    return edit
+
+
+_KINDS: tuple[tuple[str, Callable[[ir.Module], list[Edit]]], ...] = (
+    ("functions", _whole_functions), ("operations", _operations), ("bodies", _bodies), ("operations", _operations),
+    ("arguments", _arguments), ("attributes", _attributes), ("constants", _constants),
+)  # fmt: skip
+
+
+# --- the command --------------------------------------------------------------------------------------
+
+
+def command_of(command: str, timeout: float) -> Interesting:
+    """Whether a shell command succeeds on a file with the text: its name stands for ``{}``, else at the end."""
+
+    def interesting(text: str) -> bool:
+        with tempfile.TemporaryDirectory(prefix="kv-reduce-") as folder:
+            file = Path(folder, "candidate.mlir")
+            file.write_text(text)
+            name = shlex.quote(str(file))
+            line = command.replace("{}", name) if "{}" in command else f"{command} {name}"
+            try:
+                done = subprocess.run(
+                    line, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    timeout=timeout,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                return False
+            return done.returncode == 0
+
+    return interesting
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 0 when there is a result, 1 when the input is of no use."""
+    parser = argparse.ArgumentParser(
+        prog="kv-reduce", description="Make IR smaller while a command still succeeds on it.",
+        epilog="example: kv-reduce big.mlir --interesting='! kv-opt --my-pass' -o small.mlir",
+    )  # fmt: skip
+    parser.add_argument("input", metavar="FILE.mlir")
+    parser.add_argument(
+        "--interesting", required=True, metavar="CMD",
+        help="a shell command that succeeds on interesting files; the file's name is put at the end, or for {}",
+    )  # fmt: skip
+    parser.add_argument("-o", dest="output", metavar="FILE", help="where to write the result; default: stdout")
+    parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="of the command (60)")
+    parser.add_argument("--quiet", action="store_true", help="do not say what went")
+    options = parser.parse_args(argv)
+
+    def tell(what: str, count: int) -> None:
+        if not options.quiet:
+            print(f"kv-reduce: {what}: {count} operations are left", file=sys.stderr)
+
+    path = Path(options.input)
+    try:
+        text = path.read_text()
+        found = Reducer(text, command_of(options.interesting, options.timeout), tell).run()
+    except (OSError, errors.KernelError, ValueError) as error:
+        print(f"kv-reduce: error: {error}", file=sys.stderr)
+        return 1
+    if options.output is None:
+        sys.stdout.write(found)
+    else:
+        Path(options.output).write_text(found)
+    return 0
+
+
+__all__ = ["Reducer", "command_of", "main"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

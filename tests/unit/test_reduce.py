@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``kv-reduce``: what is left is small, valid, and still interesting."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import kvarn as kv
+from kvarn import compiler
+from kvarn.lowering import runner, textual
+from kvarn.lowering.rewrite import walk
+from kvarn.tools.reduce import Reducer, command_of, main
+
+
+@kv.kernel
+def busy(cache: kv.KVCache, x: kv.Buffer[kv.f32, 1], unused: kv.f32, wanted: kv.f32):
+    b = kv.block_id.x
+    for t in range(cache.cache_length(b)):
+        v = cache.load(b, 0, t, 0, width=8, dtype=kv.f32)
+        if t % 17 == 3:
+            x[t] = v[3] + kv.math.exp(v[2] * wanted)
+        else:
+            cache.store(b, 0, t, 0, v)
+
+
+SPEC = kv.CacheSpec("paged", kv.f32, num_heads=2, head_size=64, page_size=16)
+
+
+@pytest.fixture(scope="module")
+def text():
+    with compiler.diagnosed(compiler.context()):
+        return str(compiler.as_module(busy, (SPEC, kv.Buffer[kv.f32, 1], kv.f32, kv.f32), compiler.context()))
+
+
+def count(text):
+    return len(walk(compiler.parse(text)))
+
+
+def test_what_the_command_does_not_look_at_goes(text):
+    reducer = Reducer(text, lambda t: "math.exp" in t)
+    small = reducer.run()
+    assert "math.exp" in small
+    assert count(text) > 30
+    assert count(small) <= 7  # two modules, a kernel, a constant, the op, a return
+    assert "scf." not in small
+    assert "kv.load" not in small
+    assert "%arg" not in small  # no argument is left
+
+
+def test_what_depends_on_each_other_stays(text):
+    """The load's value reaches the exponential."""
+
+    def interesting(t):
+        loads = re.findall(r'(%\w+) = "kv.load"', t)
+        exps = re.findall(r"math.exp (%\w+)", t)
+        return bool(loads and exps) and "vector" in t
+
+    small = Reducer(text, interesting).run()
+    assert '"kv.load"' in small
+    assert "math.exp" in small
+    assert "scf.if" not in small
+
+
+def test_loops_become_their_bodies(text):
+    small = Reducer(text, lambda t: "arith.remsi" in t or "arith.andi" in t or "arith.remui" in t).run()
+    assert "scf." not in small
+
+
+def test_constants_become_small(text):
+    small = Reducer(text, lambda t: "scf.if" in t and "arith.cmpi" in t).run()
+    assert not re.search(r"constant (17|3) : i32", small)
+
+
+def test_every_candidate_is_valid(text):
+    asked = []
+
+    def interesting(t):
+        compiler.parse(t).operation.verify()
+        asked.append(t)
+        return "kv.store" in t
+
+    Reducer(text, interesting).run()
+    assert len(asked) == len(set(asked)), "a text was asked for twice"
+    assert len(asked) < 150
+
+
+def test_reducing_again_changes_nothing(text):
+    small = Reducer(text, lambda t: "math.exp" in t).run()
+    assert Reducer(small, lambda t: "math.exp" in t).run() == small
+
+
+def test_a_pass_that_fails_is_reduced_to_what_it_fails_on(text):
+    def fails(module):
+        for op in walk(module, lambda name: name == "kv.store"):
+            assert op.parent.operation.name == "gpu.func", "a store in a branch"
+
+    from kvarn.lowering.pass_base import as_pass
+
+    def interesting(t):
+        module = compiler.parse(t)
+        try:
+            with compiler.diagnosed(module.context):
+                runner.run(module, [textual.of_pass(as_pass(fails))])
+        except kv.KernelError as error:
+            return "a store in a branch" in str(error)
+        return False
+
+    small = Reducer(text, interesting).run()
+    assert small.count('"kv.') == 1
+    assert count(small) < 15
+
+
+def test_text_that_is_not_interesting_is_refused(text):
+    with pytest.raises(ValueError, match="the input is not interesting"):
+        Reducer(text, lambda t: False).run()
+
+
+def test_a_command_is_given_the_file(tmp_path):
+    assert command_of("grep -q wanted", 10)("is wanted\n")
+    assert not command_of("grep -q wanted", 10)("is not\n")
+    assert command_of("test -s {} && true", 10)("x")
+    assert not command_of("sleep 5; true", 0.2)("x")
+
+
+def test_the_command_line(tmp_path, capsys, text):
+    file, out = tmp_path / "busy.mlir", tmp_path / "small.mlir"
+    file.write_text(text)
+    assert main([str(file), "--interesting=grep -q kv.store", "-o", str(out)]) == 0
+    assert count(out.read_text()) < 12
+    assert "kv-reduce: operations: " in capsys.readouterr().err
+    assert main([str(file), "--interesting=false"]) == 1
+    assert "kv-reduce: error: the input is not interesting" in capsys.readouterr().err
+    assert main([str(tmp_path / "none.mlir"), "--interesting=true"]) == 1
+    file.write_text("nonsense(")
+    assert main([str(file), "--interesting=true"]) == 1
