@@ -20,6 +20,7 @@ from .attention_common import Case, interval, start_of
 from .attention_queries import RaggedQueries
 
 KEYS = 64  # of a tile
+WIDE = 64  # query rows of a block, or fewer with swapped operands
 BOX_COLUMNS = 64
 BOX = SharedLayout(KEYS, BOX_COLUMNS, 2, 128)
 CHUNK = 8  # elements of 16 bytes
@@ -60,12 +61,12 @@ class LatentConfig:
 
     @property
     def producer_warps(self) -> int:
-        return {"tma": 1, "rows": 4, "convert": 8}[self.copy]
+        return {"tma": 1, "rows": 4, "convert": 8 if self.rows < WIDE else 4}[self.copy]
 
     @property
     def arrivals(self) -> int:
         """Of a box's barrier: of a thread that expects bytes, of all threads, of a thread a warp."""
-        return {"tma": 1, "rows": 128, "convert": 8}[self.copy]
+        return {"tma": 1, "rows": 128, "convert": self.producer_warps}[self.copy]
 
     @property
     def boxes(self) -> int:

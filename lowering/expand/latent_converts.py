@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The producer of the kernels over latent rows that converts: rows of 8 bits, scaled or not, that may end in bf16.
 
-Two warpgroups load rows into registers a tile ahead, four threads a row; when a box is free they convert what they hold
-of it, and load the next tile's. So every byte of the cache is read once, and shared memory holds what products take.
+Warpgroups load rows into registers a tile ahead, four threads a row; when a box is free they convert what they hold of
+it, and load the next tile's. So every byte of the cache is read once, and shared memory holds what products take. Two
+warpgroups do so in the kernel for few rows, which has the memory's rate, one with two rows a thread in that for 64
+rows: more threads would leave the others fewer registers than assemblers need for their products.
 """
 
 from __future__ import annotations
@@ -15,10 +17,8 @@ from kvarn.dsl.machine import inline_asm
 from kvarn.dsl.values import Value, bitcast
 
 from .attention_common import inline_scale
-from .latent_common import BOX, BOX_COLUMNS, CHUNK, LatentConfig, pack
+from .latent_common import BOX, BOX_COLUMNS, CHUNK, KEYS, LatentConfig, pack
 
-THREADS = 256
-WARPS = THREADS // 32
 PIECE = 16  # stored elements that a thread loads of a box: a quarter of a row
 
 
@@ -32,16 +32,33 @@ def scales_of(c: LatentConfig) -> str:
     return "row" if spec.granularity >= spec.head_size else "piece"
 
 
-def words_of(c: LatentConfig, box: int) -> slice:
-    """Where a box's words are among those of a tile that a thread holds: bf16 takes twice as many."""
+def turns_of(c: LatentConfig) -> int:
+    """Rows of a tile that a thread loads."""
+    return 4 * KEYS // (32 * c.producer_warps)
+
+
+def words_of(c: LatentConfig, box: int) -> tuple[int, int]:
+    """(first, how many) of a box's words among those of a row that a thread holds: bf16 takes twice as many."""
     stored = min(box, c.case.content // BOX_COLUMNS) if c.case.rope else box
-    first = 4 * stored + 8 * (box - stored)
-    return slice(first, first + (8 if box * BOX_COLUMNS >= c.case.content else 4))
+    return 4 * stored + 8 * (box - stored), 8 if box * BOX_COLUMNS >= c.case.content else 4
 
 
-def row_of(thread: Any) -> Any:
-    """The row of a tile that a thread loads."""
-    return thread >> 2
+def held(c: LatentConfig, turn: int, box: int) -> slice:
+    """Where a box's words of a thread's row are."""
+    first, count = words_of(c, box)
+    first += turn * words_of(c, c.boxes)[0]
+    return slice(first, first + count)
+
+
+def row_of(c: LatentConfig, thread: Any, turn: int) -> Any:
+    """The row of a tile that a thread loads in a turn: a warp has eight of them."""
+    return (thread >> 2) + turn * (8 * c.producer_warps)
+
+
+@kv.func
+def places_of(c, rows, base, thread):
+    """The places of the rows that a thread loads of a tile."""
+    return [rows.place(base + row_of(c, thread, turn)) for turn in range(turns_of(c))]
 
 
 @kv.func
@@ -70,19 +87,28 @@ def load_piece(c, rows, place, box, thread):
 
 
 @kv.func
-def load_tile(c, rows, place, thread):
-    """This thread's quarters of a row of all boxes, and the row's scale."""
-    pieces = [load_piece(c, rows, place, box, thread) for box in range(c.boxes)]
-    return [w for words, _ in pieces for w in words], [scale for _, scale in pieces], row_scale(c, rows, place)
+def load_tile(c, rows, places, thread):
+    """What a thread holds of a tile: (words, scales of pieces, scales of rows)."""
+    pieces = [load_piece(c, rows, place, box, thread) for place in places for box in range(c.boxes)]
+    return [w for words, _ in pieces for w in words], [scale for _, scale in pieces], row_scales(c, rows, places)
 
 
 @kv.func
-def row_scale(c, rows, place):
-    """The one scale of a row; 1 where there is none."""
+def row_scales(c, rows, places):
+    """The one scale of each row; 1 where there is none."""
     if scales_of(c) != "row":
-        return kv.f32(1.0)
-    token, page, _ = place
-    return kv.f32(rows.cache.load_scale(rows.b, 0, token, 0, page=page))
+        return [kv.f32(1.0) for _ in places]
+    return [kv.f32(rows.cache.load_scale(rows.b, 0, token, 0, page=page)) for token, page, _ in places]
+
+
+@kv.func
+def exchange_box(c, rows, box, words, scales, of_rows, there, following, at, thread):
+    """Convert what a thread holds of a box, write it to ``at``, and load the same of the following tile."""
+    for turn in kv.static(range(turns_of(c))):
+        mine, piece = held(c, turn, box), turn * c.boxes + box
+        scale = of_rows[turn] if scales_of(c) == "row" else scales[piece]
+        store_piece(c, box, words[mine], scale, there[turn], at, row_of(c, thread, turn), thread)
+        words[mine], scales[piece] = load_piece(c, rows, following[turn], box, thread)
 
 
 def times(words: list[Any], scale: Any) -> list[Any]:
@@ -115,12 +141,12 @@ def converted(c, box, words, scale):
 
 
 @kv.func
-def store_piece(c, box, words, scale, there, place, thread):
+def store_piece(c, box, words, scale, there, place, row, thread):
     """Convert a piece and write it to its box at ``place``: zeros of a row that is not there."""
     words = [kv.where(there, w, 0) for w in words]
     found = converted(c, box, words, kv.where(there, scale, 1.0))
     for half in kv.static(range(2)):
-        at = place + BOX.chunk_offset(row_of(thread), 2 * (thread & 3) + half)
+        at = place + BOX.chunk_offset(row, 2 * (thread & 3) + half)
         at.store(kv.vector(kv.i32, found[4 * half : 4 * half + 4]))
 
 
@@ -133,14 +159,15 @@ def stored_box(barrier, thread):
 
 
 @kv.func
-def note_rows(place, seen_at, thread):
+def note_rows(c, places, seen_at, thread):
     """Write which rows of a tile there are, a bit each."""
-    bits = kv.ballot(place[2])  # four lanes have one row
-    word = kv.u32(0)
-    for row in kv.static(range(8)):
-        word = word | ((bits >> (3 * row)) & (1 << row))
-    if (thread & 31) == 0:
-        (seen_at + (thread >> 5)).store(kv.u8(word))
+    for turn in kv.static(range(turns_of(c))):
+        bits = kv.ballot(places[turn][2])  # four lanes have one row
+        word = kv.u32(0)
+        for row in kv.static(range(8)):
+            word = word | ((bits >> (3 * row)) & (1 << row))
+        if (thread & 31) == 0:
+            (seen_at + ((thread >> 5) + turn * c.producer_warps)).store(kv.u8(word))
 
 
 assert CHUNK * 2 == PIECE

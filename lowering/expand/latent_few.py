@@ -310,24 +310,23 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     @kv.func
     def produce_converted(rows, ring, seen_at, full, empty, span, thread):
         begin, tiles = span[4], span[5]
-        row = begin * KEYS + latent_converts.row_of(thread)
-        place, following = rows.place(row), rows.place(row + KEYS)
-        words, scales, of_row = latent_converts.load_tile(c, rows, place, thread)
+        base = begin * KEYS
+        places = latent_converts.places_of(c, rows, base, thread)
+        following = latent_converts.places_of(c, rows, base + KEYS, thread)
+        words, scales, of_following = latent_converts.load_tile(c, rows, places, thread)
         slot, phase = kv.i32(0), kv.i32(1)
         for i in range(tiles):
-            there = place[2]
-            scale, of_row = of_row, latent_converts.row_scale(c, rows, following)
+            there = [place[2] for place in places]
+            of_rows, of_following = of_following, latent_converts.row_scales(c, rows, following)
             if c.listed:
-                latent_converts.note_rows(place, seen_at + (i & (LISTS - 1)) * 8, thread)
+                latent_converts.note_rows(c, places, seen_at + (i & (LISTS - 1)) * 8, thread)
             for box in kv.static(order):
                 kv.mbarrier_wait(empty + slot * BARRIER, phase)
-                held = latent_converts.words_of(c, box)
-                own = scale if latent_converts.scales_of(c) == "row" else scales[box]
-                latent_converts.store_piece(c, box, words[held], own, there, ring + slot * BOX.bytes, thread)
-                words[held], scales[box] = latent_converts.load_piece(c, rows, following, box, thread)
+                at = ring + slot * BOX.bytes
+                latent_converts.exchange_box(c, rows, box, words, scales, of_rows, there, following, at, thread)
                 latent_converts.stored_box(full + slot * BARRIER, thread)
                 slot, phase = advance(slot, phase, 1)
-            place, following = following, rows.place(row + (i + 2) * KEYS)
+            places, following = following, latent_converts.places_of(c, rows, base + (i + 2) * KEYS, thread)
 
     @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1, cluster=(1, PAIR, 1))
     def attention_latent_few(

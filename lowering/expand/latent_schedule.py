@@ -13,7 +13,7 @@ from kvarn.lowering.target import Target
 from . import latent_combine, latent_converts, latent_few, latent_wide
 from .attention_common import Case, tile_count
 from .base import Expansion
-from .latent_common import BOX_COLUMNS, KEYS, LatentConfig
+from .latent_common import BOX_COLUMNS, KEYS, WIDE, LatentConfig
 
 MOST_SPLITS = 64
 MOST_TILES = 16  # of a sequence whose most new tokens are known: more are found through the row offsets
@@ -47,7 +47,7 @@ def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> li
     if row_alignment < 16:
         found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
     if not found:
-        config = LatentConfig(case, latent_wide.ROWS, listed=listed)
+        config = LatentConfig(case, WIDE, listed=listed)
         if latent_wide.shared_bytes(config) > target.shared_bytes:
             found.append(f"needs rows that fit {target.shared_bytes} bytes of shared memory thrice, got {case.size}")
     return found
@@ -70,7 +70,7 @@ def config_of(case: Case, at: Expansion, op: Any) -> LatentConfig:
     """The configuration for a case and what the schedule promises."""
     listed = op.indices is not None
     most = case.heads if listed else at.schedule.get("max_queries", 0) * case.heads
-    rows = align_up(most, 8) if 0 < most <= latent_few.MOST_ROWS else latent_wide.ROWS
+    rows = align_up(most, 8) if 0 < most <= latent_few.MOST_ROWS else WIDE
     tiles = 0 if listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
     return LatentConfig(case, rows, tiles, listed, box_rows(case, at, op.collection, listed))
 
@@ -79,7 +79,7 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
     """Launch the kernel, and where keys are split the one that combines."""
     case, one = config.case, at.constant(1)
     tokens, batch = at.dim(op.query, 0), at.dim(op.row_offsets, 0) - 1
-    few = config.rows < latent_wide.ROWS
+    few = config.rows < WIDE
     blocks = latent_few.PAIR if few else 1  # that leave one partial result
     if config.listed:
         tiles = needed = tokens * cdiv(case.heads, config.rows)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Attention over latent rows, 64 query rows a block: the columns of the output over two warpgroups.
 
-512 columns of f32 for 64 rows are 256 registers of every thread of a warpgroup: two warpgroups have half of them each.
+512 columns of f32 for 64 rows are 256 registers of every thread of a warpgroup: two warpgroups share them.
 
 - The *producer* copies tiles of 64 keys into two stages, in the order in which they become free.
-- *Scores* has the left half. For tile i it starts O += P V of tile i - 1, its weights still in registers, and hands
+- *Scores* has the left columns. For tile i it starts O += P V of tile i - 1, its weights still in registers, and hands
   them to the other warpgroup through shared memory; right behind it in the queue Q K^T of tile i starts, box by box as
   they arrive. Then the softmax of tile i: the only time when this warpgroup has no product under way.
-- *Values* has the right half: it waits for weights and factors, and adds.
+- *Values* has the right columns: it waits for weights and factors, and adds.
 
 Barriers of a stage: ``full`` and ``empty`` for the left boxes, the right ones and those that are no values. Weights
 have ``p_full`` and ``p_empty``.
@@ -19,7 +19,7 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i8, i32
-from kvarn.dialect.layout import align_up
+from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 
 from . import latent_converts, latent_copies
@@ -27,9 +27,11 @@ from .attention_common import LOG2E, LOWEST, interval
 from .latent_common import (
     BARRIER,
     BOX,
+    BOX_COLUMNS,
     CHUNK,
     KEYS,
     NEVER,
+    WIDE,
     LatentConfig,
     clear_rows,
     extents_of,
@@ -43,20 +45,23 @@ from .latent_common import (
 )
 from .softmax import SLACK
 
-ROWS = 64
 STAGES = 2
+OF_BOX = 32  # sums of a thread for a box of columns
 CONSUMERS = 256
 # Registers of a thread of the producer, of scores, of values: together those that the block starts with.
-REGISTERS = {"tma": (24, 240, 240), "rows": (40, 232, 232), "convert": (72, 200, 168)}
-WEIGHTS = SharedLayout(ROWS, KEYS, 2, 128)
+REGISTERS = {"tma": (24, 240, 240), "rows": (40, 232, 232), "convert": (96, 208, 200)}
+WEIGHTS = SharedLayout(WIDE, KEYS, 2, 128)
+WIDEST = 4  # boxes of a product: 256 columns
 SCORES_MEET, ALL_MEET = 1, 2  # named barriers
 
 
 def groups_of(c: LatentConfig) -> list[tuple[int, int]]:
-    """(first, how many) boxes that share barriers: those that are no values, the left half of the values, the right."""
-    half = c.value_boxes // 2
+    """(first, how many) boxes that share barriers: those that are no values, the left ones of the values, the right."""
+    left = c.value_boxes // 2
+    if c.copy == "convert" and c.value_boxes > WIDEST:  # registers go to the producer, and scores has most to hold
+        left -= 1
     rest = c.boxes - c.value_boxes
-    return ([(c.value_boxes, rest)] if rest else []) + [(0, half), (half, half)]
+    return ([(c.value_boxes, rest)] if rest else []) + [(0, left), (left, c.value_boxes - left)]
 
 
 def threads_of(c: LatentConfig) -> int:
@@ -66,7 +71,7 @@ def threads_of(c: LatentConfig) -> int:
 
 def shared_bytes(c: LatentConfig) -> int:
     """Query, stages, weights, a factor and an end a row, barriers, and which keys of a stage there are."""
-    return (1 + STAGES) * c.boxes * BOX.bytes + WEIGHTS.bytes + 2 * 4 * ROWS + 16 * BARRIER + 8 * STAGES
+    return (1 + STAGES) * c.boxes * BOX.bytes + WEIGHTS.bytes + 2 * 4 * WIDE + 16 * BARRIER + 8 * STAGES
 
 
 def latent_kernel(c: LatentConfig) -> Any:
@@ -75,13 +80,9 @@ def latent_kernel(c: LatentConfig) -> Any:
     groups = groups_of(c)
     LEFT, RIGHT = len(groups) - 2, len(groups) - 1
     TILE = c.boxes * BOX.bytes
-    half_boxes = groups[RIGHT][0]
-    half_bytes = half_boxes * BOX.bytes
-    half_chunks = V // 2 // CHUNK
-    query_layout = SharedLayout(ROWS, case.size, 2, 128)
+    right_bytes, right_column = groups[RIGHT][0] * BOX.bytes, groups[RIGHT][0] * BOX_COLUMNS
+    query_layout = SharedLayout(WIDE, case.size, 2, 128)
     value_steps = BOX.row_steps()
-    # A product may not have more registers than a thread starts with.
-    PRODUCTS = next(n for n in (1, 2, 3) if half_boxes % n == 0 and half_boxes // n * 32 < 65536 // threads_of(c))
     PRODUCERS = threads_of(c) // 128 - 2  # warpgroups
 
     def barrier_of(barriers: Any, stage: Any, group: int) -> Any:
@@ -98,11 +99,13 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def start_values(o, weights, boxes, steps):
-        """O + P V under way, for half of the columns."""
-        sums = len(o) // PRODUCTS
-        for n in kv.static(range(PRODUCTS)):
-            values = kv.wgmma_descriptor(boxes + n * (half_bytes // PRODUCTS), BOX.bytes)
-            mine = slice(n * sums, (n + 1) * sums)
+        """O + P V under way, for the columns of some boxes."""
+        count = len(o) // OF_BOX
+        products = cdiv(count, WIDEST)
+        for n in kv.static(range(products)):
+            first, end = n * count // products, (n + 1) * count // products
+            values = kv.wgmma_descriptor(boxes + first * BOX.bytes, BOX.bytes)
+            mine = slice(first * OF_BOX, end * OF_BOX)
             o[mine] = kv.wgmma_start(o[mine], weights, values, steps, dtype, trans_b=True)
 
     @kv.func
@@ -168,9 +171,9 @@ def latent_kernel(c: LatentConfig) -> Any:
         release(p_full, lane)
 
     @kv.func
-    def write_half(o, inverse, staging, first_column, parts, out, place, splits, warp, lane):
+    def write_columns(o, inverse, staging, first_column, parts, out, place, splits, warp, lane):
         """A warpgroup's columns through shared memory, where every warp has its own rows."""
-        for k in kv.static(range(V // 32)):
+        for k in kv.static(range(len(o) // 8)):
             words = [
                 pack(dtype, o[8 * k + i] * inverse[i // 2 % 2], o[8 * k + i + 1] * inverse[i // 2 % 2])
                 for i in (0, 2, 4, 6)
@@ -178,8 +181,9 @@ def latent_kernel(c: LatentConfig) -> Any:
             of_box = BOX.chunk_offset(warp * 16 + (lane & 15), 2 * (k % 4) + (lane >> 4))
             kv.stmatrix(staging + (k // 4 * BOX.bytes + of_box), words)
         kv.syncwarp()
-        for i in range(lane, 16 * half_chunks, 32):
-            row, chunk = warp * 16 + i // half_chunks, i % half_chunks
+        chunks = len(o) // OF_BOX * CHUNK
+        for i in range(lane, 16 * chunks, 32):
+            row, chunk = warp * 16 + i // chunks, i % chunks
             piece = (staging + (chunk // CHUNK * BOX.bytes + BOX.chunk_offset(row, chunk % CHUNK))).load(dtype, CHUNK)
             write_rows(c, piece, parts, out, place, row, first_column + chunk * CHUNK, splits, kv.block_id.y)
 
@@ -187,11 +191,11 @@ def latent_kernel(c: LatentConfig) -> Any:
     def write_nothing(parts, out, place, splits, thread):
         """The result of a tile of rows that sees no key."""
         if splits == 1:
-            for i in range(thread, ROWS * (V // CHUNK), CONSUMERS):
+            for i in range(thread, WIDE * (V // CHUNK), CONSUMERS):
                 row, column = i // (V // CHUNK), i % (V // CHUNK) * CHUNK
                 write_rows(c, case.out(kv.vector(f32, CHUNK)), parts, out, place, row, column, splits, kv.block_id.y)
         else:
-            if thread < ROWS:
+            if thread < WIDE:
                 lse_of(c, parts, kv.grid_dim.x, place[0], splits, kv.block_id.y, thread).store(kv.f32(NEVER))
 
     @kv.func
@@ -213,7 +217,7 @@ def latent_kernel(c: LatentConfig) -> Any:
             masked(s, seen, *extents, place[2], place[3], base, warp, lane)
 
     @kv.func
-    def left_half(
+    def left_columns(
         q_tile, stages, weights, factors, ends, seen_at, full, empty, p_full, p_empty, span, place, extents, scale,
         parts, out, splits, warp, lane,
     ):  # fmt: skip
@@ -231,7 +235,7 @@ def latent_kernel(c: LatentConfig) -> Any:
         visible(s, stages, seen_at, span, place, extents, begin * KEYS, warp, lane)
         softmax(s, m, total, alpha, unit)
         p = packed(s)
-        o = [kv.f32(0.0)] * (V // 4)
+        o = [kv.f32(0.0)] * (groups[LEFT][1] * OF_BOX)
         for i in range(1, tiles):
             stage, before = i & 1, (i - 1) & 1
             tile, tile_before = stages + stage * TILE, stages + before * TILE
@@ -270,29 +274,29 @@ def latent_kernel(c: LatentConfig) -> Any:
                     lse = kv.where(total[u] > 0.0, m[u] + kv.math.log2(total[u]), NEVER)
                     lse_of(c, parts, kv.grid_dim.x, place[0], splits, kv.block_id.y, row).store(lse)
         kv.named_barrier(ALL_MEET, CONSUMERS)  # the query is read: its place is free
-        write_half(o, inverse, q_tile, 0, parts, out, place, splits, warp, lane)
+        write_columns(o, inverse, q_tile, 0, parts, out, place, splits, warp, lane)
 
     @kv.func
-    def right_half(
+    def right_columns(
         q_tile, stages, weights, factors, ends, full, empty, p_full, p_empty, span, place, parts, out, splits, warp,
         lane,
     ):  # fmt: skip
         p = kv.wgmma_descriptor(weights)
         steps = list(zip(WEIGHTS.k_steps(), value_steps, strict=True))
-        o = [kv.f32(0.0)] * (V // 4)
+        o = [kv.f32(0.0)] * (groups[RIGHT][1] * OF_BOX)
         row = warp * 16 + (lane >> 2)
         for i in range(span[5]):
             stage = i & 1
             kv.mbarrier_wait(p_full, i & 1)
             rescaled(o, [(factors + row * 4).load(kv.f32), (factors + (row + 8) * 4).load(kv.f32)])
             kv.mbarrier_wait(barrier_of(full, stage, RIGHT), (i >> 1) & 1)
-            start_values(o, p, stages + stage * TILE + half_bytes, steps)
+            start_values(o, p, stages + stage * TILE + right_bytes, steps)
             o = kv.wgmma_wait(0, o)[0]
             release(barrier_of(empty, stage, RIGHT), lane)
             release(p_empty, lane)
         kv.named_barrier(ALL_MEET, CONSUMERS)
         inverse = [(ends + row * 4).load(kv.f32), (ends + (row + 8) * 4).load(kv.f32)]
-        write_half(o, inverse, q_tile + half_bytes, V // 2, parts, out, place, splits, warp, lane)
+        write_columns(o, inverse, q_tile + right_bytes, right_column, parts, out, place, splits, warp, lane)
 
     @kv.func
     def produce_by_tma(key_map, cache, stages, full, empty, span, b, lane):
@@ -330,24 +334,22 @@ def latent_kernel(c: LatentConfig) -> Any:
     @kv.func
     def produce_converted(rows, stages, seen_at, full, empty, span, thread):
         begin, tiles = span[4], span[5]
-        row = begin * KEYS + latent_converts.row_of(thread)
-        place, following = rows.place(row), rows.place(row + KEYS)
-        words, scales, of_row = latent_converts.load_tile(c, rows, place, thread)
+        base = begin * KEYS
+        places = latent_converts.places_of(c, rows, base, thread)
+        following = latent_converts.places_of(c, rows, base + KEYS, thread)
+        words, scales, of_following = latent_converts.load_tile(c, rows, places, thread)
         for i in range(tiles):
-            stage, there = i & 1, place[2]
-            scale, of_row = of_row, latent_converts.row_scale(c, rows, following)
+            stage, there = i & 1, [place[2] for place in places]
+            of_rows, of_following = of_following, latent_converts.row_scales(c, rows, following)
             for g in kv.static(range(len(groups))):
                 kv.mbarrier_wait(barrier_of(empty, stage, g), ((i >> 1) & 1) ^ 1)
                 if g == LEFT and c.listed:
-                    latent_converts.note_rows(place, seen_at + stage * 8, thread)
+                    latent_converts.note_rows(c, places, seen_at + stage * 8, thread)
                 for box in kv.static(range(groups[g][0], sum(groups[g]))):
                     at = stages + (stage * TILE + box * BOX.bytes)
-                    held = latent_converts.words_of(c, box)
-                    own = scale if latent_converts.scales_of(c) == "row" else scales[box]
-                    latent_converts.store_piece(c, box, words[held], own, there, at, thread)
-                    words[held], scales[box] = latent_converts.load_piece(c, rows, following, box, thread)
+                    latent_converts.exchange_box(c, rows, box, words, scales, of_rows, there, following, at, thread)
                 latent_converts.stored_box(barrier_of(full, stage, g), thread)
-            place, following = following, rows.place(row + (i + 2) * KEYS)
+            places, following = following, latent_converts.places_of(c, rows, base + (i + 2) * KEYS, thread)
 
     @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1)
     def attention_latent(
@@ -357,11 +359,11 @@ def latent_kernel(c: LatentConfig) -> Any:
         key_map: kv.Optional[kv.TensorMap],
     ):  # fmt: skip
         memory = kv.shared((1 + STAGES) * TILE + WEIGHTS.bytes, kv.u8, alignment=1024).ptr()
-        small = kv.shared(2 * ROWS, kv.f32).ptr()
+        small = kv.shared(2 * WIDE, kv.f32).ptr()
         barriers = kv.shared(2 * STAGES * len(groups) + 2, kv.i64).ptr()
         seen_at = kv.shared(2 * STAGES, kv.u32, alignment=8).ptr()
         q_tile, stages, weights = memory, memory + TILE, memory + (1 + STAGES) * TILE
-        factors, ends = small, small + 4 * ROWS
+        factors, ends = small, small + 4 * WIDE
         full, empty = barriers, barriers + STAGES * len(groups) * BARRIER
         p_full = empty + STAGES * len(groups) * BARRIER
         p_empty = p_full + BARRIER
@@ -403,13 +405,13 @@ def latent_kernel(c: LatentConfig) -> Any:
                     kv.named_barrier(ALL_MEET, CONSUMERS)
                     if role == PRODUCERS:
                         kv.setmaxnreg(left, "increase")
-                        left_half(
+                        left_columns(
                             q_tile, stages, weights, factors, ends, seen_at, full, empty, p_full, p_empty, span, place,
                             extents, scale, parts, out, splits, warp, lane,
                         )  # fmt: skip
                     else:
                         kv.setmaxnreg(right, "increase")
-                        right_half(
+                        right_columns(
                             q_tile, stages, weights, factors, ends, full, empty, p_full, p_empty, span, place, parts,
                             out, splits, warp, lane,
                         )  # fmt: skip
