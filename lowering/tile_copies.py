@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn.dialect import ops, types
-from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
 from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, machine
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
-from kvarn.dsl.values import Value, cast, vector, where
+from kvarn.dsl.values import Value, bitcast, cast, vector, where
 
 from .tile_threads import scalar
 
@@ -48,7 +48,7 @@ def why_not_staged(spec: CacheSpec, columns: int, first_column: int = 0) -> str 
     """Why tiles cannot be converted from staging memory; None when they can."""
     if not spec.paged or not spec.of_cache:
         return "only caches in pages are looked up row by row"
-    if spec.dtype.bits != 8:
+    if spec.dtype not in (f8e4m3, f8e5m2, i8):
         return f"only 8-bit elements are staged, got {spec.dtype.name}"
     unit = row_unit(spec, columns, first_column)
     if not unit:
@@ -195,34 +195,52 @@ class Staging:
         data = slot + i * self.chunks.unit
         return data, (slot + (i * (4 * self.scales) + self.all_chunks * self.chunks.unit) if self.scales else None)
 
-    def convert(self, n: Value, thread: Value, tile: Pointer, dtype: Any) -> None:
-        """Write a thread's chunks of use n to a tile."""
-        chunks, layout = self.chunks, self.chunks.layout
-        width = CHUNK // layout.itemsize
+    def convert(self, n: Value, thread: Value, tile: Pointer, dtype: DType) -> None:
+        """Write a thread's chunks of use n to a tile. Several are loaded before the first is converted."""
+        chunks = self.chunks
+        many = next(m for m in (4, 2, 1) if chunks.of_thread % m == 0)
+        with functional.loop(0, chunks.of_thread, many) as s:
+            held = []
+            for u in range(many):
+                data, scales = self.place(n, thread, s + u)
+                words = data.load(i32, chunks.unit // 4)
+                factors = [] if scales is None else _lanes(scales.load(f32, self.scales))
+                held.append(([words[i] for i in range(chunks.unit // 4)], factors))
+            for u, (words, factors) in enumerate(held):
+                row, chunk = chunks.place(chunks.number(thread, s + u))
+                converted = self.converted(words, factors, dtype)
+                per_chunk = CHUNK // 4
+                for p in range(0, len(converted), per_chunk):
+                    at = chunks.layout.chunk_offset(row, chunk * (len(converted) // per_chunk) + p // per_chunk)
+                    (tile + at).store(vector(i32, converted[p : p + per_chunk]))
 
-        def one(s: Any) -> None:
-            row, chunk = chunks.place(chunks.number(thread, s))
-            data, scales = self.place(n, thread, s)
-            raw = data.load(self.spec.dtype, chunks.columns)
-            parts = [
-                vector(self.spec.dtype, [raw[i + j] for j in range(width)]) for i in range(0, chunks.columns, width)
-            ]
-            factors = None
-            if scales is not None:
-                found = scales.load(f32, self.scales) if self.scales > 1 else [scales.load(f32)]
-                factors = [found[i] for i in range(self.scales)]
-            for p, part in enumerate(parts):
-                value = cast(part, f32)
-                if factors is not None:
-                    granule = chunks.columns // self.scales
-                    value = value * vector(f32, [factors[(p * width + j) // granule] for j in range(width)])
-                at = layout.chunk_offset(row, chunk * len(parts) + p)
-                (tile + at).store(cast(value, dtype))
+    def converted(self, words: list[Value], factors: list[Value], dtype: DType) -> list[Value]:
+        """Words of four stored elements as words of two of ``dtype``, times their scales."""
+        found = []
+        for w, word in enumerate(words):
+            for pair in self.halves(word):
+                if not factors and dtype is f16:
+                    found.append(pair)
+                    continue
+                both = _lanes(cast(bitcast(pair, f16), f32))
+                if factors:
+                    factor = factors[w * len(factors) // len(words)]
+                    both = [x * factor for x in both]
+                    pack = machine.pack_bf16x2 if dtype is bf16 else machine.pack_f16x2
+                    found.append(pack(*both))
+                else:  # the high half of an f32 has all digits; the conversion has a fourth of the rate
+                    found.append(machine.prmt(*(bitcast(x, i32) for x in both), 0x7632))
+        return found
 
-        if chunks.of_thread % 2 == 0:
-            with functional.loop(0, chunks.of_thread, 2) as s:
-                one(s)
-                one(s + 1)
-        else:
-            with functional.loop(0, chunks.of_thread) as s:
-                one(s)
+    def halves(self, word: Value) -> list[Value]:
+        """Four stored elements as two words of f16, exactly."""
+        if self.spec.dtype is i8:
+            return machine.cvt_i8x4_to_f16x4(word)
+        if self.spec.dtype is f8e5m2:  # the high byte of an f16
+            return [machine.prmt(word, 0, selector) for selector in (0x1404, 0x3424)]
+        return machine.cvt_e4m3x4_to_f16x4(word)
+
+
+def _lanes(value: Any) -> list[Value]:
+    """The elements of a vector, or a scalar as the only one."""
+    return [value[i] for i in range(value.lanes)] if value.lanes else [value]
