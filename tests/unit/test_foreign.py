@@ -388,6 +388,18 @@ def test_what_does_not_fit_is_refused_by_name():
             call()
 
 
+def test_a_kernel_for_one_layout_refuses_another_by_name():
+    half = np.zeros((6, 2, 16, 64), np.float16)
+    lengths, table = np.array([3], np.uint32), np.zeros((1, 3), np.uint32)
+    packed = kv.ForeignPages.vllm(np.zeros((2, 6, 16, 2, 64), np.float16), lengths, table)
+    heads_first = kv.ForeignPages.vllm(np.stack([half, half]), lengths, table, layout="HND")
+    made = kv.compile(read_rows, packed.key.spec, kv.Buffer[kv.f32, 4], target="host")
+    with pytest.raises(
+        TypeError, match=re.escape("page_size=16 strides=(64, 1024): compile the kernel for this cache")
+    ):
+        made.launch((1, 33), 64, heads_first.key, np.zeros((1, 33, 2, 64), np.float32))
+
+
 def test_a_packed_layout_is_the_native_type():
     """Where a library's tokens and heads are packed, its pages are specialised for as our own."""
     half = np.zeros((6, 16, 2, 64), np.float16)
