@@ -264,6 +264,37 @@ def test_latent_rows_are_appended_and_attended(place, name, new):
     np.testing.assert_allclose(place.get(out).astype(np.float64), wanted, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("name", LATENT)
+def test_listed_and_decompressed_latent_rows_are_found(place, name):
+    """What a list of encoded tokens names, and rows end to end, as of a packed pool."""
+    rng = np.random.default_rng(13)
+    shape = {"is_mla": True, "num_heads": 1, "head_size": 96, "num_layers": 1, "page_size": 16}
+    problem = random_problem(rng, "paged", "bf16", cached=[40, 0, 23], new=[0, 0, 0], **shape)
+    c, more = problem.collection, 64 if name == "wide rows" else 0
+    rows = np.asarray(c.blocks)[:, 0, 0, :, 0]
+    buffer = place.put(np.concatenate([rows, np.full((*rows.shape[:2], more), 5, rows.dtype)], -1))
+    pool = LATENT[name](
+        buffer, *(place.put(np.asarray(x)) for x in (c.cache_lengths, c.lookup_table)), max_seq_length=1,
+        max_cache_length=c.max_cache_length,
+    )  # fmt: skip
+    tokens = np.stack([rng.permutation(40)[:9], rng.permutation(23)[:9]])
+    encoded = (c.lookup_table[[0, 2]][np.arange(2)[:, None], tokens // 16] * 16 + tokens % 16).astype(np.int32)
+    query, offsets = random_values(rng, (2, 4, 96), dtypes.bf16), np.array([0, 1, 1, 2], np.uint32)
+    out = place.put(np.zeros((2, 4, 64), dtypes.bf16.numpy))
+    kv.ops.mla_attention(pool, 0, *map(place.put, (query, offsets)), value_size=64, indices=place.put(encoded), out=out)
+    for n in range(2):
+        keys = rows[encoded[n] // 16, encoded[n] % 16].astype(np.float64)[:, None]
+        wanted, _ = reference.dense_attention(
+            query[n : n + 1].astype(np.float64), keys, keys[..., :64], np.ones((1, 9), bool), 96**-0.5
+        )
+        np.testing.assert_allclose(place.get(out)[n].astype(np.float64), wanted[0], rtol=2e-2, atol=2e-2)
+    starts, skipped = np.array([0, 30, 30, 40], np.int32), np.array([5, 0, 13], np.int32)
+    latent = place.put(np.zeros((40, 96), rows.dtype))
+    kv.ops.mla_decompress(pool.key, place.put(starts), place.put(skipped), latent)
+    wanted = model.mla_decompress_rows(c.get_key_cache(0), starts, skipped, 40)
+    np.testing.assert_array_equal(place.get(latent).view(np.uint16), wanted.view(np.uint16))
+
+
 # --- kernels ---------------------------------------------------------------------------------------
 
 
