@@ -104,6 +104,34 @@ def test_every_other_write_is_in_place(place, name):
         near(a, b)
 
 
+# --- scales ----------------------------------------------------------------------------------------
+
+SCALED: dict[str, Any] = {"scale_dtype": "f32", "granularity": 16, "head_size": 64}
+
+
+@pytest.mark.parametrize("name", [n for n in LAYOUTS if n != "sglang, page 1"])
+@pytest.mark.parametrize("dtype", ["f8e4m3", "i8"])
+def test_an_8_bit_pool_may_have_scales_of_its_own(place, name, dtype):
+    """Appending quantizes into them, attention reads them, pages are copied with them."""
+    rng, problem, pool = in_layout(place, name, 14, dtype, cached=[33, 0, 5], new=[1, 1, 1], page_size=16, **SCALED)
+    c = problem.collection
+    key, value = rows(rng, problem, "bf16"), rows(rng, problem, "bf16")
+    kv.ops.append(pool.collection, pool.layer, *map(place.put, (key, value, problem.row_offsets)))
+    model.append(c, 0, key, value, problem.row_offsets)
+    for a, b in zip(pool.found(), pool.expected(c), strict=True):
+        near(a, b, 0.001)
+    np.testing.assert_allclose(pool.scales(), np.asarray(c.scales)[:, :, 0], rtol=1e-6)
+    query = random_query(rng, problem, 4)
+    out = place.put(np.zeros_like(query))
+    kv.ops.attention(pool.collection, pool.layer, *map(place.put, (query, problem.row_offsets)), out=out)
+    wanted, _ = reference.attention(c, 0, query, problem.row_offsets)
+    np.testing.assert_allclose(place.get(out).astype(np.float64), wanted, rtol=3e-2, atol=3e-2)
+    ids = np.array([int(c.lookup_table[0, 0])], np.int32), np.array([c.num_blocks - 1], np.int32)
+    kv.ops.copy_pages(pool.collection, *map(place.put, ids))
+    scales = pool.scales()
+    np.testing.assert_array_equal(scales[ids[1]], scales[ids[0]])
+
+
 # --- moving ----------------------------------------------------------------------------------------
 
 
@@ -409,6 +437,13 @@ def test_what_does_not_fit_is_refused_by_name():
          "keys: slots must be at least page_size 97, got 96"),
         (ValueError, lambda: page.lmcache(np.zeros((4, 2, 3, 16, 128), np.float16), lengths, table, 3),
          "heads * head_size must be a multiple of num_heads 3, got 128"),
+        (ValueError, lambda: page.vllm(both.astype(np.int8), lengths, table, scales=np.ones((6, 16, 2, 1), np.float32)),
+         "scales must be a pair of buffers, got 1"),
+        (ValueError, lambda: page.vllm(both.astype(np.int8), lengths, table,
+                                       scales=(np.ones((6, 2, 16, 1), np.float32),) * 2),
+         "scales must be [1, 6, 16, 2] (layers, pages, page_size, heads) with G"),
+        (ValueError, lambda: page.vllm(both, lengths, table, scales=(np.ones((6, 16, 2, 1), np.float32),) * 2),
+         "a quantized cache must store an 8-bit type, got f16"),
         (ValueError, lambda: page.vllm(both, lengths, table, max_cache_length=49), "lookup_table must have a column"),
         (ValueError, lambda: page.vllm(both, lengths[:1], table), "lookup_table must have one row a sequence"),
         (ValueError, lambda: page.vllm(both.astype(np.float64), lengths, table), "cache dtype must be f32"),
