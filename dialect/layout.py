@@ -198,7 +198,7 @@ def scales_data(spec: CacheSpec) -> OperandData:
 _LACKS = {
     SCALES: {
         "load_raw": "the scales are the data: use kv.load",
-        "load_tile": "a row of scales is no whole number of 16-byte pieces: use kv.load",
+        "load_tile": "a row of scales is no whole number of 16-byte chunks: use kv.load",
     },
     DENSE: {
         "load_pages": "it has no lookup table",
@@ -503,7 +503,7 @@ def populate_chunk(tile_rows: int, page_size: int, base_alignment: int | None) -
     return min(lowbit(pages), lowbit(alignment // page_size), 8)
 
 
-class Piece(NamedTuple):
+class TileCopy(NamedTuple):
     """Consecutive rows of a tile that one copy moves."""
 
     entry: int  # of the populated rows: the page
@@ -512,17 +512,17 @@ class Piece(NamedTuple):
     rows: int
 
 
-def key_pieces(tile_rows: int, page_size: int, pair_cta: bool = False, is_leader: bool = True) -> tuple[Piece, ...]:
+def key_copies(tile_rows: int, page_size: int, pair_cta: bool = False, is_leader: bool = True) -> tuple[TileCopy, ...]:
     """What a CTA copies of a key tile: all of it; of a pair, the leader the first half and its peer the second."""
     pages, half = populate_pages(tile_rows, page_size), tile_rows // 2
     peer = pair_cta and not is_leader
-    return _pieces(
+    return _copies_of(
         half if pair_cta else tile_rows, page_size, pages // 2 if peer and pages > 1 else 0,
         half if peer and pages == 1 else 0,
     )  # fmt: skip
 
 
-def value_pieces(tile_rows: int, page_size: int, part: int = 0, parts: int = 1) -> tuple[Piece, ...]:
+def value_copies(tile_rows: int, page_size: int, part: int = 0, parts: int = 1) -> tuple[TileCopy, ...]:
     """What a CTA copies of one of the equal parts that a value tile is divided into along its rows."""
     if parts < 1 or tile_rows % parts or not 0 <= part < parts:
         raise ValueError(
@@ -532,15 +532,15 @@ def value_pieces(tile_rows: int, page_size: int, part: int = 0, parts: int = 1) 
     if page_size > 0 and rows % effective_page(rows, page_size):
         raise ValueError(f"parts of a value tile must be whole pages or lie in one, got {rows} rows of {page_size}")
     if pages >= parts:
-        return _pieces(rows, page_size, part * (pages // parts), 0)
+        return _copies_of(rows, page_size, part * (pages // parts), 0)
     # Several parts lie in one page.
     per_page = parts // pages
-    return _pieces(rows, page_size, part // per_page, part % per_page * rows)
+    return _copies_of(rows, page_size, part // per_page, part % per_page * rows)
 
 
-def _pieces(rows: int, page_size: int, entry: int, skipped: int) -> tuple[Piece, ...]:
+def _copies_of(rows: int, page_size: int, entry: int, skipped: int) -> tuple[TileCopy, ...]:
     issue = effective_page(rows, page_size)
-    return tuple(Piece(entry + p, skipped, p * issue, issue) for p in range(rows // issue))
+    return tuple(TileCopy(entry + p, skipped, p * issue, issue) for p in range(rows // issue))
 
 
 def lookup_columns(tokens: int, page_size: int) -> int:

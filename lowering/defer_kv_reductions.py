@@ -17,6 +17,7 @@ from mlir import ir
 from kvarn.dialect.ops.tile import TileReduceLanesOp
 
 from .pass_base import kv_pass
+from .remarks import remark
 from .rewrite import defining_op, ops_named
 from .rewrites import performs
 from .tile_ir import rank, splat_of, tiled, users
@@ -58,6 +59,7 @@ def run(module: ir.Module, options: Any) -> None:
                 found = sum_of(loop, number)
                 if found is None or not performs(found, "defer"):
                     continue
+                remark(found, "passed", "lanes sum up after the loop")
                 found.attributes["kv.partial"] = ir.UnitAttr.get()
                 result = loop.results[number]
                 uses = list(result.uses)

@@ -21,6 +21,7 @@ from kvarn.dialect import effects, kv, ops, types
 from kvarn.dialect.layout import FA3
 
 from .pass_base import kv_pass
+from .remarks import remark
 from .rewrite import defining_op, kernels, kv_ops
 from .rewrites import performs
 
@@ -86,18 +87,27 @@ def _outside(value: ir.Value, loop: ir.Operation) -> bool:
     return True
 
 
+_PARTS = ("cache", "sequence", "token")  # operands of look-ups
+
+
 def hoist(lookup: ir.Operation) -> None:
     """Move a look-up out of every loop that its operands do not change in, through the branches between."""
-    target, around = None, lookup.parent
+    target, around, loops = None, lookup.parent, 0
     while around is not None and around.operation.name.startswith("scf."):
         operation = around.operation
-        if not all(_outside(v, operation) for v in lookup.operands):
+        changing = [name for name, v in zip(_PARTS, lookup.operands, strict=False) if not _outside(v, operation)]
+        if changing:
+            if target is None:
+                verb = "change" if len(changing) > 1 else "changes"
+                what = " and the ".join(changing)
+                remark(lookup, "missed", f"look-up stays in its loop: the {what} {verb} in it")
             break
         if operation.name in _LOOPS:
-            target = operation
+            target, loops = operation, loops + 1
         around = operation.parent
     if target is not None and performs(lookup, "hoist"):
         lookup.move_before(target)
+        remark(lookup, "passed", f"look-up moved out of {loops} loop{'s' * (loops > 1)}", loops=loops)
 
 
 def merge(lookups: list[ir.Operation]) -> None:
@@ -110,6 +120,7 @@ def merge(lookups: list[ir.Operation]) -> None:
         if first is None:
             seen[key] = op
         elif first.block == block and performs(op, "merge"):
+            remark(op, "passed", "look-up of a page that the block has already looked up")
             op.results[0].replace_all_uses_with(first.results[0])
             op.erase()
 

@@ -29,7 +29,7 @@ from kvarn.dsl.memory import Buffer, BufferSpec
 from kvarn.dsl.values import Value, Vector
 from kvarn.dsl.values import cast as kv_cast
 
-from .expand.attention_common import load_width, pieces, read
+from .expand.attention_common import column_vectors, load_width, read
 from .index import const
 from .pass_base import fail, kv_pass
 from .rewrite import Rules, defining_op, ops_named, replace, walk
@@ -225,7 +225,7 @@ def lower_load(op: Any) -> ir.Value:
     kept = by_mlir("f32") if widen else dtype
     type_ = ir.RankedTensorType.get([rows, columns], types.element_type(kept))
     batch, head, first, count = (Value(x, by_mlir("i32"), nonneg=True) for x in (op.batch, op.head, op.first, op.count))
-    found = pieces(columns, min(load_width(spec, LANES), lowbit(first_column) if first_column else LANES))
+    found = column_vectors(columns, min(load_width(spec, LANES), lowbit(first_column) if first_column else LANES))
     exist = arith.maxsi(arith.minsi((count - first).ir, const(rows)), const(0))
     # The first row that matters.
     low = None
@@ -251,7 +251,7 @@ def lower_load(op: Any) -> ir.Value:
         for start, end in ((exist, rows),) if low is None else ((0, low), (exist, rows)):
             with loop(end, tile, first=start) as (row, carried):
                 at = index(row.ir)
-                for column, width in pieces(columns, LANES):
+                for column, width in column_vectors(columns, LANES):
                     value = zeros(types.element_type(kept), width)
                     carried[0] = inserted(value, carried[0], at, arith.constant(ir.IndexType.get(), column))
             tile = carried[0]
@@ -288,7 +288,7 @@ def lower_load_rows(op: Any) -> ir.Value:
         for block, exists in ((branch.then_block, True), (branch.else_block, False)):
             with ir.InsertionPoint(block):
                 tile, indices = carried[0], _at(op.indices, at) if exists else []
-                for column, width in pieces(columns, LANES):
+                for column, width in column_vectors(columns, LANES):
                     if exists:
                         value = buffer.load(*indices, column, width=width, alignment=buffer.dtype.itemsize)
                         value = value.ir
@@ -309,7 +309,7 @@ def lower_store_rows(op: Any) -> None:
         branch = scf.IfOp(tensor.extract(op.mask, [at]))
         with ir.InsertionPoint(branch.then_block):
             indices = _at(op.indices, at)
-            for column, width in pieces(columns, LANES):
+            for column, width in column_vectors(columns, LANES):
                 place = [at, arith.constant(ir.IndexType.get(), column)]
                 if width > 1:
                     type_ = ir.VectorType.get([width], element(op.value))

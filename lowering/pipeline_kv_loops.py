@@ -33,6 +33,7 @@ from kvarn.dialect.ops.common import i64_attr
 
 from .index import const
 from .pass_base import kv_pass
+from .remarks import remark
 from .rewrite import defining_op, ops_named, walk
 from .rewrites import performs
 from .tile_ir import backward, cloned, constant_int, element, rank, schedule_of, tiled, users
@@ -358,6 +359,18 @@ def prefetch_lookups(loop: ir.Operation) -> None:
     loop.erase()
 
 
+def _say_unrotated(loop: ir.Operation) -> None:
+    """A remark on products that nothing runs beside."""
+    dots = [op for op in loop.regions[0].blocks[0].operations if op.operation.name == "kv.dot"]
+    if not dots:
+        return
+    why = (
+        f"it has {len(dots)} products, not two" if len(dots) != 2
+        else "the second product does not add to a tile that only it changes"
+    )  # fmt: skip
+    remark(loop, "missed", f"products of iterations do not overlap: {why}", products=len(dots))
+
+
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
@@ -375,5 +388,8 @@ def run(module: ir.Module, options: Options) -> None:
             prefetch_lookups(loop)
         for loop in reversed(ops_named(function, "scf.for")):
             found = rotation_of(loop) if products else None
+            if found is None and products:
+                _say_unrotated(loop)
             if found is not None and performs(loop, "rotate"):
+                remark(loop, "passed", "the second product of an iteration runs beside the next one's first")
                 rotate(found, schedule.get("ping_pong", False) and schedule.get("consumers") == 2)

@@ -27,8 +27,11 @@ from kvarn.dialect.effects import LooksUpPage
 
 from . import memory_effects
 from .pass_base import kv_pass
+from .remarks import remark
 from .rewrite import kernels, walk
 from .rewrites import performs
+
+_WIDEST = 16  # bytes of an access
 
 
 @dataclass(frozen=True)
@@ -97,13 +100,31 @@ def plan_access(
     width = verify.element_and_width(value.type)[1]
     bytes_ = alignment(width, extent, dtype.itemsize, options.max_alignment)
     op.attributes["kv.alignment"] = ir.IntegerAttr.get(i64, bytes_)
+    _say_width(op, width, dtype.itemsize, bytes_, extent, "granules" if of_scales else "head size")
     if not len(op.results) or written is None:
         return
     caches, scales, _ = written
-    if dtype.mlir not in (scales if of_scales else caches):
+    if dtype.mlir in (scales if of_scales else caches):
+        remark(op, "missed", f"not by the read-only path: the kernel writes {dtype.mlir} through a cache")
+    else:
         op.attributes["kv.read_only"] = ir.UnitAttr.get()
         if spec.quantized and not of_scales and spec.scale_dtype.mlir not in scales:
             op.attributes["kv.scales_read_only"] = ir.UnitAttr.get()
+
+
+def _say_width(op: ir.Operation, width: int, itemsize: int, bytes_: int, extent: int, what: str) -> None:
+    """A remark on how wide an access will be."""
+    whole = width * itemsize
+    verb = "load" if len(op.results) else "store"
+    numbers = {"bytes": whole, "access_bytes": bytes_}
+    if whole > bytes_ and bytes_ < _WIDEST:
+        text = f"{verb} of {whole} bytes is {-(-whole // bytes_)} of {bytes_}: {what} is {extent}, width {width}"
+        remark(op, "missed", text, **numbers)
+    elif whole < _WIDEST:
+        text = f"{verb} width is {whole} bytes, of {_WIDEST}: {width} elements of {itemsize} bytes"
+        remark(op, "missed", text, **numbers)
+    else:
+        remark(op, "passed", f"{verb} of {whole} bytes in {-(-whole // bytes_)} of {bytes_}", **numbers)
 
 
 def mark_buffers(function: ir.Operation, written: set[str] | None) -> None:

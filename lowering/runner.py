@@ -18,7 +18,7 @@ from mlir.passmanager import PassManager
 
 import kvarn.lowering as registry
 
-from . import rewrites, verify_kv
+from . import remarks, rewrites, verify_kv
 from .pass_base import NoOptions, PassFailure, PassHandle
 from .textual import ANCHOR, Step
 
@@ -132,7 +132,7 @@ class _Call:
         found, handle = self.step.kv, PassHandle()
         assert found is not None
         try:
-            with rewrites.within(self.step.name):
+            with rewrites.within(self.step.name), remarks.within(self.step.name):
                 found.run(self.module, handle if found.options_class is NoOptions else self.step.options)
             if handle.failed:
                 self.problem = f"pass '{self.step.name}' signalled failure"

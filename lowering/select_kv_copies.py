@@ -32,6 +32,7 @@ from kvarn.dialect.ops.common import i64_attr
 from .assign_kv_layouts import SHARED
 from .index import const
 from .pass_base import kv_pass
+from .remarks import remark
 from .rewrite import defining_op, enclosing, ops_named
 from .tile_copies import why_not_by_rows, why_not_staged
 from .tile_ir import SWIZZLE, element, layout_of, schedule_of, shape, tiled, users
@@ -60,6 +61,29 @@ def copy_of(op: Any) -> str:
     whole = columns == spec.data_size and columns * spec.data_dtype.itemsize % SWIZZLE == 0
     paged = not page or page % rows == 0 or rows % page == 0
     return "cp_async" if stored and whole and paged and first == 0 else "convert"
+
+
+_HOW = {"cp_async": "cp.async", "staged": "cp.async and conversion in shared memory", "convert": "loads that convert"}
+
+
+def _say(load: ir.Operation, copy: str, stages: int) -> None:
+    """A remark on how a tile is copied."""
+    op = load.opview
+    tile = "x".join(map(str, shape(op.tile)))
+    if copy == "tma":
+        remark(load, "passed", f"tile of {tile} is copied by TMA in {stages} stages", stages=stages)
+        return
+    spec, columns, first = types.spec_of(op.cache.type), shape(op.tile)[1], op.first_column.value
+    why = "the kernel has no descriptor of it"
+    if copy != "cp_async" and spec.quantized:
+        why = f"its elements have scales, a granule of {spec.granularity}"
+    elif copy != "cp_async" and spec.data_dtype.mlir != str(element(op.tile)):
+        why = f"{spec.data_dtype.mlir} becomes {element(op.tile)}"
+        if copy == "convert":
+            why += f", {why_not_staged(spec, columns, first)}"
+    elif copy != "cp_async":
+        why = why_not_by_rows(spec, columns, first) or why
+    remark(load, "missed", f"tile of {tile} is copied by {_HOW[copy]}, in {stages} stages: {why}", stages=stages)
 
 
 def name_of(op: Any, taken: set[str]) -> str:
@@ -150,6 +174,7 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[st
     """Replace one load by a copy, a wait and a release."""
     op = load.opview
     loop, copy = enclosing(load, "scf.for"), copy_of(op)
+    _say(load, copy, stages if loop is not None else 1)
     with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), load.location:
         buffer = staging.make_stages(name_of(op, taken), stages if loop is not None else 1, op.tile.type, copy)
     with ir.InsertionPoint(load), load.location:

@@ -18,6 +18,7 @@ from mlir.dialects import arith, scf
 from kvarn.dialect.ops.tile import WarpAnyOp
 
 from .pass_base import kv_pass
+from .remarks import remark
 from .rewrite import defining_op, enclosing, ops_named
 from .rewrites import performs
 from .tile_ir import cloned, rank, tiled
@@ -49,6 +50,7 @@ def run(module: ir.Module, options: Any) -> None:
             if found is None or not performs(op, "skip"):
                 continue
             tile, spread = found
+            remark(op, "passed", "rescale is skipped where no maximum moved")
             factors = spread.operands[0]
             with ir.InsertionPoint(op), op.location:
                 one = arith.constant(

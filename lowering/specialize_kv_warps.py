@@ -22,6 +22,7 @@ from kvarn.dialect.ops import staging
 from kvarn.dialect.ops.common import i64_attr
 
 from .pass_base import kv_pass
+from .remarks import remark
 from .rewrite import defining_op, is_inside, ops_named, walk
 from .tile_ir import cloned, schedule_of, tiled
 
@@ -156,14 +157,17 @@ def run(module: ir.Module, options: Any) -> None:
         how = "tma" if by_tma else "staged" if staged else "rows"
         tops = {top_level(function, op) for op in roots}
         if len(tops) > 1:
+            remark(function, "missed", f"no producer: tiles are loaded in {len(tops)} places, one after another")
             continue
         top = tops.pop()
         # By TMA one warp a buffer starts copies, so that none waits for another's stage; rows are copied by the others.
         shares = divided(roots) if by_tma else {"producer": roots}
         if shares is None:
+            remark(function, "missed", "no producer: there are more circular buffers than warps that copy")
             continue
         copies = {role: Slice(share, top) for role, share in shares.items()}
         if any(x.carried for x in copies.values()):
+            remark(function, "missed", "no producer: where tiles lie depends on what consumers compute")
             continue
         registers = REGISTERS.get(schedule.get("consumers", 2), {}).get(how)
         with ir.InsertionPoint(top), top.location:

@@ -25,6 +25,7 @@ from mlir.dialects import arith, scf
 from .index import const
 from .memory_effects import may_write, writes
 from .pass_base import kv_pass
+from .remarks import remark
 from .rewrite import defining_op, enclosing, is_inside, ops_named, walk
 from .rewrites import performs
 from .tile_ir import backward, cloned, constant_int, element, is_tile, shape, tiled
@@ -362,5 +363,9 @@ def run(module: ir.Module, options: Options) -> None:
                 known = [Comparison.known(c, bounds) for c in comparisons(mask) or ()]
                 if options.skip and constant_int(loop.operands[2]) == 1 and performs(loop, "narrow"):
                     narrow(loop, mask, bounds)
-            if options.unmask and known and None not in known and performs(op, "unmask"):
+            if not known or None in known:
+                compared = len(known) - known.count(None)
+                remark(op, "missed", f"every tile is masked: {compared} of {len(known)} conditions compare positions")
+            elif options.unmask and performs(op, "unmask"):
+                remark(op, "passed", "tiles that the mask does not touch are not masked", conditions=len(known))
                 guard(op, loop.regions[0].blocks[0].arguments[0], known)

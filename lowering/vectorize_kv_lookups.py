@@ -21,6 +21,7 @@ from kvarn.dialect import layout, ops, types
 
 from .index import Ix, i32
 from .pass_base import kv_pass
+from .remarks import remark
 from .rewrite import ops_named, replace
 from .rewrites import performs
 
@@ -45,6 +46,10 @@ def rows_of(op: ir.Operation, max_chunk: int) -> list[ir.Value]:
             return [arith.muli(page, row_stride(cache))]
         return [ops.row_index(cache, batch, base)]
     chunk = min(layout.populate_chunk(tile, spec.page_size, alignment), max_chunk)
+    done = f"{pages} pages are looked up by {pages // chunk} loads of {chunk} entries"
+    if chunk == 1:
+        done += f": the tile of {tile} rows starts at multiples of {alignment}, pages have {spec.page_size}"
+    remark(op, "missed" if chunk == 1 else "passed", done, pages=pages, entries=chunk)
     column = Ix(base) // spec.page_size
     stride, rows = row_stride(cache), []
     for first in range(0, pages, chunk):

@@ -23,7 +23,7 @@ from mlir.dialects import arith, memref, scf, vector
 from kvarn.dialect.dtypes import f32 as F32
 from kvarn.dsl.values import Value, Vector
 
-from .expand.attention_common import pieces
+from .expand.attention_common import column_vectors
 from .host_math import exp2
 from .pass_base import fail, kv_pass
 from .rewrite import defining_op, functions, ops_named, walk
@@ -130,7 +130,7 @@ class Nest:
             for_each(self.extents[dim], 1, lambda i: self._outer(dim + 1, [*at, i]))
             return
         whole = self.extents[self.inner] // LANES * LANES
-        rest = [(whole + d, w) for d, w in pieces(self.extents[self.inner] - whole, LANES)]
+        rest = [(whole + d, w) for d, w in column_vectors(self.extents[self.inner] - whole, LANES)]
         if self.reduces:
             self._reduce(at, whole, rest)
             return
@@ -285,7 +285,7 @@ def product(a: ir.Value, b: ir.Value, c: ir.Value) -> None:
         most = 4 * LANES
         whole = columns // most * most
         for_each(whole, most, lambda j: block(i, count, [(plus(j, n * LANES), LANES) for n in range(4)]))
-        rest = [(index(whole + d), w) for d, w in pieces(columns - whole, LANES)]
+        rest = [(index(whole + d), w) for d, w in column_vectors(columns - whole, LANES)]
         for n in range(0, len(rest), 4):
             block(i, count, rest[n : n + 4])
 

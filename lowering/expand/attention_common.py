@@ -132,7 +132,7 @@ def last_not_above(table, count, value):
 
 
 @kv.func
-def sequence_of(row_offsets, row):
+def sequence_of_query(row_offsets, row):
     """The sequence of a row: the largest b with row_offsets[b] <= row < row_offsets[B]."""
     return last_not_above(row_offsets, row_offsets.shape[0] - 1, row)
 
@@ -214,7 +214,7 @@ def caches_of(case: Case, collection: Any, layer: Any, keys: Any, values: Any) -
     return keys, keys if case.spec.is_mla else collection.get_value_cache(layer)
 
 
-def pieces(size: int, widest: int) -> list[tuple[int, int]]:
+def column_vectors(size: int, widest: int) -> list[tuple[int, int]]:
     """Cut [0, size) into (start, width), widths powers of two, the widest first; a start is a multiple of its width."""
     found, at = [], 0
     while at < size:

@@ -113,8 +113,8 @@ def decode_kernel(c: Config) -> Any:
                         scores.append(found[i] * scale)
                     if alibi:
                         slope, position = alibi[2 * nt + i % 2]
-                        at = tile * TT + mt * 16 + (lane >> 2) + 8 * (i // 2)
-                        scores[-1] = sloped(scores[-1], slope, at, position)
+                        token = tile * TT + mt * 16 + (lane >> 2) + 8 * (i // 2)
+                        scores[-1] = sloped(scores[-1], slope, token, position)
         # Only tiles at the ends of what rows see need the mask: every row sees [last row's first, first row's end).
         edge = tile * TT + TT > (start + 1 if c.causal else keys)
         if c.mask == "sliding_window":
@@ -126,8 +126,8 @@ def decode_kernel(c: Config) -> Any:
                 for nt in kv.static(range(NT)):
                     for i in kv.static(range(4)):
                         token = tile * TT + mt * 16 + (lane >> 2) + 8 * (i // 2)
-                        at = (mt * NT + nt) * 4 + i
-                        scores[at] = masked(scores[at], token, nt, i, lane, row0, keys, start)
+                        slot = (mt * NT + nt) * 4 + i
+                        scores[slot] = masked(scores[slot], token, nt, i, lane, row0, keys, start)
         alphas = []
         for nt in kv.static(range(NT)):
             for u in kv.static(range(2)):
@@ -143,9 +143,9 @@ def decode_kernel(c: Config) -> Any:
                 total = l[2 * nt + u] * alpha
                 for mt in kv.static(range(MT)):
                     for half in kv.static(range(2)):
-                        at = (mt * NT + nt) * 4 + 2 * half + u
-                        scores[at] = kv.ex2(scores[at] - top)
-                        total = total + scores[at]
+                        slot = (mt * NT + nt) * 4 + 2 * half + u
+                        scores[slot] = kv.ex2(scores[slot] - top)
+                        total = total + scores[slot]
                 l[2 * nt + u] = total
         # Maxima rarely change after the first tiles; the output is scaled only where one did.
         changed = alphas[0] != 1.0
@@ -163,8 +163,8 @@ def decode_kernel(c: Config) -> Any:
             multiply.add_values(p, stage, mt, o, unit, lane)
 
     @kv.func
-    def segment(collection, queries, tile_indptr, b, at, end, row0):
-        """What of sequence b lies in [at, end): its extent, and the sequence's tiles from ``tile`` to ``last``.
+    def segment(collection, queries, tile_indptr, b, batch_tile, end, row0):
+        """What of sequence b lies in [batch_tile, end): its extent, and the sequence's tiles from ``tile`` to ``last``.
 
         A warp without rows of the sequence has no tiles of it either.
         """
@@ -173,14 +173,14 @@ def decode_kernel(c: Config) -> Any:
         until = kv.math.min(end, tile_indptr[b + 1])
         last = base + until
         if c.parts > 1:
-            last = kv.where(row0 < n * G, last, base + at)
-        return keys, first, start, n, base + at, last, until
+            last = kv.where(row0 < n * G, last, base + batch_tile)
+        return keys, first, start, n, base + batch_tile, last, until
 
     @kv.func
-    def sequence_from(tile_indptr, b, at):
-        """The sequence after b that tile ``at`` of the batch belongs to: those without tiles are passed over."""
+    def sequence_from(tile_indptr, b, batch_tile):
+        """The sequence after b that a tile of the batch belongs to: those without tiles are passed over."""
         b = b + 1
-        while tile_indptr[b + 1] <= at:
+        while tile_indptr[b + 1] <= batch_tile:
             b = b + 1
         return b
 
@@ -250,8 +250,10 @@ def decode_kernel(c: Config) -> Any:
         if begin < end:
             mine = stages.ptr(warp * c.warp_bytes)
             stream.clear_columns(mine, lane)
-            at, b, stage = begin, last_not_above(tile_indptr, batch, begin), kv.i32(0)
-            keys, first, start, n, tile, last, until = segment(collection, queries, tile_indptr, b, at, end, row0)
+            batch_tile, b, stage = begin, last_not_above(tile_indptr, batch, begin), kv.i32(0)
+            keys, first, start, n, tile, last, until = segment(
+                collection, queries, tile_indptr, b, batch_tile, end, row0
+            )
             fetched = SimpleNamespace(b=b, keys=keys, first=first, tile=tile, last=last, until=until, pages=kv.i32(0))
             if c.parts > 1:
                 next_tile(collection, queries, tile_indptr, fetched, end, row0)
@@ -281,7 +283,7 @@ def decode_kernel(c: Config) -> Any:
                 start_next()
             q, q_place = multiply.empty_query(), mine + c.stages * c.stage_bytes
             taken = kv.i32(0)  # splits that this work unit has had of the sequence
-            while at < end:
+            while batch_tile < end:
                 if c.split:
                     if taken == 0:
                         q = multiply.query(query, queries, b, head, row0, n, lane, q_place)
@@ -290,8 +292,8 @@ def decode_kernel(c: Config) -> Any:
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
                 alibi = alibi_of(slopes, head, row0, start, lane)
-                split_end = work.split_end(units, tile_indptr, b, at, until)
-                split_last = kv.math.min(tile + (split_end - at), last)
+                split_end = work.split_end(units, tile_indptr, b, batch_tile, until)
+                split_last = kv.math.min(tile + (split_end - batch_tile), last)
                 for i in range(tile, split_last):
                     to = kv.where(stage == 0, NS - 1, stage - 1)
                     kv.syncwarp()
@@ -303,14 +305,14 @@ def decode_kernel(c: Config) -> Any:
                     here = mine + stage * c.stage_bytes
                     attend(i, here, q, q_place, m, l, o, unit, scale * LOG2E, lane, row0, keys, first, start, alibi)
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
-                done, rows, own = b, n, work.split_of(units, tile_indptr, b, at, r)
-                at, tile, taken = split_end, split_last, taken + 1
-                more = at < until
+                done, rows, own = b, n, work.split_of(units, tile_indptr, b, batch_tile, r)
+                batch_tile, tile, taken = split_end, split_last, taken + 1
+                more = batch_tile < until
                 if c.max_batch > 1:
-                    if (at == until) & (at < end):
-                        b = sequence_from(tile_indptr, b, at)
+                    if (batch_tile == until) & (batch_tile < end):
+                        b = sequence_from(tile_indptr, b, batch_tile)
                         keys, first, start, n, tile, last, until = segment(
-                            collection, queries, tile_indptr, b, at, end, row0
+                            collection, queries, tile_indptr, b, batch_tile, end, row0
                         )
                 for u in kv.static(range(2 * NT)):
                     for k in kv.static((4, 8, 16)):

@@ -14,7 +14,7 @@ from mlir import ir
 
 from kvarn import dsl as kv
 
-from .attention_common import sequence_of, tile_count, tile_place
+from .attention_common import sequence_of_query, tile_count, tile_place
 from .base import Expansion
 from .common import at_most
 
@@ -57,7 +57,7 @@ class RaggedQueries:
     @kv.func
     def sequence(self, row: Any) -> Any:
         """The sequence of a row."""
-        return sequence_of(self.offsets, row)
+        return sequence_of_query(self.offsets, row)
 
     def token(self, b: Any, row: Any) -> Any:
         """Which of its sequence's rows a row is."""

@@ -26,10 +26,10 @@ from .attention_common import (
     NO_VALUE,
     Case,
     caches_of,
+    column_vectors,
     interval,
     load_width,
     log_sum_exp,
-    pieces,
     place_of,
     read_rope,
     read_row,
@@ -59,18 +59,18 @@ def host_kernel(case: Case) -> Any:
     """The host's kernel: a grid of (query heads, rows), one thread a block."""
     spec = case.spec
     widest = load_width(spec, LANES)
-    key_pieces, value_pieces = pieces(case.content, widest), pieces(case.value_size, widest)
-    rope_pieces = [(case.content + d, w) for d, w in pieces(case.rope, LANES)]
+    key_vectors, value_vectors = column_vectors(case.content, widest), column_vectors(case.value_size, widest)
+    rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.rope, LANES)]
 
     def scores_of(keys: Any, q: Any, b: Any, head: Any, places: list[tuple[Any, Any]], alibi: Any) -> list[Any]:
-        """The scores of the keys at (token, page): a sum a width of pieces, then over the lanes.
+        """The scores of the keys at (token, page): a sum a width of vectors, then over the lanes.
 
         ``alibi`` is (slope or None, position of the query).
         """
         found = []
         for token, page in places:
             sums: dict[int, Any] = {}
-            for (d, w), x in zip(key_pieces + rope_pieces, q, strict=True):
+            for (d, w), x in zip(key_vectors + rope_vectors, q, strict=True):
                 if d < case.content:
                     key = read_row(case, keys, b, head, token, d, w, page)
                 else:
@@ -97,7 +97,7 @@ def host_kernel(case: Case) -> Any:
         shrink = exp2(state[0] - top)
         weights = exp2(kv.vector(f32, scores) - top) if count > 1 else [exp2(scores[0] - top)]
         state[0], state[1] = top, state[1] * shrink + (lane_sum(weights) if count > 1 else weights[0])
-        for n, (d, w) in enumerate(value_pieces):
+        for n, (d, w) in enumerate(value_vectors):
             x = sums[n] * shrink
             for i, (token, page) in enumerate(places):
                 x = x + read_row(case, values, b, head, token, d, w, page) * weights[i]
@@ -122,11 +122,11 @@ def host_kernel(case: Case) -> Any:
             factor = scale * LOG2E
             q = [
                 kv.f32(query.load(*here, h, d, width=w, alignment=case.query.itemsize)) * factor
-                for d, w in key_pieces + rope_pieces
+                for d, w in key_vectors + rope_vectors
             ]
             # A sink is a key of weight one and value zero that stands before all others.
             state = [sinks[h] * LOG2E, kv.f32(1.0)] if sinks is not None else [kv.f32(LOWEST), kv.f32(0.0)]
-            sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_pieces]
+            sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_vectors]
             alibi = (None if slopes is None else slopes[h] * LOG2E, position)
             whole = first + kv.math.max(end - first, 0) // KEYS * KEYS
             for t in range(first, whole, KEYS):
@@ -134,7 +134,7 @@ def host_kernel(case: Case) -> Any:
             for t in range(whole, end):
                 take(keys, values, q, b, head, t, 1, state, sums, alibi)
             inverse = kv.where(state[1] > 0.0, 1.0 / state[1], 0.0)
-            for n, (d, _) in enumerate(value_pieces):
+            for n, (d, _) in enumerate(value_vectors):
                 out.store(*here, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
             if lse is not None:
                 lse[(*here, h)] = log_sum_exp(state[0], state[1])
@@ -158,11 +158,11 @@ def simt_kernel(case: Case) -> Any:
     spec = case.spec
     key_width = load_width(spec, min(16 // spec.dtype.itemsize, lowbit(case.content)))
     width = lane_width(case)
-    columns = case.value_size // width  # pieces of a value
+    columns = case.value_size // width  # vectors of a value
     turns = cdiv(columns, 32)
     unrolled = case.content // key_width <= 32
 
-    rope_pieces = [(case.content + d, w) for d, w in pieces(case.rope, 8)]
+    rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.rope, 8)]
 
     def product(total: Any, x: Any, y: Any) -> Any:
         """total + x . y"""
@@ -178,7 +178,7 @@ def simt_kernel(case: Case) -> Any:
         for d in range(0 if unrolled else kv.i32(0), case.content, key_width):
             key = read_row(case, keys, b, head, token, d, key_width, page)
             total = product(total, q.load(warp, d, width=key_width), key)
-        for d, w in kv.static(rope_pieces):
+        for d, w in kv.static(rope_vectors):
             key = read_rope(case, keys, b, head, token, d, w, page)
             total = product(total, q.load(warp, d, width=w, alignment=4), key)
         return softcapped(case, total, kv.ex2)

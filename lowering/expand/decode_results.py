@@ -33,10 +33,10 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         for nt in kv.static(range(NT)):
             for u in kv.static(range(2)):
                 row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
-                at = 2 * nt + u
+                slot = 2 * nt + u
                 if row < n * G:
                     token, h = queries.at(queries.base(b), row // G), head * G + row % G
-                    top, total, inverse = ended(m[at], l[at], sinks, h)
+                    top, total, inverse = ended(m[slot], l[slot], sinks, h)
                     for t in kv.static(range(KS)):
                         pair = [c.query(o[(nt * KS + t) * 4 + 2 * half + u] * inverse) for half in range(2)]
                         left = c.size - t * 16  # columns that there are from this step on

@@ -133,7 +133,7 @@ def split_kv(c: Config) -> SimpleNamespace:
         return unit_start(units, r), unit_start(units, r + 1)
 
     @kv.func
-    def even_split_end(units, tile_indptr, b, at, end):
+    def even_split_end(units, tile_indptr, b, batch_tile, end):
         return end
 
     @kv.func
@@ -151,7 +151,7 @@ def split_kv(c: Config) -> SimpleNamespace:
         return unit_with(units, tile_indptr[b]), unit_with(units, tile_indptr[b + 1] - 1)
 
     @kv.func
-    def even_split_of(units, tile_indptr, b, at, r):
+    def even_split_of(units, tile_indptr, b, batch_tile, r):
         return r
 
     @kv.func
@@ -185,13 +185,13 @@ def split_kv(c: Config) -> SimpleNamespace:
         return nearest_split(units, tile_indptr, batch, begin), nearest_split(units, tile_indptr, batch, end)
 
     @kv.func
-    def fixed_split_of(units, tile_indptr, b, at, r):
-        return quotient(at - tile_indptr[b], tiles_of_split(units, tile_indptr, b))
+    def fixed_split_of(units, tile_indptr, b, batch_tile, r):
+        return quotient(batch_tile - tile_indptr[b], tiles_of_split(units, tile_indptr, b))
 
     @kv.func
-    def fixed_split_end(units, tile_indptr, b, at, end):
+    def fixed_split_end(units, tile_indptr, b, batch_tile, end):
         each = tiles_of_split(units, tile_indptr, b)
-        return kv.math.min(tile_indptr[b] + (quotient(at - tile_indptr[b], each) + 1) * each, end)
+        return kv.math.min(tile_indptr[b] + (quotient(batch_tile - tile_indptr[b], each) + 1) * each, end)
 
     @kv.func
     def fixed_splits(units, tile_indptr, b):

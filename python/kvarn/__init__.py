@@ -47,6 +47,7 @@ _LAZY = {
     "kvarn.compiled": ("Kernel", "load"),
     "kvarn.errors": ("KernelError",),
     "kvarn.settings": ("pipeline",),
+    "kvarn.lowering.remarks": ("remark",),
     "kvarn.emulator": ("emulated", "EmulationError"),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}

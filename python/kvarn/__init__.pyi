@@ -373,6 +373,9 @@ from kvarn.hybrid import (
 from kvarn.hybrid import (
     LayerGroup as LayerGroup,
 )
+from kvarn.lowering.remarks import (
+    remark as remark,
+)
 from kvarn.manager import (
     InsufficientBlocksError as InsufficientBlocksError,
 )

@@ -105,7 +105,7 @@ func.func @rule(%x: !x, %b: i32) {
 !x = !kv.operand<"scales", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 32 : i64>
 // Rule: scales make no tiles.
 func.func @rule(%x: !x, %b: i32, %p: !llvm.ptr<3>) {
-  // expected-error @below {{'kv.load_tile' op cannot take a scales operand: a row of scales is no whole number of 16-byte pieces: use kv.load}}
+  // expected-error @below {{'kv.load_tile' op cannot take a scales operand: a row of scales is no whole number of 16-byte chunks: use kv.load}}
   "kv.load_tile"(%x, %b, %b, %b, %b, %p, %b) {tile_rows = 64 : i64, num_threads = 128 : i64, pitch = 256 : i64, swizzle = 128 : i64, mode = "async"}
     : (!x, i32, i32, i32, i32, !llvm.ptr<3>, i32) -> ()
   return

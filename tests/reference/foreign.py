@@ -173,6 +173,11 @@ class Pool:
         """The buffers as they are now."""
         return [self.place.get(x) for x in self.buffers]
 
+    def scales(self) -> np.ndarray:
+        """The scales as they are now, [N, 2, P, H, G]."""
+        pair = [self.place.get(x) for x in self.collection.scales]
+        return np.stack([x[LAYER] if self.layer else x for x in pair], 1)
+
     def expected(self, packed: PagedKVCacheCollection) -> list[np.ndarray]:
         """The buffers that say what the packed collection does."""
         blocks = np.asarray(packed.blocks)
@@ -200,5 +205,14 @@ def pool_of(place: Place, name: str, packed: PagedKVCacheCollection) -> Pool:
     made = layout.make(
         layout.data(buffers), place.put(np.asarray(packed.cache_lengths)), place.put(table), **options,
         max_seq_length=packed.max_seq_length, max_cache_length=packed.max_cache_length,
+        scales=_scales(place, layout, packed),
     )  # fmt: skip
     return Pool(place, layout, made, buffers)
+
+
+def _scales(place: Place, layout: Layout, packed: PagedKVCacheCollection) -> Any:
+    """Buffers of scales [N, P, H, G], of several layers where the layout has those."""
+    if packed.scales is None:
+        return None
+    pair = [np.ascontiguousarray(np.asarray(packed.scales)[:, half, 0]) for half in range(2)]
+    return tuple(place.put(among_layers(x, 0) if layout.layer else x) for x in pair)

@@ -215,12 +215,15 @@ def test_specs_as_text():
     assert parse_spec("continuous(f16, num_heads=1, head_size=576, is_mla=true)").is_mla
     quantized = parse_spec("paged(f8e4m3, num_heads=8, head_size=128, page_size=16, scale_dtype=f32, granularity=64)")
     assert (quantized.scale_dtype, quantized.granularity) == (dtypes.f32, 64)
+    strided = parse_spec("paged(bf16, num_heads=8, head_size=128, page_size=16, strides=(128, 2048))")
+    assert strided.strides == (128, 2048)
 
 
 @pytest.mark.parametrize(("text", "message"), [
     ("", "a spec must be a dtype"), ("bf17", "dtype must be one of"), ("paged", "dtype must be one of"),
     ("paged(bf16)", "missing 2 required positional arguments"),
     ("paged(bf16, heads=8)", "paged takes num_heads, head_size"),
+    ("paged(bf16, num_heads=8, head_size=128, page_size=16, strides=(128, 64))", "heads of a page must not overlap"),
     ("paged(bf16, num_heads=8, head_size=128)", "page_size of a paged cache must be positive, got 0"),
     ("paged(num_heads=8, head_size=128)", "must have its dtype first"),
     ("collection(bf16)", "must hold one cache"), ("collection()", "must hold one cache"),

@@ -104,6 +104,34 @@ def test_every_other_write_is_in_place(place, name):
         near(a, b)
 
 
+# --- scales ----------------------------------------------------------------------------------------
+
+SCALED: dict[str, Any] = {"scale_dtype": "f32", "granularity": 16, "head_size": 64}
+
+
+@pytest.mark.parametrize("name", [n for n in LAYOUTS if n != "sglang, page 1"])
+@pytest.mark.parametrize("dtype", ["f8e4m3", "i8"])
+def test_an_8_bit_pool_may_have_scales_of_its_own(place, name, dtype):
+    """Appending quantizes into them, attention reads them, pages are copied with them."""
+    rng, problem, pool = in_layout(place, name, 14, dtype, cached=[33, 0, 5], new=[1, 1, 1], page_size=16, **SCALED)
+    c = problem.collection
+    key, value = rows(rng, problem, "bf16"), rows(rng, problem, "bf16")
+    kv.ops.append(pool.collection, pool.layer, *map(place.put, (key, value, problem.row_offsets)))
+    model.append(c, 0, key, value, problem.row_offsets)
+    for a, b in zip(pool.found(), pool.expected(c), strict=True):
+        near(a, b, 0.001)
+    np.testing.assert_allclose(pool.scales(), np.asarray(c.scales)[:, :, 0], rtol=1e-6)
+    query = random_query(rng, problem, 4)
+    out = place.put(np.zeros_like(query))
+    kv.ops.attention(pool.collection, pool.layer, *map(place.put, (query, problem.row_offsets)), out=out)
+    wanted, _ = reference.attention(c, 0, query, problem.row_offsets)
+    np.testing.assert_allclose(place.get(out).astype(np.float64), wanted, rtol=3e-2, atol=3e-2)
+    ids = np.array([int(c.lookup_table[0, 0])], np.int32), np.array([c.num_blocks - 1], np.int32)
+    kv.ops.copy_pages(pool.collection, *map(place.put, ids))
+    scales = pool.scales()
+    np.testing.assert_array_equal(scales[ids[1]], scales[ids[0]])
+
+
 # --- moving ----------------------------------------------------------------------------------------
 
 
@@ -264,6 +292,37 @@ def test_latent_rows_are_appended_and_attended(place, name, new):
     np.testing.assert_allclose(place.get(out).astype(np.float64), wanted, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("name", LATENT)
+def test_listed_and_decompressed_latent_rows_are_found(place, name):
+    """What a list of encoded tokens names, and rows end to end, as of a packed pool."""
+    rng = np.random.default_rng(13)
+    shape = {"is_mla": True, "num_heads": 1, "head_size": 96, "num_layers": 1, "page_size": 16}
+    problem = random_problem(rng, "paged", "bf16", cached=[40, 0, 23], new=[0, 0, 0], **shape)
+    c, more = problem.collection, 64 if name == "wide rows" else 0
+    rows = np.asarray(c.blocks)[:, 0, 0, :, 0]
+    buffer = place.put(np.concatenate([rows, np.full((*rows.shape[:2], more), 5, rows.dtype)], -1))
+    pool = LATENT[name](
+        buffer, *(place.put(np.asarray(x)) for x in (c.cache_lengths, c.lookup_table)), max_seq_length=1,
+        max_cache_length=c.max_cache_length,
+    )  # fmt: skip
+    tokens = np.stack([rng.permutation(40)[:9], rng.permutation(23)[:9]])
+    encoded = (c.lookup_table[[0, 2]][np.arange(2)[:, None], tokens // 16] * 16 + tokens % 16).astype(np.int32)
+    query, offsets = random_values(rng, (2, 4, 96), dtypes.bf16), np.array([0, 1, 1, 2], np.uint32)
+    out = place.put(np.zeros((2, 4, 64), dtypes.bf16.numpy))
+    kv.ops.mla_attention(pool, 0, *map(place.put, (query, offsets)), value_size=64, indices=place.put(encoded), out=out)
+    for n in range(2):
+        keys = rows[encoded[n] // 16, encoded[n] % 16].astype(np.float64)[:, None]
+        wanted, _ = reference.dense_attention(
+            query[n : n + 1].astype(np.float64), keys, keys[..., :64], np.ones((1, 9), bool), 96**-0.5
+        )
+        np.testing.assert_allclose(place.get(out)[n].astype(np.float64), wanted[0], rtol=2e-2, atol=2e-2)
+    starts, skipped = np.array([0, 30, 30, 40], np.int32), np.array([5, 0, 13], np.int32)
+    latent = place.put(np.zeros((40, 96), rows.dtype))
+    kv.ops.mla_decompress(pool.key, place.put(starts), place.put(skipped), latent)
+    wanted = model.mla_decompress_rows(c.get_key_cache(0), starts, skipped, 40)
+    np.testing.assert_array_equal(place.get(latent).view(np.uint16), wanted.view(np.uint16))
+
+
 # --- kernels ---------------------------------------------------------------------------------------
 
 
@@ -378,6 +437,13 @@ def test_what_does_not_fit_is_refused_by_name():
          "keys: slots must be at least page_size 97, got 96"),
         (ValueError, lambda: page.lmcache(np.zeros((4, 2, 3, 16, 128), np.float16), lengths, table, 3),
          "heads * head_size must be a multiple of num_heads 3, got 128"),
+        (ValueError, lambda: page.vllm(both.astype(np.int8), lengths, table, scales=np.ones((6, 16, 2, 1), np.float32)),
+         "scales must be a pair of buffers, got 1"),
+        (ValueError, lambda: page.vllm(both.astype(np.int8), lengths, table,
+                                       scales=(np.ones((6, 2, 16, 1), np.float32),) * 2),
+         "scales must be [1, 6, 16, 2] (layers, pages, page_size, heads) with G"),
+        (ValueError, lambda: page.vllm(both, lengths, table, scales=(np.ones((6, 16, 2, 1), np.float32),) * 2),
+         "a quantized cache must store an 8-bit type, got f16"),
         (ValueError, lambda: page.vllm(both, lengths, table, max_cache_length=49), "lookup_table must have a column"),
         (ValueError, lambda: page.vllm(both, lengths[:1], table), "lookup_table must have one row a sequence"),
         (ValueError, lambda: page.vllm(both.astype(np.float64), lengths, table), "cache dtype must be f32"),
@@ -386,6 +452,18 @@ def test_what_does_not_fit_is_refused_by_name():
     for kind, call, message in cases:
         with pytest.raises(kind, match=re.escape(message)):
             call()
+
+
+def test_a_kernel_for_one_layout_refuses_another_by_name():
+    half = np.zeros((6, 2, 16, 64), np.float16)
+    lengths, table = np.array([3], np.uint32), np.zeros((1, 3), np.uint32)
+    packed = kv.ForeignPages.vllm(np.zeros((2, 6, 16, 2, 64), np.float16), lengths, table)
+    heads_first = kv.ForeignPages.vllm(np.stack([half, half]), lengths, table, layout="HND")
+    made = kv.compile(read_rows, packed.key.spec, kv.Buffer[kv.f32, 4], target="host")
+    with pytest.raises(
+        TypeError, match=re.escape("page_size=16 strides=(64, 1024): compile the kernel for this cache")
+    ):
+        made.launch((1, 33), 64, heads_first.key, np.zeros((1, 33, 2, 64), np.float32))
 
 
 def test_a_packed_layout_is_the_native_type():

@@ -113,12 +113,12 @@ def test_leader_and_peer_copy_the_whole_key_tile_together(tile, page_size, where
         if where == "host":
             rows = cache.populate(1, tile, tile, pair_cta=True, is_leader=leads)
             assert rows.cta_group == 2
-            pieces = rows.key_pieces()
+            copies = rows.key_copies()
         else:
-            pieces = pieces_in_a_kernel(cache, tile, lambda rows: rows.key_pieces(), pair_cta=True, is_leader=leads)
-        assert all(n == layout.effective_page(tile // 2, page_size) for _, _, n in pieces)
-        assert [at for _, at, _ in pieces] == list(range(0, tile // 2, pieces[0][2]))
-        halves.append([row + i for row, _, n in pieces for i in range(n)])
+            copies = copies_in_a_kernel(cache, tile, lambda rows: rows.key_copies(), pair_cta=True, is_leader=leads)
+        assert all(n == layout.effective_page(tile // 2, page_size) for _, _, n in copies)
+        assert [at for _, at, _ in copies] == list(range(0, tile // 2, copies[0][2]))
+        halves.append([row + i for row, _, n in copies for i in range(n)])
     assert halves[0] + halves[1] == cache.row_idx(1, tile + np.arange(tile)).tolist()
 
 
@@ -127,9 +127,9 @@ def test_leader_and_peer_copy_the_whole_key_tile_together(tile, page_size, where
 def test_parts_of_a_value_tile_are_the_whole_tile(tile, page_size, parts):
     cache = pool(page_size) if page_size else flat()
     rows = cache.populate(0, 0, tile)
-    pieces = [p for part in range(parts) for p in rows.value_pieces(part, parts)]
-    assert [row + i for row, _, n in pieces for i in range(n)] == cache.row_idx(0, np.arange(tile)).tolist()
-    found = pieces_in_a_kernel(cache, tile, lambda r: r.value_pieces(parts - 1, parts))
+    copies = [p for part in range(parts) for p in rows.value_copies(part, parts)]
+    assert [row + i for row, _, n in copies for i in range(n)] == cache.row_idx(0, np.arange(tile)).tolist()
+    found = copies_in_a_kernel(cache, tile, lambda r: r.value_copies(parts - 1, parts))
     assert found == [(cache.populate(1, tile, tile).get_row(tile - tile // parts + at), at, n) for _, at, n in found]
 
 
@@ -137,9 +137,9 @@ def test_a_tile_of_an_odd_number_of_rows_has_no_halves():
     with pytest.raises(ValueError, match="pair_cta needs an even number of tile rows, got 25"):
         flat().populate(0, 0, 25, pair_cta=True)
     with pytest.raises(ValueError, match="must have a divisor of parts and a part of them, got 2 of 2"):
-        flat().populate(0, 0, 64).value_pieces(2, 2)
+        flat().populate(0, 0, 64).value_copies(2, 2)
     with pytest.raises(ValueError, match="parts of a value tile must be whole pages or lie in one, got 24 rows of 16"):
-        pool(16).populate(0, 0, 48).value_pieces(0, 2)
+        pool(16).populate(0, 0, 48).value_copies(0, 2)
 
 
 def flat() -> Any:
@@ -148,13 +148,13 @@ def flat() -> Any:
     return kv.ContinuousBatchingKVCacheCollection(blocks, np.zeros(2, np.uint32), table, 1, 1024).get_key_cache(1)
 
 
-def pieces_in_a_kernel(cache: Any, tile: int, pieces: Any, **pair: Any) -> list[tuple[int, int, int]]:
-    """The pieces of sequence 1's second tile as a kernel has them."""
+def copies_in_a_kernel(cache: Any, tile: int, copies: Any, **pair: Any) -> list[tuple[int, int, int]]:
+    """The copies of sequence 1's second tile as a kernel has them."""
     shapes = []
 
     @kv.kernel
     def rows(cache: kv.KVCache, out: kv.Buffer[kv.i32, 1], base: kv.i32):
-        found = pieces(cache.populate(1, base, tile, **pair))
+        found = copies(cache.populate(1, base, tile, **pair))
         for i in kv.static(range(len(found))):
             row, at, n = found[i]
             out[i] = kv.i32(row)

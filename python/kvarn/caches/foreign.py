@@ -10,7 +10,7 @@ A layout is a word with a letter for each dimension of a buffer, slow to fast as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvarn.dialect import layout
 from kvarn.dialect.layout import PAGED
@@ -57,6 +57,9 @@ class ForeignPages(PagedKVCacheCollection):
     max_seq_length, max_cache_length : int, optional
         As of :class:`PagedKVCacheCollection`; by default as many as the table has room for. Say the longest count of
         new tokens where you know it: attention takes a step of few for a decode only when it knows.
+    scales : array-like, or a pair of them, optional
+        Quantization scales of an 8-bit pool: a pair (of keys, of values) of [N, P, H, G], packed but for the pages,
+        with L in front where dims have it; one buffer for latent rows. A scale is for cdiv(D, G) consecutive elements.
 
     Raises
     ------
@@ -75,15 +78,21 @@ class ForeignPages(PagedKVCacheCollection):
         num_heads: int | None = None,
         max_seq_length: int | None = None,
         max_cache_length: int | None = None,
+        scales: Any = None,
     ) -> None:
         self.blocks, self.cache_lengths, self.lookup_table = data, cache_lengths, lookup_table
+        self.scales = scales
         given = {"P": page_size, "H": num_heads}
         halves = [_canonical(half, name, given) for half, name in _halves(data, dims)]
         key, is_mla = halves[0], len(halves) == 1
         _same(halves)
         strides = _checked(key, is_mla)
         layers, pages, slots, heads, size = key.shape
-        spec = layout.spec_of(PAGED, key.dtype, heads, size, page_size=slots, is_mla=is_mla, strides=strides[2:4])
+        found = None if scales is None else _scales(scales, key, is_mla)
+        quantized = {} if found is None else {"scale_dtype": found.views[0].dtype, "granularity": found.granularity}
+        spec = layout.spec_of(
+            PAGED, key.dtype, heads, size, page_size=slots, is_mla=is_mla, strides=strides[2:4], **quantized
+        )
         for half, name in zip(halves, ("keys", "values"), strict=False):
             checks.aligned(half, layout.element_alignment(key.dtype, size) * key.dtype.itemsize, name)
         lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
@@ -91,6 +100,8 @@ class ForeignPages(PagedKVCacheCollection):
         views = {"blocks": key, "cache_lengths": lengths, "lookup_table": table}
         if not is_mla:
             views["values"] = halves[1]
+        if found is not None:
+            views |= dict(zip(("scales", "value_scales"), found.views, strict=False))
         checks.same_device([("keys" if n == "blocks" else n, v) for n, v in views.items()])
         batch = checks.sequences(lengths, table.shape[0], "lookup_table")
         room = table.shape[1] * slots
@@ -105,6 +116,7 @@ class ForeignPages(PagedKVCacheCollection):
             "kv_stride": (halves[-1].data - key.data) // key.dtype.itemsize,
             "layer_stride": strides[0],
             "lookup_layer_stride": 0,
+            **({} if found is None else found.fields),
         }
         self._bind(spec, views, at)
 
@@ -230,6 +242,48 @@ class ForeignPages(PagedKVCacheCollection):
             raise ValueError(f"layout must be {', '.join(most)} or {last}, got {name!r}")
         dims = words[name].replace("2", "") if _is_pair(data) else words[name]
         return cls(data, lengths, table, dims, **options)
+
+
+class _Scales(NamedTuple):
+    """Scales of keys and values: their buffers, elements for one, and the fields of a collection."""
+
+    views: list[BufferView]
+    granularity: int
+    fields: dict[str, int]
+
+
+def _scales(scales: Any, key: BufferView, is_mla: bool) -> _Scales:
+    """Check the scales of a pool [L, N, P, H, D]."""
+    given = list(scales) if _is_pair(scales) else [scales]
+    if len(given) != (1 if is_mla else 2):
+        raise ValueError(f"scales must be {'one buffer' if is_mla else 'a pair of buffers'}, got {len(given)}")
+    views, strides = [], []
+    for x in given:
+        dims = ("pages", "page_size", "heads", "granules")
+        if view(x, name="scales").rank == 5:
+            dims = ("layers", *dims)
+        buffer, steps = checks.pool(x, "scales", dims, len(dims) - 3, row_major=False)
+        if len(dims) == 4:
+            buffer, steps = buffer._replace(shape=(1, *buffer.shape), strides=(0, *steps)), (0, *steps)
+        granularity = layout.cdiv(key.shape[4], buffer.shape[4])
+        if buffer.shape[:4] != key.shape[:4] or layout.cdiv(key.shape[4], granularity) != buffer.shape[4]:
+            raise ValueError(
+                f"scales must be {list(key.shape[:4])} (layers, pages, page_size, heads) with G for "
+                f"cdiv({key.shape[4]}, G) elements each, got {list(buffer.shape)}"
+            )
+        checks.aligned_granules(buffer, steps, ("layers", *dims[-4:]), 2)
+        views.append(buffer)
+        strides.append(steps)
+    first, last = views[0], views[-1]
+    if strides[0] != strides[-1] or first.dtype != last.dtype or (last.data - first.data) % first.dtype.itemsize:
+        raise ValueError(
+            f"scales of keys and values must have one dtype and the same strides, got {first.dtype.name} {strides[0]} "
+            f"and {last.dtype.name} {strides[-1]}"
+        )
+    names: list[str] = ["scales", "scales_stride0", "scales_kv_stride", "scales_layer_stride"]
+    apart = (last.data - first.data) // first.dtype.itemsize
+    fields = dict(zip(names, (first.data, strides[0][1], apart, strides[0][0]), strict=True))
+    return _Scales(views, layout.cdiv(key.shape[4], first.shape[4]), fields)
 
 
 def _is_pair(data: Any) -> bool:

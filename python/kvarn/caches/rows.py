@@ -48,19 +48,19 @@ class PagedRowIndices:
         """CTAs that share the tile."""
         return 2 if self.pair_cta else 1
 
-    def key_pieces(self) -> list[tuple[int, int, int]]:
+    def key_copies(self) -> list[tuple[int, int, int]]:
         """What this CTA copies of the tile as keys: (first row, row of its own tile, rows) of each copy.
 
         Of a pair the leader copies the first half of the tile and its peer the second.
         """
-        return self._placed(layout.key_pieces(self.tile_rows, self.page_size, self.pair_cta, self.is_leader))
+        return self._placed(layout.key_copies(self.tile_rows, self.page_size, self.pair_cta, self.is_leader))
 
-    def value_pieces(self, part: int = 0, parts: int = 1) -> list[tuple[int, int, int]]:
-        """What a CTA copies of the tile as values, of one of some equal parts; as :meth:`key_pieces`."""
-        return self._placed(layout.value_pieces(self.tile_rows, self.page_size, part, parts))
+    def value_copies(self, part: int = 0, parts: int = 1) -> list[tuple[int, int, int]]:
+        """What a CTA copies of the tile as values, of one of some equal parts; as :meth:`key_copies`."""
+        return self._placed(layout.value_copies(self.tile_rows, self.page_size, part, parts))
 
-    def _placed(self, pieces: tuple[layout.Piece, ...]) -> list[tuple[int, int, int]]:
-        return [(int(self.rows[p.entry]) + p.skipped, p.at, p.rows) for p in pieces]
+    def _placed(self, copies: tuple[layout.TileCopy, ...]) -> list[tuple[int, int, int]]:
+        return [(int(self.rows[p.entry]) + p.skipped, p.at, p.rows) for p in copies]
 
     def get_row(self, offset: Any) -> Any:
         """Row of the tile's token ``offset``, in [0, tile_rows); an array of offsets gives an array."""

@@ -18,7 +18,7 @@ from . import checks
 from .model import HostModel
 from .tma import TmaTiles
 
-POOLS = ("blocks", "values", "scales")  # the views of what a kernel may write
+POOLS = ("blocks", "values", "scales", "value_scales")  # the views of what a kernel may write
 
 
 @dataclass(frozen=True)

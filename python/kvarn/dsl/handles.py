@@ -446,19 +446,19 @@ class Rows:
         """CTAs that share the tile."""
         return 2 if self.pair_cta else 1
 
-    def key_pieces(self) -> list[tuple[Value, int, int]]:
+    def key_copies(self) -> list[tuple[Value, int, int]]:
         """What this CTA copies of the tile as keys: (first row, row of its own tile, rows) of each copy.
 
         Of a pair the leader copies the first half of the tile and its peer the second.
         """
-        return self._placed(layout.key_pieces(self.tile_rows, self.page_size, self.pair_cta, self.is_leader))
+        return self._placed(layout.key_copies(self.tile_rows, self.page_size, self.pair_cta, self.is_leader))
 
-    def value_pieces(self, part: int = 0, parts: int = 1) -> list[tuple[Value, int, int]]:
-        """What a CTA copies of the tile as values, of one of some equal parts; as ``key_pieces``."""
-        return self._placed(layout.value_pieces(self.tile_rows, self.page_size, part, parts))
+    def value_copies(self, part: int = 0, parts: int = 1) -> list[tuple[Value, int, int]]:
+        """What a CTA copies of the tile as values, of one of some equal parts; as ``key_copies``."""
+        return self._placed(layout.value_copies(self.tile_rows, self.page_size, part, parts))
 
-    def _placed(self, pieces: tuple[layout.Piece, ...]) -> list[tuple[Value, int, int]]:
-        return [(self.get_row(p.entry * self.eff_page + p.skipped), p.at, p.rows) for p in pieces]
+    def _placed(self, copies: tuple[layout.TileCopy, ...]) -> list[tuple[Value, int, int]]:
+        return [(self.get_row(p.entry * self.eff_page + p.skipped), p.at, p.rows) for p in copies]
 
     def get_row(self, offset: Any) -> Value:
         """Row of the tile's token ``offset``, u32."""

@@ -166,6 +166,7 @@ _SPEC_TYPES = {"cache": CacheSpec, "collection": layout.CollectionSpec, "operand
 def _describe(spec: CacheSpec) -> str:
     text = f"{spec.kind} {spec.dtype.name} num_heads={spec.num_heads} head_size={spec.head_size}"
     text += f" page_size={spec.page_size}" if spec.paged else ""
+    text += f" strides={spec.strides}" if spec.strides is not None else ""
     text += " mla" if spec.is_mla else ""
     return text + (f" scales={spec.scale_dtype.name}/{spec.granularity}" if spec.scale_dtype else "")
 

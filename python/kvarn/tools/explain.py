@@ -61,12 +61,13 @@ def count_operations(module: Any) -> Counter[str]:
 def run_stages(source: str, target: str, settings: Any = None) -> list[Stage]:
     """Run the pipeline on kv IR, keeping what each pass leaves; the first stage is the input."""
     from kvarn import compiler
-    from kvarn.lowering import pipeline, runner
+    from kvarn.lowering import pipeline, remarks, rewrites, runner
 
     context = compiler.context()
     with compiler.diagnosed(context):
         steps = pipeline.steps(target, settings)
-        runner.run(compiler.parse(source), steps)  # passes are imported on first use
+        with rewrites.collect(), remarks.collect():
+            runner.run(compiler.parse(source), steps)  # passes are imported on first use
         module = compiler.parse(source)
         stages = [Stage("input", "the traced kernel, or the file", 0.0, count_operations(module), str(module))]
         reasons = {step.name: step.reason for step in steps}
@@ -105,6 +106,34 @@ def describe_stages(stages: Sequence[Stage]) -> Iterator[str]:
         yield f"{stage.name:{width}}  {stage.seconds * 1e3:6.1f}  {stage.counts.total():5d}  {text}".rstrip()
         previous = stage
     yield f"{'together':{width}}  {sum(s.seconds for s in stages) * 1e3:6.1f}"
+
+
+def describe_patterns(counted: Any) -> Iterator[str]:
+    """How often each rule of each pass was applied."""
+    width = max((len(name) for name, _ in counted.counts), default=4)
+    yield f"{'pass':{width}}  {'times':>6}  rule"
+    for (name, rule), times in counted.counts.items():
+        yield f"{name:{width}}  {times:6}  {rule}"
+
+
+def assembler_remarks(kernel: Any) -> Iterator[tuple[str, str]]:
+    """What the assembler has to say, as kind and message."""
+    from kvarn.runtime import assemble
+
+    try:
+        made = kernel.assembled
+    except assemble.MissingToolError:
+        return
+    except assemble.AssemblyError as error:
+        yield "missed", str(error)
+        return
+    for name, figures in made.kernels.items():
+        spilled = figures.spill_stores + figures.spill_loads
+        if spilled:
+            yield "missed", f"{name} spills {spilled} bytes: {figures.registers} registers are not enough"
+        else:
+            yield "analysis", f"{name} has {figures.registers} registers, no spills"
+    yield from (("analysis", line.strip()) for line in made.log.splitlines() if "warning" in line.lower())
 
 
 def describe_abi(artifact: Artifact) -> Iterator[str]:
@@ -190,9 +219,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvarn explain", description="Report on a kernel, pass by pass.")
     add_kernel_options(parser)
     parser.add_argument("--pass", dest="show", metavar="PASS", help="print the IR after a pass, and nothing else")
+    parser.add_argument(
+        "--remarks-filter",
+        metavar="RE",
+        help="print the remarks of the passes that match (ptxas too), and nothing else",
+    )
+    parser.add_argument(
+        "--remarks", choices=("text", "yaml", "json"), help="the form of remarks; without a filter, of all passes"
+    )  # fmt: skip
+    parser.add_argument(
+        "--patterns", action="store_true", help="print how often each rule of each pass was applied, and nothing else"
+    )
     parser.add_argument("--diff", metavar="PASS", help="print what a pass changed in the IR, and nothing else")
     options = parser.parse_args(argv)
     from kvarn import compiler
+    from kvarn.lowering import remarks, rewrites
 
     if options.kernel.endswith(".mlir"):
         path = Path(options.kernel)
@@ -203,7 +244,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = find_kernel(options.kernel)
         specs = complete_specs(what, options.spec, options.static)
     kernel = compiler.compile(what, *specs, target=options.target, passes=passes_of(options), disable=options.disable)
-    stages = run_stages(kernel.asm["kv"], kernel.target, kernel.settings)
+    source = compiler.with_places(compiler.as_module(what, specs, compiler.context()))
+    with remarks.collect() as said, rewrites.collect() as counted:
+        stages = run_stages(source, kernel.target, kernel.settings)
+    if options.patterns:
+        print("\n".join(describe_patterns(counted)))
+        return 0
+    if options.remarks_filter is not None or options.remarks is not None:
+        if kernel.target != "host":
+            for kind, message in assembler_remarks(kernel):
+                said.add(remarks.Remark("ptxas", kind, "ptx", message))
+        found = said.matching(options.remarks_filter or "")
+        print(remarks.written(found, options.remarks or "text"), end="")
+        return 0
     names = [s.name for s in stages]
     for wanted in filter(None, (options.show, options.diff)):
         if wanted not in names:

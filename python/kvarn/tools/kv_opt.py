@@ -99,6 +99,9 @@ def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]], phase:
         if options.dump_pass_pipeline:
             body = ",\n".join(f"  {step.text}" for step in driver.steps)
             print(f"Pass Manager with {len(driver.steps)} passes:\nbuiltin.module(\n{body}\n)\n", file=sys.stderr)
+    from kvarn.lowering import remarks
+
+    wanted = options.remarks_filter is not None or options.remarks_output is not None
     with contextlib.ExitStack() as stack:
         if options.check_semantics_each:
             driver.settings.checker = _checker_of(options, stack)
@@ -107,7 +110,10 @@ def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]], phase:
             from kvarn.lowering import rewrites
 
             counted = stack.enter_context(rewrites.collect(options.kv_bisect_limit))
+        said = stack.enter_context(remarks.collect()) if wanted else None
         status = _process_all(driver, options)
+        if said is not None:
+            _write_remarks(said.matching(options.remarks_filter or ""), options.remarks_output)
         if counted is not None:
             last = f"; the last was {counted.last}" if counted.last else ""
             print(f"kv-opt: {counted.asked - counted.refused} of {counted.asked} rewrites{last}", file=sys.stderr)
@@ -115,6 +121,19 @@ def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]], phase:
         sys.stdout.flush()
         sys.stderr.write(opt_run.timing_report(driver.timer, time.perf_counter() - start))
     return status
+
+
+def _write_remarks(found: Sequence[Any], output: str | None) -> None:
+    """Write remarks to stderr, or to a file in the form that its suffix says."""
+    from kvarn.lowering import remarks
+
+    if output is None:
+        sys.stdout.flush()
+        sys.stderr.write(remarks.written(found))
+        return
+    suffix = Path(output).suffix
+    form = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}.get(suffix, "text")
+    Path(output).write_text(remarks.written(found, form), encoding="utf-8")
 
 
 def _checker_of(options: argparse.Namespace, stack: contextlib.ExitStack) -> Any:

@@ -110,6 +110,8 @@ def build_parser() -> argparse.ArgumentParser:
     switch("mlir-print-ir-after-failure", "print the module after a pass that fails")
     switch("mlir-print-ir-module-scope", "print the whole module even for a nested pass")
     add("--mlir-print-ir-tree-dir", metavar="DIR", help="print into files of DIR instead of stderr")
+    add("--remarks-filter", metavar="RE", help="print what the passes whose name matches did and missed, and why")
+    add("--remarks-output", metavar="FILE", help="write these remarks there: FILE.yaml, FILE.json, or text")
     switch("mlir-timing", "print how long each pass took")
     switch("mlir-pass-statistics", "print the statistics of upstream passes")
     add("--mlir-generate-reproducer", metavar="FILE", help="write the input with its pipeline to FILE")

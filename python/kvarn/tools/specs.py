@@ -6,7 +6,7 @@ The text is Python's syntax of calls, names and numbers, and is read without eva
     bf16                                  a scalar of a dtype
     none                                  an optional argument that is absent
     buffer(i32, 2)                        kv.Buffer[kv.i32, 2]
-    paged(…) continuous(…) fa3(…)         a cache; the keywords are those of CacheSpec
+    paged(…) continuous(…) fa3(…)         a cache; the keywords are those of CacheSpec, strides=(128, 2048) too
     collection(paged(…))                  a collection of such caches
     operand(paged(…))                     an attention operand over one
     scales(…) dense(…) ragged(…)          an attention operand over a paged cache's scales, or over a buffer
@@ -73,7 +73,7 @@ def _spec(node: ast.expr) -> Any:
             found = layout.spec_of({**_CACHES, **_OPERANDS}[name], _value(node.args[0]), **keywords)
             return layout.OperandSpec(found) if name in _OPERANDS else found
         except TypeError as e:
-            known = "num_heads, head_size, page_size, is_mla, scale_dtype, granularity"
+            known = "num_heads, head_size, page_size, is_mla, scale_dtype, granularity, strides"
             raise ValueError(f"{name} takes {known}: {str(e).partition(') ')[2] or e}") from None
     if name in _DESCRIPTORS:
         return _descriptor(name, node.args, keywords)
@@ -110,7 +110,9 @@ def _descriptor(name: str, args: list[ast.expr], keywords: dict[str, Any]) -> tm
 
 
 def _value(node: ast.expr) -> Any:
-    """A dtype, a number or a truth value."""
+    """A dtype, a number, a truth value or a tuple of them."""
+    if isinstance(node, ast.Tuple):
+        return tuple(_value(element) for element in node.elts)
     if isinstance(node, ast.Name):
         truth = {"true": True, "false": False}.get(node.id)
         return dtypes.by_name(node.id) if truth is None else truth
