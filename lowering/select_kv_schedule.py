@@ -23,6 +23,7 @@ from .expand import attention, decode_table, mla, tile_schedule, tuned
 from .expand.base import Expansion, attribute_of
 from .expand.decode_schedule import Config, fitted
 from .pass_base import fail, kv_pass
+from .remarks import remark
 from .rewrite import kv_ops
 from .target import Target, by_name
 
@@ -38,6 +39,8 @@ def attention_entries(op: Any, at: Expansion) -> dict[str, Any]:
     """The schedule of an attention over keys and values: its kind, and a decode's entries."""
     case = attention.case_of(op, at)
     kind = attention.kind_of(op, at, case)
+    for why in attention.slower_than(op, at, case, kind):
+        remark(op.operation, "missed", f"kind {kind} is slower than others: {why}")
     if kind == "tile":
         return {"kind": kind, **tile_schedule.chosen(case, at.target, at.schedule).entries()}
     if kind != "decode":

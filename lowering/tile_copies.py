@@ -30,7 +30,8 @@ def row_unit(spec: CacheSpec, columns: int, first_column: int = 0) -> int:
     """Bytes of the widest cp.async that rows of some columns are whole copies of, 16 or 8; 0 for none."""
     item = spec.dtype.itemsize
     for unit in (16, 8):
-        if not any(x * item % unit for x in (columns, first_column, spec.head_size)):
+        places = (columns, first_column, spec.head_size, spec.head_stride, spec.token_stride)
+        if not any(x * item % unit for x in places):
             return unit
     return 0
 

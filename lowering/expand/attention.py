@@ -94,12 +94,37 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
                 "choose a kind"
             )
     # Pages of a few tokens come by copies of lanes, for which the fragments of mma.sync wait less than wgmma does.
-    tiny = case.spec.paged and case.spec.page_size < tile_schedule.ATOM_ROWS
-    if tiny and not attention_prefill.problems(case, at, row_alignment(op)):
+    if _tiny(case) and not attention_prefill.problems(case, at, row_alignment(op)):
         return "prefill"
     if not tile_schedule.problems(case, at.target, row_alignment(op)):
         return "tile"
     return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"
+
+
+def _tiny(case: Case) -> bool:
+    """Whether pages are of so few tokens that elements are copied row by row as they are."""
+    return case.spec.paged and case.spec.page_size < tile_schedule.ATOM_ROWS and case.spec.dtype.bits > 8
+
+
+def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
+    """Why a kernel of this kind was chosen where another would be faster, one sentence each; empty for the fastest."""
+    if at.target.is_host or "kind" in at.schedule or case.functions:
+        return []
+    most, sequences = at.schedule.get("max_queries"), at.schedule.get("max_batch", decode_schedule.Config.max_batch)
+    rows = next(rows for batches, rows in DECODE_ROWS if sequences <= batches)
+    found = []
+    if kind != "decode" and most is not None and most * case.group <= rows:
+        found += [f"a kernel of kind decode {problem}" for problem in decode_problems(op, case, at, sequences)]
+    if kind in ("prefill", "simt") and at.target.has("wgmma"):
+        problems = tile_schedule.problems(case, at.target, row_alignment(op))
+        found += [f"a kernel of kind tile {problem}" for problem in problems]
+        if not problems:
+            page = case.spec.page_size
+            found.append(f"a kernel of kind tile needs pages of {tile_schedule.ATOM_ROWS} tokens for TMA, got {page}")
+    if kind == "simt":
+        problems = attention_prefill.problems(case, at, row_alignment(op))
+        found += [f"a kernel of kind prefill {problem}" for problem in problems]
+    return found
 
 
 def _kind_of_functions(op: Any, at: Expansion, case: Case) -> str:

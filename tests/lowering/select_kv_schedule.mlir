@@ -1,6 +1,7 @@
 // RUN: kv-opt %s --select-kv-schedule='target=sm_90a' --split-input-file --verify-diagnostics | FileCheck %s
 // RUN: not kv-opt %s --select-kv-schedule='target=host' --split-input-file 2>/dev/null | FileCheck %s --check-prefix=HOST
 // RUN: not kv-opt %s --select-kv-schedule='target=host' --split-input-file 2>&1 >/dev/null | FileCheck %s --check-prefix=REFUSED
+// RUN: kv-opt %s --select-kv-schedule='target=sm_90a' --split-input-file --verify-diagnostics --remarks-filter=select-kv-schedule 2>&1 >/dev/null | FileCheck %s --check-prefix=REMARK
 // RUN: env KVARN_TUNE=%S/Inputs/tune.json kv-opt %s --select-kv-schedule='target=sm_90a' --split-input-file --verify-diagnostics | FileCheck %s --check-prefix=TUNED
 
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
@@ -152,5 +153,29 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's entry 'blocks' is of kernels of kind decode: a tile kernel of this operation has kind, max_queries, max_batch, batch_invariant, early, rows, keys, stages, query_stages, producer, overlap, ping_pong, persistent}}
   "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 20 : i64, false, 16 : i64, none, 1 : i64>
+!rows = memref<?x32x20xbf16, strided<[?, ?, 1]>, 1>
+!small = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 4 : i64, none, 1 : i64>
+!whole = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>
+!table = memref<?xi32, strided<[1]>, 1>
+
+// A slower kernel is taken where the others cannot be, and a remark says why.
+// CHECK-LABEL: func.func @slower
+// CHECK:         kind = "simt"
+// CHECK:         kind = "prefill"
+// CHECK:         kind = "simt"
+// REMARK:      remark: missed: kind simt is slower than others: a kernel of kind decode needs a head size of a multiple of 8 up to 512, got 20 [select-kv-schedule]
+// REMARK:      remark: missed: kind simt is slower than others: a kernel of kind tile needs a head size of a multiple of 8 up to 256, got 20
+// REMARK:      remark: missed: kind prefill is slower than others: a kernel of kind tile needs pages of 8 tokens for TMA, got 4
+// REMARK-NOT:  remark:
+func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %offsets: !table, %scale: f32, %out: !rows, %to: !whole) {
+  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(%s, %layer, %w, %offsets, %scale, %to) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!small, i32, !whole, !table, f32, !whole) -> ()
+  "kv.attention"(%s, %layer, %w, %offsets, %scale, %to) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {kind = "simt"}} : (!small, i32, !whole, !table, f32, !whole) -> ()
   return
 }
