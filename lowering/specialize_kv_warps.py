@@ -31,7 +31,7 @@ PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
 # Registers of a thread, by consumer warpgroups: (of the producer, of a consumer) where copies are by TMA, where the
 # producer addresses every row, and where it converts too. With one, every thread has the most from the start.
 REGISTERS = {
-    2: {"tma": (24, 240), "rows": (40, 232), "staged": (56, 224)},
+    2: {"tma": (24, 240), "rows": (56, 224), "staged": (56, 224)},
     3: {"tma": (32, 160), "rows": (32, 152), "staged": (32, 152)},
 }
 
