@@ -118,11 +118,19 @@ def launched(
     ):
         fields = [f.name for f in artifact.args[names.index(name)].fields]
         values[names.index(name)][fields.index(field)] = value
+    given = dict(
+        zip((a.name for a in artifact.entry(artifact.steps[0].entry).args), artifact.steps[0].args, strict=True)
+    )
     entries = [x for step in artifact.steps for x in step.grid[:1]] + [w.bytes for w in artifact.workspaces]
     device = type("Device", (), {"multiprocessors": multiprocessors})
-    found = compile_expressions(entries, artifact.args)(values, device)
+    splits, *found = compile_expressions([given.get("splits", 1), *entries], artifact.args)(values, device)
     steps = len(artifact.steps)
-    return {"blocks": found[0], "combined": found[1] if steps > 1 else 0, "bytes": sum(found[steps:])}
+    return {
+        "splits": splits,
+        "blocks": found[0],
+        "combined": found[1] if steps > 1 else 0,
+        "bytes": sum(found[steps:]),
+    }
 
 
 def test_tiles_that_fill_the_device_are_not_split():
@@ -153,12 +161,14 @@ def test_tiles_that_fill_the_device_are_not_split():
 def test_splits_follow_the_shapes_and_the_longest_sequence(tokens, batch_size, longest, splits):
     found = launched(tokens, batch_size, longest=longest)
     tiles = (tokens * 4 // 128 + batch_size) * 8
-    assert found["blocks"] == (tiles * splits if splits > 1 else min(132, tiles))
+    assert found["splits"] == splits
+    assert found["blocks"] == min(132, tiles * splits)
     assert found["combined"] == (tiles * 128 // key_splits.WARPS if splits > 1 else 0)
 
 
 def test_a_given_number_of_splits_stays():
-    assert launched(4096, 1, splits=2)["blocks"] == (128 + 1) * 8 * 2
+    assert launched(4096, 1, splits=2)["splits"] == 2
+    assert launched(64, 1, splits=5, longest=10)["splits"] == 5, "of a tile with few keys there are fewer all the same"
     assert launched(64, 1, splits=1)["combined"] == 0
 
 
