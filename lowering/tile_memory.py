@@ -263,8 +263,9 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
             row, chunk = Value(begin.ir, i32, nonneg=True) + index // chunks, index % chunks
             page = kv_gpu.shuffle_idx(pages, row)
             token = kv_math.min(first + (base + row), last)
-            inside = (row < run) & (base + row < layout.rows)
-            with contextlib.nullcontext() if whole else functional.when(inside):
+            inside = (row < run) & (base + row < layout.rows) & (index < SWIZZLE_ROWS * chunks)
+            every = whole and part + WARP <= SWIZZLE_ROWS * chunks
+            with contextlib.nullcontext() if every else functional.when(inside):
                 source = cache.block_paged_ptr(batch, token, head, chunk * width + first_column, page=page)
                 exists = None if layout.columns <= stored else where(chunk * width < stored, CHUNK, 0)
                 machine.cp_async(place + layout.chunk_offset(base + row, chunk), source, zero_fill_size=exists)
