@@ -482,6 +482,11 @@ def _pages(op: Any, d: Distribution) -> ir.Value:
     return tile_memory.pages_of(op, d.threads.lane).ir
 
 
+@RULES.lowers("kv.tile_row_pages")
+def _row_pages(op: Any, d: Distribution) -> ir.Value:
+    return tile_memory.row_pages_of(op, *d.copying(op.operation)).ir
+
+
 @RULES.lowers("kv.copy_start")
 def _copy(op: Any, d: Distribution) -> None:
     stages = d.stages[op.buffer]
@@ -493,7 +498,7 @@ def _copy(op: Any, d: Distribution) -> None:
             tile_memory.convert_rows(op, stages, thread, count)
         else:
             tile_memory.start_rows(op, stages, thread, count)
-            if not stages.finished:
+            if not stages.finished and not stages.unfenced:
                 tile_memory.finish_rows(stages, scalar(op.n), thread, 0)
 
 

@@ -39,6 +39,7 @@ from .rewrites import performs
 from .tile_ir import backward, cloned, constant_int, element, rank, schedule_of, tiled, users
 
 PREFETCHED = "kv.prefetched"  # on copies that an earlier iteration starts
+LOOKUPS = ("kv.tile_pages", "kv.tile_row_pages")
 _WAITS = ("kv.consumer_wait", "kv.tile_clear")
 
 
@@ -288,6 +289,8 @@ def finish_later(loop: ir.Operation) -> None:
         return
     if len({copy.operands[0] for copy in copies}) != len(copies):
         return
+    if any(copy.opview.pages is not None for copy in copies):  # which tell of their end themselves
+        return
     kind, k = kinds.pop(), len(copies)
     stages = min(ir.IntegerAttr(defining_op(copy.operands[0]).attributes["stages"]).value for copy in copies)
     # The one stage of a buffer is only free when consumers have what would be finished after it.
@@ -338,7 +341,7 @@ def prefetch_lookups(loop: ir.Operation) -> None:
     """Carry the pages of an iteration's tiles, looked up in the one before: its waits hide their latency."""
     block = loop.regions[0].blocks[0]
     ops = [op.operation for op in block.operations][:-1]
-    lookups = [op for op in ops if op.name == "kv.tile_pages"]
+    lookups = [op for op in ops if op.name in LOOKUPS]
     if not lookups or len(loop.results):
         return
     needed = backward(lookups, lambda o: o in ops and not o.regions)

@@ -35,7 +35,7 @@ from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, enclosing, ops_named
 from .tile_copies import why_not_by_rows, why_not_staged
-from .tile_ir import SWIZZLE, element, layout_of, schedule_of, shape, tiled, users
+from .tile_ir import SWIZZLE, WARPGROUP, element, layout_of, schedule_of, shape, tiled, users
 
 ROUNDS = "kv.rounds"  # of an inner loop: the argument of the outer one that counts its iterations
 
@@ -186,6 +186,9 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[st
             pages = staging.TilePagesOp(
                 table_of(op.cache), op.batch, first, op.count, rows, i64_attr(box)
             ).operation.results[0]
+        elif copy == "cp_async" and types.spec_of(op.cache.type).paged and shape(op.tile)[0] <= WARPGROUP:
+            rows = i64_attr(shape(op.tile)[0])
+            pages = staging.TileRowPagesOp(table_of(op.cache), op.batch, first, op.count, rows).operation.results[0]
         staging.ProducerAcquireOp(buffer, n)
         staging.CopyStartOp(
             buffer, n, op.cache, op.batch, op.head, first, op.count, i64_attr(op.first_column.value),

@@ -6,6 +6,7 @@ Written with the functions of the kernel language, which make ops in a pass as i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from mlir import ir
 
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, bool_, by_mlir, f32, i32, u32
-from kvarn.dialect.layout import RAGGED, lowbit, page_and_slot
+from kvarn.dialect.layout import RAGGED, cdiv, lowbit, page_and_slot
 from kvarn.dialect.ops.tile import stored_columns
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
@@ -35,6 +36,7 @@ CONSUMERS_BARRIER = 1  # the named barrier of all consumers
 GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
 BARRIER_BYTES = 8
 QUEUE_SLOTS = 2
+SWIZZLE_ROWS = 8  # the period of a swizzle
 SIGNS = {2: 0x80008000, 4: 0x80000000}  # the bits of a word that are signs, by the size of an element
 
 
@@ -54,6 +56,7 @@ class Stages:
     of_rows: bool = False  # of a buffer, which are released after rows have been stored through them
     staging: Staging | None = None  # of a buffer that is filled by "staged"
     finished: bool = False  # whether kv.copy_finish says when copies end
+    unfenced: bool = False  # whether copies by cp.async tell of their end themselves
 
     @staticmethod
     def allocate(op: Any, layout: SharedLayout, copying: int) -> Stages:
@@ -66,6 +69,8 @@ class Stages:
         made = Stages(op.buffer_name.value, layout, count, copy, copying, dtype, tiles, barriers, empty)
         users_of = users(op.operation.results[0])
         made.finished = any(user.name == "kv.copy_finish" for user in users_of)
+        starts = [user.opview for user in users_of if user.name == "kv.copy_start"]
+        made.unfenced = copy == "cp_async" and any(start.pages is not None for start in starts)
         if copy == "staged":
             source = next(user.opview for user in users_of if user.name == "kv.copy_start")
             made.staging = Staging(types.spec_of(source.cache.type), chunks_of(source, layout, copying))
@@ -97,6 +102,8 @@ class Stages:
     def wait(self, n: Value) -> Pointer:
         stage, parity = self.stage(n)
         machine.mbarrier_wait(self.full + stage * BARRIER_BYTES, parity)
+        if self.unfenced:  # the writes are of the generic proxy, and nobody has waited for them before
+            machine.fence_proxy_async()
         return self.tile(stage)
 
     def release(self, n: Value, threads: Threads) -> None:
@@ -161,6 +168,24 @@ def pages_of(op: Any, lane: Value) -> Value:
     return where(exists, page, NO_PAGE)
 
 
+def run_of(rows: int, threads: int) -> int:
+    """Rows of a tile that each of the warps copies, at most."""
+    return cdiv(rows, threads // WARP)
+
+
+def row_pages_of(op: Any, thread: Value, threads: int) -> Value:
+    """``kv.tile_row_pages``: the page of this lane's row of its warp's run."""
+    run = run_of(op.rows.value, threads)
+    row = warp_of(thread) * run + kv_math.min(thread & (WARP - 1), run - 1)
+    token = kv_math.max(kv_math.min(scalar(op.first) + row, scalar(op.count) - 1), 0)
+    return handle_of(op.cache).page(scalar(op.batch), token)
+
+
+def warp_of(thread: Value) -> Value:
+    """The warp of a thread among those that copy, known to be the same for all of its lanes."""
+    return kv_gpu.shuffle_idx(thread >> 5, 0)
+
+
 def copy_boxes(op: Any, stages: Stages, lane: Value) -> None:
     """One warp copies a tile by TMA: lane i the box of tokens first + i * box rows, in all swizzle atoms of columns."""
     map = tma.TensorMap(op.descriptor, types.tma_spec_of(op.descriptor.type))
@@ -185,6 +210,10 @@ def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
     n, layout = scalar(op.n), stages.layout
     stage, _ = stages.stage(n)
     spec, staging = types.spec_of(op.cache.type), stages.staging
+    if op.pages is not None:
+        copy_runs(op, layout, stages.tile(stage), thread, threads)
+        machine.cp_async_mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
+        return
     if staging is not None:
         start_chunks(op, staging.chunks, thread, lambda s, row, chunk: staging.place(n, thread, s))
     elif why_not_by_rows(spec, layout.columns, op.first_column.value) is None:
@@ -212,6 +241,34 @@ def finish_rows(stages: Stages, n: Value, thread: Value, pending: int) -> None:
         stages.staging.convert(n, thread, stages.tile(stage), stages.dtype)
     machine.fence_proxy_async()
     machine.mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
+
+
+def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, threads: int) -> None:
+    """Each warp copies a run of rows whose pages its lanes hold: neighbouring lanes have neighbouring 16 bytes.
+
+    Rows past the last token are copies of it.
+    """
+    width = CHUNK // layout.itemsize
+    run, chunks = run_of(layout.rows, threads), layout.columns // width
+    lane, base = Value((thread & (WARP - 1)).ir, i32, nonneg=True), warp_of(thread) * run
+    first, last = scalar(op.first), kv_math.max(scalar(op.count) - 1, 0)
+    batch, head, pages = scalar(op.batch), scalar(op.head), scalar(op.pages)
+    cache, first_column = handle_of(op.cache), op.first_column.value
+    stored = cache.spec.head_size - first_column  # columns past the head are zeros
+    whole = run % SWIZZLE_ROWS == 0 and run * (threads // WARP) == layout.rows
+    with functional.loop(0, machine.unknown(run), SWIZZLE_ROWS) as begin:
+        machine.stay_rolled()  # the addresses of all copies, made first, would not fit the registers of a producer
+        for part in range(0, SWIZZLE_ROWS * chunks, WARP):
+            index = lane + part
+            row, chunk = Value(begin.ir, i32, nonneg=True) + index // chunks, index % chunks
+            page = kv_gpu.shuffle_idx(pages, row)
+            token = kv_math.min(first + (base + row), last)
+            inside = (row < run) & (base + row < layout.rows) & (index < SWIZZLE_ROWS * chunks)
+            every = whole and part + WARP <= SWIZZLE_ROWS * chunks
+            with contextlib.nullcontext() if every else functional.when(inside):
+                source = cache.block_paged_ptr(batch, token, head, chunk * width + first_column, page=page)
+                exists = None if layout.columns <= stored else where(chunk * width < stored, CHUNK, 0)
+                machine.cp_async(place + layout.chunk_offset(base + row, chunk), source, zero_fill_size=exists)
 
 
 def convert_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:

@@ -21,6 +21,7 @@ from .tile import SHARED, layout_of, same_type, tile_of, verify_columns, verify_
 
 COPIES = ("tma", "cp_async", "staged", "convert")
 LANES = 32  # of a warp
+WARPGROUP_WARPS = 4
 PRODUCER_WARPS = tuple(f"producer_warp_{i}" for i in range(4))
 PRODUCER_REST = {f"producer_warps_{i}_to_3": i for i in (1, 2, 3)}  # by role its first warp
 ROLES = ("producer", *PRODUCER_WARPS, *PRODUCER_REST, "consumer")
@@ -111,8 +112,8 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
     """Start the copy of ``kv.tile_load``'s tile to the stage of use ``n``; its barrier ``full`` tells when it is there.
 
     Operands and attributes as ``kv.tile_load``; rows past ``count`` hold anything. A buffer that is filled by ``tma``
-    needs the descriptor; pages, of ``kv.tile_pages`` with the descriptor's box as step, are looked up by the copy
-    without.
+    needs the descriptor; pages, of ``kv.tile_pages`` with the descriptor's box as step or, by ``cp_async``, of
+    ``kv.tile_row_pages``, are looked up by the copy without.
     """
 
     buffer: Operand[StagesType]
@@ -135,9 +136,9 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
             return verify.fail(
                 self, f"needs a descriptor for a buffer that is filled by tma, and for no other, got {copy}"
             )
-        return (
-            self.pages is None or copy == "tma" or verify.fail(self, f"takes pages with a descriptor only, got {copy}")
-        )
+        if self.pages is None or copy in ("tma", "cp_async"):
+            return True
+        return verify.fail(self, f"takes pages for a buffer that is filled by tma or cp_async, got {copy}")
 
 
 class CopyRowsStartOp(Kv.Operation, name="copy_rows_start", traits=[_CopiesRows]):
@@ -240,6 +241,30 @@ class TilePagesOp(Kv.Operation, name="tile_pages", traits=[Pure]):
             return verify.fail(
                 self, f"rows must be from 1 to {LANES} steps, one a lane, got rows = {self.rows} and step = {self.step}"
             )
+        return True
+
+
+class TileRowPagesOp(Kv.Operation, name="tile_row_pages", traits=[Pure]):
+    """The pages of the rows that each of the warps copies: lane i has that of the warp's row i.
+
+    A tile of ``rows`` tokens from ``first`` on is cut into as many runs as warps copy, of 32 rows at most each. Lanes
+    past a run have the page of some token below ``count``. Operands as of ``kv.tile_load``.
+    """
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    first: Operand[I32]
+    count: Operand[I32]
+    rows: ir.IntegerAttr
+    pages: Result[I32] = infer_result()
+
+    def verify_invariants(self) -> bool:
+        if verify.handle(self, self.cache) is None:
+            return False
+        rows = verify.integer(self.rows)
+        most = WARPGROUP_WARPS * LANES
+        if rows is None or not 1 <= rows <= most:
+            return verify.fail(self, f"rows must be from 1 to {most}, one a lane of a warpgroup, got {self.rows}")
         return True
 
 

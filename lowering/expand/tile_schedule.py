@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlir import ir
+from mlir.dialects import arith
 
 from kvarn.dialect.dtypes import bf16, f16, f32
 from kvarn.dialect.layout import RAGGED, align_up, cdiv
@@ -33,6 +34,7 @@ MOST_REGISTERS = {1: 208, 2: 208, 3: 128}
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 BOX_ROWS = 64  # most rows of a TMA box
 MOST_BY_SHAPE = 16  # splits that shapes ask for
+LONG_SPLIT, UNITS = 8192, 12
 ATOM_ROWS = 8  # a box that is no multiple of the swizzle's period cannot be one of several
 
 
@@ -202,20 +204,41 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     return ahead if "query_stages" not in given and why_not(ahead, target) is None else config
 
 
-def splits_for(tiles: Ix, multiprocessors: Ix) -> Ix:
-    """Splits of the keys of each of so many tiles of rows, one a block: 1 where the tiles fill the device.
+def splits_for(tiles: Ix, batch: Ix, longest: Ix, multiprocessors: Ix) -> Ix:
+    """Splits of the keys of each of so many tiles of rows, at most: 1 where the tiles fill the device.
 
-    Why. A block has a multiprocessor to itself, so tiles take ceil(tiles / multiprocessors) rounds. Cut s-fold they
-    take ceil(s * tiles / multiprocessors) rounds of 1/s, and the combination besides (some 8 us, for writing and
-    reading every partial result). s = 2 * multiprocessors / tiles, rounded down, makes two rounds of which the second
-    is nearly full; more would leave more partial results. With s = 2 the two rounds are those that the tiles have
-    anyway: from 3 on tiles are cut. How long the keys are is known on the device alone, where a tile with few of them
-    has fewer splits (``key_splits.LEAST_KEYS``).
+    What a launch knows: the shapes, and ``longest``, the keys that no sequence has more of. A multiprocessor takes one
+    tile at a time; tiles cut s-fold take ceil(s * tiles / multiprocessors) rounds of 1/s, and some 5 us besides to
+    write, read and combine partial results, more the more there are. So one round is best where it is nearly full (s =
+    multiprocessors / tiles), else two (measured on an H200, 64 tokens over 100k keys: 1180 us, 177 us by 8 splits of
+    one round, 185 us by 16 of two, 217 us by 32).
+
+    More tiles than that are cut for another reason: of several sequences one may be much longer than the others, and
+    its tiles alone would be at work in the end. Splits of :data:`LONG_SPLIT` keys bound what is waited for (two prompts
+    of 512 beside 64 tokens over 100k keys: 1307 us, 496 us with up to 4 splits). Each costs a look even where nobody is
+    as long, which is why there are no more than :data:`UNITS` a multiprocessor.
+
+    How long the keys of a tile are is known on the device alone, where one with few of them has fewer splits.
     """
     one = Ix(const(1))
-    found = (multiprocessors * 2 // tiles).least(Ix(const(MOST_BY_SHAPE)))
-    several = (found // 3).least(one)
-    return found * several + (one - several)
+
+    def chosen(condition: ir.Value, a: Ix, b: Ix) -> Ix:
+        return Ix(arith.select(condition, a.value, b.value))
+
+    once, twice = multiprocessors // tiles, multiprocessors * 2 // tiles
+    few = chosen((once * tiles * 8).below(multiprocessors * 7), chosen(twice.below(3), one, twice), once)
+    many = chosen(batch.below(2), one, (multiprocessors * UNITS // tiles).least(longest // LONG_SPLIT))
+    found = few.greatest(many).least(longest // LEAST_KEYS).least(Ix(const(MOST_BY_SHAPE)))
+    return found.greatest(one)
+
+
+def longest_of(op: Any, at: Expansion) -> Ix:
+    """Keys that no sequence has more of, as the collection or the operand says: kernels do not rely on it."""
+    handle = op.keys if op.operation.name == "kv.operand_attention" else op.collection
+    spec = at.spec(handle)
+    if spec.of_cache:
+        return at.field(handle, "max_cache_length")
+    return at.field(handle, "num_blocks" if spec.kind == RAGGED else "capacity")
 
 
 def launch(config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | None], source: tuple[Any, ...]) -> None:
@@ -234,7 +257,9 @@ def launch(config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | Non
         rows = at.dim(op.query, 0) * (at.dim(op.query, 1) if case.padded else at.constant(1))
         filled = tiles if case.padded else ((rows * case.group + (config.rows - 1)) // config.rows)
         filled = filled.greatest(batch_of(op, at)).greatest(at.constant(1)) * case.spec.num_heads
-        splits = at.constant(config.splits) if config.splits else splits_for(filled, multiprocessors)
+        splits = at.constant(config.splits or 1)
+        if not config.splits:
+            splits = splits_for(filled, batch_of(op, at), longest_of(op, at), multiprocessors)
         several = (splits - 1).least(at.constant(1))
         slots = several * units * splits * config.rows + 1
         parts = [

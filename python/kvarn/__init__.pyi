@@ -167,6 +167,7 @@ from kvarn.dsl.machine import (
     cp_async_commit as cp_async_commit,
 )
 from kvarn.dsl.machine import (
+    cp_async_mbarrier_arrive as cp_async_mbarrier_arrive,
     cp_async_wait as cp_async_wait,
 )
 from kvarn.dsl.machine import (

@@ -176,6 +176,7 @@ func.func @dead_tiles(%c: !cache, %i: i32, %q: tensor<64x128xbf16>, %rows: memre
   %g = "kv.tile_gather"(%lse, %exists, %positions) : (memref<?xf32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64xf32>
   %role = "kv.is_role"() {role = "producer"} : () -> i1
   %pages = "kv.tile_pages"(%c, %i, %i, %i) {rows = 64 : i64, step = 16 : i64} : (!cache, i32, i32, i32) -> i32
+  %of_rows = "kv.tile_row_pages"(%c, %i, %i, %i) {rows = 64 : i64} : (!cache, i32, i32, i32) -> i32
   return
 }
 

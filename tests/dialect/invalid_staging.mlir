@@ -114,10 +114,10 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !map = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
 !tile = tensor<64x128xbf16, "shared">
-// Rule: only a copy by TMA has its pages looked up before.
+// Rule: only a copy by TMA or cp.async has its pages looked up before.
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
-  %b = "kv.make_stages"() {buffer_name = "keys", copy = "cp_async", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-  // expected-error @below {{'kv.copy_start' op takes pages with a descriptor only, got cp_async}}
+  %b = "kv.make_stages"() {buffer_name = "keys", copy = "convert", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+  // expected-error @below {{'kv.copy_start' op takes pages for a buffer that is filled by tma or cp_async, got convert}}
   "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
   return
 }
@@ -184,6 +184,16 @@ func.func @rule(%x: !acc, %i: i32) {
 func.func @rule(%x: !tile, %i: i32) {
   // expected-error @below {{'kv.tile_clear' op the result must be of the operand's type tensor<64x128xbf16, "shared">, got tensor<64x64xbf16, "shared">}}
   %0 = "kv.tile_clear"(%x, %i, %i) : (!tile, i32, i32) -> tensor<64x64xbf16, "shared">
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: a lane of the four warps that copy has at most one row.
+func.func @rule(%c: !cache, %i: i32) {
+  // expected-error @below {{'kv.tile_row_pages' op rows must be from 1 to 128, one a lane of a warpgroup, got 144 : i64}}
+  %0 = "kv.tile_row_pages"(%c, %i, %i, %i) {rows = 144 : i64} : (!cache, i32, i32, i32) -> i32
   return
 }
 

@@ -108,6 +108,8 @@ gpu.module @kernels {
   // CHECK-DAG:     {buffer_name = "tile3", copy = "cp_async", stages = 1 : i64, tile = tensor<64x96xbf16, "shared">}
   // CHECK-DAG:     {buffer_name = "tile4", copy = "cp_async", stages = 1 : i64, tile = tensor<64x64xbf16, "shared">}
   // CHECK-NOT:     "kv.tile_pages"
+  // CHECK:         %[[P:.*]] = "kv.tile_row_pages"(%{{.*}}, {{.*}}) {rows = 64 : i64}
+  // CHECK:         "kv.copy_start"({{.*}}, %[[P]]) {{.*}}1, 0, 1>
   // CHECK-NOT:     "kv.tile_load"
   // CHECK:         gpu.return
   // STAGES-LABEL: gpu.func @others

@@ -46,11 +46,11 @@ gpu.module @kernels {
 
   // Other copies are of all the producer's threads, which need registers for addresses.
   // CHECK-LABEL: gpu.func @cp_async
-  // CHECK:         "kv.set_registers"() {action = "decrease", count = 40 : i64}
+  // CHECK:         "kv.set_registers"() {action = "decrease", count = 56 : i64}
   // CHECK-NOT:     producer_warp
   // CHECK:         "kv.copy_start"
   // CHECK:         } else {
-  // CHECK-NEXT:      "kv.set_registers"() {action = "increase", count = 232 : i64}
+  // CHECK-NEXT:      "kv.set_registers"() {action = "increase", count = 224 : i64}
   gpu.func @cp_async(%c: !cache, %n: i32, %q: tensor<128x128xbf16, "shared">, %start: tensor<128x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
     %keys = "kv.make_stages"() {buffer_name = "keys", copy = "cp_async", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     %c0 = arith.constant 0 : i32

@@ -101,21 +101,36 @@ def test_rows_of_a_block_change_no_bit():
 # --- what a schedule chooses -------------------------------------------------------------------------
 
 
-def launched(tokens: int, batch_size: int, multiprocessors: int = 132, **schedule: Any) -> dict[str, Any]:
-    """What a launch of 32 query heads over 8 KV heads of 128 elements asks for."""
+def launched(
+    tokens: int, batch_size: int, multiprocessors: int = 132, longest: int = 100_000, **schedule: Any
+) -> dict[str, Any]:
+    """What a launch of 32 query heads over 8 KV heads of 128 elements asks for; no sequence has more keys."""
     row = Row("x", "x", Prefill(((tokens, tokens),)))
     what = static.specialisation(row, "sm_90a", {"kind": "tile", **schedule})
     artifact = static.compiled(what).artifact
     names = [name for name, _ in what.operands]
     values: list[Any] = [[0] * len(a.fields) for a in artifact.args]
-    for name, extent in (("query", tokens), ("out", tokens), ("row_offsets", batch_size + 1)):
+    for name, field, value in (
+        ("query", "shape0", tokens),
+        ("out", "shape0", tokens),
+        ("row_offsets", "shape0", batch_size + 1),
+        ("collection", "max_cache_length", longest),
+    ):
         fields = [f.name for f in artifact.args[names.index(name)].fields]
-        values[names.index(name)][fields.index("shape0")] = extent
+        values[names.index(name)][fields.index(field)] = value
+    given = dict(
+        zip((a.name for a in artifact.entry(artifact.steps[0].entry).args), artifact.steps[0].args, strict=True)
+    )
     entries = [x for step in artifact.steps for x in step.grid[:1]] + [w.bytes for w in artifact.workspaces]
     device = type("Device", (), {"multiprocessors": multiprocessors})
-    found = compile_expressions(entries, artifact.args)(values, device)
+    splits, *found = compile_expressions([given.get("splits", 1), *entries], artifact.args)(values, device)
     steps = len(artifact.steps)
-    return {"blocks": found[0], "combined": found[1] if steps > 1 else 0, "bytes": sum(found[steps:])}
+    return {
+        "splits": splits,
+        "blocks": found[0],
+        "combined": found[1] if steps > 1 else 0,
+        "bytes": sum(found[steps:]),
+    }
 
 
 def test_tiles_that_fill_the_device_are_not_split():
@@ -127,17 +142,33 @@ def test_tiles_that_fill_the_device_are_not_split():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "batch_size", "splits"), [(64, 1, 16), (128, 1, 8), (256, 1, 4), (320, 1, 3), (384, 1, 1), (16, 8, 4)]
+    ("tokens", "batch_size", "longest", "splits"),
+    [
+        (64, 1, 100_000, 8),  # a round that is nearly full
+        (128, 1, 100_000, 4),
+        (96, 1, 100_000, 5),
+        (160, 1, 100_000, 3),
+        (200, 1, 100_000, 4),  # two rounds: one alone would be 3/4 full
+        (384, 1, 100_000, 1),  # of 96 tiles two splits would take the time of one
+        (64, 1, 2048, 2),  # as many as have 1024 keys
+        (64, 1, 2047, 1),
+        (1088, 3, 100_000, 5),  # a prompt beside a long sequence
+        (1088, 3, 16_384, 2),
+        (1088, 3, 8_191, 1),
+        (1088, 1, 100_000, 1),  # one sequence: nothing to wait for
+    ],
 )
-def test_few_tiles_are_split_until_there_are_two_rounds(tokens, batch_size, splits):
-    found = launched(tokens, batch_size)
+def test_splits_follow_the_shapes_and_the_longest_sequence(tokens, batch_size, longest, splits):
+    found = launched(tokens, batch_size, longest=longest)
     tiles = (tokens * 4 // 128 + batch_size) * 8
-    assert found["blocks"] == (tiles * splits if splits > 1 else min(132, tiles))
+    assert found["splits"] == splits
+    assert found["blocks"] == min(132, tiles * splits)
     assert found["combined"] == (tiles * 128 // key_splits.WARPS if splits > 1 else 0)
 
 
 def test_a_given_number_of_splits_stays():
-    assert launched(4096, 1, splits=2)["blocks"] == (128 + 1) * 8 * 2
+    assert launched(4096, 1, splits=2)["splits"] == 2
+    assert launched(64, 1, splits=5, longest=10)["splits"] == 5, "of a tile with few keys there are fewer all the same"
     assert launched(64, 1, splits=1)["combined"] == 0
 
 

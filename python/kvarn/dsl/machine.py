@@ -21,7 +21,8 @@ from .memory import GLOBAL, SHARED, Pointer
 from .values import Numeric, Value, as_value, bitcast, cast, describe, i32_value, plain
 
 __all__ = [
-    "ballot", "cluster_barrier", "cluster_rank", "cp_async", "cp_async_bulk", "cp_async_commit", "cp_async_wait",
+    "ballot", "cluster_barrier", "cluster_rank", "cp_async", "cp_async_bulk", "cp_async_commit",
+    "cp_async_mbarrier_arrive", "cp_async_wait",
     "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_bf16x4", "cvt_e4m3x4_to_f16x4",
     "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4",
     "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "globaltimer", "griddepcontrol_launch_dependents",
@@ -156,6 +157,12 @@ def cp_async_wait(pending: int) -> None:
     emit("nvvm.cp.async.wait.group", (), (), {"n": types().i32_attr(pending)})
 
 
+def cp_async_mbarrier_arrive(barrier: Pointer) -> None:
+    """Arrive when the copies that this thread has started are there: one of the barrier's arrivals. sm_90 and later."""
+    operands = [_pointer(barrier, SHARED, "the barrier").address().ir]
+    inline_asm("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", operands, effects=True)
+
+
 def cp_async_bulk(to: Pointer, source: Pointer, bytes: Any, barrier: Pointer) -> None:
     """Copy ``bytes`` (a multiple of 16) from device to shared memory; ``barrier`` counts them. sm_90 and later."""
     operands = [
@@ -172,6 +179,16 @@ def cp_async_bulk(to: Pointer, source: Pointer, bytes: Any, barrier: Pointer) ->
 def load_nc(pointer: Pointer, dtype: DType = i32, width: int = 4) -> Any:
     """Load through the read-only path: memory that nothing writes while the kernel runs."""
     return _pointer(pointer, GLOBAL, "the address").load(dtype, width, invariant=True)
+
+
+def unknown(x: int) -> Value:
+    """A number that LLVM does not know: a loop up to it stays a loop. For passes, where registers are few."""
+    return Value(inline_asm("mov.b32 $0, $1;", "=r,n", [i32_value(x)], "i32", effects=True), i32, nonneg=True)
+
+
+def stay_rolled() -> None:
+    """At the begin of a loop's body: ptxas does not unroll it. For passes, where registers are few."""
+    inline_asm('.pragma "nounroll";', "", (), effects=True)
 
 
 # --- matrices ------------------------------------------------------------------------------------

@@ -359,11 +359,13 @@ def store_async(t: Block, i: Instruction) -> Any:
 
 @op("fence")
 def fence(t: Block, i: Instruction) -> Any:
-    """A proxy fence, after which the asynchronous proxy sees what the thread wrote; others change nothing here."""
+    """A proxy fence: the asynchronous proxy sees what the thread wrote or knows of. Others change nothing."""
     proxy = i.name[1] == "proxy" and i.name[2].startswith("async") and "global" not in i.name[2:]
 
     def run(m: Lanes) -> None:
         t.cluster.fences[t.threads[m]] += 1
+        t.cluster.fences_of_all += 1
+        t.cluster.fenced_at[t.threads[m]] = t.cluster.fences_of_all
 
     return run if proxy else lambda m: None
 

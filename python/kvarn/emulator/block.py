@@ -67,6 +67,7 @@ class Block:
         # Of each byte: who wrote it last through the generic proxy (0: nobody), and that thread's proxy fences then.
         self.writer = np.zeros(len(self.shared), np.int16)
         self.written = np.zeros(len(self.shared), np.int32)
+        self.written_at = np.zeros(len(self.shared), np.int32)  # how many proxy fences of all threads came before
         self.threads = rank * 1024 + np.arange(self.count)  # numbers in the cluster
         # By thread: copies that are in no group, and groups.
         self.pending: dict[int, list[Any]] = defaultdict(list)
@@ -223,15 +224,22 @@ class Block:
         else:
             self.writer[at] = threads + 1
             self.written[at] = self.cluster.fences[threads]
+            self.written_at[at] = self.cluster.fences_of_all
 
     def read_async(self, at: np.ndarray, i: Instruction, thread: int | None = None) -> np.ndarray:
-        """Bytes of shared memory as the asynchronous proxy reads them for a thread."""
+        """Bytes of shared memory as the asynchronous proxy reads them for a thread.
+
+        What was written through the generic proxy needs a proxy fence on the way: of who wrote it, or of the reader,
+        after the barrier that told it of the write.
+        """
         what = i.short
         if at.min() < 0 or at.max() >= len(self.shared):
             raise EmulationError(f"{what}: outside the {len(self.shared)} bytes of shared memory")
         writer = self.writer[at]
         if writer.any():
             unfenced = (writer > 0) & (self.written[at] == self.cluster.fences[writer - 1])
+            if thread is not None:
+                unfenced &= self.written_at[at] >= self.cluster.fenced_at[self.threads[thread]]
             if unfenced.any():
                 first = int(at[unfenced][0])
                 raise EmulationError(

@@ -97,6 +97,8 @@ class Cluster:
     def __post_init__(self) -> None:
         count = int(np.prod(self.shape))
         self.fences = np.zeros(count * 1024, np.int32)  # proxy fences by thread
+        self.fences_of_all = 0
+        self.fenced_at = np.zeros(count * 1024, np.int32)  # by thread: how many there were at its last
         self.arrived = np.zeros(count * 1024, np.int64)  # how often threads came to the barrier of the cluster
         self.opened = 0  # how often it let them go on
         self.failed: dict[tuple[int, int], int] = {}  # the progress when a wait of a thread last ended without success
