@@ -37,18 +37,6 @@ def pool(torch: Any, pages: int, page_size: int, device: str) -> Any:
     return kv.ForeignPages(blocks, none[:, 0].contiguous(), none, "2LNPHD")
 
 
-def batched(runs: transfers.Runs, stream: int) -> None:
-    """The driver's own batch of copies."""
-    b = driver.require()
-    attributes = b.CUmemcpyAttributes()
-    attributes.srcAccessOrder = b.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-    driver.call(
-        "cuMemcpyBatchAsync", [b.CUdeviceptr(x) for x in runs.destination.tolist()],
-        [b.CUdeviceptr(x) for x in runs.source.tolist()], runs.bytes.tolist(), len(runs.bytes), [attributes], [0], 1,
-        b.CUstream(stream),
-    )  # fmt: skip
-
-
 def rate(torch: Any, call: Callable[[], None], count: int) -> float:
     """GB/s, the time of starting the copies counted; the median of some calls."""
     call()
@@ -104,8 +92,9 @@ def lines(torch: Any, page_size: int, mib: int) -> list[list[str]]:
         a, b = flat if to_host else flat[::-1]
         found.append([
             "to the host" if to_host else "to the GPU", f"{run >> 10} KiB", str(len(runs.bytes)),
-            checked(lambda: ours(1 << 40)), checked(lambda: ours(0)),
-            checked(lambda runs=runs: batched(runs, stream.cuda_stream)),
+            checked(lambda: ours(1 << 40)),
+            checked(lambda runs=runs, out=to_host: transfers.run(runs, 0, stream.cuda_stream, out)),
+            checked(lambda runs=runs: transfers.run_batch(runs, 0, stream.cuda_stream)),
             f"{rate(torch, lambda a=a, b=b: b.copy_(a, non_blocking=True), count):.1f}",
         ])  # fmt: skip
     return found

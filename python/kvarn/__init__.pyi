@@ -119,9 +119,6 @@ from kvarn.dsl.gpu import (
     shuffle_xor as shuffle_xor,
 )
 from kvarn.dsl.gpu import (
-    take_round as take_round,
-)
-from kvarn.dsl.gpu import (
     thread_id as thread_id,
 )
 from kvarn.dsl.gpu import (
@@ -168,6 +165,8 @@ from kvarn.dsl.machine import (
 )
 from kvarn.dsl.machine import (
     cp_async_mbarrier_arrive as cp_async_mbarrier_arrive,
+)
+from kvarn.dsl.machine import (
     cp_async_wait as cp_async_wait,
 )
 from kvarn.dsl.machine import (
@@ -307,6 +306,9 @@ from kvarn.dsl.memory import (
 )
 from kvarn.dsl.memory import (
     shared as shared,
+)
+from kvarn.dsl.memory import (
+    take_round as take_round,
 )
 from kvarn.dsl.tiles import (
     Tile as Tile,

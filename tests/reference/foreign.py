@@ -135,6 +135,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda k, v: [np.stack([x.reshape(*x.shape[:2], -1) for x in (k, v)], 2)], whole, F.lmcache,
         {"num_heads": 0, "layout": "KV_T2D"},
     ),
+    "lmcache, heads apart": Layout(stack(2), whole, F.lmcache, {"layout": "KV_T2D"}),
     "heads in front": Layout(
         lambda k, v: [np.stack([x.transpose(2, 0, 1, 3) for x in (k, v)], 1)], whole, F, {"dims": "H2NPD"}
     ),

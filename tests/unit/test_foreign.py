@@ -104,6 +104,30 @@ def test_every_other_write_is_in_place(place, name):
         near(a, b)
 
 
+@pytest.mark.parametrize("name", [n for n in LAYOUTS if n != "sglang, page 1"])  # whose slots of page N are there
+def test_stray_page_ids_write_nothing_and_read_inside_the_pool(place, name):
+    """Entries of a table that name no page, for cached and for new tokens, as in a table that is not filled in."""
+    rng = np.random.default_rng(15)
+    problem = random_problem(rng, "paged", "f16", num_layers=1, page_size=8, head_size=64, cached=[20, 7], new=[3, 2])
+    c, n = problem.collection, problem.collection.num_blocks
+    table = np.array(c.lookup_table)
+    table[0, 1], table[0, 2], table[1, 1:] = n, 2**32 - 5, 2**31 + 7  # token 20 and later of one, 8 of the other
+    c = kv.PagedKVCacheCollection(c.blocks, c.cache_lengths, table, 3, 23)
+    pool = pool_of(place, name, c)
+    key, value = rows(rng, problem), rows(rng, problem)
+    kv.ops.append(pool.collection, pool.layer, *map(place.put, (key, value, problem.row_offsets)))
+    model.append(c, 0, key, value, problem.row_offsets)
+    pool.assert_same(c)
+    query = random_query(rng, problem, 4)
+    for kind in ("decode", "tile", "prefill", "simt"):
+        schedule = None if place.name == "host" else {"kind": kind, **({"max_queries": 4} if kind == "decode" else {})}
+        out = place.put(np.zeros_like(query))
+        kv.ops.attention(
+            pool.collection, pool.layer, *map(place.put, (query, problem.row_offsets)), out=out, schedule=schedule
+        )
+    pool.assert_same(c)
+
+
 # --- scales ----------------------------------------------------------------------------------------
 
 SCALED: dict[str, Any] = {"scale_dtype": "f32", "granularity": 16, "head_size": 64}

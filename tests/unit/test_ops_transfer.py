@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,40 @@ def test_many_small_runs_are_one_kernel(stand_in, monkeypatch, shape, to_host, i
     assert stand_in.calls == []
     assert {v.data for v in asked} == {v.data for v in pair[to_host].pools}
     assert_same(Place(), destination, expected)
+
+
+def test_many_large_runs_are_one_batch(stand_in, monkeypatch):
+    """Where the driver has batches and the stream is one of its own."""
+    source, destination = two_pools("paged f32", 5)
+    expected, ids = clone(destination), ids_of(source, destination)
+    model.transfer_pages(source, expected, *ids)
+    bindings = driver.require()
+    bindings.CUdeviceptr = int
+    bindings.CUmemcpyAttributes = SimpleNamespace
+    bindings.CUmemcpySrcAccessOrder = SimpleNamespace(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM=1)
+    copy = driver.call
+
+    def call(name, *args):
+        if name != "cuMemcpyBatchAsync":
+            return copy(name, *args)
+        targets, sources, sizes, count, (attributes,), first, _, stream = args
+        assert (len(targets), attributes.srcAccessOrder, first, stream) == (count, 1, [0], 7)
+        for to, of, size in zip(targets, sources, sizes, strict=True):
+            ctypes.memmove(to, of, size)
+        stand_in.calls.append(name)
+
+    monkeypatch.setattr(driver, "call", call)
+    monkeypatch.setattr(driver, "has", lambda name: True)
+    for name, found in (("reaches", True), ("captures", False)):
+        monkeypatch.setattr(transfers, name, lambda *_, found=found: found)
+    monkeypatch.setattr(transfers, "MANY", 1)
+    monkeypatch.setattr(transfers, "SMALL", 1)
+    kv.ops.transfer_pages(on_gpu(source), destination, *ids, stream=7)
+    assert stand_in.calls == ["cuMemcpyBatchAsync"]
+    assert_same(Place(), destination, expected)
+    runs = transfers.Runs(*[np.zeros(9, np.int64)] * 3)
+    assert transfers.takes_batches(runs, 7)
+    assert not any(transfers.takes_batches(runs, stream) for stream in (0, 1, 2))  # default streams take none
 
 
 def test_large_runs_and_few_are_copied_by_the_driver():

@@ -213,7 +213,13 @@ class ForeignPages(PagedKVCacheCollection):
 
     @classmethod
     def lmcache(
-        cls, data: Any, cache_lengths: Any, lookup_table: Any, num_heads: int, layout: str = "KV_2LTD", **options: Any
+        cls,
+        data: Any,
+        cache_lengths: Any,
+        lookup_table: Any,
+        num_heads: int | None = None,
+        layout: str = "KV_2LTD",
+        **options: Any,
     ) -> ForeignPages:
         """A pool of LMCache's chunks; a chunk is a page.
 
@@ -221,16 +227,17 @@ class ForeignPages(PagedKVCacheCollection):
         ----------
         data : array-like
             [N, 2, L, T, H * D] of layout KV_2LTD, [N, 2, T, H * D] of KV_2TD, [N, T, 2, H * D] of KV_T2D, for N chunks
-            of T tokens.
+            of T tokens; or with heads apart, [..., H, D].
         cache_lengths, **options
             As of :meth:`flashinfer`.
         lookup_table : uint32 or int32 array-like [B, columns]
             Chunks of each sequence.
-        num_heads : int
-            H.
+        num_heads : int, optional
+            H, where heads are not apart.
         layout : {"KV_2LTD", "KV_2TD", "KV_T2D"}
         """
-        words = {"KV_2LTD": "N2LPW", "KV_2TD": "N2PW", "KV_T2D": "NP2W"}
+        heads = "HD" if num_heads is None else "W"
+        words = {"KV_2LTD": f"N2LP{heads}", "KV_2TD": f"N2P{heads}", "KV_T2D": f"NP2{heads}"}
         return cls._named(data, cache_lengths, lookup_table, layout, words, {**options, "num_heads": num_heads})
 
     @classmethod

@@ -119,8 +119,9 @@ def transfer_pages(
     """Copy pages from one pool to another, also between a GPU and the host: to swap them out and in.
 
     Pools on one device: one launch. One pool on a GPU and one in host memory: asynchronous copies of the driver on the
-    stream, one for each run of bytes; host memory must be pinned (page-locked) for the call to return at once. Many
-    runs of less than 32 KiB are copied by one kernel instead, which reads and writes pinned memory where it is.
+    stream, one for each run of bytes; host memory must be pinned (page-locked) for the call to return at once. To and
+    from pinned memory many runs are one: of less than 32 KiB, a kernel that reads and writes that memory where it is;
+    larger ones, a batch of the driver, where it has them and the stream is no default one.
 
     Parameters
     ----------
@@ -173,9 +174,13 @@ def transfer_pages(
         raise ValueError(f"{title}: destination_pages must have shape {list(ids[0].shape)}, got {list(ids[1].shape)}")
     handle = streams.current_stream(on_gpu.buffers, ordinal) if stream is None else streams.handle_of(stream)
     runs = transfers.page_runs(source, destination, *ids, layer)
-    by_kernel = transfers.for_a_kernel(runs) and transfers.reaches(ordinal, in_host.pools)
-    if not by_kernel or transfers.captures(ordinal, handle):
+    small = transfers.for_a_kernel(runs)
+    together = (small or transfers.takes_batches(runs, handle)) and transfers.reaches(ordinal, in_host.pools)
+    if not together or transfers.captures(ordinal, handle):
         transfers.run(runs, ordinal, handle, to_host=places[1])
+        return
+    if not small:
+        transfers.run_batch(runs, ordinal, handle)
         return
     with transfers.on_device(ids, ordinal, handle) as given:
         _by_kernel(source, destination, given, layer, on_gpu, schedule, handle)

@@ -2,8 +2,8 @@
 """Copies of pages between a pool on a GPU and one in host memory: what to copy, and how.
 
 The ids are known on the host, so that every run of bytes can be one asynchronous copy of the driver, and runs that are
-neighbours in both pools are one run. Many small runs take longer to start than to copy: where a GPU can reach the
-host's memory, which is page-locked then, a kernel copies them all.
+neighbours in both pools are one run. Many runs take longer to start than to copy: where a GPU can reach the host's
+memory, which is page-locked then, a kernel copies those that are small, and the driver takes others as one batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvarn.dialect import dtypes, layout
 from kvarn.dialect.layout import FA3
 
 from . import device as devices
-from . import driver
+from . import driver, streams
 from .buffers import BufferView
 
 SMALL, MANY = 32 << 10, 8  # more runs than these, of fewer bytes than these on average, are for a kernel
@@ -101,7 +101,7 @@ def merged(source: np.ndarray, destination: np.ndarray, size: int) -> Runs:
 
 
 def run(runs: Runs, ordinal: int, stream: int, to_host: bool) -> None:
-    """Start the copies on a stream of a device."""
+    """Start the copies on a stream of a device, each by itself."""
     device = devices.device(ordinal)
     name = "cuMemcpyDtoHAsync" if to_host else "cuMemcpyHtoDAsync"
     with device.active():
@@ -109,6 +109,23 @@ def run(runs: Runs, ordinal: int, stream: int, to_host: bool) -> None:
         handle = driver.require().CUstream(stream)
         for source, destination, size in runs.listed():
             driver.call(name, destination, source, size, handle)
+
+
+def takes_batches(runs: Runs, stream: int) -> bool:
+    """Whether the driver can be given copies as one batch: not on the default streams, and not all drivers."""
+    return len(runs.bytes) > MANY and stream > streams.LAST_SPECIAL and driver.has("cuMemcpyBatchAsync")
+
+
+def run_batch(runs: Runs, ordinal: int, stream: int) -> None:
+    """Start the copies as one batch; the memory of the host is page-locked."""
+    device, b = devices.device(ordinal), driver.require()
+    with device.active():
+        device.check_stream(stream)
+        attributes = b.CUmemcpyAttributes()
+        attributes.srcAccessOrder = b.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+        to, of = ([b.CUdeviceptr(x) for x in y.tolist()] for y in (runs.destination, runs.source))
+        count = len(runs.bytes)
+        driver.call("cuMemcpyBatchAsync", to, of, runs.bytes.tolist(), count, [attributes], [0], 1, b.CUstream(stream))
 
 
 # --- by a kernel -----------------------------------------------------------------------------------
