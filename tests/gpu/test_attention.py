@@ -195,8 +195,31 @@ def test_each_head_size(kind, head_size, dtype):
         check(problem, query_of(rng, problem, 4), kind)
 
 
+@needs_tiles
+@pytest.mark.parametrize("page_size", [1, 5, 7, 16, 48])
+@pytest.mark.parametrize("head_size", [8, 24, 72, 80, 120, 128, 200, 256])
+@pytest.mark.parametrize(
+    ("dtype", "quantized"),
+    [("bf16", {}), ("f16", {}), ("f8e4m3", {}), ("f8e5m2", {}), ("i8", {"scale_dtype": "f32", "granularity": 256}),
+     ("f8e4m3", {"scale_dtype": "f32", "granularity": 8}), ("i8", {"scale_dtype": "f16", "granularity": 16})],
+    ids=str,
+)  # fmt: skip
+def test_tiles_of_every_head_size_page_size_and_element(dtype, quantized, head_size, page_size):
+    seed = head_size * 1000 + page_size
+    cached, new = [700, 0, 333, 40], [150, 90, 3, 0]
+    rng, problem = problem_of(
+        seed, dtype=dtype, cached=cached, new=new, head_size=head_size, page_size=page_size, **quantized
+    )
+    scale = 0.0005 if dtype == "i8" else head_size**-0.5
+    query = query_of(rng, problem, 6, "f16" if dtype == "f16" else "bf16")
+    out, _ = run(problem, query, "tile", scale=scale)
+    want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets, scale=scale)
+    biggest = max(1.0, np.abs(want).max())
+    assert_close(out / biggest, want / biggest, TOLERANCE["bf16"])
+
+
 @pytest.mark.parametrize(("head_size", "page_size"), [(7, 16), (100, 16), (64, 48), (320, 16), (64, 5)])
-def test_shapes_that_only_the_simple_kernel_takes(head_size, page_size):
+def test_shapes_of_no_common_size(head_size, page_size):
     rng, problem = problem_of(6, dtype="f16", head_size=head_size, page_size=page_size, longest=90)
     check(problem, query_of(rng, problem, 4))
 
