@@ -175,7 +175,7 @@ def compiled(case: Case, target: str, given: dict[str, Any] | None = None) -> tu
 
     begin, dtype, query = time.perf_counter(), dtypes.by_name(case.dtype), dtypes.by_name(case.query)
     blocks = _empty((64, 2, 1, case.page, case.heads, case.size), dtype)
-    scales = ()
+    scales: tuple[Any, ...] = ()
     if case.granule:
         scales = (_empty((*blocks.shape[:-1], -(-case.size // case.granule)), dtypes.f32), case.granule)
     lengths, table = np.zeros(case.batch, np.int32), np.zeros((case.batch, _lookup_columns(case)), np.int32)
