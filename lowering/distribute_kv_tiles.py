@@ -21,7 +21,7 @@ from mlir.dialects import arith, scf, vector
 
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import bool_, f32
-from kvarn.dialect.ops.staging import PRODUCER_PARTS, PRODUCER_WARPS, TileStoreDirectOp, TileStoreSharedOp
+from kvarn.dialect.ops.staging import PRODUCER_REST, PRODUCER_WARPS, TileStoreDirectOp, TileStoreSharedOp
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import functional, machine
 from kvarn.dsl import gpu as kv_gpu
@@ -109,8 +109,8 @@ class Distribution:
     def copying(self, op: ir.Operation) -> tuple[Value, int]:
         """(this thread among those that copy, how many there are) where an op stands."""
         if self.in_producer(op):
-            first, end = PRODUCER_PARTS[op.attributes[ROLE].value] if ROLE in op.attributes else (0, 4)
-            return self.threads.block_thread - first * WARP, (end - first) * WARP
+            first = PRODUCER_REST[op.attributes[ROLE].value] * WARP if ROLE in op.attributes else 0
+            return self.threads.block_thread - first, WARPGROUP - first
         return self.threads.thread, self.threads.consumers * WARPGROUP
 
     # --- the walk --------------------------------------------------------------------------------------
@@ -123,8 +123,8 @@ class Distribution:
         """What ops must be asked before their operands change: extents of products, rows of buffers, roles."""
         for branch in ops_named(self.function, "scf.if"):
             role = defining_op(branch.operands[0])
-            if role is not None and role.name == "kv.is_role" and role.attributes["role"].value in PRODUCER_PARTS:
-                for op in ops_named(branch, *_COPIES, "kv.copy_finish"):
+            if role is not None and role.name == "kv.is_role" and role.attributes["role"].value in PRODUCER_REST:
+                for op in ops_named(branch, *_COPIES):
                     op.attributes[ROLE] = role.attributes["role"]
         for op in self.ops():
             if op.name not in RULES.table and op.name not in (*_STRUCTURE, *_ROWS) and not is_elementwise(op):
@@ -560,10 +560,9 @@ def _ready(op: Any, d: Distribution) -> ir.Value:
 def _is_role(op: Any, d: Distribution) -> ir.Value:
     if op.role.value in PRODUCER_WARPS:
         return (kv_gpu.shuffle_idx(d.threads.block_thread >> 5, 0) == PRODUCER_WARPS.index(op.role.value)).ir
-    if op.role.value in PRODUCER_PARTS:
-        first, end = PRODUCER_PARTS[op.role.value]
+    if op.role.value in PRODUCER_REST:
         warp = kv_gpu.shuffle_idx(d.threads.block_thread >> 5, 0)
-        return ((warp >= first) & (warp < end)).ir
+        return ((warp >= PRODUCER_REST[op.role.value]) & (warp < 4)).ir
     number = kv_gpu.shuffle_idx(d.threads.block_thread >> 7, 0)
     return ((number != 0) if op.role.value == "consumer" else (number == 0)).ir
 

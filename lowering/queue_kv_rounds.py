@@ -29,11 +29,7 @@ from .specialize_kv_warps import ROLES
 from .tile_ir import schedule_of, tiled
 
 WARPS = 4  # of a warpgroup
-FETCHERS = {
-    "producer",
-    staging.PRODUCER_WARPS[0],
-    staging.PRODUCER_HALVES[0],
-}  # of these roles a block has one: its first thread fetches
+FETCHERS = {"producer", staging.PRODUCER_WARPS[0]}  # of these roles a block has one: its first thread fetches
 
 
 def role_of(loop: ir.Operation) -> str:
@@ -58,9 +54,8 @@ def warps_of(role: str, consumers: int) -> int:
     """How many warps have a role."""
     if role == "consumer":
         return WARPS * consumers
-    if role in staging.PRODUCER_PARTS:
-        first, end = staging.PRODUCER_PARTS[role]
-        return end - first
+    if role in staging.PRODUCER_REST:
+        return WARPS - staging.PRODUCER_REST[role]
     return 1 if role in staging.PRODUCER_WARPS else WARPS
 
 

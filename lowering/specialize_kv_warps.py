@@ -4,7 +4,6 @@
 What starts copies is taken out of the kernel together with what it needs (loops without what they carry, branches,
 scalars), and put into a branch that only the first warpgroup takes; the others keep the rest. Barriers of the circular
 buffers are all that they share. Registers go from the producer, which needs few, to the consumers (``setmaxnreg``).
-By TMA a warp starts the copies of a buffer; of two buffers that are converted on their way each has half of the warps.
 Schedules without a producer, and copies whose addresses depend on what a loop carries, stay as they are.
 
 Before:  scf.for ... { kv.producer_acquire ; kv.copy_start ; %k = kv.consumer_wait ; ... }
@@ -130,17 +129,6 @@ def divided(roots: list[ir.Operation]) -> dict[str, list[ir.Operation]] | None:
     return {**found, first[len(found)]: rest} if rest else found
 
 
-def halved(roots: list[ir.Operation]) -> dict[str, list[ir.Operation]]:
-    """The acquisitions and copies of two buffers that are staged, a half of the producer each: what one waits for does
-    not hold the other up. Rows go with the first. Of other copies, all together.
-    """
-    staged = list(dict.fromkeys(op.operands[0] for op in roots if copied_by(op) == "staged"))
-    if len(staged) != 2:
-        return {"producer": roots}
-    second = [op for op in roots if op.operands[0] == staged[1]]
-    return dict(zip(staging.PRODUCER_HALVES, ([op for op in roots if op not in second], second), strict=True))
-
-
 def top_level(function: ir.Operation, op: ir.Operation) -> ir.Operation:
     """The op of the function's first block that an op lies in."""
     body = function.regions[0].blocks[0]
@@ -173,7 +161,7 @@ def run(module: ir.Module, options: Any) -> None:
             continue
         top = tops.pop()
         # By TMA one warp a buffer starts copies, so that none waits for another's stage; rows are copied by the others.
-        shares = divided(roots) if by_tma else halved(roots)
+        shares = divided(roots) if by_tma else {"producer": roots}
         if shares is None:
             remark(function, "missed", "no producer: there are more circular buffers than warps that copy")
             continue

@@ -24,10 +24,7 @@ LANES = 32  # of a warp
 WARPGROUP_WARPS = 4
 PRODUCER_WARPS = tuple(f"producer_warp_{i}" for i in range(4))
 PRODUCER_REST = {f"producer_warps_{i}_to_3": i for i in (1, 2, 3)}  # by role its first warp
-PRODUCER_HALVES = ("producer_warps_0_to_1", "producer_warps_2_to_3")
-# By role of several of the producer's warps: the first, and the end.
-PRODUCER_PARTS = {PRODUCER_HALVES[0]: (0, 2), **{role: (first, 4) for role, first in PRODUCER_REST.items()}}
-ROLES = ("producer", *PRODUCER_WARPS, *PRODUCER_PARTS, "consumer")
+ROLES = ("producer", *PRODUCER_WARPS, *PRODUCER_REST, "consumer")
 
 
 class _Synchronizes(EffectModel):

@@ -1,7 +1,6 @@
 // RUN: kv-opt %s --specialize-kv-warps | FileCheck %s
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
-!fp8 = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !map = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
 !tile = tensor<64x128xbf16, "shared">
 !acc = tensor<128x64xf32, "wgmma">
@@ -187,41 +186,6 @@ gpu.module @kernels {
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
       %next = arith.addi %at, %c64 : i32
       scf.yield %s, %next : tensor<128x64xf32, "wgmma">, i32
-    }
-    gpu.return
-  }
-
-  // Of two buffers that are converted on their way, each has half of the producer's warps.
-  // CHECK-LABEL: gpu.func @staged
-  // CHECK:         %[[KEYS:.*]] = "kv.make_stages"() {buffer_name = "keys"
-  // CHECK:         %[[VALUES:.*]] = "kv.make_stages"() {buffer_name = "values"
-  // CHECK:         "kv.set_registers"() {action = "decrease", count = 72 : i64}
-  // CHECK:         %[[FIRST:.*]] = "kv.is_role"() {role = "producer_warps_0_to_1"}
-  // CHECK:         scf.if %[[FIRST]] {
-  // CHECK-NOT:       %[[VALUES]]
-  // CHECK:           "kv.copy_start"(%[[KEYS]],
-  // CHECK:         %[[SECOND:.*]] = "kv.is_role"() {role = "producer_warps_2_to_3"}
-  // CHECK:         scf.if %[[SECOND]] {
-  // CHECK-NOT:       %[[KEYS]]
-  // CHECK:           "kv.copy_start"(%[[VALUES]],
-  // CHECK:         "kv.set_registers"() {action = "increase", count = 216 : i64}
-  gpu.func @staged(%c: !fp8, %n: i32, %q: !q) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "staged", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %values = "kv.make_stages"() {buffer_name = "values", copy = "staged", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    scf.for %j = %c0 to %n step %c1 : i32 {
-      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %j, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32) -> ()
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      "kv.producer_acquire"(%values, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%values, %j, %c, %c0, %c0, %j, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32) -> ()
-      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> tensor<128x64xf32, "wgmma">
-      %p = arith.truncf %s : tensor<128x64xf32, "wgmma"> to tensor<128x64xbf16, "wgmma">
-      %o = "kv.dot"(%p, %v) {transpose_b = false} : (tensor<128x64xbf16, "wgmma">, !tile) -> tensor<128x128xf32, "wgmma">
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
     }
     gpu.return
   }
