@@ -13,13 +13,14 @@ from typing import Any
 
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
-from kvarn.dialect.layout import CacheSpec, cdiv
+from kvarn.dialect.layout import CacheSpec, align_up, cdiv
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, machine
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
 from kvarn.dsl.values import Value, bitcast, cast, vector, where
 
+from .tile_ir import WARPGROUP
 from .tile_threads import scalar
 
 SLOTS = 2  # tiles of a buffer in staging memory
@@ -73,7 +74,8 @@ def scales_of(spec: CacheSpec, unit: int) -> int:
 def staging_bytes(spec: CacheSpec, rows: int, columns: int) -> int:
     """Staging memory of a buffer whose tiles are converted by a warpgroup or by several."""
     unit = row_unit(spec, columns)
-    return SLOTS * rows * cdiv(columns, unit) * (unit + 4 * scales_of(spec, unit))
+    chunks = align_up(rows * cdiv(columns * spec.dtype.itemsize, unit), 2 * WARPGROUP)  # of so many threads at most
+    return SLOTS * chunks * (unit + 4 * scales_of(spec, unit))
 
 
 @dataclass(frozen=True)
