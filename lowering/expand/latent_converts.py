@@ -37,17 +37,34 @@ def turns_of(c: LatentConfig) -> int:
     return 4 * KEYS // (32 * c.producer_warps)
 
 
-def words_of(c: LatentConfig, box: int) -> tuple[int, int]:
-    """(first, how many) of a box's words among those of a row that a thread holds: bf16 takes twice as many."""
-    stored = min(box, c.case.content // BOX_COLUMNS) if c.case.rope else box
-    return 4 * stored + 8 * (box - stored), 8 if box * BOX_COLUMNS >= c.case.content else 4
+def in_bf16(c: LatentConfig, box: int) -> bool:
+    """Whether a box's elements are stored as bf16."""
+    return box * BOX_COLUMNS >= c.case.content
+
+
+def ahead(c: LatentConfig, box: int) -> bool:
+    """Whether a box is loaded a tile ahead: all but those of bf16, which take twice the registers, of two rows."""
+    return not (in_bf16(c, box) and turns_of(c) > 1)
 
 
 def held(c: LatentConfig, turn: int, box: int) -> slice:
-    """Where a box's words of a thread's row are."""
-    first, count = words_of(c, box)
-    first += turn * words_of(c, c.boxes)[0]
-    return slice(first, first + count)
+    """Where a box's words of a thread's row are, among those that are loaded a tile ahead."""
+    counts = [8 if in_bf16(c, n) else 4 for n in range(c.boxes) if ahead(c, n)]
+    first = turn * sum(counts) + sum(counts[:box])
+    return slice(first, first + counts[box])
+
+
+def scale_of(c: LatentConfig, turn: int, box: int) -> int:
+    """Which of the scales that a thread holds is a box's."""
+    count = [0, *(int(ends_granule(c, n)) for n in range(c.boxes))]
+    return turn * sum(count) + sum(count[: box + 1])
+
+
+def ends_granule(c: LatentConfig, box: int) -> bool:
+    """Whether the next box has another scale: boxes that are no values come first, and have their own."""
+    granule = c.case.inline or c.case.spec.granularity
+    ends = (box + 1) * BOX_COLUMNS
+    return box + 1 in (c.value_boxes, c.boxes) or granule <= BOX_COLUMNS or ends % granule == 0
 
 
 def row_of(c: LatentConfig, thread: Any, turn: int) -> Any:
@@ -61,36 +78,50 @@ def places_of(c, rows, base, thread):
     return [rows.place(base + row_of(c, thread, turn)) for turn in range(turns_of(c))]
 
 
+def column_of(c: LatentConfig, box: int, thread: Any) -> Any:
+    """The first column that a thread loads of a box; some other where the row has ended."""
+    last = c.case.size if in_bf16(c, box) else c.case.content
+    return kv.math.min(box * BOX_COLUMNS + (thread & 3) * PIECE, last - PIECE)
+
+
 @kv.func
 def load_piece(c, rows, place, box, thread):
-    """This thread's quarter of a row of a box as it is stored: (words, scale)."""
-    case = c.case
+    """This thread's quarter of a row of a box as it is stored, in words."""
+    case, column = c.case, column_of(c, box, thread)
     token, page, _ = place
     source = kv.operand(rows.cache)  # whose pointers are for reading
-    column = box * BOX_COLUMNS + (thread & 3) * PIECE
-    last = case.size if box * BOX_COLUMNS >= case.content else case.content
-    column = kv.math.min(column, last - PIECE)
     byte, words = column, []
-    if box * BOX_COLUMNS >= case.content:  # bf16, in twice the bytes
+    if in_bf16(c, box):
         byte = case.rope_start + 2 * (column - case.content)
         upper = source.block_paged_ptr(rows.b, token, 0, byte + 16, page=page).load(kv.i32, 4, invariant=True)
         words = [upper[k] for k in range(4)]
     lower = source.block_paged_ptr(rows.b, token, 0, byte, page=page).load(kv.i32, 4, invariant=True)
-    words = [lower[k] for k in range(4)] + words
-    scale = kv.f32(1.0)
+    return [lower[k] for k in range(4)] + words
+
+
+@kv.func
+def piece_scale(c, rows, place, box, thread):
+    """The scale of a thread's quarter of a row of a box; 1 where a row has one, or none."""
+    case, column = c.case, column_of(c, box, thread)
+    token, page, _ = place
+    if scales_of(c) != "piece" or (case.inline and in_bf16(c, box)):
+        return kv.f32(1.0)
     if case.inline:
-        if box * BOX_COLUMNS < case.content:
-            scale = inline_scale(case, source, rows.b, 0, token, column, page)
-    elif scales_of(c) == "piece":
-        scale = kv.f32(rows.cache.load_scale(rows.b, 0, token, column, page=page))
-    return words, scale
+        return inline_scale(case, kv.operand(rows.cache), rows.b, 0, token, column, page)
+    return kv.f32(rows.cache.load_scale(rows.b, 0, token, column, page=page))
 
 
 @kv.func
 def load_tile(c, rows, places, thread):
     """What a thread holds of a tile: (words, scales of pieces, scales of rows)."""
-    pieces = [load_piece(c, rows, place, box, thread) for place in places for box in range(c.boxes)]
-    return [w for words, _ in pieces for w in words], [scale for _, scale in pieces], row_scales(c, rows, places)
+    words = [
+        word for place in places for box in range(c.boxes) if ahead(c, box)
+        for word in load_piece(c, rows, place, box, thread)
+    ]  # fmt: skip
+    scales = [
+        piece_scale(c, rows, place, box, thread) for place in places for box in range(c.boxes) if ends_granule(c, box)
+    ]
+    return words, scales, row_scales(c, rows, places)
 
 
 @kv.func
@@ -102,13 +133,19 @@ def row_scales(c, rows, places):
 
 
 @kv.func
-def exchange_box(c, rows, box, words, scales, of_rows, there, following, at, thread):
+def exchange_box(c, rows, box, words, scales, of_rows, places, following, at, thread):
     """Convert what a thread holds of a box, write it to ``at``, and load the same of the following tile."""
-    for turn in kv.static(range(turns_of(c))):
-        mine, piece = held(c, turn, box), turn * c.boxes + box
-        scale = of_rows[turn] if scales_of(c) == "row" else scales[piece]
-        store_piece(c, box, words[mine], scale, there[turn], at, row_of(c, thread, turn), thread)
-        words[mine], scales[piece] = load_piece(c, rows, following[turn], box, thread)
+    turns = range(turns_of(c))
+    late = [load_piece(c, rows, place, box, thread) for place in places] if not ahead(c, box) else []
+    for turn in kv.static(turns):
+        which, there = scale_of(c, turn, box), places[turn][2]
+        scale = of_rows[turn] if scales_of(c) == "row" else scales[which]
+        piece = words[held(c, turn, box)] if ahead(c, box) else late[turn]
+        store_piece(c, box, piece, scale, there, at, row_of(c, thread, turn), thread)
+        if ahead(c, box):
+            words[held(c, turn, box)] = load_piece(c, rows, following[turn], box, thread)
+        if ends_granule(c, box):
+            scales[which] = piece_scale(c, rows, following[turn], box, thread)
 
 
 def times(words: list[Any], scale: Any) -> list[Any]:
@@ -125,7 +162,7 @@ def converted(c, box, words, scale):
     """What products take of a piece: 8 words of 16 elements."""
     case = c.case
     quantized = scales_of(c) != ""
-    if box * BOX_COLUMNS >= case.content:
+    if in_bf16(c, box):
         if case.query is bf16:
             return times(words, scale) if quantized and not case.inline else words
         elements = [kv.f32(x) for word in words for x in kv.bitcast(word, bf16)]

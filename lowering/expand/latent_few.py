@@ -316,14 +316,13 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         words, scales, of_following = latent_converts.load_tile(c, rows, places, thread)
         slot, phase = kv.i32(0), kv.i32(1)
         for i in range(tiles):
-            there = [place[2] for place in places]
             of_rows, of_following = of_following, latent_converts.row_scales(c, rows, following)
             if c.listed:
                 latent_converts.note_rows(c, places, seen_at + (i & (LISTS - 1)) * 8, thread)
             for box in kv.static(order):
                 kv.mbarrier_wait(empty + slot * BARRIER, phase)
                 at = ring + slot * BOX.bytes
-                latent_converts.exchange_box(c, rows, box, words, scales, of_rows, there, following, at, thread)
+                latent_converts.exchange_box(c, rows, box, words, scales, of_rows, places, following, at, thread)
                 latent_converts.stored_box(full + slot * BARRIER, thread)
                 slot, phase = advance(slot, phase, 1)
             places, following = following, latent_converts.places_of(c, rows, base + (i + 2) * KEYS, thread)
