@@ -336,23 +336,24 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def produce_converted(rows, stages, seen_at, full, empty, span, thread):
-        begin, tiles = span[4], span[5]
-        base = begin * KEYS
-        places = latent_converts.places_of(c, rows, base, thread)
-        following = latent_converts.places_of(c, rows, base + KEYS, thread)
-        words, scales, of_following = latent_converts.load_tile(c, rows, places, thread)
+        base, tiles = span[4] * KEYS, span[5]
+        places = latent_converts.places_of(rows, base, thread)
+        words, scales, of_rows = latent_converts.load_tile(c, rows, places, thread)
         for i in range(tiles):
             stage = i & 1
-            of_rows, of_following = of_following, latent_converts.row_scales(c, rows, following)
+            following = latent_converts.places_of(rows, base + (i + 1) * KEYS, thread)
             for g in kv.static(range(len(groups))):
                 kv.mbarrier_wait(barrier_of(empty, stage, g), ((i >> 1) & 1) ^ 1)
                 if g == LEFT and c.listed:
-                    latent_converts.note_rows(c, places, seen_at + stage * 8, thread)
+                    latent_converts.note_rows(places, seen_at + stage * 8, thread)
                 for box in kv.static(range(groups[g][0], sum(groups[g]))):
                     at = stages + (stage * TILE + box * BOX.bytes)
-                    latent_converts.exchange_box(c, rows, box, words, scales, of_rows, places, following, at, thread)
-                latent_converts.stored_box(barrier_of(full, stage, g), thread)
-            places, following = following, latent_converts.places_of(c, rows, base + (i + 2) * KEYS, thread)
+                    latent_converts.put_box(c, rows, box, words, scales, of_rows, places, at, thread)
+            latent_converts.show()
+            for g in kv.static(range(len(groups))):
+                release(barrier_of(full, stage, g), thread & 31)
+            places = following
+            words, scales, of_rows = latent_converts.load_tile(c, rows, places, thread)
 
     @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1)
     def attention_latent(
