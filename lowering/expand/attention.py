@@ -93,17 +93,9 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
                 f"batch_invariant cannot be kept: fewer sequences have a kernel of kind decode, which {problems[0]}; "
                 "choose a kind"
             )
-    # Pages of a few tokens come by copies of lanes, for which the fragments of mma.sync wait less than wgmma does.
-    if _tiny(case) and not attention_prefill.problems(case, at, row_alignment(op)):
-        return "prefill"
     if not tile_schedule.problems(case, at.target, row_alignment(op)):
         return "tile"
     return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"
-
-
-def _tiny(case: Case) -> bool:
-    """Whether pages are of so few tokens that elements are copied row by row as they are."""
-    return case.spec.paged and case.spec.page_size < tile_schedule.ATOM_ROWS and case.spec.dtype.bits > 8
 
 
 def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
@@ -118,9 +110,6 @@ def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
     if kind in ("prefill", "simt") and at.target.has("wgmma"):
         problems = tile_schedule.problems(case, at.target, row_alignment(op))
         found += [f"a kernel of kind tile {problem}" for problem in problems]
-        if not problems:
-            page = case.spec.page_size
-            found.append(f"a kernel of kind tile needs pages of {tile_schedule.ATOM_ROWS} tokens for TMA, got {page}")
     if kind == "simt":
         problems = attention_prefill.problems(case, at, row_alignment(op))
         found += [f"a kernel of kind prefill {problem}" for problem in problems]
