@@ -164,14 +164,13 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 !whole = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>
 !table = memref<?xi32, strided<[1]>, 1>
 
-// A slower kernel is taken where the others cannot be, and a remark says why.
+// A slower kernel is taken where the others cannot be, and a remark says why. Pages of any size are tiles.
 // CHECK-LABEL: func.func @slower
 // CHECK:         kind = "simt"
-// CHECK:         kind = "prefill"
+// CHECK:         kind = "tile"
 // CHECK:         kind = "simt"
 // REMARK:      remark: missed: kind simt is slower than others: a kernel of kind decode needs a head size of a multiple of 8 up to 512, got 20 [select-kv-schedule]
 // REMARK:      remark: missed: kind simt is slower than others: a kernel of kind tile needs a head size of a multiple of 8 up to 256, got 20
-// REMARK:      remark: missed: kind prefill is slower than others: a kernel of kind tile needs pages of 8 tokens for TMA, got 4
 // REMARK-NOT:  remark:
 func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %offsets: !table, %scale: f32, %out: !rows, %to: !whole) {
   "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
