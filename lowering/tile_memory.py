@@ -95,9 +95,9 @@ class Stages:
     def tile(self, stage: Any) -> Pointer:
         return self.tiles + self.layout.stage_offset(stage)
 
-    def acquire(self, n: Value) -> None:
+    def acquire(self, n: Value, sleep: int = 0) -> None:
         stage, parity = self.stage(n)
-        machine.mbarrier_wait(self.empty + stage * BARRIER_BYTES, parity ^ 1)
+        machine.mbarrier_wait(self.empty + stage * BARRIER_BYTES, parity ^ 1, sleep)
 
     def wait(self, n: Value) -> Pointer:
         stage, parity = self.stage(n)
@@ -141,9 +141,9 @@ class Queue:
         (self.slots + slot * BARRIER_BYTES).store(taken + kv_gpu.grid_dim.x)
         machine.mbarrier_arrive(self.full + slot * BARRIER_BYTES)
 
-    def next(self, n: Value, lane: Value) -> Value:
+    def next(self, n: Value, lane: Value, sleep: int = 0) -> Value:
         slot, parity = n % QUEUE_SLOTS, (n // QUEUE_SLOTS) & 1
-        machine.mbarrier_wait(self.full + slot * BARRIER_BYTES, parity)
+        machine.mbarrier_wait(self.full + slot * BARRIER_BYTES, parity, sleep)
         number = (self.slots + slot * BARRIER_BYTES).load(i32)
         machine.syncwarp()
         machine.mbarrier_arrive(self.empty + slot * BARRIER_BYTES, lane == 0)

@@ -507,6 +507,6 @@ def elect(t: Block, i: Instruction) -> Any:
     return run
 
 
-@op("membar", "griddepcontrol", "prefetch", "nanosleep", "createpolicy")
+@op("membar", "griddepcontrol", "prefetch", "nanosleep", "pmevent", "createpolicy")
 def nothing(t: Block, i: Instruction) -> Any:
     return lambda m: None
