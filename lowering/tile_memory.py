@@ -35,7 +35,7 @@ NO_PAGE = 1 << 30  # outside of every pool: copies of it are zeros
 CONSUMERS_BARRIER = 1  # the named barrier of all consumers
 GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
 BARRIER_BYTES = 8
-QUEUE_SLOTS = 2
+QUEUE_SLOTS = 2  # as slots and parities are computed
 SWIZZLE_ROWS = 8  # the period of a swizzle
 SIGNS = {2: 0x80008000, 4: 0x80000000}  # the bits of a word that are signs, by the size of an element
 
@@ -135,14 +135,14 @@ class Queue:
 
     def fetch(self, n: Value, count: Value) -> None:
         """Take the next number: what one thread does. The counter wraps when every block has asked in vain once."""
-        slot, parity = n % QUEUE_SLOTS, (n // QUEUE_SLOTS) & 1
+        slot, parity = n & 1, (n >> 1) & 1
         machine.mbarrier_wait(self.empty + slot * BARRIER_BYTES, parity ^ 1)
         taken = self.counter.atomic("inc", count - 1)
         (self.slots + slot * BARRIER_BYTES).store(taken + kv_gpu.grid_dim.x)
         machine.mbarrier_arrive(self.full + slot * BARRIER_BYTES)
 
     def next(self, n: Value, lane: Value, sleep: int = 0) -> Value:
-        slot, parity = n % QUEUE_SLOTS, (n // QUEUE_SLOTS) & 1
+        slot, parity = n & 1, (n >> 1) & 1
         machine.mbarrier_wait(self.full + slot * BARRIER_BYTES, parity, sleep)
         number = (self.slots + slot * BARRIER_BYTES).load(i32)
         machine.syncwarp()
