@@ -4,7 +4,8 @@
 A loop whose rounds ``kv.take_round`` numbers is shared by blocks in turns: block i takes i, i + blocks, and so on.
 Where rounds take different times (causal tiles of a prompt, sequences of all lengths) some blocks end late. With a
 queue, a counter in device memory, a block takes the next number when it is ready for one: a thread of the producer
-fetches it, a round ahead or, of the last ones, when its last copy is under way; all roles read it. The counter is 0 again when all blocks have asked.
+fetches it, a round ahead or, of the last ones, when its last copy is under way; all roles read it. The counter is 0
+again when all blocks have asked.
 
 Kernels without a producer keep their turns.
 
