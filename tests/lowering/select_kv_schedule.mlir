@@ -57,9 +57,9 @@ func.func @invariant_many(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %
   return
 }
 
-// Speculated tokens: many rows of few sequences are a decode, of many sequences a prefill.
+// Speculated tokens: more rows than a decode's warp has are tiles, of the fewest rows that hold them.
 // CHECK-LABEL: func.func @many_rows_of_few
-// CHECK:         kind = "decode"
+// CHECK:         kind = "tile", max_batch = 16 : i64, {{.*}}rows = 64 : i64
 func.func @many_rows_of_few(%c: !pool, %layer: i32, %q: !wide, %offsets: !table, %scale: f32, %out: !wide) {
   "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 16 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
   return
@@ -171,6 +171,7 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 // CHECK:         kind = "simt"
 // REMARK:      remark: missed: kind simt is slower than others: a kernel of kind decode needs a head size of a multiple of 8 up to 512, got 20 [select-kv-schedule]
 // REMARK:      remark: missed: kind simt is slower than others: a kernel of kind tile needs a head size of a multiple of 8 up to 256, got 20
+// REMARK:      remark: missed: kind simt is slower than others: a kernel of kind prefill needs a head size of a multiple of 16 up to 256, got 20
 // REMARK-NOT:  remark:
 func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %offsets: !table, %scale: f32, %out: !rows, %to: !whole) {
   "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
