@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from kvarn.caches import (
     ContinuousBatchingKVCache,
@@ -29,6 +30,7 @@ from kvarn.caches import (
 from kvarn.caches import checks
 from kvarn.caches.collections import KVCacheCollection
 from kvarn.caches.views import KVCache
+from kvarn.dialect import layout
 from kvarn.dialect.layout import KEY
 from kvarn.runtime import buffers
 
@@ -51,6 +53,8 @@ def flat(handle: Any) -> Flat:
     TypeError
         For anything else.
     """
+    if handle is None:
+        return [], [], "", []
     if isinstance(handle, KVCacheCollection):
         memory = [handle.blocks] if handle.scales is None else [handle.blocks, handle.scales]
         numbers = [handle.max_seq_length, handle.max_cache_length, handle.quantization_granularity]
@@ -86,6 +90,8 @@ _made: dict[Any, Any] = {}
 
 def made(memory: list[Any], tables: list[Any], kind: str, numbers: list[int]) -> Any:
     """The handle of what :func:`flat` gave."""
+    if not kind:
+        return None
     tensors = (*memory, *tables)
     places = [(t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tensors]
     key = (kind, tuple(numbers), len(memory), *places)
@@ -151,6 +157,15 @@ torch.compiler.substitute_in_graph(buffers.view, skip_signature_check=True)(_wit
 @torch.compiler.substitute_in_graph(checks._no_overlap, skip_signature_check=True)
 def _later(buffer: Any, strides: Any, name: str) -> None:
     """Extents may have no values yet: the handle that the operator makes is checked."""
+
+
+@torch.compiler.substitute_in_graph(layout.spec_of, skip_signature_check=True)
+def _static_spec(kind: str, dtype: Any, num_heads: Any, head_size: Any, **rest: Any) -> Any:
+    """What kernels are specialised for is static: a graph is for one spec, whatever else changes."""
+    static = {n: guard_scalar(v) if n in ("page_size", "granularity") else v for n, v in rest.items()}
+    scale = static.pop("scale_dtype", None)
+    heads, size = guard_scalar(num_heads), guard_scalar(head_size)
+    return layout.spec_class(kind)(kind, dtype, heads, size, scale_dtype=scale, **static)
 
 
 __all__ = ["flat", "made"]

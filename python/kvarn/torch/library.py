@@ -200,7 +200,7 @@ def _nothing(*args: Any) -> None:
 
 def operations() -> dict[str, Operation]:
     """All operations of ``kv.ops``, by the name of their operator."""
-    modules = [m for m in vars(ops).values() if getattr(m, "__name__", "").startswith("kvarn.ops.")]
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith(ops.__name__ + ".")]
     found = [v for m in modules for v in vars(m).values() if isinstance(v, Operation)]
     return {o.name.removeprefix("kv."): o for o in sorted(found, key=lambda o: o.name)}
 
