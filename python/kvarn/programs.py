@@ -58,7 +58,9 @@ class Recorder(Protocol):
         """Stand in for the run of an operation."""
         ...
 
-    def converted(self, operation: Operation, operands: Sequence[Any]) -> tuple[Sequence[Any], Callable[[], None]] | None:
+    def converted(
+        self, operation: Operation, operands: Sequence[Any]
+    ) -> tuple[Sequence[Any], Callable[[], None]] | None:
         """Operands that an operation would refuse, as it takes them, and what to do after the run; None: as they are."""
         ...
 

@@ -83,7 +83,9 @@ def _shape_of(function: Any) -> tuple[int | None, int | None]:
             chunk = int(values["chunk_size"].cell_contents)
             padding = values["left_padding"].cell_contents
             if isinstance(padding, torch.Tensor) and padding.any():
-                raise NotImplementedError("kvarn: a mask of chunks needs prompts of one length, or padding on the right")
+                raise NotImplementedError(
+                    "kvarn: a mask of chunks needs prompts of one length, or padding on the right"
+                )
         else:
             raise NotImplementedError(
                 f"kvarn: the model's mask must be causal, with or without a sliding window or chunks, got {name}: "
