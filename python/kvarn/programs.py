@@ -61,7 +61,7 @@ class Recorder(Protocol):
     def converted(
         self, operation: Operation, operands: Sequence[Any]
     ) -> tuple[Sequence[Any], Callable[[], None]] | None:
-        """Operands that an operation would refuse, as it takes them, and what to do after the run; None: as they are."""
+        """Operands that an operation would refuse, as it takes them, and what follows the run; None: as they are."""
         ...
 
 

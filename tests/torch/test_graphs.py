@@ -10,10 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make check-torch)")
 
-import kvarn as kv  # noqa: E402
-import kvarn.torch  # noqa: E402, F401
-from kvarn import masks  # noqa: E402
 from reference.torch_samples import NEW, PAGE, SAMPLES, Data, _pool  # noqa: E402
+
+import kvarn as kv  # noqa: E402
+import kvarn.torch  # noqa: E402
+from kvarn import masks  # noqa: E402
 
 
 def near(found: Any, expected: Any) -> None:

@@ -167,9 +167,13 @@ def test_masks_that_are_not_causal_are_refused():
 def test_a_cache_that_is_too_small_says_so(options, error, message):
     model, inputs = model_of("llama", "cpu"), prompts("cpu", False)
     model.set_attn_implementation(kvhf.NAME)
-    with pytest.raises(error, match=message):
+
+    def run() -> None:
         cache = kvhf.PagedCache(model.config, **{"batch_size": 2, "page_size": 4, **options})
         generated(model, inputs, past_key_values=cache)
+
+    with pytest.raises(error, match=message):
+        run()
 
 
 def test_beams_are_refused():

@@ -9,11 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make check-torch)")
 
-import kvarn.torch  # noqa: E402, F401
-from kvarn.torch import library  # noqa: E402
 from reference.torch_samples import SAMPLES, Data  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+import kvarn.torch  # noqa: E402, F401
+from kvarn.torch import library  # noqa: E402
 
 
 class Calls(TorchDispatchMode):

@@ -26,8 +26,8 @@ from kvarn.caches import (
     PagedKVCacheCollection,
     PagedKVCacheFA3FallbackCollection,
     RaggedMHAOperand,
+    checks,
 )
-from kvarn.caches import checks
 from kvarn.caches.collections import KVCacheCollection
 from kvarn.caches.views import KVCache
 from kvarn.dialect import layout
