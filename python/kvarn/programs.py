@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from mlir import ir
 from mlir.dialects import func
@@ -47,25 +47,11 @@ _WIDEST = 16  # bytes of one access; no alignment beyond it is of use
 Schedule = Mapping[str, Any] | None
 
 
-class Recorder(Protocol):
-    """What runs an operation where it is recorded, or its operands are converted first: `kvarn.torch`."""
-
-    def recording(self) -> bool:
-        """Whether operations are to be given to :meth:`record`."""
-        ...
-
-    def record(self, operation: Operation, operands: Sequence[Any], attributes: Any, schedule: Schedule, stream: Any):
-        """Stand in for the run of an operation."""
-        ...
-
-    def converted(
-        self, operation: Operation, operands: Sequence[Any]
-    ) -> tuple[Sequence[Any], Callable[[], None]] | None:
-        """Operands that an operation would refuse, as it takes them, and what follows the run; None: as they are."""
-        ...
-
-
-recorder: Recorder | None = None
+# What runs operations where they are recorded, or where their operands are converted first: the module
+# kvarn.torch.library, once it is imported. recording() says whether an operation is to be given to record(operation,
+# operands, attributes, schedule, stream); converted(operation, operands) gives operands that would be refused as the
+# operation takes them, and what is to follow the run, or None.
+recorder: Any = None
 
 
 # --- what a program is specialised for -----------------------------------------------------------
@@ -251,7 +237,8 @@ class OperationProgram(Program):
         for i, _ in known.tails:
             marked[i] = packing.Address.of(values[i], i)
         known.complete(marked)
-        made = [call.bound(shape, flat, key[0]) for call, shape, flat in self._plan(on, marked, key[0])]
+        plan: Any = self._plan(on, marked, key[0])
+        made = [call.bound(shape, flat, key[0]) for call, shape, flat in plan]
         if len(known.launches) >= _LAUNCHES:
             known.launches.clear()
         found = known.launches[key] = [bound for bound in made if bound is not None]

@@ -164,6 +164,23 @@ def test_functions_of_attention_are_recorded():
     near(graph(t), expected)
 
 
+@pytest.mark.parametrize("dims", ["N2PHD", "NHPC"])
+def test_pools_in_the_layout_of_another_library_are_recorded(dims):
+    torch._dynamo.reset()
+
+    def write(t: dict[str, Any]) -> torch.Tensor:
+        data = t["blocks"][:, :, 0].contiguous() * 1
+        if dims == "NHPC":
+            data = data.permute(0, 3, 2, 1, 4).flatten(3)
+        pool = kv.ForeignPages(data, t["lengths"], t["table"], dims, max_seq_length=3, max_cache_length=12)
+        kv.ops.append(pool, 0, t["key"], t["value"], t["offsets"])
+        return data
+
+    expected = write(Data().tensors())
+    near(torch.fx.experimental.proxy_tensor.make_fx(write)(Data().tensors())(Data().tensors()), expected)
+    near(torch.compile(write, fullgraph=True, backend="aot_eager")(Data().tensors()), expected)
+
+
 def test_errors_of_a_graph_are_those_of_a_call():
     torch._dynamo.reset()
     t = Data().tensors()

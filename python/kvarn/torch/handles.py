@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 from kvarn.caches import (
     ContinuousBatchingKVCache,
     ContinuousBatchingKVCacheCollection,
+    ForeignPages,
     KVCacheMHAOperand,
     KVCacheScalesMHAOperand,
     LayoutTensorMHAOperand,
@@ -55,6 +56,10 @@ def flat(handle: Any) -> Flat:
     """
     if handle is None:
         return [], [], "", []
+    if isinstance(handle, ForeignPages):
+        memory = list(handle.blocks) if isinstance(handle.blocks, (list, tuple)) else [handle.blocks]
+        numbers = [handle.max_seq_length, handle.max_cache_length, *[n or 0 for n in handle.given_extents]]
+        return memory, [handle.cache_lengths, handle.lookup_table], "foreign:" + handle.dims, numbers
     if isinstance(handle, KVCacheCollection):
         memory = [handle.blocks] if handle.scales is None else [handle.blocks, handle.scales]
         numbers = [handle.max_seq_length, handle.max_cache_length, handle.quantization_granularity]
@@ -79,6 +84,11 @@ def _flat_cache(cache: Any) -> Flat:
     owners = [view.owner for view in cache._keep]  # blocks, lengths, table and perhaps scales
     memory, tables = [owners[0], *owners[3:]], owners[1:3]
     at = cache._at
+    if layout.packed(cache.spec) != cache.spec:
+        raise TypeError(
+            "torch records no caches of ForeignPages, whose layout only the collection knows: use an operation that "
+            "takes the collection"
+        )
     numbers = [at["max_seq_length"], at["max_cache_length"], cache.quantization_granularity]
     if "layer_idx" in at:
         return memory, tables, "cache:" + _NAMES[cache.kind], [*numbers, at["layer_idx"], at["kv_idx"]]
@@ -106,6 +116,11 @@ def made(memory: list[Any], tables: list[Any], kind: str, numbers: list[int]) ->
 
 def _make(memory: list[Any], tables: list[Any], kind: str, numbers: list[int]) -> Any:
     outer, _, inner = kind.rpartition(":")
+    if outer == "foreign":
+        data = memory[0] if len(memory) == 1 else tuple(memory)
+        seq, cached, page_size, heads = numbers
+        given = {"page_size": page_size or None, "num_heads": heads or None}
+        return ForeignPages(data, *tables, inner, max_seq_length=seq, max_cache_length=cached, **given)
     if outer in ("operand:cache", "scales:cache"):
         cache = _make(memory, tables, "cache:" + inner, numbers)
         return (KVCacheMHAOperand if outer.startswith("operand") else KVCacheScalesMHAOperand)(cache)
@@ -154,7 +169,7 @@ for _cls in (FakeTensor, FunctionalTensor):
 torch.compiler.substitute_in_graph(buffers.view, skip_signature_check=True)(_without_address)
 
 
-@torch.compiler.substitute_in_graph(checks._no_overlap, skip_signature_check=True)
+@torch.compiler.substitute_in_graph(checks.no_overlap, skip_signature_check=True)
 def _later(buffer: Any, strides: Any, name: str) -> None:
     """Extents may have no values yet: the handle that the operator makes is checked."""
 
@@ -163,6 +178,8 @@ def _later(buffer: Any, strides: Any, name: str) -> None:
 def _static_spec(kind: str, dtype: Any, num_heads: Any, head_size: Any, **rest: Any) -> Any:
     """What kernels are specialised for is static: a graph is for one spec, whatever else changes."""
     static = {n: guard_scalar(v) if n in ("page_size", "granularity") else v for n, v in rest.items()}
+    if static.get("strides") is not None:
+        static["strides"] = tuple([guard_scalar(s) for s in static["strides"]])
     scale = static.pop("scale_dtype", None)
     heads, size = guard_scalar(num_heads), guard_scalar(head_size)
     return layout.spec_class(kind)(kind, dtype, heads, size, scale_dtype=scale, **static)
