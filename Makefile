@@ -59,7 +59,7 @@ bench: setup ## measure, on the GPU if there is one, else on the CPU
 check-torch: ## the tests with torch and transformers, in an environment of their own (docs/pytorch.md)
 	@$(MAKE) --no-print-directory setup VENV=.venv-torch
 	@.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	@.venv-torch/bin/python -m pytest -n $(JOBS) --dist worksteal tests/torch $(ARGS)
+	@.venv-torch/bin/python -m pytest -n $(JOBS) --dist worksteal tests/pytorch $(ARGS)
 
 fuzz: setup ## look for input that ends the front end's or kv-opt's process, ten minutes each (ARGS="frontend --seconds 60")
 	@cd tests && ../$(BIN)/python -m fuzz $(ARGS)
