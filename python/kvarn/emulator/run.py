@@ -204,8 +204,9 @@ class EmulatedProgram(Program):
             raise ValueError(f"operands of {self.artifact.name} must lie in host memory to be emulated")
         return values, ordinal
 
-    def run(self, values: list[tuple[Any, ...]], ordinal: int, operands: Sequence[Any], stream: Any) -> None:
+    def run(self, known: Any, values: list[Any], operands: Sequence[Any], stream: Any) -> None:
         e = emulation()
+        known.complete(values)
         if e is None:
             raise RuntimeError("an emulated operation was kept beyond its context")
         _run_steps(self.artifact, values, arrays_of(operands), Facts(e.multiprocessors), e.order, e.report)
