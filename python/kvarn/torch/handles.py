@@ -57,9 +57,9 @@ def flat(handle: Any) -> Flat:
     if handle is None:
         return [], [], "", []
     if isinstance(handle, ForeignPages):
-        memory = list(handle.blocks) if isinstance(handle.blocks, (list, tuple)) else [handle.blocks]
-        numbers = [handle.max_seq_length, handle.max_cache_length, *[n or 0 for n in handle.given_extents]]
-        return memory, [handle.cache_lengths, handle.lookup_table], "foreign:" + handle.dims, numbers
+        data, scales = _several(handle.blocks), _several(handle.scales)
+        numbers = [handle.max_seq_length, handle.max_cache_length, *[n or 0 for n in handle.given_extents], len(data)]
+        return data + scales, [handle.cache_lengths, handle.lookup_table], "foreign:" + handle.dims, numbers
     if isinstance(handle, KVCacheCollection):
         memory = [handle.blocks] if handle.scales is None else [handle.blocks, handle.scales]
         numbers = [handle.max_seq_length, handle.max_cache_length, handle.quantization_granularity]
@@ -78,6 +78,11 @@ def flat(handle: Any) -> Flat:
         kind = "dense" if isinstance(handle, LayoutTensorMHAOperand) else "ragged"
         return owners[:split], owners[split:], kind, []
     raise TypeError(f"torch records operations over caches, collections and operands, got {type(handle).__name__}")
+
+
+def _several(buffer: Any) -> list[Any]:
+    """A buffer, a pair or none as a list."""
+    return [] if buffer is None else list(buffer) if isinstance(buffer, (list, tuple)) else [buffer]
 
 
 def _flat_cache(cache: Any) -> Flat:
@@ -117,9 +122,9 @@ def made(memory: list[Any], tables: list[Any], kind: str, numbers: list[int]) ->
 def _make(memory: list[Any], tables: list[Any], kind: str, numbers: list[int]) -> Any:
     outer, _, inner = kind.rpartition(":")
     if outer == "foreign":
-        data = memory[0] if len(memory) == 1 else tuple(memory)
-        seq, cached, page_size, heads = numbers
-        given = {"page_size": page_size or None, "num_heads": heads or None}
+        seq, cached, page_size, heads, split = numbers
+        data, scales = (x[0] if len(x) == 1 else tuple(x) or None for x in (memory[:split], memory[split:]))
+        given = {"page_size": page_size or None, "num_heads": heads or None, "scales": scales}
         return ForeignPages(data, *tables, inner, max_seq_length=seq, max_cache_length=cached, **given)
     if outer in ("operand:cache", "scales:cache"):
         cache = _make(memory, tables, "cache:" + inner, numbers)
