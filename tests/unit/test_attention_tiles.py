@@ -138,9 +138,17 @@ SCHEDULES = {
 }
 
 
+# Tiles of 64 keys: one, two, an odd number, and of a sequence without rows none; and uneven ends behind many.
+LENGTHS: dict[str, Any] = {
+    "one, two, three, none": {"cached": [20, 100, 150, 90], "new": [5, 7, 9, 0]},
+    "uneven": {"cached": [260, 3], "new": [17, 2]},
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_changes_no_result(name):
-    check(batch(cached=[260, 3], new=[17, 2]), SCHEDULES[name])
+def test_a_schedule_changes_no_result(name, lengths):
+    check(batch(**LENGTHS[lengths]), SCHEDULES[name])
 
 
 @pytest.mark.parametrize(
