@@ -259,7 +259,7 @@ def emulated(
     multiprocessors : int, optional
         What grids that fill the device count with; default: those of the first GPU of the architecture.
     races : bool
-        Whether to look for races and reads of unwritten shared memory, which takes about half of the time.
+        Whether to look for races and reads of unwritten shared memory, which takes up to half of the time.
 
     Yields
     ------
