@@ -179,3 +179,19 @@ func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %of
   "kv.attention"(%s, %layer, %w, %offsets, %scale, %to) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {kind = "simt"}} : (!small, i32, !whole, !table, f32, !whole) -> ()
   return
 }
+
+// -----
+
+!rows = !kv.collection<"paged", f32, 1 : i64, 576 : i64, true, 16 : i64, none, 1 : i64>
+!queries = memref<?x16x576xf32, strided<[?, ?, 1]>, 1>
+!values = memref<?x16x512xf32, strided<[?, ?, 1]>, 1>
+!table = memref<?xi32, strided<[1]>, 1>
+
+// So it is with latent rows.
+// CHECK-LABEL: func.func @slower_latent
+// CHECK:         schedule = {kind = "simt"}
+// REMARK:      remark: missed: kind simt is slower than others: that of kind latent on wgmma needs a query and an output of bf16 or f16, got f32 and f32
+func.func @slower_latent(%c: !rows, %layer: i32, %q: !queries, %offsets: !table, %scale: f32, %out: !values) {
+  "kv.mla_attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, kv.row_alignment = 16 : i64, value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!rows, i32, !queries, !table, f32, !values) -> ()
+  return
+}
