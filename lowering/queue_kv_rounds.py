@@ -4,7 +4,8 @@
 A loop whose rounds ``kv.take_round`` numbers is shared by blocks in turns: block i takes i, i + blocks, and so on.
 Where rounds take different times (causal tiles of a prompt, sequences of all lengths) some blocks end late. With a
 queue, a counter in device memory, a block takes the next number when it is ready for one: a thread of the producer
-fetches it when its last copy is under way, and all roles read it. The counter is 0 again when all blocks have asked.
+fetches it, a round ahead or, of the last ones, when its last copy is under way; all roles read it. The counter is 0
+again when all blocks have asked.
 
 Kernels without a producer keep their turns.
 
@@ -59,10 +60,22 @@ def warps_of(role: str, consumers: int) -> int:
     return 1 if role in staging.PRODUCER_WARPS else WARPS
 
 
+def ends_soon(number: ir.Value, count: ir.Value, blocks: ir.Value) -> ir.Value:
+    """Whether the last rounds are near, which are fetched late: a block that has much to do leaves them to others."""
+    return arith.cmpi(arith.CmpIPredicate.sge, arith.addi(number, arith.muli(blocks, const(2))), count)
+
+
+def fetch_if(condition: ir.Value, queue: ir.Value, use: ir.Value, count: ir.Value) -> None:
+    branch = scf.IfOp(condition)
+    with ir.InsertionPoint(branch.then_block):
+        staging.QueueFetchOp(queue, use, count)
+        scf.yield_([])
+
+
 def take(loop: ir.Operation, round_: ir.Operation, queue: ir.Value, fetches: bool) -> None:
     """Replace one role's loop by one that takes numbers from the queue."""
     block = loop.regions[0].blocks[0]
-    lower, upper, _ = list(loop.operands)[:3]
+    lower, upper, step = list(loop.operands)[:3]
     inits = list(loop.operands)[3:]
     types = [lower.type, lower.type, *(v.type for v in inits)]
     with ir.InsertionPoint(loop), loop.location:
@@ -72,14 +85,18 @@ def take(loop: ir.Operation, round_: ir.Operation, queue: ir.Value, fetches: boo
             more = arith.cmpi(arith.CmpIPredicate.slt, before.arguments[0], upper)
             scf.condition(more, list(before.arguments))
         number, use, *carried = after.arguments
+        with ir.InsertionPoint(after):
+            last = ends_soon(number, upper, step) if fetches else None
+            if last is not None:
+                fetch_if(arith.xori(last, const(1, 1)), queue, use, upper)
         ops = [op.operation for op in block.operations]
         for old, new in zip(block.arguments, [number, *carried], strict=True):
             old.replace_all_uses_with(new)
         for op in ops[:-1]:
             after.append(op)
         with ir.InsertionPoint(after):
-            if fetches:  # as late as it can: a block that has much to do would take rounds that others have time for
-                staging.QueueFetchOp(queue, use, upper)
+            if last is not None:
+                fetch_if(last, queue, use, upper)
             following = staging.QueueNextOp(queue, use).operation.results[0]
             scf.yield_([following, arith.addi(use, const(1)), *ops[-1].operands])
         ops[-1].erase()

@@ -71,7 +71,10 @@ def decode_entries(target: Target, config: Config, schedule: Mapping[str, Any]) 
 
 def latent_entries(op: Any, at: Expansion) -> dict[str, Any]:
     """The schedule of an attention over latent rows."""
-    return {"kind": mla.kind_of(op, at)}
+    kind = mla.kind_of(op, at)
+    for why in mla.slower_than(op, at, kind):
+        remark(op.operation, "missed", f"kind {kind} is slower than others: {why}")
+    return {"kind": kind}
 
 
 def only_kind(op: Any, at: Expansion) -> dict[str, Any]:

@@ -7,8 +7,8 @@ buffers are all that they share. Registers go from the producer, which needs few
 Schedules without a producer, and copies whose addresses depend on what a loop carries, stay as they are.
 
 Before:  scf.for ... { kv.producer_acquire ; kv.copy_start ; %k = kv.consumer_wait ; ... }
-After:   scf.if (kv.is_role "producer") { kv.set_registers 24 ; scf.for ... { kv.producer_acquire ; kv.copy_start } }
-         else { kv.set_registers 240 ; scf.for ... { %k = kv.consumer_wait ; ... } }
+After:   scf.if (kv.is_role "producer") { kv.set_registers 40 ; scf.for ... { kv.producer_acquire ; kv.copy_start } }
+         else { kv.set_registers 232 ; scf.for ... { %k = kv.consumer_wait ; ... } }
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
 # Registers of a thread, by consumer warpgroups: (of the producer, of a consumer) where copies are by TMA, where the
 # producer addresses every row, and where it converts too. With one, every thread has the most from the start.
 REGISTERS = {
-    2: {"tma": (24, 240), "rows": (56, 224), "staged": (72, 216)},
+    2: {"tma": (40, 232), "rows": (56, 224), "staged": (72, 216)},
     3: {"tma": (32, 160), "rows": (32, 152), "staged": (32, 152)},
 }
 

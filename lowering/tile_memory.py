@@ -19,7 +19,7 @@ from kvarn.dialect.layout import RAGGED, cdiv, lowbit, page_and_slot
 from kvarn.dialect.ops.tile import stored_columns
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
-from kvarn.dsl import functional, machine, tma
+from kvarn.dsl import functional, machine, memory, tma
 from kvarn.dsl import gpu as kv_gpu
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.handles import Cache, Operand
@@ -35,7 +35,7 @@ NO_PAGE = 1 << 30  # outside of every pool: copies of it are zeros
 CONSUMERS_BARRIER = 1  # the named barrier of all consumers
 GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
 BARRIER_BYTES = 8
-QUEUE_SLOTS = 2
+QUEUE_SLOTS = 2  # as slots and parities are computed
 SWIZZLE_ROWS = 8  # the period of a swizzle
 SIGNS = {2: 0x80008000, 4: 0x80000000}  # the bits of a word that are signs, by the size of an element
 
@@ -95,9 +95,9 @@ class Stages:
     def tile(self, stage: Any) -> Pointer:
         return self.tiles + self.layout.stage_offset(stage)
 
-    def acquire(self, n: Value) -> None:
+    def acquire(self, n: Value, sleep: int = 0) -> None:
         stage, parity = self.stage(n)
-        machine.mbarrier_wait(self.empty + stage * BARRIER_BYTES, parity ^ 1)
+        machine.mbarrier_wait(self.empty + stage * BARRIER_BYTES, parity ^ 1, sleep)
 
     def wait(self, n: Value) -> Pointer:
         stage, parity = self.stage(n)
@@ -135,15 +135,15 @@ class Queue:
 
     def fetch(self, n: Value, count: Value) -> None:
         """Take the next number: what one thread does. The counter wraps when every block has asked in vain once."""
-        slot, parity = n % QUEUE_SLOTS, (n // QUEUE_SLOTS) & 1
+        slot, parity = n & 1, (n >> 1) & 1
         machine.mbarrier_wait(self.empty + slot * BARRIER_BYTES, parity ^ 1)
         taken = self.counter.atomic("inc", count - 1)
         (self.slots + slot * BARRIER_BYTES).store(taken + kv_gpu.grid_dim.x)
         machine.mbarrier_arrive(self.full + slot * BARRIER_BYTES)
 
-    def next(self, n: Value, lane: Value) -> Value:
-        slot, parity = n % QUEUE_SLOTS, (n // QUEUE_SLOTS) & 1
-        machine.mbarrier_wait(self.full + slot * BARRIER_BYTES, parity)
+    def next(self, n: Value, lane: Value, sleep: int = 0) -> Value:
+        slot, parity = n & 1, (n >> 1) & 1
+        machine.mbarrier_wait(self.full + slot * BARRIER_BYTES, parity, sleep)
         number = (self.slots + slot * BARRIER_BYTES).load(i32)
         machine.syncwarp()
         machine.mbarrier_arrive(self.empty + slot * BARRIER_BYTES, lane == 0)
@@ -246,14 +246,16 @@ def finish_rows(stages: Stages, n: Value, thread: Value, pending: int) -> None:
 def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, threads: int) -> None:
     """Each warp copies a run of rows whose pages its lanes hold: neighbouring lanes have neighbouring 16 bytes.
 
-    Rows past the last token are copies of it.
+    A lane makes the address of its own row, and those who copy the row ask for it. Rows past the last token are copies
+    of it.
     """
     width = CHUNK // layout.itemsize
     run, chunks = run_of(layout.rows, threads), layout.columns // width
     lane, base = Value((thread & (WARP - 1)).ir, i32, nonneg=True), warp_of(thread) * run
-    first, last = scalar(op.first), kv_math.max(scalar(op.count) - 1, 0)
-    batch, head, pages = scalar(op.batch), scalar(op.head), scalar(op.pages)
-    cache, first_column = handle_of(op.cache), op.first_column.value
+    last, first_column = kv_math.max(scalar(op.count) - 1, 0), op.first_column.value
+    token = kv_math.min(scalar(op.first) + base + kv_math.min(lane, run - 1), last)
+    cache = handle_of(op.cache)
+    own = cache.block_paged_ptr(scalar(op.batch), token, scalar(op.head), first_column, page=scalar(op.pages)).address()
     stored = cache.spec.head_size - first_column  # columns past the head are zeros
     whole = run % SWIZZLE_ROWS == 0 and run * (threads // WARP) == layout.rows
     with functional.loop(0, machine.unknown(run), SWIZZLE_ROWS) as begin:
@@ -261,12 +263,10 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
         for part in range(0, SWIZZLE_ROWS * chunks, WARP):
             index = lane + part
             row, chunk = Value(begin.ir, i32, nonneg=True) + index // chunks, index % chunks
-            page = kv_gpu.shuffle_idx(pages, row)
-            token = kv_math.min(first + (base + row), last)
+            source = memory.pointer_of(kv_gpu.shuffle_idx(own, row)) + chunk * CHUNK
             inside = (row < run) & (base + row < layout.rows) & (index < SWIZZLE_ROWS * chunks)
             every = whole and part + WARP <= SWIZZLE_ROWS * chunks
             with contextlib.nullcontext() if every else functional.when(inside):
-                source = cache.block_paged_ptr(batch, token, head, chunk * width + first_column, page=page)
                 exists = None if layout.columns <= stored else where(chunk * width < stored, CHUNK, 0)
                 machine.cp_async(place + layout.chunk_offset(base + row, chunk), source, zero_fill_size=exists)
 

@@ -19,7 +19,6 @@ from kvarn.dsl.wgmma import descriptor_at, floats_of_asm, multiply
 
 from .tile_threads import elements, from_elements
 
-FEW = 8  # values whose being computed is worth an instruction each
 NEVER = "0x7fbadbad"  # a signalling NaN, which arithmetic does not make
 
 
@@ -73,21 +72,21 @@ def wait(pending: int, products: Sequence[ir.Value]) -> list[ir.Value]:
     return [from_elements([next(parts) for _ in range(ir.VectorType(x.type).shape[0])]) for x in products]
 
 
-def pinned(value: ir.Value) -> ir.Value:
-    """A vector of f32 that is computed before the assembly that follows: else arithmetic moves over waits.
+def pinned(value: ir.Value, strict: bool) -> ir.Value:
+    """A vector of f32 that is computed before the assembly that follows: else LLVM moves arithmetic over waits.
 
-    LLVM keeps to that by the assembly's operands alone. ptxas does not: it starts waiting as early as registers allow,
-    and a product that should fill the softmax is waited for before it. It moves no wait over an instruction with
-    effects that depends on the values: one that is never executed, for few values.
+    ptxas does so all the same unless the order is ``strict``: it starts waiting as early as registers allow, and a
+    product that should fill the softmax is waited for before it. It moves no wait over an instruction with effects that
+    depends on the values, here one that is never executed.
     """
     flat = elements(value)
-    return from_elements(_tied(_after(len(flat)) if len(flat) <= FEW else "", flat))
+    return from_elements(_tied(_after(len(flat)) if strict else "", flat))
 
 
 def _after(count: int) -> str:
-    """An instruction that needs registers $0 to ``count``, and sleeps a nanosecond when they hold an unlikely NaN."""
+    """An instruction that needs registers $0 to ``count``: a profiler's event when they hold an unlikely NaN."""
     joined = " ".join(f"xor.b32 t, t, ${i};" for i in range(1, count))
-    return f"{{ .reg .pred p; .reg .b32 t; mov.b32 t, $0; {joined} setp.eq.b32 p, t, {NEVER}; @p nanosleep.u32 1; }}"
+    return f"{{ .reg .pred p; .reg .b32 t; mov.b32 t, $0; {joined} setp.eq.b32 p, t, {NEVER}; @p pmevent 7; }}"
 
 
 def _tied(text: str, values: Sequence[ir.Value], clobbers: Sequence[str] = ()) -> list[ir.Value]:

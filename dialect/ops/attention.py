@@ -17,6 +17,7 @@ from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import SCALES, CacheSpec
+from ..types import CollectionType
 from .operations import FLOATS, not_mla, offsets
 
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
@@ -93,7 +94,7 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     optional operands of their own, since values of one variadic operand would have to have one type.
     """
 
-    collection: Operand[Any]
+    collection: Operand[CollectionType]
     layer: Operand[I32]
     query: Operand[Any]
     row_offsets: Operand[Any]
@@ -129,7 +130,7 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, 
     kv.attention, where sequence b has valid_lengths[b] new tokens.
     """
 
-    collection: Operand[Any]
+    collection: Operand[CollectionType]
     layer: Operand[I32]
     query: Operand[Any]
     valid_lengths: Operand[Any]

@@ -14,6 +14,7 @@ from ..base import Kv
 from ..effects import Pure, ViewsHandle
 from ..ext import I1, I32, I64, Operand, Result, infer_result
 from ..layout import FA3, SCALES
+from ..types import CollectionType
 from .common import as_i32
 
 
@@ -95,7 +96,7 @@ class KeyCacheOp(Kv.Operation, name="key_cache", traits=[ViewsHandle, Pure]):
     Operands: collection; layer, i32 in [0, L) (not checked on a device). Result: the cache. No effects.
     """
 
-    collection: Operand[Any]
+    collection: Operand[CollectionType]
     layer: Operand[I32]
     cache: Result[Any]
 
@@ -106,7 +107,7 @@ class KeyCacheOp(Kv.Operation, name="key_cache", traits=[ViewsHandle, Pure]):
 class ValueCacheOp(Kv.Operation, name="value_cache", traits=[ViewsHandle, Pure]):
     """The values of one layer: base + kv_stride + layer * layer_stride. An MLA collection has none."""
 
-    collection: Operand[Any]
+    collection: Operand[CollectionType]
     layer: Operand[I32]
     cache: Result[Any]
 

@@ -11,6 +11,7 @@ from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import CacheSpec
+from ..types import CollectionType
 from .attention import mask_is_valid
 from .operations import FLOATS, offsets, token_rows
 
@@ -79,7 +80,7 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
     is null. topk_lengths [T] i32: how many of a row's indices count, from the first on; at most K do.
     """
 
-    collection: Operand[Any]
+    collection: Operand[CollectionType]
     layer: Operand[I32]
     query: Operand[Any]
     row_offsets: Operand[Any]
@@ -192,7 +193,7 @@ class MlaPrefillChunkOp(
     With accumulate, out and lse hold the attention over other keys, and that over theirs and these is left there.
     """
 
-    collection: Operand[Any]
+    collection: Operand[CollectionType]
     layer: Operand[I32]
     query: Operand[Any]
     row_offsets: Operand[Any]

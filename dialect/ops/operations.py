@@ -17,6 +17,7 @@ from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, UpdatesCache, UpdatesMemory, WritesCache, WritesMemory
 from ..ext import I32, Operand
 from ..layout import FA3, CacheSpec
+from ..types import CollectionType
 
 FLOATS = ("f32", "f16", "bf16")
 
@@ -56,7 +57,7 @@ class AppendOp(Kv.Operation, name="append", traits=[TierOne, WritesCache, ReadsM
     converted, saturating. An MLA collection has no value: the key alone is written and value is absent.
     """
 
-    collection: Operand[Any]
+    collection: Operand[CollectionType]
     layer: Operand[I32]
     key: Operand[Any]
     row_offsets: Operand[Any]
@@ -157,7 +158,7 @@ class RaddOp(Kv.Operation, name="radd", traits=[TierOne, UpdatesCache, ReadsMemo
     row_offsets is the slice of the batch's offsets (its first may be > 0); batch_offset the slice's first sequence.
     """
 
-    collection: Operand[Any]
+    collection: Operand[CollectionType]
     layer: Operand[I32]
     a: Operand[Any]
     row_offsets: Operand[Any]
@@ -179,7 +180,7 @@ class RaddOp(Kv.Operation, name="radd", traits=[TierOne, UpdatesCache, ReadsMemo
 class Iadd2mOp(Kv.Operation, name="iadd_2m", traits=[TierOne, UpdatesCache, ReadsMemory]):
     """Add kv [2m, H*D]: rows [0, m) to K, [m, 2m) to V, of the first m new tokens of the batch."""
 
-    collection: Operand[Any]
+    collection: Operand[CollectionType]
     layer: Operand[I32]
     kv: Operand[Any]
     row_offsets: Operand[Any]
@@ -232,7 +233,7 @@ class CopyPagesOp(Kv.Operation, name="copy_pages", traits=[TierOne, UpdatesCache
     source, destination: [n] i32. Pairs with an id out of [0, N) are skipped. No destination may be a source or repeat.
     """
 
-    collection: Operand[Any]
+    collection: Operand[CollectionType]
     source: Operand[Any]
     destination: Operand[Any]
 
@@ -251,8 +252,8 @@ class TransferPagesOp(Kv.Operation, name="transfer_pages", traits=[TierOne, Upda
     i32; pairs with an id outside of its pool are skipped. Layers of an fa3 pool share its pages: they have no layer.
     """
 
-    source_pool: Operand[Any]
-    destination_pool: Operand[Any]
+    source_pool: Operand[CollectionType]
+    destination_pool: Operand[CollectionType]
     source_pages: Operand[Any]
     destination_pages: Operand[Any]
     layer: Operand[I32] | None = None

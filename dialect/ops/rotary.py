@@ -15,6 +15,7 @@ from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsMemory, TierOne, UpdatesCache, WritesCache, WritesMemory
 from ..ext import I32, Operand
 from ..layout import CacheSpec
+from ..types import CollectionType
 from .operations import FLOATS, not_mla, offsets, storable, token_rows
 
 
@@ -26,7 +27,7 @@ class RopeAppendOp(Kv.Operation, name="rope_append", traits=[TierOne, WritesCach
     [D]: RMS norm with eps before the rotation. Quantizes as kv.append does.
     """
 
-    collection: Operand[Any]
+    collection: Operand[CollectionType]
     layer: Operand[I32]
     query: Operand[Any]
     key: Operand[Any]
@@ -88,7 +89,7 @@ class RopeOp(Kv.Operation, name="rope", traits=[TierOne, UpdatesCache, ReadsMemo
     Optional position_ids [sections, T] i32 with mrope_section (pairs a section) replace the positions.
     """
 
-    collection: Operand[Any]
+    collection: Operand[CollectionType]
     layer: Operand[I32]
     query: Operand[Any]
     row_offsets: Operand[Any]
@@ -118,7 +119,7 @@ class RopePaddedOp(Kv.Operation, name="rope_padded", traits=[TierOne, UpdatesCac
     Optional position_ids [sections, B, Smax] i32.
     """
 
-    collection: Operand[Any]
+    collection: Operand[CollectionType]
     layer: Operand[I32]
     query: Operand[Any]
     valid_lengths: Operand[Any]
@@ -150,7 +151,7 @@ class QkNormOp(Kv.Operation, name="qk_norm", traits=[TierOne, UpdatesCache, Read
     keys are normalised and rotated too.
     """
 
-    collection: Operand[Any]
+    collection: Operand[CollectionType]
     layer: Operand[I32]
     query: Operand[Any]
     row_offsets: Operand[Any]
@@ -158,7 +159,7 @@ class QkNormOp(Kv.Operation, name="qk_norm", traits=[TierOne, UpdatesCache, Read
     q_gamma: Operand[Any]
     k_gamma: Operand[Any]
     freqs: Operand[Any] | None = None
-    index_collection: Operand[Any] | None = None
+    index_collection: Operand[CollectionType] | None = None
     index_query: Operand[Any] | None = None
     index_query_out: Operand[Any] | None = None
     index_q_gamma: Operand[Any] | None = None

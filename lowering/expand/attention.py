@@ -2,7 +2,7 @@
 """Expand ``kv.attention``, ``kv.attention_padded`` and ``kv.operand_attention``: choose a kernel and launch it.
 
 The kinds of kernels are declared in ``dialect/schedules.py``. Without a kind in the schedule, :func:`kind_of` takes
-decode where ``max_queries`` (no sequence has more new tokens) times the group is few rows (:data:`DECODE_ROWS`) and the
+decode where ``max_queries`` (no sequence has more new tokens) times the group is few rows (:func:`decode_rows`) and the
 case fits it, else tile, else prefill, where the case fits it, else simt. ``select-kv-schedule`` asks it, once.
 """
 
@@ -28,9 +28,12 @@ from .attention_queries import extents_of, heads_of, is_padded, row_count
 from .base import Expansion
 from .common import row_alignment
 
-# (most sequences, most query rows of a sequence and KV head) that count as a decode. With many sequences the tiles of
-# prefill read keys of more rows once; with few it leaves multiprocessors idle.
+# (most sequences, most query rows of a sequence and KV head) that count as a decode. Beside kind prefill: with many
+# sequences its tiles read keys of more rows once; with few it leaves multiprocessors idle. Beside kind tile, which
+# splits keys: a warp of a decode has 16 rows, and keys of more are read twice (H200, 32 rows: 8 x 8k 81 against 70 us,
+# 64 x 4k 267 against 252 us, 1 x 32k 48 against 40 us; of one shorter sequence the start of a tile counts for more).
 DECODE_ROWS = ((16, 128), (1 << 31, 32))
+DECODE_ROWS_BESIDE_TILES = ((4, 32), (1 << 31, 16))
 
 
 def of_operands(op: Any) -> bool:
@@ -55,6 +58,14 @@ def decode_problems(op: Any, case: Case, at: Expansion, max_batch: int) -> list[
     if most is None or op.kv_offsets is not None or of_operands(op):
         return ["needs max_queries, a collection and no kv_offsets"]
     return decode_schedule.problems(case.spec, case.query, case.group, most, at.target, max_batch)
+
+
+def decode_rows(op: Any, at: Expansion, case: Case, sequences: int) -> int:
+    """The most query rows of a sequence and KV head for which a decode is taken."""
+    stored = case.spec.dtype is case.query and not case.spec.quantized
+    tiles = stored and not tile_schedule.problems(case, at.target, row_alignment(op))
+    table = DECODE_ROWS_BESIDE_TILES if tiles else DECODE_ROWS
+    return next(rows for batches, rows in table if sequences <= batches)
 
 
 def kind_of(op: Any, at: Expansion, case: Case) -> str:
@@ -83,7 +94,7 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
     # A promise that nothing follows the batch holds for the choice of the kernel too.
     invariant = at.schedule.get("batch_invariant", False)
     most, sequences = at.schedule.get("max_queries"), DECODE_ROWS[-1][0] if invariant else max_batch
-    rows = next(rows for batches, rows in DECODE_ROWS if sequences <= batches)
+    rows = decode_rows(op, at, case, sequences)
     if most is not None and most * case.group <= rows:
         problems = decode_problems(op, case, at, max_batch)
         if not problems:
@@ -93,17 +104,9 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
                 f"batch_invariant cannot be kept: fewer sequences have a kernel of kind decode, which {problems[0]}; "
                 "choose a kind"
             )
-    # Pages of a few tokens come by copies of lanes, for which the fragments of mma.sync wait less than wgmma does.
-    if _tiny(case) and not attention_prefill.problems(case, at, row_alignment(op)):
-        return "prefill"
     if not tile_schedule.problems(case, at.target, row_alignment(op)):
         return "tile"
     return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"
-
-
-def _tiny(case: Case) -> bool:
-    """Whether pages are of so few tokens that elements are copied row by row as they are."""
-    return case.spec.paged and case.spec.page_size < tile_schedule.ATOM_ROWS and case.spec.dtype.bits > 8
 
 
 def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
@@ -111,16 +114,13 @@ def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
     if at.target.is_host or "kind" in at.schedule or case.functions:
         return []
     most, sequences = at.schedule.get("max_queries"), at.schedule.get("max_batch", decode_schedule.Config.max_batch)
-    rows = next(rows for batches, rows in DECODE_ROWS if sequences <= batches)
+    rows = decode_rows(op, at, case, sequences)
     found = []
     if kind != "decode" and most is not None and most * case.group <= rows:
         found += [f"a kernel of kind decode {problem}" for problem in decode_problems(op, case, at, sequences)]
     if kind in ("prefill", "simt") and at.target.has("wgmma"):
         problems = tile_schedule.problems(case, at.target, row_alignment(op))
         found += [f"a kernel of kind tile {problem}" for problem in problems]
-        if not problems:
-            page = case.spec.page_size
-            found.append(f"a kernel of kind tile needs pages of {tile_schedule.ATOM_ROWS} tokens for TMA, got {page}")
     if kind == "simt":
         problems = attention_prefill.problems(case, at, row_alignment(op))
         found += [f"a kernel of kind prefill {problem}" for problem in problems]

@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Prefill attention: tiles of 64 or 128 query rows against tiles of keys, on the tensor cores.
+"""Prefill attention on GPUs without wgmma: tiles of 64 query rows against tiles of keys, by mma.sync.
 
 The query rows of a KV head are the new tokens times the group, so that a group shares every key that is loaded. A warp
 has 16 of a block's rows. Softmax is online in base 2; the probabilities stay in registers as the first operand of P V.
-
-With wgmma (sm_90a, head sizes 64 and 128) two warpgroups take 64 rows each and share the keys, which halves what the L2
-has to deliver. They multiply one after the other: the second starts its scores when the first has its own, so that one
-weighs while the tensor cores work for the other, and it starts the copies of the next tile while it waits. Otherwise
-four warps multiply by m16n8k16.
 
 The grid is the same for every batch of a size (``attention_common.tile_place``): nothing is read back, and no table is
 made. The last tiles start first, since under a causal mask they see the most keys.
@@ -48,48 +43,22 @@ from .attention_common import (
 from .attention_queries import queries_of, tiles_of
 from .base import Expansion
 
-WARP_ROWS = 16
+WARPS = 4
+THREADS = 32 * WARPS
+ROWS = 16 * WARPS
 CHUNK = 8  # elements of 16 bytes
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The geometry of a prefill kernel: ``keys`` tokens a tile, of which two are in flight.
-
-    With ``warpgroup`` four warps multiply together, by wgmma, and queries, keys and values lie in panels.
-    """
+    """The geometry of a prefill kernel: ``keys`` tokens a tile, of which two are in flight."""
 
     case: Case
     keys: int
-    warpgroup: bool = False
-
-    @property
-    def warps(self) -> int:
-        """Warps of a block: two warpgroups share the keys, which halves what the L2 has to deliver."""
-        return 8 if self.warpgroup else 4
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps
-
-    @property
-    def query_rows(self) -> int:
-        """Query rows of a block."""
-        return WARP_ROWS * self.warps
-
-    @property
-    def loaders(self) -> int:
-        """Threads that bring tiles into shared memory, the last of the block: the first multiply meanwhile."""
-        return 128 if self.copied else self.threads
 
     @property
     def rows(self) -> SharedLayout:
         return SharedLayout.whole_rows(self.keys, self.case.size, 2)
-
-    @property
-    def tile(self) -> SharedLayout:
-        """How a tile of keys or values lies in shared memory."""
-        return SharedLayout(self.keys, self.case.size, 2, 128) if self.warpgroup else self.rows
 
     @property
     def tile_bytes(self) -> int:
@@ -97,7 +66,7 @@ class Tiles:
 
     @property
     def shared_bytes(self) -> int:
-        return self.query_rows * self.rows.pitch + 4 * self.tile_bytes
+        return ROWS * self.rows.pitch + 4 * self.tile_bytes
 
     @property
     def copied(self) -> bool:
@@ -127,11 +96,9 @@ def problems(case: Case, at: Expansion, row_alignment: int) -> list[str]:
 
 def geometry_of(case: Case, target: Target) -> Tiles | None:
     """The tiles of a case: the most keys that fit the page size, the shared memory and, for wide heads, registers."""
-    # Panels are of 64 columns, and there are registers for the sums of 128.
-    warpgroup = target.has("wgmma") and case.size in (64, 128)
-    for keys in (128, 64, 32, 16) if warpgroup else (64, 32, 16) if case.size <= 128 else (32, 16):
+    for keys in (64, 32, 16) if case.size <= 128 else (32, 16):
         pages = case.spec.page_size
-        tiles = Tiles(case, keys, warpgroup)
+        tiles = Tiles(case, keys)
         if tiles.shared_bytes <= target.shared_bytes and (
             not tiles.copied or not pages or not pages % keys or not keys % pages
         ):
@@ -142,8 +109,8 @@ def geometry_of(case: Case, target: Target) -> Tiles | None:
 def launch(case: Case, at: Expansion, op: Any, args: list[ir.Value | None]) -> None:
     geometry = geometry_of(case, at.target)
     assert geometry is not None
-    tiles = tiles_of(op, at, case.group, geometry.query_rows)
-    grid, block = (tiles, case.spec.num_heads, 1), (geometry.threads, 1, 1)
+    tiles = tiles_of(op, at, case.group, ROWS)
+    grid, block = (tiles, case.spec.num_heads, 1), (THREADS, 1, 1)
     at.launch(prefill_kernel(geometry), args, grid, block, key=geometry)
 
 
@@ -156,10 +123,7 @@ def prefill_kernel(g: Tiles) -> Any:
     """The kernel of a geometry."""
     case, spec, D, N, G = g.case, g.case.spec, g.case.size, g.keys, g.case.group
     dtype, steps = case.query, g.case.size // 16
-    query_in_registers, memory_rows = D <= 128 and not g.warpgroup, g.rows
-    ROWS, THREADS = g.query_rows, g.threads
-    apart = g.loaders < THREADS  # the second warpgroup copies while the first multiplies
-    query_rows = SharedLayout(ROWS, D, 2, 128) if g.warpgroup else g.rows
+    query_in_registers, memory_rows = D <= 128, g.rows
     converted_width = load_width(spec, CHUNK)
 
     @kv.func
@@ -169,7 +133,7 @@ def prefill_kernel(g: Tiles) -> Any:
             row, chunk = i // (D // CHUNK), i % (D // CHUNK)
             at = kv.math.min(row0 + row, rows - 1)
             piece = query.load(*queries.at(base, at // G), head * G + at % G, chunk * CHUNK, width=CHUNK)
-            (tile + query_rows.chunk_offset(row, chunk)).store(piece)
+            (tile + memory_rows.chunk_offset(row, chunk)).store(piece)
 
     @kv.func
     def load_tile(cache, b, head, base, last, tile):
@@ -177,8 +141,8 @@ def prefill_kernel(g: Tiles) -> Any:
         if g.copied:
             ops.load_tile(
                 cache.ir, i32_value(b), i32_value(head), i32_value(base), i32_value(last - base), tile.ir,
-                i32_value(kv.thread_id.x - (THREADS - g.loaders)), tile_rows=N, num_threads=g.loaders,
-                pitch=g.tile.pitch, swizzle=memory_rows.swizzle,
+                i32_value(kv.thread_id.x), tile_rows=N, num_threads=THREADS, pitch=memory_rows.pitch,
+                swizzle=memory_rows.swizzle,
             )  # fmt: skip
         else:
             for i in range(kv.thread_id.x, N * (D // CHUNK), THREADS):
@@ -191,7 +155,7 @@ def prefill_kernel(g: Tiles) -> Any:
                     words = words + ([x] if converted_width == 1 else [x[i] for i in range(converted_width)])
                 exists = base + row < last
                 piece = dtype(kv.vector(f32, [kv.where(exists, w, 0.0) for w in words]))
-                (tile + g.tile.chunk_offset(row, chunk)).store(piece)
+                (tile + memory_rows.chunk_offset(row, chunk)).store(piece)
 
     @kv.func
     def bring(keys, values, b, head, base, last, k_tile, v_tile):
@@ -203,9 +167,6 @@ def prefill_kernel(g: Tiles) -> Any:
     @kv.func
     def products_of(q_steps, q, k_tile, lane):
         """This lane's part of Q K^T: [key tile of 8][4], rows lane / 4 and that + 8, keys 2 * (lane % 4) and + 1."""
-        if g.warpgroup:
-            both = list(zip(query_rows.k_steps(), g.tile.k_steps(), strict=True))
-            return kv.wgmma(N, q, kv.wgmma_descriptor(k_tile), both, dtype)
         scores = [kv.f32(0.0)] * (N // 2)
         k_steps = memory_rows.steps(k_tile, (lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1)
         for k in kv.static(range(steps)):
@@ -247,11 +208,6 @@ def prefill_kernel(g: Tiles) -> Any:
     @kv.func
     def add_values(weights, o, v_tile, lane):
         """o += P V for a tile."""
-        if g.warpgroup:
-            a = [fragment(weights, k) for k in range(N // 16)]
-            descriptor = kv.wgmma_descriptor(v_tile, leading=N * 128)
-            o[:] = kv.wgmma(o, a, descriptor, g.tile.row_steps(), dtype, trans_b=True)
-            return
         v_steps = memory_rows.steps(v_tile, lane & 15, lane >> 4)
         for k in kv.static(range(N // 16)):
             a = fragment(weights, k)
@@ -264,7 +220,7 @@ def prefill_kernel(g: Tiles) -> Any:
     def clear_rows(tile, count):
         """Zeros in a tile's first rows."""
         for i in range(kv.thread_id.x, count * (D // CHUNK), THREADS):
-            (tile + g.tile.chunk_offset(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
+            (tile + memory_rows.chunk_offset(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
 
     @kv.func
     def write_rows(queries, out, tile, o, state, base, row0, rows, head, warp, lane):
@@ -284,13 +240,6 @@ def prefill_kernel(g: Tiles) -> Any:
                 piece = (tile + memory_rows.chunk_offset(row, chunk)).load(dtype, CHUNK)
                 out.store(*queries.at(base, at // G), head * G + at % G, chunk * CHUNK, value=piece)
 
-    @kv.func
-    def meet():
-        """A barrier, after which everybody sees what anybody has brought into shared memory."""
-        if g.warpgroup:
-            kv.fence_proxy_async()
-        kv.barrier()
-
     @kv.kernel(block=(THREADS, 1, 1), min_blocks=1)
     def attention_prefill(
         collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
@@ -300,7 +249,7 @@ def prefill_kernel(g: Tiles) -> Any:
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
-        memory = kv.shared(g.shared_bytes, kv.u8, alignment=1024 if g.warpgroup else 128).ptr()
+        memory = kv.shared(g.shared_bytes, kv.u8, alignment=128).ptr()
         q_tile, k_tiles = memory, memory + ROWS * g.rows.pitch
         v_tiles = k_tiles + 2 * g.tile_bytes
         number = kv.grid_dim.x - 1 - kv.block_id.x
@@ -314,8 +263,7 @@ def prefill_kernel(g: Tiles) -> Any:
             first, first_end = interval(case, start + row0 // G, num_keys)
             last_first, last = interval(case, start + (kv.math.min(row0 + ROWS, rows) - 1) // G, num_keys)
             begin, end = first // N, (last + (N - 1)) // N
-            if warp >= g.warps - g.loaders // 32:
-                bring(keys, values, b, head, begin * N, last, k_tiles, v_tiles)
+            bring(keys, values, b, head, begin * N, last, k_tiles, v_tiles)
             kv.cp_async_commit()
             load_query(queries, query, q_tile, base_row, row0, rows, head)
             seen, alibi = [], []
@@ -326,7 +274,7 @@ def prefill_kernel(g: Tiles) -> Any:
                     alibi.append((slopes[head * G + at % G] * LOG2E, start + at // G))
             kv.barrier()
             q_steps = memory_rows.steps(q_tile, warp * 16 + (lane & 15), lane >> 4)
-            q = kv.wgmma_descriptor(q_tile + (warp // 4) * (64 * 128)) if g.warpgroup else None
+            q = None
             if query_in_registers:
                 q = [kv.ldmatrix(memory_rows.step(q_steps, k)) for k in range(steps)]
             state = [kv.f32(LOWEST), kv.f32(LOWEST), kv.f32(0.0), kv.f32(0.0)]
@@ -338,24 +286,14 @@ def prefill_kernel(g: Tiles) -> Any:
             for j in range(begin, end):
                 base, stage = j * N, (j - begin) & 1
                 kv.cp_async_wait(0)
-                meet()
+                kv.barrier()  # after which everybody sees what anybody has brought
                 if base < first:
                     clear_rows(v_tiles + stage * g.tile_bytes, first - base)
-                    meet()
+                    kv.barrier()
                 there = (stage ^ 1) * g.tile_bytes
                 following = (keys, values, b, head, base + N, last, k_tiles + there, v_tiles + there)
-                # One warpgroup after the other: while one weighs its scores, the tensor cores are the other's.
-                if g.warpgroup:
-                    if warp >= 4:
-                        if apart:
-                            bring(*following)
-                        kv.named_barrier(1, THREADS)
                 scores = products_of(q_steps, q, k_tiles + stage * g.tile_bytes, lane)
-                if g.warpgroup:
-                    if warp < 4:
-                        kv.named_barrier(1, THREADS)
-                if not apart:
-                    bring(*following)
+                bring(*following)
                 kv.cp_async_commit()
                 if bent:
                     scores = [softcapped(case, s * factor, kv.ex2) for s in scores]
@@ -389,8 +327,6 @@ def prefill_kernel(g: Tiles) -> Any:
                     if ((lane & 3) == 0) & (at < rows):
                         lse[(*queries.at(base_row, at // G), h)] = log_sum_exp(state[u], state[2 + u])
             kv.cp_async_wait(0)
-            if g.warpgroup:
-                kv.barrier()  # the rows that other warps multiply are where this one is about to write
             write_rows(queries, out, q_tile, o, state, base_row, row0, rows, head, warp, lane)
 
     return attention_prefill

@@ -22,7 +22,7 @@ from kvarn.dsl import functions
 from .attention_common import Case, caches_of, start_of
 from .attention_queries import queries_of, tiles_of
 from .base import Expansion
-from .key_splits import key_range, partial_row, split_of
+from .key_splits import key_range, partial_row, quotient, split_of
 from .softmax import (
     LOG2E,
     LOWEST,
@@ -84,7 +84,8 @@ def attention_kernel(
         units = number_of_tiles if splits is None else number_of_tiles * splits
         for i in range(kv.block_id.x, units, kv.grid_dim.x):
             work = i if queue is None else kv.take_round(queue, i, units)
-            tile = work if splits is None else work % number_of_tiles  # those who read the same keys, at one time
+            split = 0 if splits is None else quotient(work, number_of_tiles)
+            tile = work - split * number_of_tiles  # those who read the same keys, at one time
             number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads  # the longest first
             b, base, row0, count = queries.tile(number, G, M)
             k_rows, v_rows = caches_of(case, collection, layer, key_operand, value_operand)
@@ -106,9 +107,8 @@ def attention_kernel(
             if clean and case.mask == "causal":
                 end = kv.math.min(num_keys, start + (kv.math.min(row0 + M, count) - 1) // G + 1)
             first_tile, end_tile = 0, (num_keys + (N - 1)) // N
-            split, several = 0, False
+            several = False
             if splits is not None:
-                split = work // number_of_tiles
                 low, high = key_range(case, N, M, start, row0, count, num_keys)
                 first_tile, end_tile, several = split_of(least, low, high, splits, split)
             for j in range(first_tile, end_tile):

@@ -40,20 +40,24 @@ def key_range(case: Case, keys: int, rows: int, start: Any, row0: Any, count: An
 
 
 @kv.func
-def splits_of(least: int, low: Any, high: Any, most: Any) -> tuple[Any, Any]:
-    """(tiles of a split, splits) of tiles of keys [low, high), at least ``least`` each where there are several."""
+def quotient(a: Any, b: Any) -> Any:
+    """``a // b`` of numbers that are not negative: fewer instructions, for every tile of rows."""
+    return kv.i32(kv.u32(a) // kv.u32(b))
+
+
+@kv.func
+def split_tiles(least: int, low: Any, high: Any, most: Any) -> Any:
+    """Tiles of keys of each split of [low, high): ``least`` or more, or all of them."""
     tiles = high - low
-    wanted = kv.math.max(kv.math.min(tiles // least, most), 1)
-    each = kv.math.max((tiles + wanted - 1) // wanted, 1)
-    return each, (tiles + each - 1) // each
+    return kv.where(tiles < 2 * least, tiles, kv.math.max(quotient(tiles + (most - 1), most), least))
 
 
 @kv.func
 def split_of(least: int, low: Any, high: Any, most: Any, split: Any) -> tuple[Any, Any, Any]:
     """(first tile, end, whether there are other splits) of a split of tiles of keys [low, high)."""
-    each, count = splits_of(least, low, high, most)
+    each = split_tiles(least, low, high, most)
     first = kv.math.min(low + split * each, high)
-    return first, kv.math.min(first + each, high), count > 1
+    return first, kv.math.min(first + each, high), high - low > each
 
 
 @kv.func
@@ -97,8 +101,9 @@ def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
         if row0 + r < count:
             start, num_keys = start_of(case, collection or key_operand, value_operand, queries, kv_offsets, b)
             low, high = key_range(case, keys, rows, start, row0, count, num_keys)
-            _, pieces = splits_of(least, low, high, splits)
-            if pieces > 1:
+            each = split_tiles(least, low, high, splits)
+            if high - low > each:
+                pieces = quotient(high - low + (each - 1), each)
                 row, token = partial_row(tile, splits, 0, rows) + r, (row0 + r) // case.group
                 h = head * case.group + (row0 + r) % case.group
                 top, total, weight = weights_of(ends, row, pieces, splits, lane)

@@ -65,8 +65,8 @@ class LatentConfig:
 
     @property
     def arrivals(self) -> int:
-        """Of a box's barrier: of a thread that expects bytes, of all threads, of a thread a warp."""
-        return {"tma": 1, "rows": 128, "convert": self.producer_warps}[self.copy]
+        """Of a box's barrier: of a thread that expects bytes, of all threads, of a thread a warp of a warpgroup."""
+        return {"tma": 1, "rows": 128, "convert": 4}[self.copy]
 
     @property
     def boxes(self) -> int:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The producer of the kernels over latent rows that converts: rows of 8 bits, scaled or not, that may end in bf16.
 
-Warpgroups load rows into registers a tile ahead, four threads a row; when a box is free they convert what they hold of
-it, and load the next tile's. So every byte of the cache is read once, and shared memory holds what products take. Two
-warpgroups do so in the kernel for few rows, which has the memory's rate, one with two rows a thread in that for 64
-rows: more threads would leave the others fewer registers than assemblers need for their products.
+A warpgroup loads a tile's rows into registers, four threads a row and two rows a thread, converts them when their
+boxes are free, and loads its next tile: after the fence that shows products what it wrote, which waits for loads too.
+So every byte of the cache is read once, and shared memory holds what products take. In the kernel for few rows, which
+has the memory's rate, two warpgroups take tiles by turns: one loads while the other converts. That for 64 rows has
+registers for one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvarn.dsl.machine import inline_asm
 from kvarn.dsl.values import Value, bitcast
 
 from .attention_common import inline_scale
-from .latent_common import BOX, BOX_COLUMNS, CHUNK, KEYS, LatentConfig, pack
+from .latent_common import BOX, BOX_COLUMNS, CHUNK, LatentConfig, pack
 
 PIECE = 16  # stored elements that a thread loads of a box: a quarter of a row
 
@@ -32,65 +33,94 @@ def scales_of(c: LatentConfig) -> str:
     return "row" if spec.granularity >= spec.head_size else "piece"
 
 
-def turns_of(c: LatentConfig) -> int:
-    """Rows of a tile that a thread loads."""
-    return 4 * KEYS // (32 * c.producer_warps)
+TURNS = 2  # rows of a tile that a thread of a warpgroup loads
+THREADS, WARPS = 128, 4  # of a warpgroup
 
 
-def words_of(c: LatentConfig, box: int) -> tuple[int, int]:
-    """(first, how many) of a box's words among those of a row that a thread holds: bf16 takes twice as many."""
-    stored = min(box, c.case.content // BOX_COLUMNS) if c.case.rope else box
-    return 4 * stored + 8 * (box - stored), 8 if box * BOX_COLUMNS >= c.case.content else 4
+def in_bf16(c: LatentConfig, box: int) -> bool:
+    """Whether a box's elements are stored as bf16."""
+    return box * BOX_COLUMNS >= c.case.content
+
+
+def ahead(c: LatentConfig, box: int) -> bool:
+    """Whether a box is loaded with its tile: not those of bf16, which would take twice the registers."""
+    return not in_bf16(c, box)
 
 
 def held(c: LatentConfig, turn: int, box: int) -> slice:
-    """Where a box's words of a thread's row are."""
-    first, count = words_of(c, box)
-    first += turn * words_of(c, c.boxes)[0]
-    return slice(first, first + count)
+    """Where a box's words of a thread's row are, among those that are loaded a tile ahead."""
+    first = 4 * (turn * sum(ahead(c, n) for n in range(c.boxes)) + box)
+    return slice(first, first + 4)
 
 
-def row_of(c: LatentConfig, thread: Any, turn: int) -> Any:
+def scale_of(c: LatentConfig, turn: int, box: int) -> int:
+    """Which of the scales that a thread holds is a box's."""
+    count = [0, *(int(ends_granule(c, n)) for n in range(c.boxes))]
+    return turn * sum(count) + sum(count[: box + 1])
+
+
+def ends_granule(c: LatentConfig, box: int) -> bool:
+    """Whether the next box has another scale: boxes that are no values come first, and have their own."""
+    granule = c.case.inline or c.case.spec.granularity
+    ends = (box + 1) * BOX_COLUMNS
+    return box + 1 in (c.value_boxes, c.boxes) or granule <= BOX_COLUMNS or ends % granule == 0
+
+
+def row_of(thread: Any, turn: int) -> Any:
     """The row of a tile that a thread loads in a turn: a warp has eight of them."""
-    return (thread >> 2) + turn * (8 * c.producer_warps)
+    return (thread >> 2) + turn * (THREADS // 4)
 
 
 @kv.func
-def places_of(c, rows, base, thread):
+def places_of(rows, base, thread):
     """The places of the rows that a thread loads of a tile."""
-    return [rows.place(base + row_of(c, thread, turn)) for turn in range(turns_of(c))]
+    return [rows.place(base + row_of(thread, turn)) for turn in range(TURNS)]
+
+
+def column_of(c: LatentConfig, box: int, thread: Any) -> Any:
+    """The first column that a thread loads of a box; some other where the row has ended."""
+    last = c.case.size if in_bf16(c, box) else c.case.content
+    return kv.math.min(box * BOX_COLUMNS + (thread & 3) * PIECE, last - PIECE)
 
 
 @kv.func
 def load_piece(c, rows, place, box, thread):
-    """This thread's quarter of a row of a box as it is stored: (words, scale)."""
-    case = c.case
+    """This thread's quarter of a row of a box as it is stored, in words."""
+    case, column = c.case, column_of(c, box, thread)
     token, page, _ = place
-    source = kv.operand(rows.cache)  # whose pointers are for reading
-    column = box * BOX_COLUMNS + (thread & 3) * PIECE
-    last = case.size if box * BOX_COLUMNS >= case.content else case.content
-    column = kv.math.min(column, last - PIECE)
+    source = rows.cache
     byte, words = column, []
-    if box * BOX_COLUMNS >= case.content:  # bf16, in twice the bytes
+    if in_bf16(c, box):
         byte = case.rope_start + 2 * (column - case.content)
-        upper = source.block_paged_ptr(rows.b, token, 0, byte + 16, page=page).load(kv.i32, 4, invariant=True)
+        upper = source.block_paged_ptr(rows.b, token, 0, byte + 16, page=page).load(kv.i32, 4)
         words = [upper[k] for k in range(4)]
-    lower = source.block_paged_ptr(rows.b, token, 0, byte, page=page).load(kv.i32, 4, invariant=True)
-    words = [lower[k] for k in range(4)] + words
-    scale = kv.f32(1.0)
+    lower = source.block_paged_ptr(rows.b, token, 0, byte, page=page).load(kv.i32, 4)
+    return [lower[k] for k in range(4)] + words
+
+
+@kv.func
+def piece_scale(c, rows, place, box, thread):
+    """The scale of a thread's quarter of a row of a box; 1 where a row has one, or none."""
+    case, column = c.case, column_of(c, box, thread)
+    token, page, _ = place
+    if scales_of(c) != "piece" or (case.inline and in_bf16(c, box)):
+        return kv.f32(1.0)
     if case.inline:
-        if box * BOX_COLUMNS < case.content:
-            scale = inline_scale(case, source, rows.b, 0, token, column, page)
-    elif scales_of(c) == "piece":
-        scale = kv.f32(rows.cache.load_scale(rows.b, 0, token, column, page=page))
-    return words, scale
+        return inline_scale(case, kv.operand(rows.cache), rows.b, 0, token, column, page)
+    return kv.f32(rows.cache.load_scale(rows.b, 0, token, column, page=page))
 
 
 @kv.func
 def load_tile(c, rows, places, thread):
     """What a thread holds of a tile: (words, scales of pieces, scales of rows)."""
-    pieces = [load_piece(c, rows, place, box, thread) for place in places for box in range(c.boxes)]
-    return [w for words, _ in pieces for w in words], [scale for _, scale in pieces], row_scales(c, rows, places)
+    words = [
+        word for place in places for box in range(c.boxes) if ahead(c, box)
+        for word in load_piece(c, rows, place, box, thread)
+    ]  # fmt: skip
+    scales = [
+        piece_scale(c, rows, place, box, thread) for place in places for box in range(c.boxes) if ends_granule(c, box)
+    ]
+    return words, scales, row_scales(c, rows, places)
 
 
 @kv.func
@@ -102,13 +132,13 @@ def row_scales(c, rows, places):
 
 
 @kv.func
-def exchange_box(c, rows, box, words, scales, of_rows, there, following, at, thread):
-    """Convert what a thread holds of a box, write it to ``at``, and load the same of the following tile."""
-    for turn in kv.static(range(turns_of(c))):
-        mine, piece = held(c, turn, box), turn * c.boxes + box
-        scale = of_rows[turn] if scales_of(c) == "row" else scales[piece]
-        store_piece(c, box, words[mine], scale, there[turn], at, row_of(c, thread, turn), thread)
-        words[mine], scales[piece] = load_piece(c, rows, following[turn], box, thread)
+def put_box(c, rows, box, words, scales, of_rows, places, at, thread):
+    """Convert what a thread has of a box of its tile, and write it to ``at``."""
+    late = [load_piece(c, rows, place, box, thread) for place in places] if not ahead(c, box) else []
+    for turn in kv.static(range(TURNS)):
+        scale = of_rows[turn] if scales_of(c) == "row" else scales[scale_of(c, turn, box)]
+        piece = words[held(c, turn, box)] if ahead(c, box) else late[turn]
+        store_piece(c, box, piece, scale, places[turn][2], at, row_of(thread, turn), thread)
 
 
 def times(words: list[Any], scale: Any) -> list[Any]:
@@ -125,7 +155,7 @@ def converted(c, box, words, scale):
     """What products take of a piece: 8 words of 16 elements."""
     case = c.case
     quantized = scales_of(c) != ""
-    if box * BOX_COLUMNS >= case.content:
+    if in_bf16(c, box):
         if case.query is bf16:
             return times(words, scale) if quantized and not case.inline else words
         elements = [kv.f32(x) for word in words for x in kv.bitcast(word, bf16)]
@@ -151,23 +181,22 @@ def store_piece(c, box, words, scale, there, place, row, thread):
 
 
 @kv.func
-def stored_box(barrier, thread):
-    """A warp's part of some boxes is there, and seen by products."""
+def show():
+    """What a warp wrote is there for products: it may arrive at the boxes' barriers."""
     kv.fence_proxy_async()
     kv.syncwarp()
-    kv.mbarrier_arrive(barrier, (thread & 31) == 0)
 
 
 @kv.func
-def note_rows(c, places, seen_at, thread):
+def note_rows(places, seen_at, thread):
     """Write which rows of a tile there are, a bit each."""
-    for turn in kv.static(range(turns_of(c))):
+    for turn in kv.static(range(TURNS)):
         bits = kv.ballot(places[turn][2])  # four lanes have one row
         word = kv.u32(0)
         for row in kv.static(range(8)):
             word = word | ((bits >> (3 * row)) & (1 << row))
         if (thread & 31) == 0:
-            (seen_at + ((thread >> 5) + turn * c.producer_warps)).store(kv.u8(word))
+            (seen_at + ((thread >> 5) + turn * WARPS)).store(kv.u8(word))
 
 
 assert CHUNK * 2 == PIECE

@@ -71,6 +71,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     order = [*range(c.value_boxes, c.boxes), *range(c.value_boxes)]  # what is no value is free first
     query_layout, weights_layout = SharedLayout(N, case.size, 2, 128), SharedLayout(N, KEYS, 2, 128)
     value_steps = list(zip(BOX.row_steps(), weights_layout.k_steps(), strict=True))
+    TEAMS = c.producer_warps // latent_converts.WARPS  # that convert, by turns
     DEPTH = min(c.boxes, 8)  # boxes whose copies are under way behind the producer
 
     def key_steps(box: int) -> list[tuple[int, int]]:
@@ -309,24 +310,28 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
 
     @kv.func
     def produce_converted(rows, ring, seen_at, full, empty, span, thread):
-        begin, tiles = span[4], span[5]
-        base = begin * KEYS
-        places = latent_converts.places_of(c, rows, base, thread)
-        following = latent_converts.places_of(c, rows, base + KEYS, thread)
-        words, scales, of_following = latent_converts.load_tile(c, rows, places, thread)
-        slot, phase = kv.i32(0), kv.i32(1)
-        for i in range(tiles):
-            there = [place[2] for place in places]
-            of_rows, of_following = of_following, latent_converts.row_scales(c, rows, following)
-            if c.listed:
-                latent_converts.note_rows(c, places, seen_at + (i & (LISTS - 1)) * 8, thread)
-            for box in kv.static(order):
+        base, tiles = span[4] * KEYS, span[5]
+        team, thread = thread >> 7, thread & 127
+        places = latent_converts.places_of(rows, base + team * KEYS, thread)
+        words, scales, of_rows = latent_converts.load_tile(c, rows, places, thread)
+        slot, phase = team * c.boxes, kv.i32(1)
+        for i in range(team, tiles, TEAMS):
+            following = latent_converts.places_of(rows, base + (i + TEAMS) * KEYS, thread)
+            here = slot
+            for n in kv.static(range(c.boxes)):
                 kv.mbarrier_wait(empty + slot * BARRIER, phase)
+                if n == 0 and c.listed:
+                    latent_converts.note_rows(places, seen_at + (i & (LISTS - 1)) * 8, thread)
                 at = ring + slot * BOX.bytes
-                latent_converts.exchange_box(c, rows, box, words, scales, of_rows, there, following, at, thread)
-                latent_converts.stored_box(full + slot * BARRIER, thread)
+                latent_converts.put_box(c, rows, order[n], words, scales, of_rows, places, at, thread)
                 slot, phase = advance(slot, phase, 1)
-            places, following = following, latent_converts.places_of(c, rows, base + (i + 2) * KEYS, thread)
+            latent_converts.show()
+            for _ in kv.static(range(c.boxes)):
+                release(full + here * BARRIER, thread & 31)
+                here, _ = advance(here, phase, 1)
+            slot, phase = advance(slot, phase, (TEAMS - 1) * c.boxes)
+            places = following
+            words, scales, of_rows = latent_converts.load_tile(c, rows, places, thread)
 
     @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1, cluster=(1, PAIR, 1))
     def attention_latent_few(

@@ -98,7 +98,7 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
         splits = splits.least((longest + (least - 1)) // least)
         splits = splits + (one - splits.least(one))
     several = (splits - 1).least(one)
-    parts = at.workspace(several * tiles * splits * config.part_bytes + 16)
+    parts = at.workspace((several * tiles).wide * splits * config.part_bytes + 16)  # of many tiles more than 2 GiB
     key_map = (
         at.tensor_map(op.collection, rows=config.box_rows, layer=op.layer, half="key") if config.copy == "tma" else None
     )

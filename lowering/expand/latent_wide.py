@@ -48,8 +48,11 @@ from .softmax import SLACK
 STAGES = 2
 OF_BOX = 32  # sums of a thread for a box of columns
 CONSUMERS = 256
-# Registers of a thread of the producer, of scores, of values: together those that the block starts with.
-REGISTERS = {"tma": (24, 240, 240), "rows": (40, 232, 232), "convert": (96, 208, 200)}
+# Registers of a thread of the producer, of scores, of values: together those that the block starts with. A producer
+# that converts holds a tile, and more where rows have scales or end in bf16.
+REGISTERS = {
+    "tma": (24, 240, 240), "rows": (40, 232, 232), "convert": (96, 208, 200), "packed": (104, 208, 192),
+}  # fmt: skip
 WEIGHTS = SharedLayout(WIDE, KEYS, 2, 128)
 WIDEST = 4  # boxes of a product: 256 columns
 SCORES_MEET, ALL_MEET = 1, 2  # named barriers
@@ -333,23 +336,24 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def produce_converted(rows, stages, seen_at, full, empty, span, thread):
-        begin, tiles = span[4], span[5]
-        base = begin * KEYS
-        places = latent_converts.places_of(c, rows, base, thread)
-        following = latent_converts.places_of(c, rows, base + KEYS, thread)
-        words, scales, of_following = latent_converts.load_tile(c, rows, places, thread)
+        base, tiles = span[4] * KEYS, span[5]
+        places = latent_converts.places_of(rows, base, thread)
+        words, scales, of_rows = latent_converts.load_tile(c, rows, places, thread)
         for i in range(tiles):
-            stage, there = i & 1, [place[2] for place in places]
-            of_rows, of_following = of_following, latent_converts.row_scales(c, rows, following)
+            stage = i & 1
+            following = latent_converts.places_of(rows, base + (i + 1) * KEYS, thread)
             for g in kv.static(range(len(groups))):
                 kv.mbarrier_wait(barrier_of(empty, stage, g), ((i >> 1) & 1) ^ 1)
                 if g == LEFT and c.listed:
-                    latent_converts.note_rows(c, places, seen_at + stage * 8, thread)
+                    latent_converts.note_rows(places, seen_at + stage * 8, thread)
                 for box in kv.static(range(groups[g][0], sum(groups[g]))):
                     at = stages + (stage * TILE + box * BOX.bytes)
-                    latent_converts.exchange_box(c, rows, box, words, scales, of_rows, there, following, at, thread)
-                latent_converts.stored_box(barrier_of(full, stage, g), thread)
-            places, following = following, latent_converts.places_of(c, rows, base + (i + 2) * KEYS, thread)
+                    latent_converts.put_box(c, rows, box, words, scales, of_rows, places, at, thread)
+            latent_converts.show()
+            for g in kv.static(range(len(groups))):
+                release(barrier_of(full, stage, g), thread & 31)
+            places = following
+            words, scales, of_rows = latent_converts.load_tile(c, rows, places, thread)
 
     @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1)
     def attention_latent(
@@ -386,7 +390,8 @@ def latent_kernel(c: LatentConfig) -> Any:
             extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
             span = keys_of(c, *extents, row0, rows, splits, kv.block_id.y)
             tiles = span[5]
-            producer, left, right = REGISTERS[c.copy]
+            packed = c.copy == "convert" and (case.rope or latent_converts.scales_of(c))
+            producer, left, right = REGISTERS["packed" if packed else c.copy]
             if role < PRODUCERS:
                 kv.setmaxnreg(producer, "decrease")
                 if tiles > 0:

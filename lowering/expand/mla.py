@@ -50,6 +50,18 @@ def kind_of(op: Any, at: Expansion) -> str:
     return "simt" if problems else "latent"
 
 
+def slower_than(op: Any, at: Expansion, kind: str) -> list[str]:
+    """Why a kernel of this kind was chosen where another would be faster, one sentence each; empty for the fastest."""
+    if at.target.is_host or "kind" in at.schedule:
+        return []
+    case, listed = case_of(op, at), op.indices is not None
+    if at.target.has("wgmma"):
+        problems = latent_schedule.problems(case, at.target, row_alignment(op), listed)
+        return [f"that of kind latent on wgmma {problem}" for problem in problems]
+    problems = attention_latent.problems(case, at.target, row_alignment(op), listed)
+    return [f"that of kind latent {problem}" for problem in problems]
+
+
 @expands("kv.mla_attention")
 def expand_attention(op: Any, at: Expansion) -> None:
     case, kind = case_of(op, at), at.kind

@@ -11,6 +11,7 @@ not for the tokens.
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -23,7 +24,6 @@ from mlir.dialects import func
 
 from kvarn import compiler, forks, settings
 from kvarn.artifact import Artifact
-from kvarn.caches import MHAOperand
 from kvarn.compiled import Kernel
 from kvarn.dialect import dtypes, effects, layout, schedules, types
 from kvarn.dialect.base import Kv
@@ -35,15 +35,23 @@ from kvarn.dsl import functions
 from kvarn.env import env
 from kvarn.lowering import pipeline
 from kvarn.lowering.target import by_name, of_capability
-from kvarn.runtime import buffers, contents, device, overlap, streams
-from kvarn.runtime.binding import HOST, is_torch, ordinal_of
+from kvarn.runtime import buffers, contents, device, overlap, packing, signatures, streams
+from kvarn.runtime.binding import HOST, ordinal_of
 from kvarn.runtime.overlap import Apart
 from kvarn.runtime.program import Program
 
 _REMEMBER = 4096  # signatures that an operation remembers
+_LAUNCHES = 512  # packed launches that a signature remembers: one a layer, stream and size of the cache
 _WIDEST = 16  # bytes of one access; no alignment beyond it is of use
 
 Schedule = Mapping[str, Any] | None
+
+
+# What runs operations where they are recorded, or where their operands are converted first: the module
+# kvarn.torch.library, once it is imported. recording() says whether an operation is to be given to record(operation,
+# operands, attributes, schedule, stream); converted(operation, operands) gives operands that would be refused as the
+# operation takes them, and what is to follow the run, or None.
+recorder: Any = None
 
 
 # --- what a program is specialised for -----------------------------------------------------------
@@ -191,23 +199,50 @@ class OperationProgram(Program):
         super().__init__(artifact)
         self.used = next(_clock)
 
-    def run(self, values: list[tuple[Any, ...]], ordinal: int, operands: Sequence[Any], stream: Any) -> None:
-        """Run every step with field values that are right; ``operands`` say whose current stream to take."""
+    def run(self, known: _Known, values: list[Any], operands: Sequence[Any], stream: Any) -> None:
+        """Run every step with first field values that are right; ``operands`` say whose current stream to take."""
+        ordinal = known.ordinal
         on = self._on.get(ordinal) or self._load(ordinal)
         if ordinal < 0:
-            handle, self.used = 0, next(_clock)
-        elif stream is None:
+            self.used = next(_clock)
+            known.complete(values)
+            with on.lock:
+                for call, shape, flat in self._plan(on, values, 0):
+                    call.fire(shape, flat, 0)
+            return
+        if stream is None:
             handle = streams.current_stream(operands, ordinal)
         else:
             handle = stream if stream.__class__ is int else streams.handle_of(stream)
         before = on.calls[0].enter(handle) if handle <= streams.LAST_SPECIAL else None
         try:
             with on.lock:
-                for call, shape, flat in self._plan(on, values, handle):
-                    call.fire(shape, flat, handle)
+                key = handle, known.rest(values)
+                launches = known.launches.get(key)
+                if launches is None:
+                    launches = self._bind_launches(on, known, key, values)
+                for launch, config, kernel, pointers, words, moves, again, _ in launches:
+                    for word, i in moves:
+                        words[word] = values[i]
+                    code = launch(config, kernel, pointers, None)
+                    if code:
+                        again(code)
         finally:
             if before is not None:
                 device.unbind(before)
+
+    def _bind_launches(self, on: Any, known: _Known, key: tuple[int, Any], values: list[Any]) -> list[packing.Bound]:
+        """The launches of a call, packed but for the addresses of its buffers, and remembered for calls like it."""
+        marked = list(values)
+        for i, _ in known.tails:
+            marked[i] = packing.Address.of(values[i], i)
+        known.complete(marked)
+        plan: Any = self._plan(on, marked, key[0])
+        made = [call.bound(shape, flat, key[0]) for call, shape, flat in plan]
+        if len(known.launches) >= _LAUNCHES:
+            known.launches.clear()
+        found = known.launches[key] = [bound for bound in made if bound is not None]
+        return found
 
     def bind(self, operands: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
         """Check operands against the compiled code; their field values and device."""
@@ -277,6 +312,13 @@ class _Known(NamedTuple):
     ordinal: int
     tails: list[tuple[int, tuple[int, ...]]]  # of each buffer: its place among operands, its fields after the address
     checks: tuple[contents.Check, ...]  # of a call's field values: that outputs lie apart, what tables on the host hold
+    rest: Callable[[Sequence[Any]], Any]  # of a call's values, those that are no buffer's
+    launches: dict[Any, list[packing.Bound]]  # by stream and rest
+
+    def complete(self, values: list[Any]) -> None:
+        """Put the fields of buffers behind their addresses."""
+        for i, tail in self.tails:
+            values[i] = (values[i], *tail)
 
 
 class Operation:
@@ -335,8 +377,15 @@ class Operation:
         attributes: tuple[tuple[str, Any], ...] = (),
         schedule: Schedule = None,
         stream: Any = None,
+        now: bool = False,
     ) -> None:
-        """Run on operands in the order of ``self.operands``; absent ones are None, or left out at the end."""
+        """Run on operands in the order of ``self.operands``; absent ones are None, or left out at the end.
+
+        ``now``: whatever records.
+        """
+        if recorder is not None and not now and recorder.recording():
+            recorder.record(self, operands, attributes, schedule, stream)
+            return
         values: list[Any] = []
         key: list[Any] = [
             env.check,
@@ -344,21 +393,28 @@ class Operation:
             None if schedule is None else _entries(schedule, self.title),
             settings.token(),
         ]
-        add, find = key.append, _signers.get
+        add, find = key.append, signatures.signers.get
         for operand in operands:
-            add((find(operand.__class__) or _find_signer(operand.__class__))(operand, values))
+            add((find(operand.__class__) or signatures.find_signer(operand.__class__))(operand, values))
         signature = tuple(key)
         try:
             found = self._known.get(signature)
         except TypeError:  # an entry of the schedule that nothing can be looked up by: learning says which
             found = None
         if found is None:
+            converted = recorder and recorder.converted(self, operands)
+            if converted:
+                operands, after = converted
+                self(operands, attributes, schedule, stream, now=True)
+                after()
+                return
             found = self._learn(signature, operands)
-        for i, tail in found.tails:
-            values[i] = (values[i], *tail)
-        for check in found.checks:
-            check(values)
-        found.program.run(values, found.ordinal, operands, stream)
+        if found.checks:
+            whole = list(values)
+            found.complete(whole)
+            for check in found.checks:
+                check(whole)
+        found.program.run(found, values, operands, stream)
 
     def _learn(self, signature: tuple[Any, ...], operands: Sequence[Any]) -> _Known:
         """Check a signature, get its program, and remember what its buffers' fields are besides the address."""
@@ -372,7 +428,9 @@ class Operation:
         if len(self._known) >= _REMEMBER:
             self._known.clear()
         tails = [(i, values[i][1:]) for i in buffers_]
-        made = self._known[signature] = _Known(found, ordinal, tails, self._checks(what, given, ordinal))
+        others = [i for i in range(len(values)) if i not in buffers_]
+        rest = operator.itemgetter(*others) if others else _nothing
+        made = self._known[signature] = _Known(found, ordinal, tails, self._checks(what, given, ordinal), rest, {})
         return made
 
     def _checks(self, what: Specialisation, given: Sequence[Any], ordinal: int) -> tuple[contents.Check, ...]:
@@ -497,14 +555,30 @@ class Operation:
         return compile_operation(self.specialisation(operands, attributes, ordered, target)[0])
 
 
+class FixedSchedule(dict[str, Any]):
+    """A schedule that nobody changes: its part of a signature is made once."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, **entries: Any) -> None:
+        super().__init__(entries)
+        self.entries = _entries(dict(entries), "schedule")
+
+
 def _entries(schedule: Any, title: str) -> tuple[tuple[tuple[str, Any], ...], tuple[type, ...]]:
     """A schedule's entries in order, and the classes of its values: True and 1 are equal and not the same."""
+    if schedule.__class__ is FixedSchedule:
+        return schedule.entries
     try:
         return tuple(sorted(schedule.items())), tuple(map(type, schedule.values()))
     except (AttributeError, TypeError):
         names = [name for name in schedule if not isinstance(name, str)] if isinstance(schedule, Mapping) else []
         wrong = f"named by strings, got {names[0]!r}" if names else f"given as a mapping, got {schedule!r}"
         raise TypeError(f"{title}: the schedule's entries must be {wrong}") from None
+
+
+def _nothing(values: Sequence[Any]) -> None:
+    return None
 
 
 def _place(ordinal: int) -> str:
@@ -518,83 +592,3 @@ def _alignment(view: buffers.BufferView) -> int:
         if extent > 1:
             bits |= stride * view.dtype.itemsize
     return lowbit(bits)
-
-
-# --- signatures: what a call's checks and code depend on, of an operand, by its class ---------------------
-#
-# A signer gives its part of the key and appends the first of the operand's values: the fields of a handle, the number
-# of a scalar, the address of a buffer, whose other fields the signature determines.
-
-Signer = Callable[[Any, list[Any]], Any]
-_signers: dict[type, Signer] = {}
-_BATCH = [f.name for f in layout.cache_fields(CacheSpec(layout.PAGED, dtypes.f32, 1, 1, 1))].index("batch")
-_specs: dict[int, tuple[Any, Any]] = {}  # by identity: the spec itself, and the first one that was equal to it
-_equal_specs: dict[Any, Any] = {}
-
-
-def _find_signer(cls: type) -> Signer:
-    if cls is type(None):
-        found: Signer = _sign_none
-    elif cls in (int, float):
-        found = _sign_number
-    elif is_torch(cls):
-        found = _sign_torch
-    elif issubclass(cls, MHAOperand):
-        found = _sign_operand
-    elif hasattr(cls, "fields") and callable(cls.fields):
-        found = _sign_handle
-    else:
-        found = _sign_other
-    _signers[cls] = found
-    return found
-
-
-def _sign_none(operand: None, values: list[Any]) -> Any:
-    return None
-
-
-def _sign_number(operand: Any, values: list[Any]) -> Any:
-    values.append((operand,))
-    return 0
-
-
-def _sign_handle(operand: Any, values: list[Any]) -> Any:
-    fields = operand.fields()
-    values.append(fields)
-    spec = operand.spec
-    found = _specs.get(id(spec)) or _remember_spec(spec)
-    return id(found[1]), fields[_BATCH], operand.readonly, operand.device
-
-
-def _sign_operand(operand: Any, values: list[Any]) -> Any:
-    values.append(operand.fields())
-    spec = operand.spec
-    found = _specs.get(id(spec)) or _remember_spec(spec)
-    return id(found[1]), operand.batch_size, operand.capacity, operand.device
-
-
-def _remember_spec(spec: Any) -> tuple[Any, Any]:
-    """Equal specs share an identity, which is cheaper to look up than their values. Those that are met are kept."""
-    if len(_specs) >= _REMEMBER:
-        _specs.clear()
-    found = _specs[id(spec)] = (spec, _equal_specs.setdefault(spec, spec))
-    return found
-
-
-def _sign_torch(operand: Any, values: list[Any]) -> Any:
-    try:
-        address = operand.data_ptr()
-        key = (operand.shape, operand.stride(), operand.dtype, operand.device, address & 15, operand.is_neg())
-    except RuntimeError:  # a tensor without a pointer: the reader says what is wrong with it
-        return _sign_other(operand, values)
-    values.append(address)
-    return key
-
-
-def _sign_other(operand: Any, values: list[Any]) -> Any:
-    try:
-        view = buffers.view(operand)
-    except (TypeError, ValueError):
-        return object()  # a signature of its own: learning it says which operand is wrong, and how
-    values.append(view.data)
-    return view.shape, view.strides, view.dtype.name, view.device, view.data & 15, view.readonly

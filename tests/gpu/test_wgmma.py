@@ -2,7 +2,7 @@
 """Products of a warpgroup on a GPU."""
 
 import pytest
-from reference.wgmma_kernels import PRODUCTS, check_product
+from reference.wgmma_kernels import PRODUCTS, check_product, check_started
 
 import kvarn as kv
 from kvarn.runtime import device
@@ -23,3 +23,11 @@ def test_a_product_is_that_of_its_matrices(dtype, rows, columns, trans, register
     if device.device(0).capability[0] != 9:
         pytest.skip("wgmma is of sm_90a alone")
     check_product(launched, dtype, rows, columns, trans, registers)
+
+
+@pytest.mark.parametrize("dtype", [kv.bf16, kv.f16], ids=lambda d: d.name)
+@pytest.mark.parametrize("columns", [8, 32])
+def test_products_under_way_are_waited_for_one_by_one(dtype, columns):
+    if device.device(0).capability[0] != 9:
+        pytest.skip("wgmma is of sm_90a alone")
+    check_started(launched, dtype, columns)

@@ -112,9 +112,9 @@ func.func @latent_keys(%c: !latent, %layer: i32, %k: !row, %offsets: !table) {
 // Rows that a list names are gathered one by one into the same tiles, whatever the page size; one that names nothing
 // asks for no byte, which fills it with zeros. The kernel of rows does not read it.
 // CHECK-LABEL: func.func @listed_rows
-// CHECK:         gpu.launch_func @kernels::@attention_latent blocks
+// CHECK:         gpu.launch_func @kernels::@attention_latent_few blocks
 // CHECK:         gpu.launch_func @kernels::@mla_rows blocks
-// CHECK:       gpu.func @attention_latent({{.*}}name = "parts"}{{.*}}name = "indices"}, {{.*}}name = "topk_lengths"}
+// CHECK:       gpu.func @attention_latent_few({{.*}}name = "parts"}{{.*}}name = "indices"}, {{.*}}name = "topk_lengths"}
 // CHECK-NOT:     kv.load_tile
 // CHECK:         memref.load %{{.+}} : memref<?x?xi32, strided<[?, 1]>, 1>
 // CHECK:         %[[OPERAND:.+]] = "kv.make_operand"

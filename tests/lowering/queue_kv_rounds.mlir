@@ -1,8 +1,8 @@
 // RUN: kv-opt %s --queue-kv-rounds | FileCheck %s
 
 gpu.module @kernels {
-  // Every role takes its numbers from the queue, which counts the warps that read it: 1 + 2 + 8. One thread fetches, at
-  // the end of a round of the first warp's.
+  // Every role takes its numbers from the queue, which counts the warps that read it: 1 + 2 + 8. One thread fetches, in
+  // the first warp's rounds: at their start, or of the last rounds at their end.
   // CHECK-LABEL: gpu.func @roles
   // CHECK:         %[[QUEUE:.*]] = "kv.make_queue"(%[[COUNTER:.*]]) {readers = 11 : i64} : (memref<?xi8>) -> !kv.queue
   // CHECK:         "kv.is_role"() {role = "producer_warp_0"}
@@ -10,9 +10,16 @@ gpu.module @kernels {
   // CHECK:           %[[MORE:.*]] = arith.cmpi slt, %[[T]], %[[N:.*]] : i32
   // CHECK:           scf.condition(%[[MORE]]) %[[T]], %[[USE]], %[[SUM]]
   // CHECK:         ^bb0(%[[T1:.*]]: i32, %[[USE1:.*]]: i32, %[[SUM1:.*]]: i32):
-  // CHECK-NEXT:      %[[SUM2:.*]] = arith.addi %[[SUM1]], %[[T1]]
-  // CHECK-NEXT:      "kv.queue_fetch"(%[[QUEUE]], %[[USE1]], %[[N]])
-  // CHECK-NEXT:      %[[NEXT:.*]] = "kv.queue_next"(%[[QUEUE]], %[[USE1]])
+  // CHECK:           %[[TWO:.*]] = arith.muli %[[BLOCKS:.*]], %c2
+  // CHECK:           %[[LATER:.*]] = arith.addi %[[T1]], %[[TWO]]
+  // CHECK:           %[[LAST:.*]] = arith.cmpi sge, %[[LATER]], %[[N]]
+  // CHECK:           %[[NOT:.*]] = arith.xori %[[LAST]], %true
+  // CHECK:           scf.if %[[NOT]] {
+  // CHECK-NEXT:        "kv.queue_fetch"(%[[QUEUE]], %[[USE1]], %[[N]])
+  // CHECK:           %[[SUM2:.*]] = arith.addi %[[SUM1]], %[[T1]]
+  // CHECK-NEXT:      scf.if %[[LAST]] {
+  // CHECK-NEXT:        "kv.queue_fetch"(%[[QUEUE]], %[[USE1]], %[[N]])
+  // CHECK:           %[[NEXT:.*]] = "kv.queue_next"(%[[QUEUE]], %[[USE1]])
   // CHECK:           %[[USE2:.*]] = arith.addi %[[USE1]],
   // CHECK:           scf.yield %[[NEXT]], %[[USE2]], %[[SUM2]]
   // CHECK:         "kv.is_role"() {role = "producer_warps_2_to_3"}

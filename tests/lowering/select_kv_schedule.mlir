@@ -57,9 +57,9 @@ func.func @invariant_many(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %
   return
 }
 
-// Speculated tokens: many rows of few sequences are a decode, of many sequences a prefill.
+// Speculated tokens: more rows than a decode's warp has are tiles, of the fewest rows that hold them.
 // CHECK-LABEL: func.func @many_rows_of_few
-// CHECK:         kind = "decode"
+// CHECK:         kind = "tile", max_batch = 16 : i64, {{.*}}rows = 64 : i64
 func.func @many_rows_of_few(%c: !pool, %layer: i32, %q: !wide, %offsets: !table, %scale: f32, %out: !wide) {
   "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 16 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
   return
@@ -164,18 +164,34 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 !whole = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>
 !table = memref<?xi32, strided<[1]>, 1>
 
-// A slower kernel is taken where the others cannot be, and a remark says why.
+// A slower kernel is taken where the others cannot be, and a remark says why. Pages of any size are tiles.
 // CHECK-LABEL: func.func @slower
 // CHECK:         kind = "simt"
-// CHECK:         kind = "prefill"
+// CHECK:         kind = "tile"
 // CHECK:         kind = "simt"
 // REMARK:      remark: missed: kind simt is slower than others: a kernel of kind decode needs a head size of a multiple of 8 up to 512, got 20 [select-kv-schedule]
 // REMARK:      remark: missed: kind simt is slower than others: a kernel of kind tile needs a head size of a multiple of 8 up to 256, got 20
-// REMARK:      remark: missed: kind prefill is slower than others: a kernel of kind tile needs pages of 8 tokens for TMA, got 4
+// REMARK:      remark: missed: kind simt is slower than others: a kernel of kind prefill needs a head size of a multiple of 16 up to 256, got 20
 // REMARK-NOT:  remark:
 func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %offsets: !table, %scale: f32, %out: !rows, %to: !whole) {
   "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   "kv.attention"(%s, %layer, %w, %offsets, %scale, %to) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!small, i32, !whole, !table, f32, !whole) -> ()
   "kv.attention"(%s, %layer, %w, %offsets, %scale, %to) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {kind = "simt"}} : (!small, i32, !whole, !table, f32, !whole) -> ()
+  return
+}
+
+// -----
+
+!rows = !kv.collection<"paged", f32, 1 : i64, 576 : i64, true, 16 : i64, none, 1 : i64>
+!queries = memref<?x16x576xf32, strided<[?, ?, 1]>, 1>
+!values = memref<?x16x512xf32, strided<[?, ?, 1]>, 1>
+!table = memref<?xi32, strided<[1]>, 1>
+
+// So it is with latent rows.
+// CHECK-LABEL: func.func @slower_latent
+// CHECK:         schedule = {kind = "simt"}
+// REMARK:      remark: missed: kind simt is slower than others: that of kind latent on wgmma needs a query and an output of bf16 or f16, got f32 and f32
+func.func @slower_latent(%c: !rows, %layer: i32, %q: !queries, %offsets: !table, %scale: f32, %out: !values) {
+  "kv.mla_attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, kv.row_alignment = 16 : i64, value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!rows, i32, !queries, !table, f32, !values) -> ()
   return
 }

@@ -13,7 +13,7 @@ gpu.module @kernels {
   // CHECK:         %[[KEYS:.*]] = "kv.make_stages"
   // CHECK:         %[[PRODUCER:.*]] = "kv.is_role"() {role = "producer"}
   // CHECK:         scf.if %[[PRODUCER]] {
-  // CHECK-NEXT:      "kv.set_registers"() {action = "decrease", count = 24 : i64}
+  // CHECK-NEXT:      "kv.set_registers"() {action = "decrease", count = 40 : i64}
   // CHECK-NEXT:      %[[WARP:.*]] = "kv.is_role"() {role = "producer_warp_0"}
   // CHECK-NEXT:      scf.if %[[WARP]] {
   // CHECK-NEXT:        scf.for %[[J:.*]] = %{{.*}} to %{{.*}} step %{{.*}} : i32 {
@@ -21,7 +21,7 @@ gpu.module @kernels {
   // CHECK-NEXT:          "kv.producer_acquire"(%[[KEYS]], %[[J]])
   // CHECK-NEXT:          "kv.copy_start"(%[[KEYS]], %[[J]], {{.*}}, %[[FIRST]],
   // CHECK:         } else {
-  // CHECK-NEXT:      "kv.set_registers"() {action = "increase", count = 240 : i64}
+  // CHECK-NEXT:      "kv.set_registers"() {action = "increase", count = 232 : i64}
   // CHECK-NEXT:      scf.for {{.*}} iter_args
   // CHECK-NOT:         kv.copy_start
   // CHECK:             "kv.consumer_wait"(%[[KEYS]]

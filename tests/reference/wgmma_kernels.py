@@ -71,3 +71,45 @@ def check_product(run: Callable[..., Any], dtype: Any, rows: int, columns: int, 
     a, b = (rng.integers(-8, 9, shape).astype(np.float32) for shape in ((64, steps), (rows, columns)))
     c = run(product_kernel(dtype, rows, columns, trans, registers), a, b, np.zeros((64, width), np.float32))
     np.testing.assert_array_equal(c, a @ (b if trans else b.T) + 1)
+
+
+def started_kernel(dtype: Any, columns: int) -> Any:
+    """Two products under way, of A transposed from shared memory: C[i] = A[i]^T B^T, A [2, 64, 64], B [columns, 64]."""
+    tile_b, tile_a = SharedLayout(columns, 64, 2, 128), SharedLayout(64, 64, 2, 128)
+    steps = list(zip(tile_a.row_steps(), tile_b.k_steps(), strict=True))
+
+    @kv.kernel(block=128)
+    def started(a, b, c):
+        lane, warp = kv.lane_id(), kv.warp_id()
+        shared_b = kv.shared(tile_b.bytes, kv.u8, alignment=1024).ptr()
+        shared_a = kv.shared(2 * tile_a.bytes, kv.u8, alignment=1024).ptr()
+        for i in range(kv.thread_id.x, 128 * 64, kv.block_dim.x):
+            row, column = i // 64, i % 64
+            place = shared_a + (row // 64 * tile_a.bytes + tile_a.offset(row % 64, column))
+            place.store(dtype(a[row, column]))
+            if row < columns:
+                (shared_b + tile_b.offset(row, column)).store(dtype(b[row, column]))
+        kv.fence_proxy_async()
+        kv.barrier()
+        right = kv.wgmma_descriptor(shared_b)
+        d = [
+            kv.wgmma_start(columns, kv.wgmma_descriptor(shared_a + k * tile_a.bytes), right, steps, dtype, trans_a=True)
+            for k in range(2)
+        ]
+        row, column = warp * 16 + (lane >> 2), (lane & 3) * 2
+        d[0], d[1] = kv.wgmma_wait(1, d[0], d[1])
+        for i in kv.static(range(columns // 2)):
+            c[row + 8 * (i // 2 % 2), i // 4 * 8 + column + i % 2] = d[0][i]
+        last = kv.wgmma_wait(0, d[1])[0]
+        for i in kv.static(range(columns // 2)):
+            c[64 + row + 8 * (i // 2 % 2), i // 4 * 8 + column + i % 2] = last[i]
+
+    return started
+
+
+def check_started(run: Callable[..., Any], dtype: Any, columns: int) -> None:
+    """As :func:`check_product`."""
+    rng = np.random.default_rng(columns)
+    a, b = (rng.integers(-8, 9, shape).astype(np.float32) for shape in ((128, 64), (columns, 64)))
+    c = run(started_kernel(dtype, columns), a, b, np.zeros((128, columns), np.float32))
+    np.testing.assert_array_equal(c, np.concatenate([a[:64].T @ b.T, a[64:].T @ b.T]))

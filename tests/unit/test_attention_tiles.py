@@ -121,6 +121,7 @@ def test_nothing_is_written_for_sequences_without_rows():
 SCHEDULES = {
     "two consumers by turns": Choice(consumers=2, entries=(("ping_pong", True),)),
     "three consumers": Choice(consumers=3),
+    "three consumers without a producer": Choice(consumers=3, producer=False),
     "one stage": Choice(stages=1),
     "three stages": Choice(stages=3),
     "no producer": Choice(producer=False),
@@ -138,9 +139,23 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.parametrize("producer", [True, False], ids=["producer", "no producer"])
+@pytest.mark.parametrize("page_size", [5, 64])
+def test_rows_of_a_tile_need_be_no_multiple_of_a_page(page_size, producer):
+    check(batch([260, 3], [17, 2], page_size=page_size), Choice(keys=96, maps=False, producer=producer))
+
+
+# Tiles of 64 keys: one, two, an odd number, and of a sequence without rows none; and uneven ends behind many.
+LENGTHS: dict[str, Any] = {
+    "one, two, three, none": {"cached": [20, 100, 150, 90], "new": [5, 7, 9, 0]},
+    "uneven": {"cached": [260, 3], "new": [17, 2]},
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_changes_no_result(name):
-    check(batch(cached=[260, 3], new=[17, 2]), SCHEDULES[name])
+def test_a_schedule_changes_no_result(name, lengths):
+    check(batch(**LENGTHS[lengths]), SCHEDULES[name])
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,19 @@ def test_the_command_names_the_pass(tmp_path, capsys):
     assert "the answer is wrong before any pass" in capsys.readouterr().out
 
 
+def test_the_ir_of_an_operation_is_what_is_dumped_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KVARN_DUMP_TO", str(tmp_path))
+    blocks = np.zeros((4, 2, 2, 16, 2, 32), np.float16)
+    pool = kv.PagedKVCacheCollection(blocks, np.array([9], np.uint32), np.array([[0]], np.uint32), 2, 16)
+    x = np.zeros((2, 2, 32), np.float16)
+    with kv.emulated("sm_90a"):
+        kv.ops.append(pool, 0, x, x, np.array([0, 2], np.uint32))
+    monkeypatch.delenv("KVARN_DUMP_TO")
+    (file,) = tmp_path.glob("append-sm_90a-*/00_input.mlir")
+    assert main(["bisect", str(file)]) == 0
+    assert "compared with the host" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

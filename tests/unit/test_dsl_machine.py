@@ -7,8 +7,10 @@ import re
 import time
 from collections import Counter
 
+import ml_dtypes
 import numpy as np
 import pytest
+from reference.blocks import run_block
 
 import kvarn as kv
 from kvarn.dialect import kv as dialect
@@ -373,3 +375,18 @@ def test_a_barrier_after_a_condition_stays_one():
     text = kv.compile(conditions, W, target="sm_90a").asm["ptx"]
     assert text.count("barrier.cluster.arrive") == text.count("barrier.cluster.wait") == 1
     assert len(re.findall(r"\bbar(?:rier)?\.sync", text)) == 1
+
+
+def test_every_e4m3_becomes_the_bf16_of_its_value():
+    @kv.kernel(block=64)
+    def convert(x, y):
+        word = x[kv.thread_id.x]
+        for k, pair in kv.static(enumerate(kv.cvt_e4m3x4_to_bf16x4(word))):
+            y[kv.thread_id.x, k] = pair
+
+    words = np.arange(256, dtype=np.uint8).view(np.int32)
+    found = np.zeros((64, 2), np.int32)
+    run_block(convert, 64, words, found, target="sm_90")
+    wanted = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    wanted[[127, 255]] = 480.0, -480.0  # the NaNs
+    np.testing.assert_array_equal(found.reshape(-1).view(ml_dtypes.bfloat16).astype(np.float32), wanted)

@@ -245,6 +245,50 @@ def test_an_access_outside_the_arguments_names_the_line():
         over.emulate(1, 32, np.zeros(32, np.float32))
 
 
+def test_checks_and_assertions_stop_with_their_message():
+    @kv.kernel
+    def touch(cache: kv.KVCache, head: kv.i32):
+        cache.store(0, head, 0, 0, cache.dtype(kv.f32(1)))  # touches
+
+    blocks = np.zeros((4, 2, 1, 16, 2, 64), np.float32)
+    pool = kv.PagedKVCacheCollection(blocks, np.array([1], np.uint32), np.array([[0]], np.uint32), 1, 2)
+    with kv.pipeline(check=True), kv.emulated("sm_90a"):
+        touch[1, 1](pool.get_key_cache(0), 1)
+        with pytest.raises(EmulationError, match=r"kv.store: the head must be in \[0, 2\): thread 0 of block") as error:
+            touch[1, 1](pool.get_key_cache(0), 5)
+    assert line_of("touches") in str(error.value)
+    assert blocks[0, 0, 0, 0, 1, 0] == 1
+
+    @kv.kernel
+    def asserts(x: kv.i32):
+        kv.device_assert(x + kv.thread_id.x < 7, "x is small")
+
+    asserts.emulate(1, 4, 3)
+    with pytest.raises(EmulationError, match=r"x is small: thread 1 of block \(0, 0, 0\)"):
+        asserts.emulate(1, 4, 6)
+
+
+def test_a_trap_stops():
+    @kv.kernel
+    def traps(cache: kv.KVCache):
+        cache.store(0, 0, 0, 0, cache.dtype(kv.f32(1)), oob="trap")
+
+    blocks = np.zeros((4, 2, 1, 16, 2, 64), np.float32)
+    pool = kv.PagedKVCacheCollection(blocks, np.array([1], np.uint32), np.array([[9]], np.uint32), 1, 2)
+    with pytest.raises(EmulationError, match="the kernel stops itself"):
+        traps.emulate(1, 1, pool.get_key_cache(0))
+    assert not blocks.any()
+
+
+def test_kernels_print(capsys):
+    @kv.kernel
+    def prints(x: kv.i32, y: kv.f32):
+        kv.printf("%d: %d and %.2f\n", kv.thread_id.x, x, y)
+
+    prints.emulate(1, 2, 7, 1.5)
+    assert capsys.readouterr().out == "0: 7 and 1.50\n1: 7 and 1.50\n"
+
+
 # --- mistakes of the caller --------------------------------------------------------------------------
 
 

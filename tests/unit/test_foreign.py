@@ -290,9 +290,10 @@ LATENT: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", LATENT)
 @pytest.mark.parametrize("new", [[1, 1, 1], [20, 3, 0]])
-def test_latent_rows_are_appended_and_attended(place, name, new):
+@pytest.mark.parametrize(("size", "value_size"), [(96, 64), (160, 128)])  # the second on the tensor cores
+def test_latent_rows_are_appended_and_attended(place, name, new, size, value_size):
     rng = np.random.default_rng(11)
-    shape = {"is_mla": True, "num_heads": 1, "head_size": 96, "num_layers": 1, "page_size": 16}
+    shape = {"is_mla": True, "num_heads": 1, "head_size": size, "num_layers": 1, "page_size": 16}
     problem = random_problem(rng, "paged", "bf16", cached=[40, 0, 7], new=new, **shape)
     c, more = problem.collection, 64 if name == "wide rows" else 0
 
@@ -305,14 +306,14 @@ def test_latent_rows_are_appended_and_attended(place, name, new):
         buffer, *(place.put(np.asarray(x)) for x in (c.cache_lengths, c.lookup_table)), max_seq_length=max(new),
         max_cache_length=c.max_cache_length,
     )  # fmt: skip
-    latent = random_values(rng, (problem.tokens, 1, 96), dtypes.bf16)
+    latent = random_values(rng, (problem.tokens, 1, size), dtypes.bf16)
     kv.ops.append(pool, 0, place.put(latent), None, place.put(problem.row_offsets))
     model.append(c, 0, latent, None, problem.row_offsets)
     np.testing.assert_array_equal(place.get(buffer).view(np.uint16), widened().view(np.uint16))
-    query = random_values(rng, (problem.tokens, 4, 96), dtypes.bf16)
-    out = place.put(np.zeros((problem.tokens, 4, 64), dtypes.bf16.numpy))
-    kv.ops.mla_attention(pool, 0, place.put(query), place.put(problem.row_offsets), value_size=64, out=out)
-    wanted, _ = reference.mla_attention(c, 0, query, problem.row_offsets, value_size=64)
+    query = random_values(rng, (problem.tokens, 4, size), dtypes.bf16)
+    out = place.put(np.zeros((problem.tokens, 4, value_size), dtypes.bf16.numpy))
+    kv.ops.mla_attention(pool, 0, place.put(query), place.put(problem.row_offsets), value_size=value_size, out=out)
+    wanted, _ = reference.mla_attention(c, 0, query, problem.row_offsets, value_size=value_size)
     np.testing.assert_allclose(place.get(out).astype(np.float64), wanted, rtol=2e-2, atol=2e-2)
 
 

@@ -160,6 +160,18 @@ def test_every_token_listed_is_dense_attention_without_a_mask():
     np.testing.assert_allclose(sparse, dense, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("heads", [16, 72])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_the_latent_kernels_give_zeros_for_lists_of_nothing(heads, splits):
+    rng, problem, indices = sparse_problem(10, "bf16", head_size=144, cached=[20, 0], new=[2, 1])
+    query = random_values(rng, (problem.tokens, heads, 144), dtypes.bf16)
+    schedule = {"kind": "latent", "splits": splits}
+    none = np.zeros(problem.tokens, np.int32)
+    for lists, lengths in ((indices[:, :0], None), (indices, none), (np.full_like(indices, -1), None)):
+        out = on_gpu(problem, 1, query, np.ascontiguousarray(lists), lengths, 128, schedule)
+        assert (out == 0).all()
+
+
 @pytest.mark.parametrize(
     ("dtype", "head_size", "value_size", "heads", "splits"),
     [

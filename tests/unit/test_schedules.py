@@ -303,14 +303,28 @@ def specialisation(
 
 def test_an_invariant_sequence_has_the_same_kernel_in_any_batch():
     bounds = [{"max_queries": 8, "max_batch": batch} for batch in (1, 16, 128, 1024)]
-    free = {chosen(b, 8, 8)["kind"] for b in bounds}
-    kept = {chosen({**b, "batch_invariant": True}, 8, 8)["kind"] for b in bounds}
+    free = {chosen(b, 8, 4)["kind"] for b in bounds}
+    kept = {chosen({**b, "batch_invariant": True}, 8, 4)["kind"] for b in bounds}
     assert free == {"decode", "tile"}
     assert kept == {"tile"}
     with pytest.raises(
         ValueError, match="batch_invariant cannot be kept: fewer sequences have a kernel of kind decode"
     ):
         chosen({"max_queries": 1, "max_batch": 1 << 20, "batch_invariant": True}, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("group", "new", "batch", "kind"),
+    [
+        (4, 4, 128, "decode"),  # 16 rows: a warp has them
+        (4, 8, 128, "tile"),
+        (4, 8, 4, "decode"),
+        (8, 8, 1, "tile"),
+        (4, 16, 1, "tile"),
+    ],
+)
+def test_more_rows_than_a_warp_has_are_tiles(group, new, batch, kind):
+    assert chosen({"max_queries": new, "max_batch": batch}, 8, group)["kind"] == kind
 
 
 def code_of(schedule: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 from reference.blocks import run_block
-from reference.wgmma_kernels import PRODUCTS, check_product, product_kernel
+from reference.wgmma_kernels import PRODUCTS, check_product, check_started, product_kernel
 
 import kvarn as kv
 from kvarn.errors import KernelError
@@ -75,3 +75,23 @@ def test_a_descriptor_says_where_a_tile_lies():
     found = np.zeros(2, np.int32)
     run_block(describe, 32, found, target="sm_90a")
     assert found.tolist() == [(2048 >> 4) + (8192 >> 4 << 16), (2048 >> 4) + (1 << 30)]
+
+
+@pytest.mark.parametrize("dtype", [kv.bf16, kv.f16], ids=lambda d: d.name)
+@pytest.mark.parametrize("columns", [8, 32])
+def test_products_under_way_are_waited_for_one_by_one(dtype, columns):
+    check_started(interpreted, dtype, columns)
+
+
+def test_what_cannot_be_under_way_is_refused():
+    @kv.kernel(block=128)
+    def transposed(x: W):
+        x[0] = kv.i64(kv.wgmma_wait(0, kv.wgmma_start(8, WORDS, 0, [0], kv.bf16, trans_a=True))[0][0])
+
+    @kv.kernel(block=128)
+    def pending(x: W):
+        x[0] = kv.i64(kv.wgmma_wait(-1, kv.wgmma_start(8, WORDS, 0, [0], kv.bf16))[0][0])
+
+    for kernel, message in ((transposed, "A transposed from shared memory only"), (pending, "pending must be an int")):
+        with pytest.raises(KernelError, match=message):
+            kv.compile(kernel, W, target="sm_90a")

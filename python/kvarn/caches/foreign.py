@@ -82,6 +82,7 @@ class ForeignPages(PagedKVCacheCollection):
     ) -> None:
         self.blocks, self.cache_lengths, self.lookup_table = data, cache_lengths, lookup_table
         self.scales = scales
+        self.dims, self.given_extents = dims, (page_size, num_heads)
         given = {"P": page_size, "H": num_heads}
         halves = [_canonical(half, name, given) for half, name in _halves(data, dims)]
         key, is_mla = halves[0], len(halves) == 1

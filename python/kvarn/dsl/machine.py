@@ -544,10 +544,16 @@ def mbarrier_try_wait(barrier: Pointer, parity: Any) -> Value:
     return Value(inline_asm(text, "=r,r,r,~{memory}", operands, "i32", effects=True), i32) != 0
 
 
-def mbarrier_wait(barrier: Pointer, parity: Any) -> None:
-    """Wait until the phase of that parity has completed. sm_90 and later."""
+def mbarrier_wait(barrier: Pointer, parity: Any, sleep: int = 0) -> None:
+    """Wait until the phase of that parity has completed. sm_90 and later.
+
+    With ``sleep`` the thread sleeps so many nanoseconds between looks: a warp that waits long leaves the others issue
+    slots and power.
+    """
     op = emit("scf.while", (), (), regions=2)
     with ir.InsertionPoint(op.regions[0].blocks.append()):
         emit("scf.condition", (), [(~mbarrier_try_wait(barrier, parity)).ir])
     with ir.InsertionPoint(op.regions[1].blocks.append()):
+        if sleep:
+            nanosleep(sleep)
         emit("scf.yield")

@@ -7,6 +7,7 @@ later, is the cluster's (``kvarn.emulator.cluster``), which runs its blocks in t
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections import defaultdict
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from .text import EmulationError, Instruction
+from .text import LOCAL, EmulationError, Instruction
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -121,6 +122,8 @@ class Block:
             number = self.kernel.shared[text] + self.base
         elif text in self.params:
             number = self.params[text]
+        elif text in self.kernel.symbols:
+            number = self.kernel.symbols[text]
         elif re.fullmatch("0[fFdD][0-9A-Fa-f]+", text):
             number = int(text[2:], 16)
         else:
@@ -168,6 +171,18 @@ class Block:
             raise EmulationError(f"{what}: outside the {len(self.shared)} bytes of shared memory")
         return at[:, None] + np.arange(size)
 
+    def place_own(self, address: np.ndarray, size: int, what: str) -> np.ndarray:
+        """Bytes [n, size] of a thread's own memory. Its address is the same number in every thread."""
+        at = address.astype(np.int64) - LOCAL
+        if ((at < 0) | (at + size > self.kernel.local_bytes)).any():
+            raise EmulationError(f"{what}: outside the {self.kernel.local_bytes} bytes of a thread's own memory")
+        return at[:, None] + np.arange(size)
+
+    @functools.cached_property
+    def own(self) -> np.ndarray:
+        """Each thread's own memory [threads, bytes]."""
+        return np.full((self.count, self.kernel.local_bytes), 0xFF, np.uint8)
+
     def read(self, space: str, address: np.ndarray, size: int, i: Instruction, lanes: np.ndarray) -> np.ndarray:
         """Bytes [n, size] as the threads ``lanes`` read them."""
         self.note(space, address, size, i, lanes, False)
@@ -175,6 +190,8 @@ class Block:
             return self.cluster.read(address, size, i, self.threads[lanes])
         if space == "global":
             return self.memory.read(address, size, i.text)
+        if space == "local":
+            return self.own[lanes[:, None], self.place_own(address, size, i.text)]
         return self.read_shared(self.place(address, size, i.text), self.threads[lanes], i)
 
     def read_shared(self, at: np.ndarray, threads: np.ndarray, i: Instruction) -> np.ndarray:
@@ -189,6 +206,8 @@ class Block:
             self.cluster.write(address, data, i, self.threads[lanes])
         elif space == "shared":
             self.write_shared(self.place(address, data.shape[1], i.text), data, i, self.threads[lanes])
+        elif space == "local":
+            self.own[lanes[:, None], self.place_own(address, data.shape[1], i.text)] = data
         else:
             self.memory.write(address, data, i.text)
 
@@ -196,7 +215,7 @@ class Block:
         self, space: str, address: np.ndarray, size: int, i: Instruction, lanes: np.ndarray, write: bool
     ) -> None:  # fmt: skip
         """Count an access of threads."""
-        if self.counts is None or not len(lanes):
+        if self.counts is None or not len(lanes) or space == "local":
             return
         if space == "global":
             self.counts.device(i.index, self.cluster.fields, address, size, lanes, write)

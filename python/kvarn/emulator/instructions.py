@@ -290,6 +290,8 @@ def load(t: Block, i: Instruction) -> Any:
     size, to = np.dtype(dtype).itemsize, _parts(i.operands[0])
     if i.name[1] == "param":
         inner = a.strip("[]").partition("+")[0].strip()
+        if inner not in t.params:  # what a call gave
+            return lambda m: t.put(d, m, t.value(inner, m, np.dtype(f"u{size}").type))
         return lambda m: t.put(d, m, np.full(t.count, t.params[inner] & ((1 << 8 * size) - 1), f"u{size}")[m])
     space = i.space
 
@@ -307,6 +309,8 @@ def store(t: Block, i: Instruction) -> Any:
     if i.name[1] == "async":
         return store_async(t, i)
     dtype, (a, d) = _type(i), i.operands
+    if i.name[1] == "param":  # of a call
+        return lambda m: t.put(a.strip("[] "), m, t.value(d, m, np.dtype(f"u{np.dtype(dtype).itemsize}").type))
     space = i.space
     kind = np.dtype(f"u{np.dtype(dtype).itemsize}").type
 
@@ -507,6 +511,6 @@ def elect(t: Block, i: Instruction) -> Any:
     return run
 
 
-@op("membar", "griddepcontrol", "prefetch", "nanosleep", "createpolicy")
+@op("membar", "griddepcontrol", "prefetch", "nanosleep", "pmevent", "createpolicy")
 def nothing(t: Block, i: Instruction) -> Any:
     return lambda m: None

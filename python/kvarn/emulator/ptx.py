@@ -66,7 +66,7 @@ def launch(
     descriptors = {(0xDE5C << 48) + i: v for i, v in enumerate(values) if not isinstance(v, int | np.integer)}
     handles = {id(v): handle for handle, v in descriptors.items()}
     numbers: list[Any] = [handles.get(id(v), v) for v in values]
-    memory, params = Memory(arrays), dict(zip(kernel.params, numbers, strict=True))
+    memory, params = Memory([*arrays, kernel.constants]), dict(zip(kernel.params, numbers, strict=True))
     shape = tuple(cluster or kernel.cluster or (1, 1, 1))
     if any(g % c for g, c in zip(grid, shape, strict=True)):
         raise EmulationError(f"a grid of {tuple(grid)} has no whole clusters of {shape}")
@@ -85,4 +85,4 @@ def launch(
 
 
 # For the instructions that they declare.
-from . import barriers, instructions, tma, wgmma  # noqa: E402, F401
+from . import barriers, calls, instructions, tma, wgmma  # noqa: E402, F401

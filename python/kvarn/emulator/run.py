@@ -204,8 +204,9 @@ class EmulatedProgram(Program):
             raise ValueError(f"operands of {self.artifact.name} must lie in host memory to be emulated")
         return values, ordinal
 
-    def run(self, values: list[tuple[Any, ...]], ordinal: int, operands: Sequence[Any], stream: Any) -> None:
+    def run(self, known: Any, values: list[Any], operands: Sequence[Any], stream: Any) -> None:
         e = emulation()
+        known.complete(values)
         if e is None:
             raise RuntimeError("an emulated operation was kept beyond its context")
         _run_steps(self.artifact, values, arrays_of(operands), Facts(e.multiprocessors), e.order, e.report)
@@ -258,7 +259,7 @@ def emulated(
     multiprocessors : int, optional
         What grids that fill the device count with; default: those of the first GPU of the architecture.
     races : bool
-        Whether to look for races and reads of unwritten shared memory, which takes about half of the time.
+        Whether to look for races and reads of unwritten shared memory, which takes up to half of the time.
 
     Yields
     ------

@@ -11,6 +11,10 @@ import bisect
 import re
 from dataclasses import dataclass, field
 
+import numpy as np
+
+LOCAL = 0x10CA1 << 40  # where the memory of one thread begins
+
 
 class EmulationError(RuntimeError):
     """The kernel did what no kernel may, or uses an instruction that is not known here."""
@@ -37,6 +41,8 @@ class Instruction:
         """The state space that an access names."""
         if "shared::cluster" in self.name:
             return "cluster"
+        if "local" in self.name:
+            return "local"
         return "shared" if "shared" in self.name or "shared::cta" in self.name else "global"
 
     @property
@@ -57,6 +63,9 @@ class Kernel:
     registers: int | None = None  # of a thread at launch, as far as the directives tell
     tracked: frozenset[str] = frozenset()  # registers of asynchronous products, and those moved into them
     text: str = ""  # the whole PTX
+    symbols: dict[str, int] = field(default_factory=dict)  # addresses of constants and of threads' own memory
+    constants: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    local_bytes: int = 0  # of a thread
 
     def symbol(self, offset: int) -> str:
         """A place in shared memory by the variable that it lies in."""
@@ -92,11 +101,28 @@ def parse(text: str, entry: str) -> Kernel:
         kernel.shared[name] = offset
         offset += int(size or 0)
     kernel.shared_bytes = offset
+    _constants(kernel, text)
+    for align, name, size in re.findall(r"\.local \.align (\d+) \.b8\s+(\w+)\[(\d+)\]", text[start:end]):
+        kernel.local_bytes += -kernel.local_bytes % int(align)
+        kernel.symbols[name] = LOCAL + kernel.local_bytes
+        kernel.local_bytes += int(size)
     _directives(kernel, text[found.end() : start])
     _statements(kernel, text, start + 1, end - 1, files)
     _name_barriers(kernel, notes)
     kernel.tracked = _tracked(kernel.code)
     return kernel
+
+
+def _constants(kernel: Kernel, text: str) -> None:
+    """Bytes of a module, such as strings: at addresses of the host, each at a multiple of 16."""
+    found = re.findall(r"\.(?:global|const) \.align \d+ \.b8 (\w+)\[(\d+)\](?:\s*=\s*\{([^}]*)\})?;", text)
+    data, at = bytearray(), {}
+    for name, size, values in found:
+        at[name] = len(data)
+        given = bytes(int(v) for v in values.split(",") if v.strip())
+        data += given.ljust(-(-int(size) // 16) * 16, b"\0")
+    kernel.constants = np.frombuffer(bytes(data), np.uint8).copy()
+    kernel.symbols |= {name: kernel.constants.ctypes.data + offset for name, offset in at.items()}
 
 
 def _directives(kernel: Kernel, text: str) -> None:

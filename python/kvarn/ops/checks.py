@@ -193,6 +193,8 @@ def spec_of(seen: SimpleNamespace) -> CacheSpec:
 
 def empty_like(array: Any, name: str, title: str) -> Any:
     """A new contiguous array of the same shape and dtype, on the same device, of the caller's library."""
+    if is_torch(array.__class__):
+        return array.new_empty(array.shape)
     return empty(array, shape_of(array, f"{title}: what {name} is to be like"), None, name, title)
 
 

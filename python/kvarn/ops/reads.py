@@ -13,7 +13,7 @@ from typing import Any
 from kvarn.caches import MHAOperand
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import DENSE, SCALES
-from kvarn.programs import Operation, Schedule, Specialisation, _alignment
+from kvarn.programs import FixedSchedule, Operation, Schedule, Specialisation, _alignment
 
 from . import checks, functions
 from .checks import layer_of
@@ -334,6 +334,26 @@ def attention_padded(
 def _modified(
     score: Any, mask: Any, window: Any, chunk: Any, softcap: float | None, title: str
 ) -> tuple[tuple[tuple[str, Any], ...], tuple[Any, ...]]:
+    """The attributes of an attention, and the arrays of its functions; those of masks by name are remembered."""
+    if score is not None or type(mask) is not str or not {type(window), type(chunk), type(softcap)} <= _PLAIN:
+        return _attributes(score, mask, window, chunk, softcap, title)
+    key = (mask, window, chunk, softcap, type(window), type(chunk))
+    found = _plain_masks.get(key)
+    if found is None:
+        found = _attributes(score, mask, window, chunk, softcap, title)
+        if len(_plain_masks) < _MASKS_REMEMBERED:
+            _plain_masks[key] = found
+    return found
+
+
+_PLAIN = {int, float, type(None)}
+_MASKS_REMEMBERED = 1024
+_plain_masks: dict[Any, Any] = {}
+
+
+def _attributes(
+    score: Any, mask: Any, window: Any, chunk: Any, softcap: float | None, title: str
+) -> tuple[tuple[tuple[str, Any], ...], tuple[Any, ...]]:
     """The attributes of an attention, and the arrays of its functions."""
     if score.__class__ is str:
         raise TypeError(f"{title}: score must be a function, or a tuple of one and its arrays, got {score!r}")
@@ -375,7 +395,7 @@ def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
     if collection.device[0] == "cpu":
         if collection.max_seq_length > 1:
             return schedule
-        known = {"max_queries": 1}
+        known = _ONE_QUERY
     else:
         if collection.max_seq_length > _FEW and not (schedule and "max_queries" in schedule):
             return schedule
@@ -383,10 +403,17 @@ def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
     return known if schedule is None else {**known, **schedule}
 
 
+_ONE_QUERY = FixedSchedule(max_queries=1)
+
+
+def _bounds(queries: int, batch: int) -> FixedSchedule:
+    return _fixed_bounds(queries, batch)
+
+
 @functools.cache
-def _bounds(queries: int, batch: int) -> dict[str, int]:
+def _fixed_bounds(queries: int, batch: int) -> FixedSchedule:
     most = next((n for n in (1, 4, 16, 128, 1024) if batch <= n), 1 << max(batch - 1, 0).bit_length())
-    return {"max_queries": 1 << max(queries - 1, 0).bit_length(), "max_batch": most}
+    return FixedSchedule(max_queries=1 << max(queries - 1, 0).bit_length(), max_batch=most)
 
 
 def empty_lse(query: Any, title: str) -> Any:

@@ -202,6 +202,7 @@ class Device:
         self.l2_bytes = self._attribute("L2_CACHE_SIZE")
         self.max_grid = tuple(self._attribute(f"MAX_GRID_DIM_{axis}") for axis in "XYZ")
         self._primary: Any = None
+        self.alone = found.devices == 1
         self.streams = {0, 1, 2}  # handles known to be of this device; these three go with the current context
 
     def _attribute(self, name: str) -> int:

@@ -13,19 +13,22 @@ on a device.
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvarn.artifact import Arg, Artifact
 from kvarn.bundle import BundleError
 from kvarn.bundle import load as load_bundle
 
 from . import device as devices
-from . import driver, streams
+from . import driver, signatures, streams
 from .binding import HOST, Binder, make_binder
-from .packing import Call, HostExecutor, Place
+from .packing import Address, Bound, Call, Frozen, HostExecutor, HostFrozen, Place
+
+_REMEMBER = 256  # packed calls that a launcher keeps
 
 
 class Binders:
@@ -67,6 +70,31 @@ class Binders:
         return ValueError(f"arguments of kernel {self.name!r} must be on one device, got {', '.join(places)}")
 
 
+class _Known(NamedTuple):
+    """Calls that differ in addresses only: their device, and the packed launch of each stream."""
+
+    ordinal: int
+    bounds: dict[int, Bound]
+
+    def launch(self, args: Sequence[Any], firsts: Sequence[Any], stream: Any) -> bool:
+        """Launch with these first values; False where there is no packed launch to be had."""
+        if stream is None:
+            stream = streams.current_stream(args, self.ordinal)
+        elif stream.__class__ is not int:
+            stream = streams.handle_of(stream)
+        bound = self.bounds.pop(stream, None)  # taken out while it is used: another thread takes the long way
+        if bound is None:
+            return False
+        launch, config, kernel, pointers, words, moves, again, _ = bound
+        for word, i in moves:
+            words[word] = firsts[i]
+        code = launch(config, kernel, pointers, None)
+        if code:
+            again(code)
+        self.bounds[stream] = bound
+        return True
+
+
 class PreparedLaunch:
     """A launch whose arguments are bound: call it with a stream, as often as wanted.
 
@@ -74,26 +102,31 @@ class PreparedLaunch:
     address and shape may not.
     """
 
-    __slots__ = ("_args", "_call", "_fire", "_ordinal")
+    __slots__ = ("_args", "_call", "_frozen", "_kernel", "_launch", "_ordinal", "_pointers", "_quick")
 
-    def __init__(self, call: Call, fire: Callable[[int], None], args: tuple[Any, ...], ordinal: int) -> None:
-        self._call, self._fire, self._args, self._ordinal = call, fire, args, ordinal
+    def __init__(self, call: Call, frozen: Frozen | HostFrozen, args: tuple[Any, ...], ordinal: int) -> None:
+        self._call, self._frozen, self._args, self._ordinal = call, frozen, args, ordinal
+        self._quick, self._launch, self._kernel, self._pointers = frozen.parts
 
     def __call__(self, stream: Any = None) -> None:
         """Launch on a stream; None is the current stream of the framework that the arguments come from."""
-        if stream is None:
-            handle = streams.current_stream(self._args, self._ordinal) if self._ordinal >= 0 else 0
-        else:
-            handle = stream if stream.__class__ is int else streams.handle_of(stream)
-        if handle <= streams.LAST_SPECIAL:
-            before = self._call.enter(handle)
+        if stream.__class__ is not int:
+            if stream is None:
+                stream = streams.current_stream(self._args, self._ordinal) if self._ordinal >= 0 else 0
+            else:
+                stream = streams.handle_of(stream)
+        config = self._quick.get(stream)
+        if config is not None:
+            code = self._launch(config, self._kernel, self._pointers, None)
+            if code:
+                self._frozen.again(code, config, stream)
+            return
+        before = self._call.enter(stream)
+        try:
+            self._frozen(stream)
+        finally:
             if before is not None:
-                try:
-                    self._fire(handle)
-                finally:
-                    devices.unbind(before)
-                return
-        self._fire(handle)
+                devices.unbind(before)
 
 
 class Launcher:
@@ -114,6 +147,12 @@ class Launcher:
         self._binders = Binders(self.entry.name, self.entry.args, artifact.target)
         self._shared = self.entry.shared_bytes
         self._calls: dict[int, Call] = {}
+        # Calls as before, of which only the addresses of buffers differ. A signature holds their last four bits.
+        self._knows = artifact.target != "host" and all(a.alignment <= 16 for a in self.entry.args)
+        others = [i for i, a in enumerate(self.entry.args) if a.kind != "buffer"]
+        self._rest = operator.itemgetter(*others) if others else None
+        self._known: dict[Any, _Known] = {}
+        self._seen: set[Any] = set()  # once: scalars that change from call to call are not worth to be remembered
 
     def __call__(self, grid: Any, block: Any, *args: Any, stream: Any = None) -> None:
         """Check, bind and launch.
@@ -136,6 +175,10 @@ class Launcher:
         DriverError
             If the driver refuses the launch.
         """
+        signature, firsts = self._sign(grid, block, args) if self._knows else (None, ())
+        known = self._known.get(signature)
+        if known is not None and known.launch(args, firsts, stream):
+            return
         values, ordinal = self._binders.bind(args)
         call = self._calls.get(ordinal) or self._place(ordinal)
         shape = call.shape(grid, block, self._shared)
@@ -144,6 +187,8 @@ class Launcher:
         else:
             handle = stream if stream.__class__ is int else streams.handle_of(stream)
         flat = list(chain.from_iterable(values))
+        if signature is not None:
+            self._remember(signature, call, ordinal, shape, values, handle)
         before = call.enter(handle) if handle <= streams.LAST_SPECIAL else None
         if before is None:
             call.fire(shape, flat, handle)
@@ -152,6 +197,36 @@ class Launcher:
             call.fire(shape, flat, handle)
         finally:
             devices.unbind(before)
+
+    def _sign(self, grid: Any, block: Any, args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        """What a call depends on besides the addresses of buffers, or None; and each argument's first value."""
+        firsts: list[Any] = []
+        key: list[Any] = [grid, block]
+        add, find = key.append, signatures.signers.get
+        for arg in args:
+            add((find(arg.__class__) or signatures.find_signer(arg.__class__))(arg, firsts))
+        if len(firsts) != len(self.entry.args) or grid.__class__ is list or block.__class__ is list:
+            return None, firsts
+        return (tuple(key), self._rest and self._rest(firsts)), firsts
+
+    def _remember(
+        self, signature: Any, call: Any, ordinal: int, shape: Any, values: Sequence[tuple[Any, ...]], handle: int
+    ) -> None:
+        """Pack a call that was seen before but for the addresses of its buffers."""
+        if signature not in self._seen:
+            if len(self._seen) >= _REMEMBER:
+                self._seen.clear()
+            self._seen.add(signature)
+            return
+        if len(self._known) >= _REMEMBER:
+            self._known.clear()
+        marked = []
+        for i, (arg, value) in enumerate(zip(self.entry.args, values, strict=True)):
+            marked += value if arg.kind != "buffer" else (Address.of(value[0], i), *value[1:])
+        known = self._known.setdefault(signature, _Known(ordinal, {}))
+        bound = call.bound(shape, marked, handle)
+        if bound is not None and (handle > streams.LAST_SPECIAL or call.device.alone):
+            known.bounds[handle] = bound
 
     def prepare(self, grid: Any, block: Any, *args: Any) -> PreparedLaunch:
         """Check and bind once, for many launches. Parameters as for a call."""

@@ -15,7 +15,7 @@ import operator
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kvarn.artifact import PARAM_BYTES, Artifact, Entry
 
@@ -167,6 +167,88 @@ def check_shape(entry: Entry, grid: Any, block: Any, shared: int, limits: device
 # --- on a GPU ------------------------------------------------------------------------------------
 
 
+class Address(int):
+    """The address of a buffer among the values of a launch, by which its place in the packet is found."""
+
+    operand: int
+
+    @classmethod
+    def of(cls, address: int, operand: int) -> Address:
+        """The address of an operand, given by its number."""
+        made = cls(address)
+        made.operand = operand
+        return made
+
+
+class Bound(NamedTuple):
+    """A launch on a stream of which all but some addresses is packed. One thread at a time may use it."""
+
+    launch: Callable[..., int]
+    config: int
+    kernel: Any
+    pointers: int
+    words: memoryview  # of the packet
+    moves: tuple[tuple[int, int], ...]  # words that take the address of an operand
+    again: Callable[[int], int]  # after a failed launch, with its code
+    memory: Packet
+
+
+class Frozen:
+    """A launch with values that stay, as a function of the stream. Threads may share it.
+
+    Attributes
+    ----------
+    parts : tuple
+        Configurations by stream, of those that need no look at the context; the driver's function; the kernel; the
+        address of the pointers to the parameters.
+    """
+
+    __slots__ = ("_call", "_configs", "_packet", "_shape", "parts")
+
+    def __init__(self, call: DeviceCall, shape: Shape, packet: Packet) -> None:
+        self._call, self._shape, self._packet = call, shape, packet
+        # One configuration a stream, never changed once made: that is what lets threads share it. They are kept, since
+        # another thread may be launching with one; programs have few streams.
+        self._configs: dict[int, Any] = {}
+        self.parts: tuple[dict[int, int], Any, Any, int] = (
+            {}, call.launcher(), call.handle, packet.pointers_address
+        )  # fmt: skip
+
+    def __call__(self, stream: int) -> None:
+        quick, launch, kernel, pointers = self.parts
+        memory = self._configs.get(stream)
+        if memory is None:
+            self._call.device.check_stream(stream)
+            data = struct.pack("<" + _CONFIG, *self._shape, stream, *self._call.attributes)
+            memory = self._configs.setdefault(stream, ctypes.create_string_buffer(data, _CONFIG_BYTES))
+            if stream > streams.LAST_SPECIAL or self._call.device.alone:
+                quick[stream] = ctypes.addressof(memory)
+        config = ctypes.addressof(memory)
+        code = launch(config, kernel, pointers, None)
+        if code:
+            self.again(code, config, stream)
+
+    def again(self, code: int, config: int, stream: int) -> None:
+        """After a failed launch."""
+        self._call.again(code, config, self.parts[3], self._shape, stream)
+
+
+class HostFrozen:
+    """A launch on the host, or of an empty grid: the stream means nothing."""
+
+    __slots__ = ("_run", "parts")
+
+    def again(self, code: int, config: int, stream: int) -> None:
+        raise AssertionError("nothing was launched")
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self._run = run
+        self.parts: tuple[dict[int, int], Any, Any, int] = ({}, None, None, 0)
+
+    def __call__(self, stream: int) -> None:
+        self._run()
+
+
 class DeviceCall:
     """A kernel on one device, ready to launch."""
 
@@ -182,6 +264,7 @@ class DeviceCall:
         self._launch = driver.launch_function()
         self._pool: list[Packet] = []
         self._shapes: dict[Any, Shape] = {}
+        self._passed: set[Shape] = set()
 
     def shape(self, grid: Any, block: Any, shared: int) -> Shape:
         """The checked launch shape; what passed once is looked up."""
@@ -195,6 +278,16 @@ class DeviceCall:
             if len(self._shapes) >= _REMEMBER:
                 self._shapes.clear()
             self._shapes[key] = found
+        return found
+
+    def checked(self, shape: Shape) -> Shape:
+        """The shape, checked as :meth:`shape` does."""
+        if shape in self._passed:
+            return shape
+        found = self._check(shape[:3], shape[3:6], shape[6])
+        if len(self._passed) >= _REMEMBER:
+            self._passed.clear()
+        self._passed.add(found)
         return found
 
     def _check(self, grid: Any, block: Any, shared: int) -> Shape:
@@ -221,6 +314,28 @@ class DeviceCall:
             code = self.again(code, packet.address, packet.pointers_address, shape, stream)
         pool.append(packet)
 
+    def bound(self, shape: Shape, values: Sequence[Any], stream: int) -> Bound | None:
+        """A launch with these values, of which each `Address` may be another one next time; None for an empty grid."""
+        if 0 in shape[:3]:
+            return None
+        packer, packet = self.packer, Packet(self.packer)
+        values = packer.select(values)
+        self.device.check_stream(stream)
+        try:
+            packer.struct.pack_into(packet.memory, 0, *shape, stream, *self.attributes, *values)
+        except (struct.error, OverflowError) as e:
+            raise packer.complain(values, e) from None
+        offsets = packer.offsets
+        moves = tuple((o // 8, v.operand) for o, v in zip(offsets, values, strict=True) if v.__class__ is Address)
+        whole = packer.struct.size & ~7
+        words = memoryview(packet.memory).cast("B")[:whole].cast("Q")
+        config, pointers = packet.address, packet.pointers_address
+
+        def again(code: int) -> int:
+            return self.again(code, config, pointers, shape, stream)
+
+        return Bound(self._launch, config, self.handle, pointers, words, moves, again, packet)
+
     def again(self, code: int, config: int, pointers: int, shape: Shape, stream: int) -> int:
         """After a failed launch: give a thread without a context this device's and launch again, or raise."""
         if code == _NO_CONTEXT:
@@ -235,41 +350,27 @@ class DeviceCall:
             )
         return code
 
-    def freeze(self, shape: Shape, values: Sequence[Any]) -> Callable[[int], None]:
+    def freeze(self, shape: Shape, values: Sequence[Any]) -> Frozen | HostFrozen:
         """A function of the stream that launches with these values. Threads may share it."""
         if 0 in shape[:3]:
-            return lambda stream: None
-        packer, attributes = self.packer, self.attributes
+            return HostFrozen(lambda: None)
+        packer = self.packer
         values = packer.select(values)
         packet = Packet(packer)
         try:
-            packer.struct.pack_into(packet.memory, 0, *shape, 0, *attributes, *values)
+            packer.struct.pack_into(packet.memory, 0, *shape, 0, *self.attributes, *values)
         except (struct.error, OverflowError) as e:
             raise packer.complain(values, e) from None
-        # One configuration a stream, never changed once made: that is what lets threads share the function. They are
-        # kept, since another thread may be launching with one; programs have few streams.
-        configs: dict[int, int] = {}
-        kept: list[Any] = [packet]
-        launch, handle, pointers, again = self._launch, self.handle, packet.pointers_address, self.again
-        device = self.device
+        return Frozen(self, shape, packet)
 
-        def fire(stream: int) -> None:
-            config = configs.get(stream)
-            if config is None:
-                device.check_stream(stream)
-                data = struct.pack("<" + _CONFIG, *shape, stream, *attributes)
-                memory = ctypes.create_string_buffer(data, _CONFIG_BYTES)
-                kept.append(memory)
-                config = configs[stream] = ctypes.addressof(memory)
-            code = launch(config, handle, pointers, None)
-            if code:
-                again(code, config, pointers, shape, stream)
-
-        return fire
+    def launcher(self) -> Callable[..., int]:
+        """The driver's function, over addresses."""
+        return self._launch
 
     def enter(self, stream: int) -> int | None:
         """Before a launch: with no stream object to say it, the device is the current context's. See `Device.bind`."""
-        return self.device.bind() if stream <= streams.LAST_SPECIAL else None
+        # Of one GPU there is no other context to leave: a thread without any is seen by the launch (see `again`).
+        return self.device.bind() if stream <= streams.LAST_SPECIAL and not self.device.alone else None
 
     @property
     def facts(self) -> Any:
@@ -314,19 +415,22 @@ class HostCall:
     def shape(self, grid: Any, block: Any, shared: int) -> Shape:
         return check_shape(self.entry, grid, block, shared, None, 0)
 
+    def checked(self, shape: Shape) -> Shape:
+        return self.shape(shape[:3], shape[3:6], shape[6])
+
     def fire(self, shape: Shape, values: Sequence[Any], stream: int) -> None:
         self.freeze(shape, values)(stream)
 
-    def freeze(self, shape: Shape, values: Sequence[Any]) -> Callable[[int], None]:
+    def freeze(self, shape: Shape, values: Sequence[Any]) -> HostFrozen:
         if 0 in shape[:3]:
-            return lambda stream: None
+            return HostFrozen(lambda: None)
         values = self.packer.select(values)
         try:
             # Packing checks every range, and turns half floats into bits.
             ready = self._bits.unpack(self.packer.struct.pack(*values))
         except (struct.error, OverflowError) as e:
             raise self.packer.complain(values, e) from None
-        return lambda stream: self.executor.run(self.entry, shape[:3], shape[3:6], ready)
+        return HostFrozen(lambda: self.executor.run(self.entry, shape[:3], shape[3:6], ready))
 
     def enter(self, stream: int) -> int | None:
         return None

@@ -162,6 +162,7 @@ class Program:
         self.args = _strictest(artifact)
         self._binders = Binders(artifact.name, self.args, artifact.target)
         self._steps = tuple(compile_step(artifact, s) for s in artifact.steps)
+        self._needs_scratch = bool(artifact.workspaces)
         self._sizes = compile_expressions([w.bytes for w in artifact.workspaces], artifact.args)
         self._on: dict[int, _OnDevice] = {}
 
@@ -208,13 +209,12 @@ class Program:
     def _plan(
         self, on: _OnDevice, values: list[tuple[Any, ...]], handle: int
     ) -> list[tuple[Call, Shape, tuple[Any, ...]]]:
-        plan = []
+        plan, facts = [], on.facts
         try:
-            sizes = self._sizes(values, on.facts)
-            scratch = on.scratch(handle, sizes) if sizes else ()
+            scratch = on.scratch(handle, self._sizes(values, facts)) if self._needs_scratch else ()
             for call, step in zip(on.calls, self._steps):  # noqa: B905 (made together)
-                (gx, gy, gz, bx, by, bz, shared), flat = step(values, on.facts, scratch)
-                plan.append((call, call.shape((gx, gy, gz), (bx, by, bz), shared), flat))
+                shape, flat = step(values, facts, scratch)
+                plan.append((call, call.checked(shape), flat))
         except ZeroDivisionError:
             raise ValueError(
                 f"program {self.artifact.name!r} divides by zero for these arguments: {_sizes_of(self.args, values)}"

@@ -22,6 +22,7 @@ COMMANDS = {
     "demo": ("kvarn.demo", "generate text with SmolLM2 through the paged cache"),
     "compile": ("kvarn.tools.cli:compile_main", "compile a kernel of a Python file, and print a stage of it"),
     "explain": ("kvarn.tools.explain", "report on a kernel, stage by stage"),
+    "ablate": ("kvarn.tools.ablate", "show what each optional pass is worth on a kernel"),
     "bisect": ("kvarn.tools.bisect", "find the pass that changes what a kernel computes"),
     "tune": ("kvarn.tools.tune", "measure schedules of attention on this GPU, and keep the best"),
     "doctor": ("kvarn.tools.doctor", "what is installed, what is missing, what to do"),

@@ -7,6 +7,7 @@ elements, ``0,1,5`` for one of these elements.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from kvarn.dialect.layout import CONTINUOUS, FA3, PAGED, cdiv
 from kvarn.lowering.rewrite import functions
 
 LAYERS, LAYER = 2, 1  # of every collection, and the one that is used
+_TORCH = {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "f8e8m0": "float8_e8m0fnu"}
 _SPARE = 3  # pages that no sequence has
 _SHAPE = re.compile(r"\d+(x\d+)*")
 
@@ -69,7 +71,7 @@ def buffer_shapes(module: ir.Module) -> dict[str, tuple[int | None, ...]]:
 
 def random_arguments(
     args: Sequence[Arg], shapes: Mapping[str, tuple[int | None, ...]], options: InputOptions
-) -> dict[str, Any]:
+) -> Arguments:
     """One object an argument, by name: NumPy arrays, caches over them, numbers. Equal for equal options.
 
     Raises
@@ -81,7 +83,30 @@ def random_arguments(
     if unknown:
         raise ValueError(f"there is no argument {sorted(unknown)[0]!r}: there are {', '.join(a.name for a in args)}")
     made = _Maker(options)
-    return {arg.name: made.argument(arg, shapes.get(arg.name, ())) for arg in args}
+    found = Arguments({arg.name: made.argument(arg, shapes.get(arg.name, ())) for arg in args})
+    found.origin = made.origin
+    return found
+
+
+def _aligned(a: np.ndarray) -> np.ndarray:
+    """The array at a multiple of 256 bytes, where allocations of a GPU begin: counts of sectors depend on it."""
+    raw = np.zeros(a.nbytes + 256, np.uint8)
+    begin = -raw.ctypes.data % 256
+    found = raw[begin : begin + a.nbytes].view(a.dtype).reshape(a.shape)
+    found[...] = a
+    return found
+
+
+class Arguments(dict[str, Any]):
+    """Arguments by name.
+
+    Attributes
+    ----------
+    origin : dict of str to (collection, str)
+        Of caches and collections: the collection, and ``"key"`` or ``"value"`` for a cache.
+    """
+
+    origin: dict[str, tuple[Any, str]]
 
 
 class _Maker:
@@ -89,6 +114,8 @@ class _Maker:
         self.options, self.rng = options, np.random.default_rng(options.seed)
         self.cached, self.new = np.array(options.lengths), np.array(options.new)
         self.halves: dict[Any, list[Any]] = {}  # of a spec, caches that no argument has yet
+        self.whole: dict[Any, Any] = {}  # of a spec, the collection that they are of
+        self.origin: dict[str, tuple[Any, str]] = {}
 
     def argument(self, arg: Arg, shape: tuple[int | None, ...]) -> Any:
         text = self.options.values.get(arg.name)
@@ -100,11 +127,16 @@ class _Maker:
             raise ValueError(f"argument {arg.name!r} is a {arg.kind}, which is made: give lengths instead")
         spec: Any = arg.spec
         if arg.kind == "collection":
-            return self.collection(spec)
+            found = self.collection(spec)
+            self.origin[arg.name] = (found, "")
+            return found
         if arg.kind in ("cache", "operand") and spec.kind in (PAGED, CONTINUOUS, FA3):
             if not self.halves.get(spec):
                 c = self.collection(spec)
                 self.halves[spec] = [c.get_key_cache(LAYER)] + ([] if spec.is_mla else [c.get_value_cache(LAYER)])
+                self.whole[spec] = c
+            half = "key" if len(self.halves[spec]) == (1 if spec.is_mla else 2) else "value"
+            self.origin[arg.name] = (self.whole[spec], half)
             cache = self.halves[spec].pop(0)
             return caches.KVCacheMHAOperand(cache) if arg.kind == "operand" else cache
         kind = getattr(spec, "kind", "")
@@ -129,7 +161,7 @@ class _Maker:
             extents = tuple(int(n) for n in text.split("x"))
             if len(extents) != arg.rank:
                 raise ValueError(f"argument {arg.name!r} has {arg.rank} dimensions, got {text}")
-            return self.values(extents, arg.dtype)
+            return _aligned(self.values(extents, arg.dtype))
         if text is not None:
             try:
                 found = np.array([float(x) for x in text.split(",")])
@@ -137,15 +169,15 @@ class _Maker:
                 raise ValueError(
                     f"argument {arg.name!r} must be a shape such as 8x128 or elements, got {text!r}"
                 ) from None
-            return found.astype(arg.dtype.numpy)
+            return _aligned(found.astype(arg.dtype.numpy))
         if arg.name == "row_offsets":
-            return np.concatenate([[0], np.cumsum(self.new)]).astype(np.int32)
+            return _aligned(np.concatenate([[0], np.cumsum(self.new)]).astype(np.int32))
         if arg.name == "valid_lengths":
-            return self.new.astype(np.int32)
+            return _aligned(self.new.astype(np.int32))
         leading = {1: (int(self.new.sum()),), 2: (len(self.new), int(self.new.max()))}.get(shape.count(None))
         if leading is None or None in shape[len(leading) :] or len(shape) == len(leading) or arg.dtype.is_integer:
             raise ValueError(f"argument {arg.name!r} must be given: {arg.name}=SHAPE, such as 8x128, or its elements")
-        return self.values((*leading, *(int(n or 0) for n in shape[len(leading) :])), arg.dtype)
+        return _aligned(self.values((*leading, *(int(n or 0) for n in shape[len(leading) :])), arg.dtype))
 
     def values(self, shape: Sequence[int], dtype: DType) -> np.ndarray:
         if dtype.is_integer or dtype.kind == "b":
@@ -158,15 +190,15 @@ class _Maker:
         """A collection of a spec: every sequence has its pages, in random order; all else holds NaN."""
         totals = self.cached + self.new
         batch, most = len(totals), int(totals.max())
-        lengths = self.cached.astype(np.uint32)
+        lengths = _aligned(self.cached.astype(np.uint32))
         fill = np.nan if spec.dtype.is_float else 77
         rows = (spec.num_heads, spec.head_size)
         halves = 1 if spec.is_mla else 2
         scales = None
         if spec.kind == CONTINUOUS:
             regions = batch + _SPARE
-            blocks = np.full((regions, halves, LAYERS, most + 3, *rows), fill, spec.dtype.numpy)
-            table = self.rng.permutation(regions)[:batch].astype(np.uint32)
+            blocks = _aligned(np.full((regions, halves, LAYERS, most + 3, *rows), fill, spec.dtype.numpy))
+            table = _aligned(self.rng.permutation(regions)[:batch].astype(np.uint32))
             found: Any = caches.ContinuousBatchingKVCacheCollection(blocks, lengths, table, int(self.new.max()), most)
         else:
             counts = np.atleast_2d(
@@ -177,14 +209,15 @@ class _Maker:
             tables = np.full((*counts.shape, layout.lookup_columns(most, spec.page_size)), null, np.uint32)
             for place, count in np.ndenumerate(counts):
                 tables[place][: int(count)] = [next(order) for _ in range(int(count))]
+            tables = _aligned(tables)
             if spec.kind == FA3:
-                blocks = np.full((2, null + 1, spec.page_size, *rows), fill, spec.dtype.numpy)
+                blocks = _aligned(np.full((2, null + 1, spec.page_size, *rows), fill, spec.dtype.numpy))
                 found = caches.PagedKVCacheFA3FallbackCollection(blocks, lengths, tables, int(self.new.max()), most)
             else:
                 outer = (null + 1, halves, LAYERS, spec.page_size, spec.num_heads)
-                blocks = np.full((*outer, spec.head_size), fill, spec.dtype.numpy)
+                blocks = _aligned(np.full((*outer, spec.head_size), fill, spec.dtype.numpy))
                 if spec.quantized:
-                    scales = np.full((*outer, spec.num_scales), np.nan, spec.scale_dtype.numpy)
+                    scales = _aligned(np.full((*outer, spec.num_scales), np.nan, spec.scale_dtype.numpy))
                 found = caches.PagedKVCacheCollection(
                     blocks,
                     lengths,
@@ -220,6 +253,56 @@ def memory_of(arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
             found[name] = argument
         for n, buffer in enumerate(getattr(argument, "buffers", ())):
             found[f"{name} (buffer {n})" if n else f"{name}.blocks"] = np.asarray(buffer)
+    return found
+
+
+def placed(arguments: Arguments, torch: Any) -> dict[str, Any]:
+    """The same arguments in GPU memory, as torch tensors and caches over them."""
+    moved: dict[int, Any] = {}  # collections, by those on the host
+
+    def tensor(a: Any) -> Any:
+        a = np.ascontiguousarray(a)
+        name = dtypes.of(a.dtype).name
+        special = _TORCH.get(name)
+        raw = a.view(f"i{a.itemsize}") if special or a.dtype.kind == "u" else a
+        found = torch.from_numpy(np.array(raw)).cuda()
+        return found.view(getattr(torch, special)) if special else found
+
+    def place(name: str, a: Any) -> Any:
+        if isinstance(a, np.ndarray):
+            return tensor(a)
+        if name not in arguments.origin:
+            return a
+        whole, half = arguments.origin[name]
+        if id(whole) not in moved:
+            parts = [tensor(x) for x in (whole.blocks, whole.cache_lengths, whole.lookup_table)]
+            rest = () if whole.scales is None else (tensor(whole.scales), whole.quantization_granularity)
+            moved[id(whole)] = type(whole)(*parts, whole.max_seq_length, whole.max_cache_length, *rest)
+        found = moved[id(whole)]
+        if half:
+            found = found.get_key_cache(LAYER) if half == "key" else found.get_value_cache(LAYER)
+        return caches.KVCacheMHAOperand(found) if isinstance(a, caches.KVCacheMHAOperand) else found
+
+    return {name: place(name, a) for name, a in arguments.items()}
+
+
+def fetched(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors of placed arguments as NumPy arrays, by the names of :func:`memory_of`."""
+
+    def array(t: Any) -> np.ndarray:
+        name = str(t.dtype).removeprefix("torch.")
+        kind = next((n for n, special in _TORCH.items() if special == name), None)
+        if kind is None:
+            return t.cpu().numpy()
+        ints = t.contiguous().view(getattr(importlib.import_module("torch"), f"int{8 * t.element_size()}"))
+        return ints.cpu().numpy().view(dtypes.by_name(kind).numpy)
+
+    found: dict[str, Any] = {}
+    for name, argument in arguments.items():
+        for n, buffer in enumerate(argument.buffers if hasattr(argument, "buffers") else [argument]):
+            if hasattr(buffer, "element_size"):
+                plain = not hasattr(argument, "buffers")
+                found[name if plain else f"{name} (buffer {n})" if n else f"{name}.blocks"] = array(buffer)
     return found
 
 

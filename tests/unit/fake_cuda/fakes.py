@@ -131,6 +131,12 @@ class Tensor:
     def stride(self):
         return self._stride
 
+    def is_contiguous(self):
+        return self.array.flags.c_contiguous
+
+    def get_device(self):
+        return self.device.index
+
     def is_neg(self):
         return self.negated
 

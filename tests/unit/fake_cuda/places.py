@@ -212,7 +212,9 @@ def test_a_context_of_the_same_device_that_is_not_primary_is_used():
     assert last().device == 0
 
 
-def test_a_thread_without_a_context_gets_the_primary_one():
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_thread_without_a_context_gets_the_primary_one(monkeypatch, alone):
+    monkeypatch.setattr(device.device(0), "alone", alone)
     launcher = Launcher(kernel([N]))
     prepared = launcher.prepare(1, 32, 1)
     LIBRARY.fake_needs_context(1)
@@ -288,3 +290,38 @@ def test_torch_tensor_moved_to_another_device_is_seen():
     for where in (0, 1, 0):
         launcher(1, 32, tensor((4, 8), device=where))
         assert last().device == where
+
+
+def test_a_call_like_one_before_packs_its_own_addresses_and_numbers():
+    entry = kernel([X, A.Arg("f", "scalar", dtypes.f32), A.Arg("y", "buffer", dtypes.f32, 2)])
+    launcher, streams_ = Launcher(entry), [LIBRARY.fake_stream(0) for _ in range(2)]
+    tensors = [tensor((4, 8)) for _ in range(3)]
+    for repeat in range(4):  # the third call with a signature is packed by the second
+        for x, f, y, stream in [
+            (0, 0.0, 1, 0), (1, 0.0, 2, 0), (1, -0.0, 2, 0), (2, 0.0, 2, 1), (0, 2.0, 0, 1), (0, 2, 0, 1),
+        ]:  # fmt: skip
+            launcher(1, 32, tensors[x], f, tensors[y], stream=streams_[stream])
+            found = params(last(), entry.entry())
+            assert found["x", "data"] == tensors[x].data_ptr(), repeat
+            assert found["y", "data"] == tensors[y].data_ptr()
+            assert str(found["f", "value"]) == str(np.float32(f))
+            assert last().stream == streams_[stream]
+    assert len(launches()) == 24
+
+
+def test_remembered_calls_are_one_threads_at_a_time():
+    entry = kernel([X])
+    launcher, tensors = Launcher(entry), [tensor((4, 8)) for _ in range(4)]
+    handle = LIBRARY.fake_stream(0)
+
+    def work(t):
+        for _ in range(50):
+            launcher(1, 32, tensors[t], stream=handle)
+
+    threads = [threading.Thread(target=work, args=(t,)) for t in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    seen = [int(params(launch, entry.entry())["x", "data"]) for launch in launches()]
+    assert sorted(seen) == sorted(t.data_ptr() for t in tensors for _ in range(50))
