@@ -300,14 +300,13 @@ def test_the_search_over_tiles_measures_legal_schedules_once(case):
     assert found.builtin_us == measure(case.space.start(SM90))
     assert found.measured == len(seen) - 1 == len({tuple(sorted(s.items())) for s in seen})
     for name in schedules.TILED.names:
-        tried = {s[name] for s in seen}
-        assert len(tried) > 1 or not case.space.fits({**seen[0], name: not seen[0][name]}, SM90), name
+        assert len({s[name] for s in seen}) > 1, name
 
 
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (tune.Case("bf16", 1, 64, 32, 8, 72, 16, 16, kind="tile"), "attention over tiles needs a head size"),
+        (tune.Case("bf16", 1, 64, 32, 8, 76, 16, 16, kind="tile"), "attention over tiles needs a head size"),
         (tune.Case("bf16", 1, 64, 32, 8, 64, 16, 128, kind="tile"), "must be 128 or more, got 64"),
     ],
 )

@@ -122,11 +122,17 @@ class TileSpace:
     def variations(self, best: Mapping[str, int], group: int) -> Iterator[Schedule]:
         if group == 0:
             keys = sorted({32, 48, 64, 80, 96, 112, 128, 144, 160, 176, best["keys"]})
-            return _product(best, {"rows": schedules.ROWS.choices, "keys": keys, "stages": (1, 2, 3, 4)})
+            return self._of_extents(best, {"rows": schedules.ROWS.choices, "keys": keys, "stages": (1, 2, 3, 4)})
         if group == 1:
             flags = [e.name for e in schedules.TILED.entries if e.type is bool]
-            return _product(best, dict.fromkeys(flags, (False, True)))
+            return _product(best, {**dict.fromkeys(flags, (False, True)), "query_stages": (1, 2)})
         return _product(best, {"splits": (0, 1, 2, 3, 4, 8, 16, 32)})
+
+    def _of_extents(self, best: Mapping[str, int], axes: Mapping[str, Sequence[int]]) -> Iterator[Schedule]:
+        """Turns are of two warpgroups only, and a second tile of query rows takes memory that keys may need."""
+        for found in _product(best, axes):
+            found["ping_pong"] = bool(found["ping_pong"]) and found["rows"] == 128
+            yield from _product(found, {"query_stages": sorted({best["query_stages"], 1}, reverse=True)})
 
     def problems(self, target: Target) -> list[str]:
         found = tile_schedule.problems(self.case, target, 16)
