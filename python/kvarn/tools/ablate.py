@@ -62,7 +62,7 @@ def ablated(
                     "instructions": report.instructions, "sectors": sum(report.sectors.values()),
                     "bank conflicts": report.bank_conflicts,
                 }  # fmt: skip
-            record |= _registers(kernel)
+                record |= _registers(kernel)
             memory = arguments if on_gpu else random_inputs.memory_of(arguments)
             answer = {n: a.copy() for n, a in memory.items()}
             if expected is None:
