@@ -212,9 +212,13 @@ def rotate(r: Rotation, ping_pong: bool) -> None:
                 values = {arguments[0]: loop.induction_variable, **dict(zip(others, inner, strict=False))}
                 emit(early[: after_first - 1], values)
                 previous = lagged(arith.subi(loop.induction_variable, step), inner[-1], inner[-2])
+                waits = [op for op in lag_ops if op.name in _WAITS]
+                if ping_pong:  # what clears a tile waits for all consumers: one that waits for its turn would not come
+                    emit(waits, previous)
                 turn(staging.TurnWaitOp, "all")
                 scores = start(r.first, values)
-                emit([op for op in lag_ops if op.name in _WAITS], previous)
+                if not ping_pong:
+                    emit(waits, previous)
                 sums = start(r.second, previous)
                 turn(staging.TurnPassOp, "all")
                 scores, sums = staging.dot_wait([scores, sums], 1)

@@ -49,11 +49,11 @@ def combine_kernel(c: LatentConfig) -> Any:
     def factor_of(parts, tiles, number, splits, s, row, top):
         """What a partial result is multiplied by: 0 of one that nothing was written to."""
         lse = lse_of(c, parts, tiles, number, splits, s, row).load(f32)
-        return kv.where(lse > NEVER, kv.ex2(lse - top), 0.0)
+        return kv.where(lse == NEVER, 0.0, kv.ex2(lse - top))
 
     @kv.func
     def weighed(found, factor):
-        return kv.vector(f32, [kv.where(factor > 0.0, found[i], 0.0) for i in range(4)]) * factor
+        return kv.vector(f32, [kv.where(factor == 0.0, 0.0, found[i]) for i in range(4)]) * factor
 
     @kv.func
     def few_splits(out, parts, place, tiles, number, row, splits, lane):
@@ -68,7 +68,7 @@ def combine_kernel(c: LatentConfig) -> Any:
             found = [load(parts, number, splits, s, row, n * COLUMNS + lane * 4) for n in pieces]
             for n in kv.static(pieces):
                 sums[n] = sums[n] + weighed(found[n], factor)
-        inverse, at = kv.where(total > 0.0, 1.0 / total, 0.0), row0 + row
+        inverse, at = kv.where(total == 0.0, 0.0, 1.0 / total), row0 + row
         for n in kv.static(pieces):
             piece = case.out(sums[n] * inverse)
             out.store(token0 + at // heads, at % heads, n * COLUMNS + lane * 4, value=piece)
@@ -98,7 +98,7 @@ def combine_kernel(c: LatentConfig) -> Any:
             for w in kv.static(range(1, WARPS)):
                 sums = sums + sums_at.load(w, lane * 4, width=4)
                 total = total + totals[w]
-            inverse, at = kv.where(total > 0.0, 1.0 / total, 0.0), row0 + row
+            inverse, at = kv.where(total == 0.0, 0.0, 1.0 / total), row0 + row
             out.store(token0 + at // heads, at % heads, column, value=case.out(sums * inverse))
 
     @kv.kernel(block=(32 * WARPS, 1, 1))

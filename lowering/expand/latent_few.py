@@ -210,8 +210,8 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                     total = kv.f32(0.0)
                     for w in kv.static(range(4)):
                         total = total + (sums_at + (w * N + h) * 4).load(kv.f32)
-                    (final + h * 4).store(kv.where(total > 0.0, 1.0 / total, 0.0))
-                    (ends + h * 4).store(kv.where(total > 0.0, m[2 * n + x] + kv.math.log2(total), NEVER))
+                    (final + h * 4).store(kv.where(total == 0.0, 0.0, 1.0 / total))
+                    (ends + h * 4).store(kv.where(total == 0.0, NEVER, m[2 * n + x] + kv.math.log2(total)))
         kv.named_barrier(ALL_MEET, CONSUMERS)
 
     @kv.func
@@ -259,18 +259,21 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             row, column = i // chunks, rank * (V // PAIR) + i % chunks * CHUNK
             mine, theirs = (ends + row * 4).load(kv.f32), kv.load_cluster(ends + row * 4, rank ^ 1, f32)
             top = kv.math.max(mine, theirs)
-            a, b = kv.where(mine > NEVER, kv.ex2(mine - top), 0.0), kv.where(theirs > NEVER, kv.ex2(theirs - top), 0.0)
+            a, b = (
+                kv.where(mine == NEVER, 0.0, kv.ex2(mine - top)),
+                kv.where(theirs == NEVER, 0.0, kv.ex2(theirs - top)),
+            )
             total = a + b
-            inverse = kv.where(total > 0.0, 1.0 / total, 0.0)
+            inverse = kv.where(total == 0.0, 0.0, 1.0 / total)
             x, y = [], []
             for q in kv.static(range(2)):
                 at = ring + (row * V + column + 4 * q) * 4
                 x, y = x + list(at.load(kv.f32, 4)), y + list(kv.load_cluster(at, rank ^ 1, f32, 4))
-            both = [kv.where(a > 0.0, x[k], 0.0) * a + kv.where(b > 0.0, y[k], 0.0) * b for k in range(CHUNK)]
+            both = [kv.where(a == 0.0, 0.0, x[k]) * a + kv.where(b == 0.0, 0.0, y[k]) * b for k in range(CHUNK)]
             piece = case.out(kv.vector(f32, [v * inverse for v in both]))
             write_rows(c, piece, parts, out, place, row, column, splits, split)
             if (splits > 1) & (column == 0):
-                lse = kv.where(total > 0.0, top + kv.math.log2(total), NEVER)
+                lse = kv.where(total == 0.0, NEVER, top + kv.math.log2(total))
                 lse_of(c, parts, kv.grid_dim.x, place[0], splits, split, row).store(lse)
 
     @kv.func

@@ -270,11 +270,11 @@ def latent_kernel(c: LatentConfig) -> Any:
             for k in kv.static((1, 2)):
                 total[u] = total[u] + kv.shuffle_xor(total[u], k)
             row = warp * 16 + (lane >> 2) + 8 * u
-            inverse[u] = kv.where(total[u] > 0.0, 1.0 / total[u], 0.0)
+            inverse[u] = kv.where(total[u] == 0.0, 0.0, 1.0 / total[u])
             if (lane & 3) == 0:
                 (ends + row * 4).store(inverse[u])
                 if splits > 1:
-                    lse = kv.where(total[u] > 0.0, m[u] + kv.math.log2(total[u]), NEVER)
+                    lse = kv.where(total[u] == 0.0, NEVER, m[u] + kv.math.log2(total[u]))
                     lse_of(c, parts, kv.grid_dim.x, place[0], splits, kv.block_id.y, row).store(lse)
         kv.named_barrier(ALL_MEET, CONSUMERS)  # the query is read: its place is free
         write_columns(o, inverse, q_tile, 0, parts, out, place, splits, warp, lane)

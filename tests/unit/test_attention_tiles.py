@@ -187,6 +187,13 @@ def test_no_barrier_of_a_circular_buffer_can_be_left_out():
             run(b, case_of(b), choice, change=skipped)
 
 
+@pytest.mark.parametrize("blocks", [1, None])
+def test_consumers_by_turns_clear_the_first_tile_of_a_window_together(blocks):
+    """Who clears waits for the other, who does not wait for its turn then."""
+    choice = Choice(consumers=2, blocks=blocks, queue=blocks is not None, entries=(("ping_pong", True),))
+    check(batch(cached=[260, 130], new=[17, 2]), choice, mask="sliding_window", span=100)
+
+
 def test_a_hang_names_the_barrier_of_the_circular_buffer():
     b, choice = batch(cached=[260], new=[17]), Choice()
 

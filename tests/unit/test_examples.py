@@ -93,6 +93,8 @@ def test_every_example_is_tested():
 
 @pytest.mark.parametrize("path", [p for p in PAGES if program(p) and p.name != "README.md"], ids=name_of)
 def test_a_page_runs(path, tmp_path):
+    if "import torch" in program(path) or "import kvarn.torch" in program(path):
+        pytest.importorskip("torch", reason="PyTorch is not installed: make check-torch runs this page")
     run_text(program(path), tmp_path, name_of(path))
 
 

@@ -58,7 +58,7 @@ def test_every_type_is_in_types_mlir() -> None:
         for t in kv.Kv.types
         if f"CHECK-SAME:    !kv.{t.TYPE_NAME}<" not in held
         and f"(!kv.{t.TYPE_NAME}<" not in held
-        and f"() -> !kv.{t.TYPE_NAME}\n" not in held
+        and f" -> !kv.{t.TYPE_NAME}\n" not in held
     ] == []
 
 
