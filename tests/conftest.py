@@ -4,6 +4,7 @@
 import faulthandler
 import functools
 import os
+import zlib
 
 import pytest
 
@@ -25,6 +26,24 @@ def _no_gpu() -> str:
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") is not None and _no_gpu():
         pytest.skip(f"needs a GPU: {_no_gpu()}")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of the cases of a sampled test one in n by its name's hash, and the first: the suite has to end in minutes."""
+    if os.environ.get("KVARN_TEST_ALL") or any("::" in argument for argument in config.args):
+        return
+    seen, left = set(), []
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is not None:
+            test = item.nodeid.partition("[")[0]
+            if test in seen and zlib.crc32(item.nodeid.encode()) % marker.args[0]:
+                left.append(item)
+            seen.add(test)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        gone = set(left)
+        items[:] = [item for item in items if item not in gone]
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,8 @@ from unit.test_attention_mla import (
 from kvarn.dialect import dtypes
 from kvarn.emulator import ptx
 
+pytestmark = pytest.mark.sampled(2)
+
 
 @dataclass(frozen=True)
 class Shape:

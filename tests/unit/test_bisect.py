@@ -23,6 +23,8 @@ from kvarn.tools.cli import main
 from kvarn.tools.random_inputs import InputOptions
 from kvarn.tools.semantics import Checker, Launch, Rest
 
+pytestmark = pytest.mark.sampled(3)
+
 SPEC = kv.CacheSpec("paged", kv.f16, num_heads=2, head_size=64, page_size=16)
 
 

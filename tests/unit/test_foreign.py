@@ -23,6 +23,8 @@ from reference.random_caches import Problem, clone, random_problem, random_query
 import kvarn as kv
 from kvarn.dialect import dtypes, layout
 
+pytestmark = pytest.mark.sampled(5)
+
 RAGGED: dict[str, Any] = {"num_layers": 1, "page_size": 8, "cached": [5, 0, 33, 16], "new": [3, 7, 0, 20]}
 SOME = ("vllm packed", "flashinfer HND", "flashinfer pair NHD", "sglang, page 1", "tensorrt_llm", "lmcache, by tokens")
 
