@@ -22,7 +22,7 @@ from unit.test_attention_mla import (
 from kvarn.dialect import dtypes
 from kvarn.emulator import ptx
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from kvarn.emulator import EmulationError, EmulationHazard, ptx
 from kvarn.lowering import pipeline
 from kvarn.lowering.expand import softmax
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 RAGGED: dict[str, Any] = {"cached": [100, 0, 5, 70], "new": [7, 0, 40, 1]}  # one empty, one longer than a tile of keys
 LONG: dict[str, Any] = {"cached": [260], "new": [33]}

@@ -20,7 +20,7 @@ from kvarn.lowering.expand import key_splits
 from kvarn.lowering.target import by_name
 from kvarn.runtime.expressions import compile_expressions
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 # Tiles of 32 keys: one that has 12 of them, one empty, one of no split, one whose first row sees few.
 RAGGED: dict[str, Any] = {"cached": [360, 0, 5, 0], "new": [7, 0, 3, 80]}
