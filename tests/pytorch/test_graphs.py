@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make check-torch)")
@@ -15,6 +16,7 @@ from reference.torch_samples import NEW, PAGE, SAMPLES, Data, _pool  # noqa: E40
 import kvarn as kv  # noqa: E402
 import kvarn.torch  # noqa: E402
 from kvarn import masks  # noqa: E402
+from kvarn.runtime import buffers  # noqa: E402
 
 
 def near(found: Any, expected: Any) -> None:
@@ -54,7 +56,6 @@ def test_a_call_is_right(device):
     near(kv.ops.attention(_pool(t), 1, t["query"], t["offsets"]).double(), exact(t, 1, t["query"]))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own code
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_step_over_a_pool_from_outside_is_one_graph(device, backend):
     torch._dynamo.reset()
@@ -65,6 +66,16 @@ def test_a_compiled_step_over_a_pool_from_outside_is_one_graph(device, backend):
         near(compiled(of_u, u), step(of_t, t))
         t["lengths"].copy_(u["lengths"].clamp_(max=6))
     assert u["blocks"].equal(t["blocks"])
+
+
+def test_numpy_arrays_seen_before_do_not_keep_a_step_from_being_compiled(monkeypatch):
+    """A memo with NumPy's dtypes as keys is one that dynamo cannot read."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(buffers, "_dtypes", {})
+    buffers.view(np.zeros(1, np.float16))
+    t, u = Data().tensors(), Data().tensors()
+    compiled = torch.compile(lambda t: step(_pool(t), t), fullgraph=True, backend="aot_eager")
+    near(compiled(u), step(_pool(t), t))
 
 
 def test_another_pool_of_the_same_kind_compiles_nothing_new():
@@ -84,7 +95,6 @@ def test_another_pool_of_the_same_kind_compiles_nothing_new():
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_compiled_step_runs_as_a_cuda_graph():
     torch._dynamo.reset()
     t, u = Data("cuda").tensors(), Data("cuda").tensors()

@@ -31,7 +31,7 @@ from kvarn.caches import (
 )
 from kvarn.caches.collections import KVCacheCollection
 from kvarn.caches.views import KVCache
-from kvarn.dialect import layout
+from kvarn.dialect import dtypes, layout
 from kvarn.dialect.layout import KEY
 from kvarn.runtime import buffers
 
@@ -151,6 +151,9 @@ def _with_scales(memory: list[Any]) -> list[Any]:
 
 # --- handles that are made while torch records ---------------------------------------------------
 
+# A table of torch's types alone: dynamo reads no dictionary that has NumPy's as keys, as that of ``buffers`` may.
+_DTYPES = {getattr(torch, d.numpy.name): d for d in dtypes.ALL if hasattr(torch, d.numpy.name)}
+
 
 def _without_address(tensor: Any, *, name: str = "buffer") -> buffers.BufferView:
     """The view of a tensor that has no memory yet: everything but the address."""
@@ -158,7 +161,7 @@ def _without_address(tensor: Any, *, name: str = "buffer") -> buffers.BufferView
         0,
         tuple(tensor.shape),
         tuple(tensor.stride()),
-        buffers._dtype(tensor.dtype, name),
+        _DTYPES.get(tensor.dtype) or buffers._dtype(tensor.dtype, name),
         buffers._torch_device(tensor.device, name),
         False,
         tensor,
