@@ -13,10 +13,10 @@ from typing import Any
 
 import kvarn as kv
 
-from .attention_common import ended, log_sum_exp
 from .attention_queries import queries_of
 from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, Config
 from .decode_split_kv import split_kv
+from .partial_results import added, finished, log_sum_exp, weight
 
 
 def combine_kernel(c: Config) -> Any:
@@ -47,16 +47,14 @@ def combine_kernel(c: Config) -> Any:
                 top = m[u]
                 for j in kv.static(range(TOGETHER)):
                     top = kv.math.max(top, held[j][0][u])
-                mine = kv.ex2(m[u] - top)
+                mine = weight(m[u], top)
                 m[u], l[u] = top, l[u] * mine
                 for half in kv.static(range(2)):
                     o[2 * half + u] = o[2 * half + u] * mine
                 for j in kv.static(range(TOGETHER)):
                     ml, theirs = held[j]
-                    weight = kv.where(r + j * WARPS <= last, kv.ex2(ml[u] - top), 0.0)
-                    l[u] = kv.math.fma(ml[2 + u], weight, l[u])
-                    for half in kv.static(range(2)):
-                        o[2 * half + u] = kv.math.fma(theirs[2 * half + u], weight, o[2 * half + u])
+                    of_it = weight(ml[u], top, r + j * WARPS <= last)
+                    l[u], o[u], o[2 + u] = added([l[u], o[u], o[2 + u]], [ml[2 + u], theirs[u], theirs[2 + u]], [of_it])
         return m, l, o
 
     @kv.func
@@ -86,12 +84,11 @@ def combine_kernel(c: Config) -> Any:
             for w in range(0, count, 4):
                 for j in kv.static(range(4)):
                     here = kv.math.min(w + j, count - 1)
-                    weight = kv.where(w + j < count, kv.ex2(staged[here, u, lane] - top), 0.0)
-                    total = kv.math.fma(staged[here, 2 + u, lane], weight, total)
-                    for half in kv.static(range(2)):
-                        o[half] = kv.math.fma(staged[here, 4 + 2 * half + u, lane], weight, o[half])
+                    of_it = weight(staged[here, u, lane], top, w + j < count)
+                    theirs = [staged[here, i + u, lane] for i in (2, 4, 6)]
+                    total, o[0], o[1] = added([total, *o], theirs, [of_it])
             h = head * G + row % G
-            top, total, inverse = ended(top, total, sinks, h)
+            top, total, inverse = finished(top, total, None if sinks is None else sinks[h])
             token = queries.at(queries.base(b), row // G)
             for half in kv.static(range(2)):
                 d = t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half)

@@ -9,7 +9,6 @@ Scores are kept in base 2: the query's factor is scale * log2(e), so that one ex
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +18,8 @@ from kvarn.dialect.layout import RAGGED, CacheSpec, lowbit
 from kvarn.dialect.ops.attention import is_function
 
 from .common import at_most, narrowed
+from .partial_results import LOG2E
 
-LOG2E, LN2 = math.log2(math.e), math.log(2.0)
-NO_VALUE = float("-inf")  # the score of a key that is not seen, the log-sum-exp of no score
-LOWEST = -3.0e38  # a running maximum below any score, finite so that its difference to itself is 0
 SCALE_BYTES = 4  # of a scale that lies in a latent row
 CAUSAL_MASKS = ("causal", "sliding_window", "chunked_causal")
 
@@ -135,24 +132,6 @@ def last_not_above(table, count, value):
 def sequence_of_query(row_offsets, row):
     """The sequence of a row: the largest b with row_offsets[b] <= row < row_offsets[B]."""
     return last_not_above(row_offsets, row_offsets.shape[0] - 1, row)
-
-
-@kv.func
-def ended(top, total, sinks, h):
-    """A head's (maximum, sum) of scores with its sink, and what its weighted values are to be multiplied by."""
-    factor = kv.f32(1.0)
-    if sinks is not None:
-        sink = sinks[h] * LOG2E
-        higher = kv.math.max(top, sink)
-        factor = kv.ex2(top - higher)
-        total = kv.math.fma(total, factor, kv.ex2(sink - higher))
-        top = higher
-    return top, total, kv.where(total > 0.0, factor / total, 0.0)
-
-
-def log_sum_exp(top: Any, total: Any) -> Any:
-    """The natural log-sum-exp of a base-2 maximum and the sum over it: minus infinity of nothing, NaN of NaN."""
-    return kv.where(total == 0.0, NO_VALUE, (top + kv.math.log2(total)) * LN2)
 
 
 @kv.func

@@ -33,7 +33,7 @@ from typing import Any
 import kvarn as kv
 
 from .attention_combine import combine_kernel
-from .attention_common import LN2, LOG2E, last_not_above, sloped
+from .attention_common import last_not_above, sloped
 from .attention_queries import batch_of, extents_of, heads_of, is_padded, queries_of
 from .base import Expansion
 from .common import row_alignment
@@ -42,6 +42,7 @@ from .decode_results import results
 from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, SHORT_SPLITS, Config, configured
 from .decode_split_kv import split_kv
 from .decode_streaming import streaming
+from .partial_results import LN2, LOG2E
 
 
 def decode_kernel(c: Config) -> Any:

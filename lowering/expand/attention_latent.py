@@ -28,9 +28,6 @@ from kvarn.dsl.values import i32_value
 from kvarn.lowering.target import Target
 
 from .attention_common import (
-    LOG2E,
-    LOWEST,
-    NO_VALUE,
     Case,
     interval,
     load_width,
@@ -43,6 +40,7 @@ from .attention_prefill import CHUNK, pack
 from .attention_queries import RaggedQueries
 from .base import Expansion
 from .mla_rows import Listed, ListedKeys
+from .partial_results import LOG2E, LOWEST, NO_VALUE, normalizer, weight
 
 ROWS = 64
 WARPS = 8
@@ -381,7 +379,7 @@ def latent_kernel(g: Tiles) -> Any:
                     row = r * 16 + (lane >> 2) + 8 * u
                     at = row0 + row
                     sum_ = (extremes + row * 4).load(kv.f32) + (extremes + (ROWS + row) * 4).load(kv.f32)
-                    inverse = kv.where(sum_ > 0.0, 1.0 / sum_, 0.0)
+                    inverse = normalizer(sum_)
                     for n in kv.static(range(columns // 8)):
                         d = warp * columns + n * 8 + (lane & 3) * 2
                         i = (r * (columns // 8) + n) * 4 + 2 * u
@@ -419,13 +417,12 @@ def merge_kernel(g: Tiles) -> Any:
                 part = parts.address(0) + kv.i64(number * splits + s) * g.part_bytes
                 ends = (part + (ROWS * case.value_size + 2 * row) * 4).load(kv.f32, 2)
                 higher = kv.math.max(top, ends[0])
-                mine, theirs = kv.ex2(top - higher), kv.ex2(ends[0] - higher)
+                mine, theirs = weight(top, higher), weight(ends[0], higher)
                 top, total = higher, total * mine + ends[1] * theirs
                 for n in kv.static(range(turns)):
                     d = (n * 32 + lane) * 4
                     sums[n] = sums[n] * mine + (part + (row * case.value_size + d) * 4).load(kv.f32, 4) * theirs
-            inverse = kv.where(total > 0.0, 1.0 / total, 0.0)
-            at = row0 + row
+            inverse, at = normalizer(total), row0 + row
             for n in kv.static(range(turns)):
                 out.store(token0 + at // G, at % G, (n * 32 + lane) * 4, value=case.out(sums[n] * inverse))
 

@@ -27,14 +27,10 @@ from kvarn.dsl.values import i32_value
 from kvarn.lowering.target import Target
 
 from .attention_common import (
-    LOG2E,
-    LOWEST,
-    NO_VALUE,
     Case,
     caches_of,
     interval,
     load_width,
-    log_sum_exp,
     read,
     sloped,
     softcapped,
@@ -42,6 +38,7 @@ from .attention_common import (
 )
 from .attention_queries import queries_of, tiles_of
 from .base import Expansion
+from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp
 
 WARPS = 4
 THREADS = 32 * WARPS
@@ -223,14 +220,13 @@ def prefill_kernel(g: Tiles) -> Any:
             (tile + memory_rows.chunk_offset(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
 
     @kv.func
-    def write_rows(queries, out, tile, o, state, base, row0, rows, head, warp, lane):
-        """Divide by the sums and write the warp's rows, through its part of the query's shared memory."""
+    def write_rows(queries, out, tile, o, base, row0, rows, head, warp, lane):
+        """Write the warp's rows, through its part of the query's shared memory."""
         kv.syncwarp()
         for u in kv.static(range(2)):
             row = warp * 16 + (lane >> 2) + 8 * u
-            inverse = kv.where(state[2 + u] > 0.0, 1.0 / state[2 + u], 0.0)
             for t in kv.static(range(D // 8)):
-                word = pack(dtype, o[4 * t + 2 * u] * inverse, o[4 * t + 2 * u + 1] * inverse)
+                word = pack(dtype, o[4 * t + 2 * u], o[4 * t + 2 * u + 1])
                 (tile + memory_rows.chunk_offset(row, t) + (lane & 3) * 4).store(word)
         kv.syncwarp()
         for i in range(lane, 16 * (D // CHUNK), 32):
@@ -315,18 +311,15 @@ def prefill_kernel(g: Tiles) -> Any:
                     state[2 + u] = state[2 + u] + kv.shuffle_xor(state[2 + u], k)
                 at = row0 + warp * 16 + (lane >> 2) + 8 * u
                 h = head * G + kv.math.min(at, rows - 1) % G
-                if sinks is not None:
-                    sink = sinks[h] * LOG2E
-                    top = kv.math.max(state[u], sink)
-                    shrink = kv.ex2(state[u] - top)
-                    state[u], state[2 + u] = top, state[2 + u] * shrink + kv.ex2(sink - top)
-                    for t in kv.static(range(D // 8)):
-                        for i in kv.static(range(2)):
-                            o[4 * t + 2 * u + i] = o[4 * t + 2 * u + i] * shrink
+                sink = None if sinks is None else sinks[h]
+                state[u], state[2 + u], factor = finished(state[u], state[2 + u], sink)
+                for t in kv.static(range(D // 8)):
+                    for i in kv.static(range(2)):
+                        o[4 * t + 2 * u + i] = o[4 * t + 2 * u + i] * factor
                 if lse is not None:
                     if ((lane & 3) == 0) & (at < rows):
                         lse[(*queries.at(base_row, at // G), h)] = log_sum_exp(state[u], state[2 + u])
             kv.cp_async_wait(0)
-            write_rows(queries, out, q_tile, o, state, base_row, row0, rows, head, warp, lane)
+            write_rows(queries, out, q_tile, o, base_row, row0, rows, head, warp, lane)
 
     return attention_prefill

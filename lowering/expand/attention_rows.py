@@ -21,15 +21,11 @@ from kvarn.dsl.builder import emit_value, types
 
 from ..host_math import exp2
 from .attention_common import (
-    LOG2E,
-    LOWEST,
-    NO_VALUE,
     Case,
     caches_of,
     column_vectors,
     interval,
     load_width,
-    log_sum_exp,
     place_of,
     read_rope,
     read_row,
@@ -37,6 +33,7 @@ from .attention_common import (
     softcapped,
 )
 from .attention_queries import queries_of
+from .partial_results import LOG2E, LOWEST, NO_VALUE, log_sum_exp, normalizer
 
 LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
 KEYS = 8  # keys that the host takes at a time
@@ -133,7 +130,7 @@ def host_kernel(case: Case) -> Any:
                 take(keys, values, q, b, head, t, KEYS, state, sums, alibi)
             for t in range(whole, end):
                 take(keys, values, q, b, head, t, 1, state, sums, alibi)
-            inverse = kv.where(state[1] > 0.0, 1.0 / state[1], 0.0)
+            inverse = normalizer(state[1])
             for n, (d, _) in enumerate(value_vectors):
                 out.store(*here, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
             if lse is not None:
@@ -231,7 +228,7 @@ def simt_kernel(case: Case) -> Any:
                         d = kv.math.min(lane + 32 * n, columns - 1) * width
                         sums[n] = sums[n] + read_row(case, values, b, head, base + i, d, width, page) * share
             total = kv.warp_reduce(total, "add")
-            inverse = kv.where(total > 0.0, 1.0 / total, 0.0)
+            inverse = normalizer(total)
             for n in kv.static(range(turns)):
                 column = lane + 32 * n
                 if column < columns:

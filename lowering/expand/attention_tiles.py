@@ -23,18 +23,8 @@ from .attention_common import Case, caches_of, start_of
 from .attention_queries import queries_of, tiles_of
 from .base import Expansion
 from .key_splits import key_range, partial_row, quotient, split_of
-from .softmax import (
-    LOG2E,
-    LOWEST,
-    first_key,
-    log_sum_exp,
-    mask_of,
-    modified,
-    modifies,
-    online_softmax,
-    seen_by,
-    with_sink,
-)
+from .partial_results import LOG2E, LOWEST, finished, log_sum_exp
+from .softmax import first_key, mask_of, modified, modifies, online_softmax, seen_by
 
 # Query rows and keys of a tile on the host: what stays in its first caches.
 HOST_ROWS, HOST_KEYS = 16, 32
@@ -60,11 +50,8 @@ def attention_kernel(
 
     @kv.func
     def finish(out, lse, sinks, h, place, exists, m, l, o):
-        factor = kv.f32(1.0)
-        if sinks is not None:
-            m, l, factor = with_sink(m, l, sinks[h])
-        o = o * kv.where(l > 0.0, factor / l, 0.0)[:, None]
-        out.store_rows(*place, value=case.out(o), mask=exists, stored=case.value_size)
+        m, l, factor = finished(m, l, None if sinks is None else sinks[h], kv.math.exp2)
+        out.store_rows(*place, value=case.out(o * factor[:, None]), mask=exists, stored=case.value_size)
         if lse is not None:
             lse.scatter(*place, value=log_sum_exp(m, l), mask=exists)
 

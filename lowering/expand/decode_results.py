@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import kvarn as kv
 
-from .attention_common import ended, log_sum_exp
 from .decode_schedule import COLUMNS, NEVER, Config
+from .partial_results import added, finished, log_sum_exp, weight
 
 
 def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
@@ -36,7 +36,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                 slot = 2 * nt + u
                 if row < n * G:
                     token, h = queries.at(queries.base(b), row // G), head * G + row % G
-                    top, total, inverse = ended(m[slot], l[slot], sinks, h)
+                    top, total, inverse = finished(m[slot], l[slot], None if sinks is None else sinks[h])
                     for t in kv.static(range(KS)):
                         pair = [c.query(o[(nt * KS + t) * 4 + 2 * half + u] * inverse) for half in range(2)]
                         left = c.size - t * 16  # columns that there are from this step on
@@ -103,13 +103,10 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
             sums = [kv.f32(0.0)] * (4 * KS)
             for r in range(first, last + 1, TOGETHER):
                 for j in kv.static(range(TOGETHER)):
-                    ml, weight = held[j][KS], []
-                    for u in kv.static(range(2)):
-                        weight.append(kv.where(r + j <= last, kv.ex2(ml[u] - top[u]), 0.0))
-                        total[u] = kv.math.fma(ml[2 + u], weight[u], total[u])
-                    for t in kv.static(range(KS)):
-                        for i in kv.static(range(4)):
-                            sums[4 * t + i] = kv.math.fma(held[j][t][i], weight[i % 2], sums[4 * t + i])
+                    ml = held[j][KS]
+                    weights = [weight(ml[u], top[u], r + j <= last) for u in range(2)]
+                    total = added(total, [ml[2], ml[3]], weights)
+                    sums = added(sums, [held[j][t][i] for t in range(KS) for i in range(4)], weights)
                 if r + TOGETHER <= last:
                     held = fetch(units, partials, tile_indptr, b, part, nt, r + TOGETHER, last, holder)
             for u in kv.static(range(2)):
@@ -128,13 +125,11 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
             for r in range(first, last + 1):
                 of = work.partial_of(units, partials, tile_indptr, b, part, r, holder) + nt * (KS + 1) * 512
                 ml = (of + KS * 512).load(kv.f32, 4)
-                weight = [kv.ex2(ml[u] - top[u]) for u in range(2)]
-                for u in kv.static(range(2)):
-                    total[u] = kv.math.fma(ml[2 + u], weight[u], total[u])
+                weights = [weight(ml[u], top[u]) for u in range(2)]
+                total = added(total, [ml[2], ml[3]], weights)
                 for t in kv.static(range(KS)):
                     four = (of + t * 512).load(kv.f32, 4)
-                    for i in kv.static(range(4)):
-                        sums[4 * t + i] = kv.math.fma(four[i], weight[i % 2], sums[4 * t + i])
+                    sums[4 * t : 4 * t + 4] = added(sums[4 * t : 4 * t + 4], [four[i] for i in range(4)], weights)
             for u in kv.static(range(2)):
                 m[2 * nt + u], l[2 * nt + u] = top[u], total[u]
             for i in kv.static(range(4 * KS)):

@@ -17,9 +17,10 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import cdiv
 
-from .attention_common import Case, ended, log_sum_exp, start_of
+from .attention_common import Case, start_of
 from .attention_queries import queries_of
-from .softmax import LOWEST, first_key
+from .partial_results import LOWEST, finished, log_sum_exp, weight
+from .softmax import first_key
 
 MOST_SPLITS = 32  # a lane of a warp has the m and l of each
 LEAST_KEYS = 1024  # of one of several splits: fewer take less time than the combination
@@ -80,8 +81,8 @@ def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
         if lane < count:
             mine, total = ends[row + lane * rows, 0], ends[row + lane * rows, 1]
         m = kv.warp_reduce(mine, "max")
-        weight = kv.ex2(mine - m)
-        return m, kv.warp_reduce(total * weight, "add"), weight
+        mine = weight(mine, m)
+        return m, kv.warp_reduce(total * mine, "add"), mine
 
     @kv.kernel(block=(32 * WARPS, 1, 1))
     def attention_tiles_combine(
@@ -106,8 +107,8 @@ def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
                 pieces = quotient(high - low + (each - 1), each)
                 row, token = partial_row(tile, splits, 0, rows) + r, (row0 + r) // case.group
                 h = head * case.group + (row0 + r) % case.group
-                top, total, weight = weights_of(ends, row, pieces, splits, lane)
-                top, total, factor = ended(top, total, sinks, h)
+                m, l, mine = weights_of(ends, row, pieces, splits, lane)
+                m, l, factor = finished(m, l, None if sinks is None else sinks[h])
                 place = (*queries.at(base, token), h)
                 for turn in kv.static(range(turns)):
                     d = kv.math.min((turn * 32 + lane) * WIDTH, V - WIDTH)  # the last lanes repeat the last elements
@@ -118,10 +119,10 @@ def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
                             for j in range(TOGETHER)
                         ]
                         for j in kv.static(range(TOGETHER)):
-                            o = o + held[j] * kv.where(s + j < pieces, kv.shuffle_idx(weight, (s + j) & 31), 0.0)
+                            o = o + held[j] * kv.where(s + j < pieces, kv.shuffle_idx(mine, (s + j) & 31), 0.0)
                     out.store(*place, d, value=case.out(o * factor))
                 if lse is not None:
                     if lane == 0:
-                        lse[place] = log_sum_exp(top, total)
+                        lse[place] = log_sum_exp(m, l)
 
     return attention_tiles_combine

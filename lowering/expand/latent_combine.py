@@ -13,8 +13,8 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i8, i32
 
-from .attention_common import LOWEST
 from .latent_common import NEVER, LatentConfig, lse_of, part_of, place_of, queries_of
+from .partial_results import LOWEST, normalizer, weight
 
 WARPS = 4
 COLUMNS = 128
@@ -49,7 +49,7 @@ def combine_kernel(c: LatentConfig) -> Any:
     def factor_of(parts, tiles, number, splits, s, row, top):
         """What a partial result is multiplied by: 0 of one that nothing was written to."""
         lse = lse_of(c, parts, tiles, number, splits, s, row).load(f32)
-        return kv.where(lse == NEVER, 0.0, kv.ex2(lse - top))
+        return weight(lse, top, lse != NEVER)
 
     @kv.func
     def weighed(found, factor):
@@ -68,7 +68,7 @@ def combine_kernel(c: LatentConfig) -> Any:
             found = [load(parts, number, splits, s, row, n * COLUMNS + lane * 4) for n in pieces]
             for n in kv.static(pieces):
                 sums[n] = sums[n] + weighed(found[n], factor)
-        inverse, at = kv.where(total == 0.0, 0.0, 1.0 / total), row0 + row
+        inverse, at = normalizer(total), row0 + row
         for n in kv.static(pieces):
             piece = case.out(sums[n] * inverse)
             out.store(token0 + at // heads, at % heads, n * COLUMNS + lane * 4, value=piece)
@@ -98,7 +98,7 @@ def combine_kernel(c: LatentConfig) -> Any:
             for w in kv.static(range(1, WARPS)):
                 sums = sums + sums_at.load(w, lane * 4, width=4)
                 total = total + totals[w]
-            inverse, at = kv.where(total == 0.0, 0.0, 1.0 / total), row0 + row
+            inverse, at = normalizer(total), row0 + row
             out.store(token0 + at // heads, at % heads, column, value=case.out(sums * inverse))
 
     @kv.kernel(block=(32 * WARPS, 1, 1))

@@ -22,7 +22,7 @@ from kvarn.dialect.dtypes import f32, i8, i32
 from kvarn.dialect.shared_layout import SharedLayout
 
 from . import latent_converts, latent_copies
-from .attention_common import LOG2E, LOWEST, interval
+from .attention_common import interval
 from .latent_common import (
     BARRIER,
     BOX,
@@ -40,6 +40,7 @@ from .latent_common import (
     queries_of,
     write_rows,
 )
+from .partial_results import LOG2E, LOWEST, normalizer, weight
 from .softmax import SLACK
 
 MOST_ROWS = 32
@@ -210,7 +211,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                     total = kv.f32(0.0)
                     for w in kv.static(range(4)):
                         total = total + (sums_at + (w * N + h) * 4).load(kv.f32)
-                    (final + h * 4).store(kv.where(total == 0.0, 0.0, 1.0 / total))
+                    (final + h * 4).store(normalizer(total))
                     (ends + h * 4).store(kv.where(total == 0.0, NEVER, m[2 * n + x] + kv.math.log2(total)))
         kv.named_barrier(ALL_MEET, CONSUMERS)
 
@@ -259,12 +260,9 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             row, column = i // chunks, rank * (V // PAIR) + i % chunks * CHUNK
             mine, theirs = (ends + row * 4).load(kv.f32), kv.load_cluster(ends + row * 4, rank ^ 1, f32)
             top = kv.math.max(mine, theirs)
-            a, b = (
-                kv.where(mine == NEVER, 0.0, kv.ex2(mine - top)),
-                kv.where(theirs == NEVER, 0.0, kv.ex2(theirs - top)),
-            )
+            a, b = weight(mine, top, mine != NEVER), weight(theirs, top, theirs != NEVER)
             total = a + b
-            inverse = kv.where(total == 0.0, 0.0, 1.0 / total)
+            inverse = normalizer(total)
             x, y = [], []
             for q in kv.static(range(2)):
                 at = ring + (row * V + column + 4 * q) * 4

@@ -23,7 +23,7 @@ from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 
 from . import latent_converts, latent_copies
-from .attention_common import LOG2E, LOWEST, interval
+from .attention_common import interval
 from .latent_common import (
     BARRIER,
     BOX,
@@ -43,6 +43,7 @@ from .latent_common import (
     queries_of,
     write_rows,
 )
+from .partial_results import LOG2E, LOWEST, normalizer
 from .softmax import SLACK
 
 STAGES = 2
@@ -270,7 +271,7 @@ def latent_kernel(c: LatentConfig) -> Any:
             for k in kv.static((1, 2)):
                 total[u] = total[u] + kv.shuffle_xor(total[u], k)
             row = warp * 16 + (lane >> 2) + 8 * u
-            inverse[u] = kv.where(total[u] == 0.0, 0.0, 1.0 / total[u])
+            inverse[u] = normalizer(total[u])
             if (lane & 3) == 0:
                 (ends + row * 4).store(inverse[u])
                 if splits > 1:

@@ -16,10 +16,11 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
 
-from .attention_common import LOG2E, LOWEST, NO_VALUE, Case, load_width, log_sum_exp, read, read_rope, read_row
+from .attention_common import Case, load_width, read, read_rope, read_row
 from .attention_queries import RaggedQueries
 from .attention_rows import LANES, WARPS, exp2, lane_sum, lane_width
 from .base import Expansion
+from .partial_results import LOG2E, LOWEST, NO_VALUE, log_sum_exp, normalizer
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ def host_kernel(source: Source) -> Any:
                     top, total = higher, total * shrink + weight
                     for n, d in enumerate(value_columns):
                         sums[n] = sums[n] * shrink + keys.value(place, d, width) * weight
-            inverse = kv.where(total > 0.0, 1.0 / total, 0.0)
+            inverse = normalizer(total)
             for n, d in enumerate(value_columns):
                 out.store(row, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
             if lse is not None:
@@ -327,7 +328,7 @@ def simt_kernel(source: Source) -> Any:
                             d = kv.math.min(lane + 32 * n, columns - 1) * width
                             sums[n] = sums[n] + keys.value(shared_place, d, width) * share
             total = kv.warp_reduce(total, "add")
-            inverse = kv.where(total > 0.0, 1.0 / total, 0.0)
+            inverse = normalizer(total)
             for n in kv.static(range(turns)):
                 column = lane + 32 * n
                 if column < columns:

@@ -12,6 +12,7 @@ from . import expands
 from .base import Expansion
 from .common import Rows, Work, converted, row_alignment, sequence_of, vector_width
 from .indices import threads_of
+from .partial_results import normalizer, weight
 
 # --- sliced_add ------------------------------------------------------------------------------------
 
@@ -130,9 +131,9 @@ def merge_attention_kernel(work: Work, rows: Rows, heads: int, dtype: DType) -> 
         if (t < a.shape[0]) & (first < work.pieces):
             x, y = a_lse[t, h], b_lse[t, h]
             most = kv.math.max(kv.math.max(x, y), _LEAST)
-            from_a, from_b = kv.math.exp(x - most), kv.math.exp(y - most)
+            from_a, from_b = weight(x, most, exp2=kv.math.exp), weight(y, most, exp2=kv.math.exp)
             total = from_a + from_b
-            scale = kv.where(total > 0.0, 1.0 / total, 0.0)
+            scale = normalizer(total)
             for piece in range(first, work.pieces, work.step):
                 d = piece * rows.width
                 # A set without keys has no output to speak of: its weight is zero, its rows may be anything.

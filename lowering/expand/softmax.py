@@ -8,7 +8,6 @@ score. The built-in ones have the form of those that a call gives.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +18,8 @@ from kvarn.dsl import functions, masks, tiles
 from kvarn.dsl.values import describe
 
 from .attention_common import Case
+from .partial_results import LOG2E, weight
 
-LOG2E, LN2 = math.log2(math.e), math.log(2.0)
-LOWEST = -3.0e38  # a running maximum below any score, finite so that its difference to itself is 0
 SLACK = 8.0  # how far, in powers of two, scores may exceed the running maximum before it moves: weights stay below 2^8
 
 Function = Callable[..., Any]
@@ -117,21 +115,6 @@ def online_softmax(m: Any, l: Any, x: Any, unit: Any) -> Any:
     """
     top = x.max(axis=1) * unit
     m_new = kv.where(top > m + SLACK, top, m)
-    alpha = kv.math.exp2(m - m_new)
+    alpha = weight(m, m_new, exp2=kv.math.exp2)
     p = kv.math.exp2(x * unit - m_new[:, None])
     return m_new, l * alpha + p.sum(axis=1), p, alpha
-
-
-@kv.func
-def with_sink(m: Any, l: Any, sink: Any) -> Any:
-    """(m, l, factor of the output) after one more score a row that has no value."""
-    sink = sink * LOG2E
-    m_new = kv.math.max(m, sink)
-    alpha = kv.math.exp2(m - m_new)
-    return m_new, l * alpha + kv.math.exp2(sink - m_new), alpha
-
-
-@kv.func
-def log_sum_exp(m: Any, l: Any) -> Any:
-    """The natural log-sum-exp of a base-2 maximum and the sum over it: minus infinity of nothing."""
-    return kv.where(l == 0.0, float("-inf"), (m + kv.math.log2(l)) * LN2)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Partial results of attention, and how they are combined: the arithmetic of every kernel that has several.
+
+The partial result of a query row over some keys is (m, l, o): a maximum of its scores, in powers of two; the sum of the
+weights 2^(score - m); the values times their weights. Over no key it is (a finite maximum below any score, 0, 0).
+Combining scales each by 2^(m - the maximum of all) and adds; a sink is a partial result of one score without a value.
+Normalised, a partial result is o / l and its log-sum-exp: m is then log2 of the whole sum, and l is 1.
+
+The functions take numbers and tiles alike. ``exp2`` is the exponential of the kernel's target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from kvarn import dsl as kv
+
+LOG2E, LN2 = math.log2(math.e), math.log(2.0)
+LOWEST = -3.0e38  # a running maximum below any score, finite so that its difference to itself is 0
+NO_VALUE = float("-inf")  # the score of a key that is not seen, the log-sum-exp of no score
+
+
+def weight(m: Any, m_new: Any, exists: Any = True, exp2: Any = kv.ex2) -> Any:
+    """What a partial result of maximum ``m`` is multiplied by under another maximum; 0 of one that does not exist."""
+    found = exp2(m - m_new)
+    return found if exists is True else kv.where(exists, found, 0.0)
+
+
+def added(sums: Sequence[Any], values: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
+    """``sums`` plus a partial result's ``values``; these have the weights in turn."""
+    return [kv.math.fma(x, weights[i % len(weights)], s) for i, (s, x) in enumerate(zip(sums, values, strict=True))]
+
+
+def with_score(m: Any, l: Any, score: Any, exp2: Any = kv.ex2) -> tuple[Any, Any, Any, Any]:
+    """(m, l, weight of what there was, weight of the score) after one more score, in base 2."""
+    m_new = kv.math.max(m, score)
+    alpha, beta = weight(m, m_new, exp2=exp2), weight(score, m_new, exp2=exp2)
+    return m_new, kv.math.fma(l, alpha, beta), alpha, beta
+
+
+def finished(m: Any, l: Any, sink: Any = None, exp2: Any = kv.ex2) -> tuple[Any, Any, Any]:
+    """(m, l, what the values' sums are to be multiplied by) of a row after its last key; ``sink``: its head's logit."""
+    factor = kv.f32(1.0)
+    if sink is not None:
+        m, l, factor, _ = with_score(m, l, sink * LOG2E, exp2)
+    return m, l, normalizer(l, factor)
+
+
+def normalizer(l: Any, factor: Any = 1.0) -> Any:
+    """``factor / l``: 0 where nothing was seen, NaN of NaN."""
+    return kv.where(l == 0.0, 0.0, factor / l)
+
+
+def log_sum_exp(m: Any, l: Any) -> Any:
+    """The natural log-sum-exp of a base-2 maximum and the sum over it: minus infinity of nothing, NaN of NaN."""
+    return kv.where(l == 0.0, NO_VALUE, (m + kv.math.log2(l)) * LN2)
