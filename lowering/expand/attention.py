@@ -55,8 +55,8 @@ def case_of(op: Any, at: Expansion) -> Case:
 def decode_problems(op: Any, case: Case, at: Expansion, max_batch: int) -> list[str]:
     """Why the decode kernel does not take a case, one sentence each; empty when it does."""
     most = at.schedule.get("max_queries")
-    if most is None or op.kv_offsets is not None or of_operands(op):
-        return ["needs max_queries, a collection and no kv_offsets"]
+    if most is None or of_operands(op):
+        return ["needs max_queries and a collection"]
     return decode_schedule.problems(case.spec, case.query, case.group, most, at.target, max_batch)
 
 

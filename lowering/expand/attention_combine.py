@@ -102,9 +102,9 @@ def combine_kernel(c: Config) -> Any:
                     lse[(*token, h)] = log_sum_exp(top, total)
 
     @kv.func
-    def body(collection, extents, out, partials, max_units, max_splits, sinks, lse):
+    def body(collection, extents, kv_offsets, out, partials, max_units, max_splits, sinks, lse):
         lane, warp = kv.lane_id(), kv.warp_id()
-        queries = queries_of(c.padded, extents, out)
+        queries = queries_of(c.padded, extents, out, kv_offsets)
         batch = queries.sequences
         staged = kv.shared((MOST_SPLITS if c.split else WARPS, 8, 32), kv.f32)
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
@@ -138,10 +138,10 @@ def combine_kernel(c: Config) -> Any:
 
     @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, 32 // WARPS))
     def attention_combine(
-        collection: kv.KVCacheCollection, extents: kv.Buffer[kv.i32, 1], out: kv.Buffer[c.query, c.rank],
-        partials: kv.Buffer[kv.i8, 1], max_units: kv.i32, max_splits: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
-        lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
+        collection: kv.KVCacheCollection, extents: kv.Buffer[kv.i32, 1], kv_offsets: kv.Optional[kv.Buffer[kv.i32, 1]],
+        out: kv.Buffer[c.query, c.rank], partials: kv.Buffer[kv.i8, 1], max_units: kv.i32, max_splits: kv.i32,
+        sinks: kv.Optional[kv.Buffer[kv.f32, 1]], lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
     ):  # fmt: skip
-        body(collection, extents, out, partials, max_units, max_splits, sinks, lse)
+        body(collection, extents, kv_offsets, out, partials, max_units, max_splits, sinks, lse)
 
     return attention_combine

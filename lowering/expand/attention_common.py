@@ -135,7 +135,7 @@ def sequence_of_query(row_offsets, row):
 
 
 @kv.func
-def start_of(case, source, values, queries, kv_offsets, b):
+def start_of(case, source, values, queries, b):
     """(absolute position of its first query, keys) of a sequence; ``source`` is the collection or the keys' operand.
 
     A cache's lengths count the keys of earlier steps, and the step's follow them. Those of dense and ragged operands
@@ -146,15 +146,14 @@ def start_of(case, source, values, queries, kv_offsets, b):
     if case.whole:
         count = kv.math.min(count, values.cache_length(b))
         return count - queries.length(b), count
-    new = queries.length(b) if kv_offsets is None else kv_offsets[b + 1] - kv_offsets[b]
-    return count, at_most(count + new, source.token_capacity())
+    return count, at_most(count + queries.new_keys(b), source.token_capacity())
 
 
 @kv.func
-def place_of(case, source, values, queries, kv_offsets, row):
+def place_of(case, source, values, queries, row):
     """(sequence, absolute position, keys of the sequence) of a row."""
     b = queries.sequence(row)
-    start, num_keys = start_of(case, source, values, queries, kv_offsets, b)
+    start, num_keys = start_of(case, source, values, queries, b)
     return b, start + queries.token(b, row), num_keys
 
 

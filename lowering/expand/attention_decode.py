@@ -224,9 +224,11 @@ def decode_kernel(c: Config) -> Any:
         kv.griddepcontrol_launch_dependents()
 
     @kv.func
-    def body(collection, layer, query, extents, scale, out, partials, counters, max_splits, sinks, lse, slopes):
+    def body(
+        collection, layer, query, extents, kv_offsets, scale, out, partials, counters, max_splits, sinks, lse, slopes
+    ):
         lane, warp = kv.lane_id(), kv.warp_id()
-        queries = queries_of(c.padded, extents, query)
+        queries = queries_of(c.padded, extents, query, kv_offsets)
         batch = queries.sequences
         stages = kv.shared(NW * c.warp_bytes + c.padding, kv.u8, alignment=128)
         # What the kernels before wrote (lengths, new tokens, the query) is visible from here on.
@@ -336,11 +338,13 @@ def decode_kernel(c: Config) -> Any:
     @kv.kernel(block=(threads, 1, 1), min_blocks=c.blocks)
     def attention_decode(
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[c.query, c.rank],
-        extents: kv.Buffer[kv.i32, 1], scale: kv.f32, out: kv.Buffer[c.query, c.rank], partials: kv.Buffer[kv.i8, 1],
-        counters: kv.Buffer[kv.i8, 1], max_splits: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
+        extents: kv.Buffer[kv.i32, 1], kv_offsets: kv.Optional[kv.Buffer[kv.i32, 1]], scale: kv.f32,
+        out: kv.Buffer[c.query, c.rank], partials: kv.Buffer[kv.i8, 1], counters: kv.Buffer[kv.i8, 1],
+        max_splits: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
         lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]], slopes: kv.Optional[kv.Buffer[kv.f32, 1]],
     ):  # fmt: skip
-        body(collection, layer, query, extents, scale, out, partials, counters, max_splits, sinks, lse, slopes)
+        rest = partials, counters, max_splits, sinks, lse, slopes
+        body(collection, layer, query, extents, kv_offsets, scale, out, *rest)
 
     return attention_decode
 
@@ -371,12 +375,12 @@ def expand_decode(op: Any, at: Expansion) -> None:
         partial_results = max_splits * batch
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)
-    args = [op.collection, op.layer, op.query, extents_of(op), op.scale, op.out, partials, counters, max_splits]
-    args += [op.sinks, op.lse, op.alibi_slopes]
+    args = [op.collection, op.layer, op.query, extents_of(op), op.kv_offsets, op.scale, op.out, partials, counters]
+    args += [max_splits, op.sinks, op.lse, op.alibi_slopes]
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), args, (max_units * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:
         blocks = batch * (config.row_groups * config.column_tiles * config.row_steps)
-        args = [op.collection, extents_of(op), op.out, partials, max_units, max_splits, op.sinks, op.lse]
+        args = [op.collection, extents_of(op), op.kv_offsets, op.out, partials, max_units, max_splits, op.sinks, op.lse]
         threads = (32 * config.combine, 1, 1)
         at.launch(combine_kernel(config), args, (blocks, 1, 1), threads, key=config, programmatic=early)

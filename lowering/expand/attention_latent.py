@@ -293,7 +293,7 @@ def latent_kernel(g: Tiles) -> Any:
                 cached, num_keys = kv.i32(0), listed.count
             else:
                 listed = None
-                cached, num_keys = start_of(case, collection, None, queries, None, b)
+                cached, num_keys = start_of(case, collection, None, queries, b)
             # What the tile's first and last rows see bounds what any of its rows does.
             first, first_end = interval(case, cached + row0 // G, num_keys)
             last_first, last = interval(case, cached + (kv.math.min(row0 + ROWS, rows) - 1) // G, num_keys)

@@ -250,11 +250,11 @@ def prefill_kernel(g: Tiles) -> Any:
         v_tiles = k_tiles + 2 * g.tile_bytes
         number = kv.grid_dim.x - 1 - kv.block_id.x
         head = kv.block_id.y
-        queries = queries_of(case.padded, extents, query)
+        queries = queries_of(case.padded, extents, query, kv_offsets)
         b, base_row, row0, rows = queries.tile(number, G, ROWS)
         if row0 < rows:
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
-            start, num_keys = start_of(case, collection or key_operand, value_operand, queries, kv_offsets, b)
+            start, num_keys = start_of(case, collection or key_operand, value_operand, queries, b)
             # What the tile's first and last rows see bounds what any of its rows does.
             first, first_end = interval(case, start + row0 // G, num_keys)
             last_first, last = interval(case, start + (kv.math.min(row0 + ROWS, rows) - 1) // G, num_keys)

@@ -29,6 +29,7 @@ class RaggedQueries:
 
     offsets: Any
     rows: Any
+    kv_offsets: Any = None
 
     @property
     def sequences(self) -> Any:
@@ -37,6 +38,10 @@ class RaggedQueries:
     def length(self, b: Any) -> Any:
         """Rows of a sequence."""
         return kv.math.max(self.base(b + 1) - self.base(b), 0)
+
+    def new_keys(self, b: Any) -> Any:
+        """Keys of a sequence after its cached ones: as many as rows, or what offsets of their own say."""
+        return new_keys(self, b)
 
     def base(self, b: Any) -> Any:
         """What :meth:`at` finds the rows of a sequence by: the first of them."""
@@ -75,6 +80,7 @@ class PaddedQueries:
 
     lengths: Any
     width: Any
+    kv_offsets: Any = None
 
     @property
     def sequences(self) -> Any:
@@ -82,6 +88,9 @@ class PaddedQueries:
 
     def length(self, b: Any) -> Any:
         return kv.math.clamp(self.lengths[b], 0, self.width)
+
+    def new_keys(self, b: Any) -> Any:
+        return new_keys(self, b)
 
     def base(self, b: Any) -> Any:
         return b
@@ -110,9 +119,19 @@ class PaddedQueries:
         return b, b, (number % tiles) * size, self.length(b) * group
 
 
-def queries_of(padded: bool, extents: Any, rows: Any) -> RaggedQueries | PaddedQueries:
+Queries = RaggedQueries | PaddedQueries
+
+
+def new_keys(queries: Queries, b: Any) -> Any:
+    """Keys of a sequence after its cached ones."""
+    offsets = queries.kv_offsets
+    return queries.length(b) if offsets is None else offsets[b + 1] - offsets[b]
+
+
+def queries_of(padded: bool, extents: Any, rows: Any, kv_offsets: Any = None) -> Queries:
     """The queries of a kernel: ``extents`` are row offsets or valid lengths, ``rows`` a buffer with their rows."""
-    return PaddedQueries(extents, rows.shape[1]) if padded else RaggedQueries(extents, rows.shape[0])
+    made = PaddedQueries if padded else RaggedQueries
+    return made(extents, rows.shape[1] if padded else rows.shape[0], kv_offsets)
 
 
 # --- outside kernels -------------------------------------------------------------------------------

@@ -109,10 +109,10 @@ def host_kernel(case: Case) -> Any:
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
     ):  # fmt: skip
         h, row = kv.block_id.x, kv.block_id.y
-        queries = queries_of(case.padded, extents, query)
+        queries = queries_of(case.padded, extents, query, kv_offsets)
         if queries.holds(row):
             source = collection or key_operand
-            b, position, num_keys = place_of(case, source, value_operand, queries, kv_offsets, row)
+            b, position, num_keys = place_of(case, source, value_operand, queries, row)
             first, end = interval(case, position, num_keys)
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
             head, here = h // case.group, queries.numbered(row)
@@ -192,7 +192,7 @@ def simt_kernel(case: Case) -> Any:
         item = kv.block_id.x * WARPS + warp
         row, h = item // case.heads, item % case.heads
         q = kv.shared((WARPS, align_up(case.size, 16)), f32)
-        queries = queries_of(case.padded, extents, query)
+        queries = queries_of(case.padded, extents, query, kv_offsets)
         exists, here = queries.holds(row), queries.numbered(row)
         if exists:
             factor = scale * LOG2E
@@ -201,7 +201,7 @@ def simt_kernel(case: Case) -> Any:
         kv.syncwarp()
         if exists:
             source = collection or key_operand
-            b, position, num_keys = place_of(case, source, value_operand, queries, kv_offsets, row)
+            b, position, num_keys = place_of(case, source, value_operand, queries, row)
             first, end = interval(case, position, num_keys)
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
             head = h // case.group

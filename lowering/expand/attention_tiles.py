@@ -66,7 +66,7 @@ def attention_kernel(
         partials: kv.Optional[kv.Buffer[f32, 2]], ends: kv.Optional[kv.Buffer[f32, 2]], splits: kv.Optional[kv.i32],
         queue: kv.Optional[kv.Buffer[kv.i8, 1]], array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
-        queries = queries_of(case.padded, extents, query)
+        queries = queries_of(case.padded, extents, query, kv_offsets)
         number_of_tiles = tiles * case.spec.num_heads
         units = number_of_tiles if splits is None else number_of_tiles * splits
         for i in range(kv.block_id.x, units, kv.grid_dim.x):
@@ -76,7 +76,7 @@ def attention_kernel(
             number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads  # the longest first
             b, base, row0, count = queries.tile(number, G, M)
             k_rows, v_rows = caches_of(case, collection, layer, key_operand, value_operand)
-            start, num_keys = start_of(case, collection or key_operand, value_operand, queries, kv_offsets, b)
+            start, num_keys = start_of(case, collection or key_operand, value_operand, queries, b)
             num_keys = kv.where(row0 < count, num_keys, 0)
             row = row0 + kv.tile_index(M)
             exists, row = row < count, kv.math.max(kv.math.min(row, count - 1), 0)

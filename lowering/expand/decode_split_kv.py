@@ -45,7 +45,7 @@ def split_kv(c: Config) -> SimpleNamespace:
         """(keys, first visible key, position of query 0, queries) of a sequence; nothing when it has no query."""
         start = collection.cache_length(b)
         n = queries.length(b)
-        keys = kv.where(n > 0, at_most(start + n, collection.token_capacity()), 0)
+        keys = kv.where(n > 0, at_most(start + queries.new_keys(b), collection.token_capacity()), 0)
         first = start * 0
         if c.mask == "sliding_window":
             first = kv.math.max(start - (c.span - 1), 0)
@@ -55,8 +55,11 @@ def split_kv(c: Config) -> SimpleNamespace:
 
     @kv.func
     def tile_count(collection, queries, b):
-        keys, first, _, _ = extent(collection, queries, b)
-        return kv.where(keys > 0, (keys + (TT - 1)) // TT - first // TT, 0)
+        keys, first, _, n = extent(collection, queries, b)
+        if queries.kv_offsets is None:
+            return kv.where(keys > 0, (keys + (TT - 1)) // TT - first // TT, 0)
+        # Queries without keys have a tile of zeros, so that their rows are written.
+        return kv.where(n > 0, kv.math.max((keys + (TT - 1)) // TT - first // TT, 1), 0)
 
     @kv.func
     def count_tiles(collection, queries, batch, warps):

@@ -93,14 +93,14 @@ def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
         partials: kv.Buffer[f32, 2], ends: kv.Buffer[f32, 2], splits: kv.i32, tiles: kv.i32,
     ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
-        queries = queries_of(case.padded, extents, out)
+        queries = queries_of(case.padded, extents, out, kv_offsets)
         item = kv.block_id.x * WARPS + warp
         tile, r = item // rows, item % rows
         number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads
         b, base, row0, count = queries.tile(number, case.group, rows)
         kv.griddepcontrol_wait()  # what the kernel before wrote is there, lengths of a sequence are from before
         if row0 + r < count:
-            start, num_keys = start_of(case, collection or key_operand, value_operand, queries, kv_offsets, b)
+            start, num_keys = start_of(case, collection or key_operand, value_operand, queries, b)
             low, high = key_range(case, keys, rows, start, row0, count, num_keys)
             each = split_tiles(least, low, high, splits)
             if high - low > each:

@@ -113,7 +113,7 @@ def place_of(c, queries, number):
 def extents_of(c, collection, queries, indices, topk_lengths, b, token0):
     """(position of the sequence's first query, keys) of a tile: listed, the keys are the places of the list."""
     if not c.listed:
-        return start_of(c.case, collection, None, queries, None, b)
+        return start_of(c.case, collection, None, queries, b)
     count = indices.shape[1]
     if topk_lengths is not None:
         count = kv.math.min(kv.math.max(topk_lengths[token0], 0), count)

@@ -207,6 +207,28 @@ def test_decode_splits_and_merges_long_sequences(dtype, options):
 
 
 @pytest.mark.parametrize(
+    "entries",
+    [
+        {},
+        {"combine": 4, "min_tiles": 2},
+        {"batch_invariant": True, "split": 64},
+        {"max_batch": 1, "combine": 4},
+    ],
+    ids=str,
+)
+def test_a_decode_has_keys_of_its_own_count_or_none(entries):
+    """Sequence 1 has queries and no key: zeros and minus infinity. Sinks count there too."""
+    cached, extra = [150, 0, 7, 0], [1, 0, 0, 2]
+    if entries.get("max_batch") == 1:
+        cached, extra = [0], [0]
+    rng, problem = problem_of(29, cached=cached, new=[1, 2, 1, 2][: len(cached)], head_size=32, num_heads=1)
+    kv_offsets = np.cumsum([0, *extra]).astype(np.uint32)
+    query, sinks = query_of(rng, problem, 4), rng.standard_normal(4).astype(np.float32)
+    for options in ({"mask": "null"}, {"mask": "null", "sinks": sinks}):
+        check(problem, query, {**DECODE, **entries}, kv_offsets=kv_offsets, **options)
+
+
+@pytest.mark.parametrize(
     ("dtype", "scale_dtype", "granularity"),
     [("i8", "f32", 64), ("i8", "f16", 32), ("f8e4m3", "bf16", 64), ("f8e5m2", "f8e8m0", 32)],
 )
