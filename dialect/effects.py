@@ -44,7 +44,11 @@ class TierOne:
 
 
 class LooksUpPage:
-    """Uses the page of a token: has the fields cache, batch and token, and page once it has been looked up."""
+    """Uses the page of a token: its fields are cache, batch and token first, and last, optional, page.
+
+    Passes give it the page once it has been looked up. One that has effects on contents and the fields head and dim is
+    an access, with a result or the field value: it gets an alignment, the read-only path and checks.
+    """
 
 
 class GivesAddress:
@@ -143,15 +147,17 @@ def writes_cache(op_class: type) -> bool:
     return declared is None or any(e.kind == WRITE and e.resource != MEMORY for e in declared.effects)
 
 
-_classes: dict[str, Any] = {}
+_classes: tuple[int, dict[str, Any]] = (0, {})
 
 
 def class_of(op_name: str) -> Any:
     """The class of a kv op by its name; None for what is no op of the dialect."""
-    if len(_classes) != len(Kv.operations):
-        _classes.clear()
-        _classes.update((c.OPERATION_NAME, c) for c in Kv.operations)
-    return _classes.get(op_name)
+    global _classes
+    generation, found = _classes
+    if generation != Kv.generation:
+        found = {c.OPERATION_NAME: c for c in Kv.operations}
+        _classes = (Kv.generation, found)
+    return found.get(op_name)
 
 
 def has(op_name: str, trait: type) -> bool:

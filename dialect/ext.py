@@ -211,7 +211,7 @@ class Operation(ir.OpView):
                 setattr(cls, field.name, property(lambda self, n=field.name: self.operation.attributes[n]))
         cls._parameters = _builder_parameters(cls.FIELDS)
         _make_builder(cls)
-        cls.dialect.operations.append(cls)
+        cls.dialect.declare(cls)
 
     def verify_invariants(self) -> bool:
         """Check what IRDL cannot say; emit an error on the op and return False when it does not hold."""
@@ -319,14 +319,39 @@ class Dialect:
     DIALECT_NAMESPACE: str = ""
     operations: list[type[Operation]]
     types: list[type[Type]]
-    _python_registered = False
+    generation = 0  # how often an operation has been declared: contexts that were loaded before lack the last ones
+    listeners: list[Callable[[type[Operation]], None]]  # are told of every declared operation
+    _registered: Any = None
+    _bound: set[type[Operation]]
 
     def __init_subclass__(cls, *, name: str, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         cls.DIALECT_NAMESPACE = name
-        cls.operations, cls.types = [], []
+        cls.operations, cls.types, cls.listeners, cls._bound = [], [], [], set()
         cls.Operation = type("Operation", (Operation,), {"dialect": cls, "__doc__": f"An operation of {name}."})
         cls.Type = type("Type", (Type,), {"dialect": cls, "__doc__": f"A type of {name}."})
+
+    @classmethod
+    def declare(cls, op_class: type[Operation]) -> None:
+        """Add an operation; one of the same class in the same module, as a notebook's cell makes it again, replaces it.
+
+        TypeError when the name is another's.
+        """
+        place = (op_class.__module__, op_class.__qualname__)
+        for i, other in enumerate(cls.operations):
+            if other.OPERATION_NAME == op_class.OPERATION_NAME:
+                if (other.__module__, other.__qualname__) != place:
+                    raise TypeError(
+                        f"{op_class.OPERATION_NAME} is declared by {other.__module__} ({other.__qualname__}): "
+                        "choose another name"
+                    )
+                cls.operations[i] = op_class
+                break
+        else:
+            cls.operations.append(op_class)
+        cls.generation += 1
+        for tell in cls.listeners:
+            tell(op_class)
 
     @classmethod
     def irdl_module(cls, context: ir.Context) -> ir.Module:
@@ -361,13 +386,16 @@ class Dialect:
                 with context, ir.Location.unknown():
                     PassManager.parse("builtin.module(canonicalize,cse)").run(module.operation)
                 irdl.load_dialects(module)
-            if not cls._python_registered:
-                cls._python_registered = True
+            if cls._registered is None:
                 # Two subclasses of a process-wide registry: names bind once, contexts come and go.
-                registered = type(cls.DIALECT_NAMESPACE, (ir.Dialect,), {"DIALECT_NAMESPACE": cls.DIALECT_NAMESPACE})
-                _cext.register_dialect(registered)
-                for op_class in cls.operations:
-                    _cext.register_operation(registered)(op_class)
+                cls._registered = type(
+                    cls.DIALECT_NAMESPACE, (ir.Dialect,), {"DIALECT_NAMESPACE": cls.DIALECT_NAMESPACE}
+                )
+                _cext.register_dialect(cls._registered)
+            for op_class in cls.operations:
+                if op_class not in cls._bound:
+                    cls._bound.add(op_class)
+                    _cext.register_operation(cls._registered, replace=True)(op_class)
 
 
 def _define_operation(dialect: type[Dialect], op_class: type[Operation]) -> None:

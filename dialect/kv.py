@@ -12,7 +12,7 @@ from typing import Any
 from mlir import ir
 from mlir._mlir_libs import _mlir as _cext
 
-from . import effects, ops
+from . import effects, installed, ops
 from .base import Kv
 from .ops.access import *  # noqa: F403  the classes and wrappers of every group, under one name
 from .ops.addressing import *  # noqa: F403
@@ -41,9 +41,11 @@ def load(context: ir.Context | None = None) -> None:
     kv ops and hoist invariant ones.
     """
     context = context or ir.Context.current
+    installed.load()
     with _lock:
         if Kv.is_loaded(context):
             return
+        setattr(context, _GENERATION, Kv.generation)
         Kv.load(context)
         from . import native
 
@@ -74,6 +76,12 @@ def make_context() -> ir.Context:
     return context
 
 
+def is_current(context: ir.Context) -> bool:
+    """Whether a context of :func:`load` has every operation that has been declared; one that lacks some stays so."""
+    return context.__dict__.get(_GENERATION) == Kv.generation
+
+
+_GENERATION = "kvarn_generation"
 _DIAGNOSTICS = "kvarn_diagnostics"  # kept on the context itself: they go with it
 
 
@@ -85,4 +93,4 @@ def context_diagnostics(context: ir.Context) -> list[tuple[str, str, ir.Location
     return context.__dict__.setdefault(_DIAGNOSTICS, [])
 
 
-__all__ = ["Kv", "context_diagnostics", "load", "make_context", "ops"]
+__all__ = ["Kv", "context_diagnostics", "is_current", "load", "make_context", "ops"]

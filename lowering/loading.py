@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import kvarn.lowering as registry
+from kvarn.dialect import installed
 
 from .pass_base import Pass, as_pass
 from .textual import PipelineError, Step
@@ -26,12 +27,8 @@ def load_passes(path: str | Path) -> list[Pass]:
     again takes the place of what it was. Raises :class:`PipelineError`.
     """
     path = Path(path)
-    if not re.fullmatch(r"[A-Za-z]\w*", path.stem.replace("-", "_")):
-        raise PipelineError(f"--load-pass: a pass file's stem must be a name such as count_loads, got {path.stem!r}")
-    loaded = _import(path)
-    functions = [
-        f for f in vars(loaded).values() if hasattr(f, "kv_pass") and getattr(f, "__module__", "") == loaded.__name__
-    ]
+    loaded = import_file(path, "--load-pass", _MODULE)
+    functions = passes_in(loaded)
     run = getattr(loaded, "run", None)
     if callable(run) and run not in functions:
         functions.append(run)
@@ -45,18 +42,31 @@ def load_passes(path: str | Path) -> list[Pass]:
         raise PipelineError(f"--load-pass: {path}: {error}") from None
 
 
+def passes_in(loaded: Any) -> list[Any]:
+    """The functions of a module that it decorates with ``kv_pass``."""
+    return [
+        f for f in vars(loaded).values() if hasattr(f, "kv_pass") and getattr(f, "__module__", "") == loaded.__name__
+    ]
+
+
 def flags(steps: Iterable[Step]) -> str:
-    """The command-line flags that load the files of a pipeline's passes: `` --load-pass=FILE.py``, or nothing."""
+    """The command-line flags that load what a pipeline needs: `` --extend=... --load-pass=FILE.py``, or nothing."""
     functions = [step.kv.function for step in steps if step.kv is not None]
     files = [f.__code__.co_filename for f in functions if getattr(f, "__module__", "").startswith(_MODULE)]
-    return "".join(f" --load-pass={file}" for file in dict.fromkeys(files))
+    return "".join(f" --extend={what}" for what in installed.given) + "".join(
+        f" --load-pass={file}" for file in dict.fromkeys(files)
+    )
 
 
-def _import(path: Path) -> Any:
-    name = _MODULE + path.stem
+def import_file(path: Path, option: str, prefix: str) -> Any:
+    """The module of a file, run now and named by a prefix and its stem; PipelineError, which begins with ``option``."""
+    stem = path.stem.replace("-", "_")
+    if not re.fullmatch(r"[A-Za-z]\w*", stem):
+        raise PipelineError(f"{option}: a file's stem must be a name such as count_loads, got {path.stem!r}")
+    name = prefix + stem
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise PipelineError(f"--load-pass: expected a Python file, got {path}")
+        raise PipelineError(f"{option}: expected a Python file, got {path}")
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[name] = loaded  # for dataclasses and inspect, which look a class's module up by name
     try:
@@ -64,6 +74,6 @@ def _import(path: Path) -> Any:
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise PipelineError(
-            f"--load-pass: {path} cannot be run: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+            f"{option}: {path} cannot be run: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
         ) from error
     return loaded

@@ -45,8 +45,12 @@ _ROWS = ("kv.populate", "kv.make_rows")  # what makes rows, now or when it is lo
 
 @dataclass(frozen=True)
 class Options:
-    """clamp: keep table indices, page ids and slots of loads, and lengths, in range (otherwise they are trusted)."""
+    """target: which one the code is for, which rules of other packages may ask.
 
+    clamp: keep table indices, page ids and slots of loads, and lengths, in range (otherwise they are trusted).
+    """
+
+    target: str = "sm_90a"
     clamp: bool = True
 
 
@@ -489,6 +493,10 @@ def run(module: ir.Module, options: Options) -> None:
         inside = walk(function, lambda name: writer(name) or RULES.knows(name))
         if is_kernel(function):
             record_written(function, [op for op in inside if writer(op.name)])
+        if RULES.outside:  # an op of another package writes what it declares, whatever its rule makes of it
+            RULES.apply_outside(function, options)
+            inside = walk(function, RULES.knows)
+        if is_kernel(function):
             record_tables(function, [op for op in inside if op.name == "kv.load_pages"])
         found += [op for op in inside if RULES.knows(op.name)]
     has_rows = any(op.name in _ROWS for op in found)

@@ -136,7 +136,7 @@ def kv_steps(target: Target, check: bool = False) -> list[Step]:
         _kv("hoist-kv-lookups", "after simplification, while look-ups are still ops that can be recognised", True),
         _kv("vectorize-kv-lookups", "before lowering, which has only the scalar form of a populate", True),
         _kv("plan-kv-access", "last of the kv level: it sees every access and every write of the kernel", True),
-        _kv("lower-kv-access", "accesses become pointers; handles remain, asked for their fields"),
+        _kv(f"lower-kv-access{{target={target.name}}}", "accesses become pointers; handles are asked for fields"),
         _kv("lower-kv-tma", "after the plan and the record of what is written, which look at the copies"),
         _kv(f"lower-kv-casts{{hardware={hardware}}}", "after the accesses, whose conversions it lowers too"),
         _kv("lower-kv-buffers", "after the plan, which says which buffers are read-only"),
@@ -280,14 +280,13 @@ def steps(target: str | Target, settings: Settings | None = None) -> list[Step]:
 
 
 def _configured(step: Step, options: Mapping[str, str]) -> Step:
-    """A step with the options that a compilation gives it; ValueError for those that it does not have."""
+    """A step with the options that a compilation gives it over its own; ValueError for those that it does not have."""
     if step.name not in options:
         return step
     if step.upstream:
         raise ValueError(f"{step.name} is a group of MLIR's passes, whose options are fixed: insert a pass instead")
-    made = dataclasses.replace(step, text=f"{step.name}{{{options[step.name]}}}")
-    made.options  # noqa: B018 (refused here, before anything runs)
-    return made
+    given = textual.split_options(options[step.name])
+    return dataclasses.replace(step, text=textual.with_options(step, given))
 
 
 __all__ = [

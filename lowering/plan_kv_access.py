@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from mlir import ir
 
 from kvarn.dialect import effects, layout, types, verify
-from kvarn.dialect.effects import LooksUpPage
+from kvarn.dialect.effects import MEMORY, LooksUpPage
 
 from . import memory_effects
 from .pass_base import kv_pass
@@ -64,9 +64,12 @@ def written_elements(found: Sequence[ir.Operation]) -> tuple[set[str], set[str],
 
 
 def is_access(name: str) -> bool:
-    """Whether an op reads or writes contents of a cache at a page, which is what gets a plan."""
-    declared = effects.of_class(effects.class_of(name)) if effects.has(name, LooksUpPage) else None
-    return declared is not None and bool(declared.effects)
+    """Whether an op reads or writes elements, or scales, of a cache at a page, which is what gets a plan."""
+    found = effects.class_of(name) if effects.has(name, LooksUpPage) else None
+    declared = None if found is None else effects.of_class(found)
+    if declared is None or not {"head", "dim"} <= {f.name for f in found.FIELDS}:
+        return False
+    return any(e.resource != MEMORY for e in declared.effects)
 
 
 @kv_pass(Options)

@@ -13,11 +13,14 @@ from typing import Any
 from mlir import ir
 
 from kvarn import settings
+from kvarn.dialect.base import Kv
 
 from . import rewrites
 from .pass_base import fail
 
 Rule = Callable[..., Sequence[ir.Value] | ir.Value | None]
+Kv.listeners.append(settings.declared)
+_MOST_ROUNDS = 16  # of rules of other packages that make ops with such rules
 
 
 def walk(root: Any, match: Callable[[str], bool] | None = None) -> list[ir.Operation]:
@@ -101,6 +104,31 @@ class Rules:
 
         return declare
 
+    @property
+    def outside(self) -> dict[str, Rule]:
+        """The rules of other packages."""
+        return {name: rule for name, rule in self.table.items() if not rule.__module__.startswith("kvarn.")}
+
+    def apply_outside(self, root: Any, *args: Any) -> None:
+        """Apply the rules of other packages, until no op is left that has one.
+
+        What they make may be kv ops, which the rules of kvarn then find beside those of the kernel.
+        """
+        rules = self.outside
+        for _ in range(_MOST_ROUNDS if rules else 0):
+            found = walk(root, rules.__contains__)
+            if not found:
+                return
+            for op in found:
+                self._lower(op, rules[op.name], args)
+        for op in walk(root, rules.__contains__):
+            fail(op, f"is still there after {_MOST_ROUNDS} rounds: its rule, or another, makes it again")
+
+    def _lower(self, op: ir.Operation, rule: Rule, args: Sequence[Any]) -> None:
+        rewrites.done(op.name)
+        with ir.InsertionPoint(op), op.location:
+            replace(op, rule(op.opview, *args))
+
     def knows(self, name: str) -> bool:
         """Whether `apply` looks at ops of a name: those with a rule, and all of kv."""
         return name in self.table or name.startswith("kv.")
@@ -114,18 +142,19 @@ class Rules:
     ) -> int:
         """Apply to every op that has a rule, and fail on a kv op that has none unless ``leave`` takes its name.
 
-        ``found`` are the ops to apply to, in program order, where the caller has them. Returns the number rewritten.
+        ``found`` are the ops to apply to, in program order, where the caller has them, and has called
+        :meth:`apply_outside`. Returns the number rewritten.
         """
         count = 0
+        if found is None:
+            self.apply_outside(root, *args)
         for op in walk(root, self.knows) if found is None else found:
             rule = self.table.get(op.name)
             if rule is None:
                 if leave is not None and leave(op.name):
                     continue
                 fail(op, "has no lowering rule here")
-            rewrites.done(op.name)
-            with ir.InsertionPoint(op), op.location:
-                replace(op, rule(op.opview, *args))
+            self._lower(op, rule, args)
             count += 1
         return count
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +107,12 @@ def of_pass(found: Pass, options: str = "") -> Step:
     except ValueError as error:
         raise PipelineError(str(error)) from None
     return step
+
+
+def with_options(step: Step, given: Mapping[str, str]) -> str:
+    """The text of a step of ours with more options, or others; ValueError for those that it does not have."""
+    assert step.kv is not None
+    return step.kv.describe(step.kv.options({**split_options(_braced(step.text)), **given}))
 
 
 def _braced(text: str) -> str:

@@ -47,6 +47,7 @@ _LAZY = {
     "kvarn.compiled": ("Kernel", "load"),
     "kvarn.errors": ("KernelError",),
     "kvarn.settings": ("pipeline",),
+    "kvarn.extensions": ("extend",),
     "kvarn.lowering.remarks": ("remark",),
     "kvarn.emulator": ("emulated", "EmulationError"),
 }  # fmt: skip

@@ -65,6 +65,9 @@ from kvarn.dsl.calls import (
     func as func,
 )
 from kvarn.dsl.calls import (
+    intrinsic as intrinsic,
+)
+from kvarn.dsl.calls import (
     static as static,
 )
 from kvarn.dsl.functional import (
@@ -369,6 +372,9 @@ from kvarn.emulator import (
 )
 from kvarn.errors import (
     KernelError as KernelError,
+)
+from kvarn.extensions import (
+    extend as extend,
 )
 from kvarn.hybrid import (
     HybridKVCacheManager as HybridKVCacheManager,

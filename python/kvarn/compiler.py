@@ -39,9 +39,9 @@ _local = threading.local()
 
 
 def context() -> ir.Context:
-    """This thread's compile context; made on first use, since loading the dialect takes some milliseconds."""
+    """This thread's compile context; made on first use, and anew when operations have been declared since."""
     found = getattr(_local, "context", None)
-    if found is None:
+    if found is None or not kv.is_current(found):
         found = _local.context = kv.make_context()
     return found
 

@@ -118,6 +118,9 @@ class Environment:
     target = Variable[str](
         "KVARN_TARGET", "", str, "target to compile for when none is given: sm_80, sm_90a, sm_100a or host"
     )
+    extensions = Variable[bool](
+        "KVARN_EXTENSIONS", True, _bool, "0 leaves out the extensions that installed packages declare by entry point"
+    )
     debug = Variable[bool]("KVARN_DEBUG", False, _bool, "1 lets the commands print the traceback of an error")
     ptxas = Variable[str](
         "KVARN_PTXAS", "", str, "path of the ptxas to use, also for kernels that nvJitLink could assemble"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Code from outside kvarn that compilations run - ops, rules, expansions, passes, patches - as digests for cache keys.
+"""Code from outside kvarn that compilations run: extensions, and digests of all such code for cache keys.
 
-A digest stands for what runs, not for names: a module's source and its functions' code (which differ when the file was
-edited after it was imported), what a function closes over, its defaults, and, where there is no source, as in a
-notebook, the globals that it reads. What cannot be digested keeps a compilation out of the disk cache, with a warning.
+:func:`extend` loads what adds ops, rules, expansions and passes. A digest stands for what runs, not for names: a
+module's source and its functions' code (which differ when the file was edited after it was imported), what a function
+closes over, its defaults, and, where there is no source, as in a notebook, the globals that it reads. What cannot be
+digested keeps a compilation out of the disk cache, with a warning.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import importlib
 import sys
 import types
 import warnings
@@ -18,9 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import kvarn.lowering as registry
+from kvarn.dialect import installed
 from kvarn.dialect.base import Kv
-from kvarn.lowering import expand, package_version
-from kvarn.lowering.pass_base import Pass
+from kvarn.lowering import expand, loading, package_version
+from kvarn.lowering.pass_base import Pass, as_pass
 from kvarn.lowering.pipeline import Insertion, Settings
 from kvarn.lowering.rewrite import Rules
 from kvarn.lowering.textual import Step
@@ -33,8 +37,75 @@ _OURS = frozenset({"kvarn", "mlir", "nanobind", "numpy", "ml_dtypes", "builtins"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), range)
 
 
+_EXTENSION = "kvarn_extension_"  # what the module of a file is called, before its stem
+_OF_FILES = ("kvarn_extension_", "kvarn_file_", "kvarn_user_pass_")  # modules that have a file and no name to import
+
+
+# Members of classes that say nothing, or, of operations, what their fields say.
+_NO_PART = ("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__firstlineno__", "_parameters")
+
+
 class _Undigestible(Exception):
     """A value that has no digest that is the same in every process."""
+
+
+def extend(extension: types.ModuleType | str | Path) -> types.ModuleType:
+    """Load an extension: a module that adds operations, lowering rules, expansions or passes to kvarn.
+
+    What is compiled from now on, in any thread, has them. An edited file may be loaded again. Packages that are
+    installed may declare their extensions by the entry point group ``kvarn.extensions``: those need no call.
+
+    Parameters
+    ----------
+    extension : module, str or path
+        A module, its name, or a Python file. Importing it declares what it adds (classes of ``Kv.Operation``, functions
+        decorated with ``lowers`` and ``expands``); its functions decorated with ``kv_pass`` become known by name.
+
+    Returns
+    -------
+    module
+        The extension.
+
+    Raises
+    ------
+    ValueError
+        When it cannot be loaded, or adds nothing.
+    TypeError
+        When a name that it declares is another's.
+    """
+    installed.load()
+    if isinstance(extension, types.ModuleType):
+        loaded, what = extension, extension.__name__
+    elif isinstance(extension, Path) or extension.endswith(".py"):
+        loaded, what = loading.import_file(Path(extension), "extension", _EXTENSION), str(Path(extension).resolve())
+    else:
+        what = extension
+        try:
+            loaded = importlib.import_module(extension)
+        except ImportError as error:
+            raise ValueError(f"extension {extension!r} cannot be imported: {error}") from error
+    found = [registry.register(as_pass(f)) for f in loading.passes_in(loaded)]
+    if not found and not any(_is_part_of(thing, loaded.__name__) for _, thing in registered()):
+        raise ValueError(f"extension {what} declares no operation, rule, expansion or pass")
+    if loaded.__name__ != "__main__":
+        installed.given[what] = None
+    return loaded
+
+
+def _is_part_of(thing: Any, module: str) -> bool:
+    home = str(_home(thing))
+    return home == module or home.startswith(module + ".")
+
+
+def needed() -> list[str]:
+    """What another process is to be given, with ``extend``, to read and lower the IR of this one."""
+    found = dict(installed.given)
+    for op_class in Kv.operations:
+        if is_outside(op_class) and op_class.__module__ != "__main__":
+            file = str(getattr(sys.modules.get(op_class.__module__), "__file__", None) or "")
+            name = file if op_class.__module__.startswith(_OF_FILES) else op_class.__module__
+            found[name] = None
+    return list(found)
 
 
 def is_outside(thing: Any) -> bool:
@@ -69,6 +140,7 @@ def _wrapped(thing: Any) -> Any:
 
 def registered() -> Iterator[tuple[str, Any]]:
     """Op classes, rules and expansions from outside, and what stands in the place of kvarn's own, with its place."""
+    installed.load()
     yield from ((c.OPERATION_NAME, c) for c in Kv.operations if is_outside(c))
     yield from ((f"expansion of {n}", f) for n, f in expand.found().items() if is_outside(f))
     for name, module in list(sys.modules.items()):
@@ -194,8 +266,11 @@ class _Digester:
             return f"builtin:{v.__module__}.{v.__qualname__}"
         if dataclasses.is_dataclass(v):
             return self.value((type(v), [getattr(v, f.name) for f in dataclasses.fields(v)]))
+        if isinstance(v, (types.GenericAlias, types.UnionType)) or type(v).__module__ == "typing":
+            return f"annotation:{v!r}"
         if type(v).__module__.startswith("kvarn."):
-            return f"{type(v).__qualname__}:{v!r}"
+            own = type(v).__repr__ is not object.__repr__
+            return f"{type(v).__qualname__}:{v!r}" if own else self.value((type(v), vars(v)))
         if callable(v) and is_outside(type(v)) and hasattr(v, "__dict__"):
             return self.value((type(v), vars(v)))
         raise _Undigestible(f"a {type(v).__name__} that they use has no digest")
@@ -220,7 +295,7 @@ class _Digester:
 
     def definition_of_member(self, name: str, member: Any, has_source: bool) -> str:
         """A class's member; with the source at hand, what has no digest is in it."""
-        if name in ("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__firstlineno__"):
+        if name in _NO_PART:
             return name
         try:
             return f"{name}={self.value(member)}"
@@ -313,4 +388,4 @@ def names_of(code: types.CodeType) -> set[str]:
     return found
 
 
-__all__ = ["digest_of", "identity", "is_outside", "key", "names_of", "registered"]
+__all__ = ["digest_of", "extend", "identity", "is_outside", "key", "names_of", "needed", "registered"]

@@ -25,7 +25,7 @@ from kvarn.dialect.dtypes import (
 )
 
 from . import masks, math, tma
-from .calls import func, static
+from .calls import func, intrinsic, static
 from .functional import for_, if_, loop, when, while_
 from .gpu import (
     barrier,
@@ -181,6 +181,7 @@ __all__ = [
     "i32",
     "i64",
     "if_",
+    "intrinsic",
     "kernel",
     "l2_policy",
     "lane_id",

@@ -58,6 +58,16 @@ def func(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that makes operations: kernels call it as it is, and do not read its source.
+
+    What it gets are the kernel's values: a handle's or a value's ``ir`` is the MLIR value. It makes ops at the current
+    insertion point and location, and returns values of the language, or None.
+    """
+    function.__kv_intrinsic__ = True  # type: ignore[attr-defined]
+    return function
+
+
 @dataclass
 class RuntimeRange:
     """``range`` as a loop of the kernel."""
@@ -163,7 +173,7 @@ def lookup_of(function: _types.FunctionType) -> Callable[[str], Any]:
 
 def interpretable(function: Any) -> FunctionSource | None:
     """The source of a function that is to be inlined; None for one to call."""
-    if not isinstance(function, _types.FunctionType):
+    if not isinstance(function, _types.FunctionType) or hasattr(function, "__kv_intrinsic__"):
         return None
     if not hasattr(function, "__kv_func__") and (function.__module__ or "").partition(".")[0] in NATIVE_PACKAGES:
         return None

@@ -78,16 +78,18 @@ def _run(options: argparse.Namespace, flags: list[tuple[str, str]], phase: Phase
 
 
 def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]], phase: Phase) -> int:
+    from kvarn.dialect.installed import ExtensionError
+
     from . import opt_run
 
     start = time.perf_counter()
-    driver = opt_run.Driver(_settings(options), phase=phase)
+    try:
+        inserted = passes_of(options)  # before there is a context: extensions declare operations
+        driver = opt_run.Driver(_settings(options), phase=phase)
+    except (ValueError, TypeError, ExtensionError) as error:
+        raise UsageError(str(error)) from None
     if options.emit_irdl or options.show_dialects:
         return _print_dialects(driver, options)
-    try:
-        inserted = passes_of(options)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     if options.list_passes:
         return _list_passes()
     if not all([driver.load_dialects(_read(path, False)) for path in options.irdl_file]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The options that change a pipeline, the same in every command: ``--disable``, ``--load-pass``, ``--insert-after``."""
+"""The options that change a pipeline, the same in every command: ``--extend``, ``--load-pass``, ``--disable``, ..."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ def add_pass_options(add: Callable[..., Any]) -> None:
         "--load-pass", action="append", default=[], metavar="FILE.py",
         help="make the passes of a Python file known: its run(), by the file's stem, and what kv_pass decorates",
     )  # fmt: skip
+    add(
+        "--extend", action="append", default=[], metavar="MODULE|FILE.py",
+        help="load an extension: operations, lowering rules, expansions and passes of one's own",
+    )  # fmt: skip
     for where in ("after", "before"):
         add(
             f"--insert-{where}", action="append", default=[], metavar="PASS=NAME[{options}]",
@@ -22,8 +26,18 @@ def add_pass_options(add: Callable[..., Any]) -> None:
         )  # fmt: skip
 
 
+def load_extensions(options: argparse.Namespace) -> None:
+    """Load what ``--extend`` names; ValueError for what is no extension."""
+    if options.extend:
+        from kvarn import extensions
+
+        for what in options.extend:
+            extensions.extend(what)
+
+
 def passes_of(options: argparse.Namespace) -> Mapping[str, list[str]]:
     """What ``kv.pipeline`` takes as ``passes``, after loading the files; ValueError for what cannot be one."""
+    load_extensions(options)
     if options.load_pass:
         from kvarn.lowering import loading
 
@@ -39,4 +53,4 @@ def passes_of(options: argparse.Namespace) -> Mapping[str, list[str]]:
     return found
 
 
-__all__ = ["add_pass_options", "passes_of"]
+__all__ = ["add_pass_options", "load_extensions", "passes_of"]

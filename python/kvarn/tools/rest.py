@@ -10,8 +10,9 @@ import base64
 import json
 import os
 import sys
+from collections.abc import Sequence
 
-from kvarn import bundle, compiler
+from kvarn import bundle, compiler, extensions
 from kvarn.lowering import pipeline
 from kvarn.lowering.target import by_name
 
@@ -29,13 +30,23 @@ def lower(text: str, target: str, after: str | None) -> bytes:
         return bundle.dumps([compiler.lower(module, by_name(target), steps)])
 
 
-def main() -> None:
+def main(needed: Sequence[str] = (), path: Sequence[str] = ()) -> None:
+    """Answer until stdin ends; ``needed`` are the extensions, which are found under the folders of ``path`` too."""
+    sys.path += [folder for folder in path if folder not in sys.path]
     # Whatever a library prints must not stand between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    problem = ""
+    try:
+        for extension in needed:
+            extensions.extend(extension)
+    except Exception as error:
+        problem = str(error) or type(error).__name__
     for line in sys.stdin:
         asked = json.loads(line)
         try:
+            if problem:
+                raise RuntimeError(problem)
             answer = {"bundle": base64.b64encode(lower(asked["text"], asked["target"], asked["after"])).decode()}
         except Exception as error:
             answer = {"error": str(error) or type(error).__name__}

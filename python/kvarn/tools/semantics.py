@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from kvarn import bundle
+from kvarn import bundle, extensions
 from kvarn.artifact import Artifact
 from kvarn.compiled import Kernel
 from kvarn.emulator import EmulationError, Order, run
@@ -86,7 +86,8 @@ class Rest:
             raise ValueError(f"trusted must be a folder with the package kvarn in it, got {self._trusted}")
         # An editable installation would put itself first: this does.
         code = f"import sys; sys.path.insert(0, {str(package)!r}); sys.meta_path[:] = [f for f in sys.meta_path if " \
-               "'Redirecting' not in type(f).__name__]; import kvarn.tools.rest as r; r.main()"  # fmt: skip
+               "'Redirecting' not in type(f).__name__]; import kvarn.tools.rest as r; " \
+               f"r.main({extensions.needed()!r}, {sys.path!r})"  # fmt: skip
         self._process = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True, env=environment,

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Extensions of other packages: found by the entry point group ``kvarn.extensions``, loaded before the first context.
+
+An entry names a module, whose import declares what it adds (operations, rules, expansions, kinds of caches), or
+``module:function``, a function without parameters that does. ``KVARN_EXTENSIONS=0`` leaves all of them out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from kvarn.env import env
+
+GROUP = "kvarn.extensions"
+given: dict[str, None] = {}  # what `kvarn.extend` was given, in order, as --extend takes it
+_lock = threading.RLock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
+_loaded = False
+
+
+class ExtensionError(RuntimeError):
+    """An extension that cannot be loaded."""
+
+
+def load() -> None:
+    """Load the extensions of installed packages, once; ExtensionError, each time, when one of them fails."""
+    global _loaded
+    if _loaded or not env.extensions:
+        return
+    with _lock:
+        if _loaded:
+            return
+        _loaded = True  # before its modules run, which may ask for a context
+        for entry in _entries():
+            try:
+                found = entry.load()
+                if callable(found):
+                    found()
+            except Exception as error:
+                _loaded = False
+                package = f" of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
+                raise ExtensionError(
+                    f"extension {entry.name!r}{package} ({entry.value}) cannot be loaded: {type(error).__name__}: "
+                    f"{error}; KVARN_EXTENSIONS=0 leaves extensions out"
+                ) from error
+
+
+def _entries() -> list[Any]:
+    """The entry points, in the order of their names."""
+    if not any(map(_may_have_some, sys.path)):
+        return []
+    import importlib.metadata  # takes 50 ms, more than looking for its need
+
+    return sorted(importlib.metadata.entry_points(group=GROUP), key=lambda e: e.name)
+
+
+def _may_have_some(folder: str) -> bool:
+    """Whether a package under an entry of ``sys.path`` may have an entry point of the group."""
+    try:
+        infos = [Path(e.path) for e in os.scandir(folder or ".") if e.name.endswith((".dist-info", ".egg-info"))]
+    except NotADirectoryError:
+        return True  # an archive
+    except OSError:
+        return False
+    for info in infos:
+        try:
+            if GROUP.encode() in (info / "entry_points.txt").read_bytes():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+__all__ = ["GROUP", "ExtensionError", "given", "load"]

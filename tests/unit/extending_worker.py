@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Run in a process of its own by test_extending.py, where examples/page_tools is installed: one function a rule.
+
+What is declared here stays declared, so no other test may see it. Prints the outcome of each function as JSON.
+"""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvarn as kv
+from kvarn.tools import cli, kv_opt
+
+FOLDER = Path.cwd()
+RULES = {}
+CACHE = '!kv.cache<"paged", f16, 2 : i64, 64 : i64, false, 4 : i64, none, 1 : i64>'
+PREFETCH = f"""
+module attributes {{gpu.container_module}} {{
+  gpu.module @kernels {{
+    gpu.func @touch(%c: {CACHE}, %i: i32) kernel attributes {{kv.args = [{{kind = "cache", name = "c"}},
+        {{kind = "scalar", name = "i", dtype = "i32"}}]}} {{
+      "kv.prefetch_page"(%c, %i, %i, %i) : ({CACHE}, i32, i32, i32) -> ()
+      gpu.return
+    }}
+  }}
+}}
+"""
+KERNELS = """
+import kvarn as kv
+from page_tools import prefetch_page
+
+@kv.kernel
+def sums(keys: kv.KVCache, out: kv.Buffer[kv.f32, 2]):
+    b, t = kv.block_id.x, kv.thread_id.x
+    if t < keys.cache_length(b):
+        prefetch_page(keys, b, t, 0)
+        out[b, t] = keys.load(b, 0, t, 0, dtype=kv.f32)
+"""
+SPEC = "keys=paged(f16, num_heads=2, head_size=64, page_size=4)"
+HERE = ["kernels.py:sums", f"--spec={SPEC}", "--target=sm_90a"]
+DROP = "--insert-after=hoist-kv-lookups=drop-prefetches"
+
+
+def rule(function):
+    RULES[function.__name__] = function
+    return function
+
+
+def run(command, *arguments):
+    """(exit status, stdout, stderr) of a command, in this process."""
+    out, err = io.TextIOWrapper(io.BytesIO(), write_through=True), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = command(list(arguments))
+    return status, out.buffer.getvalue().decode(), err.getvalue()
+
+
+def kernels():
+    return cli.find_kernel("kernels.py:sums")
+
+
+def pool():
+    blocks = np.full((9, 2, 2, 4, 2, 64), np.nan, np.float16)
+    lengths = np.array([10, 0, 5], np.uint32)
+    table = np.array([[3, 1, 7], [0, 0, 0], [2, 5, 0]], np.uint32)
+    for b, length in enumerate(lengths):
+        for t in range(int(length)):
+            slot = blocks[table[b, t // 4], 0, 1, t % 4]
+            slot[:] = np.random.default_rng(t).standard_normal((2, 64))
+    return kv.PagedKVCacheCollection(blocks, lengths, table, 1, 11)
+
+
+def bounds():
+    """What kv.page_bounds gives, and what it is to give."""
+    import page_tools
+
+    collection = pool()
+    least, expected = (np.full((3, 4, 2, 64), 7, np.float32) for _ in range(2))
+    largest = least.copy()
+    for b, length in enumerate(collection.cache_lengths):
+        for p in range(-(-int(length) // 4)):
+            rows = collection.blocks[collection.lookup_table[b, p], 0, 1, : int(length) - 4 * p]
+            expected[b, p] = rows.min(0)
+    page_tools.page_bounds(collection, 1, least, largest)
+    return least, largest, expected
+
+
+# --- rules -----------------------------------------------------------------------------------------
+
+
+@rule
+def kv_opt_knows_an_installed_operation():
+    """First of all: nothing here has imported the package."""
+    assert "page_tools" not in sys.modules
+    (FOLDER / "touch.mlir").write_text(PREFETCH)
+    status, out, err = run(kv_opt.main, "touch.mlir", "--hoist-kv-lookups")
+    assert status == 0, err
+    assert '"kv.prefetch_page"(%arg0, %arg1, %arg1, %arg1, %0)' in out
+
+
+@rule
+def kv_opt_runs_the_verifier_of_an_installed_operation():
+    (FOLDER / "wrong.mlir").write_text(PREFETCH.replace('"paged"', '"continuous"').replace("4 : i64", "0 : i64"))
+    status, _, err = run(kv_opt.main, "wrong.mlir")
+    assert status == 1
+    assert "'kv.prefetch_page' op needs a cache with pages, got a continuous one" in err
+
+
+@rule
+def a_rule_may_make_kv_operations_and_knows_the_target():
+    assert kv.compile(PREFETCH, target="sm_90a").asm["ptx"].count("prefetch.global.L2") == 1
+    assert kv.compile(PREFETCH, target="host").artifact.code["llvm"].count("llvm.intr.prefetch") == 0
+
+
+@rule
+def a_prefetch_writes_nothing():
+    """By its effects; the address that its rule takes does not count."""
+    made = kv.compile(kernels(), pool().get_key_cache(0).spec, kv.Buffer[kv.f32, 2], target="sm_90a")
+    assert [a.written for a in made.artifact.entries[0].args] == [False, True]
+    assert "ld.global.nc" in made.asm["ptx"]
+
+
+@rule
+def an_operation_of_a_package_runs_on_the_host_and_in_the_emulator():
+    least, largest, expected = bounds()
+    assert np.array_equal(least, expected)
+    assert (largest >= least).all()
+    assert (largest > least).any()
+    with kv.emulated("sm_90a"):
+        assert np.array_equal(bounds()[1], largest)
+
+
+@rule
+def an_operation_of_a_package_checks_its_operands():
+    import page_tools
+
+    out = np.zeros((3, 4, 2, 63), np.float32)
+    for wrong, of in (((pool(), 2, out, out), IndexError), ((pool(), 1, out, out), ValueError)):
+        with pytest.raises(of):
+            page_tools.page_bounds(*wrong)
+
+
+@rule
+def its_pass_counts_in_compile():
+    specs = (pool().get_key_cache(0).spec, kv.Buffer[kv.f32, 2])
+    for passes, count in ((None, 1), ({"after:hoist-kv-lookups": "drop-prefetches"}, 0)):
+        made = kv.compile(kernels(), *specs, target="sm_90a", passes=passes)
+        assert made.asm["ptx"].count("prefetch.global") == count
+        assert ("drop-prefetches" in made.stages) == (count == 0)
+
+
+@rule
+def its_pass_counts_in_launches_and_operations():
+    """Seen from outside: a pass beside it meets the prefetch, or does not."""
+    from kvarn.lowering.rewrite import ops_named
+
+    met = []
+
+    def meet(module):
+        met.append(len(ops_named(module, "kv.prefetch_page")))
+
+    for passes in (meet, ["drop-prefetches", meet]):
+        with kv.emulated("sm_90a"), kv.pipeline({"after:hoist-kv-lookups": passes}):
+            kernels()[3, 12](pool().get_key_cache(0), np.zeros((3, 12), np.float32))
+            bounds()
+    assert met == [1, 1, 0, 0]
+
+
+@rule
+def the_commands_know_both():
+    status, out, err = run(cli.main, "compile", *HERE)
+    assert status == 0, err
+    assert "prefetch.global.L2" in out
+    status, out, err = run(cli.main, "compile", *HERE, DROP)
+    assert status == 0, err
+    assert "prefetch.global.L2" not in out
+    status, out, err = run(cli.main, "explain", *HERE, DROP, "--diff=drop-prefetches")
+    assert status == 0, err
+    assert '-        "kv.prefetch_page"' in out
+
+
+@rule
+def ablate_counts_what_it_is_worth():
+    inputs = ["--grid=2", "--block=8", "--lengths=5,3", "--arg=out=2x8"]
+    status, out, err = run(cli.main, "ablate", *HERE, DROP, *inputs, "--passes=drop-prefetches")
+    assert status == 0, err
+    whole, without = (line.split() for line in out.splitlines()[2:4])
+    assert (whole[0], without[0]) == ("nothing", "drop-prefetches")
+    assert int(whole[1]) < int(without[1]), "without the pass there is a prefetch"
+
+
+@rule
+def bisect_lowers_it_in_its_other_process():
+    inputs = ["--grid=2", "--block=8", "--lengths=5,3", "--arg=out=2x8"]
+    status, out, err = run(cli.main, "bisect", *HERE, DROP, *inputs)
+    assert status == 0, out + err
+    assert "drop-prefetches       ok" in out
+
+
+# --- what is declared while contexts are there -------------------------------------------------------
+
+LATE = """
+from kvarn.dialect.base import Kv
+from kvarn.dialect.ext import I32, Operand, Result, infer_result
+from kvarn.dialect.effects import Pure
+from kvarn.dialect import verify
+from kvarn.dsl.values import Value, i32_value
+from kvarn.lowering.lower_kv_access import RULES
+from kvarn.lowering.pass_base import kv_pass
+from mlir.dialects import arith
+import kvarn as kv
+
+class TwiceOp(Kv.Operation, name="twice", traits=[Pure]):
+    "Twice x."
+    x: Operand[I32]
+    out: Result[I32] = infer_result()
+
+@kv.intrinsic
+def twice(x):
+    return Value(TwiceOp(i32_value(x)).out, kv.i32)
+
+@RULES.lowers(TwiceOp)
+def lower_twice(op, options):
+    return {body}
+
+@kv_pass()
+def pass_of_late(module):
+    pass
+"""
+
+
+def late(body):
+    (FOLDER / "late.py").write_text(LATE.replace("{body}", body))
+    return kv.extend("late.py")
+
+
+def doubled(module):
+    twice = module.twice
+
+    @kv.kernel
+    def double(x: kv.Buffer[kv.i32, 1]):
+        x[0] = twice(x[0])
+
+    x = np.array([21], np.int32)
+    double[1, 1](x)
+    return int(x[0])
+
+
+@rule
+def an_extension_may_come_after_the_first_context_and_be_edited():
+    keys = []
+    for body, answer in (("arith.addi(op.x, op.x)", 42), ("op.x", 21), ("arith.addi(op.x, op.x)", 42)):
+        assert doubled(late(body)) == answer
+        keys.append(kv.extensions.digest_of(kv.extensions.registered()))
+    assert keys[0] == keys[2] != keys[1]
+    assert "pass-of-late" in kv.lowering.names()
+    assert str(FOLDER / "late.py") in kv.extensions.needed()
+
+
+@rule
+def the_digest_of_code_from_outside_is_the_same_in_every_process():
+    """Printed by `digest.py`, in another process, and by this one; an address in it would differ."""
+    late("op.x")
+    (FOLDER / "digest.py").write_text(
+        "import kvarn as kv; kv.extend('late.py'); print(kv.extensions.digest_of(kv.extensions.registered()))"
+    )
+    done = subprocess.run([sys.executable, "digest.py"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == kv.extensions.digest_of(kv.extensions.registered())
+
+
+@rule
+def a_rule_that_makes_its_own_operation_is_refused():
+    with pytest.raises(kv.KernelError, match=r"'kv\.twice' op is still there after 16 rounds"):
+        doubled(late("TwiceOp(op.x).out"))
+
+
+@rule
+def a_name_has_one_owner():
+    (FOLDER / "thief.py").write_text(LATE.replace('name="twice"', 'name="load"').replace("{body}", "op.x"))
+    with pytest.raises(ValueError, match=r"kv\.load is declared by kvarn\.dialect\.ops\.access \(LoadOp\)"):
+        kv.extend("thief.py")
+
+
+@rule
+def what_adds_nothing_is_no_extension():
+    (FOLDER / "nothing.py").write_text("x = 1\n")
+    for what, message in (("nothing.py", "declares no operation"), ("no_such_module", "cannot be imported")):
+        with pytest.raises(ValueError, match=message):
+            kv.extend(what)
+
+
+@rule
+def kv_opt_and_kvarn_take_extend():
+    late("op.x")
+    text = 'func.func @f(%x: i32) -> i32 { %y = "kv.twice"(%x) : (i32) -> i32 return %y : i32 }'
+    (FOLDER / "twice.mlir").write_text(text)
+    status, out, err = run(kv_opt.main, "twice.mlir", "--extend=late.py", "--pass-of-late", "--lower-kv-access")
+    assert status == 0, err
+    assert "return %arg0" in out
+    status, _, err = run(kv_opt.main, "twice.mlir", "--extend=nothing.py")
+    assert status == 1
+    assert "kv-opt: error: extension" in err
+
+
+if __name__ == "__main__":
+    (FOLDER / "kernels.py").write_text(KERNELS)
+    outcomes = {}
+    for name, check in RULES.items():
+        try:
+            check()
+            outcomes[name] = ""
+        except BaseException:
+            outcomes[name] = traceback.format_exc()
+    print(json.dumps(outcomes))
