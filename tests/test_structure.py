@@ -59,6 +59,7 @@ ALLOWED = {
     "kvarn.dialect.dtypes": {"now": set(), "lazy": {*NUMERIC, "kvarn.dsl.values"}},  # kv.f32(x) in a kernel is a cast
     "kvarn.dialect.layout": {"now": {"kvarn.dialect.dtypes"}, "lazy": set()},
     "kvarn.dialect.contents": {"now": set(), "lazy": set()},
+    "kvarn.dialect.installed": {"now": {"kvarn.env"}, "lazy": set()},
     "kvarn.dialect.schedules": {"now": set(), "lazy": set()},
     **{
         f"kvarn.dialect.{name}_layout": {"now": PURE_DIALECT, "lazy": set()}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 import textwrap
@@ -401,6 +402,7 @@ def run(folder: Path, code: str, *, script: bool = True, warns: bool = False) ->
     (folder / "uses.py").write_text(text)
     command = [sys.executable, str(folder / "uses.py")] if script else [sys.executable, "-"]
     environment = {"PATH": "/usr/bin:/bin", "KVARN_CACHE_DIR": str(folder / "cache"), "HOME": str(folder)}
+    environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
     done = subprocess.run(command, input=text, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert ("RuntimeWarning: the compile cache is not used" in done.stderr) == warns, done.stderr
