@@ -92,6 +92,11 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     function itself is kept by the process that gave it, which expands the op. (A traced function in the IR would need
     tiles of a size that only a schedule decides.) array0 to array3 are what they read, the score's first. They are
     optional operands of their own, since values of one variadic operand would have to have one type.
+
+    pages [B, H, K] i32, over collections with pages: a sequence's queries of a KV head then see tokens of the pages
+    that it lists and no other, as far as the mask lets them. A page is a column of the sequence's row of the lookup
+    table, in any order; negative ones and those past the row name nothing, and one that is listed twice counts twice.
+    page_counts [B, H] i32: how many entries of a list count, from the first on; at most K do.
     """
 
     collection: Operand[CollectionType]
@@ -108,6 +113,8 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     array1: Operand[Any] | None = None
     array2: Operand[Any] | None = None
     array3: Operand[Any] | None = None
+    pages: Operand[Any] | None = None
+    page_counts: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
@@ -120,7 +127,13 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
-        return spec is not None and not_mla(self, spec) and _attends(self, spec) and offsets(self, self.row_offsets)
+        return (
+            spec is not None
+            and not_mla(self, spec)
+            and _attends(self, spec)
+            and offsets(self, self.row_offsets)
+            and _chosen_pages(self, spec)
+        )
 
 
 class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
@@ -144,6 +157,8 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, 
     array1: Operand[Any] | None = None
     array2: Operand[Any] | None = None
     array3: Operand[Any] | None = None
+    pages: Operand[Any] | None = None
+    page_counts: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
@@ -161,6 +176,7 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, 
             and not_mla(self, spec)
             and _attends(self, spec, rank=4)
             and offsets(self, self.valid_lengths, "valid_lengths")
+            and _chosen_pages(self, spec)
         )
 
 
@@ -242,6 +258,30 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
         and _per_head(op, op.alibi_slopes, 1, heads, "alibi_slopes")
         and _per_head(op, op.lse, rank - 1, heads, "lse")
         and (op.kv_offsets is None or offsets(op, op.kv_offsets, "kv_offsets"))
+    )
+
+
+def _chosen_pages(op: Any, spec: CacheSpec) -> bool:
+    """Whether the lists of pages, where there are, fit the collection and the mask."""
+    if op.pages is None:
+        return op.page_counts is None or verify.fail(op, "page_counts needs pages, whose entries it counts")
+    if not spec.paged:
+        return verify.fail(op, f"pages needs a collection with pages, got a {spec.kind} one")
+    return page_lists(op, spec)
+
+
+def page_lists(op: Any, spec: CacheSpec) -> bool:
+    """Whether pages is [B, H, K] and page_counts, where it is there, [B, H], both i32."""
+    return (
+        verify.memref(op, op.pages, 3, ("i32",), "pages")
+        and verify.static_dim(op, op.pages, 1, spec.num_heads, "pages")
+        and (
+            op.page_counts is None
+            or (
+                verify.memref(op, op.page_counts, 2, ("i32",), "page_counts")
+                and verify.static_dim(op, op.page_counts, 1, spec.num_heads, "page_counts")
+            )
+        )
     )
 
 

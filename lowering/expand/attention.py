@@ -27,6 +27,7 @@ from .attention_common import Case
 from .attention_queries import extents_of, heads_of, is_padded, row_count
 from .base import Expansion
 from .common import row_alignment
+from .decode_schedule import MOST_QUERIES, WARP_ROWS
 
 # (most sequences, most query rows of a sequence and KV head) that count as a decode. Beside kind prefill: with many
 # sequences its tiles read keys of more rows once; with few it leaves multiprocessors idle. Beside kind tile, which
@@ -41,6 +42,11 @@ def of_operands(op: Any) -> bool:
     return op.operation.name == "kv.operand_attention"
 
 
+def pages_of(op: Any) -> list[ir.Value | None]:
+    """The lists of pages of an attention and their counts; operands have none."""
+    return [None, None] if of_operands(op) else [op.pages, op.page_counts]
+
+
 def case_of(op: Any, at: Expansion) -> Case:
     """The case of an attention."""
     spec = at.spec(op.keys if of_operands(op) else op.collection)
@@ -48,7 +54,7 @@ def case_of(op: Any, at: Expansion) -> Case:
         spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=heads_of(op, at),
         value_size=spec.head_size, mask=op.mask.value, span=op.span.value, softcap=op.softcap.value,
         score=score_of(op), sinks=op.sinks is not None, lse=op.lse is not None, alibi=op.alibi_slopes is not None,
-        padded=is_padded(op),
+        padded=is_padded(op), pages=pages_of(op)[0] is not None,
     )  # fmt: skip
 
 
@@ -62,6 +68,8 @@ def decode_problems(op: Any, case: Case, at: Expansion, max_batch: int) -> list[
 
 def decode_rows(op: Any, at: Expansion, case: Case, sequences: int) -> int:
     """The most query rows of a sequence and KV head for which a decode is taken."""
+    if case.pages:  # beside it are only kernels that take a row at a time
+        return MOST_QUERIES * WARP_ROWS
     stored = case.spec.dtype is case.query and not case.spec.quantized
     tiles = stored and not tile_schedule.problems(case, at.target, row_alignment(op))
     table = DECODE_ROWS_BESIDE_TILES if tiles else DECODE_ROWS
@@ -133,7 +141,9 @@ def _kind_of_functions(op: Any, at: Expansion, case: Case) -> str:
     if at.target.is_host:
         if not attention_tiles.fits_host(case):
             raise ValueError(
-                f"a score or mask that is a function needs heads of at least 2 elements on the host, got {case.size}"
+                "a score or mask that is a function needs heads of at least 2 elements on the host, and with lists of "
+                f"pages a page size that 2 to {attention_tiles.HOST_KEYS} tokens divide, got {case.size} elements and "
+                f"pages of {case.spec.page_size}"
             )
         return kind
     if kind != "tile":
@@ -161,9 +171,9 @@ def expand(op: Any, at: Expansion) -> None:
     elif kind == "prefill":
         attention_prefill.launch(case, at, op, operands(op))
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
-        attention_tiles.launch_host(case, at, op, operands(op))
+        attention_tiles.launch_host(case, at, op, operands(op), pages_of(op))
     else:
-        launch_rows(kind, case, at, op.query, operands(op))
+        launch_rows(kind, case, at, op.query, operands(op) + pages_of(op))
 
 
 def launch_rows(kind: str, case: Case, at: Expansion, query: ir.Value, args: list[ir.Value | None]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import kvarn as kv
 
 from .attention_queries import queries_of
+from .chosen_pages import chosen_pages
 from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, Config
 from .decode_split_kv import split_kv
 from .partial_results import added, finished, log_sum_exp, weight
@@ -102,13 +103,14 @@ def combine_kernel(c: Config) -> Any:
                     lse[(*token, h)] = log_sum_exp(top, total)
 
     @kv.func
-    def body(collection, extents, kv_offsets, out, partials, max_units, max_splits, sinks, lse):
+    def body(collection, extents, kv_offsets, out, partials, max_units, max_splits, sinks, lse, pages, page_counts):
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, out, kv_offsets)
         batch = queries.sequences
         staged = kv.shared((MOST_SPLITS if c.split else WARPS, 8, 32), kv.f32)
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
-        tile_indptr, total = work.count_tiles(collection, queries, batch, WARPS)
+        chosen = chosen_pages(collection, pages, page_counts)
+        tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, WARPS)
         units = work.work_units(max_units, max_splits, total, tile_indptr, batch)
         tile = kv.block_id.x
         t, rest = tile % KS, tile // KS
@@ -141,7 +143,8 @@ def combine_kernel(c: Config) -> Any:
         collection: kv.KVCacheCollection, extents: kv.Buffer[kv.i32, 1], kv_offsets: kv.Optional[kv.Buffer[kv.i32, 1]],
         out: kv.Buffer[c.query, c.rank], partials: kv.Buffer[kv.i8, 1], max_units: kv.i32, max_splits: kv.i32,
         sinks: kv.Optional[kv.Buffer[kv.f32, 1]], lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
+        pages: kv.Optional[kv.Buffer[kv.i32, 3]], page_counts: kv.Optional[kv.Buffer[kv.i32, 2]],
     ):  # fmt: skip
-        body(collection, extents, kv_offsets, out, partials, max_units, max_splits, sinks, lse)
+        body(collection, extents, kv_offsets, out, partials, max_units, max_splits, sinks, lse, pages, page_counts)
 
     return attention_combine

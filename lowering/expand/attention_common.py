@@ -43,6 +43,8 @@ class Case:
         Elements that share one of the scales that lie in a latent row, behind the 8-bit elements; 0: none do.
     padded : bool
         Whether the rows are those of a padded batch.
+    pages : bool
+        Whether lists say which pages a sequence and KV head sees (:mod:`chosen_pages`).
     mask, span, softcap, score
         As in ``kv.attention``; no score function: empty.
     sinks, lse, alibi : bool
@@ -64,6 +66,7 @@ class Case:
     rope: int = 0
     inline: int = 0
     padded: bool = False
+    pages: bool = False
 
     @property
     def rank(self) -> int:

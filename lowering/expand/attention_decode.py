@@ -27,6 +27,7 @@ multiply the probabilities, over the largest power of two of those met so far, w
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +37,7 @@ from .attention_combine import combine_kernel
 from .attention_common import last_not_above, sloped
 from .attention_queries import batch_of, extents_of, heads_of, is_padded, queries_of
 from .base import Expansion
+from .chosen_pages import chosen_pages
 from .common import row_alignment
 from .decode_products import products
 from .decode_results import results
@@ -100,7 +102,7 @@ def decode_kernel(c: Config) -> Any:
             unit[0], unit[1] = unit_of, 1.0 / unit_of
 
     @kv.func
-    def attend(tile, stage, q, q_place, m, l, o, unit, scale, lane, row0, keys, first, start, alibi):
+    def attend(tile, tokens, stage, q, q_place, m, l, o, unit, scale, lane, row0, keys, first, start, alibi):
         """One tile: scores, online softmax, weighted values. Changes m, l, o and unit."""
         scores = []
         for mt in kv.static(range(MT)):
@@ -114,19 +116,26 @@ def decode_kernel(c: Config) -> Any:
                         scores.append(found[i] * scale)
                     if alibi:
                         slope, position = alibi[2 * nt + i % 2]
-                        token = tile * TT + mt * 16 + (lane >> 2) + 8 * (i // 2)
+                        token = stream.token_of(tile, mt * 16 + (lane >> 2) + 8 * (i // 2), tokens)
                         scores[-1] = sloped(scores[-1], slope, token, position)
         # Only tiles at the ends of what rows see need the mask: every row sees [last row's first, first row's end).
-        edge = tile * TT + TT > (start + 1 if c.causal else keys)
-        if c.mask == "sliding_window":
-            edge = edge | (tile * TT < start + c.max_queries - c.span)
+        seen_end = kv.math.min(start + 1, keys) if c.causal else keys
+        if c.pages:
+            seen_first = start + c.max_queries - c.span if c.mask == "sliding_window" else first
+            edge = ~stream.within(tile, tokens, lane, seen_first, seen_end)
+        else:
+            edge = tile * TT + TT > seen_end
+            if c.mask == "sliding_window":
+                edge = edge | (tile * TT < start + c.max_queries - c.span)
+            if c.chunked:
+                edge = edge | (tile * TT < first)
         if c.chunked:
-            edge = edge | (tile * TT < first) | ((start + c.max_queries - 1) // c.span != start // c.span)
+            edge = edge | ((start + c.max_queries - 1) // c.span != start // c.span)
         if edge:
             for mt in kv.static(range(MT)):
                 for nt in kv.static(range(NT)):
                     for i in kv.static(range(4)):
-                        token = tile * TT + mt * 16 + (lane >> 2) + 8 * (i // 2)
+                        token = stream.token_of(tile, mt * 16 + (lane >> 2) + 8 * (i // 2), tokens)
                         slot = (mt * NT + nt) * 4 + i
                         scores[slot] = masked(scores[slot], token, nt, i, lane, row0, keys, start)
         alphas = []
@@ -170,7 +179,7 @@ def decode_kernel(c: Config) -> Any:
         A warp without rows of the sequence has no tiles of it either.
         """
         keys, first, start, n = work.extent(collection, queries, b)
-        base = first // TT - tile_indptr[b]  # tile of the sequence = base + tile of the batch
+        base = work.first_tile(first) - tile_indptr[b]  # tile of the sequence = base + tile of the batch
         until = kv.math.min(end, tile_indptr[b + 1])
         last = base + until
         if c.parts > 1:
@@ -199,24 +208,28 @@ def decode_kernel(c: Config) -> Any:
 
     @kv.func
     def prefetch(
-        caches, collection, queries, tile_indptr, fetched, end, row0, head, mine, stage, scales, lane, often=True
-    ):
+        caches, collection, queries, chosen, tile_indptr, fetched, end, row0, head, mine, stage, scales, copied, lane,
+        often=True,
+    ):  # fmt: skip
         """Start copying the work unit's next tile into a stage, whatever its sequence, and look up the pages after it.
 
-        ``scales`` are those of the tile before, which are stored now; gives those of this one. What is not done
-        ``often`` is short code, whose loading takes longer than it runs.
+        ``scales`` are those of the tile before, which are stored now; gives those of this one. ``copied`` are the
+        tokens of the tiles of lists that are on their way, the first in front; gives what they are now. What is not
+        done ``often`` is short code, whose loading takes longer than it runs.
         """
         if stream.held_scales:
             before = kv.where(stage == 0, NS - 1, stage - 1)
             stream.store_scales(mine + before * c.stage_bytes, scales, lane)
-        tile = (caches, fetched.b, head, fetched.tile, fetched.last, fetched.pages)
+        tile = (caches, fetched.b, head, fetched.tile, fetched.last, fetched.pages, fetched.tokens)
         stream.issue(*tile, mine + stage * c.stage_bytes, lane, fetched.keys, fetched.first, often)
         if stream.held_scales:
             scales = stream.load_scales(*tile, lane, fetched.keys, fetched.first)
         fetched.tile = fetched.tile + 1
         next_tile(collection, queries, tile_indptr, fetched, end, row0)
-        fetched.pages = stream.pages_of(caches.keys, fetched.b, fetched.tile, lane)
-        return scales
+        if c.pages:
+            copied = [*copied[1:], fetched.tokens]
+        fetched.pages, fetched.tokens = stream.pages_of(caches.keys, chosen, fetched.b, head, fetched.tile, lane)
+        return scales, copied
 
     @kv.func
     def start_next():
@@ -225,8 +238,9 @@ def decode_kernel(c: Config) -> Any:
 
     @kv.func
     def body(
-        collection, layer, query, extents, kv_offsets, scale, out, partials, counters, max_splits, sinks, lse, slopes
-    ):
+        collection, layer, query, extents, kv_offsets, scale, out, partials, counters, max_splits, sinks, lse, slopes,
+        pages, page_counts,
+    ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, query, kv_offsets)
         batch = queries.sequences
@@ -234,7 +248,8 @@ def decode_kernel(c: Config) -> Any:
         # What the kernels before wrote (lengths, new tokens, the query) is visible from here on.
         if c.programmatic and not c.early:
             start_next()
-        tile_indptr, total = work.count_tiles(collection, queries, batch, NW)
+        chosen = chosen_pages(collection, pages, page_counts)
+        tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, NW)
 
         # Values lie as far from their keys everywhere: K and V share pages and strides.
         k_cache, v_cache = collection.get_key_cache(layer), collection.get_value_cache(layer)
@@ -258,30 +273,20 @@ def decode_kernel(c: Config) -> Any:
                 collection, queries, tile_indptr, b, batch_tile, end, row0
             )
             fetched = SimpleNamespace(b=b, keys=keys, first=first, tile=tile, last=last, until=until, pages=kv.i32(0))
+            fetched.tokens = kv.i32(0)
             if c.parts > 1:
                 next_tile(collection, queries, tile_indptr, fetched, end, row0)
             if c.programmatic and c.early:
                 # Cached tokens may be read already; new ones are only there when the kernel before has ended.
                 if ((tile + (NS - 1)) * TT > start) | (fetched.b != b):
                     kv.griddepcontrol_wait()
-            fetched.pages = stream.pages_of(k_cache, fetched.b, fetched.tile, lane)
-            scales = [kv.f32(0.0)] * stream.held_scales
+            fetched.pages, fetched.tokens = stream.pages_of(k_cache, chosen, fetched.b, head, fetched.tile, lane)
+            scales, copied = [kv.f32(0.0)] * stream.held_scales, [kv.i32(0)] * (NS if c.pages else 0)
             for s in range(NS - 1):
-                scales = prefetch(
-                    caches,
-                    collection,
-                    queries,
-                    tile_indptr,
-                    fetched,
-                    end,
-                    row0,
-                    head,
-                    mine,
-                    s,
-                    scales,
-                    lane,
-                    often=False,
-                )
+                scales, copied = prefetch(
+                    caches, collection, queries, chosen, tile_indptr, fetched, end, row0, head, mine, s, scales, copied,
+                    lane, often=False,
+                )  # fmt: skip
             if c.programmatic and c.early:
                 start_next()
             q, q_place = multiply.empty_query(), mine + c.stages * c.stage_bytes
@@ -300,13 +305,17 @@ def decode_kernel(c: Config) -> Any:
                 for i in range(tile, split_last):
                     to = kv.where(stage == 0, NS - 1, stage - 1)
                     kv.syncwarp()
-                    scales = prefetch(
-                        caches, collection, queries, tile_indptr, fetched, end, row0, head, mine, to, scales, lane
-                    )
+                    scales, copied = prefetch(
+                        caches, collection, queries, chosen, tile_indptr, fetched, end, row0, head, mine, to, scales,
+                        copied, lane,
+                    )  # fmt: skip
                     kv.cp_async_wait(NS - 1)
                     kv.syncwarp()
                     here = mine + stage * c.stage_bytes
-                    attend(i, here, q, q_place, m, l, o, unit, scale * LOG2E, lane, row0, keys, first, start, alibi)
+                    tokens = copied[0] if c.pages else None
+                    attend(
+                        i, tokens, here, q, q_place, m, l, o, unit, scale * LOG2E, lane, row0, keys, first, start, alibi
+                    )
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
                 done, rows, own = b, n, work.split_of(units, tile_indptr, b, batch_tile, r)
                 batch_tile, tile, taken = split_end, split_last, taken + 1
@@ -342,8 +351,9 @@ def decode_kernel(c: Config) -> Any:
         out: kv.Buffer[c.query, c.rank], partials: kv.Buffer[kv.i8, 1], counters: kv.Buffer[kv.i8, 1],
         max_splits: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
         lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]], slopes: kv.Optional[kv.Buffer[kv.f32, 1]],
+        pages: kv.Optional[kv.Buffer[kv.i32, 3]], page_counts: kv.Optional[kv.Buffer[kv.i32, 2]],
     ):  # fmt: skip
-        rest = partials, counters, max_splits, sinks, lse, slopes
+        rest = partials, counters, max_splits, sinks, lse, slopes, pages, page_counts
         body(collection, layer, query, extents, kv_offsets, scale, out, *rest)
 
     return attention_decode
@@ -355,9 +365,12 @@ def expand_decode(op: Any, at: Expansion) -> None:
     aligned = row_alignment(op)
     config = configured(at.target, Config(
         spec, query, heads_of(op, at) // spec.num_heads, at.schedule["max_queries"], op.mask.value,
-        op.span.value, op.softcap.value, padded=is_padded(op), programmatic=at.target.has("pdl"),
+        op.span.value, op.softcap.value, padded=is_padded(op), pages=op.pages is not None,
+        programmatic=at.target.has("pdl"),
         pair_alignment=max(query.itemsize, min(2 * query.itemsize, aligned)),
     ), at.schedule)  # fmt: skip
+    if config.pages:  # what chose the pages is the kernel before, so nothing can be read while it runs
+        config = replace(config, early=0)
     head_blocks = config.row_groups // config.warps
     one = at.constant(1)
     max_units = at.device("multiprocessors") * config.blocks // head_blocks
@@ -376,11 +389,12 @@ def expand_decode(op: Any, at: Expansion) -> None:
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)
     args = [op.collection, op.layer, op.query, extents_of(op), op.kv_offsets, op.scale, op.out, partials, counters]
-    args += [max_splits, op.sinks, op.lse, op.alibi_slopes]
+    args += [max_splits, op.sinks, op.lse, op.alibi_slopes, op.pages, op.page_counts]
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), args, (max_units * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:
         blocks = batch * (config.row_groups * config.column_tiles * config.row_steps)
         args = [op.collection, extents_of(op), op.kv_offsets, op.out, partials, max_units, max_splits, op.sinks, op.lse]
+        args += [op.pages, op.page_counts]
         threads = (32 * config.combine, 1, 1)
         at.launch(combine_kernel(config), args, (blocks, 1, 1), threads, key=config, programmatic=early)

@@ -33,6 +33,7 @@ from .attention_common import (
     softcapped,
 )
 from .attention_queries import queries_of
+from .chosen_pages import chosen_pages
 from .partial_results import LOG2E, LOWEST, NO_VALUE, log_sum_exp, normalizer
 
 LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
@@ -100,6 +101,15 @@ def host_kernel(case: Case) -> Any:
                 x = x + read_row(case, values, b, head, token, d, w, page) * weights[i]
             sums[n] = x
 
+    @kv.func
+    def take_all(keys, values, q, b, head, first, end, state, sums, alibi):
+        """Fold the keys [first, end) into the state and the sums."""
+        whole = first + kv.math.max(end - first, 0) // KEYS * KEYS
+        for t in range(first, whole, KEYS):
+            take(keys, values, q, b, head, t, KEYS, state, sums, alibi)
+        for t in range(whole, end):
+            take(keys, values, q, b, head, t, 1, state, sums, alibi)
+
     @kv.kernel
     def attention_host(
         collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
@@ -107,6 +117,7 @@ def host_kernel(case: Case) -> Any:
         query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
+        pages: kv.Optional[kv.Buffer[i32, 3]] = None, page_counts: kv.Optional[kv.Buffer[i32, 2]] = None,
     ):  # fmt: skip
         h, row = kv.block_id.x, kv.block_id.y
         queries = queries_of(case.padded, extents, query, kv_offsets)
@@ -125,11 +136,15 @@ def host_kernel(case: Case) -> Any:
             state = [sinks[h] * LOG2E, kv.f32(1.0)] if sinks is not None else [kv.f32(LOWEST), kv.f32(0.0)]
             sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_vectors]
             alibi = (None if slopes is None else slopes[h] * LOG2E, position)
-            whole = first + kv.math.max(end - first, 0) // KEYS * KEYS
-            for t in range(first, whole, KEYS):
-                take(keys, values, q, b, head, t, KEYS, state, sums, alibi)
-            for t in range(whole, end):
-                take(keys, values, q, b, head, t, 1, state, sums, alibi)
+            chosen = chosen_pages(source, pages, page_counts)
+            if chosen is None:
+                take_all(keys, values, q, b, head, first, end, state, sums, alibi)
+            else:
+                count = chosen.count(b, head)
+                for entry in range(count):
+                    token = chosen.first_token(b, head, entry, count)
+                    low, high = kv.math.max(first, token), kv.math.min(end, token + spec.page_size)
+                    take_all(keys, values, q, b, head, low, high, state, sums, alibi)
             inverse = normalizer(state[1])
             for n, (d, _) in enumerate(value_vectors):
                 out.store(*here, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
@@ -180,6 +195,26 @@ def simt_kernel(case: Case) -> Any:
             total = product(total, q.load(warp, d, width=w, alignment=4), key)
         return softcapped(case, total, kv.ex2)
 
+    @kv.func
+    def take_all(keys, values, q, warp, lane, b, head, first, end, position, slope, state, sums):
+        """Fold the keys [first, end) into the state (maximum, this lane's sum) and the weighted sums of values."""
+        for base in range(first, end, 32):
+            token = kv.math.min(base + lane, end - 1)
+            score = sloped(score_of(keys, q, warp, b, head, token), slope, token, position)
+            score = kv.where(base + lane < end, score, NO_VALUE)
+            higher = kv.math.max(state[0], kv.warp_reduce(score, "max"))
+            shrink = kv.ex2(state[0] - higher)
+            weight = kv.ex2(score - higher)
+            state[0], state[1] = higher, state[1] * shrink + weight
+            for n in kv.static(range(turns)):
+                sums[n] = sums[n] * shrink
+            for i in range(0, kv.math.min(end - base, 32)):
+                share = kv.shuffle_idx(weight, i)
+                page = values.page(b, base + i)
+                for n in kv.static(range(turns)):
+                    d = kv.math.min(lane + 32 * n, columns - 1) * width
+                    sums[n] = sums[n] + read_row(case, values, b, head, base + i, d, width, page) * share
+
     @kv.kernel(max_threads=32 * WARPS)
     def attention_simt(
         collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
@@ -187,6 +222,7 @@ def simt_kernel(case: Case) -> Any:
         query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
+        pages: kv.Optional[kv.Buffer[i32, 3]] = None, page_counts: kv.Optional[kv.Buffer[i32, 2]] = None,
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
@@ -211,22 +247,16 @@ def simt_kernel(case: Case) -> Any:
                 top = sinks[h] * LOG2E
                 total = kv.where(lane == 0, 1.0, kv.f32(0.0))  # the lanes' sums are added at the end
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
-            for base in range(first, end, 32):
-                token = kv.math.min(base + lane, end - 1)
-                score = sloped(score_of(keys, q, warp, b, head, token), slope, token, position)
-                score = kv.where(base + lane < end, score, NO_VALUE)
-                higher = kv.math.max(top, kv.warp_reduce(score, "max"))
-                shrink = kv.ex2(top - higher)
-                weight = kv.ex2(score - higher)
-                top, total = higher, total * shrink + weight
-                for n in kv.static(range(turns)):
-                    sums[n] = sums[n] * shrink
-                for i in range(0, kv.math.min(end - base, 32)):
-                    share = kv.shuffle_idx(weight, i)
-                    page = values.page(b, base + i)
-                    for n in kv.static(range(turns)):
-                        d = kv.math.min(lane + 32 * n, columns - 1) * width
-                        sums[n] = sums[n] + read_row(case, values, b, head, base + i, d, width, page) * share
+            state, chosen = [top, total], chosen_pages(source, pages, page_counts)
+            if chosen is None:
+                take_all(keys, values, q, warp, lane, b, head, first, end, position, slope, state, sums)
+            else:
+                count = chosen.count(b, head)
+                for entry in range(count):
+                    token = chosen.first_token(b, head, entry, count)
+                    low, high = kv.math.max(first, token), kv.math.min(end, token + spec.page_size)
+                    take_all(keys, values, q, warp, lane, b, head, low, high, position, slope, state, sums)
+            top, total = state
             total = kv.warp_reduce(total, "add")
             inverse = normalizer(total)
             for n in kv.static(range(turns)):

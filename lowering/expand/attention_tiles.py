@@ -22,6 +22,7 @@ from kvarn.dsl import functions
 from .attention_common import Case, caches_of, start_of
 from .attention_queries import queries_of, tiles_of
 from .base import Expansion
+from .chosen_pages import chosen_pages
 from .key_splits import key_range, partial_row, quotient, split_of
 from .partial_results import LOG2E, LOWEST, finished, log_sum_exp
 from .softmax import first_key, mask_of, modified, modifies, online_softmax, seen_by
@@ -65,6 +66,7 @@ def attention_kernel(
         tiles: kv.i32, key_map: kv.Optional[kv.TensorMap], value_map: kv.Optional[kv.TensorMap],
         partials: kv.Optional[kv.Buffer[f32, 2]], ends: kv.Optional[kv.Buffer[f32, 2]], splits: kv.Optional[kv.i32],
         queue: kv.Optional[kv.Buffer[kv.i8, 1]], array0=None, array1=None, array2=None, array3=None,
+        pages=None, page_counts=None,
     ):  # fmt: skip
         queries = queries_of(case.padded, extents, query, kv_offsets)
         number_of_tiles = tiles * case.spec.num_heads
@@ -94,15 +96,25 @@ def attention_kernel(
             if clean and case.mask == "causal":
                 end = kv.math.min(num_keys, start + (kv.math.min(row0 + M, count) - 1) // G + 1)
             first_tile, end_tile = 0, (num_keys + (N - 1)) // N
-            several = False
+            several, chosen, listed = False, chosen_pages(collection, pages, page_counts), kv.i32(0)
+            if chosen is not None:
+                if num_keys > 0:
+                    listed = chosen.count(b, head)
+                end_tile = listed * (case.spec.page_size // N)
             if splits is not None:
                 low, high = key_range(case, N, M, start, row0, count, num_keys)
                 first_tile, end_tile, several = split_of(least, low, high, splits, split)
             for j in range(first_tile, end_tile):
-                of_tile = {"rows": N, "dtype": case.query}
-                k = k_rows.tile(b, head, j * N, end, columns=D, tail="any", descriptor=key_map, **of_tile)
-                v = v_rows.tile(b, head, j * N, end, begin=begin, columns=V, descriptor=value_map, **of_tile)
-                k_at = (j * N + kv.tile_index(N))[None, :]
+                of_tile, first, first_at, until = {"rows": N, "dtype": case.query}, j * N, j * N, end
+                if chosen is not None:
+                    per_page = case.spec.page_size // N
+                    first_at = chosen.first_token(b, head, j // per_page, listed)
+                    there = first_at < num_keys
+                    first_at = kv.where(there, first_at + j % per_page * N, first_at)
+                    first, until = kv.where(there, first_at, 0), kv.where(there, end, 0)
+                k = k_rows.tile(b, head, first, until, columns=D, tail="any", descriptor=key_map, **of_tile)
+                v = v_rows.tile(b, head, first, until, begin=begin, columns=V, descriptor=value_map, **of_tile)
+                k_at = (first_at + kv.tile_index(N))[None, :]
                 x = kv.dot(q, k.T)
                 at = b, h[:, None], q_at, k_at
                 if modifying:
@@ -133,17 +145,26 @@ def attention_kernel(
 # --- the host --------------------------------------------------------------------------------------
 
 
+def host_keys(case: Case) -> int:
+    """Keys of a tile on the host: of lists of pages as many as divide a page; 0 where no extent of a tile does."""
+    if not case.pages:
+        return HOST_KEYS
+    page = case.spec.page_size
+    fitting = [n for n in range(min(page, HOST_KEYS), 1, -1) if page % n == 0]
+    return next(iter(fitting), page if 2 <= page <= 2 * HOST_KEYS else 0)
+
+
 def fits_host(case: Case) -> bool:
     """Whether the case is one of tiles: their extents are at least 2."""
-    return min(case.size, case.value_size) >= 2
+    return min(case.size, case.value_size) >= 2 and host_keys(case) > 0
 
 
-def launch_host(case: Case, at: Expansion, op: Any, args: list[Any]) -> None:
+def launch_host(case: Case, at: Expansion, op: Any, args: list[Any], lists: list[Any]) -> None:
     """Launch the kernel on the host, where a block is one thread: ``args`` are those of the kernel before ``tiles``."""
     total = max(1, at.schedule.get("max_queries", HOST_ROWS) * case.group)
     rows = max(2, cdiv(total, cdiv(total, HOST_ROWS)))  # of the fewest tiles that hold a sequence's rows, the smallest
-    keys = HOST_KEYS
+    keys = host_keys(case)
     tiles = tiles_of(op, at, case.group, rows)
     kernel = attention_kernel(case, rows, keys, 1, {}, clean=True)
-    args = [*args, tiles, None, None, None, None, None, None, *arrays_of(op)]
+    args = [*args, tiles, None, None, None, None, None, None, *arrays_of(op), *lists]
     at.launch(kernel, args, (tiles * case.spec.num_heads, 1, 1), (1, 1, 1), key=(case, rows, keys))

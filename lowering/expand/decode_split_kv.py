@@ -54,20 +54,28 @@ def split_kv(c: Config) -> SimpleNamespace:
         return keys, kv.math.min(first, keys), start, n
 
     @kv.func
-    def tile_count(collection, queries, b):
-        keys, first, _, n = extent(collection, queries, b)
-        if queries.kv_offsets is None:
-            return kv.where(keys > 0, (keys + (TT - 1)) // TT - first // TT, 0)
-        # Queries without keys have a tile of zeros, so that their rows are written.
-        return kv.where(n > 0, kv.math.max((keys + (TT - 1)) // TT - first // TT, 1), 0)
+    def first_tile(first):
+        """The sequence's first tile: of lists of pages, whose tiles lie end to end, none is left out."""
+        return 0 if c.pages else first // TT
 
     @kv.func
-    def count_tiles(collection, queries, batch, warps):
+    def tile_count(collection, queries, chosen, b):
+        keys, first, _, n = extent(collection, queries, b)
+        tiles = (keys + (TT - 1)) // TT - first // TT
+        if chosen is not None:  # the KV heads of a sequence have as many tiles as the one with the longest list
+            tiles = (chosen.longest(b, c.heads) * c.spec.page_size + (TT - 1)) // TT
+        elif queries.kv_offsets is None:
+            return kv.where(keys > 0, tiles, 0)
+        # Queries that see no keys have a tile of zeros, so that their rows are written.
+        return kv.where(n > 0, kv.math.max(tiles, 1), 0)
+
+    @kv.func
+    def count_tiles(collection, queries, chosen, batch, warps):
         """Tiles of the sequences before each, and of all."""
         if c.max_batch == 1:  # no thread waits for another
             total = kv.i32(0)
             if batch > 0:
-                total = tile_count(collection, queries, kv.i32(0))
+                total = tile_count(collection, queries, chosen, kv.i32(0))
             return OneSequence(total), total
         tile_indptr, sums = kv.shared(c.max_batch + 1, kv.i32), kv.shared(warps, kv.i32)
         tid, lane, warp = kv.thread_id.x, kv.lane_id(), kv.warp_id()
@@ -78,7 +86,7 @@ def split_kv(c: Config) -> SimpleNamespace:
             b = base + tid
             n = kv.i32(0)
             if b < batch:
-                n = tile_count(collection, queries, b)
+                n = tile_count(collection, queries, chosen, b)
             x = n
             for k in kv.static((1, 2, 4, 8, 16)):
                 y = kv.shuffle_up(x, k)
@@ -206,7 +214,7 @@ def split_kv(c: Config) -> SimpleNamespace:
         return partial_at(partials, b * units.max_splits + split, head, lane)
 
     return SimpleNamespace(
-        extent=extent, count_tiles=count_tiles, work_units=work_units,
+        extent=extent, first_tile=first_tile, count_tiles=count_tiles, work_units=work_units,
         # (first tile, end) of a unit; where a split ends, given the end of the unit's part of the sequence; (first,
         # last) split of a sequence; the split that begins at a tile; where a split's partial result lies
         bounds=fixed_bounds if c.split else even_bounds, split_end=fixed_split_end if c.split else even_split_end,

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import kvarn as kv
 from kvarn.dialect.layout import cdiv
 
+from .chosen_pages import NOWHERE
 from .decode_schedule import Config
 
 
@@ -38,14 +39,40 @@ def streaming(c: Config) -> SimpleNamespace:
     widest = next(w for w in (4, 2, 1) if GC % w == 0)  # scales of one load
 
     @kv.func
-    def pages_of(k_cache, b, tile, lane):
-        """The page ids that this lane looks up for a tile: its own, or one a token for the shuffles."""
-        if one_page:
-            return k_cache.page(b, tile * TT)
-        return k_cache.page(b, ((tile * TT) // P + lane) * P)
+    def pages_of(k_cache, chosen, b, head, tile, lane):
+        """(page ids that this lane looks up for a tile, their first tokens): the tile's, or a page's for the shuffles.
+
+        Of tiles that are not of a list the tokens follow from the tile; where a list's page is none, the id is any.
+        """
+        if chosen is None:
+            return k_cache.page(b, tile * TT if one_page else ((tile * TT) // P + lane) * P), kv.i32(0)
+        entry, inside = (tile * TT) // P, (tile * TT) % P
+        token = chosen.first_token(b, head, entry if one_page else entry + lane, chosen.count(b, head))
+        there = token < NOWHERE
+        return k_cache.page(b, kv.where(there, token, 0)), kv.where(there, token + inside, token) if one_page else token
 
     @kv.func
-    def copy_tile(caches, b, head, tile, pages, stage, lane, keys, first, whole):
+    def token_of(tile, row, tokens):
+        """The token of a tile's row; ``tokens`` are those that :func:`pages_of` gives."""
+        if not c.pages:
+            return tile * TT + row
+        if one_page:
+            return tokens + row
+        slot = (tile * TT) % P + row
+        return kv.shuffle_idx(tokens, slot // P) + slot % P
+
+    @kv.func
+    def within(tile, tokens, lane, low, high):
+        """Whether all tokens of a tile lie in [low, high); of lists of small pages, whether its whole pages do."""
+        if not c.pages:
+            return (tile * TT >= low) & (tile * TT + TT <= high)
+        if one_page:
+            return (tokens >= low) & (tokens + TT <= high)
+        outside = (tokens < low) | (tokens + P > high)
+        return kv.ballot((lane < cdiv((tile * TT) % P + TT, P)) & outside) == 0
+
+    @kv.func
+    def copy_tile(caches, b, head, tile, pages, tokens, stage, lane, keys, first, whole):
         """Start the copies of a tile's K and V; tokens that do not count become zeros unless ``whole``."""
         k_cache, to_values = caches.keys, caches.to_values
         token0 = tile * TT
@@ -74,19 +101,19 @@ def streaming(c: Config) -> SimpleNamespace:
             to = stage + (shared_offset(row, chunk) if unit == 16 else shared_offset(row, chunk >> 1) + (chunk & 1) * 8)
             size = None
             if not whole:
-                token = token0 + row
+                token = token_of(tile, row, tokens)
                 size = kv.where((token < keys) & (token >= first), unit, 0)
             for half, at in ((0, source), (c.half_stage, source + to_values)):
                 kv.cp_async(
                     to + half, at, unit, zero_fill_size=size, l2_prefetch=c.l2_prefetch, l2_policy=caches.policy
                 )  # fmt: skip
         if c.scales_copied:
-            copy_scales(caches, b, head, token0, pages, stage, lane, keys, first, whole)
+            copy_scales(caches, b, head, tile, pages, tokens, stage, lane, keys, first, whole)
 
     @kv.func
-    def copy_scales(caches, b, head, token0, pages, stage, lane, keys, first, whole):
+    def copy_scales(caches, b, head, tile, pages, tokens, stage, lane, keys, first, whole):
         """Start the copies of a tile's scales."""
-        of_token = GC // 4
+        token0, of_token = tile * TT, GC // 4
         for j in kv.static(range(cdiv(TT * of_token, 32))):
             number = lane + 32 * j
             if 32 * (j + 1) > TT * of_token:
@@ -95,7 +122,8 @@ def streaming(c: Config) -> SimpleNamespace:
             page = pages if one_page else kv.shuffle_idx(pages, (token0 + row) // P - token0 // P)
             size = None
             if not whole:
-                size = kv.where((token0 + row < keys) & (token0 + row >= first), 16, 0)
+                token = token_of(tile, row, tokens)
+                size = kv.where((token < keys) & (token >= first), 16, 0)
             for half, cache in ((0, caches.keys), (1, caches.values)):
                 source = cache.scales_block_paged_ptr(b, token0 + row, head, chunk * (4 * spec.granularity), page=page)
                 kv.cp_async(scale_at(stage, half * GC, row) + chunk * 16, source, zero_fill_size=size)
@@ -112,12 +140,13 @@ def streaming(c: Config) -> SimpleNamespace:
                     place.store(kv.vector(kv.i32, 4))
 
     @kv.func
-    def load_scales(caches, b, head, tile, end, pages, lane, keys, first):
+    def load_scales(caches, b, head, tile, end, pages, tokens, lane, keys, first):
         """A lane's scales of a tile, K's and then V's; 0 for tokens that do not count."""
         found = []
         for s in kv.static(range(scale_turns)):
-            token = tile * TT + s * 32 + lane % scale_lanes
-            counts = (tile < end) & (token < keys) & (token >= first)
+            token = tile * TT + s * 32 + lane % scale_lanes  # or, of a list, what its slot is found by
+            position = token_of(tile, s * 32 + lane % scale_lanes, tokens)
+            counts = (tile < end) & (position < keys) & (position >= first)
             page = pages if one_page else kv.shuffle_idx(pages, token // P - (tile * TT) // P)
             for cache in kv.static((caches.keys, caches.values)):
                 for g in kv.static(range(0, GC, widest)):
@@ -146,20 +175,20 @@ def streaming(c: Config) -> SimpleNamespace:
         return stage + (2 * c.half_stage + which * (4 * TT)) + token * 4
 
     @kv.func
-    def issue(caches, b, head, tile, end, pages, stage, lane, keys, first, often):
+    def issue(caches, b, head, tile, end, pages, tokens, stage, lane, keys, first, often):
         """Start copying a tile, when the unit has it: where ``often`` is set, without checks that are not needed."""
         if tile < end:
             if often:
-                if (tile * TT >= first) & (tile * TT + TT <= keys):
-                    copy_tile(caches, b, head, tile, pages, stage, lane, keys, first, True)
+                if within(tile, tokens, lane, first, keys):
+                    copy_tile(caches, b, head, tile, pages, tokens, stage, lane, keys, first, True)
                 else:
-                    copy_tile(caches, b, head, tile, pages, stage, lane, keys, first, False)
+                    copy_tile(caches, b, head, tile, pages, tokens, stage, lane, keys, first, False)
             else:
-                copy_tile(caches, b, head, tile, pages, stage, lane, keys, first, False)
+                copy_tile(caches, b, head, tile, pages, tokens, stage, lane, keys, first, False)
         kv.cp_async_commit()
 
     return SimpleNamespace(
-        shared_offset=shared_offset, pages_of=pages_of, load_scales=load_scales, store_scales=store_scales,
-        scale_at=scale_at, held_scales=0 if c.scales_copied else 2 * GC * scale_turns, issue=issue,
-        clear_columns=clear_columns,
+        shared_offset=shared_offset, pages_of=pages_of, token_of=token_of, within=within, load_scales=load_scales,
+        store_scales=store_scales, scale_at=scale_at, held_scales=0 if c.scales_copied else 2 * GC * scale_turns,
+        issue=issue, clear_columns=clear_columns,
     )  # fmt: skip

@@ -133,6 +133,8 @@ def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
         found.append("needs a collection with values, got an MLA one")
     if spec.head_size % 8 or not 8 <= spec.head_size <= 256:
         found.append(f"needs a head size of a multiple of 8 up to 256, got {spec.head_size}")
+    if case.pages:
+        found.append("takes no lists of pages")
     if row_alignment < 16:
         found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
     return found

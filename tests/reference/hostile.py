@@ -79,6 +79,9 @@ def _attention(m: Memory, kind: str) -> None:
         kv.ops.attention(c, 1, query, m.offsets(), out=out, **more, **options)
     padded = m.array((BATCH, 2, 4, SIZE))
     kv.ops.attention_padded(c, 1, padded, m.table(BATCH), out=m.array(padded.shape))
+    if kind != "continuous":
+        lists = {"pages": m.table(BATCH, HEADS, 5), "page_counts": m.table(BATCH, HEADS)}
+        kv.ops.attention(c, 1, query, m.offsets(), out=out, **lists)
     keys, values = (kv.KVCacheMHAOperand(x) for x in (c.get_key_cache(0), c.get_value_cache(0)))
     kv.ops.attention(keys, values, query, m.offsets(), out=out)
 
@@ -161,6 +164,9 @@ def _kernels(m: Memory, kind: str) -> None:
         options = masks[m.rng.integers(0, len(masks))]
         kv.ops.attention(c, 1, query, m.offsets(), out=out, schedule=schedule, **options)
         kv.ops.attention_padded(c, 1, padded, m.table(BATCH), out=padded_out, schedule=schedule, **options)
+    if kind != "continuous":
+        lists = {"pages": m.table(BATCH, HEADS, 5), "page_counts": m.table(BATCH, HEADS)}
+        kv.ops.attention(c, 1, query, m.offsets(), out=out, schedule=schedule, **lists)
     if kind == "paged":
         c = collection(m, kind, "bf16", is_mla=True, size=144)
         query, out = m.array((TOKENS, 4, 144), "bf16"), m.array((TOKENS, 4, 128), "bf16")

@@ -228,6 +228,12 @@ def test_a_decode_has_keys_of_its_own_count_or_none(entries):
         check(problem, query, {**DECODE, **entries}, kv_offsets=kv_offsets, **options)
 
 
+def test_a_causal_decode_sees_no_key_past_its_own_count():
+    """Also where the keys end one before a tile does, which is where a query's own token would be its last."""
+    rng, problem = problem_of(30, cached=[31, 40], new=[1, 1], head_size=64, num_heads=1)
+    check(problem, query_of(rng, problem, 4), DECODE, kv_offsets=np.array([0, 0, 1], np.uint32))
+
+
 @pytest.mark.parametrize(
     ("dtype", "scale_dtype", "granularity"),
     [("i8", "f32", 64), ("i8", "f16", 32), ("f8e4m3", "bf16", 64), ("f8e5m2", "f8e8m0", 32)],

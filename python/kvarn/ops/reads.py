@@ -84,6 +84,7 @@ def _check_attention(seen: SimpleNamespace) -> None:
     checks.with_values(spec, title)
     check_rows(seen, title, spec.head_size, spec.head_size)
     _check_rest(seen, title)
+    _check_pages(seen, title)
 
 
 def _check_attention_padded(seen: SimpleNamespace) -> None:
@@ -93,6 +94,7 @@ def _check_attention_padded(seen: SimpleNamespace) -> None:
     checks.few_enough(seen.query.shape, f"{title}: query")
     checks.has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
     _check_rest(seen, title)
+    _check_pages(seen, title)
 
 
 def _check_rest(seen: SimpleNamespace, title: str) -> None:
@@ -110,6 +112,22 @@ def _check_rest(seen: SimpleNamespace, title: str) -> None:
         checks.offsets(seen.kv_offsets, batch, f"{title}: kv_offsets")
     for i, name in enumerate(functions.ARRAYS):
         functions.check(getattr(seen, name), f"{title}: array {i} of the score and the mask")
+
+
+def _check_pages(seen: SimpleNamespace, title: str) -> None:
+    """What lists of pages must be, of a query that was checked."""
+    if getattr(seen, "pages", None) is None:
+        if getattr(seen, "page_counts", None) is not None:
+            raise ValueError(f"{title}: page_counts must be None without pages, whose entries it counts")
+        return
+    spec, batch = checks.spec_of(seen), checks.handle_of(seen).batch_size
+    if not spec.paged:
+        raise ValueError(f"{title}: pages needs a collection with pages, got a {spec.kind} one")
+    checks.has_shape(seen.pages, (batch, spec.num_heads, "K"), f"{title}: pages")
+    if seen.pages.shape[2] * spec.page_size >= 2**31:
+        raise ValueError(f"{title}: pages must list fewer than 2**31 tokens, got {seen.pages.shape[2]} pages a list")
+    if seen.page_counts is not None:
+        checks.has_shape(seen.page_counts, (batch, spec.num_heads), f"{title}: page_counts")
 
 
 def _check_operands(seen: SimpleNamespace) -> None:
@@ -161,6 +179,8 @@ def attention(
     lse: Any = None,
     kv_offsets: Any = None,
     alibi_slopes: Any = None,
+    pages: Any = None,
+    page_counts: Any = None,
     schedule: Schedule = None,
     stream: Any = None,
 ) -> Any:
@@ -217,6 +237,13 @@ def attention(
     alibi_slopes : f32 array-like [Hq], optional
         ALiBi (Press et al., 2021): slope * (position of the key - position of the query) is added to each score, after
         the softcap.
+    pages : int32 array-like [B, H, K], optional
+        For each sequence and KV head the pages that its queries see, of a collection with pages; on GPUs without a
+        score or a mask that is a function. A page is a column of the sequence's row of the lookup table, so page p has
+        tokens ``p * page_size`` and on; of those the mask and the length hide what they hide anyway. Lists have any
+        order; negative entries name nothing; a page that is listed twice counts twice.
+    page_counts : int32 array-like [B, H], optional
+        Entries of each list that count, from the first on. Default: K. What lies behind is not read.
     schedule : mapping, optional
         How the work is divided: ``kind`` (on a GPU ``"decode"``, ``"prefill"``, ``"simt"``) and that kernel's entries.
         No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``.
@@ -253,8 +280,13 @@ def attention(
         lse = empty_lse(query, title)
     operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets, alibi_slopes, *arrays)
     if of_operands:
+        if pages is not None or page_counts is not None:
+            raise ValueError(
+                f"{title}: pages and page_counts must be None for operands: they are those of a collection"
+            )
         _OPERAND_ATTENTION(operands, attributes, schedule, stream)
     else:
+        operands = with_pages(operands, pages, page_counts)
         _ATTENTION(operands, attributes, _scheduled(collection, schedule), stream)
     return (out, lse) if return_lse else out
 
@@ -277,6 +309,8 @@ def attention_padded(
     lse: Any = None,
     kv_offsets: Any = None,
     alibi_slopes: Any = None,
+    pages: Any = None,
+    page_counts: Any = None,
     schedule: Schedule = None,
     stream: Any = None,
 ) -> Any:
@@ -305,7 +339,7 @@ def attention_padded(
     kv_offsets : uint32 or int32 array-like [B + 1], optional
         Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. Default:
         ``cache_lengths[b] + valid_lengths[b]``.
-    alibi_slopes, schedule, stream
+    alibi_slopes, pages, page_counts, schedule, stream
         As of :func:`attention`.
 
     Returns
@@ -327,8 +361,19 @@ def attention_padded(
     if return_lse and lse is None:
         lse = empty_lse(query, title)
     operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets, alibi_slopes, *arrays)
+    operands = with_pages(operands, pages, page_counts)
     _ATTENTION_PADDED(operands, attributes, _scheduled(collection, schedule), stream)
     return (out, lse) if return_lse else out
+
+
+def with_pages(operands: tuple[Any, ...], pages: Any, page_counts: Any) -> tuple[Any, ...]:
+    """The operands of an attention, of which the last are functions' arrays, and its lists of pages."""
+    if pages is None and page_counts is None:
+        return operands
+    return (*operands, *(None,) * (_FIRST_LIST - len(operands)), pages, page_counts)
+
+
+_FIRST_LIST = _ATTENTION.operands.index("pages")
 
 
 def _modified(

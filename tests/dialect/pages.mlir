@@ -1,0 +1,26 @@
+// RUN: kv-opt %s | kv-opt | FileCheck %s
+// RUN: kv-opt %s --mlir-print-op-generic | kv-opt | FileCheck %s
+// RUN: kv-opt %s --verify-kv | FileCheck %s
+
+// Lists of pages: what attends to them, and what makes them.
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!rows = memref<?x32x128xbf16>
+!padded = memref<?x?x32x128xbf16>
+
+// CHECK-LABEL: func.func @attention
+func.func @attention(%pool: !pool, %layer: i32, %q: !rows, %p: !padded, %o: memref<?xi32>, %s: f32, %pages: memref<?x8x?xi32>, %n: memref<?x8xi32>) {
+  // CHECK: "kv.attention"({{.*}}memref<?x8x?xi32>) -> ()
+  "kv.attention"(%pool, %layer, %q, %o, %s, %q, %pages)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x8x?xi32>) -> ()
+  // CHECK: "kv.attention"({{.*}}memref<?x8x?xi32>, memref<?x8xi32>) -> ()
+  "kv.attention"(%pool, %layer, %q, %o, %s, %q, %pages, %n)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x8x?xi32>, memref<?x8xi32>) -> ()
+  // CHECK: "kv.attention_padded"({{.*}}memref<?x8x?xi32>, memref<?x8xi32>) -> ()
+  "kv.attention_padded"(%pool, %layer, %p, %o, %s, %p, %pages, %n)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1>, mask = "null", span = 0 : i64, softcap = 0.0 : f32}
+    : (!pool, i32, !padded, memref<?xi32>, f32, !padded, memref<?x8x?xi32>, memref<?x8xi32>) -> ()
+  return
+}
