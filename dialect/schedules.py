@@ -423,9 +423,9 @@ OPERATIONS: dict[str, Operation] = {
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT), _PROMISES),
     **dict.fromkeys(
         (
-            "kv.append", "kv.store_ragged", "kv.store_padded", "kv.rope_append", "kv.rope", "kv.rope_padded",
-            "kv.qk_norm", "kv.rms_norm", "kv.gather", "kv.convert", "kv.radd", "kv.iadd_2m", "kv.sliced_add",
-            "kv.merge_ragged", "kv.merge_attention",
+            "kv.project_append", "kv.project_append_padded", "kv.append", "kv.store_ragged", "kv.store_padded",
+            "kv.rope_append", "kv.rope", "kv.rope_padded", "kv.qk_norm", "kv.rms_norm", "kv.gather", "kv.convert",
+            "kv.radd", "kv.iadd_2m", "kv.sliced_add", "kv.merge_ragged", "kv.merge_attention",
         ),
         _THREADED,
     ),

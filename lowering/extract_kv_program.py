@@ -3,8 +3,9 @@
 
 The loader runs a program without MLIR, so grids, scalars and workspace sizes become the expressions of an artifact
 (``["mul", ["arg", 2, "shape0"], 8]``), and descriptors what the loader makes them of (``["tensor_map", 0, "key",
-layer]``). They are read back from the arith ops that the expansion made; anything else
-in the function is refused by name. The result is the module's ``kv.program`` attribute, as JSON; the function goes.
+layer]``, or ``["tensor_map", 0, "rows", heads, size]`` of a buffer's rows). They are read back from the arith ops that
+the expansion made; anything else in the function is refused by name. The result is the module's ``kv.program``
+attribute, as JSON; the function goes.
 
 Before:  func.func @append(...) { %g = <ceil(T / 8)> ; gpu.launch_func @kernels::@append blocks in (%g, ...) args(...) }
 After:   module attributes {kv.program = "{\\"steps\\": [{\\"entry\\": \\"append\\", \\"grid\\": [...], ...}]}"}
@@ -114,6 +115,10 @@ class Extractor:
                 self.workspaces[key] = {"name": name, "bytes": size, "zeroed": "kv.zeroed" in op.attributes}
             return ["workspace", self.workspaces[key]["name"], *columns]
         if op.name == "kv.tensor_map":
+            rows = defining_op(op.operands[0])
+            if rows is not None and rows.name == "kv.buffer_operand":
+                spec = types.spec_of(rows.results[0].type)
+                return ["tensor_map", self._known(rows.operands[0], op), "rows", spec.num_heads, spec.head_size]
             half, layer = ir.StringAttr(op.attributes["half"]).value, list(op.operands)[1:]
             return ["tensor_map", self._known(op.operands[0], op), half, *(self.expression(v, op) for v in layer)]
         if isinstance(value.type, ir.MemRefType) or types.type_name(value.type) is not None:

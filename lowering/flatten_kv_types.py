@@ -14,20 +14,20 @@ from __future__ import annotations
 from typing import Any
 
 from mlir import ir
-from mlir.dialects import arith
+from mlir.dialects import arith, llvm
 
 from kvarn.dialect import types
 from kvarn.dialect.layout import FA3
 
 from . import mark_kv_descriptors
-from .index import Ix, const, offset
+from .index import Ix, const, offset, pointer
 from .lower_kv_access import gep_type
 from .pass_base import fail, kv_pass
 from .rewrite import defining_op, is_flat, kernels, ops_named
 from .verify_kv import HANDLES
 
 _VIEWS = ("kv.key_cache", "kv.value_cache")
-_HANDLES = (*_VIEWS, "kv.make_operand", "kv.make_cache", "kv.make_collection")
+_HANDLES = (*_VIEWS, "kv.make_operand", "kv.buffer_operand", "kv.make_cache", "kv.make_collection")
 
 
 def is_handle(type_: ir.Type) -> bool:
@@ -50,12 +50,26 @@ class Resolver:
             return self.parameters[number][name]
         if maker.name == "kv.make_operand":
             return self.field(op, maker.operands[0], name)
+        if maker.name == "kv.buffer_operand":
+            return self.field_of_rows(op, maker.operands[0], name)
         if maker.name in ("kv.make_cache", "kv.make_collection"):
             names = [f.name for f in types.fields_of(maker.results[0].type)]
             return maker.operands[names.index(name)]
         if maker.name in _VIEWS:
             return self.view_field(op, maker, name)
         fail(op, f"reads field {name} of a handle made by {maker.name}")
+
+    def field_of_rows(self, op: ir.Operation, buffer: ir.Value, name: str) -> ir.Value:
+        """A field of a buffer's rows as a dense operand: one sequence that has them all."""
+        if name == "base":
+            return self.field(op, buffer, "data")
+        if name == "stride0":  # nothing lies in another sequence
+            return const(0, 64)
+        if name == "capacity":
+            return arith.trunci(ir.IntegerType.get_signless(32), self.field(op, buffer, "shape0"))
+        if name == "lengths":
+            return llvm.mlir_zero(pointer())
+        return const(1)  # num_blocks and batch
 
     def view_field(self, op: ir.Operation, view: ir.Operation, name: str) -> ir.Value:
         """A field of one layer's K or V, from the collection's."""

@@ -38,7 +38,7 @@ from .rewrite import Rules, defining_op, functions, is_kernel, ops_named, walk
 RULES = Rules()
 # What this pass leaves to the passes after it.
 _LATER = ("kv.field", "kv.cast", "kv.alloc_shared", "kv.make_collection", "kv.make_cache", "kv.make_operand",
-          "kv.key_cache", "kv.value_cache", "kv.buffer_address")  # fmt: skip
+          "kv.buffer_operand", "kv.key_cache", "kv.value_cache", "kv.buffer_address")  # fmt: skip
 
 _ROWS = ("kv.populate", "kv.make_rows")  # what makes rows, now or when it is lowered
 

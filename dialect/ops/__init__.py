@@ -23,6 +23,7 @@ from .addressing import (
 )
 from .attention import AttentionOp, AttentionPaddedOp, OperandAttentionOp
 from .metadata import (
+    buffer_operand,
     cache_length,
     cache_lengths,
     device_attribute,
@@ -76,6 +77,7 @@ __all__ = [
     "alloc_shared",
     "block_ptr",
     "buffer_address",
+    "buffer_operand",
     "cache_length",
     "cache_lengths",
     "cast",

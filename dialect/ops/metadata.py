@@ -9,11 +9,11 @@ from typing import Any
 
 from mlir import ir
 
-from .. import layout, types, verify
+from .. import dtypes, layout, types, verify
 from ..base import Kv
 from ..effects import Pure, ViewsHandle
 from ..ext import I1, I32, I64, Operand, Result, infer_result
-from ..layout import FA3, SCALES
+from ..layout import DENSE, FA3, SCALES, OperandData
 from ..types import CollectionType
 from .common import as_i32
 
@@ -149,6 +149,28 @@ class MakeOperandOp(Kv.Operation, name="make_operand", traits=[ViewsHandle, Pure
             return True
         wanted, got = types.operand_type(spec), self.operation.results[0].type
         return seen == spec or verify.fail(self, f"result must have the cache's parameters {wanted}, got {got}")
+
+
+class BufferOperandOp(Kv.Operation, name="buffer_operand", traits=[ViewsHandle, Pure]):
+    """The rows of a matrix as a dense operand of one sequence: [T, H * D] as T tokens of H heads of D elements.
+
+    So a tile of some rows and of D of the columns is one of a head's tokens, and copied like one. Operand: a buffer of
+    rank 2 whose rows lie one behind the other, of H * D contiguous elements each (precondition). No effects.
+    """
+
+    buffer: Operand[Any]
+    view: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.operation.results[0], ("operand",))
+        if spec is None:
+            return False
+        if spec.kind != DENSE or spec.quantized or spec.strides is not None:
+            got = self.operation.results[0].type
+            return verify.fail(self, f"result must be a dense operand with packed rows and no scales, got {got}")
+        return verify.memref(self, self.buffer, 2, (spec.dtype.mlir,), "the buffer") and verify.static_dim(
+            self, self.buffer, 1, spec.row_size, "the buffer"
+        )
 
 
 class FieldOp(Kv.Operation, name="field", traits=[Pure]):
@@ -341,3 +363,10 @@ def is_empty(cache: ir.Value) -> ir.Value:
 def num_rows(cache: ir.Value) -> ir.Value:
     """Rows that the view spans, i32."""
     return NumRowsOp(cache).operation.results[0]
+
+
+def buffer_operand(buffer: ir.Value, heads: int, size: int) -> ir.Value:
+    """The rows of a buffer [T, heads * size] as a dense operand of one sequence."""
+    element = dtypes.by_mlir(str(ir.MemRefType(buffer.type).element_type))
+    view = types.operand_type(OperandData(DENSE, element, heads, size))
+    return BufferOperandOp(buffer, view).operation.results[0]

@@ -15,6 +15,7 @@ from kvarn import settings
 
 _MODULES = {
     "kv.append": "append", "kv.store_ragged": "append", "kv.store_padded": "append",
+    "kv.project_append": "projection", "kv.project_append_padded": "projection",
     "kv.rope_append": "rope", "kv.rope": "rope_in_place", "kv.rope_padded": "rope_in_place",
     "kv.qk_norm": "rope_in_place", "kv.rms_norm": "norm",
     "kv.gather": "copies", "kv.copy_pages": "copies", "kv.convert": "convert",

@@ -257,9 +257,14 @@ class Head:
     head: Any
 
     @kv.func
+    def load(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, as they are stored."""
+        return self.rows.load(self.buffer, self.token, self.head, d, width=n)
+
+    @kv.func
     def read(self, d: Any, n: int) -> Any:
         """n elements from dim d on, f32."""
-        return kv.f32(self.rows.load(self.buffer, self.token, self.head, d, width=n))
+        return kv.f32(self.load(d, n))
 
     @kv.func
     def write(self, d: Any, x: Any) -> None:

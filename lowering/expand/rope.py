@@ -27,14 +27,12 @@ from .common import (
     CachedHead,
     Group,
     Head,
-    NormalHead,
     Rows,
     Work,
     begin,
     converted,
     head_and_lane,
     holds,
-    inverse_rms,
     most_lanes,
     row_alignment,
     sequence_of,
@@ -43,86 +41,13 @@ from .common import (
     vector_width,
     whole_warps,
 )
+from .head_writer import HeadWriter, Norm, Pieces
 from .quantize import Quantizer
-from .rotation import Angles, Rotation, TurnedHead
+from .rotation import Angles, Rotation
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """Pieces of a token: those of its query heads, then of its key heads, then of its value heads.
-
-    ``query``, ``key`` and ``value`` are the pieces of one head; each kind begins at a multiple of ``multiple``.
-    """
-
-    query: int
-    key: int
-    value: int
-    query_heads: int
-    heads: int
-    multiple: int
-
-    @property
-    def first_key(self) -> int:
-        return align_up(self.query_heads * self.query, self.multiple)
-
-    @property
-    def first_value(self) -> int:
-        return self.first_key + align_up(self.heads * self.key, self.multiple)
-
-    @property
-    def all(self) -> int:
-        return self.first_value + align_up(self.heads * self.value, self.multiple)
-
-
-@dataclass(frozen=True)
-class Norm:
-    """RMS norm of a head before its rotation, by a group of threads; ``eps`` None: there is none."""
-
-    eps: float | None
-    size: int
-    rows: Rows
-    group: Group
-    weight_offset: float = 0.0
-
-    @kv.func
-    def of(self, head: Any, gamma: Any, lane: Any) -> Any:
-        """A head, normalised when there is an eps. Every thread of a warp comes here."""
-        if self.eps is None:
-            return head
-        scale = inverse_rms(head, self.size, self.rows.width, self.eps, self.group, lane)
-        return NormalHead(head, scale, gamma, self.rows, self.weight_offset)
-
-    @kv.func
-    def of_vectors(self, vectors: list[Any], dims: list[Any], counts: Any, gamma: Any) -> list[Any]:
-        """The vectors of a head that a thread has, from ``dims`` on, normalised; ``counts``: whether it has any."""
-        if self.eps is None:
-            return vectors
-        total = kv.f32(0.0)
-        for x in kv.static(vectors):
-            total = total + (x * x).reduce("add")
-        mean = self.group.sum(kv.where(counts, total, 0.0)) * (1.0 / self.size)
-        scale = kv.math.rsqrt(mean + self.eps)
-        weights = [kv.f32(self.rows.load(gamma, d, width=len(vectors[0]))) for d in dims]
-        if self.weight_offset:
-            weights = [w + self.weight_offset for w in weights]
-        return [x * scale * w for x, w in zip(vectors, weights, strict=True)]
-
-
-@kv.func
-def turn(rotation: Rotation, first: Any, step: int, angles: Angles, source: Any, target: Any) -> None:
-    """Rotate every ``step``-th unit of a head from the first on."""
-    if step == rotation.units:
-        rotation.unit(first, angles, source.read, target.write)
-    else:
-        for unit in range(first, rotation.units, step):
-            rotation.unit(unit, angles, source.read, target.write)
-
-
-def rope_append_kernel(
-    spec: CacheSpec, work: Work, pieces: Pieces, rows: Rows, rotation: Rotation, norms: tuple[Norm, Norm],
-    quantizer: Quantizer | None, early: bool,
-) -> Any:  # fmt: skip
-    """``norms``: of queries and keys. ``quantizer`` None: a cache without scales."""
+def rope_append_kernel(work: Work, writer: HeadWriter, early: bool) -> Any:
+    pieces, rows = writer.pieces, writer.rows
 
     @kv.kernel
     def rope_append(collection, layer: kv.i32, query, key, value, row_offsets, freqs, query_out, q_gamma, k_gamma):
@@ -138,29 +63,15 @@ def rope_append_kernel(
                 for piece in range(first, work.pieces, work.step):
                     if piece < pieces.first_key:
                         h, part, active = head_and_lane(piece, pieces.query_heads, pieces.query)
-                        head = norms[0].of(Head(rows, query, token, h), q_gamma, part)
-                        if active:
-                            turn(rotation, part, pieces.query, angles, head, Head(rows, query_out, token, h))
+                        source, target = Head(rows, query, token, h), Head(rows, query_out, token, h)
+                        writer.query(source, target, angles, q_gamma, part, active)
                     elif kept and piece < pieces.first_value:
                         h, part, active = head_and_lane(piece - pieces.first_key, pieces.heads, pieces.key)
-                        head = norms[1].of(Head(rows, key, token, h), k_gamma, part % norms[1].group.lanes)
-                        if quantizer is None:
-                            if active:
-                                turn(rotation, part, pieces.key, angles, head, CachedHead(keys, b, position, h))
-                        else:
-                            turned = TurnedHead(rotation, angles, head)
-                            held = quantizer.read(turned.read, part)
-                            quantizer.write(keys, b, h, position, part, active, held, turned.read)
+                        source = Head(rows, key, token, h)
+                        writer.key(source, keys, b, h, position, angles, k_gamma, part, active)
                     elif kept:
                         h, part, active = head_and_lane(piece - pieces.first_value, pieces.heads, pieces.value)
-                        if quantizer is None:
-                            if active:
-                                loaded = rows.load(value, token, h, part * rows.width)
-                                values.store(b, h, position, part * rows.width, single(converted(loaded, spec.dtype)))
-                        else:
-                            source = Head(rows, value, token, h)
-                            held = quantizer.read(source.read, part)
-                            quantizer.write(values, b, h, position, part, active, held, source.read)
+                        writer.value(Head(rows, value, token, h), values, b, h, position, part, active)
 
     return rope_append
 
@@ -323,5 +234,6 @@ def rope_append(op: Any, at: Expansion) -> None:
     grouped = eps is not None or quantizer is not None
     pieces = Pieces(of_head, of_key, of_value, query_heads, spec.num_heads, whole_warps(at, 1) if grouped else 1)
     work = Work.of(at, pieces.all)
-    kernel = rope_append_kernel(spec, work, pieces, rows, rotation, norms, quantizer, early)
+    writer = HeadWriter(spec, pieces, rows, (rotation, rotation), norms, quantizer)
+    kernel = rope_append_kernel(work, writer, early)
     at.launch(kernel, args, (work.blocks(at.dim(op.query, 0)), 1, 1), (work.threads, 1, 1), programmatic=early)

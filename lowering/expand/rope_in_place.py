@@ -30,7 +30,7 @@ from .common import (
     vector_width,
     whole_warps,
 )
-from .rope import Norm, Pieces, turn
+from .head_writer import Norm, Pieces, turn
 from .rotation import Angles, Rotation
 
 

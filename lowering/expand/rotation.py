@@ -188,6 +188,8 @@ class Rotation:
     def chunk(self, d: Any, width: int, angles: Angles, read: Read) -> Any:
         """The rotated elements of dims [d, d + width), d a multiple of the width."""
         x = read(d, width)
+        if self.turned == 0:
+            return x
         if self.turned == self.size:
             x = self._turned_chunk(x, d, width, angles, read)
         elif (d >= self.first) & (d < self.first + self.turned):

@@ -464,3 +464,48 @@ def mla_decompress_rows(cache: KVCache, buffer_row_offsets: Any, cache_offsets: 
             t = rows - offsets[b] + int(np.asarray(cache_offsets)[b])
             out[rows] = gather_rows(cache, t[None], [0] * (b + 1) + [1])[0, :, 0]
     return out
+
+
+def project_append(
+    collection: KVCacheCollection, layer: int, x: Any, weight: Any, row_offsets: Any, rounded: Any, *,
+    query_heads: int = 0, query_size: int | None = None, bias: Any = None, scales: Any = None, freqs: Any = None,
+    interleaved: bool = True, q_gamma: Any = None, k_gamma: Any = None, eps: float = 1e-6,
+    index: tuple[KVCacheCollection, int] | None = None,
+) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
+    """Write keys and values of x weight^T, and give the queries [T, Hq, Dq] and an indexer's, float64.
+
+    ``rounded``: the dtype that products are rounded to; ``scales``: what each is multiplied by before; ``index``: the
+    collection of an indexer and its query heads.
+    """
+    spec = collection.spec.cache
+    c = np.asarray(x).astype(np.float64) @ np.asarray(weight).astype(np.float64).T
+    c = c if scales is None else c * scales
+    c = c if bias is None else c + np.asarray(bias).astype(np.float64)
+    c = c.astype(np.float32).astype(rounded)
+    size = spec.head_size if query_size is None else query_size
+    extents = [(query_heads, size), (spec.num_heads, spec.head_size)]
+    if not spec.is_mla and c.shape[1] != spec.row_size:
+        extents.append((spec.num_heads, spec.head_size))
+    if index is not None:
+        of_index = index[0].spec.cache
+        extents += [(index[1], of_index.head_size), (of_index.num_heads, of_index.head_size)]
+    ends = np.cumsum([heads * d for heads, d in extents])
+    parts = [part.reshape(len(c), *shape) for part, shape in zip(np.split(c, ends[:-1], axis=1), extents, strict=True)]
+    index_query = None
+    if index is not None:
+        index_query, index_key = parts[-2:]
+        parts = parts[:-2]
+        append_to_cache(index[0].get_key_cache(layer), index_key, row_offsets)
+    query, key = parts[:2]
+    _, position = token_positions(row_offsets, collection.get_key_cache(layer).cache_lengths_nd())
+    if q_gamma is not None:
+        query, key = rms_normalize(query, q_gamma, eps), rms_normalize(key, k_gamma, eps)
+    if freqs is not None:
+        rows = np.zeros(len(query), np.int64)  # of rows that are no tokens nothing is looked at
+        rows[: len(position)] = position
+        query, key = (rope(part, rows, freqs, interleaved=interleaved) for part in (query, key))
+    tokens = slice(0, len(position))
+    append_to_cache(collection.get_key_cache(layer), key[tokens], row_offsets)
+    if len(parts) > 2:
+        append_to_cache(collection.get_value_cache(layer), parts[2][tokens], row_offsets)
+    return query.astype(np.float64), index_query

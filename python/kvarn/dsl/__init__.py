@@ -44,7 +44,7 @@ from .gpu import (
     warp_id,
     warp_reduce,
 )
-from .handles import Cache, Collection, KVCache, KVCacheCollection, MHAOperand, Operand, Rows, operand
+from .handles import Cache, Collection, KVCache, KVCacheCollection, MHAOperand, Operand, Rows, buffer_operand, operand
 from .kernel import KernelFunction, Optional, kernel
 from .machine import (
     ballot,
@@ -141,6 +141,7 @@ __all__ = [
     "block_id",
     "bool",
     "bool_",
+    "buffer_operand",
     "cast",
     "cluster_barrier",
     "cluster_rank",

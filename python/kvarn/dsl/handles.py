@@ -14,7 +14,7 @@ from kvarn.dialect import layout, ops
 from kvarn.dialect.dtypes import DType, bool_, f32, i32, u32
 from kvarn.dialect.layout import CONTINUOUS, DENSE, FA3, KINDS, PAGED, RAGGED, SCALES, CacheSpec
 
-from .memory import GLOBAL, SHARED, Pointer, _check_width
+from .memory import GLOBAL, SHARED, Buffer, Pointer, _check_width
 from .tiles import Tile
 from .values import Numeric, Value, as_value, describe, i32_value, plain, wrap
 
@@ -402,6 +402,20 @@ class Operand(CacheReads):
     def load_scale(self, b: Any, t: Any, h: Any, d: Any, width: int = 1, *, page: Any = None) -> Any:
         """``width`` consecutive scales from granule d // granularity on; zeros where the interface shows none."""
         return self._load_scale(_indices(b, h, t, d), width, page)
+
+
+def buffer_operand(buffer: Buffer, heads: int, size: int) -> Operand:
+    """The rows of a buffer [T, heads * size] as an operand: one sequence of T tokens, whose heads are its columns.
+
+    So ``kv.buffer_operand(x, k // 64, 64).tile(0, j, first, x.shape[0], rows=128)`` is a tile of 128 rows and the 64
+    columns from 64 j on. The rows lie one behind the other.
+    """
+    if not isinstance(buffer, Buffer) or buffer.rank != 2:
+        raise TypeError(f"kv.buffer_operand takes a buffer of rank 2, got {describe(buffer)}")
+    for name, n in (("heads", heads), ("size", size)):
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"{name} must be a positive int known at compile time, got {describe(n)}")
+    return Operand(ops.buffer_operand(buffer.ir, heads, size), layout.OperandData(DENSE, buffer.dtype, heads, size))
 
 
 class Collection(Handle):

@@ -13,6 +13,7 @@ from .convert import convert
 from .copies import copy_pages, gather, transfer_pages
 from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_sparse_indices
 from .mla import mla_attention, mla_decompress, mla_prefill, mla_prefill_chunk
+from .projection import project_append, project_append_padded
 from .ragged import merge_attention, merge_ragged, shift_tokens, sliced_add
 from .reads import attention, attention_padded
 from .rotary import IndexHeads, qk_norm, rope, rope_padded
@@ -40,6 +41,8 @@ __all__ = [
     "mla_prefill_chunk",
     "mla_prefill_plan",
     "print_cache",
+    "project_append",
+    "project_append_padded",
     "qk_norm",
     "radd",
     "remap_sparse_indices",

@@ -215,4 +215,4 @@ def empty(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, t
     raise TypeError(f"{title}: {name} must be given: nothing is known of how to allocate a {type(beside).__qualname__}")
 
 
-_TORCH = {"i32": "int32", "u32": "uint32"}
+_TORCH = {"i32": "int32", "u32": "uint32", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}

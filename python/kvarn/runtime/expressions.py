@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kvarn.artifact import Arg, Artifact, Entry, Step
-from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.layout import DENSE, CacheSpec, OperandData
 from kvarn.dialect.tma_layout import TmaSpec
 
 from .tensormap import LaunchMap
@@ -153,13 +153,19 @@ def _program_argument(program: Artifact, index: Any) -> Arg:
 
 
 def _launch_map(program: Artifact, entry: Entry, target: Arg, item: Any, maps: list[LaunchMap]) -> str:
-    """Source that makes the descriptor of ``("tensor_map", argument, half[, layer])``; its maker goes to ``maps``."""
+    """Source that makes the descriptor of ``("tensor_map", argument, half[, layer])``; its maker goes to ``maps``.
+
+    Or of ``("tensor_map", argument, "rows", heads, size)``: a buffer's rows as a dense operand of one sequence.
+    """
     about = f"argument {target.name!r} of kernel {entry.name!r}"
-    if len(item) not in (3, 4) or item[2] not in ("key", "value"):
+    of_rows = len(item) == 5 and item[2] == "rows"
+    if not of_rows and (len(item) not in (3, 4) or item[2] not in ("key", "value")):
         raise ValueError(f"{about} must be given a descriptor as (tensor_map, argument, half, layer), got {item!r}")
     given = _program_argument(program, item[1])
     if target.kind != "tensormap" or not isinstance(target.spec, TmaSpec) or target.spec.form != "tiled":
         raise ValueError(f"{about} is given a descriptor and must take a tiled one, got a {target.kind}")
+    if of_rows:
+        return _rows_map(program, given, target, item, maps, about)
     if not isinstance(given.spec, CacheSpec) or (given.kind == "collection") != (len(item) == 4):
         raise ValueError(
             f"{about} must be given the descriptor of a collection's layer, a cache or an operand, "
@@ -174,6 +180,15 @@ def _launch_map(program: Artifact, entry: Entry, target: Arg, item: Any, maps: l
     maps.append(LaunchMap(target.spec, given.spec, f"argument {given.name!r} of {program.name!r}"))
     rest = ", ".join(places[name] for name in ("stride0", "num_blocks", "capacity"))
     return f"m[{len(maps) - 1}](d, {base}, {rest})"
+
+
+def _rows_map(program: Artifact, given: Arg, target: Arg, item: Any, maps: list[LaunchMap], about: str) -> str:
+    if given.kind != "buffer" or given.rank != 2 or given.dtype is None:
+        raise ValueError(f"{about} must be given the descriptor of a matrix's rows, got that of {given.name!r}")
+    spec = OperandData(DENSE, given.dtype, item[3], item[4])
+    places = {f.name: f"a[{item[1]}][{i}]" for i, f in enumerate(given.fields)}
+    maps.append(LaunchMap(target.spec, spec, f"argument {given.name!r} of {program.name!r}"))
+    return f"m[{len(maps) - 1}](d, {places['data']}, {spec.row_size}, 1, {places['shape0']})"
 
 
 def _workspace_extents(entry: Entry, target: Arg, columns: Any, where: str) -> str:

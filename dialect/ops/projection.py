@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tier 1: products whose columns are queries, and keys and values that go straight into a cache.
+
+C = x weight^T, [rows, N], a row a token. Its columns are bands, one behind the other, in whole heads: of queries, keys,
+values and, with an index collection, of its queries and keys. Rotation, norms and quantization as in :mod:`rotary` and
+:mod:`operations`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+
+from .. import verify
+from ..base import Kv
+from ..contents import Counts, Lengths, Offsets
+from ..effects import ReadsMemory, TierOne, WritesCache, WritesMemory
+from ..ext import I32, Operand
+from ..layout import CacheSpec
+from ..types import CollectionType
+from .operations import FLOATS, not_mla, offsets, storable, token_rows
+from .rotary import freqs_table
+
+SCALED = "f8e4m3"  # what scales go with
+SCALED_MLIR = "f8E4M3FN"
+SCALINGS = ("none", "tensor", "row", "block")
+BLOCK = 128  # elements of K, and rows of the weight, that share a scale where scales are of blocks
+
+
+@dataclass(frozen=True)
+class Band:
+    """Columns of a product that are heads of one kind, from column ``first`` on."""
+
+    kind: str
+    first: int
+    heads: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.heads * self.size
+
+
+def bands_of(
+    spec: CacheSpec, columns: int, query: tuple[int, int] | None, index: tuple[CacheSpec, tuple[int, int]] | None
+) -> list[Band] | str:
+    """The bands of a product of so many columns, or what is wrong with it.
+
+    ``query``: heads and their size; ``index``: the spec of an index collection, heads and size of its queries.
+    """
+    wanted: list[tuple[str, int, int]] = []
+    if query is not None:
+        wanted.append(("query", *query))
+    wanted.append(("key", spec.num_heads, spec.head_size))
+    # Without queries there may be keys alone.
+    if not spec.is_mla and not (query is None and index is None and columns == spec.row_size):
+        wanted.append(("value", spec.num_heads, spec.head_size))
+    if index is not None:
+        keys, queries = index
+        wanted += [("index_query", *queries), ("index_key", keys.num_heads, keys.head_size)]
+    found, first = [], 0
+    for kind, heads, size in wanted:
+        found.append(Band(kind, first, heads, size))
+        first += heads * size
+    if first == columns:
+        return found
+    parts = " + ".join(f"{b.heads * b.size} of {b.kind.replace('_', ' ')}" for b in found)
+    return f"weight must have {first} rows ({parts}), got {columns}"
+
+
+class _Projection(Kv.Operation):
+    """What the verifiers of both forms share."""
+
+    def heads_of(self, value: ir.Value | None) -> tuple[int, int] | None:
+        """Heads and head size of rows of queries, whose extents are static; None where there are none."""
+        if value is None:
+            return None
+        shape = ir.MemRefType(value.type).shape
+        return shape[1], shape[2]
+
+    def verify_rows(self, table: str) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        if spec is None:
+            return False
+        elements = (*FLOATS, SCALED_MLIR)
+        if not all(verify.memref(self, v, 2, elements, n) for v, n in ((self.x, "x"), (self.weight, "weight"))):
+            return False
+        x, weight = ir.MemRefType(self.x.type), ir.MemRefType(self.weight.type)
+        if x.is_dynamic_dim(1) or weight.is_dynamic_dim(0) or weight.is_dynamic_dim(1):
+            return verify.fail(self, f"x and weight must have static K, and weight static N, got {x} and {weight}")
+        if x.shape[1] != weight.shape[1] or x.element_type != weight.element_type:
+            return verify.fail(self, f"x and weight must have one K and one element type, got {x} and {weight}")
+        queries = ((self.query_out, "query_out"), (self.index_query_out, "index_query_out"))
+        for value, name in queries:
+            if value is None:
+                continue
+            if not verify.memref(self, value, 3, FLOATS, name):
+                return False
+            type_ = ir.MemRefType(value.type)
+            if type_.is_dynamic_dim(1) or type_.is_dynamic_dim(2):
+                return verify.fail(self, f"{name} must have static heads and head size, got {type_}")
+        return (
+            self._verify_bands(spec, weight.shape[0])
+            and self._verify_types(spec, str(x.element_type))
+            and self._verify_scales(str(x.element_type))
+            and self._verify_turns(spec)
+            and offsets(self, getattr(self, table), table)
+        )
+
+    def _verify_bands(self, spec: CacheSpec, columns: int) -> bool:
+        index = None
+        if (self.index_collection is None) != (self.index_query_out is None):
+            return verify.fail(self, "takes index_collection and index_query_out together or neither")
+        if self.index_collection is not None:
+            other = verify.handle(self, self.index_collection, ("collection",))
+            if other is None or not not_mla(self, spec):
+                return False
+            index = other, self.heads_of(self.index_query_out)
+        found = bands_of(spec, columns, self.heads_of(self.query_out), index)
+        if isinstance(found, str):
+            return verify.fail(self, found)
+        if self.bias is None:
+            return True
+        return verify.memref(self, self.bias, 1, FLOATS, "bias") and verify.static_dim(
+            self, self.bias, 0, columns, "bias"
+        )
+
+    def _verify_types(self, spec: CacheSpec, element: str) -> bool:
+        """Products are rounded to one type, which every band can take."""
+        rounded = rounded_to(self)
+        outs = [(v, n) for v, n in ((self.query_out, "query_out"), (self.index_query_out, "index_query_out")) if v]
+        for value, name in outs:
+            if str(ir.MemRefType(value.type).element_type) != rounded:
+                return verify.fail(self, f"{name} must have elements of type {rounded}, got {value.type}")
+        if element != SCALED_MLIR and rounded != element:
+            return verify.fail(self, f"query_out must have the element type of x, {element}, got {rounded}")
+        specs = [(spec, "collection")]
+        if self.index_collection is not None:
+            specs.append((verify.handle(self, self.index_collection, ("collection",)), "index_collection"))
+        for one, name in specs:
+            if rounded not in storable(one):
+                return verify.fail(
+                    self, f"{name} must take {rounded}, which products are rounded to, got {one.dtype.mlir}"
+                )
+        return True
+
+    def _verify_scales(self, element: str) -> bool:
+        if not verify.one_of(self, "scaling", SCALINGS):
+            return False
+        scaling = self.scaling.value
+        given = [v is not None for v in (self.x_scale, self.weight_scale)]
+        if (scaling == "none") == any(given) or len(set(given)) > 1:
+            return verify.fail(self, f"takes x_scale and weight_scale unless scaling is none, got scaling {scaling}")
+        if scaling == "none":
+            return True
+        if element != SCALED_MLIR:
+            return verify.fail(self, f"takes scales with x and weight of {SCALED_MLIR}, got {element}")
+        return all(
+            verify.memref(self, v, 2, ("f32",), n)
+            for v, n in ((self.x_scale, "x_scale"), (self.weight_scale, "weight_scale"))
+        )
+
+    def _verify_turns(self, spec: CacheSpec) -> bool:
+        """Rotation and norms are of heads as the cache has them."""
+        if (self.q_gamma is None) != (self.k_gamma is None):
+            return verify.fail(self, "takes q_gamma and k_gamma together or neither")
+        if self.freqs is None and self.q_gamma is None:
+            return True
+        if not not_mla(self, spec):
+            return False
+        if self.query_out is None:
+            return verify.fail(self, "needs query_out with freqs or gammas")
+        gammas = [(v, n) for v, n in ((self.q_gamma, "q_gamma"), (self.k_gamma, "k_gamma")) if v is not None]
+        return (
+            token_rows(self, self.query_out, None, spec.head_size, FLOATS, "query_out")
+            and (self.freqs is None or freqs_table(self, self.freqs, spec.head_size))
+            and all(
+                verify.memref(self, v, 1, FLOATS, n) and verify.static_dim(self, v, 0, spec.head_size, n)
+                for v, n in gammas
+            )
+        )
+
+
+def rounded_to(op: Any) -> str:
+    """The element type that products of an op are rounded to: of its queries, else of its cache, else of x."""
+    for value in (op.query_out, op.index_query_out):
+        if value is not None:
+            return str(ir.MemRefType(value.type).element_type)
+    spec = verify.handle(op, op.collection, ("collection",))
+    if spec is not None and not spec.quantized and spec.dtype.mlir in FLOATS:
+        return spec.dtype.mlir
+    element = str(ir.MemRefType(op.x.type).element_type)
+    return element if element in FLOATS else "bf16"
+
+
+class ProjectAppendOp(_Projection, name="project_append", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]):
+    """Multiply the new tokens by a weight; write queries to query_out, keys and values to the cache.
+
+    x: [T, K]; weight: [N, K] of x's type; rows of x and weight lie one behind the other (precondition). C = x weight^T
+    in f32, times scales; plus bias [N]; rounded to the type of query_out. Its columns are, in this order, queries
+    [T, Hq, Dq], keys (D of an MLA collection), values and, with an index collection, index queries and its keys.
+    Without query_out the first are left out, and N = H * D leaves the values out too. freqs and gammas as of
+    kv.rope_append; neither is of an index collection. scaling: ``tensor``, x_scale and weight_scale [1, 1] f32;
+    ``row``, [T, 1] and [N, 1]; ``block``, [T, ceil(K / 128)] and [ceil(N / 128), ceil(K / 128)].
+    """
+
+    collection: Operand[CollectionType]
+    layer: Operand[I32]
+    x: Operand[Any]
+    weight: Operand[Any]
+    row_offsets: Operand[Any]
+    query_out: Operand[Any] | None = None
+    bias: Operand[Any] | None = None
+    x_scale: Operand[Any] | None = None
+    weight_scale: Operand[Any] | None = None
+    freqs: Operand[Any] | None = None
+    q_gamma: Operand[Any] | None = None
+    k_gamma: Operand[Any] | None = None
+    index_collection: Operand[CollectionType] | None = None
+    index_query_out: Operand[Any] | None = None
+    scaling: ir.StringAttr
+    interleaved: ir.BoolAttr
+    eps: ir.FloatAttr
+
+    contents = (
+        Offsets("row_offsets", "x"),
+        Lengths("collection", ("row_offsets",)),
+        Lengths("index_collection", ("row_offsets",)),
+    )
+
+    def verify_invariants(self) -> bool:
+        return self.verify_rows("row_offsets")
+
+
+class ProjectAppendPaddedOp(
+    _Projection, name="project_append_padded", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]
+):
+    """kv.project_append of a padded batch: x [B * S, K], query_out [B * S, Hq, Dq], S rows a sequence.
+
+    Queries of all rows are written; keys and values of tokens t >= valid_lengths[b] are not.
+    """
+
+    collection: Operand[CollectionType]
+    layer: Operand[I32]
+    x: Operand[Any]
+    weight: Operand[Any]
+    valid_lengths: Operand[Any]
+    query_out: Operand[Any] | None = None
+    bias: Operand[Any] | None = None
+    x_scale: Operand[Any] | None = None
+    weight_scale: Operand[Any] | None = None
+    freqs: Operand[Any] | None = None
+    q_gamma: Operand[Any] | None = None
+    k_gamma: Operand[Any] | None = None
+    index_collection: Operand[CollectionType] | None = None
+    index_query_out: Operand[Any] | None = None
+    scaling: ir.StringAttr
+    interleaved: ir.BoolAttr
+    eps: ir.FloatAttr
+
+    contents = (
+        Counts("valid_lengths", (("x", 0),)),
+        Lengths("collection", ("valid_lengths",)),
+        Lengths("index_collection", ("valid_lengths",)),
+    )
+
+    def verify_invariants(self) -> bool:
+        return self.verify_rows("valid_lengths")

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How heads of new tokens are written: queries to their output, keys and values to a cache.
+
+Normalised, rotated, converted or quantized on the way, by threads that have pieces of a token's heads. Where the heads
+come from is the kernel's: rows of buffers (kv.rope_append), or products (kv.project_append).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.layout import CacheSpec, align_up
+
+from .common import CachedHead, Group, NormalHead, Rows, converted, inverse_rms, single
+from .quantize import Quantizer
+from .rotation import Angles, Rotation, TurnedHead
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Pieces of a token: those of its query heads, then of its key heads, then of its value heads.
+
+    ``query``, ``key`` and ``value`` are the pieces of one head; each kind begins at a multiple of ``multiple``.
+    """
+
+    query: int
+    key: int
+    value: int
+    query_heads: int
+    heads: int
+    multiple: int
+
+    @property
+    def first_key(self) -> int:
+        return align_up(self.query_heads * self.query, self.multiple)
+
+    @property
+    def first_value(self) -> int:
+        return self.first_key + align_up(self.heads * self.key, self.multiple)
+
+    @property
+    def all(self) -> int:
+        return self.first_value + align_up(self.heads * self.value, self.multiple)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMS norm of a head before its rotation, by a group of threads; ``eps`` None: there is none."""
+
+    eps: float | None
+    size: int
+    rows: Rows
+    group: Group
+    weight_offset: float = 0.0
+
+    @kv.func
+    def of(self, head: Any, gamma: Any, lane: Any) -> Any:
+        """A head, normalised when there is an eps. Every thread of a warp comes here."""
+        if self.eps is None:
+            return head
+        scale = inverse_rms(head, self.size, self.rows.width, self.eps, self.group, lane)
+        return NormalHead(head, scale, gamma, self.rows, self.weight_offset)
+
+    @kv.func
+    def of_vectors(self, vectors: list[Any], dims: list[Any], counts: Any, gamma: Any) -> list[Any]:
+        """The vectors of a head that a thread has, from ``dims`` on, normalised; ``counts``: whether it has any."""
+        if self.eps is None:
+            return vectors
+        total = kv.f32(0.0)
+        for x in kv.static(vectors):
+            total = total + (x * x).reduce("add")
+        mean = self.group.sum(kv.where(counts, total, 0.0)) * (1.0 / self.size)
+        scale = kv.math.rsqrt(mean + self.eps)
+        weights = [kv.f32(self.rows.load(gamma, d, width=len(vectors[0]))) for d in dims]
+        if self.weight_offset:
+            weights = [w + self.weight_offset for w in weights]
+        return [x * scale * w for x, w in zip(vectors, weights, strict=True)]
+
+
+@kv.func
+def turn(rotation: Rotation, first: Any, step: int, angles: Angles, source: Any, target: Any) -> None:
+    """Rotate every ``step``-th unit of a head from the first on."""
+    if step == rotation.units:
+        rotation.unit(first, angles, source.read, target.write)
+    else:
+        for unit in range(first, rotation.units, step):
+            rotation.unit(unit, angles, source.read, target.write)
+
+
+@dataclass(frozen=True)
+class HeadWriter:
+    """Writes pieces of heads; every thread of a warp comes to each, and those that are not ``active`` write nothing.
+
+    Attributes
+    ----------
+    spec : CacheSpec
+        Of the cache.
+    rotations : (Rotation, Rotation)
+        Of queries and keys.
+    norms : (Norm, Norm)
+    quantizer : Quantizer or None
+        None: a cache without scales.
+    """
+
+    spec: CacheSpec
+    pieces: Pieces
+    rows: Rows
+    rotations: tuple[Rotation, Rotation]
+    norms: tuple[Norm, Norm]
+    quantizer: Quantizer | None
+
+    @kv.func
+    def query(self, head: Any, target: Any, angles: Angles, gamma: Any, part: Any, active: Any) -> None:
+        """A piece of a query's head to ``target``."""
+        head = self.norms[0].of(head, gamma, part)
+        if active:
+            turn(self.rotations[0], part, self.pieces.query, angles, head, target)
+
+    @kv.func
+    def key(
+        self, head: Any, cache: Any, b: Any, h: Any, position: Any, angles: Angles, gamma: Any, part: Any, active: Any
+    ) -> None:
+        """A piece of a key's head to the cache."""
+        head = self.norms[1].of(head, gamma, part % self.norms[1].group.lanes)
+        if self.quantizer is None:
+            if active:
+                turn(self.rotations[1], part, self.pieces.key, angles, head, CachedHead(cache, b, position, h))
+        else:
+            turned = TurnedHead(self.rotations[1], angles, head)
+            held = self.quantizer.read(turned.read, part)
+            self.quantizer.write(cache, b, h, position, part, active, held, turned.read)
+
+    @kv.func
+    def value(self, head: Any, cache: Any, b: Any, h: Any, position: Any, part: Any, active: Any) -> None:
+        """A piece of a value's head to the cache."""
+        if self.quantizer is None:
+            if active:
+                d = part * self.rows.width
+                x = converted(head.load(d, self.rows.width), self.spec.dtype)
+                cache.store(b, h, position, d, single(x))
+        else:
+            held = self.quantizer.read(head.read, part)
+            self.quantizer.write(cache, b, h, position, part, active, held, head.read)

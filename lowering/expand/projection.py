@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.project_append and kv.project_append_padded: products, and their columns written as what they are.
+
+A product kernel computes C = x weight^T, and its heads go through one :class:`HeadWriter`: to the queries' output and
+to the cache. By kind ``tile`` both happen in one kernel over tiles (projection_tiles.py); otherwise products, rounded,
+stand in a workspace between the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+
+from kvarn import dsl as kv
+from kvarn.dialect import dtypes
+from kvarn.dialect.dtypes import DType, f32
+from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.ops.projection import BLOCK, Band, bands_of, rounded_to
+
+from . import expands
+from .base import Expansion
+from .common import (
+    WARP,
+    Group,
+    Head,
+    Rows,
+    Work,
+    begin,
+    head_and_lane,
+    holds,
+    most_lanes,
+    row_alignment,
+    sequence_of,
+    starts_early,
+    vector_width,
+    whole_warps,
+)
+from .head_writer import HeadWriter, Norm, Pieces
+from .quantize import Quantizer
+from .rotation import Angles, Rotation
+
+HOST_ROWS, HOST_COLUMNS, HOST_STEP = 16, 64, 64  # of a tile on the host
+SIMT_ROWS, SIMT_WARPS = 8, 4  # tokens of a warp of the simple product, and its warps
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What the kernels of an operation are specialised for.
+
+    Attributes
+    ----------
+    x, rounded : DType
+        Of the operands; what products are rounded to.
+    k : int
+    bands : tuple of Band
+    spec, index : CacheSpec
+        Of the cache and, or None, of the indexer's.
+    scaling : str
+    bias, padded : bool
+    """
+
+    x: DType
+    rounded: DType
+    k: int
+    bands: tuple[Band, ...]
+    spec: CacheSpec
+    index: CacheSpec | None
+    scaling: str
+    bias: bool
+    padded: bool
+
+    @staticmethod
+    def of(op: Any, at: Expansion) -> Projection:
+        spec = at.spec(op.collection)
+        index = None if op.index_collection is None else at.spec(op.index_collection)
+        columns, k = at.static_dim(op.weight, 0), at.static_dim(op.weight, 1)
+        of_index = None if index is None else (index, op.heads_of(op.index_query_out))
+        bands = bands_of(spec, columns, op.heads_of(op.query_out), of_index)
+        assert not isinstance(bands, str), bands
+        rounded = dtypes.by_mlir(rounded_to(op))
+        padded = op.operation.name == "kv.project_append_padded"
+        scaling = op.scaling.value
+        return Projection(at.dtype(op.x), rounded, k, tuple(bands), spec, index, scaling, op.bias is not None, padded)
+
+    @property
+    def columns(self) -> int:
+        return self.bands[-1].end
+
+    def band(self, kind: str) -> Band | None:
+        return next((b for b in self.bands if b.kind == kind), None)
+
+
+@dataclass(frozen=True)
+class Written:
+    """The bands that one collection and one output take: the cache's own, or the indexer's."""
+
+    spec: CacheSpec
+    query: Band | None
+    key: Band
+    value: Band | None
+
+    @staticmethod
+    def all_of(case: Projection) -> list[Written]:
+        found = [Written(case.spec, case.band("query"), case.band("key"), case.band("value"))]  # type: ignore[arg-type]
+        if case.index is not None:
+            found.append(Written(case.index, case.band("index_query"), case.band("index_key"), None))  # type: ignore[arg-type]
+        return found
+
+    def writer(self, op: Any, at: Expansion, rounded: DType, *extents: int) -> HeadWriter:
+        """How the heads are written; ``extents`` are what accesses of products must divide besides."""
+        own = not self.key.kind.startswith("index")
+        eps = op.eps.value if own and op.q_gamma is not None else None
+        types = (rounded, self.spec.dtype)
+        most = min(most_lanes(types), *(e & -e for e in extents)) if extents else most_lanes(types)
+        sizes = [b.size for b in (self.query or self.key, self.key)]
+        turned = at.static_dim(op.freqs, 1) if own and op.freqs is not None else 0
+        rotations = tuple(Rotation.of(size, turned, op.interleaved.value, most) for size in sizes)
+        rows = Rows(vector_width(*sizes, *extents, types=types), row_alignment(at.op))
+        quantizer = None
+        if self.spec.quantized:
+            width = rotations[1].chunk_width(self.spec.granularity, most=most)
+            quantizer = Quantizer.of(self.spec, width, at)
+        groups = [Group.covering(at, r.units) for r in rotations]
+        norms = [Norm(eps, r.size, rows, g) for r, g in zip(rotations, groups, strict=True)]
+        of_head = [r.units if eps is None else g.lanes for r, g in zip(rotations, groups, strict=True)]
+        of_key, of_value = of_head[1], self.key.size // rows.width
+        if quantizer is not None:
+            norms[1] = Norm(eps, self.key.size, rows, quantizer.group)
+            of_key = of_value = quantizer.threads
+        grouped = eps is not None or quantizer is not None
+        pieces = Pieces(
+            of_head[0], of_key, of_value if self.value else 0, self.query.heads if self.query else 0, self.key.heads,
+            whole_warps(at, 1) if grouped else 1,
+        )  # fmt: skip
+        return HeadWriter(self.spec, pieces, rows, rotations, tuple(norms), quantizer)  # type: ignore[arg-type]
+
+
+@kv.func
+def place_of(padded: bool, table: Any, row: Any, rows: Any) -> tuple[Any, Any, Any]:
+    """(sequence, whether the row is a token of it, its place among the new tokens) of a row of the batch."""
+    if not padded:
+        return sequence_of(table, row, rows)
+    width = kv.math.max(rows // kv.math.max(table.shape[0], 1), 1)
+    b = row // width
+    i = row - b * width
+    last = table.shape[0] - 1
+    return kv.math.min(b, last), (b <= last) & (i < table[kv.math.min(b, last)]), i
+
+
+@dataclass(frozen=True)
+class ProductHead:
+    """One head of a token of products in a workspace: panels of ``width`` columns, each with all ``tokens``."""
+
+    rows: Rows
+    products: Any
+    token: Any
+    tokens: Any
+    first: Any
+    width: int
+
+    @kv.func
+    def load(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, as they are stored."""
+        column = self.first + d
+        panel = column // self.width
+        return self.rows.load(self.products, panel * self.tokens + self.token, column - panel * self.width, width=n)
+
+    @kv.func
+    def read(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, f32."""
+        return kv.f32(self.load(d, n))
+
+
+def finish_kernel(case: Projection, bands: Written, work: Work, writer: HeadWriter, width: int, early: bool) -> Any:
+    """Products in a workspace to where they belong."""
+    pieces, rows = writer.pieces, writer.rows
+
+    @kv.kernel
+    def project_finish(
+        collection, layer: kv.i32, products, tokens: kv.i32, table, freqs: kv.Optional[kv.Buffer[f32, 2]],
+        query_out: kv.Optional[kv.Buffer[case.rounded, 3]], q_gamma=None, k_gamma=None,
+    ):  # fmt: skip
+        begin(early)
+        token, first = work.place()
+        if (token < tokens) & (first < work.pieces):
+            b, inside, i = place_of(case.padded, table, token, tokens)
+            position = collection.cache_length(b) + i
+            kept = inside & holds(collection, position)
+            angles = Angles(freqs, rows, (position,))
+            for piece in range(first, work.pieces, work.step):
+                if bands.query is not None:
+                    if piece < pieces.first_key:
+                        h, part, active = head_and_lane(piece, pieces.query_heads, pieces.query)
+                        column = bands.query.first + h * bands.query.size
+                        source = ProductHead(rows, products, token, tokens, column, width)
+                        target = Head(rows, query_out, token, h)
+                        wanted = active if case.padded else active & inside
+                        writer.query(source, target, angles, q_gamma, part, wanted)
+                if (piece >= pieces.first_key) & (piece < pieces.first_value):
+                    h, part, active = head_and_lane(piece - pieces.first_key, pieces.heads, pieces.key)
+                    column = bands.key.first + h * bands.key.size
+                    source = ProductHead(rows, products, token, tokens, column, width)
+                    keys = collection.get_key_cache(layer)
+                    writer.key(source, keys, b, h, position, angles, k_gamma, part, active & kept)
+                if bands.value is not None:
+                    if piece >= pieces.first_value:
+                        h, part, active = head_and_lane(piece - pieces.first_value, pieces.heads, pieces.value)
+                        column = bands.value.first + h * bands.value.size
+                        source = ProductHead(rows, products, token, tokens, column, width)
+                        values = collection.get_value_cache(layer)
+                        writer.value(source, values, b, h, position, part, active & kept)
+
+    return project_finish
+
+
+# --- products into a workspace -------------------------------------------------------------------------
+
+
+def host_kernel(case: Projection, columns: int, step: int) -> Any:
+    """The product as a kernel over tiles of HOST_ROWS x ``columns``, ``step`` elements of K at a time."""
+    M, N = HOST_ROWS, columns
+    element = f32 if case.x.bits == 8 else case.x
+
+    @kv.kernel(block=(1, 1, 1))
+    def project(
+        x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], products: kv.Buffer[case.rounded, 2],
+        bias=None, x_scale=None, weight_scale=None,
+    ):  # fmt: skip
+        tokens, first, panel = x.shape[0], kv.block_id.x * M, kv.block_id.y
+        left = kv.buffer_operand(x, case.k // step, step)
+        right = kv.buffer_operand(weight, case.k // step, step)
+        row, column = first + kv.tile_index(M), panel * N + kv.tile_index(N)
+        exists = row < tokens
+        c = kv.full((M, N), 0.0)
+        for j in range(0, case.k // step):
+            a = left.tile(0, j, first, tokens, rows=M, dtype=element)
+            b = right.tile(0, j, panel * N, case.columns, rows=N, dtype=element)
+            c = kv.dot(a, b.T, c)
+        if case.scaling == "row":
+            c = c * x_scale.gather(row, 0, mask=exists)[:, None] * weight_scale.gather(column, 0)[None, :]
+        elif case.scaling == "tensor":
+            c = c * (x_scale[0, 0] * weight_scale[0, 0])
+        if bias is not None:
+            c = c + kv.f32(bias.gather(column))[None, :]
+        products.store_rows(panel * tokens + row, value=case.rounded(c), mask=exists)
+
+    return project
+
+
+def simt_kernel(case: Projection, lanes: int, rows: Rows) -> Any:
+    """The product by single multiplications: ``lanes`` threads share a column of SIMT_ROWS tokens. Takes every case."""
+    width = rows.width
+    group = Group(lanes)
+
+    @kv.kernel
+    def project(
+        x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], products: kv.Buffer[case.rounded, 2],
+        bias=None, x_scale=None, weight_scale=None,
+    ):  # fmt: skip
+        lane = kv.thread_id.x % lanes
+        column = kv.math.min(kv.block_id.x * (kv.block_dim.x // lanes) + kv.thread_id.x // lanes, case.columns - 1)
+        tokens, first = x.shape[0], kv.block_id.y * SIMT_ROWS
+        sums = [kv.f32(0.0) for _ in range(SIMT_ROWS)]
+        for d in range(lane * width, case.k, lanes * width):
+            w = kv.f32(rows.load(weight, column, d))
+            scale = kv.f32(1.0) if case.scaling != "block" else weight_scale[column // BLOCK, d // BLOCK]
+            for n in kv.static(range(SIMT_ROWS)):
+                row = kv.math.min(first + n, tokens - 1)
+                more = (kv.f32(rows.load(x, row, d)) * w).reduce("add")
+                if case.scaling == "block":
+                    more = more * (scale * x_scale[row, d // BLOCK])
+                sums[n] = sums[n] + more
+        for n in kv.static(range(SIMT_ROWS)):
+            c = group.sum(sums[n])
+            row = first + n
+            if (row < tokens) & (lane == 0):
+                if case.scaling == "row":
+                    c = c * (x_scale[row, 0] * weight_scale[column, 0])
+                elif case.scaling == "tensor":
+                    c = c * (x_scale[0, 0] * weight_scale[0, 0])
+                if bias is not None:
+                    c = c + kv.f32(bias[column])
+                products[row, column] = case.rounded(c)
+
+    return project
+
+
+def divisor(n: int, most: int) -> int:
+    """The largest divisor of n that is at most ``most``."""
+    return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
+
+
+def products_of(op: Any, case: Projection, at: Expansion) -> tuple[ir.Value, int]:
+    """Launch the product into a workspace; it, and the columns of its panels."""
+    tokens = at.dim(op.x, 0)
+    rest = [op.bias, op.x_scale, op.weight_scale]
+    columns = divisor(math.gcd(*(b.size for b in case.bands)), HOST_COLUMNS)
+    step = divisor(case.k, HOST_STEP)
+    if at.target.is_host and min(columns, step) >= 2 and case.scaling != "block":
+        panels = case.columns // columns
+        products = at.workspace(tokens * panels, dtype=case.rounded, columns=columns)
+        grid = ((tokens + (HOST_ROWS - 1)) // HOST_ROWS, panels, 1)
+        kernel = host_kernel(case, columns, step)
+        at.launch(kernel, [op.x, op.weight, products, *rest], grid, (1, 1, 1), key=(case, columns, step))
+        return products, columns
+    products = at.workspace(tokens, dtype=case.rounded, columns=case.columns)
+    lanes, threads = (1, 1) if at.target.is_host else (WARP, WARP * SIMT_WARPS)
+    extents = (case.k, BLOCK) if case.scaling == "block" else (case.k,)
+    rows = Rows(vector_width(*extents, types=(case.x,)), row_alignment(at.op))
+    grid = ((case.columns * lanes + threads - 1) // threads, (tokens + (SIMT_ROWS - 1)) // SIMT_ROWS, 1)
+    args = [op.x, op.weight, products, *rest]
+    at.launch(simt_kernel(case, lanes, rows), args, grid, (threads, 1, 1), key=(case, rows))
+    return products, case.columns
+
+
+def table_of(op: Any, case: Projection) -> ir.Value:
+    """What says where the sequences' tokens are."""
+    return op.valid_lengths if case.padded else op.row_offsets
+
+
+def finish(op: Any, case: Projection, at: Expansion, products: ir.Value, width: int) -> None:
+    """Launch what writes products of a workspace."""
+    tokens, early = at.dim(op.x, 0), starts_early(at)
+    for bands in Written.all_of(case):
+        own = bands.key.kind == "key"
+        writer = bands.writer(op, at, case.rounded, width)
+        work = Work.of(at, writer.pieces.all)
+        kernel = finish_kernel(case, bands, work, writer, width, early)
+        handles: Sequence[Any] = (op.collection, op.query_out) if own else (op.index_collection, op.index_query_out)
+        turns = [op.freqs, op.q_gamma, op.k_gamma] if own else [None, None, None]
+        args = [handles[0], op.layer, products, tokens, table_of(op, case), turns[0], handles[1], *turns[1:]]
+        grid = (work.blocks(tokens), 1, 1)
+        at.launch(kernel, args, grid, (work.threads, 1, 1), key=(case, bands, work, writer), programmatic=early)
+
+
+@expands("kv.project_append", "kv.project_append_padded")
+def project_append(op: Any, at: Expansion) -> None:
+    case = Projection.of(op, at)
+    finish(op, case, at, *products_of(op, case, at))

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.ops.project_append and project_append_padded against the model, on the host and in GPU code.
+
+Elements are small multiples of 1/4, whose products add up exactly in any order: every element is the model's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import model
+from reference.places import Place, assert_close, assert_same, near
+from reference.random_caches import clone, random_problem
+
+import kvarn as kv
+from kvarn.dialect import dtypes
+
+SHAPE = {"cached": [5, 0, 33, 16], "new": [3, 2, 0, 9]}
+
+
+def exact(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    return (rng.integers(-4, 5, shape) / 4).astype(np.float32).astype(dtypes.of(dtype).numpy)
+
+
+def angles(rng: np.random.Generator, positions: int, turned: int) -> np.ndarray:
+    angle = rng.uniform(0, 2 * np.pi, (positions, turned // 2))
+    return np.stack([np.cos(angle), np.sin(angle)], -1).reshape(positions, turned).astype(np.float32)
+
+
+def check(
+    place: Place, problem: Any, dtype: str = "bf16", *, k: int = 64, heads: int = 4, x_dtype: str | None = None,
+    rounding: bool = False, spare: int = 0, schedule: Any = None, **options: Any,
+) -> None:  # fmt: skip
+    """Project random rows; ``spare`` rows behind the batch belong to nobody."""
+    rng = np.random.default_rng(1)
+    spec, element = problem.collection.spec.cache, dtypes.of(dtype)
+    query_size = options.get("query_size", spec.head_size)
+    columns = heads * query_size + spec.row_size * (1 if spec.is_mla else 2)
+    x = exact(rng, (problem.tokens + spare, k), x_dtype or dtype)
+    weight = exact(rng, (columns, k), x_dtype or dtype)
+    found, expected = place.collection(problem.collection), clone(problem.collection)
+    scales = options.pop("scales", None)
+    named = {n: v for n, v in options.items() if isinstance(v, np.ndarray)}
+    rest = {n: v for n, v in options.items() if n not in named}
+    if scales is not None:
+        named |= {"x_scale": scales[0], "weight_scale": scales[1]}
+    out = place.put(np.full((len(x), heads, query_size), 77, element.numpy))
+    back = kv.ops.project_append(
+        found, 1, place.put(x), place.put(weight), place.put(problem.row_offsets), query_out=out, schedule=schedule,
+        **{n.replace("freqs", "freqs_cis"): place.put(v) for n, v in named.items()},
+        **{n: v for n, v in rest.items() if n != "query_size"},
+    )  # fmt: skip
+    given = {n: v for n, v in options.items() if not n.endswith("_scale")}
+    if scales is not None:
+        blocks = [np.asarray(s, np.float64) for s in scales]
+        given["scales"] = blocks[0] * blocks[1].T
+    wanted, _ = model.project_append(
+        expected, 1, x, weight, problem.row_offsets, element.numpy, query_heads=heads, **given
+    )
+    wanted = wanted.astype(np.float32).astype(element.numpy)
+    wanted[problem.tokens :] = 77
+    assert back is out
+    if rounding:
+        near(place.get(out), wanted)
+        assert_close(place, found, expected)
+    else:
+        np.testing.assert_array_equal(place.get(out).astype(np.float32), wanted.astype(np.float32))
+        assert_same(place, found, expected)
+
+
+@pytest.mark.parametrize("kind", ["paged", "continuous", "fa3"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+def test_columns_go_to_queries_and_cache(place, kind, dtype):
+    problem = random_problem(np.random.default_rng(0), kind, dtype, page_size=4, **SHAPE)
+    check(place, problem, dtype, spare=3)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "k"), [(3, 1, 64, 48), (2, 2, 24, 80), (5, 1, 7, 33)])
+def test_any_shape_is_served(place, heads, kv_heads, size, k):
+    problem = random_problem(
+        np.random.default_rng(0), "paged", "bf16", num_heads=kv_heads, head_size=size, cached=[1, 2], new=[2, 3]
+    )
+    check(place, problem, heads=heads, k=k)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("normal", [True, False])
+def test_bias_norms_and_rotation_come_before_the_cache(place, interleaved, normal):
+    rng = np.random.default_rng(2)
+    problem = random_problem(rng, "paged", "bf16", head_size=32, **SHAPE)
+    gammas = {n: exact(rng, (32,), "f32") for n in ("q_gamma", "k_gamma")} if normal else {}
+    bias = exact(rng, (4 * 32 + 2 * 2 * 32,), "bf16")
+    options = {"bias": bias, "freqs": angles(rng, 60, 32), "eps": 1e-3, **gammas}
+    check(place, problem, rounding=True, interleaved=interleaved, **options)
+
+
+@pytest.mark.parametrize(("granularity", "scale_dtype"), [(32, "f32"), (16, "bf16")])
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_cache_with_scales_quantizes_products(place, granularity, scale_dtype, turned):
+    rng = np.random.default_rng(3)
+    problem = random_problem(
+        rng, "paged", "f8e4m3", head_size=32, scale_dtype=scale_dtype, granularity=granularity, **SHAPE
+    )
+    options = {"freqs": angles(rng, 60, 32), "k_gamma": exact(rng, (32,), "f32"), "q_gamma": exact(rng, (32,), "f32")}
+    check(place, problem, "bf16", rounding=True, **(options if turned else {}))
+
+
+def test_an_8_bit_cache_without_scales_saturates(place):
+    problem = random_problem(np.random.default_rng(4), "paged", "f8e4m3", **SHAPE)
+    bias = np.full(4 * 16 + 2 * 2 * 16, 700, np.float32)
+    check(place, problem, "f16", bias=bias)
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "row", "block"])
+def test_products_of_8_bits_have_scales(place, scaling):
+    rng = np.random.default_rng(5)
+    problem = random_problem(rng, "paged", "bf16", **SHAPE)
+    rows, columns = problem.tokens, 4 * 16 + 2 * 2 * 16
+    shapes = {"tensor": ((1, 1), (1, 1)), "row": ((rows, 1), (columns, 1))}
+    if scaling == "block":  # of K = 256, in two; the model takes one scale for a row and a column
+        values = [2.0 ** rng.integers(-2, 3, s).astype(np.float32) for s in ((rows, 2), (1, 2))]
+        for value in values:
+            value[:, 1] = value[:, 0]
+        _check_blocks(place, problem, values)
+        return
+    scales = [2.0 ** rng.integers(-2, 3, s).astype(np.float32) for s in shapes[scaling]]
+    check(place, problem, "bf16", x_dtype="f8e4m3", scales=scales)
+
+
+def _check_blocks(place: Place, problem: Any, values: list[np.ndarray]) -> None:
+    """Blocks of K, each with scales of its own, are products of their own that add up."""
+    rng = np.random.default_rng(6)
+    columns = 4 * 16 + 2 * 2 * 16
+    f8 = dtypes.of("f8e4m3").numpy
+    x, weight = (exact(rng, (n, 256), "f8e4m3") for n in (problem.tokens, columns))
+    values[0][:, 1] *= 2
+    values[1][:, 1] /= 4
+    found, expected = place.collection(problem.collection), clone(problem.collection)
+    put = [place.put(a) for a in (x, weight, problem.row_offsets, *values)]
+    out = kv.ops.project_append(found, 1, *put[:3], x_scale=put[3], weight_scale=put[4])
+    parts = [
+        (x[:, s].astype(np.float64) * values[0][:, [j]], weight[:, s].astype(np.float64) * values[1][:, j])
+        for j, s in enumerate((slice(0, 128), slice(128, 256)))
+    ]
+    wide = [np.concatenate(side, axis=1) for side in zip(*parts, strict=True)]
+    assert x.dtype == f8
+    wanted, _ = model.project_append(expected, 1, *wide, problem.row_offsets, dtypes.of("bf16").numpy, query_heads=4)
+    np.testing.assert_array_equal(place.get(out).astype(np.float64), wanted)
+    assert_same(place, found, expected)
+
+
+def test_latent_rows_are_what_follows_the_queries(place):
+    problem = random_problem(np.random.default_rng(7), "paged", "bf16", num_heads=1, head_size=40, is_mla=True, **SHAPE)
+    check(place, problem, heads=3, query_size=24)
+
+
+@pytest.mark.parametrize("values", [True, False])
+def test_a_weight_may_have_no_queries_and_no_values(place, values):
+    rng = np.random.default_rng(8)
+    problem = random_problem(rng, "paged", "bf16", **SHAPE)
+    x, weight = exact(rng, (problem.tokens, 32), "bf16"), exact(rng, (2 * 16 * (2 if values else 1), 32), "bf16")
+    found, expected = place.collection(problem.collection), clone(problem.collection)
+    out = kv.ops.project_append(found, 0, place.put(x), place.put(weight), place.put(problem.row_offsets))
+    assert out is None
+    c = (x.astype(np.float64) @ weight.astype(np.float64).T).astype(np.float32).astype(x.dtype)
+    parts = c.reshape(len(c), -1, 2, 16)
+    model.append_to_cache(expected.get_key_cache(0), parts[:, 0], problem.row_offsets)
+    if values:
+        model.append_to_cache(expected.get_value_cache(0), parts[:, 1], problem.row_offsets)
+    assert_same(place, found, expected)
+
+
+def test_an_indexer_has_bands_and_a_cache_of_its_own(place):
+    rng = np.random.default_rng(9)
+    problem = random_problem(rng, "paged", "bf16", **SHAPE)
+    other = random_problem(
+        rng, "paged", "bf16", num_heads=1, head_size=24, is_mla=True, page_size=8, **SHAPE
+    ).collection
+    x, weight = exact(rng, (problem.tokens, 64), "bf16"), exact(rng, (3 * 16 + 2 * 2 * 16 + 5 * 24 + 24, 64), "bf16")
+    found, expected = place.collection(problem.collection), clone(problem.collection)
+    index, index_expected = place.collection(other), clone(other)
+    freqs = angles(rng, 60, 16)
+    index_out = place.put(np.zeros((problem.tokens, 5, 24), x.dtype))
+    out = kv.ops.project_append(
+        found, 1, place.put(x), place.put(weight), place.put(problem.row_offsets), freqs_cis=place.put(freqs),
+        index_collection=index, index_query_out=index_out,
+    )  # fmt: skip
+    wanted, of_index = model.project_append(
+        expected, 1, x, weight, problem.row_offsets, x.dtype, query_heads=3, freqs=freqs, index=(index_expected, 5)
+    )
+    near(place.get(out), wanted.astype(np.float32).astype(x.dtype))
+    np.testing.assert_array_equal(place.get(index_out), of_index)
+    assert_close(place, found, expected)
+    assert_same(place, index, index_expected)
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_padded_batch_has_queries_everywhere_and_keys_of_valid_tokens(place, turned):
+    rng = np.random.default_rng(10)
+    problem = random_problem(rng, "paged", "bf16", cached=[5, 0, 33], new=[3, 0, 4])
+    valid, steps = problem.new.astype(np.uint32), 5
+    x, weight = exact(rng, (3, steps, 64), "bf16"), exact(rng, (4 * 16 + 2 * 2 * 16, 64), "bf16")
+    freqs = angles(rng, 60, 16) if turned else None
+    found, expected = place.collection(problem.collection), clone(problem.collection)
+    out = kv.ops.project_append_padded(
+        found, 1, place.put(x), place.put(weight), place.put(valid),
+        freqs_cis=None if freqs is None else place.put(freqs),
+    )  # fmt: skip
+    rows = np.concatenate([row[:n] for row, n in zip(x, valid, strict=True)])
+    model.project_append(expected, 1, rows, weight, problem.row_offsets, x.dtype, query_heads=4, freqs=freqs)
+    c = (x.reshape(-1, 64).astype(np.float64) @ weight.astype(np.float64).T)[:, : 4 * 16].reshape(3, steps, 4, 16)
+    wanted = c.astype(np.float32).astype(x.dtype)
+    if freqs is not None:
+        positions = problem.cached[:, None] + np.arange(steps)
+        turned_rows = model.rope(wanted.reshape(-1, 4, 16), positions.reshape(-1), freqs)
+        wanted = turned_rows.reshape(wanted.shape).astype(np.float32).astype(x.dtype)
+    near(place.get(out), wanted)
+    assert_close(place, found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["bf16"])
+def test_a_batch_without_tokens_writes_nothing(place, dtype):
+    problem = random_problem(np.random.default_rng(11), "paged", dtype, cached=[3, 4], new=[0, 0])
+    check(place, problem, dtype)
