@@ -17,13 +17,18 @@ from parity_rows import (
     op_test,
 )
 
+PROJECTION = "tests/dialect/projection.mlir"
 WHOLE = No("an operation on whole caches")
-NO_MATMUL = "the product is left to the caller's matmul: kv.ops.append and the stores take slices of its output"
+NO_FOUR_BITS = "kv.ops.project_append takes bf16, f16, f32 and f8e4m3 weights: dequantize others before"
 
 
 def kernel(member: str, name: str, tests: tuple[Cell, Cell], note: str = "", lit: str = OPS) -> Row:
     """An operation and the function of ``kv.ops`` that runs it."""
     return Row("kernels", member, f"kv.{name}", WHOLE, f"kvarn.ops:{name}", lit, *tests, note)
+
+
+def projection(member: str, name: str, test: str, note: str = "") -> Row:
+    return kernel(member, name, op_test("projection", test), note, PROJECTION)
 
 
 def missing(member: str, note: str) -> Row:
@@ -42,11 +47,20 @@ _CALLS = "tests/unit/test_ops_calls.py::test_other_operations_check_their_argume
 _ROTARY = "tests/unit/test_ops_rotary.py::test_what_does_not_fit_is_refused_by_name"
 
 KERNELS = [
-    *(missing(f"fused QKV matmul, {what}", NO_MATMUL)
-      for what in ("padded", "ragged", "with bias", "with scales (FP8)", "FP4 and MXFP8", "GPTQ and GGUF int4",
-                   "with an indexer's bands")),
-    missing("kv_matmul, ragged", NO_MATMUL),
-    missing("k_matmul, ragged", NO_MATMUL),
+    projection("fused QKV matmul, padded", "project_append_padded",
+               "test_a_padded_batch_has_queries_everywhere_and_keys_of_valid_tokens"),
+    projection("fused QKV matmul, ragged", "project_append",
+               "test_columns_go_to_queries_and_cache"),
+    projection("fused QKV matmul, with bias", "project_append",
+               "test_bias_norms_and_rotation_come_before_the_cache",
+               "and RMS norm and RoPE of queries and keys"),
+    projection("fused QKV matmul, with scales (FP8)", "project_append",
+               "test_products_of_8_bits_have_scales", "of tensors, of rows, of blocks of 128"),
+    *(missing(f"fused QKV matmul, {what}", NO_FOUR_BITS) for what in ("FP4 and MXFP8", "GPTQ and GGUF int4")),
+    projection("fused QKV matmul, with an indexer's bands", "project_append",
+               "test_an_indexer_has_bands_and_a_cache_of_its_own"),
+    projection("kv_matmul, ragged", "project_append", "test_a_weight_may_have_no_queries_and_no_values"),
+    projection("k_matmul, ragged", "project_append", "test_a_weight_may_have_no_queries_and_no_values"),
     kernel("routing of a projection's columns to K and V", "append",
            ("tests/unit/test_ops_append.py::test_slices_of_a_fused_projection_are_taken_as_they_are",
             "tests/gpu/test_ops.py::test_torch_slices_keep_their_strides")),

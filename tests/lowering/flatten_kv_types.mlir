@@ -16,6 +16,22 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // The rows of a buffer are one sequence that has them all.
+  // CHECK-LABEL: gpu.func @rows
+  // CHECK-SAME:    (%arg0: !llvm.ptr<1>, %arg1: i64, %arg2: i64, %arg3: i64, %arg4: !llvm.ptr<1>)
+  // CHECK:         %[[T:.*]] = arith.trunci %arg1 : i64 to i32
+  // CHECK:         llvm.store %[[T]], %arg4
+  // CHECK:         llvm.store %arg0, %arg4
+  // CHECK-NOT:     kv.buffer_operand
+  gpu.func @rows(%x: memref<?x?xbf16, strided<[?, 1]>, 1>, %out: !llvm.ptr<1>) kernel {
+    %r = "kv.buffer_operand"(%x) : (memref<?x?xbf16, strided<[?, 1]>, 1>) -> !kv.operand<"dense", bf16, 2 : i64, 64 : i64, false, 0 : i64, none, 1 : i64>
+    %t = "kv.field"(%r) {field = "capacity"} : (!kv.operand<"dense", bf16, 2 : i64, 64 : i64, false, 0 : i64, none, 1 : i64>) -> i32
+    llvm.store %t, %out : i32, !llvm.ptr<1>
+    %p = "kv.field"(%r) {field = "base"} : (!kv.operand<"dense", bf16, 2 : i64, 64 : i64, false, 0 : i64, none, 1 : i64>) -> !llvm.ptr<1>
+    llvm.store %p, %out : !llvm.ptr<1>, !llvm.ptr<1>
+    gpu.return
+  }
+
   // A view of a layer: the blocks, moved by the layer (and from K to V); the rest is the collection's.
   // CHECK-LABEL: gpu.func @views
   // CHECK:         %[[L:.*]] = arith.extui %arg{{.*}} : i32 to i64

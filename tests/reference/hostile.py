@@ -108,6 +108,10 @@ def _appends(m: Memory, kind: str) -> None:
         if dtype == "f32":
             query, out = m.array((TOKENS, 4, SIZE)), m.array((TOKENS, 4, SIZE))
             kv.ops.rope_append(c, 0, query, key, value, m.offsets(), freqs, query_out=out)
+            x, weight = m.array((TOKENS, 32)), m.array(((4 + 2 * HEADS) * SIZE, 32))
+            kv.ops.project_append(c, 0, x, weight, m.offsets(), freqs_cis=freqs, query_out=out)
+            x = x[: TOKENS // BATCH * BATCH].reshape(BATCH, -1, 32)
+            kv.ops.project_append_padded(c, 1, x, weight, m.table(BATCH), freqs_cis=freqs)
             kv.ops.store_ragged(c.get_key_cache(0), key, m.offsets())
             kv.ops.store_padded(c.get_value_cache(1), m.array((BATCH, 2, HEADS, SIZE)), m.table(BATCH))
 

@@ -41,6 +41,7 @@ class Data:
             "kv": self._new(8, (2 * TOKENS, HEADS * SIZE)), "sequence": self.ints([2, 0]), "pages": self.ints([3, 5]),
             "latent": self._new(9, (PAGES, 1, LAYERS, PAGE, 1, 2 * SIZE)), "other": self.ints([6, 1]),
             "latent_query": self._new(10, (TOKENS, 4, 2 * SIZE)), "counts": self.ints(NEW),
+            "weight": self._new(11, (4 * HEADS * SIZE, 2 * SIZE)) / 8,
         }  # fmt: skip
 
 
@@ -87,6 +88,19 @@ def operand_attention(t: dict[str, Any]) -> Any:
 def rope_append(t: dict[str, Any]) -> Any:
     found = kv.ops.rope_append(_pool(t), 0, t["query"], t["key"], t["value"], t["offsets"], t["freqs"])
     return found, t["blocks"]
+
+
+@sample("project_append")
+def project_append(t: dict[str, Any]) -> Any:
+    x, weight = t["key"].reshape(TOKENS, HEADS * SIZE), t["weight"]
+    found = kv.ops.project_append(_pool(t), 0, x, weight, t["offsets"], freqs_cis=t["freqs"])
+    return found, t["blocks"]
+
+
+@sample("project_append_padded")
+def project_append_padded(t: dict[str, Any]) -> Any:
+    x = t["padded"].reshape(BATCH, 3, 4 * SIZE)[:, :, : 2 * SIZE].contiguous()
+    return kv.ops.project_append_padded(_pool(t), 1, x, t["weight"], t["counts"]), t["blocks"]
 
 
 @sample("store_ragged")

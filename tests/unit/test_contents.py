@@ -15,6 +15,7 @@ from kvarn.ops import writes
 from kvarn.runtime.host import HostKernelError
 
 X = np.ones((4, 2, 16), np.float32)
+ROWS = np.ones((4, 32), np.float32)
 PADDED = np.ones((2, 3, 2, 16), np.float32)
 RIGHT = np.array([0, 3, 4], np.uint32)
 
@@ -28,6 +29,7 @@ def collection(kind: str = "paged", lengths: tuple[int, int] = (5, 9)):
 OF_OFFSETS = {
     "append": lambda c, o: kv.ops.append(c, 0, X, X, o),
     "rope_append": lambda c, o: kv.ops.rope_append(c, 0, X, X, X, o, np.ones((64, 16), np.float32)),
+    "project_append": lambda c, o: kv.ops.project_append(c, 0, ROWS, np.ones((64, 32), np.float32), o),
     "store_ragged": lambda c, o: kv.ops.store_ragged(c.get_key_cache(0), X, o),
     "rope": lambda c, o: kv.ops.rope(c, 0, X, o, np.ones((64, 16), np.float32)),
     "qk_norm": lambda c, o: kv.ops.qk_norm(c, 0, X, o, X[0, 0], X[0, 0]),
@@ -44,7 +46,17 @@ WITHOUT_ROWS = {
     "increment_cache_lengths": lambda c, o: kv.ops.increment_cache_lengths(np.zeros(2, np.uint32), o),
     "cache_row_offsets": lambda c, o: kv.ops.cache_row_offsets(o, np.zeros(2, np.uint32)),
 }
-OF_LENGTHS = ("append", "rope_append", "store_ragged", "rope", "qk_norm", "attention", "rms_norm", "iadd_2m")
+OF_LENGTHS = (
+    "append",
+    "project_append",
+    "rope_append",
+    "store_ragged",
+    "rope",
+    "qk_norm",
+    "attention",
+    "rms_norm",
+    "iadd_2m",
+)
 
 
 @pytest.mark.parametrize("name", [*OF_OFFSETS, *WITHOUT_ROWS])

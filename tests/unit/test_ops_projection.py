@@ -17,7 +17,7 @@ from reference.random_caches import clone, random_problem
 import kvarn as kv
 from kvarn.dialect import dtypes
 
-SHAPE = {"cached": [5, 0, 33, 16], "new": [3, 2, 0, 9]}
+SHAPE: dict[str, Any] = {"cached": [5, 0, 33, 16], "new": [3, 2, 0, 9]}
 
 
 def exact(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -90,9 +90,9 @@ def test_any_shape_is_served(place, heads, kv_heads, size, k):
 def test_bias_norms_and_rotation_come_before_the_cache(place, interleaved, normal):
     rng = np.random.default_rng(2)
     problem = random_problem(rng, "paged", "bf16", head_size=32, **SHAPE)
-    gammas = {n: exact(rng, (32,), "f32") for n in ("q_gamma", "k_gamma")} if normal else {}
+    gammas: Any = {n: exact(rng, (32,), "f32") for n in ("q_gamma", "k_gamma")} if normal else {}
     bias = exact(rng, (4 * 32 + 2 * 2 * 32,), "bf16")
-    options = {"bias": bias, "freqs": angles(rng, 60, 32), "eps": 1e-3, **gammas}
+    options: Any = {"bias": bias, "freqs": angles(rng, 60, 32), "eps": 1e-3, **gammas}
     check(place, problem, rounding=True, interleaved=interleaved, **options)
 
 
@@ -103,7 +103,11 @@ def test_a_cache_with_scales_quantizes_products(place, granularity, scale_dtype,
     problem = random_problem(
         rng, "paged", "f8e4m3", head_size=32, scale_dtype=scale_dtype, granularity=granularity, **SHAPE
     )
-    options = {"freqs": angles(rng, 60, 32), "k_gamma": exact(rng, (32,), "f32"), "q_gamma": exact(rng, (32,), "f32")}
+    options: Any = {
+        "freqs": angles(rng, 60, 32),
+        "k_gamma": exact(rng, (32,), "f32"),
+        "q_gamma": exact(rng, (32,), "f32"),
+    }
     check(place, problem, "bf16", rounding=True, **(options if turned else {}))
 
 
@@ -138,8 +142,9 @@ def _check_blocks(place: Place, problem: Any, values: list[np.ndarray]) -> None:
     values[0][:, 1] *= 2
     values[1][:, 1] /= 4
     found, expected = place.collection(problem.collection), clone(problem.collection)
-    put = [place.put(a) for a in (x, weight, problem.row_offsets, *values)]
-    out = kv.ops.project_append(found, 1, *put[:3], x_scale=put[3], weight_scale=put[4])
+    put = [place.put(a) for a in (x, weight, problem.row_offsets)]
+    x_scale, weight_scale = (place.put(a) for a in values)
+    out = kv.ops.project_append(found, 1, put[0], put[1], put[2], x_scale=x_scale, weight_scale=weight_scale)
     parts = [
         (x[:, s].astype(np.float64) * values[0][:, [j]], weight[:, s].astype(np.float64) * values[1][:, j])
         for j, s in enumerate((slice(0, 128), slice(128, 256)))
@@ -224,3 +229,40 @@ def test_a_padded_batch_has_queries_everywhere_and_keys_of_valid_tokens(place, t
 def test_a_batch_without_tokens_writes_nothing(place, dtype):
     problem = random_problem(np.random.default_rng(11), "paged", dtype, cached=[3, 4], new=[0, 0])
     check(place, problem, dtype)
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    c = random_problem(np.random.default_rng(12), "paged", "f32", cached=[1], new=[2]).collection
+    x, weight, off = np.ones((2, 8), np.float32), np.ones((4 * 16 + 64, 8), np.float32), np.array([0, 2], np.uint32)
+    latent = random_problem(np.random.default_rng(13), "paged", "f32", cached=[1], new=[2], num_heads=1, is_mla=True)
+    wide, out = np.ones((2, 16), np.float32)[:, ::2], np.ones((2, 4, 8), np.float32)
+    cases: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
+        (ValueError, "weight must have the K = 8 of x", (c, 0, x, weight[:, :4].copy(), off), {}),
+        (ValueError, "weight must have 64 rows besides those of query heads of 16, got 127",
+         (c, 0, x, weight[1:], off), {}),
+        (ValueError, r"weight must have 96 rows \(32 of query", (c, 0, x, weight, off), {"query_out": out}),
+        (ValueError, "x must be contiguous in its last dimension", (c, 0, wide, weight, off), {}),
+        (ValueError, "x must have its rows one behind the other",
+         (c, 0, np.ones((2, 16), np.float32)[:, :8], weight, off), {}),
+        (TypeError, "x must have dtype f32, which products are rounded to, got f16",
+         (c, 0, x.astype(np.float16), weight.astype(np.float16), off), {"query_out": np.ones((2, 4, 16), np.float32)}),
+        (TypeError, "collection of f32 cannot take the f16 that products are rounded to",
+         (c, 0, x.astype(np.float16), weight.astype(np.float16), off), {}),
+        (TypeError, "x_scale and weight_scale go with x of dtype f8e4m3, got f32", (c, 0, x, weight, off),
+         {"x_scale": np.ones((1, 1), np.float32), "weight_scale": np.ones((1, 1), np.float32)}),
+        (ValueError, "q_gamma and k_gamma must be given together", (c, 0, x, weight, off), {"q_gamma": x[0]}),
+        (ValueError, "freqs_cis and gammas need queries", (c, 0, x, weight[:64], off),
+         {"freqs_cis": np.ones((4, 16), np.float32)}),
+        (ValueError, "index_collection and index_query_out must be given together", (c, 0, x, weight, off),
+         {"index_query_out": out}),
+        (ValueError, r"bias must have shape \[128\], got \[64\]", (c, 0, x, weight, off),
+         {"bias": np.ones(64, np.float32)}),
+        (ValueError, "needs a collection with values", (latent.collection, 0, x, weight[:32], off),
+         {"freqs_cis": np.ones((4, 16), np.float32)}),
+    ]  # fmt: skip
+    for error, message, args, options in cases:
+        with pytest.raises(error, match=message):
+            kv.ops.project_append(*args, **options)
+    padded = np.ones((1, 2, 16), np.float32)[:, :, :8]
+    with pytest.raises(ValueError, match="project_append_padded: x must be contiguous"):
+        kv.ops.project_append_padded(c, 0, padded, weight, np.array([2], np.uint32))
