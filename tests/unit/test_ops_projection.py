@@ -151,7 +151,8 @@ def _check_blocks(place: Place, problem: Any, values: list[np.ndarray]) -> None:
     ]
     wide = [np.concatenate(side, axis=1) for side in zip(*parts, strict=True)]
     assert x.dtype == f8
-    wanted, _ = model.project_append(expected, 1, *wide, problem.row_offsets, dtypes.of("bf16").numpy, query_heads=4)
+    bf16 = dtypes.of("bf16").numpy
+    wanted, _ = model.project_append(expected, 1, wide[0], wide[1], problem.row_offsets, bf16, query_heads=4)
     np.testing.assert_array_equal(place.get(out).astype(np.float64), wanted)
     assert_same(place, found, expected)
 
