@@ -20,17 +20,16 @@ from typing import Any
 import kvarn as kv
 from kvarn import programs
 from kvarn.dialect import dtypes, layout
-from kvarn.lowering.target import by_name
 from kvarn.ops import reads
 from kvarn.programs import BufferType, HandleType, ScalarType, Specialisation
 from kvarn.runtime import assemble
+from kvarn.tools.passport.machine import occupancy
+from kvarn.tools.passport.work import access_bytes
 
 from .cases import TABLE, Append, Decode, Gather, Mla, Prefill, Row, select
 from .report import table
 
 SECTOR = 32
-_REGISTERS, _THREADS = 65536, 2048  # of a multiprocessor
-_RESERVED = 1024  # bytes of shared memory that the hardware keeps of a block
 
 
 def spec_of(row: Row) -> layout.CacheSpec:
@@ -131,14 +130,6 @@ def compiled_kernel(kernel: Any, specs: Sequence[Any], target: str, disable: Ite
 
 _INSTRUCTION = re.compile(r"\s*\{?\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)")
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\(.*?\n\}", re.S)
-_BITS = re.compile(r"\.[busf](\d+)$|\.b(\d+)$")
-
-
-def access_bytes(name: str) -> int:
-    """Bytes that a load or a store of PTX moves: ``ld.global.nc.v4.b32`` is 16."""
-    lanes = re.search(r"\.v(\d)\b", name)
-    bits = _BITS.search(name)
-    return (int(lanes[1]) if lanes else 1) * int(next(g for g in bits.groups() if g)) // 8 if bits else 0
 
 
 def classify(name: str) -> str:
@@ -245,14 +236,6 @@ def traffic(row: Row) -> dict[str, float]:
     }
 
 
-def occupancy(target: str, threads: int, registers: int, shared: int) -> int:
-    """Blocks that a multiprocessor holds."""
-    per_warp = -(-registers * 32 // 256) * 256
-    by_registers = _REGISTERS // (per_warp * -(-threads // 32)) if registers else _THREADS // threads
-    by_shared = (by_name(target).shared_bytes + _RESERVED) // (shared + _RESERVED)
-    return min(by_registers, by_shared, _THREADS // threads, 32)
-
-
 def figures(
     row: Row, target: str = "sm_90a", disable: Iterable[str] = (), schedule: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -299,7 +282,7 @@ def kernel_figures(kernel: Any, target: str) -> tuple[dict[str, dict[str, Any]],
             "stack": of.stack_bytes,
             "shared": shared,
             "threads": threads,
-            "blocks": occupancy(target, threads, of.registers, shared),
+            "blocks": occupancy(target, threads, of.registers, shared).blocks,
             "ptx": mixes[entry.name],
             "sass": machine.get(entry.name, {}),
         }

@@ -47,6 +47,17 @@ def check_outermost(op: ir.Operation) -> None:
         fail(op, "must stand outside loops and branches: shared memory lives as long as the thread block")
 
 
+def offsets(function: ir.Operation) -> tuple[list[tuple[ir.Operation, int]], int]:
+    """Where each allocation of a kernel begins in its dynamic shared memory, and the bytes of all."""
+    total, found = 0, []
+    for op in sorted(ops_named(function, "kv.alloc_shared"), key=_alignment, reverse=True):
+        start = layout.align_up(total, _alignment(op))
+        total = start + ir.IntegerAttr(op.attributes["bytes"]).value
+        found.append((op, start))
+    # Whole 16 bytes: LLVM may widen the last load of a block to what its alignment allows.
+    return found, layout.align_up(total, 16)
+
+
 def _alignment(op: ir.Operation) -> int:
     return ir.IntegerAttr(op.attributes["alignment"]).value
 
@@ -55,19 +66,15 @@ def _alignment(op: ir.Operation) -> int:
 def run(module: ir.Module, options: Any) -> None:
     i64 = ir.IntegerType.get_signless(64)
     for function in kernels(module):
-        total = 0
-        found = ops_named(function, "kv.alloc_shared")
+        found, total = offsets(function)
         if not found and "kv.shared_bytes" in function.attributes:
             continue  # allocated already: the pipeline was entered after this pass
-        for op in sorted(found, key=_alignment, reverse=True):
+        for op, start in found:
             scope = enclosing(op, "gpu.module")
             if scope is None:
                 fail(op, "must be inside a gpu.module")
             check_outermost(op)
-            size, alignment = ir.IntegerAttr(op.attributes["bytes"]).value, _alignment(op)
-            declare(scope, alignment)
-            start = layout.align_up(total, alignment)
-            total = start + size
+            declare(scope, _alignment(op))
             with ir.InsertionPoint(op), op.location:
                 base = llvm.mlir_addressof(pointer(3), ir.FlatSymbolRefAttr.get(SYMBOL))
                 constant = ir.DenseI32ArrayAttr.get([start])
@@ -75,5 +82,4 @@ def run(module: ir.Module, options: Any) -> None:
             op.results[0].replace_all_uses_with(value)
             op.erase()
         with ir.Location.unknown():
-            # Whole 16 bytes: LLVM may widen the last load of a block to what its alignment allows.
-            function.attributes["kv.shared_bytes"] = ir.IntegerAttr.get(i64, layout.align_up(total, 16))
+            function.attributes["kv.shared_bytes"] = ir.IntegerAttr.get(i64, total)

@@ -13,7 +13,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvarn.errors import SourceLocation, source_locations
@@ -67,22 +67,23 @@ class Remarks:
         self._found[made] = self._found.get(made, 0) + 1
 
     def matching(self, pattern: str = "") -> list[Remark]:
-        """Those whose pass, or pass and kind such as ``hoist-kv-lookups:missed``, a regular expression finds.
+        """Those that :func:`filtered` leaves, each with its count."""
+        return filtered((replace(r, count=count) for r, count in self._found.items()), pattern)
 
-        Raises
-        ------
-        ValueError
-            For what is no regular expression.
-        """
-        try:
-            compiled = re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"a filter of remarks must be a regular expression: {error}, got {pattern!r}") from None
-        return [
-            Remark(r.pass_name, r.kind, r.op, r.message, r.location, r.values, count)
-            for r, count in self._found.items()
-            if compiled.search(f"{r.pass_name}:{r.kind}")
-        ]
+
+def filtered(remarks: Iterable[Remark], pattern: str) -> list[Remark]:
+    """Those whose pass, or pass and kind such as ``hoist-kv-lookups:missed``, a regular expression finds.
+
+    Raises
+    ------
+    ValueError
+        For what is no regular expression.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"a filter of remarks must be a regular expression: {error}, got {pattern!r}") from None
+    return [r for r in remarks if compiled.search(f"{r.pass_name}:{r.kind}")]
 
 
 def current() -> Remarks | None:
@@ -170,4 +171,4 @@ def _document(r: Remark) -> str:
     return "\n".join(lines) + "\n...\n"
 
 
-__all__ = ["FORMATS", "KINDS", "Remark", "Remarks", "collect", "current", "remark", "within", "written"]
+__all__ = ["FORMATS", "KINDS", "Remark", "Remarks", "collect", "current", "filtered", "remark", "within", "written"]

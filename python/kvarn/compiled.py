@@ -19,6 +19,7 @@ from kvarn.settings import emulation
 if TYPE_CHECKING:
     from kvarn.emulator import Report
     from kvarn.lowering.pipeline import Settings
+    from kvarn.tools.passport import Passport
 
 # What each stage is made from; the names of Kernel.asm.
 _HOST_STAGES = ("kv", "gpu", "nvvm", "llvm")
@@ -42,13 +43,21 @@ class Kernel:
         kernels. Needs nvJitLink or ptxas.
     settings : Settings or None
         What the compilation changed of the pipeline; None for a loaded kernel.
+    placed : str
+        The kv IR with source locations; empty for a loaded kernel.
+    texts : mapping of str to str
+        Sources that no file holds, by the file name of their locations.
     stats_by_kernel : mapping of str to mapping
         The same of each kernel of a program, by its name.
     """
 
-    def __init__(self, artifact: Artifact, source: str = "", settings: Settings | None = None) -> None:
+    def __init__(
+        self, artifact: Artifact, source: str = "", settings: Settings | None = None, placed: str = "",
+        texts: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.artifact = artifact
         self._source, self.settings = source, settings
+        self.placed, self.texts = placed, texts or {}
 
     @property
     def name(self) -> str:
@@ -220,6 +229,30 @@ class Kernel:
             except assemble.MissingToolError:
                 pass  # the bundle holds PTX, which every driver assembles
         return artifact.save(path)
+
+    def explain(self, report: Report | None = None, threads: int | None = None) -> Passport:
+        """Everything that is known of the kernel; see ``docs/passport.md``.
+
+        Parameters
+        ----------
+        report : kvarn.emulator.Report, optional
+            Of :meth:`emulate`: its counts are shown beside the code.
+        threads : int, optional
+            Threads of a block, for the occupancy of a kernel that does not say them.
+
+        Returns
+        -------
+        kvarn.tools.passport.Passport
+            ``str()`` of it is a report, ``html()`` a page, ``save(path)`` writes the page; a notebook shows it.
+        """
+        return importlib.import_module("kvarn.tools.passport").Passport(self, report, threads)
+
+    @functools.cached_property
+    def _explained(self) -> Passport:
+        return self.explain()
+
+    def _repr_html_(self) -> str:
+        return self._explained._repr_html_()
 
     def __repr__(self) -> str:
         return f"<kvarn kernel {self.name} for {self.target}>"

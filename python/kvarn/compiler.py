@@ -176,17 +176,16 @@ def compile(
     c = context()
     with diagnosed(c):
         module = as_module(kernel, specs, c)
-        text = str(module)
+        text, placed = str(module), with_places(module)
         # Checks say where they stand, so that code with checks depends on its places, and other code does not.
-        placed = lineinfo or settings.check or "cf.assert" in text
-        what = with_places(module) if placed else text
+        what = placed if lineinfo or settings.check or "cf.assert" in text else text
         key = key_of("kernel with lines" if lineinfo else "kernel", what, chosen, settings)
         found = load_cached(key)
         if found is None:
             observer = None if hasattr(kernel, "trace") else _check_at(steps[-1])
             found = lower(module, chosen, steps, reproducer, observer, lineinfo)
             save_cached(key, found)
-    return Kernel(found, text, settings)
+    return Kernel(found, text, settings, placed, {"-": kernel} if isinstance(kernel, str) else {})
 
 
 def _check_at(last: pipeline.Step) -> runner.Observer:

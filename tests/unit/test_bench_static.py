@@ -229,4 +229,4 @@ def test_the_traffic_of_a_token_follows_from_the_layout(name, bytes_, sectors):
     [(128, 168, 0, 3), (128, 128, 0, 4), (128, 32, 100 * 1024, 2), (256, 32, 0, 8), (1024, 64, 0, 1), (32, 16, 0, 32)],
 )
 def test_blocks_of_a_multiprocessor(threads, registers, shared, blocks):
-    assert static.occupancy("sm_90a", threads, registers, shared) == blocks
+    assert static.occupancy("sm_90a", threads, registers, shared).blocks == blocks

@@ -11,7 +11,8 @@ pytest.importorskip("mlir", reason="the compiler needs the MLIR bindings")
 from kvarn import artifact as A
 from kvarn.dialect import dtypes
 from kvarn.runtime import assemble
-from kvarn.tools import cli, explain
+from kvarn.tools import cli
+from kvarn.tools.passport import describe, stages
 
 PAGED = "paged(bf16, num_heads=8, head_size=128, page_size=16)"
 FILE = """
@@ -121,8 +122,8 @@ def test_unknown_targets_and_files_are_errors(file, capsysbinary):
 
 def test_changes_are_listed_largest_first():
     before, after = Counter(a=5, b=2, c=1), Counter(b=4, c=1, d=1)
-    assert explain.change(before, after) == "-5 a, +2 b, +1 d"
-    assert explain.change(Counter(), Counter({f"op{i}": 1 for i in range(9)})).endswith("and 3 kinds more")
+    assert stages.change(before, after) == "-5 a, +2 b, +1 d"
+    assert stages.change(Counter(), Counter({f"op{i}": 1 for i in range(9)})).endswith("and 3 kinds more")
 
 
 def test_instruction_mix_counts_what_tells():
@@ -132,7 +133,7 @@ def test_instruction_mix_counts_what_tells():
         "LABEL:", "bar.sync 0;",
     ])  # fmt: skip
     names = ("ld.global.v4.b32", "st.global.b16", "mma.sync.aligned.m16n8k16.row.col.f32", "bar.sync", "other")
-    assert explain.instruction_mix(ptx) == Counter(names)
+    assert describe.instruction_mix(ptx) == Counter(names)
 
 
 def test_programs_are_described_as_people_write():
@@ -141,7 +142,7 @@ def test_programs_are_described_as_people_write():
     grid = [("ceildiv", ("arg", 0, "shape0"), 128), ("device", "multiprocessors"), 1]
     step = A.Step("k", grid, [128, 1, 1], 0, [("arg", 0)])
     program = A.Artifact("p", "sm_90a", "8.0", {}, [entry], [arg], [step], [A.Workspace("w", ("mul", 4, 8), True)])
-    lines = list(explain.describe_abi(program))
+    lines = list(describe.describe_abi(program))
     assert lines[0] == "k: any block, 64 bytes of dynamic shared memory, clusters of 2x1x1"
     assert lines[-2] == "step 1: k over grid (ceildiv(x.shape0, 128), multiprocessors, 1)"
     assert lines[-1] == "scratch w: (4 * 8) bytes, zeroed"

@@ -12,7 +12,7 @@ import kvarn as kv
 from kvarn import compiler
 from kvarn.lowering import pipeline, remarks, rewrites, runner
 from kvarn.tools.cli import main
-from kvarn.tools.explain import assembler_remarks
+from kvarn.tools.passport.facts import assembler_remarks
 
 
 def remarks_of(kernel, *specs, disable=()):

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The page of a passport: one HTML file with its style and its script in it, which fetches nothing.
+
+Tables and drawings are HTML. Code - sources, IR after each pass, PTX, machine code - is data of the page, compressed,
+from which the script makes the rows that are looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from importlib import resources
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from kvarn._version import __version__
+
+from . import figures, machine, work
+from .describe import describe_abi, instruction_mix
+from .places import Chain, Line
+from .stages import changed
+
+if TYPE_CHECKING:
+    from .facts import Passport
+
+_AROUND = 4  # lines of a source that are shown around those that code was made from
+FRAME_HEIGHT = 900  # pixels of the page in a notebook
+
+
+def page(passport: Passport) -> str:
+    """The page."""
+    kernel = passport.kernel
+    title = f"{kernel.name} for {kernel.target}"
+    data = base64.b64encode(gzip.compress(json.dumps(code_of(passport)).encode(), mtime=0)).decode()
+    sections = [s for s in _sections(passport) if s[2]]
+    links = "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title, _ in sections)
+    parts = [
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        f"<title>{escape(title)}</title><style>{_file('page.css')}</style></head><body>",
+        f"<header><h1>{escape(kernel.name)}</h1><p>{' · '.join(_facts(passport))}</p><nav>{links}</nav></header><main>",
+        *(f'<section id="{name}"><h2>{escape(title)}</h2>{body}</section>' for name, title, body in sections),
+        "</main>",
+        f"<footer>made by kvarn {__version__} from the compiled code; no GPU was asked</footer>",
+        f'<script type="text/plain" id="data">{data}</script>',
+        f"<script>{_file('page.js')}</script></body></html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def framed(passport: Passport) -> str:
+    """The page in a frame of its own, as a notebook shows it: neither's style reaches the other."""
+    return (
+        f'<iframe srcdoc="{escape(page(passport))}" title="{escape(passport.kernel.name)}" '
+        f'style="width:100%;height:{FRAME_HEIGHT}px;border:0" sandbox="allow-scripts"></iframe>'
+    )
+
+
+def _file(name: str) -> str:
+    return resources.files("kvarn.tools.passport").joinpath(name).read_text(encoding="utf-8")
+
+
+# --- code, as data ---------------------------------------------------------------------------------
+
+
+class _Table:
+    """Things by number, each once."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, item: Any) -> int:
+        if item not in self._numbers:
+            self._numbers[item] = len(self.items)
+            self.items.append(item)
+        return self._numbers[item]
+
+
+def code_of(passport: Passport) -> dict[str, Any]:
+    """What the script works on.
+
+    Returns
+    -------
+    dict
+        ``files`` (name, path, and ``lines``: number and text, None where some are left out), ``chains`` (lists of file
+        number and line, innermost first), ``texts`` (lines of IR, each once), ``stages`` (name, reason, and ``rows`` of
+        text and chain; None when nothing changed), ``ptx`` and ``sass`` (rows of text, chain, and the line number of
+        the PTX), ``runs`` (executions by warps, by line number of the PTX).
+    """
+    chains, texts, files = _Table(), _Table(), list(passport.sources)
+    numbers = {file: n for n, file in enumerate(files)}
+
+    def chain(of: Chain) -> int:
+        known = tuple((numbers[file], line) for file, line in of if file in numbers)
+        return chains.number(known) if known else -1
+
+    stages, before = [], None
+    for stage in passport.stages:
+        same = before is not None and stage.text == before.text
+        rows = None if same else [[texts.number(line.text), chain(line.chain)] for line in stage.lines]
+        stages.append({"name": stage.name, "reason": stage.reason, "rows": rows})
+        before = stage
+
+    def rows_of(lines: Iterable[Line]) -> list[list[Any]]:
+        return [[line.text, chain(line.chain), line.number] for line in lines]
+
+    ptx, sass = rows_of(passport.ptx), rows_of(passport.sass)
+    used: dict[int, set[int]] = {}
+    for known in chains.items:
+        for file, line in known:
+            used.setdefault(file, set()).add(line)
+    shown = [
+        {"name": _short(file), "path": file, "lines": list(_shown(text, used.get(n, set())))}
+        for n, (file, text) in enumerate(passport.sources.items())
+    ]
+    return {
+        "files": shown, "chains": chains.items, "texts": texts.items, "stages": stages, "ptx": ptx, "sass": sass,
+        "runs": _runs(passport), "noSass": passport.no_sass, "noSource": passport.no_source,
+        "target": passport.kernel.target,
+    }  # fmt: skip
+
+
+def _shown(text: Sequence[str], used: set[int]) -> Iterator[list[Any] | None]:
+    """The lines of a source near those that are used; None for what is left out between."""
+    kept = sorted({n for u in used for n in range(u - _AROUND, u + _AROUND + 1) if 1 <= n <= len(text)})
+    before = kept[0] if kept else 0
+    for n in kept:
+        if n > before + 1:
+            yield None
+        yield [n, text[n - 1].expandtabs(4)]
+        before = n
+
+
+def _runs(passport: Passport) -> dict[int, list[int]]:
+    """By line of the PTX: executions by warps, sectors of device memory, bank conflicts."""
+    found: dict[int, list[int]] = {}
+    for name, counts in passport.counts.items():
+        conflicts = counts.wavefronts - counts.needed
+        sectors = [0] * len(counts.warps)
+        for (n, _), t in counts.traffic.items():
+            sectors[n] += t.sectors
+        for n, i in enumerate(passport.parsed[name].code):
+            if counts.warps[n] or sectors[n]:
+                line = found.setdefault(i.line, [0, 0, 0])
+                line[0] += int(counts.warps[n])
+                line[1] += sectors[n]
+                line[2] += int(conflicts[n])
+    return found
+
+
+def _short(file: str) -> str:
+    return PurePath(file).name if file != "-" else "input"
+
+
+# --- tables ------------------------------------------------------------------------------------------
+
+
+def _sections(passport: Passport) -> Iterator[tuple[str, str, str]]:
+    yield "figures", "Figures", "".join(_figures(passport))
+    yield "code", "Code", _EXPLORER
+    yield "passes", "Passes", "".join(_passes(passport)) if passport.stages else ""
+    yield "remarks", "Remarks", "".join(_remarks(passport))
+    yield "shared", "Shared memory", "".join(_shared(passport))
+    yield "work", "Traffic and arithmetic", "".join(_work(passport))
+    yield "run", "A run in the emulator", "".join(_run(passport))
+    abi = "\n".join(describe_abi(passport.kernel.artifact))
+    yield "parameters", "Parameters", f"<pre>{escape(abi)}</pre>{_mix(passport)}"
+
+
+_EXPLORER = """<p class="hint">Click a line: the others that come from it, or that it comes from, light up. <kbd>↑</kbd>
+<kbd>↓</kbd> move, <kbd>←</kbd> <kbd>→</kbd> change the column, <kbd>n</kbd> <kbd>p</kbd> go to the next linked line,
+<kbd>[</kbd> <kbd>]</kbd> to another pass, <kbd>d</kbd> shows what the pass changed, <kbd>1</kbd> to <kbd>4</kbd> hide a
+column, <kbd>Esc</kbd> lets go.</p>
+<div id="panes"></div><noscript><p class="problem">The code is shown by a script, which is off here.</p></noscript>"""
+
+
+def _facts(passport: Passport) -> Iterator[str]:
+    kernel = passport.kernel
+    yield escape(kernel.target)
+    if kernel.target == "host":
+        return
+    yield f"PTX ISA {escape(kernel.artifact.isa)}, {sum(instruction_mix(passport.ptx_text).values()):,} instructions"
+    if not passport.no_figures:
+        yield escape(passport.assembled.tool)
+    if passport.stages:
+        yield f"{passport.run.seconds * 1e3:.0f} ms from kv IR to PTX"
+
+
+def _figures(passport: Passport) -> Iterator[str]:
+    """Registers, shared memory and occupancy of each kernel."""
+    if passport.kernel.target == "host":
+        yield "<p>The CPU's JIT compiles it on the first run.</p>"
+        return
+    if passport.no_figures:
+        yield f'<p class="problem">No registers, spills or occupancy: {escape(passport.no_figures)}</p>'
+    for entry in passport.entries:
+        cards = []
+        of = passport.figures_of(entry)
+        if of is not None:
+            cards.append(_card("registers", str(of.registers), "a thread, of 255", of.registers / 255))
+            spilled = of.spill_stores + of.spill_loads
+            cards.append(
+                _card("spills", f"{spilled:,}", "bytes stored and loaded", 1.0 if spilled else 0.0, spilled > 0)
+            )
+        static = of.shared_bytes if of is not None else 0
+        most = machine.by_name(passport.kernel.target).shared_bytes
+        total = entry.shared_bytes + static
+        cards.append(_card("shared memory", f"{total:,}", f"bytes a block, of {most:,}", total / most))
+        threads = passport.threads_of(entry)
+        cards.append(_card("threads", f"{threads:,}" if threads else "any", "a block" if threads else "number a block"))
+        found = passport.occupancy(entry)
+        if found is not None:
+            text = f"{found.blocks} block{'s' * (found.blocks != 1)} on a multiprocessor, limit: {found.limit}"
+            cards.append(_card("occupancy", f"{found.share:.0%}", text, found.share))
+        elif of is not None:
+            yield _by_threads(passport, entry, of)
+        title = f"<h3>{escape(entry.name)}</h3>" if len(passport.entries) > 1 else ""
+        yield f'{title}<div class="cards">{"".join(cards)}</div>'
+
+
+def _by_threads(passport: Passport, entry: Any, of: Any) -> str:
+    """Occupancy for several block sizes, when the kernel takes any."""
+    bytes = of.shared_bytes + entry.shared_bytes
+    each = [machine.occupancy(passport.kernel.target, n, of.registers, bytes) for n in (32, 64, 128, 256, 512, 1024)]
+    rows = [[f"{o.threads}", f"{o.blocks}", f"{o.share:.0%}", o.limit if o.blocks else "does not fit"] for o in each]
+    return _table(("threads a block", "blocks on a multiprocessor", "occupancy", "limit"), rows, numbers=3)
+
+
+def _card(name: str, value: str, note: str, share: float | None = None, bad: bool = False) -> str:
+    bar = "" if share is None else f'<i style="width:{min(share, 1):.1%}"></i>'
+    return (
+        f'<div class="card{" bad" if bad else ""}"><b>{escape(name)}</b><strong>{escape(value)}</strong>'
+        f"<span>{escape(note)}</span><u>{bar}</u></div>"
+    )
+
+
+def _passes(passport: Passport) -> Iterator[str]:
+    """A row a pass; a click shows what it changed."""
+    stages = passport.stages
+    slowest = max(s.seconds for s in stages) or 1
+    largest = max(s.counts.total() for s in stages)
+    yield '<table class="passes"><thead><tr><th>pass<th class="n">ms<th class="n">operations<th>what changed</tr>'
+    yield "</thead><tbody>"
+    before = stages[0]
+    for n, s in enumerate(stages):
+        same = s is not before and s.text == before.text
+        what = "" if s is before else changed(s, before)
+        yield (
+            f'<tr class="{"same" if same else ""}" data-stage="{n}" tabindex="0" title="{escape(s.reason)}">'
+            f"<td>{escape(s.name)}<td class=n>{_bar(s.seconds / slowest)}{s.seconds * 1e3:.1f}"
+            f"<td class=n>{_bar(s.counts.total() / largest)}{s.counts.total():,}<td>{escape(what)}</tr>"
+        )
+        before = s
+    rest = passport.run.seconds - sum(s.seconds for s in stages)
+    if passport.kernel.target != "host":
+        yield f"<tr><td>to PTX, by LLVM<td class=n>{rest * 1e3:.1f}<td class=n><td></tr>"
+    yield f"<tr><td>together<td class=n>{passport.run.seconds * 1e3:.1f}<td class=n><td></tr></tbody></table>"
+
+
+def _bar(share: float) -> str:
+    return f'<i class="bar" style="width:{share * 44:.0f}px"></i>'
+
+
+def _remarks(passport: Passport) -> Iterator[str]:
+    numbers = {file: n for n, file in enumerate(passport.sources)}
+    found = passport.remarks
+    if not found:
+        return
+    yield "<table><thead><tr><th>kind<th>pass<th>line<th>remark</tr></thead><tbody>"
+    for r in sorted(found, key=lambda r: ("missed", "analysis", "passed").index(r.kind)):
+        at = r.location
+        link = ""
+        if at is not None:
+            text = escape(f"{_short(at.file)}:{at.line}")
+            known = at.file in numbers
+            link = f'<a href="#code" data-place="{numbers[at.file]}:{at.line}">{text}</a>' if known else text
+        times = f" ({r.count} times)" if r.count > 1 else ""
+        yield (
+            f'<tr><td><em class="{r.kind}">{r.kind}</em><td>{escape(r.pass_name)}<td>{link}'
+            f"<td>{escape(r.message + times)}</tr>"
+        )
+    yield "</tbody></table>"
+
+
+def _shared(passport: Passport) -> Iterator[str]:
+    numbers = {file: n for n, file in enumerate(passport.sources)}
+    for entry in passport.entries:
+        blocks = [b for b in passport.shared if b.kernel == entry.name]
+        if not blocks:
+            continue
+        rows, anchors = [], []
+        for b in blocks:
+            places = list(figures.places_of(b))
+            text = ""
+            if b.place is not None and b.place[0] in numbers:
+                line = passport.sources[b.place[0]][b.place[1] - 1 : b.place[1]]
+                at = f"{_short(b.place[0])}:{b.place[1]}"
+                text = f'<a href="#code" data-place="{numbers[b.place[0]]}:{b.place[1]}">{escape(at)}</a> '
+                text += f"<code>{escape(''.join(line).strip())}</code>"
+            rows.append([f"{b.offset:,}", f"{b.bytes:,}", f"{b.alignment}", f"{len(b.uses)}", text])
+            names = ", ".join(f"{_short(f)}:{line}" for f, line in places[:6])
+            anchors.append(f"{b.bytes:,} bytes at {b.offset:,}; used by {names}{', …' * (len(places) > 6)}")
+        yield f"<h3>{escape(entry.name)}</h3>" if len(passport.entries) > 1 else ""
+        yield _table(("offset", "bytes", "aligned to", "uses", "allocated by"), rows, numbers=4, raw=True)
+        yield "<p>From the first use to the last, in the order of the program; a use in a loop lasts as long as it.</p>"
+        yield figures.lifetimes(blocks, anchors)
+
+
+def _work(passport: Passport) -> Iterator[str]:
+    """The roofline, the loops, what a token of each cache costs."""
+    if passport.kernel.target == "host":
+        return
+    numbers = {PurePath(file).name: n for n, file in reversed([*enumerate(passport.sources)])}
+    roofs, points, rows = machine.roofs(passport.kernel.target), [], []
+    for name, (loops, outside) in passport.loops.items():
+        rows.append([f"{escape(name)}, outside of loops", *_worked(outside, roofs[0])])
+        for loop in loops:
+            file, _, line = loop.source.rpartition(":")
+            place = escape(loop.source) or f"PTX line {loop.line}"
+            if file in numbers:
+                place = f'<a href="#code" data-place="{numbers[file]}:{line}">{place}</a>'
+            rows.append(
+                [f'<span style="margin-left:{loop.depth}em">loop at {place}</span>', *_worked(loop.work, roofs[0])]
+            )
+            if loop.work.intensity:
+                points.append(
+                    figures.Point(f"loop at {loop.source or loop.line}", loop.work.intensity, loop.work.tensor > 0)
+                )
+    for name, counts in passport.counts.items():
+        done = work.ran(counts)
+        rows.append([f"<b>{escape(name)}, as it ran</b>", *_worked(done, roofs[0])])
+        if done.intensity:
+            points.append(figures.Point(f"{name} as it ran", done.intensity, done.tensor > 0, True))
+    yield figures.roofline(roofs, points)
+    yield (
+        "<p>Small points are loops, an iteration at a time as the PTX has it, at the rate that the roof allows; a "
+        "large point is the run in the emulator. Bytes are those that threads ask for: what the caches spare is not "
+        f"known before a GPU runs it. Roofs are data-sheet figures{_others(roofs)}.</p>"
+    )
+    head = ("of a warp, an iteration", "instructions", "bytes read", "written", "operations", "in tensor cores",
+            "operations a byte", "bound by")  # fmt: skip
+    yield _table(head, rows, numbers=-7, raw=True)
+    unknown = sum(loop.work.unknown for loops, _ in passport.loops.values() for loop in loops)
+    unknown += sum(outside.unknown for _, outside in passport.loops.values())
+    if unknown:
+        yield f"<p>{unknown} copies have a size that the PTX does not say: their bytes are not counted above.</p>"
+    tokens = list(_tokens(passport))
+    if tokens:
+        yield _table(("cache", "bytes a token", "sectors of 32 bytes", "a page"), tokens, numbers=-3)
+
+
+def _others(roofs: Sequence[machine.Roof]) -> str:
+    return f"; dashed: {', '.join(escape(r.name) for r in roofs[1:])}" if len(roofs) > 1 else ""
+
+
+def _worked(done: work.Work, roof: machine.Roof) -> list[str]:
+    intensity = done.intensity
+    if intensity is None:
+        bound = "memory" if done.bytes else ""
+    else:
+        peak = roof.tensor if done.tensor else roof.vector
+        bound = "memory" if intensity < peak / roof.bandwidth else "tensor cores" if done.tensor else "arithmetic"
+    return [
+        f"{done.instructions:,.0f}", f"{done.read:,.0f}", f"{done.written:,.0f}", f"{done.flops:,.0f}",
+        f"{done.tensor / done.flops:.0%}" if done.flops else "", f"{intensity:.3g}" if intensity else "", bound,
+    ]  # fmt: skip
+
+
+def _tokens(passport: Passport) -> Iterator[list[str]]:
+    """What a token of each cache argument is in memory."""
+    for arg in dict.fromkeys(a for entry in passport.entries for a in entry.args if a.kind in ("cache", "collection")):
+        spec: Any = arg.spec
+        halves = 2 if arg.kind == "collection" and not spec.is_mla else 1
+        row = spec.row_size * spec.dtype.itemsize
+        if spec.scale_dtype is not None:
+            row += spec.num_heads * -(-spec.head_size // spec.granularity) * spec.scale_dtype.itemsize
+        name = f"{arg.name} ({spec.kind}, {spec.dtype}, {spec.num_heads} x {spec.head_size})"
+        paged = f"{spec.page_size} tokens, {halves * row * spec.page_size:,} bytes" if spec.page_size else ""
+        yield [name, f"{halves * row:,}", f"{halves * -(-row // work.SECTOR):,}", paged]
+
+
+def _run(passport: Passport) -> Iterator[str]:
+    """What the emulator counted."""
+    report = passport.report
+    if report is None:
+        return
+    known = passport.counts  # refuses a report of another kernel
+    launched = ", ".join(f"{n} ({c.blocks:,} blocks)" for n, c in known.items())
+    cards = [
+        _card("instructions", f"{report.instructions:,}", f"of warps: {launched}"),
+        _card("active lanes", f"{report.active_lanes:.1%}", "of a warp, on average", report.active_lanes),
+        _card("divergent branches", f"{report.divergent_branches:,}", "taken both ways by a warp"),
+        _card("bank conflicts", f"{report.bank_conflicts:,}", "wavefronts beyond those needed"),
+        _card("hazards", f"{len(report.hazards)}", "races and unwritten reads", bad=bool(report.hazards)),
+    ]
+    yield f'<div class="cards">{"".join(cards)}</div>'
+    traffic = [
+        [name, *(f"{n:,}" for n in (t.read, t.read_sectors, t.written, t.written_sectors))]
+        for name, t in report.traffic.items()
+    ]  # fmt: skip
+    yield _table(("device memory", "bytes read", "sectors", "written", "sectors"), traffic, numbers=-4)
+    yield from (f'<p class="problem">{escape(str(h))}</p>' for h in report.hazards)
+
+
+def _mix(passport: Passport) -> str:
+    if passport.kernel.target == "host":
+        return ""
+    mix = instruction_mix(passport.ptx_text)
+    rows = [[name, f"{n:,}"] for name, n in sorted(mix.items(), key=lambda m: (m[0] == "other", -m[1], m[0]))]
+    return f"<h3>Instructions of the PTX</h3>{_table(('instruction', 'times'), rows, numbers=-1)}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0, raw: bool = False) -> str:
+    """A table; the first columns are numbers, or, for a negative count, the last ones. ``raw`` cells are HTML."""
+
+    def kind(n: int) -> str:
+        return " class=n" if (n < numbers if numbers >= 0 else n >= len(head) + numbers) else ""
+
+    out = ["<table><thead><tr>", *(f"<th{kind(n)}>{escape(h)}" for n, h in enumerate(head)), "</tr></thead><tbody>"]
+    for row in rows:
+        out += ["<tr>", *(f"<td{kind(n)}>{c if raw else escape(c)}" for n, c in enumerate(row)), "</tr>"]
+    return "".join([*out, "</tbody></table>"])
+
+
+__all__ = ["code_of", "framed", "page"]

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a kernel's PTX moves and computes: by loop, without running it, and in a run of the emulator.
+
+Statically, an iteration of a loop is one pass through all of its instructions, every one taken by all threads of a
+warp. What a loop has inside another is that one's. Copies by TMA state their size where the kernel expects their bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvarn.emulator import text as ptx_text
+from kvarn.emulator.report import Counts
+
+WARP = 32
+SECTOR = 32  # bytes
+_BITS = re.compile(r"\.[busf](\d+)$|\.b(\d+)$")
+_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+_LANES = {"f16x2": 2, "bf16x2": 2, "f32x2": 2}
+_FLOATS = ("f16", "bf16", "f32", "f64", *_LANES)
+
+
+@dataclass
+class Work:
+    """What the threads of a warp do.
+
+    Attributes
+    ----------
+    instructions : float
+        Of a warp.
+    read, written : float
+        Bytes of device memory.
+    unknown : int
+        Copies whose size the PTX does not say.
+    vector, tensor : float
+        Floating-point operations outside of tensor cores and in them; a multiply-add is two.
+    """
+
+    instructions: float = 0
+    read: float = 0
+    written: float = 0
+    unknown: int = 0
+    vector: float = 0
+    tensor: float = 0
+
+    @property
+    def bytes(self) -> float:
+        return self.read + self.written
+
+    @property
+    def flops(self) -> float:
+        return self.vector + self.tensor
+
+    @property
+    def intensity(self) -> float | None:
+        """Operations a byte; None where nothing is moved or computed."""
+        return self.flops / self.bytes if self.bytes and self.flops else None
+
+    def add(self, other: Work, times: float = 1) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value * times)
+
+
+def access_bytes(name: str) -> int:
+    """Bytes that a load or a store of PTX moves: ``ld.global.nc.v4.b32`` is 16."""
+    lanes = re.search(r"\.v(\d)\b", name)
+    bits = _BITS.search(name)
+    return (int(lanes[1]) if lanes else 1) * int(next(g for g in bits.groups() if g)) // 8 if bits else 0
+
+
+def operations(i: ptx_text.Instruction) -> tuple[float, float]:
+    """Floating-point operations of one instruction in a warp: outside of tensor cores, and in them."""
+    head, types = i.name[0], [p for p in i.name if p in _FLOATS]
+    if head in ("mma", "wgmma") and (shape := _SHAPE.search(".".join(i.name))):
+        m, n, k = map(int, shape.groups())
+        return 0, 2.0 * m * n * k / (4 if head == "wgmma" else 1)  # a warpgroup issues it, of four warps
+    if head in ("fma", "mad", "add", "sub", "mul", "max", "min", "div", "ex2", "lg2", "rcp", "sqrt", "rsqrt", "tanh"):
+        if types:
+            return WARP * (2.0 if head in ("fma", "mad") else 1.0) * _LANES.get(types[-1], 1), 0
+    return 0, 0
+
+
+def work_of(i: ptx_text.Instruction) -> Work:
+    """What one instruction does when all threads of a warp take it."""
+    head, full = i.name[0], ".".join(i.name)
+    vector, tensor = operations(i)
+    found = Work(1, vector=vector, tensor=tensor)
+    if head in ("ld", "st", "atom", "red") and i.space == "global" and "param" not in i.name and "const" not in i.name:
+        size = WARP * access_bytes(full)
+        found.read += size * (head in ("ld", "atom"))
+        found.written += size * (head != "ld")
+    elif i.name[:2] == ("cp", "async") and "bulk" not in i.name:
+        size = i.operands[2] if len(i.operands) > 2 else ""
+        if size.isdigit():
+            found.read += WARP * int(size)
+        elif size or ("commit_group" not in i.name and "wait_group" not in i.name and "wait_all" not in i.name):
+            found.unknown += "mbarrier" not in i.name
+    elif head == "mbarrier" and "expect_tx" in i.name and i.operands:
+        if i.operands[-1].isdigit():
+            found.read += int(i.operands[-1])  # one thread expects the bytes of all
+        else:
+            found.unknown += 1
+    elif full.startswith("cp.async.bulk") and ".global.shared" in full:
+        found.unknown += 1  # a store by TMA: nobody expects its bytes
+    return found
+
+
+# --- loops -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Loop:
+    """A loop of the PTX.
+
+    Attributes
+    ----------
+    first, last : int
+        Its instructions in the kernel's code, the first and the last.
+    depth : int
+        1 for an outermost loop.
+    line : int
+        Of the PTX, where it begins.
+    source : str
+        File and line of the kernel, of the first of its instructions that has one; "" if none has.
+    work : Work
+        Of an iteration, without the loops inside.
+    """
+
+    first: int
+    last: int
+    depth: int
+    line: int
+    source: str
+    work: Work = field(default_factory=Work)
+
+
+def loops_of(kernel: ptx_text.Kernel) -> tuple[list[Loop], Work]:
+    """The loops of a kernel, outer ones before those inside, and what is outside of all."""
+    starts, after = _blocks(kernel)
+    bodies = _natural_loops(after)
+    blocks = {header: sorted(body) for header, body in bodies.items()}
+    ends = [*starts[1:], len(kernel.code)]
+    found, outside = [], Work()
+    order = sorted(bodies, key=lambda header: (-len(bodies[header]), header))
+    inner: dict[int, Loop] = {}  # of a block, the innermost loop
+    for header in order:
+        depth = 1 + sum(header in bodies[other] and other != header for other in bodies)
+        code = [kernel.code[n] for b in blocks[header] for n in range(starts[b], ends[b])]
+        source = next((i.source for i in code if i.source and not i.source.endswith(":0")), "")
+        loop = Loop(starts[blocks[header][0]], ends[blocks[header][-1]] - 1, depth, code[0].line, source)
+        found.append(loop)
+        inner.update(dict.fromkeys(bodies[header], loop))
+    for b, start in enumerate(starts):
+        to = inner[b].work if b in inner else outside
+        for i in kernel.code[start : ends[b]]:
+            to.add(work_of(i))
+    return sorted(found, key=lambda loop: (loop.first, loop.depth)), outside
+
+
+def _blocks(kernel: ptx_text.Kernel) -> tuple[list[int], list[list[int]]]:
+    """The first instruction of each basic block, and the blocks that may follow each."""
+    code, leaders = kernel.code, {0}
+    for n, i in enumerate(code):
+        if i.name[0] == "bra":
+            leaders |= {kernel.labels[i.operands[0]], n + 1}
+        elif i.name[0] in ("ret", "exit"):
+            leaders.add(n + 1)
+    starts = sorted(s for s in leaders if s < len(code))
+    number = {s: b for b, s in enumerate(starts)}
+    after = []
+    for b, _ in enumerate(starts):
+        end = starts[b + 1] if b + 1 < len(starts) else len(code)
+        last = code[end - 1]
+        follows = []
+        if last.name[0] == "bra":
+            follows.append(number.get(kernel.labels[last.operands[0]], -1))
+        if last.name[0] not in ("bra", "ret", "exit") or last.guard is not None:
+            follows.append(number.get(end, -1))
+        after.append([f for f in follows if f >= 0])
+    return starts, after
+
+
+def _natural_loops(after: Sequence[Sequence[int]]) -> dict[int, set[int]]:
+    """The blocks of each loop, by its header: what reaches a branch back to a block that dominates it."""
+    n = len(after)
+    before: list[list[int]] = [[] for _ in range(n)]
+    for b, follows in enumerate(after):
+        for f in follows:
+            before[f].append(b)
+    reached, stack = {0}, [0]
+    while stack:
+        for f in after[stack.pop()]:
+            if f not in reached:
+                reached.add(f)
+                stack.append(f)
+    every = (1 << n) - 1
+    dominators = [1 if b == 0 else every for b in range(n)]  # bits
+    changed = True
+    while changed:
+        changed = False
+        for b in range(1, n):
+            of = every
+            for p in before[b]:
+                if p in reached:
+                    of &= dominators[p]
+            of |= 1 << b
+            changed |= of != dominators[b]
+            dominators[b] = of
+    found: dict[int, set[int]] = {}
+    for b in reached:
+        for header in after[b]:
+            if dominators[b] >> header & 1:
+                body, stack = found.setdefault(header, {header}), [b]
+                while stack:
+                    inside = stack.pop()
+                    if inside not in body:
+                        body.add(inside)
+                        stack += [p for p in before[inside] if p in reached]
+    return found
+
+
+# --- a run -------------------------------------------------------------------------------------------
+
+
+def ran(counts: Counts) -> Work:
+    """What a kernel did in the emulator: bytes that were asked for, operations of the threads that took part."""
+    found = Work(int(counts.warps.sum()))
+    for n, threads in _executed(counts):
+        vector, tensor = operations(counts.kernel.code[n])
+        found.vector += vector * threads / WARP
+        found.tensor += tensor * threads / WARP
+    for t in counts.traffic.values():
+        found.read += t.read
+        found.written += t.written
+    return found
+
+
+def _executed(counts: Any) -> Iterator[tuple[int, int]]:
+    for n, threads in enumerate(counts.threads.tolist()):
+        if threads:
+            yield n, threads
+
+
+__all__ = ["Loop", "Work", "access_bytes", "loops_of", "operations", "ran", "work_of"]

@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The passport of a kernel: what its page shows is what the compiler, the assembler and the emulator say."""
+
+import base64
+import gzip
+import html
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytest.importorskip("mlir", reason="the compiler needs the MLIR bindings")
+
+import kvarn as kv
+from kvarn.runtime import assemble
+from kvarn.tools import cli
+from kvarn.tools.passport import Passport, machine, places, work
+
+SPEC = kv.CacheSpec("paged", kv.bf16, num_heads=2, head_size=64, page_size=16)
+SOURCE = Path(__file__).read_text().split("\n")
+
+
+@kv.kernel
+def staged(cache: kv.KVCache, out: kv.Buffer[kv.f32, 1]):
+    first = kv.shared(64, kv.f32)
+    second = kv.shared(32, kv.f32)
+    x = kv.thread_id.x
+    total = kv.f32(0)
+    for t in range(cache.cache_length(0)):
+        total += cache.load(0, 0, t, x, dtype=kv.f32)  # the load
+    first[x] = total
+    kv.barrier()
+    second[x] = first[31 - x] * kv.f32(2)
+    kv.barrier()
+    out[x] = second[31 - x]
+
+
+def line_of(text: str) -> int:
+    """The line of this file that holds a text."""
+    return next(n for n, line in enumerate(SOURCE, 1) if text in line and "line_of" not in line)
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    return kv.compile(staged, SPEC, kv.Buffer[kv.f32, 1], target="sm_90a")
+
+
+@pytest.fixture(scope="module")
+def ran(kernel):
+    """The passport with a run: of 21 tokens, by one warp."""
+    blocks = np.ones((4, 2, 1, 16, 2, 64), ml_dtypes.bfloat16)
+    lengths, table = np.array([21], np.uint32), np.array([[2, 1]], np.uint32)
+    pool = kv.PagedKVCacheCollection(blocks, lengths, table, max_seq_length=1, max_cache_length=21)
+    return kernel.explain(kernel.emulate(1, 32, pool.get_key_cache(0), np.zeros(32, np.float32)), threads=32)
+
+
+@pytest.fixture(scope="module")
+def page(ran):
+    return ran.html()
+
+
+def data_of(page: str) -> dict:
+    packed = re.search(r'<script type="text/plain" id="data">([^<]*)</script>', page)[1]
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def codes(lines, line, file=__file__):
+    """The lines of code whose innermost place is a line of a file."""
+    return [found.text for found in lines if found.chain and found.chain[0] == (file, line)]
+
+
+# --- lines and their places
+
+
+def test_a_line_of_python_is_followed_to_ir_ptx_and_machine_code(ran):
+    load = line_of("# the load")
+    assert any('"kv.load"' in text for text in codes(ran.stages[0].lines, load))
+    lowered = next(s for s in ran.stages if s.name == "lower-kv-access")
+    assert not any('"kv.load"' in text for text in codes(lowered.lines, load))
+    assert any("llvm.load" in text for text in codes(lowered.lines, load))
+    assert any("ld.global" in text for text in codes(ran.ptx, load))
+    if not ran.no_sass:
+        assert any("LDG" in text for text in codes(ran.sass, load))
+
+
+def test_machine_code_names_the_line_of_ptx_that_it_is_from(ran):
+    if ran.no_sass:
+        pytest.skip(ran.no_sass)
+    by_number = {line.number: line.text for line in ran.ptx}
+    loads = [line for line in ran.sass if re.search(r"\bLDG", line.text)]
+    stores = [line for line in ran.sass if re.search(r"\bSTG", line.text)]
+    assert loads
+    assert stores
+    assert all("ld.global" in by_number[line.number] for line in loads)
+    assert all("st.global" in by_number[line.number] for line in stores)
+
+
+def test_locations_are_read_with_their_calls_and_regions():
+    text = """#loc = loc("a.py":1:1)
+module {
+  func.func @f(%arg0: i32 loc("a.py":2:7)) {
+    %0 = arith.addi %arg0, %arg0 {note = "loc("} : i32 loc(#loc3)
+    scf.if %1 {
+      "t.x"() ({
+      ^bb0(%a: i32 loc(#loc1)):
+        t.y loc(#loc5)
+      }) : () -> () loc(#loc4)
+    } else {
+      t.z loc(unknown)
+    } loc(#loc1)
+  } loc(#loc)
+} loc(#loc)
+#loc1 = loc("a.py":3:5)
+#loc2 = loc("b) \\"c.py":9:1)
+#loc3 = loc(callsite(#loc2 at #loc1))
+#loc4 = loc("name"(#loc3))
+#loc5 = loc(fused<"x">[unknown, #loc2])
+"""
+    found = {line.text.strip(): line.chain for line in places.ir_lines(text)}
+    one, two, three = ("a.py", 1), ("a.py", 2), ("a.py", 3)
+    other = ('b) \\"c.py', 9)
+    assert found["module {"] == found["func.func @f(%arg0: i32) {"] == (one,)
+    assert found['%0 = arith.addi %arg0, %arg0 {note = "loc("} : i32'] == (other, three)
+    assert found["scf.if %1 {"] == found["} else {"] == (three,)
+    assert found['"t.x"() ({'] == (other, three)
+    assert found["t.y"] == (other,)
+    assert found["t.z"] == ()
+    assert two not in {p for chain in found.values() for p in chain}
+
+
+# --- figures
+
+
+def test_shared_memory_says_what_lies_where_and_how_long(ran):
+    first, second = ran.shared
+    assert (first.offset, first.bytes, first.place) == (0, 256, (__file__, line_of("first = kv.shared")))
+    assert (second.offset, second.bytes, second.place) == (256, 128, (__file__, line_of("second = kv.shared")))
+    assert {place[1] for _, place in first.uses} == {line_of("first[x] = total"), line_of("second[x] = first")}
+    assert first.first < first.last < second.first < second.last < first.length
+    assert sum(e.shared_bytes for e in ran.entries) == 384
+
+
+def test_a_use_in_a_loop_lasts_as_long_as_the_loop():
+    @kv.kernel
+    def looped(out: kv.Buffer[kv.f32, 1]):
+        s = kv.shared(32, kv.f32)
+        for i in range(out.shape[0]):
+            s[kv.thread_id.x] = out[i]
+            out[i] = s[0]
+            out[i] = kv.f32(i) + out[i]
+
+    (block,) = kv.compile(looped, kv.Buffer[kv.f32, 1], target="sm_80").explain().shared
+    assert max(use for use, _ in block.uses) < block.last < block.length
+    assert block.first < min(use for use, _ in block.uses)
+
+
+@pytest.mark.parametrize(
+    ("target", "threads", "registers", "shared", "expected"),
+    [
+        ("sm_90a", 128, 168, 0, (3, 12, "registers")),
+        ("sm_90a", 128, 32, 100 * 1024, (2, 8, "shared memory")),
+        ("sm_90a", 32, 16, 0, (32, 32, "blocks")),
+        ("sm_86", 256, 32, 0, (6, 48, "warps")),
+        ("sm_86", 32, 16, 0, (16, 16, "blocks")),
+        ("sm_89", 128, 32, 40 * 1024, (2, 8, "shared memory")),
+        ("sm_80", 1024, 0, 0, (2, 64, "warps")),
+    ],
+)
+def test_what_a_multiprocessor_holds(target, threads, registers, shared, expected):
+    found = machine.occupancy(target, threads, registers, shared)
+    assert (found.blocks, found.warps, found.limit) == expected
+
+
+PTX = """.visible .entry f()
+{
+  ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1];
+$L1:
+  .loc 1 7 0
+  cp.async.cg.shared.global [%r1], [%rd1], 16;
+$L2:
+  mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1}, {%r1}, {%r2}, {%f1};
+  fma.rn.f32 %f1, %f2, %f3, %f4;
+  @%p1 bra $L2;
+  mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 4096;
+  st.global.b16 [%rd1], %rs1;
+  @%p2 bra $L1;
+  ret;
+}
+	.file	1 "/where/k.py"
+"""
+
+
+def test_loops_are_told_apart_with_the_work_of_an_iteration():
+    from kvarn.emulator import text
+
+    (outer, inner), outside = work.loops_of(text.parse(PTX, "f"))
+    assert (outer.depth, inner.depth, outer.source) == (1, 2, "k.py:7")
+    assert (outside.read, outside.instructions) == (32 * 16, 2)
+    assert (outer.work.read, outer.work.written, outer.work.flops) == (32 * 16 + 4096, 32 * 2, 0)
+    assert (inner.work.tensor, inner.work.vector, inner.work.bytes) == (2 * 16 * 8 * 16, 64, 0)
+    assert outer.work.intensity is None
+
+
+# --- a run
+
+
+def test_counts_of_a_run_stand_at_their_lines(ran, page):
+    data = data_of(page)
+    assert sum(run[0] for run in data["runs"].values()) == ran.report.instructions
+    elements = [str(line.number) for line in ran.ptx if re.search(r"ld\.global\S*\.b16", line.text)]
+    loads = [data["runs"][number] for number in elements if number in data["runs"]]
+    assert sum(run[0] for run in loads) == 21  # a token, by one warp, however often the loop is unrolled
+    assert sum(run[1] for run in loads) == ran.report.sectors["cache.blocks"]
+
+
+def test_a_report_of_another_kernel_is_refused(ran):
+    other = kv.compile(staged, kv.CacheSpec("paged", kv.f16, 2, 64, 16), kv.Buffer[kv.f32, 1], target="sm_90a")
+    with pytest.raises(ValueError, match="must be of runs of staged as it was compiled"):
+        other.explain(ran.report).html()
+
+
+# --- the page
+
+
+class _Checked(html.parser.HTMLParser):
+    """Refuses elements that are not closed in order, and collects what a page would fetch."""
+
+    _VOID = {"meta", "link", "img", "br", "hr", "input"}
+    _LOOSE = {"td", "th"}  # which the next cell or the row closes
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.fetched, self.ids, self.headings = [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        if tag in self._LOOSE and self.open[-1] in self._LOOSE:
+            self.open.pop()
+        if tag not in self._VOID:
+            self.open.append(tag)
+        for name, value in attributes:
+            if name in ("src", "srcset", "href", "action", "data") and not value.startswith("#"):
+                self.fetched.append(value)
+            if name == "id":
+                self.ids.append(value)
+
+    def handle_startendtag(self, tag, attributes):
+        pass  # of SVG
+
+    def handle_endtag(self, tag):
+        while self.open[-1] in self._LOOSE and tag != self.open[-1]:
+            self.open.pop()
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "h2":
+            self.headings.append(data)
+
+
+def test_the_page_is_whole_and_fetches_nothing(page):
+    checked = _Checked()
+    checked.feed(page)
+    checked.close()
+    assert checked.open == []
+    assert checked.fetched == []
+    assert len(set(checked.ids)) == len(checked.ids)
+    assert not re.search(r"@import|url\(|https?://(?!www\.w3\.org)|\bfetch\(|XMLHttpRequest|\bimport\(", page)
+    assert checked.headings == [
+        "Figures", "Code", "Passes", "Remarks", "Shared memory", "Traffic and arithmetic", "A run in the emulator",
+        "Parameters",
+    ]  # fmt: skip
+
+
+def test_the_data_of_the_page_is_that_of_the_passport(ran, page):
+    data = data_of(page)
+    assert [s["name"] for s in data["stages"]] == [s.name for s in ran.stages]
+    before = None
+    for shown, stage in zip(data["stages"], ran.stages, strict=True):
+        assert (shown["rows"] is None) == (stage.text == before)
+        if shown["rows"] is not None:
+            assert [data["texts"][t] for t, _ in shown["rows"]] == [line.text for line in stage.lines]
+        before = stage.text
+    lines = {n: dict(line for line in file["lines"] if line) for n, file in enumerate(data["files"])}
+    for chain in data["chains"]:
+        for file, line in chain:
+            assert line in lines[file]  # every place can be shown
+    assert "staged" in page
+    assert "<strong>384</strong>" in page  # bytes of shared memory
+
+
+def test_names_of_users_cannot_become_markup(tmp_path, capsys):
+    file = tmp_path / "a&b.py"
+    file.write_text(
+        "import kvarn as kv\n\n@kv.kernel\ndef f(out: kv.Buffer[kv.f32, 1]):\n    out[0] = kv.f32(1)  # </script><b>\n"
+    )
+    out = tmp_path / "f.html"
+    assert cli.main(["explain", f"{file}:f", "--target", "sm_80", "--html", str(out)]) == 0
+    page = out.read_text()
+    checked = _Checked()
+    checked.feed(page)
+    assert "</script><b>" not in page
+    assert "# </script><b>" in json.dumps(data_of(page)["files"])
+
+
+def test_a_notebook_shows_the_page_in_a_frame(kernel, page):
+    frame = kernel._repr_html_()
+    inside = html.unescape(re.search(r'srcdoc="([^"]*)"', frame)[1])
+    assert inside.startswith("<!DOCTYPE html>")
+    assert data_of(inside)["stages"]
+
+
+def test_without_a_disassembler_the_page_says_so(kernel, monkeypatch):
+    found = assemble.find_tool
+    monkeypatch.setattr(assemble, "find_tool", lambda name, *a: None if name == "nvdisasm" else found(name, *a))
+    data = data_of(kernel.explain().html())
+    assert data["sass"] == []
+    assert data["noSass"].startswith("no disassembler is installed: pip install nvidia-cuda-nvdisasm")
+
+
+def test_without_an_assembler_the_page_says_so(kernel, monkeypatch):
+    monkeypatch.setattr(assemble, "find_tool", lambda *a: None)
+    monkeypatch.setattr(assemble, "nvjitlink", lambda: None)
+    page = kernel.explain().html()
+    assert "No registers, spills or occupancy: no assembler is installed" in page
+    assert "no assembler is installed" in data_of(page)["noSass"]
+    assert data_of(page)["ptx"]
+
+
+def test_a_loaded_kernel_has_a_page_of_what_is_in_its_file(kernel, tmp_path):
+    kernel.save(tmp_path / "k.kvarn")
+    page = kv.load(tmp_path / "k.kvarn").explain().html()
+    data = data_of(page)
+    assert data["stages"] == []
+    assert "compile it again" in data["noSource"]
+    assert any("ld.global" in text for text, _, _ in data["ptx"])
+    assert '<section id="passes">' not in page
+
+
+def test_a_kernel_for_the_host_has_a_page():
+    @kv.kernel
+    def double(x: kv.Buffer[kv.f32, 1]):
+        x[kv.block_id.x] = x[kv.block_id.x] * kv.f32(2)
+
+    page = kv.compile(double, kv.Buffer[kv.f32, 1], target="host").explain().html()
+    assert "The CPU's JIT compiles it" in page
+    assert any("fmul" in t for t in data_of(page)["texts"])
+
+
+def test_ir_in_text_is_its_own_source(kernel):
+    passport = kv.compile(kernel.asm["kv"], target="sm_90a").explain()
+    assert passport.sources["-"] == kernel.asm["kv"].split("\n")
+    number = next(n for n, line in enumerate(passport.sources["-"], 1) if "kv.load" in line)
+    assert any("ld.global" in text for text in codes(passport.ptx, number, "-"))
+
+
+def test_explain_runs_and_writes(tmp_path, capsys):
+    file = tmp_path / "k.py"
+    file.write_text(
+        "import kvarn as kv\n\n@kv.kernel\ndef f(out: kv.Buffer[kv.f32, 1]):\n    out[kv.thread_id.x] = kv.f32(1)\n"
+    )
+    common = [
+        "explain",
+        f"{file}:f",
+        "--target",
+        "sm_80",
+        "--emulate",
+        "--grid",
+        "1",
+        "--block",
+        "32",
+        "--arg",
+        "out=32",
+    ]
+    assert cli.main([*common, "--html", str(tmp_path / "f.html")]) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'f.html'}\n"
+    assert "A run in the emulator" in (tmp_path / "f.html").read_text()
+    assert cli.main(common) == 0
+    assert "emulated for sm_80: f (1 block)" in capsys.readouterr().out
+    assert cli.main([*common[:3], "host", *common[4:]]) == 2
+
+
+# --- in a browser
+
+DRIVER = """<script>
+(async () => {
+  while (!document.documentElement.dataset.ready) await new Promise(r => setTimeout(r, 20));
+  const rows = n => [...document.querySelectorAll(".pane")[n].querySelectorAll(".rows > div")];
+  const lit = n => rows(n).filter(d => /strong|exact|weak/.test(d.className)).map(d => d.textContent);
+  const here = () => { const d = document.querySelector(".here"); return d ? d.textContent : ""; };
+  const press = key => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  const said = {};
+  said.background = getComputedStyle(document.body).backgroundColor;
+  rows(0).find(d => d.textContent.includes("# the load")).click();
+  said.ir = lit(1); said.ptx = lit(2); said.sass = lit(3); said.source = here();
+  press("ArrowRight"); press("ArrowRight"); said.right = here(); press("ArrowDown"); said.down = here();
+  press("Escape"); said.gone = here();
+  rows(2).find(d => d.textContent.includes("ld.global.nc.b16") || d.textContent.includes("ld.global.b16")).click();
+  said.back = lit(0); said.exact = rows(3).filter(d => d.classList.contains("exact")).map(d => d.textContent);
+  press("]"); said.stage = document.querySelector(".pane select").value;
+  document.querySelector('tr[data-stage][title*="pointers"]').click();
+  said.diff = rows(1).filter(d => d.classList.contains("del")).map(d => d.textContent);
+  said.added = rows(1).filter(d => d.classList.contains("add")).length;
+  press("4"); said.hidden = document.querySelectorAll(".pane.off").length;
+  said.wide = document.documentElement.scrollWidth <= innerWidth;
+  document.body.innerHTML = "<pre id=said></pre>";
+  document.getElementById("said").textContent = JSON.stringify(said);
+})();
+</script></body>"""
+
+
+def browser() -> str:
+    """A Chromium to run pages in; skips where there is none."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("needs a Chromium on PATH")
+    return found
+
+
+@pytest.mark.parametrize(("scheme", "background"), [(1, "rgb(251, 251, 250)"), (0, "rgb(21, 23, 26)")])
+def test_in_a_browser_lines_find_each_other_by_mouse_and_keys(page, ran, tmp_path, scheme, background):
+    file = tmp_path / "page.html"
+    file.write_text(page.replace("</body>", DRIVER, 1) if page.count("</body>") == 1 else "")
+    command = [browser(), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+               f"--blink-settings=preferredColorScheme={scheme}", "--virtual-time-budget=8000", "--dump-dom",
+               "--window-size=1400,1000", file.as_uri()]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    found = re.search(r'<pre id="said">([^<]*)</pre>', done.stdout)
+    assert found, done.stderr[-1000:]
+    said = json.loads(html.unescape(found[1]))
+    assert said["background"] == background
+    assert "# the load" in said["source"]
+    assert any("kv.load" in text for text in said["ir"])
+    assert any("ld.global" in text for text in said["ptx"])
+    assert said["gone"] == ""
+    assert said["right"] in said["ptx"]
+    assert said["down"] != said["right"]
+    assert any("# the load" in text for text in said["back"])
+    assert said["stage"] == "1"
+    assert any("kv.load" in text for text in said["diff"])
+    assert said["added"] > 3
+    assert said["hidden"] == 1
+    assert said["wide"]
+    if not ran.no_sass:
+        assert any("LDG" in text for text in said["sass"])
+        assert said["exact"]
+        assert all("LDG" in text or "IMAD" in text or "LEA" in text for text in said["exact"])
+
+
+def test_a_passport_says_whose_it_is(kernel):
+    assert repr(Passport(kernel)) == "<passport of staged for sm_90a>"
