@@ -82,9 +82,10 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     none; else scores become softcap * tanh(score / softcap)). Optional operands: sinks [Hq] f32, one more logit in
     each row's denominator; lse [T, Hq] f32, the log-sum-exp out; kv_offsets [B+1], cross attention: sequence b has
     cache_length(b) + kv_offsets[b+1] - kv_offsets[b] keys; alibi_slopes [Hq] f32: slope * (key's position - query's)
-    is added to every score, after the softcap. The query has the cache's float type, or f16/bf16/f32
-    over an 8-bit cache; an integer cache needs scales. The schedule's entry max_queries bounds the new tokens of
-    every sequence.
+    is added to every score, after the softcap; prior [T, Hq, D] and prior_lse [T, Hq] f32, the result of the same
+    queries over other keys, which is combined with that over these. The query has the cache's float type, or
+    f16/bf16/f32 over an 8-bit cache, and the output the query's type or f32; an integer cache needs scales. The
+    schedule's entry max_queries bounds the new tokens of every sequence.
 
     A mask ``NAME@DIGEST`` is a function of (b, h, q, k, *arrays), and so is the attribute score, where it is there, of
     (score, b, h, q, k, *arrays): of the scaled score, after softcap and slopes. Such a string stands for the function's
@@ -109,6 +110,8 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     lse: Operand[Any] | None = None
     kv_offsets: Operand[Any] | None = None
     alibi_slopes: Operand[Any] | None = None
+    prior: Operand[Any] | None = None
+    prior_lse: Operand[Any] | None = None
     array0: Operand[Any] | None = None
     array1: Operand[Any] | None = None
     array2: Operand[Any] | None = None
@@ -153,6 +156,8 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, 
     lse: Operand[Any] | None = None
     kv_offsets: Operand[Any] | None = None
     alibi_slopes: Operand[Any] | None = None
+    prior: Operand[Any] | None = None
+    prior_lse: Operand[Any] | None = None
     array0: Operand[Any] | None = None
     array1: Operand[Any] | None = None
     array2: Operand[Any] | None = None
@@ -202,6 +207,8 @@ class OperandAttentionOp(
     lse: Operand[Any] | None = None
     kv_offsets: Operand[Any] | None = None
     alibi_slopes: Operand[Any] | None = None
+    prior: Operand[Any] | None = None
+    prior_lse: Operand[Any] | None = None
     array0: Operand[Any] | None = None
     array1: Operand[Any] | None = None
     array2: Operand[Any] | None = None
@@ -240,10 +247,13 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
     if not spec.dtype.is_float and not spec.quantized:
         return verify.fail(op, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
     elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
-    for value, name in ((op.query, "query"), (op.out, "out")):
-        right = verify.memref(op, value, rank, elements, name)
+    written = tuple(dict.fromkeys((*elements, "f32")))
+    for value, name, wanted in ((op.query, "query", elements), (op.out, "out", written)):
+        right = verify.memref(op, value, rank, wanted, name)
         if not right or not verify.static_dim(op, value, rank - 1, spec.head_size, name):
             return False
+    if (op.prior is None) != (op.prior_lse is None):
+        return verify.fail(op, "prior and prior_lse must both be given or neither, got one")
     query_type, dim = ir.MemRefType(op.query.type), rank - 2
     if query_type.is_dynamic_dim(dim):
         return verify.fail(op, f"query must have a static number of heads in dimension {dim}, got a dynamic one")
@@ -257,6 +267,10 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
         and _per_head(op, op.sinks, 1, heads, "sinks")
         and _per_head(op, op.alibi_slopes, 1, heads, "alibi_slopes")
         and _per_head(op, op.lse, rank - 1, heads, "lse")
+        and _per_head(op, op.prior_lse, rank - 1, heads, "prior_lse")
+        and (op.prior is None or verify.memref(op, op.prior, rank, ("f32",), "prior"))
+        and (op.prior is None or verify.static_dim(op, op.prior, dim, heads, "prior"))
+        and (op.prior is None or verify.static_dim(op, op.prior, rank - 1, spec.head_size, "prior"))
         and (op.kv_offsets is None or offsets(op, op.kv_offsets, "kv_offsets"))
     )
 

@@ -156,7 +156,8 @@ def _kind_of_functions(op: Any, at: Expansion, case: Case) -> str:
 def operands(op: Any) -> list[ir.Value | None]:
     """The arguments of the row and prefill kernels."""
     source = [None, None, op.keys, op.values] if of_operands(op) else [op.collection, op.layer, None, None]
-    return [*source, op.query, extents_of(op), op.kv_offsets, op.scale, op.out, op.sinks, op.lse, op.alibi_slopes]
+    rest = [op.query, extents_of(op), op.kv_offsets, op.scale, op.out, op.sinks, op.lse, op.alibi_slopes]
+    return [*source, *rest, op.prior, op.prior_lse]
 
 
 @expands("kv.attention", "kv.attention_padded", "kv.operand_attention")

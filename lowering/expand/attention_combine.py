@@ -17,7 +17,7 @@ from .attention_queries import queries_of
 from .chosen_pages import chosen_pages
 from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, Config
 from .decode_split_kv import split_kv
-from .partial_results import added, finished, log_sum_exp, weight
+from .partial_results import added, finished, log_sum_exp, weight, with_prior
 
 
 def combine_kernel(c: Config) -> Any:
@@ -70,7 +70,7 @@ def combine_kernel(c: Config) -> Any:
                     staged[slot, 4 + i, lane] = held[j][1][i]
 
     @kv.func
-    def finish(out, sinks, lse, queries, b, head, row0, n, nt, t, staged, count, lane, u):
+    def finish(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, nt, t, staged, count, lane, u):
         """Combine the first ``count`` that are staged, in order; write rows u, u + 2, ...: each lane its own elements.
 
         Of splits, this adds as the first kernel does: which of them combines changes no bit.
@@ -89,21 +89,32 @@ def combine_kernel(c: Config) -> Any:
                     theirs = [staged[here, i + u, lane] for i in (2, 4, 6)]
                     total, o[0], o[1] = added([total, *o], theirs, [of_it])
             h = head * G + row % G
-            top, total, inverse = finished(top, total, None if sinks is None else sinks[h])
             token = queries.at(queries.base(b), row // G)
+            sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*token, h)]
+            top, total, factor, of_prior = finished(top, total, sink, before)
             for half in kv.static(range(2)):
                 d = t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half)
                 if c.size % 16 == 0:
-                    out[(*token, h, d)] = c.query(o[half] * inverse)
+                    out[(*token, h, d)] = element(o[half] * factor, prior, of_prior, token, h, d)
                 else:
                     if d < c.size:
-                        out[(*token, h, d)] = c.query(o[half] * inverse)
+                        out[(*token, h, d)] = element(o[half] * factor, prior, of_prior, token, h, d)
             if lse is not None:
                 if (t == 0) & (lane < 4):
                     lse[(*token, h)] = log_sum_exp(top, total)
 
     @kv.func
-    def body(collection, extents, kv_offsets, out, partials, max_units, max_splits, sinks, lse, pages, page_counts):
+    def element(x, prior, of_prior, token, h, d):
+        """An element of the output, of normalised values."""
+        if prior is not None:
+            x = with_prior(x, prior[(*token, h, d)], of_prior)
+        return c.out(x)
+
+    @kv.func
+    def body(
+        collection, extents, kv_offsets, out, partials, max_units, max_splits, sinks, lse, prior, prior_lse, pages,
+        page_counts,
+    ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, out, kv_offsets)
         batch = queries.sequences
@@ -136,15 +147,17 @@ def combine_kernel(c: Config) -> Any:
                 count = kv.i32(WARPS)
             kv.barrier()
             for u in range(warp, 2, WARPS):
-                finish(out, sinks, lse, queries, b, head, row0, n, nt, t, staged, count, lane, u)
+                finish(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, nt, t, staged, count, lane, u)
 
     @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, 32 // WARPS))
     def attention_combine(
         collection: kv.KVCacheCollection, extents: kv.Buffer[kv.i32, 1], kv_offsets: kv.Optional[kv.Buffer[kv.i32, 1]],
-        out: kv.Buffer[c.query, c.rank], partials: kv.Buffer[kv.i8, 1], max_units: kv.i32, max_splits: kv.i32,
+        out: kv.Buffer[c.out, c.rank], partials: kv.Buffer[kv.i8, 1], max_units: kv.i32, max_splits: kv.i32,
         sinks: kv.Optional[kv.Buffer[kv.f32, 1]], lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
+        prior: kv.Optional[kv.Buffer[kv.f32, c.rank]], prior_lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
         pages: kv.Optional[kv.Buffer[kv.i32, 3]], page_counts: kv.Optional[kv.Buffer[kv.i32, 2]],
     ):  # fmt: skip
-        body(collection, extents, kv_offsets, out, partials, max_units, max_splits, sinks, lse, pages, page_counts)
+        rest = max_units, max_splits, sinks, lse, prior, prior_lse, pages, page_counts
+        body(collection, extents, kv_offsets, out, partials, *rest)
 
     return attention_combine

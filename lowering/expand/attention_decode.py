@@ -239,7 +239,7 @@ def decode_kernel(c: Config) -> Any:
     @kv.func
     def body(
         collection, layer, query, extents, kv_offsets, scale, out, partials, counters, max_splits, sinks, lse, slopes,
-        pages, page_counts,
+        prior, prior_lse, pages, page_counts,
     ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, query, kv_offsets)
@@ -336,7 +336,9 @@ def decode_kernel(c: Config) -> Any:
                     if results_of.finish(
                         units, partials, counters, tile_indptr, done, part, row0, own, taken, more, m, l, o, rows, lane
                     ):
-                        results_of.write_out(out, sinks, lse, queries, done, head, row0, rows, m, l, o, lane)
+                        results_of.write_out(
+                            out, sinks, lse, prior, prior_lse, queries, done, head, row0, rows, m, l, o, lane
+                        )
                 if b != done:
                     taken = kv.i32(0)
             kv.cp_async_wait(0)
@@ -348,12 +350,13 @@ def decode_kernel(c: Config) -> Any:
     def attention_decode(
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[c.query, c.rank],
         extents: kv.Buffer[kv.i32, 1], kv_offsets: kv.Optional[kv.Buffer[kv.i32, 1]], scale: kv.f32,
-        out: kv.Buffer[c.query, c.rank], partials: kv.Buffer[kv.i8, 1], counters: kv.Buffer[kv.i8, 1],
+        out: kv.Buffer[c.out, c.rank], partials: kv.Buffer[kv.i8, 1], counters: kv.Buffer[kv.i8, 1],
         max_splits: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
         lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]], slopes: kv.Optional[kv.Buffer[kv.f32, 1]],
+        prior: kv.Optional[kv.Buffer[kv.f32, c.rank]], prior_lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
         pages: kv.Optional[kv.Buffer[kv.i32, 3]], page_counts: kv.Optional[kv.Buffer[kv.i32, 2]],
     ):  # fmt: skip
-        rest = partials, counters, max_splits, sinks, lse, slopes, pages, page_counts
+        rest = partials, counters, max_splits, sinks, lse, slopes, prior, prior_lse, pages, page_counts
         body(collection, layer, query, extents, kv_offsets, scale, out, *rest)
 
     return attention_decode
@@ -361,13 +364,13 @@ def decode_kernel(c: Config) -> Any:
 
 def expand_decode(op: Any, at: Expansion) -> None:
     """Expand an attention for few query rows a sequence: the schedule's ``max_queries`` says how many tokens."""
-    spec, query = at.spec(op.collection), at.dtype(op.query)
+    spec, query, out = at.spec(op.collection), at.dtype(op.query), at.dtype(op.out)
     aligned = row_alignment(op)
     config = configured(at.target, Config(
         spec, query, heads_of(op, at) // spec.num_heads, at.schedule["max_queries"], op.mask.value,
         op.span.value, op.softcap.value, padded=is_padded(op), pages=op.pages is not None,
-        programmatic=at.target.has("pdl"),
-        pair_alignment=max(query.itemsize, min(2 * query.itemsize, aligned)),
+        programmatic=at.target.has("pdl"), out_type=out,
+        pair_alignment=max(out.itemsize, min(2 * out.itemsize, aligned)),
     ), at.schedule)  # fmt: skip
     if config.pages:  # what chose the pages is the kernel before, so nothing can be read while it runs
         config = replace(config, early=0)
@@ -389,12 +392,12 @@ def expand_decode(op: Any, at: Expansion) -> None:
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)
     args = [op.collection, op.layer, op.query, extents_of(op), op.kv_offsets, op.scale, op.out, partials, counters]
-    args += [max_splits, op.sinks, op.lse, op.alibi_slopes, op.pages, op.page_counts]
+    args += [max_splits, op.sinks, op.lse, op.alibi_slopes, op.prior, op.prior_lse, op.pages, op.page_counts]
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), args, (max_units * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:
         blocks = batch * (config.row_groups * config.column_tiles * config.row_steps)
-        args = [op.collection, extents_of(op), op.kv_offsets, op.out, partials, max_units, max_splits, op.sinks, op.lse]
-        args += [op.pages, op.page_counts]
+        args = [op.collection, extents_of(op), op.kv_offsets, op.out, partials, max_units, max_splits]
+        args += [op.sinks, op.lse, op.prior, op.prior_lse, op.pages, op.page_counts]
         threads = (32 * config.combine, 1, 1)
         at.launch(combine_kernel(config), args, (blocks, 1, 1), threads, key=config, programmatic=early)

@@ -38,7 +38,7 @@ from .attention_common import (
 )
 from .attention_queries import queries_of, tiles_of
 from .base import Expansion
-from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp
+from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
 
 WARPS = 4
 THREADS = 32 * WARPS
@@ -76,8 +76,10 @@ def problems(case: Case, at: Expansion, row_alignment: int) -> list[str]:
     spec, found = case.spec, []
     if at.target.is_host or not at.target.has("cp_async"):
         return [f"needs a GPU with cp.async, got {at.target.name}"]
-    if case.query not in (bf16, f16) or case.out is not case.query:
-        found.append(f"needs a query and an output of bf16 or f16, got {case.query.name} and {case.out.name}")
+    if case.query not in (bf16, f16) or case.out not in (case.query, f32):
+        found.append(
+            f"needs a query of bf16 or f16 and an output of its type or f32, got {case.query.name} and {case.out.name}"
+        )
     if spec.dtype is not case.query and spec.dtype.bits != 8:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     if spec.is_mla:
@@ -245,6 +247,7 @@ def prefill_kernel(g: Tiles) -> Any:
         query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
+        prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         memory = kv.shared(g.shared_bytes, kv.u8, alignment=128).ptr()
@@ -312,16 +315,27 @@ def prefill_kernel(g: Tiles) -> Any:
                 for k in kv.static((1, 2)):
                     state[2 + u] = state[2 + u] + kv.shuffle_xor(state[2 + u], k)
                 at = row0 + warp * 16 + (lane >> 2) + 8 * u
-                h = head * G + kv.math.min(at, rows - 1) % G
-                sink = None if sinks is None else sinks[h]
-                state[u], state[2 + u], factor = finished(state[u], state[2 + u], sink)
+                row = kv.math.min(at, rows - 1)
+                h = head * G + row % G
+                place = (*queries.at(base_row, row // G), h)
+                sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[place]
+                state[u], state[2 + u], factor, of_prior = finished(state[u], state[2 + u], sink, before)
                 for t in kv.static(range(D // 8)):
-                    for i in kv.static(range(2)):
-                        o[4 * t + 2 * u + i] = o[4 * t + 2 * u + i] * factor
+                    pair = [o[4 * t + 2 * u + i] * factor for i in range(2)]
+                    if prior is not None:
+                        found = prior.load(*place, t * 8 + (lane & 3) * 2, width=2)
+                        pair = [with_prior(x, found[i], of_prior) for i, x in enumerate(pair)]
+                    o[4 * t + 2 * u : 4 * t + 2 * u + 2] = pair
+                if case.out is f32:
+                    if at < rows:
+                        for t in kv.static(range(D // 8)):
+                            pair = kv.vector(f32, o[4 * t + 2 * u : 4 * t + 2 * u + 2])
+                            out.store(*place, t * 8 + (lane & 3) * 2, value=pair)
                 if lse is not None:
                     if ((lane & 3) == 0) & (at < rows):
-                        lse[(*queries.at(base_row, at // G), h)] = log_sum_exp(state[u], state[2 + u])
+                        lse[place] = log_sum_exp(state[u], state[2 + u])
             kv.cp_async_wait(0)
-            write_rows(queries, out, q_tile, o, base_row, row0, rows, head, warp, lane)
+            if case.out is not f32:
+                write_rows(queries, out, q_tile, o, base_row, row0, rows, head, warp, lane)
 
     return attention_prefill

@@ -34,7 +34,7 @@ from .attention_common import (
 )
 from .attention_queries import queries_of
 from .chosen_pages import chosen_pages
-from .partial_results import LOG2E, LOWEST, NO_VALUE, log_sum_exp, normalizer
+from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
 
 LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
 KEYS = 8  # keys that the host takes at a time
@@ -117,6 +117,7 @@ def host_kernel(case: Case) -> Any:
         query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
+        prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
         pages: kv.Optional[kv.Buffer[i32, 3]] = None, page_counts: kv.Optional[kv.Buffer[i32, 2]] = None,
     ):  # fmt: skip
         h, row = kv.block_id.x, kv.block_id.y
@@ -145,9 +146,13 @@ def host_kernel(case: Case) -> Any:
                     token = chosen.first_token(b, head, entry, count)
                     low, high = kv.math.max(first, token), kv.math.min(end, token + spec.page_size)
                     take_all(keys, values, q, b, head, low, high, state, sums, alibi)
-            inverse = normalizer(state[1])
-            for n, (d, _) in enumerate(value_vectors):
-                out.store(*here, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
+            before = None if prior is None else prior_lse[(*here, h)]
+            *state, inverse, of_prior = finished(*state, prior=before, exp2=exp2)
+            for n, (d, w) in enumerate(value_vectors):
+                x = sums[n] * inverse
+                if prior is not None:
+                    x = with_prior(x, prior.load(*here, h, d, width=w, alignment=f32.itemsize), of_prior)
+                out.store(*here, h, d, value=case.out(x), alignment=case.out.itemsize)
             if lse is not None:
                 lse[(*here, h)] = log_sum_exp(state[0], state[1])
 
@@ -222,6 +227,7 @@ def simt_kernel(case: Case) -> Any:
         query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
+        prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
         pages: kv.Optional[kv.Buffer[i32, 3]] = None, page_counts: kv.Optional[kv.Buffer[i32, 2]] = None,
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
@@ -257,12 +263,16 @@ def simt_kernel(case: Case) -> Any:
                     low, high = kv.math.max(first, token), kv.math.min(end, token + spec.page_size)
                     take_all(keys, values, q, warp, lane, b, head, low, high, position, slope, state, sums)
             top, total = state
-            total = kv.warp_reduce(total, "add")
-            inverse = normalizer(total)
+            before = None if prior is None else prior_lse[(*here, h)]
+            top, total, inverse, of_prior = finished(top, kv.warp_reduce(total, "add"), prior=before)
             for n in kv.static(range(turns)):
                 column = lane + 32 * n
                 if column < columns:
-                    out.store(*here, h, column * width, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
+                    x = sums[n] * inverse
+                    if prior is not None:
+                        found = prior.load(*here, h, column * width, width=width, alignment=f32.itemsize)
+                        x = with_prior(x, found, of_prior)
+                    out.store(*here, h, column * width, value=case.out(x), alignment=case.out.itemsize)
             if lse is not None:
                 if lane == 0:
                     lse[(*here, h)] = log_sum_exp(top, total)

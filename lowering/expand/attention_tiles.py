@@ -18,13 +18,14 @@ from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.attention import arrays_of, is_function
 from kvarn.dialect.ops.tile import COLUMN_STEP
 from kvarn.dsl import functions
+from kvarn.dsl.tiles import Tile
 
 from .attention_common import Case, caches_of, start_of
 from .attention_queries import queries_of, tiles_of
 from .base import Expansion
 from .chosen_pages import chosen_pages
 from .key_splits import key_range, partial_row, quotient, split_of
-from .partial_results import LOG2E, LOWEST, finished, log_sum_exp
+from .partial_results import LOG2E, LOWEST, finished, log_sum_exp, with_prior
 from .softmax import first_key, mask_of, modified, modifies, online_softmax, seen_by
 
 # Query rows and keys of a tile on the host: what stays in its first caches.
@@ -50,9 +51,16 @@ def attention_kernel(
     mask_of(case)  # one that was not given in this process is refused before anything is traced
 
     @kv.func
-    def finish(out, lse, sinks, h, place, exists, m, l, o):
-        m, l, factor = finished(m, l, None if sinks is None else sinks[h], kv.math.exp2)
-        out.store_rows(*place, value=case.out(o * factor[:, None]), mask=exists, stored=case.value_size)
+    def finish(out, lse, sinks, prior, prior_lse, h, place, exists, m, l, o):
+        before = None if prior is None else prior_lse.gather(*place, mask=exists)
+        m, l, factor, of_prior = finished(m, l, None if sinks is None else sinks[h], before, kv.math.exp2)
+        o = o * factor[:, None]
+        if prior is not None:
+            d, of_prior = kv.tile_index(V)[None, :], of_prior[:, None]
+            there = exists[:, None] & (of_prior != 0.0) & (d < case.value_size)
+            at = [i[:, None] if isinstance(i, Tile) else i for i in place]
+            o = with_prior(o, prior.gather(*at, d, mask=there), of_prior)
+        out.store_rows(*place, value=case.out(o), mask=exists, stored=case.value_size)
         if lse is not None:
             lse.scatter(*place, value=log_sum_exp(m, l), mask=exists)
 
@@ -63,6 +71,7 @@ def attention_kernel(
         query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
+        prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
         tiles: kv.i32, key_map: kv.Optional[kv.TensorMap], value_map: kv.Optional[kv.TensorMap],
         partials: kv.Optional[kv.Buffer[f32, 2]], ends: kv.Optional[kv.Buffer[f32, 2]], splits: kv.Optional[kv.i32],
         queue: kv.Optional[kv.Buffer[kv.i8, 1]], array0=None, array1=None, array2=None, array3=None,
@@ -128,7 +137,7 @@ def attention_kernel(
                 o = kv.dot(case.query(p), v, o * alpha[:, None])
             place = (*queries.at(base, token), h)
             if splits is None:
-                finish(out, lse, sinks, h, place, exists, m, l, o)
+                finish(out, lse, sinks, prior, prior_lse, h, place, exists, m, l, o)
             else:
                 if several:
                     slot = partial_row(tile, splits, split, M) + kv.tile_index(M)
@@ -137,7 +146,7 @@ def attention_kernel(
                     ends.scatter(slot, 0, value=m, mask=written)
                     ends.scatter(slot, 1, value=l, mask=written)
                 elif split == 0:
-                    finish(out, lse, sinks, h, place, exists, m, l, o)
+                    finish(out, lse, sinks, prior, prior_lse, h, place, exists, m, l, o)
 
     return attention
 

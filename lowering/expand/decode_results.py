@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import kvarn as kv
 
 from .decode_schedule import COLUMNS, NEVER, Config
-from .partial_results import added, finished, log_sum_exp, weight
+from .partial_results import added, finished, log_sum_exp, weight, with_prior
 
 
 def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
@@ -28,7 +28,13 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         return row0 + nt * COLUMNS + (lane & 3) * 2 < n * G
 
     @kv.func
-    def write_out(out, sinks, lse, queries, b, head, row0, n, m, l, o, lane):
+    def prior_pair(prior, token, h, t, lane):
+        """A lane's two elements of a step of the output in a prior result; those past the head are its last."""
+        ds = [t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half) for half in range(2)]
+        return [prior[(*token, h, kv.math.min(d, c.size - 1))] for d in ds]
+
+    @kv.func
+    def write_out(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, m, l, o, lane):
         """Normalise and write the rows of one sequence and KV head, each lane its own elements."""
         for nt in kv.static(range(NT)):
             for u in kv.static(range(2)):
@@ -36,12 +42,20 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                 slot = 2 * nt + u
                 if row < n * G:
                     token, h = queries.at(queries.base(b), row // G), head * G + row % G
-                    top, total, inverse = finished(m[slot], l[slot], None if sinks is None else sinks[h])
+                    sink, before = (
+                        None if sinks is None else sinks[h],
+                        None if prior is None else prior_lse[(*token, h)],
+                    )
+                    top, total, factor, of_prior = finished(m[slot], l[slot], sink, before)
                     for t in kv.static(range(KS)):
-                        pair = [c.query(o[(nt * KS + t) * 4 + 2 * half + u] * inverse) for half in range(2)]
+                        pair = [o[(nt * KS + t) * 4 + 2 * half + u] * factor for half in range(2)]
+                        if prior is not None:
+                            of_pair = prior_pair(prior, token, h, t, lane)
+                            pair = [with_prior(x, y, of_prior) for x, y in zip(pair, of_pair, strict=True)]
+                        pair = [c.out(x) for x in pair]
                         left = c.size - t * 16  # columns that there are from this step on
                         if c.narrow:  # the lane's two elements are neighbours
-                            d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.query)
+                            d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.out)
                             if left >= 16:
                                 out.store(*token, h, d, value=both, alignment=c.pair_alignment)
                             else:

@@ -54,6 +54,11 @@ class Config:
     programmatic: bool = True
     pair_alignment: int = 4
     padding: int = 0
+    out_type: DType | None = None  # of the output; None: the query's
+
+    @property
+    def out(self) -> DType:
+        return self.out_type or self.query
 
     @property
     def heads(self) -> int:

@@ -19,7 +19,7 @@ from kvarn.dialect.layout import cdiv
 
 from .attention_common import Case, start_of
 from .attention_queries import queries_of
-from .partial_results import LOWEST, finished, log_sum_exp, weight
+from .partial_results import LOWEST, finished, log_sum_exp, weight, with_prior
 from .softmax import first_key
 
 MOST_SPLITS = 32  # a lane of a warp has the m and l of each
@@ -90,6 +90,7 @@ def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
         key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
         extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]], out: kv.Buffer[case.out, case.rank],
         sinks: kv.Optional[kv.Buffer[f32, 1]], lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
+        prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
         partials: kv.Buffer[f32, 2], ends: kv.Buffer[f32, 2], splits: kv.i32, tiles: kv.i32,
     ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
@@ -108,8 +109,9 @@ def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
                 row, token = partial_row(tile, splits, 0, rows) + r, (row0 + r) // case.group
                 h = head * case.group + (row0 + r) % case.group
                 m, l, mine = weights_of(ends, row, pieces, splits, lane)
-                m, l, factor = finished(m, l, None if sinks is None else sinks[h])
                 place = (*queries.at(base, token), h)
+                before = None if prior is None else prior_lse[place]
+                m, l, factor, of_prior = finished(m, l, None if sinks is None else sinks[h], before)
                 for turn in kv.static(range(turns)):
                     d = kv.math.min((turn * 32 + lane) * WIDTH, V - WIDTH)  # the last lanes repeat the last elements
                     o = kv.vector(f32, WIDTH)
@@ -120,7 +122,10 @@ def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
                         ]
                         for j in kv.static(range(TOGETHER)):
                             o = o + held[j] * kv.where(s + j < pieces, kv.shuffle_idx(mine, (s + j) & 31), 0.0)
-                    out.store(*place, d, value=case.out(o * factor))
+                    o = o * factor
+                    if prior is not None:
+                        o = with_prior(o, prior.load(*place, d, width=WIDTH), of_prior)
+                    out.store(*place, d, value=case.out(o))
                 if lse is not None:
                     if lane == 0:
                         lse[place] = log_sum_exp(m, l)

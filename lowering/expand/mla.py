@@ -74,7 +74,7 @@ def expand_attention(op: Any, at: Expansion) -> None:
     if op.indices is not None:
         mla_rows.launch(mla_rows.Listed(case), at, op, None, op.indices, op.topk_lengths, None, None, None, None)
         return
-    args = [op.collection, op.layer, None, None, op.query, op.row_offsets, None, op.scale, op.out, None, None, None]
+    args = [op.collection, op.layer, None, None, op.query, op.row_offsets, None, op.scale, op.out, *[None] * 5]
     launch_rows(kind, case, at, op.query, args)
 
 

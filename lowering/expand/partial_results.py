@@ -40,12 +40,23 @@ def with_score(m: Any, l: Any, score: Any, exp2: Any = kv.ex2) -> tuple[Any, Any
     return m_new, kv.math.fma(l, alpha, beta), alpha, beta
 
 
-def finished(m: Any, l: Any, sink: Any = None, exp2: Any = kv.ex2) -> tuple[Any, Any, Any]:
-    """(m, l, what the values' sums are to be multiplied by) of a row after its last key; ``sink``: its head's logit."""
-    factor = kv.f32(1.0)
+def finished(m: Any, l: Any, sink: Any = None, prior: Any = None, exp2: Any = kv.ex2) -> tuple[Any, Any, Any, Any]:
+    """What becomes of a row after its last key: (m, l, factor of its values' sums, factor of the prior result's row).
+
+    ``sink``: the logit of its head; ``prior``: the log-sum-exp of a normalised result over other keys.
+    """
+    factor, of_prior = kv.f32(1.0), None
     if sink is not None:
         m, l, factor, _ = with_score(m, l, sink * LOG2E, exp2)
-    return m, l, normalizer(l, factor)
+    if prior is not None:
+        m, l, alpha, of_prior = with_score(m, l, prior * LOG2E, exp2)
+        factor, of_prior = factor * alpha, normalizer(l, of_prior)
+    return m, l, normalizer(l, factor), of_prior
+
+
+def with_prior(o: Any, prior: Any, of_prior: Any) -> Any:
+    """Normalised values plus those of a prior result, which may be anything where their factor is 0."""
+    return kv.math.fma(kv.where(of_prior == 0.0, 0.0, prior), of_prior, o)
 
 
 def normalizer(l: Any, factor: Any = 1.0) -> Any:

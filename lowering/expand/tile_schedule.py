@@ -125,8 +125,10 @@ def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
     spec, found = case.spec, []
     if not target.has("wgmma"):
         return [f"needs a GPU with wgmma, got {target.name}"]
-    if case.query not in (bf16, f16) or case.out is not case.query:
-        found.append(f"needs a query and an output of bf16 or f16, got {case.query.name} and {case.out.name}")
+    if case.query not in (bf16, f16) or case.out not in (case.query, f32):
+        found.append(
+            f"needs a query of bf16 or f16 and an output of its type or f32, got {case.query.name} and {case.out.name}"
+        )
     if spec.dtype is not case.query and spec.dtype.bits != 8:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     if spec.is_mla or case.rope:
@@ -278,8 +280,8 @@ def launch(config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | Non
     given = [*args, tiles, *descriptors(config, at, *source), *parts, queue, *arrays_of(op)]
     at.launch(kernel, given, (blocks, 1, 1), (config.threads, 1, 1), key=config, attributes={"kv.schedule": schedule})
     if splits is not None and several is not None:
-        collection, layer, keys, values, _, extents, kv_offsets, _, out, sinks, lse, _ = args
-        combined = [collection, layer, keys, values, extents, kv_offsets, out, sinks, lse, *parts, tiles]
+        collection, layer, keys, values, _, extents, kv_offsets, _, out, sinks, lse, _, *prior = args
+        combined = [collection, layer, keys, values, extents, kv_offsets, out, sinks, lse, *prior, *parts, tiles]
         grid = several * units * (config.rows // WARPS)
         kernel = combine_kernel(case, config.rows, config.keys, config.least)
         at.launch(kernel, combined, (grid, 1, 1), (32 * WARPS, 1, 1), key=config, programmatic=True)

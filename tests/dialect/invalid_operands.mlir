@@ -215,7 +215,7 @@ func.func private @rule(!kv.collection<"ragged", f16, 8 : i64, 128 : i64, false,
 func.func @rule(%k: !d, %v: !r, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.operand_attention' op keys and values must be operands of one type, got !kv.operand<"dense",}}
   "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!d, !r, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -227,7 +227,7 @@ func.func @rule(%k: !d, %v: !r, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s:
 func.func @rule(%k: !s, %v: !s, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.operand_attention' op needs operands of keys and values, got one that shows a cache's scales}}
   "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!s, !s, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -239,7 +239,7 @@ func.func @rule(%k: !s, %v: !s, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s:
 func.func @rule(%k: !m, %v: !m, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.operand_attention' op needs a collection with values (is_mla = false)}}
   "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!m, !m, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -251,7 +251,7 @@ func.func @rule(%k: !m, %v: !m, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s:
 func.func @rule(%k: !i, %v: !i, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.operand_attention' op needs a float cache or one with scales, got element type i8}}
   "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!i, !i, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -263,7 +263,7 @@ func.func @rule(%k: !i, %v: !i, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s:
 func.func @rule(%k: !c, %v: !c, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.operand_attention' op operand must be of type !kv.operand, got !kv.cache<}}
   "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!c, !c, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -275,7 +275,7 @@ func.func @rule(%k: !c, %v: !c, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s:
 func.func @rule(%k: !x, %v: !x, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.operand_attention' op query heads must be a multiple of the 3 KV heads, got 16}}
   "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!x, !x, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -287,7 +287,7 @@ func.func @rule(%k: !x, %v: !x, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s:
 func.func @rule(%k: !d, %v: !d, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.operand_attention' op kv_offsets needs operands of caches, got dense ones, which have all keys}}
   "kv.operand_attention"(%k, %v, %q, %o, %s, %q, %o)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!d, !d, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>, memref<?xi32>) -> ()
   return
 }

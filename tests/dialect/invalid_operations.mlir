@@ -386,7 +386,7 @@ func.func @rule(%o: memref<?xi32>, %x: memref<?xi64>) {
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %out: memref<?x16x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op has a schedule whose batch_invariant needs fixed splits of at least one token, got split = 0}}
   "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split = 0 : i64}}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split = 0 : i64}}
     : (!pool, i32, memref<?x16x128xbf16>, memref<?xi32>, f32, memref<?x16x128xbf16>) -> ()
   return
 }
@@ -398,7 +398,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %out: memref<?x16
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %out: memref<?x16x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op has a schedule whose batch_invariant must be true or false, got 2}}
   "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = 2 : i64}}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = 2 : i64}}
     : (!pool, i32, memref<?x16x128xbf16>, memref<?xi32>, f32, memref<?x16x128xbf16>) -> ()
   return
 }
@@ -410,7 +410,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %out: memref<?x16
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x12x128xbf16>, %out: memref<?x12x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op query heads must be a multiple of the 8 KV heads, got 12}}
   "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x12x128xbf16>, memref<?xi32>, f32, memref<?x12x128xbf16>) -> ()
   return
 }
@@ -422,7 +422,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x12x128xbf16>, %out: memref<?x12
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x128xbf16>, %out: memref<?x?x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op query must have a static number of heads in dimension 1, got a dynamic one}}
   "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x?x128xbf16>, memref<?xi32>, f32, memref<?x?x128xbf16>) -> ()
   return
 }
@@ -434,7 +434,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x128xbf16>, %out: memref<?x?x1
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xf32>, %out: memref<?x32x128xf32>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op query must have element type bf16, got f32}}
   "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xf32>, memref<?xi32>, f32, memref<?x32x128xf32>) -> ()
   return
 }
@@ -446,7 +446,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xf32>, %out: memref<?x32x
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x16x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op out must have 32 in dimension 1, got 16}}
   "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x16x128xbf16>) -> ()
   return
 }
@@ -458,7 +458,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x16
 func.func @rule(%c: !int, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op needs a float cache or one with scales, got element type i8}}
   "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!int, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -470,7 +470,7 @@ func.func @rule(%c: !int, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op needs a collection with values (is_mla = false)}}
   "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!latent, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -482,7 +482,7 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op mask must be one of causal, null, sliding_window, chunked, chunked_causal, got "prefix"}}
   "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "prefix", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "prefix", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -494,7 +494,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op span (the window or chunk) must be positive for mask sliding_window, got 0 : i64}}
   "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "sliding_window", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "sliding_window", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -506,7 +506,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x128xbf16>, %o: memref<?xi32>, %s: f32, %n: memref<8xf32>) {
   // expected-error @below {{'kv.attention' op alibi_slopes must have 32 in dimension 0, got 8}}
   "kv.attention"(%c, %i, %q, %o, %s, %out, %n)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>, memref<8xf32>) -> ()
   return
 }
@@ -518,7 +518,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x128xbf16>, %o: memref<?xi32>, %s: f32, %n: memref<8xf32>) {
   // expected-error @below {{'kv.attention' op sinks must have 32 in dimension 0, got 8}}
   "kv.attention"(%c, %i, %q, %o, %s, %out, %n)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>, memref<8xf32>) -> ()
   return
 }

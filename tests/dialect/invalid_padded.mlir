@@ -6,7 +6,7 @@
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %v: memref<?xi32>, %s: f32, %out: !rows) {
   // expected-error @below {{'kv.attention_padded' op query must be a memref of rank 4, got memref<?x32x128xbf16>}}
   "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, !rows) -> ()
   return
 }
@@ -19,7 +19,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %v: memref<?xi32>
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out: memref<?x32x128xbf16>) {
   // expected-error @below {{'kv.attention_padded' op out must be a memref of rank 4, got memref<?x32x128xbf16>}}
   "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -32,7 +32,7 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out:
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x32x64xbf16>, %v: memref<?xi32>, %s: f32, %out: !rows) {
   // expected-error @below {{'kv.attention_padded' op query must have 128 in dimension 3, got 64}}
   "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x?x32x64xbf16>, memref<?xi32>, f32, !rows) -> ()
   return
 }
@@ -45,7 +45,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x32x64xbf16>, %v: memref<?xi32
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x?x128xbf16>, %v: memref<?xi32>, %s: f32, %out: !rows) {
   // expected-error @below {{'kv.attention_padded' op query must have a static number of heads in dimension 2, got a dynamic one}}
   "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x?x?x128xbf16>, memref<?xi32>, f32, !rows) -> ()
   return
 }
@@ -58,7 +58,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x?x128xbf16>, %v: memref<?xi32
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x12x128xbf16>, %v: memref<?xi32>, %s: f32, %out: !rows) {
   // expected-error @below {{'kv.attention_padded' op query heads must be a multiple of the 8 KV heads, got 12}}
   "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x?x12x128xbf16>, memref<?xi32>, f32, !rows) -> ()
   return
 }
@@ -71,7 +71,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x12x128xbf16>, %v: memref<?xi3
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out: memref<?x?x16x128xbf16>) {
   // expected-error @below {{'kv.attention_padded' op out must have 32 in dimension 2, got 16}}
   "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, memref<?x?x16x128xbf16>) -> ()
   return
 }
@@ -84,7 +84,7 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out:
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?x?xi32>, %s: f32, %out: !rows) {
   // expected-error @below {{'kv.attention_padded' op valid_lengths must be a memref of rank 1, got memref<?x?xi32>}}
   "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?x?xi32>, f32, !rows) -> ()
   return
 }
@@ -97,7 +97,7 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?x?xi32>, %s: f32, %ou
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out: !rows, %l: memref<?x32xf32>) {
   // expected-error @below {{'kv.attention_padded' op lse must be a memref of rank 3, got memref<?x32xf32>}}
   "kv.attention_padded"(%c, %i, %q, %v, %s, %out, %l)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x32xf32>) -> ()
   return
 }
@@ -110,7 +110,7 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out:
 func.func @rule(%c: !kv.collection<"paged", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out: !rows) {
   // expected-error @below {{'kv.attention_padded' op needs a collection with values (is_mla = false)}}
   "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!kv.collection<"paged", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>, i32, !rows, memref<?xi32>, f32, !rows) -> ()
   return
 }
@@ -123,7 +123,7 @@ func.func @rule(%c: !kv.collection<"paged", bf16, 1 : i64, 128 : i64, true, 16 :
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out: !rows) {
   // expected-error @below {{'kv.attention_padded' op has a schedule whose batch_invariant needs fixed splits of at least one token, got split = 0}}
   "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split = 0 : i64}}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split = 0 : i64}}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows) -> ()
   return
 }

@@ -284,7 +284,7 @@ func.func @attention_cached(%k: !cached, %v: !cached, %q: memref<?x16x128xf16>, 
   // CHECK: "kv.operand_attention"(%{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}},
   // CHECK-SAME: (!kv.operand<"paged",{{.+}}>, !kv.operand<"paged",
   "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!cached, !cached, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -294,7 +294,7 @@ func.func @attention_dense(%k: !dense, %v: !dense, %q: memref<?x16x128xf16>, %o:
   // CHECK: "kv.operand_attention"(%{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}},
   // CHECK-SAME: (!kv.operand<"dense",{{.+}}>, !kv.operand<"dense",
   "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!dense, !dense, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -304,7 +304,7 @@ func.func @attention_ragged(%k: !ragged, %v: !ragged, %q: memref<?x16x128xf16>, 
   // CHECK: "kv.operand_attention"(%{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}},
   // CHECK-SAME: (!kv.operand<"ragged",{{.+}}>, !kv.operand<"ragged",
   "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!ragged, !ragged, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -314,7 +314,7 @@ func.func @attention_ragged8(%k: !ragged8, %v: !ragged8, %q: memref<?x16x128xf16
   // CHECK: "kv.operand_attention"(%{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}},
   // CHECK-SAME: (!kv.operand<"ragged",{{.+}}>, !kv.operand<"ragged",
   "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!ragged8, !ragged8, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }

@@ -332,13 +332,13 @@ func.func @attention(%pool: !pool, %layer: i32, %q: memref<?x32x128xbf16>, %offs
   // CHECK: "kv.attention"(
   // CHECK-SAME: mask = "causal"
   "kv.attention"(%pool, %layer, %q, %offsets, %scale, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>) -> ()
   // CHECK: "kv.attention"(
   // CHECK-SAME: mask = "sliding_window"
   // CHECK-SAME: span = 4096 : i64
   "kv.attention"(%pool, %layer, %q, %offsets, %scale, %q, %sinks, %lse, %offsets, %sinks)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, mask = "sliding_window", span = 4096 : i64, softcap = 30.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "sliding_window", span = 4096 : i64, softcap = 30.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>, memref<32xf32>, memref<?x32xf32>, memref<?xi32>, memref<32xf32>) -> ()
   return
 }
@@ -349,12 +349,12 @@ func.func @attention_padded(%pool: !pool, %layer: i32, %q: memref<?x?x32x128xbf1
   // CHECK: "kv.attention_padded"(
   // CHECK-SAME: mask = "chunked"
   "kv.attention_padded"(%pool, %layer, %q, %valid, %scale, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "chunked", span = 64 : i64, softcap = 0.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "chunked", span = 64 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x?x32x128xbf16>, memref<?xi32>, f32, memref<?x?x32x128xbf16>) -> ()
   // CHECK: "kv.attention_padded"(
   // CHECK-SAME: softcap = 3.000000e+01 : f32
   "kv.attention_padded"(%pool, %layer, %q, %valid, %scale, %q, %sinks, %lse, %valid)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0>, mask = "null", span = 0 : i64, softcap = 30.0 : f32}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "null", span = 0 : i64, softcap = 30.0 : f32}
     : (!pool, i32, memref<?x?x32x128xbf16>, memref<?xi32>, f32, memref<?x?x32x128xbf16>, memref<32xf32>, memref<?x?x32xf32>, memref<?xi32>) -> ()
   return
 }

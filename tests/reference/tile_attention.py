@@ -90,7 +90,7 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value} : i64"
 
 
-def trace(case: Case, spec: CollectionSpec, choice: Choice) -> ir.Module:
+def trace(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = False) -> ir.Module:
     """The kernel of a case, with the schedule on it, before any pass."""
     kernel = attention_kernel(case, choice.rows, choice.keys, choice.threads, {"min_blocks": 1})
     box = (
@@ -101,8 +101,9 @@ def trace(case: Case, spec: CollectionSpec, choice: Choice) -> ir.Module:
     rows, offsets = kv.Buffer[case.query, case.rank], kv.Buffer[kv.i32, 1]
     given = [
         spec, kv.i32, None, None, rows, offsets, None, kv.f32, rows, kv.Buffer[kv.f32, 1] if case.sinks else None,
-        kv.Buffer[kv.f32, case.rank - 1] if case.lse else None, kv.Buffer[kv.f32, 1] if case.alibi else None, kv.i32,
-        box, box, *([kv.Buffer[kv.f32, 2], kv.Buffer[kv.f32, 2], kv.i32] if choice.splits > 1 else [None] * 3),
+        kv.Buffer[kv.f32, case.rank - 1] if case.lse else None, kv.Buffer[kv.f32, 1] if case.alibi else None,
+        *_prior(case, prior), kv.i32, box, box,
+        *([kv.Buffer[kv.f32, 2], kv.Buffer[kv.f32, 2], kv.i32] if choice.splits > 1 else [None] * 3),
         kv.Buffer[kv.i8, 1] if choice.queue else None,
     ]  # fmt: skip
     module = kernel.trace(given)
@@ -112,20 +113,25 @@ def trace(case: Case, spec: CollectionSpec, choice: Choice) -> ir.Module:
 
 
 @functools.cache
-def compiled(case: Case, spec: CollectionSpec, choice: Choice) -> Any:
+def compiled(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = False) -> Any:
     """The kernel of a case for the target."""
     return kv.compile(
-        trace(case, spec, choice), target=TARGET, disable=list(choice.disable), options=dict(choice.options)
+        trace(case, spec, choice, prior), target=TARGET, disable=list(choice.disable), options=dict(choice.options)
     )
 
 
+def _prior(case: Case, given: bool) -> list[Any]:
+    """What a kernel is told of a result over other keys."""
+    return [kv.Buffer[kv.f32, case.rank], kv.Buffer[kv.f32, case.rank - 1]] if given else [None, None]
+
+
 @functools.cache
-def combining(case: Case, spec: CollectionSpec, choice: Choice) -> Any:
+def combining(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = False) -> Any:
     """The kernel that combines partial results, for the target."""
     rows, parts = kv.Buffer[case.query, case.rank], kv.Buffer[kv.f32, 2]
     given = [
         spec, kv.i32, None, None, kv.Buffer[kv.i32, 1], None, rows, kv.Buffer[kv.f32, 1] if case.sinks else None,
-        kv.Buffer[kv.f32, case.rank - 1] if case.lse else None, parts, parts, kv.i32, kv.i32,
+        kv.Buffer[kv.f32, case.rank - 1] if case.lse else None, *_prior(case, prior), parts, parts, kv.i32, kv.i32,
     ]  # fmt: skip
     return kv.compile(combine_kernel(case, choice.rows, choice.keys, 1), *given, target=TARGET)
 
@@ -176,10 +182,12 @@ def run(
     scale: float | None = None,
     order: ptx.Order | None = None,
     change: Callable[[str], str] | None = None,
+    prior: Sequence[np.ndarray] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Output and log-sum-exp [T, heads, ...] of the kernel; rows that it does not write stay 77.
 
-    ``change`` is given the PTX and gives what is run. Hazards are errors.
+    ``change`` is given the PTX and gives what is run; ``prior`` is an output and a log-sum-exp over other keys. Hazards
+    are errors.
     """
     c, offsets, query = b.problem.collection, b.problem.row_offsets.astype(np.int32), b.query
     counts, width = np.diff(offsets), int(np.diff(offsets).max(initial=1)) + 2
@@ -190,14 +198,14 @@ def run(
         extents, tiles = offsets, len(query) * b.group // choice.rows + len(counts)
     out, lse = np.full_like(query, 77), np.full(query.shape[:-1], 77, np.float32)
     given = [c, LAYER, query, extents, np.float32(query.shape[-1] ** -0.5 if scale is None else scale), out]
-    given += [b.sinks] * case.sinks + [lse] * case.lse + [b.slopes] * case.alibi + [tiles]
+    given += [b.sinks] * case.sinks + [lse] * case.lse + [b.slopes] * case.alibi + [*prior, tiles]
     if choice.maps:
         rows = min(case.spec.page_size or choice.keys, choice.keys)
         given += [x.create_tma_tile(tile_rows=rows) for x in (c.get_key_cache(LAYER), c.get_value_cache(LAYER))]
     units = tiles * case.spec.num_heads * choice.splits
     parts = [np.full((units * choice.rows, n), np.nan, np.float32) for n in (case.value_size, 2)]
     parts = [*parts, choice.splits] if choice.splits > 1 else []
-    made, report = compiled(case, c.spec, choice), Report("sm_90a")
+    made, report = compiled(case, c.spec, choice, bool(prior)), Report("sm_90a")
     if change is not None:
         made = Kernel(made.artifact.replace(code={"ptx": change(made.asm["ptx"])}))
     counter = np.zeros(4, np.int8)
@@ -206,9 +214,9 @@ def run(
     assert not counter.any(), "the counter of tiles is not back at 0"
     report.check()
     if choice.splits > 1:
-        given = [c, LAYER, extents, out, *[b.sinks] * case.sinks, *[lse] * case.lse, *parts, tiles]
+        given = [c, LAYER, extents, out, *[b.sinks] * case.sinks, *[lse] * case.lse, *prior, *parts, tiles]
         grid = tiles * case.spec.num_heads * choice.rows // WARPS
-        emulated.launch(combining(case, c.spec, choice), grid, 32 * WARPS, given, order)
+        emulated.launch(combining(case, c.spec, choice, bool(prior)), grid, 32 * WARPS, given, order)
     if case.padded:
         past = [(out[i, n:], lse[i, n:]) for i, n in enumerate(counts)]
         assert all((x == 77).all() and (y == 77).all() for x, y in past if case.lse), "a row past the last was written"

@@ -14,6 +14,7 @@ from kvarn.caches import MHAOperand
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import DENSE, SCALES
 from kvarn.programs import FixedSchedule, Operation, Schedule, Specialisation, _alignment
+from kvarn.runtime.overlap import Apart
 
 from . import checks, functions
 from .checks import layer_of
@@ -21,7 +22,7 @@ from .checks import layer_of
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
 _SPANS = {"sliding_window": "window", "chunked": "chunk", "chunked_causal": "chunk"}
 _FEW = 16  # new tokens of a sequence up to which the code depends on how many there may be
-_VECTORS = ("query", "out", "key", "value")  # operands whose rows are read or written in vectors
+_VECTORS = ("query", "out", "key", "value", "prior")  # operands whose rows are read or written in vectors
 
 
 class RowsOperation(Operation):
@@ -52,16 +53,24 @@ def masked(mask: str, window: Any, chunk: Any, title: str) -> tuple[tuple[str, A
     return (("mask", mask), ("span", span))
 
 
-def check_rows(seen: SimpleNamespace, title: str, columns: int, value_size: int) -> None:
+def check_rows(seen: SimpleNamespace, title: str, columns: int, value_size: int, more: tuple[str, ...] = ()) -> None:
     """What the operands of an attention of a ragged batch must be."""
-    _check_queries(seen, title, ("T",), columns, value_size)
+    _check_queries(seen, title, ("T",), columns, value_size, more)
     checks.offsets(seen.row_offsets, checks.handle_of(seen).batch_size, f"{title}: row_offsets")
 
 
 def _check_queries(
-    seen: SimpleNamespace, title: str, leading: tuple[int | str, ...], columns: int, value_size: int
+    seen: SimpleNamespace,
+    title: str,
+    leading: tuple[int | str, ...],
+    columns: int,
+    value_size: int,
+    more: tuple[str, ...] = (),
 ) -> None:
-    """What keys, query and output must be; ``leading`` are the dimensions that number the rows."""
+    """What keys, query and output must be.
+
+    ``leading`` are the dimensions that number the rows, ``more`` the element types of an output besides the query's.
+    """
     spec = checks.spec_of(seen)
     if not spec.dtype.is_float and not spec.quantized:
         raise TypeError(
@@ -76,13 +85,13 @@ def _check_queries(
             f"got {heads}"
         )
     checks.has_shape(seen.out, (*rows, heads, value_size), f"{title}: out")
-    checks.has_dtype(seen.out, (seen.query.dtype.name,), f"{title}: out")
+    checks.has_dtype(seen.out, tuple(dict.fromkeys((seen.query.dtype.name, *more))), f"{title}: out")
 
 
 def _check_attention(seen: SimpleNamespace) -> None:
     spec, title = checks.spec_of(seen), "kv.ops.attention"
     checks.with_values(spec, title)
-    check_rows(seen, title, spec.head_size, spec.head_size)
+    check_rows(seen, title, spec.head_size, spec.head_size, ("f32",))
     _check_rest(seen, title)
     _check_pages(seen, title)
 
@@ -90,7 +99,7 @@ def _check_attention(seen: SimpleNamespace) -> None:
 def _check_attention_padded(seen: SimpleNamespace) -> None:
     spec, title, batch = checks.spec_of(seen), "kv.ops.attention_padded", seen.collection.batch_size
     checks.with_values(spec, title)
-    _check_queries(seen, title, (batch, "S"), spec.head_size, spec.head_size)
+    _check_queries(seen, title, (batch, "S"), spec.head_size, spec.head_size, ("f32",))
     checks.few_enough(seen.query.shape, f"{title}: query")
     checks.has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
     _check_rest(seen, title)
@@ -103,7 +112,10 @@ def _check_rest(seen: SimpleNamespace, title: str) -> None:
     if seen.schedule.get("max_batch", batch) < batch:
         most = seen.schedule["max_batch"]
         raise ValueError(f"{title}: the schedule's max_batch must be at least the {batch} sequences, got {most}")
-    for name, shape in (("sinks", rows[-1:]), ("lse", rows), ("alibi_slopes", rows[-1:])):
+    if (seen.prior is None) != (seen.prior_lse is None):
+        raise ValueError(f"{title}: prior must be an output and its log-sum-exp, got one of them")
+    f32s = {"sinks": rows[-1:], "lse": rows, "alibi_slopes": rows[-1:], "prior": (*rows, seen.query.shape[-1])}
+    for name, shape in {**f32s, "prior_lse": rows}.items():
         view = getattr(seen, name)
         if view is not None:
             checks.has_shape(view, shape, f"{title}: {name}")
@@ -153,12 +165,12 @@ def _check_operands(seen: SimpleNamespace) -> None:
 
 
 _ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
-_ROWS = {"query": 1, "out": 1, "sinks": 0, "lse": 1, "alibi_slopes": 0, **_ARRAYS}
-_ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention)
-_OPERAND_ATTENTION = RowsOperation("kv.operand_attention", _ROWS, _check_operands)
-_ATTENTION_PADDED = RowsOperation(
-    "kv.attention_padded", {**_ROWS, "query": 2, "out": 2, "lse": 2}, _check_attention_padded
-)
+_ROWS = {"query": 1, "out": 1, "sinks": 0, "lse": 1, "alibi_slopes": 0, "prior": 1, "prior_lse": 1, **_ARRAYS}
+_PADDED = {**_ROWS, **dict.fromkeys(("query", "out", "lse", "prior", "prior_lse"), 2)}
+_APART = tuple(Apart(written, read) for written in ("out", "lse") for read in ("prior", "prior_lse"))
+_ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention, apart=_APART)
+_OPERAND_ATTENTION = RowsOperation("kv.operand_attention", _ROWS, _check_operands, apart=_APART)
+_ATTENTION_PADDED = RowsOperation("kv.attention_padded", _PADDED, _check_attention_padded, apart=_APART)
 
 
 def attention(
@@ -179,6 +191,7 @@ def attention(
     lse: Any = None,
     kv_offsets: Any = None,
     alibi_slopes: Any = None,
+    prior: Any = None,
     pages: Any = None,
     page_counts: Any = None,
     schedule: Schedule = None,
@@ -226,7 +239,7 @@ def attention(
     softcap : float, optional
         Positive: scores become softcap * tanh(score / softcap).
     out : array-like [T, Hq, D], optional
-        The query's dtype. When not given it is allocated by the query's library (torch, CuPy or NumPy).
+        The query's dtype, or f32. When not given it is allocated by the query's library (torch, CuPy or NumPy).
     return_lse : bool
         Return the log-sum-exp too.
     lse : f32 array-like [T, Hq], optional
@@ -237,6 +250,10 @@ def attention(
     alibi_slopes : f32 array-like [Hq], optional
         ALiBi (Press et al., 2021): slope * (position of the key - position of the query) is added to each score, after
         the softcap.
+    prior : tuple of f32 array-like [T, Hq, D] and f32 array-like [T, Hq], optional
+        The output and the log-sum-exp of the same queries over other keys: the result is that over all of them, as by
+        :func:`merge_attention` but rounded once. Rows whose log-sum-exp is minus infinity are not looked at. Neither
+        shares memory with ``out`` or ``lse``.
     pages : int32 array-like [B, H, K], optional
         For each sequence and KV head the pages that its queries see, of a collection with pages; on GPUs without a
         score or a mask that is a function. A page is a column of the sequence's row of the lookup table, so page p has
@@ -278,7 +295,8 @@ def attention(
         out = checks.empty_like(query, "out", title)
     if return_lse and lse is None:
         lse = empty_lse(query, title)
-    operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets, alibi_slopes, *arrays)
+    operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets, alibi_slopes)
+    operands = (*operands, *_prior(prior, title), *arrays)
     if of_operands:
         if pages is not None or page_counts is not None:
             raise ValueError(
@@ -309,6 +327,7 @@ def attention_padded(
     lse: Any = None,
     kv_offsets: Any = None,
     alibi_slopes: Any = None,
+    prior: Any = None,
     pages: Any = None,
     page_counts: Any = None,
     schedule: Schedule = None,
@@ -330,8 +349,8 @@ def attention_padded(
     scale, score, mask, window, chunk, sinks, softcap
         As of :func:`attention`.
     out : array-like [B, S, Hq, D], optional
-        The query's dtype. When not given it is allocated by the query's library (torch, CuPy or NumPy), and holds
-        anything where tokens are skipped.
+        The query's dtype, or f32. When not given it is allocated by the query's library (torch, CuPy or NumPy), and
+        holds anything where tokens are skipped.
     return_lse : bool
         Return the log-sum-exp too.
     lse : f32 array-like [B, S, Hq], optional
@@ -340,6 +359,8 @@ def attention_padded(
         Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. Default:
         ``cache_lengths[b] + valid_lengths[b]``.
     alibi_slopes, pages, page_counts, schedule, stream
+        As of :func:`attention`.
+    prior : tuple of f32 array-like [B, S, Hq, D] and f32 array-like [B, S, Hq], optional
         As of :func:`attention`.
 
     Returns
@@ -360,7 +381,8 @@ def attention_padded(
         out = checks.empty_like(query, "out", title)
     if return_lse and lse is None:
         lse = empty_lse(query, title)
-    operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets, alibi_slopes, *arrays)
+    operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets, alibi_slopes)
+    operands = (*operands, *_prior(prior, title), *arrays)
     operands = with_pages(operands, pages, page_counts)
     _ATTENTION_PADDED(operands, attributes, _scheduled(collection, schedule), stream)
     return (out, lse) if return_lse else out
@@ -374,6 +396,15 @@ def with_pages(operands: tuple[Any, ...], pages: Any, page_counts: Any) -> tuple
 
 
 _FIRST_LIST = _ATTENTION.operands.index("pages")
+
+
+def _prior(prior: Any, title: str) -> tuple[Any, Any]:
+    """The output and the log-sum-exp of a result over other keys."""
+    if prior is None:
+        return None, None
+    if not isinstance(prior, (tuple, list)) or len(prior) != 2:
+        raise TypeError(f"{title}: prior must be a tuple of an output and its log-sum-exp, got {type(prior).__name__}")
+    return prior[0], prior[1]
 
 
 def _modified(
