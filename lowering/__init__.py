@@ -26,6 +26,7 @@ NAMES = (
     "extract-kv-program",
     "check-kv-access",
     "split-kv-loops",
+    "narrow-kv-gathers",
     "lower-kv-tiles-to-linalg",
     "assign-kv-layouts",
     "select-kv-copies",

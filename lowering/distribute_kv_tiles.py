@@ -36,6 +36,7 @@ from .pass_base import fail, kv_pass
 from .pipeline_kv_loops import STRICT
 from .rewrite import Rules, defining_op, enclosing, ops_named, replace, walk
 from .specialize_kv_warps import ROLES
+from .tile_chunks import Chunks
 from .tile_ir import (
     WARP,
     WARPGROUP,
@@ -49,6 +50,7 @@ from .tile_ir import (
     tiled,
     users,
 )
+from .tile_math import FAST
 from .tile_memory import Queue, Stages
 from .tile_products import Product
 from .tile_threads import (
@@ -94,6 +96,7 @@ class Distribution:
             self.threads = Threads.of(consumers, producer)
         self.stages: dict[ir.Value, Any] = {}  # circular buffers and queues, by what stands for them
         self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes with it
+        self.chunks = Chunks(function)
         self.staged: list[tuple[SharedLayout, Pointer]] = []  # tiles of rows that were loaded: free once they were read
 
     # --- roles -----------------------------------------------------------------------------------------
@@ -198,6 +201,10 @@ class Distribution:
                 if op.name == "arith.divf" and rank(op.results[0]) == 2:
                     op.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<arcp,afn>")
                 op.results[0].set_type(vector_type(op.results[0].type))
+                if op.results[0] in self.chunks.roots:
+                    with ir.InsertionPoint.after(op):
+                        made = self.chunks.computed(op.results[0])
+                    op.results[0].replace_all_uses_except(made, defining_op(made))
 
     # --- rows of buffers -------------------------------------------------------------------------------
 
@@ -345,7 +352,8 @@ def _over_lanes(value: ir.Value, layout: Any, combine: Any) -> ir.Value:
 def _mask(op: Any, d: Distribution) -> ir.Value:
     type_ = op.scores.type
     lowest = ir.FloatAttr.get(ir.VectorType(type_).element_type, float("-inf"))
-    return arith.select(op.mask, op.scores, arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, lowest)))
+    hidden = arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, lowest))
+    return d.chunks.computed(arith.select(op.mask, op.scores, hidden))
 
 
 @RULES.lowers("kv.warp_any")
@@ -356,20 +364,12 @@ def _warp_any(op: Any, d: Distribution) -> ir.Value:
     return (machine.ballot(Value(found, bool_)) != 0).ir
 
 
-@RULES.lowers("math.exp2")
-def _exp2(op: Any, d: Distribution) -> ir.Value:
-    """The fast instruction: two units in the last place, and weights are rounded to 16 bits next."""
-    x = op.operation.operands[0]
-    if not isinstance(x.type, ir.VectorType):
-        return ir.Operation.create("math.exp2", [x.type], [x]).result
-    # By name: convert-gpu-to-nvvm takes the op for a call of the library's exact function.
-    attributes = {
-        "intrin": ir.StringAttr.get("llvm.exp2"),
-        "fastmathFlags": ir.Attribute.parse("#llvm.fastmath<afn>"),
-        "op_bundle_sizes": ir.DenseI32ArrayAttr.get([]),
-        "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 0]),
-    }
-    return ir.Operation.create("llvm.call_intrinsic", [x.type], [x], attributes).result
+@RULES.lowers(*FAST)
+def _approximated(op: Any, d: Distribution) -> ir.Value:
+    x, name = op.operation.operands[0], op.operation.name
+    if isinstance(x.type, ir.VectorType) and str(x.type.element_type) == "f32":
+        return FAST[name](x)
+    return ir.Operation.create(name, [x.type], [x]).result
 
 
 @RULES.lowers("kv.tile_load")
@@ -379,7 +379,9 @@ def _load(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.tile_gather")
 def _gather(op: Any, d: Distribution) -> ir.Value:
-    return tile_memory.gather(op)
+    if op.operation.result in d.chunks.waiting:
+        return d.chunks.defer(op, vector_type(op.tile.type))
+    return tile_memory.gathered(op.buffer, op.mask, list(op.indices))
 
 
 @RULES.lowers("kv.tile_scatter")

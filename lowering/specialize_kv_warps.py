@@ -36,6 +36,13 @@ REGISTERS = {
 }
 
 
+def reads_scalars(op: ir.Operation) -> bool:
+    """Whether an op is a branch that only reads and computes numbers, which every role may do for itself."""
+    if op.name != "scf.if" or not len(op.results) or not all(isinstance(v.type, ir.IntegerType) for v in op.results):
+        return False
+    return all(x.name.startswith("arith.") or x.name in ("memref.load", "scf.yield") for x in walk(op)[1:])
+
+
 class Slice:
     """Copies of some ops and of what they need, in their loops and branches."""
 
@@ -54,7 +61,7 @@ class Slice:
                 stack.append(parent)
             # Of a loop the bounds, of a branch the condition; of anything else with regions, everything in it.
             values = list(op.operands)[:3] if op.name == "scf.for" else list(op.operands)
-            if op.regions and op.name not in ("scf.for", "scf.if"):
+            if op.regions and (op.name not in ("scf.for", "scf.if") or reads_scalars(op)):
                 values += [v for x in walk(op)[1:] for v in x.operands]
             for value in values:
                 maker = defining_op(value)
@@ -73,7 +80,8 @@ class Slice:
                             if made is not None and is_inside(made, top):
                                 stack.append(made)
                 elif is_inside(maker, top):
-                    self.carried |= maker.name in ("scf.for", "scf.if")  # a result of control flow
+                    control = maker.name in ("scf.for", "scf.if") and not reads_scalars(maker)
+                    self.carried |= control
                     stack.append(maker)
 
     def emit(self, op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
@@ -91,7 +99,7 @@ class Slice:
                     self.emit_block(inner, values)
                     ends = inner.operations[len(inner.operations) - 1].operation.operands
                     scf.yield_([values.get(ends[i], ends[i]) for i in kept])
-            elif op.name == "scf.if":
+            elif op.name == "scf.if" and not reads_scalars(op):
                 branch = scf.IfOp(values.get(op.operands[0], op.operands[0]), has_else=len(op.regions[1].blocks) > 0)
                 for region, made in zip(op.regions, (branch.then_block, branch.else_block), strict=False):
                     if region.blocks:

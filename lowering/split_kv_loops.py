@@ -4,9 +4,9 @@
 Works on comparisons of positions: the mask of a ``kv.tile_mask`` is taken apart into comparisons, and of each the
 bounds of both sides over the tile are computed as scalars. Where a side grows with the loop's variable, the comparison
 bounds the iterations that see anything (a contract of ``kv.tile_mask``), and the loop's range shrinks to those that
-every part of a conjunction allows, and any part of a disjunction. Where a mask is a conjunction of comparisons alone
-and all hold for every element, a branch leaves it out. A part of which nothing is known, such as an equality or what
-a mask reads at its positions, restricts nothing and keeps the mask everywhere.
+every part of a conjunction allows, and any part of a disjunction. Where every part of a conjunction holds for the
+whole tile, and of a disjunction one part, a branch leaves the mask out, with all that it reads. A part of which nothing
+is known, such as an equality or what a mask reads at its positions, restricts nothing and never holds for a whole tile.
 
 Before:  scf.for %j = %c0 to %n {
            %k = %j * 128 + kv.tile_index ; %seen = arith.cmpi sle, %k, %q ; kv.tile_mask %x, %seen }
@@ -191,23 +191,6 @@ def _writes_buffers(op: ir.Operation) -> bool:
     return found.everything or bool(found.buffers)
 
 
-def comparisons(mask: ir.Value) -> list[ir.Operation] | None:
-    """The comparisons that a mask is the conjunction of; None when it is more than that."""
-    op = defining_op(mask)
-    if op is None:
-        return None
-    if op.name == "arith.cmpi":
-        return [op]
-    if op.name in _HANDED_ON:
-        return comparisons(op.operands[0])
-    if op.name == "arith.constant" and constant_int(mask) not in (None, 0):
-        return []
-    if op.name == "arith.andi":
-        left, right = (comparisons(x) for x in op.operands)
-        return None if left is None or right is None else [*left, *right]
-    return None
-
-
 @dataclass(frozen=True)
 class Comparison:
     """``left predicate right`` with the bounds of both sides."""
@@ -307,14 +290,52 @@ def narrow(loop: ir.Operation, mask: ir.Value, bounds: Bounds) -> None:
     loop.operands[0], loop.operands[1] = found.low, found.high
 
 
-def guard(op: ir.Operation, variable: ir.Value, known: list[Comparison]) -> None:
-    """Leave a mask out where all comparisons hold for the whole tile; its parts move into the other branch."""
+@dataclass(frozen=True)
+class Whole:
+    """What must hold for every element of a tile to be seen: all of the parts, or any of them."""
+
+    parts: tuple[Comparison | Whole, ...]
+    every: bool = True
+
+    def holds(self, variable: ir.Value) -> ir.Value:
+        """Whether it does, at the insertion point."""
+        found: ir.Value | None = None
+        for part in self.parts:
+            one = part.always(variable) if isinstance(part, Comparison) else part.holds(variable)
+            found = one if found is None else (arith.andi if self.every else arith.ori)(found, one)
+        return const(int(self.every), 1) if found is None else found
+
+
+def whole_of(mask: ir.Value, bounds: Bounds) -> Comparison | Whole | None:
+    """When a mask shows every element of a tile, as far as comparisons tell; None when they never do."""
+    op = defining_op(mask)
+    if op is None:
+        return None
+    if op.name in _HANDED_ON:
+        return whole_of(op.operands[0], bounds)
+    if op.name == "arith.constant":
+        return None if constant_int(mask) in (None, 0) else Whole(())
+    if op.name in ("arith.andi", "arith.ori"):
+        parts = [whole_of(x, bounds) for x in op.operands]
+        known = tuple(part for part in parts if part is not None)
+        every = op.name == "arith.andi"
+        return None if not known or (every and len(known) < len(parts)) else Whole(known, every)
+    return Comparison.known(op, bounds)
+
+
+def conditions(mask: ir.Value) -> list[ir.Operation | None]:
+    """What makes the conditions that a mask joins; None for one that is handed in."""
+    op = defining_op(mask)
+    if op is not None and op.name in (*_HANDED_ON, "arith.andi", "arith.ori"):
+        return [found for x in op.operands for found in conditions(x)]
+    return [] if op is not None and op.name == "arith.constant" else [op]
+
+
+def guard(op: ir.Operation, variable: ir.Value, seen: Comparison | Whole) -> None:
+    """Leave a mask out where the whole tile is seen; its parts move into the other branch."""
     scores, mask = op.operands
     with ir.InsertionPoint(op), op.location:
-        whole: ir.Value | None = None
-        for comparison in known:
-            holds = comparison.always(variable)
-            whole = holds if whole is None else arith.andi(whole, holds)
+        whole = Whole((seen,)).holds(variable)
         branch = scf.IfOp(whole, [scores.type], has_else=True)
         with ir.InsertionPoint(branch.then_block):
             scf.yield_([scores])
@@ -360,12 +381,13 @@ def run(module: ir.Module, options: Options) -> None:
             mask = op.operands[1]
             with ir.InsertionPoint(loop), op.location:
                 bounds = Bounds(loop)
-                known = [Comparison.known(c, bounds) for c in comparisons(mask) or ()]
+                seen, parts = whole_of(mask, bounds), conditions(mask)
+                compared = sum(x is not None and Comparison.known(x, bounds) is not None for x in parts)
                 if options.skip and constant_int(loop.operands[2]) == 1 and performs(loop, "narrow"):
                     narrow(loop, mask, bounds)
-            if not known or None in known:
-                compared = len(known) - known.count(None)
-                remark(op, "missed", f"every tile is masked: {compared} of {len(known)} conditions compare positions")
+            if seen is None:
+                why = f"{compared} of {len(parts)} conditions compare positions"
+                remark(op, "missed", f"every tile is masked: {why}")
             elif options.unmask and performs(op, "unmask"):
-                remark(op, "passed", "tiles that the mask does not touch are not masked", conditions=len(known))
-                guard(op, loop.regions[0].blocks[0].arguments[0], known)
+                remark(op, "passed", "tiles that the mask does not touch are not masked", conditions=len(parts))
+                guard(op, loop.regions[0].blocks[0].arguments[0], seen)

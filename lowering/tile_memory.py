@@ -477,11 +477,11 @@ def load_registers(op: Any, layout: RegisterLayout, threads: Threads) -> ir.Valu
 # --- elements of buffers -------------------------------------------------------------------------------
 
 
-def gather(op: Any) -> ir.Value:
+def gathered(of: ir.Value, mask: ir.Value, places: Sequence[ir.Value]) -> ir.Value:
     """Elements of a buffer, one a register."""
-    buffer = buffer_of(op.buffer)
-    indices = [elements(x) for x in op.indices]
-    masks = elements(op.mask)
+    buffer = buffer_of(of)
+    indices = [elements(x) for x in places]
+    masks = elements(mask)
     zero = vector(buffer.dtype, 2)[0]
     found = []
     for r, mask in enumerate(masks):

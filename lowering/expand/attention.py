@@ -139,11 +139,14 @@ def _kind_of_functions(op: Any, at: Expansion, case: Case) -> str:
     """The kind for a score or a mask that is a function; ValueError when there is none."""
     kind = at.schedule.get("kind", "host" if at.target.is_host else "tile")
     if at.target.is_host:
+        if min(case.size, case.value_size) < 2:
+            raise ValueError(
+                f"a score or mask that is a function needs heads of at least 2 elements on the host, got {case.size}"
+            )
         if not attention_tiles.fits_host(case):
             raise ValueError(
-                "a score or mask that is a function needs heads of at least 2 elements on the host, and with lists of "
-                f"pages a page size that 2 to {attention_tiles.HOST_KEYS} tokens divide, got {case.size} elements and "
-                f"pages of {case.spec.page_size}"
+                "a score or mask that is a function needs, with lists of pages, a page size that 2 to "
+                f"{attention_tiles.HOST_KEYS} tokens divide on the host, got {case.spec.page_size}"
             )
         return kind
     if kind != "tile":

@@ -162,11 +162,13 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Left alone: a copy whose address is a result of control flow.
+  // A branch that only computes numbers is the producer's too.
   // CHECK-LABEL: gpu.func @branch
-  // CHECK-NOT:     kv.is_role
-  // CHECK-NOT:     kv.set_registers
-  // CHECK:         gpu.return
+  // CHECK:         "kv.is_role"() {role = "producer"}
+  // CHECK:           scf.for %{{.*}} iter_args(%[[AT:.*]] = %c0_i32) -> (i32)
+  // CHECK:             %[[FIRST:.*]] = scf.if %{{.*}} -> (i32) {
+  // CHECK-NEXT:          scf.yield %[[AT]] : i32
+  // CHECK:             "kv.copy_start"({{.*}}, %[[FIRST]], %{{[^,]*}}, %{{[^,]*}}) {
   gpu.func @branch(%c: !cache, %n: i32, %q: tensor<128x128xbf16, "shared">, %start: tensor<128x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
     %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     %c0 = arith.constant 0 : i32
@@ -178,6 +180,32 @@ gpu.module @kernels {
         scf.yield %at : i32
       } else {
         scf.yield %c0 : i32
+      }
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %next = arith.addi %at, %c64 : i32
+      scf.yield %s, %next : tensor<128x64xf32, "wgmma">, i32
+    }
+    gpu.return
+  }
+
+  // Left alone: a copy whose address is a result of another loop.
+  // CHECK-LABEL: gpu.func @loop
+  // CHECK-NOT:     kv.is_role
+  // CHECK-NOT:     kv.set_registers
+  // CHECK:         gpu.return
+  gpu.func @loop(%c: !cache, %n: i32, %q: tensor<128x128xbf16, "shared">, %start: tensor<128x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
+      %first = scf.for %i = %c0 to %n step %c1 iter_args(%f = %at) -> (i32) : i32 {
+        %g = arith.addi %f, %c64 : i32
+        scf.yield %g : i32
       }
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
       "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()

@@ -184,12 +184,14 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Left alone: a mask that holds where either of two comparisons does.
+  // A mask that holds where either of two comparisons does: every tile is visited, and seen whole where one of them
+  // holds for all of it.
   // CHECK-LABEL: gpu.func @either(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK-NOT:       scf.if
-  // CHECK:           "kv.tile_mask"
+  // CHECK:         scf.for
+  // CHECK:           %[[A:.*]] = arith.cmpi sge
+  // CHECK:           %[[B:.*]] = arith.cmpi sge
+  // CHECK:           %[[ANY:.*]] = arith.ori %[[A]], %[[B]] : i1
+  // CHECK:           scf.if %[[ANY]]
   gpu.func @either(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %c0 = arith.constant 0 : i32
     %c1 = arith.constant 1 : i32

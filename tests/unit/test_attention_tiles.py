@@ -228,7 +228,9 @@ def test_these_are_the_optional_passes_over_tiles():
     between = [s for s in pipeline.default_steps(TARGET)]
     names = [s.name for s in between]
     first, last = names.index("split-kv-loops"), names.index("distribute-kv-tiles")
-    assert tuple(s.name for s in between[first : last + 1] if s.optional) == TILE_PASSES
+    found = [s.name for s in between[first : last + 1] if s.optional]
+    found.remove("narrow-kv-gathers")  # of functions that read arrays: test_attention_functions.py
+    assert tuple(found) == TILE_PASSES
 
 
 WHOLE = Choice(blocks=2, queue=True)  # for which every pass has something to do

@@ -369,6 +369,11 @@ def ex2(x: Any) -> Value:
     return Value(inline_asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
 
 
+def lg2(x: Any) -> Value:
+    """The logarithm of x to base 2, approximate (2^-22, absolute between 0.5 and 2, else relative). f32."""
+    return Value(inline_asm("lg2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
+
+
 def rcp(x: Any) -> Value:
     """1 / x, approximate (1 ulp), subnormals flushed to zero. f32."""
     return Value(inline_asm("rcp.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Scores and masks of attention as functions: how tests run and check them, and those that several tests use.
+
+What holds no cached token is NaN, and an access outside the buffers is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import kvarn as kv
+from kvarn.emulator import run as emulated
+from kvarn.ops import reads
+
+from . import attention as reference
+from .random_caches import Problem, random_query, stored_problem
+
+LENGTHS = {"cached": [150, 0, 30], "new": [20, 40, 1]}
+SMALL = {"cached": [40, 0], "new": [20, 7]}
+
+
+def problem_of(seed: int, kind: str = "paged", dtype: str = "f16", **shape: Any) -> tuple[Any, Problem]:
+    return stored_problem(seed, kind, dtype, **{"head_size": 32, "num_heads": 2, **SMALL, **shape})
+
+
+def query_of(rng: Any, problem: Problem, group: int) -> np.ndarray:
+    return random_query(rng, problem, group * problem.collection.cache_spec.num_heads, over_8_bits="f16")
+
+
+def run(problem: Problem, query: np.ndarray, *, score: Any = None, mask: Any = "causal", softcap: Any = None,
+        schedule: Any = None, target: str = "sm_90a", **operands: Any) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """The output and the log-sum-exp, as ``kv.ops.attention`` makes its call."""
+    attributes, arrays = reads._modified(score, mask, None, None, softcap, "kv.ops.attention")
+    out, lse = np.full_like(query, 72.0), np.full(query.shape[:2], 72.0, np.float32)
+    names = ("sinks", "lse", "kv_offsets", "alibi_slopes", "prior", "prior_lse")
+    rest = [{"lse": lse, **operands}.get(name) for name in names]
+    given = (problem.collection, 1, query, problem.row_offsets, query.shape[-1] ** -0.5, out, *rest, *arrays)
+    if target == "host":
+        reads._ATTENTION(given, attributes, schedule, None)
+    else:
+        emulated.run(reads._ATTENTION, given, attributes, schedule, target)
+    return out, lse
+
+
+def check(problem: Problem, query: np.ndarray, numpy_score: Any = None, numpy_mask: Any = None, **options: Any) -> None:
+    out, lse = run(problem, query, **options)
+    want, want_lse = reference.function_attention(
+        problem.collection, 1, query, problem.row_offsets, score=numpy_score, mask=numpy_mask
+    )
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
+    nothing = np.isneginf(want_lse)
+    np.testing.assert_array_equal(np.isneginf(lse), nothing)
+    np.testing.assert_allclose(lse[~nothing], want_lse[~nothing], rtol=2e-3, atol=2e-3)
+
+
+# --- the functions, as users write them ----------------------------------------------------------------
+
+
+def t5(score, b, h, q, k, bias, buckets):
+    return score + bias[h, buckets[q - k]]
+
+
+def kerple(score, b, h, q, k, r1, r2):
+    return score - r1[h] * kv.math.log(1.0 + r2[h] * kv.f32(kv.math.abs(q - k)))
+
+
+def document(b, h, q, k, ids):
+    return ids[b, q] == ids[b, k]
+
+
+def prefix(b, h, q, k, lengths):
+    return (k <= q) | (k < lengths[b])
+
+
+def dilated(size, step):
+    def mask(b, h, q, k):
+        return (k <= q) & (q - k < size * step) & ((q - k) % step == 0)
+
+    return mask
+
+
+def gemma(cap):
+    return lambda score, b, h, q, k: cap * kv.math.tanh(score / cap)
+
+
+def cooled(score, b, h, q, k, temperatures):
+    return score * temperatures[q]
+
+
+def t5_buckets(longest: int, count: int = 16, farthest: int = 64) -> np.ndarray:
+    distance = np.arange(longest)
+    exact = count // 2
+    far = exact + np.log(np.maximum(distance, 1) / exact) / np.log(farthest / exact) * (count - exact)
+    return np.where(distance < exact, distance, np.minimum(far, count - 1)).astype(np.int32)
