@@ -99,13 +99,15 @@ def _steps_of(what: Any) -> list[Step]:
 class Settings:
     """What a compilation may change of a pipeline.
 
-    Steps to leave out, options by pass name, checks of every cache access, and passes that run beside others.
+    Steps to leave out, options by pass name, checks of every cache access, passes that run beside others, and the last
+    pass that the IR has seen already: what is left of the pipeline runs.
     """
 
     disable: frozenset[str] = frozenset()
     options: Mapping[str, str] = field(default_factory=dict)
     check: bool = field(default_factory=lambda: env.check)
     inserted: tuple[Insertion, ...] = ()
+    start_after: str | None = None
 
 
 def kv_steps(target: Target, check: bool = False) -> list[Step]:
@@ -262,8 +264,8 @@ def steps(target: str | Target, settings: Settings | None = None) -> list[Step]:
     Raises
     ------
     ValueError
-        For an unknown target; for a step to configure or to stand beside that the pipeline does not have, and one to
-        leave out that must run.
+        For an unknown target; for a step to configure, to stand beside or to start after that the pipeline does not
+        have, and one to leave out that must run.
     """
     chosen, settings = by_name(target), settings or Settings()
     found = default_steps(chosen, settings.check)
@@ -277,6 +279,11 @@ def steps(target: str | Target, settings: Settings | None = None) -> list[Step]:
     if needed:
         may = ", ".join(s.name for s in found if s.optional)
         raise ValueError(f"only optional passes may be disabled ({may}), got {', '.join(needed)}, which must run")
+    if settings.start_after is not None:
+        names = [s.name for s in found]
+        if settings.start_after not in names:
+            raise ValueError(f"{have}: it starts after one of these, got {settings.start_after!r}")
+        found = found[names.index(settings.start_after) + 1 :]
     return [_configured(s, settings.options) for s in found if s.name not in settings.disable]
 
 

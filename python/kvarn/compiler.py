@@ -10,6 +10,7 @@ the target, the settings, kvarn's own sources and the code of other packages tha
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -135,6 +136,7 @@ def compile(
     check: bool | None = None,
     reproducer: str | Path | None = None,
     lineinfo: bool = False,
+    start_after: str | None = None,
 ) -> Kernel:
     """Compile a kernel.
 
@@ -158,6 +160,8 @@ def compile(
         When a pass fails, write the module and the pipeline there, for kv-opt; default: ``KVARN_REPRODUCER``.
     lineinfo : bool
         Write the kernel's source lines into the PTX (``.loc``), so that profilers show them. The code is the same.
+    start_after : str, optional
+        The kernel is IR that this pass of the pipeline, and those before it, have run on: what is left of it runs.
 
     Returns
     -------
@@ -172,7 +176,10 @@ def compile(
     """
     chosen = by_name(target if target is not None else default_target())
     settings = extended(passes, disable, options, check)
+    settings = dataclasses.replace(settings, start_after=start_after)
     steps = pipeline.steps(chosen, settings)
+    if start_after is not None and hasattr(kernel, "trace"):
+        raise TypeError("start_after is for IR, an MLIR module or text: no pass has run on a @kv.kernel function")
     c = context()
     with diagnosed(c):
         module = as_module(kernel, specs, c)
@@ -182,17 +189,19 @@ def compile(
         key = key_of("kernel with lines" if lineinfo else "kernel", what, chosen, settings)
         found = load_cached(key)
         if found is None:
-            observer = None if hasattr(kernel, "trace") else _check_at(steps[-1])
+            observer = None if hasattr(kernel, "trace") else _check_at(steps)
+            if not steps:
+                emit.check_translatable(module)
             found = lower(module, chosen, steps, reproducer, observer, lineinfo)
             save_cached(key, found)
     return Kernel(found, text, settings, placed, {"-": kernel} if isinstance(kernel, str) else {})
 
 
-def _check_at(last: pipeline.Step) -> runner.Observer:
+def _check_at(steps: Sequence[pipeline.Step]) -> runner.Observer:
     """Check IR that was written by hand before LLVM gets it, after the last pass."""
 
     def observe(name: str, module: ir.Module) -> None:
-        if name == last.name:
+        if name == steps[-1].name:
             emit.check_translatable(module)
 
     return observe
@@ -340,7 +349,8 @@ def key_of(kind: str, what: Any, target: Target, settings: pipeline.Settings) ->
         return None
     return cache_key({
         "kind": kind, "what": what, "target": target.name, "disable": sorted(settings.disable),
-        "options": dict(settings.options), "check": settings.check, "sources": sources_digest(), "outside": outside,
+        "options": dict(settings.options), "check": settings.check, "after": settings.start_after,
+        "sources": sources_digest(), "outside": outside,
         "tuned": tuned.digest() if "kv.attention" in str(what) else "",
     })  # fmt: skip
 

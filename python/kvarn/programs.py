@@ -551,8 +551,14 @@ class Operation:
     def compile(self, operands: Sequence[Any], attributes: tuple[tuple[str, Any], ...] = (), schedule: Schedule = None,
                 target: str | None = None) -> Kernel:  # fmt: skip
         """Compile for operands without running: to look at the code, also for a target that is not here."""
+        return compile_operation(self.specialised(operands, attributes, schedule, target))
+
+    def specialised(
+        self, operands: Sequence[Any], attributes: tuple[tuple[str, Any], ...], schedule: Schedule, target: str | None
+    ) -> Specialisation:
+        """What a call's program is specialised for; arguments as of a call."""
         ordered = () if schedule is None else _entries(schedule, self.title)[0]
-        return compile_operation(self.specialisation(operands, attributes, ordered, target)[0])
+        return self.specialisation(operands, attributes, ordered, target)[0]
 
 
 class FixedSchedule(dict[str, Any]):

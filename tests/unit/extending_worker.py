@@ -186,6 +186,15 @@ def the_commands_know_both():
 
 
 @rule
+def kvarn_compile_takes_an_operation_of_a_package():
+    buffers = [f"--spec={name}=buffer(f32, (none, none, 2, 64))" for name in ("least", "largest")]
+    spec = "--spec=" + SPEC.replace("keys=", "collection=")
+    status, out, err = run(cli.main, "compile", "--op=page_tools:page_bounds", spec, *buffers, "--emit=kv")
+    assert status == 0, err
+    assert out.count('"kv.page_bounds"(%arg0, %arg1, %arg2, %arg3)') == 1
+
+
+@rule
 def ablate_counts_what_it_is_worth():
     inputs = ["--grid=2", "--block=8", "--lengths=5,3", "--arg=out=2x8"]
     status, out, err = run(cli.main, "ablate", *HERE, DROP, *inputs, "--passes=drop-prefetches")

@@ -191,8 +191,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError(f"--passes must be optional passes ({', '.join(optional)}), got {', '.join(unknown)}")
     inputs, launch = inputs_of(options)
     found: dict[str, list[Record]] = {}
-    for place in (options.kernel, *options.more):
-        options.kernel = place
+    for place in (options.op or options.kernel, *options.more):
+        options.kernel = None if options.op else place
         text = source_of(options)
         records = list(ablated(text, target, chosen, inputs, launch, inserted, options.disable, options.time))
         print("\n".join(table(f"{place} for {target}", records)), flush=True)

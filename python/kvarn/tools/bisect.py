@@ -18,7 +18,7 @@ from kvarn.lowering import rewrites, runner
 from kvarn.lowering.pass_base import PassFailure
 from kvarn.lowering.textual import Step
 
-from .cli import UsageError, add_kernel_options, complete_specs, find_kernel
+from .cli import UsageError, add_kernel_options, named
 from .input_options import add_input_options, values_of
 from .pass_options import passes_of
 from .random_inputs import InputOptions
@@ -130,17 +130,11 @@ def _model(place: str | None) -> Model | None:
 
 
 def source_of(options: argparse.Namespace) -> str:
-    """The IR of a kernel of a Python file, or of a file of IR."""
+    """The IR of a kernel of a Python file, of an operation, or of a file of IR."""
     compiler = importlib.import_module("kvarn.compiler")
-    if options.kernel.endswith(".mlir"):
-        path = Path(options.kernel)
-        if not path.is_file():
-            raise UsageError(f"there is no file {options.kernel!r}")
-        return compiler.with_places(compiler.parse(path.read_text()))
-    kernel = find_kernel(options.kernel)
+    kernel, specs = named(options)
     context = compiler.context()
     with compiler.diagnosed(context):
-        specs = complete_specs(kernel, options.spec, options.static)
         return compiler.with_places(compiler.as_module(kernel, specs, context))
 
 

@@ -105,7 +105,12 @@ def cache_main(argv: Sequence[str]) -> int:
 
 def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     """The options that name a kernel and what it is compiled for."""
-    parser.add_argument("kernel", metavar="FILE.py:KERNEL", help="a @kv.kernel function of a Python file")
+    parser.add_argument("kernel", nargs="?", metavar="FILE.py:KERNEL", help="a @kv.kernel function of a Python file")
+    parser.add_argument(
+        "--op", metavar="NAME",
+        help="in its place, an operation: a function of kv.ops (attention), or MODULE:FUNCTION; --spec and --static "
+             "then name its arguments: --spec 'query=buffer(bf16, (none, 32, 128))'",
+    )  # fmt: skip
     parser.add_argument("--target", help="sm_80, sm_90a, sm_100a or host; default: this machine's")
     parser.add_argument(
         "--spec", action="append", default=[], metavar="[NAME=]SPEC",
@@ -122,11 +127,26 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
 
 def compile_named(options: argparse.Namespace) -> Any:
     """The ``kvarn.compiler.Kernel`` that `add_kernel_options` describes."""
-    kernel = find_kernel(options.kernel)
-    specs = complete_specs(kernel, options.spec, options.static)
     compiler = importlib.import_module("kvarn.compiler")
     passes = passes_of(options)
+    kernel, specs = named(options)
     return compiler.compile(kernel, *specs, target=options.target, passes=passes, disable=options.disable)
+
+
+def named(options: argparse.Namespace) -> tuple[Any, list[Any]]:
+    """What `add_kernel_options` names, as ``kv.compile`` takes it: a kernel and its specs, or IR and none."""
+    if (options.op is None) == (options.kernel is None):
+        raise UsageError("a kernel must be named, FILE.py:KERNEL, or an operation, --op attention")
+    if options.op is not None:
+        source = importlib.import_module("kvarn.tools.operation_source")
+        return source.operation_source(options.op, options.spec, options.static, options.target), []
+    if options.kernel.endswith(".mlir"):
+        path = Path(options.kernel)
+        if not path.is_file():
+            raise UsageError(f"there is no file {options.kernel!r}")
+        return path.read_text(), []
+    kernel = find_kernel(options.kernel)
+    return kernel, complete_specs(kernel, options.spec, options.static)
 
 
 def compile_main(argv: Sequence[str]) -> int:

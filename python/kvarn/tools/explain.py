@@ -13,30 +13,18 @@ import argparse
 import difflib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cli import UsageError, add_kernel_options, complete_specs, find_kernel
+from .cli import UsageError, add_kernel_options, compile_named
 from .input_options import add_input_options, values_of
-from .pass_options import passes_of
 
 if TYPE_CHECKING:
     from .passport import Passport
 
 
 def passport_of(options: argparse.Namespace) -> Passport:
-    """The passport of the kernel or the file of IR that the options name."""
-    from kvarn import compiler
-
-    if options.kernel.endswith(".mlir"):
-        path = Path(options.kernel)
-        if not path.is_file():
-            raise UsageError(f"there is no file {options.kernel!r}")
-        what, specs = path.read_text(), []
-    else:
-        what = find_kernel(options.kernel)
-        specs = complete_specs(what, options.spec, options.static)
-    kernel = compiler.compile(what, *specs, target=options.target, passes=passes_of(options), disable=options.disable)
+    """The passport of what the options name."""
+    kernel = compile_named(options)
     return kernel.explain(report=emulated(kernel, options) if options.emulate else None, threads=threads_of(options))
 
 

@@ -198,8 +198,10 @@ def _steps(options: argparse.Namespace, flags: list[tuple[str, str]], inserted: 
         raise UsageError(f"{wanted} needs --target, one of {', '.join(opt_args.TARGETS)}")
     if options.kv_pipeline or (needs_code and options.pass_pipeline is None and not flags):
         steps += _default_pipeline(options, inserted)
-    elif options.disable or inserted:
+    elif options.disable or inserted or options.start_after:
         flag = "--disable leaves out passes of" if options.disable else "--insert-after and --insert-before add to"
+        if options.start_after:
+            flag = "--start-after leaves out passes of"
         raise UsageError(f"{flag} --kv-pipeline, which is not run here")
     return steps if options.stop_after is None else _up_to(steps, options.stop_after)
 
@@ -209,7 +211,8 @@ def _default_pipeline(options: argparse.Namespace, inserted: Mapping[str, Any]) 
     from kvarn.lowering import pipeline
 
     try:
-        settings = pipeline.Settings(frozenset(options.disable), inserted=pipeline.insertions(inserted))
+        found = pipeline.insertions(inserted)
+        settings = pipeline.Settings(frozenset(options.disable), inserted=found, start_after=options.start_after)
         whole = pipeline.steps(options.target, settings)
     except ValueError as error:
         raise UsageError(str(error)) from None

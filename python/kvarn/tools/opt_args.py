@@ -60,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--pass-pipeline", metavar="TEXT", help="passes to run: 'builtin.module(a,gpu.module(b),c{option=value})'")
     switch("kv-pipeline", "run the default pipeline of --target")
     add("--target", metavar="|".join(TARGETS), help="what --kv-pipeline and --emit compile for")
+    add("--start-after", metavar="PASS", help="of --kv-pipeline, run what comes after this pass, which the IR has seen")
     add("--stop-after", metavar="PASS", help="run the pipeline up to and including this pass")
     add_pass_options(add)
     switch("verify-each", "verify after each pass (default: true)", default=True)

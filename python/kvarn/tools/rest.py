@@ -20,10 +20,8 @@ from kvarn.lowering.target import by_name
 def lower(text: str, target: str, after: str | None) -> bytes:
     """The bundle of IR, as the pass ``after`` left it, or at any stage."""
     ours = {s.name for s in pipeline.default_steps(target) if s.optional and not s.upstream}
-    settings = pipeline.Settings(disable=frozenset(ours), check=False)
-    names = [s.name for s in pipeline.default_steps(target)]
-    ran = set(names[: names.index(after) + 1] if after in names else ())
-    steps = [s for s in pipeline.steps(target, settings) if s.name not in ran]
+    settings = pipeline.Settings(disable=frozenset(ours), check=False, start_after=after)
+    steps = pipeline.steps(target, settings)
     context = compiler.context()
     with compiler.diagnosed(context):
         module = compiler.parse(text)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvarn.dialect import dtypes, layout, tma_layout
 
@@ -35,6 +35,35 @@ _FORMS = (
     "a dtype, buffer(dtype, rank), paged(…), continuous(…), fa3(…), collection(…), operand(…), scales(…), dense(…), "
     "ragged(…) or tma_tiled(…)"
 )
+
+
+class Shaped(NamedTuple):
+    """A buffer of a dtype and extents; None is one that may change."""
+
+    dtype: dtypes.DType
+    extents: tuple[int | None, ...]
+
+
+def parse_operand(text: str) -> Any:
+    """As :func:`parse_spec`, for operands: a buffer has extents, ``buffer(bf16, (none, 32, 128))``, and is a Shaped."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        return parse_spec(text)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id != "buffer":
+        return parse_spec(text)
+    extents = _value(node.args[1]) if len(node.args) == 2 else ()
+    if not isinstance(extents, tuple) or not extents or not all(e is None or isinstance(e, int) for e in extents):
+        raise ValueError(f"a buffer must have a dtype and its extents, buffer(bf16, (none, 32, 128)), got {text!r}")
+    return Shaped(_value(node.args[0]), extents)
+
+
+def parse_value(text: str) -> Any:
+    """A Python literal; text that is none is a string."""
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text.strip()
 
 
 def parse_spec(text: str) -> Any:
@@ -110,12 +139,12 @@ def _descriptor(name: str, args: list[ast.expr], keywords: dict[str, Any]) -> tm
 
 
 def _value(node: ast.expr) -> Any:
-    """A dtype, a number, a truth value or a tuple of them."""
+    """A dtype, a number, a truth value, none or a tuple of them."""
     if isinstance(node, ast.Tuple):
         return tuple(_value(element) for element in node.elts)
     if isinstance(node, ast.Name):
-        truth = {"true": True, "false": False}.get(node.id)
-        return dtypes.by_name(node.id) if truth is None else truth
+        words: dict[str, Any] = {"true": True, "false": False, "none": None}
+        return words[node.id] if node.id in words else dtypes.by_name(node.id)
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, bool)):
         return node.value
     raise ValueError(f"a value must be a dtype, a whole number, true or false, got {ast.unparse(node)}")

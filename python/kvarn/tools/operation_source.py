@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The IR of an operation from a command line: ``kvarn compile --op attention --spec 'collection=paged(...)' ...``.
+
+The operation's function is called with made-up arguments of the types that the command names, and what it would run
+is taken in its place: the checks, the attributes and the defaults are those of a call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from kvarn import compiler, ops, programs
+from kvarn.artifact import Arg
+from kvarn.dialect import dtypes, layout
+
+from .random_inputs import InputOptions, random_arguments
+from .specs import Shaped, parse_operand, parse_value
+
+_MADE = ("layer", "row_offsets", "valid_lengths")  # arguments that are made when nothing is said of them
+_COLLECTIONS = ("collection", "index_collection")
+
+
+class _Met(BaseException):
+    """Carries what a function would run."""
+
+
+def operation_source(
+    name: str, specs: Sequence[str], statics: Sequence[str], target: str | None, options: InputOptions | None = None
+) -> str:
+    """The IR of an operation, a function with the one op in it, as the pipeline takes it.
+
+    Parameters
+    ----------
+    name : str
+        A function of ``kv.ops``, or ``MODULE:FUNCTION`` of another package.
+    specs : sequence of str
+        ``ARGUMENT=SPEC``: ``collection=paged(...)``, ``query=buffer(bf16, (none, 32, 128))``, whose ``none`` are the
+        tokens of a step, or its sequences and their tokens.
+    statics : sequence of str
+        ``ARGUMENT=VALUE``: numbers, strings, dictionaries.
+    target : str or None
+        Default: the machine's.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For what the function does not take, or needs.
+    """
+    function = _function(name)
+    parameters = inspect.signature(function).parameters
+    given: dict[str, Any] = {}
+    for text, parse in [*((t, parse_operand) for t in specs), *((t, parse_value) for t in statics)]:
+        argument, equals, rest = text.partition("=")
+        if not equals or argument.strip() not in parameters:
+            raise ValueError(f"{name} takes {', '.join(parameters)} as NAME=..., got {text!r}")
+        given[argument.strip()] = parse(rest)
+    for argument, parameter in parameters.items():
+        if argument not in given and parameter.default is parameter.empty:
+            if argument not in _MADE:
+                example = f"{argument}=paged(bf16, num_heads=8, head_size=128, page_size=16)"
+                if argument not in _COLLECTIONS:
+                    example = f"{argument}=buffer(bf16, (none, 32, 128))"
+                raise ValueError(f"{name} needs {argument}: --spec '{example}', or --static {argument}=VALUE")
+            given[argument] = dtypes.i32 if argument == "layer" else Shaped(dtypes.i32, (None,))
+    operation, operands, attributes, schedule = _met(function, _made(given, options or InputOptions()))
+    chosen = target or compiler.default_target()
+    return compiler.with_places(programs.build(operation.specialised(operands, attributes, schedule, chosen)))
+
+
+def _function(name: str) -> Callable[..., Any]:
+    module, colon, function = name.partition(":")
+    found = getattr(importlib.import_module(module) if colon else ops, function if colon else name, None)
+    if not inspect.isfunction(found):
+        have = ", ".join(n for n in ops.__all__ if inspect.isfunction(getattr(ops, n)))
+        raise ValueError(f"an operation must be MODULE:FUNCTION or one of {have}, got {name!r}")
+    return found
+
+
+def _made(given: Mapping[str, Any], options: InputOptions) -> dict[str, Any]:
+    """Arguments: values as they are, and arrays and caches for specs."""
+    args, shapes, found = [], {}, {}
+    for name, what in given.items():
+        if isinstance(what, layout.CacheSpec) and name in _COLLECTIONS:
+            what = layout.CollectionSpec(what)
+        if isinstance(what, Shaped):
+            args.append(Arg(name, "buffer", what.dtype, len(what.extents)))
+            shapes[name] = what.extents
+        elif isinstance(what, dtypes.DType):
+            args.append(Arg(name, "scalar", what))
+        elif isinstance(what, layout.CollectionSpec):
+            args.append(Arg(name, "collection", spec=what.cache))
+        elif isinstance(what, layout.OperandSpec):
+            args.append(Arg(name, "operand", spec=what.cache))
+        elif isinstance(what, layout.CacheSpec):
+            args.append(Arg(name, "cache", spec=what))
+        else:
+            found[name] = what
+    return {**found, **random_arguments(args, shapes, options)}
+
+
+def _met(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[programs.Operation, Any, Any, Any]:
+    """The operation that a function would run, with its operands, attributes and schedule."""
+
+    def record(operation: Any, operands: Any, attributes: Any, schedule: Any, stream: Any) -> None:
+        raise _Met((operation, operands, attributes, schedule))
+
+    before = programs.recorder
+    programs.recorder = SimpleNamespace(recording=lambda: True, record=record)
+    try:
+        function(**arguments)
+    except _Met as met:
+        return met.args[0]
+    finally:
+        programs.recorder = before
+    raise ValueError(f"{function.__name__} runs no operation for these arguments")
+
+
+__all__ = ["operation_source"]
