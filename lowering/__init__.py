@@ -25,6 +25,7 @@ NAMES = (
     "expand-kv-operations",
     "extract-kv-program",
     "check-kv-access",
+    "check-kv-ownership",
     "split-kv-loops",
     "narrow-kv-gathers",
     "lower-kv-tiles-to-linalg",

@@ -19,7 +19,7 @@ from mlir import ir
 from kvarn.dialect import effects
 
 from . import expand
-from .expand import contents
+from .expand import contents, reads
 from .expand.base import Expansion
 from .pass_base import fail, kv_pass
 from .rewrite import kv_ops, ops_named
@@ -28,10 +28,12 @@ from .target import by_name
 
 @dataclass(frozen=True)
 class Options:
-    """target: which one the kernels are for. check: what the operations' tables hold is checked before they run."""
+    """target: which one the kernels are for. check: what the operations' tables hold is checked before they run.
+    ownership: what attention will read is read before it, for ``check-kv-ownership``."""
 
     target: str = "sm_90a"
     check: bool = False
+    ownership: bool = False
 
 
 def kernel_module(module: ir.Module) -> ir.Operation:
@@ -62,6 +64,8 @@ def run(module: ir.Module, options: Options) -> None:
                 place = Expansion(op.opview, kernels, target, traced)
                 if options.check:
                     contents.launch_checks(op.opview, place)
+                if options.ownership:
+                    reads.launch_reads(op.opview, place)
                 expansion(op.opview, place)
             except (ValueError, TypeError, NotImplementedError) as error:
                 fail(op, f"cannot be expanded for {target.name}: {error}")

@@ -240,4 +240,6 @@ def run(module: ir.Module, options: Any) -> None:
             host.report_assertions()
             widen_half_fma(host.function.operation)
             host.print_through_libc(module)
+        for variable in ops_named(scope, "llvm.mlir.global"):
+            variable.move_before(module.body.operations[0])
         scope.erase()

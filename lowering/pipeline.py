@@ -16,7 +16,7 @@ from typing import Any
 from mlir import ir
 
 import kvarn.lowering as registry
-from kvarn.env import env
+from kvarn.env import OWNERSHIP, env
 
 from . import textual
 from .pass_base import as_pass
@@ -77,7 +77,7 @@ def insertions(passes: Mapping[str, Any], outer: Sequence[Insertion] = ()) -> tu
             raise ValueError(f'a place for passes must be "after:PASS" or "before:PASS", got {place!r}')
         every = [step for one in (what if isinstance(what, (list, tuple)) else [what]) for step in _steps_of(one)]
         found.append(Insertion(beside, where == "after", tuple(every)))
-    names = list(dict.fromkeys(s.name for target in ("sm_90a", "host") for s in default_steps(target, check=True)))
+    names = list(dict.fromkeys(s.name for target in ("sm_90a", "host") for s in default_steps(target, check=OWNERSHIP)))
     names += [s.name for i in (*outer, *found) for s in i.steps]
     for insertion in found:
         if insertion.beside not in names:
@@ -99,21 +99,22 @@ def _steps_of(what: Any) -> list[Step]:
 class Settings:
     """What a compilation may change of a pipeline.
 
-    Steps to leave out, options by pass name, checks of every cache access, passes that run beside others, and the last
-    pass that the IR has seen already: what is left of the pipeline runs.
+    Steps to leave out, options by pass name, checks of every cache access (``"ownership"``: of who owns its page too),
+    passes that run beside others, and the last pass that the IR has seen already: what is left of the pipeline runs.
     """
 
     disable: frozenset[str] = frozenset()
     options: Mapping[str, str] = field(default_factory=dict)
-    check: bool = field(default_factory=lambda: env.check)
+    check: bool | str = field(default_factory=lambda: env.check)
     inserted: tuple[Insertion, ...] = ()
     start_after: str | None = None
 
 
-def kv_steps(target: Target, check: bool = False) -> list[Step]:
+def kv_steps(target: Target, check: bool | str = False) -> list[Step]:
     """From kv IR to upstream dialects."""
     hardware = "true" if target.has("f8_convert") else "false"
     expand = f"target={target.name}" + (" check=true" if check else "")
+    expand += " ownership=true" if check == OWNERSHIP else ""
     steps = [
         _kv("verify-kv", "before anything else: the passes trust what the verifiers promise"),
         _kv(f"select-kv-schedule{{target={target.name}}}", "before the expansions, which read the schedules"),
@@ -124,6 +125,9 @@ def kv_steps(target: Target, check: bool = False) -> list[Step]:
         steps.append(
             _kv("check-kv-access", "on request, while accesses are as they were written and none has been moved", True)
         )
+    if check == OWNERSHIP:
+        reason = "likewise, after what ends the kernel where it leaves the cache"
+        steps.append(_kv(f"check-kv-ownership{{target={target.name}}}", reason, True))
     steps += [
         _upstream(
             "simplify-kernels",
@@ -246,7 +250,7 @@ def host_tail() -> list[Step]:
     ]
 
 
-def default_steps(target: str | Target, check: bool = False) -> list[Step]:
+def default_steps(target: str | Target, check: bool | str = False) -> list[Step]:
     """The whole pipeline of a target up to the LLVM dialect, as it is; ValueError for an unknown target."""
     chosen = by_name(target)
     return [*kv_steps(chosen, check), *(host_tail() if chosen.is_host else gpu_tail(chosen))]
@@ -254,7 +258,7 @@ def default_steps(target: str | Target, check: bool = False) -> list[Step]:
 
 def optional() -> tuple[str, ...]:
     """The names of the steps, of any target, that may be left out."""
-    steps = [s for target in ("sm_90a", "host") for s in default_steps(target, check=True)]
+    steps = [s for target in ("sm_90a", "host") for s in default_steps(target, check=OWNERSHIP)]
     return tuple(dict.fromkeys(s.name for s in steps if s.optional))
 
 

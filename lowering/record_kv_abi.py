@@ -23,6 +23,7 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect import dtypes, layout, types
+from kvarn.dialect.ownership_layout import ATTRIBUTE as OWNERSHIP
 
 from .pass_base import fail, kv_pass
 from .rewrite import kernels
@@ -109,6 +110,8 @@ def kernel_record(function: ir.Operation) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if "kv.assertions" in attributes:
         extra["assertions"] = [ir.StringAttr(a).value for a in ir.ArrayAttr(attributes["kv.assertions"])]
+    if f"kv.{OWNERSHIP}" in attributes:
+        extra[OWNERSHIP] = {a.name: ir.StringAttr(a.attr).value for a in ir.DictAttr(attributes[f"kv.{OWNERSHIP}"])}
     if "kv.programmatic" in attributes:
         extra["programmatic"] = True
     return {

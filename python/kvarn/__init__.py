@@ -48,6 +48,7 @@ _LAZY = {
     "kvarn.errors": ("KernelError",),
     "kvarn.settings": ("pipeline",),
     "kvarn.extensions": ("extend",),
+    "kvarn.ownership": ("sanitize", "OwnershipError"),
     "kvarn.lowering.remarks": ("remark",),
     "kvarn.emulator": ("emulated", "EmulationError"),
 }  # fmt: skip
@@ -57,7 +58,7 @@ _SUBMODULES = (
     "hybrid", "manager", "dialect", "lowering", "emulator",
 )  # fmt: skip
 # Modules that are no public names; without them `from kvarn import settings` would look among the DSL's names first.
-_INNER = ("bundle", "cache", "extensions", "files", "forks", "page_pool", "settings", "stage_files")
+_INNER = ("bundle", "cache", "extensions", "files", "forks", "ownership", "page_pool", "settings", "stage_files")
 
 
 def __getattr__(name: str) -> Any:

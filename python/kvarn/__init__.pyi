@@ -391,6 +391,12 @@ from kvarn.manager import (
 from kvarn.manager import (
     PagedKVCacheManager as PagedKVCacheManager,
 )
+from kvarn.ownership import (
+    OwnershipError as OwnershipError,
+)
+from kvarn.ownership import (
+    sanitize as sanitize,
+)
 from kvarn.settings import (
     pipeline as pipeline,
 )

@@ -28,6 +28,18 @@ def _bool(text: str) -> bool:
     return text.lower() in _TRUE
 
 
+OWNERSHIP = "ownership"
+
+
+def _check(text: str) -> bool | str:
+    if text.lower() == OWNERSHIP:
+        return OWNERSHIP
+    try:
+        return _bool(text)
+    except ValueError:
+        raise ValueError("must be 1, 0 or ownership") from None
+
+
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -106,11 +118,12 @@ class Environment:
     override_dir = Variable[str](
         "KVARN_OVERRIDE_DIR", "", str, "folder of edited stages, named as KVARN_DUMP_TO names them, to use instead"
     )
-    check = Variable[bool](
+    check = Variable["bool | str"](
         "KVARN_CHECK",
         False,
-        _bool,
-        "1 adds device-side checks, of accesses and of what tables hold, that name the op; may be set at any time",
+        _check,
+        "1 adds device-side checks, of accesses and of what tables hold, that name the op; ownership adds those of who "
+        "owns the pages (kv.sanitize); may be set at any time",
     )
     reproducer = Variable[str](
         "KVARN_REPRODUCER", "", str, "file that gets the module and the pipeline when a pass fails, for kv-opt"

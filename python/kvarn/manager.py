@@ -8,8 +8,10 @@ pool itself may be anywhere.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from kvarn.caches.checks import count
 from kvarn.caches.collections import paged_pool
 from kvarn.dialect import dtypes, layout
 from kvarn.dialect.layout import cdiv
+from kvarn.env import OWNERSHIP, env
 from kvarn.page_pool import (
     NO_HIT,
     Hit,
@@ -31,6 +34,7 @@ from kvarn.page_pool import (
     broken_rules,
     chain,
     chain_root,
+    copy_on_host,
     token_list,
 )
 from kvarn.step_inputs import RuntimeInputs, upper_bound
@@ -149,10 +153,13 @@ class PagedKVCacheManager:
         self.max_batch_size, self.prefix_caching = max_batch_size, prefix_caching
         self.table_dtype = np.dtype(table_dtype)
         self._salt = as_bytes(salt)
-        self._copy_pages = copy_pages or (self._copy_on_host if on_numpy else None)
+        self._copy_pages = copy_pages or (partial(copy_on_host, blocks, scales) if on_numpy else None)
         self._upload = upload or ((lambda array: array) if views["blocks"].on_host else None)
         self._pages = PagePool(self.total_num_pages)
         self._requests: dict[Hashable, Request] = {}
+        self._watcher: Any = None  # what keeps the record for kv.sanitize
+        if env.check == OWNERSHIP:
+            importlib.import_module("kvarn.ownership").watch(self)
 
     # --- queries ---
 
@@ -344,6 +351,8 @@ class PagedKVCacheManager:
                 self.cache_spec.granularity,
             )  # fmt: skip
             uploaded = self._upload(offsets)
+        if self._watcher is not None:
+            self._watcher.step(names, batch, collection)
         return RuntimeInputs(table, cache_lengths, offsets, longest_new, longest, self.null_page, collection, uploaded)
 
     def step(self, requests: Iterable[Hashable], accepted: Mapping[Hashable, int] | None = None) -> None:
@@ -564,11 +573,6 @@ class PagedKVCacheManager:
         for i, page in zip(indices, copies, strict=True):
             self._pages.drop(request.pages[i])
             request.pages[i] = page
-
-    def _copy_on_host(self, source: np.ndarray, destination: np.ndarray) -> None:
-        self.blocks[destination] = self.blocks[source]
-        if self.scales is not None:
-            self.scales[destination] = self.scales[source]
 
     def _commit(self, request: Request) -> None:
         for digest in self._digests(request, min(request.processed, len(request.tokens))):

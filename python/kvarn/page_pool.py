@@ -113,6 +113,8 @@ class PagePool:
 
     def __init__(self, total: int) -> None:
         self.references = [0] * total
+        self.generations = [0] * total  # how often each was handed out
+        self.version = 0  # grows with every change
         self.hash_of: dict[int, bytes] = {}
         self.page_of: dict[bytes, int] = {}
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total))
@@ -122,6 +124,8 @@ class PagePool:
         page, _ = self.free.popitem(last=False)
         self.forget(page)
         self.references[page] = 1
+        self.generations[page] += 1
+        self.version += 1
         return page
 
     def share(self, page: int) -> None:
@@ -129,10 +133,12 @@ class PagePool:
         if self.references[page] == 0:
             del self.free[page]
         self.references[page] += 1
+        self.version += 1
 
     def drop(self, page: int) -> None:
         """One user less. A free page that caches something is evicted last, one without content first."""
         self.references[page] -= 1
+        self.version += 1
         if self.references[page] == 0:
             self.free[page] = None
             if page not in self.hash_of:
@@ -140,11 +146,13 @@ class PagePool:
 
     def commit(self, page: int, digest: bytes) -> None:
         self.hash_of[page], self.page_of[digest] = digest, page
+        self.version += 1
 
     def forget(self, page: int) -> None:
         digest = self.hash_of.pop(page, None)
         if digest is not None:
             del self.page_of[digest]
+            self.version += 1
 
 
 def chain_root(*salts: bytes) -> bytes:
@@ -166,6 +174,13 @@ def chain(digest: bytes, tokens: Sequence[int | None], page_size: int) -> Iterat
             packed.byteswap()
         digest = hashlib.sha256(digest + packed.tobytes()).digest()
         yield digest
+
+
+def copy_on_host(blocks: np.ndarray, scales: np.ndarray | None, source: np.ndarray, destination: np.ndarray) -> None:
+    """Copy pages, int32 [n], of a NumPy pool."""
+    blocks[destination] = blocks[source]
+    if scales is not None:
+        scales[destination] = scales[source]
 
 
 def as_bytes(salt: str | bytes) -> bytes:

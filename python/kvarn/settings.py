@@ -14,6 +14,8 @@ import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvarn.env import OWNERSHIP
+
 if TYPE_CHECKING:
     from kvarn.lowering.pipeline import Settings
 
@@ -63,7 +65,7 @@ def extended(
     passes: Mapping[str, Any] | None = None,
     disable: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
-    check: bool | None = None,
+    check: bool | str | None = None,
 ) -> Settings:
     """The current settings with more passes, passes left out and options; see :func:`pipeline`."""
     outer = current()
@@ -83,7 +85,7 @@ def pipeline(
     *,
     disable: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
-    check: bool | None = None,
+    check: bool | str | None = None,
 ) -> Iterator[None]:
     """Change the pipeline of everything that this thread compiles inside: launches, ``kv.ops`` and ``kv.compile``.
 
@@ -99,14 +101,17 @@ def pipeline(
         Optional passes to leave out.
     options : mapping of str to str
         Options by pass name.
-    check : bool, optional
-        Whether accesses to caches are checked when kernels run.
+    check : bool or "ownership", optional
+        Whether accesses to caches are checked when kernels run; ``"ownership"``: also against who owns the pages, as
+        ``kv.sanitize`` has it.
 
     Raises
     ------
     ValueError
         For a place, a pass or an option that there is not.
     """
+    if check not in (None, False, True, OWNERSHIP):
+        raise ValueError(f'check must be True, False or "{OWNERSHIP}", got {check!r}')
     before = getattr(_local, "settings", None), getattr(_local, "check", None), getattr(_local, "token", None)
     made = extended(passes, disable, options, check)
     _local.token = (importlib.import_module("kvarn.extensions").identity(made), getattr(emulation(), "target", None))

@@ -156,6 +156,8 @@ class Block:
         base = base.strip()
         if base in self.kernel.shared:
             found = np.full(self.count, self.kernel.shared[base] + self.base, np.uint64)[m]
+        elif base in self.kernel.symbols:
+            found = np.full(self.count, self.kernel.symbols[base], np.uint64)[m]
         else:
             found = self.registers[base][m]
         return (found.astype(np.int64) + (int(offset, 0) if offset else 0)).astype(np.uint64)

@@ -14,7 +14,7 @@ other threads see writes to device memory are not modelled. A ``kvarn.emulator.r
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ def launch(
     text: str, entry: str, grid: Sequence[int], block: Sequence[int], values: Sequence[Any],
     arrays: Sequence[np.ndarray], shared_bytes: int = 0, order: Order | None = None,
     cluster: Sequence[int] | None = None, report: Report | None = None, fields: Sequence[Field] = (),
+    variables: Mapping[str, int] | None = None,
 ) -> None:  # fmt: skip
     """Run a kernel's grid.
 
@@ -61,8 +62,13 @@ def launch(
         Counts, and gets the hazards.
     fields : sequence of Field
         Parts of the arguments, by which the report tells accesses.
+    variables : mapping, optional
+        What the code's variables of 8 bytes hold.
     """
     kernel = _parsed(text, entry)
+    for name, value in (variables or {}).items():
+        place = kernel.symbols[name] - kernel.constants.ctypes.data
+        kernel.constants[place : place + 8] = np.array([value], np.int64).view(np.uint8)
     descriptors = {(0xDE5C << 48) + i: v for i, v in enumerate(values) if not isinstance(v, int | np.integer)}
     handles = {id(v): handle for handle, v in descriptors.items()}
     numbers: list[Any] = [handles.get(id(v), v) for v in values]

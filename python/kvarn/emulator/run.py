@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.artifact import Artifact
-from kvarn.runtime import binding, buffers
+from kvarn.artifact import Artifact, Entry
+from kvarn.runtime import binding, buffers, ownership
 from kvarn.runtime.expressions import compile_expressions, compile_step
 from kvarn.runtime.program import Program
 from kvarn.settings import emulating, emulation
@@ -94,10 +94,25 @@ def launch(
         raise ValueError(f"{made.name} was compiled for a block of {entry.block}, got {block}")
     if not 1 <= int(np.prod(block)) <= (entry.max_threads or 1024):
         raise ValueError(f"a block of {made.name} has 1 to {entry.max_threads or 1024} threads, got {block}")
+    _launch(artifact, entry, grid, block, values, arrays_of(args), order, report, parts)
+
+
+def _launch(
+    artifact: Artifact, entry: Entry, grid: Any, block: Any, values: list[Any], arrays: list[np.ndarray],
+    order: Order | None, report: Report | None, parts: list[Field],
+) -> None:  # fmt: skip
+    """Run a kernel, and hold it to who owns pages where it is compiled so."""
+    variables: dict[str, int] = {}
+    if ownership.accesses(entry):
+        ownership.load(entry, binding.HOST, variables.__setitem__)
+        ownership.before(binding.HOST)
+        arrays = arrays + ownership.registry(binding.HOST).arrays()
     ptx.launch(
-        str(artifact.code["ptx"]), entry.name, grid, block, values, arrays_of(args), entry.shared_bytes, order,
-        entry.cluster, report, parts,
+        str(artifact.code["ptx"]), entry.name, grid, block, values, arrays, entry.shared_bytes, order, entry.cluster,
+        report, parts, variables,
     )  # fmt: skip
+    if variables:
+        ownership.after(binding.HOST)
 
 
 def _triple(extents: Any, what: str) -> tuple[int, int, int]:
@@ -150,10 +165,7 @@ def _run_steps(
         entry = program.entry(step.entry)
         (gx, gy, gz, bx, by, bz, _), flat = compile_step(program, step)(values, facts, places)
         numbers = [v if p.type == "tensormap" else _bits(v, p.type) for v, p in zip(flat, entry.params, strict=True)]
-        ptx.launch(
-            str(program.code["ptx"]), entry.name, (gx, gy, gz), (bx, by, bz), numbers, arrays + scratch,
-            entry.shared_bytes, order, entry.cluster, report, parts,
-        )  # fmt: skip
+        _launch(program, entry, (gx, gy, gz), (bx, by, bz), numbers, arrays + scratch, order, report, parts)
 
 
 def run(

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvarn.dialect.layout import FA3, CollectionSpec, packed
 from kvarn.programs import Operation, Schedule
-from kvarn.runtime import buffers, streams, transfers
+from kvarn.runtime import buffers, ownership, streams, transfers
 from kvarn.runtime.binding import ordinal_of
 
 from . import checks
@@ -95,6 +95,7 @@ def copy_pages(
         As of :func:`append`.
     """
     _COPY_PAGES((collection, source, destination), (), schedule, stream)
+    ownership.copied(collection, source, destination)
 
 
 def _check_transfer(seen: SimpleNamespace) -> None:
@@ -138,6 +139,14 @@ def transfer_pages(
     schedule, stream
         As of :func:`append`.
     """
+    _transfer(source, destination, source_pages, destination_pages, layer, schedule, stream)
+    ownership.copied(destination, None, destination_pages)
+
+
+def _transfer(
+    source: Any, destination: Any, source_pages: Any, destination_pages: Any, layer: int | None, schedule: Schedule,
+    stream: Any,
+) -> None:  # fmt: skip
     title = "kv.ops.transfer_pages"
     for name, pool in (("source", source), ("destination", destination)):
         if not isinstance(getattr(pool, "spec", None), CollectionSpec):

@@ -205,6 +205,12 @@ class Device:
         self.alone = found.devices == 1
         self.streams = {0, 1, 2}  # handles known to be of this device; these three go with the current context
 
+    def set_variable(self, name: str, value: int) -> None:
+        """Set a variable of 8 bytes of the code."""
+        with self.device.active():
+            address, _ = driver.call("cuLibraryGetGlobal", self._library, name.encode())
+            driver.call("cuMemcpyHtoD", address, struct.pack("<q", value), 8)
+
     def _attribute(self, name: str) -> int:
         key = getattr(driver.require().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return driver.call("cuDeviceGetAttribute", key, self.handle)
@@ -352,9 +358,9 @@ class DeviceKernel:
 
     def __init__(self, artifact: Artifact, entry: Entry, on: Device) -> None:
         self.entry, self.device, self.artifact_name = entry, on, artifact.name
-        library = _load_library(artifact, on)
+        self._library = _load_library(artifact, on)
         try:
-            self._kernel = driver.call("cuLibraryGetKernel", library, entry.name.encode())
+            self._kernel = driver.call("cuLibraryGetKernel", self._library, entry.name.encode())
         except driver.DriverError as e:
             if e.name != "CUDA_ERROR_NOT_FOUND":
                 detail = _complaint(_logs[artifact.digest][0])

@@ -19,6 +19,9 @@ from kvarn.artifact import Artifact, Entry
 from kvarn.bundle import BundleError
 from kvarn.forks import no_fork, renewed
 
+from . import ownership
+from .binding import HOST
+
 _C_TYPES: dict[str, Any] = {
     "ptr": ctypes.c_void_p, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "i16": ctypes.c_int16, "i8": ctypes.c_int8,
     "i1": ctypes.c_int8, "f64": ctypes.c_double, "f32": ctypes.c_float, "f16": ctypes.c_uint16, "bf16": ctypes.c_uint16,
@@ -113,12 +116,18 @@ class HostProgram:
             except (ir.MLIRError, RuntimeError) as error:  # pyright: ignore[reportAttributeAccessIssue]
                 raise BundleError(f"host artifact {artifact.name!r} must hold MLIR's LLVM dialect: {error}") from None
         self._functions = {e.name: self._function(e.name) for e in artifact.entries}
+        for entry in artifact.entries:
+            ownership.load(entry, HOST, self._set_variable)
 
     def _function(self, name: str) -> Any:
         address = self._engine.raw_lookup(name)
         if not address:
             raise BundleError(f"host artifact {self.artifact.name!r} does not define {name!r}")
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+    def _set_variable(self, name: str, value: int) -> None:
+        variable = self._engine.raw_lookup(name.removeprefix("_mlir_"))
+        ctypes.c_int64.from_address(variable).value = value
 
     def run(self, entry: Entry, grid: Sequence[int], block: Sequence[int], values: Sequence[Any]) -> None:
         """Run a grid to its end.
@@ -134,11 +143,16 @@ class HostProgram:
         ------
         HostKernelError
             If an assertion of the kernel failed; says which.
+        kvarn.ownership.OwnershipError
+            If the kernel checks who owns pages, and accessed one that it may not.
         """
         total = grid[0] * grid[1] * grid[2]
         threads = block[0] * block[1] * block[2]
         if total == 0 or threads == 0:
             return
+        watched = ownership.accesses(entry)
+        if watched:
+            ownership.before(HOST)
         cells = [_C_TYPES[p.type](v) for p, v in zip(entry.params, values, strict=True)]
         status = ctypes.c_int32(0)
         workers = min(_workers(), total) if total * threads >= _PARALLEL_THREADS else 1
@@ -153,6 +167,8 @@ class HostProgram:
             which = status.value - 1
             text = messages[which] if which < len(messages) else f"number {which}"
             raise HostKernelError(f"kernel {entry.name!r}: assertion failed: {text}")
+        if watched:
+            ownership.after(HOST)
 
     def _call(self, entry: Entry, grid: Any, block: Any, cells: list[Any], status: Any, first: int, last: int) -> Any:
         """A call of one range of blocks: the packed form, an array of pointers to the arguments."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from kvarn.artifact import PARAM_BYTES, Artifact, Entry
 
 from . import device as devices
-from . import driver, streams
+from . import driver, ownership, streams
 from .binding import bits_of
 
 Attributes = Mapping[str, Any] | None
@@ -262,6 +262,9 @@ class DeviceCall:
         )
         self.packer = Packer(entry, _CONFIG)
         self._launch = driver.launch_function()
+        if ownership.accesses(entry):
+            ownership.load(entry, ordinal, self.kernel.set_variable)
+            self._launch = ownership.launching(self._launch, ordinal)
         self._pool: list[Packet] = []
         self._shapes: dict[Any, Shape] = {}
         self._passed: set[Shape] = set()

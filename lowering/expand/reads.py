@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A kernel that reads what an attention operation will read, launched before it where owners of pages are checked.
+
+Attention takes keys and values through addresses and descriptors, which ``check-kv-ownership`` does not see. This
+kernel loads an element of every token and head that some query may see; the pass checks those loads, and nothing of
+them is left after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect import verify
+from kvarn.dialect.contents import Lengths, new_tokens
+
+from .base import Expansion
+from .indices import threads_of
+
+BY_ADDRESS = ("kv.attention", "kv.attention_padded", "kv.operand_attention", "kv.mla_attention")
+READS_OF = "kv.reads_of"  # of a kernel: for which operation it reads
+FROM_FIRST, WINDOW, CHUNK = range(3)
+_BEGINS = {"sliding_window": WINDOW, "chunked": CHUNK, "chunked_causal": CHUNK}
+
+
+def reads_kernel(kind: str, are_offsets: bool, begins: int, is_mla: bool) -> Any:
+    """Of a collection's layer or of an operand; a block a sequence and head."""
+
+    @kv.kernel
+    def reads(handle, layer: kv.i32, new, span: kv.i32):
+        b, h = kv.block_id.x, kv.block_id.y
+        if b < new.shape[0] - (1 if are_offsets else 0):
+            count = new[b + 1] - new[b] if are_offsets else new[b]
+            if (count > 0) & (b < handle.batch_size()):
+                length = handle.cache_length(b)
+                first = kv.i32(0)
+                if begins == WINDOW:
+                    first = kv.math.max(length - span + 1, 0)
+                elif begins == CHUNK:
+                    first = length // span * span
+                caches = [handle]
+                if kind == "collection":
+                    caches = [handle.get_key_cache(layer)] + ([] if is_mla else [handle.get_value_cache(layer)])
+                for t in range(first + kv.thread_id.x, length + count, kv.block_dim.x):
+                    for n in kv.static(range(len(caches))):
+                        if kind == "collection":
+                            caches[n].load(b, h, t, 0)
+                        else:
+                            caches[n].load(b, t, h, 0)
+
+    return reads
+
+
+def launch_reads(op: Any, at: Expansion) -> None:
+    """Launch the reads of an operation whose kernels read by address, of each cache that it reads."""
+    name = op.operation.name
+    if name not in BY_ADDRESS or getattr(op, "indices", None) is not None:
+        return  # rows that are listed are not known by sequence and token
+    for rule in type(op).contents:
+        if not isinstance(rule, Lengths):
+            continue
+        handle = getattr(op, rule.handle)
+        spec = at.spec(handle)
+        given = new_tokens(rule, {n: 0 for n in rule.new if getattr(op, n) is not None})
+        if not spec.of_cache or given is None:
+            continue
+        kind = "collection" if hasattr(op, "collection") else "operand"
+        layer = op.layer if kind == "collection" else at.constant(0)
+        begins = _BEGINS.get(verify.string(op.mask) or "", FROM_FIRST)
+        new = getattr(op, given)
+        is_padded = given.endswith("lengths")
+        threads = threads_of(at)
+        kernel = reads_kernel(kind, not is_padded, begins, spec.is_mla)
+        at.launch(
+            kernel, [handle, layer, new, at.constant(verify.integer(op.span) or 0)],
+            (at.field(handle, "batch"), spec.num_heads, 1), (threads, 1, 1), key=(kernel.name, kind),
+            attributes={READS_OF: {"operation": name}},
+        )  # fmt: skip

@@ -1,0 +1,497 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Who may touch which page: the record that kernels' accesses are held to, and the report of those that break it.
+
+``with kv.sanitize(manager):`` compiles what is launched inside with ``check-kv-ownership`` and keeps, beside the pool,
+who owns each page, in which generation, and which slots were written. Violations are raised after the launch on the
+host and in the emulator; on a GPU at the next step, at ``check()`` and when the context ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvarn import settings
+from kvarn.caches import KVCacheCollection
+from kvarn.dialect import layout
+from kvarn.dialect import ownership_layout as at
+from kvarn.dialect.layout import cdiv
+from kvarn.env import OWNERSHIP
+from kvarn.hybrid import HybridKVCacheManager
+from kvarn.manager import PagedKVCacheManager
+from kvarn.page_pool import Request
+from kvarn.runtime import buffers, ownership
+from kvarn.runtime.binding import ordinal_of
+from kvarn.runtime.buffers import BufferView
+from kvarn.runtime.ownership import Memory
+
+KINDS = {
+    at.UNWRITTEN: "unwritten", at.SHARED: "shared", at.FREE: "free", at.FOREIGN: "foreign", at.BEYOND: "beyond",
+    at.ENDED: "released", at.OUTSIDE: "outside",
+}  # fmt: skip
+_SHOWN = 8  # violations of an error's message
+
+
+@dataclass(frozen=True)
+class Violation:
+    """An access that broke a rule. Equal ones are one, whichever thread made them.
+
+    Attributes
+    ----------
+    kind : str
+        ``"foreign"``: the page is not the sequence's, or no longer. ``"released"``: the sequence has ended.
+        ``"beyond"``: it has no page for the token. ``"free"``: nobody has the page. ``"outside"``: the sequence, the
+        token or the page does not exist. ``"shared"``: a store to a page that others read. ``"unwritten"``: a load of
+        what was not written since the page was handed out.
+    access : str
+        The line, the op and the kernel; for what reads by address, the operation.
+    verb : str
+        ``"reads"``, ``"writes"``, or that with ``" the scales of"``.
+    sequence, token, head : int
+        Of the access.
+    request : hashable
+        The sequence's name, where a manager gave the table; else None.
+    page, slot : int
+        Where it went: the table's entry, and the place in the page.
+    expected_page : int or None
+        The page that the sequence has for the token; None where it has none or that is not known.
+    generation : int
+        How often the page was handed out.
+    owners : tuple of hashable
+        The requests that have the page when the violation is reported.
+    """
+
+    kind: str
+    access: str
+    verb: str
+    sequence: int
+    token: int
+    head: int
+    request: Hashable
+    page: int
+    slot: int
+    expected_page: int | None
+    generation: int
+    owners: tuple[Hashable, ...]
+
+    def __str__(self) -> str:
+        return self.text([self.head])
+
+    def text(self, heads: Sequence[int]) -> str:
+        """The sentence for the same access of several heads."""
+        which = f"head {heads[0]}" if len(heads) == 1 else f"{len(heads)} heads"
+        who = f"sequence {self.sequence}" + (f" (request {self.request!r})" if self.request is not None else "")
+        where = f"page {self.page}, slot {self.slot}"
+        owners = " and ".join(repr(o) for o in self.owners)
+        owned = f"page {self.page} belongs to {owners or 'nobody'}"
+        has = "it has no page there" if self.expected_page is None else f"its page there is {self.expected_page}"
+        why = {
+            "unwritten": f"which was not written since the page was handed out ({owned})",
+            "shared": f"which others read: {owned}, or is kept as a prefix; allocate the step after a fork",
+            "free": "which nobody has: it was given back",
+            "foreign": f"which is not its own: {has}; {owned}",
+            "beyond": "where the sequence has no page: the token is past what was allocated, or behind its window",
+            "released": f"after the request has ended: {owned}",
+            "outside": "which does not exist: the sequence, the token or the table's entry is out of range",
+        }[self.kind]  # fmt: skip
+        return f"{self.access}: {self.verb} token {self.token} of {who}, {which}, in {where}, {why}"
+
+
+class OwnershipError(RuntimeError):
+    """Kernels accessed pages that they may not, or what was never written.
+
+    Attributes
+    ----------
+    violations : tuple of Violation
+    """
+
+    def __init__(self, violations: Sequence[Violation]) -> None:
+        self.violations = tuple(violations)
+        of_heads: dict[Violation, list[int]] = {}
+        for v in self.violations:
+            of_heads.setdefault(dataclasses.replace(v, head=0), []).append(v.head)
+        lines = [v.text(heads) for v, heads in list(of_heads.items())[:_SHOWN]]
+        more = len(of_heads) - _SHOWN
+        super().__init__("\n".join([*lines, *([f"and {more} more"] if more > 0 else [])]))
+
+
+# --- a pool ----------------------------------------------------------------------------------------
+
+
+class _Table(NamedTuple):
+    """A lookup table of a step, and what its entries must be."""
+
+    low: int
+    high: int
+    shape: tuple[int, int]  # rows, and words from row to row
+    columns: int
+    names: tuple[Hashable, ...]
+    requests: tuple[Any, ...]
+    expected: Memory
+    owner: Any  # keeps the memory from being used for another table
+
+
+class _Watched:
+    """The record of one pool. What a page's users are is a subclass's to say."""
+
+    def __init__(self, spec: Any, views: Sequence[BufferView], count: int) -> None:
+        self.spec, self.count, self._views = spec, count, tuple(views)
+        self.ordinal = ordinal_of(views[0].device, "a watched pool")
+        self.pages = Memory(2 * count, np.int32, self.ordinal)
+        self.table_words = Memory(at.MOST_TABLES * at.TABLE_WORDS, np.int64, self.ordinal)
+        self.tables: dict[int, _Table] = {}
+        self.violations: dict[Violation, None] = {}
+        self.written = [self._written(view, n == 1) for n, view in enumerate(views)]
+        self.regions = [
+            np.array([v.data, v.data + _span(v) * v.dtype.itemsize, w.address, self.pages.address, count,
+                      self.table_words.address, at.MOST_TABLES])
+            for v, w in zip(views, self.written, strict=True)
+        ]  # fmt: skip
+        self._seen: Any = None
+        ownership.registry(self.ordinal).add(self.regions, self)
+
+    def close(self) -> None:
+        """Watch the pool no more; kernels that are under way finish first."""
+        ownership.registry(self.ordinal).drop(self.regions, self)
+
+    def _written(self, view: BufferView, of_scales: bool) -> Memory:
+        row = at.granule(self.spec, of_scales) // view.dtype.itemsize
+        if any(s % row for s in view.strides[:-1]):
+            raise ValueError(
+                f"a watched pool must have strides of whole rows of a head ({row} elements), got {view.strides}"
+            )
+        return Memory(_span(view) // row + 1, np.int32, self.ordinal)
+
+    def slots(self, which: int) -> np.ndarray:
+        """Generations in which slots were written, [N, 2, L, P, H]: the host's copy, which ``pull`` brings."""
+        view, memory = self._views[which], self.written[which]
+        row = at.granule(self.spec, which == 1) // view.dtype.itemsize
+        strides = tuple(s // row * 4 for s in view.strides[:-1])
+        return np.lib.stride_tricks.as_strided(memory.array, view.shape[:-1], strides)
+
+    @property
+    def generations(self) -> np.ndarray:
+        return self.pages.array.reshape(-1, 2)[:, 0]
+
+    def _state(self) -> tuple[np.ndarray, np.ndarray]:
+        """Generation and users of every page."""
+        raise NotImplementedError
+
+    def _version(self) -> Any:
+        """What changes with the state."""
+        raise NotImplementedError
+
+    def _expected(self, table: _Table, row: int) -> list[int]:
+        """The pages that a row must name, or one of ``ANY_PAGE`` and ``RELEASED`` for all of them."""
+        raise NotImplementedError
+
+    def _owners(self, page: int) -> tuple[Hashable, ...]:
+        return ()
+
+    # --- the record ---
+
+    def refresh(self) -> None:
+        version = self._version()
+        if version == self._seen:
+            return
+        generations, users = self._state()
+        self.pages.array.reshape(-1, 2)[:] = np.stack([generations, users], 1)
+        self.pages.push()
+        for table in self.tables.values():
+            self._expect(table)
+        self._seen = version
+
+    def _expect(self, table: _Table) -> None:
+        rows, words = table.shape
+        pages = table.expected.array.reshape(rows, words)
+        pages[:] = at.NO_PAGE
+        for b in range(rows):
+            found = self._expected(table, b)[: table.columns]
+            pages[b, : len(found)] = found
+        table.expected.push()
+
+    def declare(self, array: Any, names: Sequence[Hashable], requests: Sequence[Any]) -> None:
+        """Row b of a lookup table is the sequence ``requests[b]``'s, from now on."""
+        view = buffers.view(array, name="a lookup table")
+        columns = view.shape[1] if len(view.shape) == 2 else 1
+        words = view.strides[0] if view.shape[0] > 1 else columns
+        high = view.data + 4 * ((view.shape[0] - 1) * words + columns)
+        if not view.shape[0]:
+            return
+        for low in [t.low for t in self.tables.values() if t.low < high and view.data < t.high]:
+            del self.tables[low]  # its memory is this one's now
+        while len(self.tables) >= at.MOST_TABLES:
+            del self.tables[next(iter(self.tables))]
+        made = _Table(
+            view.data, high, (view.shape[0], words), columns, tuple(names), tuple(requests),
+            Memory(view.shape[0] * words, np.int32, self.ordinal), array,
+        )  # fmt: skip
+        self.tables[made.low] = made
+        self._seen = None
+        words_ = self.table_words.array
+        words_[:] = 0
+        for i, table in enumerate(self.tables.values()):
+            words_[i * at.TABLE_WORDS :][: at.TABLE_WORDS] = table.low, table.high, table.expected.address
+        self.table_words.push()
+
+    def mark(self, pages: Any, slots: Any = slice(None)) -> None:
+        """What lies in pages was written, in all layers."""
+        self.refresh()
+        for n, memory in enumerate(self.written):
+            memory.pull()
+            view = self.slots(n)
+            for page in np.atleast_1d(pages).tolist():
+                view[page][:, :, slots] = self.generations[page]
+            memory.push()
+
+    def copied(self, base: int, source: np.ndarray | None, destination: np.ndarray) -> None:
+        if base != self._views[0].data:
+            return
+        if source is None:
+            self.mark([p for p in destination.tolist() if 0 <= p < self.count])
+            return
+        self.refresh()
+        for n, memory in enumerate(self.written):
+            memory.pull()
+            view = self.slots(n)
+            for a, b in zip(source.tolist(), destination.tolist(), strict=True):
+                if 0 <= a < self.count and 0 <= b < self.count:
+                    view[b] = np.where(view[a] == self.generations[a], self.generations[b], 0)
+            memory.push()
+
+    def arrays(self) -> list[np.ndarray]:
+        memories = [self.pages, self.table_words, *self.written, *(t.expected for t in self.tables.values())]
+        return [m.array for m in memories]
+
+    # --- violations ---
+
+    def complain(self, found: Sequence[Sequence[int]]) -> list[int]:
+        registry, taken = ownership.registry(self.ordinal), []
+        for i, words in enumerate(found):
+            region = registry.region_at(words[at.REGION])
+            if region is None or not any(region is own for own in self.regions):
+                continue
+            taken.append(i)
+            self.violations[self._violation(words)] = None
+        return taken
+
+    def _violation(self, words: Sequence[int]) -> Violation:
+        access, _, verb = ownership.titles.get(words[at.ACCESS], "an access|accesses").partition("|")
+        table, b, page = self.tables.get(words[at.TABLE]), words[at.SEQUENCE], words[at.PAGE]
+        request = table.names[b] if table is not None and 0 <= b < len(table.names) else None
+        expected, token = words[at.EXPECTED_PAGE], words[at.TOKEN]
+        return Violation(
+            KINDS[words[at.KIND]], access, verb, b, token, words[at.HEAD], request, page,
+            token % self.spec.page_size if self.spec.paged else token, expected if expected >= 0 else None,
+            words[at.GENERATION], self._owners(page),
+        )  # fmt: skip
+
+    def raise_violations(self) -> None:
+        if self.violations:
+            found, self.violations = list(self.violations), {}
+            raise OwnershipError(found)
+
+
+def _span(view: BufferView) -> int:
+    return sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)) + 1 if 0 not in view.shape else 0
+
+
+class _OfManager(_Watched):
+    """The pool of a manager, whose records say who owns what."""
+
+    def __init__(self, manager: PagedKVCacheManager) -> None:
+        views = [buffers.view(b) for b in (manager.blocks, manager.scales) if b is not None]
+        self.manager: PagedKVCacheManager = weakref.proxy(manager)
+        super().__init__(manager.cache_spec, views, manager.total_num_pages + 1)
+        self.refresh()
+        processed = [(r.pages, r.processed) for r in manager._requests.values() if not r.dummy]
+        self.mark(list(manager._pages.hash_of))
+        for pages, tokens in processed:
+            full, rest = divmod(tokens, manager.page_size)
+            self.mark(pages[:full])
+            if rest:
+                self.mark(pages[full], slice(rest))
+        self._copy: Callable[[np.ndarray, np.ndarray], Any] | None = manager._copy_pages
+        if self._copy is not None:
+            manager._copy_pages = self._copy_pages
+        self._before, manager._watcher = manager._watcher, self
+
+    def close(self) -> None:
+        with contextlib.suppress(ReferenceError):  # the manager is gone
+            if self.manager._watcher is self:
+                self.manager._watcher, self.manager._copy_pages = self._before, self._copy
+        super().close()
+
+    def _copy_pages(self, source: np.ndarray, destination: np.ndarray) -> None:
+        assert self._copy is not None
+        self._copy(source, destination)
+        self.copied(self._views[0].data, source, destination)
+
+    def step(self, names: Sequence[Hashable], requests: Sequence[Request], collection: Any) -> None:
+        """The manager has made the tables of a step."""
+        ownership.after(self.ordinal)
+        if collection is not None:
+            self.declare(collection.lookup_table, names, requests)
+            self.refresh()  # a captured graph is not refreshed when it is launched
+
+    def _version(self) -> Any:
+        return self.manager._pages.version
+
+    def _state(self) -> tuple[np.ndarray, np.ndarray]:
+        pool = self.manager._pages
+        users = np.array([*pool.references, at.NOBODYS], np.int32)
+        users[list(pool.hash_of)] += at.CACHED
+        return np.array([*pool.generations, -1], np.int32), users
+
+    def _expected(self, table: _Table, row: int) -> list[int]:
+        request: Request = table.requests[row]
+        if self.manager._requests.get(table.names[row]) is not request:
+            return [at.RELEASED] * table.columns
+        if request.dummy:
+            return [at.ANY_PAGE] * table.columns
+        return [at.NO_PAGE if page == self.manager.null_page else page for page in request.pages]
+
+    def _owners(self, page: int) -> tuple[Hashable, ...]:
+        return tuple(name for name, r in self.manager._requests.items() if page in r.pages and not r.dummy)
+
+
+class _OfCollection(_Watched):
+    """A pool without a manager: its lookup table, as it is when watching begins, says who owns what."""
+
+    def __init__(self, collection: KVCacheCollection[Any]) -> None:
+        spec = collection.cache_spec
+        if spec.kind not in (layout.PAGED, layout.CONTINUOUS):
+            raise TypeError(f"a watched collection must be a paged or a continuous one, got {spec.kind}")
+        count = collection.num_blocks
+        views = [collection._views[n] for n in ("lookup_table", "cache_lengths")]
+        table, lengths = (ownership.host_copy(v).astype(np.int64) for v in views)
+        table = table.reshape(len(table), -1)
+        size = spec.page_size if spec.paged else collection.max_cache_length
+        room = cdiv(collection.max_cache_length, size) if spec.paged else 1
+        null = count - 1 if spec.paged else -1
+        self.rows = [[int(p) if 0 <= p < count and p != null else at.NO_PAGE for p in r[:room]] for r in table]
+        super().__init__(spec, collection.pools, count)
+        self.declare(collection.lookup_table, range(len(self.rows)), self.rows)
+        for row, length in zip(self.rows, lengths.tolist(), strict=False):
+            for i, page in enumerate(row):
+                if page >= 0 and length > i * size:
+                    self.mark(page, slice(min(size, length - i * size)))
+
+    def _version(self) -> Any:
+        return 0
+
+    def _state(self) -> tuple[np.ndarray, np.ndarray]:
+        users = np.zeros(self.count, np.int32)
+        for row in self.rows:
+            users[[p for p in set(row) if p >= 0]] += 1
+        if self.spec.paged:
+            users[-1] = at.NOBODYS
+        return np.ones(self.count, np.int32), users
+
+    def _expected(self, table: _Table, row: int) -> list[int]:
+        return self.rows[row]
+
+    def _owners(self, page: int) -> tuple[Hashable, ...]:
+        return tuple(f"sequence {b}" for b, row in enumerate(self.rows) if page in row)
+
+
+# --- what users call -------------------------------------------------------------------------------
+
+
+class Sanitizer:
+    """What ``kv.sanitize`` gives: the watched pools, and what is to be told about them."""
+
+    def __init__(self, watched: Sequence[Any]) -> None:
+        self._pools: list[_Watched] = []
+        try:
+            for one in watched:
+                self.watch(one)
+        except BaseException:
+            self.close()
+            raise
+
+    def watch(self, pool: Any) -> None:
+        """Watch a manager's pools, or a collection's: see :func:`sanitize`."""
+        if isinstance(pool, HybridKVCacheManager):
+            self._pools += [_OfManager(m) for m in pool.managers]
+        elif isinstance(pool, PagedKVCacheManager):
+            self._pools.append(_OfManager(pool))
+        elif isinstance(pool, KVCacheCollection):
+            self._pools.append(_OfCollection(pool))
+        else:
+            raise TypeError(f"kv.sanitize watches managers and collections, got {type(pool).__name__}")
+
+    def check(self) -> None:
+        """Wait for what runs and raise :class:`OwnershipError` for what it did wrong."""
+        for ordinal in dict.fromkeys(p.ordinal for p in self._pools):
+            ownership.registry(ordinal).collect()
+        found = [v for p in self._pools for v in p.violations]
+        for pool in self._pools:
+            pool.violations.clear()
+        if found:
+            raise OwnershipError(found)
+
+    def written(self, pages: Any, pool: int = 0) -> None:
+        """What lies in these pages was written by other means than kernels: a copy from elsewhere, another library."""
+        self._pools[pool].mark(pages)
+
+    def declare(self, lookup_table: Any, requests: Sequence[Hashable], pool: int = 0) -> None:
+        """Row b of a lookup table of the caller's own is that of ``requests[b]`` of the manager."""
+        found = self._pools[pool]
+        if not isinstance(found, _OfManager):
+            raise TypeError("requests are a manager's: a collection's table is declared by watching it")
+        names, batch = found.manager._batch(requests)
+        found.declare(lookup_table, names, batch)
+
+    def close(self) -> None:
+        for pool in self._pools:
+            pool.close()
+        self._pools.clear()
+
+
+@contextlib.contextmanager
+def sanitize(*pools: Any) -> Iterator[Sanitizer]:
+    """Hold every access of the kernels launched inside to who owns the pages.
+
+    Kernels and operations that this thread launches inside are compiled with ``check-kv-ownership``: each access
+    through a cache is checked, when it runs, against the sequence's pages, how often the page was handed out and who
+    uses it, whether the slot was written since, and a store against being seen by others. Attention's own loads,
+    which go by address, are checked by a kernel before it.
+
+    Parameters
+    ----------
+    *pools : PagedKVCacheManager, HybridKVCacheManager or KVCacheCollection
+        Managers, whose records say who owns what from step to step; or a paged or continuous collection, whose lookup
+        table and lengths, as they are now, do: a page that two rows name is shared.
+
+    Yields
+    ------
+    Sanitizer
+
+    Raises
+    ------
+    OwnershipError
+        At the launch on the host and in the emulator; on a GPU at the manager's next ``runtime_inputs``, at
+        ``Sanitizer.check`` and at the end.
+    """
+    with settings.pipeline(check=OWNERSHIP):
+        found = Sanitizer(pools)
+        try:
+            yield found
+            found.check()
+        finally:
+            found.close()
+
+
+def watch(manager: PagedKVCacheManager) -> None:
+    """Watch a manager as long as it lives, which ``KVARN_CHECK=ownership`` asks for."""
+    weakref.finalize(manager, _OfManager(manager).close)
+
+
+__all__ = ["OwnershipError", "Sanitizer", "Violation", "sanitize", "watch"]
