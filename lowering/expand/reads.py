@@ -54,8 +54,8 @@ def reads_kernel(kind: str, are_offsets: bool, begins: int, is_mla: bool) -> Any
 def launch_reads(op: Any, at: Expansion) -> None:
     """Launch the reads of an operation whose kernels read by address, of each cache that it reads."""
     name = op.operation.name
-    if name not in BY_ADDRESS or getattr(op, "indices", None) is not None:
-        return  # rows that are listed are not known by sequence and token
+    if name not in BY_ADDRESS or any(getattr(op, n, None) is not None for n in ("indices", "pages")):
+        return  # what is listed is not known by sequence and token
     for rule in type(op).contents:
         if not isinstance(rule, Lengths):
             continue

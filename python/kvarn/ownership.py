@@ -149,8 +149,8 @@ class _Watched:
         self.violations: dict[Violation, None] = {}
         self.written = [self._written(view, n == 1) for n, view in enumerate(views)]
         self.regions = [
-            np.array([v.data, v.data + _span(v) * v.dtype.itemsize, w.address, self.pages.address, count,
-                      self.table_words.address, at.MOST_TABLES])
+            [v.data, v.data + _span(v) * v.dtype.itemsize, w.address, self.pages.address, count,
+             self.table_words.address, at.MOST_TABLES]
             for v, w in zip(views, self.written, strict=True)
         ]  # fmt: skip
         self._seen: Any = None
@@ -364,7 +364,7 @@ class _OfManager(_Watched):
 class _OfCollection(_Watched):
     """A pool without a manager: its lookup table, as it is when watching begins, says who owns what."""
 
-    def __init__(self, collection: KVCacheCollection[Any]) -> None:
+    def __init__(self, collection: Any) -> None:
         spec = collection.cache_spec
         if spec.kind not in (layout.PAGED, layout.CONTINUOUS):
             raise TypeError(f"a watched collection must be a paged or a continuous one, got {spec.kind}")

@@ -205,12 +205,6 @@ class Device:
         self.alone = found.devices == 1
         self.streams = {0, 1, 2}  # handles known to be of this device; these three go with the current context
 
-    def set_variable(self, name: str, value: int) -> None:
-        """Set a variable of 8 bytes of the code."""
-        with self.device.active():
-            address, _ = driver.call("cuLibraryGetGlobal", self._library, name.encode())
-            driver.call("cuMemcpyHtoD", address, struct.pack("<q", value), 8)
-
     def _attribute(self, name: str) -> int:
         key = getattr(driver.require().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return driver.call("cuDeviceGetAttribute", key, self.handle)
@@ -384,6 +378,12 @@ class DeviceKernel:
         said = _complaint(_logs[artifact.digest][1])  # by now the code is translated
         refuse_losses(said, str(artifact.code.get("ptx", "")), f"the driver of {on!r}")
         self.reserve_shared(entry.shared_bytes)
+
+    def set_variable(self, name: str, value: int) -> None:
+        """Set a variable of 8 bytes of the code."""
+        with self.device.active():
+            address, _ = driver.call("cuLibraryGetGlobal", self._library, name.encode())
+            driver.call("cuMemcpyHtoD", address, struct.pack("<q", value), 8)
 
     def _attribute(self, name: str) -> int:
         key = getattr(driver.require().CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")

@@ -139,7 +139,7 @@ class Registry:
         if not count:
             return
         kept = min(count, at.MOST_VIOLATIONS)
-        rows = self.violations.array[1 : 1 + kept * at.VIOLATION_WORDS].reshape(kept, -1).tolist()
+        rows: Any = self.violations.array[1 : 1 + kept * at.VIOLATION_WORDS].reshape(kept, -1).tolist()
         self.violations.array[0] = 0
         self.violations.push()
         for keeper in list(self.keepers):
