@@ -233,6 +233,18 @@ def test_what_an_assembler_gives_up_fails_the_build(ptx, code):
     assert code in made.log
 
 
+def test_products_of_a_kernel_with_assertions_may_wait_for_its_calls():
+    """Checks were asked for; what else is given up fails as ever."""
+    text = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+    call = text + "wgmma pipeline crossing function boundary at a function call in the function 'product'"
+    other = text + "insufficient register resources for the wgmma pipeline in the function 'product'"
+    asserts = ".extern .func __assertfail();\n" + PRODUCT
+    assembler_log.refuse_losses(call, asserts, "ptxas")
+    for log, ptx in ((call, PRODUCT), (other, asserts)):
+        with pytest.raises(assemble.AssemblyError, match="must stay as written"):
+            assembler_log.refuse_losses(log, ptx, "ptxas")
+
+
 def test_losses_are_read_from_a_log():
     """As ptxas and nvJitLink of CUDA 13 write them."""
     lost = [
