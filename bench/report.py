@@ -251,16 +251,16 @@ def markdown(results: Results, date: str) -> str:
         + (f" ({m['multiprocessors']} SMs)" if m.get("multiprocessors") else "")
         + (", " + ", ".join(about) if about else "")
         + ".",
-        "### Ceilings",
+        "## Ceilings",
         ceilings_table(results, True),
-        "### Rows",
+        "## Rows",
         main_table(results, True),
     ]
     if any(results.peers(row) for row in results.rows):
-        parts += ["### Everyone, µs", peers_table(results, True)]
+        parts += ["## Everyone, µs", peers_table(results, True)]
     if options := options_table(results, True):
-        parts += ["### What options of the schedule cost", options]
-    parts += ["### Summary", "\n".join(f"- {line}" for line in summary(results).splitlines())]
+        parts += ["## What options of the schedule cost", options]
+    parts += ["## Summary", "\n".join(f"- {line}" for line in summary(results).splitlines())]
     return "\n\n".join(parts)
 
 

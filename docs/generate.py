@@ -27,8 +27,9 @@ def paragraph(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Docstring text as Markdown: double backquotes become single ones, angle brackets stay what they are."""
-    return inspect.cleandoc(text or "").replace("``", "`")
+    """Docstring text as Markdown: code and names that docstrings link are code, angle brackets stay what they are."""
+    text = inspect.cleandoc(text or "").replace("``", "`")
+    return re.sub(r":(?:func|class|meth|mod|attr|data):`~?([^`]+)`", r"`\1`", text)
 
 
 def fenced(text: str, language: str = "") -> str:
@@ -70,7 +71,7 @@ def operations() -> str:
 
     out = ["# Operations: `kv.ops`\n", prose(ops.__doc__ or "") + "\n"]
     functions = [(n, getattr(ops, n)) for n in ops.__all__ if inspect.isfunction(getattr(ops, n))]
-    out.append(table(("operation", ""), [(f"[`{n}`](#{n})", paragraph(f.__doc__)) for n, f in functions]))
+    out.append(table(("operation", ""), [(f"[`{n}`](#{n})", prose(paragraph(f.__doc__))) for n, f in functions]))
     for name, function in functions:
         out += [
             f"## {name}\n",
@@ -104,7 +105,7 @@ def language() -> str:
     from kvarn import dsl
 
     pages = "[Writing kernels](../kernels.md) explains the language,\n[its page](../dsl.md) has the rules."
-    out = ["# The kernel language\n", f"What a kernel can call. {pages}\n"]
+    out = ["# Functions of the kernel language\n", f"What a kernel can call. {pages}\n"]
     for name, title in LANGUAGE:
         module = importlib.import_module(f"kvarn.dsl.{name}")
         own = name in ("math", "masks", "tma")  # modules that kernels call through their names

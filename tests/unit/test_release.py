@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What make site and make wheels stand on: the navigation has every page, broken links and wrong wheels are refused."""
+
+import importlib.util
+import re
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+if not (ROOT / "release").is_dir():
+    pytest.skip("release/ is of the repository, not of the package", allow_module_level=True)
+
+
+def loaded(path):
+    spec = importlib.util.spec_from_file_location(f"release_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+conf, check_site, wheels = (loaded(ROOT / p) for p in ("docs/conf.py", "release/check_site.py", "release/wheels.py"))
+
+
+# --- the site
+
+
+def test_every_page_is_reached_from_the_navigation():
+    index = (ROOT / "docs" / "index.md").read_text()
+    reached = [document for documents in conf.sections(index).values() for document in documents]
+    pages = {p.relative_to(ROOT).with_suffix("").as_posix() for p in (ROOT / "docs").rglob("*.md")} - {conf.INDEX}
+    pages |= {p.stem for p in ROOT.glob("*.md")} | {"bench/RESULTS"}
+    assert sorted(reached) == sorted(pages)  # each once
+    assert "" not in conf.sections(index)  # which is the caption that Sphinx shows
+
+
+def test_the_navigation_follows_the_index():
+    index = "# t\n\n## First\n\n[a](a.md), [b](reference/b.md#x)\n\n## Second\n\n[a](a.md) [c](../C.md) [o](https://x.y/z)\n"
+    assert conf.sections(index) == {"First": ["docs/a", "docs/reference/b"], "Second": ["C"]}
+    assert ":caption: Second\n\n/C\n```" in conf.toctrees(index)
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html#here">b</a><a href="#top">t</a><p id="top"></p><a href="https://example.org">x</a>'
+    )
+    (tmp_path / "b.html").write_text('<h1 id="here"></h1><img src="data:,x"><link rel="canonical" href="https://x.y">')
+    assert list(check_site.problems(tmp_path)) == []
+    (tmp_path / "b.html").write_text(
+        '<h1 id="there"></h1><a href="c.html">c</a><script src="https://cdn.example/x.js"></script>'
+    )
+    assert list(check_site.problems(tmp_path)) == [
+        "a.html links to b.html#here, which has no such anchor",
+        "b.html links to c.html, which is not there",
+        "b.html fetches https://cdn.example/x.js",
+    ]
+    assert check_site.main(str(tmp_path)) == 1
+    assert check_site.main(str(tmp_path / "none")) == 1
+
+
+# --- the wheel
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("kvarn-0.1.0-py3-none-manylinux_2_24_x86_64.whl", ""),
+        ("kvarn-0.1.0-py3-none-manylinux_2_17_x86_64.manylinux_2_31_x86_64.whl", ""),
+        ("kvarn-0.1.0-py3-none-manylinux_2_31_x86_64.whl", "must be for manylinux_2_28 or older"),
+        ("kvarn-0.1.0-py3-none-linux_x86_64.whl", "must be for manylinux_2_28 or older"),
+        ("kvarn-0.1.0-cp311-cp311-manylinux_2_24_x86_64.whl", "must be for every Python"),
+    ],
+)
+def test_a_wheel_that_some_users_cannot_install_is_refused(name, problem):
+    if not problem:
+        wheels.check_tag(name)
+        return
+    with pytest.raises(wheels.Refused, match=problem):
+        wheels.check_tag(name)
+
+
+def test_a_wheel_without_the_native_part_is_refused(tmp_path, monkeypatch, capsys):
+    def without_native(*command, env=None):
+        assert "build" in command
+        zipfile.ZipFile(tmp_path / "kvarn-0.1.0-py3-none-any.whl", "w").close()
+
+    monkeypatch.setattr(wheels, "run", without_native)
+    with pytest.raises(wheels.Refused, match=r"has no native part: a C\+\+17 compiler must be on PATH"):
+        wheels.build(tmp_path)
+
+
+def test_a_python_that_is_missing_is_named_and_fails(monkeypatch, capsys, tmp_path):
+    wheel = tmp_path / "kvarn.whl"
+    wheel.touch()
+    mine = "{}.{}".format(*sys.version_info)
+    assert wheels.interpreter(mine)
+    assert wheels.interpreter("3.99") is None
+    monkeypatch.setattr(wheels, "interpreter", lambda version: None if version == "3.12" else sys.executable)
+    monkeypatch.setattr(wheels, "try_out", lambda *arguments: "")
+    assert wheels.main(["--wheel", str(wheel)]) == 1
+    out = capsys.readouterr().out
+    assert "Python 3.12: no Python 3.12 is here: put python3.12 on PATH" in out
+    assert out.count(": works") == 3
+    assert wheels.main(["--wheel", str(wheel), "--python", "3.10"]) == 0
+
+
+def test_the_metadata_names_the_pythons_that_are_tried():
+    text = (ROOT / "pyproject.toml").read_text()
+    assert tuple(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text)) == wheels.VERSIONS
+    first, last = (tuple(map(int, v.split("."))) for v in (wheels.VERSIONS[0], wheels.VERSIONS[-1]))
+    assert f'requires-python = ">={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}"' in text
