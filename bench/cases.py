@@ -32,7 +32,10 @@ class Goal:
 
 @dataclass(frozen=True)
 class Decode:
-    """Few new tokens a sequence. A ragged batch has lengths from a sixteenth of the context up to it."""
+    """Few new tokens a sequence. A ragged batch has lengths from a sixteenth of the context up to it.
+
+    All sequences begin with the same ``prefix`` tokens, in the same pages, which count as read once.
+    """
 
     batch: int
     context: int
@@ -43,6 +46,14 @@ class Decode:
     ragged: bool = False
     window: int = 0
     new: int = 1
+    prefix: int = 0
+
+
+@dataclass(frozen=True)
+class Sources(Decode):
+    """A decode over a cache and, in the same softmax, ``memory`` tokens of another, which are seen whole."""
+
+    memory: int = 2048
 
 
 @dataclass(frozen=True)
@@ -210,6 +221,9 @@ RANGE = (
     Row("range_pf_16_over_100k", "prefill 16 over 100k", Prefill(((16, 100_000 + 16),))),
     Row("range_pf_8x64_over_8k", "prefill 8 × 64 over 8k", Prefill(((64, 8192 + 64),) * 8)),
     Row("range_window", "decode bf16 64 × 4k, window 1024", replace(_LONG, window=1024)),
+    Row("range_prefix", "decode bf16 64 × 8k of one prefix", Decode(64, 8192 + 256, prefix=8192)),
+    Row("range_prefix_b16", "decode bf16 16 × 2k of one prefix", Decode(16, 2048 + 256, prefix=2048)),
+    Row("range_sources", "decode bf16 64 × 4k and a memory of 2k", Sources(64, 4096)),
     Row("range_mla_h8", "MLA decode 64 × 8k, 8 heads", Mla(64, 8192, 8)),
     Row("range_mla_h32", "MLA decode 64 × 8k, 32 heads", Mla(64, 8192, 32)),
     Row("range_mla_h64", "MLA decode 64 × 4k, 64 heads", Mla(64, 4096, 64)),
@@ -231,6 +245,8 @@ SMALL = (
     Row("small_decode_fp8", "decode fp8, small", _SMALL, _FP8, group="decode fp8", goal=Goal("read", 0.0)),
     Row("small_decode_p1", "decode bf16, page 1, small", replace(_SMALL, page=1)),
     Row("small_decode_window", "decode bf16, window 20, small", replace(_SMALL, window=20)),
+    Row("small_decode_prefix", "decode bf16 of one prefix, small", Decode(3, 96, 8, 2, 64, prefix=64)),
+    Row("small_sources", "decode bf16 over two sources, small", Sources(3, 40, 8, 2, 64, memory=20)),
     Row("small_append", "append, small", _FEW, group="append", goal=Goal("copy", 0.0)),
     Row("small_append_step", "append of a step, small", replace(_FEW, each=1)),
     Row("small_append_fp8", "append fp8, small", _FEW, _FP8),

@@ -38,7 +38,9 @@ def offers(problem: Any, schedule: Mapping[str, Any] | None = None) -> Iterator[
     row = problem.row
     tolerance = 0.5 if row.kind == "gather" else TOLERANCE[row.dtype]
     yield Offer("kvarn", lambda: call_of(problem, schedule), tolerance)
-    if row.kind == "decode" and schedule is None:
+    if getattr(row.shape, "prefix", 0) and schedule is None:
+        yield Offer("kvarn, without shared=", lambda: _decode(problem, None, share=False), tolerance)
+    elif row.kind == "decode" and schedule is None:
         for who, option in OPTIONS.items():
             yield Offer(who, lambda option=option: call_of(problem, option), tolerance)
 
@@ -48,15 +50,34 @@ def call_of(problem: Any, schedule: Mapping[str, Any] | None = None) -> Callable
     return _CALLS[problem.row.kind](problem, schedule)
 
 
-def _decode(p: Any, schedule: Mapping[str, Any] | None) -> Callable[[int], Any]:
+def _decode(p: Any, schedule: Mapping[str, Any] | None, share: bool = True) -> Callable[[int], Any]:
     import kvarn as kv
 
     # The step's own token is the last of the context: it is stored already, as after an append.
     collection = p.cached.collection(p.lengths - 1, 1, p.longest)
     options: dict[str, Any] = {"window": p.window} if p.window else {}
+    if share and p.row.shape.prefix:
+        table, before = p.cached.pages.table, p.lengths - 1
+        shared = kv.SharedPrefixes.find(table, before, p.row.shape.page, upload=p.arrays.integers)
+        assert shared is not None, "a prefix is shared"
+        shared.plan(collection, p.offsets)
+        options["shared"] = shared
 
     def call(layer: int) -> None:
         kv.ops.attention(collection, layer, p.query, p.offsets, scale=p.scale, out=p.out, schedule=schedule, **options)
+
+    return call
+
+
+def _sources(p: Any, schedule: Mapping[str, Any] | None) -> Callable[[int], Any]:
+    import kvarn as kv
+
+    # The memory has no new tokens; those of the step are the cache's.
+    own, memory = p.cached.collection(p.own - 1, 1, int(p.own.max())), p.memory.collection(p.seen, 1, p.memory_tokens)
+    options: dict[str, Any] = {"mask": ["null", "causal"], "kv_offsets": [p.no_keys, None], "schedule": schedule}
+
+    def call(layer: int) -> None:
+        kv.ops.attention([memory, own], [layer, layer], p.query, p.offsets, scale=p.scale, out=p.out, **options)
 
     return call
 
@@ -106,4 +127,11 @@ def _gather(p: Any, schedule: Mapping[str, Any] | None) -> Callable[[int], Any]:
     return lambda layer: kv.ops.gather(caches[layer], p.ids, p.offsets, p.out, schedule=schedule)
 
 
-_CALLS = {"decode": _decode, "prefill": _prefill, "mla": _mla, "append": _append, "gather": _gather}
+_CALLS = {
+    "decode": _decode,
+    "sources": _sources,
+    "prefill": _prefill,
+    "mla": _mla,
+    "append": _append,
+    "gather": _gather,
+}

@@ -11,7 +11,7 @@ from kvarn.dialect import dtypes
 from kvarn.tools.arrays import Arrays
 from kvarn.tools.attention_problem import AttentionProblem, Cached, DecodeProblem, Pages, Problem, layers_for
 
-from .cases import Append, Gather, Mla, Prefill, Row
+from .cases import Append, Gather, Mla, Prefill, Row, Sources
 
 
 class PrefillProblem(AttentionProblem):
@@ -48,6 +48,30 @@ class PrefillProblem(AttentionProblem):
         return [(slice(0, 1), 0), (slice(last, last + 1), last // group)]
 
     keys_of = DecodeProblem.keys_of
+
+
+class SourcesProblem(DecodeProblem):
+    """A :class:`Sources` row: a memory, which every query sees, before each sequence's own keys."""
+
+    def __init__(self, arrays: Arrays, row: Row, split: bool) -> None:
+        shape = row.shape
+        assert isinstance(shape, Sources)
+        super().__init__(arrays, row, split)
+        self.own, self.memory_tokens = self.lengths, shape.memory
+        self.seen = np.full(shape.batch, shape.memory)
+        self.memory = Cached(arrays, row, Pages(self.seen, shape.page, arrays, seed=6), self.layers, split)
+        self.no_keys = arrays.integers(np.zeros(shape.batch + 1, np.int64))
+        self.lengths = self.own + shape.memory
+        item = dtypes.by_name(row.dtype).itemsize
+        self.bytes += 2 * shape.batch * shape.memory * shape.heads * shape.size * item
+        self.flops += 4 * shape.batch * shape.memory * shape.query_heads * shape.size
+
+    def keys_of(self, b: int) -> tuple[Any, Any]:
+        parts = [
+            (self.memory.rows(b, self.memory_tokens, half), self.cached.rows(b, int(self.own[b]), half))
+            for half in range(2)
+        ]
+        return tuple(self.arrays.concatenate([x.swapaxes(0, 2) for x in pair]).swapaxes(0, 2) for pair in parts)  # type: ignore[return-value]
 
 
 class MlaProblem(AttentionProblem):
@@ -186,6 +210,7 @@ class GatherProblem(Problem):
 
 _PROBLEMS = {
     "decode": DecodeProblem,
+    "sources": SourcesProblem,
     "append": AppendProblem,
     "gather": GatherProblem,
     "mla": MlaProblem,

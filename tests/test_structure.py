@@ -43,6 +43,7 @@ RUNTIME_SIDE = {
     "kvarn.manager",
     "kvarn.ownership",
     "kvarn.page_pool",
+    "kvarn.prefixes",
     "kvarn.step_inputs",
     "kvarn.runtime",
 }
@@ -70,6 +71,7 @@ ALLOWED = {
     "kvarn.lowering": {"now": {"kvarn.dialect", "kvarn.dsl", *BASE, *MLIR}, "lazy": set()},
     "kvarn.dsl": {"now": {"kvarn.dialect", *BASE, *MLIR}, "lazy": {"numpy"}},
     **{name: {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": CUDA} for name in RUNTIME_SIDE},
+    "kvarn.prefixes": {"now": {*RUNTIME_SIDE, *NUMERIC}, "lazy": {"kvarn.ops"}},
     "kvarn.runtime.host": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.dialect", *MLIR}},
     "kvarn.compiler": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.emulator": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": set()},

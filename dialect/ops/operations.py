@@ -338,6 +338,42 @@ class CacheRowOffsetsOp(Kv.Operation, name="cache_row_offsets", traits=[TierOne,
         return all(offsets(self, v, n) for v, n in named)
 
 
+class SplitPrefixesOp(Kv.Operation, name="split_prefixes", traits=[TierOne, ReadsMemory, WritesMemory]):
+    """Tables of a batch whose sequences share prefixes: of the prefixes, and of what follows them. All are i32.
+
+    Group g has the sequences [sequences[g], sequences[g+1]) of lookup_table [B, columns] and cache_lengths [B], the
+    first group also those before, the last one those after. They share lengths[g] // page_size pages: prefix_table
+    [G, columns] has those of the first sequence, prefix_lengths [G] their tokens, prefix_rows [G+1] the offsets of a
+    group's rows, of row_offsets [B+1], and prefix_keys [G+1] zeros: offsets of no new keys. suffix_table [B, columns]
+    has the pages behind, suffix_lengths [B] the cached tokens in them.
+    """
+
+    lookup_table: Operand[Any]
+    cache_lengths: Operand[Any]
+    row_offsets: Operand[Any]
+    sequences: Operand[Any]
+    lengths: Operand[Any]
+    prefix_table: Operand[Any]
+    prefix_lengths: Operand[Any]
+    prefix_rows: Operand[Any]
+    prefix_keys: Operand[Any]
+    suffix_table: Operand[Any]
+    suffix_lengths: Operand[Any]
+    page_size: ir.IntegerAttr
+
+    contents = (Offsets("row_offsets"), Offsets("sequences", "cache_lengths"), Counts("lengths"))
+
+    def verify_invariants(self) -> bool:
+        tables = ("lookup_table", "prefix_table", "suffix_table")
+        rest = (f.name for f in type(self).FIELDS if f.kind == "operand" and f.name not in tables)
+        size = verify.integer(self.page_size)
+        if size is None or size < 1:
+            return verify.fail(self, f"page_size must be positive, got {self.page_size}")
+        return all(verify.memref(self, getattr(self, name), 2, ("i32",), name) for name in tables) and all(
+            offsets(self, getattr(self, name), name) for name in rest
+        )
+
+
 class IncrementCacheLengthsOp(Kv.Operation, name="increment_cache_lengths", traits=[TierOne, UpdatesMemory]):
     """cache_lengths[b] += row_offsets[b+1] - row_offsets[b], in place, between steps."""
 

@@ -42,6 +42,7 @@ _LAZY = {
         "RaggedMHAOperand", "ForeignPages",
     ),
     "kvarn.manager": ("PagedKVCacheManager", "InsufficientBlocksError"),
+    "kvarn.prefixes": ("SharedPrefixes",),
     "kvarn.hybrid": ("HybridKVCacheManager", "LayerGroup"),
     "kvarn.compiler": ("compile",),
     "kvarn.compiled": ("Kernel", "load"),
@@ -58,7 +59,9 @@ _SUBMODULES = (
     "hybrid", "manager", "dialect", "lowering", "emulator",
 )  # fmt: skip
 # Modules that are no public names; without them `from kvarn import settings` would look among the DSL's names first.
-_INNER = ("bundle", "cache", "extensions", "files", "forks", "ownership", "page_pool", "settings", "stage_files")
+_INNER = (
+    "bundle", "cache", "extensions", "files", "forks", "ownership", "page_pool", "prefixes", "settings", "stage_files",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

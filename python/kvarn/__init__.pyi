@@ -397,6 +397,9 @@ from kvarn.ownership import (
 from kvarn.ownership import (
     sanitize as sanitize,
 )
+from kvarn.prefixes import (
+    SharedPrefixes as SharedPrefixes,
+)
 from kvarn.settings import (
     pipeline as pipeline,
 )

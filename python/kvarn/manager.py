@@ -341,8 +341,7 @@ class PagedKVCacheManager:
         for row, request, total in zip(table, batch, totals, strict=True):
             used = request.pages[: cdiv(total, self.page_size)]
             row[: len(used)] = used
-        cache_lengths = np.array(lengths, self.table_dtype)
-        offsets = np.zeros(len(batch) + 1, self.table_dtype)
+        cache_lengths, offsets = np.array(lengths, self.table_dtype), np.zeros(len(batch) + 1, self.table_dtype)
         np.cumsum(new, out=offsets[1:])
         collection = uploaded = None
         if self._upload is not None:
@@ -353,7 +352,8 @@ class PagedKVCacheManager:
             uploaded = self._upload(offsets)
         if self._watcher is not None:
             self._watcher.step(names, batch, collection)
-        return RuntimeInputs(table, cache_lengths, offsets, longest_new, longest, self.null_page, collection, uploaded)
+        inputs = table, cache_lengths, offsets, longest_new, longest, self.null_page, collection, uploaded
+        return RuntimeInputs(*inputs, None if self.reach.limited else self.cache_spec, self._upload)
 
     def step(self, requests: Iterable[Hashable], accepted: Mapping[Hashable, int] | None = None) -> None:
         """The step has run (or is ordered before any later use of the pool): its tokens are in the pages.

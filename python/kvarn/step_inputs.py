@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 
 from kvarn.caches import PagedKVCacheCollection
 from kvarn.caches.checks import count
+from kvarn.dialect.layout import CacheSpec
+from kvarn.prefixes import SharedPrefixes
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class RuntimeInputs:
         Over the pool and the uploaded tables; None when the pool is on a device and no ``upload`` was given.
     uploaded_row_offsets : array-like or None
         ``row_offsets`` where the pool is; None like ``collection``.
+    cache_spec : CacheSpec or None
+        Of the pool; None with a window or chunks, whose requests give their first pages back.
+    upload : callable or None
+        The manager's.
     """
 
     lookup_table: np.ndarray
@@ -43,6 +50,32 @@ class RuntimeInputs:
     null_page: int
     collection: PagedKVCacheCollection | None = None
     uploaded_row_offsets: Any = None
+    cache_spec: CacheSpec | None = None
+    upload: Callable[[np.ndarray], Any] | None = None
+
+    def shared_prefixes(self, *, least: int | None = None) -> SharedPrefixes | None:
+        """The neighbours of the batch that share their first pages, planned for ``collection``.
+
+        None where none do, or where that is not worth it.
+
+        ``sorted(requests, key=manager.pages)`` makes neighbours of those that share most.
+
+        Parameters
+        ----------
+        least : int, optional
+            Tokens whose keys and values a group must save from being read again; by default as many as are 64 MiB of a
+            layer, which is worth the launches.
+        """
+        spec = self.cache_spec
+        if spec is None:
+            return None
+        size = (1 if spec.is_mla else 2) * spec.num_heads * spec.head_size * spec.dtype.itemsize
+        found = SharedPrefixes.find(
+            self.lookup_table, self.cache_lengths, spec.page_size, token_bytes=size, least=least, upload=self.upload
+        )
+        if found is not None and self.collection is not None:
+            found.plan(self.collection, self.uploaded_row_offsets)
+        return found
 
 
 def upper_bound(real: int, bound: int | None, name: str) -> int:

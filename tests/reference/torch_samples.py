@@ -41,6 +41,7 @@ class Data:
             "kv": self._new(8, (2 * TOKENS, HEADS * SIZE)), "sequence": self.ints([2, 0]), "pages": self.ints([3, 5]),
             "latent": self._new(9, (PAGES, 1, LAYERS, PAGE, 1, 2 * SIZE)), "other": self.ints([6, 1]),
             "latent_query": self._new(10, (TOKENS, 4, 2 * SIZE)), "counts": self.ints(NEW),
+            "groups": self.ints([0, 1, 3]), "shared": self.ints([0, 0]),
             "weight": self._new(11, (4 * HEADS * SIZE, 2 * SIZE)) / 8,
         }  # fmt: skip
 
@@ -145,6 +146,14 @@ def convert(t: dict[str, Any]) -> Any:
 @sample("cache_row_offsets")
 def cache_row_offsets(t: dict[str, Any]) -> Any:
     return kv.ops.cache_row_offsets(t["offsets"], t["lengths"])
+
+
+@sample("split_prefixes")
+def split_prefixes(t: dict[str, Any]) -> Any:
+    c = _pool(t)
+    shared = kv.SharedPrefixes(t["groups"], t["shared"])
+    shared.plan(c, t["offsets"])
+    return kv.ops.attention(c, 0, t["query"], t["offsets"], shared=shared)
 
 
 @sample("increment_cache_lengths")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from kvarn.dialect import dtypes, layout
@@ -255,6 +256,38 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
             checks.count(max_seq_length, "max_seq_length"), longest,
         )  # fmt: skip
         self._bind(spec, views, at)
+
+    def with_tables(
+        self,
+        cache_lengths: Any,
+        lookup_table: Any,
+        *,
+        max_seq_length: int | None = None,
+        max_cache_length: int | None = None,
+    ) -> PagedKVCacheCollection:
+        """The same pool for other sequences.
+
+        Parameters
+        ----------
+        cache_lengths, lookup_table, max_seq_length, max_cache_length
+            As of the class; the last two stay as they are when they are not given.
+        """
+        made = copy.copy(self)
+        made.cache_lengths, made.lookup_table = cache_lengths, lookup_table
+        lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
+        table, strides = checks.table(lookup_table, "lookup_table", ("sequences", "columns"))
+        views = {**self._views, "cache_lengths": lengths, "lookup_table": table}
+        checks.same_device(views.items())
+        batch = checks.sequences(lengths, table.shape[0], "lookup_table")
+        new = self.max_seq_length if max_seq_length is None else checks.count(max_seq_length, "max_seq_length")
+        most = self.max_cache_length if max_cache_length is None else checks.count(max_cache_length, "max_cache_length")
+        checks.table_covers(table.shape[1], self.page_size, most, batch)
+        at = _shared(
+            views, self._at["stride0"], self._at["num_blocks"], self.page_size, table, strides[0], table.shape[1],
+            batch, new, most,
+        )  # fmt: skip
+        made._bind(self.cache_spec, views, {**self._at, **at})
+        return made
 
 
 def paged_pool(blocks: Any, scales: Any, granularity: int) -> tuple[CacheSpec, dict[str, BufferView], dict[str, int]]:

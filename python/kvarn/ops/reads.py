@@ -16,7 +16,7 @@ from kvarn.dialect.layout import DENSE, SCALES
 from kvarn.programs import FixedSchedule, Operation, Schedule, Specialisation, _alignment
 from kvarn.runtime.overlap import Apart
 
-from . import checks, functions
+from . import checks, functions, sources
 from .checks import layer_of
 
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
@@ -194,7 +194,8 @@ def attention(
     prior: Any = None,
     pages: Any = None,
     page_counts: Any = None,
-    schedule: Schedule = None,
+    shared: Any = None,
+    schedule: Any = None,
     stream: Any = None,
 ) -> Any:
     """softmax(scale * Q K^T + mask) V of a step's new tokens over one layer, or over operands.
@@ -204,6 +205,13 @@ def attention(
     holds; neither have keys and finite values on a row that does not see them. (On a GPU, a value that is not finite
     may reach rows of its sequence that are computed together with one that sees it.) Computed in f32; quantized and
     8-bit caches are converted as they are read.
+
+    Lists of collections and layers, or of keys and values, are sources of one softmax: a query attends to the keys of
+    all, ``kv.ops.attention([window_cache, memory], [layer, 0], query, row_offsets)``. Each has its own lengths, kind
+    and element type; for ``score``, ``mask``, ``window``, ``chunk``, ``softcap``, ``kv_offsets``, ``alibi_slopes``,
+    ``pages``, ``page_counts`` and ``schedule`` a list has an entry a source, and anything else is for all. Query i
+    stands at position ``cache_lengths[b] + i`` of each. They are attended to one after another, the last with the
+    sinks, each combined with those before in f32; the result is rounded once.
 
     ``kv.ops.attention(keys, values, query, row_offsets)`` takes keys and values as operands instead. Operands of caches
     (``KVCacheMHAOperand``) behave as the layer does. Dense and ragged ones (``LayoutTensorMHAOperand``,
@@ -261,6 +269,10 @@ def attention(
         order; negative entries name nothing; a page that is listed twice counts twice.
     page_counts : int32 array-like [B, H], optional
         Entries of each list that count, from the first on. Default: K. What lies behind is not read.
+    shared : SharedPrefixes, optional
+        Sequences whose prefixes are read once, planned for this collection, which has pages. Masks ``"causal"`` and
+        ``"null"``; the result is that without, up to rounding. Schedules are a list of two: of the prefixes, and of
+        the rest.
     schedule : mapping, optional
         How the work is divided: ``kind`` (on a GPU ``"decode"``, ``"prefill"``, ``"simt"``) and that kernel's entries.
         No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``.
@@ -284,6 +296,18 @@ def attention(
         If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.attention"
+    if collection.__class__ is list or shared is not None:
+        options = {
+            "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk, "sinks": sinks,
+            "softcap": softcap, "out": out, "return_lse": return_lse, "lse": lse, "kv_offsets": kv_offsets,
+            "alibi_slopes": alibi_slopes, "prior": prior, "pages": pages, "page_counts": page_counts,
+            "schedule": schedule, "stream": stream,
+        }  # fmt: skip
+        if collection.__class__ is not list:
+            return sources.attention_shared(attention, collection, layer, query, row_offsets, shared, options, title)
+        if shared is not None:
+            raise ValueError(f"{title}: shared must be None for a list of sources")
+        return sources.attention(attention, collection, layer, query, row_offsets, options, title)
     of_operands = isinstance(collection, MHAOperand)
     if of_operands and not isinstance(layer, MHAOperand):
         raise TypeError(f"{title}: values must be an operand like the keys, got {type(layer).__name__}")
@@ -374,6 +398,14 @@ def attention_padded(
         If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.attention_padded"
+    if collection.__class__ is list:
+        options = {
+            "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk, "sinks": sinks,
+            "softcap": softcap, "out": out, "return_lse": return_lse, "lse": lse, "kv_offsets": kv_offsets,
+            "alibi_slopes": alibi_slopes, "prior": prior, "pages": pages, "page_counts": page_counts,
+            "schedule": schedule, "stream": stream,
+        }  # fmt: skip
+        return sources.attention(attention_padded, collection, layer, query, valid_lengths, options, title)
     layer = layer_of(collection, layer, title)
     attributes, arrays = _modified(score, mask, window, chunk, softcap, title)
     scale = collection.head_size**-0.5 if scale is None else checks.number(scale, "scale", title)

@@ -31,17 +31,24 @@ def layers_for(bytes_: float, arrays: Arrays) -> int:
 
 
 class Pages:
-    """A random assignment of pages to sequences: page ids are a permutation, ``total`` is the null page."""
+    """A random assignment of pages to sequences: page ids are a permutation, ``total`` is the null page.
 
-    def __init__(self, lengths: np.ndarray, page: int, arrays: Arrays, seed: int = 5) -> None:
-        counts = -(-lengths // page)
-        self.total, self.page = int(counts.sum()), page
-        order = np.random.default_rng(seed).permutation(self.total).astype(np.int32)
+    The first ``prefix`` tokens of all sequences, whole pages, are in the same pages.
+    """
+
+    def __init__(self, lengths: np.ndarray, page: int, arrays: Arrays, seed: int = 5, prefix: int = 0) -> None:
+        counts, shared = -(-lengths // page), prefix // page
+        own = counts - shared
+        self.total, self.page = int(own.sum()) + shared, page
+        ids = np.random.default_rng(seed).permutation(self.total).astype(np.int32)
         width = int(counts.max())
         self.table = np.full((len(lengths), width), self.total, np.int32)
         starts = np.concatenate([[0], counts.cumsum()])
+        first = shared + np.concatenate([[0], own.cumsum()])
         for b, count in enumerate(counts):
-            self.table[b, :count] = order[starts[b] : starts[b] + count]
+            self.table[b, :shared] = ids[:shared]
+            self.table[b, shared:count] = ids[first[b] : first[b + 1]]
+        order = np.concatenate([row[:count] for row, count in zip(self.table, counts, strict=True)])
         wide = np.full((len(lengths), -(-width // 8) * 8 + COLUMNS), self.total, np.int32)
         wide[:, :width] = self.table
         self.lookup = arrays.integers(wide)
@@ -161,7 +168,7 @@ class DecodeProblem(AttentionProblem):
     arrays : Arrays
     row
         What is measured: ``dtype`` and a ``shape`` with batch, context, ragged, window, query_heads, heads, size, page
-        and new.
+        and new; perhaps prefix, tokens that all sequences begin with, in the same pages.
     split : bool
     """
 
@@ -174,10 +181,11 @@ class DecodeProblem(AttentionProblem):
             lengths = draw.integers(max(shape.new, shape.context // 16), shape.context + 1, shape.batch)
             lengths[0] = shape.context
         self.lengths, self.queries = lengths, np.full(shape.batch, shape.new)
-        pages = Pages(lengths, shape.page, arrays)
+        prefix = getattr(shape, "prefix", 0)
+        pages = Pages(lengths, shape.page, arrays, prefix=prefix)
         seen = np.minimum(lengths, shape.window) if shape.window else lengths
         row_bytes = shape.heads * shape.size * dtypes.by_name(row.dtype).itemsize
-        cached = int(seen.sum()) * row_bytes * 2
+        cached = (int(seen.sum()) - (shape.batch - 1) * prefix) * row_bytes * 2
         self.layers = layers_for(cached, arrays)
         self.cached = Cached(arrays, row, pages, self.layers, split)
         query = row.dtype if dtypes.by_name(row.dtype).bits > 8 else "bf16"
