@@ -20,6 +20,7 @@ from .ops.attention import *  # noqa: F403
 from .ops.metadata import *  # noqa: F403
 from .ops.mla import *  # noqa: F403
 from .ops.operations import *  # noqa: F403
+from .ops.pages import *  # noqa: F403
 from .ops.projection import *  # noqa: F403
 from .ops.ragged import *  # noqa: F403
 from .ops.rotary import *  # noqa: F403

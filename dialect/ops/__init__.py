@@ -3,7 +3,8 @@
 
 Tier 2, used inside kernels: :mod:`metadata`, :mod:`addressing`, :mod:`access`, :mod:`tiles`, :mod:`tma`; over values
 of the whole block :mod:`tile`, and what passes make of those :mod:`staging`.
-Tier 1, used outside kernels: :mod:`operations`, :mod:`rotary`, :mod:`attention`, :mod:`mla`, :mod:`ragged`.
+Tier 1, used outside kernels: :mod:`operations`, :mod:`rotary`, :mod:`attention`, :mod:`mla`, :mod:`pages`,
+:mod:`ragged`.
 """
 
 from .access import cast, load, load_raw, load_scale, store, store_scale
@@ -39,6 +40,7 @@ from .metadata import (
     value_cache,
 )
 from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
+from .pages import SelectPagesOp, SummarizePagesOp
 from .staging import take_round
 from .tile import (
     dot,
@@ -74,6 +76,8 @@ __all__ = [
     "MlaPrefillChunkOp",
     "MlaPrefillPlanOp",
     "OperandAttentionOp",
+    "SelectPagesOp",
+    "SummarizePagesOp",
     "alloc_shared",
     "block_ptr",
     "buffer_address",

@@ -23,7 +23,7 @@ _MODULES = {
     "kv.cache_row_offsets": "indices", "kv.remap_sparse_indices": "indices", "kv.mla_prefill_plan": "indices",
     "kv.split_prefixes": "prefixes",
     "kv.sliced_add": "ragged", "kv.merge_ragged": "ragged", "kv.shift_tokens": "ragged",
-    "kv.merge_attention": "ragged",
+    "kv.merge_attention": "ragged", "kv.summarize_pages": "pages", "kv.select_pages": "pages",
     "kv.transfer_pages": "copies",
     "kv.attention": "attention", "kv.attention_padded": "attention", "kv.operand_attention": "attention",
     "kv.mla_attention": "mla", "kv.mla_decompress": "mla", "kv.mla_prefill_chunk": "mla",

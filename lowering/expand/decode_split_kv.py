@@ -20,6 +20,7 @@ from typing import Any
 import kvarn as kv
 
 from .attention_common import last_not_above
+from .block import block_scan
 from .common import at_most
 from .decode_schedule import SHORT_SPLITS, Config
 
@@ -78,7 +79,7 @@ def split_kv(c: Config) -> SimpleNamespace:
                 total = tile_count(collection, queries, chosen, kv.i32(0))
             return OneSequence(total), total
         tile_indptr, sums = kv.shared(c.max_batch + 1, kv.i32), kv.shared(warps, kv.i32)
-        tid, lane, warp = kv.thread_id.x, kv.lane_id(), kv.warp_id()
+        tid = kv.thread_id.x
         if tid == 0:
             tile_indptr[0] = 0
         running = kv.i32(0)
@@ -87,21 +88,11 @@ def split_kv(c: Config) -> SimpleNamespace:
             n = kv.i32(0)
             if b < batch:
                 n = tile_count(collection, queries, chosen, b)
-            x = n
-            for k in kv.static((1, 2, 4, 8, 16)):
-                y = kv.shuffle_up(x, k)
-                x = kv.where(lane >= k, x + y, x)
-            if lane == 31:
-                sums[warp] = x
-            kv.barrier()
-            for w in kv.static(range(warps)):
-                s = sums[w]
-                x = x + kv.where(warp > w, s, 0)
+            upto, here = block_scan(n, sums, warps)
             if b < batch:
-                tile_indptr[b + 1] = running + x
-            for w in kv.static(range(warps)):
-                running = running + sums[w]
-            kv.barrier()
+                tile_indptr[b + 1] = running + upto
+            running = running + here
+        kv.barrier()
         return tile_indptr, running
 
     @kv.func

@@ -39,7 +39,7 @@ _LAZY = {
         "KVCacheStaticParams", "PagedKVCacheCollection", "ContinuousBatchingKVCacheCollection",
         "PagedKVCacheFA3FallbackCollection", "PagedKVCache", "ContinuousBatchingKVCache", "PagedKVCacheFA3Fallback",
         "KVCacheMHAOperand", "KVCacheScalesMHAOperand", "LayoutTensorMHAOperand", "MHAOperand",
-        "RaggedMHAOperand", "ForeignPages",
+        "RaggedMHAOperand", "ForeignPages", "PageSummaries",
     ),
     "kvarn.manager": ("PagedKVCacheManager", "InsufficientBlocksError"),
     "kvarn.prefixes": ("SharedPrefixes",),

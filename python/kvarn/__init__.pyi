@@ -43,6 +43,9 @@ from kvarn.caches import (
     LayoutTensorMHAOperand as LayoutTensorMHAOperand,
 )
 from kvarn.caches import (
+    PageSummaries as PageSummaries,
+)
+from kvarn.caches import (
     RaggedMHAOperand as RaggedMHAOperand,
 )
 from kvarn.compiled import (

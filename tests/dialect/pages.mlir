@@ -24,3 +24,13 @@ func.func @attention(%pool: !pool, %layer: i32, %q: !rows, %p: !padded, %o: memr
     : (!pool, i32, !padded, memref<?xi32>, f32, !padded, memref<?x8x?xi32>, memref<?x8xi32>) -> ()
   return
 }
+
+// CHECK-LABEL: func.func @choice
+func.func @choice(%pool: !pool, %layer: i32, %q: !rows, %o: memref<?xi32>, %s: memref<?x?x8x2x128xbf16>, %m: memref<?x?x8x1x128xf32>, %pages: memref<?x8x?xi32>, %n: memref<?x8xi32>) {
+  // CHECK: "kv.summarize_pages"(%{{.+}}) : ({{.*}}memref<?x?x8x2x128xbf16>, memref<?xi32>) -> ()
+  "kv.summarize_pages"(%pool, %layer, %s, %o) : (!pool, i32, memref<?x?x8x2x128xbf16>, memref<?xi32>) -> ()
+  // CHECK: "kv.select_pages"({{.*}}first = 1 : i64, last = 2 : i64
+  "kv.select_pages"(%pool, %layer, %q, %o, %m, %pages, %n) {first = 1 : i64, last = 2 : i64}
+    : (!pool, i32, !rows, memref<?xi32>, memref<?x?x8x1x128xf32>, memref<?x8x?xi32>, memref<?x8xi32>) -> ()
+  return
+}

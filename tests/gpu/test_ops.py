@@ -20,6 +20,7 @@ SUITES = (
     "unit.test_ops_append", "unit.test_ops_rope", "unit.test_ops_rotary", "unit.test_ops_copies",
     "unit.test_ops_convert", "unit.test_ops_transfer", "unit.test_ops_ragged", "unit.test_ops_updates",
     "unit.test_ops_edges", "unit.test_shared_prefixes", "unit.test_sources", "unit.test_ops_projection",
+    "unit.test_attention_pages", "unit.test_page_choice",
 )  # fmt: skip
 # What makes places of its own is not for a GPU.
 NOT_HERE = (
@@ -28,6 +29,7 @@ NOT_HERE = (
     # What is refused before a device is looked at.
     "test_what_does_not_fit_is_refused_by_name",
     # What needs no device.
+    "test_every_kind_and_schedule_gives_the_same",
     "test_runs_are_joined_only_when_both_sides_go_on",
 )
 

@@ -75,3 +75,50 @@ def random_lists(
 def uncounted(lists: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The same lists without counts: -1 behind the entries that counted."""
     return np.where(np.arange(lists.shape[2]) < counts[..., None], lists, -1).astype(np.int32)
+
+
+def summaries(collection: KVCacheCollection, layer: int, row_offsets: Any, data: np.ndarray) -> np.ndarray:
+    """What ``kv.ops.summarize_pages`` leaves, f64, of summaries that were ``data``: the layer's."""
+    keys, offsets = collection.get_key_cache(layer), np.asarray(row_offsets).astype(np.int64)
+    page, found = keys.page_size, data[:, layer].astype(np.float64)
+    table = np.asarray(collection.lookup_table)
+    table = table[layer] if table.ndim > 2 else table
+    for b in range(len(offsets) - 1):
+        start, new = int(keys.cache_length(b)), int(offsets[b + 1] - offsets[b])
+        for p in range(start // page, -(-(start + new) // page) if new else 0):
+            k = read(keys, b, np.arange(p * page, min(start + new, p * page + page)))
+            rows = [k.min(0), k.max(0)] if data.shape[3] == 2 else [k.mean(0)]
+            found[table[b, p]] = np.stack(rows, 1)
+    return found
+
+
+def page_scores(
+    collection: KVCacheCollection, layer: int, query: np.ndarray, row_offsets: Any, data: np.ndarray
+) -> list[np.ndarray]:
+    """The scores of each sequence's pages, f64 [H, pages]."""
+    keys, offsets = collection.get_key_cache(layer), np.asarray(row_offsets).astype(np.int64)
+    table, heads, size = np.asarray(collection.lookup_table), keys.num_heads, keys.head_size
+    group = query.shape[1] // heads
+    table, found = table[layer] if table.ndim > 2 else table, []
+    for b in range(len(offsets) - 1):
+        new = int(offsets[b + 1] - offsets[b])
+        pages = -(-(int(keys.cache_length(b)) + new) // keys.page_size) if new else 0
+        of = data[table[b, :pages], layer].astype(np.float64)  # [pages, H, R, D]
+        q = query[offsets[b] : offsets[b + 1]].astype(np.float64).reshape(new, heads, group, size)
+        q = q.transpose(1, 0, 2, 3).reshape(heads, new * group, size)
+        bounds = (q[None, :, :, None] * of[:, :, None]).max(3).sum(-1)  # [pages, H, rows]
+        found.append(bounds.max(2, initial=-np.inf).T)
+    return found
+
+
+def selected(scores: np.ndarray, count: int, first: int, last: int) -> np.ndarray:
+    """The pages that are chosen by scores [H, pages]: [H, count], ascending, -1 behind them."""
+    heads, pages = scores.shape
+    found = np.full((heads, count), -1, np.int32)
+    for h in range(heads):
+        key = np.where(np.isnan(scores[h]), np.inf, scores[h])
+        always = (np.arange(pages) < first) | (np.arange(pages) >= pages - last)
+        order = np.lexsort((np.arange(pages), -key, ~np.isnan(scores[h]), ~always))
+        chosen = np.sort(order[: min(count, pages)])
+        found[h, : len(chosen)] = chosen
+    return found

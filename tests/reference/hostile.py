@@ -82,6 +82,9 @@ def _attention(m: Memory, kind: str) -> None:
     if kind != "continuous":
         lists = {"pages": m.table(BATCH, HEADS, 5), "page_counts": m.table(BATCH, HEADS)}
         kv.ops.attention(c, 1, query, m.offsets(), out=out, **lists)
+        summaries = kv.PageSummaries(c, data=m.array((c.num_blocks, c.num_layers, HEADS, 2, SIZE)))
+        kv.ops.summarize_pages(c, 1, summaries, m.offsets())
+        kv.ops.select_pages(c, 1, query, m.offsets(), summaries, **lists)
     keys, values = (kv.KVCacheMHAOperand(x) for x in (c.get_key_cache(0), c.get_value_cache(0)))
     kv.ops.attention(keys, values, query, m.offsets(), out=out)
 

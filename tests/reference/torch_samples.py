@@ -78,6 +78,22 @@ def attention_padded(t: dict[str, Any]) -> Any:
     return kv.ops.attention_padded(_pool(t), 1, t["padded"], t["counts"], out=t["padded"] * 0)
 
 
+@sample("summarize_pages")
+def summarize_pages(t: dict[str, Any]) -> Any:
+    pool = _pool(t)
+    summaries = kv.PageSummaries(pool)
+    kv.ops.summarize_pages(pool, 1, summaries, t["offsets"])
+    return summaries.data
+
+
+@sample("select_pages")
+def select_pages(t: dict[str, Any]) -> Any:
+    pool = _pool(t)
+    summaries = kv.PageSummaries(pool, "mean", t["blocks"][:, 0, :, :1].transpose(2, 3).contiguous())
+    pages, counts = kv.ops.select_pages(pool, 0, t["query"], t["offsets"], summaries, 2)
+    return pages, counts, kv.ops.attention(pool, 0, t["query"], t["offsets"], pages=pages, page_counts=counts)
+
+
 @sample("operand_attention")
 def operand_attention(t: dict[str, Any]) -> Any:
     pool = _pool(t)

@@ -38,12 +38,14 @@ OF_OFFSETS = {
     "remap_sparse_indices": lambda c, o: kv.ops.remap_sparse_indices(
         np.zeros((4, 1), np.int32), o, np.zeros((2, 1), np.uint32), 16, 1
     ),
+    "select_pages": lambda c, o: kv.ops.select_pages(c, 0, X, o, kv.PageSummaries(c), 2),
     "shift_tokens": lambda c, o: kv.ops.shift_tokens(np.zeros(4, np.int32), o, np.zeros(2, np.int32)),
 }
 WITHOUT_ROWS = {
     "rms_norm": lambda c, o: kv.ops.rms_norm(c.get_key_cache(0), X[0, 0], 1e-6, o),
     "iadd_2m": lambda c, o: kv.ops.iadd_2m(c, 0, np.ones((8, 32), np.float32), o),
     "increment_cache_lengths": lambda c, o: kv.ops.increment_cache_lengths(np.zeros(2, np.uint32), o),
+    "summarize_pages": lambda c, o: kv.ops.summarize_pages(c, 0, kv.PageSummaries(c), o),
     "cache_row_offsets": lambda c, o: kv.ops.cache_row_offsets(o, np.zeros(2, np.uint32)),
 }
 OF_LENGTHS = (

@@ -20,6 +20,7 @@ from .foreign import ForeignPages
 from .numerics import saturating_cast
 from .operands import KVCacheMHAOperand, KVCacheScalesMHAOperand, LayoutTensorMHAOperand, MHAOperand, RaggedMHAOperand
 from .rows import PagedRowIndices
+from .summaries import PageSummaries
 from .views import ContinuousBatchingKVCache, KVCache, KVCacheStaticParams, PagedKVCache, PagedKVCacheFA3Fallback
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "KVCacheStaticParams",
     "LayoutTensorMHAOperand",
     "MHAOperand",
+    "PageSummaries",
     "PagedKVCache",
     "PagedKVCacheCollection",
     "PagedKVCacheFA3Fallback",

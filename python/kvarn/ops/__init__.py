@@ -13,6 +13,7 @@ from .convert import convert
 from .copies import copy_pages, gather, transfer_pages
 from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_sparse_indices
 from .mla import mla_attention, mla_decompress, mla_prefill, mla_prefill_chunk
+from .pages import select_pages, summarize_pages
 from .projection import project_append, project_append_padded
 from .ragged import merge_attention, merge_ragged, shift_tokens, sliced_add
 from .reads import attention, attention_padded
@@ -50,9 +51,11 @@ __all__ = [
     "rope",
     "rope_append",
     "rope_padded",
+    "select_pages",
     "shift_tokens",
     "sliced_add",
     "store_padded",
     "store_ragged",
+    "summarize_pages",
     "transfer_pages",
 ]

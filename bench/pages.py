@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How the time of a decode falls with the share of the pages that it reads: python -m bench.pages
+
+Each KV head of each sequence lists pages of its own, at random, ascending as ``kv.ops.select_pages`` gives them.
+Before a line is timed its result is checked against a float32 reference over the listed pages, with everything that no
+list names NaN. ``of all`` is the time beside that of a decode over the whole cache in the same run. The choice of an
+eighth of the pages by their summaries, and that with the attention over them, are checked against their definitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvarn.tools import arrays as array_kinds
+from kvarn.tools.attention_problem import Cached, layers_for
+from kvarn.tools.timing import first_line, timed, warm_up
+
+from .cases import Decode, Row
+from .kvarn_rows import call_of
+from .problems import problem
+from .report import table
+
+SHARES = (1.0, 0.5, 0.25, 0.125)
+ROWS = tuple(
+    Row(f"{batch}x{k}k_p{page}", f"{batch} × {k}k, page {page}", Decode(batch, 1024 * k, page=page))
+    for batch, k in ((64, 4), (8, 32)) for page in (16, 64)
+)  # fmt: skip
+SMALL = (Row("small", "3 × 200, page 16", Decode(3, 200, 8, 2, 64)),)
+TOLERANCE = 0.02
+
+
+class Lists:
+    """Random lists of pages, those of a smaller share within those of a larger one."""
+
+    def __init__(self, p: Any, seed: int = 3) -> None:
+        self.p, self.arrays, self.heads = p, p.arrays, p.row.shape.heads
+        self.counts = -(-p.lengths // p.row.shape.page)
+        draw = np.random.default_rng(seed)
+        # The last page, with the step's token, is always listed.
+        self.order = [
+            [np.concatenate([[n - 1], draw.permutation(n - 1)]) for _ in range(self.heads)] for n in self.counts
+        ]
+
+    def of(self, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Lists [B, H, K], ascending, -1 behind their ends, and how many entries each has."""
+        most = [max(1, round(share * n)) for n in self.counts]
+        found = np.full((len(self.order), self.heads, max(most)), -1, np.int32)
+        for b, count in enumerate(most):
+            for h in range(self.heads):
+                found[b, h, :count] = np.sort(self.order[b][h][:count])
+        return found, np.repeat(np.array(most, np.int32)[:, None], self.heads, 1)
+
+    def poison_others(self, lists: np.ndarray) -> None:
+        """Make what no list names NaN, in the layer that is checked."""
+        blocks, table = self.p.cached.blocks, self.p.cached.pages.table
+        keep = np.zeros((blocks.shape[0], self.heads), bool)
+        for b, h, k in np.argwhere(lists >= 0):
+            keep[table[b, lists[b, h, k]], h] = True
+        for h in range(self.heads):
+            blocks[self.arrays.index(np.flatnonzero(~keep[:, h])), :, 0, :, h] = float("nan")
+
+    def error(self, lists: np.ndarray) -> float:
+        """Relative error of what a call for layer 0 wrote, over the lists."""
+        p, worst = self.p, []
+        for b in p.sequences():
+            keys, values = p.keys_of(b)
+            for picked, head in p.heads_of(self.heads):
+                pages = lists[b, head][lists[b, head] >= 0]
+                tokens = (pages[:, None] * p.row.shape.page + np.arange(p.row.shape.page)).ravel()
+                seen = self.arrays.index(tokens[tokens < p.lengths[b]])
+                q = self.arrays.f32(p.query[b : b + 1, picked])
+                wanted = p._attend(q, keys[seen][:, head], values[seen][:, head], len(seen))
+                worst.append(self.arrays.relative_error(p.out[b : b + 1, picked], wanted))
+        return float("nan") if any(e != e for e in worst) else max(worst)
+
+
+def numbers(array: Any) -> np.ndarray:
+    """An array as float64 or integers of NumPy."""
+    array = array.cpu() if hasattr(array, "cpu") else array
+    if hasattr(array, "is_floating_point") and array.is_floating_point():
+        array = array.double()
+    return np.asarray(array).astype(np.float64 if np.asarray(array).dtype.kind != "i" else np.int64)
+
+
+class Choice:
+    """The choice of a share of the pages by their least and largest keys, and the step that goes by it."""
+
+    def __init__(self, p: Any, collection: Any, share: float) -> None:
+        import kvarn as kv
+
+        self.p, self.collection, self.heads = p, collection, p.row.shape.heads
+        self.counts = -(-p.lengths // p.row.shape.page)
+        self.most = max(1, round(share * int(self.counts.max())))
+        self.summaries = kv.PageSummaries(collection)
+        shape = (len(p.lengths), self.heads)
+        self.pages = p.arrays.integers(np.zeros((*shape, self.most), np.int32))
+        self.page_counts = p.arrays.integers(np.zeros(shape, np.int32))
+        ends = p.arrays.integers(np.concatenate([[0], p.lengths.cumsum()]))
+        everything = p.cached.collection(np.zeros_like(p.lengths), p.longest, p.longest)
+        for layer in range(p.layers):
+            kv.ops.summarize_pages(everything, layer, self.summaries, ends)
+
+    def calls(self) -> dict[str, tuple[Callable[[int], Any], Callable[[], float]]]:
+        """What is timed, and its error."""
+        import kvarn as kv
+
+        p, c = self.p, self.collection
+        lists = {"pages": self.pages, "page_counts": self.page_counts}
+
+        def select(layer: int) -> None:
+            kv.ops.select_pages(c, layer, p.query, p.offsets, self.summaries, **lists)
+
+        def both(layer: int) -> None:
+            select(layer)
+            kv.ops.attention(c, layer, p.query, p.offsets, scale=p.scale, out=p.out, **lists)
+
+        def attended() -> float:
+            return Lists(p).error(numbers(self.pages)) if self.error() < TOLERANCE else 1.0
+
+        return {
+            "summarize the step's pages": (
+                lambda layer: kv.ops.summarize_pages(c, layer, self.summaries, p.offsets), self.summary_error
+            ),
+            "choose": (select, self.error), "choose and attend": (both, attended),
+        }  # fmt: skip
+
+    def summary_error(self) -> float:
+        """0 where the summary of the last page is that of its keys, in the sequences that are checked."""
+        page, worst = self.p.row.shape.page, 0.0
+        for b in self.p.sequences():
+            last = int(self.counts[b]) - 1
+            keys = numbers(self.p.keys_of(b)[0])[last * page :]
+            found = numbers(self.summaries.data[int(self.p.cached.pages.table[b, last]), 0])
+            worst = max(worst, float(np.abs(found - np.stack([keys.min(0), keys.max(0)], 1)).max()))
+        return worst
+
+    def error(self) -> float:
+        """How far the bounds of chosen pages fall short of the largest ones, relatively."""
+        worst, lists = 0.0, numbers(self.pages)
+        for b in self.p.sequences():
+            count = int(self.counts[b])
+            of = numbers(self.summaries.data[self.p.arrays.index(self.p.cached.pages.table[b, :count]), 0])
+            for picked, h in self.p.heads_of(self.heads):
+                q = numbers(self.p.query[b, picked])
+                bounds = np.maximum(q * of[:, None, h, 0], q * of[:, None, h, 1]).sum(-1).max(1)
+                bounds[-1] = np.inf
+                chosen = lists[b, h][lists[b, h] >= 0]
+                if len(chosen) != min(self.most, count) or (np.diff(chosen) <= 0).any():
+                    return 1.0
+                best = np.sort(bounds)[::-1][1 : len(chosen)].sum()
+                worst = max(worst, float(1 - np.sort(bounds[chosen])[::-1][1:].sum() / best) if best else 0.0)
+        return worst
+
+
+def measured(p: Any, call: Callable[[int], Any], error: Callable[[], float]) -> dict[str, Any]:
+    """One line: checked, timed, checked again."""
+    record: dict[str, Any] = {"ok": False}
+    try:
+        p.poison()
+        call(0)
+        p.arrays.synchronize()
+        record["error"] = error()
+        record |= timed(call, p.layers, p.arrays)
+        record["ok"] = record["error"] <= TOLERANCE
+    except Exception as problem:
+        record["note"] = f"{type(problem).__name__}: {first_line(problem)}"
+    return record
+
+
+def lines(arrays: Any, row: Row, shares: Sequence[float] = SHARES) -> Iterator[dict[str, Any]]:
+    """A decode over all pages, then over shares of them."""
+    import kvarn as kv
+
+    p = problem(arrays, row, False)
+    # A pass over the layers must not fit the L2, whatever share of them is read.
+    p.layers = layers_for(p.bytes * min(shares), arrays)
+    p.cached = Cached(arrays, row, p.cached.pages, p.layers, False)
+    found = {"row": row.title, "what": "the whole cache", "share": 1.0, "bytes": p.bytes}
+    yield found | measured(p, call_of(p), p.error)
+    collection, lists = p.cached.collection(p.lengths - 1, 1, p.longest), Lists(p)
+    choice = Choice(p, collection, shares[-1])
+    for what, (call, error) in choice.calls().items():
+        yield {"row": row.title, "what": what, "share": shares[-1], "bytes": 0.0} | measured(p, call, error)
+    for share in shares:
+        chosen, counts = lists.of(share)
+        lists.poison_others(chosen)
+        pages, page_counts = arrays.integers(chosen), arrays.integers(counts)
+
+        def call(layer: int, pages: Any = pages, page_counts: Any = page_counts) -> None:
+            kv.ops.attention(
+                collection, layer, p.query, p.offsets, scale=p.scale, out=p.out, pages=pages, page_counts=page_counts
+            )
+
+        found = {"row": row.title, "what": "listed pages", "share": share, "bytes": p.bytes * share}
+        yield found | measured(p, call, lambda chosen=chosen: lists.error(chosen))
+
+
+def shown(found: Sequence[dict[str, Any]]) -> str:
+    """The lines as a table."""
+    out, whole = [], found[0].get("us", float("nan")) if found else 1.0
+    for line in found:
+        us = line.get("us")
+        rate = f"{line['bytes'] / us / 1e6:.2f}" if us is not None and line["bytes"] else "—"
+        times = ["—", "—"] if us is None else [f"{us:.1f}", f"{us / whole:.3f}"]
+        checked = "ok" if line["ok"] else line.get("note", "wrong")
+        out.append([line["row"], line["what"], f"{line['share']:g}", *times, rate, checked])
+    return table([["row", "what", "share", "µs", "of all", "TB/s", "checked"], *out])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="", metavar="TEXT", help="rows whose name has this text (default: all)")
+    parser.add_argument("--device", choices=("cuda", "host", "numpy"), help="default: the GPU where there is one")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(argv)
+    from kvarn.runtime import driver
+
+    device = options.device or ("cuda" if driver.status().usable else "host")
+    arrays = array_kinds.arrays(device)
+    warm_up(arrays)
+    found: list[dict[str, Any]] = []
+    for row in [row for row in (ROWS if device == "cuda" else SMALL) if options.rows in row.name]:
+        new = list(lines(arrays, row))
+        arrays.free()
+        found += new
+        print(shown(new), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if all(line["ok"] for line in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the threads of a block find together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn import dsl as kv
+
+
+@kv.func
+def block_scan(x: Any, sums: Any, warps: int) -> tuple[Any, Any]:
+    """(sum of the values of this thread and those before it, sum of all), of an i32 a thread of ``warps`` warps.
+
+    ``sums`` is shared memory of an i32 a warp, free before and after.
+    """
+    lane, warp = kv.lane_id(), kv.warp_id()
+    for k in kv.static((1, 2, 4, 8, 16)):
+        y = kv.shuffle_up(x, k)
+        x = kv.where(lane >= k, x + y, x)
+    if lane == 31:
+        sums[warp] = x
+    kv.barrier()
+    total = kv.i32(0)
+    for w in kv.static(range(warps)):
+        s = sums[w]
+        x = x + kv.where(warp > w, s, 0)
+        total = total + s
+    kv.barrier()
+    return x, total

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Summaries of pages: what the choice of pages goes by (``kv.ops.select_pages``)."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from kvarn.dialect.dtypes import DType, bf16
+from kvarn.dialect.layout import CacheSpec
+from kvarn.runtime.binding import is_torch
+
+KINDS = {"min_max": 2, "mean": 1}  # rows of a summary
+
+
+class PageSummaries:
+    """For every page of a pool, layer and KV head: the least and the largest element of its keys, or their mean.
+
+    Summaries lie beside the pool and are found by a page's number in it, so that whatever shares pages shares them.
+    ``kv.ops.summarize_pages`` makes those of the pages that a step has written.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        With pages, and with values (not MLA).
+    kind : {"min_max", "mean"}
+        ``"min_max"`` (Quest): no key of the page scores more than the bound that follows from it. ``"mean"`` takes half
+        the memory and bounds nothing.
+    data : array-like [pages of the pool, layers, H, R, D], optional
+        f32, f16 or bf16, R = 2 for ``"min_max"`` (least, largest) and 1 for ``"mean"``. By default zeros of the
+        collection's library and float type, bf16 for 8-bit caches.
+
+    Attributes
+    ----------
+    data : array-like
+    kind : str
+
+    Raises
+    ------
+    ValueError, TypeError
+        If the collection has no pages, or no values, or data does not fit it.
+    """
+
+    def __init__(self, collection: Any, kind: str = "min_max", data: Any = None) -> None:
+        title, spec = "kv.PageSummaries", getattr(getattr(collection, "spec", None), "cache", None)
+        if not isinstance(spec, CacheSpec) or not hasattr(collection, "num_layers"):
+            raise TypeError(f"{title}: collection must be a KV cache collection, got {type(collection).__name__}")
+        if kind not in KINDS:
+            raise ValueError(f"{title}: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+        if not spec.paged or spec.is_mla:
+            raise ValueError(
+                f"{title}: collection must have pages and values, got a {'MLA' if spec.is_mla else spec.kind} one"
+            )
+        shape = (collection.num_blocks, collection.num_layers, spec.num_heads, KINDS[kind], spec.head_size)
+        if data is None:
+            data = _zeros(collection, shape, bf16 if spec.dtype.bits == 8 else spec.dtype, title)
+        elif tuple(data.shape) != shape:
+            raise ValueError(f"{title}: data must have shape {list(shape)}, got {list(data.shape)}")
+        self.kind, self.data = kind, data
+
+    def __repr__(self) -> str:
+        pages, layers = self.data.shape[:2]
+        return f"PageSummaries({self.kind}, {pages} pages, {layers} layers)"
+
+
+def _zeros(collection: Any, shape: tuple[int, ...], dtype: DType, title: str) -> Any:
+    """Zeros of the library and on the device of a collection's pool."""
+    blocks = getattr(collection, "blocks", None)
+    if isinstance(blocks, (list, tuple)):
+        blocks = blocks[0]
+    if is_torch(type(blocks)):
+        names = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+        return blocks.new_zeros(shape, dtype=getattr(sys.modules["torch"], names[dtype.name]))  # type: ignore[union-attr]
+    if type(blocks).__module__.partition(".")[0] == "cupy":
+        with blocks.device:  # type: ignore[union-attr]
+            return sys.modules["cupy"].zeros(shape, dtype.numpy)
+    if hasattr(blocks, "__array_interface__"):
+        import numpy as np
+
+        return np.zeros(shape, dtype.numpy)
+    raise TypeError(f"{title}: data must be given: nothing is known of how to allocate a {type(blocks).__qualname__}")

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Which pages of a sequence its queries see: summaries of pages, and the choice by them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from kvarn.caches.summaries import PageSummaries
+from kvarn.dialect.dtypes import i32
+from kvarn.programs import Operation, Schedule
+from kvarn.runtime.overlap import Apart
+
+from . import checks
+from .checks import layer_of
+
+
+def _check_summaries(seen: SimpleNamespace, title: str) -> None:
+    spec, c = checks.spec_of(seen), seen.collection
+    if not spec.paged:
+        raise ValueError(f"{title}: collection must have pages, got a {spec.kind} one")
+    checks.with_values(spec, title)
+    shape = (c.num_blocks, c.num_layers, spec.num_heads, "R", spec.head_size)
+    checks.has_shape(seen.summaries, shape, f"{title}: summaries")
+    checks.has_dtype(seen.summaries, checks.FLOATS, f"{title}: summaries")
+
+
+def _check_summarize(seen: SimpleNamespace) -> None:
+    title = "kv.ops.summarize_pages"
+    _check_summaries(seen, title)
+    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
+
+
+_SUMMARIZE = Operation("kv.summarize_pages", {"summaries": 2}, _check_summarize, written=("summaries",))
+
+
+def summarize_pages(
+    collection: Any, layer: int, summaries: PageSummaries, row_offsets: Any, *, schedule: Schedule = None,
+    stream: Any = None,
+) -> None:  # fmt: skip
+    """Make the summaries of the pages that a step's new tokens lie in, of all their tokens.
+
+    To be called where the step's keys are stored, after :func:`append`, :func:`rope_append` or whatever else writes
+    them (norms in place too). The pages are read again: a summary depends on what is stored, rounded and quantized,
+    and on nothing else, so that a step may be repeated, its tokens given up, and pages used again.
+
+    Pages that were filled before there were summaries: the same with a collection whose ``cache_lengths`` are 0, and
+    row offsets of all tokens. Those that are copied: ``summaries.data[to] = summaries.data[page]``.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        With pages, and with values (not MLA).
+    layer : int
+    summaries : PageSummaries
+        Of the collection's pool. Least and largest elements are rounded outwards where they must be rounded. A NaN
+        makes what it is part of NaN.
+    row_offsets : uint32 or int32 array-like [B + 1]
+        New tokens of sequence b: ``row_offsets[b + 1] - row_offsets[b]``. Sequences without any are left alone.
+    schedule, stream
+        As of :func:`append`.
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        If an argument is not as above; nothing was launched.
+    """
+    title = "kv.ops.summarize_pages"
+    layer = layer_of(collection, layer, title)
+    _SUMMARIZE((collection, layer, _data(summaries, title), row_offsets), (), schedule, stream)
+
+
+def _data(summaries: Any, title: str) -> Any:
+    if not isinstance(summaries, PageSummaries):
+        raise TypeError(f"{title}: summaries must be kv.PageSummaries, got {type(summaries).__name__}")
+    return summaries.data
+
+
+def _check_select(seen: SimpleNamespace) -> None:
+    title, spec, c = "kv.ops.select_pages", checks.spec_of(seen), seen.collection
+    _check_summaries(seen, title)
+    checks.has_shape(seen.query, ("T", "Hq", spec.head_size), f"{title}: query")
+    checks.has_dtype(seen.query, checks.FLOATS, f"{title}: query")
+    heads = seen.query.shape[1]
+    if heads < 1 or heads % spec.num_heads:
+        raise ValueError(
+            f"{title}: query must have a multiple of the {spec.num_heads} KV heads in dimension 1, got {heads}"
+        )
+    checks.offsets(seen.row_offsets, c.batch_size, f"{title}: row_offsets")
+    checks.has_shape(seen.pages, (c.batch_size, spec.num_heads, "K"), f"{title}: pages")
+    checks.has_shape(seen.page_counts, (c.batch_size, spec.num_heads), f"{title}: page_counts")
+    kept = seen.attributes["first"] + seen.attributes["last"]
+    if kept > seen.pages.shape[2]:
+        raise ValueError(
+            f"{title}: first and last must be at most the {seen.pages.shape[2]} pages of a list together, got {kept}"
+        )
+    if c.batch_size * spec.num_heads * c.lookup_table.shape[-1] >= 2**31:
+        raise ValueError(
+            f"{title}: sequences times KV heads times columns of the lookup table must be less than 2**31, got "
+            f"{c.batch_size} * {spec.num_heads} * {c.lookup_table.shape[-1]}: split the call"
+        )
+
+
+_SELECT = Operation(
+    "kv.select_pages", {"query": 1, "summaries": 2}, _check_select, written=("pages", "page_counts"),
+    apart=[Apart("pages", "row_offsets"), Apart("page_counts", "row_offsets"), Apart("pages", "page_counts")],
+)  # fmt: skip
+
+
+def select_pages(
+    collection: Any, layer: int, query: Any, row_offsets: Any, summaries: PageSummaries, count: int | None = None, *,
+    first: int = 0, last: int = 1, pages: Any = None, page_counts: Any = None, schedule: Schedule = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Choose the pages that a step's queries may find the largest scores in: what ``attention(pages=)`` takes.
+
+    A page's score for a KV head is the largest, over the sequence's new tokens and the query heads that share it, of
+    the bound that follows from the page's summary: the sum over d of max(q[d] * least[d], q[d] * largest[d]), which no
+    q . k of a key in it exceeds (Quest; Tang et al., 2024), or of q . mean. Nothing is read back, and equal inputs give
+    equal lists: it can be captured in a CUDA graph.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        With pages, and with values (not MLA). The step's new tokens count as its attention will count them.
+    layer : int
+    query : f32, f16 or bf16 array-like [T, Hq, D]
+        Hq a multiple of the KV heads; as attention will get it.
+    row_offsets : uint32 or int32 array-like [B + 1]
+    summaries : PageSummaries
+        Of every page that has tokens.
+    count : int, optional
+        K, the most pages of a list; not needed where ``pages`` is given. A sequence with no more has all of them.
+    first, last : int
+        How many pages from the start of a sequence and at its end are always chosen, by default the last one: it has
+        the step's own tokens. They count among the K.
+    pages : int32 array-like [B, H, K], optional
+        Where the lists go: ascending, -1 behind their ends. When not given it is allocated by the query's library.
+    page_counts : int32 array-like [B, H], optional
+        Where their numbers of pages go; likewise.
+    schedule, stream
+        As of :func:`append`.
+
+    Returns
+    -------
+    tuple of array-like
+        ``pages`` and ``page_counts``. Of pages with equal scores the first ones are chosen; a score that is NaN is
+        larger than any other. A sequence without new tokens has empty lists.
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        If an argument is not as above; nothing was launched.
+    """
+    title = "kv.ops.select_pages"
+    layer = layer_of(collection, layer, title)
+    attributes = (("first", checks.count(first, "first", title)), ("last", checks.count(last, "last", title)))
+    lists = (collection.batch_size, collection.num_heads)
+    if pages is None:
+        if count is None:
+            raise ValueError(f"{title}: count must be given where pages is not")
+        pages = checks.empty(query, (*lists, checks.count(count, "count", title, 1)), i32, "pages", title)
+    elif count is not None:
+        raise ValueError(f"{title}: count must be None where pages is given, which has as many, got {count!r}")
+    if page_counts is None:
+        page_counts = checks.empty(query, lists, i32, "page_counts", title)
+    operands = (collection, layer, query, row_offsets, _data(summaries, title), pages, page_counts)
+    _SELECT(operands, attributes, schedule, stream)
+    return pages, page_counts
