@@ -85,6 +85,7 @@ ALLOWED = {
     "kvarn.ops": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.torch": {"now": {*EVERYTHING, "torch"}, "lazy": CUDA},  # imported by those who have torch
     "kvarn.torch.huggingface": {"now": {*EVERYTHING, "torch", "transformers"}, "lazy": CUDA},
+    "kvarn.parallel": {"now": {*EVERYTHING, "torch"}, "lazy": CUDA},  # likewise, by name
     "kvarn.tools": {"now": EVERYTHING, "lazy": {*CUDA, "torch"}},
     "kvarn.demo": {"now": EVERYTHING, "lazy": {*CUDA, "gguf", "torch"}},
 }

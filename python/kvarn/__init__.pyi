@@ -23,6 +23,7 @@ from kvarn import hybrid as hybrid
 from kvarn import lowering as lowering
 from kvarn import manager as manager
 from kvarn import ops as ops
+from kvarn import parallel as parallel
 from kvarn import programs as programs
 from kvarn import runtime as runtime
 from kvarn import tools as tools

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Collectives of a group with a time-out whose error names the ranks that did not come, on all ranks.
+
+torch.distributed says that a collective failed or took too long, not whose fault it is. Here a rank that has waited for
+a while writes into the group's store which collective it has come to. At the time-out whoever has not written is late
+or dead; the first rank to find that out writes the verdict, which all others read: also a late one, when it comes.
+Nothing of this costs anything while collectives take less than :data:`_PATIENCE`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+_PATIENCE = 1.0  # seconds after which a rank that waits says where it is, at most; of a short time-out a tenth
+_POLL = 0.02  # seconds between looks
+_LAST = 1 << 62  # a count that no collective has
+_made: dict[str, itertools.count[int]] = {}  # objects of a group, which all ranks make in one order
+
+
+class RankError(RuntimeError):
+    """Ranks did not come to a collective in time.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        Their global numbers; empty where all have come and the collective failed all the same.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class Ranks:
+    """The ranks of a group, from one of them.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup, optional
+        Default: all ranks.
+    timeout : float
+        Seconds that a collective may take.
+    """
+
+    def __init__(self, group: Any = None, timeout: float = 60.0) -> None:
+        if not dist.is_initialized():
+            raise RuntimeError("kv.parallel needs torch.distributed.init_process_group(...), which has not been called")
+        if not timeout > 0:
+            raise ValueError(f"timeout must be positive seconds, got {timeout!r}")
+        if group is not None and dist.get_rank(group) < 0:
+            raise ValueError(f"this rank must be one of the group's, {dist.get_process_group_ranks(group)}")
+        self.group = group or dist.group.WORLD
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.timeout = float(timeout)
+        self._global = dist.get_process_group_ranks(self.group)
+        name = f"kvarn/{self.group.group_name}"
+        number = next(_made.setdefault(name, itertools.count()))
+        self._store = dist.PrefixStore(f"{name}/{number}", dist.distributed_c10d._get_default_store())
+        self._count = 0
+
+    # --- collectives -------------------------------------------------------------------------------
+
+    def all_gather(self, out: torch.Tensor, mine: torch.Tensor, what: str) -> Callable[[], None]:
+        """Start gathering everybody's ``mine`` into ``out`` [world, ...]; the function that waits for it."""
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before torch 2.13
+        return self.start(lambda: gather(out.view(-1), mine.view(-1), group=self.group, async_op=True), what)
+
+    def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, what: str) -> Callable[[], None]:
+        """Start giving ``mine[r]`` to rank r and taking its part into ``out[r]``; the function that waits for it."""
+        return self.start(
+            lambda: dist.all_to_all_single(out.view(-1), mine.view(-1), group=self.group, async_op=True), what
+        )
+
+    def exchange(self, operations: list[dist.P2POp], what: str) -> None:
+        """Send to and receive from ranks, and wait. Every rank of the group counts an exchange, also one of nothing."""
+        peers = sorted({dist.get_group_rank(self.group, op.peer) for op in operations})
+        works = self._launched(lambda: dist.batch_isend_irecv(operations) if operations else [], what, peers)
+        for wait in [self._waiting(work, what, peers) for work in works]:
+            wait()
+        if works:
+            self.synchronize(what, peers)
+
+    def leave(self) -> None:
+        """Say that this rank will come to no exchange any more, and is missing in none."""
+        self._say(_LAST)
+
+    def start(self, launch: Callable[[], Any], what: str) -> Callable[[], None]:
+        """Launch a collective; what waits for it: on the CPU the caller, on a GPU the current stream."""
+        return self._waiting(self._launched(launch, what), what)
+
+    def _launched(self, launch: Callable[[], Any], what: str, among: Sequence[int] | None = None) -> Any:
+        self._count += 1
+        try:
+            return launch()
+        except RuntimeError as error:
+            self._blame(what, time.monotonic() + self.timeout, error, among)
+
+    def _waiting(self, work: Any, what: str, among: Sequence[int] | None = None) -> Callable[[], None]:
+        deadline = time.monotonic() + self.timeout
+
+        def wait() -> None:
+            if self._by_nccl:
+                work.wait()  # the stream waits; synchronize() says if it does so for too long
+            else:
+                self._until(deadline, what, lambda seconds: self._waited(work, seconds), among)
+
+        return wait
+
+    @property
+    def _by_nccl(self) -> bool:
+        return "gloo" not in dist.get_backend(self.group)
+
+    @staticmethod
+    def _waited(work: Any, seconds: float) -> bool:
+        try:
+            work.wait(timedelta(seconds=max(seconds, 0.001)))
+        except RuntimeError as error:
+            if "timed out" not in str(error).lower():
+                raise
+            return False
+        return True
+
+    def synchronize(self, what: str, among: Sequence[int] | None = None) -> None:
+        """Wait until the work on the current stream is done, at most ``timeout`` seconds: then no rank was missing.
+
+        Of the CPU nothing is under way. For a GPU this is where a dead or a late rank is found out, since collectives
+        and CUDA graphs with collectives wait on the device: call it once a step, as reading the step's tokens back
+        would.
+        """
+        if not self._by_nccl:
+            return
+        event = torch.cuda.Event()
+        event.record()
+
+        def done(seconds: float) -> bool:
+            end = time.monotonic() + seconds
+            while not event.query():
+                if time.monotonic() > end:
+                    return False
+                time.sleep(2e-5)
+            return True
+
+        self._until(time.monotonic() + self.timeout, what, done, among)
+
+    # --- who is missing ----------------------------------------------------------------------------
+
+    def _until(
+        self, deadline: float, what: str, waited: Callable[[float], bool], among: Sequence[int] | None = None
+    ) -> None:
+        """Wait, at first without telling anybody, for ranks of the group: ``among`` them, or all."""
+        try:
+            if waited(min(_PATIENCE, self.timeout / 10)):
+                return
+            self._say(self._count)
+            while time.monotonic() < deadline:
+                if waited(min(_PATIENCE, deadline - time.monotonic())):
+                    return
+                self._raise_verdict(what)
+            error = None
+        except RankError:
+            raise
+        except RuntimeError as failure:
+            error = failure
+        self._blame(what, deadline, error, among)
+
+    def _blame(
+        self, what: str, deadline: float, error: Exception | None, among: Sequence[int] | None = None
+    ) -> NoReturn:
+        """Raise the verdict: who has not come here by the deadline."""
+        self._say(self._count)
+        missing = [r for r in (range(self.world) if among is None else among) if r != self.rank]
+        while missing:
+            self._raise_verdict(what, error)
+            missing = [r for r in missing if self._place(r) < self._count]
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_POLL)
+        text = ",".join(str(self._global[r]) for r in missing) or "none"
+        self._asked(lambda: self._store.compare_set("verdict", "", text))
+        self._raise_verdict(what, error)
+        raise AssertionError("a verdict was written and is not there")
+
+    def _say(self, place: int) -> None:
+        self._asked(lambda: self._store.set(f"at/{self.rank}", str(place)))
+
+    def _place(self, rank: int) -> int:
+        """The collective that a rank has said to be at; -1 where it has said nothing."""
+        key = f"at/{rank}"
+        return self._asked(lambda: int(self._store.get(key)) if self._store.check([key]) else -1)
+
+    def _raise_verdict(self, what: str, error: Exception | None = None) -> None:
+        if not self._asked(lambda: self._store.check(["verdict"])):
+            return
+        text = self._asked(lambda: self._store.get("verdict")).decode()
+        late = tuple(int(r) for r in text.split(",")) if text != "none" else ()
+        if not late:
+            raise RankError(f"{what} failed on rank {self._global[self.rank]}: {error}", ()) from error
+        names = f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} of {self._global}"
+        raise RankError(f"{what}: {names} did not come within {self.timeout:g} s: dead, or late", late) from error
+
+    def _asked(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except RuntimeError as error:  # DistNetworkError and its likes
+            by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            keeper = "the agent of torchrun" if by_agent else "rank 0"
+            raise RankError(
+                f"the store of torch.distributed, which {keeper} keeps, does not answer: {keeper} is dead",
+                () if by_agent else (0,),
+            ) from error
+
+
+__all__ = ["RankError", "Ranks"]
