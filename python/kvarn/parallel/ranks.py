@@ -4,7 +4,7 @@
 torch.distributed says that a collective failed or took too long, not whose fault it is. Here a rank that has waited for
 a while writes into the group's store which collective it has come to. At the time-out whoever has not written is late
 or dead; the first rank to find that out writes the verdict, which all others read: also a late one, when it comes.
-Nothing of this costs anything while collectives take less than :data:`_PATIENCE`.
+Nothing of this costs anything while collectives take, and follow one another in, less than :data:`_PATIENCE`.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class Ranks:
         number = next(_made.setdefault(name, itertools.count()))
         self._store = dist.PrefixStore(f"{name}/{number}", dist.distributed_c10d._get_default_store())
         self._count = 0
+        self._patience = min(_PATIENCE, self.timeout / 10)
+        self._last = time.monotonic()  # when this rank came to a collective
 
     # --- collectives -------------------------------------------------------------------------------
 
@@ -98,6 +100,10 @@ class Ranks:
 
     def _launched(self, launch: Callable[[], Any], what: str, among: Sequence[int] | None = None) -> Any:
         self._count += 1
+        now = time.monotonic()
+        if now - self._last > self._patience:  # a late rank may find the others' parts, and the others gone
+            self._raise_verdict(what)
+        self._last = now
         try:
             return launch()
         except RuntimeError as error:
@@ -157,7 +163,7 @@ class Ranks:
     ) -> None:
         """Wait, at first without telling anybody, for ranks of the group: ``among`` them, or all."""
         try:
-            if waited(min(_PATIENCE, self.timeout / 10)):
+            if waited(self._patience):
                 return
             self._say(self._count)
             while time.monotonic() < deadline:
