@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import numpy as np
@@ -85,6 +86,37 @@ def test_a_dilated_window(size, step):
         return (k <= q) & (q - k < size * step) & ((q - k) % step == 0)
 
     check(problem, query_of(rng, problem, 2), None, numpy_mask, mask=dilated(size, step))
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "host"])
+def test_a_rank_that_has_every_other_key_sees_those_that_are_not_later(target):
+    """What kv.parallel's prefill asks for: keys of their own count, of which early rows see none."""
+    world, rank, rng = 2, 1, np.random.default_rng(30)
+    cached, new = np.array([3, 0, 40]), np.array([5, 1, 70])
+    mine, after = (cached + world - 1 - rank) // world, (cached + new + world - 1 - rank) // world
+    tokens = rng.standard_normal((3, 110, 2, 1, 32)).astype(np.float16)
+    table = rng.permutation(12).astype(np.int32).reshape(3, 4)
+    blocks = np.full((13, 2, 1, 16, 1, 32), np.nan, np.float16)
+    for b in range(3):
+        for j in range(after[b]):
+            blocks[table[b, j // 16], :, 0, j % 16] = tokens[b, j * world + rank]
+    pool = PagedKVCacheCollection(blocks, mine.astype(np.int32), table, 70, 64)
+    offsets, kv_offsets = (np.cumsum([0, *n]).astype(np.int32) for n in (new, after - mine))
+    query, turn = rng.standard_normal((76, 2, 32)).astype(np.float16), np.array([rank, world], np.int32)
+    out, lse = np.full_like(query, 72.0), np.full((76, 2), 72.0, np.float32)
+
+    def seen(b, h, q, k, later, turn):
+        return k * turn[1] + turn[0] <= q + later[b]
+
+    options = {"mask": (seen, (cached - mine).astype(np.int32), turn), "kv_offsets": kv_offsets, "out": out, "lse": lse}
+    with contextlib.nullcontext() if target == "host" else kv.emulated(target):
+        kv.ops.attention(pool, 0, query, offsets, **options)
+    for row in range(76):
+        b = int(np.searchsorted(offsets, row, "right")) - 1
+        k, v = tokens[b, rank : cached[b] + row - offsets[b] + 1 : world].astype(np.float64).swapaxes(0, 1)[:, :, 0]
+        weights = np.exp(query[row].astype(np.float64) @ k.T * 32**-0.5)
+        np.testing.assert_allclose(out[row], weights @ v / np.maximum(weights.sum(-1), 1e-9)[:, None], atol=4e-3)
+        np.testing.assert_allclose(np.exp(lse[row]), weights.sum(-1), rtol=4e-3)
 
 
 def test_a_softcap_as_a_function_is_the_built_in_one():
