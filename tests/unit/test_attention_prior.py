@@ -11,6 +11,7 @@ import pytest
 from reference import attention as reference
 from reference import tile_attention
 from reference.random_caches import Problem, random_query, stored_problem
+from reference.shared_prefixes import close, combined
 
 import kvarn as kv
 from kvarn.emulator import run as emulated
@@ -26,24 +27,6 @@ def prior_of(rng: np.random.Generator, query: np.ndarray, nothing: Any = ()) -> 
     prior, lse = rng.standard_normal(query.shape, np.float32), rng.uniform(-2, 6, query.shape[:2]).astype(np.float32)
     prior[list(nothing)], lse[list(nothing)] = np.nan, -np.inf
     return prior, lse
-
-
-def combined(a: Any, a_lse: Any, b: Any, b_lse: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The model: a mean of two outputs by their sums of weights, in float64."""
-    a, a_lse, b, b_lse = (np.asarray(x, np.float64) for x in (a, a_lse, b, b_lse))
-    lse = np.logaddexp(a_lse, b_lse)
-    with np.errstate(invalid="ignore"):
-        shares = [np.where(np.isneginf(x), 0.0, np.exp(x - lse))[..., None] for x in (a_lse, b_lse)]
-        parts = [np.where(share == 0, 0.0, x) * share for x, share in zip((a, b), shares, strict=True)]
-    return parts[0] + parts[1], lse
-
-
-def close(found: tuple[Any, Any], want: tuple[np.ndarray, np.ndarray], dtype: str) -> None:
-    out, lse = found
-    np.testing.assert_allclose(out.astype(np.float64), want[0], rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    nothing = np.isneginf(want[1])
-    np.testing.assert_array_equal(np.isneginf(lse), nothing)
-    np.testing.assert_allclose(lse[~nothing], want[1][~nothing], rtol=1e-3, atol=1e-3)
 
 
 def emulate(
@@ -81,7 +64,7 @@ def test_every_kernel_combines_a_prior_result_and_writes_f32(kernel, out):
     options: dict[str, Any] = {"sinks": sinks, "kv_offsets": kv_offsets, "mask": "null"}
     found = emulate(problem, query, prior, *KERNELS[kernel], out, **options)
     want = reference.attention(problem.collection, 1, query, problem.row_offsets, **options)
-    close(found, combined(*want, *prior), out)
+    close(found, combined(*want, *prior), TOLERANCE[out])
     assert out == "float16" or (found[0] != found[0].astype(np.float16)).any()  # not rounded on the way
 
 
@@ -90,7 +73,7 @@ def test_splits_of_keys_and_a_prior_result_are_combined_at_once():
     prior = prior_of(np.random.default_rng(2), b.query, nothing=[2])
     found = tile_attention.run(b, tile_attention.case_of(b), tile_attention.Choice(keys=32, splits=3), prior=prior)
     want = reference.attention(b.problem.collection, tile_attention.LAYER, b.query, b.problem.row_offsets)
-    close(found, combined(*want, *prior), "bfloat16")
+    close(found, combined(*want, *prior), TOLERANCE["bfloat16"])
 
 
 @pytest.mark.parametrize(("dtype", "head_size"), [("f32", 16), ("bf16", 16), ("f32", 1), ("f8e4m3", 16)])
@@ -104,7 +87,7 @@ def test_on_the_host_the_order_of_two_sets_of_keys_changes_roundings_only(dtype,
         partial = np.empty(query.shape, np.float32)
         prior = kv.ops.attention(*one, query, offsets, out=partial, return_lse=True)
         found = kv.ops.attention(*other, query, offsets, prior=prior, return_lse=True)
-        close(found, combined(*wants[0], *wants[1]), str(query.dtype))
+        close(found, combined(*wants[0], *wants[1]), TOLERANCE[str(query.dtype)])
 
 
 def test_padded_batches_and_operands_take_a_prior_result():
