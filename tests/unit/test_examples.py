@@ -83,9 +83,24 @@ def test_an_example_is_a_program(tmp_path):
     assert done.stdout.startswith("scale_keys: as NumPy has it. Its PTX begins\n//")
 
 
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("name", ["harmless", "pages", "scales", "invariant", "graph"])
+def test_a_promise_is_kept_by_gpu_code(name):
+    spec = importlib.util.spec_from_file_location("promises", ROOT / "examples" / "promises.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert name in module.PROMISES
+    module.main(name)
+    assert f"`python examples/promises.py {name}`" in (ROOT / "README.md").read_text()
+
+
 def test_every_example_is_tested():
     found = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert found == {*EXAMPLES, "count_loads"}  # the last is a pass, run below and by tests/kv-opt/load_pass.test
+    assert found == {
+        *EXAMPLES,
+        "promises",
+        "count_loads",
+    }  # the last is a pass, run below and by tests/kv-opt/load_pass.test
 
 
 # --- pages -----------------------------------------------------------------------------------------

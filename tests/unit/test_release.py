@@ -3,6 +3,7 @@
 
 import importlib.util
 import re
+import shlex
 import sys
 import zipfile
 from pathlib import Path
@@ -111,3 +112,43 @@ def test_the_metadata_names_the_pythons_that_are_tried():
     assert tuple(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text)) == wheels.VERSIONS
     first, last = (tuple(map(int, v.split("."))) for v in (wheels.VERSIONS[0], wheels.VERSIONS[-1]))
     assert f'requires-python = ">={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}"' in text
+
+
+# --- what README says
+
+
+def measured(title, column):
+    """The figures of a column of a table of bench/RESULTS.md, by row."""
+    text = (ROOT / "bench" / "RESULTS.md").read_text().partition(f"## {title}\n")[2]
+    lines = text.split("\n## ")[0].strip().splitlines()
+    names = [cell.strip() for cell in lines[0].strip("|").split("|")]
+    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:] if line.startswith("|"))
+    return {cells[0]: cells[names.index(column)] for cells in rows}
+
+
+def test_the_first_screen_says_what_was_measured():
+    """A new measurement changes README with it: these are its words for the figures of bench/RESULTS.md."""
+    readme = (ROOT / "README.md").read_text()
+    ours, theirs = measured("Rows", "kvarn µs"), measured("Rows", "µs")
+    less = [100 * (1 - float(ours[n]) / float(theirs[n])) for n in ours if n.startswith("decode")]
+    words = f"{min(less):.0f} to {max(less):.0f}% less time than the fastest of the libraries beside it"
+    assert f"{words}, in all of {len(less)} rows" in readme
+    costs = measured("What options of the schedule cost", "batch-invariant")
+    percent = {name: round(100 * float(re.search(r"\((.*)×", cell)[1]) - 100) for name, cell in costs.items()}
+    short = sorted(percent.pop(name) for name in list(percent) if name.endswith(" 1 × 1k"))
+    words = (
+        f"{min(percent.values())} to {max(percent.values())}% more time, {short[0]} and {short[1]}% for one sequence"
+    )
+    assert words in readme
+    times = {name: round(float(cell)) for name, cell in measured("Rows", "kvarn µs").items()}
+    one, usual, wide = (times[f"decode bf16 64 × 4k{p}"] for p in (", page 1", "", ", page 64"))
+    assert f"{one} µs at 1 token a page, {usual} at 16, 248 at 24, {wide} at 64" in readme
+    assert f"{times['decode fp8 64 × 4k']} µs without scales" in readme
+
+
+def test_the_command_of_the_first_screen_gives_ptx(capsysbinary):
+    from kvarn.tools import cli
+
+    command = re.search(r"^    kvarn (compile --op .*\\\n.*)$", (ROOT / "README.md").read_text(), re.M)[1]
+    assert cli.main(shlex.split(command.replace("\\\n", " "))) == 0
+    assert b".target sm_90a" in capsysbinary.readouterr().out
