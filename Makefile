@@ -70,6 +70,7 @@ fuzz: setup ## look for input that ends the front end's or kv-opt's process, ten
 docs: setup ## write the generated parts of docs/
 	@$(BIN)/python docs/generate.py $(ARGS)
 	@$(BIN)/python docs/parity.py $(ARGS)
+	@$(BIN)/python docs/notebooks.py $(ARGS)
 
 # Groups of dependencies need pip 25.1.
 .venv-release/.%: pyproject.toml

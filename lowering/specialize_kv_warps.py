@@ -2,9 +2,10 @@
 """Give the copies to warps of their own: a producer warpgroup runs ahead of the consumers as far as stages are free.
 
 What starts copies is taken out of the kernel together with what it needs (loops without what they carry, branches,
-scalars), and put into a branch that only the first warpgroup takes; the others keep the rest. Barriers of the circular
-buffers are all that they share. Registers go from the producer, which needs few, to the consumers (``setmaxnreg``).
-Schedules without a producer, and copies whose addresses depend on what a loop carries, stay as they are.
+scalars), and put into a branch that only the first warpgroup takes; the others keep the rest, tiles before the loop and
+all that follows it included. Barriers of the circular buffers are all that they share. Registers go from the producer,
+which needs few, to the consumers (``setmaxnreg``). Schedules without a producer, and copies whose addresses depend on
+what a loop carries, stay as they are.
 
 Before:  scf.for ... { kv.producer_acquire ; kv.copy_start ; %k = kv.consumer_wait ; ... }
 After:   scf.if (kv.is_role "producer") { kv.set_registers 40 ; scf.for ... { kv.producer_acquire ; kv.copy_start } }
@@ -24,7 +25,7 @@ from kvarn.dialect.ops.common import i64_attr
 from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, is_inside, ops_named, walk
-from .tile_ir import cloned, schedule_of, tiled
+from .tile_ir import cloned, is_tile, schedule_of, tiled
 
 ROLES = "kv.roles"  # on the branch whose first side only the producer takes
 PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
@@ -84,14 +85,20 @@ class Slice:
                     self.carried |= control
                     stack.append(maker)
 
+    def operands(self, op: ir.Operation) -> list[ir.Value]:
+        """What the copy of an op takes: of a loop, its bounds and what it still carries."""
+        if op.name != "scf.for":
+            return list(op.operands)
+        kept = self.kept.get(op.regions[0].blocks[0].arguments[0], [])
+        return [*list(op.operands)[:3], *(op.operands[3 + i] for i in kept)]
+
     def emit(self, op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
         """Copy one op to the insertion point."""
         with op.location:
             if op.name == "scf.for":
                 inner = op.regions[0].blocks[0]
                 kept = self.kept.get(inner.arguments[0], [])
-                wanted = [*list(op.operands)[:3], *(op.operands[3 + i] for i in kept)]
-                low, high, step, *inits = [values.get(v, v) for v in wanted]
+                low, high, step, *inits = [values.get(v, v) for v in self.operands(op)]
                 loop = scf.ForOp(low, high, step, inits)
                 values[inner.arguments[0]] = loop.induction_variable
                 values.update(zip((inner.arguments[1 + i] for i in kept), loop.inner_iter_args, strict=True))
@@ -145,6 +152,20 @@ def top_level(function: ir.Operation, op: ir.Operation) -> ir.Operation:
     return op
 
 
+def of_consumers(top: ir.Operation) -> list[ir.Operation]:
+    """The ops of the function's first block that only consumers run: tiles before ``top``, it, and all after it."""
+    body = [op.operation for op in top.block.operations]
+    at = body.index(top)
+    found: list[ir.Operation] = []
+    made: set[ir.Value] = set()
+    for op in body[:at]:
+        inside = walk(op) if op.name != "arith.constant" else ()
+        if any(is_tile(v) or v in made for x in inside for v in (*x.operands, *x.results)):
+            found.append(op)
+            made.update(op.results)
+    return [*found, *body[at:-1]]
+
+
 def set_registers(count: int, action: str) -> None:
     staging.SetRegistersOp(i64_attr(count), ir.StringAttr.get(action))
 
@@ -177,6 +198,11 @@ def run(module: ir.Module, options: Any) -> None:
         if any(x.carried for x in copies.values()):
             remark(function, "missed", "no producer: where tiles lie depends on what consumers compute")
             continue
+        moved = of_consumers(top)
+        made = {v for op in moved[: moved.index(top)] for v in op.results}
+        if any(v in made for x in copies.values() for op in x.needed for v in x.operands(op)):
+            remark(function, "missed", "no producer: where tiles lie depends on tiles before the loop")
+            continue
         registers = REGISTERS.get(schedule.get("consumers", 2), {}).get(how)
         with ir.InsertionPoint(top), top.location:
             branch = scf.IfOp(is_role("producer"), has_else=True)
@@ -197,6 +223,7 @@ def run(module: ir.Module, options: Any) -> None:
                 if registers:
                     set_registers(registers[1], "increase")
                 end = scf.YieldOp([])
-        top.move_before(end.operation)
+        for op in moved:
+            op.move_before(end.operation)
         for op in roots:
             op.erase()

@@ -44,6 +44,35 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Tiles that are made before the loop, and what comes behind it, are the consumers'; scalars are everybody's.
+  // CHECK-LABEL: gpu.func @around
+  // CHECK:         %[[FIRST:.*]] = arith.muli
+  // CHECK-NEXT:    kv.is_role
+  // CHECK-NOT:     tensor.splat
+  // CHECK:         } else {
+  // CHECK:           tensor.splat
+  // CHECK-NEXT:      %[[SUMS:.*]] = scf.for
+  // CHECK:           "kv.tile_store_rows"(%[[SUMS]],
+  // CHECK-NEXT:    } {kv.roles}
+  gpu.func @around(%c: !cache, %n: i32, %q: !q, %x: f32, %m: !map, %out: memref<?x64xf32>, %every: tensor<128xi1, "rows(wgmma)">, %rows: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    %start = tensor.splat %x : !acc
+    %last = arith.muli %n, %c64 : i32
+    %r = scf.for %j = %c0 to %last step %c1 iter_args(%o = %start) -> (!acc) : i32 {
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %j, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (!q, !tile, !acc) -> !acc
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      scf.yield %s : !acc
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %rows) : (!acc, memref<?x64xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
   // Other copies are of all the producer's threads, which need registers for addresses.
   // CHECK-LABEL: gpu.func @cp_async
   // CHECK:         "kv.set_registers"() {action = "decrease", count = 56 : i64}

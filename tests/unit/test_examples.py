@@ -8,6 +8,7 @@ the page's line numbers; those marked ``python sketch`` are parts of something a
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import runpy
 import subprocess
@@ -110,6 +111,11 @@ def test_every_example_is_tested():
 def test_a_page_runs(path, tmp_path):
     if "import torch" in program(path) or "import kvarn.torch" in program(path):
         pytest.importorskip("torch", reason="PyTorch is not installed: make check-torch runs this page")
+    if "(Kv.Operation" in program(path):  # what it declares stays declared: in a process of its own
+        (tmp_path / "page.py").write_text(program(path), encoding="utf-8")
+        done = subprocess.run([sys.executable, tmp_path / "page.py"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return
     run_text(program(path), tmp_path, name_of(path))
 
 
@@ -155,6 +161,18 @@ def test_the_index_lists_every_page():
 def test_the_reference_is_what_the_docstrings_say():
     done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_notebooks_are_the_pages():
+    """Their cells of code, one after another, are the program that `test_a_page_runs` runs."""
+    done = subprocess.run([sys.executable, ROOT / "docs" / "notebooks.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
+    assert len(pages) == 5
+    for page in pages:
+        cells = json.loads(page.with_suffix(".ipynb").read_text(encoding="utf-8"))["cells"]
+        code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+        assert code.split() == program(page).split()
 
 
 def test_every_variable_is_in_the_list_of_variables():
