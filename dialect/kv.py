@@ -17,6 +17,7 @@ from .base import Kv
 from .ops.access import *  # noqa: F403  the classes and wrappers of every group, under one name
 from .ops.addressing import *  # noqa: F403
 from .ops.attention import *  # noqa: F403
+from .ops.drafts import *  # noqa: F403
 from .ops.metadata import *  # noqa: F403
 from .ops.mla import *  # noqa: F403
 from .ops.operations import *  # noqa: F403

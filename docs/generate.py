@@ -168,7 +168,7 @@ def dialect() -> str:
     out += ["## Types\n", prose(types.__doc__ or "") + "\n"]
     titles = {
         "operations": "Cache operations", "rotary": "Rotation and normalisation", "attention": "Attention",
-        "mla": "Latent rows (MLA)", "ragged": "Ragged batches", "pages": "Chosen pages",
+        "mla": "Latent rows (MLA)", "ragged": "Ragged batches", "pages": "Chosen pages", "drafts": "Drafts",
         "metadata": "Handles and their fields", "addressing": "Addresses", "access": "Accesses",
         "tiles": "Tiles and shared memory", "tile": "Tile values", "staging": "Asynchrony of tile kernels",
         "tma": "Copies by TMA",

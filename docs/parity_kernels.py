@@ -148,6 +148,8 @@ KERNELS = [
     kernel("sparse index remap: no indices", "remap_sparse_indices",
            op_test("updates", "test_remap_of_nothing_gives_nothing")),
     kernel("page copy within a pool", "copy_pages", op_test("copies", "test_copy_pages_copies_all_of_a_page")),
+    kernel("accepted drafts of a tree moved together", "commit",
+           op_test("drafts", "test_commit_moves_accepted_tokens_together_and_nothing_else")),
     kernel("page copy between pools", "transfer_pages", op_test("transfer", "test_pages_go_from_pool_to_pool"),
            "all layers or one"),
     kernel("page copy to the host and back", "transfer_pages",

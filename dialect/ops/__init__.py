@@ -4,7 +4,7 @@
 Tier 2, used inside kernels: :mod:`metadata`, :mod:`addressing`, :mod:`access`, :mod:`tiles`, :mod:`tma`; over values
 of the whole block :mod:`tile`, and what passes make of those :mod:`staging`.
 Tier 1, used outside kernels: :mod:`operations`, :mod:`rotary`, :mod:`attention`, :mod:`mla`, :mod:`pages`,
-:mod:`ragged`.
+:mod:`drafts`, :mod:`ragged`.
 """
 
 from .access import cast, load, load_raw, load_scale, store, store_scale

@@ -21,7 +21,7 @@ _MODULES = {
     "kv.gather": "copies", "kv.copy_pages": "copies", "kv.convert": "convert",
     "kv.radd": "updates", "kv.iadd_2m": "updates", "kv.increment_cache_lengths": "updates",
     "kv.cache_row_offsets": "indices", "kv.remap_sparse_indices": "indices", "kv.mla_prefill_plan": "indices",
-    "kv.split_prefixes": "prefixes",
+    "kv.split_prefixes": "prefixes", "kv.commit": "drafts",
     "kv.sliced_add": "ragged", "kv.merge_ragged": "ragged", "kv.shift_tokens": "ragged",
     "kv.merge_attention": "ragged", "kv.summarize_pages": "pages", "kv.select_pages": "pages",
     "kv.transfer_pages": "copies",

@@ -30,12 +30,7 @@ Function = Callable[..., Any]
 
 def mask_of(case: Case) -> masks.Mask | functions.Registered | None:
     """The mask of a case: the function that was given, or that of a name; None where every key is seen."""
-    made = {"sliding_window": masks.sliding_window, "chunked": masks.chunked, "chunked_causal": masks.chunked_causal}
-    if is_function(case.mask):
-        return functions.registered(case.mask)
-    if case.mask in made:
-        return made[case.mask](case.span)
-    return masks.causal if case.mask == "causal" else None
+    return functions.registered(case.mask) if is_function(case.mask) else masks.named(case.mask, case.span)
 
 
 def first_key(case: Case, q: Any) -> Any:

@@ -19,8 +19,9 @@ import numpy as np
 from kvarn.caches import KVCacheStaticParams, PagedKVCacheCollection
 from kvarn.caches.checks import count
 from kvarn.caches.collections import paged_pool
-from kvarn.dialect import dtypes, layout
+from kvarn.dialect import layout
 from kvarn.dialect.layout import cdiv
+from kvarn.drafts import CommitsDrafts
 from kvarn.env import OWNERSHIP, env
 from kvarn.page_pool import (
     NO_HIT,
@@ -35,12 +36,13 @@ from kvarn.page_pool import (
     chain,
     chain_root,
     copy_on_host,
+    new_pool,
     token_list,
 )
 from kvarn.step_inputs import RuntimeInputs, upper_bound
 
 
-class PagedKVCacheManager:
+class PagedKVCacheManager(CommitsDrafts):
     """Manages the pages of one pool (one replica). Not safe to call from several threads at once.
 
     The life of a request::
@@ -122,16 +124,9 @@ class PagedKVCacheManager:
         table_dtype: Any = np.uint32,
     ) -> None:
         if blocks is None:
-            if params is None or num_layers is None or num_pages is None:
-                raise ValueError("a manager needs blocks, or params, num_layers and num_pages to allocate them")
-            if count(num_pages, "num_pages") < 1:
-                raise ValueError(f"num_pages must be positive, got {num_pages}")
             granularity = quantization_granularity
-            outer = (num_pages + 1, 1 if params.is_mla else 2, num_layers, page_size, params.num_heads)
-            blocks = np.zeros((*outer, params.head_size), dtypes.of(dtype).numpy)
-            if scale_dtype is not None:
-                granules = cdiv(params.head_size, max(1, granularity))
-                scales = np.zeros((*outer, granules), dtypes.of(scale_dtype).numpy)
+            blocks, own = new_pool(params, num_layers, num_pages, page_size, dtype, scale_dtype, granularity)
+            scales = scales if own is None else own
         elif params is not None or num_layers is not None or num_pages is not None or scale_dtype is not None:
             raise ValueError("params, num_layers, num_pages and scale_dtype go without blocks, which say them already")
         spec, views, at = paged_pool(blocks, scales, quantization_granularity)

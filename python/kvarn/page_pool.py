@@ -13,11 +13,30 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvarn.caches import KVCacheStaticParams
 from kvarn.caches.checks import count
+from kvarn.dialect import dtypes
+from kvarn.dialect.layout import cdiv
+
+
+def new_pool(
+    params: KVCacheStaticParams | None, num_layers: int | None, num_pages: int | None, page_size: int, dtype: Any,
+    scale_dtype: Any, granularity: int,
+) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
+    """A zeroed pool of so many pages and the null page, and its scales where it has some."""
+    if params is None or num_layers is None or num_pages is None:
+        raise ValueError("a manager needs blocks, or params, num_layers and num_pages to allocate them")
+    if count(num_pages, "num_pages") < 1:
+        raise ValueError(f"num_pages must be positive, got {num_pages}")
+    outer = (num_pages + 1, 1 if params.is_mla else 2, num_layers, page_size, params.num_heads)
+    blocks = np.zeros((*outer, params.head_size), dtypes.of(dtype).numpy)
+    if scale_dtype is None:
+        return blocks, None
+    return blocks, np.zeros((*outer, cdiv(params.head_size, max(1, granularity))), dtypes.of(scale_dtype).numpy)
 
 
 class InsufficientBlocksError(RuntimeError):

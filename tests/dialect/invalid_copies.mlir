@@ -105,3 +105,23 @@ func.func @rule(%a: memref<?x8x64xbf16>, %l: memref<?x8xbf16>) {
   "kv.merge_attention"(%a, %l, %a, %l, %a, %l) : (memref<?x8x64xbf16>, memref<?x8xbf16>, memref<?x8x64xbf16>, memref<?x8xbf16>, memref<?x8x64xbf16>, memref<?x8xbf16>) -> ()
   return
 }
+
+// -----
+
+// Rule: lists of accepted tokens have a row a sequence, or stand at the rows of the step.
+!pool = !kv.collection<"paged", f16, 2 : i64, 64 : i64, false, 16 : i64, none, 1 : i64>
+func.func @rule(%c: !pool, %l: memref<?x?x?xi32>, %o: memref<?xi32>) {
+  // expected-error @below {{'kv.commit' op accepted must be a memref of rank 1 or 2, got memref<?x?x?xi32>}}
+  "kv.commit"(%c, %l, %o) : (!pool, memref<?x?x?xi32>, memref<?xi32>) -> ()
+  return
+}
+
+// -----
+
+// Rule: accepted tokens are numbers of 32 bits.
+!pool = !kv.collection<"paged", f16, 2 : i64, 64 : i64, false, 16 : i64, none, 1 : i64>
+func.func @rule(%c: !pool, %l: memref<?xi64>, %o: memref<?xi32>) {
+  // expected-error @below {{'kv.commit' op accepted must have element type i32, got i64}}
+  "kv.commit"(%c, %l, %o) : (!pool, memref<?xi64>, memref<?xi32>) -> ()
+  return
+}

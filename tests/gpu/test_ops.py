@@ -20,7 +20,7 @@ SUITES = (
     "unit.test_ops_append", "unit.test_ops_rope", "unit.test_ops_rotary", "unit.test_ops_copies",
     "unit.test_ops_convert", "unit.test_ops_transfer", "unit.test_ops_ragged", "unit.test_ops_updates",
     "unit.test_ops_edges", "unit.test_shared_prefixes", "unit.test_sources", "unit.test_ops_projection",
-    "unit.test_attention_pages", "unit.test_page_choice",
+    "unit.test_attention_pages", "unit.test_page_choice", "unit.test_ops_drafts",
 )  # fmt: skip
 # What makes places of its own is not for a GPU.
 NOT_HERE = (
@@ -28,6 +28,7 @@ NOT_HERE = (
     "test_copy_pages_of_a_pool_whose_layers_lie_apart",
     # What is refused before a device is looked at.
     "test_what_does_not_fit_is_refused_by_name",
+    "test_commit_says_what_is_wrong_before_it_runs",
     # What needs no device.
     "test_every_kind_and_schedule_gives_the_same",
     "test_runs_are_joined_only_when_both_sides_go_on",

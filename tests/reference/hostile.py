@@ -137,6 +137,8 @@ def _copies(m: Memory, kind: str) -> None:
     kv.ops.gather(c.get_key_cache(0), m.table(TOKENS, 2), m.offsets(), m.array((TOKENS, 2, HEADS, SIZE)))
     kv.ops.copy_pages(c, m.table(4), m.table(4))
     kv.ops.transfer_pages(c, collection(m, kind), m.table(4), m.table(4))
+    for accepted in (m.table(BATCH, 3), m.table(TOKENS)):
+        kv.ops.commit(c, None, accepted, m.offsets())
     kv.ops.convert(c.get_key_cache(0), d.get_key_cache(1))
     pages = kv.ForeignPages.flashinfer(m.array((REGIONS, 2, 8, HEADS, SIZE)), m.table(BATCH), m.table(BATCH, 3))
     kv.ops.convert(pages.key, c.get_value_cache(0))

@@ -346,6 +346,28 @@ def transfer_pages(
                 by_page[1][d][:, layers] = by_page[0][s][:, layers]
 
 
+def commit(collection: KVCacheCollection, layer: int | None, paths: list[list[int]]) -> None:
+    """New token i of sequence b becomes what new token paths[b][i] was; of one layer, or of all."""
+    layers = range(collection.num_layers) if layer is None else [layer]
+    lengths = np.asarray(collection.cache_lengths).astype(np.int64)
+    for n in layers:
+        for cache in [collection.get_key_cache(n)] + ([] if collection.is_mla else [collection.get_value_cache(n)]):
+            for b, path in enumerate(paths):
+                if not path:
+                    continue
+                at, to = lengths[b] + np.array(path), lengths[b] + np.arange(len(path))
+                heads, whose = np.arange(cache.num_heads)[None, :, None], np.full(len(path), b)
+                read = cache.load_quantized if cache.spec.quantized else cache.load
+                rows = np.array(read(b, heads, at[:, None, None], np.arange(cache.head_size)))
+                scales = None
+                if cache.spec.quantized:
+                    starts = np.arange(cache.head_dim_granularity) * cache.quantization_granularity
+                    scales = np.array(cache.load_scale(b, heads, at[:, None, None], starts))
+                write(cache, whose, to, rows)
+                if scales is not None:
+                    write_scales(cache, whose, to, scales)
+
+
 def copy_pages(collection: KVCacheCollection, source: Any, destination: Any) -> None:
     """Copy whole pages, all layers, K and V and scales; pairs with an id out of [0, N) are skipped."""
     pages = collection.num_blocks

@@ -145,6 +145,12 @@ def copy_pages(t: dict[str, Any]) -> Any:
     return t["blocks"]
 
 
+@sample("commit")
+def commit(t: dict[str, Any]) -> Any:
+    kv.ops.commit(_pool(t), None, t["offsets"].new_tensor([[0, 1], [0, 2], [-1, 0]]), t["offsets"])
+    return t["blocks"]
+
+
 @sample("transfer_pages")
 def transfer_pages(t: dict[str, Any]) -> Any:
     copy = t["blocks"] * 2

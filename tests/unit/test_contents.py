@@ -44,11 +44,13 @@ OF_OFFSETS = {
 WITHOUT_ROWS = {
     "rms_norm": lambda c, o: kv.ops.rms_norm(c.get_key_cache(0), X[0, 0], 1e-6, o),
     "iadd_2m": lambda c, o: kv.ops.iadd_2m(c, 0, np.ones((8, 32), np.float32), o),
+    "commit": lambda c, o: kv.ops.commit(c, None, np.zeros((2, 3), np.int32), o),
     "increment_cache_lengths": lambda c, o: kv.ops.increment_cache_lengths(np.zeros(2, np.uint32), o),
     "summarize_pages": lambda c, o: kv.ops.summarize_pages(c, 0, kv.PageSummaries(c), o),
     "cache_row_offsets": lambda c, o: kv.ops.cache_row_offsets(o, np.zeros(2, np.uint32)),
 }
 OF_LENGTHS = (
+    "commit",
     "append",
     "project_append",
     "rope_append",

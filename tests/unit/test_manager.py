@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 
+import kvarn as kv
 from kvarn.caches import KVCacheStaticParams
 from kvarn.dialect import dtypes
 from kvarn.manager import InsufficientBlocksError, PagedKVCacheManager
@@ -443,3 +444,54 @@ def test_storage_types():
     for name in ("bf16", "f8e4m3", "i8"):
         m = PagedKVCacheManager(params=KVCacheStaticParams(2, 16), num_layers=1, num_pages=2, dtype=name)
         assert m.blocks.dtype == dtypes.of(name).numpy
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_one_path_of_a_tree_of_drafts_is_kept_also_by_forks(page_size):
+    """What the pool holds of a token is its number, so that every token can be found again."""
+    m = kv.PagedKVCacheManager(
+        params=kv.KVCacheStaticParams(1, 2), num_layers=2, num_pages=20, page_size=page_size, dtype="f32"
+    )
+
+    def write(inputs, numbers):
+        rows = np.repeat(np.array(numbers, np.float32)[:, None, None], 2, axis=2)
+        for layer in range(2):
+            kv.ops.append(inputs.collection, layer, rows, -rows, inputs.row_offsets)
+
+    def held(name):
+        places = [(m.pages(name)[t // page_size], t % page_size) for t in range(m.processed(name))]
+        keys, values = ([m.blocks[p, half, 1, slot, 0, 1] for p, slot in places] for half in (0, 1))
+        assert [-v for v in values] == keys
+        return keys
+
+    m.claim("a", [0, 1, 2])
+    m.alloc("a")
+    write(m.runtime_inputs(["a"]), [0, 1, 2])
+    m.step(["a"])
+    m.fork("a", "b")
+    for name in "ab":
+        m.extend(name, [3])
+        m.alloc(name, num_draft=5)
+    inputs = m.runtime_inputs(["a", "b"], num_draft=5)
+    write(inputs, [3, 10, 11, 12, 13, 14, 3, 20, 21, 22, 23, 24])  # the sampled token, and a tree below it
+    with pytest.raises(ValueError, match="must ascend within its 6 new tokens"):
+        m.commit(inputs, ["a", "b"], {"a": [0, 6]})
+    with pytest.raises(ValueError, match="must ascend"):
+        m.commit(inputs, ["a", "b"], {"b": [0, 3, 3]})
+    with pytest.raises(ValueError, match="at most 1"):
+        m.commit(inputs, ["a", "b"], {"a": [0, 2, 5]})
+    m.extend("a", [11, 14, 30])
+    m.commit(inputs, ["a", "b"], {"a": [0, 2, 5]})
+    assert held("a") == [0, 1, 2, 3, 11, 14]
+    assert held("b") == [0, 1, 2, 3]
+    assert (m.active("a"), m.active("b")) == (1, 0)
+    m.fork("a", "c")
+    for name, drafts in (("a", [30, 40, 41]), ("c", [30, 50, 51])):
+        m.alloc(name, num_draft=2)
+        inputs = m.runtime_inputs([name], num_draft=2)
+        write(inputs, drafts)
+        m.extend(name, [drafts[2]])
+        m.commit(inputs, [name], {name: [0, 2]})
+    assert held("a") == [0, 1, 2, 3, 11, 14, 30, 41]
+    assert held("c") == [0, 1, 2, 3, 11, 14, 30, 51]
+    m.check()

@@ -8,6 +8,7 @@ takes its own share of the arrays, in order.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from typing import Any
 
 from . import math as kv_math
 from .calls import func
+from .values import where
 
-__all__ = ["Mask", "causal", "chunked", "chunked_causal", "sliding_window"]
+__all__ = ["Mask", "causal", "chunked", "chunked_causal", "sliding_window", "tree"]
 
 POSITIONS = ("b", "h", "q", "k")
 
@@ -153,6 +155,47 @@ def chunked_causal(size: int) -> Mask:
         return (k <= q) & (k >= (q // size) * size)
 
     return Mask(chunk, lambda q: (q // size) * size)
+
+
+def named(name: str, span: int) -> Mask | None:
+    """The mask that a name of the dialect stands for, with its window or chunk; None where every key is seen."""
+    made = {"sliding_window": sliding_window, "chunked": chunked, "chunked_causal": chunked_causal}
+    return made[name](span) if name in made else causal if name == "causal" else None
+
+
+_HELD_WORDS = 4  # words of a row that are kept rather than read again for every key
+_WORD = 32
+
+
+@functools.cache
+def tree(words: int, padded: bool = False) -> Mask:
+    """A query sees the cached keys, and of its step's own tokens those whose bits are set: drafts that form a tree.
+
+    Its arrays are the bits, i32 [T, words], the step's row offsets and the cache's lengths; with ``padded`` bits
+    [B, S, words], and the lengths. Bit j % 32 of word j // 32 of a query's row says whether it sees new token j of its
+    sequence. This is what ``tree=`` of ``kv.ops.attention`` stands for.
+    """
+    words = _positive(words, "tree")
+
+    def seen(k: Any, start: Any, row: Callable[[Any], Any]) -> Any:
+        token = k - start
+        if words <= _HELD_WORDS:
+            word = row(0)
+            for n in range(1, words):
+                word = where(token >= _WORD * n, row(n), word)
+        else:
+            word = row(token >> 5)
+        return (k < start) | (((word >> (token & (_WORD - 1))) & 1 != 0) & (token < _WORD * words))
+
+    def rows(b: Any, h: Any, q: Any, k: Any, bits: Any, row_offsets: Any, cache_lengths: Any) -> Any:
+        start = cache_lengths[b]
+        return seen(k, start, lambda word: bits[row_offsets[b] + (q - start), word])
+
+    def batch(b: Any, h: Any, q: Any, k: Any, bits: Any, cache_lengths: Any) -> Any:
+        start = cache_lengths[b]
+        return seen(k, start, lambda word: bits[b, q - start, word])
+
+    return Mask(batch if padded else rows)
 
 
 def _positive(size: Any, name: str) -> int:

@@ -11,6 +11,7 @@ operation allocates nothing and can be captured in a CUDA graph.
 
 from .convert import convert
 from .copies import copy_pages, gather, transfer_pages
+from .drafts import commit
 from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_sparse_indices
 from .mla import mla_attention, mla_decompress, mla_prefill, mla_prefill_chunk
 from .pages import select_pages, summarize_pages
@@ -29,6 +30,7 @@ __all__ = [
     "attention",
     "attention_padded",
     "cache_row_offsets",
+    "commit",
     "convert",
     "copy_pages",
     "gather",

@@ -17,6 +17,10 @@ from kvarn.runtime.buffers import BufferView
 FLOATS = ("f32", "f16", "bf16")
 
 
+MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
+_SPANS = {"sliding_window": "window", "chunked": "chunk", "chunked_causal": "chunk"}
+
+
 def layer_of(collection: Any, layer: Any, title: str) -> int:
     """A layer number of a collection; a bool or a number out of range is refused."""
     if layer.__class__ is not int:
@@ -216,3 +220,20 @@ def empty(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, t
 
 
 _TORCH = {"i32": "int32", "u32": "uint32", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+def masked(mask: str, window: Any, chunk: Any, title: str) -> tuple[tuple[str, Any], ...]:
+    """The attributes of a mask; a window or a chunk makes the causal mask one of its narrower forms."""
+    if mask == "causal" and (window is not None or chunk is not None):
+        mask = "sliding_window" if window is not None else "chunked_causal"
+    if mask not in MASKS:
+        raise ValueError(f"{title}: mask must be one of {', '.join(MASKS)}, got {mask!r}")
+    span = 0
+    for name, given in (("window", window), ("chunk", chunk)):
+        if _SPANS.get(mask) == name:
+            if given is None:
+                raise ValueError(f"{title}: {name} must be given for mask {mask}, got None")
+            span = count(given, name, title, 1)
+        elif given is not None:
+            raise ValueError(f"{title}: {name} must be None for mask {mask}, got {given!r}")
+    return (("mask", mask), ("span", span))

@@ -14,7 +14,7 @@ from kvarn.programs import Operation, Schedule
 from . import checks
 from .checks import layer_of
 from .indices import MlaPrefillPlan, mla_prefill_plan
-from .reads import RowsOperation, check_rows, empty_lse, masked
+from .reads import RowsOperation, check_rows, empty_lse
 
 _FEW = 16  # new tokens of a sequence that are known to be no more
 
@@ -114,7 +114,7 @@ def mla_attention(
     layer = layer_of(collection, layer, title)
     attributes = (
         ("value_size", checks.count(value_size, "value_size", title, 1)),
-        *masked(mask, window, chunk, title),
+        *checks.masked(mask, window, chunk, title),
     )
     if inline_scales is not None:
         elements = checks.count(inline_scales, "inline_scales", title, LEAST_INLINE)

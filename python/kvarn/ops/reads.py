@@ -18,9 +18,8 @@ from kvarn.runtime.overlap import Apart
 
 from . import checks, functions, sources
 from .checks import layer_of
+from .drafts import with_tree
 
-MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
-_SPANS = {"sliding_window": "window", "chunked": "chunk", "chunked_causal": "chunk"}
 _FEW = 16  # new tokens of a sequence up to which the code depends on how many there may be
 _VECTORS = ("query", "out", "key", "value", "prior")  # operands whose rows are read or written in vectors
 
@@ -34,23 +33,6 @@ class RowsOperation(Operation):
         what, given = super().specialisation(operands, attributes, schedule, target)
         views = dict(zip((name for name, _ in what.operands), given, strict=True))
         return dataclasses.replace(what, alignment=min(_alignment(views[n]) for n in _VECTORS if n in views)), given
-
-
-def masked(mask: str, window: Any, chunk: Any, title: str) -> tuple[tuple[str, Any], ...]:
-    """The attributes of a mask; a window or a chunk makes the causal mask one of its narrower forms."""
-    if mask == "causal" and (window is not None or chunk is not None):
-        mask = "sliding_window" if window is not None else "chunked_causal"
-    if mask not in MASKS:
-        raise ValueError(f"{title}: mask must be one of {', '.join(MASKS)}, got {mask!r}")
-    span = 0
-    for name, given in (("window", window), ("chunk", chunk)):
-        if _SPANS.get(mask) == name:
-            if given is None:
-                raise ValueError(f"{title}: {name} must be given for mask {mask}, got None")
-            span = checks.count(given, name, title, 1)
-        elif given is not None:
-            raise ValueError(f"{title}: {name} must be None for mask {mask}, got {given!r}")
-    return (("mask", mask), ("span", span))
 
 
 def check_rows(seen: SimpleNamespace, title: str, columns: int, value_size: int, more: tuple[str, ...] = ()) -> None:
@@ -192,6 +174,7 @@ def attention(
     kv_offsets: Any = None,
     alibi_slopes: Any = None,
     prior: Any = None,
+    tree: Any = None,
     pages: Any = None,
     page_counts: Any = None,
     shared: Any = None,
@@ -262,6 +245,12 @@ def attention(
         The output and the log-sum-exp of the same queries over other keys: the result is that over all of them, as by
         :func:`merge_attention` but rounded once. Rows whose log-sum-exp is minus infinity are not looked at. Neither
         shares memory with ``out`` or ``lse``.
+    tree : int32 array-like [T, W], or uint64 array-like [T], optional
+        Drafts that form a tree: bit j % 32 of word j // 32 of a query's row says whether it sees new token j of its
+        sequence, counted from 0; tokens from 32 W on are seen by none. Cached keys are all seen, as far as ``mask`` and
+        a window let them; ``"causal"`` does not count. A token's position is that of its slot. See :func:`commit`. As a
+        mask that is a function (``kv.masks.tree``) it takes three of the four arrays. Not for operands, nor with
+        ``kv_offsets``.
     pages : int32 array-like [B, H, K], optional
         For each sequence and KV head the pages that its queries see, of a collection with pages; on GPUs without a
         score or a mask that is a function. A page is a column of the sequence's row of the lookup table, so page p has
@@ -313,6 +302,12 @@ def attention(
         raise TypeError(f"{title}: values must be an operand like the keys, got {type(layer).__name__}")
     if not of_operands:
         layer = layer_of(collection, layer, title)
+    if tree is not None:
+        if of_operands or kv_offsets is not None:
+            raise ValueError(
+                f"{title}: tree must be None for operands and with kv_offsets: it is of a step's own tokens"
+            )
+        mask, window, chunk = with_tree((mask, window, chunk), tree, collection, query, row_offsets, title)
     attributes, arrays = _modified(score, mask, window, chunk, softcap, title)
     scale = collection.head_size**-0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
@@ -352,6 +347,7 @@ def attention_padded(
     kv_offsets: Any = None,
     alibi_slopes: Any = None,
     prior: Any = None,
+    tree: Any = None,
     pages: Any = None,
     page_counts: Any = None,
     schedule: Schedule = None,
@@ -386,6 +382,8 @@ def attention_padded(
         As of :func:`attention`.
     prior : tuple of f32 array-like [B, S, Hq, D] and f32 array-like [B, S, Hq], optional
         As of :func:`attention`.
+    tree : int32 array-like [B, S, W], or uint64 array-like [B, S], optional
+        As of :func:`attention`, for token t of a sequence.
 
     Returns
     -------
@@ -407,6 +405,10 @@ def attention_padded(
         }  # fmt: skip
         return sources.attention(attention_padded, collection, layer, query, valid_lengths, options, title)
     layer = layer_of(collection, layer, title)
+    if tree is not None:
+        if kv_offsets is not None:
+            raise ValueError(f"{title}: tree must be None with kv_offsets: it is of a step's own tokens")
+        mask, window, chunk = with_tree((mask, window, chunk), tree, collection, query, None, title)
     attributes, arrays = _modified(score, mask, window, chunk, softcap, title)
     scale = collection.head_size**-0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
@@ -468,7 +470,7 @@ def _attributes(
     of_score, read_by_score = functions.given(score, "score", title)
     of_mask, read_by_mask = functions.given(mask, "mask", title)
     if of_mask is mask:
-        seen = masked(mask, window, chunk, title)
+        seen = checks.masked(mask, window, chunk, title)
     elif window is not None or chunk is not None:
         raise ValueError(f"{title}: window and chunk must be None for a mask that is a function: it has the number")
     else:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a manager of pages does after a step of drafts that form a tree: one path of each request stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvarn.caches.checks import count
+from kvarn.page_pool import Request
+from kvarn.step_inputs import RuntimeInputs
+
+
+class CommitsDrafts:
+    """A manager's side of :func:`kv.ops.commit`."""
+
+    _upload: Callable[[np.ndarray], Any] | None
+    _batch: Callable[[Iterable[Hashable]], tuple[list[Hashable], list[Request]]]
+    _accepted: Callable[[list[Hashable], list[Request], Any], list[int]]
+    step: Callable[..., None]
+
+    def commit(
+        self, inputs: RuntimeInputs, requests: Iterable[Hashable], paths: Mapping[Hashable, Sequence[int]]
+    ) -> None:
+        """Keep one path of each request's drafts: :func:`kv.ops.commit` over all layers, and :meth:`step`.
+
+        Parameters
+        ----------
+        inputs : RuntimeInputs
+            Of the step, with a collection.
+        requests : iterable of hashable
+            Those of the step, as in ``runtime_inputs``.
+        paths : mapping
+            The new tokens of a request that stay, by their number in its step, ascending. Accepted drafts must have
+            been added with ``extend``. Without a path those stay that ``alloc`` planned.
+
+        Raises
+        ------
+        ValueError
+            If a path is not ascending within the step, or as of ``step``; nothing was moved.
+        """
+        from kvarn import ops
+
+        names, batch = self._batch(requests)
+        accepted = {n: len(paths[n]) if n in paths else r.planned for n, r in zip(names, batch, strict=True)}
+        lists = path_lists(names, [paths.get(n, range(accepted[n])) for n in names], inputs)
+        self._accepted(names, batch, accepted)
+        if inputs.collection is None or self._upload is None:
+            raise ValueError("committing needs inputs with a collection: give the manager an upload for its pool")
+        ops.commit(inputs.collection, None, self._upload(lists), inputs.uploaded_row_offsets)
+        self.step(names, accepted)
+
+
+def path_lists(names: Sequence[Hashable], paths: Sequence[Sequence[int]], inputs: RuntimeInputs) -> np.ndarray:
+    """Paths through the drafts of a step as :func:`kv.ops.commit` takes them: int32 [B, M], -1 behind the last."""
+    new = np.diff(inputs.row_offsets.astype(np.int64))
+    if len(names) != len(new):
+        raise ValueError(f"requests must be the {len(new)} of the step, got {len(names)}")
+    found = np.full((len(names), max(map(len, paths), default=0)), -1, np.int32)
+    for row, name, path, most in zip(found, names, paths, new, strict=True):
+        numbers = np.array([count(n, "path") for n in path], np.int64)
+        if (np.diff(numbers) <= 0).any() or (numbers >= most).any():
+            raise ValueError(f"the path of request {name!r} must ascend within its {most} new tokens, got {list(path)}")
+        row[: len(path)] = numbers
+    return found
