@@ -176,3 +176,24 @@ def test_what_is_no_tree_is_refused():
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+def test_of_several_sources_the_one_with_the_drafts_has_the_tree():
+    rng, problem = problem_of(8, **SHAPE)
+    query, c, offsets = query_of(rng, problem, 2), problem.collection, problem.row_offsets
+    _, other = problem_of(9, **SHAPE)
+    options = {"mask": ["null", "causal"], "tree": [None, bits_of()]}
+    out = kv.ops.attention([other.collection, c], [1, 1], query, offsets, **options)
+    lse = np.empty(query.shape[:2], np.float32)
+    first = kv.ops.attention(
+        other.collection,
+        1,
+        query,
+        offsets,
+        mask="null",
+        out=np.empty(query.shape, np.float32),
+        lse=lse,
+        return_lse=True,
+    )
+    want = kv.ops.attention(c, 1, query, offsets, tree=bits_of(), prior=first)
+    np.testing.assert_array_equal(out, want)

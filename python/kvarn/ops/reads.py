@@ -289,7 +289,7 @@ def attention(
         options = {
             "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk, "sinks": sinks,
             "softcap": softcap, "out": out, "return_lse": return_lse, "lse": lse, "kv_offsets": kv_offsets,
-            "alibi_slopes": alibi_slopes, "prior": prior, "pages": pages, "page_counts": page_counts,
+            "alibi_slopes": alibi_slopes, "prior": prior, "tree": tree, "pages": pages, "page_counts": page_counts,
             "schedule": schedule, "stream": stream,
         }  # fmt: skip
         if collection.__class__ is not list:
@@ -400,7 +400,7 @@ def attention_padded(
         options = {
             "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk, "sinks": sinks,
             "softcap": softcap, "out": out, "return_lse": return_lse, "lse": lse, "kv_offsets": kv_offsets,
-            "alibi_slopes": alibi_slopes, "prior": prior, "pages": pages, "page_counts": page_counts,
+            "alibi_slopes": alibi_slopes, "prior": prior, "tree": tree, "pages": pages, "page_counts": page_counts,
             "schedule": schedule, "stream": stream,
         }  # fmt: skip
         return sources.attention(attention_padded, collection, layer, query, valid_lengths, options, title)
