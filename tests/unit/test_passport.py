@@ -443,6 +443,8 @@ def test_in_a_browser_lines_find_each_other_by_mouse_and_keys(page, ran, tmp_pat
     assert said["stage"] == "1"
     assert any("kv.load" in text for text in said["diff"])
     assert said["added"] > 3
+    after = [s.name for s in ran.stages].index("lower-kv-access")
+    assert said["added"] - len(said["diff"]) == len(ran.stages[after].lines) - len(ran.stages[after - 1].lines)
     assert said["hidden"] == 1
     assert said["wide"]
     if not ran.no_sass:

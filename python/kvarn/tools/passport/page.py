@@ -87,10 +87,10 @@ def code_of(passport: Passport) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``files`` (name, path, and ``lines``: number and text, None where some are left out), ``chains`` (lists of file
-        number and line, innermost first), ``texts`` (lines of IR, each once), ``stages`` (name, reason, and ``rows`` of
-        text and chain; None when nothing changed), ``ptx`` and ``sass`` (rows of text, chain, and the line number of
-        the PTX), ``runs`` (executions by warps, by line number of the PTX).
+        ``files`` (name, the end of the path, and ``lines``: number and text, None where some are left out), ``chains``
+        (lists of file number and line, innermost first), ``texts`` (lines of IR, each once), ``stages`` (name, reason,
+        and ``rows`` of text and chain; None when nothing changed), ``ptx`` and ``sass`` (rows of text, chain, and the
+        line number of the PTX), ``runs`` (executions by warps, by line number of the PTX).
     """
     chains, texts, files = _Table(), _Table(), list(passport.sources)
     numbers = {file: n for n, file in enumerate(files)}
@@ -115,7 +115,11 @@ def code_of(passport: Passport) -> dict[str, Any]:
         for file, line in known:
             used.setdefault(file, set()).add(line)
     shown = [
-        {"name": _short(file), "path": file, "lines": list(_shown(text, used.get(n, set())))}
+        {
+            "name": _short(file),
+            "path": "/".join(PurePath(file).parts[-3:]),
+            "lines": list(_shown(text, used.get(n, set()))),
+        }
         for n, (file, text) in enumerate(passport.sources.items())
     ]
     return {
