@@ -230,7 +230,7 @@ def passes() -> str:
                 step.reason,
                 "optional" if step.optional else "",
             )
-            for i, step in enumerate(pipeline.default_steps(target, check=True), 1)
+            for i, step in enumerate(pipeline.default_steps(target, True), 1)
         ]
         out += [f"For {target}, with `KVARN_CHECK=1`:\n", table(("", "pass", "why it stands there", ""), rows)]
     for name in lowering.NAMES:

@@ -43,6 +43,7 @@ from .pass_base import kv_pass
 from .plan_kv_access import is_access
 from .rewrite import defining_op, enclosing, kernels, walk
 from .target import by_name
+from .variables import declare_variable
 
 _TILES = {c.OPERATION_NAME for c in (kv.LoadTileOp, kv.StoreTileOp, kv.TileLoadOp)}
 _WATCHED = (layout.PAGED, layout.CONTINUOUS)
@@ -262,17 +263,6 @@ class Kernel:
             access.check(of, found.batch, (base + row).ir, found.head, None)
 
 
-def declare(scope: ir.Operation) -> None:
-    """The variable with the registry's address, in a kernel's module."""
-    block = scope.regions[0].blocks[0]
-    with ir.InsertionPoint.at_block_begin(block), scope.location:
-        array = ir.Type.parse("!llvm.array<8 x i8>")
-        llvm.mlir_global(
-            array, at.SYMBOL, ir.Attribute.parse("#llvm.linkage<external>"), alignment=8, addr_space=1,
-            value=ir.StringAttr.get(bytes(8)),
-        )  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Options:
     """target: which one the kernels are for."""
@@ -297,4 +287,4 @@ def run(module: ir.Module, options: Options) -> None:
         scope = enclosing(function, "gpu.module")
         if scope is not None and scope not in scopes:
             scopes.append(scope)
-            declare(scope)
+            declare_variable(scope, at.SYMBOL)

@@ -77,7 +77,7 @@ def insertions(passes: Mapping[str, Any], outer: Sequence[Insertion] = ()) -> tu
             raise ValueError(f'a place for passes must be "after:PASS" or "before:PASS", got {place!r}')
         every = [step for one in (what if isinstance(what, (list, tuple)) else [what]) for step in _steps_of(one)]
         found.append(Insertion(beside, where == "after", tuple(every)))
-    names = list(dict.fromkeys(s.name for target in ("sm_90a", "host") for s in default_steps(target, check=OWNERSHIP)))
+    names = list(dict.fromkeys(s.name for target in ("sm_90a", "host") for s in default_steps(target, OWNERSHIP, 1)))
     names += [s.name for i in (*outer, *found) for s in i.steps]
     for insertion in found:
         if insertion.beside not in names:
@@ -100,7 +100,8 @@ class Settings:
     """What a compilation may change of a pipeline.
 
     Steps to leave out, options by pass name, checks of every cache access (``"ownership"``: of who owns its page too),
-    passes that run beside others, and the last pass that the IR has seen already: what is left of the pipeline runs.
+    passes that run beside others, the last pass that the IR has seen already: what is left of the pipeline runs, and the
+    marks that a warp keeps of its phases, where launches are traced.
     """
 
     disable: frozenset[str] = frozenset()
@@ -108,10 +109,11 @@ class Settings:
     check: bool | str = field(default_factory=lambda: env.check)
     inserted: tuple[Insertion, ...] = ()
     start_after: str | None = None
+    trace: int = 0
 
 
-def kv_steps(target: Target, check: bool | str = False) -> list[Step]:
-    """From kv IR to upstream dialects."""
+def kv_steps(target: Target, check: bool | str = False, trace: int = 0) -> list[Step]:
+    """From kv IR to upstream dialects; ``trace`` marks of phases are kept of a warp."""
     hardware = "true" if target.has("f8_convert") else "false"
     expand = f"target={target.name}" + (" check=true" if check else "")
     expand += " ownership=true" if check == OWNERSHIP else ""
@@ -137,12 +139,13 @@ def kv_steps(target: Target, check: bool | str = False) -> list[Step]:
         ),
         _kv("split-kv-loops", "while masks are comparisons of positions", True),
         _kv("narrow-kv-gathers", "after the split, which moves what masks read to where they are needed", True),
-        *(_host_tiles() if target.is_host else _gpu_tiles()),
+        *(_host_tiles() if target.is_host else _gpu_tiles(trace)),
         _kv("lower-kv-tiles", "tiles become accesses and look-ups that the next passes hoist and vectorise"),
         _kv(f"expand-kv-tma{{target={target.name}}}", "as the tiles; and what the target does not have ends here"),
         _kv("hoist-kv-lookups", "after simplification, while look-ups are still ops that can be recognised", True),
         _kv("vectorize-kv-lookups", "before lowering, which has only the scalar form of a populate", True),
         _kv("plan-kv-access", "last of the kv level: it sees every access and every write of the kernel", True),
+        *_marks(target, trace),
         _kv(f"lower-kv-access{{target={target.name}}}", "accesses become pointers; handles are asked for fields"),
         _kv("lower-kv-tma", "after the plan and the record of what is written, which look at the copies"),
         _kv(f"lower-kv-casts{{hardware={hardware}}}", "after the accesses, whose conversions it lowers too"),
@@ -169,7 +172,13 @@ def kv_steps(target: Target, check: bool | str = False) -> list[Step]:
     ]
 
 
-def _gpu_tiles() -> list[Step]:
+def _marks(target: Target, trace: int) -> list[Step]:
+    """What makes marks of phases, on request."""
+    reason = "when nothing moves any more what stands between marks, and what they write is no write of the kernel's"
+    return [_kv(f"lower-kv-trace{{target={target.name} marks={trace}}}", reason)] if trace else []
+
+
+def _gpu_tiles(trace: int) -> list[Step]:
     """From tiles to what threads hold of them."""
     return [
         _kv("assign-kv-layouts", "before the copies, which products in shared memory decide"),
@@ -180,6 +189,7 @@ def _gpu_tiles() -> list[Step]:
         _kv("queue-kv-rounds", "after the roles have loops of their own, and nothing looks at those any more", True),
         _kv("skip-kv-rescales", "after the rotation, which moves the rescale", True),
         _kv("simplify-kv-tiles", "what the passes over tiles left over, before every op becomes many", True),
+        *([_kv("trace-kv-phases", "on request, when waits and copies stand where they stay", True)] if trace else []),
         _kv("distribute-kv-tiles", "the last that sees tiles: threads, vectors and instructions from here on"),
     ]
 
@@ -250,15 +260,15 @@ def host_tail() -> list[Step]:
     ]
 
 
-def default_steps(target: str | Target, check: bool | str = False) -> list[Step]:
+def default_steps(target: str | Target, check: bool | str = False, trace: int = 0) -> list[Step]:
     """The whole pipeline of a target up to the LLVM dialect, as it is; ValueError for an unknown target."""
     chosen = by_name(target)
-    return [*kv_steps(chosen, check), *(host_tail() if chosen.is_host else gpu_tail(chosen))]
+    return [*kv_steps(chosen, check, trace), *(host_tail() if chosen.is_host else gpu_tail(chosen))]
 
 
 def optional() -> tuple[str, ...]:
     """The names of the steps, of any target, that may be left out."""
-    steps = [s for target in ("sm_90a", "host") for s in default_steps(target, check=OWNERSHIP)]
+    steps = [s for target in ("sm_90a", "host") for s in default_steps(target, OWNERSHIP, 1)]
     return tuple(dict.fromkeys(s.name for s in steps if s.optional))
 
 
@@ -272,7 +282,7 @@ def steps(target: str | Target, settings: Settings | None = None) -> list[Step]:
         have, and one to leave out that must run.
     """
     chosen, settings = by_name(target), settings or Settings()
-    found = default_steps(chosen, settings.check)
+    found = default_steps(chosen, settings.check, settings.trace)
     for insertion in settings.inserted:
         found = insertion.into(found)
     have = f"passes of the {chosen.name} pipeline are {', '.join(s.name for s in found)}"

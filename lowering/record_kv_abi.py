@@ -24,6 +24,7 @@ from mlir import ir
 
 from kvarn.dialect import dtypes, layout, types
 from kvarn.dialect.ownership_layout import ATTRIBUTE as OWNERSHIP
+from kvarn.dialect.trace_layout import ATTRIBUTE as TRACE
 
 from .pass_base import fail, kv_pass
 from .rewrite import kernels
@@ -110,8 +111,9 @@ def kernel_record(function: ir.Operation) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if "kv.assertions" in attributes:
         extra["assertions"] = [ir.StringAttr(a).value for a in ir.ArrayAttr(attributes["kv.assertions"])]
-    if f"kv.{OWNERSHIP}" in attributes:
-        extra[OWNERSHIP] = {a.name: ir.StringAttr(a.attr).value for a in ir.DictAttr(attributes[f"kv.{OWNERSHIP}"])}
+    for name in (OWNERSHIP, TRACE):
+        if f"kv.{name}" in attributes:
+            extra[name] = {a.name: ir.StringAttr(a.attr).value for a in ir.DictAttr(attributes[f"kv.{name}"])}
     if "kv.programmatic" in attributes:
         extra["programmatic"] = True
     return {

@@ -233,7 +233,7 @@ BY_HAND = {"index-kv-loops"}  # for pipelines of one's own
 def test_a_pass_is_in_a_pipeline_and_in_the_registry(stem):
     name = stem.replace("_", "-")
     pipeline = importlib.import_module("kvarn.lowering.pipeline")
-    steps = {s.name for target in ("sm_90a", "host") for s in pipeline.default_steps(target, check="ownership")}
+    steps = {s.name for target in ("sm_90a", "host") for s in pipeline.default_steps(target, "ownership", 1)}
     assert (name in steps) != (name in BY_HAND), f"no pipeline of lowering/pipeline.py has {name}"
     assert name in importlib.import_module("kvarn.lowering").NAMES
 

@@ -67,6 +67,7 @@ from .tma import (
     tma_wait,
     tma_wait_stores,
 )
+from .trace import trace_mark
 
 __all__ = [
     "AttentionOp",
@@ -134,4 +135,5 @@ __all__ = [
     "tma_wait",
     "tma_wait_stores",
     "value_cache",
+    "trace_mark",
 ]  # fmt: skip

@@ -50,6 +50,7 @@ _LAZY = {
     "kvarn.settings": ("pipeline",),
     "kvarn.extensions": ("extend",),
     "kvarn.ownership": ("sanitize", "OwnershipError"),
+    "kvarn.tracing": ("tracing",),
     "kvarn.lowering.remarks": ("remark",),
     "kvarn.emulator": ("emulated", "EmulationError"),
 }  # fmt: skip

@@ -29,7 +29,7 @@ from kvarn.page_pool import Request
 from kvarn.runtime import buffers, ownership
 from kvarn.runtime.binding import ordinal_of
 from kvarn.runtime.buffers import BufferView
-from kvarn.runtime.ownership import Memory
+from kvarn.runtime.mirror import Memory
 
 KINDS = {
     at.UNWRITTEN: "unwritten", at.SHARED: "shared", at.FREE: "free", at.FOREIGN: "foreign", at.BEYOND: "beyond",

@@ -36,6 +36,11 @@ def token() -> Hashable:
     return _generation if found is None else (_generation, found)
 
 
+def traced() -> int:
+    """The marks that a warp keeps of its phases in what this thread compiles; 0: none."""
+    return getattr(_local, "trace", 0)
+
+
 def emulation() -> Any:
     """What stands for the GPU in this thread, in a ``with kv.emulated(...)``; None outside."""
     return getattr(_local, "emulation", None)
@@ -66,6 +71,7 @@ def extended(
     disable: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
     check: bool | str | None = None,
+    trace: int | None = None,
 ) -> Settings:
     """The current settings with more passes, passes left out and options; see :func:`pipeline`."""
     outer = current()
@@ -76,6 +82,7 @@ def extended(
         options={**outer.options, **(options or {})},
         inserted=(*outer.inserted, *inserted),
         check=outer.check if check is None else check,
+        trace=outer.trace if trace is None else trace,
     )
 
 
@@ -112,8 +119,25 @@ def pipeline(
     """
     if check not in (None, False, True, OWNERSHIP):
         raise ValueError(f'check must be True, False or "{OWNERSHIP}", got {check!r}')
+    with _applied(extended(passes, disable, options, check), check):
+        yield
+
+
+@contextlib.contextmanager
+def tracing(marks: int) -> Iterator[None]:
+    """What this thread compiles inside notes when its phases begin and end: the last ``marks`` marks of a warp."""
+    before = traced()
+    _local.trace = marks
+    try:
+        with _applied(extended(trace=marks), None):
+            yield
+    finally:
+        _local.trace = before
+
+
+@contextlib.contextmanager
+def _applied(made: Settings, check: bool | str | None) -> Iterator[None]:
     before = getattr(_local, "settings", None), getattr(_local, "check", None), getattr(_local, "token", None)
-    made = extended(passes, disable, options, check)
     _local.token = (importlib.import_module("kvarn.extensions").identity(made), getattr(emulation(), "target", None))
     _local.settings, _local.check = made, before[1] if check is None else check
     try:
@@ -122,4 +146,6 @@ def pipeline(
         _local.settings, _local.check, _local.token = before
 
 
-__all__ = ["current", "declared", "emulating", "emulation", "extended", "pipeline", "token"]
+__all__ = [
+    "current", "declared", "emulating", "emulation", "extended", "pipeline", "token", "traced", "tracing",
+]  # fmt: skip

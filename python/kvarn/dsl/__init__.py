@@ -107,6 +107,7 @@ from .memory import (
 )
 from .tiles import Tile, dot, full, masked, tile_index
 from .tma import TensorMap
+from .tracing import trace
 from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
 from .wgmma import wgmma, wgmma_descriptor, wgmma_start, wgmma_wait
 
@@ -227,6 +228,7 @@ __all__ = [
     "thread_id",
     "tile_index",
     "tma",
+    "trace",
     "u8",
     "u16",
     "u32",

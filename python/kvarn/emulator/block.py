@@ -59,9 +59,10 @@ class Block:
         self.base = rank << RANK  # where its shared memory begins
         self.count = int(np.prod(block))
         self.warp_count = -(-self.count // WARP)
-        self.special = _special(self.count, block, cluster, rank, index)
+        self.special = _special(self.count, block, cluster, rank, index, self.kernel.launches)
         self.registers: dict[str, np.ndarray] = {}
         self.literals: dict[tuple[str, type], Any] = {}
+        self.issued = np.zeros(self.count, np.int64)
         # In units of 16 bytes, as a load of three words reads four.
         self.shared = np.full(-(-max(kernel.shared_bytes, cluster.shared_bytes) // 16) * 16, 0xFF, np.uint8)
         self.version = 0  # of the shared memory
@@ -312,9 +313,15 @@ class Block:
     def advance(self, at: int, stop: int, lanes: Lanes) -> None:
         """Run some threads from one instruction to a jump, a wait, or where others stand."""
         every = np.arange(self.count)[lanes]
+        self.issued[lanes] -= at
         end = self._advance(at, stop, lanes, every)
+        self.issued[lanes] += end
         if self.counts is not None:
             self.counts.ran(at, end, int(np.count_nonzero(np.diff(every // WARP))) + 1, len(every))
+
+    def clock(self, m: Lanes) -> np.ndarray:
+        """Instructions that each thread has issued: the emulator's time."""
+        return self.issued[m] + self.at
 
     def _advance(self, at: int, stop: int, lanes: Lanes, every: np.ndarray) -> int:
         """The instruction after the last one that was run."""
@@ -412,12 +419,12 @@ def _of_threads(i: Instruction) -> bool:
     return i.name[0] in ("bar", "barrier") and i.name[1] not in ("warp", "cluster")
 
 
-def _special(count: int, block: Any, cluster: Cluster, rank: int, index: Any) -> dict[str, np.ndarray]:
+def _special(count: int, block: Any, cluster: Cluster, rank: int, index: Any, launch: int) -> dict[str, np.ndarray]:
     lanes, of = np.arange(count), cluster.shape
     ids = (lanes % block[0], lanes // block[0] % block[1], lanes // (block[0] * block[1]))
     found = {"%laneid": lanes % WARP, "%warpid": lanes // WARP}
     constants = {
-        "%smid": index[0], "%globaltimer": time.time_ns(),  # a block takes no time
+        "%smid": index[0], "%globaltimer": time.time_ns(), "%gridid": launch,  # a block takes no time
         "%cluster_ctarank": rank, "%cluster_nctarank": int(np.prod(of)), "%is_explicit_cluster": int(np.prod(of) > 1),
     }  # fmt: skip
     for k, axis in enumerate("xyz"):

@@ -163,6 +163,8 @@ def move(t: Block, i: Instruction) -> Any:
         return _repack(t, d, a, np.dtype(_type(i)).itemsize)
     if d in t.tracked and a in t.tracked:
         return lambda m: _move_tracked(t, d, a, m, _type(i))
+    if a == "%clock64":
+        return lambda m: t.put(d, m, t.clock(m))
     return lambda m: t.put(d, m, t.value(a, m, _type(i)))
 
 

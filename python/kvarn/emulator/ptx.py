@@ -66,6 +66,7 @@ def launch(
         What the code's variables of 8 bytes hold.
     """
     kernel = _parsed(text, entry)
+    kernel.launches += 1
     for name, value in (variables or {}).items():
         place = kernel.symbols[name] - kernel.constants.ctypes.data
         kernel.constants[place : place + 8] = np.array([value], np.int64).view(np.uint8)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvarn.artifact import Artifact, Entry
-from kvarn.runtime import binding, buffers, ownership
+from kvarn.runtime import binding, buffers, ownership, timeline
 from kvarn.runtime.expressions import compile_expressions, compile_step
 from kvarn.runtime.program import Program
 from kvarn.settings import emulating, emulation
@@ -103,7 +103,11 @@ def _launch(
 ) -> None:  # fmt: skip
     """Run a kernel, and hold it to who owns pages where it is compiled so."""
     variables: dict[str, int] = {}
-    if ownership.accesses(entry):
+    timeline.load(entry, binding.HOST, variables.__setitem__)
+    if variables:
+        arrays = arrays + timeline.switch(binding.HOST).arrays()
+    watched = ownership.accesses(entry)
+    if watched:
         ownership.load(entry, binding.HOST, variables.__setitem__)
         ownership.before(binding.HOST)
         arrays = arrays + ownership.registry(binding.HOST).arrays()
@@ -111,7 +115,7 @@ def _launch(
         str(artifact.code["ptx"]), entry.name, grid, block, values, arrays, entry.shared_bytes, order, entry.cluster,
         report, parts, variables,
     )  # fmt: skip
-    if variables:
+    if watched:
         ownership.after(binding.HOST)
 
 

@@ -66,6 +66,7 @@ class Kernel:
     symbols: dict[str, int] = field(default_factory=dict)  # addresses of constants and of threads' own memory
     constants: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
     local_bytes: int = 0  # of a thread
+    launches: int = 0  # so far
 
     def symbol(self, offset: int) -> str:
         """A place in shared memory by the variable that it lies in."""

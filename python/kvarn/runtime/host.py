@@ -19,7 +19,7 @@ from kvarn.artifact import Artifact, Entry
 from kvarn.bundle import BundleError
 from kvarn.forks import no_fork, renewed
 
-from . import ownership
+from . import ownership, timeline
 from .binding import HOST
 
 _C_TYPES: dict[str, Any] = {
@@ -118,6 +118,7 @@ class HostProgram:
         self._functions = {e.name: self._function(e.name) for e in artifact.entries}
         for entry in artifact.entries:
             ownership.load(entry, HOST, self._set_variable)
+            timeline.load(entry, HOST, self._set_variable)
 
     def _function(self, name: str) -> Any:
         address = self._engine.raw_lookup(name)
@@ -150,6 +151,7 @@ class HostProgram:
         threads = block[0] * block[1] * block[2]
         if total == 0 or threads == 0:
             return
+        timeline.before(entry)
         watched = ownership.accesses(entry)
         if watched:
             ownership.before(HOST)

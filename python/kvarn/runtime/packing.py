@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from kvarn.artifact import PARAM_BYTES, Artifact, Entry
 
 from . import device as devices
-from . import driver, ownership, streams
+from . import driver, ownership, streams, timeline
 from .binding import bits_of
 
 Attributes = Mapping[str, Any] | None
@@ -262,6 +262,7 @@ class DeviceCall:
         )
         self.packer = Packer(entry, _CONFIG)
         self._launch = driver.launch_function()
+        timeline.load(entry, ordinal, self.kernel.set_variable)
         if ownership.accesses(entry):
             ownership.load(entry, ordinal, self.kernel.set_variable)
             self._launch = ownership.launching(self._launch, ordinal)

@@ -24,6 +24,7 @@ COMMANDS = {
     "explain": ("kvarn.tools.explain", "report on a kernel, stage by stage"),
     "ablate": ("kvarn.tools.ablate", "show what each optional pass is worth on a kernel"),
     "bisect": ("kvarn.tools.bisect", "find the pass that changes what a kernel computes"),
+    "trace": ("kvarn.tools.trace", "run a program, and draw when its kernels' warps were in which phase"),
     "tune": ("kvarn.tools.tune", "measure schedules of attention on this GPU, and keep the best"),
     "doctor": ("kvarn.tools.doctor", "what is installed, what is missing, what to do"),
     "cache": ("kvarn.tools.cli:cache_main", "look at the on-disk compile cache, or clear it"),

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``kvarn trace SCRIPT.py``: run a program, and write when its kernels' warps were in which phase."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvarn.tracing import Timeline, tracing
+
+
+def table(found: Timeline, most: int = 24) -> str:
+    """The phases as rows of text."""
+    rows = found.phases()
+    unit, per = ("instructions", 1.0) if found.unit == "instructions" else ("us", 1e3)
+    out = [f"{'kernel':24} {'phase':28} {'times':>8} {'mean ' + unit:>18} {'share of a warp':>16}"]
+    for kernel, label, times, mean, share in rows[:most]:
+        out.append(f"{kernel[:24]:24} {label[:28]:28} {times:8d} {mean / per:18.3f} {100 * share:15.1f}%")
+    if len(rows) > most:
+        out.append(f"and {len(rows) - most} more")
+    if found.dropped:
+        out.append(f"{found.dropped} warps were not seen: raise --warps")
+    if found.overwritten:
+        out.append(f"{found.overwritten} marks were overwritten by later ones: raise --marks")
+    return "\n".join(out)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="kvarn trace",
+        description="Run a Python program with its kernels' phases traced, and write the timeline. Phases are "
+        "'with kv.trace(\"name\"):' in kernels, and the waits and copies of kernels over tiles.",
+    )
+    parser.add_argument("-o", "--output", type=Path, default=Path("trace.json"), metavar="FILE",
+                        help="trace events, for https://ui.perfetto.dev; default: trace.json")  # fmt: skip
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="a drawing of one launch")
+    parser.add_argument("--launch", type=int, metavar="N", help="which launch is drawn; default: the longest")
+    parser.add_argument("--rows", type=int, default=48, metavar="N", help="most warps that are drawn (48)")
+    parser.add_argument("--warps", type=int, default=4096, metavar="N", help="most warps that are seen (4096)")
+    parser.add_argument("--marks", type=int, default=512, metavar="N",
+                        help="marks that are kept of a warp, the last ones, a power of two (512)")  # fmt: skip
+    parser.add_argument("--emulate", metavar="TARGET", help="run kernels in the emulator, as of sm_90a")
+    parser.add_argument("script", metavar="SCRIPT.py", help="the program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    options = parser.parse_args(argv)
+    if not Path(options.script).is_file():
+        raise ValueError(f"the program must be a file, got {options.script}")
+    with contextlib.ExitStack() as stack:
+        if options.emulate:
+            from kvarn.emulator import emulated
+
+            stack.enter_context(emulated(options.emulate, races=False))
+        traced = stack.enter_context(tracing(warps=options.warps, marks=options.marks))
+        _run(options.script, options.arguments)
+    found = traced.timeline
+    found.save(options.output)
+    if options.svg is not None:
+        options.svg.write_text(found.svg(options.rows, options.launch), encoding="utf-8")
+    print(table(found))
+    print(f"wrote {options.output}" + (f" and {options.svg}" if options.svg is not None else ""))
+    return 0
+
+
+def _run(script: str, arguments: list[str]) -> None:
+    """Run a program as ``python SCRIPT ARGUMENTS`` does; one that ends itself with success has ended."""
+    before, path = sys.argv, sys.path[0]
+    sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise RuntimeError(f"{script} ended with {ended.code}") from None
+    finally:
+        sys.argv, sys.path[0] = before, path
