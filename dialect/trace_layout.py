@@ -7,7 +7,8 @@ warp takes a record of the buffer when it begins: who it is, times by two clocks
 
 from __future__ import annotations
 
-# The variable of a kernel's module with the switch's address; 0: nothing is traced. MLIR's JIT finds what is prefixed so.
+# The variable of a kernel's module with the switch's address; 0: nothing is traced. MLIR's JIT finds what is prefixed
+# so.
 SYMBOL = "_mlir_kv_trace"
 ATTRIBUTE = "trace"  # of an artifact's entry: its number, and the labels of its marks
 

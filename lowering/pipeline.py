@@ -100,8 +100,8 @@ class Settings:
     """What a compilation may change of a pipeline.
 
     Steps to leave out, options by pass name, checks of every cache access (``"ownership"``: of who owns its page too),
-    passes that run beside others, the last pass that the IR has seen already: what is left of the pipeline runs, and the
-    marks that a warp keeps of its phases, where launches are traced.
+    passes that run beside others, the last pass that the IR has seen already (what is left of the pipeline runs), and
+    the marks that a warp keeps of its phases, where launches are traced.
     """
 
     disable: frozenset[str] = frozenset()

@@ -134,6 +134,6 @@ __all__ = [
     "tma_store",
     "tma_wait",
     "tma_wait_stores",
-    "value_cache",
     "trace_mark",
+    "value_cache",
 ]  # fmt: skip

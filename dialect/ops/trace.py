@@ -19,8 +19,8 @@ class _Marks(EffectModel):
 class TraceMarkOp(Kv.Operation, name="trace_mark", traits=[_Marks]):
     """The phase ``label`` of this warp begins or ends here.
 
-    Attributes: label; edge, ``begin`` or ``end``. Where launches are traced the warp's first thread notes the time, if it
-    comes here; else the op is dropped before any pass looks at it.
+    Attributes: label; edge, ``begin`` or ``end``. The warp's first thread notes the time, if it comes here. The kernel
+    language makes the op only where launches are traced.
     """
 
     label: ir.StringAttr

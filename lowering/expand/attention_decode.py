@@ -305,17 +305,21 @@ def decode_kernel(c: Config) -> Any:
                 for i in range(tile, split_last):
                     to = kv.where(stage == 0, NS - 1, stage - 1)
                     kv.syncwarp()
-                    scales, copied = prefetch(
-                        caches, collection, queries, chosen, tile_indptr, fetched, end, row0, head, mine, to, scales,
-                        copied, lane,
-                    )  # fmt: skip
-                    kv.cp_async_wait(NS - 1)
-                    kv.syncwarp()
+                    with kv.trace("start copies"):
+                        scales, copied = prefetch(
+                            caches, collection, queries, chosen, tile_indptr, fetched, end, row0, head, mine, to,
+                            scales, copied, lane,
+                        )  # fmt: skip
+                    with kv.trace("wait for copies"):
+                        kv.cp_async_wait(NS - 1)
+                        kv.syncwarp()
                     here = mine + stage * c.stage_bytes
                     tokens = copied[0] if c.pages else None
-                    attend(
-                        i, tokens, here, q, q_place, m, l, o, unit, scale * LOG2E, lane, row0, keys, first, start, alibi
-                    )
+                    with kv.trace("products and softmax"):
+                        attend(
+                            i, tokens, here, q, q_place, m, l, o, unit, scale * LOG2E, lane, row0, keys, first, start,
+                            alibi,
+                        )  # fmt: skip
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
                 done, rows, own = b, n, work.split_of(units, tile_indptr, b, batch_tile, r)
                 batch_tile, tile, taken = split_end, split_last, taken + 1
@@ -333,12 +337,14 @@ def decode_kernel(c: Config) -> Any:
                     rescale(o, unit[0])
                 # A warp without rows of the sequence leaves nothing, and nobody waits for it.
                 if row0 < rows * G:
-                    if results_of.finish(
-                        units, partials, counters, tile_indptr, done, part, row0, own, taken, more, m, l, o, rows, lane
-                    ):
-                        results_of.write_out(
-                            out, sinks, lse, prior, prior_lse, queries, done, head, row0, rows, m, l, o, lane
-                        )
+                    with kv.trace("combine and write"):
+                        if results_of.finish(
+                            units, partials, counters, tile_indptr, done, part, row0, own, taken, more, m, l, o, rows,
+                            lane,
+                        ):  # fmt: skip
+                            results_of.write_out(
+                                out, sinks, lse, prior, prior_lse, queries, done, head, row0, rows, m, l, o, lane
+                            )
                 if b != done:
                     taken = kv.i32(0)
             kv.cp_async_wait(0)

@@ -349,8 +349,8 @@ def key_of(kind: str, what: Any, target: Target, settings: pipeline.Settings) ->
         return None
     return cache_key({
         "kind": kind, "what": what, "target": target.name, "disable": sorted(settings.disable),
-        "options": dict(settings.options), "check": settings.check, "trace": settings.trace, "after": settings.start_after,
-        "sources": sources_digest(), "outside": outside,
+        "options": dict(settings.options), "check": settings.check, "trace": settings.trace,
+        "after": settings.start_after, "sources": sources_digest(), "outside": outside,
         "tuned": tuned.digest() if "kv.attention" in str(what) else "",
     })  # fmt: skip
 

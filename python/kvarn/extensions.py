@@ -209,7 +209,13 @@ def identity(settings: Settings) -> Any:
         (beside, after, tuple((text, step.given if digest is None else digest) for text, digest, step in steps))
         for beside, after, steps in ((i.beside, i.after, _steps(i)) for i in settings.inserted)
     )
-    return tuple(sorted(settings.disable)), tuple(sorted(settings.options.items())), settings.check, settings.trace, inserted
+    return (
+        tuple(sorted(settings.disable)),
+        tuple(sorted(settings.options.items())),
+        settings.check,
+        settings.trace,
+        inserted,
+    )
 
 
 def _steps(insertion: Insertion) -> list[tuple[str, str | None, Step]]:

@@ -112,7 +112,7 @@ class Timeline:
         return {"displayTimeUnit": "ns", "traceEvents": events}
 
     def svg(self, rows: int = 48, launch: int | None = None) -> str:
-        """A drawing of one launch, the longest by default: a row a warp, at most ``rows``, those of the first blocks."""
+        """A drawing of one launch, the longest by default: a row a warp, at most ``rows``, of the first blocks."""
         from kvarn.tools.timeline_svg import drawing
 
         return drawing(self, rows, launch)

@@ -20,7 +20,6 @@ from kvarn.forks import renewed
 
 from . import device as devices
 from . import driver
-from .binding import HOST
 from .mirror import Memory
 
 titles: dict[int, str] = {}  # of the accesses of all code that was loaded, by number

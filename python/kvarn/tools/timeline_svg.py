@@ -88,5 +88,5 @@ def drawing(timeline: Timeline, rows: int, launch: int | None) -> str:
     title = f"{spans[0].kernel}, launch {spans[0].launch}, {unit}" if spans else "nothing was traced"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {height}" role="img">'
-        f"<style>{_STYLE}</style><text x=\"8\" y=\"14\">{escape(title)}</text>{''.join(out)}</svg>\n"
+        f'<style>{_STYLE}</style><text x="8" y="14">{escape(title)}</text>{"".join(out)}</svg>\n'
     )
