@@ -88,6 +88,7 @@ LANGUAGE = (
     ("math", "Mathematical functions: `kv.math`"),
     ("memory", "Buffers, shared memory and pointers"),
     ("gpu", "The grid: indices, barriers, shuffles, messages"),
+    ("tracing", "Phases, for timelines"),
     ("calls", "Compile time"),
     ("functional", "Control flow as functions"),
     ("masks", "Masks of attention: `kv.masks`"),
@@ -171,7 +172,7 @@ def dialect() -> str:
         "mla": "Latent rows (MLA)", "ragged": "Ragged batches", "pages": "Chosen pages", "drafts": "Drafts",
         "metadata": "Handles and their fields", "addressing": "Addresses", "access": "Accesses",
         "tiles": "Tiles and shared memory", "tile": "Tile values", "staging": "Asynchrony of tile kernels",
-        "tma": "Copies by TMA",
+        "tma": "Copies by TMA", "trace": "Marks in time",
     }  # fmt: skip
     for stem, title in titles.items():
         module = importlib.import_module(f"kvarn.dialect.ops.{stem}")

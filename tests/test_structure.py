@@ -31,6 +31,7 @@ PURE_DIALECT = {
         "shared_layout",
         "tile_layout",
         "tma_layout",
+        "trace_layout",
     )
 }
 BASE = {"kvarn.errors", "kvarn.env", "kvarn.files", "kvarn.forks", "kvarn.settings", "kvarn._version"}
@@ -42,7 +43,12 @@ RUNTIME_SIDE = {
     "kvarn.hybrid",
     "kvarn.manager",
     "kvarn.ownership",
+<<<<<<< HEAD
     "kvarn.drafts",
+=======
+    "kvarn.timeline_drawing",
+    "kvarn.timelines",
+>>>>>>> b05e340 (Timelines: tests, pages, and what kernels over tiles wait for)
     "kvarn.page_pool",
     "kvarn.prefixes",
     "kvarn.step_inputs",

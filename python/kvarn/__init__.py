@@ -50,7 +50,7 @@ _LAZY = {
     "kvarn.settings": ("pipeline",),
     "kvarn.extensions": ("extend",),
     "kvarn.ownership": ("sanitize", "OwnershipError"),
-    "kvarn.tracing": ("tracing",),
+    "kvarn.timelines": ("tracing",),
     "kvarn.lowering.remarks": ("remark",),
     "kvarn.emulator": ("emulated", "EmulationError"),
 }  # fmt: skip
@@ -62,6 +62,7 @@ _SUBMODULES = (
 # Modules that are no public names; without them `from kvarn import settings` would look among the DSL's names first.
 _INNER = (
     "bundle", "cache", "extensions", "files", "forks", "ownership", "page_pool", "prefixes", "settings", "stage_files",
+    "timeline_drawing", "timelines",
 )  # fmt: skip
 
 

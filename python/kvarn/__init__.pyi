@@ -335,6 +335,9 @@ from kvarn.dsl.tiles import (
 from kvarn.dsl.tma import (
     TensorMap as TensorMap,
 )
+from kvarn.dsl.tracing import (
+    trace as trace,
+)
 from kvarn.dsl.values import (
     Value as Value,
 )
@@ -406,6 +409,9 @@ from kvarn.prefixes import (
 )
 from kvarn.settings import (
     pipeline as pipeline,
+)
+from kvarn.timelines import (
+    tracing as tracing,
 )
 
 class _Scalar(DType, type):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -186,3 +187,33 @@ class HostProgram:
             _ = everything  # the cells live as long as this closure
 
         return call
+
+
+# --- the clock of traced kernels ------------------------------------------------------------------
+
+_CYCLES = """
+llvm.func @cycles(%to: !llvm.ptr) attributes {llvm.emit_c_interface} {
+  %c = llvm.call_intrinsic "llvm.readcyclecounter"() : () -> i64
+  llvm.store %c, %to : i64, !llvm.ptr
+  llvm.return
+}
+"""
+
+
+@functools.cache
+def _cycles_engine() -> Any:
+    from mlir import ir
+    from mlir.execution_engine import ExecutionEngine
+
+    with no_fork(), ir.Context() as context:
+        context.enable_multithreading(False)
+        return ExecutionEngine(ir.Module.parse(_CYCLES), opt_level=0)
+
+
+def cycles() -> int:
+    """The cycle counter of the processor, the clock that traced kernels read here."""
+    found = ctypes.c_int64()
+    cell = ctypes.c_void_p(ctypes.addressof(found))
+    packed = (ctypes.c_void_p * 1)(ctypes.addressof(cell))
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_cycles_engine().raw_lookup("cycles"))(ctypes.addressof(packed))
+    return found.value

@@ -22,7 +22,7 @@ from kvarn import settings
 from kvarn.dialect import trace_layout as at
 from kvarn.runtime import driver, timeline
 from kvarn.runtime.binding import HOST
-from kvarn.runtime.clock import cycles
+from kvarn.runtime.host import cycles
 
 NOMINAL = 1.0  # clocks of a nanosecond where nothing tells
 
@@ -113,7 +113,7 @@ class Timeline:
 
     def svg(self, rows: int = 48, launch: int | None = None) -> str:
         """A drawing of one launch, the longest by default: a row a warp, at most ``rows``, of the first blocks."""
-        from kvarn.tools.timeline_svg import drawing
+        from kvarn.timeline_drawing import drawing
 
         return drawing(self, rows, launch)
 
