@@ -43,12 +43,9 @@ RUNTIME_SIDE = {
     "kvarn.hybrid",
     "kvarn.manager",
     "kvarn.ownership",
-<<<<<<< HEAD
     "kvarn.drafts",
-=======
     "kvarn.timeline_drawing",
     "kvarn.timelines",
->>>>>>> b05e340 (Timelines: tests, pages, and what kernels over tiles wait for)
     "kvarn.page_pool",
     "kvarn.prefixes",
     "kvarn.step_inputs",

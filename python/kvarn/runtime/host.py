@@ -205,8 +205,9 @@ def _cycles_engine() -> Any:
     from mlir import ir
     from mlir.execution_engine import ExecutionEngine
 
-    with no_fork(), ir.Context() as context:
-        context.enable_multithreading(False)
+    context = ir.Context()
+    context.enable_multithreading(False)
+    with no_fork(), context:
         return ExecutionEngine(ir.Module.parse(_CYCLES), opt_level=0)
 
 
