@@ -434,7 +434,7 @@ OPERATIONS: dict[str, Operation] = {
             "kv.copy_pages", "kv.transfer_pages", "kv.cache_row_offsets", "kv.increment_cache_lengths",
             "kv.split_prefixes",
             "kv.remap_sparse_indices", "kv.mla_prefill_plan", "kv.mla_decompress", "kv.shift_tokens",
-            "kv.summarize_pages", "kv.select_pages", "kv.commit",
+            "kv.summarize_pages", "kv.select_pages", "kv.index_scores", "kv.select_tokens", "kv.commit",
         ),
         _FIXED,
     ),

@@ -181,4 +181,12 @@ KERNELS = [
            ("tests/unit/test_page_choice.py::test_the_pages_with_the_largest_bounds_are_chosen",
             "tests/gpu/test_ops.py::test_the_pages_with_the_largest_bounds_are_chosen"),
            lit="tests/dialect/pages.mlir"),
+    kernel("indexer: scores of tokens", "index_scores",
+           ("tests/unit/test_indexer.py::test_scores_are_weighted_sums_of_what_is_positive",
+            "tests/gpu/test_ops.py::test_scores_are_weighted_sums_of_what_is_positive"),
+           lit="tests/dialect/pages.mlir"),
+    kernel("indexer: top-k tokens", "select_tokens",
+           ("tests/unit/test_indexer.py::test_the_tokens_with_the_largest_scores_are_chosen",
+            "tests/gpu/test_ops.py::test_the_tokens_with_the_largest_scores_are_chosen"),
+           lit="tests/dialect/pages.mlir"),
 ]  # fmt: skip

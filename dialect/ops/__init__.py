@@ -40,7 +40,7 @@ from .metadata import (
     value_cache,
 )
 from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
-from .pages import SelectPagesOp, SummarizePagesOp
+from .pages import IndexScoresOp, SelectPagesOp, SelectTokensOp, SummarizePagesOp
 from .staging import take_round
 from .tile import (
     dot,
@@ -72,12 +72,14 @@ from .trace import trace_mark
 __all__ = [
     "AttentionOp",
     "AttentionPaddedOp",
+    "IndexScoresOp",
     "MlaAttentionOp",
     "MlaDecompressOp",
     "MlaPrefillChunkOp",
     "MlaPrefillPlanOp",
     "OperandAttentionOp",
     "SelectPagesOp",
+    "SelectTokensOp",
     "SummarizePagesOp",
     "alloc_shared",
     "block_ptr",

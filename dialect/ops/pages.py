@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tier 1: which pages of a sequence a query is to see: summaries of pages, and the choice by them."""
+"""Tier 1: which pages or tokens of a sequence a query is to see: what they are chosen by, and the choice."""
 
 from typing import Any
 
@@ -91,3 +91,62 @@ class SelectPagesOp(Kv.Operation, name="select_pages", traits=[TierOne, ReadsCac
         if query.is_dynamic_dim(1) or query.shape[1] % spec.num_heads:
             return verify.fail(self, f"query must have a static multiple of the {spec.num_heads} KV heads, got {query}")
         return offsets(self, self.row_offsets) and page_lists(self, spec)
+
+
+class IndexScoresOp(Kv.Operation, name="index_scores", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
+    """An indexer's scores of tokens: out[t, s] = sum_h weights[t, h] * relu(query[t, h] . key[s]).
+
+    collection: keys of one head, such as an MLA one's; query: [T, Hi, D] in its float type, over 8-bit keys f8e4m3,
+    f16, bf16 or f32; weights: [T, Hi] f32; out: [T, L] f32. Query row i of sequence b sees the tokens s up to its
+    position, cache_length(b) + i; others are minus infinity. All columns are written, also in rows of no sequence,
+    which see nothing.
+    """
+
+    collection: Operand[CollectionType]
+    layer: Operand[I32]
+    query: Operand[Any]
+    weights: Operand[Any]
+    row_offsets: Operand[Any]
+    out: Operand[Any]
+
+    contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        if spec is None:
+            return False
+        if spec.num_heads != 1:
+            return verify.fail(self, f"needs a collection with one KV head, got {spec.num_heads}")
+        if not spec.dtype.is_float and not spec.quantized:
+            return verify.fail(self, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
+        elements = (*FLOATS, "f8E4M3FN") if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+        if not token_rows(self, self.query, None, spec.head_size, elements, "query"):
+            return False
+        query = ir.MemRefType(self.query.type)
+        if query.is_dynamic_dim(1):
+            return verify.fail(self, f"query must have a static number of heads in dimension 1, got {query}")
+        return (
+            verify.memref(self, self.weights, 2, ("f32",), "weights")
+            and verify.static_dim(self, self.weights, 1, query.shape[1], "weights")
+            and offsets(self, self.row_offsets)
+            and verify.memref(self, self.out, 2, ("f32",), "out")
+        )
+
+
+class SelectTokensOp(Kv.Operation, name="select_tokens", traits=[TierOne, ReadsMemory, WritesMemory]):
+    """Choose up to K columns of each row by the largest scores: ascending, -1 behind the last.
+
+    scores: [T, L] f32; tokens: [T, K] i32 and counts: [T] i32, both written. Ties go to the lower column, NaN counts
+    as the largest, and minus infinity is never chosen.
+    """
+
+    scores: Operand[Any]
+    tokens: Operand[Any]
+    counts: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        return (
+            verify.memref(self, self.scores, 2, ("f32",), "scores")
+            and verify.memref(self, self.tokens, 2, ("i32",), "tokens")
+            and offsets(self, self.counts, "counts")
+        )

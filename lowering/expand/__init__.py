@@ -24,6 +24,7 @@ _MODULES = {
     "kv.split_prefixes": "prefixes", "kv.commit": "drafts",
     "kv.sliced_add": "ragged", "kv.merge_ragged": "ragged", "kv.shift_tokens": "ragged",
     "kv.merge_attention": "ragged", "kv.summarize_pages": "pages", "kv.select_pages": "pages",
+    "kv.index_scores": "indexer", "kv.select_tokens": "indexer",
     "kv.transfer_pages": "copies",
     "kv.attention": "attention", "kv.attention_padded": "attention", "kv.operand_attention": "attention",
     "kv.mla_attention": "mla", "kv.mla_decompress": "mla", "kv.mla_prefill_chunk": "mla",

@@ -6,11 +6,10 @@ whatever wrote them. Pages are summarized from their tokens each time: nothing d
 that a call may be repeated and a page used again.
 
 The choice is two kernels, so that the scores of one long sequence are the work of many blocks. The first gives each
-page the largest score that a key within its summary may have: eight lanes share a page and have some columns of every
-query row in registers, split in positive and negative parts, q+ . max + q- . min. The second finds the K-th largest
-score of a list by its bits, eight at a time with counts in shared memory, and writes the pages from there on in
-ascending order. Scores are compared as unsigned integers, the pages that are always chosen first of all; only integers
-are counted, so that no order of threads shows. On the host one thread does both, and finds the bits one by one.
+page the largest score that a key within its summary may have: q+ . max + q- . min, of the positive and the negative
+parts of every query row, on tensor cores where they take it (:mod:`row_products`); else eight lanes share a page and
+have some columns of the query rows in registers. The second finds the largest ones (:mod:`choice`). On the host one
+thread does both.
 """
 
 from __future__ import annotations
@@ -19,23 +18,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import DType, f32, i32
+from kvarn.dialect.dtypes import DType, bf16, f16, f32, i32
 from kvarn.dialect.layout import CacheSpec, cdiv, lowbit
 from kvarn.dialect.ops.pages import MIN_MAX
+from kvarn.lowering.target import Target
 
 from . import expands
 from .attention_common import load_width, read
 from .attention_queries import RaggedQueries
 from .base import Expansion
-from .block import block_scan
+from .choice import ALWAYS, chooser, key_of
 from .common import BYTES, WARP, Rows, at_most, begin, row_alignment, starts_early
+from .row_products import TILE_ROWS, RowProducts
 
 LANES = 8  # of a page in the choice
 ROWS = 4  # query rows that a lane has in registers at a time
 CHUNK = 64  # pages of a block
 WARPS = 4  # of a block that scores or summarizes
 THREADS = 256  # of a block that chooses
-ALWAYS, NOT_A_NUMBER = 0xFFFFFFFF, 0xFFFFFFFE  # keys of pages that are always chosen, and of scores that are NaN
 
 
 @kv.func
@@ -212,12 +212,9 @@ def larger(a: Any, b: Any) -> Any:
 
 
 @kv.func
-def key_of(score: Any, page: Any, pages: Any, first: int, last: int) -> Any:
-    """A score as an unsigned integer of the same order; zeros are one, whatever their sign."""
-    bits = kv.bitcast(kv.where(score == 0.0, 0.0, score), kv.u32)
-    key = kv.where(bits >= 0x80000000, ~bits, bits | kv.u32(0x80000000))
-    key = kv.where(score != score, kv.u32(NOT_A_NUMBER), key)
-    return kv.where((page < first) | (page >= pages - last), kv.u32(ALWAYS), key)
+def page_key(score: Any, page: Any, pages: Any, first: int, last: int) -> Any:
+    """The key of a page's score: of pages that are always chosen the largest one."""
+    return kv.where((page < first) | (page >= pages - last), kv.u32(ALWAYS), key_of(score))
 
 
 @kv.func
@@ -259,8 +256,83 @@ def score_kernel(c: Scores, first: int, last: int) -> Any:
             for i in kv.static(range(turns)):
                 page = chunk + i * at_a_time + mine
                 if (page < pages) & (lane == 0):
-                    key = key_of(best[i], page, pages, first, last)
+                    key = page_key(best[i], page, pages, first, last)
                     keys[list_at(collection, b, h) + page] = kv.bitcast(key, i32)
+
+    return score_pages
+
+
+def tensor_problems(c: Scores, target: Target) -> list[str]:
+    """Why the scores do not come from tensor cores, one sentence each; empty when they do."""
+    found = []
+    if not target.has("cp_async"):
+        found.append(f"needs a GPU of sm_80 or later, got {target.name}")
+    if c.stored not in (bf16, f16) or c.query is not c.stored:
+        found.append(f"needs summaries and queries of bf16 or f16, both, got {c.stored.name} and {c.query.name}")
+    if c.spec.head_size % 64 or c.spec.head_size > 256:
+        found.append(f"needs heads of 64, 128, 192 or 256 columns, got {c.spec.head_size}")
+    if c.alignment < BYTES:
+        found.append(f"needs rows aligned to {BYTES} bytes, got {c.alignment}")
+    return found
+
+
+def tensor_score_kernel(c: Scores, first: int, last: int) -> Any:
+    """A block has :data:`CHUNK` pages of a sequence and KV head, a warp 16 of them, and eight query rows at a time.
+
+    Positive and negative parts of the query are tiles of their own.
+    """
+    products = RowProducts(c.spec.head_size, c.rows, c.stored)
+    load, itemsize = Rows(4, c.alignment), c.stored.itemsize
+
+    @kv.func
+    def four_of_query(state, row, d):
+        """Four columns of a query row, the last one again past the end; of the second tile the negative parts."""
+        query, base, head, begin_row, end_row = state
+        r = kv.math.min(begin_row + row % TILE_ROWS, end_row - 1)
+        q, nothing = kv.f32(load.load(query, base + r // c.group, head * c.group + r % c.group, d)), kv.vector(f32, 4)
+        if c.rows == MIN_MAX:  # NaN is in both
+            return kv.where(kv.where(row < TILE_ROWS, q, -q) < 0.0, nothing, q)
+        return q
+
+    @kv.kernel(block=(WARPS * WARP, 1, 1))
+    def score_pages(collection, layer: i32, query, row_offsets, summaries, keys: kv.Buffer[i32, 1], chunks: i32):
+        begin(True)
+        operand = kv.shared(products.words, i32)
+        chunk, rest = kv.block_id.x % chunks * CHUNK, kv.block_id.x // chunks
+        h, b, lane = rest % c.spec.num_heads, rest // c.spec.num_heads, kv.lane_id()
+        queries = RaggedQueries(row_offsets, query.shape[0])
+        pages, rows = pages_of(collection, queries, b), queries.length(b) * c.group
+        if chunk < pages:
+            k_cache, summary = collection.get_key_cache(layer), []
+            mine = chunk + kv.warp_id() * 16 + (lane >> 2)
+            for r in kv.static(reversed(range(c.rows))):  # the largest meet the positive parts
+                halves = []
+                for half in kv.static(range(2)):
+                    page = kv.math.min(mine + 8 * half, pages - 1)
+                    place = kv.math.min(k_cache.page(b, page * c.spec.page_size), summaries.shape[0] - 1)
+                    halves.append(products.read(summaries.address(place, layer, h, r, 0), itemsize, lane))
+                summary.append(products.many(*halves))
+            best = [kv.f32(0.0)] * 2
+            for row in range(0, rows, TILE_ROWS):
+                products.fill(operand, WARPS * WARP, four_of_query, (query, queries.base(b), h, row, rows))
+                kv.barrier()
+                acc = [kv.f32(0.0)] * 4
+                for part in kv.static(range(c.rows)):
+                    for step in kv.static(range(products.steps)):
+                        acc = kv.mma_m16n8k16(
+                            summary[part][step], products.few(operand, part, step, lane), acc, c.stored
+                        )
+                for half in kv.static(range(2)):
+                    score = larger(acc[2 * half], acc[2 * half + 1])
+                    best[half] = kv.where(row == 0, score, larger(best[half], score))
+                kv.barrier()
+            for half in kv.static(range(2)):
+                for distance in kv.static((1, 2)):
+                    best[half] = larger(best[half], kv.shuffle_xor(best[half], distance))
+            page, score = mine + 8 * (lane & 1), kv.where(lane & 1 == 0, best[0], best[1])
+            if (page < pages) & (lane & 3 < 2):
+                key = page_key(score, page, pages, first, last)
+                keys[list_at(collection, b, h) + page] = kv.bitcast(key, i32)
 
     return score_pages
 
@@ -268,110 +340,64 @@ def score_kernel(c: Scores, first: int, last: int) -> Any:
 # --- the choice ------------------------------------------------------------------------------------
 
 
+@kv.func
+def stored_key(state: Any, page: Any) -> Any:
+    """The key of a page: ``state`` is (keys, where the list's begin, ...)."""
+    return kv.u32(state[0][state[1] + page])
+
+
+@kv.func
+def put_page(state: Any, place: Any, page: Any) -> None:
+    """Put a page into its list: ``state`` ends with (lists, sequence, KV head)."""
+    state[2][state[3], state[4], place] = page
+
+
+@kv.func
+def finish_list(out: Any, counts: Any, b: Any, h: Any, chosen: Any, threads: int) -> None:
+    """Behind the pages of a list nothing is named."""
+    for i in range(chosen + kv.thread_id.x, out.shape[2], threads):
+        out[b, h, i] = -1
+    if kv.thread_id.x == 0:
+        counts[b, h] = chosen
+
+
 def choose_kernel(c: Scores) -> Any:
     """A block chooses for a sequence and KV head."""
-    warps = THREADS // WARP
-
-    @kv.func
-    def threshold(keys, at, pages, wanted, bins, sums, found):
-        """(the ``wanted``-th largest key, how many of those that equal it are wanted)."""
-        tid, prefix, left = kv.thread_id.x, kv.u32(0), wanted
-        for step in kv.static(range(4)):
-            shift = 24 - 8 * step
-            bins[tid] = 0
-            kv.barrier()
-            for page in range(tid, pages, THREADS):
-                key = kv.u32(keys[at + page])
-                if step == 0:
-                    same = key == key
-                else:
-                    same = key >> (shift + 8) == prefix
-                if same:
-                    kv.atomic_add(bins, kv.i32((key >> shift) & 255), 1)
-            kv.barrier()
-            mine = bins[255 - tid]  # the largest digit first
-            upto, _ = block_scan(mine, sums, warps)
-            if (upto >= left) & (upto - mine < left):
-                found[0], found[1] = 255 - tid, left - (upto - mine)
-            kv.barrier()
-            prefix, left = (prefix << 8) | kv.u32(found[0]), found[1]
-        return prefix, left
+    choose = chooser(THREADS, stored_key, put_page)
 
     @kv.kernel(block=(THREADS, 1, 1))
     def choose_pages(collection, query, row_offsets, keys: kv.Buffer[i32, 1], out, counts):
-        bins, sums, found = kv.shared(256, i32), kv.shared(warps, i32), kv.shared(2, i32)
         begin(True)
-        h, b, tid = kv.block_id.x % c.spec.num_heads, kv.block_id.x // c.spec.num_heads, kv.thread_id.x
+        h, b = kv.block_id.x % c.spec.num_heads, kv.block_id.x // c.spec.num_heads
         pages = pages_of(collection, RaggedQueries(row_offsets, query.shape[0]), b)
-        wanted, at = kv.math.min(pages, out.shape[2]), list_at(collection, b, h)
-        if wanted < pages:
-            least, equal = kv.u32(0), i32(0)
-            if wanted > 0:
-                least, equal = threshold(keys, at, pages, wanted, bins, sums, found)
-                above, same = i32(0), i32(0)
-                for chunk in range(0, pages, THREADS):
-                    page = chunk + tid
-                    key = kv.u32(0)
-                    if page < pages:
-                        key = kv.u32(keys[at + page])
-                    more, even = i32((page < pages) & (key > least)), i32((page < pages) & (key == least))
-                    upto, all_ = block_scan(more | (even << 16), sums, warps)
-                    before_even = same + (upto >> 16) - even
-                    if (more == 1) | ((even == 1) & (before_even < equal)):
-                        out[b, h, above + (upto & 0xFFFF) - more + kv.math.min(before_even, equal)] = page
-                    above, same = above + (all_ & 0xFFFF), same + (all_ >> 16)
-        else:
-            for page in range(tid, pages, THREADS):
-                out[b, h, page] = page
-        for i in range(wanted + tid, out.shape[2], THREADS):
-            out[b, h, i] = -1
-        if tid == 0:
-            counts[b, h] = wanted
+        chosen = choose((keys, list_at(collection, b, h), out, b, h), pages, out.shape[2])
+        finish_list(out, counts, b, h, chosen, THREADS)
 
     return choose_pages
 
 
 def host_kernel(c: Scores, first: int, last: int) -> Any:
     """A thread scores and chooses for a sequence and KV head."""
+    choose = chooser(1, stored_key, put_page)
 
     @kv.kernel
     def select_pages(collection, layer: i32, query, row_offsets, summaries, keys: kv.Buffer[i32, 1], out, counts):
         h, b = kv.block_id.x, kv.block_id.y
         queries = RaggedQueries(row_offsets, query.shape[0])
         pages, rows = pages_of(collection, queries, b), queries.length(b) * c.group
-        wanted, at = kv.math.min(pages, out.shape[2]), list_at(collection, b, h)
-        k_cache, least, equal, written = collection.get_key_cache(layer), kv.u32(0), wanted, i32(0)
-        if wanted < pages:
-            for row in range(0, rows, c.together):
-                q = c.query_rows(query, queries.base(b), h, row, rows - 1, 0)
-                for page in range(pages):
-                    place = kv.math.min(k_cache.page(b, page * c.spec.page_size), summaries.shape[0] - 1)
-                    score = c.largest(q, c.summary(summaries, place, layer, h, 0))
-                    if row > 0:
-                        score = larger(kv.bitcast(keys[at + page], f32), score)
-                    keys[at + page] = kv.bitcast(score, i32)
+        k_cache, at = collection.get_key_cache(layer), list_at(collection, b, h)
+        for row in range(0, kv.where(pages > 0, rows, 0), c.together):
+            q = c.query_rows(query, queries.base(b), h, row, rows - 1, 0)
             for page in range(pages):
-                key = key_of(kv.bitcast(keys[at + page], f32), page, pages, first, last)
-                keys[at + page] = kv.bitcast(key, i32)
-            for i in range(32):  # the largest number that at least as many keys reach as are wanted
-                tried, reached = least | (kv.u32(1) << kv.u32(31 - i)), i32(0)
-                for page in range(pages):
-                    reached = reached + i32(kv.u32(keys[at + page]) >= tried)
-                least = kv.where(reached >= wanted, tried, least)
-            for page in range(pages):
-                equal = equal - i32(kv.u32(keys[at + page]) > least)
+                place = kv.math.min(k_cache.page(b, page * c.spec.page_size), summaries.shape[0] - 1)
+                score = c.largest(q, c.summary(summaries, place, layer, h, 0))
+                if row > 0:
+                    score = larger(kv.bitcast(keys[at + page], f32), score)
+                keys[at + page] = kv.bitcast(score, i32)
         for page in range(pages):
-            key = kv.u32(0)
-            if wanted < pages:
-                key = kv.u32(keys[at + page])
-            even = (key == least) & (equal > 0)
-            equal = equal - i32(even)
-            if (key > least) | even:
-                out[b, h, written] = page
-                written = written + 1
-        for i in range(written, out.shape[2]):
-            out[b, h, i] = -1
-        counts[b, h] = wanted
+            key = page_key(kv.bitcast(keys[at + page], f32), page, pages, first, last)
+            keys[at + page] = kv.bitcast(key, i32)
+        finish_list(out, counts, b, h, choose((keys, at, out, b, h), pages, out.shape[2]), 1)
 
     return select_pages
 
@@ -394,7 +420,8 @@ def expand_select_pages(op: Any, at: Expansion) -> None:
         return
     chunks, early = (columns + (CHUNK - 1)) // CHUNK, starts_early(at)
     blocks, threads = batch * heads * chunks, (WARPS * WARP, 1, 1)
-    kernel = score_kernel(case, first, last)
+    scoring = score_kernel if tensor_problems(case, at.target) else tensor_score_kernel
+    kernel = scoring(case, first, last)
     at.launch(kernel, [*scored, chunks], (blocks, 1, 1), threads, key=(case, first, last), programmatic=early)
     args = [op.collection, op.query, op.row_offsets, keys, op.pages, op.page_counts]
     at.launch(choose_kernel(case), args, (batch * heads, 1, 1), (THREADS, 1, 1), key=case, programmatic=early)

@@ -202,3 +202,90 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: memref<?x?
     : (!pool, i32, !rows, memref<?xi32>, memref<?x?x8x2x128xf32>, memref<?x8x?xi32>, memref<?x8xi64>) -> ()
   return
 }
+
+// -----
+
+!index = !kv.collection<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 64 : i64, none, 1 : i64>
+// Rule: an index cache has one head.
+func.func @rule(%c: !index, %i: i32, %q: memref<?x64x128xf8E4M3FN>, %w: memref<?x64xf32>, %o: memref<?xi32>, %s: memref<?x?xf32>) {
+  // expected-error @below {{'kv.index_scores' op needs a collection with one KV head, got 8}}
+  "kv.index_scores"(%c, %i, %q, %w, %o, %s) : (!index, i32, memref<?x64x128xf8E4M3FN>, memref<?x64xf32>, memref<?xi32>, memref<?x?xf32>) -> ()
+  return
+}
+
+// -----
+
+!index = !kv.collection<"paged", i8, 1 : i64, 128 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: integers without scales are no keys.
+func.func @rule(%c: !index, %i: i32, %q: memref<?x64x128xf8E4M3FN>, %w: memref<?x64xf32>, %o: memref<?xi32>, %s: memref<?x?xf32>) {
+  // expected-error @below {{'kv.index_scores' op needs a float cache or one with scales, got element type i8}}
+  "kv.index_scores"(%c, %i, %q, %w, %o, %s) : (!index, i32, memref<?x64x128xf8E4M3FN>, memref<?x64xf32>, memref<?xi32>, memref<?x?xf32>) -> ()
+  return
+}
+
+// -----
+
+!index = !kv.collection<"paged", f8E4M3FN, 1 : i64, 128 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: queries are floats.
+func.func @rule(%c: !index, %i: i32, %q: memref<?x64x128xi32>, %w: memref<?x64xf32>, %o: memref<?xi32>, %s: memref<?x?xf32>) {
+  // expected-error @below {{'kv.index_scores' op query must have element type f32 or f16 or bf16 or f8E4M3FN, got i32}}
+  "kv.index_scores"(%c, %i, %q, %w, %o, %s) : (!index, i32, memref<?x64x128xi32>, memref<?x64xf32>, memref<?xi32>, memref<?x?xf32>) -> ()
+  return
+}
+
+// -----
+
+!index = !kv.collection<"paged", f8E4M3FN, 1 : i64, 128 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: the heads are known.
+func.func @rule(%c: !index, %i: i32, %q: memref<?x?x128xf32>, %w: memref<?x64xf32>, %o: memref<?xi32>, %s: memref<?x?xf32>) {
+  // expected-error @below {{'kv.index_scores' op query must have a static number of heads in dimension 1, got memref<?x?x128xf32>}}
+  "kv.index_scores"(%c, %i, %q, %w, %o, %s) : (!index, i32, memref<?x?x128xf32>, memref<?x64xf32>, memref<?xi32>, memref<?x?xf32>) -> ()
+  return
+}
+
+// -----
+
+!index = !kv.collection<"paged", f8E4M3FN, 1 : i64, 128 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: each head has a weight.
+func.func @rule(%c: !index, %i: i32, %q: memref<?x64x128xf8E4M3FN>, %w: memref<?x32xf32>, %o: memref<?xi32>, %s: memref<?x?xf32>) {
+  // expected-error @below {{'kv.index_scores' op weights must have 64 in dimension 1, got 32}}
+  "kv.index_scores"(%c, %i, %q, %w, %o, %s) : (!index, i32, memref<?x64x128xf8E4M3FN>, memref<?x32xf32>, memref<?xi32>, memref<?x?xf32>) -> ()
+  return
+}
+
+// -----
+
+!index = !kv.collection<"paged", f8E4M3FN, 1 : i64, 128 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: scores are f32.
+func.func @rule(%c: !index, %i: i32, %q: memref<?x64x128xf8E4M3FN>, %w: memref<?x64xf32>, %o: memref<?xi32>, %s: memref<?x?xbf16>) {
+  // expected-error @below {{'kv.index_scores' op out must have element type f32, got bf16}}
+  "kv.index_scores"(%c, %i, %q, %w, %o, %s) : (!index, i32, memref<?x64x128xf8E4M3FN>, memref<?x64xf32>, memref<?xi32>, memref<?x?xbf16>) -> ()
+  return
+}
+
+// -----
+
+// Rule: scores are f32.
+func.func @rule(%s: memref<?x?xf16>, %t: memref<?x?xi32>, %n: memref<?xi32>) {
+  // expected-error @below {{'kv.select_tokens' op scores must have element type f32, got f16}}
+  "kv.select_tokens"(%s, %t, %n) : (memref<?x?xf16>, memref<?x?xi32>, memref<?xi32>) -> ()
+  return
+}
+
+// -----
+
+// Rule: tokens are i32.
+func.func @rule(%s: memref<?x?xf32>, %t: memref<?x?xi64>, %n: memref<?xi32>) {
+  // expected-error @below {{'kv.select_tokens' op tokens must have element type i32, got i64}}
+  "kv.select_tokens"(%s, %t, %n) : (memref<?x?xf32>, memref<?x?xi64>, memref<?xi32>) -> ()
+  return
+}
+
+// -----
+
+// Rule: counts are of rows.
+func.func @rule(%s: memref<?x?xf32>, %t: memref<?x?xi32>, %n: memref<?x?xi32>) {
+  // expected-error @below {{'kv.select_tokens' op counts must be a memref of rank 1, got memref<?x?xi32>}}
+  "kv.select_tokens"(%s, %t, %n) : (memref<?x?xf32>, memref<?x?xi32>, memref<?x?xi32>) -> ()
+  return
+}

@@ -34,3 +34,15 @@ func.func @choice(%pool: !pool, %layer: i32, %q: !rows, %o: memref<?xi32>, %s: m
     : (!pool, i32, !rows, memref<?xi32>, memref<?x?x8x1x128xf32>, memref<?x8x?xi32>, memref<?x8xi32>) -> ()
   return
 }
+
+!index = !kv.collection<"paged", f8E4M3FN, 1 : i64, 128 : i64, true, 64 : i64, f32, 128 : i64>
+
+// CHECK-LABEL: func.func @indexer
+func.func @indexer(%pool: !index, %layer: i32, %q: memref<?x64x128xf8E4M3FN>, %w: memref<?x64xf32>, %o: memref<?xi32>, %s: memref<?x?xf32>, %t: memref<?x?xi32>, %n: memref<?xi32>) {
+  // CHECK: "kv.index_scores"({{.*}}memref<?x64x128xf8E4M3FN>, memref<?x64xf32>, memref<?xi32>, memref<?x?xf32>) -> ()
+  "kv.index_scores"(%pool, %layer, %q, %w, %o, %s)
+    : (!index, i32, memref<?x64x128xf8E4M3FN>, memref<?x64xf32>, memref<?xi32>, memref<?x?xf32>) -> ()
+  // CHECK: "kv.select_tokens"(%{{.+}}) : (memref<?x?xf32>, memref<?x?xi32>, memref<?xi32>) -> ()
+  "kv.select_tokens"(%s, %t, %n) : (memref<?x?xf32>, memref<?x?xi32>, memref<?xi32>) -> ()
+  return
+}

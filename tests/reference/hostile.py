@@ -154,6 +154,9 @@ def _latent(m: Memory, kind: str) -> None:
     if kind == "paged":
         lists = {"indices": m.table(TOKENS, 5), "topk_lengths": m.table(TOKENS)}
         kv.ops.mla_attention(c, 1, query, m.offsets(), value_size=8, out=out, **lists)
+    scores = m.array((TOKENS, SLOTS))
+    kv.ops.index_scores(c, 1, query, m.array((TOKENS, 4)), m.offsets(), scores)
+    kv.ops.select_tokens(scores, tokens=m.table(TOKENS, 5), counts=m.table(TOKENS))
     rows, offsets = m.array((9, SIZE)), m.table(BATCH)
     kv.ops.mla_decompress(c.get_key_cache(0), m.offsets(), offsets, rows)
     plan = kv.ops.MlaPrefillPlan(m.table(2, BATCH + 1), m.table(2, BATCH), m.table(2))
@@ -182,6 +185,8 @@ def _kernels(m: Memory, kind: str) -> None:
         lists = {"indices": m.table(TOKENS, 5), "topk_lengths": m.table(TOKENS)}
         for options in ({}, lists):
             kv.ops.mla_attention(c, 1, query, m.offsets(), value_size=128, out=out, **options)
+        c, query = collection(m, kind, "bf16", is_mla=True, size=64), m.array((TOKENS, 4, 64), "bf16")
+        kv.ops.index_scores(c, 1, query, m.array((TOKENS, 4)), m.offsets(), m.array((TOKENS, SLOTS)))
 
 
 def _batches(m: Memory, kind: str) -> None:

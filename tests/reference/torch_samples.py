@@ -94,6 +94,17 @@ def select_pages(t: dict[str, Any]) -> Any:
     return pages, counts, kv.ops.attention(pool, 0, t["query"], t["offsets"], pages=pages, page_counts=counts)
 
 
+@sample("index_scores")
+def index_scores(t: dict[str, Any]) -> Any:
+    weights = t["latent_query"][:, :, 0].float().contiguous()
+    return kv.ops.index_scores(_latents(t), 1, t["latent_query"], weights, t["offsets"])
+
+
+@sample("select_tokens")
+def select_tokens(t: dict[str, Any]) -> Any:
+    return kv.ops.select_tokens(t["query"][:, 0].float().contiguous(), 7)
+
+
 @sample("operand_attention")
 def operand_attention(t: dict[str, Any]) -> Any:
     pool = _pool(t)

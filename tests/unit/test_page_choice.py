@@ -78,17 +78,20 @@ def chosen(
     return place.get(pages), place.get(counts)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("count", "first", "last"), [(1, 0, 1), (3, 0, 0), (3, 1, 2), (4, 2, 1), (6, 0, 1), (40, 1, 1)]
 )
 @pytest.mark.parametrize("kind", ["min_max", "mean"])
-def test_the_pages_with_the_largest_bounds_are_chosen(place, kind, count, first, last):
-    rng, problem = stored_problem(3, "paged", "bf16", head_size=40, page_size=8, **LENGTHS)
+@pytest.mark.parametrize(("head_size", "dtype"), [(40, "f32"), (64, "bf16")])
+def test_the_pages_with_the_largest_bounds_are_chosen(place, head_size, dtype, kind, count, first, last):
+    rng, problem = stored_problem(3, "paged", "bf16", head_size=head_size, page_size=8, **LENGTHS)
     query = random_query(rng, problem, 6)
     c = problem.collection
-    shape = (c.num_blocks, 2, 2, 2 if kind == "min_max" else 1, 40)
-    data = np.sort(rng.integers(-9, 10, shape), 3).astype(np.float32)  # sums of few bits, which no order changes
+    shape = (c.num_blocks, 2, 2, 2 if kind == "min_max" else 1, head_size)
+    data = np.sort(rng.integers(-9, 10, shape), 3).astype(
+        dtypes.of(dtype).numpy
+    )  # sums of few bits, which no order changes
     query = rng.integers(-4, 5, query.shape).astype(query.dtype)
     lists, counts = chosen(place, problem, query, data, kind, count, first=first, last=last)
     for b, scores in enumerate(reference.page_scores(c, 1, query, problem.row_offsets, data)):

@@ -12,6 +12,7 @@ operation allocates nothing and can be captured in a CUDA graph.
 from .convert import convert
 from .copies import copy_pages, gather, transfer_pages
 from .drafts import commit
+from .indexer import index_scores, select_tokens
 from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_sparse_indices
 from .mla import mla_attention, mla_decompress, mla_prefill, mla_prefill_chunk
 from .pages import select_pages, summarize_pages
@@ -36,6 +37,7 @@ __all__ = [
     "gather",
     "iadd_2m",
     "increment_cache_lengths",
+    "index_scores",
     "merge_attention",
     "merge_ragged",
     "mla_attention",
@@ -54,6 +56,7 @@ __all__ = [
     "rope_append",
     "rope_padded",
     "select_pages",
+    "select_tokens",
     "shift_tokens",
     "sliced_add",
     "store_padded",

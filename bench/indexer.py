@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The indexer of sparse attention: scores of cached tokens and the choice by them: python -m bench.indexer
+
+Shapes of DeepSeek-V3.2: 64 heads of 128 columns, keys of f8e4m3 with a scale each, 2048 tokens of a row. Before a line
+is timed, scores are checked against float32 and chosen tokens against a sort, where what is no token is NaN.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvarn.tools import arrays as array_kinds
+from kvarn.tools.attention_problem import Pages, layers_for
+from kvarn.tools.timing import first_line, timed, warm_up
+
+from .pages import numbers
+from .report import table
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sequences of some tokens, new tokens of each."""
+
+    batch: int
+    context: int
+    new: int = 1
+    heads: int = 64
+    size: int = 128
+    page: int = 64
+    chosen: int = 2048
+
+    @property
+    def title(self) -> str:
+        return f"{self.batch} × {self.context}" + (f", {self.new} new" if self.new > 1 else "")
+
+
+SHAPES = (Shape(64, 8192), Shape(64, 32768), Shape(8, 32768), Shape(1, 131072), Shape(4, 8192, new=1024))
+SMALL = (Shape(3, 300, heads=8, size=64, page=16, chosen=40),)
+
+
+class Problem:
+    """An index cache, queries and weights, and what is made of them."""
+
+    def __init__(self, arrays: Any, shape: Shape) -> None:
+        import kvarn as kv
+
+        self.arrays, self.shape = arrays, shape
+        lengths = np.full(shape.batch, shape.context)
+        self.pages = Pages(lengths, shape.page, arrays)
+        row = shape.size + 4
+        rows = shape.batch * shape.new
+        self.bytes = shape.batch * shape.context * row + 4 * rows * shape.context
+        self.layers = layers_for(self.bytes, arrays)
+        outer = (self.pages.total + 1, 1, self.layers, shape.page, 1)
+        self.blocks, self.scales = arrays.normal((*outer, shape.size), "f8e4m3"), arrays.normal((*outer, 1), "f32")
+        self.scales *= self.scales  # no scale is negative
+        arrays.poison(self.blocks[self.pages.total])
+        self.scales[self.pages.total] = float("nan")
+        before = arrays.integers(lengths - shape.new)
+        self.collection = kv.PagedKVCacheCollection(
+            self.blocks, before, self.pages.lookup, shape.new, shape.context, self.scales, shape.size
+        )
+        self.query = arrays.normal((rows, shape.heads, shape.size), "f8e4m3")
+        self.weights = arrays.normal((rows, shape.heads), "f32")
+        self.offsets = arrays.integers(np.arange(shape.batch + 1) * shape.new)
+        self.scores = arrays.empty((rows, shape.context), "f32")
+        self.tokens = arrays.integers(np.zeros((rows, shape.chosen), np.int32))
+        self.counts = arrays.integers(np.zeros(rows, np.int32))
+
+    def calls(self) -> dict[str, tuple[Callable[[int], Any], Callable[[], float]]]:
+        """What is timed, and its error."""
+        import kvarn as kv
+
+        def score(layer: int) -> None:
+            kv.ops.index_scores(self.collection, layer, self.query, self.weights, self.offsets, self.scores)
+
+        def choose(layer: int) -> None:
+            kv.ops.select_tokens(self.scores, tokens=self.tokens, counts=self.counts)
+
+        def both(layer: int) -> None:
+            score(layer)
+            choose(layer)
+
+        return {"scores": (score, self.error), "tokens": (choose, self.wrong), "both": (both, self.wrong)}
+
+    def rows(self) -> list[int]:
+        """Query rows that are checked."""
+        last = len(self.query) - 1
+        return sorted({0, last // 2, last})
+
+    def error(self) -> float:
+        """Largest error of a score, beside the largest score; of layer 0."""
+        shape, worst = self.shape, 0.0
+        for t in self.rows():
+            b, i = divmod(t, shape.new)
+            ids = self.arrays.index(self.pages.table[b])
+            keys = self.arrays.f32(self.blocks[ids, 0, 0]).reshape(-1, shape.size)
+            keys = keys * self.arrays.f32(self.scales[ids, 0, 0]).reshape(-1, 1)
+            products = self.arrays.einsum("hd,sd->hs", self.arrays.f32(self.query[t]), keys)
+            products = products * (products > 0)
+            want = numbers(self.arrays.einsum("h,hs->s", self.weights[t], products))[: shape.context]
+            found, seen = numbers(self.scores[t]), np.arange(shape.context) < shape.context - shape.new + i + 1
+            if (np.isfinite(found) != seen).any():
+                return float("nan")
+            worst = max(worst, float(np.abs(found - want)[seen].max() / np.abs(want).max()))
+        return worst
+
+    def wrong(self) -> float:
+        """How many of the checked rows' lists are not what a sort gives."""
+        bad = 0
+        for t in self.rows():
+            scores = numbers(self.scores[t])
+            order = np.lexsort((np.arange(len(scores)), -scores))[
+                : min(self.shape.chosen, int(np.isfinite(scores).sum()))
+            ]
+            found = numbers(self.tokens[t])
+            bad += int(not np.array_equal(found[: len(order)], np.sort(order)) or (found[len(order) :] != -1).any())
+        return float(bad)
+
+
+def lines(arrays: Any, shape: Shape) -> Iterator[dict[str, Any]]:
+    """Scores, tokens, and both."""
+    p = Problem(arrays, shape)
+    for what, (call, error) in p.calls().items():
+        record: dict[str, Any] = {"row": shape.title, "what": what, "ok": False}
+        try:
+            call(0)
+            arrays.synchronize()
+            record["error"] = error()
+            record["ok"] = record["error"] <= 1e-3
+            record |= timed(call, p.layers, arrays)
+            if what == "scores":
+                seen = shape.batch * shape.new * (shape.context - (shape.new - 1) / 2)
+                record["rate"] = p.bytes / record["us"] / 1e6
+                record["tflops"] = 2 * seen * shape.heads * shape.size / record["us"] / 1e6
+            call(0)  # what the next line chooses from
+        except Exception as problem:
+            record["note"] = f"{type(problem).__name__}: {first_line(problem)}"
+        yield record
+
+
+def shown(found: Sequence[dict[str, Any]]) -> str:
+    """The lines as a table."""
+    out = []
+    for line in found:
+        numbers_ = [f"{line[n]:.{d}f}" if n in line else "—" for n, d in (("us", 1), ("rate", 2), ("tflops", 0))]
+        out.append([line["row"], line["what"], *numbers_, "ok" if line["ok"] else line.get("note", "wrong")])
+    return table([["row", "what", "µs", "TB/s", "TFLOP/s", "checked"], *out])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "host", "numpy"), help="default: the GPU where there is one")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(argv)
+    from kvarn.runtime import driver
+
+    device = options.device or ("cuda" if driver.status().usable else "host")
+    arrays = array_kinds.arrays(device)
+    warm_up(arrays)
+    found: list[dict[str, Any]] = []
+    for shape in SHAPES if device == "cuda" else SMALL:
+        new = list(lines(arrays, shape))
+        arrays.free()
+        found += new
+        print(shown(new), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if all(line["ok"] for line in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
