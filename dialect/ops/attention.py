@@ -252,8 +252,6 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
         right = verify.memref(op, value, rank, wanted, name)
         if not right or not verify.static_dim(op, value, rank - 1, spec.head_size, name):
             return False
-    if (op.prior is None) != (op.prior_lse is None):
-        return verify.fail(op, "prior and prior_lse must both be given or neither, got one")
     query_type, dim = ir.MemRefType(op.query.type), rank - 2
     if query_type.is_dynamic_dim(dim):
         return verify.fail(op, f"query must have a static number of heads in dimension {dim}, got a dynamic one")
@@ -264,13 +262,8 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
         mask_is_valid(op, functions=True)
         and _functions(op)
         and verify.static_dim(op, op.out, dim, heads, "out")
-        and _per_head(op, op.sinks, 1, heads, "sinks")
         and _per_head(op, op.alibi_slopes, 1, heads, "alibi_slopes")
-        and _per_head(op, op.lse, rank - 1, heads, "lse")
-        and _per_head(op, op.prior_lse, rank - 1, heads, "prior_lse")
-        and (op.prior is None or verify.memref(op, op.prior, rank, ("f32",), "prior"))
-        and (op.prior is None or verify.static_dim(op, op.prior, dim, heads, "prior"))
-        and (op.prior is None or verify.static_dim(op, op.prior, rank - 1, spec.head_size, "prior"))
+        and rows_end(op, rank, heads, spec.head_size)
         and (op.kv_offsets is None or offsets(op, op.kv_offsets, "kv_offsets"))
     )
 
@@ -296,6 +289,20 @@ def page_lists(op: Any, spec: CacheSpec) -> bool:
                 and verify.static_dim(op, op.page_counts, 1, spec.num_heads, "page_counts")
             )
         )
+    )
+
+
+def rows_end(op: Any, rank: int, heads: int, value_size: int) -> bool:
+    """Whether the sinks, the log-sum-exp and the result over other keys fit an output's rows."""
+    if (op.prior is None) != (op.prior_lse is None):
+        return verify.fail(op, "prior and prior_lse must both be given or neither, got one")
+    return (
+        _per_head(op, op.sinks, 1, heads, "sinks")
+        and _per_head(op, op.lse, rank - 1, heads, "lse")
+        and _per_head(op, op.prior_lse, rank - 1, heads, "prior_lse")
+        and (op.prior is None or verify.memref(op, op.prior, rank, ("f32",), "prior"))
+        and (op.prior is None or verify.static_dim(op, op.prior, rank - 2, heads, "prior"))
+        and (op.prior is None or verify.static_dim(op, op.prior, rank - 1, value_size, "prior"))
     )
 
 

@@ -12,7 +12,7 @@ from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import CacheSpec
 from ..types import CollectionType
-from .attention import mask_is_valid
+from .attention import mask_is_valid, rows_end
 from .operations import FLOATS, offsets, token_rows
 
 LEAST_INLINE = 16  # elements of a scale that lies in a row: as many as a kernel reads at a time
@@ -78,6 +78,9 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
     Optional operands, over paged collections: indices [T, K] i32, rows of the pool as page * page_size + slot. A query
     row then sees the rows that it lists and no other, negative ones and those outside the pool excepted, and the mask
     is null. topk_lengths [T] i32: how many of a row's indices count, from the first on; at most K do.
+
+    sinks [Hq] f32, lse [T, Hq] f32, prior [T, Hq, value_size] f32 and prior_lse [T, Hq] f32 are those of kv.attention;
+    the output may be f32.
     """
 
     collection: Operand[CollectionType]
@@ -88,6 +91,10 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
     out: Operand[Any]
     indices: Operand[Any] | None = None
     topk_lengths: Operand[Any] | None = None
+    sinks: Operand[Any] | None = None
+    lse: Operand[Any] | None = None
+    prior: Operand[Any] | None = None
+    prior_lse: Operand[Any] | None = None
     value_size: ir.IntegerAttr
     mask: ir.StringAttr
     span: ir.IntegerAttr
@@ -111,7 +118,8 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
         elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
         return (
             token_rows(self, self.query, None, latent_columns(self, spec, size), elements, "query")
-            and token_rows(self, self.out, None, size, elements, "out")
+            and token_rows(self, self.out, None, size, tuple(dict.fromkeys((*elements, "f32"))), "out")
+            and rows_end(self, 3, ir.MemRefType(self.query.type).shape[1], size)
             and offsets(self, self.row_offsets)
             and mask_is_valid(self)
             and self._lists(spec)

@@ -39,8 +39,9 @@ from .attention_common import (
 from .attention_prefill import CHUNK, pack
 from .attention_queries import RaggedQueries
 from .base import Expansion
+from .latent_common import ends_apart
 from .mla_rows import Listed, ListedKeys
-from .partial_results import LOG2E, LOWEST, NO_VALUE, normalizer, weight
+from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp, normalizer, weight, with_prior
 
 ROWS = 64
 WARPS = 8
@@ -51,11 +52,15 @@ MOST_SPLITS = 16
 
 @dataclass(frozen=True)
 class Tiles:
-    """The geometry: ``keys`` tokens a tile, of which two are in flight; ``listed`` ones, or a sequence's in order."""
+    """The geometry: ``keys`` tokens a tile, of which two are in flight; ``listed`` ones, or a sequence's in order.
+
+    ``parted``: all results are partial ones, of one split too.
+    """
 
     case: Case
     keys: int
     listed: bool = False
+    parted: bool = False
 
     @property
     def rows(self) -> SharedLayout:
@@ -108,8 +113,10 @@ def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> li
     spec, found = case.spec, []
     if target.is_host or not target.has("cp_async"):
         return [f"needs a GPU with cp.async, got {target.name}"]
-    if case.query not in (bf16, f16) or case.out is not case.query:
-        found.append(f"needs a query and an output of bf16 or f16, got {case.query.name} and {case.out.name}")
+    if case.query not in (bf16, f16) or case.out not in (case.query, f32):
+        found.append(
+            f"needs a query of bf16 or f16 and an output of its type or f32, got {case.query.name} and {case.out.name}"
+        )
     if spec.dtype is not case.query and spec.dtype.bits != 8:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     if case.size % 16 or case.content % CHUNK or case.value_size % (16 * WARPS) or case.value_size > 512:
@@ -138,7 +145,7 @@ def launch(case: Case, at: Expansion, op: Any) -> None:
     listed = op.indices is not None
     keys = tile_keys(case, at.target, listed)
     assert keys is not None
-    g, one = Tiles(case, keys, listed), at.constant(1)
+    g, one = Tiles(case, keys, listed, ends_apart(case, op)), at.constant(1)
     tokens = at.dim(op.query, 0)
     if listed:
         tiles = needed = tokens * cdiv(case.group, ROWS)
@@ -151,12 +158,13 @@ def launch(case: Case, at: Expansion, op: Any) -> None:
     else:
         splits = (at.device("multiprocessors") // needed).least(at.constant(MOST_SPLITS))
         splits = splits + (one - splits.least(one))
-    several = (splits - 1).least(one)
+    several = one if g.parted else (splits - 1).least(one)
     parts = at.workspace(several * tiles * splits * g.part_bytes + 16)
-    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, parts, op.indices, op.topk_lengths]
+    out = None if g.parted else op.out
+    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, out, parts, op.indices, op.topk_lengths]
     at.launch(latent_kernel(g), args, (tiles, splits, 1), (THREADS, 1, 1), key=g)
     blocks = several * tiles * (ROWS // MERGE_WARPS)
-    merged = [op.row_offsets, op.out, parts, splits]
+    merged = [op.row_offsets, op.out, parts, splits, op.sinks, op.lse, op.prior, op.prior_lse]
     at.launch(merge_kernel(g), merged, (blocks, 1, 1), (32 * MERGE_WARPS, 1, 1), key=g)
 
 
@@ -273,8 +281,8 @@ def latent_kernel(g: Tiles) -> Any:
     @kv.kernel(block=(THREADS, 1, 1))
     def attention_latent(
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
-        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3], parts: kv.Buffer[i8, 1],
-        indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
+        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Optional[kv.Buffer[case.out, 3]],
+        parts: kv.Buffer[i8, 1], indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         rows16, half = warp & 3, warp >> 2
@@ -371,7 +379,8 @@ def latent_kernel(g: Tiles) -> Any:
                 (extremes + (half * ROWS + rows16 * 16 + (lane >> 2) + 8 * u) * 4).store(total[u])
                 (factors + (rows16 * 16 + (lane >> 2) + 8 * u) * 4).store(top[u])
             kv.barrier()
-            alone = kv.grid_dim.y == 1
+            alone = False if g.parted else kv.grid_dim.y == 1
+            in_parts = True if g.parted else kv.grid_dim.y > 1
             which = number * kv.grid_dim.y + kv.block_id.y
             part = parts.address(0) + kv.i64(which) * g.part_bytes
             for r in kv.static(range(ROWS // 16)):
@@ -390,7 +399,7 @@ def latent_kernel(g: Tiles) -> Any:
                         else:
                             (part + (row * case.value_size + d) * 4).store(kv.vector(f32, [o[i], o[i + 1]]))
                     if (warp == 0) & ((lane & 3) == 0):
-                        if kv.grid_dim.y > 1:
+                        if in_parts:
                             ends = part + (ROWS * case.value_size + 2 * row) * 4
                             ends.store(kv.vector(f32, [(factors + row * 4).load(kv.f32), sum_]))
 
@@ -404,8 +413,10 @@ def merge_kernel(g: Tiles) -> Any:
 
     @kv.kernel(block=(32 * MERGE_WARPS, 1, 1))
     def attention_latent_merge(
-        row_offsets: kv.Buffer[i32, 1], out: kv.Buffer[case.out, 3], parts: kv.Buffer[i8, 1], splits: kv.i32
-    ):
+        row_offsets: kv.Buffer[i32, 1], out: kv.Buffer[case.out, 3], parts: kv.Buffer[i8, 1], splits: kv.i32,
+        sinks: kv.Optional[kv.Buffer[f32, 1]], lse: kv.Optional[kv.Buffer[f32, 2]],
+        prior: kv.Optional[kv.Buffer[f32, 3]], prior_lse: kv.Optional[kv.Buffer[f32, 2]],
+    ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * MERGE_WARPS + warp
         number, row = item // ROWS, item % ROWS
@@ -422,8 +433,17 @@ def merge_kernel(g: Tiles) -> Any:
                 for n in kv.static(range(turns)):
                     d = (n * 32 + lane) * 4
                     sums[n] = sums[n] * mine + (part + (row * case.value_size + d) * 4).load(kv.f32, 4) * theirs
-            inverse, at = normalizer(total), row0 + row
+            token, h = token0 + (row0 + row) // G, (row0 + row) % G
+            before = None if prior is None else prior_lse[token, h]
+            top, total, factor, of_prior = finished(top, total, None if sinks is None else sinks[h], before)
             for n in kv.static(range(turns)):
-                out.store(token0 + at // G, at % G, (n * 32 + lane) * 4, value=case.out(sums[n] * inverse))
+                d = (n * 32 + lane) * 4
+                x = sums[n] * factor
+                if prior is not None:
+                    x = with_prior(x, prior.load(token, h, d, width=4), of_prior)
+                out.store(token, h, d, value=case.out(x))
+            if lse is not None:
+                if lane == 0:
+                    lse[token, h] = log_sum_exp(top, total)
 
     return attention_latent_merge

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Combine the partial results of the kernels over latent rows.
 
-Partial results are normalized rows in the output's type and their log-sum-exps: a fourth of what f32 would be to write
-and read, and rounded as the output is. Few splits: a warp a row. Many: a block a row and 128 columns, each warp every
-fourth split, eight loads at a time.
+Partial results are normalized rows in the query's type and their log-sum-exps: a fourth of what f32 would be to write
+and read, and rounded as the output is. Sinks and a result over other keys are combined with them here. Few splits: a
+warp a row. Many: a block a row and 128 columns, each warp every fourth split, eight loads at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i8, i32
 
 from .latent_common import NEVER, LatentConfig, lse_of, part_of, place_of, queries_of
-from .partial_results import LOWEST, normalizer, weight
+from .partial_results import LOWEST, finished, log_sum_exp, weight, with_prior
 
 WARPS = 4
 COLUMNS = 128
@@ -35,7 +35,7 @@ def combine_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def load(parts, number, splits, s, row, column):
-        return kv.f32((part_of(c, parts, number, splits, s, row) + column * case.out.itemsize).load(case.out, 4))
+        return kv.f32((part_of(c, parts, number, splits, s, row) + column * c.part.itemsize).load(c.part, 4))
 
     @kv.func
     def top_of(parts, tiles, number, splits, row, lane):
@@ -56,7 +56,24 @@ def combine_kernel(c: LatentConfig) -> Any:
         return kv.vector(f32, [kv.where(factor == 0.0, 0.0, found[i]) for i in range(4)]) * factor
 
     @kv.func
-    def few_splits(out, parts, place, tiles, number, row, splits, lane):
+    def ended(top, total, sinks, prior, lse, token, h, writes):
+        """(factor of the sums, factor of the prior result) of a row; ``writes``: its log-sum-exp."""
+        before = None if prior is None else prior[1][token, h]
+        m, l, factor, of_prior = finished(top, total, None if sinks is None else sinks[h], before)
+        if lse is not None:
+            if writes:
+                lse[token, h] = log_sum_exp(m, l)
+        return factor, of_prior
+
+    @kv.func
+    def write(out, sums, factor, prior, of_prior, token, h, column):
+        x = sums * factor
+        if prior is not None:
+            x = with_prior(x, prior[0].load(token, h, column, width=4), of_prior)
+        out.store(token, h, column, value=case.out(x))
+
+    @kv.func
+    def few_splits(out, sinks, prior, lse, parts, place, tiles, number, row, splits, lane):
         """A warp has a row."""
         _, token0, row0, _ = place
         top, total = top_of(parts, tiles, number, splits, row, lane), kv.f32(0.0)
@@ -68,13 +85,13 @@ def combine_kernel(c: LatentConfig) -> Any:
             found = [load(parts, number, splits, s, row, n * COLUMNS + lane * 4) for n in pieces]
             for n in kv.static(pieces):
                 sums[n] = sums[n] + weighed(found[n], factor)
-        inverse, at = normalizer(total), row0 + row
+        token, h = token0 + (row0 + row) // heads, (row0 + row) % heads
+        factor, of_prior = ended(top, total, sinks, prior, lse, token, h, lane == 0)
         for n in kv.static(pieces):
-            piece = case.out(sums[n] * inverse)
-            out.store(token0 + at // heads, at % heads, n * COLUMNS + lane * 4, value=piece)
+            write(out, sums[n], factor, prior, of_prior, token, h, n * COLUMNS + lane * 4)
 
     @kv.func
-    def many_splits(out, parts, place, tiles, number, row, splits, sums_at, totals, warp, lane):
+    def many_splits(out, sinks, prior, lse, parts, place, tiles, number, row, splits, sums_at, totals, warp, lane):
         """A block has 128 columns of a row."""
         _, token0, row0, _ = place
         column = kv.block_id.y * COLUMNS + lane * 4
@@ -98,13 +115,15 @@ def combine_kernel(c: LatentConfig) -> Any:
             for w in kv.static(range(1, WARPS)):
                 sums = sums + sums_at.load(w, lane * 4, width=4)
                 total = total + totals[w]
-            inverse, at = normalizer(total), row0 + row
-            out.store(token0 + at // heads, at % heads, column, value=case.out(sums * inverse))
+            token, h = token0 + (row0 + row) // heads, (row0 + row) % heads
+            factor, of_prior = ended(top, total, sinks, prior, lse, token, h, (lane == 0) & (kv.block_id.y == 0))
+            write(out, sums, factor, prior, of_prior, token, h, column)
 
     @kv.kernel(block=(32 * WARPS, 1, 1))
     def latent_combine(
         row_offsets: kv.Buffer[i32, 1], out: kv.Buffer[case.out, 3], parts: kv.Buffer[i8, 1], tiles: kv.i32,
-        splits: kv.i32,
+        splits: kv.i32, sinks: kv.Optional[kv.Buffer[f32, 1]], lse: kv.Optional[kv.Buffer[f32, 2]],
+        prior: kv.Optional[kv.Buffer[f32, 3]], prior_lse: kv.Optional[kv.Buffer[f32, 2]],
     ):  # fmt: skip
         sums_at = kv.shared((WARPS, COLUMNS), f32)
         totals = kv.shared(WARPS, f32)
@@ -115,10 +134,13 @@ def combine_kernel(c: LatentConfig) -> Any:
             item = kv.block_id.x
         number, row = item // c.rows, item % c.rows
         place = place_of(c, queries_of(out, row_offsets), number)
+        prior = None if prior is None else (prior, prior_lse)
         if place[2] + row < place[3]:
             if splits < MANY:
-                few_splits(out, parts, place, tiles, number, row, splits, lane)
+                few_splits(out, sinks, prior, lse, parts, place, tiles, number, row, splits, lane)
             else:
-                many_splits(out, parts, place, tiles, number, row, splits, sums_at, totals, warp, lane)
+                many_splits(
+                    out, sinks, prior, lse, parts, place, tiles, number, row, splits, sums_at, totals, warp, lane
+                )
 
     return latent_combine

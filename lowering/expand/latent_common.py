@@ -44,6 +44,8 @@ class LatentConfig:
         Whether lists say which rows of the pool a token sees.
     box_rows : int
         Rows that TMA copies at a time; 0: threads copy, row by row.
+    parted : bool
+        Whether all results are partial ones, of one split too: where the combination does more than to combine them.
     """
 
     case: Case
@@ -51,6 +53,12 @@ class LatentConfig:
     tiles: int = 0
     listed: bool = False
     box_rows: int = KEYS
+    parted: bool = False
+
+    @property
+    def part(self) -> DType:
+        """The type of the rows of a partial result."""
+        return self.case.query
 
     @property
     def copy(self) -> str:
@@ -79,8 +87,8 @@ class LatentConfig:
 
     @property
     def part_bytes(self) -> int:
-        """A block's partial result: normalized rows in the output's type, and a log-sum-exp each."""
-        return self.rows * (self.case.value_size * self.case.out.itemsize + 4)
+        """A block's partial result: normalized rows in the query's type, and a log-sum-exp each."""
+        return self.rows * (self.case.value_size * self.part.itemsize + 4)
 
 
 def pack(dtype: DType, a: Any, b: Any) -> Any:
@@ -170,15 +178,30 @@ def clear_rows(place, boxes, begin, end, thread, threads):
 # --- what is left ----------------------------------------------------------------------------------
 
 
+def ends_apart(case: Case, op: Any) -> bool:
+    """Whether a row's result needs more than its keys, which the kernel that combines partial results gives it."""
+    return case.out is not case.query or any(x is not None for x in (op.sinks, op.lse, op.prior))
+
+
+def alone(c: LatentConfig, splits: Any) -> Any:
+    """Whether a block writes its rows' results."""
+    return False if c.parted else splits == 1
+
+
+def in_parts(c: LatentConfig, splits: Any) -> Any:
+    """Whether a block leaves partial results."""
+    return True if c.parted else splits > 1
+
+
 def part_of(c: LatentConfig, parts: Any, number: Any, splits: Any, split: Any, row: Any) -> Any:
     """Where a row of a partial result lies."""
-    pitch = c.case.value_size * c.case.out.itemsize
+    pitch = c.case.value_size * c.part.itemsize
     return parts.address(0) + kv.i64((number * splits + split) * c.rows + row) * pitch
 
 
 def lse_of(c: LatentConfig, parts: Any, tiles: Any, number: Any, splits: Any, split: Any, row: Any) -> Any:
     """Where its log-sum-exp, in base 2, lies: behind all rows."""
-    behind = kv.i64(tiles * splits * c.rows) * (c.case.value_size * c.case.out.itemsize)
+    behind = kv.i64(tiles * splits * c.rows) * (c.case.value_size * c.part.itemsize)
     return parts.address(0) + (behind + kv.i64((number * splits + split) * c.rows + row) * 4)
 
 
@@ -188,10 +211,10 @@ def write_rows(c, piece, parts, out, place, row, column, splits, split):
     number, token0, row0, rows = place
     at = row0 + row
     if at < rows:
-        if splits == 1:
+        if alone(c, splits):
             out.store(token0 + at // c.case.heads, at % c.case.heads, column, value=piece)
         else:
-            (part_of(c, parts, number, splits, split, row) + column * c.case.out.itemsize).store(piece)
+            (part_of(c, parts, number, splits, split, row) + column * c.part.itemsize).store(piece)
 
 
 def queries_of(query: Any, row_offsets: Any) -> RaggedQueries:

@@ -32,6 +32,7 @@ from .latent_common import (
     LatentConfig,
     clear_rows,
     extents_of,
+    in_parts,
     keys_of,
     load_query,
     lse_of,
@@ -268,11 +269,12 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 at = ring + (row * V + column + 4 * q) * 4
                 x, y = x + list(at.load(kv.f32, 4)), y + list(kv.load_cluster(at, rank ^ 1, f32, 4))
             both = [kv.where(a == 0.0, 0.0, x[k]) * a + kv.where(b == 0.0, 0.0, y[k]) * b for k in range(CHUNK)]
-            piece = case.out(kv.vector(f32, [v * inverse for v in both]))
+            piece = c.part(kv.vector(f32, [v * inverse for v in both]))
             write_rows(c, piece, parts, out, place, row, column, splits, split)
-            if (splits > 1) & (column == 0):
-                lse = kv.where(total == 0.0, NEVER, top + kv.math.log2(total))
-                lse_of(c, parts, kv.grid_dim.x, place[0], splits, split, row).store(lse)
+            if in_parts(c, splits):
+                if column == 0:
+                    lse = kv.where(total == 0.0, NEVER, top + kv.math.log2(total))
+                    lse_of(c, parts, kv.grid_dim.x, place[0], splits, split, row).store(lse)
 
     @kv.func
     def produce_by_tma(key_map, cache, ring, full, empty, span, b, lane):
@@ -337,8 +339,8 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1, cluster=(1, PAIR, 1))
     def attention_latent_few(
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
-        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3], parts: kv.Buffer[i8, 1],
-        indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
+        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Optional[kv.Buffer[case.out, 3]],
+        parts: kv.Buffer[i8, 1], indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
         key_map: kv.Optional[kv.TensorMap],
     ):  # fmt: skip
         memory = kv.shared(RING * BOX.bytes + query_layout.bytes + 2 * weights_layout.bytes, kv.u8, alignment=1024)

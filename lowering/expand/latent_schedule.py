@@ -6,14 +6,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kvarn.dialect.dtypes import bf16, f16
+from kvarn.dialect.dtypes import bf16, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.lowering.target import Target
 
 from . import latent_combine, latent_converts, latent_few, latent_wide
 from .attention_common import Case, tile_count
 from .base import Expansion
-from .latent_common import BOX_COLUMNS, KEYS, WIDE, LatentConfig
+from .latent_common import BOX_COLUMNS, KEYS, WIDE, LatentConfig, ends_apart
 
 MOST_SPLITS = 64
 MOST_TILES = 16  # of a sequence whose most new tokens are known: more are found through the row offsets
@@ -26,8 +26,10 @@ def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> li
     spec, found = case.spec, []
     if not target.has("wgmma"):
         return [f"needs a GPU with wgmma, got {target.name}"]
-    if case.query not in (bf16, f16) or case.out is not case.query:
-        found.append(f"needs a query and an output of bf16 or f16, got {case.query.name} and {case.out.name}")
+    if case.query not in (bf16, f16) or case.out not in (case.query, f32):
+        found.append(
+            f"needs a query of bf16 or f16 and an output of its type or f32, got {case.query.name} and {case.out.name}"
+        )
     if spec.dtype is not case.query and spec.dtype.bits != 8:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     if spec.dtype is not case.query and (spec.head_size | case.rope | case.rope_start) % 16:
@@ -72,7 +74,7 @@ def config_of(case: Case, at: Expansion, op: Any) -> LatentConfig:
     most = case.heads if listed else at.schedule.get("max_queries", 0) * case.heads
     rows = align_up(most, 8) if 0 < most <= latent_few.MOST_ROWS else WIDE
     tiles = 0 if listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
-    return LatentConfig(case, rows, tiles, listed, box_rows(case, at, op.collection, listed))
+    return LatentConfig(case, rows, tiles, listed, box_rows(case, at, op.collection, listed), ends_apart(case, op))
 
 
 def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
@@ -97,18 +99,19 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
         least = SPLIT_TILES * KEYS * blocks
         splits = splits.least((longest + (least - 1)) // least)
         splits = splits + (one - splits.least(one))
-    several = (splits - 1).least(one)
+    several = one if config.parted else (splits - 1).least(one)
     parts = at.workspace((several * tiles).wide * splits * config.part_bytes + 16)  # of many tiles more than 2 GiB
     key_map = (
         at.tensor_map(op.collection, rows=config.box_rows, layer=op.layer, half="key") if config.copy == "tma" else None
     )
-    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, parts, op.indices, op.topk_lengths]
+    out = None if config.parted else op.out
+    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, out, parts, op.indices, op.topk_lengths]
     if few:
         kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_few.threads_of(config)
     else:
         kernel, threads = latent_wide.latent_kernel(config), latent_wide.threads_of(config)
     at.launch(kernel, [*args, key_map], (tiles, splits * blocks, 1), (threads, 1, 1), key=config)
     blocks, columns = latent_combine.grid(config, tiles, splits)
-    combined = [op.row_offsets, op.out, parts, tiles, splits]
+    combined = [op.row_offsets, op.out, parts, tiles, splits, op.sinks, op.lse, op.prior, op.prior_lse]
     threads = (32 * latent_combine.WARPS, 1, 1)
     at.launch(latent_combine.combine_kernel(config), combined, (several * blocks, columns, 1), threads, key=config)

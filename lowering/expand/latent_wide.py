@@ -33,8 +33,10 @@ from .latent_common import (
     NEVER,
     WIDE,
     LatentConfig,
+    alone,
     clear_rows,
     extents_of,
+    in_parts,
     keys_of,
     load_query,
     lse_of,
@@ -194,10 +196,10 @@ def latent_kernel(c: LatentConfig) -> Any:
     @kv.func
     def write_nothing(parts, out, place, splits, thread):
         """The result of a tile of rows that sees no key."""
-        if splits == 1:
+        if alone(c, splits):
             for i in range(thread, WIDE * (V // CHUNK), CONSUMERS):
                 row, column = i // (V // CHUNK), i % (V // CHUNK) * CHUNK
-                write_rows(c, case.out(kv.vector(f32, CHUNK)), parts, out, place, row, column, splits, kv.block_id.y)
+                write_rows(c, c.part(kv.vector(f32, CHUNK)), parts, out, place, row, column, splits, kv.block_id.y)
         else:
             if thread < WIDE:
                 lse_of(c, parts, kv.grid_dim.x, place[0], splits, kv.block_id.y, thread).store(kv.f32(NEVER))
@@ -274,7 +276,7 @@ def latent_kernel(c: LatentConfig) -> Any:
             inverse[u] = normalizer(total[u])
             if (lane & 3) == 0:
                 (ends + row * 4).store(inverse[u])
-                if splits > 1:
+                if in_parts(c, splits):
                     lse = kv.where(total[u] == 0.0, NEVER, m[u] + kv.math.log2(total[u]))
                     lse_of(c, parts, kv.grid_dim.x, place[0], splits, kv.block_id.y, row).store(lse)
         kv.named_barrier(ALL_MEET, CONSUMERS)  # the query is read: its place is free
@@ -359,8 +361,8 @@ def latent_kernel(c: LatentConfig) -> Any:
     @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1)
     def attention_latent(
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
-        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3], parts: kv.Buffer[i8, 1],
-        indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
+        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Optional[kv.Buffer[case.out, 3]],
+        parts: kv.Buffer[i8, 1], indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
         key_map: kv.Optional[kv.TensorMap],
     ):  # fmt: skip
         memory = kv.shared((1 + STAGES) * TILE + WEIGHTS.bytes, kv.u8, alignment=1024).ptr()

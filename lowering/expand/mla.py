@@ -32,6 +32,7 @@ def case_of(op: Any, at: Expansion) -> Case:
     return Case(
         spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
         value_size=op.value_size.value, mask=op.mask.value, span=op.span.value,
+        sinks=op.sinks is not None, lse=op.lse is not None,
         rope=columns - inline_content(spec, columns, inline) if inline else spec.head_size - columns, inline=inline,
     )  # fmt: skip
 
@@ -72,9 +73,11 @@ def expand_attention(op: Any, at: Expansion) -> None:
             latent_schedule.launch(latent_schedule.config_of(case, at, op), at, op)
         return
     if op.indices is not None:
-        mla_rows.launch(mla_rows.Listed(case), at, op, None, op.indices, op.topk_lengths, None, None, None, None)
+        rest = [op.lse, op.indices, op.topk_lengths, None, None, None, None, op.sinks, op.prior, op.prior_lse]
+        mla_rows.launch(mla_rows.Listed(case), at, op, *rest)
         return
-    args = [op.collection, op.layer, None, None, op.query, op.row_offsets, None, op.scale, op.out, *[None] * 5]
+    args = [op.collection, op.layer, None, None, op.query, op.row_offsets, None, op.scale, op.out]
+    args += [op.sinks, op.lse, None, op.prior, op.prior_lse]
     launch_rows(kind, case, at, op.query, args)
 
 

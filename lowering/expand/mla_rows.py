@@ -20,7 +20,7 @@ from .attention_common import Case, load_width, read, read_rope, read_row
 from .attention_queries import RaggedQueries
 from .attention_rows import LANES, WARPS, exp2, lane_sum, lane_width
 from .base import Expansion
-from .partial_results import LOG2E, LOWEST, NO_VALUE, log_sum_exp, normalizer
+from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,8 @@ def host_kernel(source: Source) -> Any:
         lse: kv.Optional[kv.Buffer[f32, 2]], indices: kv.Optional[kv.Buffer[i32, 2]],
         topk_lengths: kv.Optional[kv.Buffer[i32, 1]], key: kv.Optional[kv.Buffer[case.query, 3]],
         value: kv.Optional[kv.Buffer[case.query, 3]], buffer_row_offsets: kv.Optional[kv.Buffer[i32, 1]],
-        cache_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        cache_offsets: kv.Optional[kv.Buffer[i32, 1]], sinks: kv.Optional[kv.Buffer[f32, 1]] = None,
+        prior: kv.Optional[kv.Buffer[f32, 3]] = None, prior_lse: kv.Optional[kv.Buffer[f32, 2]] = None,
     ):  # fmt: skip
         h, row = kv.block_id.x, kv.block_id.y
         queries = RaggedQueries(row_offsets, query.shape[0])
@@ -246,9 +247,13 @@ def host_kernel(source: Source) -> Any:
                     top, total = higher, total * shrink + weight
                     for n, d in enumerate(value_columns):
                         sums[n] = sums[n] * shrink + keys.value(place, d, width) * weight
-            inverse = normalizer(total)
+            sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[row, h]
+            top, total, factor, of_prior = finished(top, total, sink, before, exp2)
             for n, d in enumerate(value_columns):
-                out.store(row, h, d, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
+                x = sums[n] * factor
+                if prior is not None:
+                    x = with_prior(x, prior.load(row, h, d, width=width, alignment=f32.itemsize), of_prior)
+                out.store(row, h, d, value=case.out(x), alignment=case.out.itemsize)
             if lse is not None:
                 lse[row, h] = log_sum_exp(top, total)
 
@@ -283,7 +288,8 @@ def simt_kernel(source: Source) -> Any:
         lse: kv.Optional[kv.Buffer[f32, 2]], indices: kv.Optional[kv.Buffer[i32, 2]],
         topk_lengths: kv.Optional[kv.Buffer[i32, 1]], key: kv.Optional[kv.Buffer[case.query, 3]],
         value: kv.Optional[kv.Buffer[case.query, 3]], buffer_row_offsets: kv.Optional[kv.Buffer[i32, 1]],
-        cache_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        cache_offsets: kv.Optional[kv.Buffer[i32, 1]], sinks: kv.Optional[kv.Buffer[f32, 1]] = None,
+        prior: kv.Optional[kv.Buffer[f32, 3]] = None, prior_lse: kv.Optional[kv.Buffer[f32, 2]] = None,
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
@@ -327,12 +333,16 @@ def simt_kernel(source: Source) -> Any:
                         for n in kv.static(range(turns)):
                             d = kv.math.min(lane + 32 * n, columns - 1) * width
                             sums[n] = sums[n] + keys.value(shared_place, d, width) * share
-            total = kv.warp_reduce(total, "add")
-            inverse = normalizer(total)
+            sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[row, h]
+            top, total, factor, of_prior = finished(top, kv.warp_reduce(total, "add"), sink, before)
             for n in kv.static(range(turns)):
                 column = lane + 32 * n
                 if column < columns:
-                    out.store(row, h, column * width, value=case.out(sums[n] * inverse), alignment=case.out.itemsize)
+                    x = sums[n] * factor
+                    if prior is not None:
+                        found = prior.load(row, h, column * width, width=width, alignment=f32.itemsize)
+                        x = with_prior(x, found, of_prior)
+                    out.store(row, h, column * width, value=case.out(x), alignment=case.out.itemsize)
             if lse is not None:
                 if lane == 0:
                     lse[row, h] = log_sum_exp(top, total)

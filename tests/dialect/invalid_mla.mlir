@@ -7,7 +7,7 @@
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>, %x: memref<?x?xi32>) {
   // expected-error @below {{'kv.mla_attention' op indices needs a collection of pages, got a continuous one}}
   "kv.mla_attention"(%c, %i, %q, %o, %s, %out, %x)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>) -> ()
   return
 }
@@ -19,7 +19,7 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi3
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>, %x: memref<?x?xi32>) {
   // expected-error @below {{'kv.mla_attention' op indices says what a row sees: mask must be null, got "causal"}}
   "kv.mla_attention"(%c, %i, %q, %o, %s, %out, %x)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>) -> ()
   return
 }
@@ -31,7 +31,7 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi3
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>, %x: memref<?x?xi64>) {
   // expected-error @below {{'kv.mla_attention' op indices must have element type i32, got i64}}
   "kv.mla_attention"(%c, %i, %q, %o, %s, %out, %x)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi64>) -> ()
   return
 }
@@ -43,7 +43,7 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi3
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>) {
   // expected-error @below {{'kv.mla_attention' op topk_lengths needs indices}}
   "kv.mla_attention"(%c, %i, %q, %o, %s, %out, %o)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?xi32>) -> ()
   return
 }
@@ -55,7 +55,7 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi3
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>, %x: memref<?x?xi32>) {
   // expected-error @below {{'kv.mla_attention' op topk_lengths must be a memref of rank 1, got memref<?x?xi32>}}
   "kv.mla_attention"(%c, %i, %q, %o, %s, %out, %x, %x)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>, memref<?x?xi32>) -> ()
   return
 }
@@ -188,7 +188,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x1
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>) {
   // expected-error @below {{'kv.mla_attention' op inline_scales needs rows of C 8-bit floats, at least 512, a scale for every 64 of them}}
   "kv.mla_attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64, inline_scales = 64 : i64}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64, inline_scales = 64 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>) -> ()
   return
 }

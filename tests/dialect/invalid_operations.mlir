@@ -530,7 +530,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>) {
   // expected-error @below {{'kv.mla_attention' op needs an MLA collection (is_mla = true)}}
   "kv.mla_attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64}
     : (!pool, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>) -> ()
   return
 }
@@ -542,7 +542,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>) {
   // expected-error @below {{'kv.mla_attention' op value_size must be in [1, 576], got 640 : i64}}
   "kv.mla_attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, value_size = 640 : i64, mask = "causal", span = 0 : i64}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, value_size = 640 : i64, mask = "causal", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>) -> ()
   return
 }
@@ -554,7 +554,7 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi3
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x576xbf16>) {
   // expected-error @below {{'kv.mla_attention' op out must have 512 in dimension 2, got 576}}
   "kv.mla_attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x576xbf16>) -> ()
   return
 }

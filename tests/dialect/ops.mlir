@@ -369,7 +369,7 @@ func.func @mla(%pool: !latent_pool, %cache: !latent, %layer: i32, %q: memref<?x1
   // CHECK: "kv.mla_attention"(
   // CHECK-SAME: value_size = 512 : i64
   "kv.mla_attention"(%pool, %layer, %q, %i32s, %scale, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64}
     : (!latent_pool, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>) -> ()
   // CHECK: "kv.mla_prefill_plan"(%{{.+}}) {buffer_tokens = 8192 : i64}
   "kv.mla_prefill_plan"(%i32s, %i32s, %table, %table, %i32s) {buffer_tokens = 8192 : i64}

@@ -129,10 +129,10 @@ func.func @latent_keys(%c: !latent, %layer: i32, %k: !row, %offsets: !table) {
 // HOST:         gpu.launch_func @kernels::@mla_rows_host_2
 func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f32, %out: !values, %x: !lists) {
   "kv.mla_attention"(%c, %layer, %q, %o, %s, %out, %x, %o)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
     : (!latent, i32, !queries, !table, f32, !values, !lists, !table) -> ()
   "kv.mla_attention"(%c, %layer, %q, %o, %s, %out, %x)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64, kv.row_alignment = 8 : i64}
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64, kv.row_alignment = 8 : i64}
     : (!latent, i32, !queries, !table, f32, !values, !lists) -> ()
   return
 }

@@ -109,7 +109,7 @@ func.func @padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %scale: f
 !values = memref<?x16x512xbf16, strided<[?, ?, 1]>, 1>
 !tokens = memref<?x8x128xbf16, strided<[?, ?, 1]>, 1>
 func.func @others(%c: !pool, %latent: !latent, %keys: !keys, %layer: i32, %q: !rows, %wide: !wider, %offsets: !table, %scale: f32, %out: !values, %x: !tokens) {
-  "kv.mla_attention"(%latent, %layer, %wide, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!latent, i32, !wider, !table, f32, !values) -> ()
+  "kv.mla_attention"(%latent, %layer, %wide, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!latent, i32, !wider, !table, f32, !values) -> ()
   "kv.operand_attention"(%keys, %keys, %q, %offsets, %scale, %q) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!keys, !keys, !rows, !table, f32, !rows) -> ()
   "kv.append"(%c, %layer, %x, %offsets, %x) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>} : (!pool, i32, !tokens, !table, !tokens) -> ()
   return
@@ -190,8 +190,8 @@ func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %of
 // So it is with latent rows.
 // CHECK-LABEL: func.func @slower_latent
 // CHECK:         schedule = {kind = "simt"}
-// REMARK:      remark: missed: kind simt is slower than others: that of kind latent on wgmma needs a query and an output of bf16 or f16, got f32 and f32
+// REMARK:      remark: missed: kind simt is slower than others: that of kind latent on wgmma needs a query of bf16 or f16 and an output of its type or f32, got f32 and f32
 func.func @slower_latent(%c: !rows, %layer: i32, %q: !queries, %offsets: !table, %scale: f32, %out: !values) {
-  "kv.mla_attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, kv.row_alignment = 16 : i64, value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!rows, i32, !queries, !table, f32, !values) -> ()
+  "kv.mla_attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, kv.row_alignment = 16 : i64, value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!rows, i32, !queries, !table, f32, !values) -> ()
   return
 }

@@ -11,10 +11,10 @@ from kvarn.dialect.layout import cdiv
 from kvarn.dialect.ops.mla import LEAST_INLINE, chunk_problem, inline_content, rope_columns
 from kvarn.programs import Operation, Schedule
 
-from . import checks
+from . import checks, sources
 from .checks import layer_of
 from .indices import MlaPrefillPlan, mla_prefill_plan
-from .reads import RowsOperation, check_rows, empty_lse
+from .reads import APART, RowsOperation, check_ends, check_rows, empty_lse, prior_of
 
 _FEW = 16  # new tokens of a sequence that are known to be no more
 
@@ -36,7 +36,8 @@ def _check_mla_attention(seen: SimpleNamespace) -> None:
     widest = columns - rope if rope or inline else spec.head_size
     if size > widest:
         raise ValueError(f"{title}: value_size must be in [1, {widest}] (the row), got {size}")
-    check_rows(seen, title, columns if rope or inline else spec.head_size, size)
+    check_rows(seen, title, columns if rope or inline else spec.head_size, size, ("f32",))
+    check_ends(seen, title, size)
     if seen.indices is not None:
         if not spec.paged:
             raise ValueError(f"{title}: indices needs a collection of pages, got a {spec.kind} one")
@@ -45,7 +46,10 @@ def _check_mla_attention(seen: SimpleNamespace) -> None:
         checks.has_shape(seen.topk_lengths, (seen.query.shape[0],), f"{title}: topk_lengths")
 
 
-_MLA_ATTENTION = RowsOperation("kv.mla_attention", {"query": 1, "out": 1}, _check_mla_attention)
+_MLA_ATTENTION = RowsOperation(
+    "kv.mla_attention", {"query": 1, "out": 1, "sinks": 0, "lse": 1, "prior": 1, "prior_lse": 1}, _check_mla_attention,
+    apart=APART,
+)  # fmt: skip
 
 
 def mla_attention(
@@ -62,11 +66,19 @@ def mla_attention(
     indices: Any = None,
     topk_lengths: Any = None,
     inline_scales: int | None = None,
+    sinks: Any = None,
     out: Any = None,
+    return_lse: bool = False,
+    lse: Any = None,
+    prior: Any = None,
     schedule: Schedule = None,
     stream: Any = None,
 ) -> Any:
     """Attention over latent rows: scores with the whole row, values its first ``value_size`` columns.
+
+    Lists of collections and layers are sources of one softmax, such as a window and a compressed cache, as of
+    :func:`attention`; ``mask``, ``window``, ``chunk``, ``indices``, ``topk_lengths``, ``inline_scales`` and
+    ``schedule`` may then be lists, with an entry a source.
 
     Parameters
     ----------
@@ -94,15 +106,26 @@ def mla_attention(
         Rows have their scales in them, one for so many elements (a power of two of 16 or more): C elements of an 8-bit
         float, C / ``inline_scales`` f32, and R bf16 keys that have no scale, for a query of C + R columns. Of 656 bytes
         with ``inline_scales=128`` C is 512 and R is 64. Not over a cache with scales of its own.
+    sinks, return_lse, lse
+        As of :func:`attention`.
     out : array-like [T, Hq, value_size], optional
-        The query's dtype. When not given it is allocated by the query's library.
+        The query's dtype, or f32. When not given it is allocated by the query's library.
+    prior : tuple of f32 array-like [T, Hq, value_size] and f32 array-like [T, Hq], optional
+        As of :func:`attention`. With it, sinks, a log-sum-exp or an output of f32 a second kernel ends the rows.
 
     Returns
     -------
-    array-like [T, Hq, value_size]
+    array-like [T, Hq, value_size], or with ``return_lse`` a tuple of that and f32 [T, Hq]
         As of :func:`attention`; zeros in a row whose list names nothing.
     """
     title = "kv.ops.mla_attention"
+    if collection.__class__ is list:
+        options = {
+            "value_size": value_size, "scale": scale, "mask": mask, "window": window, "chunk": chunk,
+            "indices": indices, "topk_lengths": topk_lengths, "inline_scales": inline_scales, "sinks": sinks,
+            "out": out, "return_lse": return_lse, "lse": lse, "prior": prior, "schedule": schedule, "stream": stream,
+        }  # fmt: skip
+        return sources.attention(mla_attention, collection, layer, query, row_offsets, options, title)
     if indices is None:
         if topk_lengths is not None:
             raise ValueError(f"{title}: topk_lengths needs indices, got none")
@@ -124,9 +147,11 @@ def mla_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
         out = checks.empty(query, (*query.shape[:2], value_size), None, "out", title)
-    operands = (collection, layer, query, row_offsets, scale, out, indices, topk_lengths)
-    _MLA_ATTENTION(operands, attributes, _scheduled(collection, schedule), stream)
-    return out
+    if return_lse and lse is None:
+        lse = empty_lse(query, title)
+    operands = (collection, layer, query, row_offsets, scale, out, indices, topk_lengths, sinks, lse)
+    _MLA_ATTENTION((*operands, *prior_of(prior, title)), attributes, _scheduled(collection, schedule), stream)
+    return (out, lse) if return_lse else out
 
 
 def _scheduled(collection: Any, schedule: Schedule) -> Schedule:

@@ -90,18 +90,11 @@ def _check_attention_padded(seen: SimpleNamespace) -> None:
 
 def _check_rest(seen: SimpleNamespace, title: str) -> None:
     """What the operands that may be absent must be, of a query that was checked, and what bounds the batch."""
-    rows, batch = tuple(seen.query.shape[:-1]), checks.handle_of(seen).batch_size
+    batch = checks.handle_of(seen).batch_size
     if seen.schedule.get("max_batch", batch) < batch:
         most = seen.schedule["max_batch"]
         raise ValueError(f"{title}: the schedule's max_batch must be at least the {batch} sequences, got {most}")
-    if (seen.prior is None) != (seen.prior_lse is None):
-        raise ValueError(f"{title}: prior must be an output and its log-sum-exp, got one of them")
-    f32s = {"sinks": rows[-1:], "lse": rows, "alibi_slopes": rows[-1:], "prior": (*rows, seen.query.shape[-1])}
-    for name, shape in {**f32s, "prior_lse": rows}.items():
-        view = getattr(seen, name)
-        if view is not None:
-            checks.has_shape(view, shape, f"{title}: {name}")
-            checks.has_dtype(view, ("f32",), f"{title}: {name}")
+    check_ends(seen, title, seen.query.shape[-1])
     if seen.kv_offsets is not None:
         checks.offsets(seen.kv_offsets, batch, f"{title}: kv_offsets")
     for i, name in enumerate(functions.ARRAYS):
@@ -122,6 +115,19 @@ def _check_pages(seen: SimpleNamespace, title: str) -> None:
         raise ValueError(f"{title}: pages must list fewer than 2**31 tokens, got {seen.pages.shape[2]} pages a list")
     if seen.page_counts is not None:
         checks.has_shape(seen.page_counts, (batch, spec.num_heads), f"{title}: page_counts")
+
+
+def check_ends(seen: SimpleNamespace, title: str, value_size: int) -> None:
+    """What the operands of f32 of an attention must be, which end its rows or bend its scores."""
+    rows = tuple(seen.query.shape[:-1])
+    if (seen.prior is None) != (seen.prior_lse is None):
+        raise ValueError(f"{title}: prior must be an output and its log-sum-exp, got one of them")
+    shapes = {"sinks": rows[-1:], "alibi_slopes": rows[-1:], "lse": rows, "prior": (*rows, value_size)}
+    for name, shape in {**shapes, "prior_lse": rows}.items():
+        view = getattr(seen, name, None)  # latent rows have no slopes
+        if view is not None:
+            checks.has_shape(view, shape, f"{title}: {name}")
+            checks.has_dtype(view, ("f32",), f"{title}: {name}")
 
 
 def _check_operands(seen: SimpleNamespace) -> None:
@@ -149,10 +155,10 @@ def _check_operands(seen: SimpleNamespace) -> None:
 _ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
 _ROWS = {"query": 1, "out": 1, "sinks": 0, "lse": 1, "alibi_slopes": 0, "prior": 1, "prior_lse": 1, **_ARRAYS}
 _PADDED = {**_ROWS, **dict.fromkeys(("query", "out", "lse", "prior", "prior_lse"), 2)}
-_APART = tuple(Apart(written, read) for written in ("out", "lse") for read in ("prior", "prior_lse"))
-_ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention, apart=_APART)
-_OPERAND_ATTENTION = RowsOperation("kv.operand_attention", _ROWS, _check_operands, apart=_APART)
-_ATTENTION_PADDED = RowsOperation("kv.attention_padded", _PADDED, _check_attention_padded, apart=_APART)
+APART = tuple(Apart(written, read) for written in ("out", "lse") for read in ("prior", "prior_lse"))
+_ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention, apart=APART)
+_OPERAND_ATTENTION = RowsOperation("kv.operand_attention", _ROWS, _check_operands, apart=APART)
+_ATTENTION_PADDED = RowsOperation("kv.attention_padded", _PADDED, _check_attention_padded, apart=APART)
 
 
 def attention(
@@ -315,7 +321,7 @@ def attention(
     if return_lse and lse is None:
         lse = empty_lse(query, title)
     operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets, alibi_slopes)
-    operands = (*operands, *_prior(prior, title), *arrays)
+    operands = (*operands, *prior_of(prior, title), *arrays)
     if of_operands:
         if pages is not None or page_counts is not None:
             raise ValueError(
@@ -416,7 +422,7 @@ def attention_padded(
     if return_lse and lse is None:
         lse = empty_lse(query, title)
     operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets, alibi_slopes)
-    operands = (*operands, *_prior(prior, title), *arrays)
+    operands = (*operands, *prior_of(prior, title), *arrays)
     operands = with_pages(operands, pages, page_counts)
     _ATTENTION_PADDED(operands, attributes, _scheduled(collection, schedule), stream)
     return (out, lse) if return_lse else out
@@ -432,7 +438,7 @@ def with_pages(operands: tuple[Any, ...], pages: Any, page_counts: Any) -> tuple
 _FIRST_LIST = _ATTENTION.operands.index("pages")
 
 
-def _prior(prior: Any, title: str) -> tuple[Any, Any]:
+def prior_of(prior: Any, title: str) -> tuple[Any, Any]:
     """The output and the log-sum-exp of a result over other keys."""
     if prior is None:
         return None, None

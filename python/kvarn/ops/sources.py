@@ -18,7 +18,7 @@ from .prefixes import parts_of
 # What a list is given for: an entry a source. Everything else is of the queries, and so of all of them.
 OF_A_SOURCE = (
     "score", "mask", "window", "chunk", "softcap", "kv_offsets", "alibi_slopes", "tree", "pages", "page_counts",
-    "schedule",
+    "schedule", "indices", "topk_lengths", "inline_scales",
 )  # fmt: skip
 
 
@@ -58,8 +58,8 @@ def attention(
     prior = whole.pop("prior")
     for source, layer, of_source in zip(sources[:-1], layers[:-1], each[:-1], strict=True):
         prior = attend(
-            source, layer, query, extents, **whole, **of_source, prior=prior, out=_unrounded(query, title),
-            return_lse=True,
+            source, layer, query, extents, **whole, **of_source, prior=prior,
+            out=_unrounded(query, title, whole.get("value_size")), return_lse=True,
         )  # fmt: skip
     return attend(sources[-1], layers[-1], query, extents, **whole, **each[-1], **of_last, prior=prior)
 
@@ -101,6 +101,7 @@ def attention_shared(
     return attend(suffixes, layer, query, row_offsets, prior=prior, schedule=schedules[1], **rest)
 
 
-def _unrounded(query: Any, title: str) -> Any:
-    """A new output in f32, for what another source is combined with."""
-    return checks.empty(query, tuple(query.shape), f32, "what lies between two sources", title)
+def _unrounded(query: Any, title: str, value_size: int | None = None) -> Any:
+    """A new output in f32, for what another source is combined with; of as many columns as the query by default."""
+    columns = query.shape[-1] if value_size is None else value_size
+    return checks.empty(query, (*query.shape[:-1], columns), f32, "what lies between two sources", title)
