@@ -9,9 +9,10 @@ it, ``t.save(...)`` writes them for Perfetto or as a drawing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,15 +127,16 @@ class Timeline:
 
 
 class Tracing:
-    """What ``kv.tracing`` gives.
+    """What ``kv.tracing`` gives."""
 
-    Attributes
-    ----------
-    timeline : Timeline
-        Of what ran inside, once the context has ended.
-    """
+    _read: Callable[[], Timeline] | None = None
 
-    timeline: Timeline
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """What ran inside, once the context has ended. A million spans take some seconds to read."""
+        if self._read is None:
+            raise RuntimeError("the timeline is there when the context of kv.tracing has ended")
+        return self._read()
 
     def save(self, path: str | Path) -> Path:
         """Write the timeline: see :meth:`Timeline.save`."""
@@ -142,7 +144,7 @@ class Tracing:
 
 
 @contextlib.contextmanager
-def tracing(*, warps: int = 4096, marks: int = 512) -> Iterator[Tracing]:
+def tracing(*, warps: int = 4096, marks: int = 2048) -> Iterator[Tracing]:
     """Gather when the warps of what this thread launches inside are in which phase.
 
     Kernels are compiled anew with their marks. Of what is not launched inside, captured graphs among it, nothing is
@@ -182,7 +184,8 @@ def tracing(*, warps: int = 4096, marks: int = 512) -> Iterator[Tracing]:
     finally:
         buffers = [switch.turn_off() for switch in switches]
         clocks.append((time.time_ns(), cycles()))
-        made.timeline = read(buffers, [o == HOST for o in places], marks, clocks, emulated)
+        on_host = [ordinal == HOST for ordinal in places]
+        made._read = functools.partial(read, buffers, on_host, marks, clocks, emulated)
 
 
 # --- from marks to spans ---------------------------------------------------------------------------

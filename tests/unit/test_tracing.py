@@ -262,8 +262,11 @@ def test_what_cannot_be_traced_is_refused():
     for options, message in (({"marks": 48}, "marks must be a power of two"), ({"warps": 0}, "warps must be positive")):
         with pytest.raises(ValueError, match=message), kv.tracing(**options):
             pass
-    with kv.tracing(), pytest.raises(ValueError, match=r"kv\.tracing does not nest"), kv.tracing():
-        pass
+    with kv.tracing() as traced:
+        with pytest.raises(ValueError, match=r"kv\.tracing does not nest"), kv.tracing():
+            pass
+        with pytest.raises(RuntimeError, match=r"when the context of kv\.tracing has ended"):
+            _ = traced.timeline
 
     @kv.kernel
     def unnamed(out: kv.Buffer[kv.i32, 1]):

@@ -41,8 +41,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--launch", type=int, metavar="N", help="which launch is drawn; default: the longest")
     parser.add_argument("--rows", type=int, default=48, metavar="N", help="most warps that are drawn (48)")
     parser.add_argument("--warps", type=int, default=4096, metavar="N", help="most warps that are seen (4096)")
-    parser.add_argument("--marks", type=int, default=512, metavar="N",
-                        help="marks that are kept of a warp, the last ones, a power of two (512)")  # fmt: skip
+    parser.add_argument("--marks", type=int, default=2048, metavar="N",
+                        help="marks that are kept of a warp, the last ones, a power of two (2048)")  # fmt: skip
     parser.add_argument("--emulate", metavar="TARGET", help="run kernels in the emulator, as of sm_90a")
     parser.add_argument("script", metavar="SCRIPT.py", help="the program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
