@@ -26,6 +26,7 @@ from kvarn.runtime.binding import HOST
 from kvarn.runtime.host import cycles
 
 NOMINAL = 1.0  # clocks of a nanosecond where nothing tells
+_APART = 3600 * 10**9  # nanoseconds between two clocks that do not count from the same moment
 
 
 class Span(NamedTuple):
@@ -220,11 +221,14 @@ def read(
         if not len(records):
             continue
         rate = 1.0 if host and emulated else _rate(clocks) if host else _device_rate(records)
+        # Of whole nanoseconds since 1970 a float keeps every 256th: they are subtracted before.
+        since = clocks[0][1] if host else int(records[:, at.BEGIN_NS].min())
+        behind = 0 if host or abs(since - clocks[0][0]) > _APART else since - clocks[0][0]
         order = np.argsort(records[:, at.BEGIN_NS], kind="stable")
         for record in records[order]:
             key = (place, int(record[at.GRID]), int(record[at.KERNEL]))
             launch = launches.setdefault(key, len(launches))
-            begin = float(record[at.BEGIN_NS] - (clocks[0][1] if host else 0))
+            begin = float(int(record[at.BEGIN_NS]) - since + behind)
             if host:
                 begin = float(record[at.BEGIN_CLOCK]) if emulated else begin / rate
             overwritten += max(int(record[at.COUNT]) - marks, 0)

@@ -220,10 +220,12 @@ def test_the_command_runs_a_program_and_writes_both(tmp_path, capsys):
 
 
 def record(marks, kernel, block, processor, begin, end, *moments):
-    """The words of a record: times of a clock of two a nanosecond."""
+    """The words of a record: nanoseconds, of a clock that has two of them each and begins with the last thousand."""
     words = np.zeros(at.record_words(marks), np.int64)
     words[[at.KERNEL, at.BLOCK, at.PROCESSOR, at.COUNT]] = kernel, block, processor, len(moments)
-    words[[at.BEGIN_NS, at.BEGIN_CLOCK, at.END_NS, at.END_CLOCK]] = begin, 2 * begin + 7, end, 2 * end + 7
+    words[[at.BEGIN_NS, at.BEGIN_CLOCK, at.END_NS, at.END_CLOCK]] = (
+        begin, 2 * (begin % 10_000) + 7, end, 2 * (end % 10_000) + 7,
+    )  # fmt: skip
     for i, (number, clock) in enumerate(moments):
         words[at.RING + i % marks] = np.int64(((2 * clock + 7) << at.CLOCK_SHIFT) | number)
     return words
@@ -237,9 +239,10 @@ def read(*records, marks=4):
 
 def test_clocks_of_a_processor_become_nanoseconds_of_all(monkeypatch):
     monkeypatch.setitem(timeline.kernels, 5, ("k", ("a", "b")))
+    t = 1_790_000_000_000_000_000  # of which a float keeps every 256th
     found = read(
-        record(4, 5, 0, 3, 1000, 1400, (0, 1100), (2, 1200), (3, 1250), (1, 1300)),
-        record(4, 5, 1, 4, 1600, 2000, (0, 1700), (1, 1800)),
+        record(4, 5, 0, 3, t + 1000, t + 1400, (0, 1100), (2, 1200), (3, 1250), (1, 1300)),
+        record(4, 5, 1, 4, t + 1600, t + 2000, (0, 1700), (1, 1800)),
     )
     assert [(s.label, s.block, s.processor, s.begin, s.end, s.depth) for s in found.spans] == [
         ("a", 0, 3, 0.0, 200.0, 0), ("b", 0, 3, 100.0, 150.0, 1), ("a", 1, 4, 600.0, 700.0, 0),
