@@ -84,11 +84,11 @@ class Batch:
         self.granularity = granularity
 
     def collection(self) -> Any:
-        quantized = {"scales": put(self.scales), "quantization_granularity": self.granularity}
-        return kv.PagedKVCacheCollection(
-            put(self.blocks), put(self.cached), put(self.table), 1, int(self.cached.max()),
-            **(quantized if self.granularity else {}),
-        )  # fmt: skip
+        quantized = {}
+        if self.scales is not None:
+            quantized = {"scales": put(self.scales), "quantization_granularity": self.granularity}
+        arrays = [put(a) for a in (self.blocks, self.cached, self.table)]
+        return kv.PagedKVCacheCollection(*arrays, 1, int(self.cached.max()), **quantized)
 
     def attention(self, **schedule: Any) -> np.ndarray:
         """What kvarn gives: [sequences, QUERY_HEADS, SIZE]."""

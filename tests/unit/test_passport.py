@@ -187,7 +187,12 @@ $L2:
   mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1}, {%r1}, {%r2}, {%f1};
   fma.rn.f32 %f1, %f2, %f3, %f4;
   @%p1 bra $L2;
-  mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 4096;
+  mov.b32 %r9, 4096;
+  { .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%r1], %r9; }
+  mbarrier.arrive.expect_tx.shared.b64 _, [%r1], %r8;
+$L3:
+  mbarrier.try_wait.parity.shared.b64 %p3, [%r1], %r2;
+  @!%p3 bra $L3;
   st.global.b16 [%rd1], %rs1;
   @%p2 bra $L1;
   ret;
@@ -199,8 +204,10 @@ $L2:
 def test_loops_are_told_apart_with_the_work_of_an_iteration():
     from kvarn.emulator import text
 
-    (outer, inner), outside = work.loops_of(text.parse(PTX, "f"))
-    assert (outer.depth, inner.depth, outer.source) == (1, 2, "k.py:7")
+    (outer, inner, waiting), outside = work.loops_of(text.parse(PTX, "f"))
+    assert (outer.depth, inner.depth, waiting.depth, outer.source) == (1, 2, 2, "k.py:7")
+    assert [loop.waits for loop in (outer, inner, waiting)] == [False, False, True]
+    assert outer.work.unknown == 1  # a size in a register of which nothing is known
     assert (outside.read, outside.instructions) == (32 * 16, 2)
     assert (outer.work.read, outer.work.written, outer.work.flops) == (32 * 16 + 4096, 32 * 2, 0)
     assert (inner.work.tensor, inner.work.vector, inner.work.bytes) == (2 * 16 * 8 * 16, 64, 0)

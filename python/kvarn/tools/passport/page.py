@@ -323,7 +323,8 @@ def _work(passport: Passport) -> Iterator[str]:
     roofs, points, rows = machine.roofs(passport.kernel.target), [], []
     for name, (loops, outside) in passport.loops.items():
         rows.append([f"{escape(name)}, outside of loops", *_worked(outside, roofs[0])])
-        for loop in loops:
+        waits = [loop for loop in loops if loop.waits]
+        for loop in (loop for loop in loops if not loop.waits):
             file, _, line = loop.source.rpartition(":")
             place = escape(loop.source) or f"PTX line {loop.line}"
             if file in numbers:
@@ -335,6 +336,8 @@ def _work(passport: Passport) -> Iterator[str]:
                 points.append(
                     figures.Point(f"loop at {loop.source or loop.line}", loop.work.intensity, loop.work.tensor > 0)
                 )
+        if waits:
+            rows.append([f"{len(waits)} loops that only wait at barriers", *[""] * 7])
     for name, counts in passport.counts.items():
         done = work.ran(counts)
         rows.append([f"<b>{escape(name)}, as it ran</b>", *_worked(done, roofs[0])])

@@ -8,7 +8,7 @@ warp. What a loop has inside another is that one's. Copies by TMA state their si
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from kvarn.emulator import text as ptx_text
 from kvarn.emulator.report import Counts
 
 WARP = 32
+_WAIT = 8  # instructions of a loop that only tries a barrier again, at most
 SECTOR = 32  # bytes
 _BITS = re.compile(r"\.[busf](\d+)$|\.b(\d+)$")
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
@@ -83,8 +84,18 @@ def operations(i: ptx_text.Instruction) -> tuple[float, float]:
     return 0, 0
 
 
-def work_of(i: ptx_text.Instruction) -> Work:
-    """What one instruction does when all threads of a warp take it."""
+def constants_of(kernel: ptx_text.Kernel) -> dict[str, int]:
+    """The registers that are written once, with a number."""
+    written: dict[str, str] = {}
+    for i in kernel.code:
+        for register in ptx_text.parts(i.operands[0]) if i.operands else ():
+            number = i.operands[1] if i.name[0] == "mov" and len(i.operands) > 1 and i.guard is None else ""
+            written[register] = "" if register in written else number
+    return {register: int(number) for register, number in written.items() if number.isdigit()}
+
+
+def work_of(i: ptx_text.Instruction, constants: Mapping[str, int]) -> Work:
+    """What one instruction does when all threads of a warp take it; ``constants`` are numbers by register."""
     head, full = i.name[0], ".".join(i.name)
     vector, tensor = operations(i)
     found = Work(1, vector=vector, tensor=tensor)
@@ -99,10 +110,10 @@ def work_of(i: ptx_text.Instruction) -> Work:
         elif size or ("commit_group" not in i.name and "wait_group" not in i.name and "wait_all" not in i.name):
             found.unknown += "mbarrier" not in i.name
     elif head == "mbarrier" and "expect_tx" in i.name and i.operands:
-        if i.operands[-1].isdigit():
-            found.read += int(i.operands[-1])  # one thread expects the bytes of all
-        else:
-            found.unknown += 1
+        size = i.operands[-1]
+        known = constants.get(size, int(size) if size.isdigit() else None)
+        found.read += known or 0  # one thread expects the bytes of all
+        found.unknown += known is None
     elif full.startswith("cp.async.bulk") and ".global.shared" in full:
         found.unknown += 1  # a store by TMA: nobody expects its bytes
     return found
@@ -127,6 +138,8 @@ class Loop:
         File and line of the kernel, of the first of its instructions that has one; "" if none has.
     work : Work
         Of an iteration, without the loops inside.
+    waits : bool
+        Whether all that it does is to try a barrier again.
     """
 
     first: int
@@ -135,6 +148,7 @@ class Loop:
     line: int
     source: str
     work: Work = field(default_factory=Work)
+    waits: bool = False
 
 
 def loops_of(kernel: ptx_text.Kernel) -> tuple[list[Loop], Work]:
@@ -144,19 +158,23 @@ def loops_of(kernel: ptx_text.Kernel) -> tuple[list[Loop], Work]:
     blocks = {header: sorted(body) for header, body in bodies.items()}
     ends = [*starts[1:], len(kernel.code)]
     found, outside = [], Work()
+    constants = constants_of(kernel)
     order = sorted(bodies, key=lambda header: (-len(bodies[header]), header))
     inner: dict[int, Loop] = {}  # of a block, the innermost loop
     for header in order:
         depth = 1 + sum(header in bodies[other] and other != header for other in bodies)
         code = [kernel.code[n] for b in blocks[header] for n in range(starts[b], ends[b])]
         source = next((i.source for i in code if i.source and not i.source.endswith(":0")), "")
-        loop = Loop(starts[blocks[header][0]], ends[blocks[header][-1]] - 1, depth, code[0].line, source)
+        waits = len(code) <= _WAIT and any(
+            i.name[:2] in (("mbarrier", "try_wait"), ("mbarrier", "test_wait")) for i in code
+        )
+        loop = Loop(starts[blocks[header][0]], ends[blocks[header][-1]] - 1, depth, code[0].line, source, waits=waits)
         found.append(loop)
         inner.update(dict.fromkeys(bodies[header], loop))
     for b, start in enumerate(starts):
         to = inner[b].work if b in inner else outside
         for i in kernel.code[start : ends[b]]:
-            to.add(work_of(i))
+            to.add(work_of(i, constants))
     return sorted(found, key=lambda loop: (loop.first, loop.depth)), outside
 
 
@@ -244,4 +262,4 @@ def _executed(counts: Any) -> Iterator[tuple[int, int]]:
             yield n, threads
 
 
-__all__ = ["Loop", "Work", "access_bytes", "loops_of", "operations", "ran", "work_of"]
+__all__ = ["Loop", "Work", "access_bytes", "constants_of", "loops_of", "operations", "ran", "work_of"]
