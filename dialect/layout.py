@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from . import dtypes
 from .dtypes import DType
+from .page_orders import added
 
 PAGED, CONTINUOUS, FA3 = "paged", "continuous", "fa3"
 KINDS = (PAGED, CONTINUOUS, FA3)
@@ -49,7 +50,7 @@ class CacheSpec:
 
     Parameters
     ----------
-    kind : {"paged", "continuous", "fa3"}
+    kind : {"paged", "continuous", "fa3"}, or one that another package has added (``page_orders``)
     dtype : DType
         Storage type.
     num_heads, head_size : int
@@ -179,6 +180,11 @@ class OperandData(CacheSpec):
         return self.num_scales if self.kind == SCALES else self.head_size
 
 
+def run_of(spec: CacheSpec) -> int:
+    """Elements of a head that lie together."""
+    return added[spec.kind].run(spec) if spec.kind in added else spec.head_size
+
+
 def packed(spec: CacheSpec) -> CacheSpec:
     """The spec with packed tokens and heads: what caches have in common whose pages can be copied to each other."""
     return spec if spec.strides is None else replace(spec, strides=None)
@@ -234,8 +240,9 @@ def loads_no_scales(spec: CacheSpec) -> bool:
 def spec_problems(spec: CacheSpec) -> list[str]:
     """What is wrong with a spec, one sentence each; empty when it is right."""
     found = []
-    if spec.kind not in spec.kinds:
-        return [f"kind must be one of {', '.join(spec.kinds)}, got {spec.kind!r}"]
+    order = None if isinstance(spec, OperandData) else added.get(spec.kind)
+    if spec.kind not in spec.kinds and order is None:
+        return [f"kind must be one of {', '.join((*spec.kinds, *added))}, got {spec.kind!r}"]
     if spec.num_heads < 1 or spec.head_size < 1:
         found.append(f"num_heads and head_size must be positive, got {spec.num_heads} and {spec.head_size}")
     # Indices within a token and a page are 32-bit in kernels.
@@ -258,7 +265,7 @@ def spec_problems(spec: CacheSpec) -> list[str]:
     if spec.kind == SCALES and spec.scale_dtype is None:
         found.append("a scales operand must have a scale type, got none")
     if spec.scale_dtype is not None:
-        if spec.kind in (CONTINUOUS, FA3):
+        if spec.kind in (CONTINUOUS, FA3) or order is not None:
             found.append(f"scales need a paged cache, got a {spec.kind} one")
         if spec.scale_dtype.name not in SCALE_DTYPES:
             found.append(f"scale dtype must be one of {', '.join(SCALE_DTYPES)}, got {spec.scale_dtype.name}")
@@ -268,7 +275,8 @@ def spec_problems(spec: CacheSpec) -> list[str]:
             found.append(f"granularity must be positive, got {spec.granularity}")
     if spec.dtype.kind not in "fi" or spec.dtype.name in ("f64", "f8e8m0", "i64"):
         found.append(f"cache dtype must be f32, f16, bf16, f8e4m3, f8e5m2, i8, i16 or i32, got {spec.dtype.name}")
-    return found
+    problem = order.problem(spec) if order is not None and not found else None
+    return found if problem is None else [problem]
 
 
 def element_alignment(dtype: DType, head_size: int) -> int:
@@ -401,8 +409,10 @@ def token_capacity(spec: CacheSpec, lookup_columns: Any, slots: Any) -> Any:
 def element_offset(spec: CacheSpec, block: Any, slot: Any, head: Any, dim: Any, stride0: Any) -> Any:
     """Element of (page, slot, head, dim) from the view's base: E = blk*stride0 + s*ts + h*hs + d.
 
-    ts and hs are the spec's strides of tokens and heads: H*D and D when packed.
+    ts and hs are the spec's strides of tokens and heads: H*D and D when packed. Kinds of other packages have formulas.
     """
+    if spec.kind in added:
+        return block * stride0 + added[spec.kind].element(spec, slot, head, dim)
     return block * stride0 + slot * spec.token_stride + head * spec.head_stride + dim
 
 

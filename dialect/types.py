@@ -10,7 +10,7 @@ from typing import Any
 
 from mlir import ir
 
-from . import layout, tma_layout
+from . import layout, page_orders, tma_layout
 from .base import Kv
 from .dtypes import DType, by_mlir
 from .layout import CacheSpec
@@ -173,6 +173,9 @@ def _page(text: str) -> tuple[int, tuple[int, int] | None]:
     if len(found) != 3:
         raise ValueError(f"page must be the page size, or an array of it, the token and the head stride, got {text}")
     return found[0], found[1:]
+
+
+page_orders.listeners.append(lambda order: _parse_spec.cache_clear())
 
 
 def spec_or_problem(type_: ir.Type) -> CacheSpec | str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlir import ir
 
-from . import dtypes, layout, schedules, types
+from . import dtypes, layout, page_orders, schedules, types
 from .layout import CacheSpec
 
 CACHE_LIKE = ("cache", "operand")
@@ -37,6 +37,26 @@ def handle(op: Any, value: ir.Value, kinds: tuple[str, ...] = CACHE_LIKE) -> Cac
         fail(op, f"cannot take a {spec.kind} operand: {lacks}")
         return None
     return spec
+
+
+def added_kinds(op: Any) -> bool:
+    """Whether an op takes the handles of other packages' kinds that it is given. Their own ops say so themselves."""
+    name = op.operation.name.removeprefix("kv.")
+    for value in op.operation.operands if page_orders.added else ():
+        if types.type_name(value.type) not in ANY_HANDLE:
+            continue
+        spec = types.spec_or_problem(value.type)
+        if isinstance(spec, str) or spec.kind not in page_orders.added or not type(op).__module__.startswith("kvarn."):
+            continue
+        if name not in page_orders.ADDED_TAKE:
+            what = "the order of its pages is another package's, which kv.load and kv.store know"
+            return fail(op, f"cannot take a {spec.kind} cache: {what}")
+        run = layout.run_of(spec)
+        if name in ("load", "store"):
+            lanes = element_and_width(op.out.type if name == "load" else op.value.type)[1]
+            if not lanes or run % lanes:
+                return fail(op, f"width must divide {run}, what lies together in a {spec.kind} cache, got {lanes}")
+    return True
 
 
 def integer(attribute: ir.Attribute) -> int | None:

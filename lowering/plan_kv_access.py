@@ -98,7 +98,7 @@ def plan_access(
     of_scales = only_scales or spec.kind == layout.SCALES
     if layout.loads_no_scales(spec) and only_scales:
         return  # zeros
-    dtype, extent = (spec.scale_dtype, spec.num_scales) if of_scales else (spec.dtype, spec.head_size)
+    dtype, extent = (spec.scale_dtype, spec.num_scales) if of_scales else (spec.dtype, layout.run_of(spec))
     value = op.results[0] if len(op.results) else op.opview.value
     width = verify.element_and_width(value.type)[1]
     bytes_ = alignment(width, extent, dtype.itemsize, options.max_alignment)

@@ -13,6 +13,7 @@ from typing import Any
 from mlir import ir
 
 from kvarn import settings
+from kvarn.dialect import page_orders
 from kvarn.dialect.base import Kv
 
 from . import rewrites
@@ -20,6 +21,7 @@ from .pass_base import fail
 
 Rule = Callable[..., Sequence[ir.Value] | ir.Value | None]
 Kv.listeners.append(settings.declared)
+page_orders.listeners.append(lambda order: settings.declared(order.element))
 _MOST_ROUNDS = 16  # of rules of other packages that make ops with such rules
 
 

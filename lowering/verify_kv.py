@@ -115,7 +115,7 @@ class _Checker:
             self.error(op, "is not an operation of the kv dialect")
             return
         try:
-            if view.verify_invariants() and verify.schedule(view):
+            if verify.added_kinds(view) and view.verify_invariants() and verify.schedule(view):
                 return
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             self.error(op, f"could not be verified: {type(error).__name__}: {error}")

@@ -25,6 +25,7 @@ PURE_DIALECT = {
         "contents",
         "dtypes",
         "layout",
+        "page_orders",
         "ownership_layout",
         "register_layout",
         "schedules",
@@ -64,7 +65,8 @@ ALLOWED = {
     "kvarn.forks": {"now": set(), "lazy": set()},
     "kvarn.dialect": {"now": MLIR, "lazy": set()},
     "kvarn.dialect.dtypes": {"now": set(), "lazy": {*NUMERIC, "kvarn.dsl.values"}},  # kv.f32(x) in a kernel is a cast
-    "kvarn.dialect.layout": {"now": {"kvarn.dialect.dtypes"}, "lazy": set()},
+    "kvarn.dialect.layout": {"now": {"kvarn.dialect.dtypes", "kvarn.dialect.page_orders"}, "lazy": set()},
+    "kvarn.dialect.page_orders": {"now": set(), "lazy": {"kvarn.dialect.layout"}},
     "kvarn.dialect.contents": {"now": set(), "lazy": set()},
     "kvarn.dialect.installed": {"now": {"kvarn.env"}, "lazy": set()},
     "kvarn.dialect.schedules": {"now": set(), "lazy": set()},

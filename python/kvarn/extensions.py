@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import kvarn.lowering as registry
-from kvarn.dialect import installed
+from kvarn.dialect import installed, page_orders
 from kvarn.dialect.base import Kv
 from kvarn.lowering import expand, loading, package_version
 from kvarn.lowering.pass_base import Pass, as_pass
@@ -50,7 +50,7 @@ class _Undigestible(Exception):
 
 
 def extend(extension: types.ModuleType | str | Path) -> types.ModuleType:
-    """Load an extension: a module that adds operations, lowering rules, expansions or passes to kvarn.
+    """Load an extension: a module that adds operations, rules, expansions, kinds of caches or passes to kvarn.
 
     What is compiled from now on, in any thread, has them. An edited file may be loaded again. Packages that are
     installed may declare their extensions by the entry point group ``kvarn.extensions``: those need no call.
@@ -58,8 +58,9 @@ def extend(extension: types.ModuleType | str | Path) -> types.ModuleType:
     Parameters
     ----------
     extension : module, str or path
-        A module, its name, or a Python file. Importing it declares what it adds (classes of ``Kv.Operation``, functions
-        decorated with ``lowers`` and ``expands``); its functions decorated with ``kv_pass`` become known by name.
+        A module, its name, or a Python file. Importing it declares what it adds: classes of ``Kv.Operation``, functions
+        decorated with ``lowers`` and ``expands``, ``page_orders.add_kind``. Its functions decorated with ``kv_pass``
+        become known by name.
 
     Returns
     -------
@@ -86,7 +87,7 @@ def extend(extension: types.ModuleType | str | Path) -> types.ModuleType:
             raise ValueError(f"extension {extension!r} cannot be imported: {error}") from error
     found = [registry.register(as_pass(f)) for f in loading.passes_in(loaded)]
     if not found and not any(_is_part_of(thing, loaded.__name__) for _, thing in registered()):
-        raise ValueError(f"extension {what} declares no operation, rule, expansion or pass")
+        raise ValueError(f"extension {what} declares no operation, rule, expansion, kind of caches or pass")
     if loaded.__name__ != "__main__":
         installed.given[what] = None
     return loaded
@@ -142,6 +143,8 @@ def registered() -> Iterator[tuple[str, Any]]:
     """Op classes, rules and expansions from outside, and what stands in the place of kvarn's own, with its place."""
     installed.load()
     yield from ((c.OPERATION_NAME, c) for c in Kv.operations if is_outside(c))
+    for order in page_orders.added.values():
+        yield from ((f"kind {order.name}: {what}", f) for what, f in vars(order).items() if callable(f))
     yield from ((f"expansion of {n}", f) for n, f in expand.found().items() if is_outside(f))
     for name, module in list(sys.modules.items()):
         if name.startswith(_PATCHED) and module is not None:

@@ -5,6 +5,7 @@ What is declared here stays declared, so no other test may see it. Prints the ou
 """
 
 import contextlib
+import functools
 import io
 import json
 import subprocess
@@ -16,7 +17,8 @@ import numpy as np
 import pytest
 
 import kvarn as kv
-from kvarn.tools import cli, kv_opt
+from kvarn.dialect import page_orders
+from kvarn.tools import cli, kv_opt, reduce
 
 FOLDER = Path.cwd()
 RULES = {}
@@ -212,6 +214,94 @@ def bisect_lowers_it_in_its_other_process():
     assert "drop-prefetches       ok" in out
 
 
+# --- a kind of caches -------------------------------------------------------------------------------
+
+
+@kv.kernel
+def move(source: kv.KVCache, destination: kv.KVCache):
+    b, t, c = kv.block_id.x, kv.block_id.y, kv.thread_id.x
+    if t < source.cache_length(b):
+        for h in range(source.num_heads):
+            destination.store(b, h, t, c * 8, source.load(b, h, t, c * 8, width=8))
+
+
+def split_and_packed(fill=np.nan):
+    """Keys [N, H, D / 8, P, 8] with a value for each element, and the packed pool of the same tokens; other order."""
+    import page_tools
+
+    split = np.arange(9 * 2 * 8 * 4 * 8).reshape(9, 2, 8, 4, 8).astype(np.float16)
+    lengths, table = np.array([10, 0, 5], np.uint32), np.array([[3, 1, 7], [0, 0, 0], [2, 5, 0]], np.uint32)
+    keys = page_tools.SplitKeys(split, lengths, table, 1, 11)
+    pages = np.full((9, 4, 2, 64), fill, np.float16)
+    return split, keys, pages, kv.PagedKVCache(pages, lengths, (table + 4) % 9, 1, 11)
+
+
+@rule
+def caches_of_a_kind_of_a_package_are_read_and_written():
+    """On the host, in the emulator and in the NumPy model; what no token has stays as it was."""
+    for place in (contextlib.nullcontext, functools.partial(kv.emulated, "sm_90a")):
+        split, keys, pages, packed = split_and_packed()
+        with place():
+            move[(3, 10), 8](keys, packed)
+        for b, n in enumerate(keys.cache_lengths.tolist()):
+            for t in range(n):
+                rows = split[keys.lookup_table[b, t // 4], :, :, t % 4].reshape(2, 64)
+                assert np.array_equal(pages[packed.lookup_table[b, t // 4], t % 4], rows)
+                assert np.array_equal(keys.load(b, np.arange(2), t, 0, width=64), rows)
+        assert np.isnan(pages).sum() == pages.size - 15 * 128
+        again, back, _, _ = split_and_packed()
+        before = again.copy()
+        again[:] = 0
+        with place():
+            move[(3, 10), 8](packed, back)
+        assert np.array_equal(again[again != 0], before[again != 0])
+        assert (again != 0).sum() == 15 * 128
+
+
+@rule
+def accesses_of_such_a_kind_are_as_wide_as_its_runs():
+    import page_tools  # noqa: F401
+
+    spec = kv.CacheSpec("split_keys", kv.f16, 2, 64, 4)
+    made = kv.compile(move, spec, kv.CacheSpec("paged", kv.f16, 2, 64, 4), target="sm_90a")
+    assert "ld.global.v4.b32" in made.asm["ptx"]
+    assert "kind split_keys: element" in dict(kv.extensions.registered())
+    spec = f"--spec={SPEC.replace('paged', 'split_keys')}"
+    status, out, err = run(cli.main, "compile", "kernels.py:sums", spec, "--target=sm_90a", "--emit=kv")
+    assert status == 0, err
+    assert '!kv.cache<"split_keys", f16' in out
+
+
+@rule
+def what_does_not_know_its_order_refuses_such_a_kind():
+    _, keys, _, _ = split_and_packed()
+    specs = (keys.spec, kv.Buffer[kv.f32, 1])
+
+    @kv.kernel
+    def tile(keys: kv.KVCache, out: kv.Buffer[kv.f32, 1]):
+        out[0] = keys.block_paged_ptr(0, 0, 0).load(kv.f32)
+
+    @kv.kernel
+    def wide(keys: kv.KVCache, out: kv.Buffer[kv.f32, 1]):
+        out[0] = keys.load(0, 0, 0, 0, width=16, dtype=kv.f32)[0]
+
+    with pytest.raises(kv.KernelError, match=r"'kv\.block_ptr' op cannot take a split_keys cache: the order"):
+        kv.compile(tile, *specs, target="sm_90a")
+    with pytest.raises(kv.KernelError, match="width must divide 8, what lies together in a split_keys cache, got 16"):
+        kv.compile(wide, *specs, target="sm_90a")
+    with pytest.raises(ValueError, match="'kv\\.store_ragged' op cannot take a split_keys cache"):
+        kv.ops.store_ragged(keys, np.zeros((1, 2, 64), np.float16), np.array([0, 1, 1, 1], np.uint32))
+    with pytest.raises(ValueError, match="head_size of a split_keys cache must be a multiple of 8, got 60"):
+        kv.CacheSpec("split_keys", kv.f16, 2, 60, 4)
+    with pytest.raises(ValueError, match="kind must be one of paged, continuous, fa3, split_keys, got 'zork'"):
+        kv.CacheSpec("zork", kv.f16, 2, 64, 4)
+    for method in (lambda: keys.block_paged_ptr(0, 0, 0), lambda: keys.row_idx(0, 0)):
+        with pytest.raises(TypeError, match="a split_keys cache has no rows; use load and store"):
+            method()
+    with pytest.raises(ValueError, match="kind 'paged' is taken"):
+        page_orders.add_kind(page_orders.PageOrder("paged", max, max))
+
+
 # --- what is declared while contexts are there -------------------------------------------------------
 
 LATE = """
@@ -312,6 +402,11 @@ def kv_opt_and_kvarn_take_extend():
     status, out, err = run(kv_opt.main, "twice.mlir", "--extend=late.py", "--pass-of-late", "--lower-kv-access")
     assert status == 0, err
     assert "return %arg0" in out
+    status, out, err = run(
+        reduce.main, "twice.mlir", "--extend=late.py", "--interesting=grep -q kv.twice {}", "--quiet"
+    )
+    assert status == 0, err
+    assert "kv.twice" in out
     status, _, err = run(kv_opt.main, "twice.mlir", "--extend=nothing.py")
     assert status == 1
     assert "kv-opt: error: extension" in err

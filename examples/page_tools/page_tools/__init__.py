@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Two operations for kvarn from a package of their own: ``kv.prefetch_page`` and ``kv.page_bounds``."""
+"""A package that adds to kvarn: ``kv.prefetch_page``, ``kv.page_bounds``, and caches of the kind ``split_keys``."""
 
 from .bounds import page_bounds
 from .prefetch import prefetch_page
+from .split_keys import SplitKeys
 
-__all__ = ["page_bounds", "prefetch_page"]
+__all__ = ["SplitKeys", "page_bounds", "prefetch_page"]

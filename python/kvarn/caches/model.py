@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.dialect import dtypes, layout
+from kvarn.dialect import dtypes, layout, page_orders
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import FA3, CacheSpec
 from kvarn.runtime.buffers import strided_array
@@ -108,6 +108,9 @@ class HostModel:
         lanes = self._lanes(width, what, self.spec.head_size)
         page, slot = self._clamped_page(b, t, what) if clamp else self._page(b, t, what)
         h, d = self._head_and_dim(h, d, width, what)
+        if self.spec.kind in page_orders.added:  # whose vectors need not lie together
+            at, in_page, head, first = (np.asarray(x)[..., None] for x in (page, slot, h, d))
+            return layout.element_offset(self.spec, at, in_page, head, first + lanes, self._at["stride0"]), page
         offsets = layout.element_offset(self.spec, page, slot, h, d, self._at["stride0"])
         return np.asarray(offsets)[..., None] + lanes, page
 
@@ -131,6 +134,8 @@ class HostModel:
     def _need_rows(self, what: str) -> None:
         if self.spec.kind == FA3:
             raise TypeError(f"{type(self).__name__}.{what}: an fa3 cache has no rows; use block_paged_ptr")
+        if self.spec.kind in page_orders.added:
+            raise TypeError(f"{type(self).__name__}.{what}: a {self.spec.kind} cache has no rows; use load and store")
 
     def raw_page(self, b: Any, t: Any) -> Any:
         """The table's entry for a token, as it is: a page id out of [0, N) says that there is no page."""
@@ -347,6 +352,8 @@ class HostModel:
             raises IndexError, since there is nothing to point at.
         """
         what = "block_paged_ptr"
+        if self.spec.kind in page_orders.added:
+            self._need_rows(what)
         if tile < 1 or (self.spec.paged and self.spec.page_size % tile):
             raise ValueError(
                 f"{type(self).__name__}.{what}: tile must divide the page size {self.spec.page_size}, got {tile}"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvarn.dialect import dtypes, layout
+from kvarn.dialect import dtypes, layout, page_orders
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CONTINUOUS, FA3, KEY, PAGED, VALUE, CacheSpec
 from kvarn.runtime.buffers import BufferView, strided_array
@@ -157,7 +157,13 @@ class KVCache(HostModel, TmaTiles):
 
     @property
     def blocks(self) -> Any:
-        """This layer's pool [N, P, H, D] (P: S_max when continuous): a NumPy view on the host, else a BufferView."""
+        """This layer's pool [N, P, H, D] (P: S_max when continuous): a NumPy view on the host, else a BufferView.
+
+        Of a kind that another package adds [N, P * H * D], in that kind's order.
+        """
+        if self.spec.kind in page_orders.added:
+            shape, strides = (self._at["num_blocks"], self.spec.page_span), (self._at["stride0"], 1)
+            return self._part("base", shape, strides, self.spec.dtype, self.readonly)
         return self._part("base", self.blocks_shape, self.blocks_strides, self.spec.dtype, self.readonly)
 
     @property
@@ -293,7 +299,7 @@ class PagedKVCache(KVCache):
             1,
         )
         spec = layout.spec_of(
-            PAGED, data.dtype, heads, size, page_size=page_size, is_mla=is_mla,
+            self.kind, data.dtype, heads, size, page_size=page_size, is_mla=is_mla,
             scale_dtype=None if spec_scales is None else spec_scales.dtype,
             granularity=quantization_granularity if spec_scales is not None else 1,
         )  # fmt: skip

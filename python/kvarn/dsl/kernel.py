@@ -22,6 +22,7 @@ from typing import Any
 from mlir import ir
 
 from kvarn import settings
+from kvarn.dialect import layout, page_orders
 from kvarn.dialect import types as kv_types
 from kvarn.dialect.dtypes import DType, bool_, of
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
@@ -225,6 +226,8 @@ class KernelFunction:
         known = annotation_of(annotation)
         if known is not None:
             kind, kinds = known
+            if kinds == layout.KINDS:
+                kinds = (*kinds, *page_orders.added)
             if not isinstance(spec, _HANDLES[kind][0]) or _cache_spec(spec).kind not in kinds:
                 raise wrong(f"the spec of a {annotation.__name__}")
             return Argument(name, kind, spec)

@@ -25,6 +25,8 @@ from kvarn import compiler, errors
 from kvarn.lowering import verify_kv
 from kvarn.lowering.rewrite import functions, walk
 
+from .pass_options import load_extensions
+
 Interesting = Callable[[str], bool]
 Edit = Callable[[ir.Module], bool]  # changes a module; whether it did
 
@@ -360,6 +362,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--interesting", required=True, metavar="CMD",
         help="a shell command that succeeds on interesting files; the file's name is put at the end, or for {}",
     )  # fmt: skip
+    parser.add_argument(
+        "--extend", action="append", default=[], metavar="MODULE|FILE.py",
+        help="load an extension, whose operations the IR has",
+    )  # fmt: skip
     parser.add_argument("-o", dest="output", metavar="FILE", help="where to write the result; default: stdout")
     parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="of the command (60)")
     parser.add_argument("--quiet", action="store_true", help="do not say what went")
@@ -371,6 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     path = Path(options.input)
     try:
+        load_extensions(options)
         text = path.read_text()
         found = Reducer(text, command_of(options.interesting, options.timeout), tell).run()
     except (OSError, errors.KernelError, ValueError) as error:

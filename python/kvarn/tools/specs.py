@@ -21,7 +21,7 @@ import ast
 import inspect
 from typing import Any, NamedTuple
 
-from kvarn.dialect import dtypes, layout, tma_layout
+from kvarn.dialect import dtypes, layout, page_orders, tma_layout
 
 _CACHES = {"paged": layout.PAGED, "continuous": layout.CONTINUOUS, "fa3": layout.FA3}
 _OPERANDS = {"scales": layout.SCALES, "dense": layout.DENSE, "ragged": layout.RAGGED}
@@ -95,11 +95,11 @@ def _spec(node: ast.expr) -> Any:
         if keyword.arg is None:
             raise ValueError("a spec takes no ** argument")
         keywords[keyword.arg] = _value(keyword.value)
-    if name in _CACHES or name in _OPERANDS:
+    if name in _CACHES or name in _OPERANDS or name in page_orders.added:
         if len(node.args) != 1:
             raise ValueError(f"{name} must have its dtype first and then keywords")
         try:
-            found = layout.spec_of({**_CACHES, **_OPERANDS}[name], _value(node.args[0]), **keywords)
+            found = layout.spec_of({**_CACHES, **_OPERANDS}.get(name, name), _value(node.args[0]), **keywords)
             return layout.OperandSpec(found) if name in _OPERANDS else found
         except TypeError as e:
             known = "num_heads, head_size, page_size, is_mla, scale_dtype, granularity, strides"
