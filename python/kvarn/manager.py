@@ -346,7 +346,7 @@ class PagedKVCacheManager(CommitsDrafts):
             )  # fmt: skip
             uploaded = self._upload(offsets)
         if self._watcher is not None:
-            self._watcher.step(names, batch, collection)
+            self._watcher.step(names, batch, new, collection)
         inputs = table, cache_lengths, offsets, longest_new, longest, self.null_page, collection, uploaded
         return RuntimeInputs(*inputs, None if self.reach.limited else self.cache_spec, self._upload)
 

@@ -308,6 +308,7 @@ class _OfManager(_Watched):
     def __init__(self, manager: PagedKVCacheManager) -> None:
         views = [buffers.view(b) for b in (manager.blocks, manager.scales) if b is not None]
         self.manager: PagedKVCacheManager = weakref.proxy(manager)
+        self._ends: dict[int, tuple[Request, int]] = {}  # of requests: where their last steps ended
         super().__init__(manager.cache_spec, views, manager.total_num_pages + 1)
         self.refresh()
         processed = [(r.pages, r.processed) for r in manager._requests.values() if not r.dummy]
@@ -333,12 +334,32 @@ class _OfManager(_Watched):
         self._copy(source, destination)
         self.copied(self._views[0].data, source, destination)
 
-    def step(self, names: Sequence[Hashable], requests: Sequence[Request], collection: Any) -> None:
-        """The manager has made the tables of a step."""
+    def step(self, names: Sequence[Hashable], requests: Sequence[Request], new: Sequence[int], collection: Any) -> None:
+        """The manager has made the tables of a step, in which requests get so many new tokens."""
         ownership.after(self.ordinal)
+        self._forget_rejected(requests)
+        live = {id(r) for r in self.manager._requests.values()}
+        self._ends = {key: found for key, found in self._ends.items() if key in live}
+        self._ends |= {id(r): (r, r.processed + n) for r, n in zip(requests, new, strict=True) if not r.dummy}
         if collection is not None:
             self.declare(collection.lookup_table, names, requests)
             self.refresh()  # a captured graph is not refreshed when it is launched
+
+    def _forget_rejected(self, requests: Sequence[Request]) -> None:
+        """Tokens of the step before that were not accepted are not written any more."""
+        rejected = [(r, self._ends[id(r)][1]) for r in requests if id(r) in self._ends]
+        rejected = [(r, end) for r, end in rejected if r.processed < end]
+        if not rejected:
+            return
+        size = self.manager.page_size
+        for n, memory in enumerate(self.written):
+            memory.pull()
+            view = self.slots(n)
+            for r, end in rejected:
+                for token in range(r.processed, min(end, len(r.pages) * size)):
+                    if not self.manager._is_shared(r.pages[token // size]):
+                        view[r.pages[token // size]][:, :, token % size] = 0
+            memory.push()
 
     def _version(self) -> Any:
         return self.manager._pages.version
