@@ -147,6 +147,9 @@ from kvarn.dsl.handles import (
     Rows as Rows,
 )
 from kvarn.dsl.handles import (
+    buffer_operand as buffer_operand,
+)
+from kvarn.dsl.handles import (
     operand as operand,
 )
 from kvarn.dsl.kernel import (

@@ -20,7 +20,7 @@ from reference.tile_attention import TARGET, Choice, batch, case_of, check, comp
 import kvarn as kv
 from kvarn.emulator import EmulationError, EmulationHazard, ptx
 from kvarn.lowering import pipeline
-from kvarn.lowering.expand import softmax
+from kvarn.lowering.expand import partial_results, softmax
 
 pytestmark = pytest.mark.sampled(3)
 
@@ -327,7 +327,7 @@ def test_a_sum_of_nothing_has_no_log_sum_exp():
     def merge(out: kv.Buffer[kv.f32, 1]):
         i = kv.tile_index(rows)
         total = kv.where(i < 3, 0.0, 2.0)
-        out.scatter(i, value=softmax.log_sum_exp(kv.full(rows, 1.0), total))
+        out.scatter(i, value=partial_results.log_sum_exp(kv.full(rows, 1.0), total))
 
     from kvarn.emulator import run as emulated
 
