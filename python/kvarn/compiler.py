@@ -178,7 +178,7 @@ def compile(
     settings = extended(passes, disable, options, check)
     settings = dataclasses.replace(settings, start_after=start_after)
     steps = pipeline.steps(chosen, settings)
-    if start_after is not None and hasattr(kernel, "trace"):
+    if start_after is not None and hasattr(kernel, "trace_into"):
         raise TypeError("start_after is for IR, an MLIR module or text: no pass has run on a @kv.kernel function")
     c = context()
     with diagnosed(c):
@@ -189,7 +189,7 @@ def compile(
         key = key_of("kernel with lines" if lineinfo else "kernel", what, chosen, settings)
         found = load_cached(key)
         if found is None:
-            observer = None if hasattr(kernel, "trace") else _check_at(steps)
+            observer = None if hasattr(kernel, "trace_into") else _check_at(steps)
             if not steps:
                 emit.check_translatable(module)
             found = lower(module, chosen, steps, reproducer, observer, lineinfo)
@@ -225,7 +225,7 @@ def as_module(kernel: Any, specs: Sequence[Any], c: ir.Context) -> ir.Module:
         if specs:
             raise TypeError(f"MLIR text takes no specs, got {len(specs)}")
         return _parse(kernel, c)
-    if not hasattr(kernel, "trace"):
+    if not hasattr(kernel, "trace_into"):
         raise TypeError(
             f"kernel must be a @kv.kernel function, an MLIR module or MLIR text, got {type(kernel).__name__}"
         )

@@ -194,7 +194,7 @@ def find_kernel(place: str) -> Any:
     kernels = {
         n: v
         for n, v in vars(module).items()
-        if hasattr(v, "trace") and not isinstance(v, type) and not n.startswith("_")
+        if hasattr(v, "trace_into") and not isinstance(v, type) and not n.startswith("_")
     }
     if not name and len(kernels) == 1:
         return next(iter(kernels.values()))
