@@ -404,6 +404,9 @@ LATENT = Kind(
     (SPLITS,),
     rules=(_invariant_latent,),
 )
+PROJECTED_HOST = Kind("host", "tiles of 16 tokens as vector loops, on the host", on_host=True)
+PROJECTED_SIMT = Kind("simt", "a warp a column of 8 tokens; takes every case, on every GPU")
+PROJECTED = Kind("tile", "tiles of 128 tokens by wgmma and TMA, written to the cache as they are done")
 PLAIN_HOST = Kind("host", "one thread a token", on_host=True)
 PLAIN = Kind("simt", "the threads of a block share tokens", (THREADS,))
 FIXED = Kind("simt", "a division of the work that nothing changes")
@@ -422,8 +425,11 @@ OPERATIONS: dict[str, Operation] = {
     "kv.mla_attention": Operation((ROWS_HOST, SIMT, LATENT), _PROMISES),
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT), _PROMISES),
     **dict.fromkeys(
+        ("kv.project_append", "kv.project_append_padded"), Operation((PROJECTED_HOST, PROJECTED_SIMT, PROJECTED))
+    ),
+    **dict.fromkeys(
         (
-            "kv.project_append", "kv.project_append_padded", "kv.append", "kv.store_ragged", "kv.store_padded",
+            "kv.append", "kv.store_ragged", "kv.store_padded",
             "kv.rope_append", "kv.rope", "kv.rope_padded", "kv.qk_norm", "kv.rms_norm", "kv.gather", "kv.convert",
             "kv.radd", "kv.iadd_2m", "kv.sliced_add", "kv.merge_ragged", "kv.merge_attention",
         ),

@@ -42,6 +42,9 @@ class Descriptor(NamedTuple):
         return self.leading >> 4 << 16 | self.stride >> 4 << 32 | self.swizzle << 62
 
 
+TILE_SWIZZLE = 128  # bytes: of the tiles of kernels over tiles, which wgmma and TMA take as they are
+
+
 @dataclass(frozen=True)
 class SharedLayout:
     """Where the elements of a tile lie in shared memory.

@@ -424,6 +424,16 @@ def _store_shared(op: Any, d: Distribution) -> None:
     tile_memory.stage_registers(op.source, Pointer(op.place, SHARED_SPACE), layout, d.threads)
 
 
+@RULES.lowers("kv.tile_stage")
+def _stage(op: Any, d: Distribution) -> ir.Value:
+    layout = shared_layout(op.operation.attributes["kv.tile"].value)
+    place = d.allocate(layout)
+    machine.syncwarp()  # the rows of this warp, which nobody else reads, are free
+    tile_memory.stage_registers(op.source, place, layout, d.threads)
+    machine.syncwarp()
+    return place.ir
+
+
 @RULES.lowers("kv.tile_store_direct")
 def _store_direct(op: Any, d: Distribution) -> None:
     layout = register_layout(op.operation.attributes["kv.tile"].value)
@@ -581,6 +591,7 @@ def annotate(function: ir.Operation) -> None:
     """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
     asked = (
         "kv.tile_reduce", "kv.tile_reduce_lanes", "kv.tile_scatter", "kv.tile_store_shared", "kv.tile_store_direct",
+        "kv.tile_stage",
     )  # fmt: skip
     for op in ops_named(function, *asked):
         op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)

@@ -19,8 +19,9 @@ from mlir import ir
 
 from kvarn.dialect import schedules
 
-from .expand import attention, decode_table, mla, tile_schedule, tuned
+from .expand import attention, decode_table, mla, projection, projection_tiles, tile_schedule, tuned
 from .expand.base import Expansion, attribute_of
+from .expand.common import row_alignment
 from .expand.decode_schedule import Config, fitted
 from .pass_base import fail, kv_pass
 from .remarks import remark
@@ -77,6 +78,16 @@ def latent_entries(op: Any, at: Expansion) -> dict[str, Any]:
     return {"kind": kind}
 
 
+def projection_entries(op: Any, at: Expansion) -> dict[str, Any]:
+    """The schedule of a product into a cache."""
+    case = projection.Projection.of(op, at)
+    kind = projection.kind_of(op, at, case)
+    if kind == "simt":
+        for why in projection_tiles.problems(case, at.target, row_alignment(op)):
+            remark(op.operation, "missed", f"kind {kind} is slower than others: a schedule of kind tile {why}")
+    return {"kind": kind}
+
+
 def only_kind(op: Any, at: Expansion) -> dict[str, Any]:
     """The schedule of an operation with one kind of kernel for the host and one for GPUs."""
     return {"kind": "host" if at.target.is_host else "simt"}
@@ -89,6 +100,8 @@ CHOICES: dict[str, Callable[[Any, Expansion], dict[str, Any]]] = {
     "kv.operand_attention": attention_entries,
     "kv.mla_attention": latent_entries,
     "kv.mla_prefill_chunk": only_kind,
+    "kv.project_append": projection_entries,
+    "kv.project_append_padded": projection_entries,
 }
 
 

@@ -14,13 +14,14 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect.ops.tile import layout_of, tile_of, tile_type
+from kvarn.dialect.shared_layout import TILE_SWIZZLE
 
 from .pass_base import fail
 from .rewrite import defining_op, kernels, walk
 
 WARP, WARPGROUP = 32, 128
 WARPGROUP_ROWS = 64  # of an accumulator
-SWIZZLE = 128  # bytes: of every tile that products read
+SWIZZLE = TILE_SWIZZLE
 # Ops whose results are computed from their operands' elements at the same place.
 _ELEMENTWISE = ("arith.", "math.")
 

@@ -41,7 +41,7 @@ from .metadata import (
 )
 from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
 from .pages import IndexScoresOp, SelectPagesOp, SelectTokensOp, SummarizePagesOp
-from .staging import take_round
+from .staging import take_round, tile_stage
 from .tile import (
     dot,
     tile_broadcast,
@@ -125,6 +125,7 @@ __all__ = [
     "tile_mask",
     "tile_reduce",
     "tile_scatter",
+    "tile_stage",
     "tile_store_rows",
     "tma_expect",
     "tma_init_barrier",

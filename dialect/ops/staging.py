@@ -282,6 +282,23 @@ class TileStoreSharedOp(Kv.Operation, name="tile_store_shared", traits=[_Synchro
         return str(got) == "!llvm.ptr<3>" or verify.fail(self, f"place must be !llvm.ptr<3>, got {got}")
 
 
+class TileStageOp(Kv.Operation, name="tile_stage", traits=[_Synchronizes]):
+    """A copy of a tile in shared memory, laid out as tiles there are: each warp may read the rows that it held.
+
+    Operand: a tile of 16-bit elements. Result: where it lies, until the next time that the op is executed.
+    """
+
+    source: Operand[Any]
+    place: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        type_ = tile_of(self.source)
+        if type_ is None or type_.rank != 2 or str(type_.element_type) not in ("bf16", "f16"):
+            return verify.fail(self, f"the operand must be a tile of rank 2 of bf16 or f16, got {self.source.type}")
+        got = self.operation.results[0].type
+        return str(got) == "!llvm.ptr<3>" or verify.fail(self, f"the result must be !llvm.ptr<3>, got {got}")
+
+
 class TileStoreDirectOp(Kv.Operation, name="tile_store_direct", traits=[WritesMemory]):
     """Write the elements of a tile that a thread holds to rows of a buffer, neighbours in a row together.
 
@@ -498,3 +515,8 @@ def dot_wait(products: Sequence[ir.Value], pending: int = 0) -> list[ir.Value]:
         newer_result=newer[0].type if newer else None,
     )  # fmt: skip
     return list(made.operation.results)
+
+
+def tile_stage(source: ir.Value) -> ir.Value:
+    """Where a copy of a tile lies in shared memory."""
+    return TileStageOp(source, ir.Type.parse("!llvm.ptr<3>")).operation.results[0]

@@ -337,7 +337,29 @@ def finish(op: Any, case: Projection, at: Expansion, products: ir.Value, width: 
         at.launch(kernel, args, grid, (work.threads, 1, 1), key=(case, bands, work, writer), programmatic=early)
 
 
+def kind_of(op: Any, at: Expansion, case: Projection) -> str:
+    """The schedule's kind, which takes the case, or the choice for the target.
+
+    Raises
+    ------
+    ValueError
+        If the kind that is given does not take the case.
+    """
+    from . import projection_tiles
+
+    kind = at.schedule.get("kind")
+    why = projection_tiles.problems(case, at.target, row_alignment(op))
+    if kind == "tile" and why:
+        raise ValueError(f"a schedule of kind tile {why[0]}")
+    return kind or ("host" if at.target.is_host else "simt" if why else "tile")
+
+
 @expands("kv.project_append", "kv.project_append_padded")
 def project_append(op: Any, at: Expansion) -> None:
+    from . import projection_tiles
+
     case = Projection.of(op, at)
+    if at.kind == "tile":
+        projection_tiles.launch(op, projection_tiles.chosen(case, at.target), at)
+        return
     finish(op, case, at, *products_of(op, case, at))

@@ -105,6 +105,7 @@ from .memory import (
     shared,
     take_round,
 )
+from .staging import staged
 from .tiles import Tile, dot, full, masked, tile_index
 from .tma import TensorMap
 from .tracing import trace
@@ -220,6 +221,7 @@ __all__ = [
     "shuffle_up",
     "shuffle_xor",
     "smid",
+    "staged",
     "static",
     "stmatrix",
     "syncwarp",

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.project_append as a kernel over tiles: products by tiles of tokens and columns, and what becomes of a tile.
+
+A block takes tile after tile of 128 tokens and up to 256 columns, whole heads of one kind. Operands come by TMA, a
+warp each, as many steps of K ahead as there are stages. A finished tile, rounded, is put into shared memory, where each
+warp normalises, rotates, quantizes and writes the heads of its 16 tokens while the next tile's operands arrive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import bf16, f16, f32
+from kvarn.dialect.layout import align_up
+from kvarn.dialect.ops.projection import Band
+from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.lowering.target import Target
+from kvarn.lowering.tile_ir import SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS
+
+from .base import Expansion
+from .common import Head, holds
+from .head_writer import HeadWriter
+from .projection import Projection, Written, place_of, table_of
+from .rotation import Angles
+
+BARRIER_BYTES = 1024  # more than all barriers of a block take
+WARP_ROWS = 16
+TOGETHER = 16  # tiles of tokens that share a tile of columns while it is in the L2 cache
+
+
+@dataclass(frozen=True)
+class Config:
+    """A case with the entries of its schedule: tokens and columns of a tile, and steps of K in shared memory."""
+
+    case: Projection
+    rows: int = 128
+    columns: int = 256
+    stages: int = 3
+
+    @property
+    def consumers(self) -> int:
+        return self.rows // WARPGROUP_ROWS
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (self.consumers + 1)
+
+    @property
+    def step(self) -> int:
+        """Elements of K of a step: what a swizzle atom holds."""
+        return SWIZZLE // self.case.x.itemsize
+
+    @property
+    def shared_bytes(self) -> int:
+        operands = sum(
+            SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE, self.stages).bytes
+            for n in (self.rows, self.columns)
+        )
+        return operands + SharedLayout(self.rows, self.columns, 2, SWIZZLE).bytes + BARRIER_BYTES
+
+
+def problems(case: Projection, target: Target, alignment: int) -> list[str]:
+    """Why the kernel does not take a case, one sentence each; empty when it does."""
+    if not target.has("wgmma"):
+        return [f"needs a GPU with wgmma, got {target.name}"]
+    found = []
+    if case.x not in (bf16, f16):
+        found.append(f"needs operands of bf16 or f16, got {case.x.name}")
+    if case.rounded not in (bf16, f16):
+        found.append(f"needs queries of bf16 or f16, got {case.rounded.name}")
+    step = SWIZZLE // case.x.itemsize
+    if case.k % step:
+        found.append(f"needs a K of a multiple of {step}, got {case.k}")
+    if columns_of(case) is None:
+        sizes = ", ".join(f"{b.heads} x {b.size} of {b.kind}" for b in case.bands)
+        found.append(f"needs bands of whole tiles of 64, 128, 192 or 256 columns and whole heads, got {sizes}")
+    if alignment < 16:
+        found.append(f"needs rows aligned to 16 bytes, got {alignment}")
+    return found
+
+
+def columns_of(case: Projection) -> int | None:
+    """Columns of a tile: whole heads of one band. None where there is no such number."""
+    for columns in (256, 192, 128, 64):
+        if all((b.heads * b.size) % columns == 0 and columns % b.size == 0 for b in case.bands):
+            return columns
+    return None
+
+
+def chosen(case: Projection, target: Target) -> Config:
+    """The widest tiles that the bands allow, and the stages that fit."""
+    columns = columns_of(case)
+    assert columns is not None, "problems() was asked"
+    for stages in range(6, 1, -1):
+        config = Config(case, columns=columns, stages=stages)
+        if config.shared_bytes <= target.shared_bytes:
+            return config
+    raise ValueError(f"two stages of {columns} columns must fit {target.shared_bytes} bytes of shared memory")
+
+
+@dataclass(frozen=True)
+class StagedHead:
+    """One head of a token of a tile in shared memory."""
+
+    tile: Any
+    row: Any
+    first: Any
+
+    @kv.func
+    def load(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, as they are stored."""
+        x = self.tile.load(self.row, self.first + d, n)
+        return x if n > 1 else kv.vector(self.tile.dtype, [x])
+
+    @kv.func
+    def read(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, f32."""
+        return kv.f32(self.load(d, n))
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """How the warps write the heads of a tile: bands of one collection, ``heads`` of a tile at a time."""
+
+    bands: Written
+    writer: HeadWriter
+    columns: int
+
+    @kv.func
+    def pieces(self, band: Band, per_head: int) -> tuple[int, int]:
+        """(heads of a tile, pieces of all of a warp's tokens): whole warps of them."""
+        heads = self.columns // band.size
+        return heads, align_up(WARP_ROWS * heads * per_head, WARP)
+
+
+def kernel_of(config: Config, epilogues: tuple[Epilogue, ...]) -> Any:
+    """The kernel. ``epilogues``: of the cache and, with an indexer, of its cache."""
+    case, M, N, STEP = config.case, config.rows, config.columns, config.step
+    panels, steps = case.columns // N, case.k // STEP
+
+    @kv.func
+    def raster(unit, row_tiles):
+        """(tile of tokens, tile of columns): TOGETHER tiles of tokens go through all columns together."""
+        group = unit // (TOGETHER * panels)
+        inside = unit - group * (TOGETHER * panels)
+        high = kv.math.min(row_tiles - group * TOGETHER, TOGETHER)
+        panel = inside // high
+        return group * TOGETHER + (inside - panel * high), panel
+
+    @kv.func
+    def write(epilogue, kind, tile, panel, token0, tokens, collection, layer, table, angles, out, gamma):
+        """The heads of one kind that a tile has."""
+        writer, bands = epilogue.writer, epilogue.bands
+        band = getattr(bands, kind)
+        per_head = getattr(writer.pieces, kind)
+        heads, total = epilogue.pieces(band, per_head)
+        thread = kv.thread_id.x - WARPGROUP
+        lane, row0 = thread % WARP, kv.shuffle_idx(thread // WARP, 0) * WARP_ROWS
+        head0 = (panel * N - band.first) // band.size
+        for piece in range(lane, total, WARP):
+            local = kv.math.min(piece // (heads * per_head), WARP_ROWS - 1)
+            rest = piece - local * (heads * per_head)
+            h, part = rest // per_head, rest % per_head
+            active = piece < WARP_ROWS * heads * per_head
+            h = kv.where(active, h, 0)
+            row = row0 + local
+            exists = token0 + row < tokens
+            token = kv.math.min(token0 + row, tokens - 1)
+            b, inside, i = place_of(case.padded, table, token, tokens)
+            position = collection.cache_length(b) + i
+            source = StagedHead(tile, row, h * band.size)
+            at = Angles(angles, writer.rows, (position,))
+            if kind == "query":
+                wanted = active & exists if case.padded else active & exists & inside
+                writer.query(source, Head(writer.rows, out, token, head0 + h), at, gamma, part, wanted)
+            else:
+                kept = active & exists & inside & holds(collection, position)
+                if kind == "key":
+                    keys = collection.get_key_cache(layer)
+                    writer.key(source, keys, b, head0 + h, position, at, gamma, part, kept)
+                else:
+                    values = collection.get_value_cache(layer)
+                    writer.value(source, values, b, head0 + h, position, part, kept)
+
+    @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
+    def project_append(
+        collection, layer: kv.i32, x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], table, row_tiles: kv.i32,
+        x_map, weight_map, query_out=None, bias=None, x_scale=None, weight_scale=None,
+        freqs: kv.Optional[kv.Buffer[f32, 2]] = None, q_gamma=None, k_gamma=None,
+        index_collection: kv.Optional[kv.KVCacheCollection] = None, index_query_out=None,
+    ):  # fmt: skip
+        tokens = x.shape[0]
+        left, right = kv.buffer_operand(x, steps, STEP), kv.buffer_operand(weight, steps, STEP)
+        for unit in range(kv.block_id.x, row_tiles * panels, kv.grid_dim.x):
+            tile, panel = raster(unit, row_tiles)
+            token0 = tile * M
+            c = kv.full((M, N), 0.0)
+            for j in range(0, steps):
+                a = left.tile(0, j, token0, tokens, rows=M, tail="any", descriptor=x_map)
+                b = right.tile(0, j, panel * N, case.columns, rows=N, tail="any", descriptor=weight_map)
+                c = kv.dot(a, b.T, c)
+            column = panel * N + kv.tile_index(N)
+            if bias is not None:
+                c = c + kv.f32(bias.gather(column))[None, :]
+            products = kv.staged(case.rounded(c))
+            for epilogue in kv.static(epilogues):
+                own = epilogue.bands.key.kind == "key"
+                pool = collection if own else index_collection
+                out = query_out if own else index_query_out
+                for kind in kv.static(("query", "key", "value")):
+                    band = getattr(epilogue.bands, kind)
+                    if band is not None:
+                        gamma = (q_gamma if kind == "query" else k_gamma) if own else None
+                        if (panel * N >= band.first) & (panel * N < band.end):
+                            write(
+                                epilogue, kind, products, panel, token0, tokens, pool, layer, table,
+                                freqs if own else None, out, gamma,
+                            )  # fmt: skip
+
+    return project_append
+
+
+def launch(op: Any, config: Config, at: Expansion) -> None:
+    """Launch the kernel."""
+    from kvarn.dialect import ops
+
+    case = config.case
+    epilogues = tuple(
+        Epilogue(bands, bands.writer(op, at, case.rounded), config.columns) for bands in Written.all_of(case)
+    )
+    tokens = at.dim(op.x, 0)
+    row_tiles = (tokens + (config.rows - 1)) // config.rows
+    units = row_tiles * (case.columns // config.columns)
+    maps = []
+    for buffer, rows in ((op.x, config.rows), (op.weight, config.columns)):
+        view = ops.buffer_operand(buffer, case.k // config.step, config.step)
+        maps.append(at.tensor_map(view, rows=rows))
+    args = [
+        op.collection, op.layer, op.x, op.weight, table_of(op, case), row_tiles, *maps, op.query_out, op.bias, op.x_scale,
+        op.weight_scale, op.freqs, op.q_gamma, op.k_gamma, op.index_collection, op.index_query_out,
+    ]  # fmt: skip
+    schedule = {"consumers": config.consumers, "producer": True, "stages": config.stages}
+    blocks = units.least(at.device("multiprocessors"))
+    at.launch(
+        kernel_of(config, epilogues), args, (blocks, 1, 1), (config.threads, 1, 1), key=(config, epilogues),
+        attributes={"kv.schedule": schedule},
+    )  # fmt: skip

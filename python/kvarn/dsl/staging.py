@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""From tiles to what one thread does: a tile in shared memory, whose rows threads read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn.dialect import ops
+from kvarn.dialect.dtypes import DType, bf16, f16
+from kvarn.dialect.shared_layout import TILE_SWIZZLE, SharedLayout
+
+from .memory import SHARED, Pointer
+from .tiles import Tile
+from .values import describe
+
+__all__ = ["Staged", "staged"]
+
+
+class Staged:
+    """A tile in shared memory, of which each warp reads the rows that it held: of 16, by its number."""
+
+    __slots__ = ("_layout", "dtype", "place", "shape")
+
+    def __init__(self, place: Pointer, dtype: DType, shape: tuple[int, ...]) -> None:
+        self.place, self.dtype, self.shape = place, dtype, shape
+        self._layout = SharedLayout(*shape, dtype.itemsize, TILE_SWIZZLE)
+
+    def load(self, row: Any, column: Any, width: int) -> Any:
+        """``width`` elements of a row, of 16 bytes at most; the column is a multiple of the width, neither negative."""
+        return (self.place + self._layout.offset(row, column)).load(self.dtype, width)
+
+
+def staged(tile: Tile) -> Staged:
+    """Put a tile of bf16 or f16 where threads read what others of their warp held, until the next time."""
+    if not isinstance(tile, Tile) or len(tile.shape) != 2 or 1 in tile.shape:
+        raise TypeError(f"kv.staged takes a matrix tile, got {describe(tile)}")
+    if tile.dtype not in (bf16, f16):
+        raise TypeError(f"kv.staged takes a tile of bf16 or f16, got {tile.dtype.name}")
+    return Staged(Pointer(ops.tile_stage(tile.ir), SHARED), tile.dtype, tile.shape)
