@@ -237,6 +237,11 @@ MAX_QUERIES = Entry(
     "No sequence has more new tokens: promised by the caller. Few of them are a decode.",
     "the collection's `max_seq_length`, rounded up, when it is 16 or less; else no bound",
 )
+MAX_TOKENS = Entry(
+    "max_tokens",
+    "There are no more rows of tokens: promised by the caller.",
+    "those of x, rounded up to 8, 16, 32 or 64, where they are no more; else no bound",
+)
 MAX_BATCH = Entry(
     "max_batch", "There are no more sequences.", "those of the collection, rounded up, on a GPU; else 1024"
 )
@@ -407,6 +412,7 @@ LATENT = Kind(
 PROJECTED_HOST = Kind("host", "tiles of 16 tokens as vector loops, on the host", on_host=True)
 PROJECTED_SIMT = Kind("simt", "a warp a column of 8 tokens; takes every case, on every GPU")
 PROJECTED = Kind("tile", "tiles of 128 tokens by wgmma and TMA, written to the cache as they are done")
+PROJECTED_FEW = Kind("few", "up to 64 tokens by wgmma, at the rate at which memory gives the weight")
 PLAIN_HOST = Kind("host", "one thread a token", on_host=True)
 PLAIN = Kind("simt", "the threads of a block share tokens", (THREADS,))
 FIXED = Kind("simt", "a division of the work that nothing changes")
@@ -425,7 +431,8 @@ OPERATIONS: dict[str, Operation] = {
     "kv.mla_attention": Operation((ROWS_HOST, SIMT, LATENT), _PROMISES),
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT), _PROMISES),
     **dict.fromkeys(
-        ("kv.project_append", "kv.project_append_padded"), Operation((PROJECTED_HOST, PROJECTED_SIMT, PROJECTED))
+        ("kv.project_append", "kv.project_append_padded"),
+        Operation((PROJECTED_HOST, PROJECTED_SIMT, PROJECTED, PROJECTED_FEW), (MAX_TOKENS,)),
     ),
     **dict.fromkeys(
         (

@@ -345,20 +345,33 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
     ValueError
         If the kind that is given does not take the case.
     """
-    from . import projection_tiles
+    from . import projection_few, projection_tiles
 
-    kind = at.schedule.get("kind")
-    why = projection_tiles.problems(case, at.target, row_alignment(op))
-    if kind == "tile" and why:
-        raise ValueError(f"a schedule of kind tile {why[0]}")
-    return kind or ("host" if at.target.is_host else "simt" if why else "tile")
+    kind, tokens = at.schedule.get("kind"), at.schedule.get("max_tokens")
+    why = {
+        "tile": projection_tiles.problems(case, at.target, row_alignment(op)),
+        "few": projection_few.problems(case, at.target, row_alignment(op)),
+    }
+    if tokens is None or tokens > projection_few.TOKENS[-1]:
+        why["few"].append(f"needs max_tokens of at most {projection_few.TOKENS[-1]}, got {tokens}")
+    if kind is not None:
+        for problem in why.get(kind, ()):
+            raise ValueError(f"a schedule of kind {kind} {problem}")
+        return kind
+    if at.target.is_host:
+        return "host"
+    return next((kind for kind in ("few", "tile") if not why[kind]), "simt")
 
 
 @expands("kv.project_append", "kv.project_append_padded")
 def project_append(op: Any, at: Expansion) -> None:
-    from . import projection_tiles
+    from . import projection_few, projection_tiles
 
     case = Projection.of(op, at)
+    if at.kind == "few":
+        tokens = next(n for n in projection_few.TOKENS if n >= at.schedule["max_tokens"])
+        projection_few.launch(op, projection_few.Config(case, tokens), at)
+        return
     if at.kind == "tile":
         projection_tiles.launch(op, projection_tiles.chosen(case, at.target), at)
         return

@@ -238,8 +238,8 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
         view = ops.buffer_operand(buffer, case.k // config.step, config.step)
         maps.append(at.tensor_map(view, rows=rows))
     args = [
-        op.collection, op.layer, op.x, op.weight, table_of(op, case), row_tiles, *maps, op.query_out, op.bias, op.x_scale,
-        op.weight_scale, op.freqs, op.q_gamma, op.k_gamma, op.index_collection, op.index_query_out,
+        op.collection, op.layer, op.x, op.weight, table_of(op, case), row_tiles, *maps, op.query_out, op.bias,
+        op.x_scale, op.weight_scale, op.freqs, op.q_gamma, op.k_gamma, op.index_collection, op.index_query_out,
     ]  # fmt: skip
     schedule = {"consumers": config.consumers, "producer": True, "stages": config.stages}
     blocks = units.least(at.device("multiprocessors"))

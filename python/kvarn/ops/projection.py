@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ from kvarn.dialect import dtypes
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.dialect.ops.projection import BLOCK, SCALED, bands_of
-from kvarn.programs import Operation, Schedule
+from kvarn.programs import FixedSchedule, Operation, Schedule
 from kvarn.runtime import buffers
 from kvarn.runtime.buffers import BufferView
 
@@ -35,6 +36,9 @@ def _check(seen: SimpleNamespace, title: str, rows: str) -> None:
         checks.has_dtype(view, (*checks.FLOATS, SCALED), f"{title}: {name}")
         _packed(view, f"{title}: {name}")
     (tokens, k), (columns, _) = seen.x.shape, seen.weight.shape
+    most = seen.schedule.get("max_tokens", tokens)
+    if tokens > most:
+        raise ValueError(f"{title}: x must have no more than the schedule's max_tokens = {most} rows, got {tokens}")
     if k < 1 or seen.weight.shape[1] != k:
         raise ValueError(f"{title}: weight must have the K = {k} of x, at least 1, got shape {list(seen.weight.shape)}")
     if seen.weight.dtype != seen.x.dtype:
@@ -312,8 +316,22 @@ def _run(
         collection, layer, x, weight, table, query_out, bias, x_scale, weight_scale, freqs, q_gamma, k_gamma,
         index_collection, index_query_out,
     )  # fmt: skip
-    operation(operands, attributes, schedule, stream)
+    operation(operands, attributes, _scheduled(collection, x, schedule, title), stream)
     return query_out
+
+
+_FEW = tuple(FixedSchedule(max_tokens=n) for n in (8, 16, 32, 64))
+
+
+def _scheduled(collection: Any, x: Any, schedule: Schedule, title: str) -> Schedule:
+    """The schedule with a bound of the tokens, where a GPU has few: they have kernels of their own."""
+    if collection.device[0] == "cpu" or not (schedule is None or isinstance(schedule, Mapping)):
+        return schedule
+    tokens = checks.shape_of(x, f"{title}: x", 2)[0]
+    if tokens > _FEW[-1]["max_tokens"]:
+        return schedule
+    known = next(found for found in _FEW if tokens <= found["max_tokens"])
+    return known if schedule is None else {**known, **schedule}
 
 
 def _scaling(x_scale: Any, weight_scale: Any, title: str) -> str:

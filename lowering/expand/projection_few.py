@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.project_append of few tokens, at the rate at which memory gives the weight: kind ``few``.
+
+The weight is the operand with many rows: a tile is 128 of its rows times all tokens, C^T = weight x^T, which wgmma
+takes from 8 tokens up. Tiles times steps of K are cut into one even part for each block, wherever tiles end
+(stream-K), so that every multiprocessor reads the same share. What a block has of a tile is a partial result in f32; a
+second kernel adds those of a head, in the order of K, and writes the head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect import ops
+from kvarn.dialect.dtypes import bf16, f16, f32
+from kvarn.dialect.layout import align_up, cdiv
+from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.lowering.target import Target
+from kvarn.lowering.tile_ir import SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS
+
+from .base import Expansion
+from .common import Head, begin, holds, starts_early
+from .head_writer import HeadWriter
+from .projection import Projection, Written, place_of, table_of
+from .rotation import Angles
+
+BARRIER_BYTES = 1024  # more than all barriers of a block take
+TOKENS = (8, 16, 32, 64)  # what max_tokens is rounded up to
+MOST_STAGES = 10
+
+
+@dataclass(frozen=True)
+class Config:
+    """A case with the entries of its schedule.
+
+    Attributes
+    ----------
+    tokens : int
+        Columns of a product: there are no more tokens.
+    rows : int
+        Rows of the weight of a tile.
+    """
+
+    case: Projection
+    tokens: int
+    rows: int = 128
+
+    @property
+    def consumers(self) -> int:
+        return self.rows // WARPGROUP_ROWS
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (self.consumers + 1)
+
+    @property
+    def step(self) -> int:
+        """Elements of K of a step: what a swizzle atom holds."""
+        return SWIZZLE // self.case.x.itemsize
+
+    @property
+    def steps(self) -> int:
+        return self.case.k // self.step
+
+    @property
+    def tiles(self) -> int:
+        return cdiv(self.case.columns, self.rows)
+
+    def stages(self, target: Target) -> int:
+        """Steps of K that are in shared memory."""
+        of_one = sum(SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE).bytes for n in (self.rows, self.tokens))
+        return min(MOST_STAGES, (target.shared_bytes - BARRIER_BYTES) // of_one)
+
+
+def problems(case: Projection, target: Target, alignment: int) -> list[str]:
+    """Why the kernels do not take a case, one sentence each; empty when they do."""
+    if not target.has("wgmma"):
+        return [f"needs a GPU with wgmma, got {target.name}"]
+    found = []
+    if case.x not in (bf16, f16):
+        found.append(f"needs operands of bf16 or f16, got {case.x.name}")
+    step = SWIZZLE // case.x.itemsize
+    if case.k % step:
+        found.append(f"needs a K of a multiple of {step}, got {case.k}")
+    if alignment < 16:
+        found.append(f"needs rows aligned to 16 bytes, got {alignment}")
+    return found
+
+
+def product_kernel(config: Config, early: bool) -> Any:
+    """Partial results: those of block i and tile p in the rows from (i + p) * ``rows`` on."""
+    case, M, N, steps = config.case, config.rows, config.tokens, config.steps
+
+    @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
+    def project_few(
+        x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], x_map, weight_map, partials: kv.Buffer[f32, 2]
+    ):
+        begin(early)
+        left, right = kv.buffer_operand(weight, steps, config.step), kv.buffer_operand(x, steps, config.step)
+        low = part_of(config, kv.block_id.x, kv.grid_dim.x)
+        high = part_of(config, kv.block_id.x + 1, kv.grid_dim.x)
+        for p in range(low // steps, (high + (steps - 1)) // steps):
+            c = kv.full((M, N), 0.0)
+            for j in range(kv.math.max(low - p * steps, 0), kv.math.min(high - p * steps, steps)):
+                a = left.tile(0, j, p * M, case.columns, rows=M, tail="any", descriptor=weight_map)
+                b = right.tile(0, j, 0, x.shape[0], rows=N, tail="any", descriptor=x_map)
+                c = kv.dot(a, b.T, c)
+            partials.store_rows((kv.block_id.x + p) * M + kv.tile_index(M), value=c)
+
+    return project_few
+
+
+@kv.func
+def part_of(config: Config, block: Any, blocks: Any) -> Any:
+    """The first of the steps of all tiles that a block has."""
+    return block * (config.tiles * config.steps) // blocks
+
+
+@kv.func
+def block_of(config: Config, step: Any, blocks: Any) -> Any:
+    """The block that has a step."""
+    return ((step + 1) * blocks - 1) // (config.tiles * config.steps)
+
+
+@dataclass(frozen=True)
+class SharedRow:
+    """One head of a token in shared memory, elements of what products are rounded to."""
+
+    array: Any
+    first: Any
+
+    @kv.func
+    def load(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, as they are stored."""
+        x = (self.array.ptr() + (self.first + d) * self.array.dtype.itemsize).load(self.array.dtype, n)
+        return x if n > 1 else kv.vector(self.array.dtype, [x])
+
+    @kv.func
+    def read(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, f32."""
+        return kv.f32(self.load(d, n))
+
+
+def finish_kernel(config: Config, bands: Written, writer: HeadWriter, threads: int, early: bool) -> Any:
+    """Blocks (head, group of tokens) add partial results, in f32, and write the head."""
+    case, M = config.case, config.rows
+    group = tokens_of_block(config, bands)
+    pitch = align_up(max(b.size for b in (bands.query, bands.key) if b is not None), 8) + 8  # no bank conflicts
+    kinds = [kind for kind in ("query", "key", "value") if getattr(bands, kind) is not None]
+
+    @kv.func
+    def gather(array, band, head, token0, tokens, partials, blocks, bias, x_scale, weight_scale):
+        """A head of the block's tokens, rounded, as rows of shared memory: neighbouring threads have tokens."""
+        for i in range(kv.thread_id.x, band.size * group, threads):
+            d, local = i // group, i % group
+            token = token0 + local
+            if token < tokens:
+                column = band.first + head * band.size + d
+                tile = column // M
+                row = column - tile * M
+                total = kv.f32(0.0)
+                last = block_of(config, (tile + 1) * config.steps - 1, blocks)
+                for block in range(block_of(config, tile * config.steps, blocks), last + 1):
+                    total = total + partials[(block + tile) * M + row, token]
+                if bias is not None:
+                    total = total + kv.f32(bias[column])
+                array[local * pitch + d] = case.rounded(total)
+
+    @kv.kernel(block=(threads, 1, 1))
+    def project_few_finish(
+        collection, layer: kv.i32, partials: kv.Buffer[f32, 2], tokens: kv.i32, blocks: kv.i32, table,
+        freqs: kv.Optional[kv.Buffer[f32, 2]], query_out=None, bias=None, x_scale=None, weight_scale=None,
+        q_gamma=None, k_gamma=None,
+    ):  # fmt: skip
+        begin(early)
+        array = kv.shared(group * pitch, case.rounded, alignment=16)
+        number, token0 = kv.block_id.x, kv.block_id.y * group
+        first = 0
+        for kind in kv.static(kinds):
+            band = getattr(bands, kind)
+            per_head = getattr(writer.pieces, kind)
+            if (number >= first) & (number < first + band.heads):
+                head = number - first
+                gather(array, band, head, token0, tokens, partials, blocks, bias, x_scale, weight_scale)
+                kv.barrier()
+                for piece in range(kv.thread_id.x, align_up(group * per_head, WARP), threads):
+                    local, part = kv.math.min(piece // per_head, group - 1), piece % per_head
+                    active = (piece < group * per_head) & (token0 + local < tokens)
+                    token = kv.math.min(token0 + local, tokens - 1)
+                    b, inside, i = place_of(case.padded, table, token, tokens)
+                    position = collection.cache_length(b) + i
+                    source, at = SharedRow(array, local * pitch), Angles(freqs, writer.rows, (position,))
+                    if kind == "query":
+                        wanted = active if case.padded else active & inside
+                        writer.query(source, Head(writer.rows, query_out, token, head), at, q_gamma, part, wanted)
+                    else:
+                        kept = active & inside & holds(collection, position)
+                        if kind == "key":
+                            keys = collection.get_key_cache(layer)
+                            writer.key(source, keys, b, head, position, at, k_gamma, part, kept)
+                        else:
+                            values = collection.get_value_cache(layer)
+                            writer.value(source, values, b, head, position, part, kept)
+            first += band.heads
+
+    return project_few_finish
+
+
+def tokens_of_block(config: Config, bands: Written) -> int:
+    """Tokens of a block of the second kernel: as many as make work for its threads."""
+    return min(config.tokens, 16)
+
+
+def launch(op: Any, config: Config, at: Expansion) -> None:
+    """Launch both kernels."""
+    case, early = config.case, starts_early(at)
+    blocks = at.device("multiprocessors").least(at.constant(config.tiles * config.steps))
+    partials = at.workspace((blocks + config.tiles) * config.rows, dtype=f32, columns=config.tokens)
+    maps = []
+    for buffer, rows in ((op.x, config.tokens), (op.weight, config.rows)):
+        maps.append(at.tensor_map(ops.buffer_operand(buffer, config.steps, config.step), rows=rows))
+    schedule = {"consumers": config.consumers, "producer": True, "stages": config.stages(at.target)}
+    at.launch(
+        product_kernel(config, early), [op.x, op.weight, *maps, partials], (blocks, 1, 1), (config.threads, 1, 1),
+        key=config, programmatic=early, attributes={"kv.schedule": schedule},
+    )  # fmt: skip
+    tokens = at.dim(op.x, 0)
+    for bands in Written.all_of(case):
+        own = bands.key.kind == "key"
+        writer = bands.writer(op, at, case.rounded)
+        threads = WARPGROUP
+        handles = (op.collection, op.query_out) if own else (op.index_collection, op.index_query_out)
+        turns = [op.freqs, op.q_gamma, op.k_gamma] if own else [None, None, None]
+        args = [
+            handles[0], op.layer, partials, tokens, blocks, table_of(op, case), turns[0], handles[1], op.bias,
+            op.x_scale, op.weight_scale, *turns[1:],
+        ]  # fmt: skip
+        group = tokens_of_block(config, bands)
+        heads = sum(b.heads for b in (bands.query, bands.key, bands.value) if b is not None)
+        grid = (heads, (tokens + (group - 1)) // group, 1)
+        kernel = finish_kernel(config, bands, writer, threads, early)
+        at.launch(kernel, args, grid, (threads, 1, 1), key=(config, bands, writer), programmatic=early)
