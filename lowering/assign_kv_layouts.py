@@ -30,12 +30,15 @@ def wgmma_problems(a: ir.Value, b: ir.Value, transposed: bool, warpgroups: int) 
     """Why a product cannot be wgmma's, one sentence each; empty when it can."""
     (m, k), n = shape(a), shape(b)[0 if transposed else 1]
     kind, found = str(element(a)), []
-    if kind not in ("bf16", "f16"):
-        found.append(f"operands must be bf16 or f16, got {kind}")
+    if kind not in ("bf16", "f16", "f8E4M3FN"):
+        found.append(f"operands must be bf16, f16 or f8E4M3FN, got {kind}")
+    if kind == "f8E4M3FN" and (not transposed or loaded(a) is None):
+        found.append("operands of 8 bits must both be loaded, with K along their rows (a @ b.T)")
     if m != 64 * warpgroups:
         found.append(f"the tile must have 64 rows for each of the {warpgroups} consumer warpgroups, got {m}")
-    if k % 16 or n % 8 or not 8 <= n <= 256:
-        found.append(f"K must be a multiple of 16 and N one of 8 up to 256, got {k} and {n}")
+    step = 32 if kind == "f8E4M3FN" else 16
+    if k % step or n % 8 or not 8 <= n <= 256:
+        found.append(f"K must be a multiple of {step} and N one of 8 up to 256, got {k} and {n}")
     return found
 
 

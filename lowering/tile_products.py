@@ -19,6 +19,7 @@ from kvarn.dsl.wgmma import descriptor_at, floats_of_asm, multiply
 
 from .tile_threads import elements, from_elements
 
+_KINDS = {"f8E4M3FN": "e4m3"}  # what instructions call elements, where MLIR has another name
 NEVER = "0x7fbadbad"  # a signalling NaN, which arithmetic does not make
 
 
@@ -52,10 +53,10 @@ def start(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None) -> ir.
     """Start a product: ``a`` words in a vector, or a pointer to the rows here; ``b`` a pointer; the accumulator."""
     left = words(a) if product.a is None else _descriptor(a, product.a, False)
     right = _descriptor(b, product.b, not product.transpose_b)
-    steps = product.steps[: product.k // 16]
+    steps = product.steps[: product.k // (32 if product.b.itemsize == 1 else 16)]
     moves = [0] * len(steps) if product.a is None else product.a.k_steps()
     made = multiply(
-        product.n, product.element, left, right, [] if c is None else elements(c),
+        product.n, _KINDS.get(product.element, product.element), left, right, [] if c is None else elements(c),
         list(zip(moves, steps, strict=False)), not product.transpose_b, wait=False,
     )  # fmt: skip
     return from_elements(made)

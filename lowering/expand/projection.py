@@ -217,6 +217,20 @@ def finish_kernel(case: Projection, bands: Written, work: Work, writer: HeadWrit
     return project_finish
 
 
+@kv.func
+def scaled_tile(
+    case: Projection, c: Any, row: Any, exists: Any, column: Any, bias: Any, x_scale: Any, weight_scale: Any
+) -> Any:
+    """A tile of products times their scales, plus the bias: ``row`` and ``column`` are vectors of numbers."""
+    if case.scaling == "row":
+        c = c * x_scale.gather(row, 0, mask=exists)[:, None] * weight_scale.gather(column, 0)[None, :]
+    elif case.scaling == "tensor":
+        c = c * (x_scale[0, 0] * weight_scale[0, 0])
+    if bias is not None:
+        c = c + kv.f32(bias.gather(column))[None, :]
+    return c
+
+
 # --- products into a workspace -------------------------------------------------------------------------
 
 
@@ -240,12 +254,7 @@ def host_kernel(case: Projection, columns: int, step: int) -> Any:
             a = left.tile(0, j, first, tokens, rows=M, dtype=element)
             b = right.tile(0, j, panel * N, case.columns, rows=N, dtype=element)
             c = kv.dot(a, b.T, c)
-        if case.scaling == "row":
-            c = c * x_scale.gather(row, 0, mask=exists)[:, None] * weight_scale.gather(column, 0)[None, :]
-        elif case.scaling == "tensor":
-            c = c * (x_scale[0, 0] * weight_scale[0, 0])
-        if bias is not None:
-            c = c + kv.f32(bias.gather(column))[None, :]
+        c = scaled_tile(case, c, row, exists, column, bias, x_scale, weight_scale)
         products.store_rows(panel * tokens + row, value=case.rounded(c), mask=exists)
 
     return project

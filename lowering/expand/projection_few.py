@@ -14,7 +14,7 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect import ops
-from kvarn.dialect.dtypes import bf16, f16, f32
+from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
@@ -79,8 +79,8 @@ def problems(case: Projection, target: Target, alignment: int) -> list[str]:
     if not target.has("wgmma"):
         return [f"needs a GPU with wgmma, got {target.name}"]
     found = []
-    if case.x not in (bf16, f16):
-        found.append(f"needs operands of bf16 or f16, got {case.x.name}")
+    if case.x not in (bf16, f16, f8e4m3):
+        found.append(f"needs operands of bf16, f16 or f8e4m3, got {case.x.name}")
     step = SWIZZLE // case.x.itemsize
     if case.k % step:
         found.append(f"needs a K of a multiple of {step}, got {case.k}")
@@ -95,18 +95,24 @@ def product_kernel(config: Config, early: bool) -> Any:
 
     @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
     def project_few(
-        x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], x_map, weight_map, partials: kv.Buffer[f32, 2]
-    ):
+        x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], x_map, weight_map, partials: kv.Buffer[f32, 2],
+        x_scale=None, weight_scale=None,
+    ):  # fmt: skip
         begin(early)
         left, right = kv.buffer_operand(weight, steps, config.step), kv.buffer_operand(x, steps, config.step)
         low = part_of(config, kv.block_id.x, kv.grid_dim.x)
         high = part_of(config, kv.block_id.x + 1, kv.grid_dim.x)
         for p in range(low // steps, (high + (steps - 1)) // steps):
+            token = kv.tile_index(N)
             c = kv.full((M, N), 0.0)
             for j in range(kv.math.max(low - p * steps, 0), kv.math.min(high - p * steps, steps)):
                 a = left.tile(0, j, p * M, case.columns, rows=M, tail="any", descriptor=weight_map)
                 b = right.tile(0, j, 0, x.shape[0], rows=N, tail="any", descriptor=x_map)
-                c = kv.dot(a, b.T, c)
+                if case.scaling == "block":  # which a step of K has, and the rows of a tile share
+                    scale = x_scale.gather(token, j, mask=token < x.shape[0]) * weight_scale[p, j]
+                    c = c + kv.dot(a, b.T) * scale[None, :]
+                else:
+                    c = kv.dot(a, b.T, c)
             partials.store_rows((kv.block_id.x + p) * M + kv.tile_index(M), value=c)
 
     return project_few
@@ -164,11 +170,15 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, threads: i
                 last = block_of(config, (tile + 1) * config.steps - 1, blocks)
                 for block in range(block_of(config, tile * config.steps, blocks), last + 1):
                     total = total + partials[(block + tile) * M + row, token]
+                if case.scaling == "row":
+                    total = total * (x_scale[token, 0] * weight_scale[column, 0])
+                elif case.scaling == "tensor":
+                    total = total * (x_scale[0, 0] * weight_scale[0, 0])
                 if bias is not None:
                     total = total + kv.f32(bias[column])
                 array[local * pitch + d] = case.rounded(total)
 
-    @kv.kernel(block=(threads, 1, 1))
+    @kv.kernel(block=(threads, 1, 1), min_blocks=4)
     def project_few_finish(
         collection, layer: kv.i32, partials: kv.Buffer[f32, 2], tokens: kv.i32, blocks: kv.i32, table,
         freqs: kv.Optional[kv.Buffer[f32, 2]], query_out=None, bias=None, x_scale=None, weight_scale=None,
@@ -221,10 +231,11 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     maps = []
     for buffer, rows in ((op.x, config.tokens), (op.weight, config.rows)):
         maps.append(at.tensor_map(ops.buffer_operand(buffer, config.steps, config.step), rows=rows))
+    scales = [op.x_scale, op.weight_scale] if case.scaling == "block" else [None, None]
     schedule = {"consumers": config.consumers, "producer": True, "stages": config.stages(at.target)}
     at.launch(
-        product_kernel(config, early), [op.x, op.weight, *maps, partials], (blocks, 1, 1), (config.threads, 1, 1),
-        key=config, programmatic=early, attributes={"kv.schedule": schedule},
+        product_kernel(config, early), [op.x, op.weight, *maps, partials, *scales], (blocks, 1, 1),
+        (config.threads, 1, 1), key=config, programmatic=early, attributes={"kv.schedule": schedule},
     )  # fmt: skip
     tokens = at.dim(op.x, 0)
     for bands in Written.all_of(case):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import bf16, f16, f32
+from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import align_up
-from kvarn.dialect.ops.projection import Band
+from kvarn.dialect.ops.projection import BLOCK, Band
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS
@@ -22,7 +22,7 @@ from kvarn.lowering.tile_ir import SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS
 from .base import Expansion
 from .common import Head, holds
 from .head_writer import HeadWriter
-from .projection import Projection, Written, place_of, table_of
+from .projection import Projection, Written, place_of, scaled_tile, table_of
 from .rotation import Angles
 
 BARRIER_BYTES = 1024  # more than all barriers of a block take
@@ -66,8 +66,8 @@ def problems(case: Projection, target: Target, alignment: int) -> list[str]:
     if not target.has("wgmma"):
         return [f"needs a GPU with wgmma, got {target.name}"]
     found = []
-    if case.x not in (bf16, f16):
-        found.append(f"needs operands of bf16 or f16, got {case.x.name}")
+    if case.x not in (bf16, f16, f8e4m3):
+        found.append(f"needs operands of bf16, f16 or f8e4m3, got {case.x.name}")
     if case.rounded not in (bf16, f16):
         found.append(f"needs queries of bf16 or f16, got {case.rounded.name}")
     step = SWIZZLE // case.x.itemsize
@@ -83,7 +83,7 @@ def problems(case: Projection, target: Target, alignment: int) -> list[str]:
 
 def columns_of(case: Projection) -> int | None:
     """Columns of a tile: whole heads of one band. None where there is no such number."""
-    for columns in (256, 192, 128, 64):
+    for columns in (128, 64) if case.scaling == "block" else (256, 192, 128, 64):
         if all((b.heads * b.size) % columns == 0 and columns % b.size == 0 for b in case.bands):
             return columns
     return None
@@ -196,14 +196,17 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...]) -> Any:
         for unit in range(kv.block_id.x, row_tiles * panels, kv.grid_dim.x):
             tile, panel = raster(unit, row_tiles)
             token0 = tile * M
+            row, column = token0 + kv.tile_index(M), panel * N + kv.tile_index(N)
             c = kv.full((M, N), 0.0)
             for j in range(0, steps):
                 a = left.tile(0, j, token0, tokens, rows=M, tail="any", descriptor=x_map)
                 b = right.tile(0, j, panel * N, case.columns, rows=N, tail="any", descriptor=weight_map)
-                c = kv.dot(a, b.T, c)
-            column = panel * N + kv.tile_index(N)
-            if bias is not None:
-                c = c + kv.f32(bias.gather(column))[None, :]
+                if case.scaling == "block":  # which a step of K has, and a tile's columns share
+                    scale = x_scale.gather(row, j, mask=row < tokens) * weight_scale[panel * N // BLOCK, j]
+                    c = c + kv.dot(a, b.T) * scale[:, None]
+                else:
+                    c = kv.dot(a, b.T, c)
+            c = scaled_tile(case, c, row, row < tokens, column, bias, x_scale, weight_scale)
             products = kv.staged(case.rounded(c))
             for epilogue in kv.static(epilogues):
                 own = epilogue.bands.key.kind == "key"

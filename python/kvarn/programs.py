@@ -338,6 +338,8 @@ class Operation:
         Buffers that are written, as far as the op has them. A cache or collection is, when the op's effects say so.
     apart : sequence of Apart
         Operands that must not share memory.
+    single : sequence of str
+        Data buffers that are read element by element: how their rows are aligned does not matter.
     """
 
     def __init__(
@@ -347,6 +349,7 @@ class Operation:
         check: Callable[[SimpleNamespace], None] | None = None,
         written: Sequence[str] = ("out", "query_out", "lse"),
         apart: Sequence[Apart] = (),
+        single: Sequence[str] = (),
     ) -> None:
         op_class = op_class_of(name)
         self.name, self.title = name, "kv.ops." + name.removeprefix("kv.")
@@ -359,7 +362,7 @@ class Operation:
         kinds = {**dict.fromkeys(caches, "cache"), **dict.fromkeys(collections, "collection")}
         kinds |= dict.fromkeys(("keys", "values"), "operand")
         self._handles = {n: kinds[n] for n in self.operands if n in kinds}
-        self._written, self._apart = set(written), tuple(apart)
+        self._written, self._apart, self._single = set(written), tuple(apart), frozenset(single)
         if effects.writes_cache(op_class):
             self._written |= {n for n in self._handles if not n.startswith("source")}
         self._known: dict[Any, _Known] = {}
@@ -483,7 +486,7 @@ class Operation:
                 given.append(operand)
                 continue
             type_, view, place = self._describe(about, name, operand)
-            if isinstance(type_, BufferType) and name in self._static:
+            if isinstance(type_, BufferType) and name in self._static and name not in self._single:
                 alignment = min(alignment, _alignment(view))
             here = ordinal_of(place, about)
             if ordinal is not None and here != ordinal:

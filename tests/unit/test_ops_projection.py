@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import model
-from reference.places import Place, assert_close, assert_same, near
+from reference.places import Interpreted, Place, assert_close, assert_same, near
 from reference.random_caches import clone, random_problem
 
 import kvarn as kv
@@ -267,3 +267,72 @@ def test_what_does_not_fit_is_refused_by_name():
     padded = np.ones((1, 2, 16), np.float32)[:, :, :8]
     with pytest.raises(ValueError, match="project_append_padded: x must be contiguous"):
         kv.ops.project_append_padded(c, 0, padded, weight, np.array([2], np.uint32))
+
+
+@pytest.fixture
+def gpu_code():
+    """A GPU's code in the interpreter, which has the kinds of kernels that a host has not."""
+    found = Interpreted("sm_90a")
+    with found.active():
+        yield found
+
+
+TILED: list[dict[str, Any]] = [{"kind": "tile"}, {"max_tokens": 16}]
+
+
+@pytest.mark.parametrize("schedule", TILED, ids=["tile", "few"])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "options"),
+    [
+        ("paged", "bf16", {"heads": 3}),
+        ("continuous", "f16", {"interleaved": False}),
+        ("fa3", "bf16", {"interleaved": True, "gamma": True}),
+    ],
+)
+def test_products_over_tiles_have_every_epilogue(gpu_code, schedule, kind, dtype, options):
+    rng = np.random.default_rng(14)
+    size, heads = 64, options.get("heads", 2)
+    problem = random_problem(rng, kind, dtype, head_size=size, **SHAPE)
+    given: dict[str, Any] = {"bias": exact(rng, ((heads + 4) * size,), "f32")}
+    if "interleaved" in options:
+        given |= {"freqs": angles(rng, 60, 32), "interleaved": options["interleaved"]}
+    if options.get("gamma"):
+        given |= {n: exact(rng, (size,), "f32") for n in ("q_gamma", "k_gamma")}
+    check(gpu_code, problem, dtype, k=256, heads=heads, spare=2, schedule=schedule, rounding="freqs" in given, **given)
+
+
+@pytest.mark.parametrize("schedule", TILED, ids=["tile", "few"])
+def test_products_over_tiles_quantize(gpu_code, schedule):
+    rng = np.random.default_rng(15)
+    problem = random_problem(
+        rng, "paged", "f8e4m3", head_size=64, scale_dtype="f32", granularity=32, cached=[5, 0, 33], new=[3, 2, 9]
+    )
+    check(gpu_code, problem, "bf16", k=64, heads=2, rounding=True, schedule=schedule, freqs=angles(rng, 60, 64))
+
+
+@pytest.mark.parametrize("schedule", TILED, ids=["tile", "few"])
+@pytest.mark.parametrize("scaling", ["row", "block"])
+def test_products_of_8_bits_over_tiles_have_scales(gpu_code, schedule, scaling):
+    rng = np.random.default_rng(16)
+    problem = random_problem(rng, "paged", "bf16", head_size=64, cached=[5, 0, 33], new=[3, 2, 9])
+    shapes = ((14, 1), (6 * 64, 1)) if scaling == "row" else ((14, 2), (3, 2))
+    scales = [2.0 ** rng.integers(-2, 3, shape).astype(np.float32) for shape in shapes]
+    x, weight = (exact(rng, (n, 256), "f8e4m3") for n in (14, 6 * 64))
+    found, expected = gpu_code.collection(problem.collection), clone(problem.collection)
+    out = kv.ops.project_append(
+        found, 1, x, weight, problem.row_offsets, x_scale=scales[0], weight_scale=scales[1], schedule=schedule
+    )
+    spread = [np.repeat(s.astype(np.float64), 256 // s.shape[1], axis=1) for s in scales]
+    spread[1] = np.repeat(spread[1], 128, axis=0) if scaling == "block" else spread[1]
+    wide = [a.astype(np.float64) * s for a, s in zip((x, weight), spread, strict=True)]
+    bf16 = dtypes.of("bf16").numpy
+    wanted, _ = model.project_append(expected, 1, wide[0], wide[1], problem.row_offsets, bf16, query_heads=2)
+    np.testing.assert_array_equal(np.asarray(out).astype(np.float64), wanted)
+    assert_same(gpu_code, found, expected)
+
+
+def test_more_tokens_than_were_promised_are_refused():
+    c = random_problem(np.random.default_rng(17), "paged", "f32", cached=[1], new=[9]).collection
+    x, weight = np.ones((9, 8), np.float32), np.ones((64, 8), np.float32)
+    with pytest.raises(ValueError, match="no more than the schedule's max_tokens = 8 rows, got 9"):
+        kv.ops.project_append(c, 0, x, weight, np.array([0, 9], np.uint32), schedule={"max_tokens": 8})

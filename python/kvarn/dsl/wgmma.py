@@ -136,6 +136,7 @@ def multiply(
 ) -> list[ir.Value]:  # fmt: skip
     """Fence, a product of 64 rows and ``n`` columns, commit; and wait, or leave it in flight.
 
+    ``dtype``: f16, bf16, or e4m3, of which both operands are K-major, A in shared memory.
     ``a`` is a descriptor or four words a k-step, ``b`` a descriptor, ``accumulator`` n / 2 f32 or none for zeros;
     ``steps`` are the bytes by which every k-step moves the descriptors of A and of B.
     """
@@ -143,7 +144,9 @@ def multiply(
     shared_a = isinstance(a, ir.Value)
     left = [a] if shared_a else list(a)
     registers = ", ".join(f"${i}" for i in range(count))
-    shape = f"m64n{n}k16.f32.{dtype}.{dtype}"
+    bytes_8 = dtype == "e4m3"
+    assert not bytes_8 or (shared_a and not trans_a and not trans_b), "8-bit operands are K-major"
+    shape = f"m64n{n}k{32 if bytes_8 else 16}.f32.{dtype}.{dtype}"
     text = ["wgmma.fence.sync.aligned;"]
     for k, (move_a, move_b) in enumerate(steps):
         text.append(f"add.s64 b, ${first + len(left)}, {move_b >> 4};")
@@ -154,7 +157,8 @@ def multiply(
             operand = f"{{{', '.join(f'${first + 4 * k + j}' for j in range(4))}}}"
             transposed = f"{int(trans_b)}"
         adds = "yes" if k or accumulator else "no"
-        text.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {operand}, b, {adds}, 1, 1, {transposed};")
+        order = "" if bytes_8 else f", {transposed}"  # 16-bit operands alone may be transposed
+        text.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {operand}, b, {adds}, 1, 1{order};")
     text.append("wgmma.commit_group.sync.aligned;")
     if wait:
         text.append("wgmma.wait_group.sync.aligned 0;")

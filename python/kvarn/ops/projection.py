@@ -148,8 +148,9 @@ _STATIC = {
     "k_gamma": 0, "index_query_out": 1,
 }  # fmt: skip
 _WRITTEN = ("query_out", "index_query_out")
-_RAGGED = Operation("kv.project_append", _STATIC, _check_ragged, _WRITTEN)
-_PADDED = Operation("kv.project_append_padded", _STATIC, _check_padded, _WRITTEN)
+_SINGLE = ("bias", "x_scale", "weight_scale")
+_RAGGED = Operation("kv.project_append", _STATIC, _check_ragged, _WRITTEN, single=_SINGLE)
+_PADDED = Operation("kv.project_append_padded", _STATIC, _check_padded, _WRITTEN, single=_SINGLE)
 
 
 def project_append(
