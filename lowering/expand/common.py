@@ -299,6 +299,7 @@ class CachedHead:
     b: Any
     position: Any
     head: Any
+    page: Any = None  # its raw one, where it is known
 
     @kv.func
     def read(self, d: Any, n: int) -> Any:
@@ -309,7 +310,8 @@ class CachedHead:
     @kv.func
     def write(self, d: Any, x: Any) -> None:
         """Put f32 elements from dim d on, converted."""
-        self.cache.store(self.b, self.head, self.position, d, single(converted(x, self.cache.dtype)))
+        stored = single(converted(x, self.cache.dtype))
+        self.cache.store(self.b, self.head, self.position, d, stored, page=self.page)
 
 
 @kv.func

@@ -90,6 +90,18 @@ def turn(rotation: Rotation, first: Any, step: int, angles: Angles, source: Any,
 
 
 @dataclass(frozen=True)
+class LoadedAngles:
+    """The (cosines, sines) of one unit, loaded before they are asked for."""
+
+    found: tuple[Any, Any]
+
+    @kv.func
+    def of(self, pair: Any, n: int) -> tuple[Any, Any]:
+        """They themselves."""
+        return self.found
+
+
+@dataclass(frozen=True)
 class HeadWriter:
     """Writes pieces of heads; every thread of a warp comes to each, and those that are not ``active`` write nothing.
 
@@ -112,6 +124,15 @@ class HeadWriter:
     quantizer: Quantizer | None
 
     @kv.func
+    def angles_of(self, kind: str, angles: Angles, part: Any) -> Any:
+        """Angles for a piece of a head, loaded now where it has one unit at most."""
+        rotation, per_head = self.rotations[kind != "query"], self.pieces.query if kind == "query" else self.pieces.key
+        ahead = rotation.paired and rotation.turning and rotation.units <= per_head
+        if kind == "value" or not ahead or (kind == "key" and self.quantizer is not None):
+            return angles
+        return LoadedAngles(rotation.angles_of(kv.math.min(part, rotation.units - 1), angles))
+
+    @kv.func
     def query(self, head: Any, target: Any, angles: Angles, gamma: Any, part: Any, active: Any) -> None:
         """A piece of a query's head to ``target``."""
         head = self.norms[0].of(head, gamma, part)
@@ -120,26 +141,29 @@ class HeadWriter:
 
     @kv.func
     def key(
-        self, head: Any, cache: Any, b: Any, h: Any, position: Any, angles: Angles, gamma: Any, part: Any, active: Any
-    ) -> None:
-        """A piece of a key's head to the cache."""
+        self, head: Any, cache: Any, b: Any, h: Any, position: Any, angles: Angles, gamma: Any, part: Any, active: Any,
+        page: Any = None,
+    ) -> None:  # fmt: skip
+        """A piece of a key's head to the cache; ``page`` is the raw one of the token, where it is known."""
         head = self.norms[1].of(head, gamma, part % self.norms[1].group.lanes)
         if self.quantizer is None:
             if active:
-                turn(self.rotations[1], part, self.pieces.key, angles, head, CachedHead(cache, b, position, h))
+                turn(self.rotations[1], part, self.pieces.key, angles, head, CachedHead(cache, b, position, h, page))
         else:
             turned = TurnedHead(self.rotations[1], angles, head)
             held = self.quantizer.read(turned.read, part)
             self.quantizer.write(cache, b, h, position, part, active, held, turned.read)
 
     @kv.func
-    def value(self, head: Any, cache: Any, b: Any, h: Any, position: Any, part: Any, active: Any) -> None:
-        """A piece of a value's head to the cache."""
+    def value(
+        self, head: Any, cache: Any, b: Any, h: Any, position: Any, part: Any, active: Any, page: Any = None
+    ) -> None:
+        """A piece of a value's head to the cache; ``page`` as of :meth:`key`."""
         if self.quantizer is None:
             if active:
                 d = part * self.rows.width
                 x = converted(head.load(d, self.rows.width), self.spec.dtype)
-                cache.store(b, h, position, d, single(x))
+                cache.store(b, h, position, d, single(x), page=page)
         else:
             held = self.quantizer.read(head.read, part)
             self.quantizer.write(cache, b, h, position, part, active, held, head.read)

@@ -8,6 +8,7 @@ warp normalises, rotates, quantizes and writes the heads of its 16 tokens while 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from .rotation import Angles
 
 BARRIER_BYTES = 1024  # more than all barriers of a block take
 WARP_ROWS = 16
+MOST_TOGETHER = 4  # pieces of a thread whose angles and pages are looked up at one time
 TOGETHER = 16  # tiles of tokens that share a tile of columns while it is in the L2 cache
 
 
@@ -159,30 +161,41 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...]) -> Any:
         thread = kv.thread_id.x - WARPGROUP
         lane, row0 = thread % WARP, kv.shuffle_idx(thread // WARP, 0) * WARP_ROWS
         head0 = (panel * N - band.first) // band.size
-        for piece in range(lane, total, WARP):
-            local = kv.math.min(piece // (heads * per_head), WARP_ROWS - 1)
-            rest = piece - local * (heads * per_head)
-            h, part = rest // per_head, rest % per_head
-            active = piece < WARP_ROWS * heads * per_head
-            h = kv.where(active, h, 0)
-            row = row0 + local
-            exists = token0 + row < tokens
-            token = kv.math.min(token0 + row, tokens - 1)
-            b, inside, i = place_of(case.padded, table, token, tokens)
-            position = collection.cache_length(b) + i
-            source = StagedHead(tile, row, h * band.size)
-            at = Angles(angles, writer.rows, (position,))
-            if kind == "query":
-                wanted = active & exists if case.padded else active & exists & inside
-                writer.query(source, Head(writer.rows, out, token, head0 + h), at, gamma, part, wanted)
-            else:
-                kept = active & exists & inside & holds(collection, position)
-                if kind == "key":
-                    keys = collection.get_key_cache(layer)
-                    writer.key(source, keys, b, head0 + h, position, at, gamma, part, kept)
+        # A lane looks up the place of one of the warp's tokens, and tells it to those who write its heads.
+        own_row = token0 + row0 + lane % WARP_ROWS
+        own_b, own_inside, own_i = place_of(case.padded, table, kv.math.min(own_row, tokens - 1), tokens)
+        own_position = collection.cache_length(own_b) + own_i
+        own_page = own_flags = kv.i32(0)
+        if kind == "query":
+            own_flags = kv.where((own_row < tokens) & (own_inside | case.padded), 1, 0)
+        else:
+            own_flags = kv.where((own_row < tokens) & own_inside & holds(collection, own_position), 1, 0)
+            cache = collection.get_key_cache(layer) if kind == "key" else collection.get_value_cache(layer)
+            own_page = cache.raw_page(own_b, own_position)
+        rounds = total // WARP
+        together = math.gcd(rounds, MOST_TOGETHER)
+        for start in range(0, rounds, together):
+            places = []
+            for n in kv.static(range(together)):  # what is looked up for some of the pieces comes at one time
+                piece = (start + n) * WARP + lane
+                local = kv.math.min(piece // (heads * per_head), WARP_ROWS - 1)
+                rest = piece - local * (heads * per_head)
+                active = piece < WARP_ROWS * heads * per_head
+                h, part = kv.where(active, rest // per_head, 0), rest % per_head
+                b, position, page, flags = (
+                    kv.shuffle_idx(own, local) for own in (own_b, own_position, own_page, own_flags)
+                )
+                at = writer.angles_of(kind, Angles(angles, writer.rows, (position,)), part)
+                places.append((local, h, part, b, position, page, active & (flags != 0), at))
+            for local, h, part, b, position, page, written, at in kv.static(places):
+                source = StagedHead(tile, row0 + local, h * band.size)
+                if kind == "query":
+                    token = kv.math.min(token0 + row0 + local, tokens - 1)
+                    writer.query(source, Head(writer.rows, out, token, head0 + h), at, gamma, part, written)
+                elif kind == "key":
+                    writer.key(source, cache, b, head0 + h, position, at, gamma, part, written, page)
                 else:
-                    values = collection.get_value_cache(layer)
-                    writer.value(source, values, b, head0 + h, position, part, kept)
+                    writer.value(source, cache, b, head0 + h, position, part, written, page)
 
     @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
     def project_append(
