@@ -240,7 +240,7 @@ MAX_QUERIES = Entry(
 MAX_TOKENS = Entry(
     "max_tokens",
     "There are no more rows of tokens: promised by the caller.",
-    "those of x, rounded up to 8, 16, 32 or 64, where they are no more; else no bound",
+    "those of x on a GPU, rounded up to 8, 16, 32, 64, 128 or 256, where they are no more; else no bound",
 )
 MAX_BATCH = Entry(
     "max_batch", "There are no more sequences.", "those of the collection, rounded up, on a GPU; else 1024"
@@ -412,7 +412,7 @@ LATENT = Kind(
 PROJECTED_HOST = Kind("host", "tiles of 16 tokens as vector loops, on the host", on_host=True)
 PROJECTED_SIMT = Kind("simt", "a warp a column of 8 tokens; takes every case, on every GPU")
 PROJECTED = Kind("tile", "tiles of 128 tokens by wgmma and TMA, written to the cache as they are done")
-PROJECTED_FEW = Kind("few", "up to 64 tokens by wgmma, at the rate at which memory gives the weight")
+PROJECTED_FEW = Kind("few", "up to 256 tokens by wgmma, at the rate at which memory gives the weight")
 PLAIN_HOST = Kind("host", "one thread a token", on_host=True)
 PLAIN = Kind("simt", "the threads of a block share tokens", (THREADS,))
 FIXED = Kind("simt", "a division of the work that nothing changes")

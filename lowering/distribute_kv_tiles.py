@@ -14,6 +14,7 @@ After:   %x = arith.addf %a, %b : vector<64xf32> ; vector.shuffle, arith.maxnumf
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any
 
 from mlir import ir
@@ -97,6 +98,7 @@ class Distribution:
         self.stages: dict[ir.Value, Any] = {}  # circular buffers and queues, by what stands for them
         self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes with it
         self.chunks = Chunks(function)
+        self.places: dict[SharedLayout, Pointer] = {}  # where kv.tile_stage puts tiles
         self.staged: list[tuple[SharedLayout, Pointer]] = []  # tiles of rows that were loaded: free once they were read
 
     # --- roles -----------------------------------------------------------------------------------------
@@ -426,12 +428,14 @@ def _store_shared(op: Any, d: Distribution) -> None:
 
 @RULES.lowers("kv.tile_stage")
 def _stage(op: Any, d: Distribution) -> ir.Value:
-    layout = shared_layout(op.operation.attributes["kv.tile"].value)
-    place = d.allocate(layout)
+    whole = shared_layout(op.operation.attributes["kv.tile"].value)
+    layout = dataclasses.replace(whole, columns=op.columns.value)
+    if layout not in d.places:
+        d.places[layout] = d.allocate(layout)
     machine.syncwarp()  # the rows of this warp, which nobody else reads, are free
-    tile_memory.stage_registers(op.source, place, layout, d.threads)
+    tile_memory.stage_registers(op.source, d.places[layout], layout, d.threads, op.first_column.value)
     machine.syncwarp()
-    return place.ir
+    return d.places[layout].ir
 
 
 @RULES.lowers("kv.tile_store_direct")

@@ -445,11 +445,11 @@ def _condition(at: AtPoint, mask: ir.Value, row: Value) -> Value:
     return Value(at(mask, row.ir), bool_)
 
 
-def stage_registers(value: ir.Value, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
-    """A warp's 16 rows of an accumulator, as 16-bit elements, to shared memory by stmatrix."""
+def stage_registers(value: ir.Value, place: Pointer, layout: SharedLayout, threads: Threads, first: int = 0) -> None:
+    """A warp's 16 rows of an accumulator, as 16-bit elements, to shared memory by stmatrix: columns from a first on."""
     row = threads.warp * 16 + (threads.lane & 15)
     high = threads.lane >> 4
-    fragments = words(value)
+    fragments = words(value)[first // 4 :]
     for k in range(layout.columns // 16):
         chunk = high + 2 * k
         machine.stmatrix(place + layout.chunk_offset(row, chunk), [scalar(w) for w in fragments[4 * k : 4 * k + 4]])

@@ -283,18 +283,27 @@ class TileStoreSharedOp(Kv.Operation, name="tile_store_shared", traits=[_Synchro
 
 
 class TileStageOp(Kv.Operation, name="tile_stage", traits=[_Synchronizes]):
-    """A copy of a tile in shared memory, laid out as tiles there are: each warp may read the rows that it held.
+    """A copy of some columns of a tile in shared memory, laid out as tiles there are: warps read the rows they held.
 
-    Operand: a tile of 16-bit elements. Result: where it lies, until the next time that the op is executed.
+    Operand: a tile of 16-bit elements. Attributes: the first column, and how many; multiples of 16. Result: where they
+    lie, until as many columns are put there again.
     """
 
     source: Operand[Any]
+    first_column: ir.IntegerAttr
+    columns: ir.IntegerAttr
     place: Result[Any]
 
     def verify_invariants(self) -> bool:
         type_ = tile_of(self.source)
         if type_ is None or type_.rank != 2 or str(type_.element_type) not in ("bf16", "f16"):
             return verify.fail(self, f"the operand must be a tile of rank 2 of bf16 or f16, got {self.source.type}")
+        first, columns = verify.integer(self.first_column), verify.integer(self.columns)
+        if first is None or columns is None or first < 0 or columns < 16 or first % 16 or columns % 16:
+            got = f"{self.first_column} and {self.columns}"
+            return verify.fail(self, f"first_column and columns must be multiples of 16, got {got}")
+        if first + columns > type_.shape[1]:
+            return verify.fail(self, f"columns must lie in the tile's {type_.shape[1]}, got {columns} from {first} on")
         got = self.operation.results[0].type
         return str(got) == "!llvm.ptr<3>" or verify.fail(self, f"the result must be !llvm.ptr<3>, got {got}")
 
@@ -517,6 +526,7 @@ def dot_wait(products: Sequence[ir.Value], pending: int = 0) -> list[ir.Value]:
     return list(made.operation.results)
 
 
-def tile_stage(source: ir.Value) -> ir.Value:
-    """Where a copy of a tile lies in shared memory."""
-    return TileStageOp(source, ir.Type.parse("!llvm.ptr<3>")).operation.results[0]
+def tile_stage(source: ir.Value, first_column: int, columns: int) -> ir.Value:
+    """Where a copy of some columns of a tile lies in shared memory."""
+    place = ir.Type.parse("!llvm.ptr<3>")
+    return TileStageOp(source, i64_attr(first_column), i64_attr(columns), place).operation.results[0]

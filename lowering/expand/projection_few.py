@@ -27,8 +27,11 @@ from .projection import Projection, Written, place_of, table_of
 from .rotation import Angles
 
 BARRIER_BYTES = 1024  # more than all barriers of a block take
-TOKENS = (8, 16, 32, 64)  # what max_tokens is rounded up to
+TOKENS = (8, 16, 32, 64, 128, 256)  # what max_tokens is rounded up to
 MOST_STAGES = 10
+KINDS = ("query", "key", "value")
+TOGETHER, SEGMENTS = 4, 4  # tokens of a column that a thread adds up, and partial results that it loads at one time
+FINISH_THREADS = 256
 
 
 @dataclass(frozen=True)
@@ -154,65 +157,77 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, threads: i
     case, M = config.case, config.rows
     group = tokens_of_block(config, bands)
     pitch = align_up(max(b.size for b in (bands.query, bands.key) if b is not None), 8) + 8  # no bank conflicts
-    kinds = [kind for kind in ("query", "key", "value") if getattr(bands, kind) is not None]
+    rounds = {kind: cdiv(align_up(group * getattr(writer.pieces, kind), WARP), threads) for kind in KINDS}
+    kinds = [kind for kind in KINDS if getattr(bands, kind) is not None]
 
     @kv.func
     def gather(array, band, head, token0, tokens, partials, blocks, bias, x_scale, weight_scale):
-        """A head of the block's tokens, rounded, as rows of shared memory: neighbouring threads have tokens."""
-        for i in range(kv.thread_id.x, band.size * group, threads):
-            d, local = i // group, i % group
-            token = token0 + local
-            if token < tokens:
-                column = band.first + head * band.size + d
-                tile = column // M
-                row = column - tile * M
-                total = kv.f32(0.0)
-                last = block_of(config, (tile + 1) * config.steps - 1, blocks)
-                for block in range(block_of(config, tile * config.steps, blocks), last + 1):
-                    total = total + partials[(block + tile) * M + row, token]
+        """A head of the block's tokens, rounded, as rows of shared memory; a thread has TOGETHER of a column."""
+        for i in range(kv.thread_id.x, band.size * (group // TOGETHER), threads):
+            d, local = i // (group // TOGETHER), i % (group // TOGETHER) * TOGETHER
+            column = band.first + head * band.size + d
+            tile = column // M
+            row = column - tile * M
+            first = block_of(config, tile * config.steps, blocks)
+            end = block_of(config, (tile + 1) * config.steps - 1, blocks) + 1
+            total = kv.vector(f32, TOGETHER)
+            for block in range(first, end, SEGMENTS):  # loads of several at one time
+                found = []
+                for n in kv.static(range(SEGMENTS)):
+                    held = kv.math.min(block + n, end - 1)
+                    found.append(partials.load((held + tile) * M + row, token0 + local, width=TOGETHER))
+                for n in kv.static(range(SEGMENTS)):
+                    total = kv.where(block + n < end, total + found[n], total)
+            for n in kv.static(range(TOGETHER)):
+                x, token = total[n], kv.math.min(token0 + local + n, tokens - 1)
                 if case.scaling == "row":
-                    total = total * (x_scale[token, 0] * weight_scale[column, 0])
+                    x = x * (x_scale[token, 0] * weight_scale[column, 0])
                 elif case.scaling == "tensor":
-                    total = total * (x_scale[0, 0] * weight_scale[0, 0])
+                    x = x * (x_scale[0, 0] * weight_scale[0, 0])
                 if bias is not None:
-                    total = total + kv.f32(bias[column])
-                array[local * pitch + d] = case.rounded(total)
+                    x = x + kv.f32(bias[column])
+                array[(local + n) * pitch + d] = case.rounded(x)
 
-    @kv.kernel(block=(threads, 1, 1), min_blocks=4)
+    @kv.kernel(block=(threads, 1, 1), min_blocks=2)
     def project_few_finish(
         collection, layer: kv.i32, partials: kv.Buffer[f32, 2], tokens: kv.i32, blocks: kv.i32, table,
         freqs: kv.Optional[kv.Buffer[f32, 2]], query_out=None, bias=None, x_scale=None, weight_scale=None,
         q_gamma=None, k_gamma=None,
     ):  # fmt: skip
-        begin(early)
         array = kv.shared(group * pitch, case.rounded, alignment=16)
         number, token0 = kv.block_id.x, kv.block_id.y * group
         first = 0
         for kind in kv.static(kinds):
             band = getattr(bands, kind)
-            per_head = getattr(writer.pieces, kind)
             if (number >= first) & (number < first + band.heads):
-                head = number - first
-                gather(array, band, head, token0, tokens, partials, blocks, bias, x_scale, weight_scale)
-                kv.barrier()
-                for piece in range(kv.thread_id.x, align_up(group * per_head, WARP), threads):
+                head, per_head = number - first, getattr(writer.pieces, kind)
+                places = []
+                for n in kv.static(range(rounds[kind])):  # looked up while the products are still under way
+                    piece = n * threads + kv.thread_id.x
                     local, part = kv.math.min(piece // per_head, group - 1), piece % per_head
                     active = (piece < group * per_head) & (token0 + local < tokens)
                     token = kv.math.min(token0 + local, tokens - 1)
                     b, inside, i = place_of(case.padded, table, token, tokens)
                     position = collection.cache_length(b) + i
-                    source, at = SharedRow(array, local * pitch), Angles(freqs, writer.rows, (position,))
+                    at = writer.angles_of(kind, Angles(freqs, writer.rows, (position,)), part)
                     if kind == "query":
-                        wanted = active if case.padded else active & inside
-                        writer.query(source, Head(writer.rows, query_out, token, head), at, q_gamma, part, wanted)
+                        places.append((local, part, token, b, position, active & (inside | case.padded), None, at))
                     else:
+                        cache = collection.get_key_cache(layer) if kind == "key" else collection.get_value_cache(layer)
                         kept = active & inside & holds(collection, position)
-                        if kind == "key":
-                            keys = collection.get_key_cache(layer)
-                            writer.key(source, keys, b, head, position, at, k_gamma, part, kept)
-                        else:
-                            values = collection.get_value_cache(layer)
-                            writer.value(source, values, b, head, position, part, kept)
+                        places.append((local, part, token, b, position, kept, cache.raw_page(b, position), at))
+                begin(early)
+                gather(array, band, head, token0, tokens, partials, blocks, bias, x_scale, weight_scale)
+                kv.barrier()
+                for local, part, token, b, position, written, page, at in kv.static(places):
+                    source = SharedRow(array, local * pitch)
+                    if kind == "query":
+                        target = Head(writer.rows, query_out, token, head)
+                        writer.query(source, target, at, q_gamma, part, written)
+                    elif kind == "key":
+                        writer.key(source, cache, b, head, position, at, k_gamma, part, written, page)
+                    else:
+                        writer.value(source, cache, b, head, position, part, written, page)
             first += band.heads
 
     return project_few_finish
@@ -241,7 +256,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     for bands in Written.all_of(case):
         own = bands.key.kind == "key"
         writer = bands.writer(op, at, case.rounded)
-        threads = WARPGROUP
+        threads = FINISH_THREADS
         handles = (op.collection, op.query_out) if own else (op.index_collection, op.index_query_out)
         turns = [op.freqs, op.q_gamma, op.k_gamma] if own else [None, None, None]
         args = [

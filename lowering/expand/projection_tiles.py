@@ -34,12 +34,23 @@ TOGETHER = 16  # tiles of tokens that share a tile of columns while it is in the
 
 @dataclass(frozen=True)
 class Config:
-    """A case with the entries of its schedule: tokens and columns of a tile, and steps of K in shared memory."""
+    """A case with the entries of its schedule.
+
+    Attributes
+    ----------
+    rows, columns : int
+        Tokens and columns of a tile.
+    part : int
+        Columns of a finished tile that are in shared memory at a time: whole heads of one band.
+    stages : int
+        Steps of K in shared memory.
+    """
 
     case: Projection
     rows: int = 128
     columns: int = 256
-    stages: int = 3
+    part: int = 128
+    stages: int = 4
 
     @property
     def consumers(self) -> int:
@@ -60,7 +71,7 @@ class Config:
             SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE, self.stages).bytes
             for n in (self.rows, self.columns)
         )
-        return operands + SharedLayout(self.rows, self.columns, 2, SWIZZLE).bytes + BARRIER_BYTES
+        return operands + SharedLayout(self.rows, self.part, 2, SWIZZLE).bytes + BARRIER_BYTES
 
 
 def problems(case: Projection, target: Target, alignment: int) -> list[str]:
@@ -83,23 +94,25 @@ def problems(case: Projection, target: Target, alignment: int) -> list[str]:
     return found
 
 
-def columns_of(case: Projection) -> int | None:
-    """Columns of a tile: whole heads of one band. None where there is no such number."""
+def columns_of(case: Projection) -> tuple[int, int] | None:
+    """Columns of a tile, and of the parts that are written together; None where no numbers fit."""
     for columns in (128, 64) if case.scaling == "block" else (256, 192, 128, 64):
-        if all((b.heads * b.size) % columns == 0 and columns % b.size == 0 for b in case.bands):
-            return columns
+        for part in (columns // 2, columns):
+            whole = all(b.heads * b.size % part == 0 and part % b.size == 0 for b in case.bands)
+            if part % 64 == 0 and whole and case.columns % columns == 0:
+                return columns, part
     return None
 
 
 def chosen(case: Projection, target: Target) -> Config:
     """The widest tiles that the bands allow, and the stages that fit."""
-    columns = columns_of(case)
-    assert columns is not None, "problems() was asked"
+    found = columns_of(case)
+    assert found is not None, "problems() was asked"
     for stages in range(6, 1, -1):
-        config = Config(case, columns=columns, stages=stages)
+        config = Config(case, columns=found[0], part=found[1], stages=stages)
         if config.shared_bytes <= target.shared_bytes:
             return config
-    raise ValueError(f"two stages of {columns} columns must fit {target.shared_bytes} bytes of shared memory")
+    raise ValueError(f"two stages of {found[0]} columns must fit {target.shared_bytes} bytes of shared memory")
 
 
 @dataclass(frozen=True)
@@ -152,7 +165,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...]) -> Any:
         return group * TOGETHER + (inside - panel * high), panel
 
     @kv.func
-    def write(epilogue, kind, tile, panel, token0, tokens, collection, layer, table, angles, out, gamma):
+    def write(epilogue, kind, tile, column0, token0, tokens, collection, layer, table, angles, out, gamma):
         """The heads of one kind that a tile has."""
         writer, bands = epilogue.writer, epilogue.bands
         band = getattr(bands, kind)
@@ -160,7 +173,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...]) -> Any:
         heads, total = epilogue.pieces(band, per_head)
         thread = kv.thread_id.x - WARPGROUP
         lane, row0 = thread % WARP, kv.shuffle_idx(thread // WARP, 0) * WARP_ROWS
-        head0 = (panel * N - band.first) // band.size
+        head0 = (column0 - band.first) // band.size
         # A lane looks up the place of one of the warp's tokens, and tells it to those who write its heads.
         own_row = token0 + row0 + lane % WARP_ROWS
         own_b, own_inside, own_i = place_of(case.padded, table, kv.math.min(own_row, tokens - 1), tokens)
@@ -220,20 +233,23 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...]) -> Any:
                 else:
                     c = kv.dot(a, b.T, c)
             c = scaled_tile(case, c, row, row < tokens, column, bias, x_scale, weight_scale)
-            products = kv.staged(case.rounded(c))
-            for epilogue in kv.static(epilogues):
-                own = epilogue.bands.key.kind == "key"
-                pool = collection if own else index_collection
-                out = query_out if own else index_query_out
-                for kind in kv.static(("query", "key", "value")):
-                    band = getattr(epilogue.bands, kind)
-                    if band is not None:
-                        gamma = (q_gamma if kind == "query" else k_gamma) if own else None
-                        if (panel * N >= band.first) & (panel * N < band.end):
-                            write(
-                                epilogue, kind, products, panel, token0, tokens, pool, layer, table,
-                                freqs if own else None, out, gamma,
-                            )  # fmt: skip
+            products = case.rounded(c)
+            for first in kv.static(range(0, N, config.part)):
+                staged = kv.staged(products, first, config.part)
+                for epilogue in kv.static(epilogues):
+                    own = epilogue.bands.key.kind == "key"
+                    pool = collection if own else index_collection
+                    out = query_out if own else index_query_out
+                    for kind in kv.static(("query", "key", "value")):
+                        band = getattr(epilogue.bands, kind)
+                        if band is not None:
+                            gamma = (q_gamma if kind == "query" else k_gamma) if own else None
+                            column0 = panel * N + first
+                            if (column0 >= band.first) & (column0 < band.end):
+                                write(
+                                    epilogue, kind, staged, column0, token0, tokens, pool, layer, table,
+                                    freqs if own else None, out, gamma,
+                                )  # fmt: skip
 
     return project_append
 
@@ -244,7 +260,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
 
     case = config.case
     epilogues = tuple(
-        Epilogue(bands, bands.writer(op, at, case.rounded), config.columns) for bands in Written.all_of(case)
+        Epilogue(bands, bands.writer(op, at, case.rounded), config.part) for bands in Written.all_of(case)
     )
     tokens = at.dim(op.x, 0)
     row_tiles = (tokens + (config.rows - 1)) // config.rows

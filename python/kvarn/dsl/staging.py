@@ -30,10 +30,14 @@ class Staged:
         return (self.place + self._layout.offset(row, column)).load(self.dtype, width)
 
 
-def staged(tile: Tile) -> Staged:
-    """Put a tile of bf16 or f16 where threads read what others of their warp held, until the next time."""
+def staged(tile: Tile, first_column: int = 0, columns: int | None = None) -> Staged:
+    """Put columns of a tile of bf16 or f16 where threads read what others of their warp held.
+
+    By default all. They stay until as many columns are staged again.
+    """
     if not isinstance(tile, Tile) or len(tile.shape) != 2 or 1 in tile.shape:
         raise TypeError(f"kv.staged takes a matrix tile, got {describe(tile)}")
     if tile.dtype not in (bf16, f16):
         raise TypeError(f"kv.staged takes a tile of bf16 or f16, got {tile.dtype.name}")
-    return Staged(Pointer(ops.tile_stage(tile.ir), SHARED), tile.dtype, tile.shape)
+    columns = tile.shape[1] - first_column if columns is None else columns
+    return Staged(Pointer(ops.tile_stage(tile.ir, first_column, columns), SHARED), tile.dtype, (tile.shape[0], columns))

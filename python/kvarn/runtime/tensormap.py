@@ -155,7 +155,7 @@ def describe_tile(
     return of_tile(tma_layout.tiled(spec, rows, depth, swizzle, paged), spec, _at(spec, fields))
 
 
-def of_tile(made: TmaSpec, spec: CacheSpec, at: Mapping[str, int]) -> TensorMap:
+def of_tile(made: TmaSpec, spec: CacheSpec, at: Mapping[str, int], l2_promotion: int = 0) -> TensorMap:
     """The description of a ``tma_layout.tiled`` of a cache.
 
     Parameters
@@ -165,8 +165,9 @@ def of_tile(made: TmaSpec, spec: CacheSpec, at: Mapping[str, int]) -> TensorMap:
     """
     inner, strides = (spec.num_heads, spec.head_size), (spec.token_stride, spec.head_stride, 1)
     if made.paged:
-        return _make(made, (at["num_blocks"], at["capacity"], *inner), (at["stride0"], *strides), at["base"])
-    return _make(made, (_rows(spec, at), *inner), strides, at["base"])
+        dims = (at["num_blocks"], at["capacity"], *inner)
+        return _make(made, dims, (at["stride0"], *strides), at["base"], l2_promotion)
+    return _make(made, (_rows(spec, at), *inner), strides, at["base"], l2_promotion)
 
 
 def describe_gather4(
@@ -279,8 +280,8 @@ class LaunchMap:
 
     _REMEMBER = 1024  # descriptors: layers times pools
 
-    def __init__(self, made: TmaSpec, spec: CacheSpec, what: str) -> None:
-        self._tile, self._spec, self._what = made, spec, what
+    def __init__(self, made: TmaSpec, spec: CacheSpec, what: str, l2_promotion: int = 0) -> None:
+        self._tile, self._spec, self._what, self._promotion = made, spec, what, l2_promotion
         self._known: dict[Any, Any] = {}
 
     def __call__(self, *key: Any) -> Any:
@@ -300,7 +301,7 @@ class LaunchMap:
             return bytes(128)
         at = {"base": base, "stride0": stride0, "num_blocks": num_blocks, "capacity": capacity}
         try:
-            return device.encode(of_tile(self._tile, self._spec, at))
+            return device.encode(of_tile(self._tile, self._spec, at, self._promotion))
         except ValueError as error:
             raise ValueError(f"{self._what} cannot be read through TMA: {error}") from None
 
