@@ -3,9 +3,8 @@
 
 By the layouts that are there (``assign-kv-layouts``): arithmetic keeps its ops, on vectors; positions are constants
 plus where the thread stands; reductions fold a thread's registers, then the lanes of a row by shuffles; products become
-wgmma, with waits that own what is in flight; circular buffers become shared memory with barriers. Rows of buffers are
-loaded and stored by 16 bytes, with indices and masks computed for each row. What all threads of a kernel do alike stays
-as it is.
+wgmma, with waits that own what is in flight; circular buffers become shared memory with barriers. Rows of buffers go by
+16 bytes, with indices and masks for each row. What all threads of a kernel do alike stays as it is.
 
 Before:  %x = arith.addf %a, %b : tensor<128x128xf32, "wgmma"> ; %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1}
 After:   %x = arith.addf %a, %b : vector<64xf32> ; vector.shuffle, arith.maxnumf ... ; gpu.shuffle xor
@@ -14,7 +13,6 @@ After:   %x = arith.addf %a, %b : vector<64xf32> ; vector.shuffle, arith.maxnumf
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from typing import Any
 
 from mlir import ir
@@ -216,9 +214,7 @@ class Distribution:
         layout = shared_layout(op.result.type)
         place = self.allocate(layout)
         with ir.InsertionPoint(op):
-            if (
-                enclosing(op, "scf.for", "scf.while") is not None
-            ):  # what the last round staged there has been read by all warps
+            if enclosing(op, "scf.for", "scf.while") is not None:  # all have read what the last round put there
                 machine.syncwarp()  # whose last stores may have parted it
                 machine.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
             tile_memory.load_rows(op.opview, place, layout, self.threads)
@@ -240,16 +236,13 @@ class Distribution:
         value = op.opview.value
         tile = ir.RankedTensorType(value.type)
         if str(tile.element_type) == "f32":
-            masks, indices = tile_memory.rows_held(op.opview, register_layout(value.type), self.threads)
-            TileStoreDirectOp(value, op.opview.buffer, masks, indices)
+            held = tile_memory.rows_held(op.opview, register_layout(value.type), self.threads)
+            TileStoreDirectOp(value, op.opview.buffer, *held)
             op.erase()
             return
         if str(tile.element_type) not in ("bf16", "f16"):
-            fail(
-                op,
-                f"stores rows of bf16, f16 or f32 on this target, got {tile.element_type}: convert, or write with "
-                "scatter",
-            )
+            what = f"stores rows of bf16, f16 or f32 on this target, got {tile.element_type}"
+            fail(op, f"{what}: convert, or write with scatter")
         layout = shared_layout(value.type)
         free = [p for held, p in self.staged if held.bytes >= layout.bytes and held.rows == layout.rows]
         free += self.waited_for(op, layout)
@@ -428,14 +421,10 @@ def _store_shared(op: Any, d: Distribution) -> None:
 
 @RULES.lowers("kv.tile_stage")
 def _stage(op: Any, d: Distribution) -> ir.Value:
-    whole = shared_layout(op.operation.attributes["kv.tile"].value)
-    layout = dataclasses.replace(whole, columns=op.columns.value)
+    layout = tile_memory.columns_of(shared_layout(op.operation.attributes["kv.tile"].value), op.columns.value)
     if layout not in d.places:
         d.places[layout] = d.allocate(layout)
-    machine.syncwarp()  # the rows of this warp, which nobody else reads, are free
-    tile_memory.stage_registers(op.source, d.places[layout], layout, d.threads, op.first_column.value)
-    machine.syncwarp()
-    return d.places[layout].ir
+    return tile_memory.stage_columns(op, d.places[layout], layout, d.threads)
 
 
 @RULES.lowers("kv.tile_store_direct")
@@ -594,8 +583,8 @@ def _set_registers(op: Any, d: Distribution) -> None:
 def annotate(function: ir.Operation) -> None:
     """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
     asked = (
-        "kv.tile_reduce", "kv.tile_reduce_lanes", "kv.tile_scatter", "kv.tile_store_shared", "kv.tile_store_direct",
-        "kv.tile_stage",
+        "kv.tile_reduce", "kv.tile_reduce_lanes", "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared",
+        "kv.tile_store_direct",
     )  # fmt: skip
     for op in ops_named(function, *asked):
         op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)

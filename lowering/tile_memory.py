@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlir import ir
@@ -453,6 +453,19 @@ def stage_registers(value: ir.Value, place: Pointer, layout: SharedLayout, threa
     for k in range(layout.columns // 16):
         chunk = high + 2 * k
         machine.stmatrix(place + layout.chunk_offset(row, chunk), [scalar(w) for w in fragments[4 * k : 4 * k + 4]])
+
+
+def columns_of(layout: SharedLayout, columns: int) -> SharedLayout:
+    """The layout of some columns of a tile as a tile of their own."""
+    return replace(layout, columns=columns)
+
+
+def stage_columns(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> ir.Value:
+    """``kv.tile_stage``: a warp's rows go where it alone reads them."""
+    machine.syncwarp()  # it has read what was there
+    stage_registers(op.source, place, layout, threads, op.first_column.value)
+    machine.syncwarp()
+    return place.ir
 
 
 def load_registers(op: Any, layout: RegisterLayout, threads: Threads) -> ir.Value:

@@ -249,6 +249,33 @@ func.func @rule(%x: !tile, %p: !llvm.ptr<3>) {
 
 // -----
 
+// Rule: elements that threads read are of 16 bits.
+func.func @rule(%x: tensor<64x64xf32, "wgmma">) {
+  // expected-error @below {{'kv.tile_stage' op the operand must be a tile of rank 2 of bf16 or f16, got tensor<64x64xf32, "wgmma">}}
+  %p = "kv.tile_stage"(%x) {first_column = 0 : i64, columns = 64 : i64} : (tensor<64x64xf32, "wgmma">) -> !llvm.ptr<3>
+  return
+}
+
+// -----
+
+// Rule: columns are those of the tile.
+func.func @rule(%x: tensor<64x64xbf16, "wgmma">) {
+  // expected-error @below {{'kv.tile_stage' op columns must lie in the tile's 64, got 48 from 32 on}}
+  %p = "kv.tile_stage"(%x) {first_column = 32 : i64, columns = 48 : i64} : (tensor<64x64xbf16, "wgmma">) -> !llvm.ptr<3>
+  return
+}
+
+// -----
+
+// Rule: columns go by 16, as registers hold them.
+func.func @rule(%x: tensor<64x64xbf16, "wgmma">) {
+  // expected-error @below {{'kv.tile_stage' op first_column and columns must be multiples of 16, got 8 : i64 and 32 : i64}}
+  %p = "kv.tile_stage"(%x) {first_column = 8 : i64, columns = 32 : i64} : (tensor<64x64xbf16, "wgmma">) -> !llvm.ptr<3>
+  return
+}
+
+// -----
+
 !acc = tensor<64x64xf32, "wgmma">
 // Rule: rows of a buffer have as many indices as its dimensions before the last.
 func.func @rule(%x: !acc, %b: memref<?x?x64xf32>, %m: i1, %i: i32) {

@@ -60,6 +60,14 @@ func.func @products(%q: !tile, %k: !tile, %p: tensor<64x64xbf16, "wgmma">, %v: t
   return
 }
 
+// Half of a tile's columns, where threads read them.
+// CHECK-LABEL: func.func @staged
+// CHECK:         "kv.tile_stage"(%{{.*}}) {columns = 32 : i64, first_column = 32 : i64} : (tensor<64x64xbf16, "wgmma">) -> !llvm.ptr<3>
+func.func @staged(%x: tensor<64x64xbf16, "wgmma">) {
+  %p = "kv.tile_stage"(%x) {first_column = 32 : i64, columns = 32 : i64} : (tensor<64x64xbf16, "wgmma">) -> !llvm.ptr<3>
+  return
+}
+
 // CHECK-LABEL: func.func @rows_and_rounds
 // CHECK:         "kv.copy_rows_start"(%{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}) : (!kv.stages, i32, memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> ()
 // CHECK:         %[[Q:.*]] = "kv.make_queue"(%{{.*}}) {readers = 12 : i64} : (memref<?xi8>) -> !kv.queue

@@ -82,6 +82,27 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Columns are staged by stmatrix, each half in its turn in the same memory, which a warp has to itself.
+  // CHECK-LABEL: gpu.func @staged
+  // CHECK:         %[[P:.*]] = "kv.alloc_shared"() {alignment = 1024 : i64, bytes = 8192 : i64}
+  // CHECK-NOT:     kv.alloc_shared
+  // CHECK:         nvvm.bar.warp.sync
+  // CHECK-COUNT-4: stmatrix.sync.aligned
+  // CHECK:         nvvm.bar.warp.sync
+  // CHECK:         llvm.load %[[P]]
+  // CHECK:         nvvm.bar.warp.sync
+  // CHECK-COUNT-4: stmatrix.sync.aligned
+  gpu.func @staged(%out: !llvm.ptr<1>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %x = arith.constant dense<1.0> : tensor<64x128xbf16, "wgmma">
+    %p = "kv.tile_stage"(%x) {first_column = 0 : i64, columns = 64 : i64} : (tensor<64x128xbf16, "wgmma">) -> !llvm.ptr<3>
+    %a = llvm.load %p : !llvm.ptr<3> -> i32
+    llvm.store %a, %out : i32, !llvm.ptr<1>
+    %q = "kv.tile_stage"(%x) {first_column = 64 : i64, columns = 64 : i64} : (tensor<64x128xbf16, "wgmma">) -> !llvm.ptr<3>
+    %b = llvm.load %q : !llvm.ptr<3> -> i32
+    llvm.store %b, %out : i32, !llvm.ptr<1>
+    gpu.return
+  }
+
   // Masks are selects; a question of a warp is a ballot of what its threads hold.
   // CHECK-LABEL: gpu.func @masks
   // CHECK:         %[[LOWEST:.*]] = arith.constant dense<0xFF800000> : vector<32xf32>

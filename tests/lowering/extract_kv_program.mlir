@@ -158,3 +158,24 @@ module attributes {gpu.container_module} {
     }
   }
 }
+
+// -----
+
+!x = memref<?x4096xbf16, strided<[?, 1]>, 1>
+!rows = !kv.operand<"dense", bf16, 64 : i64, 64 : i64, false, 0 : i64, none, 1 : i64>
+!map = !kv.tma<"tiled", bf16, array<i64: 1, 128, 1, 64>, array<i64: 128, 1, 64>, 128 : i64>
+
+// The descriptor of a buffer's rows says what heads its columns are.
+// CHECK: \22args\22: {{\[\[}}\22tensor_map\22, 0, \22rows\22, 64, 64]]
+module attributes {gpu.container_module} {
+  func.func @step(%x: !x) {
+    %one = arith.constant 1 : index
+    %r = "kv.buffer_operand"(%x) : (!x) -> !rows
+    %m = "kv.tensor_map"(%r) {half = "key"} : (!rows) -> !map
+    gpu.launch_func @kernels::@k blocks in (%one, %one, %one) threads in (%one, %one, %one) args(%m : !map)
+    return
+  }
+  gpu.module @kernels {
+    gpu.func @k(%m: !map) kernel { gpu.return }
+  }
+}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import model
-from reference.places import Interpreted, Place, assert_close, assert_same, near
+from reference.places import Place, assert_close, assert_same, near
 from reference.random_caches import clone, random_problem
 
 import kvarn as kv
@@ -117,44 +117,30 @@ def test_an_8_bit_cache_without_scales_saturates(place):
     check(place, problem, "f16", bias=bias)
 
 
-@pytest.mark.parametrize("scaling", ["tensor", "row", "block"])
-def test_products_of_8_bits_have_scales(place, scaling):
-    rng = np.random.default_rng(5)
-    problem = random_problem(rng, "paged", "bf16", **SHAPE)
-    rows, columns = problem.tokens, 4 * 16 + 2 * 2 * 16
-    shapes = {"tensor": ((1, 1), (1, 1)), "row": ((rows, 1), (columns, 1))}
-    if scaling == "block":  # of K = 256, in two; the model takes one scale for a row and a column
-        values = [2.0 ** rng.integers(-2, 3, s).astype(np.float32) for s in ((rows, 2), (1, 2))]
-        for value in values:
-            value[:, 1] = value[:, 0]
-        _check_blocks(place, problem, values)
-        return
-    scales = [2.0 ** rng.integers(-2, 3, s).astype(np.float32) for s in shapes[scaling]]
-    check(place, problem, "bf16", x_dtype="f8e4m3", scales=scales)
-
-
-def _check_blocks(place: Place, problem: Any, values: list[np.ndarray]) -> None:
-    """Blocks of K, each with scales of its own, are products of their own that add up."""
-    rng = np.random.default_rng(6)
-    columns = 4 * 16 + 2 * 2 * 16
-    f8 = dtypes.of("f8e4m3").numpy
-    x, weight = (exact(rng, (n, 256), "f8e4m3") for n in (problem.tokens, columns))
-    values[0][:, 1] *= 2
-    values[1][:, 1] /= 4
+def check_scales(place: Place, scaling: str, size: int, schedule: Any = None) -> None:
+    """Products of 8 bits with random scales are those of the elements times theirs."""
+    rng, columns, bf16 = np.random.default_rng(5), 6 * size, dtypes.of("bf16").numpy
+    problem = random_problem(rng, "paged", "bf16", head_size=size, cached=[5, 0, 33], new=[3, 2, 9])
+    shapes = {"tensor": ((1, 1), (1, 1)), "row": ((14, 1), (columns, 1)), "block": ((14, 2), (-(-columns // 128), 2))}
+    scales = [2.0 ** rng.integers(-2, 3, shape).astype(np.float32) for shape in shapes[scaling]]
+    x, weight = (exact(rng, (n, 256), "f8e4m3") for n in (14, columns))
     found, expected = place.collection(problem.collection), clone(problem.collection)
-    put = [place.put(a) for a in (x, weight, problem.row_offsets)]
-    x_scale, weight_scale = (place.put(a) for a in values)
-    out = kv.ops.project_append(found, 1, put[0], put[1], put[2], x_scale=x_scale, weight_scale=weight_scale)
-    parts = [
-        (x[:, s].astype(np.float64) * values[0][:, [j]], weight[:, s].astype(np.float64) * values[1][:, j])
-        for j, s in enumerate((slice(0, 128), slice(128, 256)))
-    ]
-    wide = [np.concatenate(side, axis=1) for side in zip(*parts, strict=True)]
-    assert x.dtype == f8
-    bf16 = dtypes.of("bf16").numpy
-    wanted, _ = model.project_append(expected, 1, wide[0], wide[1], problem.row_offsets, bf16, query_heads=4)
+    put, (x_scale, weight_scale) = [place.put(a) for a in (x, weight)], (place.put(s) for s in scales)
+    out = kv.ops.project_append(
+        found, 1, put[0], put[1], place.put(problem.row_offsets), x_scale=x_scale, weight_scale=weight_scale,
+        schedule=schedule,
+    )  # fmt: skip
+    spread = [np.repeat(s.astype(np.float64), 256 // s.shape[1], axis=1) for s in scales]
+    spread[1] = np.repeat(spread[1], 128, axis=0)[:columns] if scaling == "block" else spread[1]
+    wide = [a.astype(np.float64) * s for a, s in zip((x, weight), spread, strict=True)]
+    wanted, _ = model.project_append(expected, 1, wide[0], wide[1], problem.row_offsets, bf16, query_heads=2)
     np.testing.assert_array_equal(place.get(out).astype(np.float64), wanted)
     assert_same(place, found, expected)
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "row", "block"])
+def test_products_of_8_bits_have_scales(place, scaling):
+    check_scales(place, scaling, 16)
 
 
 def test_latent_rows_are_what_follows_the_queries(place):
@@ -269,17 +255,11 @@ def test_what_does_not_fit_is_refused_by_name():
         kv.ops.project_append_padded(c, 0, padded, weight, np.array([2], np.uint32))
 
 
-@pytest.fixture
-def gpu_code():
-    """A GPU's code in the interpreter, which has the kinds of kernels that a host has not."""
-    found = Interpreted("sm_90a")
-    with found.active():
-        yield found
-
-
 TILED: list[dict[str, Any]] = [{"kind": "tile"}, {"max_tokens": 16}]
+on_gpus = pytest.mark.parametrize("place", ["sm_90a"], indirect=True)  # what a host has no kinds of kernels for
 
 
+@on_gpus
 @pytest.mark.parametrize("schedule", TILED, ids=["tile", "few"])
 @pytest.mark.parametrize(
     ("kind", "dtype", "options"),
@@ -289,7 +269,7 @@ TILED: list[dict[str, Any]] = [{"kind": "tile"}, {"max_tokens": 16}]
         ("fa3", "bf16", {"interleaved": True, "gamma": True}),
     ],
 )
-def test_products_over_tiles_have_every_epilogue(gpu_code, schedule, kind, dtype, options):
+def test_products_over_tiles_have_every_epilogue(place, schedule, kind, dtype, options):
     rng = np.random.default_rng(14)
     size, heads = 64, options.get("heads", 2)
     problem = random_problem(rng, kind, dtype, head_size=size, **SHAPE)
@@ -298,37 +278,24 @@ def test_products_over_tiles_have_every_epilogue(gpu_code, schedule, kind, dtype
         given |= {"freqs": angles(rng, 60, 32), "interleaved": options["interleaved"]}
     if options.get("gamma"):
         given |= {n: exact(rng, (size,), "f32") for n in ("q_gamma", "k_gamma")}
-    check(gpu_code, problem, dtype, k=256, heads=heads, spare=2, schedule=schedule, rounding="freqs" in given, **given)
+    check(place, problem, dtype, k=256, heads=heads, spare=2, schedule=schedule, rounding="freqs" in given, **given)
 
 
+@on_gpus
 @pytest.mark.parametrize("schedule", TILED, ids=["tile", "few"])
-def test_products_over_tiles_quantize(gpu_code, schedule):
+def test_products_over_tiles_quantize(place, schedule):
     rng = np.random.default_rng(15)
     problem = random_problem(
         rng, "paged", "f8e4m3", head_size=64, scale_dtype="f32", granularity=32, cached=[5, 0, 33], new=[3, 2, 9]
     )
-    check(gpu_code, problem, "bf16", k=64, heads=2, rounding=True, schedule=schedule, freqs=angles(rng, 60, 64))
+    check(place, problem, "bf16", k=64, heads=2, rounding=True, schedule=schedule, freqs=angles(rng, 60, 64))
 
 
+@on_gpus
 @pytest.mark.parametrize("schedule", TILED, ids=["tile", "few"])
 @pytest.mark.parametrize("scaling", ["row", "block"])
-def test_products_of_8_bits_over_tiles_have_scales(gpu_code, schedule, scaling):
-    rng = np.random.default_rng(16)
-    problem = random_problem(rng, "paged", "bf16", head_size=64, cached=[5, 0, 33], new=[3, 2, 9])
-    shapes = ((14, 1), (6 * 64, 1)) if scaling == "row" else ((14, 2), (3, 2))
-    scales = [2.0 ** rng.integers(-2, 3, shape).astype(np.float32) for shape in shapes]
-    x, weight = (exact(rng, (n, 256), "f8e4m3") for n in (14, 6 * 64))
-    found, expected = gpu_code.collection(problem.collection), clone(problem.collection)
-    out = kv.ops.project_append(
-        found, 1, x, weight, problem.row_offsets, x_scale=scales[0], weight_scale=scales[1], schedule=schedule
-    )
-    spread = [np.repeat(s.astype(np.float64), 256 // s.shape[1], axis=1) for s in scales]
-    spread[1] = np.repeat(spread[1], 128, axis=0) if scaling == "block" else spread[1]
-    wide = [a.astype(np.float64) * s for a, s in zip((x, weight), spread, strict=True)]
-    bf16 = dtypes.of("bf16").numpy
-    wanted, _ = model.project_append(expected, 1, wide[0], wide[1], problem.row_offsets, bf16, query_heads=2)
-    np.testing.assert_array_equal(np.asarray(out).astype(np.float64), wanted)
-    assert_same(gpu_code, found, expected)
+def test_products_of_8_bits_over_tiles_have_scales(place, schedule, scaling):
+    check_scales(place, scaling, 64, schedule)
 
 
 def test_more_tokens_than_were_promised_are_refused():
