@@ -582,11 +582,8 @@ def _set_registers(op: Any, d: Distribution) -> None:
 
 def annotate(function: ir.Operation) -> None:
     """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
-    asked = (
-        "kv.tile_reduce", "kv.tile_reduce_lanes", "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared",
-        "kv.tile_store_direct",
-    )  # fmt: skip
-    for op in ops_named(function, *asked):
+    stores = "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared", "kv.tile_store_direct"
+    for op in ops_named(function, "kv.tile_reduce", "kv.tile_reduce_lanes", *stores):
         op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)
 
 
