@@ -439,13 +439,10 @@ class Operation:
     def _checks(self, what: Specialisation, given: Sequence[Any], ordinal: int) -> tuple[contents.Check, ...]:
         """What is checked at every call of a signature."""
         at = {name: i for i, (name, _) in enumerate(what.operands)}
-        found = [
-            overlap.check_of(
-                self.title, rule, (at[rule.written], at[rule.read]), (given[at[rule.written]], given[at[rule.read]])
-            )
-            for rule in self._apart
-            if rule.written in at and rule.read in at
+        apart = [
+            (rule, at[rule.written], at[rule.read]) for rule in self._apart if {rule.written, rule.read} <= set(at)
         ]
+        found = [overlap.check_of(self.title, rule, (a, b), (given[a], given[b])) for rule, a, b in apart]
         if what.target == "host":  # a GPU's kernels do not look either
             handles = {n: (t.kind, t.spec) for n, t in what.operands if isinstance(t, HandleType)}
             found += contents.checks_of(self.title, self._contents, handles, list(at))
