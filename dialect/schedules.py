@@ -240,7 +240,7 @@ MAX_QUERIES = Entry(
 MAX_TOKENS = Entry(
     "max_tokens",
     "There are no more rows of tokens: promised by the caller.",
-    "those of x on a GPU, rounded up to 8, 16, 32, 64, 128 or 256, where they are no more; else no bound",
+    "those of x on a GPU, rounded up to a power of two from 8 to 1024, where they are no more; else no bound",
 )
 MAX_BATCH = Entry(
     "max_batch", "There are no more sequences.", "those of the collection, rounded up, on a GPU; else 1024"

@@ -382,6 +382,6 @@ def project_append(op: Any, at: Expansion) -> None:
         projection_few.launch(op, projection_few.Config(case, tokens), at)
         return
     if at.kind == "tile":
-        projection_tiles.launch(op, projection_tiles.chosen(case, at.target), at)
+        projection_tiles.launch(op, projection_tiles.chosen(case, at.target, at.schedule.get("max_tokens")), at)
         return
     finish(op, case, at, *products_of(op, case, at))

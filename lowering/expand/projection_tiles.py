@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """kv.project_append as a kernel over tiles: products by tiles of tokens and columns, and what becomes of a tile.
 
-A block takes tile after tile of 128 tokens and up to 256 columns, whole heads of one kind. Operands come by TMA, a
-warp each, as many steps of K ahead as there are stages. A finished tile, rounded, is put into shared memory, where each
-warp normalises, rotates, quantizes and writes the heads of its 16 tokens while the next tile's operands arrive.
+A block takes tile after tile of 128 tokens and up to 256 columns. Operands come by TMA, a warp each, as many steps of K
+ahead as there are stages. Of a finished tile, rounded, whole heads of one kind are put into shared memory, where each
+warp normalises, rotates, quantizes and writes those of its 16 tokens while the next tile's operands arrive.
+
+Where heads are not whole in a tile, or narrower tiles fill the device better, products go through a workspace instead,
+and another kernel writes the heads.
 """
 
 from __future__ import annotations
@@ -14,19 +17,22 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
-from kvarn.dialect.layout import align_up
+from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.projection import BLOCK, Band
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS
 
 from .base import Expansion
-from .common import Head, holds
+from .common import Head, begin, holds, starts_early
 from .head_writer import HeadWriter
-from .projection import Projection, Written, place_of, scaled_tile, table_of
+from .projection import Projection, Written, finish, place_of, scaled_tile, table_of
 from .rotation import Angles
 
 BARRIER_BYTES = 1024  # more than all barriers of a block take
+MULTIPROCESSORS = 132  # of an H100 or H200, for which tiles are chosen
+MANY = 1 << 16  # tokens, where their number is not known
+THROUGH_MEMORY = 32  # what a workspace costs, in columns of a tile
 WARP_ROWS = 16
 MOST_TOGETHER = 4  # pieces of a thread whose angles and pages are looked up at one time
 TOGETHER = 16  # tiles of tokens that share a tile of columns while it is in the L2 cache
@@ -41,7 +47,8 @@ class Config:
     rows, columns : int
         Tokens and columns of a tile.
     part : int
-        Columns of a finished tile that are in shared memory at a time: whole heads of one band.
+        Columns of a finished tile that are in shared memory at a time: whole heads of one band. 0: products go through
+        a workspace.
     stages : int
         Steps of K in shared memory.
     """
@@ -71,7 +78,7 @@ class Config:
             SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE, self.stages).bytes
             for n in (self.rows, self.columns)
         )
-        return operands + SharedLayout(self.rows, self.part, 2, SWIZZLE).bytes + BARRIER_BYTES
+        return operands + SharedLayout(self.rows, self.part or self.columns, 2, SWIZZLE).bytes + BARRIER_BYTES
 
 
 def problems(case: Projection, target: Target, alignment: int) -> list[str]:
@@ -86,16 +93,13 @@ def problems(case: Projection, target: Target, alignment: int) -> list[str]:
     step = SWIZZLE // case.x.itemsize
     if case.k % step:
         found.append(f"needs a K of a multiple of {step}, got {case.k}")
-    if columns_of(case) is None:
-        sizes = ", ".join(f"{b.heads} x {b.size} of {b.kind}" for b in case.bands)
-        found.append(f"needs bands of whole tiles of 64, 128, 192 or 256 columns and whole heads, got {sizes}")
     if alignment < 16:
         found.append(f"needs rows aligned to 16 bytes, got {alignment}")
     return found
 
 
 def columns_of(case: Projection) -> tuple[int, int] | None:
-    """Columns of a tile, and of the parts that are written together; None where no numbers fit."""
+    """Columns of the widest tile with whole heads, and of the parts that are written together; None without one."""
     for columns in (128, 64) if case.scaling == "block" else (256, 192, 128, 64):
         for part in (columns // 2, columns):
             whole = all(b.heads * b.size % part == 0 and part % b.size == 0 for b in case.bands)
@@ -104,15 +108,27 @@ def columns_of(case: Projection) -> tuple[int, int] | None:
     return None
 
 
-def chosen(case: Projection, target: Target) -> Config:
-    """The widest tiles that the bands allow, and the stages that fit."""
+def chosen(case: Projection, target: Target, tokens: int | None = None) -> Config:
+    """The widest tiles that the bands allow, and the stages that fit.
+
+    With at most ``tokens`` tokens, other tiles where the device is done with all sooner: rounds of one tile a
+    multiprocessor take as long as a tile has columns.
+    """
     found = columns_of(case)
-    assert found is not None, "problems() was asked"
+    choices = [] if found is None else [found]
+    if found is None or tokens is not None:
+        choices += [(columns, 0) for columns in ((128,) if case.scaling == "block" else (256, 192, 128))]
+
+    def cost(choice: tuple[int, int]) -> int:
+        tiles = cdiv(tokens or MANY, Config.rows) * cdiv(case.columns, choice[0])
+        return cdiv(tiles, MULTIPROCESSORS) * choice[0] + (0 if choice[1] else THROUGH_MEMORY)
+
+    columns, part = min(choices, key=cost)
     for stages in range(6, 1, -1):
-        config = Config(case, columns=found[0], part=found[1], stages=stages)
+        config = Config(case, columns=columns, part=part, stages=stages)
         if config.shared_bytes <= target.shared_bytes:
             return config
-    raise ValueError(f"two stages of {found[0]} columns must fit {target.shared_bytes} bytes of shared memory")
+    raise ValueError(f"two stages of {columns} columns must fit {target.shared_bytes} bytes of shared memory")
 
 
 @dataclass(frozen=True)
@@ -150,10 +166,10 @@ class Epilogue:
         return heads, align_up(WARP_ROWS * heads * per_head, WARP)
 
 
-def kernel_of(config: Config, epilogues: tuple[Epilogue, ...]) -> Any:
+def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> Any:
     """The kernel. ``epilogues``: of the cache and, with an indexer, of its cache."""
     case, M, N, STEP = config.case, config.rows, config.columns, config.step
-    panels, steps = case.columns // N, case.k // STEP
+    panels, steps = cdiv(case.columns, N), case.k // STEP
 
     @kv.func
     def raster(unit, row_tiles):
@@ -216,7 +232,9 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...]) -> Any:
         x_map, weight_map, query_out=None, bias=None, x_scale=None, weight_scale=None,
         freqs: kv.Optional[kv.Buffer[f32, 2]] = None, q_gamma=None, k_gamma=None,
         index_collection: kv.Optional[kv.KVCacheCollection] = None, index_query_out=None,
+        workspace: kv.Optional[kv.Buffer[case.rounded, 2]] = None,
     ):  # fmt: skip
+        begin(early)
         tokens = x.shape[0]
         left, right = kv.buffer_operand(x, steps, STEP), kv.buffer_operand(weight, steps, STEP)
         for unit in range(kv.block_id.x, row_tiles * panels, kv.grid_dim.x):
@@ -232,9 +250,12 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...]) -> Any:
                     c = c + kv.dot(a, b.T) * scale[:, None]
                 else:
                     c = kv.dot(a, b.T, c)
+            column = kv.math.min(column, case.columns - 1)
             c = scaled_tile(case, c, row, row < tokens, column, bias, x_scale, weight_scale)
             products = case.rounded(c)
-            for first in kv.static(range(0, N, config.part)):
+            if workspace is not None:
+                workspace.store_rows(panel * tokens + row, value=products, mask=row < tokens)
+            for first in kv.static(range(0, N if config.part else 0, config.part or N)):
                 staged = kv.staged(products, first, config.part)
                 for epilogue in kv.static(epilogues):
                     own = epilogue.bands.key.kind == "key"
@@ -258,24 +279,28 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     """Launch the kernel."""
     from kvarn.dialect import ops
 
-    case = config.case
-    epilogues = tuple(
-        Epilogue(bands, bands.writer(op, at, case.rounded), config.part) for bands in Written.all_of(case)
-    )
-    tokens = at.dim(op.x, 0)
+    case, early = config.case, starts_early(at)
+    epilogues = ()
+    if config.part:
+        epilogues = tuple(Epilogue(b, b.writer(op, at, case.rounded), config.part) for b in Written.all_of(case))
+    tokens, panels = at.dim(op.x, 0), cdiv(case.columns, config.columns)
     row_tiles = (tokens + (config.rows - 1)) // config.rows
-    units = row_tiles * (case.columns // config.columns)
     maps = []
     for buffer, rows in ((op.x, config.rows), (op.weight, config.columns)):
         view = ops.buffer_operand(buffer, case.k // config.step, config.step)
         maps.append(at.tensor_map(view, rows=rows))
-    args = [
-        op.collection, op.layer, op.x, op.weight, table_of(op, case), row_tiles, *maps, op.query_out, op.bias,
-        op.x_scale, op.weight_scale, op.freqs, op.q_gamma, op.k_gamma, op.index_collection, op.index_query_out,
-    ]  # fmt: skip
+    workspace = None if config.part else at.workspace(tokens * panels, dtype=case.rounded, columns=config.columns)
+    args = [op.collection, op.layer, op.x, op.weight, table_of(op, case), row_tiles, *maps]
+    if config.part:
+        args += [op.query_out, op.bias, op.x_scale, op.weight_scale, op.freqs, op.q_gamma, op.k_gamma]
+        args += [op.index_collection, op.index_query_out, None]
+    else:
+        args += [None, op.bias, op.x_scale, op.weight_scale, *(None,) * 5, workspace]
     schedule = {"consumers": config.consumers, "producer": True, "stages": config.stages}
-    blocks = units.least(at.device("multiprocessors"))
+    blocks = (row_tiles * panels).least(at.device("multiprocessors"))
     at.launch(
-        kernel_of(config, epilogues), args, (blocks, 1, 1), (config.threads, 1, 1), key=(config, epilogues),
-        attributes={"kv.schedule": schedule},
+        kernel_of(config, epilogues, early), args, (blocks, 1, 1), (config.threads, 1, 1), key=(config, epilogues),
+        programmatic=early, attributes={"kv.schedule": schedule},
     )  # fmt: skip
+    if workspace is not None:
+        finish(op, case, at, workspace, config.columns)

@@ -298,6 +298,21 @@ def test_products_of_8_bits_over_tiles_have_scales(place, schedule, scaling):
     check_scales(place, scaling, 64, schedule)
 
 
+@on_gpus
+@pytest.mark.parametrize("case", ["size", "latent", "mid"])
+def test_products_whose_tiles_have_no_whole_heads_go_through_memory(place, case):
+    rng = np.random.default_rng(18)
+    if case == "latent":
+        problem = random_problem(rng, "paged", "bf16", num_heads=1, head_size=96, is_mla=True, **SHAPE)
+        check(place, problem, heads=3, query_size=48, k=64, schedule={"kind": "tile"}, spare=1)
+        return
+    size = 80 if case == "size" else 64
+    problem = random_problem(rng, "paged", "bf16", head_size=size, **SHAPE)
+    schedule = {"kind": "tile", **({"max_tokens": 512} if case == "mid" else {})}
+    bias = exact(rng, ((2 + 4) * size,), "f32")
+    check(place, problem, heads=2, k=64, schedule=schedule, bias=bias, freqs=angles(rng, 60, 64), rounding=True)
+
+
 def test_more_tokens_than_were_promised_are_refused():
     c = random_problem(np.random.default_rng(17), "paged", "f32", cached=[1], new=[9]).collection
     x, weight = np.ones((9, 8), np.float32), np.ones((64, 8), np.float32)
