@@ -412,7 +412,14 @@ LATENT = Kind(
 PROJECTED_HOST = Kind("host", "tiles of 16 tokens as vector loops, on the host", on_host=True)
 PROJECTED_SIMT = Kind("simt", "a warp a column of 8 tokens; takes every case, on every GPU")
 PROJECTED = Kind("tile", "tiles of 128 tokens by wgmma and TMA, written to the cache as they are done")
-PROJECTED_FEW = Kind("few", "up to 256 tokens by wgmma, at the rate at which memory gives the weight")
+PROJECTED_FEW = Kind(
+    "few",
+    "up to 256 tokens by wgmma, at the rate at which memory gives the weight",
+    (
+        Entry("rows", "Rows of the weight of a tile: 64 for each warpgroup.", "128", choices=(64, 128)),
+        Entry("atoms", "Runs of 128 bytes of a row that are read at a time.", "1", choices=(1, 2, 4)),
+    ),
+)
 PLAIN_HOST = Kind("host", "one thread a token", on_host=True)
 PLAIN = Kind("simt", "the threads of a block share tokens", (THREADS,))
 FIXED = Kind("simt", "a division of the work that nothing changes")

@@ -378,8 +378,7 @@ def project_append(op: Any, at: Expansion) -> None:
 
     case = Projection.of(op, at)
     if at.kind == "few":
-        tokens = next(n for n in projection_few.TOKENS if n >= at.schedule["max_tokens"])
-        projection_few.launch(op, projection_few.Config(case, tokens), at)
+        projection_few.launch(op, projection_few.chosen(case, at.schedule), at)
         return
     if at.kind == "tile":
         projection_tiles.launch(op, projection_tiles.chosen(case, at.target, at.schedule.get("max_tokens")), at)

@@ -9,6 +9,7 @@ second kernel adds those of a head, in the order of K, and writes the head.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvarn import dsl as kv
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
+from kvarn.dialect.ops.projection import BLOCK
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS
@@ -44,11 +46,14 @@ class Config:
         Columns of a product: there are no more tokens.
     rows : int
         Rows of the weight of a tile.
+    atoms : int
+        Swizzle atoms of a row that a step of K has: what is read of it at one time.
     """
 
     case: Projection
     tokens: int
     rows: int = 128
+    atoms: int = 1
 
     @property
     def consumers(self) -> int:
@@ -60,8 +65,8 @@ class Config:
 
     @property
     def step(self) -> int:
-        """Elements of K of a step: what a swizzle atom holds."""
-        return SWIZZLE // self.case.x.itemsize
+        """Elements of K of a step."""
+        return self.atoms * SWIZZLE // self.case.x.itemsize
 
     @property
     def steps(self) -> int:
@@ -92,6 +97,24 @@ def problems(case: Projection, target: Target, alignment: int) -> list[str]:
     return found
 
 
+def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:
+    """The entries that are given, and for the others what is fast.
+
+    Raises
+    ------
+    ValueError
+        If what is given does not fit.
+    """
+    tokens = next(n for n in TOKENS if n >= schedule["max_tokens"])
+    config = Config(case, tokens, **{name: schedule[name] for name in ("rows", "atoms") if name in schedule})
+    if case.k % config.step or (case.scaling == "block" and config.atoms > 1):
+        raise ValueError(
+            f"the schedule's atoms must make steps that divide K = {case.k}, and be 1 with scales of blocks, got "
+            f"{config.atoms}"
+        )
+    return config
+
+
 def product_kernel(config: Config, early: bool) -> Any:
     """Partial results: those of block i and tile p in the rows from (i + p) * ``rows`` on."""
     case, M, N, steps = config.case, config.rows, config.tokens, config.steps
@@ -111,8 +134,8 @@ def product_kernel(config: Config, early: bool) -> Any:
             for j in range(kv.math.max(low - p * steps, 0), kv.math.min(high - p * steps, steps)):
                 a = left.tile(0, j, p * M, case.columns, rows=M, tail="any", descriptor=weight_map)
                 b = right.tile(0, j, 0, x.shape[0], rows=N, tail="any", descriptor=x_map)
-                if case.scaling == "block":  # which a step of K has, and the rows of a tile share
-                    scale = x_scale.gather(token, j, mask=token < x.shape[0]) * weight_scale[p, j]
+                if case.scaling == "block":  # one a step and tile of rows
+                    scale = x_scale.gather(token, j, mask=token < x.shape[0]) * weight_scale[p * M // BLOCK, j]
                     c = c + kv.dot(a, b.T) * scale[None, :]
                 else:
                     c = kv.dot(a, b.T, c)
