@@ -264,7 +264,9 @@ def tokens_of_block(config: Config, bands: Written) -> int:
 def launch(op: Any, config: Config, at: Expansion) -> None:
     """Launch both kernels."""
     case, early = config.case, starts_early(at)
+    tokens = at.dim(op.x, 0)
     blocks = at.device("multiprocessors").least(at.constant(config.tiles * config.steps))
+    some = tokens.least(at.constant(1))  # without tokens nothing is launched: nothing describes an empty buffer
     partials = at.workspace((blocks + config.tiles) * config.rows, dtype=f32, columns=config.tokens)
     maps = []
     for buffer, rows in ((op.x, config.tokens), (op.weight, config.rows)):
@@ -272,10 +274,9 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     scales = [op.x_scale, op.weight_scale] if case.scaling == "block" else [None, None]
     schedule = {"consumers": config.consumers, "producer": True, "stages": config.stages(at.target)}
     at.launch(
-        product_kernel(config, early), [op.x, op.weight, *maps, partials, *scales], (blocks, 1, 1),
+        product_kernel(config, early), [op.x, op.weight, *maps, partials, *scales], (blocks * some, 1, 1),
         (config.threads, 1, 1), key=config, programmatic=early, attributes={"kv.schedule": schedule},
     )  # fmt: skip
-    tokens = at.dim(op.x, 0)
     for bands in Written.all_of(case):
         own = bands.key.kind == "key"
         writer = bands.writer(op, at, case.rounded)

@@ -212,10 +212,12 @@ def test_a_padded_batch_has_queries_everywhere_and_keys_of_valid_tokens(place, t
     assert_close(place, found, expected)
 
 
-@pytest.mark.parametrize("dtype", ["bf16"])
-def test_a_batch_without_tokens_writes_nothing(place, dtype):
-    problem = random_problem(np.random.default_rng(11), "paged", dtype, cached=[3, 4], new=[0, 0])
-    check(place, problem, dtype)
+def test_a_batch_without_tokens_writes_nothing(place):
+    problem = random_problem(np.random.default_rng(11), "paged", "bf16", cached=[3, 4], new=[0, 0])
+    check(place, problem)
+    if place.name != "host":
+        for schedule in TILED:
+            check(place, problem, schedule=schedule)
 
 
 def test_what_does_not_fit_is_refused_by_name():
@@ -318,3 +320,21 @@ def test_more_tokens_than_were_promised_are_refused():
     x, weight = np.ones((9, 8), np.float32), np.ones((64, 8), np.float32)
     with pytest.raises(ValueError, match="no more than the schedule's max_tokens = 8 rows, got 9"):
         kv.ops.project_append(c, 0, x, weight, np.array([0, 9], np.uint32), schedule={"max_tokens": 8})
+
+
+@on_gpus
+@pytest.mark.parametrize("schedule", [{"kind": "simt"}, *TILED], ids=["simt", "tile", "few"])
+def test_tables_that_are_wrong_lead_out_of_no_buffer(place, schedule):
+    """What tables hold is not looked at on a GPU: kernels stay inside their memory all the same."""
+    rng = np.random.default_rng(19)
+    problem = random_problem(rng, "paged", "bf16", head_size=64, cached=[5, 0, 33], new=[3, 2, 9])
+    x, weight = exact(rng, (14, 64), "bf16"), exact(rng, (6 * 64, 64), "bf16")
+    for wrong in ([0, 9, 2, 14], [4, 4, 2**31, 2**32 - 1], [2**32 - 5, 3, 90, 14]):
+        found = place.collection(problem.collection)
+        offsets, freqs = place.put(np.array(wrong, np.uint32)), place.put(angles(rng, 60, 64))
+        kv.ops.project_append(found, 1, place.put(x), place.put(weight), offsets, freqs_cis=freqs, schedule=schedule)
+        pages = np.unique(np.asarray(problem.collection.lookup_table))
+        others = np.setdiff1d(np.arange(len(problem.collection.blocks)), pages)
+        before, after = np.asarray(problem.collection.blocks), place.get(found.blocks)
+        np.testing.assert_array_equal(after[others].view(np.uint16), before[others].view(np.uint16))
+        np.testing.assert_array_equal(after[:, :, 0].view(np.uint16), before[:, :, 0].view(np.uint16))
