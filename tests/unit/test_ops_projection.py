@@ -70,6 +70,7 @@ def check(
         assert_same(place, found, expected)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["paged", "continuous", "fa3"])
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 def test_columns_go_to_queries_and_cache(place, kind, dtype):
@@ -77,6 +78,7 @@ def test_columns_go_to_queries_and_cache(place, kind, dtype):
     check(place, problem, dtype, spare=3)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("heads", "kv_heads", "size", "k"), [(3, 1, 64, 48), (2, 2, 24, 80), (5, 1, 7, 33)])
 def test_any_shape_is_served(place, heads, kv_heads, size, k):
     problem = random_problem(
@@ -85,6 +87,7 @@ def test_any_shape_is_served(place, heads, kv_heads, size, k):
     check(place, problem, heads=heads, k=k)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("normal", [True, False])
 def test_bias_norms_and_rotation_come_before_the_cache(place, interleaved, normal):
@@ -96,6 +99,7 @@ def test_bias_norms_and_rotation_come_before_the_cache(place, interleaved, norma
     check(place, problem, rounding=True, interleaved=interleaved, **options)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("granularity", "scale_dtype"), [(32, "f32"), (16, "bf16")])
 @pytest.mark.parametrize("turned", [True, False])
 def test_a_cache_with_scales_quantizes_products(place, granularity, scale_dtype, turned):
@@ -138,6 +142,7 @@ def check_scales(place: Place, scaling: str, size: int, schedule: Any = None) ->
     assert_same(place, found, expected)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("scaling", ["tensor", "row", "block"])
 def test_products_of_8_bits_have_scales(place, scaling):
     check_scales(place, scaling, 16)
@@ -148,6 +153,7 @@ def test_latent_rows_are_what_follows_the_queries(place):
     check(place, problem, heads=3, query_size=24)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("values", [True, False])
 def test_a_weight_may_have_no_queries_and_no_values(place, values):
     rng = np.random.default_rng(8)
@@ -261,7 +267,7 @@ TILED: list[dict[str, Any]] = [{"kind": "tile"}, {"max_tokens": 16}]
 on_gpus = pytest.mark.parametrize("place", ["sm_90a"], indirect=True)  # what a host has no kinds of kernels for
 
 
-@on_gpus
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("schedule", TILED, ids=["tile", "few"])
 @pytest.mark.parametrize(
     ("kind", "dtype", "options"),
@@ -271,6 +277,7 @@ on_gpus = pytest.mark.parametrize("place", ["sm_90a"], indirect=True)  # what a 
         ("fa3", "bf16", {"interleaved": True, "gamma": True}),
     ],
 )
+@on_gpus
 def test_products_over_tiles_have_every_epilogue(place, schedule, kind, dtype, options):
     rng = np.random.default_rng(14)
     size, heads = 64, options.get("heads", 2)
@@ -283,8 +290,8 @@ def test_products_over_tiles_have_every_epilogue(place, schedule, kind, dtype, o
     check(place, problem, dtype, k=256, heads=heads, spare=2, schedule=schedule, rounding="freqs" in given, **given)
 
 
-@on_gpus
 @pytest.mark.parametrize("schedule", TILED, ids=["tile", "few"])
+@on_gpus
 def test_products_over_tiles_quantize(place, schedule):
     rng = np.random.default_rng(15)
     problem = random_problem(
@@ -293,15 +300,17 @@ def test_products_over_tiles_quantize(place, schedule):
     check(place, problem, "bf16", k=64, heads=2, rounding=True, schedule=schedule, freqs=angles(rng, 60, 64))
 
 
-@on_gpus
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("schedule", TILED, ids=["tile", "few"])
 @pytest.mark.parametrize("scaling", ["row", "block"])
+@on_gpus
 def test_products_of_8_bits_over_tiles_have_scales(place, schedule, scaling):
     check_scales(place, scaling, 64, schedule)
 
 
-@on_gpus
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", ["size", "latent", "mid"])
+@on_gpus
 def test_products_whose_tiles_have_no_whole_heads_go_through_memory(place, case):
     rng = np.random.default_rng(18)
     if case == "latent":
@@ -322,14 +331,14 @@ def test_more_tokens_than_were_promised_are_refused():
         kv.ops.project_append(c, 0, x, weight, np.array([0, 9], np.uint32), schedule={"max_tokens": 8})
 
 
+@pytest.mark.parametrize("schedule", TILED, ids=["tile", "few"])
 @on_gpus
-@pytest.mark.parametrize("schedule", [{"kind": "simt"}, *TILED], ids=["simt", "tile", "few"])
 def test_tables_that_are_wrong_lead_out_of_no_buffer(place, schedule):
     """What tables hold is not looked at on a GPU: kernels stay inside their memory all the same."""
     rng = np.random.default_rng(19)
     problem = random_problem(rng, "paged", "bf16", head_size=64, cached=[5, 0, 33], new=[3, 2, 9])
     x, weight = exact(rng, (14, 64), "bf16"), exact(rng, (6 * 64, 64), "bf16")
-    for wrong in ([0, 9, 2, 14], [4, 4, 2**31, 2**32 - 1], [2**32 - 5, 3, 90, 14]):
+    for wrong in ([0, 9, 2, 14], [2**32 - 5, 3, 90, 2**31]):
         found = place.collection(problem.collection)
         offsets, freqs = place.put(np.array(wrong, np.uint32)), place.put(angles(rng, 60, 64))
         kv.ops.project_append(found, 1, place.put(x), place.put(weight), offsets, freqs_cis=freqs, schedule=schedule)
