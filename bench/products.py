@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--types", default="bf16,f8e4m3", help="of the operands, with commas between")
     given = parser.parse_args(arguments)
     try:
-        import torch
+        import torch  # type: ignore[import-not-found]
     except ImportError:
         print("bench.products needs torch and a GPU", file=sys.stderr)
         return 1

@@ -85,7 +85,7 @@ gpu.module @kernels {
 gpu.module @kernels {
   gpu.func @elements(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf32>
-    // expected-error @below {{'kv.dot' op has no instruction on this target: operands must be bf16 or f16, got f32}}
+    // expected-error @below {{'kv.dot' op has no instruction on this target: operands must be bf16, f16 or f8E4M3FN, got f32}}
     %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x128xf32>, tensor<64x128xf32>) -> tensor<64x64xf32>
     gpu.return
   }

@@ -338,12 +338,13 @@ def test_tables_that_are_wrong_lead_out_of_no_buffer(place, schedule):
     rng = np.random.default_rng(19)
     problem = random_problem(rng, "paged", "bf16", head_size=64, cached=[5, 0, 33], new=[3, 2, 9])
     x, weight = exact(rng, (14, 64), "bf16"), exact(rng, (6 * 64, 64), "bf16")
+    c: Any = problem.collection
     for wrong in ([0, 9, 2, 14], [2**32 - 5, 3, 90, 2**31]):
-        found = place.collection(problem.collection)
+        found: Any = place.collection(c)
         offsets, freqs = place.put(np.array(wrong, np.uint32)), place.put(angles(rng, 60, 64))
         kv.ops.project_append(found, 1, place.put(x), place.put(weight), offsets, freqs_cis=freqs, schedule=schedule)
-        pages = np.unique(np.asarray(problem.collection.lookup_table))
-        others = np.setdiff1d(np.arange(len(problem.collection.blocks)), pages)
-        before, after = np.asarray(problem.collection.blocks), place.get(found.blocks)
+        pages = np.unique(np.asarray(c.lookup_table))
+        others = np.setdiff1d(np.arange(len(c.blocks)), pages)
+        before, after = np.asarray(c.blocks), place.get(found.blocks)
         np.testing.assert_array_equal(after[others].view(np.uint16), before[others].view(np.uint16))
         np.testing.assert_array_equal(after[:, :, 0].view(np.uint16), before[:, :, 0].view(np.uint16))

@@ -23,7 +23,7 @@ class Staged:
 
     def __init__(self, place: Pointer, dtype: DType, shape: tuple[int, ...]) -> None:
         self.place, self.dtype, self.shape = place, dtype, shape
-        self._layout = SharedLayout(*shape, dtype.itemsize, TILE_SWIZZLE)
+        self._layout = SharedLayout(shape[0], shape[1], dtype.itemsize, TILE_SWIZZLE)
 
     def load(self, row: Any, column: Any, width: int) -> Any:
         """``width`` elements of a row, of 16 bytes at most; the column is a multiple of the width, neither negative."""

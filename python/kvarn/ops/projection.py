@@ -354,22 +354,22 @@ def _queries(
     columns = checks.shape_of(weight, f"{title}: weight", 2)[0]
     rest = spec.row_size * (1 if spec.is_mla else 2)
     if index is not None and index_query_out is not None:
-        _, heads, of_head = checks.shape_of(index_query_out, f"{title}: index_query_out", 3)
-        rest += heads * of_head + index.spec.cache.row_size
+        _, heads, of_query = checks.shape_of(index_query_out, f"{title}: index_query_out", 3)
+        rest += heads * of_query + index.spec.cache.row_size
     elif size is None and columns == spec.row_size:
         return None
-    size = spec.head_size if size is None else checks.count(size, "query_size", title, 1)
+    of_head = spec.head_size if size is None else checks.count(size, "query_size", title, 1)
     if columns == rest:
         return None
-    if columns < rest or (columns - rest) % size:
+    if columns < rest or (columns - rest) % of_head:
         raise ValueError(
-            f"{title}: weight must have {rest} rows besides those of query heads of {size}, got {columns}; give "
+            f"{title}: weight must have {rest} rows besides those of query heads of {of_head}, got {columns}; give "
             "query_size, or query_out"
         )
-    tokens = checks.shape_of(x, f"{title}: x", 2)[0]
+    tokens: int = checks.shape_of(x, f"{title}: x", 2)[0]
     dtype = buffers.view(x, name=f"{title}: x").dtype
     rounded = rounded_to(spec, dtype, None)
     if dtype.name != SCALED:
         rounded = dtype
-    return checks.empty(x, (tokens, (columns - rest) // size, size), None if rounded is dtype else rounded,
+    return checks.empty(x, (tokens, (columns - rest) // of_head, of_head), None if rounded is dtype else rounded,
                         "query_out", title)  # fmt: skip
