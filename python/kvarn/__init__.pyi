@@ -320,6 +320,9 @@ from kvarn.dsl.memory import (
 from kvarn.dsl.memory import (
     take_round as take_round,
 )
+from kvarn.dsl.staging import (
+    staged as staged,
+)
 from kvarn.dsl.tiles import (
     Tile as Tile,
 )
