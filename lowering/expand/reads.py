@@ -13,18 +13,22 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect import verify
 from kvarn.dialect.contents import Lengths, new_tokens
+from kvarn.dialect.ops.attention import is_function
 
 from .base import Expansion
 from .indices import threads_of
 
 BY_ADDRESS = ("kv.attention", "kv.attention_padded", "kv.operand_attention", "kv.mla_attention")
 READS_OF = "kv.reads_of"  # of a kernel: for which operation it reads
-FROM_FIRST, WINDOW, CHUNK = range(3)
+FROM_FIRST, WINDOW, CHUNK, UNKNOWN = range(4)
 _BEGINS = {"sliding_window": WINDOW, "chunked": CHUNK, "chunked_causal": CHUNK}
 
 
 def reads_kernel(kind: str, are_offsets: bool, begins: int, is_mla: bool) -> Any:
-    """Of a collection's layer or of an operand; a block a sequence and head."""
+    """Of a collection's layer or of an operand; a block a sequence and head.
+
+    Where a mask's beginning is not known, the null page may stand for pages behind it: it is left out.
+    """
 
     @kv.kernel
     def reads(handle, layer: kv.i32, new, span: kv.i32):
@@ -42,11 +46,12 @@ def reads_kernel(kind: str, are_offsets: bool, begins: int, is_mla: bool) -> Any
                 if kind == "collection":
                     caches = [handle.get_key_cache(layer)] + ([] if is_mla else [handle.get_value_cache(layer)])
                 for t in range(first + kv.thread_id.x, length + count, kv.block_dim.x):
-                    for n in kv.static(range(len(caches))):
-                        if kind == "collection":
-                            caches[n].load(b, h, t, 0)
-                        else:
-                            caches[n].load(b, t, h, 0)
+                    if begins != UNKNOWN or caches[0].raw_page(b, t) != handle.field("num_blocks") - 1:
+                        for n in kv.static(range(len(caches))):
+                            if kind == "collection":
+                                caches[n].load(b, h, t, 0)
+                            else:
+                                caches[n].load(b, t, h, 0)
 
     return reads
 
@@ -66,7 +71,8 @@ def launch_reads(op: Any, at: Expansion) -> None:
             continue
         kind = "collection" if hasattr(op, "collection") else "operand"
         layer = op.layer if kind == "collection" else at.constant(0)
-        begins = _BEGINS.get(verify.string(op.mask) or "", FROM_FIRST)
+        mask = verify.string(op.mask) or ""
+        begins = UNKNOWN if is_function(mask) and spec.paged else _BEGINS.get(mask, FROM_FIRST)
         new = getattr(op, given)
         is_padded = given.endswith("lengths")
         threads = threads_of(at)

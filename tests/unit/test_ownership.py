@@ -445,6 +445,27 @@ def test_attention_is_held_to_the_record(anywhere):
             kv.ops.append(c, 0, x, x, offsets)
 
 
+def test_masks_that_are_functions_may_leave_out_pages_behind_a_window():
+    rng, s = np.random.default_rng(0), Step(window=P)
+    x, one = vectors(rng, 12), vectors(rng, 1)
+
+    def sliding(b, h, q, k):
+        return (k <= q) & (q - k < P)
+
+    with kv.sanitize(s.m):
+        s.begin("a", 12)
+        _, inputs = s.inputs("a")
+        kv.ops.append(inputs.collection, 0, x, x, inputs.row_offsets)
+        s.m.step(["a"])
+        s.more("a")
+        _, inputs = s.inputs("a")
+        assert inputs.lookup_table[0, 0] == s.m.null_page
+        with reported("unwritten", token=12):
+            kv.ops.attention(inputs.collection, 0, one, inputs.row_offsets, mask=sliding)
+        kv.ops.append(inputs.collection, 0, one, one, inputs.row_offsets)
+        kv.ops.attention(inputs.collection, 0, one, inputs.row_offsets, mask=sliding)
+
+
 def test_operations_that_list_tokens_are_held_to_the_record():
     s = Step()
     with kv.sanitize(s.m):
