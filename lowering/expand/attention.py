@@ -12,7 +12,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect.ops.attention import score_of
+from kvarn.dialect.ops.attention import arrays_of, score_of
 
 from . import (
     attention_decode,
@@ -84,8 +84,8 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
     ValueError
         If the kind that is given does not take the case, or none can keep what the schedule promises.
     """
-    if case.functions:
-        return _kind_of_functions(op, at, case)
+    if case.functions and at.target.is_host:
+        _check_host(case)
     kind, max_batch = at.schedule.get("kind"), at.schedule.get("max_batch", decode_schedule.Config.max_batch)
     if kind == "tile":
         problems = tile_schedule.problems(case, at.target, row_alignment(op))
@@ -119,7 +119,7 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
 
 def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
     """Why a kernel of this kind was chosen where another would be faster, one sentence each; empty for the fastest."""
-    if at.target.is_host or "kind" in at.schedule or case.functions:
+    if at.target.is_host or "kind" in at.schedule:
         return []
     most, sequences = at.schedule.get("max_queries"), at.schedule.get("max_batch", decode_schedule.Config.max_batch)
     rows = decode_rows(op, at, case, sequences)
@@ -135,25 +135,17 @@ def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
     return found
 
 
-def _kind_of_functions(op: Any, at: Expansion, case: Case) -> str:
-    """The kind for a score or a mask that is a function; ValueError when there is none."""
-    kind = at.schedule.get("kind", "host" if at.target.is_host else "tile")
-    if at.target.is_host:
-        if min(case.size, case.value_size) < 2:
-            raise ValueError(
-                f"a score or mask that is a function needs heads of at least 2 elements on the host, got {case.size}"
-            )
-        if not attention_tiles.fits_host(case):
-            raise ValueError(
-                "a score or mask that is a function needs, with lists of pages, a page size that 2 to "
-                f"{attention_tiles.HOST_KEYS} tokens divide on the host, got {case.spec.page_size}"
-            )
-        return kind
-    if kind != "tile":
-        raise ValueError(f"a schedule of kind {kind} takes no score or mask that is a function: leave kind out")
-    for problem in tile_schedule.problems(case, at.target, row_alignment(op)):
-        raise ValueError(f"a score or mask that is a function {problem}")
-    return kind
+def _check_host(case: Case) -> None:
+    """ValueError for functions of positions where the host has no kernel over tiles."""
+    if min(case.size, case.value_size) < 2:
+        raise ValueError(
+            f"a score or mask that is a function needs heads of at least 2 elements on the host, got {case.size}"
+        )
+    if not attention_tiles.fits_host(case):
+        raise ValueError(
+            "a score or mask that is a function needs, with lists of pages, a page size that 2 to "
+            f"{attention_tiles.HOST_KEYS} tokens divide on the host, got {case.spec.page_size}"
+        )
 
 
 def operands(op: Any) -> list[ir.Value | None]:
@@ -177,7 +169,8 @@ def expand(op: Any, at: Expansion) -> None:
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
         attention_tiles.launch_host(case, at, op, operands(op), pages_of(op))
     else:
-        launch_rows(kind, case, at, op.query, operands(op) + pages_of(op))
+        arrays = [] if kind == "host" else arrays_of(op)
+        launch_rows(kind, case, at, op.query, operands(op) + pages_of(op) + arrays)
 
 
 def launch_rows(kind: str, case: Case, at: Expansion, query: ir.Value, args: list[ir.Value | None]) -> None:

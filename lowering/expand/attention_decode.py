@@ -32,6 +32,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import kvarn as kv
+from kvarn.dialect.ops.attention import arrays_of, is_function, score_of
 
 from .attention_combine import combine_kernel
 from .attention_common import last_not_above, sloped
@@ -45,6 +46,7 @@ from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, SHORT_SPLITS, Config, 
 from .decode_split_kv import split_kv
 from .decode_streaming import streaming
 from .partial_results import LN2, LOG2E
+from .softmax import arrays_read, modified_one, shown
 
 
 def decode_kernel(c: Config) -> Any:
@@ -58,9 +60,15 @@ def decode_kernel(c: Config) -> Any:
     multiply = products(c, stream)
 
     @kv.func
-    def masked(s, token, nt, i, lane, row0, keys, start):
+    def query_of(nt, i, lane, head, row0, start):
+        """(query head, position) of the query row that one of the lane's scores is of."""
+        row = row0 + nt * COLUMNS + (lane & 3) * 2 + i % 2
+        return head * G + row % G, start + row // G
+
+    @kv.func
+    def masked(s, token, nt, i, lane, b, head, row0, keys, start, arrays):
         """A score, minus infinity where the query row may not see the token."""
-        position = start + (row0 + nt * COLUMNS + (lane & 3) * 2 + i % 2) // G
+        h, position = query_of(nt, i, lane, head, row0, start)
         seen = token < keys
         if c.causal:
             seen = seen & (token <= position)
@@ -68,6 +76,8 @@ def decode_kernel(c: Config) -> Any:
             seen = seen & (token > position - c.span)
         if c.chunked:
             seen = seen & (token // c.span == position // c.span)
+        if is_function(c.mask):
+            seen = seen & shown(c, b, h, position, token, arrays)
         return kv.where(seen, s, float("-inf"))
 
     @kv.func
@@ -102,7 +112,9 @@ def decode_kernel(c: Config) -> Any:
             unit[0], unit[1] = unit_of, 1.0 / unit_of
 
     @kv.func
-    def attend(tile, tokens, stage, q, q_place, m, l, o, unit, scale, lane, row0, keys, first, start, alibi):
+    def attend(
+        tile, tokens, stage, q, q_place, m, l, o, unit, scale, lane, b, head, row0, keys, first, start, alibi, arrays,
+    ):  # fmt: skip
         """One tile: scores, online softmax, weighted values. Changes m, l, o and unit."""
         scores = []
         for mt in kv.static(range(MT)):
@@ -118,6 +130,10 @@ def decode_kernel(c: Config) -> Any:
                         slope, position = alibi[2 * nt + i % 2]
                         token = stream.token_of(tile, mt * 16 + (lane >> 2) + 8 * (i // 2), tokens)
                         scores[-1] = sloped(scores[-1], slope, token, position)
+                    if c.score:
+                        token = stream.token_of(tile, mt * 16 + (lane >> 2) + 8 * (i // 2), tokens)
+                        h, position = query_of(nt, i, lane, head, row0, start)
+                        scores[-1] = modified_one(c, scores[-1], b, h, position, token, arrays)
         # Only tiles at the ends of what rows see need the mask: every row sees [last row's first, first row's end).
         seen_end = kv.math.min(start + 1, keys) if c.causal else keys
         if c.pages:
@@ -131,13 +147,15 @@ def decode_kernel(c: Config) -> Any:
                 edge = edge | (tile * TT < first)
         if c.chunked:
             edge = edge | ((start + c.max_queries - 1) // c.span != start // c.span)
+        if is_function(c.mask):
+            edge = True
         if edge:
             for mt in kv.static(range(MT)):
                 for nt in kv.static(range(NT)):
                     for i in kv.static(range(4)):
                         token = stream.token_of(tile, mt * 16 + (lane >> 2) + 8 * (i // 2), tokens)
                         slot = (mt * NT + nt) * 4 + i
-                        scores[slot] = masked(scores[slot], token, nt, i, lane, row0, keys, start)
+                        scores[slot] = masked(scores[slot], token, nt, i, lane, b, head, row0, keys, start, arrays)
         alphas = []
         for nt in kv.static(range(NT)):
             for u in kv.static(range(2)):
@@ -239,7 +257,7 @@ def decode_kernel(c: Config) -> Any:
     @kv.func
     def body(
         collection, layer, query, extents, kv_offsets, scale, out, partials, counters, max_splits, sinks, lse, slopes,
-        prior, prior_lse, pages, page_counts,
+        prior, prior_lse, pages, page_counts, arrays,
     ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, query, kv_offsets)
@@ -317,8 +335,8 @@ def decode_kernel(c: Config) -> Any:
                     tokens = copied[0] if c.pages else None
                     with kv.trace("products and softmax"):
                         attend(
-                            i, tokens, here, q, q_place, m, l, o, unit, scale * LOG2E, lane, row0, keys, first, start,
-                            alibi,
+                            i, tokens, here, q, q_place, m, l, o, unit, scale * LOG2E, lane, b, head, row0, keys, first,
+                            start, alibi, arrays,
                         )  # fmt: skip
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
                 done, rows, own = b, n, work.split_of(units, tile_indptr, b, batch_tile, r)
@@ -361,8 +379,10 @@ def decode_kernel(c: Config) -> Any:
         lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]], slopes: kv.Optional[kv.Buffer[kv.f32, 1]],
         prior: kv.Optional[kv.Buffer[kv.f32, c.rank]], prior_lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
         pages: kv.Optional[kv.Buffer[kv.i32, 3]], page_counts: kv.Optional[kv.Buffer[kv.i32, 2]],
+        array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
         rest = partials, counters, max_splits, sinks, lse, slopes, prior, prior_lse, pages, page_counts
+        rest = *rest, arrays_read(array0, array1, array2, array3)
         body(collection, layer, query, extents, kv_offsets, scale, out, *rest)
 
     return attention_decode
@@ -374,7 +394,7 @@ def expand_decode(op: Any, at: Expansion) -> None:
     aligned = row_alignment(op)
     config = configured(at.target, Config(
         spec, query, heads_of(op, at) // spec.num_heads, at.schedule["max_queries"], op.mask.value,
-        op.span.value, op.softcap.value, padded=is_padded(op), pages=op.pages is not None,
+        op.span.value, op.softcap.value, score_of(op), padded=is_padded(op), pages=op.pages is not None,
         programmatic=at.target.has("pdl"), out_type=out,
         pair_alignment=max(out.itemsize, min(2 * out.itemsize, aligned)),
     ), at.schedule)  # fmt: skip
@@ -399,6 +419,7 @@ def expand_decode(op: Any, at: Expansion) -> None:
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)
     args = [op.collection, op.layer, op.query, extents_of(op), op.kv_offsets, op.scale, op.out, partials, counters]
     args += [max_splits, op.sinks, op.lse, op.alibi_slopes, op.prior, op.prior_lse, op.pages, op.page_counts]
+    args += arrays_of(op)
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), args, (max_units * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:

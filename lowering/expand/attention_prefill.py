@@ -88,6 +88,8 @@ def problems(case: Case, at: Expansion, row_alignment: int) -> list[str]:
         found.append(f"needs a head size of a multiple of 16 up to 256, got {spec.head_size}")
     if case.pages:
         found.append("takes no lists of pages")
+    if case.functions:
+        found.append("takes no score or mask that is a function")
     if row_alignment < 16:
         found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
     if not found and geometry_of(case, at.target) is None:

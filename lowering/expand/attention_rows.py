@@ -17,6 +17,7 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
+from kvarn.dialect.ops.attention import is_function
 from kvarn.dsl.builder import emit_value, types
 
 from ..host_math import exp2
@@ -35,6 +36,7 @@ from .attention_common import (
 from .attention_queries import queries_of
 from .chosen_pages import chosen_pages
 from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
+from .softmax import arrays_read, first_key, modified_one, shown
 
 LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
 KEYS = 8  # keys that the host takes at a time
@@ -177,7 +179,7 @@ def simt_kernel(case: Case) -> Any:
     width = lane_width(case)
     columns = case.value_size // width  # vectors of a value
     turns = cdiv(columns, 32)
-    unrolled = case.content // key_width <= 32
+    unrolled, hides = case.content // key_width <= 32, is_function(case.mask)
 
     rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.rope, 8)]
 
@@ -201,12 +203,15 @@ def simt_kernel(case: Case) -> Any:
         return softcapped(case, total, kv.ex2)
 
     @kv.func
-    def take_all(keys, values, q, warp, lane, b, head, first, end, position, slope, state, sums):
+    def take_all(keys, values, q, warp, lane, b, h, first, end, position, slope, arrays, state, sums):
         """Fold the keys [first, end) into the state (maximum, this lane's sum) and the weighted sums of values."""
+        head = h // case.group
         for base in range(first, end, 32):
             token = kv.math.min(base + lane, end - 1)
             score = sloped(score_of(keys, q, warp, b, head, token), slope, token, position)
-            score = kv.where(base + lane < end, score, NO_VALUE)
+            score = modified_one(case, score, b, h, position, token, arrays)
+            seen = (base + lane < end) & shown(case, b, h, position, token, arrays)
+            score = kv.where(seen, score, NO_VALUE)
             higher = kv.math.max(state[0], kv.warp_reduce(score, "max"))
             shrink = kv.ex2(state[0] - higher)
             weight = kv.ex2(score - higher)
@@ -215,10 +220,11 @@ def simt_kernel(case: Case) -> Any:
                 sums[n] = sums[n] * shrink
             for i in range(0, kv.math.min(end - base, 32)):
                 share = kv.shuffle_idx(weight, i)
-                page = values.page(b, base + i)
-                for n in kv.static(range(turns)):
-                    d = kv.math.min(lane + 32 * n, columns - 1) * width
-                    sums[n] = sums[n] + read_row(case, values, b, head, base + i, d, width, page) * share
+                if (share != 0.0) if hides else True:  # a value that a function hides may be anything
+                    page = values.page(b, base + i)
+                    for n in kv.static(range(turns)):
+                        d = kv.math.min(lane + 32 * n, columns - 1) * width
+                        sums[n] = sums[n] + read_row(case, values, b, head, base + i, d, width, page) * share
 
     @kv.kernel(max_threads=32 * WARPS)
     def attention_simt(
@@ -229,6 +235,7 @@ def simt_kernel(case: Case) -> Any:
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
         prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
         pages: kv.Optional[kv.Buffer[i32, 3]] = None, page_counts: kv.Optional[kv.Buffer[i32, 2]] = None,
+        array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
@@ -245,23 +252,26 @@ def simt_kernel(case: Case) -> Any:
             source = collection or key_operand
             b, position, num_keys = place_of(case, source, value_operand, queries, row)
             first, end = interval(case, position, num_keys)
+            if hides:
+                first = kv.i32(first_key(case, position))
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
-            head = h // case.group
             top, total = kv.f32(LOWEST), kv.f32(0.0)
             slope = None if slopes is None else slopes[h] * LOG2E
             if sinks is not None:
                 top = sinks[h] * LOG2E
                 total = kv.where(lane == 0, 1.0, kv.f32(0.0))  # the lanes' sums are added at the end
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
+            arrays = arrays_read(array0, array1, array2, array3)
             state, chosen = [top, total], chosen_pages(source, pages, page_counts)
             if chosen is None:
-                take_all(keys, values, q, warp, lane, b, head, first, end, position, slope, state, sums)
+                take_all(keys, values, q, warp, lane, b, h, first, end, position, slope, arrays, state, sums)
             else:
+                head = h // case.group
                 count = chosen.count(b, head)
                 for entry in range(count):
                     token = chosen.first_token(b, head, entry, count)
                     low, high = kv.math.max(first, token), kv.math.min(end, token + spec.page_size)
-                    take_all(keys, values, q, warp, lane, b, head, low, high, position, slope, state, sums)
+                    take_all(keys, values, q, warp, lane, b, h, low, high, position, slope, arrays, state, sums)
             top, total = state
             before = None if prior is None else prior_lse[(*here, h)]
             top, total, inverse, of_prior = finished(top, kv.warp_reduce(total, "add"), prior=before)

@@ -26,7 +26,7 @@ from .base import Expansion
 from .chosen_pages import chosen_pages
 from .key_splits import key_range, partial_row, quotient, split_of
 from .partial_results import LOG2E, LOWEST, finished, log_sum_exp, with_prior
-from .softmax import first_key, mask_of, modified, modifies, online_softmax, seen_by
+from .softmax import arrays_read, first_key, mask_of, modified, modifies, online_softmax, seen_by
 
 # Query rows and keys of a tile on the host: what stays in its first caches.
 HOST_ROWS, HOST_KEYS = 16, 32
@@ -98,7 +98,7 @@ def attention_kernel(
             if not modifying:
                 if scale < 0.0:  # maxima are found before scores are scaled
                     q = -q
-            arrays = [functions.Array(a) for a in (array0, array1, array2, array3) if a is not None]
+            arrays = arrays_read(array0, array1, array2, array3)
             m, l, o = kv.full(M, LOWEST), kv.full(M, 0.0), kv.full((M, V), 0.0)
             unit = kv.f32(LOG2E) if modifying else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
             end = num_keys

@@ -40,6 +40,7 @@ class Config:
     mask: str = "causal"
     span: int = 0
     softcap: float = 0.0
+    score: str = ""
     padded: bool = False
     pages: bool = False
     warps: int = 4

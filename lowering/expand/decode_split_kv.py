@@ -18,11 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import kvarn as kv
+from kvarn.dialect.ops.attention import is_function
 
 from .attention_common import last_not_above
 from .block import block_scan
 from .common import at_most
 from .decode_schedule import SHORT_SPLITS, Config
+from .softmax import first_key
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ def split_kv(c: Config) -> SimpleNamespace:
             first = kv.math.max(start - (c.span - 1), 0)
         if c.chunked:
             first = (start // c.span) * c.span
+        if is_function(c.mask):
+            first = kv.i32(first_key(c, start))
         return keys, kv.math.min(first, keys), start, n
 
     @kv.func

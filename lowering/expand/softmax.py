@@ -18,7 +18,7 @@ from kvarn.dsl import functions, masks, tiles
 from kvarn.dsl.values import describe
 
 from .attention_common import Case
-from .partial_results import LOG2E, weight
+from .partial_results import LN2, LOG2E, weight
 
 SLACK = 8.0  # how far, in powers of two, scores may exceed the running maximum before it moves: weights stay below 2^8
 
@@ -46,6 +46,15 @@ def seen_by(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any, arrays: A
     if mask is None:
         return exists
     return returned("mask", "a bool", mask.function(b, h, q, k, *arrays[: mask.arrays]), bool_) & exists
+
+
+@kv.func
+def shown(case: Case, b: Any, h: Any, q: Any, k: Any, arrays: Any) -> Any:
+    """Whether a mask that was given as a function shows one key to one query; True for another mask."""
+    if not is_function(case.mask):
+        return True
+    mask = functions.registered(case.mask)
+    return returned("mask", "a bool", mask.function(b, h, q, k, *arrays[len(arrays) - mask.arrays :]), bool_)
 
 
 # --- score modifications -----------------------------------------------------------------------------
@@ -88,6 +97,21 @@ def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, ar
         made = returned("score", "the new score, an f32", score.function(x, b, h, q, k, *arrays[: score.arrays]), f32)
         x = tiles.stretched(made, tiles.joined("a score and what its function returns:", x.shape, made.lanes))
     return x
+
+
+@kv.func
+def modified_one(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, arrays: Any) -> Any:
+    """One score in powers of two, after the function that was given, if one was."""
+    if not case.score:
+        return x
+    score = functions.registered(case.score)
+    made = score.function(x * LN2, b, h, q, k, *arrays[: score.arrays])
+    return returned("score", "the new score, an f32", made, f32) * LOG2E
+
+
+def arrays_read(*given: Any) -> list[functions.Array]:
+    """The arrays of a kernel's functions, of its arguments."""
+    return [functions.Array(a) for a in given if a is not None]
 
 
 def returned(role: str, what: str, value: Any, dtype: DType) -> Any:

@@ -181,7 +181,7 @@ MISTAKES = [
     ({"mask": lambda b, h, q, k: q - k}, "a mask function must return a bool, got a i32 tile"),
     ({"score": lambda s, b, h, q, k: s + (q - k)}, "write kv.f32(x) around the i32"),
     ({"score": lambda s, b, h, q, k: s + TABLE[q]}, "'TABLE' is an array, which must be a parameter"),
-    ({"mask": lambda b, h, q, k: k <= q, "schedule": {"kind": "simt"}}, "kind simt takes no score or mask that is a"),
+    ({"mask": lambda b, h, q, k: k <= q, "schedule": {"kind": "prefill"}}, "kind prefill takes no score or mask"),
     ({"score": (lambda s, b, h, q, k, u, v, w, x, y: s, *[TABLE] * 5)}, "at most 4 arrays together, got 5"),
 ]  # fmt: skip
 
@@ -204,13 +204,18 @@ def test_a_window_beside_a_function_is_refused():
         reads._modified(None, kv.masks.causal, 4, None, None, "kv.ops.attention")
 
 
-def test_a_target_without_the_kernel_says_so():
+def test_targets_without_wgmma_have_functions_in_other_kernels():
     rng, problem = problem_of(18, num_heads=1)
     query = query_of(rng, problem, 2)
     attributes, _ = reads._modified(None, kv.masks.causal, None, None, None, "")
     operands = (problem.collection, 1, query, problem.row_offsets, 0.1, query.copy())
-    with pytest.raises(ValueError, match="needs a GPU with wgmma, got sm_80"):
-        reads._ATTENTION.compile(operands, attributes, None, "sm_80")
+    for target, schedule, kernel in (
+        ("sm_80", None, "attention_simt"), ("sm_100a", None, "attention_simt"),
+        ("sm_80", {"max_queries": 4, "max_batch": 4}, "attention_decode"),
+    ):  # fmt: skip
+        assert f".entry {kernel}" in reads._ATTENTION.compile(operands, attributes, schedule, target).asm["ptx"]
+    with pytest.raises(ValueError, match="kind tile needs a GPU with wgmma, got sm_80"):
+        reads._ATTENTION.compile(operands, attributes, {"kind": "tile"}, "sm_80")
 
 
 def test_heads_of_one_element_have_no_tiles_on_the_host():

@@ -59,6 +59,38 @@ def test_a_bias_by_distance_buckets_and_a_document_mask_over_every_cache(target,
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=tolerance, atol=tolerance)
 
 
+DECODE = {"kind": "decode", "max_queries": 4, "max_batch": 4}
+
+
+@pytest.mark.parametrize(
+    ("target", "schedule", "dtype"),
+    [("sm_90a", DECODE, "f8e4m3"), ("sm_80", {"max_queries": 4, "max_batch": 4}, "f16"), ("sm_80", None, "f8e4m3")],
+    ids=["decode", "decode without wgmma", "simt"],
+)
+def test_kernels_that_are_not_over_tiles_take_functions(target, schedule, dtype):
+    rng, problem = problem_of(19, "paged", dtype, cached=[150, 0, 40], new=[2, 4, 1])
+    query = query_of(rng, problem, 4)
+    bias, buckets = rng.standard_normal((8, 16)).astype(np.float32), t5_buckets(60)
+    ids = np.sort(rng.integers(0, 3, (3, 160)), axis=1).astype(np.int32)
+    check(
+        problem, query, lambda x, b, h, q, k: 2 * (x + bias[h, buckets[np.clip(q - k, 0, 59)]]),
+        lambda b, h, q, k: (q - k >= 0) & (q - k < 70) & (ids[b, q] == ids[b, k]), target=target, schedule=schedule,
+        score=(lambda s, b, h, q, k, bias, buckets: 2.0 * (s + bias[h, buckets[q - k]]), bias, buckets),
+        mask=(kv.masks.sliding_window(70) & document, ids),
+    )  # fmt: skip
+
+
+def test_what_lies_before_windows_in_a_decode_and_what_is_hidden_from_rows_may_be_anything():
+    rng, problem = problem_of(23, cached=[150], new=[2], num_heads=1)
+    query, ids = query_of(rng, problem, 2), np.zeros((1, 160), np.int32)
+    options = {"mask": (kv.masks.sliding_window(20) & document, ids), "schedule": DECODE}
+    want, _ = run(problem, query, **options)
+    poisoned(problem, slice(0, 130))
+    np.testing.assert_array_equal(run(problem, query, **options)[0], want)
+    out, _ = run(problem, query, mask=lambda b, h, q, k: k >= 130, schedule={"kind": "simt"})
+    assert np.isfinite(out).all()
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "host"])
 def test_scores_fall_with_the_logarithm_of_the_distance(target):
     rng, problem = problem_of(2, **LENGTHS)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference.attention_functions import problem_of, query_of
+from reference.attention_functions import problem_of, query_of, run
 from reference.random_caches import Problem, clone
 
 import kvarn as kv
@@ -138,6 +138,21 @@ def test_where_pages_lie_does_not_matter_to_a_bit(anywhere):
     moved = PagedKVCacheCollection(c.blocks[order], c.cache_lengths, table, c.max_seq_length, c.max_cache_length)
     np.testing.assert_array_equal(kv.ops.attention(moved, 1, query, problem.row_offsets, tree=bits_of()), out)
     assert np.isfinite(out).all()  # though all that is not cached is NaN
+
+
+def test_a_small_tree_is_a_decode():
+    """The kernel for few query rows reads bits too, also of a cache of 8 bits."""
+    parents, rng = [-1, 0, 0, 2], np.random.default_rng(10)
+    for dtype in ("f16", "f8e4m3"):
+        _, problem = problem_of(11, dtype=dtype, cached=[70, 5], new=[4, 0], num_heads=1)
+        query, bits = query_of(rng, problem, 2), np.zeros((4, 1), np.int32)
+        for node in range(4):
+            bits[node] = sum(1 << seen for seen in path(parents, node))
+        mask = (kv.masks.tree(1), bits, problem.row_offsets, problem.collection.cache_lengths)
+        schedule = {"kind": "decode", "max_queries": 4, "max_batch": 2}
+        found, _ = run(problem, query, mask=mask, schedule=schedule)
+        want = kv.ops.attention(problem.collection, 1, query, problem.row_offsets, tree=bits)
+        np.testing.assert_allclose(found.astype(np.float32), want.astype(np.float32), rtol=4e-3, atol=4e-3)
 
 
 def test_cached_keys_are_not_masked_tile_by_tile():

@@ -221,8 +221,8 @@ def attention(
         Default D ** -0.5.
     score : function, or tuple of a function and its arrays, optional
         ``score(score, b, h, q, k, *arrays)`` returns the new score, f32, of the scaled one (after softcap and slopes):
-        of sequence b, query head h, and absolute positions q and k. Traced over tiles: docs/attention-functions.md.
-        On GPUs with wgmma, and on the host.
+        of sequence b, query head h, and absolute positions q and k: docs/attention-functions.md. Many query rows are
+        fast on GPUs with wgmma only.
     mask : str, function, or tuple of a function and its arrays
         ``"causal"`` (k <= q), ``"null"`` (every key), ``"sliding_window"`` (k <= q and q - k < window), ``"chunked"``
         (q and k in one chunk of positions), ``"chunked_causal"`` (and k <= q). ``"causal"`` with a window or a chunk
@@ -258,10 +258,10 @@ def attention(
         mask that is a function (``kv.masks.tree``) it takes three of the four arrays. Not for operands, nor with
         ``kv_offsets``.
     pages : int32 array-like [B, H, K], optional
-        For each sequence and KV head the pages that its queries see, of a collection with pages; on GPUs without a
-        score or a mask that is a function. A page is a column of the sequence's row of the lookup table, so page p has
-        tokens ``p * page_size`` and on; of those the mask and the length hide what they hide anyway. Lists have any
-        order; negative entries name nothing; a page that is listed twice counts twice.
+        For each sequence and KV head the pages that its queries see, of a collection with pages. A page is a column of
+        the sequence's row of the lookup table, so page p has tokens ``p * page_size`` and on; of those the mask and the
+        length hide what they hide anyway. Lists have any order; negative entries name nothing; a page that is listed
+        twice counts twice.
     page_counts : int32 array-like [B, H], optional
         Entries of each list that count, from the first on. Default: K. What lies behind is not read.
     shared : SharedPrefixes, optional
