@@ -63,8 +63,8 @@ class RuntimeInputs:
         Parameters
         ----------
         least : int, optional
-            Tokens whose keys and values a group must save from being read again; by default as many as are 64 MiB of a
-            layer, which is worth the launches.
+            Tokens whose keys and values a group must save from being read again; by default as many as are 256 MiB
+            of a layer, which is worth the launches.
         """
         spec = self.cache_spec
         if spec is None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from kvarn.dialect import dtypes, layout
@@ -272,22 +271,16 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
         cache_lengths, lookup_table, max_seq_length, max_cache_length
             As of the class; the last two stay as they are when they are not given.
         """
-        made = copy.copy(self)
-        made.cache_lengths, made.lookup_table = cache_lengths, lookup_table
-        lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
-        table, strides = checks.table(lookup_table, "lookup_table", ("sequences", "columns"))
-        views = {**self._views, "cache_lengths": lengths, "lookup_table": table}
-        checks.same_device(views.items())
-        batch = checks.sequences(lengths, table.shape[0], "lookup_table")
-        new = self.max_seq_length if max_seq_length is None else checks.count(max_seq_length, "max_seq_length")
-        most = self.max_cache_length if max_cache_length is None else checks.count(max_cache_length, "max_cache_length")
-        checks.table_covers(table.shape[1], self.page_size, most, batch)
-        at = _shared(
-            views, self._at["stride0"], self._at["num_blocks"], self.page_size, table, strides[0], table.shape[1],
-            batch, new, most,
-        )  # fmt: skip
-        made._bind(self.cache_spec, views, {**self._at, **at})
-        return made
+        new, most = self._bounds(max_seq_length, max_cache_length)
+        scales = () if self.scales is None else (self.scales, self.quantization_granularity)
+        return PagedKVCacheCollection(self.blocks, cache_lengths, lookup_table, new, most, *scales)
+
+    def _bounds(self, max_seq_length: int | None, max_cache_length: int | None) -> tuple[int, int]:
+        """Bounds of a step, or those that there are."""
+        return (
+            self.max_seq_length if max_seq_length is None else max_seq_length,
+            self.max_cache_length if max_cache_length is None else max_cache_length,
+        )
 
 
 def paged_pool(blocks: Any, scales: Any, granularity: int) -> tuple[CacheSpec, dict[str, BufferView], dict[str, int]]:

@@ -121,6 +121,21 @@ class ForeignPages(PagedKVCacheCollection):
         }
         self._bind(spec, views, at)
 
+    def with_tables(
+        self,
+        cache_lengths: Any,
+        lookup_table: Any,
+        *,
+        max_seq_length: int | None = None,
+        max_cache_length: int | None = None,
+    ) -> ForeignPages:
+        """As of :class:`PagedKVCacheCollection`."""
+        (page_size, num_heads), (new, most) = self.given_extents, self._bounds(max_seq_length, max_cache_length)
+        return ForeignPages(
+            self.blocks, cache_lengths, lookup_table, self.dims, page_size=page_size, num_heads=num_heads,
+            max_seq_length=new, max_cache_length=most, scales=self.scales,
+        )  # fmt: skip
+
     @property
     def key(self) -> PagedKVCache:
         """The keys of layer 0."""
