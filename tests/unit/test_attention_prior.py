@@ -76,7 +76,7 @@ def test_splits_of_keys_and_a_prior_result_are_combined_at_once():
     close(found, combined(*want, *prior), TOLERANCE["bfloat16"])
 
 
-@pytest.mark.parametrize(("dtype", "head_size"), [("f32", 16), ("bf16", 16), ("f32", 1), ("f8e4m3", 16)])
+@pytest.mark.parametrize(("dtype", "head_size"), [("bf16", 16), ("f32", 1)])
 def test_on_the_host_the_order_of_two_sets_of_keys_changes_roundings_only(dtype, head_size):
     rng, first = stored_problem(3, dtype=dtype, cached=[40, 0, 7], new=[3, 1, 0], head_size=head_size)
     second = stored_problem(4, "continuous", dtype=dtype, cached=[9, 0, 80], new=[3, 1, 0], head_size=head_size)[1]

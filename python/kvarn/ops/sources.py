@@ -80,7 +80,7 @@ def attention_shared(
     # The prefix is seen whole, and positions in both parts are not those of the sequence.
     if rest["mask"] not in ("causal", "null"):
         raise ValueError(f"{title}: mask must be causal or null with shared prefixes, got {rest['mask']!r}")
-    for name in ("score", "window", "chunk", "kv_offsets", "alibi_slopes", "tree", "pages", "page_counts"):
+    for name in ("score", "window", "chunk", "kv_offsets", "alibi_slopes", "pages", "page_counts"):
         if rest.pop(name) is not None:
             raise ValueError(f"{title}: {name} must be None with shared prefixes, where positions begin anew")
     schedule = rest.pop("schedule")
