@@ -88,6 +88,10 @@ def record(operation: Operation, operands: Sequence[Any], attributes: Any, sched
     """Call the operator of an operation."""
     if stream is not None:
         raise ValueError(f"{operation.title}: stream must be None where torch records: a graph runs on the current one")
+    if operation.name not in _operators:
+        raise NotImplementedError(
+            f"{operation.title}: torch does not record operations of other packages: call it outside"
+        )
     kinds = _kinds[operation.name]
     args: list[Any] = []
     for i, kind in enumerate(kinds):
