@@ -19,7 +19,8 @@ pytestmark = pytest.mark.gpu
 SUITES = (
     "unit.test_ops_append", "unit.test_ops_rope", "unit.test_ops_rotary", "unit.test_ops_copies",
     "unit.test_ops_convert", "unit.test_ops_transfer", "unit.test_ops_ragged", "unit.test_ops_updates",
-    "unit.test_ops_edges", "unit.test_shared_prefixes", "unit.test_sources", "unit.test_ops_projection",
+    "unit.test_ops_edges", "unit.test_shared_prefixes", "unit.test_sources",
+    "unit.test_mla_prior", "unit.test_ops_projection",
     "unit.test_attention_pages", "unit.test_page_choice", "unit.test_ops_drafts", "unit.test_indexer",
 )  # fmt: skip
 # What makes places of its own is not for a GPU.
@@ -30,6 +31,8 @@ NOT_HERE = (
     "test_what_does_not_fit_is_refused_by_name",
     "test_commit_says_what_is_wrong_before_it_runs",
     # What needs no device.
+    "test_every_kernel_of_latent_rows_ends_with_sinks_and_a_prior_result",
+    "test_listed_rows_end_alike",
     "test_every_kind_and_schedule_gives_the_same",
     "test_runs_are_joined_only_when_both_sides_go_on",
 )

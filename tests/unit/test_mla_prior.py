@@ -71,47 +71,54 @@ def test_every_kernel_of_latent_rows_ends_with_sinks_and_a_prior_result(kernel, 
     close(found, combined(*with_sinks(*want, sinks), *prior), 4e-3)
 
 
+def listed_model(c: Any, query: np.ndarray, tokens: list[list[int]], sequences: list[int]) -> tuple[Any, Any]:
+    """Each query row attends to tokens of a sequence: output of 128 columns and log-sum-exp, float64."""
+    wants = []
+    for q, seen, b in zip(query.astype(np.float64), map(np.array, tokens), sequences, strict=True):
+        keys = c.blocks[c.lookup_table[b, seen // 16].astype(int), 0, 1, seen % 16, 0].astype(np.float64)
+        scores = q @ keys.T * q.shape[1] ** -0.5
+        lse = np.log(np.exp(scores).sum(1))
+        wants.append((np.exp(scores - lse[:, None]) @ keys[:, :128], lse))
+    out, lse = (np.stack(x) for x in zip(*wants, strict=True))
+    return out, lse
+
+
 @pytest.mark.parametrize("kernel", ["simt", "few"])
 def test_listed_rows_end_alike(kernel):
     rng, problem = latent_problem(2, dtype="f16", cached=[40, 12], new=[1, 1], head_size=144)
     query, c = random_query(rng, problem, 8), problem.collection
-    tokens = [np.array([3, 40, 7]), np.array([0, 12])]
+    tokens = [[3, 40, 7], [0, 12]]
     indices = np.full((2, 4), -1, np.int32)
-    for b, seen in enumerate(tokens):
+    for b, seen in enumerate(map(np.array, tokens)):
         indices[b, : len(seen)] = c.lookup_table[b, seen // 16].astype(int) * 16 + seen % 16
     sinks, prior = rng.standard_normal(8).astype(np.float32), prior_of(rng, (2, 8, 128))
     found = emulate(problem, query, "float32", *KERNELS[kernel], sinks, prior, indices)
-    rows = c.blocks[indices // 16, 0, 1, indices % 16, 0].astype(np.float64)
-    wants = []
-    for b, seen in enumerate(tokens):
-        keys = rows[b, : len(seen)]
-        scores = query[b].astype(np.float64) @ keys.T * 144**-0.5
-        lse = np.log(np.exp(scores).sum(1))
-        wants.append((np.exp(scores - lse[:, None]) @ keys[:, :128], lse))
-    want = tuple(np.stack(x) for x in zip(*wants, strict=True))
-    close(found, combined(*with_sinks(*want, sinks), *prior), 4e-3)
+    close(found, combined(*with_sinks(*listed_model(c, query, tokens, [0, 1]), sinks), *prior), 4e-3)
 
 
-def test_a_window_and_a_compressed_latent_cache_are_one_softmax():
+def test_a_window_and_a_compressed_latent_cache_are_one_softmax(place):
     """As models with compressed keys attend: recent rows through a window, older ones by a list, one sink a head."""
-    rng, recent = latent_problem(3, dtype="f32", cached=[30, 5], new=[2, 1], head_size=40)
-    compressed = latent_problem(4, dtype="f32", cached=[9, 2], new=[0, 0], head_size=40)[1]
+    rng, recent = latent_problem(3, dtype="f16", cached=[30, 5], new=[2, 1], head_size=144)
+    compressed = latent_problem(4, dtype="f16", cached=[9, 2], new=[0, 0], head_size=144)[1]
     query, offsets = random_query(rng, recent, 4), recent.row_offsets
     sinks = rng.standard_normal(4).astype(np.float32)
-    chosen = np.array([[8, 0, 3], [1, 4, -1], [0, 1, -1]], np.int32)  # tokens of the compressed cache, by an indexer
-    table = compressed.collection.lookup_table
-    indices = kv.ops.remap_sparse_indices(chosen, offsets, table, 16, invalid_id=compressed.null_page)
-    found = kv.ops.mla_attention(
-        [compressed.collection, recent.collection], [1, 1], query, offsets, value_size=32, sinks=sinks,
-        indices=[indices, None], window=[None, 6], return_lse=True,
-    )  # fmt: skip
-    one = [
-        reference.mla_attention(recent.collection, 1, query, offsets, value_size=32, mask="sliding_window", window=6)
-    ]
-    other = kv.ops.mla_attention(
-        compressed.collection, 1, query, offsets, value_size=32, indices=indices, return_lse=True
+    chosen = np.array([[8, 0, 3], [8, 1, -1], [0, 1, -1]], np.int32)  # tokens of the compressed cache, by an indexer
+    c = compressed.collection
+    indices = kv.ops.remap_sparse_indices(
+        place.put(chosen), place.put(offsets), place.put(c.lookup_table), 16, invalid_id=compressed.null_page
     )
-    close(found, combined(*with_sinks(*one[0], sinks), *other), 2e-5)
+    out = place.put(np.full((*query.shape[:2], 128), SENTINEL, np.float16))
+    lse = place.put(np.full(query.shape[:2], SENTINEL, np.float32))
+    kv.ops.mla_attention(
+        [place.collection(c), place.collection(recent.collection)], [1, 1], place.put(query), place.put(offsets),
+        value_size=128, sinks=place.put(sinks), indices=[indices, None], window=[None, 6], out=out, lse=lse,
+    )  # fmt: skip
+    of_recent = reference.mla_attention(
+        recent.collection, 1, query, offsets, value_size=128, mask="sliding_window", window=6
+    )
+    of_chosen = listed_model(c, query, [[8, 0, 3], [8, 1], [0, 1]], [0, 0, 1])
+    want = combined(*with_sinks(*of_recent, sinks), *of_chosen)
+    close((place.get(out), place.get(lse)), want, 4e-3)
 
 
 def test_a_result_that_does_not_fit_latent_rows_is_refused():
