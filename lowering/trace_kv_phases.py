@@ -3,7 +3,7 @@
 
 Marks that a kernel over tiles has of its own stand where it was written; schedules are made by passes. This one comes
 after them: every wait, copy and product of circular buffers, turns and queues becomes a phase, with the buffer's name.
-What lies between the waits of a consumer is its arithmetic.
+What lies between the waits of a consumer is its arithmetic, of which the kernel's own marks say more.
 
 Before:  %k = "kv.consumer_wait"(%buffer, %n)
 After:   kv.trace_mark "wait for keys" begin ; %k = "kv.consumer_wait"(%buffer, %n) ; kv.trace_mark "wait for keys" end

@@ -128,12 +128,14 @@ def attention_kernel(
                 at = b, h[:, None], q_at, k_at
                 if modifying:
                     x = modified(case, x * scale, *at, slopes, arrays)
-                seen = seen_by(case, *at, num_keys, arrays[score_arrays:])
-                x = kv.masked(x, seen)
+                with kv.trace("mask"):
+                    seen = seen_by(case, *at, num_keys, arrays[score_arrays:])
+                    x = kv.masked(x, seen)
                 if clean and (case.span or is_function(case.mask)):
                     some = kv.where(seen, kv.full((M, N), 1), 0).max(axis=0)
                     v = kv.where((some > 0)[:, None], v, 0.0)
-                m, l, p, alpha = online_softmax(m, l, x, unit)
+                with kv.trace("softmax"):
+                    m, l, p, alpha = online_softmax(m, l, x, unit)
                 o = kv.dot(case.query(p), v, o * alpha[:, None])
             place = (*queries.at(base, token), h)
             if splits is None:
