@@ -147,7 +147,7 @@ def measure(batch: int, length: int, layers: int, device: str, repeats: int) -> 
 
     def combines() -> None:
         for _ in range(layers):
-            _combined([message.part(r) for r in range(world)])
+            _combined(message)
 
     halves = []
     if batch > 1:
@@ -195,14 +195,15 @@ def measure(batch: int, length: int, layers: int, device: str, repeats: int) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default="1x262144,8x131072", help="BATCHxCONTEXT, comma-separated")
-    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
-    if options.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+    where = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if options.device == "cuda" else None
+    if where is not None:
+        torch.cuda.set_device(where)
+    dist.init_process_group("nccl" if options.device == "cuda" else "gloo", device_id=where)
     records = []
     for case in options.cases.split(","):
         batch, length = map(int, case.split("x"))

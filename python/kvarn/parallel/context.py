@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from kvarn import ops
+from kvarn.dialect.layout import align_up
 
 from .ranks import Ranks
 
@@ -195,13 +196,18 @@ class ContextStep:
         RankError
             On the CPU, if a rank does not come in time; on a GPU ``synchronize`` does.
         """
-        return self.attention_start(collection, layer, query, **options).result()
+        return self._start(collection, layer, query, False, options).result()
 
     def attention_start(self, collection: Any, layer: int, query: torch.Tensor, **options: Any) -> Pending:
         """:meth:`attention` whose partial results travel while the caller goes on: :meth:`Pending.result` has the end.
 
         It pays where there is other work: the other half of a batch.
         """
+        return self._start(collection, layer, query, True, options)
+
+    def _start(
+        self, collection: Any, layer: int, query: torch.Tensor, beside: bool, options: dict[str, Any]
+    ) -> Pending:
         for name in options.keys() - set(_OPTIONS):
             raise TypeError(f"ContextStep.attention takes {', '.join(_OPTIONS)}, got {name}")
         parallel, (rows, heads, size) = self.parallel, query.shape
@@ -212,7 +218,7 @@ class ContextStep:
         if parallel._result == "heads" and heads % parallel.world:
             raise ValueError(f'query must have a multiple of {parallel.world} heads for result="heads", got {heads}')
         whole = _Message(parallel.world, rows, heads, size, query)
-        out, lse = whole.part(parallel.rank)
+        out, lse = whole.outputs[parallel.rank], whole.sums[parallel.rank]
         mask: Any = "null" if self._decode else (_seen, self._later, self._turn)
         ops.attention(
             collection, layer, query, self.row_offsets, mask=mask, kv_offsets=self.kv_offsets, out=out,
@@ -220,45 +226,46 @@ class ContextStep:
         )  # fmt: skip
         title = "ContextStep.attention"
         if parallel._result == "all" or parallel.world == 1:
-            wait = parallel.ranks.all_gather(whole.bytes, whole.bytes[parallel.rank], title)
+            wait = parallel.ranks.all_gather(whole.bytes, whole.bytes[parallel.rank], title, beside)
             received = whole
         else:
             world, own = parallel.world, heads // parallel.world
             sent, received = (_Message(world, rows, own, size, query) for _ in range(2))
-            for r in range(world):
-                to, to_lse = sent.part(r)
-                to.copy_(out[:, r * own : (r + 1) * own])
-                to_lse.copy_(lse[:, r * own : (r + 1) * own])
-            wait = parallel.ranks.all_to_all(received.bytes, sent.bytes, title)
+            sent.outputs.copy_(out.view(rows, world, own, size).transpose(0, 1))
+            sent.sums.copy_(lse.view(rows, world, own).transpose(0, 1))
+            wait = parallel.ranks.all_to_all(received.bytes, sent.bytes, title, beside)
 
         def finish() -> torch.Tensor:
             wait()
-            return _combined([received.part(r) for r in range(parallel.world)])
+            return _combined(received)
 
         return Pending(finish)
 
 
 class _Message:
-    """Partial results of all ranks, each in one run of bytes: outputs, then log-sum-exps, read and written in place."""
+    """Partial results of all ranks, each in one run of bytes: outputs, then log-sum-exps, read and written in place.
+
+    Attributes
+    ----------
+    bytes : uint8 Tensor [world, n]
+    outputs : Tensor [world, T, Hq, D]
+        A view of them, like ``sums``.
+    sums : f32 Tensor [world, T, Hq]
+    """
 
     def __init__(self, world: int, rows: int, heads: int, size: int, like: torch.Tensor) -> None:
-        self._shape, self._dtype = (rows, heads, size), like.dtype
-        self._outputs = rows * heads * size * like.element_size()
-        self._sums = -(-self._outputs // _ALIGNMENT) * _ALIGNMENT
-        count = -(-(self._sums + 4 * rows * heads) // _ALIGNMENT) * _ALIGNMENT
+        outputs = rows * heads * size * like.element_size()
+        sums = align_up(outputs, _ALIGNMENT)
+        count = align_up(sums + 4 * rows * heads, _ALIGNMENT)
         self.bytes = torch.empty(world, count, dtype=torch.uint8, device=like.device)
-
-    def part(self, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(output [T, Hq, D], log-sum-exp [T, Hq]) of a rank, views."""
-        mine, (rows, heads, _) = self.bytes[rank], self._shape
-        lse = mine[self._sums : self._sums + 4 * rows * heads].view(torch.float32).view(rows, heads)
-        return mine[: self._outputs].view(self._dtype).view(self._shape), lse
+        self.outputs = self.bytes[:, :outputs].view(like.dtype).view(world, rows, heads, size)
+        self.sums = self.bytes[:, sums : sums + 4 * rows * heads].view(torch.float32).view(world, rows, heads)
 
 
-def _combined(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """The attention over the keys of all parts, combined in their order."""
-    out, lse = parts[0]
-    for other, other_lse in parts[1:]:
+def _combined(message: _Message) -> torch.Tensor:
+    """The attention over the keys of all ranks, combined in their order."""
+    out, lse = message.outputs[0], message.sums[0]
+    for other, other_lse in zip(message.outputs[1:], message.sums[1:], strict=True):
         out, lse = ops.merge_attention(out, lse, other, other_lse)
     return out
 

@@ -70,16 +70,17 @@ class Ranks:
 
     # --- collectives -------------------------------------------------------------------------------
 
-    def all_gather(self, out: torch.Tensor, mine: torch.Tensor, what: str) -> Callable[[], None]:
-        """Start gathering everybody's ``mine`` into ``out`` [world, ...]; the function that waits for it."""
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before torch 2.13
-        return self.start(lambda: gather(out.view(-1), mine.view(-1), group=self.group, async_op=True), what)
+    def all_gather(self, out: torch.Tensor, mine: torch.Tensor, what: str, beside: bool = False) -> Callable[[], None]:
+        """Start gathering everybody's ``mine`` into ``out`` [world, ...]; the function that waits for it.
 
-    def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, what: str) -> Callable[[], None]:
-        """Start giving ``mine[r]`` to rank r and taking its part into ``out[r]``; the function that waits for it."""
-        return self.start(
-            lambda: dist.all_to_all_single(out.view(-1), mine.view(-1), group=self.group, async_op=True), what
-        )
+        ``beside``: other work is to go on in the meantime.
+        """
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before torch 2.13
+        return self._start(gather, out, mine, what, beside)
+
+    def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, what: str, beside: bool = False) -> Callable[[], None]:
+        """Start giving ``mine[r]`` to rank r and taking its part into ``out[r]``; likewise."""
+        return self._start(dist.all_to_all_single, out, mine, what, beside)
 
     def exchange(self, operations: list[dist.P2POp], what: str) -> None:
         """Send to and receive from ranks, and wait. Every rank of the group counts an exchange, also one of nothing."""
@@ -94,9 +95,14 @@ class Ranks:
         """Say that this rank will come to no exchange any more, and is missing in none."""
         self._say(_LAST)
 
-    def start(self, launch: Callable[[], Any], what: str) -> Callable[[], None]:
+    def _start(
+        self, collective: Callable[..., Any], out: torch.Tensor, mine: torch.Tensor, what: str, beside: bool
+    ) -> Callable[[], None]:
         """Launch a collective; what waits for it: on the CPU the caller, on a GPU the current stream."""
-        return self._waiting(self._launched(launch, what), what)
+        # With nothing beside it NCCL may take the current stream itself, and no stream waits for another.
+        options: dict[str, Any] = {"group": self.group, "async_op": beside or not self._by_nccl}
+        work = self._launched(lambda: collective(out.view(-1), mine.view(-1), **options), what)
+        return self._waiting(work, what) if options["async_op"] else lambda: None
 
     def _launched(self, launch: Callable[[], Any], what: str, among: Sequence[int] | None = None) -> Any:
         self._count += 1
