@@ -98,9 +98,9 @@ def routes(stream: int) -> dict[str, Callable[[], Any]]:
     prepared = cached.prepare(grid, block, keys, values, q, out, 0.1)
     # What nothing can go below: the driver's function, called with everything packed.
     prepared(stream)
-    quick, launch, kernel, pointers = prepared._frozen.parts
+    quick, launch = prepared._frozen.parts
     found: dict[str, Callable[[], Any]] = {
-        "prepared: the driver's part": lambda: launch(quick[stream], kernel, pointers, None),
+        "prepared: the driver's part": lambda: launch(*quick[stream]),
         "prepared, stream given": lambda: prepared(stream),
         "prepared, stream 0": lambda: prepared(0),
         "prepared, current stream": lambda: prepared(),

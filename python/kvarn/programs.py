@@ -215,19 +215,21 @@ class OperationProgram(Program):
         else:
             handle = stream if stream.__class__ is int else streams.handle_of(stream)
         before = on.calls[0].enter(handle) if handle <= streams.LAST_SPECIAL else None
+        key = handle, known.rest(values)
+        lock = on.lock
+        lock.acquire()  # a with statement takes twice as long
         try:
-            with on.lock:
-                key = handle, known.rest(values)
-                launches = known.launches.get(key)
-                if launches is None:
-                    launches = self._bind_launches(on, known, key, values)
-                for launch, config, kernel, pointers, words, moves, again, _ in launches:
-                    for word, i in moves:
-                        words[word] = values[i]
-                    code = launch(config, kernel, pointers, None)
-                    if code:
-                        again(code)
+            launches = known.launches.get(key)
+            if launches is None:
+                launches = self._bind_launches(on, known, key, values)
+            for launch, arguments, words, moves, again, _ in launches:
+                for word, i in moves:
+                    words[word] = values[i]
+                code = launch(*arguments)
+                if code:
+                    again(code)
         finally:
+            lock.release()
             if before is not None:
                 device.unbind(before)
 
@@ -389,17 +391,8 @@ class Operation:
         if recorder is not None and not now and recorder.recording():
             recorder.record(self, operands, attributes, schedule, stream)
             return
-        values: list[Any] = []
-        key: list[Any] = [
-            env.check,
-            attributes,
-            None if schedule is None else _entries(schedule, self.title),
-            settings.token(),
-        ]
-        add, find = key.append, signatures.signers.get
-        for operand in operands:
-            add((find(operand.__class__) or signatures.find_signer(operand.__class__))(operand, values))
-        signature = tuple(key)
+        entries = None if schedule is None else _entries(schedule, self.title)
+        signature, values = signatures.signed(operands, (attributes, entries, settings.token(), env.check))
         try:
             found = self._known.get(signature)
         except TypeError:  # an entry of the schedule that nothing can be looked up by: learning says which
@@ -411,7 +404,7 @@ class Operation:
                 self(operands, attributes, schedule, stream, now=True)
                 after()
                 return
-            found = self._learn(signature, operands)
+            found = self._learn(signature, operands, attributes, entries)
         if found.checks:
             whole = list(values)
             found.complete(whole)
@@ -419,9 +412,9 @@ class Operation:
                 check(whole)
         found.program.run(found, values, operands, stream)
 
-    def _learn(self, signature: tuple[Any, ...], operands: Sequence[Any]) -> _Known:
+    def _learn(self, signature: tuple[Any, ...], operands: Sequence[Any], attributes: Any, entries: Any) -> _Known:
         """Check a signature, get its program, and remember what its buffers' fields are besides the address."""
-        attributes, (schedule, _) = signature[1], signature[2] or ((), ())
+        schedule, _ = entries or ((), ())
         emulation = settings.emulation()
         what, given = self.specialisation(operands, attributes, schedule, emulation and emulation.target)
         found = program(what) if emulation is None else emulation.program(what)

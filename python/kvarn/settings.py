@@ -19,7 +19,18 @@ from kvarn.env import OWNERSHIP
 if TYPE_CHECKING:
     from kvarn.lowering.pipeline import Settings
 
-_local = threading.local()
+
+class _Local(threading.local):
+    """What holds in a thread. The defaults are the class's: every launch asks, and a missing attribute is slow."""
+
+    token: Hashable = None
+    settings: Settings | None = None
+    check: bool | str | None = None
+    emulation: Any = None
+    trace: int = 0
+
+
+_local = _Local()
 _generation = 0  # of the code that other packages have declared
 
 
@@ -32,24 +43,24 @@ def declared(code: Any) -> None:
 
 def token() -> Hashable:
     """What to keep compiled code apart by: equal while the same passes, options and declarations apply."""
-    found = getattr(_local, "token", None)
+    found = _local.token
     return _generation if found is None else (_generation, found)
 
 
 def traced() -> int:
     """The marks that a warp keeps of its phases in what this thread compiles; 0: none."""
-    return getattr(_local, "trace", 0)
+    return _local.trace
 
 
 def emulation() -> Any:
     """What stands for the GPU in this thread, in a ``with kv.emulated(...)``; None outside."""
-    return getattr(_local, "emulation", None)
+    return _local.emulation
 
 
 @contextlib.contextmanager
 def emulating(what: Any) -> Iterator[None]:
     """Launches of this thread go to ``what`` inside, and what is looked up for them is kept apart."""
-    before = emulation(), getattr(_local, "token", None)
+    before = emulation(), _local.token
     _local.emulation, _local.token = what, ("emulated", what.target, before[1])
     try:
         yield
@@ -59,7 +70,7 @@ def emulating(what: Any) -> Iterator[None]:
 
 def current() -> Settings:
     """The settings of this thread's compilations: those of the innermost ``kv.pipeline``, else the defaults."""
-    found = getattr(_local, "settings", None)
+    found = _local.settings
     lowering = importlib.import_module("kvarn.lowering.pipeline")
     if found is None:
         return lowering.Settings()
@@ -137,7 +148,7 @@ def tracing(marks: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _applied(made: Settings, check: bool | str | None) -> Iterator[None]:
-    before = getattr(_local, "settings", None), getattr(_local, "check", None), getattr(_local, "token", None)
+    before = _local.settings, _local.check, _local.token
     _local.token = (importlib.import_module("kvarn.extensions").identity(made), getattr(emulation(), "target", None))
     _local.settings, _local.check = made, before[1] if check is None else check
     try:

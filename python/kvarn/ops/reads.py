@@ -451,9 +451,12 @@ def _modified(
     score: Any, mask: Any, window: Any, chunk: Any, softcap: float | None, title: str
 ) -> tuple[tuple[tuple[str, Any], ...], tuple[Any, ...]]:
     """The attributes of an attention, and the arrays of its functions; those of masks by name are remembered."""
-    if score is not None or type(mask) is not str or not {type(window), type(chunk), type(softcap)} <= _PLAIN:
+    if score is None and mask.__class__ is str and window is None and chunk is None and softcap is None:
+        key: Any = mask
+    elif score is not None or type(mask) is not str or not {type(window), type(chunk), type(softcap)} <= _PLAIN:
         return _attributes(score, mask, window, chunk, softcap, title)
-    key = (mask, window, chunk, softcap, type(window), type(chunk))
+    else:
+        key = (mask, window, chunk, softcap, type(window), type(chunk))
     found = _plain_masks.get(key)
     if found is None:
         found = _attributes(score, mask, window, chunk, softcap, title)
@@ -504,6 +507,15 @@ def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
     Where a sequence is not to depend on the batch, no bound is taken from it: a decode and a prefill are computed by
     other kernels, and a step's longest sequence would say by which.
     """
+    if schedule is None:
+        known = collection._own_bounds  # what they depend on does not change
+        if known is None:
+            known = collection._own_bounds = _with_bounds(collection, None) or _NO_BOUNDS
+        return known or None
+    return _with_bounds(collection, schedule)
+
+
+def _with_bounds(collection: Any, schedule: Schedule) -> Schedule:
     if not (schedule is None or isinstance(schedule, Mapping)):
         return schedule
     if schedule and schedule.get("batch_invariant") is True and not {"max_queries", "kind"} & set(schedule):
@@ -519,7 +531,7 @@ def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
     return known if schedule is None else {**known, **schedule}
 
 
-_ONE_QUERY = FixedSchedule(max_queries=1)
+_ONE_QUERY, _NO_BOUNDS = FixedSchedule(max_queries=1), FixedSchedule()
 
 
 def _bounds(queries: int, batch: int) -> FixedSchedule:

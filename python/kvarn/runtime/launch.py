@@ -85,10 +85,10 @@ class _Known(NamedTuple):
         bound = self.bounds.pop(stream, None)  # taken out while it is used: another thread takes the long way
         if bound is None:
             return False
-        launch, config, kernel, pointers, words, moves, again, _ = bound
+        launch, arguments, words, moves, again, _ = bound
         for word, i in moves:
             words[word] = firsts[i]
-        code = launch(config, kernel, pointers, None)
+        code = launch(*arguments)
         if code:
             again(code)
         self.bounds[stream] = bound
@@ -102,11 +102,11 @@ class PreparedLaunch:
     address and shape may not.
     """
 
-    __slots__ = ("_args", "_call", "_frozen", "_kernel", "_launch", "_ordinal", "_pointers", "_quick")
+    __slots__ = ("_args", "_call", "_frozen", "_launch", "_ordinal", "_quick")
 
     def __init__(self, call: Call, frozen: Frozen | HostFrozen, args: tuple[Any, ...], ordinal: int) -> None:
         self._call, self._frozen, self._args, self._ordinal = call, frozen, args, ordinal
-        self._quick, self._launch, self._kernel, self._pointers = frozen.parts
+        self._quick, self._launch = frozen.parts
 
     def __call__(self, stream: Any = None) -> None:
         """Launch on a stream; None is the current stream of the framework that the arguments come from."""
@@ -115,11 +115,11 @@ class PreparedLaunch:
                 stream = streams.current_stream(self._args, self._ordinal) if self._ordinal >= 0 else 0
             else:
                 stream = streams.handle_of(stream)
-        config = self._quick.get(stream)
-        if config is not None:
-            code = self._launch(config, self._kernel, self._pointers, None)
+        arguments = self._quick.get(stream)
+        if arguments is not None:
+            code = self._launch(*arguments)
             if code:
-                self._frozen.again(code, config, stream)
+                self._frozen.again(code, arguments, stream)
             return
         before = self._call.enter(stream)
         try:
@@ -200,14 +200,10 @@ class Launcher:
 
     def _sign(self, grid: Any, block: Any, args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         """What a call depends on besides the addresses of buffers, or None; and each argument's first value."""
-        firsts: list[Any] = []
-        key: list[Any] = [grid, block]
-        add, find = key.append, signatures.signers.get
-        for arg in args:
-            add((find(arg.__class__) or signatures.find_signer(arg.__class__))(arg, firsts))
+        key, firsts = signatures.signed(args, (grid, block))
         if len(firsts) != len(self.entry.args) or grid.__class__ is list or block.__class__ is list:
             return None, firsts
-        return (tuple(key), self._rest and self._rest(firsts)), firsts
+        return (key, self._rest and self._rest(firsts)), firsts
 
     def _remember(
         self, signature: Any, call: Any, ordinal: int, shape: Any, values: Sequence[tuple[Any, ...]], handle: int

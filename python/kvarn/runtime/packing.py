@@ -184,9 +184,7 @@ class Bound(NamedTuple):
     """A launch on a stream of which all but some addresses is packed. One thread at a time may use it."""
 
     launch: Callable[..., int]
-    config: int
-    kernel: Any
-    pointers: int
+    arguments: driver.LaunchArguments
     words: memoryview  # of the packet
     moves: tuple[tuple[int, int], ...]  # words that take the address of an operand
     again: Callable[[int], int]  # after a failed launch, with its code
@@ -199,8 +197,7 @@ class Frozen:
     Attributes
     ----------
     parts : tuple
-        Configurations by stream, of those that need no look at the context; the driver's function; the kernel; the
-        address of the pointers to the parameters.
+        Arguments of a launch by stream, of those that need no look at the context; the driver's function.
     """
 
     __slots__ = ("_call", "_configs", "_packet", "_shape", "parts")
@@ -209,28 +206,27 @@ class Frozen:
         self._call, self._shape, self._packet = call, shape, packet
         # One configuration a stream, never changed once made: that is what lets threads share it. They are kept, since
         # another thread may be launching with one; programs have few streams.
-        self._configs: dict[int, Any] = {}
-        self.parts: tuple[dict[int, int], Any, Any, int] = (
-            {}, call.launcher(), call.handle, packet.pointers_address
-        )  # fmt: skip
+        self._configs: dict[int, tuple[Any, driver.LaunchArguments]] = {}
+        self.parts: tuple[dict[int, driver.LaunchArguments], Any] = {}, call.launcher()
 
     def __call__(self, stream: int) -> None:
-        quick, launch, kernel, pointers = self.parts
-        memory = self._configs.get(stream)
-        if memory is None:
+        quick, launch = self.parts
+        found = self._configs.get(stream)
+        if found is None:
             self._call.device.check_stream(stream)
             data = struct.pack("<" + _CONFIG, *self._shape, stream, *self._call.attributes)
-            memory = self._configs.setdefault(stream, ctypes.create_string_buffer(data, _CONFIG_BYTES))
+            memory = ctypes.create_string_buffer(data, _CONFIG_BYTES)
+            made = self._call.arguments(ctypes.addressof(memory), self._packet.pointers_address)
+            found = self._configs.setdefault(stream, (memory, made))
             if stream > streams.LAST_SPECIAL or self._call.device.alone:
-                quick[stream] = ctypes.addressof(memory)
-        config = ctypes.addressof(memory)
-        code = launch(config, kernel, pointers, None)
+                quick[stream] = found[1]
+        code = launch(*found[1])
         if code:
-            self.again(code, config, stream)
+            self.again(code, found[1], stream)
 
-    def again(self, code: int, config: int, stream: int) -> None:
+    def again(self, code: int, arguments: driver.LaunchArguments, stream: int) -> None:
         """After a failed launch."""
-        self._call.again(code, config, self.parts[3], self._shape, stream)
+        self._call.again(code, arguments, self._shape, stream)
 
 
 class HostFrozen:
@@ -238,12 +234,12 @@ class HostFrozen:
 
     __slots__ = ("_run", "parts")
 
-    def again(self, code: int, config: int, stream: int) -> None:
+    def again(self, code: int, arguments: driver.LaunchArguments, stream: int) -> None:
         raise AssertionError("nothing was launched")
 
     def __init__(self, run: Callable[[], None]) -> None:
         self._run = run
-        self.parts: tuple[dict[int, int], Any, Any, int] = ({}, None, None, 0)
+        self.parts: tuple[dict[int, driver.LaunchArguments], Any] = {}, None
 
     def __call__(self, stream: int) -> None:
         self._run()
@@ -266,7 +262,7 @@ class DeviceCall:
         if ownership.accesses(entry):
             ownership.load(entry, ordinal, self.kernel.set_variable)
             self._launch = ownership.launching(self._launch, ordinal)
-        self._pool: list[Packet] = []
+        self._pool: list[tuple[Packet, driver.LaunchArguments]] = []
         self._shapes: dict[Any, Shape] = {}
         self._passed: set[Shape] = set()
 
@@ -308,21 +304,30 @@ class DeviceCall:
         if stream not in self.device.streams:
             self.device.check_stream(stream)
         pool = self._pool
-        packet = pool.pop() if pool else Packet(packer)
+        packet, arguments = pool.pop() if pool else self._packet()
         try:
             packer.struct.pack_into(packet.memory, 0, *shape, stream, *self.attributes, *values)
         except (struct.error, OverflowError) as e:
             raise packer.complain(values, e) from None
-        code = self._launch(packet.address, self.handle, packet.pointers_address, None)
+        code = self._launch(*arguments)
         if code:
-            code = self.again(code, packet.address, packet.pointers_address, shape, stream)
-        pool.append(packet)
+            code = self.again(code, arguments, shape, stream)
+        pool.append((packet, arguments))
+
+    def _packet(self) -> tuple[Packet, driver.LaunchArguments]:
+        """Memory of a launch, and the arguments of the driver's call."""
+        packet = Packet(self.packer)
+        return packet, self.arguments(packet.address, packet.pointers_address)
+
+    def arguments(self, config: int, pointers: int) -> driver.LaunchArguments:
+        """Of the driver's call: addresses of a configuration and of the pointers to the parameters."""
+        return driver.launch_arguments(config, self.handle, pointers)
 
     def bound(self, shape: Shape, values: Sequence[Any], stream: int) -> Bound | None:
         """A launch with these values, of which each `Address` may be another one next time; None for an empty grid."""
         if 0 in shape[:3]:
             return None
-        packer, packet = self.packer, Packet(self.packer)
+        packer, (packet, arguments) = self.packer, self._packet()
         values = packer.select(values)
         self.device.check_stream(stream)
         try:
@@ -333,18 +338,17 @@ class DeviceCall:
         moves = tuple((o // 8, v.operand) for o, v in zip(offsets, values, strict=True) if v.__class__ is Address)
         whole = packer.struct.size & ~7
         words = memoryview(packet.memory).cast("B")[:whole].cast("Q")
-        config, pointers = packet.address, packet.pointers_address
 
         def again(code: int) -> int:
-            return self.again(code, config, pointers, shape, stream)
+            return self.again(code, arguments, shape, stream)
 
-        return Bound(self._launch, config, self.handle, pointers, words, moves, again, packet)
+        return Bound(self._launch, arguments, words, moves, again, packet)
 
-    def again(self, code: int, config: int, pointers: int, shape: Shape, stream: int) -> int:
+    def again(self, code: int, arguments: driver.LaunchArguments, shape: Shape, stream: int) -> int:
         """After a failed launch: give a thread without a context this device's and launch again, or raise."""
         if code == _NO_CONTEXT:
             with self.device.active():
-                code = self._launch(config, self.handle, pointers, None)
+                code = self._launch(*arguments)
         if code:
             raise driver.DriverError(
                 f"launch of kernel {self.entry.name!r} on {self.device!r}",

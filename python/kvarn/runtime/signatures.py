@@ -4,11 +4,16 @@
 A signer gives its part of the key and appends the first of the argument's values: the fields of a handle, the number
 of a scalar, the address of a buffer, whose other fields the signature determines. This runs at every launch: what is
 asked of a torch tensor, and in which order of cost, is measured (``python bench/launch.py``).
+
+Calls whose arguments have the same classes share a function that asks all of them without a loop and without calls of
+Python: its text is put together once, from the parts that the signers of these classes have (:data:`_TEXTS`). Nothing
+of an argument is remembered from call to call: an object may be resized, or freed and its place taken by another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvarn.dialect import dtypes, layout
@@ -99,3 +104,54 @@ def _sign_other(operand: Any, values: list[Any]) -> Any:
         return object()  # a signature of its own: learning it says which operand is wrong, and how
     values.append(view.data)
     return view.shape, view.strides, view.dtype.name, view.device, view.data & 15, view.readonly
+
+
+# Of signers: statements, parts of the key and the value of argument n. What they say is what the signer does.
+_TEXTS: dict[Signer, tuple[str, str, str]] = {
+    _sign_none: ("", "", ""),
+    _sign_number: ("", "True if o{n} else repr(o{n}),", "(o{n},),"),
+    _sign_handle: (
+        "f{n} = o{n}.fields(); s{n} = o{n}.spec; e{n} = specs(id(s{n})) or remember(s{n})",
+        f"id(e{{n}}[1]), f{{n}}[{_BATCH}], o{{n}}.readonly, o{{n}}.device,",
+        "f{n},",
+    ),
+    _sign_torch: (
+        "a{n} = o{n}.data_ptr()",
+        "o{n}.shape, o{n}.is_contiguous() or o{n}.stride(), o{n}.dtype, "
+        "o{n}.get_device() if a{n} else o{n}.device, a{n} & 15, o{n}.is_neg(),",
+        "a{n},",
+    ),
+}
+_ANY = ("v{n} = []; k{n} = sign{n}(o{n}, v{n})", "k{n},", "*v{n},")  # of any other signer, which is called
+
+Signed = tuple[tuple[Any, ...], list[Any]]
+_plans: dict[tuple[type, ...], Callable[[Sequence[Any], Any], Signed]] = {}
+_numbers = itertools.count()  # of plans: keys of one are like those of no other
+
+
+def signed(args: Sequence[Any], prefix: Any) -> Signed:
+    """The signature of arguments behind ``prefix``, and the first value of each that is not None."""
+    classes = tuple(map(type, args))
+    plan = _plans.get(classes) or _make_plan(classes)
+    try:
+        return plan(args, prefix)
+    except RuntimeError:  # a tensor without a pointer: the signer says what becomes of it
+        values: list[Any] = []
+        return (prefix, *[(signers.get(cls) or find_signer(cls))(o, values) for cls, o in zip(classes, args)]), values  # noqa: B905
+
+
+def _make_plan(classes: tuple[type, ...]) -> Callable[[Sequence[Any], Any], Signed]:
+    found = [signers.get(cls) or find_signer(cls) for cls in classes]
+    texts = [[part.format(n=n) for part in _TEXTS.get(signer, _ANY)] for n, signer in enumerate(found)]
+    names = "".join(f"o{n}, " for n in range(len(classes)))
+    lines = [f"{names}= args" if names else "", *(text[0] for text in texts)]
+    key, values = "".join(text[1] for text in texts), "".join(text[2] for text in texts)
+    body = "".join(f"    {line}\n" for line in lines if line)
+    source = f"def plan(args, prefix):\n{body}    return ({next(_numbers)}, prefix, {key}), [{values}]\n"
+    scope: dict[str, Any] = {"specs": _specs.get, "remember": _remember_spec}
+    scope |= {f"sign{n}": signer for n, signer in enumerate(found)}
+    exec(source, scope)
+    if len(_plans) >= _REMEMBER:
+        _plans.clear()
+    plan = _plans[classes] = scope["plan"]
+    return plan

@@ -58,6 +58,8 @@ def current_stream(args: Sequence[Any], ordinal: int) -> int:
     legacy default stream.
     """
     global _torch_stream
+    if _torch_stream is not None and "cupy" not in sys.modules:
+        return _torch_stream(ordinal)
     cupy = sys.modules.get("cupy")
     if cupy is not None:
         array = getattr(cupy, "ndarray", ())
