@@ -133,7 +133,7 @@ def compile(
     passes: Mapping[str, Any] | None = None,
     disable: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
-    check: bool | None = None,
+    check: bool | str | None = None,
     reproducer: str | Path | None = None,
     lineinfo: bool = False,
     start_after: str | None = None,
@@ -154,8 +154,9 @@ def compile(
         Optional passes to leave out, to see what each is worth.
     options : mapping of str to str
         Options by pass name, as a pipeline writes them: ``{"plan-kv-access": "read-only=false"}``.
-    check : bool, optional
-        Whether accesses to caches are checked when the kernel runs; default: ``KVARN_CHECK``.
+    check : bool or "ownership", optional
+        Whether accesses to caches are checked when the kernel runs, ``"ownership"`` also against who owns the pages
+        (``kv.sanitize``); default: ``KVARN_CHECK``.
     reproducer : path, optional
         When a pass fails, write the module and the pipeline there, for kv-opt; default: ``KVARN_REPRODUCER``.
     lineinfo : bool

@@ -85,6 +85,8 @@ def extended(
     trace: int | None = None,
 ) -> Settings:
     """The current settings with more passes, passes left out and options; see :func:`pipeline`."""
+    if check not in (None, False, True, OWNERSHIP):
+        raise ValueError(f'check must be True, False or "{OWNERSHIP}", got {check!r}')
     outer = current()
     inserted = importlib.import_module("kvarn.lowering.pipeline").insertions(passes, outer.inserted) if passes else ()
     return dataclasses.replace(
@@ -126,10 +128,8 @@ def pipeline(
     Raises
     ------
     ValueError
-        For a place, a pass or an option that there is not.
+        For a place, a pass, an option or a kind of check that there is not.
     """
-    if check not in (None, False, True, OWNERSHIP):
-        raise ValueError(f'check must be True, False or "{OWNERSHIP}", got {check!r}')
     with _applied(extended(passes, disable, options, check), check):
         yield
 

@@ -643,3 +643,5 @@ def test_what_cannot_be_watched_is_refused():
     with pytest.raises(ValueError, match='check must be True, False or "ownership", got 2'):
         with kv.pipeline(check=2):  # type: ignore[arg-type]
             pass
+    with pytest.raises(ValueError, match="check must be True, False or \"ownership\", got 'access'"):
+        kv.compile(write, kv.CacheSpec("paged", kv.f32, H, D, P), kv.i32, kv.i32, target="host", check="access")
