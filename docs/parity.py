@@ -79,7 +79,10 @@ def _text(file: str) -> str:
 
 @functools.cache
 def tests_of(file: str) -> frozenset[str]:
-    """Names of the test functions of a file, those that it takes from suites ``unit.test_...`` included."""
+    """Names of the test functions of a file, those that it takes from suites ``unit.test_...`` included.
+
+    Tests with a parameter ``stand_in`` are those of no GPU: no file takes them over.
+    """
     tree = ast.parse(_text(file))
     found = {n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")}
     strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
@@ -90,8 +93,15 @@ def tests_of(file: str) -> frozenset[str]:
     taken = _suites(tree)
     for suite in (s for s in strings if s in taken):
         names = tests_of(f"tests/{suite.replace('.', '/')}.py")
-        found |= {n for n in names if not any(word in n for word in left_out)}
+        found |= {n for n in names - _with_stand_ins(suite) if not any(word in n for word in left_out)}
     return frozenset(found)
+
+
+def _with_stand_ins(suite: str) -> set[str]:
+    """Names of a suite's tests of what stands in for the driver."""
+    tree = ast.parse(_text(f"tests/{suite.replace('.', '/')}.py"))
+    functions = (n for n in tree.body if isinstance(n, ast.FunctionDef))
+    return {n.name for n in functions if "stand_in" in {a.arg for a in n.args.args}}
 
 
 def _suites(tree: ast.Module) -> set[str]:

@@ -42,7 +42,7 @@ def problem_of(seed: int, dtype: str, query: str, heads: int, shape: Any) -> tup
     return problem, q, rng.standard_normal((problem.tokens, heads)).astype(np.float32)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SHAPES)
 def test_scores_are_weighted_sums_of_what_is_positive(place, name):
     problem, query, weights = problem_of(1, *SHAPES[name])
@@ -68,7 +68,7 @@ def test_scores_show_no_token_that_is_not_seen_and_every_nan_that_is(place):
     assert np.argwhere(np.isnan(place.get(out))).tolist() == [[0, 40], [1, 40]]
 
 
-@pytest.mark.parametrize("count", [1, 7, 60, 300])
+@pytest.mark.parametrize("count", [7, 60, 300])
 def test_the_tokens_with_the_largest_scores_are_chosen(place, count):
     rng = np.random.default_rng(3)
     scores = rng.integers(-20, 20, (5, 300)).astype(np.float32)  # many are equal

@@ -14,7 +14,7 @@ from reference.random_caches import Problem, random_query, random_values, stored
 import kvarn as kv
 from kvarn.dialect import dtypes
 
-LENGTHS = {"cached": [70, 0, 33, 15, 0, 47], "new": [1, 1, 0, 1, 40, 2]}
+LENGTHS = {"cached": [47, 0, 33, 0], "new": [1, 1, 0, 20]}
 SHAPES: dict[str, Any] = {
     "bf16": ("bf16", {"head_size": 64}, "min_max", None),
     "bf16, means": ("bf16", {"head_size": 64, "page_size": 8}, "mean", None),
@@ -35,7 +35,7 @@ def summaries_of(place: Place, collection: Any, kind: str, dtype: str | None) ->
     return kv.PageSummaries(c, kind, place.put(data))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SHAPES)
 def test_summaries_are_of_the_pages_that_the_step_touched(place, name):
     dtype, shape, kind, made = SHAPES[name]
@@ -78,7 +78,7 @@ def chosen(
     return place.get(pages), place.get(counts)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(
     ("count", "first", "last"), [(1, 0, 1), (3, 0, 0), (3, 1, 2), (4, 2, 1), (6, 0, 1), (40, 1, 1)]
 )
@@ -110,7 +110,7 @@ def test_ties_go_to_the_lower_page_and_nan_is_the_largest(place):
     data[c.lookup_table[0, :351], 1, 0, 0, 7] = scores
     query = np.zeros((1, 2, 16), np.float32)
     query[..., 7] = 1.0
-    for count in (2, 3, 50, 193, 200, 340):
+    for count in (2, 50, 200):
         lists, counts = chosen(place, problem, query, data, "mean", count, last=0)
         want = reference.selected(scores[None].astype(np.float64), count, 0, 0)
         np.testing.assert_array_equal(lists[0], want)
@@ -155,7 +155,7 @@ def test_no_key_exceeds_the_bound_of_its_page(place):
 
 
 def test_the_whole_step_runs_on_lists_that_it_chose(place):
-    rng, problem = stored_problem(7, "paged", "bf16", head_size=64, cached=[120, 3, 50], new=[1, 0, 1])
+    rng, problem = stored_problem(7, "paged", "bf16", head_size=64, cached=[70, 3, 50], new=[1, 0, 1])
     c, query = place.collection(problem.collection), random_query(rng, problem, 4)
     q, offsets = place.put(query), place.put(problem.row_offsets)
     data = random_values(rng, (c.num_blocks, 2, 2, 1, 64), dtypes.bf16)
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_refused_by_name():
         (lambda: select(c, 0, query, offsets, summaries), "count must be given where pages is not"),
         (lambda: select(c, 0, query, offsets, summaries, 2, first=2), "first and last must be at most the 2 pages"),
         (lambda: select(c, 0, query[:, :3], offsets, summaries, 2), "query must have a multiple of the 2 KV heads"),
-        (lambda: select(c, 0, query, offsets[:3], summaries, 2), r"row_offsets must have shape \[7\], got \[3\]"),
+        (lambda: select(c, 0, query, offsets[:3], summaries, 2), r"row_offsets must have shape \[5\], got \[3\]"),
     ]
     for call, message in cases:
         with pytest.raises((ValueError, TypeError), match=message):
