@@ -177,7 +177,7 @@ def rotate(r: Rotation, ping_pong: bool) -> None:
     lag_ops = lagging(r)
     lag = set(lag_ops)
     with_lag = backward(lag_ops, lambda o: o in set(r.ops) and o not in lag and not o.regions)
-    scalars = [op for op in r.ops if op in with_lag and op not in lag and op.name.startswith("arith.") and _scalar(op)]
+    scalars = [op for op in r.ops if op in with_lag and op not in lag and _scalar(op)]
     late_ops = late(r, lag)
     early = [op for op in r.ops if op not in lag and op not in late_ops]
     after_first = early.index(r.first) + 1
@@ -249,7 +249,9 @@ def rotate(r: Rotation, ping_pong: bool) -> None:
 
 
 def _scalar(op: ir.Operation) -> bool:
-    return not isinstance(op.results[0].type, ir.RankedTensorType)
+    """Whether an op computes a number of the whole block, or reads one of a table."""
+    known = op.name.startswith("arith.") or op.name == "memref.load"
+    return known and not isinstance(op.results[0].type, ir.RankedTensorType)
 
 
 # --- copies ----------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def expand(op: Any, at: Expansion) -> None:
     elif kind == "tile":
         config = tile_schedule.chosen(case, at.target, at.schedule)
         source = (op.keys, op.values, None) if of_operands(op) else (op.collection, op.collection, op.layer)
-        tile_schedule.launch(config, at, op, operands(op), source)
+        tile_schedule.launch(config, at, op, operands(op), source, pages_of(op))
     elif kind == "prefill":
         attention_prefill.launch(case, at, op, operands(op))
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles

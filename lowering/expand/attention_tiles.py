@@ -117,7 +117,7 @@ def attention_kernel(
                 of_tile, first, first_at, until = {"rows": N, "dtype": case.query}, j * N, j * N, end
                 if chosen is not None:
                     per_page = case.spec.page_size // N
-                    first_at = chosen.first_token(b, head, j // per_page, listed)
+                    first_at = chosen.first_token_of(b, head, j // per_page)
                     there = first_at < num_keys
                     first_at = kv.where(there, first_at + j % per_page * N, first_at)
                     first, until = kv.where(there, first_at, 0), kv.where(there, end, 0)

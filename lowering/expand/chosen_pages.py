@@ -49,6 +49,16 @@ class ChosenPages:
         page = kv.i32(-1)
         if entry < count:
             page = self.ids[b, head, entry]
+        return self.token(page)
+
+    @kv.func
+    def first_token_of(self, b: Any, head: Any, entry: Any) -> Any:
+        """As :meth:`first_token`, of an entry that the list has: without a branch, which no pass would look into."""
+        return self.token(self.ids[b, head, kv.math.clamp(entry, 0, self.ids.shape[2] - 1)])
+
+    @kv.func
+    def token(self, page: Any) -> Any:
+        """The first token of a page of a list."""
         return kv.where(kv.u32(page) < kv.u32(self.columns), page * self.page_size, NOWHERE)
 
 

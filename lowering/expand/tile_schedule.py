@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ BARRIER_BYTES = 1024  # more than all barriers of a block take
 MOST_REGISTERS = {1: 208, 2: 208, 3: 128}
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 TURNS_FROM = 128  # columns of heads above which two warpgroups start their products by turns
+LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
 BOX_ROWS = 64  # most rows of a TMA box
 MOST_BY_SHAPE = 16  # splits that shapes ask for
 LONG_SPLIT, UNITS = 8192, 12
@@ -135,8 +136,8 @@ def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
         found.append("needs a collection with values, got an MLA one")
     if spec.head_size % 8 or not 8 <= spec.head_size <= 256:
         found.append(f"needs a head size of a multiple of 8 up to 256, got {spec.head_size}")
-    if case.pages:
-        found.append("takes no lists of pages")
+    if case.pages and spec.page_size % LEAST_LISTED:
+        found.append(f"takes lists of pages of a multiple of {LEAST_LISTED} tokens, got {spec.page_size}")
     if row_alignment < 16:
         found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
     return found
@@ -152,6 +153,11 @@ def copies_by_tma(config: TileConfig) -> bool:
 
 def why_not(config: TileConfig, target: Target) -> str | None:
     """Why a case cannot have some entries; None when it can."""
+    if config.case.pages and (config.case.spec.page_size % config.keys or config.splits != 1):
+        return (
+            "keys must divide a page that is listed, and splits be 1, got keys = "
+            f"{config.keys}, splits = {config.splits} and pages of {config.case.spec.page_size} tokens"
+        )
     if config.shared_bytes > target.shared_bytes:
         return (
             f"tiles must fit {target.shared_bytes} bytes of shared memory, got {config.shared_bytes} for rows = "
@@ -188,7 +194,7 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
         found = {**tuned.tile_entries(target, case, schedule.get("max_queries"), invariant), **given}
         if why_not(TileConfig(case, **found), target) is None:
             given = found
-    if invariant:
+    if invariant or case.pages:
         given.setdefault("splits", 1)
     most = schedule.get("max_queries")
     if most is not None and most * case.group <= WARPGROUP_ROWS:
@@ -248,8 +254,13 @@ def longest_of(op: Any, at: Expansion) -> Ix:
     return at.field(handle, "num_blocks" if spec.kind == RAGGED else "capacity")
 
 
-def launch(config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | None], source: tuple[Any, ...]) -> None:
-    """Launch the kernel; ``source`` is (keys, values, layer), the collection twice where they are its."""
+def launch(
+    config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | None], source: tuple[Any, ...],
+    lists: Sequence[ir.Value | None] = (),
+) -> None:  # fmt: skip
+    """Launch the kernel; ``source`` is (keys, values, layer), the collection twice where they are its, ``lists`` those
+    of pages.
+    """
     from .attention_tiles import attention_kernel
 
     case = config.case
@@ -277,7 +288,7 @@ def launch(config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | Non
         units_of_all = units * splits
         blocks = units_of_all.least(multiprocessors) if config.persistent else units_of_all
     queue = at.workspace(4, zeroed=True) if config.persistent and config.producer else None
-    given = [*args, tiles, *descriptors(config, at, *source), *parts, queue, *arrays_of(op)]
+    given = [*args, tiles, *descriptors(config, at, *source), *parts, queue, *arrays_of(op), *lists]
     at.launch(kernel, given, (blocks, 1, 1), (config.threads, 1, 1), key=config, attributes={"kv.schedule": schedule})
     if splits is not None and several is not None:
         collection, layer, keys, values, _, extents, kv_offsets, _, out, sinks, lse, _, *prior = args

@@ -82,7 +82,9 @@ def test_masks_and_scores_go_by_positions_not_by_places_in_a_list(place, name, p
     assert_close(run(place, problem, query, lists, counts, **options)[0], want)
 
 
-@pytest.mark.parametrize("schedule", [{"kind": "simt"}, {"batch_invariant": True}, {"stages": 3}])
+@pytest.mark.parametrize(
+    "schedule", [{"kind": "simt"}, {"kind": "tile"}, {"batch_invariant": True}, {"stages": 3}], ids=str
+)
 def test_every_kind_and_schedule_gives_the_same(schedule):
     from reference.places import Interpreted
 
@@ -93,6 +95,25 @@ def test_every_kind_and_schedule_gives_the_same(schedule):
     want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets, lists, counts)
     with place.active():
         assert_close(run(place, problem, query, lists, counts, schedule=schedule)[0], want)
+
+
+def beside_every_third(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (k <= q) & (k % 3 != 1)
+
+
+def falling(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return score + kv.f32(k - q) * 0.1
+
+
+def test_functions_get_the_positions_of_listed_tokens(place):
+    """A mask and a score of prompts and decodes: where all pages are listed, they are those of the whole cache."""
+    rng, problem = stored_problem(10, "paged", "bf16", head_size=64, page_size=32, cached=[70, 0], new=[2, 40])
+    query = random_query(rng, problem, 4)
+    lists = np.array([[[2, -1, 0, 1], [1, 2, 0, 9]], [[1, 0, -1, -1], [0, 1, 7, -1]]], np.int32)
+    functions = {"score": falling, "mask": beside_every_third}
+    c, q, offsets = place.collection(problem.collection), place.put(query), place.put(problem.row_offsets)
+    want = place.get(kv.ops.attention(c, 1, q, offsets, out=place.put(sentinel(query)), **functions))
+    assert_close(run(place, problem, query, lists, **functions)[0], want.astype(np.float64))
 
 
 def test_all_pages_in_order_are_attention_over_the_whole_cache_bit_for_bit(place):
@@ -155,7 +176,7 @@ def test_a_padded_batch_and_empty_lists(place):
         pages=place.put(lists), page_counts=place.put(counts),
     )  # fmt: skip
     assert_close(place.get(out)[[0, 2], 0], want.astype(np.float64))
-    nothing, lse = run(place, problem, query, lists[..., :0])
+    nothing, lse = run(place, problem, query, lists, np.zeros_like(counts))
     assert not nothing.astype(np.float32).any()
     assert np.isneginf(lse).all()
 
@@ -165,6 +186,7 @@ def test_a_padded_batch_and_empty_lists(place):
     [
         ({"pages": np.zeros((2, 2, 3), np.int32)}, r"pages must have shape \[3, 2, K\], got \[2, 2, 3\]"),
         ({"pages": np.zeros((3, 2, 3), np.float32)}, "pages must be int32 or uint32, got f32"),
+        ({"pages": np.zeros((3, 2, 0), np.int32)}, "pages must have at least one entry a list"),
         ({"page_counts": np.zeros((3, 2), np.int32)}, "page_counts must be None without pages"),
         ({"pages": np.zeros((3, 2, 3), np.int32), "page_counts": np.zeros(3, np.int32)}, "counts must have shape"),
     ],

@@ -111,8 +111,11 @@ def _check_pages(seen: SimpleNamespace, title: str) -> None:
     if not spec.paged:
         raise ValueError(f"{title}: pages needs a collection with pages, got a {spec.kind} one")
     checks.has_shape(seen.pages, (batch, spec.num_heads, "K"), f"{title}: pages")
-    if seen.pages.shape[2] * spec.page_size >= 2**31:
-        raise ValueError(f"{title}: pages must list fewer than 2**31 tokens, got {seen.pages.shape[2]} pages a list")
+    if not 1 <= seen.pages.shape[2] < 2**31 // spec.page_size:
+        raise ValueError(
+            f"{title}: pages must have at least one entry a list, which may be -1, and fewer than 2**31 tokens, got "
+            f"{seen.pages.shape[2]} entries"
+        )
     if seen.page_counts is not None:
         checks.has_shape(seen.page_counts, (batch, spec.num_heads), f"{title}: page_counts")
 
@@ -258,10 +261,10 @@ def attention(
         mask that is a function (``kv.masks.tree``) it takes three of the four arrays. Not for operands, nor with
         ``kv_offsets``.
     pages : int32 array-like [B, H, K], optional
-        For each sequence and KV head the pages that its queries see, of a collection with pages. A page is a column of
-        the sequence's row of the lookup table, so page p has tokens ``p * page_size`` and on; of those the mask and the
-        length hide what they hide anyway. Lists have any order; negative entries name nothing; a page that is listed
-        twice counts twice.
+        For each sequence and KV head the pages that its queries see, such as :func:`select_pages` finds, of a
+        collection with pages. A page is a column of the sequence's row of the lookup table, so page p has tokens
+        ``p * page_size`` and on; of those the mask and the length hide what they hide anyway. Lists have any order;
+        negative entries name nothing; a page that is listed twice counts twice.
     page_counts : int32 array-like [B, H], optional
         Entries of each list that count, from the first on. Default: K. What lies behind is not read.
     shared : SharedPrefixes, optional
