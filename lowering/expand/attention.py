@@ -68,7 +68,7 @@ def decode_problems(op: Any, case: Case, at: Expansion, max_batch: int) -> list[
 
 def decode_rows(op: Any, at: Expansion, case: Case, sequences: int) -> int:
     """The most query rows of a sequence and KV head for which a decode is taken."""
-    if case.pages:  # beside it are only kernels that take a row at a time
+    if case.pages:  # beside it are kernels of tiles no longer than a page, or of a row at a time
         return MOST_QUERIES * WARP_ROWS
     stored = case.spec.dtype is case.query and not case.spec.quantized
     tiles = stored and not tile_schedule.problems(case, at.target, row_alignment(op))
