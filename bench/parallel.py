@@ -9,7 +9,6 @@ float32. What the step takes without the collectives, and the collectives alone,
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -71,8 +70,9 @@ class Timer:
     def __init__(self, device: str, repeats: int) -> None:
         self._cuda, self._repeats = device == "cuda", repeats
 
-    def __call__(self, step: Callable[[], Any]) -> float:
-        run = step
+    def __call__(self, step: Callable[[], Any], expected: torch.Tensor | None = None) -> float:
+        """``expected``: what the last layer of a replay must give."""
+        run, out = step, None
         if self._cuda:
             stream = torch.cuda.Stream()
             with torch.cuda.stream(stream):
@@ -81,7 +81,9 @@ class Timer:
                 stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                    step()
+                    out = step()
+                if out is not None:
+                    out.zero_()
             run = graph.replay
         times = []
         for _ in range(self._repeats + 2):
@@ -98,6 +100,8 @@ class Timer:
                 start = time.perf_counter()
                 run()
                 times.append((time.perf_counter() - start) * 1e6)
+        if expected is not None and out is not None:
+            torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
         return statistics.median(times[2:])
 
 
@@ -169,9 +173,8 @@ def measure(batch: int, length: int, layers: int, device: str, repeats: int) -> 
         for each in pending:
             each.result()
 
-    with contextlib.nullcontext():
-        expected, found = alone(), shared()
-        ranks.synchronize()
+    expected, found = alone(), shared()
+    ranks.synchronize()
     want = exact(one, (layers - 1) % POOL_LAYERS, query, length + 1)
     error, other = ((x.float() - want).abs().max().item() for x in (found, expected))
     everywhere = torch.empty(world, *found.shape, dtype=found.dtype, device=where)
@@ -186,7 +189,8 @@ def measure(batch: int, length: int, layers: int, device: str, repeats: int) -> 
     }  # fmt: skip
     if halves:
         cases["shared, in two halves"] = overlapped
-    figures = {name: timer(step) / layers for name, step in cases.items()}
+    checked = {"one device": expected, "shared": found}
+    figures = {name: timer(step, checked.get(name)) / layers for name, step in cases.items()}
     ranks.synchronize()
     return {"batch": batch, "context": length, "ranks": world, "message bytes": message.bytes.shape[1],
             "error": error, "error of one device": other, "us a layer": figures}  # fmt: skip

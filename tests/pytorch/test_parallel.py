@@ -167,6 +167,43 @@ def test_partial_results_of_two_halves_of_a_batch_travel_together(workers):
     workers(2).run(two_halves)
 
 
+def captured(rank: int, world: int, device: str) -> None:
+    ranks, make = ContextParallel(), torch.Generator().manual_seed(9)
+    whole = torch.zeros(3, dtype=torch.int32, device=device)
+    one, mine = pool_of(whole.clone(), 41, 1, "bf16"), pool_of(whole.clone(), 41, 2 + rank, "bf16")
+    key, value, query = tokens(make, 3, "bf16", device)
+
+    def run() -> torch.Tensor:
+        step = ranks.step(whole)
+        step.append(mine.cache, 0, key, value)
+        return step.attention(mine.cache, 0, query)
+
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        run()
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            found = run()
+    for _ in range(9):
+        for x, new in zip((key, value, query), tokens(make, 3, "bf16", device), strict=True):
+            x.copy_(new)
+        torch.cuda.synchronize()
+        graph.replay()
+        ranks.synchronize()
+        kv.ops.append(one.cache, 0, key, value, offsets_of([1, 1, 1], device))
+        near(found, kv.ops.attention(one.cache, 0, query, offsets_of([1, 1, 1], device)))
+        whole += 1
+        one.lengths.copy_(whole)
+        mine.lengths.copy_(ranks.local(whole))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_captured_step_follows_the_lengths(workers, device, world):
+    if device == "cpu":
+        pytest.skip("CUDA graphs are of GPUs")
+    workers(world).run(captured)
+
+
 # --- heads, and both -------------------------------------------------------------------------------
 
 
