@@ -8,7 +8,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from kvarn.dialect.dtypes import DType
+from kvarn.dialect.dtypes import DType, i32
 from kvarn.dialect.layout import CacheSpec
 from kvarn.runtime import buffers
 from kvarn.runtime.binding import is_torch
@@ -217,6 +217,23 @@ def empty(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, t
 
         return np.empty(shape, beside.dtype if dtype is None else dtype.numpy)
     raise TypeError(f"{title}: {name} must be given: nothing is known of how to allocate a {type(beside).__qualname__}")
+
+
+def lists(
+    beside: Any, of: tuple[int, ...], entries: int | None, given: Any, counts: Any, name: str, title: str
+) -> tuple[Any, Any]:
+    """What chosen numbers go to, a list for every element of shape ``of``, and how many each has.
+
+    Lists that are not ``given`` have ``entries`` (the caller's count), and are allocated ``beside`` a buffer, as
+    ``counts`` are.
+    """
+    if given is None:
+        if entries is None:
+            raise ValueError(f"{title}: count must be given where {name} is not")
+        given = empty(beside, (*of, count(entries, "count", title, 1)), i32, name, title)
+    elif entries is not None:
+        raise ValueError(f"{title}: count must be None where {name} is given, which has as many, got {entries!r}")
+    return given, empty(beside, of, i32, "counts", title) if counts is None else counts
 
 
 _TORCH = {"i32": "int32", "u32": "uint32", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}

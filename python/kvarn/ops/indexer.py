@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.dtypes import f32
 from kvarn.programs import Operation, Schedule
 from kvarn.runtime.overlap import Apart
 
@@ -134,14 +134,7 @@ def select_tokens(
         If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.select_tokens"
-    rows = checks.shape_of(scores, f"{title}: scores", 2)[0]
-    if tokens is None:
-        if count is None:
-            raise ValueError(f"{title}: count must be given where tokens is not")
-        tokens = checks.empty(scores, (rows, checks.count(count, "count", title, 1)), i32, "tokens", title)
-    elif count is not None:
-        raise ValueError(f"{title}: count must be None where tokens is given, which has as many, got {count!r}")
-    if counts is None:
-        counts = checks.empty(scores, (rows,), i32, "counts", title)
+    rows = checks.shape_of(scores, f"{title}: scores", 2)[:1]
+    tokens, counts = checks.lists(scores, rows, count, tokens, counts, "tokens", title)
     _TOKENS((scores, tokens, counts), (), schedule, stream)
     return tokens, counts

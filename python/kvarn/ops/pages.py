@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvarn.caches.summaries import PageSummaries
-from kvarn.dialect.dtypes import i32
 from kvarn.programs import Operation, Schedule
 from kvarn.runtime.overlap import Apart
 
@@ -155,15 +154,8 @@ def select_pages(
     title = "kv.ops.select_pages"
     layer = layer_of(collection, layer, title)
     attributes = (("first", checks.count(first, "first", title)), ("last", checks.count(last, "last", title)))
-    lists = (collection.batch_size, collection.num_heads)
-    if pages is None:
-        if count is None:
-            raise ValueError(f"{title}: count must be given where pages is not")
-        pages = checks.empty(query, (*lists, checks.count(count, "count", title, 1)), i32, "pages", title)
-    elif count is not None:
-        raise ValueError(f"{title}: count must be None where pages is given, which has as many, got {count!r}")
-    if page_counts is None:
-        page_counts = checks.empty(query, lists, i32, "page_counts", title)
+    heads = (collection.batch_size, collection.num_heads)
+    pages, page_counts = checks.lists(query, heads, count, pages, page_counts, "pages", title)
     operands = (collection, layer, query, row_offsets, _data(summaries, title), pages, page_counts)
     _SELECT(operands, attributes, schedule, stream)
     return pages, page_counts
