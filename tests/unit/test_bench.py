@@ -328,3 +328,14 @@ def test_without_a_gpu_the_code_is_counted(capsys):
     assert int(whole[wide]) == 2
     assert int(without[wide]) == 0
     assert int(without[wide + 1]) == 8
+
+
+# --- what is chosen ------------------------------------------------------------------------------
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("name", "lines"), [("pages", 8), ("indexer", 3)])
+def test_what_is_chosen_is_checked_before_it_is_timed(name, lines, capsys):
+    assert importlib.import_module(f"bench.{name}").main(["--device", "numpy"]) == 0
+    out = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[-1] for line in out] == ["ok"] * lines
