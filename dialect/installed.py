@@ -35,7 +35,7 @@ def load() -> None:
         if _loaded:
             return
         _loaded = True  # before its modules run, which may ask for a context
-        for entry in _entries():
+        for entry in entries():
             try:
                 found = entry.load()
                 if callable(found):
@@ -49,7 +49,7 @@ def load() -> None:
                 ) from error
 
 
-def _entries() -> list[Any]:
+def entries() -> list[Any]:
     """The entry points, in the order of their names."""
     if not any(map(_may_have_some, sys.path)):
         return []
@@ -75,4 +75,4 @@ def _may_have_some(folder: str) -> bool:
     return False
 
 
-__all__ = ["GROUP", "ExtensionError", "given", "load"]
+__all__ = ["GROUP", "ExtensionError", "entries", "given", "load"]

@@ -197,6 +197,13 @@ def kvarn_compile_takes_an_operation_of_a_package():
 
 
 @rule
+def doctor_lists_the_extension():
+    _, out, err = run(cli.main, "doctor")
+    assert "extensions" in out, err
+    assert "page-tools of page-tools 0.1" in out
+
+
+@rule
 def ablate_counts_what_it_is_worth():
     inputs = ["--grid=2", "--block=8", "--lengths=5,3", "--arg=out=2x8"]
     status, out, err = run(cli.main, "ablate", *HERE, DROP, *inputs, "--passes=drop-prefetches")

@@ -142,6 +142,24 @@ def check_packages() -> Iterator[Finding]:
         )
 
 
+def check_extensions() -> Iterator[Finding]:
+    from kvarn.dialect import installed
+
+    found = installed.entries()
+    if not found:
+        return
+    if not env.extensions:
+        yield Finding("extensions", NOTE, "left out: KVARN_EXTENSIONS is 0")
+        return
+    names = ", ".join(f"{e.name} of {e.dist.name} {e.dist.version}" if e.dist else e.name for e in found)
+    try:
+        installed.load()
+    except installed.ExtensionError as e:
+        yield Finding("extensions", BROKEN, str(e), "repair or uninstall the package")
+        return
+    yield Finding("extensions", OK, names)
+
+
 def check_gpu() -> Iterator[Finding]:
     from kvarn.runtime import device, driver
 
@@ -261,8 +279,8 @@ def check_environment() -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    check_python, check_mlir, check_native, check_packages, check_gpu, check_tools, check_frameworks, check_cache,
-    check_environment,
+    check_python, check_mlir, check_native, check_packages, check_extensions, check_gpu, check_tools, check_frameworks,
+    check_cache, check_environment,
 )  # fmt: skip
 
 
