@@ -34,7 +34,7 @@ ENOUGH = 0.5  # share of what the hardware gives
 READ, MATMUL = 4.5e12, 700e12  # bytes/s and FLOP/s, where they are not measured
 F32_MATMUL = 60e12  # of f32 operands: FMA units
 EXPONENTIALS = 132 * 16 * 1.755e9  # a second: 16 a clock and multiprocessor of an H200
-TOLERANCE = {"f32": 1e-4, "f16": 4e-3, "bf16": 2e-2}  # relative error, by the query's type
+TOLERANCE = {"f32": 1e-4, "f16": 4e-3, "bf16": 2e-2, "f8e4m3": 8e-2}  # relative error, by the query's type
 KINDS = {
     "attention_decode": "decode",
     "attention": "tile",
@@ -45,7 +45,10 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A batch of sequences of one length, ``new`` tokens of each at its end. ``granule`` 0: no scales."""
+    """A batch of sequences of one length, ``new`` tokens of each at its end. ``granule`` 0: no scales.
+
+    ``products``: the element type of what is multiplied, where it is that of the cache and has 8 bits.
+    """
 
     new: int = 1
     size: int = 128
@@ -56,10 +59,15 @@ class Case:
     batch: int = 48
     context: int = 4096
     heads: int = 8
+    products: str = ""
 
     @property
     def query(self) -> str:
-        return self.dtype if dtypes.by_name(self.dtype).bits > 8 else "bf16"
+        return self.products or (self.dtype if dtypes.by_name(self.dtype).bits > 8 else "bf16")
+
+    @property
+    def out(self) -> str:
+        return self.query if dtypes.by_name(self.query).bits > 8 else "bf16"
 
     @property
     def what(self) -> str:
@@ -84,11 +92,11 @@ class Case:
 
     def given(self, read: float, matmul: float) -> float:
         """Microseconds that the hardware needs."""
-        rate = F32_MATMUL if self.dtype == "f32" else matmul
+        rate = F32_MATMUL if self.dtype == "f32" else 2 * matmul if self.products else matmul
         return max(self.bytes / read, self.flops / rate, self.scores / EXPONENTIALS) * 1e6
 
     def __str__(self) -> str:
-        scales = f" granule {self.granule}" if self.granule else ""
+        scales = f" granule {self.granule}" if self.granule else f" x {self.products}" if self.products else ""
         return (
             f"{self.what:8} {self.batch:3} x {self.context:<6} {self.dtype}{scales}, head {self.size}, "
             f"group {self.group}, page {self.page}"
@@ -148,6 +156,9 @@ def grid() -> Iterator[Case]:
         yield dataclasses.replace(full, dtype=dtype, size=size)
     for dtype, granule in (("i8", 128), ("i8", 32), ("i8", 8), (fp8, 128)):
         yield dataclasses.replace(full, dtype=dtype, granule=granule)
+    for size in (64, 128, 256):
+        yield dataclasses.replace(full, dtype=fp8, size=size, products=fp8)
+    yield Case(new=64, batch=1, context=102400, dtype=fp8, products=fp8)
     for page in (1, 4, 5, 7, 8, 48, 64):
         yield dataclasses.replace(full, page=page)
     yield dataclasses.replace(full, page=5, dtype=fp8)
@@ -181,7 +192,7 @@ def compiled(case: Case, target: str, given: dict[str, Any] | None = None) -> tu
     lengths, table = np.zeros(case.batch, np.int32), np.zeros((case.batch, _lookup_columns(case)), np.int32)
     pool = kv.PagedKVCacheCollection(blocks, lengths, table, case.new, case.context, *scales)
     rows = _empty((case.batch * case.new, case.heads * case.group, case.size), query)
-    operands = (pool, 0, rows, np.zeros(case.batch + 1, np.int32), 1.0, np.empty_like(rows))
+    operands = (pool, 0, rows, np.zeros(case.batch + 1, np.int32), 1.0, _empty(rows.shape, dtypes.by_name(case.out)))
     attributes, _ = reads._modified(None, "causal", None, None, None, "kv.ops.attention")
     bounds = reads._bounds(case.new, case.batch) if case.new <= reads._FEW else {}  # as of arrays on a GPU
     schedule = tuple(sorted({**bounds, **(given or {})}.items()))
@@ -237,8 +248,8 @@ class Data:
             self.blocks, lengths, torch.as_tensor(wide).cuda(), case.new, case.context, *rest
         )
         rows = (case.batch * case.new, case.heads * case.group, case.size)
-        self.query = torch.randn(rows, dtype=self._dtype(case.query), device="cuda")
-        self.out = torch.full_like(self.query, float("nan"))
+        self.query = self._normal(rows, case.query)
+        self.out = torch.full(rows, float("nan"), dtype=self._dtype(case.out), device="cuda")
         self.offsets = torch.arange(0, rows[0] + 1, case.new, dtype=torch.int32, device="cuda")
 
     def _dtype(self, name: str) -> Any:

@@ -3,7 +3,8 @@
 
 A product's instruction decides where its operands lie and how its result is spread (``dialect.tile_layout``);
 everything computed from it element by element, and the vectors that meet it, follow. ``wgmma``: warpgroups stacked in
-64 rows each; B in shared memory, swizzled; A in shared memory where it is loaded, in registers where it is computed.
+64 rows each; B in shared memory, swizzled, and of 8-bit elements with its rows as columns there, as the instruction has
+no other form; A in shared memory where it is loaded, in registers where it is computed.
 Vectors along the rows are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``. Tiles that only say which rows are
 loaded or stored are computed element by element where they are used, and take no layout of their own.
 
@@ -17,11 +18,14 @@ from typing import Any
 
 from mlir import ir
 
+from kvarn.dialect.ops.tile import SHARED, SHARED_TRANSPOSED
+
 from .pass_base import fail, kv_pass
 from .rewrite import defining_op, ops_named, walk
 from .tile_ir import element, is_elementwise, is_tile, rank, schedule_of, shape, tiled, with_layout
 
-ACCUMULATOR, SHARED = "wgmma", "shared"
+ACCUMULATOR = "wgmma"
+K_STEP_BYTES = 32  # of a row of A that an instruction takes
 LOADS = ("kv.tile_load", "kv.tile_load_rows")
 _LEAVES = ("kv.tile_index", "tensor.splat", "arith.constant")
 
@@ -32,11 +36,9 @@ def wgmma_problems(a: ir.Value, b: ir.Value, transposed: bool, warpgroups: int) 
     kind, found = str(element(a)), []
     if kind not in ("bf16", "f16", "f8E4M3FN"):
         found.append(f"operands must be bf16, f16 or f8E4M3FN, got {kind}")
-    if kind == "f8E4M3FN" and (not transposed or loaded(a) is None):
-        found.append("operands of 8 bits must both be loaded, with K along their rows (a @ b.T)")
     if m != 64 * warpgroups:
         found.append(f"the tile must have 64 rows for each of the {warpgroups} consumer warpgroups, got {m}")
-    step = 32 if kind == "f8E4M3FN" else 16
+    step = K_STEP_BYTES if kind == "f8E4M3FN" else K_STEP_BYTES // 2
     if k % step or n % 8 or not 8 <= n <= 256:
         found.append(f"K must be a multiple of {step} and N one of 8 up to 256, got {k} and {n}")
     return found
@@ -120,9 +122,9 @@ def vectors_of(function: ir.Operation, warps: int) -> Vectors:
     return found
 
 
-def place_operands(function: ir.Operation, warpgroups: int) -> set[ir.Value]:
-    """The tiles that lie in shared memory: those that products read there."""
-    shared: set[ir.Value] = set()
+def place_operands(function: ir.Operation, warpgroups: int) -> dict[ir.Value, str]:
+    """The layouts of the tiles that lie in shared memory: those that products read there."""
+    shared: dict[ir.Value, str] = {}
     for op in ops_named(function, "kv.dot"):
         a, b = op.opview.a, op.opview.b
         for problem in wgmma_problems(a, b, op.opview.transpose_b.value, warpgroups):
@@ -130,8 +132,10 @@ def place_operands(function: ir.Operation, warpgroups: int) -> set[ir.Value]:
         maker = defining_op(b)
         if maker is None or maker.name not in LOADS:
             fail(op, "needs a loaded tile as its second operand: only those lie in shared memory")
-        shared.add(b)
-        shared |= loaded(a) or set()
+        across = str(element(b)) == "f8E4M3FN" and not op.opview.transpose_b.value
+        if shared.setdefault(b, SHARED_TRANSPOSED if across else SHARED) != (SHARED_TRANSPOSED if across else SHARED):
+            fail(op, "reads a tile of 8-bit elements along its rows and along its columns: load it once for each")
+        shared.update(dict.fromkeys(loaded(a) or (), SHARED))
     return shared
 
 
@@ -181,9 +185,9 @@ def run(module: ir.Module, options: Any) -> None:
         values += [a for op in inside for r in op.regions for b in r.blocks for a in b.arguments]
         for value in values:
             if rank(value) == 2:
-                set_layout(value, SHARED if value in shared else ACCUMULATOR)
+                set_layout(value, shared.get(value, ACCUMULATOR))
             elif rank(value) == 1:
                 set_layout(value, vectors.layout(value))
 
 
-__all__ = ["ACCUMULATOR", "LOADS", "SHARED"]
+__all__ = ["ACCUMULATOR", "LOADS"]

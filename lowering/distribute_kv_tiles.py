@@ -19,8 +19,9 @@ from mlir import ir
 from mlir.dialects import arith, scf, vector
 
 from kvarn.dialect import ops
-from kvarn.dialect.dtypes import bool_, f32
+from kvarn.dialect.dtypes import bool_, by_mlir, f32
 from kvarn.dialect.ops.staging import PRODUCER_REST, PRODUCER_WARPS, TileStoreDirectOp, TileStoreSharedOp
+from kvarn.dialect.ops.tile import IN_SHARED, SHARED, SHARED_TRANSPOSED
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import functional, machine
 from kvarn.dsl import gpu as kv_gpu
@@ -29,7 +30,6 @@ from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value, where
 
 from . import tile_memory, tile_products
-from .assign_kv_layouts import SHARED
 from .index import pointer
 from .pass_base import fail, kv_pass
 from .pipeline_kv_loops import STRICT
@@ -129,7 +129,7 @@ class Distribution:
         for branch in ops_named(self.function, "scf.if"):
             role = defining_op(branch.operands[0])
             if role is not None and role.name == "kv.is_role" and role.attributes["role"].value in PRODUCER_REST:
-                for op in ops_named(branch, *_COPIES, "kv.producer_acquire", "kv.queue_next"):
+                for op in ops_named(branch, *_COPIES, "kv.copy_finish", "kv.producer_acquire", "kv.queue_next"):
                     op.attributes[ROLE] = role.attributes["role"]
         for op in self.ops():
             if op.name not in RULES.table and op.name not in (*_STRUCTURE, *_ROWS) and not is_elementwise(op):
@@ -176,9 +176,9 @@ class Distribution:
 
     def product(self, op: Any) -> Product:
         a, b = ir.RankedTensorType(op.a.type), ir.RankedTensorType(op.b.type)
-        transposed = op.transpose_b.value
+        n = b.shape[0 if op.transpose_b.value else 1]
+        transposed = op.transpose_b.value != (layout_of(op.b.type) == SHARED_TRANSPOSED)
         place = shared_layout(op.a.type) if layout_of(op.a.type) == SHARED else None
-        n = b.shape[0 if transposed else 1]
         return Product(a.shape[1], n, str(a.element_type), shared_layout(op.b.type), transposed, place)
 
     def visit(self, op: ir.Operation) -> None:
@@ -190,7 +190,7 @@ class Distribution:
             elif op.name in _CONTROL:
                 for value in (*op.results, *(a for r in op.regions for b in r.blocks for a in b.arguments)):
                     if is_tile(value):
-                        shared = layout_of(value.type) == SHARED
+                        shared = layout_of(value.type) in IN_SHARED
                         value.set_type(pointer(3) if shared else vector_type(value.type))
             elif op.name == "arith.constant" and is_tile(op.result):
                 made = vector_type(op.result.type)
@@ -306,6 +306,18 @@ def _negate(op: Any, d: Distribution) -> ir.Value:
         return ir.Operation.create("arith.negf", [made], [value]).result
     tile_memory.negate_rows(Pointer(value, SHARED_SPACE), shared_layout(type_), d.threads)
     return value
+
+
+@RULES.lowers("kv.cast")
+def _cast(op: Any, d: Distribution) -> ir.Value:
+    """Weights of 8 bits; the other casts of tiles are ops of arith."""
+    operand, result = op.operation.operands[0], op.operation.results[0]
+    if not is_tile(result):
+        return ops.cast(operand, by_mlir(str(result.type)))
+    got = str(ir.RankedTensorType(result.type).element_type)
+    if str(ir.VectorType(operand.type).element_type) != "f32" or got != "f8E4M3FN":
+        fail(op, f"casts a tile to {got}: of 8-bit elements only f32 to f8E4M3FN is there")
+    return tile_products.narrowed(operand)
 
 
 _COMBINE = {"max": arith.maxnumf, "min": arith.minnumf, "add": arith.addf}

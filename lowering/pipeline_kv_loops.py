@@ -41,6 +41,7 @@ from .tile_ir import backward, cloned, constant_int, element, rank, schedule_of,
 PREFETCHED = "kv.prefetched"  # on copies that an earlier iteration starts
 LOOKUPS = ("kv.tile_pages", "kv.tile_row_pages")
 STRICT = "kv.strict"  # on kv.tile_ready: the assembler keeps to it as well
+_NARROWS = ("arith.truncf", "kv.cast")  # weights to the element type of products
 _WAITS = ("kv.consumer_wait", "kv.tile_clear")
 
 
@@ -128,7 +129,7 @@ def late(r: Rotation, lag: set[ir.Operation]) -> set[ir.Operation]:
         if op not in lag and any(v == carried or defining_op(v) in found for v in op.operands):
             found.add(op)
     conversion = defining_op(r.second.opview.a)
-    if conversion is not None and conversion.name == "arith.truncf" and len(users(conversion.result)) == 1:
+    if conversion is not None and conversion.name in _NARROWS and len(users(conversion.result)) == 1:
         found.add(conversion)
     return found
 
@@ -160,7 +161,7 @@ def ready(value: ir.Value) -> ir.Value:
 def sums_of(r: Rotation, results: set[ir.Value]) -> list[ir.Value]:
     """The carried vectors among ``results`` that need the second product's weights."""
     weights = defining_op(r.second.opview.a)
-    if weights is not None and weights.name == "arith.truncf":
+    if weights is not None and weights.name in _NARROWS:
         weights = defining_op(weights.operands[0])
     inside = set(r.ops)
     found = [v for v in dict.fromkeys(r.yielded) if v in results and rank(v) == 1 and str(element(v)) == "f32"]
@@ -291,7 +292,11 @@ def prefetch_copies(loop: ir.Operation) -> None:
         acquire.erase()
 
 
-LAG = {"cp_async": 1, "staged": 2}  # copies that go on while an earlier one is finished, by how buffers are filled
+LAG = {
+    "cp_async": 1,
+    "staged": 2,
+    "transposed": 2,
+}  # copies that go on while an earlier one is finished, by how buffers are filled
 
 
 def finish_later(loop: ir.Operation) -> None:
@@ -320,7 +325,7 @@ def finish_later(loop: ir.Operation) -> None:
     acquires = {op.operands[0]: op for op in ops if op.name == "kv.producer_acquire"}
 
     def finish(target: ir.Operation, n: ir.Value, pending: int) -> None:
-        if kind == "staged":
+        if kind in ("staged", "transposed"):
             staging.ProducerAcquireOp(target.operands[0], n)
         staging.CopyFinishOp(target.operands[0], n, i64_attr(pending))
 
@@ -349,7 +354,7 @@ def finish_later(loop: ir.Operation) -> None:
                 guarded(some, copies[i], n, lag)
             else:
                 finish(copies[i], n, lag)
-    if kind == "staged":
+    if kind in ("staged", "transposed"):
         for copy in copies:
             acquires[copy.operands[0]].erase()
 

@@ -6,6 +6,8 @@ A ``kv.tile_load`` that products read from shared memory becomes a copy to a sta
 cache stores what the kernel computes with, else ``staged`` where 8-bit elements and their scales can come by cp.async
 and be converted from there, else ``convert`` (loads, conversion and scales, ordinary stores). Rows past
 the sequence's end come with whatever the page holds; where the load asks for zeros they are cleared after the wait.
+Tiles that products read with rows as columns are ``transposed``: on the way through staging memory, with zeros. What
+fills that memory is TMA where there is a descriptor.
 
 Rows of buffers (``kv.tile_load_rows``, a tile of queries) which a loop loads are copied ahead in the same manner where
 the schedule has a producer to do it.
@@ -28,8 +30,8 @@ from mlir.dialects import arith, scf
 from kvarn.dialect import types
 from kvarn.dialect.ops import staging
 from kvarn.dialect.ops.common import i64_attr
+from kvarn.dialect.ops.tile import IN_SHARED, SHARED, SHARED_TRANSPOSED
 
-from .assign_kv_layouts import SHARED
 from .index import const
 from .pass_base import kv_pass
 from .remarks import remark
@@ -50,6 +52,8 @@ class Options:
 def copy_of(op: Any) -> str:
     """How a load's tile is copied."""
     spec = types.spec_of(op.cache.type)
+    if layout_of(op.tile.type) == SHARED_TRANSPOSED:
+        return "transposed"
     if op.descriptor is not None:
         return "tma"
     stored = spec.data_dtype.mlir == str(element(op.tile)) and not spec.quantized
@@ -63,7 +67,10 @@ def copy_of(op: Any) -> str:
     return "cp_async" if stored and whole and paged and first == 0 else "convert"
 
 
-_HOW = {"cp_async": "cp.async", "staged": "cp.async and conversion in shared memory", "convert": "loads that convert"}
+_HOW = {
+    "cp_async": "cp.async", "staged": "cp.async and conversion in shared memory",
+    "transposed": "transposition in shared memory", "convert": "loads that convert",
+}  # fmt: skip
 
 
 def _say(load: ir.Operation, copy: str, stages: int) -> None:
@@ -77,6 +84,8 @@ def _say(load: ir.Operation, copy: str, stages: int) -> None:
     why = "the kernel has no descriptor of it"
     if copy != "cp_async" and spec.quantized:
         why = f"its elements have scales, a granule of {spec.granularity}"
+    elif copy == "transposed":
+        why = "products take tokens of 8-bit values as columns"
     elif copy != "cp_async" and spec.data_dtype.mlir != str(element(op.tile)):
         why = f"{spec.data_dtype.mlir} becomes {element(op.tile)}"
         if copy == "convert":
@@ -179,7 +188,7 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[st
         buffer = staging.make_stages(name_of(op, taken), stages if loop is not None else 1, op.tile.type, copy)
     with ir.InsertionPoint(load), load.location:
         n = use_number(loop) if loop is not None else const(0)
-        first, pages = op.first, None
+        first, pages, begin = op.first, None, None
         if copy == "tma":
             box = types.tma_spec_of(op.descriptor.type).rows
             rows = i64_attr(shape(op.tile)[0])
@@ -189,13 +198,15 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[st
         elif copy == "cp_async" and types.spec_of(op.cache.type).paged and shape(op.tile)[0] <= WARPGROUP:
             rows = i64_attr(shape(op.tile)[0])
             pages = staging.TileRowPagesOp(table_of(op.cache), op.batch, first, op.count, rows).operation.results[0]
+        elif copy == "transposed":
+            begin = op.begin
         staging.ProducerAcquireOp(buffer, n)
         staging.CopyStartOp(
             buffer, n, op.cache, op.batch, op.head, first, op.count, i64_attr(op.first_column.value),
-            descriptor=op.descriptor, pages=pages,
+            descriptor=op.descriptor, pages=pages, begin=begin,
         )  # fmt: skip
         tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
-        if op.tail.value == "zero":
+        if op.tail.value == "zero" and begin is None:
             begin, end = arith.subi(op.begin, first), arith.subi(op.count, first)
             tile = staging.TileClearOp(tile, begin, end, tile.type).operation.results[0]
     load.result.replace_all_uses_with(tile)
@@ -235,7 +246,7 @@ def run(module: ir.Module, options: Options) -> None:
         for loop in ops_named(function, "scf.for"):
             carry_rounds(loop)
         for load in ops_named(function, "kv.tile_load"):
-            if layout_of(load.result.type) == SHARED:
+            if layout_of(load.result.type) in IN_SHARED:
                 stage(load, function, stages, taken)
         for load in ops_named(function, "kv.tile_load_rows") if schedule.get("producer") else ():
             loop = enclosing(load, "scf.for")

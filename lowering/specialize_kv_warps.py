@@ -181,16 +181,15 @@ def run(module: ir.Module, options: Any) -> None:
         roots = ops_named(function, *PRODUCERS)
         if not schedule.get("producer") or not roots:
             continue
-        by_tma = all(copied_by(op) == "tma" for op in ops_named(function, "kv.copy_start"))
-        staged = any(copied_by(op) == "staged" for op in ops_named(function, "kv.copy_start"))
-        how = "tma" if by_tma else "staged" if staged else "rows"
+        kinds = {copied_by(op) for op in ops_named(function, "kv.copy_start")}
+        how = "tma" if kinds <= {"tma"} else "staged" if kinds & {"staged", "transposed"} else "rows"
         tops = {top_level(function, op) for op in roots}
         if len(tops) > 1:
             remark(function, "missed", f"no producer: tiles are loaded in {len(tops)} places, one after another")
             continue
         top = tops.pop()
         # By TMA one warp a buffer starts copies, so that none waits for another's stage; rows are copied by the others.
-        shares = divided(roots) if by_tma else {"producer": roots}
+        shares = divided(roots) if "tma" in kinds else {"producer": roots}
         if shares is None:
             remark(function, "missed", "no producer: there are more circular buffers than warps that copy")
             continue

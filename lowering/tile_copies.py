@@ -178,9 +178,10 @@ def start_chunks(op: Any, chunks: Chunks, thread: Value, target: Any) -> None:
 class Staging:
     """The staging memory of a buffer: ``SLOTS`` tiles as they are stored, each thread's chunks apart."""
 
-    def __init__(self, spec: CacheSpec, chunks: Chunks) -> None:
-        self.spec, self.chunks = spec, chunks
-        self.scales = scales_of(spec, chunks.unit)
+    def __init__(self, op: Any, layout: SharedLayout, threads: int) -> None:
+        """The memory of the buffer that a ``kv.copy_start`` fills."""
+        self.spec, self.chunks = types.spec_of(op.cache.type), chunks_of(op, layout, threads)
+        self.scales = scales_of(self.spec, self.chunks.unit)
         self.memory = Pointer(ops.alloc_shared(SLOTS * self.slot_bytes, CHUNK), SHARED)
 
     @property
@@ -197,6 +198,19 @@ class Staging:
         i = thread + s * self.chunks.threads
         data = slot + i * self.chunks.unit
         return data, (slot + (i * (4 * self.scales) + self.all_chunks * self.chunks.unit) if self.scales else None)
+
+    def start(self, op: Any, n: Value, thread: Value) -> None:
+        """Start the copies of a thread's chunks of use n."""
+        start_chunks(op, self.chunks, thread, lambda s, row, chunk: self.place(n, thread, s))
+        machine.cp_async_commit()
+
+    def initialize(self) -> None:
+        """Set barriers up: there are none."""
+
+    def finish(self, n: Value, thread: Value, pending: int, tile: Pointer, dtype: DType) -> None:
+        """Wait for the copies of use n, while ``pending`` later ones go on, and convert them."""
+        machine.cp_async_wait(pending)
+        self.convert(n, thread, tile, dtype)
 
     def convert(self, n: Value, thread: Value, tile: Pointer, dtype: DType) -> None:
         """Write a thread's chunks of use n to a tile. Several are loaded before the first is converted."""

@@ -30,6 +30,7 @@ from .tile_copies import Staging, chunks_of, start_chunks, why_not_by_rows
 from .tile_ir import WARP, WARPGROUP, WARPGROUP_ROWS, AtPoint, users
 from .tile_products import words
 from .tile_threads import Threads, elements, from_elements, scalar
+from .tile_transposition import Transposition
 
 NO_PAGE = 1 << 30  # outside of every pool: copies of it are zeros
 CONSUMERS_BARRIER = 1  # the named barrier of all consumers
@@ -37,7 +38,8 @@ GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
 BARRIER_BYTES = 8
 QUEUE_SLOTS = 2  # as slots and parities are computed
 SWIZZLE_ROWS = 8  # the period of a swizzle
-SIGNS = {2: 0x80008000, 4: 0x80000000}  # the bits of a word that are signs, by the size of an element
+STAGINGS = {"staged": Staging, "transposed": Transposition}  # by how buffers are filled
+SIGNS = {1: 0x80808080, 2: 0x80008000, 4: 0x80000000}  # the bits of a word that are signs, by the size of an element
 
 
 @dataclass
@@ -54,7 +56,7 @@ class Stages:
     full: Pointer
     empty: Pointer
     of_rows: bool = False  # of a buffer, which are released after rows have been stored through them
-    staging: Staging | None = None  # of a buffer that is filled by "staged"
+    staging: Staging | Transposition | None = None  # of a buffer that is filled by one of STAGINGS
     finished: bool = False  # whether kv.copy_finish says when copies end
     unfenced: bool = False  # whether copies by cp.async tell of their end themselves
 
@@ -71,9 +73,9 @@ class Stages:
         made.finished = any(user.name == "kv.copy_finish" for user in users_of)
         starts = [user.opview for user in users_of if user.name == "kv.copy_start"]
         made.unfenced = copy == "cp_async" and any(start.pages is not None for start in starts)
-        if copy == "staged":
+        if copy in STAGINGS:
             source = next(user.opview for user in users_of if user.name == "kv.copy_start")
-            made.staging = Staging(types.spec_of(source.cache.type), chunks_of(source, layout, copying))
+            made.staging = STAGINGS[copy](source, layout, copying)
         return made
 
     def initialize(self, consumers: int) -> None:
@@ -82,6 +84,8 @@ class Stages:
             copies = 1 if self.copy == "tma" else self.copying
             machine.mbarrier_init(self.full + stage * BARRIER_BYTES, copies, f"full_{self.name}[{stage}]")
             machine.mbarrier_init(self.empty + stage * BARRIER_BYTES, consumers, f"empty_{self.name}[{stage}]")
+        if self.staging is not None:
+            self.staging.initialize()
 
     def stage(self, n: Value) -> tuple[Value | int, Value]:
         """(stage, parity of its phase) of use ``n``."""
@@ -215,8 +219,9 @@ def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
         machine.cp_async_mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
         return
     if staging is not None:
-        start_chunks(op, staging.chunks, thread, lambda s, row, chunk: staging.place(n, thread, s))
-    elif why_not_by_rows(spec, layout.columns, op.first_column.value) is None:
+        staging.start(op, n, thread)
+        return
+    if why_not_by_rows(spec, layout.columns, op.first_column.value) is None:
         place = stages.tile(stage)
 
         def target(s: Any, row: Value, chunk: Value) -> tuple[Pointer, None]:
@@ -236,9 +241,10 @@ def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
 def finish_rows(stages: Stages, n: Value, thread: Value, pending: int) -> None:
     """Threads wait for their copies of use n, convert them where they are staged, and arrive at its barrier."""
     stage, _ = stages.stage(n)
-    machine.cp_async_wait(pending)
     if stages.staging is not None:
-        stages.staging.convert(n, thread, stages.tile(stage), stages.dtype)
+        stages.staging.finish(n, thread, pending, stages.tile(stage), stages.dtype)
+    else:
+        machine.cp_async_wait(pending)
     machine.fence_proxy_async()
     machine.mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
 

@@ -14,12 +14,14 @@ from mlir import ir
 from mlir.dialects import vector
 
 from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.dsl.machine import inline_asm
 from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.wgmma import descriptor_at, floats_of_asm, multiply
 
-from .tile_threads import elements, from_elements
+from .assign_kv_layouts import K_STEP_BYTES
+from .tile_threads import elements, from_elements, shuffled
 
-_KINDS = {"f8E4M3FN": "e4m3"}  # what instructions call elements, where MLIR has another name
+ELEMENTS = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3"}
 NEVER = "0x7fbadbad"  # a signalling NaN, which arithmetic does not make
 
 
@@ -27,7 +29,8 @@ NEVER = "0x7fbadbad"  # a signalling NaN, which arithmetic does not make
 class Product:
     """What a product is specialised for: its extents, element type, and the layouts of what lies in shared memory.
 
-    ``a`` is None where A is in registers.
+    ``transpose_b``: the rows of B's tile as it lies there are the product's columns. ``a`` is None where A is in
+    registers.
     """
 
     k: int
@@ -40,11 +43,22 @@ class Product:
     @property
     def steps(self) -> list[int]:
         """Byte of B's part of every k-step."""
-        return self.b.k_steps() if self.transpose_b else self.b.row_steps()
+        every = self.b.k_steps() if self.transpose_b else self.b.row_steps()
+        return every[: self.k * self.b.itemsize // K_STEP_BYTES]
 
 
 def words(fragments: ir.Value) -> list[ir.Value]:
-    """A vector of 16-bit elements as 32-bit words."""
+    """A vector of 16-bit elements as 32-bit words; of 8-bit ones as products take them.
+
+    A thread's words of a step of 32 columns have four neighbours of a row. An accumulator has two, and the two that lie
+    eight columns on: whoever brings B has its rows in that order (``tile_copies.Transposition``), so that nothing moves
+    between threads.
+    """
+    if ir.VectorType(fragments.type).element_type.width == 8:
+        pairs = ir.VectorType(fragments.type).shape[0] // 2  # of a row, of the row 8 on, of columns 8 on ...
+        order = [p for at in range(0, pairs, 4) for p in (at, at + 2, at + 1, at + 3)]
+        halves = vector.bitcast(ir.VectorType.get([pairs], ir.IntegerType.get_signless(16)), fragments)
+        fragments = shuffled(halves, order)
     count = ir.VectorType(fragments.type).shape[0] // 2
     return elements(vector.bitcast(ir.VectorType.get([count], ir.IntegerType.get_signless(32)), fragments))
 
@@ -53,10 +67,10 @@ def start(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None) -> ir.
     """Start a product: ``a`` words in a vector, or a pointer to the rows here; ``b`` a pointer; the accumulator."""
     left = words(a) if product.a is None else _descriptor(a, product.a, False)
     right = _descriptor(b, product.b, not product.transpose_b)
-    steps = product.steps[: product.k // (32 if product.b.itemsize == 1 else 16)]
+    steps = product.steps
     moves = [0] * len(steps) if product.a is None else product.a.k_steps()
     made = multiply(
-        product.n, _KINDS.get(product.element, product.element), left, right, [] if c is None else elements(c),
+        product.n, ELEMENTS[product.element], left, right, [] if c is None else elements(c),
         list(zip(moves, steps, strict=False)), not product.transpose_b, wait=False,
     )  # fmt: skip
     return from_elements(made)
@@ -64,6 +78,14 @@ def start(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None) -> ir.
 
 def _descriptor(address: ir.Value, layout: SharedLayout, transposed: bool) -> ir.Value:
     return descriptor_at(Pointer(address, SHARED), layout.descriptor(transposed)).ir
+
+
+def narrowed(values: ir.Value) -> ir.Value:
+    """A vector of f32 as e4m3, rounded to the nearest, past 448 that."""
+    flat = elements(values)
+    text = "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;"  # the first operand is the high half
+    pairs = [inline_asm(text, "=h,f,f", [a, b], "i16") for a, b in zip(flat[::2], flat[1::2], strict=True)]
+    return vector.bitcast(ir.VectorType.get([len(flat)], ir.Float8E4M3FNType.get()), from_elements(pairs))
 
 
 def wait(pending: int, products: Sequence[ir.Value]) -> list[ir.Value]:

@@ -11,6 +11,7 @@ from mlir.dialects import arith, vector
 
 from kvarn.dialect import tile_layout
 from kvarn.dialect.dtypes import i32
+from kvarn.dialect.ops.tile import SHARED_TRANSPOSED
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import gpu
@@ -66,7 +67,8 @@ def register_layout(type_: ir.Type) -> RegisterLayout:
 def shared_layout(type_: ir.Type, stages: int = 1) -> SharedLayout:
     """The layout of a tile in shared memory."""
     tile = ir.RankedTensorType(type_)
-    return SharedLayout(*tile.shape, itemsize(tile.element_type), SWIZZLE, stages)
+    rows, columns = reversed(tile.shape) if layout_of(type_) == SHARED_TRANSPOSED else tile.shape
+    return SharedLayout(rows, columns, itemsize(tile.element_type), SWIZZLE, stages)
 
 
 def itemsize(element: ir.Type) -> int:

@@ -14,6 +14,7 @@ from mlir import ir
 from .. import verify
 from ..base import Kv
 from ..contents import Counts, Lengths, Offsets
+from ..dtypes import f8e4m3
 from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import SCALES, CacheSpec
@@ -84,8 +85,9 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     cache_length(b) + kv_offsets[b+1] - kv_offsets[b] keys; alibi_slopes [Hq] f32: slope * (key's position - query's)
     is added to every score, after the softcap; prior [T, Hq, D] and prior_lse [T, Hq] f32, the result of the same
     queries over other keys, which is combined with that over these. The query has the cache's float type, or
-    f16/bf16/f32 over an 8-bit cache, and the output the query's type or f32; an integer cache needs scales. The
-    schedule's entry max_queries bounds the new tokens of every sequence.
+    f16/bf16/f32 over an 8-bit cache, and the output the query's type or f32. Over f8e4m3 without scales the query may be
+    f8e4m3 too, and the output f16, bf16 or f32; an integer cache needs scales. The schedule's entry max_queries bounds
+    the new tokens of every sequence.
 
     A mask ``NAME@DIGEST`` is a function of (b, h, q, k, *arrays), and so is the attribute score, where it is there, of
     (score, b, h, q, k, *arrays): of the scaled score, after softcap and slopes. Such a string stands for the function's
@@ -248,7 +250,8 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
         return verify.fail(op, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
     elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
     written = tuple(dict.fromkeys((*elements, "f32")))
-    for value, name, wanted in ((op.query, "query", elements), (op.out, "out", written)):
+    stored = (spec.dtype.mlir,) if spec.dtype is f8e4m3 and not spec.quantized else ()
+    for value, name, wanted in ((op.query, "query", (*elements, *stored)), (op.out, "out", written)):
         right = verify.memref(op, value, rank, wanted, name)
         if not right or not verify.static_dim(op, value, rank - 1, spec.head_size, name):
             return False

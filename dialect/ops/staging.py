@@ -17,9 +17,19 @@ from ..base import Kv
 from ..effects import CACHE, MEMORY, READ, WRITE, AllocatesShared, Effect, EffectModel, Pure, WritesMemory
 from ..ext import I1, I32, Operand, Result, infer_result
 from .common import i64_attr
-from .tile import SHARED, layout_of, same_type, tile_of, verify_columns, verify_dot, verify_rows
+from .tile import (
+    IN_SHARED,
+    SHARED,
+    SHARED_TRANSPOSED,
+    layout_of,
+    same_type,
+    tile_of,
+    verify_columns,
+    verify_dot,
+    verify_rows,
+)
 
-COPIES = ("tma", "cp_async", "staged", "convert")
+COPIES = ("tma", "cp_async", "staged", "transposed", "convert")
 LANES = 32  # of a warp
 WARPGROUP_WARPS = 4
 PRODUCER_WARPS = tuple(f"producer_warp_{i}" for i in range(4))
@@ -54,7 +64,8 @@ class MakeStagesOp(Kv.Operation, name="make_stages", traits=[AllocatesShared]):
 
     Attributes: name, of the barriers too; stages; tile, the type of one tile; copy, how it is filled: ``tma`` (one
     warp, counted in bytes), ``cp_async``, ``staged`` (8-bit elements by cp.async to memory of the thread that converts
-    them) or ``convert`` (through registers): by all producer threads, counted in arrivals.
+    them), ``transposed`` (likewise, for a tile whose columns are its rows there, with tokens in the order in which
+    products take weights of 8 bits) or ``convert`` (through registers): by all producer threads, counted in arrivals.
     """
 
     buffer_name: ir.StringAttr
@@ -68,11 +79,14 @@ class MakeStagesOp(Kv.Operation, name="make_stages", traits=[AllocatesShared]):
         if stages is None or not 1 <= stages <= 16:
             return verify.fail(self, f"stages must be an integer from 1 to 16, got {self.stages}")
         tile = self.tile.value if isinstance(self.tile, ir.TypeAttr) else None
-        if not isinstance(tile, ir.RankedTensorType) or tile.rank != 2 or layout_of(tile) != SHARED:
+        if not isinstance(tile, ir.RankedTensorType) or tile.rank != 2 or layout_of(tile) not in IN_SHARED:
             return verify.fail(
                 self, f'tile must be the type of a tile of rank 2 with the layout "{SHARED}", got {self.tile}'
             )
-        return verify.one_of(self, "copy", COPIES)
+        transposed = layout_of(tile) == SHARED_TRANSPOSED
+        if not verify.one_of(self, "copy", COPIES) or transposed == (self.copy.value == "transposed"):
+            return verify.one_of(self, "copy", COPIES)
+        return verify.fail(self, f'copy "transposed" goes with the layout "{SHARED_TRANSPOSED}", got {self.tile}')
 
 
 def _tile_in(op: Any) -> ir.RankedTensorType | None:
@@ -87,7 +101,7 @@ def _tile_in(op: Any) -> ir.RankedTensorType | None:
 def _in_shared(op: Any, value: ir.Value, what: str) -> bool:
     """Whether a value is a tile in shared memory."""
     type_ = tile_of(value)
-    if type_ is None or type_.rank != 2 or layout_of(type_) != SHARED:
+    if type_ is None or type_.rank != 2 or layout_of(type_) not in IN_SHARED:
         return verify.fail(op, f'{what} must be a tile of rank 2 with the layout "{SHARED}", got {value.type}')
     return True
 
@@ -111,8 +125,9 @@ class ProducerAcquireOp(Kv.Operation, name="producer_acquire", traits=[_Synchron
 class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
     """Start the copy of ``kv.tile_load``'s tile to the stage of use ``n``; its barrier ``full`` tells when it is there.
 
-    Operands and attributes as ``kv.tile_load``; rows past ``count`` hold anything. A buffer that is filled by ``tma``
-    needs the descriptor; pages, of ``kv.tile_pages`` with the descriptor's box as step or, by ``cp_async``, of
+    Operands and attributes as ``kv.tile_load``; rows past ``count`` hold anything, but those of a tile with a
+    ``begin``, which ``transposed`` copies take, are zeros before it and from ``count`` on. A buffer that is filled by
+    ``tma`` needs the descriptor; pages, of ``kv.tile_pages`` with the descriptor's box as step or, by ``cp_async``, of
     ``kv.tile_row_pages``, are looked up by the copy without.
     """
 
@@ -125,6 +140,7 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
     count: Operand[I32]
     descriptor: Operand[Any] | None = None
     pages: Operand[I32] | None = None
+    begin: Operand[I32] | None = None
     first_column: ir.IntegerAttr
 
     def verify_invariants(self) -> bool:
@@ -132,9 +148,13 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
         if spec is None or tile is None or not verify_columns(self, spec, tile):
             return False
         copy = verify.string(self.buffer.owner.opview.copy)
-        if (copy == "tma") != (self.descriptor is not None):
+        if copy != "transposed" and (copy == "tma") != (self.descriptor is not None):
             return verify.fail(
                 self, f"needs a descriptor for a buffer that is filled by tma, and for no other, got {copy}"
+            )
+        if (copy == "transposed") != (self.begin is not None):
+            return verify.fail(
+                self, f"needs begin for a buffer that is filled by transposed, and for no other, got {copy}"
             )
         if self.pages is None or copy in ("tma", "cp_async"):
             return True
@@ -166,7 +186,7 @@ class CopyRowsStartOp(Kv.Operation, name="copy_rows_start", traits=[_CopiesRows]
 class CopyFinishOp(Kv.Operation, name="copy_finish", traits=[_Synchronizes]):
     """Finish the copy of use ``n`` and tell its barrier ``full``, while ``pending`` later copies of this thread go on.
 
-    For buffers that are filled by ``cp_async`` or ``staged``. Of one that no ``kv.copy_finish`` names,
+    For buffers that are filled by ``cp_async``, ``staged`` or ``transposed``. Of one that no ``kv.copy_finish`` names,
     ``kv.copy_start`` finishes its own.
     """
 
@@ -181,8 +201,8 @@ class CopyFinishOp(Kv.Operation, name="copy_finish", traits=[_Synchronizes]):
         if pending is None or not 0 <= pending <= 7:
             return verify.fail(self, f"pending must be an integer from 0 to 7, got {self.pending}")
         copy = verify.string(self.buffer.owner.opview.copy)
-        return copy in ("cp_async", "staged") or verify.fail(
-            self, f"finishes copies by cp_async or staged, got a buffer that is filled by {copy}"
+        return copy in ("cp_async", "staged", "transposed") or verify.fail(
+            self, f"finishes copies by cp_async, staged or transposed, got a buffer that is filled by {copy}"
         )
 
 
@@ -276,7 +296,7 @@ class TileStoreSharedOp(Kv.Operation, name="tile_store_shared", traits=[_Synchro
 
     def verify_invariants(self) -> bool:
         type_ = tile_of(self.source)
-        if type_ is None or type_.rank != 2 or layout_of(type_) == SHARED:
+        if type_ is None or type_.rank != 2 or layout_of(type_) in IN_SHARED:
             return verify.fail(self, f"the operand must be a tile of rank 2 in registers, got {self.source.type}")
         got = self.place.type
         return str(got) == "!llvm.ptr<3>" or verify.fail(self, f"place must be !llvm.ptr<3>, got {got}")
@@ -322,7 +342,7 @@ class TileStoreDirectOp(Kv.Operation, name="tile_store_direct", traits=[WritesMe
 
     def verify_invariants(self) -> bool:
         type_ = tile_of(self.source)
-        if type_ is None or type_.rank != 2 or layout_of(type_) == SHARED:
+        if type_ is None or type_.rank != 2 or layout_of(type_) in IN_SHARED:
             return verify.fail(self, f"the operand must be a tile of rank 2 in registers, got {self.source.type}")
         rows, indices = len(list(self.masks)), len(list(self.indices))
         rank = indices // rows + 1 if rows and indices % rows == 0 else 0
@@ -380,7 +400,7 @@ class TileReadyOp(Kv.Operation, name="tile_ready", traits=[_Synchronizes]):
 
     def verify_invariants(self) -> bool:
         type_ = tile_of(self.source)
-        if type_ is None or layout_of(type_) == SHARED or str(type_.element_type) != "f32":
+        if type_ is None or layout_of(type_) in IN_SHARED or str(type_.element_type) != "f32":
             return verify.fail(self, f"the operand must be a tile of f32 in registers, got {self.source.type}")
         return same_type(self, self.source)
 

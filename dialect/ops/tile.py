@@ -23,7 +23,9 @@ from .common import as_i32, i64_attr
 KINDS = ("max", "min", "add")
 TAILS = ("zero", "any")
 COLUMN_STEP = 16  # heads are rounded up to whole steps of products, with columns of zeros
-SHARED = "shared"  # the layout of tiles in shared memory; the others are of registers
+# The layouts of tiles in shared memory, by rows and with their columns as rows; the others are of registers.
+SHARED, SHARED_TRANSPOSED = "shared", "shared(transposed)"
+IN_SHARED = (SHARED, SHARED_TRANSPOSED)
 
 
 class _LoadsRows(EffectModel):
@@ -76,7 +78,7 @@ def layout_problem(type_: ir.RankedTensorType) -> str | None:
     if not isinstance(type_.encoding, ir.StringAttr):
         return f"the encoding must be a layout's name, got {type_.encoding}"
     try:
-        if layout_of(type_) != SHARED:
+        if layout_of(type_) not in IN_SHARED:
             tile_layout.parse(layout_of(type_), tuple(type_.shape))
     except ValueError as error:
         return str(error)

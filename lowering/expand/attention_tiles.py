@@ -30,6 +30,7 @@ from .softmax import arrays_read, first_key, mask_of, modified, modifies, online
 
 # Query rows and keys of a tile on the host: what stays in its first caches.
 HOST_ROWS, HOST_KEYS = 16, 32
+NARROW_WEIGHTS = 4.0  # powers of two that weights of 8 bits have above those of others: e4m3 ends at 2^-9 and at 448
 
 
 def attention_kernel(
@@ -47,6 +48,9 @@ def attention_kernel(
     M, N, G, D, V = rows, keys, case.group, case.size, case.value_size
     if not clean:
         D, V = align_up(D, COLUMN_STEP), align_up(V, COLUMN_STEP)
+    narrow = case.query.bits == 8
+    dtype = f32 if clean and narrow else case.query  # of what is multiplied
+    above = 0.0 if clean or not narrow else NARROW_WEIGHTS
     modifying, score_arrays = modifies(case), functions.registered(case.score).arrays if case.score else 0
     mask_of(case)  # one that was not given in this process is refused before anything is traced
 
@@ -95,6 +99,8 @@ def attention_kernel(
             q_at = (start + token)[:, None]
             begin = first_key(case, start + row0 // G)
             q = query.load_rows(*queries.at(base, token), h, mask=exists, columns=D, stored=case.size)
+            if dtype is not case.query:
+                q = dtype(q)
             if not modifying:
                 if scale < 0.0:  # maxima are found before scores are scaled
                     q = -q
@@ -114,7 +120,7 @@ def attention_kernel(
                 low, high = key_range(case, N, M, start, row0, count, num_keys)
                 first_tile, end_tile, several = split_of(least, low, high, splits, split)
             for j in range(first_tile, end_tile):
-                of_tile, first, first_at, until = {"rows": N, "dtype": case.query}, j * N, j * N, end
+                of_tile, first, first_at, until = {"rows": N, "dtype": dtype}, j * N, j * N, end
                 if chosen is not None:
                     per_page = case.spec.page_size // N
                     first_at = chosen.first_token_of(b, head, j // per_page)
@@ -135,8 +141,8 @@ def attention_kernel(
                     some = kv.where(seen, kv.full((M, N), 1), 0).max(axis=0)
                     v = kv.where((some > 0)[:, None], v, 0.0)
                 with kv.trace("softmax"):
-                    m, l, p, alpha = online_softmax(m, l, x, unit)
-                o = kv.dot(case.query(p), v, o * alpha[:, None])
+                    m, l, p, alpha = online_softmax(m, l, x, unit, above)
+                o = kv.dot(dtype(p), v, o * alpha[:, None])
             place = (*queries.at(base, token), h)
             if splits is None:
                 finish(out, lse, sinks, prior, prior_lse, h, place, exists, m, l, o)

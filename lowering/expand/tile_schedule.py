@@ -11,7 +11,7 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import arith
 
-from kvarn.dialect.dtypes import bf16, f16, f32
+from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import RAGGED, align_up, cdiv
 from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.ops.tile import COLUMN_STEP
@@ -19,8 +19,9 @@ from kvarn.dialect.schedules import TILED
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
-from kvarn.lowering.tile_copies import staging_bytes, why_not_staged
+from kvarn.lowering.tile_copies import staging_bytes, why_not_by_rows, why_not_staged
 from kvarn.lowering.tile_ir import SWIZZLE, WARPGROUP, WARPGROUP_ROWS
+from kvarn.lowering.tile_transposition import GROUP, staged_layout
 
 from . import tuned
 from .attention_common import Case
@@ -93,19 +94,35 @@ class TileConfig:
     @property
     def registers(self) -> int:
         """Registers of a thread for one tile's scores and weights, and for the sums."""
-        return self.keys // 2 + self.keys // 4 + self.value_columns // 2
+        return self.keys // 2 + self.keys * self.itemsize // 8 + self.value_columns // 2
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element that products read."""
+        return self.case.query.itemsize
+
+    @property
+    def narrow(self) -> bool:
+        """Whether products read 8-bit elements, which take values transposed."""
+        return self.itemsize == 1
 
     @property
     def shared_bytes(self) -> int:
-        query = SharedLayout(self.rows, self.columns, 2, SWIZZLE, self.query_stages).bytes
-        keys = SharedLayout(self.keys, self.columns, 2, SWIZZLE, self.stages).bytes
-        values = SharedLayout(self.keys, self.value_columns, 2, SWIZZLE, self.stages).bytes
+        size = self.itemsize
+        query = SharedLayout(self.rows, self.columns, size, SWIZZLE, self.query_stages).bytes
+        keys = SharedLayout(self.keys, self.columns, size, SWIZZLE, self.stages).bytes
+        shape = (self.value_columns, self.keys) if self.narrow else (self.keys, self.value_columns)
+        values = SharedLayout(*shape, size, SWIZZLE, self.stages).bytes
+        if self.narrow:  # whose rows are too short for those of the output
+            query += SharedLayout(self.rows, self.value_columns, self.case.out.itemsize, SWIZZLE).bytes
         return query + keys + values + self.staging_bytes + BARRIER_BYTES
 
     @property
     def staging_bytes(self) -> int:
         """Shared memory of tiles of 8-bit elements on their way to what products read."""
         spec, both = self.case.spec, (self.columns, self.value_columns)
+        if self.narrow:
+            return staged_layout(SharedLayout(self.value_columns, self.keys, 1)).bytes
         if any(why_not_staged(spec, columns) is not None for columns in both):
             return 0
         return sum(staging_bytes(spec, self.keys, columns) for columns in both)
@@ -126,9 +143,15 @@ def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
     spec, found = case.spec, []
     if not target.has("wgmma"):
         return [f"needs a GPU with wgmma, got {target.name}"]
-    if case.query not in (bf16, f16) or case.out not in (case.query, f32):
+    narrow = case.query is f8e4m3
+    outputs = (bf16, f16, f32) if narrow else (case.query, f32)
+    if case.query not in (bf16, f16, f8e4m3) or case.out not in outputs:
         found.append(
             f"needs a query of bf16 or f16 and an output of its type or f32, got {case.query.name} and {case.out.name}"
+        )
+    if narrow and (spec.head_size % 32 or why_not_by_rows(spec, spec.head_size) is not None):
+        found.append(
+            f"needs pages and a head size of a multiple of 32 for queries of f8e4m3, got {spec.head_size}, {spec.kind}"
         )
     if spec.dtype is not case.query and spec.dtype.bits != 8:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
@@ -163,6 +186,8 @@ def why_not(config: TileConfig, target: Target) -> str | None:
             f"tiles must fit {target.shared_bytes} bytes of shared memory, got {config.shared_bytes} for rows = "
             f"{config.rows}, keys = {config.keys}, stages = {config.stages}"
         )
+    if config.narrow and config.keys % 32:
+        return f"products of 8-bit weights take keys by 32, got {config.keys}"
     most = MOST_REGISTERS[config.consumers]
     if config.registers > most:
         return (
@@ -173,7 +198,9 @@ def why_not(config: TileConfig, target: Target) -> str | None:
         return f"ping_pong takes turns between two warpgroups: rows must be {2 * WARPGROUP_ROWS}, got {config.rows}"
     if config.query_stages > 1 and not (config.producer and config.persistent):
         return "query_stages of 2 need a producer that is a tile ahead: producer and persistent must be true"
-    if config.consumers > 2 and not copies_by_tma(config):  # what copies them needs registers that are not there
+    if config.consumers > 2 and (
+        config.narrow or not copies_by_tma(config)
+    ):  # what copies them needs registers that are not there
         return f"rows of more than {2 * WARPGROUP_ROWS} need a cache that TMA copies as it is, got rows = {config.rows}"
     return None
 
@@ -199,7 +226,7 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     most = schedule.get("max_queries")
     if most is not None and most * case.group <= WARPGROUP_ROWS:
         given.setdefault("rows", WARPGROUP_ROWS)
-    narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case))
+    narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case)) and case.query.bits > 8
     three = given.get("producer", True) and not given.get("ping_pong", False)
     wide: dict[str, Any] = {"rows": 192, "stages": 3} if narrow and three else {}
     # Turns pay where products are long beside the softmax; narrower heads lose 2 to 8% by them (measured on an H200).
@@ -305,8 +332,9 @@ def descriptors(config: TileConfig, at: Expansion, keys: ir.Value, values: ir.Va
         return [None, None]
     found = []
     for handle, half in ((keys, "key"), (values, "value")):
-        if at.why_no_tensor_map(handle, rows=rows) is not None:
+        box = math.gcd(rows, GROUP) if config.narrow and half == "value" else rows  # of what a warp transposes
+        if at.why_no_tensor_map(handle, rows=box) is not None:
             return [None, None]
         whose = {} if layer is None else {"layer": layer, "half": half}
-        found.append(at.tensor_map(handle, rows=rows, **whose))
+        found.append(at.tensor_map(handle, rows=box, **whose))
     return found

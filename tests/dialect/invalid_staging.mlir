@@ -52,7 +52,7 @@ func.func @rule() {
 !tile = tensor<64x128xbf16, "shared">
 // Rule: copies are of three kinds.
 func.func @rule() {
-  // expected-error @below {{'kv.make_stages' op copy must be one of tma, cp_async, staged, convert, got "bulk"}}
+  // expected-error @below {{'kv.make_stages' op copy must be one of tma, cp_async, staged, transposed, convert, got "bulk"}}
   %0 = "kv.make_stages"() {buffer_name = "keys", copy = "bulk", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   return
 }
@@ -66,7 +66,7 @@ func.func @rule() {
 func.func @rule(%c: !pool, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op operand must be of type !kv.cache or !kv.operand, got !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !pool, i32, i32, i32, i32, !map) -> ()
+  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !pool, i32, i32, i32, i32, !map) -> ()
   return
 }
 
@@ -79,7 +79,7 @@ func.func @rule(%c: !pool, %i: i32, %d: !map) {
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op columns must lie in the head's 128, rounded up to whole 16, got 128 from 8 : i64 on}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 8 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 8 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
   return
 }
 
@@ -92,7 +92,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op needs a descriptor for a buffer that is filled by tma, and for no other, got tma}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
+  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
   return
 }
 
@@ -105,7 +105,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "cp_async", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op needs a descriptor for a buffer that is filled by tma, and for no other, got cp_async}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
   return
 }
 
@@ -118,7 +118,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "convert", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op takes pages for a buffer that is filled by tma or cp_async, got convert}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
+  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
   return
 }
 
@@ -131,7 +131,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 func.func @rule(%c: !fp8, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op a descriptor copies elements as they are stored, f8E4M3FN without scales, got tensor<64x128xbf16, "shared">}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32, !map) -> ()
+  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32, !map) -> ()
   return
 }
 
@@ -142,7 +142,7 @@ func.func @rule(%c: !fp8, %i: i32, %d: !map) {
 // Rule: the buffer of a copy is in sight.
 func.func @rule(%c: !cache, %i: i32, %d: !map, %b: !kv.stages) {
   // expected-error @below {{'kv.copy_start' op must name a buffer by the kv.make_stages that makes it: passes look at it there}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
   return
 }
 
@@ -541,7 +541,7 @@ func.func @rule(%counter: memref<?xi8>) {
 // Rule: copies by TMA end by themselves.
 func.func @rule(%i: i32) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-  // expected-error @below {{'kv.copy_finish' op finishes copies by cp_async or staged, got a buffer that is filled by tma}}
+  // expected-error @below {{'kv.copy_finish' op finishes copies by cp_async, staged or transposed, got a buffer that is filled by tma}}
   "kv.copy_finish"(%b, %i) {pending = 0 : i64} : (!kv.stages, i32) -> ()
   return
 }
@@ -554,5 +554,27 @@ func.func @rule(%i: i32) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "staged", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_finish' op pending must be an integer from 0 to 7, got -1 : i64}}
   "kv.copy_finish"(%b, %i) {pending = -1 : i64} : (!kv.stages, i32) -> ()
+  return
+}
+
+// -----
+
+!tile = tensor<64x128xf8E4M3FN, "shared(transposed)">
+// Rule: a tile with tokens as columns is transposed on its way.
+func.func @rule() {
+  // expected-error @below {{'kv.make_stages' op copy "transposed" goes with the layout "shared(transposed)"}}
+  %b = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!tile = tensor<64x128xf8E4M3FN, "shared(transposed)">
+// Rule: what transposes a tile knows where the sequence begins in it.
+func.func @rule(%i: i32, %c: !cache) {
+  %b = "kv.make_stages"() {buffer_name = "values", copy = "transposed", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+  // expected-error @below {{'kv.copy_start' op needs begin for a buffer that is filled by transposed, and for no other, got transposed}}
+  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
   return
 }

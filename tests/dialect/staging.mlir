@@ -15,10 +15,10 @@
 // CHECK:         %[[P:.*]] = "kv.tile_pages"(%{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}) {rows = 64 : i64, step = 16 : i64} : ({{.*}}) -> i32
 // CHECK:         %[[R:.*]] = "kv.tile_row_pages"(%{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}) {rows = 64 : i64} : ({{.*}}) -> i32
 // CHECK:         "kv.producer_acquire"(%[[K]], %{{.*}}) : (!kv.stages, i32) -> ()
-// CHECK:         "kv.copy_start"(%[[K]], {{.*}}, %[[P]]) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1>}
-// CHECK:         "kv.copy_start"(%[[K]], {{.*}}) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>}
-// CHECK:         "kv.copy_start"(%[[V]], {{.*}}) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0>}
-// CHECK:         "kv.copy_start"(%[[V]], {{.*}}, %[[R]]) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1>}
+// CHECK:         "kv.copy_start"(%[[K]], {{.*}}, %[[P]]) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 0>}
+// CHECK:         "kv.copy_start"(%[[K]], {{.*}}) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>}
+// CHECK:         "kv.copy_start"(%[[V]], {{.*}}) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>}
+// CHECK:         "kv.copy_start"(%[[V]], {{.*}}, %[[R]]) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 0>}
 // CHECK:         "kv.copy_finish"(%[[V]], %{{.*}}) {pending = 1 : i64} : (!kv.stages, i32) -> ()
 // CHECK:         %[[T:.*]] = "kv.consumer_wait"(%[[V]], %{{.*}}) : (!kv.stages, i32) -> tensor<64x128xbf16, "shared">
 // CHECK:         "kv.tile_clear"(%[[T]], %{{.*}}, %{{.*}}) : (tensor<64x128xbf16, "shared">, i32, i32) -> tensor<64x128xbf16, "shared">
@@ -29,10 +29,10 @@ func.func @circular_buffers(%c: !cache, %m: !map, %n: i32) {
   %p = "kv.tile_pages"(%c, %n, %n, %n) {rows = 64 : i64, step = 16 : i64} : (!cache, i32, i32, i32) -> i32
   %r = "kv.tile_row_pages"(%c, %n, %n, %n) {rows = 64 : i64} : (!cache, i32, i32, i32) -> i32
   "kv.producer_acquire"(%k, %n) : (!kv.stages, i32) -> ()
-  "kv.copy_start"(%k, %n, %c, %n, %n, %n, %n, %m, %p) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map, i32) -> ()
-  "kv.copy_start"(%k, %n, %c, %n, %n, %n, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
-  "kv.copy_start"(%v, %n, %c, %n, %n, %n, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
-  "kv.copy_start"(%v, %n, %c, %n, %n, %n, %n, %r) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
+  "kv.copy_start"(%k, %n, %c, %n, %n, %n, %n, %m, %p) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map, i32) -> ()
+  "kv.copy_start"(%k, %n, %c, %n, %n, %n, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+  "kv.copy_start"(%v, %n, %c, %n, %n, %n, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
+  "kv.copy_start"(%v, %n, %c, %n, %n, %n, %n, %r) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
   "kv.copy_finish"(%v, %n) {pending = 1 : i64} : (!kv.stages, i32) -> ()
   %t = "kv.consumer_wait"(%v, %n) : (!kv.stages, i32) -> !tile
   %z = "kv.tile_clear"(%t, %n, %n) : (!tile, i32, i32) -> !tile

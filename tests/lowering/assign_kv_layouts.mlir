@@ -117,6 +117,42 @@ gpu.module @kernels {
 
 // -----
 
+// Products of 8-bit elements read keys as they are stored and values with tokens as columns; weights are converted.
+!cache = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+gpu.module @kernels {
+  // CHECK-LABEL: gpu.func @narrow
+  // CHECK:         "kv.tile_load"({{.*}} -> tensor<64x128xf8E4M3FN, "shared">
+  // CHECK:         "kv.tile_load"({{.*}} -> tensor<64x128xf8E4M3FN, "shared(transposed)">
+  // CHECK:         "kv.cast"({{.*}} : (tensor<64x64xf32, "wgmma">) -> tensor<64x64xf8E4M3FN, "wgmma">
+  // CHECK:         "kv.dot"({{.*}} : (tensor<64x64xf8E4M3FN, "wgmma">, tensor<64x128xf8E4M3FN, "shared(transposed)">) -> tensor<64x128xf32, "wgmma">
+  gpu.func @narrow(%c: !cache, %i: i32, %query: memref<?x128xf8E4M3FN>, %every: tensor<64xi1>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %at = "kv.tile_index"() : () -> tensor<64xi32>
+    %true = arith.constant dense<true> : tensor<64xi1>
+    %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x128xf8E4M3FN>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x128xf8E4M3FN>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf8E4M3FN>
+    %v = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf8E4M3FN>
+    %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<64x128xf8E4M3FN>, tensor<64x128xf8E4M3FN>) -> tensor<64x64xf32>
+    %p = "kv.cast"(%s) : (tensor<64x64xf32>) -> tensor<64x64xf8E4M3FN>
+    %o = "kv.dot"(%p, %v) {transpose_b = false} : (tensor<64x64xf8E4M3FN>, tensor<64x128xf8E4M3FN>) -> tensor<64x128xf32>
+    gpu.return
+  }
+}
+
+// -----
+
+!cache = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+gpu.module @kernels {
+  gpu.func @both_ways_of_one(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x64xf8E4M3FN>
+    %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x64xf8E4M3FN>, tensor<64x64xf8E4M3FN>) -> tensor<64x64xf32>
+    // expected-error @below {{'kv.dot' op reads a tile of 8-bit elements along its rows and along its columns: load it once for each}}
+    %t = "kv.dot"(%k, %k) {transpose_b = false} : (tensor<64x64xf8E4M3FN>, tensor<64x64xf8E4M3FN>) -> tensor<64x64xf32>
+    gpu.return
+  }
+}
+
+// -----
+
 gpu.module @kernels {
   gpu.func @computed_b(%p: tensor<64x64xbf16>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     // expected-error @below {{'kv.dot' op needs a loaded tile as its second operand: only those lie in shared memory}}

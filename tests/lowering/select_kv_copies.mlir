@@ -4,6 +4,7 @@
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !fp8 = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 32 : i64>
+!plain = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !narrow = !kv.cache<"paged", bf16, 8 : i64, 96 : i64, false, 16 : i64, none, 1 : i64>
 !map = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
 !tile = tensor<64x128xbf16, "shared">
@@ -109,7 +110,7 @@ gpu.module @kernels {
   // CHECK-DAG:     {buffer_name = "tile4", copy = "cp_async", stages = 1 : i64, tile = tensor<64x64xbf16, "shared">}
   // CHECK-NOT:     "kv.tile_pages"
   // CHECK:         %[[P:.*]] = "kv.tile_row_pages"(%{{.*}}, {{.*}}) {rows = 64 : i64}
-  // CHECK:         "kv.copy_start"({{.*}}, %[[P]]) {{.*}}1, 0, 1>
+  // CHECK:         "kv.copy_start"({{.*}}, %[[P]]) {{.*}}1, 0, 1, 0>
   // CHECK-NOT:     "kv.tile_load"
   // CHECK:         gpu.return
   // STAGES-LABEL: gpu.func @others
@@ -122,6 +123,24 @@ gpu.module @kernels {
     %s = "kv.dot"(%0, %1) {transpose_b = true} : (!tile, !tile) -> !acc
     %t = "kv.dot"(%2, %2) {transpose_b = true} : (tensor<64x96xbf16, "shared">, tensor<64x96xbf16, "shared">) -> !acc
     %u = "kv.dot"(%3, %3) {transpose_b = true} : (tensor<64x64xbf16, "shared">, tensor<64x64xbf16, "shared">) -> !acc
+    gpu.return
+  }
+
+  // Tiles that products read with tokens as columns are transposed on the way, which writes zeros outside of the sequence:
+  // nothing is cleared behind the wait.
+  // CHECK-LABEL: gpu.func @transposed
+  // CHECK:         %[[B:.*]] = "kv.make_stages"() {buffer_name = "tile", copy = "transposed", stages = 2 : i64, tile = tensor<64x128xf8E4M3FN, "shared(transposed)">}
+  // CHECK:         "kv.producer_acquire"(%[[B]],
+  // CHECK:         "kv.copy_start"(%[[B]], %{{.*}}, %arg0, %{{.*}}, %{{.*}}, %{{.*}}, %[[COUNT:.*]], %[[BEGIN:.*]]) {{.*}}0, 0, 1>
+  // CHECK:         "kv.consumer_wait"(%[[B]],
+  // CHECK-NOT:     "kv.tile_clear"
+  // CHECK:         gpu.return
+  gpu.func @transposed(%c: !plain, %i: i32, %begin: i32, %count: i32, %p: tensor<64x64xf8E4M3FN, "wgmma">) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c1 = arith.constant 1 : i32
+    scf.for %j = %i to %count step %c1 : i32 {
+      %v = "kv.tile_load"(%c, %i, %i, %j, %begin, %count) {first_column = 0 : i64, tail = "zero"} : (!plain, i32, i32, i32, i32, i32) -> tensor<64x128xf8E4M3FN, "shared(transposed)">
+      %o = "kv.dot"(%p, %v) {transpose_b = false} : (tensor<64x64xf8E4M3FN, "wgmma">, tensor<64x128xf8E4M3FN, "shared(transposed)">) -> tensor<64x128xf32, "wgmma">
+    }
     gpu.return
   }
 

@@ -144,21 +144,20 @@ def multiply(
     shared_a = isinstance(a, ir.Value)
     left = [a] if shared_a else list(a)
     registers = ", ".join(f"${i}" for i in range(count))
-    bytes_8 = dtype == "e4m3"
-    assert not bytes_8 or (shared_a and not trans_a and not trans_b), "8-bit operands are K-major"
-    shape = f"m64n{n}k{32 if bytes_8 else 16}.f32.{dtype}.{dtype}"
+    wide = dtype in ("f16", "bf16")  # others have no transposed form
+    shape = f"m64n{n}k{16 if wide else 32}.f32.{dtype}.{dtype}"
     text = ["wgmma.fence.sync.aligned;"]
     for k, (move_a, move_b) in enumerate(steps):
         text.append(f"add.s64 b, ${first + len(left)}, {move_b >> 4};")
         if shared_a:
             text.append(f"add.s64 a, ${first}, {move_a >> 4};")
-            operand, transposed = "a", f"{int(trans_a)}, {int(trans_b)}"
+            operand, transposed = "a", f", {int(trans_a)}, {int(trans_b)}"
         else:
             operand = f"{{{', '.join(f'${first + 4 * k + j}' for j in range(4))}}}"
-            transposed = f"{int(trans_b)}"
+            transposed = f", {int(trans_b)}"
         adds = "yes" if k or accumulator else "no"
-        order = "" if bytes_8 else f", {transposed}"  # 16-bit operands alone may be transposed
-        text.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {operand}, b, {adds}, 1, 1{order};")
+        signs = f"1, 1{transposed}" if wide else "1, 1"
+        text.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {operand}, b, {adds}, {signs};")
     text.append("wgmma.commit_group.sync.aligned;")
     if wait:
         text.append("wgmma.wait_group.sync.aligned 0;")

@@ -8,7 +8,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from kvarn.dialect.dtypes import DType, i32
+from kvarn.dialect.dtypes import DType, bf16, f8e4m3, i32
 from kvarn.dialect.layout import CacheSpec
 from kvarn.runtime import buffers
 from kvarn.runtime.binding import is_torch
@@ -107,6 +107,16 @@ def queryable(spec: CacheSpec) -> tuple[str, ...]:
     return FLOATS if spec.dtype.bits == 8 else (spec.dtype.name,)
 
 
+def multiplied(spec: CacheSpec) -> tuple[str, ...]:
+    """The narrow element type of queries that are multiplied by a cache's elements as they are stored."""
+    return (spec.dtype.name,) if spec.dtype is f8e4m3 and not spec.quantized else ()
+
+
+def outputs_of(query: DType) -> tuple[str, ...]:
+    """Element types of what attention of a query gives."""
+    return FLOATS if query.bits == 8 else (query.name,)
+
+
 def new_tokens(view: BufferView, spec: CacheSpec, name: str) -> None:
     """[T, H, D] that can be stored."""
     has_shape(view, ("T", spec.num_heads, spec.head_size), name)
@@ -200,6 +210,14 @@ def empty_like(array: Any, name: str, title: str) -> Any:
     if is_torch(array.__class__):
         return array.new_empty(array.shape)
     return empty(array, shape_of(array, f"{title}: what {name} is to be like"), None, name, title)
+
+
+def empty_result(query: Any, name: str, title: str) -> Any:
+    """A new array for what attention of a query gives: like it, or of bf16 for one of 8 bits."""
+    size = query.element_size() if is_torch(query.__class__) else getattr(getattr(query, "dtype", None), "itemsize", 0)
+    if size != 1:
+        return empty_like(query, name, title)
+    return empty(query, shape_of(query, f"{title}: what {name} is to be like"), bf16, name, title)
 
 
 def empty(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:

@@ -59,7 +59,8 @@ def _check_queries(
             f"{title}: collection must have float elements, or scales, got {spec.dtype.name} without scales"
         )
     checks.has_shape(seen.query, (*leading, "Hq", columns), f"{title}: query")
-    checks.has_dtype(seen.query, checks.queryable(spec), f"{title}: query")
+    narrow = checks.multiplied(spec) if more else ()  # by kernels whose output may have another type
+    checks.has_dtype(seen.query, (*checks.queryable(spec), *narrow), f"{title}: query")
     rows, heads = tuple(seen.query.shape[:-2]), seen.query.shape[-2]
     if heads < 1 or heads % spec.num_heads:
         raise ValueError(
@@ -67,7 +68,8 @@ def _check_queries(
             f"got {heads}"
         )
     checks.has_shape(seen.out, (*rows, heads, value_size), f"{title}: out")
-    checks.has_dtype(seen.out, tuple(dict.fromkeys((seen.query.dtype.name, *more))), f"{title}: out")
+    outputs = checks.outputs_of(seen.query.dtype)
+    checks.has_dtype(seen.out, tuple(dict.fromkeys((*outputs, *more))), f"{title}: out")
 
 
 def _check_attention(seen: SimpleNamespace) -> None:
@@ -320,7 +322,7 @@ def attention(
     attributes, arrays = _modified(score, mask, window, chunk, softcap, title)
     scale = collection.head_size**-0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
-        out = checks.empty_like(query, "out", title)
+        out = checks.empty_result(query, "out", title)
     if return_lse and lse is None:
         lse = empty_lse(query, title)
     operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets, alibi_slopes)
@@ -421,7 +423,7 @@ def attention_padded(
     attributes, arrays = _modified(score, mask, window, chunk, softcap, title)
     scale = collection.head_size**-0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
-        out = checks.empty_like(query, "out", title)
+        out = checks.empty_result(query, "out", title)
     if return_lse and lse is None:
         lse = empty_lse(query, title)
     operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets, alibi_slopes)

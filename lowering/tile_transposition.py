@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tiles of 8-bit elements with their columns as rows, as products take values. For distribute-kv-tiles.
+
+wgmma reads 8-bit operands along the product's inner extent alone, which for values are tokens. So each warp that copies
+brings groups of 16 rows to staging memory, by TMA or cp.async, and when its own are there moves them on: ``ldmatrix``
+transposes pairs of bytes, byte permutations part the pairs, ``stmatrix`` writes rows of 16 tokens (FlashAttention-3,
+arXiv 2407.08608, section 3.3). No warp waits for another.
+
+Tokens stay in the order in which the halves of a group meet: byte 4 t + i of a group is token 2 t + (i & 1) + 8 * (i
+>> 1). A lane of an accumulator holds the weights of just these four, so that weights need not move between lanes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn.dialect import ops, types
+from kvarn.dialect.dtypes import DType, i32
+from kvarn.dialect.layout import page_and_slot
+from kvarn.dialect.shared_layout import CHUNK, SharedLayout
+from kvarn.dsl import functional, machine, tma
+from kvarn.dsl import gpu as kv_gpu
+from kvarn.dsl import math as kv_math
+from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
+from kvarn.dsl.values import Value, vector, where
+
+from .tile_ir import SWIZZLE, WARP
+from .tile_threads import scalar
+
+GROUP = 16  # rows that a warp transposes at a time
+TOGETHER = 2  # loads of 32 columns whose latency one wait covers
+SLOTS = 2  # tiles in staging memory
+BARRIER_BYTES = BOUNDS_BYTES = 8
+NO_PAGE = 1 << 30  # outside of every pool: copies of it are zeros
+
+
+def staged_layout(layout: SharedLayout) -> SharedLayout:
+    """Staging memory of a tile whose transpose has a layout: rows as the cache has them."""
+    return SharedLayout(layout.columns, layout.rows, layout.itemsize, SWIZZLE, SLOTS)
+
+
+class Transposition:
+    """The staging memory of a buffer, and how its tiles come from there."""
+
+    def __init__(self, op: Any, layout: SharedLayout, threads: int) -> None:
+        """``op``: the ``kv.copy_start`` that fills the buffer, whose tiles have a layout."""
+        self.layout, self.staged, self.warps = layout, staged_layout(layout), threads // WARP
+        self.by_tma = op.descriptor is not None
+        self.memory = Pointer(ops.alloc_shared(self.staged.bytes, self.staged.alignment), SHARED)
+        self.barriers = Pointer(ops.alloc_shared(SLOTS * self.warps * BARRIER_BYTES, BARRIER_BYTES), SHARED)
+        # Of each warp and slot where the sequence begins and ends in the tile: whoever finishes a copy does not know.
+        self.bounds = Pointer(ops.alloc_shared(SLOTS * self.warps * BOUNDS_BYTES, BOUNDS_BYTES), SHARED)
+
+    @property
+    def groups(self) -> int:
+        return self.staged.rows // GROUP
+
+    def initialize(self) -> None:
+        """Set the barriers up, of each warp and slot one."""
+        for i in range(SLOTS * self.warps if self.by_tma else 0):
+            machine.mbarrier_init(self.barriers + i * BARRIER_BYTES, 1)
+
+    def start(self, op: Any, n: Value, thread: Value) -> None:
+        """Start the copies of a warp's groups of use n."""
+        warp, lane = kv_gpu.shuffle_idx(thread >> 5, 0), thread & (WARP - 1)
+        inside = [scalar(x) - scalar(op.first) for x in (op.begin, op.count)]
+        with functional.when(lane == 0):
+            self.of_warp(self.bounds, n & (SLOTS - 1), warp).store(vector(i32, inside))
+        (self.start_boxes if self.by_tma else self.start_rows)(op, n, warp, lane)
+
+    def start_boxes(self, op: Any, n: Value, warp: Value, lane: Value) -> None:
+        """By TMA, a lane a box."""
+        map = tma.TensorMap(op.descriptor, types.tma_spec_of(op.descriptor.type))
+        spec, boxes = types.spec_of(op.cache.type), GROUP // map.rows
+        slot = n & (SLOTS - 1)
+        full, place = self.of_warp(self.barriers, slot, warp), self.memory + self.staged.stage_offset(slot)
+        own = (self.groups - 1 - warp) // self.warps + 1
+        with functional.when(lane == 0):
+            machine.mbarrier_arrive_expect_tx(full, own * (boxes * self.staged.panels * map.box_bytes))
+        machine.syncwarp()
+        row = (warp + lane // boxes * self.warps) * GROUP + lane % boxes * map.rows
+        first, count = scalar(op.first), scalar(op.count)
+        token = Value((first + row).ir, i32, nonneg=True)
+        with functional.when(lane < own * boxes):
+            at = Value(kv_math.max(kv_math.min(token, count - 1), 0).ir, i32, nonneg=True)
+            page = where(token < count, Value(ops.page(op.cache, op.batch, at.ir), i32), NO_PAGE)
+            for panel in range(self.staged.panels):
+                column = op.first_column.value + panel * self.staged.panel_columns
+                coordinates = (page, page_and_slot(spec, token)[1], scalar(op.head), column)
+                tma.load_box(map, coordinates, place + self.staged.box_offset(panel, row), full)
+
+    def start_rows(self, op: Any, n: Value, warp: Value, lane: Value) -> None:
+        """By cp.async, a chunk of a row a lane: neighbouring lanes have neighbouring chunks."""
+        chunks = self.staged.row_bytes // CHUNK
+        place = self.memory + self.staged.stage_offset(n & (SLOTS - 1))
+        first, last = scalar(op.first), kv_math.max(scalar(op.count) - 1, 0)
+        with functional.loop(warp, self.groups, self.warps) as group:
+            machine.stay_rolled()
+            for part in range(0, GROUP * chunks, WARP):
+                i = lane + part
+                row, chunk = Value(group.ir, i32, nonneg=True) * GROUP + i // chunks, i % chunks
+                at = Value(kv_math.min(first + row, last).ir, i32, nonneg=True)
+                column = chunk * CHUNK + op.first_column.value
+                page = ops.page(op.cache, op.batch, at.ir)
+                source = ops.block_ptr(op.cache, op.batch, at.ir, op.head, column.ir, page=page)
+                machine.cp_async(place + self.staged.chunk_offset(row, chunk), Pointer(source, GLOBAL), CHUNK)
+        machine.cp_async_commit()
+
+    def finish(self, n: Value, thread: Value, pending: int, tile: Pointer, dtype: DType) -> None:
+        """Wait for a warp's groups of use n and write their transposes, rows outside of the sequence as zeros."""
+        warp, lane = kv_gpu.shuffle_idx(thread >> 5, 0), thread & (WARP - 1)
+        slot = n & (SLOTS - 1)
+        if self.by_tma:
+            machine.mbarrier_wait(self.of_warp(self.barriers, slot, warp), (n >> 1) & 1)
+        else:
+            machine.cp_async_wait(pending)
+            machine.syncwarp()
+        bounds = self.of_warp(self.bounds, slot, warp).load(i32, 2)
+        begin, end = bounds[0], bounds[1]
+        place = self.memory + self.staged.stage_offset(slot)
+        with functional.loop(warp, self.groups, self.warps) as group:
+            group = Value(group.ir, i32, nonneg=True)
+            low = group * GROUP
+            whole = (begin <= low) & (end >= low + GROUP)
+            keep = functional.if_(whole, lambda: i32(-1), lambda low=low: _kept(lane, begin - low, end - low))
+            self.transpose(place, tile, group, lane, keep)
+        machine.syncwarp()  # before what this warp copies next to the slot
+
+    def transpose(self, place: Pointer, tile: Pointer, group: Value, lane: Value, keep: Value) -> None:
+        """One group: 32 columns at a time, of which a lane keeps bytes of four tokens. Loads go ahead of stores."""
+        row, chunks = group * GROUP + (lane & 15), range(0, self.staged.row_bytes // CHUNK, 2)
+        for some in (chunks[i : i + TOGETHER] for i in range(0, len(chunks), TOGETHER)):
+            at = [place + self.staged.chunk_offset(row, (lane >> 4) + c) for c in some]
+            loaded = [machine.ldmatrix(x, trans=True) for x in at]
+            for c, pairs in zip(some, loaded, strict=True):
+                words = []
+                for low, high in (pairs[:2], pairs[2:]):
+                    words += [machine.prmt(low, high, selector) & keep for selector in (0x6420, 0x7531)]
+                column = ((lane >> 4) + c) * CHUNK + (lane & 7) * 2 + ((lane >> 3) & 1)
+                machine.stmatrix(tile + self.layout.chunk_offset(column, group), words)
+
+    def of_warp(self, memory: Pointer, slot: Value, warp: Value) -> Pointer:
+        """The 8 bytes that a warp has for a slot."""
+        return memory + (slot * self.warps + warp) * BARRIER_BYTES
+
+
+def _kept(lane: Value, begin: Value, end: Value) -> Value:
+    """The mask of a lane's four bytes whose tokens of a group lie in [begin, end)."""
+    kept: Any = 0
+    for i in range(4):
+        token = (lane & 3) * 2 + ((i & 1) + 8 * (i >> 1))
+        kept = kept | where((token >= begin) & (token < end), 0xFF << 8 * i if i < 3 else -(1 << 24), 0)
+    return kept
