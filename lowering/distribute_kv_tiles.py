@@ -19,7 +19,7 @@ from mlir import ir
 from mlir.dialects import arith, scf, vector
 
 from kvarn.dialect import ops
-from kvarn.dialect.dtypes import bool_, by_mlir, f32
+from kvarn.dialect.dtypes import bool_, by_mlir
 from kvarn.dialect.ops.staging import PRODUCER_REST, PRODUCER_WARPS, TileStoreDirectOp, TileStoreSharedOp
 from kvarn.dialect.ops.tile import IN_SHARED, SHARED, SHARED_TRANSPOSED
 from kvarn.dialect.shared_layout import SharedLayout
@@ -58,6 +58,7 @@ from .tile_threads import (
     folded,
     from_elements,
     numbers,
+    over_lanes,
     register_layout,
     scalar,
     shared_layout,
@@ -314,9 +315,8 @@ def _cast(op: Any, d: Distribution) -> ir.Value:
     operand, result = op.operation.operands[0], op.operation.results[0]
     if not is_tile(result):
         return ops.cast(operand, by_mlir(str(result.type)))
-    got = str(ir.RankedTensorType(result.type).element_type)
-    if str(ir.VectorType(operand.type).element_type) != "f32" or got != "f8E4M3FN":
-        fail(op, f"casts a tile to {got}: of 8-bit elements only f32 to f8E4M3FN is there")
+    if str(ir.VectorType(operand.type).element_type) != "f32" or "f8E4M3FN" not in str(result.type):
+        fail(op, f"casts to {result.type}: of 8-bit elements only f32 to f8E4M3FN is there")
     return tile_products.narrowed(operand)
 
 
@@ -336,23 +336,13 @@ def _reduce(op: Any, d: Distribution) -> ir.Value:
         parts.append(folded(shuffled(op.source, [r for r, of in enumerate(rows) if of == row]), combine))
     if "kv.partial" in op.operation.attributes:
         return from_elements(parts)
-    return from_elements([_over_lanes(x, layout, combine) for x in parts])
+    return from_elements([over_lanes(x, layout, combine) for x in parts])
 
 
 @RULES.lowers("kv.tile_reduce_lanes")
 def _reduce_lanes(op: Any, d: Distribution) -> ir.Value:
     layout = register_layout(op.operation.attributes["kv.tile"].value)
-    return from_elements([_over_lanes(x, layout, _COMBINE[op.kind.value]) for x in elements(op.source)])
-
-
-def _over_lanes(value: ir.Value, layout: Any, combine: Any) -> ir.Value:
-    """Fold over the lanes that hold other columns of the same row."""
-    for bit, (row, _) in enumerate(layout.lane_bases):
-        if row:
-            continue
-        distance = 1 << bit
-        value = combine(value, kv_gpu.shuffle_xor(Value(value, f32), distance).ir)
-    return value
+    return from_elements([over_lanes(x, layout, _COMBINE[op.kind.value]) for x in elements(op.source)])
 
 
 @RULES.lowers("kv.tile_mask")

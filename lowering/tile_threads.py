@@ -10,7 +10,7 @@ from mlir import ir
 from mlir.dialects import arith, vector
 
 from kvarn.dialect import tile_layout
-from kvarn.dialect.dtypes import i32
+from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.ops.tile import SHARED_TRANSPOSED
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import SharedLayout
@@ -128,6 +128,16 @@ def folded(value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -
             value = from_elements([*elements(value), rest])
             lanes += 1
     return vector.extract(value, [], [0])
+
+
+def over_lanes(value: ir.Value, layout: RegisterLayout, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+    """Fold over the lanes that hold other columns of the same row."""
+    for bit, (row, _) in enumerate(layout.lane_bases):
+        if row:
+            continue
+        distance = 1 << bit
+        value = combine(value, gpu.shuffle_xor(Value(value, f32), distance).ir)
+    return value
 
 
 def scalar(value: ir.Value) -> Value:

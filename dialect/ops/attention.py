@@ -85,9 +85,9 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     cache_length(b) + kv_offsets[b+1] - kv_offsets[b] keys; alibi_slopes [Hq] f32: slope * (key's position - query's)
     is added to every score, after the softcap; prior [T, Hq, D] and prior_lse [T, Hq] f32, the result of the same
     queries over other keys, which is combined with that over these. The query has the cache's float type, or
-    f16/bf16/f32 over an 8-bit cache, and the output the query's type or f32. Over f8e4m3 without scales the query may be
-    f8e4m3 too, and the output f16, bf16 or f32; an integer cache needs scales. The schedule's entry max_queries bounds
-    the new tokens of every sequence.
+    f16/bf16/f32 over an 8-bit cache, and the output the query's type or f32. Over f8e4m3 without scales the query may
+    be f8e4m3 too, and the output f16, bf16 or f32; an integer cache needs scales. The schedule's entry max_queries
+    bounds the new tokens of every sequence.
 
     A mask ``NAME@DIGEST`` is a function of (b, h, q, k, *arrays), and so is the attribute score, where it is there, of
     (score, b, h, q, k, *arrays): of the scaled score, after softcap and slopes. Such a string stands for the function's

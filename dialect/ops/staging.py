@@ -83,9 +83,10 @@ class MakeStagesOp(Kv.Operation, name="make_stages", traits=[AllocatesShared]):
             return verify.fail(
                 self, f'tile must be the type of a tile of rank 2 with the layout "{SHARED}", got {self.tile}'
             )
-        transposed = layout_of(tile) == SHARED_TRANSPOSED
-        if not verify.one_of(self, "copy", COPIES) or transposed == (self.copy.value == "transposed"):
-            return verify.one_of(self, "copy", COPIES)
+        if not verify.one_of(self, "copy", COPIES):
+            return False
+        if (layout_of(tile) == SHARED_TRANSPOSED) == (self.copy.value == "transposed"):
+            return True
         return verify.fail(self, f'copy "transposed" goes with the layout "{SHARED_TRANSPOSED}", got {self.tile}')
 
 
