@@ -254,7 +254,7 @@ class OperationProgram(Program):
 # Host programs that are kept, those used last: each has 3 MB of machine code and what the JIT knows of it. Those of
 # GPUs are small, and stay: a captured graph may launch them.
 HOST_PROGRAMS = 64
-_programs: dict[tuple[Specialisation, bool, Hashable], OperationProgram] = {}
+_programs: dict[tuple[Specialisation, bool | str, Hashable], OperationProgram] = {}
 _operations: weakref.WeakSet[Operation] = weakref.WeakSet()
 _clock = itertools.count()
 _compiling = threading.Lock()

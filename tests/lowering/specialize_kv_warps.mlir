@@ -63,7 +63,7 @@ gpu.module @kernels {
     %last = arith.muli %n, %c64 : i32
     %r = scf.for %j = %c0 to %last step %c1 iter_args(%o = %start) -> (!acc) : i32 {
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %j, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %j, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (!q, !tile, !acc) -> !acc
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()

@@ -136,7 +136,7 @@ def multiply(
 ) -> list[ir.Value]:  # fmt: skip
     """Fence, a product of 64 rows and ``n`` columns, commit; and wait, or leave it in flight.
 
-    ``dtype``: f16, bf16, or e4m3, of which both operands are K-major, A in shared memory.
+    ``dtype``: f16, bf16, or e4m3, of which operands in shared memory are K-major.
     ``a`` is a descriptor or four words a k-step, ``b`` a descriptor, ``accumulator`` n / 2 f32 or none for zeros;
     ``steps`` are the bytes by which every k-step moves the descriptors of A and of B.
     """
