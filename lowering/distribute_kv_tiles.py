@@ -16,10 +16,9 @@ import contextlib
 from typing import Any
 
 from mlir import ir
-from mlir.dialects import arith, scf, vector
+from mlir.dialects import scf
 
 from kvarn.dialect import ops
-from kvarn.dialect.dtypes import bool_, by_mlir
 from kvarn.dialect.ops.staging import PRODUCER_REST, PRODUCER_WARPS, TileStoreDirectOp, TileStoreSharedOp
 from kvarn.dialect.ops.tile import IN_SHARED, SHARED, SHARED_TRANSPOSED
 from kvarn.dialect.shared_layout import SharedLayout
@@ -33,7 +32,7 @@ from . import tile_memory, tile_products
 from .index import pointer
 from .pass_base import fail, kv_pass
 from .pipeline_kv_loops import STRICT
-from .rewrite import Rules, defining_op, enclosing, ops_named, replace, walk
+from .rewrite import defining_op, enclosing, ops_named, replace, walk
 from .specialize_kv_warps import ROLES
 from .tile_chunks import Chunks
 from .tile_ir import (
@@ -49,23 +48,16 @@ from .tile_ir import (
     tiled,
     users,
 )
-from .tile_math import FAST
 from .tile_memory import Queue, Stages
 from .tile_products import Product
 from .tile_threads import (
     Threads,
-    elements,
-    folded,
-    from_elements,
-    numbers,
-    over_lanes,
     register_layout,
     scalar,
     shared_layout,
-    shuffled,
-    splat,
     vector_type,
 )
+from .tile_values import RULES
 
 _CHEAP = ("kv.tile_broadcast", "tensor.splat", "arith.constant")
 _MADE = ("kv.make_stages", "kv.make_queue")
@@ -79,7 +71,6 @@ ROLE = "kv.role"  # on copies and waits of some of the producer's warps: which
 SLEEP = 200  # nanoseconds between looks of those who copy one tile of rows while the others go through many of keys
 # Weights that small are zeros in 16 bits, and the fast exponential needs three instructions more for them.
 FLUSH_DENORMALS = '[["denormal-fp-math-f32", "preserve-sign,preserve-sign"]]'
-RULES = Rules()  # what becomes of an op: functions that return what replaces its results
 
 
 class Distribution:
@@ -270,124 +261,6 @@ class Distribution:
         """Shared memory, at the kernel's start."""
         with ir.InsertionPoint.at_block_begin(self.body):
             return Pointer(ops.alloc_shared(layout.bytes, layout.alignment), SHARED_SPACE)
-
-
-# --- values ------------------------------------------------------------------------------------------
-
-
-@RULES.lowers("kv.tile_index")
-def _index(op: Any, d: Distribution) -> ir.Value:
-    layout = register_layout(op.indices.type)
-    axis = 0 if layout.shape[1] == 1 else 1
-    offsets = [layout.register_offset(r)[axis] for r in range(layout.registers)]
-    own = layout.thread_offset(d.threads.lane, d.threads.warp)[axis]
-    if isinstance(own, int):
-        return numbers([own + x for x in offsets])
-    return arith.addi(splat(own.ir, len(offsets)), numbers(offsets))
-
-
-@RULES.lowers("tensor.splat")
-def _splat(op: Any, d: Distribution) -> ir.Value:
-    made = vector_type(op.operation.results[0].type)
-    return vector.broadcast(made, op.operation.operands[0])
-
-
-@RULES.lowers("kv.tile_broadcast")
-def _broadcast(op: Any, d: Distribution) -> ir.Value:
-    layout = register_layout(op.tile.type)
-    lanes = layout.row_registers if op.dimension.value == 0 else layout.column_registers
-    return shuffled(op.source, lanes)
-
-
-@RULES.lowers("arith.negf")
-def _negate(op: Any, d: Distribution) -> ir.Value:
-    value, type_ = op.operation.operands[0], op.operation.results[0].type
-    if not is_tile(op.operation.results[0]) or layout_of(type_) != SHARED:
-        made = vector_type(type_) if is_tile(op.operation.results[0]) else type_
-        return ir.Operation.create("arith.negf", [made], [value]).result
-    tile_memory.negate_rows(Pointer(value, SHARED_SPACE), shared_layout(type_), d.threads)
-    return value
-
-
-@RULES.lowers("kv.cast")
-def _cast(op: Any, d: Distribution) -> ir.Value:
-    """Weights of 8 bits; the other casts of tiles are ops of arith."""
-    operand, result = op.operation.operands[0], op.operation.results[0]
-    if not is_tile(result):
-        return ops.cast(operand, by_mlir(str(result.type)))
-    if str(ir.VectorType(operand.type).element_type) != "f32" or "f8E4M3FN" not in str(result.type):
-        fail(op, f"casts to {result.type}: of 8-bit elements only f32 to f8E4M3FN is there")
-    return tile_products.narrowed(operand)
-
-
-_COMBINE = {"max": arith.maxnumf, "min": arith.minnumf, "add": arith.addf}
-
-
-@RULES.lowers("kv.tile_reduce")
-def _reduce(op: Any, d: Distribution) -> ir.Value:
-    if op.axis.value != 1:
-        fail(op, "folds columns, whose elements lie in several warps: only rows can be folded here")
-    if str(ir.VectorType(op.source.type).element_type) != "f32":
-        fail(op, "folds elements that are not f32: only those can be folded here, convert them first")
-    layout = register_layout(op.operation.attributes["kv.tile"].value)
-    combine, rows = _COMBINE[op.kind.value], layout.row_registers
-    parts = []
-    for row in range(len(layout.rows_a_thread)):
-        parts.append(folded(shuffled(op.source, [r for r, of in enumerate(rows) if of == row]), combine))
-    if "kv.partial" in op.operation.attributes:
-        return from_elements(parts)
-    return from_elements([over_lanes(x, layout, combine) for x in parts])
-
-
-@RULES.lowers("kv.tile_reduce_lanes")
-def _reduce_lanes(op: Any, d: Distribution) -> ir.Value:
-    layout = register_layout(op.operation.attributes["kv.tile"].value)
-    return from_elements([over_lanes(x, layout, _COMBINE[op.kind.value]) for x in elements(op.source)])
-
-
-@RULES.lowers("kv.tile_mask")
-def _mask(op: Any, d: Distribution) -> ir.Value:
-    type_ = op.scores.type
-    lowest = ir.FloatAttr.get(ir.VectorType(type_).element_type, float("-inf"))
-    hidden = arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, lowest))
-    return d.chunks.computed(arith.select(op.mask, op.scores, hidden))
-
-
-@RULES.lowers("kv.warp_any")
-def _warp_any(op: Any, d: Distribution) -> ir.Value:
-    found: ir.Value | None = None
-    for x in elements(op.mask):
-        found = x if found is None else arith.ori(found, x)
-    return (machine.ballot(Value(found, bool_)) != 0).ir
-
-
-@RULES.lowers(*FAST)
-def _approximated(op: Any, d: Distribution) -> ir.Value:
-    x, name = op.operation.operands[0], op.operation.name
-    if isinstance(x.type, ir.VectorType) and str(x.type.element_type) == "f32":
-        return FAST[name](x)
-    return ir.Operation.create(name, [x.type], [x]).result
-
-
-@RULES.lowers("kv.tile_load")
-def _load(op: Any, d: Distribution) -> ir.Value:
-    return tile_memory.load_registers(op, register_layout(op.tile.type), d.threads)
-
-
-@RULES.lowers("kv.tile_gather")
-def _gather(op: Any, d: Distribution) -> ir.Value:
-    if op.operation.result in d.chunks.waiting:
-        return d.chunks.defer(op, vector_type(op.tile.type))
-    return tile_memory.gathered(op.buffer, op.mask, list(op.indices))
-
-
-@RULES.lowers("kv.tile_scatter")
-def _scatter(op: Any, d: Distribution) -> None:
-    layout = register_layout(op.operation.attributes["kv.tile"].value)
-    # Of the lanes that hold the same elements, the first writes.
-    copies = [bit for bit, basis in enumerate(layout.lane_bases) if basis == (0, 0)]
-    mask = sum(1 << bit for bit in copies)
-    tile_memory.scatter(op, (d.threads.lane & mask) == 0, range(layout.registers))
 
 
 # --- products ----------------------------------------------------------------------------------------

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What becomes of the values of tiles: rules of distribute-kv-tiles, for arithmetic, positions and elements of buffers.
+
+A rule is a function of (the op, the kernel's ``Distribution``) that makes what a thread does and returns what replaces
+the op's results.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mlir import ir
+from mlir.dialects import arith, vector
+
+from kvarn.dialect import ops
+from kvarn.dialect.dtypes import bool_, by_mlir
+from kvarn.dialect.ops.tile import SHARED
+from kvarn.dsl import machine
+from kvarn.dsl.memory import SHARED as SHARED_SPACE
+from kvarn.dsl.memory import Pointer
+from kvarn.dsl.values import Value
+
+from . import tile_memory, tile_products
+from .pass_base import fail
+from .rewrite import Rules
+from .tile_ir import is_tile, layout_of
+from .tile_math import FAST
+from .tile_threads import (
+    elements,
+    folded,
+    from_elements,
+    numbers,
+    over_lanes,
+    register_layout,
+    shared_layout,
+    shuffled,
+    splat,
+    vector_type,
+)
+
+if TYPE_CHECKING:
+    from .distribute_kv_tiles import Distribution
+
+RULES = Rules()  # by the name of the op
+
+
+@RULES.lowers("kv.tile_index")
+def _index(op: Any, d: Distribution) -> ir.Value:
+    layout = register_layout(op.indices.type)
+    axis = 0 if layout.shape[1] == 1 else 1
+    offsets = [layout.register_offset(r)[axis] for r in range(layout.registers)]
+    own = layout.thread_offset(d.threads.lane, d.threads.warp)[axis]
+    if isinstance(own, int):
+        return numbers([own + x for x in offsets])
+    return arith.addi(splat(own.ir, len(offsets)), numbers(offsets))
+
+
+@RULES.lowers("tensor.splat")
+def _splat(op: Any, d: Distribution) -> ir.Value:
+    made = vector_type(op.operation.results[0].type)
+    return vector.broadcast(made, op.operation.operands[0])
+
+
+@RULES.lowers("kv.tile_broadcast")
+def _broadcast(op: Any, d: Distribution) -> ir.Value:
+    layout = register_layout(op.tile.type)
+    lanes = layout.row_registers if op.dimension.value == 0 else layout.column_registers
+    return shuffled(op.source, lanes)
+
+
+@RULES.lowers("arith.negf")
+def _negate(op: Any, d: Distribution) -> ir.Value:
+    value, type_ = op.operation.operands[0], op.operation.results[0].type
+    if not is_tile(op.operation.results[0]) or layout_of(type_) != SHARED:
+        made = vector_type(type_) if is_tile(op.operation.results[0]) else type_
+        return ir.Operation.create("arith.negf", [made], [value]).result
+    tile_memory.negate_rows(Pointer(value, SHARED_SPACE), shared_layout(type_), d.threads)
+    return value
+
+
+@RULES.lowers("kv.cast")
+def _cast(op: Any, d: Distribution) -> ir.Value:
+    """Weights of 8 bits; the other casts of tiles are ops of arith."""
+    operand, result = op.operation.operands[0], op.operation.results[0]
+    if not is_tile(result):
+        return ops.cast(operand, by_mlir(str(result.type)))
+    if str(ir.VectorType(operand.type).element_type) != "f32" or "f8E4M3FN" not in str(result.type):
+        fail(op, f"casts to {result.type}: of 8-bit elements only f32 to f8E4M3FN is there")
+    return tile_products.narrowed(operand)
+
+
+_COMBINE = {"max": arith.maxnumf, "min": arith.minnumf, "add": arith.addf}
+
+
+@RULES.lowers("kv.tile_reduce")
+def _reduce(op: Any, d: Distribution) -> ir.Value:
+    if op.axis.value != 1:
+        fail(op, "folds columns, whose elements lie in several warps: only rows can be folded here")
+    if str(ir.VectorType(op.source.type).element_type) != "f32":
+        fail(op, "folds elements that are not f32: only those can be folded here, convert them first")
+    layout = register_layout(op.operation.attributes["kv.tile"].value)
+    combine, rows = _COMBINE[op.kind.value], layout.row_registers
+    parts = []
+    for row in range(len(layout.rows_a_thread)):
+        parts.append(folded(shuffled(op.source, [r for r, of in enumerate(rows) if of == row]), combine))
+    if "kv.partial" in op.operation.attributes:
+        return from_elements(parts)
+    return from_elements([over_lanes(x, layout, combine) for x in parts])
+
+
+@RULES.lowers("kv.tile_reduce_lanes")
+def _reduce_lanes(op: Any, d: Distribution) -> ir.Value:
+    layout = register_layout(op.operation.attributes["kv.tile"].value)
+    return from_elements([over_lanes(x, layout, _COMBINE[op.kind.value]) for x in elements(op.source)])
+
+
+@RULES.lowers("kv.tile_mask")
+def _mask(op: Any, d: Distribution) -> ir.Value:
+    type_ = op.scores.type
+    lowest = ir.FloatAttr.get(ir.VectorType(type_).element_type, float("-inf"))
+    hidden = arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, lowest))
+    return d.chunks.computed(arith.select(op.mask, op.scores, hidden))
+
+
+@RULES.lowers("kv.warp_any")
+def _warp_any(op: Any, d: Distribution) -> ir.Value:
+    found: ir.Value | None = None
+    for x in elements(op.mask):
+        found = x if found is None else arith.ori(found, x)
+    return (machine.ballot(Value(found, bool_)) != 0).ir
+
+
+@RULES.lowers(*FAST)
+def _approximated(op: Any, d: Distribution) -> ir.Value:
+    x, name = op.operation.operands[0], op.operation.name
+    if isinstance(x.type, ir.VectorType) and str(x.type.element_type) == "f32":
+        return FAST[name](x)
+    return ir.Operation.create(name, [x.type], [x]).result
+
+
+@RULES.lowers("kv.tile_load")
+def _load(op: Any, d: Distribution) -> ir.Value:
+    return tile_memory.load_registers(op, register_layout(op.tile.type), d.threads)
+
+
+@RULES.lowers("kv.tile_gather")
+def _gather(op: Any, d: Distribution) -> ir.Value:
+    if op.operation.result in d.chunks.waiting:
+        return d.chunks.defer(op, vector_type(op.tile.type))
+    return tile_memory.gathered(op.buffer, op.mask, list(op.indices))
+
+
+@RULES.lowers("kv.tile_scatter")
+def _scatter(op: Any, d: Distribution) -> None:
+    layout = register_layout(op.operation.attributes["kv.tile"].value)
+    # Of the lanes that hold the same elements, the first writes.
+    copies = [bit for bit, basis in enumerate(layout.lane_bases) if basis == (0, 0)]
+    mask = sum(1 << bit for bit in copies)
+    tile_memory.scatter(op, (d.threads.lane & mask) == 0, range(layout.registers))
