@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .kvarn_rows import Offer
 from .problems import problem
 
@@ -94,6 +96,8 @@ def _fi_decode(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
 
     tolerance = FP8 if _is_fp8(p) else BF16
     yield Offer("FlashInfer fa2", lambda: wrapper(True, "fa2"), tolerance)
+    if getattr(shape, "prefix", 0):
+        yield Offer("FlashInfer cascade", lambda: _fi_cascade(p, fi, workspace), tolerance)
     if shape.query_heads == shape.heads:
         yield Offer("FlashInfer CUDA cores", lambda: wrapper(False, "auto"), tolerance)
     if shape.page < 16 or shape.window:
@@ -122,6 +126,28 @@ def _fi_decode(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
 
         error = (lambda: _error_in_hnd(p)) if layout == "HND" else None
         yield Offer(f"FlashInfer XQA {layout}", xqa, FP8_QUERY if _is_fp8(p) else BF16, error)
+
+
+def _fi_cascade(p: Any, fi: Any, workspace: Any) -> Callable[[int], Any]:
+    """Two levels: the prefix, which all queries attend to, and what each sequence has behind it."""
+    shape, pages, (keys, values) = p.row.shape, p.cached.pages, p.cached.parts
+    shared, counts = shape.prefix // shape.page, -(-p.lengths // shape.page)
+    own = [row[shared:count] for row, count in zip(pages.table, counts, strict=True)]
+    integers = p.arrays.integers
+    w = fi.MultiLevelCascadeAttentionWrapper(2, workspace, "NHD")
+    w.plan(
+        [integers(np.array([0, shape.batch])), p.offsets],
+        [integers(np.array([0, shared])), integers(np.concatenate([[0], np.cumsum(counts - shared)]))],
+        [integers(pages.table[0, :shared]), integers(np.concatenate(own))],
+        [integers(np.array([shape.page])), pages.last],
+        shape.query_heads, shape.heads, shape.size, shape.page, causal=True, q_data_type=p.query.dtype,
+        kv_data_type=keys.dtype,
+    )  # fmt: skip
+
+    def call(layer: int) -> None:
+        p.out = w.run(p.query, (keys[layer], values[layer]))  # which allocates it
+
+    return call
 
 
 def _error_in_hnd(p: Any) -> float:
