@@ -323,6 +323,26 @@ def test_sequences_move_between_parallel_degrees_bit_for_bit(workers, name, shar
     assert folder is None or os.listdir(folder) == []
 
 
+def without_the_last(rank: int, world: int, device: str) -> Any:
+    """A migration of some ranks, then one whose source never sends, with a rank beside that takes part in neither."""
+    lengths = torch.tensor([3], dtype=torch.int32, device=device)
+    cache = pool_of(lengths, 9, 1, FAST[device]).cache
+    cache.blocks.fill_(rank)
+    if rank < 2:
+        migrate(cache, cache, Shards((0,)), Shards((1,)), [3], timeout=60)
+        assert cache.blocks[cache.lookup_table[0, 0], 0, 0, 2].eq(0).all()
+    try:
+        if rank in (1, 3):
+            migrate(cache, cache, Shards((0, 1), context=2), Shards((3,)), [3], timeout=2.0)
+    except RankError as error:
+        return error.ranks
+    return None
+
+
+def test_a_source_that_does_not_send_is_named_and_nobody_else(workers):
+    assert workers(4).run(without_the_last)[3] == (0,)
+
+
 def test_a_rank_that_writes_no_file_is_named(tmp_path):
     lengths = torch.tensor([3], dtype=torch.int32)
     cache = pool_of(lengths, 9, 1).cache

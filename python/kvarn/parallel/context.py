@@ -72,7 +72,7 @@ class ContextParallel:
     def __init__(self, group: Any = None, *, timeout: float = 60.0, result: str = "all") -> None:
         if result not in ("all", "heads"):
             raise ValueError(f'result must be "all" or "heads", got {result!r}')
-        self.ranks, self._result = Ranks(group, timeout), result
+        self.ranks, self._result = Ranks(group, timeout, "ContextParallel"), result
         self.rank, self.world = self.ranks.rank, self.ranks.world
         self._turns: dict[torch.device, torch.Tensor] = {}  # made outside of captures: they come from the host
 

@@ -35,7 +35,7 @@ class HeadParallel:
     """
 
     def __init__(self, total_heads: int, group: Any = None, *, timeout: float = 60.0) -> None:
-        self.ranks = ranks = Ranks(group, timeout)
+        self.ranks = ranks = Ranks(group, timeout, "HeadParallel")
         if total_heads < 1 or (total_heads % ranks.world and ranks.world % total_heads):
             raise ValueError(
                 f"total_heads must be a multiple of the {ranks.world} ranks, or they a multiple of it, "

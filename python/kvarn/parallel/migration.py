@@ -120,7 +120,7 @@ def migrate(
     for shards, name in ((of, "of"), (to, "to")):
         if total % shards.heads:
             raise ValueError(f"the {total} heads must be a multiple of the {shards.heads} parts of {name}")
-    carrier = _Group(group, timeout) if folder is None else _Folder(Path(folder), timeout)
+    carrier = _Group(group, timeout, f"{of} {to}") if folder is None else _Folder(Path(folder), timeout)
     for number, length in enumerate(lengths):
         for a in of.ranks if receiving else (rank,):
             for b in to.ranks if sending else (rank,):
@@ -229,8 +229,8 @@ class _Part:
 class _Group:
     """Bytes by torch.distributed, those of a sequence at a time."""
 
-    def __init__(self, group: Any, timeout: float) -> None:
-        self._ranks = Ranks(group, timeout)
+    def __init__(self, group: Any, timeout: float, title: str) -> None:
+        self._ranks = Ranks(group, timeout, title)
         self._operations: list[dist.P2POp] = []
         self._received: list[tuple[_Part, int, _Common, torch.Tensor]] = []
 

@@ -48,9 +48,12 @@ class Ranks:
         Default: all ranks.
     timeout : float
         Seconds that a collective may take.
+    title : str
+        What it is for. The ranks that make one with a title make as many of them, in one order: that is how they find
+        one another in the store. Ranks of the group that make none of it are not waited for by its exchanges.
     """
 
-    def __init__(self, group: Any = None, timeout: float = 60.0) -> None:
+    def __init__(self, group: Any = None, timeout: float = 60.0, title: str = "") -> None:
         if not dist.is_initialized():
             raise RuntimeError("kv.parallel needs torch.distributed.init_process_group(...), which has not been called")
         if not timeout > 0:
@@ -61,7 +64,7 @@ class Ranks:
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.timeout = float(timeout)
         self._global = dist.get_process_group_ranks(self.group)
-        name = f"kvarn/{self.group.group_name}"
+        name = f"kvarn/{self.group.group_name}/{title}"
         number = next(_made.setdefault(name, itertools.count()))
         self._store = dist.PrefixStore(f"{name}/{number}", dist.distributed_c10d._get_default_store())
         self._count = 0
