@@ -21,7 +21,7 @@ import numpy as np
 
 from kvarn import settings
 from kvarn.dialect import trace_layout as at
-from kvarn.runtime import driver, timeline
+from kvarn.runtime import timeline
 from kvarn.runtime.binding import HOST
 from kvarn.runtime.host import cycles
 
@@ -171,21 +171,16 @@ def tracing(*, warps: int = 4096, marks: int = 2048) -> Iterator[Tracing]:
         raise ValueError(f"marks must be a power of two of at least 2, got {marks!r}")
     if not isinstance(warps, int) or warps < 1:
         raise ValueError(f"warps must be positive, got {warps!r}")
-    if settings.traced():
-        raise ValueError("kv.tracing does not nest: launches are traced already")
-    places = [HOST, *(range(driver.status().devices) if driver.status().usable else ())]
-    switches = [timeline.switch(ordinal) for ordinal in places]
     emulated = settings.emulation() is not None
     made, clocks = Tracing(), [(time.time_ns(), cycles())]
-    for switch in switches:
-        switch.turn_on(warps, marks)
+    timeline.begin(warps, marks)
     try:
         with settings.tracing(marks):
             yield made
     finally:
-        buffers = [switch.turn_off() for switch in switches]
+        found = timeline.end()
         clocks.append((time.time_ns(), cycles()))
-        on_host = [ordinal == HOST for ordinal in places]
+        buffers, on_host = [words for _, words in found], [ordinal == HOST for ordinal, _ in found]
         made._read = functools.partial(read, buffers, on_host, marks, clocks, emulated)
 
 

@@ -23,6 +23,7 @@ from .mirror import Memory
 
 kernels: dict[int, tuple[str, tuple[str, ...]]] = {}  # of all code that was loaded: name and labels, by number
 _switches: dict[int, Switch] = {}
+_asked: tuple[int, int] | None = None  # records and marks, while launches are traced
 _lock = renewed(threading.RLock())
 
 
@@ -61,7 +62,35 @@ def switch(ordinal: int) -> Switch:
     with _lock:
         if ordinal not in _switches:
             _switches[ordinal] = Switch(ordinal)
-        return _switches[ordinal]
+        found = _switches[ordinal]
+        if _asked is not None and found.buffer is None:
+            found.turn_on(*_asked)
+        return found
+
+
+def begin(records: int, marks: int) -> None:
+    """Trace launches: on the places where traced code has been loaded, and where it is from now on.
+
+    Raises
+    ------
+    ValueError
+        If launches are traced already.
+    """
+    global _asked
+    with _lock:
+        if _asked is not None:
+            raise ValueError("kv.tracing does not nest: launches are traced already")
+        _asked = records, marks
+        for ordinal in list(_switches):
+            switch(ordinal)
+
+
+def end() -> list[tuple[int, np.ndarray]]:
+    """Trace launches no more: the buffer's words of each place that had one."""
+    global _asked
+    with _lock:
+        _asked = None
+        return [(s.ordinal, s.turn_off()) for s in _switches.values() if s.buffer is not None]
 
 
 def is_traced(entry: Entry) -> bool:
