@@ -71,7 +71,12 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         found = getattr(importlib.import_module(_MODULES[name]), name)
     elif name in _SUBMODULES or name in _INNER:
-        return importlib.import_module(f"kvarn.{name}")
+        try:
+            return importlib.import_module(f"kvarn.{name}")
+        except ImportError as error:
+            if name != "parallel":  # the one that stands on what may not be there
+                raise
+            raise AttributeError(str(error), name=name, obj=sys.modules[__name__]) from error
     elif name.startswith("_"):
         raise _missing(name)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import json
 import subprocess
 import sys
@@ -129,6 +130,14 @@ def test_misspelt_names_and_parameters_are_found(tmp_path):
         "cache.laod(0, 0, 0, 0)", "out.laod(0)", "kv.barier()", "pool.get_key_cahce(0)", "alpha.too(kv.f32)",
         "compiled.regs()", 'kv.compile(mistakes, targte="sm_90a")', "compiled.asm.ptx",
     ]  # fmt: skip
+
+
+def test_what_needs_torch_is_no_attribute_without_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "kvarn.parallel", raising=False)
+    with pytest.raises(AttributeError, match=r"kv.parallel stands on torch.distributed: pip install 'kvarn\[torch\]'"):
+        _ = kv.parallel
+    assert "ops" in dict(inspect.getmembers(kv))
 
 
 def test_the_stub_has_the_names_of_the_package():
