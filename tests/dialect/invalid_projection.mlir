@@ -169,7 +169,7 @@ func.func @rule(%x: memref<?x100xbf16>) {
 
 // Rule: a buffer has no sequences of its own.
 func.func @rule(%x: memref<?x128xbf16>) {
-  // expected-error @below {{'kv.buffer_operand' op result must be a dense operand with packed rows and no scales, got}}
+  // expected-error @below {{'kv.buffer_operand' op result must be a dense operand with packed rows and no scales, got !kv.operand}}
   %r = "kv.buffer_operand"(%x) : (memref<?x128xbf16>) -> !kv.operand<"ragged", bf16, 2 : i64, 64 : i64, false, 0 : i64, none, 1 : i64>
   return
 }

@@ -578,3 +578,12 @@ func.func @rule(%i: i32, %c: !cache) {
   "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
   return
 }
+
+// -----
+
+// Rule: what is put into shared memory lies there.
+func.func @rule(%x: tensor<64x64xbf16, "wgmma">) {
+  // expected-error @below {{'kv.tile_stage' op the result must be !llvm.ptr<3>, got !llvm.ptr<1>}}
+  %p = "kv.tile_stage"(%x) {first_column = 0 : i64, columns = 64 : i64} : (tensor<64x64xbf16, "wgmma">) -> !llvm.ptr<1>
+  return
+}

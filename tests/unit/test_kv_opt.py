@@ -39,9 +39,9 @@ def driver(context: ir.Context, steps: str = "", **changes: object) -> tuple[Dri
 
 
 def test_every_op_round_trips_in_a_lit_file() -> None:
-    held = "".join(
-        (DIALECT / f"{name}.mlir").read_text() for name in ("ops", "operands", "mla", "tma", "tile", "staging")
-    )
+    """Of those that read back what they print."""
+    texts = [p.read_text() for p in sorted(DIALECT.glob("*.mlir")) if not p.name.startswith("invalid")]
+    held = "".join(t for t in texts if "RUN: kv-opt %s | kv-opt" in t or "--verify-roundtrip" in t)
     assert [
         c.OPERATION_NAME
         for c in kv.Kv.operations
