@@ -50,9 +50,11 @@ _POSITIONS = ("kv.tile_index", "kv.tile_broadcast", "tensor.splat")
 
 @dataclass(frozen=True)
 class Options:
-    """hoist: read before a loop what it does not change; far: split far tiles from near ones."""
+    """hoist: read before a loop what it does not change; advance: read vectors before a loop's first product; far: split
+    far tiles from near ones."""
 
     hoist: bool = True
+    advance: bool = True
     far: bool = True
 
 
@@ -95,6 +97,23 @@ def hoist(gather: ir.Operation, loop: ir.Operation) -> None:
     with ir.InsertionPoint(gather), gather.location:
         gather.operands[1] = _and_iterates(gather.opview.mask, loop)
     remark(gather, "passed", "what an array holds for the rows is read before the loop")
+
+
+def advance(gather: ir.Operation, dots: list[ir.Operation]) -> None:
+    """Move a gather of a vector before the loop's first product, which hides its latency."""
+    block = gather.block
+    order = [o.operation for o in block.operations]
+    needed = backward([gather], lambda op: op.block == block and (is_elementwise(op) or op.name in _POSITIONS))
+    first = order.index(dots[0])
+    if all(order.index(op) < first for op in needed):
+        return
+    inputs = [defining_op(v) for op in needed for v in op.operands if defining_op(v) not in needed]
+    late = [m for m in inputs if m is not None and m.block == block and order.index(m) >= first]
+    if late or not performs(gather, "advance"):
+        return
+    for op in order:
+        if op in needed and order.index(op) >= first:
+            op.move_before(dots[0])
 
 
 # --- far tiles ---------------------------------------------------------------------------------------
@@ -299,6 +318,10 @@ def run(module: ir.Module, options: Options) -> None:
             for op in [o.operation for o in block.operations]:
                 if options.hoist and op.name == "kv.tile_gather" and rank(op.results[0]) == 1:
                     hoist(op, loop)
+            dots = [o.operation for o in block.operations if o.operation.name == "kv.dot"]
+            for op in [o.operation for o in block.operations] if options.advance and dots else ():
+                if op.name == "kv.tile_gather" and rank(op.results[0]) == 1:
+                    advance(op, dots)
             scores: list[ir.Operation] = []
             for op in [o.operation for o in block.operations]:
                 if op.name == "kv.tile_gather" and rank(op.results[0]) == 2:

@@ -16,11 +16,14 @@ After:   scf.for %j = %c0 to min(%n, (high(%q) + 128) / 128) {
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 from mlir import ir
 from mlir.dialects import arith, scf
+
+from kvarn.dialect.ops.tile import TileMaskOp
 
 from .index import const
 from .memory_effects import may_write, writes
@@ -331,6 +334,26 @@ def conditions(mask: ir.Value) -> list[ir.Operation | None]:
     return [] if op is not None and op.name == "arith.constant" else [op]
 
 
+def joined(mask: ir.Value) -> list[ir.Value]:
+    """The masks that a conjunction joins; itself alone of another."""
+    op = defining_op(mask)
+    return [mask] if op is None or op.name != "arith.andi" else [x for v in op.operands for x in joined(v)]
+
+
+def divide(op: ir.Operation, bounds: Bounds) -> Comparison | Whole | None:
+    """Mask by what is not known first, so that this op has what comparisons tell; when that shows the whole tile."""
+    parts = joined(op.operands[1])
+    known = [v for v in parts if whole_of(v, bounds) is not None]
+    rest = [v for v in parts if v not in known]
+    if not known or not rest or not performs(op, "divide"):
+        return None
+    with ir.InsertionPoint(op), op.location:
+        unknown, told = (functools.reduce(arith.andi, of) for of in (rest, known))
+        op.operands[0] = TileMaskOp(op.operands[0], unknown, op.result.type).operation.result
+        op.operands[1] = told
+    return whole_of(told, bounds)
+
+
 def guard(op: ir.Operation, variable: ir.Value, seen: Comparison | Whole) -> None:
     """Leave a mask out where the whole tile is seen; its parts move into the other branch."""
     scores, mask = op.operands
@@ -385,6 +408,8 @@ def run(module: ir.Module, options: Options) -> None:
                 compared = sum(x is not None and Comparison.known(x, bounds) is not None for x in parts)
                 if options.skip and constant_int(loop.operands[2]) == 1 and performs(loop, "narrow"):
                     narrow(loop, mask, bounds)
+                if seen is None and options.unmask:
+                    seen = divide(op, bounds)
             if seen is None:
                 why = f"{compared} of {len(parts)} conditions compare positions"
                 remark(op, "missed", f"every tile is masked: {why}")
