@@ -27,7 +27,7 @@ NAMES = (
     "check-kv-access",
     "check-kv-ownership",
     "split-kv-loops",
-    "narrow-kv-gathers",
+    "narrow-kv-tiles",
     "lower-kv-tiles-to-linalg",
     "assign-kv-layouts",
     "select-kv-copies",

@@ -138,7 +138,7 @@ def kv_steps(target: Target, check: bool | str = False, trace: int = 0) -> list[
             True,
         ),
         _kv("split-kv-loops", "while masks are comparisons of positions", True),
-        _kv("narrow-kv-gathers", "after the split, which moves what masks read to where they are needed", True),
+        _kv("narrow-kv-tiles", "after the split, which moves what masks read to where they are needed", True),
         *(_host_tiles() if target.is_host else _gpu_tiles(trace)),
         _kv("lower-kv-tiles", "tiles become accesses and look-ups that the next passes hoist and vectorise"),
         _kv(f"expand-kv-tma{{target={target.name}}}", "as the tiles; and what the target does not have ends here"),

@@ -16,7 +16,7 @@ from mlir import ir
 from mlir.dialects import ub, vector
 
 from . import tile_memory
-from .narrow_kv_gathers import score_of
+from .narrow_kv_tiles import score_of
 from .rewrite import defining_op, ops_named
 from .tile_ir import attributes_of, backward, is_elementwise, rank, users
 from .tile_threads import shuffled, splat

@@ -357,10 +357,10 @@ def test_gathers_are_narrowed_by_a_pass_of_their_own():
     attributes, arrays = reads._modified(score, "causal", None, None, None, "")
     operands = (problem.collection, 1, query, problem.row_offsets, 0.1, query.copy(), *[None] * 6, *arrays)
     made = reads._ATTENTION.compile(operands, attributes, None, "sm_90a")
-    with kv.pipeline(disable=["narrow-kv-gathers"]):
+    with kv.pipeline(disable=["narrow-kv-tiles"]):
         plain = reads._ATTENTION.compile(operands, attributes, None, "sm_90a")
     of_tiles = re.compile(r'"kv.tile_gather".*-> tensor<\d+x\d+x')
-    near = [line for line in made.stages["narrow-kv-gathers"].splitlines() if of_tiles.search(line)]
+    near = [line for line in made.stages["narrow-kv-tiles"].splitlines() if of_tiles.search(line)]
     assert near
     assert all(line.startswith(" " * 12) for line in near), "outside of the branch for near tiles"
     assert plain.asm["ptx"] != made.asm["ptx"]

@@ -163,7 +163,7 @@ def test_cached_keys_are_not_masked_tile_by_tile():
     mask = (kv.masks.tree(2), bits_of(), offsets, c.cache_lengths)
     attributes, arrays = reads._modified(None, mask, None, None, None, "")
     operands = (c, 1, query, offsets, 0.1, query.copy(), *[None] * 6, *arrays)
-    text = reads._ATTENTION.compile(operands, attributes, None, "sm_90a").stages["narrow-kv-gathers"]
+    text = reads._ATTENTION.compile(operands, attributes, None, "sm_90a").stages["narrow-kv-tiles"]
     loop = text[text.index("scf.for") :]
     assert "kv.tile_gather" in loop
     assert "kv.tile_gather" not in loop[: loop.index("else {")], "outside of the branch that masks"

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Read less of arrays that scores depend on: before a loop what it does not change, once what a whole tile shares.
+"""Compute of numbers and vectors what does not need whole tiles: what scores and masks read and convert.
 
-*Hoist.* A gather of a vector whose indices a loop does not change is read before the loop.
+*Hoist.* A gather of a vector whose indices a loop does not change is read before the loop. *Advance.* Another is read
+before the loop's first product, which hides its latency.
+
+*Distances.* The float of a difference of positions is a difference of floats, of a vector each: positions are counted
+from the first query row of the tile, so that it is as exact as the one of the difference.
 
 *Far tiles.* An index that is held to the end of an array (``min``), or a ``where`` over a comparison of positions, is
 the same for every element of tiles that are far enough. There a branch computes the score with that index: the gathers
@@ -50,11 +54,12 @@ _POSITIONS = ("kv.tile_index", "kv.tile_broadcast", "tensor.splat")
 
 @dataclass(frozen=True)
 class Options:
-    """hoist: read before a loop what it does not change; advance: read vectors before a loop's first product; far: split
-    far tiles from near ones."""
+    """hoist: read before a loop what it does not change; advance: read vectors before a loop's first product;
+    distances: convert positions and not their differences; far: split far tiles from near ones."""
 
     hoist: bool = True
     advance: bool = True
+    distances: bool = True
     far: bool = True
 
 
@@ -114,6 +119,47 @@ def advance(gather: ir.Operation, dots: list[ir.Operation]) -> None:
     for op in order:
         if op in needed and order.index(op) >= first:
             op.move_before(dots[0])
+
+
+# --- distances ---------------------------------------------------------------------------------------
+
+
+def _first_row(vectors: list[ir.Value], loop: ir.Operation) -> ir.Value | None:
+    """The least of the vector that a loop does not move, before the loop; None where not both are known."""
+    bounds, found = Bounds(loop), None
+    for value in vectors:
+        try:
+            low, _ = bounds.of(value)
+        except _Unknown:
+            return None
+        if not low.factor and found is None:
+            found = const(low.base) if isinstance(low.base, int) else low.base
+    return found
+
+
+def convert_positions(op: ir.Operation, loop: ir.Operation) -> None:
+    """Replace a conversion of ``a - b``, one along the rows and one along the columns, by two of vectors."""
+    difference = defining_op(op.operands[0])
+    sides = (
+        [] if difference is None or difference.name != "arith.subi" else [defining_op(v) for v in difference.operands]
+    )
+    repeated = [side for side in sides if side is not None and side.name == "kv.tile_broadcast"]
+    if len(repeated) != 2:
+        return
+    with ir.InsertionPoint(loop), op.location:
+        base = _first_row([side.operands[0] for side in repeated], loop)
+    if base is None or not performs(op, "distances"):
+        return
+    found, result = [], op.results[0]
+    with ir.InsertionPoint(op), op.location:
+        for side in repeated:
+            vector = side.operands[0]
+            start = ir.Operation.create("tensor.splat", [vector.type], [base]).result
+            numbers = tile_type(shape(vector), element(result))
+            converted = ir.Operation.create("arith.sitofp", [numbers], [arith.subi(vector, start)]).result
+            found.append(TileBroadcastOp(converted, side.attributes["dimension"], result.type).operation.results[0])
+        result.replace_all_uses_with(arith.subf(*found))
+    op.erase()
 
 
 # --- far tiles ---------------------------------------------------------------------------------------
@@ -322,6 +368,9 @@ def run(module: ir.Module, options: Options) -> None:
             for op in [o.operation for o in block.operations] if options.advance and dots else ():
                 if op.name == "kv.tile_gather" and rank(op.results[0]) == 1:
                     advance(op, dots)
+            for op in [o.operation for o in block.operations] if options.distances else ():
+                if op.name == "arith.sitofp" and rank(op.results[0]) == 2:
+                    convert_positions(op, loop)
             scores: list[ir.Operation] = []
             for op in [o.operation for o in block.operations]:
                 if op.name == "kv.tile_gather" and rank(op.results[0]) == 2:

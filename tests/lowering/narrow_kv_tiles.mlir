@@ -1,6 +1,6 @@
-// RUN: kv-opt %s --narrow-kv-gathers --canonicalize | FileCheck %s
-// RUN: kv-opt %s --narrow-kv-gathers='hoist=false' --canonicalize | FileCheck %s --check-prefix=STAYS
-// RUN: kv-opt %s --narrow-kv-gathers='far=false' --canonicalize | FileCheck %s --check-prefix=WHOLE
+// RUN: kv-opt %s --narrow-kv-tiles --canonicalize | FileCheck %s
+// RUN: kv-opt %s --narrow-kv-tiles='hoist=false' --canonicalize | FileCheck %s --check-prefix=STAYS
+// RUN: kv-opt %s --narrow-kv-tiles='far=false' --canonicalize | FileCheck %s --check-prefix=WHOLE
 
 !tile = tensor<64x32xf32>
 
@@ -46,6 +46,38 @@ gpu.module @kernels {
       %v = "kv.tile_gather"(%by_row, %yes, %at) : (memref<?xf32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64xf32>
       "kv.tile_scatter"(%v, %by_row, %yes, %at) : (tensor<64xf32>, memref<?xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
     }
+    gpu.return
+  }
+
+  // The float of a difference of positions: one of the row's, one of the column's, counted from the first row.
+  // CHECK-LABEL: gpu.func @distance(
+  // CHECK-SAME:    %[[FIRST:[a-z0-9]+]]: i32,
+  // CHECK:         scf.for
+  // CHECK:           arith.sitofp %{{.*}} : tensor<64xi32> to tensor<64xf32>
+  // CHECK:           arith.sitofp %{{.*}} : tensor<32xi32> to tensor<32xf32>
+  // CHECK:           arith.subf %{{.*}} : tensor<64x32xf32>
+  // CHECK-NOT:       tensor<64x32xi32>
+  // CHECK:         gpu.return
+  gpu.func @distance(%first: i32, %n: i32, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %qb = tensor.splat %first : tensor<64xi32>
+      %qi = "kv.tile_index"() : () -> tensor<64xi32>
+      %q = arith.addi %qb, %qi : tensor<64xi32>
+      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
+      %d = arith.subi %ks, %qs : tensor<64x32xi32>
+      %f = arith.sitofp %d : tensor<64x32xi32> to !tile
+      %z = arith.addf %o, %f : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
     gpu.return
   }
 
