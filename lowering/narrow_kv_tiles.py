@@ -28,6 +28,7 @@ from mlir.dialects import arith, memref, scf
 
 from kvarn.dialect.ops.tile import TileBroadcastOp, tile_type
 
+from .index import const
 from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, is_inside, ops_named, walk
