@@ -62,6 +62,7 @@ def test_a_bias_by_distance_buckets_and_a_document_mask_over_every_cache(target,
 DECODE = {"kind": "decode", "max_queries": 4, "max_batch": 4}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("target", "schedule", "dtype"),
     [("sm_90a", DECODE, "f8e4m3"), ("sm_80", {"max_queries": 4, "max_batch": 4}, "f16"), ("sm_80", None, "f8e4m3")],
@@ -331,6 +332,7 @@ def test_tiles_after_a_bound_are_not_visited_beside_what_is_read(written):
     assert np.isnan(out[128:]).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["sm_90a", "host"])
 @pytest.mark.parametrize("written", ["end", "where"])
 def test_a_bias_by_distance_is_the_same_for_tiles_that_are_far_and_near(written, target):

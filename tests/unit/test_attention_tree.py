@@ -73,6 +73,7 @@ def single_decodes(problem: Problem, query: np.ndarray) -> np.ndarray:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("group", [1, 4])
 def test_a_tree_is_a_single_decode_of_each_draft(anywhere, group):
     rng, problem = problem_of(1, **SHAPE)
@@ -83,6 +84,7 @@ def test_a_tree_is_a_single_decode_of_each_draft(anywhere, group):
         np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
 
 
+@pytest.mark.sampled(1)
 def test_bits_may_have_any_number_of_words_and_what_they_leave_out_is_not_seen(anywhere):
     rng, problem = problem_of(2, **SHAPE)
     query = query_of(rng, problem, 2)
@@ -95,6 +97,7 @@ def test_bits_may_have_any_number_of_words_and_what_they_leave_out_is_not_seen(a
     assert np.abs(one[own > 33].astype(np.float32) - two[own > 33]).max() > 0.01
 
 
+@pytest.mark.sampled(1)
 def test_a_tree_goes_with_a_window_a_score_and_other_masks(anywhere):
     rng, problem = problem_of(3, **SHAPE)
     query, slopes = query_of(rng, problem, 2), np.array([0.5, -0.25], np.float32)
@@ -116,6 +119,7 @@ def test_a_tree_goes_with_a_window_a_score_and_other_masks(anywhere):
         np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
 
 
+@pytest.mark.sampled(1)
 def test_a_padded_batch_has_bits_by_sequence_and_token(anywhere):
     rng, problem = problem_of(4, **SHAPE)
     query = query_of(rng, problem, 2)
@@ -141,18 +145,16 @@ def test_where_pages_lie_does_not_matter_to_a_bit(anywhere):
 
 
 def test_a_small_tree_is_a_decode():
-    """The kernel for few query rows reads bits too, also of a cache of 8 bits."""
+    """The kernel for few query rows reads bits too, of a cache of 8 bits."""
     parents, rng = [-1, 0, 0, 2], np.random.default_rng(10)
-    for dtype in ("f16", "f8e4m3"):
-        _, problem = problem_of(11, dtype=dtype, cached=[70, 5], new=[4, 0], num_heads=1)
-        query, bits = query_of(rng, problem, 2), np.zeros((4, 1), np.int32)
-        for node in range(4):
-            bits[node] = sum(1 << seen for seen in path(parents, node))
-        mask = (kv.masks.tree(1), bits, problem.row_offsets, problem.collection.cache_lengths)
-        schedule = {"kind": "decode", "max_queries": 4, "max_batch": 2}
-        found, _ = run(problem, query, mask=mask, schedule=schedule)
-        want = kv.ops.attention(problem.collection, 1, query, problem.row_offsets, tree=bits)
-        np.testing.assert_allclose(found.astype(np.float32), want.astype(np.float32), rtol=4e-3, atol=4e-3)
+    _, problem = problem_of(11, dtype="f8e4m3", cached=[70, 5], new=[4, 0], num_heads=1)
+    query, bits = query_of(rng, problem, 2), np.zeros((4, 1), np.int32)
+    for node in range(4):
+        bits[node] = sum(1 << seen for seen in path(parents, node))
+    mask = (kv.masks.tree(1), bits, problem.row_offsets, problem.collection.cache_lengths)
+    found, _ = run(problem, query, mask=mask, schedule={"kind": "decode", "max_queries": 4, "max_batch": 2})
+    want = kv.ops.attention(problem.collection, 1, query, problem.row_offsets, tree=bits)
+    np.testing.assert_allclose(found.astype(np.float32), want.astype(np.float32), rtol=4e-3, atol=4e-3)
 
 
 def test_cached_keys_are_not_masked_tile_by_tile():

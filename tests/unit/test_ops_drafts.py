@@ -38,6 +38,7 @@ def lists(most: int = 12, end: int = -1) -> np.ndarray:
     return found
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("layer", [None, 1])
 @pytest.mark.parametrize("shape", KINDS)
 def test_commit_moves_accepted_tokens_together_and_nothing_else(place, shape, layer):
@@ -59,6 +60,7 @@ def test_lists_may_stand_at_the_rows_of_the_step(place):
     assert_same(place, found, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("end", [-1, 70, 2**31 - 1, -(2**31)])
 def test_a_list_ends_before_what_is_no_token_of_the_step(place, end):
     problem = problem_of(3)
