@@ -84,7 +84,7 @@ def test_a_tree_is_a_single_decode_of_each_draft(anywhere, group):
         np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(4)
 def test_bits_may_have_any_number_of_words_and_what_they_leave_out_is_not_seen(anywhere):
     rng, problem = problem_of(2, **SHAPE)
     query = query_of(rng, problem, 2)
@@ -97,7 +97,7 @@ def test_bits_may_have_any_number_of_words_and_what_they_leave_out_is_not_seen(a
     assert np.abs(one[own > 33].astype(np.float32) - two[own > 33]).max() > 0.01
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(4)
 def test_a_tree_goes_with_a_window_a_score_and_other_masks(anywhere):
     rng, problem = problem_of(3, **SHAPE)
     query, slopes = query_of(rng, problem, 2), np.array([0.5, -0.25], np.float32)
@@ -119,7 +119,7 @@ def test_a_tree_goes_with_a_window_a_score_and_other_masks(anywhere):
         np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(4)
 def test_a_padded_batch_has_bits_by_sequence_and_token(anywhere):
     rng, problem = problem_of(4, **SHAPE)
     query = query_of(rng, problem, 2)
