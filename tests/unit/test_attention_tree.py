@@ -133,6 +133,7 @@ def test_a_padded_batch_has_bits_by_sequence_and_token(anywhere):
     np.testing.assert_allclose(found.astype(np.float32), want.astype(np.float32), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.sampled(4)
 def test_where_pages_lie_does_not_matter_to_a_bit(anywhere):
     rng, problem = problem_of(5, **SHAPE)
     query, c = query_of(rng, problem, 2), problem.collection
