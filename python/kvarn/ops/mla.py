@@ -126,6 +126,8 @@ def mla_attention(
             "out": out, "return_lse": return_lse, "lse": lse, "prior": prior, "schedule": schedule, "stream": stream,
         }  # fmt: skip
         return sources.attention(mla_attention, collection, layer, query, row_offsets, options, title)
+    if mask is not None and not isinstance(mask, str):
+        raise TypeError(f"{title}: mask must be a name: latent rows take no functions yet, got {type(mask).__name__}")
     if indices is None:
         if topk_lengths is not None:
             raise ValueError(f"{title}: topk_lengths needs indices, got none")

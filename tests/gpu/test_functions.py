@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Scores and masks as functions, and trees of drafts, on a GPU: every kernel that takes them, and CUDA graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import attention as reference
+from reference.attention_functions import document, problem_of, query_of, t5, t5_buckets
+from reference.places import Torch, bits
+
+import kvarn as kv
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize(
+    ("schedule", "new"),
+    [
+        (None, [20, 150, 1]),
+        ({"kind": "tile", "splits": 4}, [20, 150, 1]),
+        ({"kind": "simt"}, [20, 3, 1]),
+        (None, [1, 1, 0]),
+    ],
+    ids=["prefill", "splits", "simt", "decode"],
+)  # fmt: skip
+@pytest.mark.parametrize(("kind", "dtype"), [("paged", "bf16"), ("paged", "f8e4m3"), ("continuous", "f16")])
+def test_a_bias_by_distance_and_documents(
+    place: Torch, kind: str, dtype: str, schedule: Any, new: list[int], group: int
+):
+    rng, problem = problem_of(1, kind, dtype, cached=[300, 0, 70], new=new, head_size=64)
+    query = query_of(rng, problem, group)
+    bias, buckets = rng.standard_normal((2 * group, 16)).astype(np.float32), t5_buckets(40, 16, 40)
+    ids = np.sort(rng.integers(0, 3, (3, 330)), axis=1).astype(np.int32)
+    found = kv.ops.attention(
+        place.collection(problem.collection), 1, place.put(query), place.put(problem.row_offsets),
+        score=(t5, place.put(bias), place.put(buckets)),
+        mask=(kv.masks.sliding_window(200) & document, place.put(ids)), schedule=schedule,
+    )  # fmt: skip
+    want, _ = reference.function_attention(
+        problem.collection, 1, query, problem.row_offsets,
+        score=lambda x, b, h, q, k: x + bias[h, buckets[np.clip(q - k, 0, 39)]],
+        mask=lambda b, h, q, k: (k <= q) & (q - k < 200) & (ids[b, q] == ids[b, k]),
+    )  # fmt: skip
+    tolerance = 2e-2 if dtype == "bf16" else 4e-3
+    np.testing.assert_allclose(place.get(found).astype(np.float64), want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f8e4m3"])
+@pytest.mark.parametrize("drafts", [4, 40])
+def test_a_tree_and_its_commit_in_a_graph(place: Torch, dtype: str, drafts: int):
+    """One capture: attention over the tree, and the path of the first draft's first child and so on."""
+    rng, problem = problem_of(2, "paged", dtype, cached=[150, 0, 40], new=[drafts, 1, drafts], head_size=64)
+    query = query_of(rng, problem, 2)
+    tree = np.zeros((problem.tokens, 2), np.int32)
+    accepted = np.full((3, drafts), -1, np.int32)
+    for b, count in enumerate((drafts, 1, drafts)):
+        rows = [{0}]
+        for node in range(1, count):
+            rows.append(rows[(node - 1) // 2] | {node})
+        for node, seen in enumerate(rows):
+            row = np.zeros(64, np.uint8)
+            row[sorted(seen)] = 1
+            tree[problem.row_offsets[b] + node] = np.packbits(row, bitorder="little").view(np.int32)
+        accepted[b, : len(rows[-1])] = sorted(rows[-1])
+    host = kv.ops.attention(problem.collection, 1, query, problem.row_offsets, tree=tree)
+    c = place.collection(problem.collection)
+    given = [place.put(x) for x in (query, problem.row_offsets, tree, accepted)]
+    out = torch.empty_like(given[0])
+
+    def step() -> None:
+        kv.ops.attention(c, 1, given[0], given[1], tree=given[2], out=out)
+        kv.ops.commit(c, None, given[3], given[1])
+
+    blocks = c.blocks.clone()
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    c.blocks.copy_(blocks)
+    out.zero_()
+    graph.replay()
+    np.testing.assert_allclose(place.get(out).astype(np.float64), host.astype(np.float64), rtol=4e-3, atol=4e-3)
+    kv.ops.commit(problem.collection, None, accepted, problem.row_offsets)
+    np.testing.assert_array_equal(bits(place.get(c.blocks)), bits(problem.collection.blocks))
