@@ -22,7 +22,8 @@ import torch.distributed as dist
 
 import kvarn as kv
 from kvarn.parallel import ContextParallel
-from kvarn.parallel.context import _combined, _Message
+from kvarn.parallel.combine import combined
+from kvarn.parallel.context import _Message
 
 QUERY_HEADS, HEADS, SIZE, PAGE, POOL_LAYERS = 32, 8, 128, 16, 2
 
@@ -151,7 +152,7 @@ def measure(batch: int, length: int, layers: int, device: str, repeats: int) -> 
 
     def combines() -> None:
         for _ in range(layers):
-            _combined(message)
+            combined(message.outputs, message.sums)
 
     halves = []
     if batch > 1:

@@ -16,7 +16,9 @@ import torch.distributed as dist  # noqa: E402
 from reference.rank_workers import Workers  # noqa: E402
 
 import kvarn as kv  # noqa: E402
+from kvarn.dialect import dtypes  # noqa: E402
 from kvarn.parallel import ContextParallel, HeadParallel, RankError, Shards, migrate  # noqa: E402
+from kvarn.parallel.combine import combine_kernel, combined  # noqa: E402
 
 HEADS, SIZE, PAGE = 4, 32, 4
 LENGTHS, NEW = (0, 1, 7, 18), (5, 0, 9, 2)
@@ -121,6 +123,25 @@ def test_ranks_that_share_the_keys_give_what_one_gives(workers, device, world, r
 @pytest.mark.parametrize("kind", ["bf16", "fp8"])
 def test_shared_keys_of_16_and_of_8_bits(workers, kind):
     workers(2).run(prefill_and_decode, kind, "all")
+
+
+@pytest.mark.parametrize("target", ["host", "sm_90a"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float16, 1e-3)])
+def test_partial_results_of_any_number_of_ranks_are_combined_in_one_launch(target, dtype, tolerance):
+    make = torch.Generator().manual_seed(10)
+    outputs, sums = (torch.randn(s, generator=make) for s in ((5, 3, 2, 150), (5, 3, 2)))
+    outputs, sums = outputs.to(dtype), 20 * sums
+    sums[1, 0, 0], outputs[1, 0, 0] = float("-inf"), float("nan")  # no keys there: anything may lie there
+    sums[:, 2, 1], outputs[:, 2, 1] = float("-inf"), float("nan")
+    weights = sums.double().softmax(0).nan_to_num(0.0)[..., None]
+    expected = (weights * outputs.double().nan_to_num(0.0)).sum(0)
+    out = torch.empty(3, 2, 150, dtype=dtype)
+    if target == "host":
+        out = combined(outputs, sums)
+    else:
+        arrays = [x.numpy() for x in (outputs, sums, out)]
+        combine_kernel(dtypes.of(dtype)).emulate((3, 2), 128, *arrays, target=target)
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 def alone_and_in_a_batch(rank: int, world: int, device: str) -> None:

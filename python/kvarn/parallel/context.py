@@ -18,6 +18,7 @@ import torch
 from kvarn import ops
 from kvarn.dialect.layout import align_up
 
+from .combine import combined
 from .ranks import Ranks
 
 _OPTIONS = ("scale", "softcap", "sinks", "schedule")
@@ -237,7 +238,7 @@ class ContextStep:
 
         def finish() -> torch.Tensor:
             wait()
-            return _combined(received)
+            return combined(received.outputs, received.sums)
 
         return Pending(finish)
 
@@ -260,14 +261,6 @@ class _Message:
         self.bytes = torch.empty(world, count, dtype=torch.uint8, device=like.device)
         self.outputs = self.bytes[:, :outputs].view(like.dtype).view(world, rows, heads, size)
         self.sums = self.bytes[:, sums : sums + 4 * rows * heads].view(torch.float32).view(world, rows, heads)
-
-
-def _combined(message: _Message) -> torch.Tensor:
-    """The attention over the keys of all ranks, combined in their order."""
-    out, lse = message.outputs[0], message.sums[0]
-    for other, other_lse in zip(message.outputs[1:], message.sums[1:], strict=True):
-        out, lse = ops.merge_attention(out, lse, other, other_lse)
-    return out
 
 
 __all__ = ["ContextParallel", "ContextStep", "Pending"]
