@@ -92,6 +92,7 @@ LANGUAGE = (
     ("calls", "Compile time"),
     ("functional", "Control flow as functions"),
     ("masks", "Masks of attention: `kv.masks`"),
+    ("scores", "Scores of attention: `kv.scores`"),
     ("machine", "Instructions of NVIDIA GPUs"),
     ("tma", "Tiles by TMA: `kv.tma`"),
     ("kernel", "Kernels"),
@@ -109,7 +110,7 @@ def language() -> str:
     out = ["# Functions of the kernel language\n", f"What a kernel can call. {pages}\n"]
     for name, title in LANGUAGE:
         module = importlib.import_module(f"kvarn.dsl.{name}")
-        own = name in ("math", "masks", "tma")  # modules that kernels call through their names
+        own = name in ("math", "masks", "scores", "tma")  # modules that kernels call through their names
         prefix = f"kv.{name}." if own else "kv."
         names = module.__all__ if own else [n for n in dsl.__all__ if _home(dsl, n) == module.__name__]
         out += [f"## {title}\n", prose(module.__doc__ or "") + "\n"]

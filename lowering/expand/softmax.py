@@ -8,21 +8,18 @@ score. The built-in ones have the form of those that a call gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bool_, f32
 from kvarn.dialect.ops.attention import is_function
-from kvarn.dsl import functions, masks, tiles
+from kvarn.dsl import functions, masks, scores, tiles
 from kvarn.dsl.values import describe
 
 from .attention_common import Case
 from .partial_results import LN2, LOG2E, weight
 
 SLACK = 8.0  # how far, in powers of two, scores may exceed the running maximum before it moves: weights stay below 2^8
-
-Function = Callable[..., Any]
 
 
 # --- masks -----------------------------------------------------------------------------------------
@@ -60,26 +57,6 @@ def shown(case: Case, b: Any, h: Any, q: Any, k: Any, arrays: Any) -> Any:
 # --- score modifications -----------------------------------------------------------------------------
 
 
-def softcap(cap: float) -> Function:
-    """``cap * tanh(x / cap)``."""
-
-    def score(x: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-        # tanh(y) = 1 - 2 / (1 + e^2y): exact at both ends, and two of the fast instructions.
-        e = kv.math.exp2(x * (2.0 * LOG2E / cap))
-        return cap - (2.0 * cap) / (e + 1.0)
-
-    return score
-
-
-def alibi(slopes: Any) -> Function:
-    """A slope a head times the distance from the query: ``x + slopes[h] * (k - q)``."""
-
-    def score(x: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-        return x + slopes[h] * kv.f32(k - q)
-
-    return score
-
-
 def modifies(case: Case) -> bool:
     """Whether anything changes a case's scores."""
     return bool(case.softcap or case.alibi or case.score)
@@ -89,9 +66,9 @@ def modifies(case: Case) -> bool:
 def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any) -> Any:
     """Scaled scores after all that changes them: softcap, slopes, the function that was given."""
     if case.softcap:
-        x = softcap(case.softcap)(x, b, h, q, k)
+        x = scores.softcap(case.softcap)(x, b, h, q, k)
     if slopes is not None:
-        x = alibi(slopes)(x, b, h, q, k)
+        x = scores.alibi(x, b, h, q, k, slopes)
     if case.score:
         score = functions.registered(case.score)
         made = returned("score", "the new score, an f32", score.function(x, b, h, q, k, *arrays[: score.arrays]), f32)

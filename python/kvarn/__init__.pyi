@@ -64,6 +64,7 @@ from kvarn.dialect.layout import CollectionSpec as CollectionSpec
 from kvarn.dialect.layout import OperandSpec as OperandSpec
 from kvarn.dsl import masks as masks
 from kvarn.dsl import math as math
+from kvarn.dsl import scores as scores
 from kvarn.dsl import tma as tma
 from kvarn.dsl.calls import (
     func as func,

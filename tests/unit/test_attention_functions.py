@@ -160,6 +160,18 @@ def test_a_softcap_as_a_function_is_the_built_in_one():
     np.testing.assert_allclose(as_function.astype(np.float32), built_in.astype(np.float32), rtol=2e-3, atol=1e-3)
 
 
+def test_built_in_scores_are_functions_of_kv_scores_to_a_bit():
+    rng, problem = problem_of(24)
+    query, slopes = query_of(rng, problem, 2), np.array([0.5, 0.25, 0.125, -0.1], np.float32)
+    for built_in, function in (
+        ({"softcap": 2.0}, kv.scores.softcap(2.0)), ({"alibi_slopes": slopes}, (kv.scores.alibi, slopes)),
+    ):  # fmt: skip
+        want, _ = run(problem, query, **built_in, schedule={"kind": "tile"})
+        np.testing.assert_array_equal(run(problem, query, score=function)[0], want)
+    with pytest.raises(ValueError, match="takes a positive number, got 0"):
+        kv.scores.softcap(0)
+
+
 def test_a_temperature_by_position_and_heads_that_see_different_keys():
     rng, problem = problem_of(6)
     query, temperatures = query_of(rng, problem, 4), (0.5 + rng.random(60)).astype(np.float16)

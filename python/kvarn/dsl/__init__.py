@@ -24,7 +24,7 @@ from kvarn.dialect.dtypes import (
     u64,
 )
 
-from . import masks, math, tma
+from . import masks, math, scores, tma
 from .calls import func, intrinsic, static
 from .functional import for_, if_, loop, when, while_
 from .gpu import (
@@ -214,6 +214,7 @@ __all__ = [
     "printf",
     "prmt",
     "rcp",
+    "scores",
     "setmaxnreg",
     "shared",
     "shuffle_down",
