@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Compute of numbers and vectors what does not need whole tiles: what scores and masks read and convert.
 
-*Hoist.* A gather of a vector whose indices a loop does not change is read before the loop. *Advance.* Another is read
-before the loop's first product, which hides its latency.
+*Hoist.* A gather of a vector whose indices a loop does not change is read before the loop.
 
 *Distances.* The float of a difference of positions is a difference of floats, of a vector each: positions are counted
 from the first query row of the tile, so that it is as exact as the one of the difference.
@@ -55,11 +54,10 @@ _POSITIONS = ("kv.tile_index", "kv.tile_broadcast", "tensor.splat")
 
 @dataclass(frozen=True)
 class Options:
-    """hoist: read before a loop what it does not change; advance: read vectors before a loop's first product;
-    distances: convert positions and not their differences; far: split far tiles from near ones."""
+    """hoist: read before a loop what it does not change; distances: convert positions and not their differences; far:
+    split far tiles from near ones."""
 
     hoist: bool = True
-    advance: bool = True
     distances: bool = True
     far: bool = True
 
@@ -103,23 +101,6 @@ def hoist(gather: ir.Operation, loop: ir.Operation) -> None:
     with ir.InsertionPoint(gather), gather.location:
         gather.operands[1] = _and_iterates(gather.opview.mask, loop)
     remark(gather, "passed", "what an array holds for the rows is read before the loop")
-
-
-def advance(gather: ir.Operation, dots: list[ir.Operation]) -> None:
-    """Move a gather of a vector before the loop's first product, which hides its latency."""
-    block = gather.block
-    order = [o.operation for o in block.operations]
-    needed = backward([gather], lambda op: op.block == block and (is_elementwise(op) or op.name in _POSITIONS))
-    first = order.index(dots[0])
-    if all(order.index(op) < first for op in needed):
-        return
-    inputs = [defining_op(v) for op in needed for v in op.operands if defining_op(v) not in needed]
-    late = [m for m in inputs if m is not None and m.block == block and order.index(m) >= first]
-    if late or not performs(gather, "advance"):
-        return
-    for op in order:
-        if op in needed and order.index(op) >= first:
-            op.move_before(dots[0])
 
 
 # --- distances ---------------------------------------------------------------------------------------
@@ -365,10 +346,6 @@ def run(module: ir.Module, options: Options) -> None:
             for op in [o.operation for o in block.operations]:
                 if options.hoist and op.name == "kv.tile_gather" and rank(op.results[0]) == 1:
                     hoist(op, loop)
-            dots = [o.operation for o in block.operations if o.operation.name == "kv.dot"]
-            for op in [o.operation for o in block.operations] if options.advance and dots else ():
-                if op.name == "kv.tile_gather" and rank(op.results[0]) == 1:
-                    advance(op, dots)
             for op in [o.operation for o in block.operations] if options.distances else ():
                 if op.name == "arith.sitofp" and rank(op.results[0]) == 2:
                     convert_positions(op, loop)
