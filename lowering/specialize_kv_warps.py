@@ -4,7 +4,8 @@
 What starts copies is taken out of the kernel together with what it needs (loops without what they carry, branches,
 scalars), and put into a branch that only the first warpgroup takes; the others keep the rest, tiles before the loop and
 all that follows it included. Barriers of the circular buffers are all that they share. Registers go from the producer,
-which needs few, to the consumers (``setmaxnreg``). Schedules without a producer, and copies whose addresses depend on
+which needs few, to the consumers (``setmaxnreg``). A schedule whose ``registers`` are false leaves them as they are.
+Schedules without a producer, and copies whose addresses depend on
 what a loop carries, stay as they are.
 
 Before:  scf.for ... { kv.producer_acquire ; kv.copy_start ; %k = kv.consumer_wait ; ... }
@@ -202,7 +203,9 @@ def run(module: ir.Module, options: Any) -> None:
         if any(v in made for x in copies.values() for op in x.needed for v in x.operands(op)):
             remark(function, "missed", "no producer: where tiles lie depends on tiles before the loop")
             continue
-        registers = REGISTERS.get(schedule.get("consumers", 2), {}).get(how)
+        registers = (
+            REGISTERS.get(schedule.get("consumers", 2), {}).get(how) if schedule.get("registers", True) else None
+        )
         with ir.InsertionPoint(top), top.location:
             branch = scf.IfOp(is_role("producer"), has_else=True)
             branch.operation.attributes[ROLES] = ir.UnitAttr.get()

@@ -30,6 +30,7 @@ from .rotation import Angles
 
 BARRIER_BYTES = 1024  # more than all barriers of a block take
 TOKENS = (8, 16, 32, 64, 128, 256)  # what max_tokens is rounded up to
+FINISH_BYTES = 12 << 10  # of blocks of the second kernel, which wait beside one of the first
 MOST_STAGES = 10
 KINDS = ("query", "key", "value")
 TOGETHER, SEGMENTS = 4, 4  # tokens of a column that a thread adds up, and partial results that it loads at one time
@@ -64,6 +65,13 @@ class Config:
         return WARPGROUP * (self.consumers + 1)
 
     @property
+    def registers(self) -> int | None:
+        """Most registers of a thread, where so few do that blocks of the second kernel find room beside one."""
+        if self.tokens > 128 or (self.case.scaling == "block" and self.tokens > 32):
+            return None
+        return 96 if self.tokens == 128 else 64 if self.rows == 256 else 80
+
+    @property
     def step(self) -> int:
         """Elements of K of a step."""
         return self.atoms * SWIZZLE // self.case.x.itemsize
@@ -79,7 +87,7 @@ class Config:
     def stages(self, target: Target) -> int:
         """Steps of K that are in shared memory."""
         of_one = sum(SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE).bytes for n in (self.rows, self.tokens))
-        return min(MOST_STAGES, (target.shared_bytes - BARRIER_BYTES) // of_one)
+        return min(MOST_STAGES, (target.shared_bytes - BARRIER_BYTES - FINISH_BYTES) // of_one)
 
 
 def problems(case: Projection, target: Target, alignment: int) -> list[str]:
@@ -119,7 +127,9 @@ def product_kernel(config: Config, early: bool) -> Any:
     """Partial results: those of block i and tile p in the rows from (i + p) * ``rows`` on."""
     case, M, N, steps = config.case, config.rows, config.tokens, config.steps
 
-    @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
+    options: dict[str, Any] = {"max_registers": config.registers} if config.registers else {"min_blocks": 1}
+
+    @kv.kernel(block=(config.threads, 1, 1), **options)
     def project_few(
         x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], x_map, weight_map, partials: kv.Buffer[f32, 2],
         x_scale=None, weight_scale=None,
@@ -273,6 +283,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
         maps.append(at.tensor_map(ops.buffer_operand(buffer, config.steps, config.step), rows=rows))
     scales = [op.x_scale, op.weight_scale] if case.scaling == "block" else [None, None]
     schedule = {"consumers": config.consumers, "producer": True, "stages": config.stages(at.target)}
+    schedule["registers"] = config.registers is None
     at.launch(
         product_kernel(config, early), [op.x, op.weight, *maps, partials, *scales], (blocks * some, 1, 1),
         (config.threads, 1, 1), key=config, programmatic=early, attributes={"kv.schedule": schedule},
