@@ -203,9 +203,8 @@ def run(module: ir.Module, options: Any) -> None:
         if any(v in made for x in copies.values() for op in x.needed for v in x.operands(op)):
             remark(function, "missed", "no producer: where tiles lie depends on tiles before the loop")
             continue
-        registers = (
-            REGISTERS.get(schedule.get("consumers", 2), {}).get(how) if schedule.get("registers", True) else None
-        )
+        registers = REGISTERS.get(schedule.get("consumers", 2), {}).get(how)
+        registers = registers if schedule.get("registers", True) else None
         with ir.InsertionPoint(top), top.location:
             branch = scf.IfOp(is_role("producer"), has_else=True)
             branch.operation.attributes[ROLES] = ir.UnitAttr.get()

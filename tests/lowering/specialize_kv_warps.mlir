@@ -142,6 +142,29 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // A schedule may leave registers as they are, for other blocks.
+  // CHECK-LABEL: gpu.func @registers_stay
+  // CHECK:         kv.is_role
+  // CHECK-NOT:     kv.set_registers
+  // CHECK:         gpu.return
+  gpu.func @registers_stay(%c: !cache, %n: i32, %q: tensor<192x128xbf16, "shared">, %start: tensor<192x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 512, 1, 1>, kv.schedule = {consumers = 3 : i64, producer = true, registers = false}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<192x64xf32, "wgmma">, i32) : i32 {
+      %first = arith.muli %j, %c64 : i32
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<192x128xbf16, "shared">, !tile, tensor<192x64xf32, "wgmma">) -> tensor<192x64xf32, "wgmma">
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %next = arith.addi %at, %c64 : i32
+      scf.yield %s, %next : tensor<192x64xf32, "wgmma">, i32
+    }
+    gpu.return
+  }
+
   // Left alone: a schedule without a producer.
   // CHECK-LABEL: gpu.func @no_producer
   // CHECK-NOT:     kv.is_role
