@@ -184,12 +184,13 @@ def finish_kernel(case: Projection, bands: Written, work: Work, writer: HeadWrit
         collection, layer: kv.i32, products, tokens: kv.i32, table, freqs: kv.Optional[kv.Buffer[f32, 2]],
         query_out: kv.Optional[kv.Buffer[case.rounded, 3]], q_gamma=None, k_gamma=None,
     ):  # fmt: skip
-        begin(early)
         token, first = work.place()
         if (token < tokens) & (first < work.pieces):
+            # Places are looked up while the products are still under way: the kernel before has waited for all others.
             b, inside, i = place_of(case.padded, table, token, tokens)
             position = collection.cache_length(b) + i
             kept = inside & holds(collection, position)
+            begin(early)
             angles = Angles(freqs, rows, (position,))
             for piece in range(first, work.pieces, work.step):
                 if bands.query is not None:
