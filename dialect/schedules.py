@@ -416,7 +416,7 @@ PROJECTED_FEW = Kind(
     "few",
     "up to 256 tokens by wgmma, at the rate at which memory gives the weight",
     (
-        Entry("rows", "Rows of the weight of a tile: 64 for each warpgroup.", "128", choices=(64, 128, 256)),
+        Entry("rows", "Rows of the weight of a tile: 64 for each warpgroup.", "128", choices=(64, 128)),
         Entry("atoms", "Runs of 128 bytes of a row that are read at a time.", "1", choices=(1, 2, 4)),
     ),
 )

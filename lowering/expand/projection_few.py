@@ -69,7 +69,7 @@ class Config:
         """Most registers of a thread, where so few do that blocks of the second kernel find room beside one."""
         if self.tokens > 128 or (self.case.scaling == "block" and self.tokens > 32):
             return None
-        return 96 if self.tokens == 128 else 64 if self.rows == 256 else 80
+        return 96 if self.tokens == 128 else 80
 
     @property
     def step(self) -> int:
