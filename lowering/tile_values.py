@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mlir import ir
 from mlir.dialects import arith, vector
 
-from kvarn.dialect import ops
-from kvarn.dialect.dtypes import bool_, by_mlir
+from kvarn.dialect.dtypes import bool_
 from kvarn.dialect.ops.tile import SHARED
 from kvarn.dsl import machine
 from kvarn.dsl.memory import SHARED as SHARED_SPACE
@@ -83,7 +82,7 @@ def _cast(op: Any, d: Distribution) -> ir.Value:
     """Weights of 8 bits; the other casts of tiles are ops of arith."""
     operand, result = op.operation.operands[0], op.operation.results[0]
     if not is_tile(result):
-        return ops.cast(operand, by_mlir(str(result.type)))
+        return op.operation.clone().result  # of scalars and of the vectors that threads have: as it is
     if str(ir.VectorType(operand.type).element_type) != "f32" or "f8E4M3FN" not in str(result.type):
         fail(op, f"casts to {result.type}: of 8-bit elements only f32 to f8E4M3FN is there")
     return tile_products.narrowed(operand)
