@@ -82,6 +82,15 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // A cast of what one thread has is no cast of a tile.
+  // CHECK-LABEL: gpu.func @cast_of_a_vector
+  // CHECK:         "kv.cast"(%{{.*}}) : (vector<8xf32>) -> vector<8xf8E4M3FN>
+  gpu.func @cast_of_a_vector(%x: vector<8xf32>, %out: !llvm.ptr<1>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %y = "kv.cast"(%x) : (vector<8xf32>) -> vector<8xf8E4M3FN>
+    llvm.store %x, %out : vector<8xf32>, !llvm.ptr<1>
+    gpu.return
+  }
+
   // Columns are staged by stmatrix, each half in its turn in the same memory, which a warp has to itself.
   // CHECK-LABEL: gpu.func @staged
   // CHECK:         %[[P:.*]] = "kv.alloc_shared"() {alignment = 1024 : i64, bytes = 8192 : i64}
