@@ -11,16 +11,16 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvarn.errors import SourceLocation, source_locations
 
+from .collecting import Collector
+
 KINDS = ("passed", "missed", "analysis")
 FORMATS = ("text", "yaml", "json")
-_local = threading.local()
 
 
 @dataclass(frozen=True)
@@ -86,33 +86,13 @@ def filtered(remarks: Iterable[Remark], pattern: str) -> list[Remark]:
     return [r for r in remarks if compiled.search(f"{r.pass_name}:{r.kind}")]
 
 
-def current() -> Remarks | None:
-    """What collects in this thread."""
-    return getattr(_local, "remarks", None)
+_collector: Collector[Remarks] = Collector()
+current, within = _collector.current, _collector.within
 
 
-@contextlib.contextmanager
-def collect() -> Iterator[Remarks]:
+def collect() -> contextlib.AbstractContextManager[Remarks]:
     """Keep the remarks of this thread's passes."""
-    before, _local.remarks = current(), Remarks()
-    try:
-        yield _local.remarks
-    finally:
-        _local.remarks = before
-
-
-@contextlib.contextmanager
-def within(pass_name: str) -> Iterator[None]:
-    """Remarks are this pass's."""
-    found = current()
-    if found is None:
-        yield
-        return
-    before, found.inside = found.inside, pass_name
-    try:
-        yield
-    finally:
-        found.inside = before
+    return _collector.collect(Remarks())
 
 
 def remark(op: Any, kind: str, message: str, **values: Any) -> None:

@@ -14,13 +14,11 @@ lowerings are counted by :class:`~kvarn.lowering.rewrite.Rules` and never refuse
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-_local = threading.local()
+from .collecting import Collector
 
 
 @dataclass
@@ -47,33 +45,13 @@ class Rewrites:
     inside: str = ""  # the pass that runs
 
 
-def current() -> Rewrites | None:
-    """What collects in this thread."""
-    return getattr(_local, "rewrites", None)
+_collector: Collector[Rewrites] = Collector()
+current, within = _collector.current, _collector.within
 
 
-@contextlib.contextmanager
-def collect(limit: int | None = None) -> Iterator[Rewrites]:
+def collect(limit: int | None = None) -> contextlib.AbstractContextManager[Rewrites]:
     """Count the rewrites of this thread's passes, and refuse those beyond a limit."""
-    before, _local.rewrites = current(), Rewrites(limit)
-    try:
-        yield _local.rewrites
-    finally:
-        _local.rewrites = before
-
-
-@contextlib.contextmanager
-def within(pass_name: str) -> Iterator[None]:
-    """Rewrites are this pass's."""
-    found = current()
-    if found is None:
-        yield
-        return
-    before, found.inside = found.inside, pass_name
-    try:
-        yield
-    finally:
-        found.inside = before
+    return _collector.collect(Rewrites(limit))
 
 
 def performs(op: Any, rule: str) -> bool:

@@ -27,8 +27,11 @@ from .latent_common import (
     BARRIER,
     BOX,
     CHUNK,
+    CONSUMERS,
+    CONSUMERS_BARRIER,
     KEYS,
     NEVER,
+    SCORES_BARRIER,
     LatentConfig,
     clear_rows,
     extents_of,
@@ -46,8 +49,6 @@ from .softmax import SLACK
 
 MOST_ROWS = 32
 PAIR = 2  # blocks of a cluster
-CONSUMERS = 256
-SCORES_MEET, ALL_MEET = 1, 2  # named barriers
 SMALL_BYTES = 8192  # more than maxima, factors, sums and barriers take
 REGISTERS = (104, 184, 112)  # of a thread of scores, values and a producer that converts: together 4 times 128
 LISTS = 4  # tiles whose listed keys are known: more than the ring holds
@@ -114,7 +115,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         first, last, whole_first, whole_end, _, _ = span
         if c.copy == "tma":
             if (base < first) | (base + KEYS > last):
-                kv.named_barrier(SCORES_MEET, 128)  # all of them have multiplied the keys
+                kv.named_barrier(SCORES_BARRIER, 128)  # all of them have multiplied the keys
                 for box in kv.static(range(c.value_boxes)):
                     of_box, _ = advance(slot, kv.i32(0), rest + box)
                     clear_rows(ring + of_box * BOX.bytes, 1, first - base, last - base, warp * 32 + lane, 128)
@@ -136,7 +137,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         if lane < 4:
             for n in kv.static(range(COLUMNS)):
                 (maxima + (warp * N + 8 * n + column) * 4).store(kv.vector(f32, [most[2 * n], most[2 * n + 1]]))
-        kv.named_barrier(SCORES_MEET, 128)
+        kv.named_barrier(SCORES_BARRIER, 128)
         for n in kv.static(range(COLUMNS)):
             pairs = [(maxima + (w * N + 8 * n + column) * 4).load(kv.f32, 2) for w in range(4)]
             for i in kv.static(range(2)):
@@ -204,7 +205,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             for n in kv.static(range(COLUMNS)):
                 pair = kv.vector(f32, [sums[2 * n], sums[2 * n + 1]])
                 (sums_at + (warp * N + 8 * n + (lane & 3) * 2) * 4).store(pair)
-        kv.named_barrier(SCORES_MEET, 128)
+        kv.named_barrier(SCORES_BARRIER, 128)
         if (warp == 0) & (lane < 4):
             for n in kv.static(range(COLUMNS)):
                 for x in kv.static(range(2)):
@@ -214,7 +215,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                         total = total + (sums_at + (w * N + h) * 4).load(kv.f32)
                     (final + h * 4).store(normalizer(total))
                     (ends + h * 4).store(kv.where(total == 0.0, NEVER, m[2 * n + x] + kv.math.log2(total)))
-        kv.named_barrier(ALL_MEET, CONSUMERS)
+        kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
 
     @kv.func
     def values(ring, weights, factors, final, full, empty, p_full, p_empty, tiles, warp, lane):
@@ -246,7 +247,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 release(empty + here * BARRIER, lane)
                 here, _ = advance(here, phase, 1)
             release(p_empty + which * BARRIER, lane)
-        kv.named_barrier(ALL_MEET, CONSUMERS)
+        kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
         inverse = [(final + (8 * n + column) * 4).load(kv.f32, 2) for n in range(COLUMNS)]
         for j in kv.static(range(c.value_boxes)):
             for k in kv.static(range(N // 2)):
@@ -391,7 +392,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 else:
                     warp = (thread & 127) >> 5
                     load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, thread, CONSUMERS)
-                    kv.named_barrier(ALL_MEET, CONSUMERS)
+                    kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
                     if role == 0:
                         if c.copy == "convert":
                             kv.setmaxnreg(REGISTERS[0], "decrease")

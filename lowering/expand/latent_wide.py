@@ -29,8 +29,11 @@ from .latent_common import (
     BOX,
     BOX_COLUMNS,
     CHUNK,
+    CONSUMERS,
+    CONSUMERS_BARRIER,
     KEYS,
     NEVER,
+    SCORES_BARRIER,
     WIDE,
     LatentConfig,
     alone,
@@ -50,7 +53,6 @@ from .softmax import SLACK
 
 STAGES = 2
 OF_BOX = 32  # sums of a thread for a box of columns
-CONSUMERS = 256
 # Registers of a thread of the producer, of scores, of values: together those that the block starts with. A producer
 # that converts holds a tile, and more where rows have scales or end in bf16.
 REGISTERS = {
@@ -58,7 +60,6 @@ REGISTERS = {
 }  # fmt: skip
 WEIGHTS = SharedLayout(WIDE, KEYS, 2, 128)
 WIDEST = 4  # boxes of a product: 256 columns
-SCORES_MEET, ALL_MEET = 1, 2  # named barriers
 
 
 def groups_of(c: LatentConfig) -> list[tuple[int, int]]:
@@ -210,10 +211,10 @@ def latent_kernel(c: LatentConfig) -> Any:
         first, last, whole_first, whole_end, _, _ = span
         if c.copy == "tma":
             if (base < first) | (base + KEYS > last):
-                kv.named_barrier(SCORES_MEET, 128)  # all of them have multiplied the keys
+                kv.named_barrier(SCORES_BARRIER, 128)  # all of them have multiplied the keys
                 clear_rows(tile, c.value_boxes, first - base, last - base, warp * 32 + lane, 128)
                 kv.fence_proxy_async()
-                kv.named_barrier(SCORES_MEET, 128)
+                kv.named_barrier(SCORES_BARRIER, 128)
         seen = [seen_at.load(kv.u32), (seen_at + 4).load(kv.u32)] if c.listed else []
         if c.listed:
             some = (seen[0] & seen[1]) != 0xFFFFFFFF
@@ -279,7 +280,7 @@ def latent_kernel(c: LatentConfig) -> Any:
                 if in_parts(c, splits):
                     lse = kv.where(total[u] == 0.0, NEVER, m[u] + kv.math.log2(total[u]))
                     lse_of(c, parts, kv.grid_dim.x, place[0], splits, kv.block_id.y, row).store(lse)
-        kv.named_barrier(ALL_MEET, CONSUMERS)  # the query is read: its place is free
+        kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)  # the query is read: its place is free
         write_columns(o, inverse, q_tile, 0, parts, out, place, splits, warp, lane)
 
     @kv.func
@@ -300,7 +301,7 @@ def latent_kernel(c: LatentConfig) -> Any:
             o = kv.wgmma_wait(0, o)[0]
             release(barrier_of(empty, stage, RIGHT), lane)
             release(p_empty, lane)
-        kv.named_barrier(ALL_MEET, CONSUMERS)
+        kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
         inverse = [(ends + row * 4).load(kv.f32), (ends + (row + 8) * 4).load(kv.f32)]
         write_columns(o, inverse, q_tile + right_bytes, right_column, parts, out, place, splits, warp, lane)
 
@@ -410,7 +411,7 @@ def latent_kernel(c: LatentConfig) -> Any:
                 warp = (thread & 127) >> 5
                 if tiles > 0:
                     load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, consumer, CONSUMERS)
-                    kv.named_barrier(ALL_MEET, CONSUMERS)
+                    kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
                     if role == PRODUCERS:
                         kv.setmaxnreg(left, "increase")
                         left_columns(

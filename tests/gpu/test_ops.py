@@ -21,7 +21,7 @@ SUITES = (
     "unit.test_ops_convert", "unit.test_ops_transfer", "unit.test_ops_ragged", "unit.test_ops_updates",
     "unit.test_ops_edges", "unit.test_shared_prefixes", "unit.test_sources",
     "unit.test_mla_prior", "unit.test_ops_projection",
-    "unit.test_attention_pages", "unit.test_page_choice", "unit.test_ops_drafts", "unit.test_indexer",
+    "unit.test_attention_narrow", "unit.test_attention_pages", "unit.test_page_choice", "unit.test_ops_drafts", "unit.test_indexer",
 )  # fmt: skip
 # What makes places of its own is not for a GPU.
 NOT_HERE = (
@@ -31,6 +31,9 @@ NOT_HERE = (
     "test_what_does_not_fit_is_refused_by_name",
     "test_commit_says_what_is_wrong_before_it_runs",
     # What needs no device.
+    "test_the_output_of_8_bit_queries_is_bf16_by_default",
+    "test_8_bit_queries_need_a_cache_of_their_type_without_scales",
+    "test_a_lane_has_the_weights_of_the_tokens_that_it_multiplies",
     "test_every_kernel_of_latent_rows_ends_with_sinks_and_a_prior_result",
     "test_listed_rows_end_alike",
     "test_every_kind_and_schedule_gives_the_same",
