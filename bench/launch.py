@@ -163,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{on.name}, driver of CUDA {'.'.join(map(str, status.version or ()))}, host time a launch")
     for name, us in figures.items():
         goal = GOALS["prepared" if name.startswith("prepared") else "torch"]
-        print(f"  {name:36s} {us:7.2f} us   goal {goal:.0f}{'' if us <= goal else '  MISSED'}")
+        print(f"  {name:36s} {us:7.2f} us   goal {goal:g}{'' if us <= goal else '  MISSED'}")
     if options.json:
         with open(options.json, "w") as f:
             json.dump({"device": on.name, "microseconds": figures}, f, indent=1)
