@@ -82,6 +82,8 @@ def chooser(threads: int, key_at: Callable[..., Any], put: Callable[..., Any]) -
     def threshold(state, count, most, bins, sums, found):
         """(the key of the last that is chosen, how many of those that equal it are); (0, 0) where all are."""
         tid, prefix, left = kv.thread_id.x, kv.u32(0), most
+        if tid == 0:  # what is found of fewer numbers than are wanted
+            found[0], found[1] = 0, 0
         for shift, bits in kv.static(DIGITS):
             if left > 0:
                 counted(state, count, shift, bits, prefix, bins)

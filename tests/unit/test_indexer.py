@@ -86,6 +86,18 @@ def test_the_tokens_with_the_largest_scores_are_chosen(place, count):
         assert found.tolist() == [*want, *[-1] * (count - len(want))]
 
 
+@pytest.mark.parametrize("order", ["backward", "random"])
+def test_no_order_of_warps_shows_in_what_is_chosen(order):
+    scores = np.random.default_rng(9).integers(0, 50, (2, 1300)).astype(np.float32)
+    scores[1, 90:] = -np.inf
+    want = kv.ops.select_tokens(scores, 100)
+    with kv.emulated("sm_90a", order=order, seed=2) as report:
+        found = kv.ops.select_tokens(scores, 100)
+    for a, b in zip(found, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not report.hazards
+
+
 def test_sparse_attention_goes_by_the_indexer(place):
     """The whole way: scores, tokens, rows of the pool, attention over latent rows."""
     problem, query, weights = problem_of(4, *SHAPES["bf16"])
