@@ -46,6 +46,7 @@ NAMES = (
     "plan-kv-access",
     "lower-kv-access",
     "lower-kv-tma",
+    "check-kv-waits",
     "lower-kv-trace",
     "lower-kv-casts",
     "lower-kv-buffers",

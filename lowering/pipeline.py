@@ -148,6 +148,11 @@ def kv_steps(target: Target, check: bool | str = False, trace: int = 0) -> list[
         *_marks(target, trace),
         _kv(f"lower-kv-access{{target={target.name}}}", "accesses become pointers; handles are asked for fields"),
         _kv("lower-kv-tma", "after the plan and the record of what is written, which look at the copies"),
+        *(
+            [_kv("check-kv-waits", "on request, when every wait is there", True)]
+            if check and not target.is_host
+            else []
+        ),
         _kv(f"lower-kv-casts{{hardware={hardware}}}", "after the accesses, whose conversions it lowers too"),
         _kv("lower-kv-buffers", "after the plan, which says which buffers are read-only"),
     ]

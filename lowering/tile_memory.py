@@ -101,11 +101,11 @@ class Stages:
 
     def acquire(self, n: Value, sleep: int = 0) -> None:
         stage, parity = self.stage(n)
-        machine.mbarrier_wait(self.empty + stage * BARRIER_BYTES, parity ^ 1, sleep)
+        machine.mbarrier_wait(self.empty + stage * BARRIER_BYTES, parity ^ 1, sleep, f"empty_{self.name}")
 
     def wait(self, n: Value) -> Pointer:
         stage, parity = self.stage(n)
-        machine.mbarrier_wait(self.full + stage * BARRIER_BYTES, parity)
+        machine.mbarrier_wait(self.full + stage * BARRIER_BYTES, parity, name=f"full_{self.name}")
         if self.unfenced:  # the writes are of the generic proxy, and nobody has waited for them before
             machine.fence_proxy_async()
         return self.tile(stage)
@@ -140,14 +140,14 @@ class Queue:
     def fetch(self, n: Value, count: Value) -> None:
         """Take the next number: what one thread does. The counter wraps when every block has asked in vain once."""
         slot, parity = n & 1, (n >> 1) & 1
-        machine.mbarrier_wait(self.empty + slot * BARRIER_BYTES, parity ^ 1)
+        machine.mbarrier_wait(self.empty + slot * BARRIER_BYTES, parity ^ 1, name="empty_queue")
         taken = self.counter.atomic("inc", count - 1)
         (self.slots + slot * BARRIER_BYTES).store(taken + kv_gpu.grid_dim.x)
         machine.mbarrier_arrive(self.full + slot * BARRIER_BYTES)
 
     def next(self, n: Value, lane: Value, sleep: int = 0) -> Value:
         slot, parity = n & 1, (n >> 1) & 1
-        machine.mbarrier_wait(self.full + slot * BARRIER_BYTES, parity, sleep)
+        machine.mbarrier_wait(self.full + slot * BARRIER_BYTES, parity, sleep, "full_queue")
         number = (self.slots + slot * BARRIER_BYTES).load(i32)
         machine.syncwarp()
         machine.mbarrier_arrive(self.empty + slot * BARRIER_BYTES, lane == 0)

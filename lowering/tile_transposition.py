@@ -111,7 +111,7 @@ class Transposition:
         warp, lane = kv_gpu.shuffle_idx(thread >> 5, 0), thread & (WARP - 1)
         slot = n & (SLOTS - 1)
         if self.by_tma:
-            machine.mbarrier_wait(self.of_warp(self.barriers, slot, warp), (n >> 1) & 1)
+            machine.mbarrier_wait(self.of_warp(self.barriers, slot, warp), (n >> 1) & 1, name="staged values")
         else:
             machine.cp_async_wait(pending)
             machine.syncwarp()

@@ -155,7 +155,7 @@ gpu.module @kernels {
     %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<192x64xf32, "wgmma">, i32) : i32 {
       %first = arith.muli %j, %c64 : i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<192x128xbf16, "shared">, !tile, tensor<192x64xf32, "wgmma">) -> tensor<192x64xf32, "wgmma">
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()

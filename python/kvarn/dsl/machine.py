@@ -549,13 +549,13 @@ def mbarrier_try_wait(barrier: Pointer, parity: Any) -> Value:
     return Value(inline_asm(text, "=r,r,r,~{memory}", operands, "i32", effects=True), i32) != 0
 
 
-def mbarrier_wait(barrier: Pointer, parity: Any, sleep: int = 0) -> None:
+def mbarrier_wait(barrier: Pointer, parity: Any, sleep: int = 0, name: str = "a barrier") -> None:
     """Wait until the phase of that parity has completed. sm_90 and later.
 
     With ``sleep`` the thread sleeps so many nanoseconds between looks: a warp that waits long leaves the others issue
-    slots and power.
+    slots and power. ``name`` is what a wait of more than 10 s is said to be for under ``KVARN_CHECK``.
     """
-    op = emit("scf.while", (), (), regions=2)
+    op = emit("scf.while", (), (), {"kv.barrier": ir.StringAttr.get(name)}, regions=2)
     with ir.InsertionPoint(op.regions[0].blocks.append()):
         emit("scf.condition", (), [(~mbarrier_try_wait(barrier, parity)).ir])
     with ir.InsertionPoint(op.regions[1].blocks.append()):
