@@ -14,6 +14,7 @@ from mlir import ir
 from .. import verify
 from ..base import Kv
 from ..contents import Counts, Lengths, Offsets
+from ..dtypes import DType, bf16, by_mlir
 from ..effects import ReadsMemory, TierOne, WritesCache, WritesMemory
 from ..ext import I32, Operand
 from ..layout import CacheSpec
@@ -127,7 +128,7 @@ class _Projection(Kv.Operation):
 
     def _verify_types(self, spec: CacheSpec, element: str) -> bool:
         """Products are rounded to one type, which every band can take."""
-        rounded = rounded_to(self)
+        rounded = rounding_of(self).mlir
         outs = [(v, n) for v, n in ((self.query_out, "query_out"), (self.index_query_out, "index_query_out")) if v]
         for value, name in outs:
             if str(ir.MemRefType(value.type).element_type) != rounded:
@@ -181,16 +182,25 @@ class _Projection(Kv.Operation):
         )
 
 
-def rounded_to(op: Any) -> str:
-    """The element type that products of an op are rounded to: of its queries, else of its cache, else of x."""
-    for value in (op.query_out, op.index_query_out):
-        if value is not None:
-            return str(ir.MemRefType(value.type).element_type)
+def rounded_to(spec: CacheSpec, x: DType, out: DType | None) -> DType:
+    """What products are rounded to: the type of the queries, else of a float cache, else of x, else bf16."""
+    if out is not None:
+        return out
+    if not spec.quantized and spec.dtype.name in FLOATS:
+        return spec.dtype
+    return x if x.name in FLOATS else bf16
+
+
+def rounding_of(op: Any) -> DType:
+    """What the products of an op, whose element types are those that it takes, are rounded to."""
     spec = verify.handle(op, op.collection, ("collection",))
-    if spec is not None and not spec.quantized and spec.dtype.mlir in FLOATS:
-        return spec.dtype.mlir
-    element = str(ir.MemRefType(op.x.type).element_type)
-    return element if element in FLOATS else "bf16"
+    assert spec is not None
+    out = op.query_out if op.query_out is not None else op.index_query_out
+    return rounded_to(spec, _element(op.x), None if out is None else _element(out))
+
+
+def _element(value: ir.Value) -> DType:
+    return by_mlir(str(ir.MemRefType(value.type).element_type))
 
 
 class ProjectAppendOp(_Projection, name="project_append", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]):

@@ -16,10 +16,9 @@ from typing import Any
 from mlir import ir
 
 from kvarn import dsl as kv
-from kvarn.dialect import dtypes
 from kvarn.dialect.dtypes import DType, f32
 from kvarn.dialect.layout import CacheSpec
-from kvarn.dialect.ops.projection import BLOCK, Band, bands_of, rounded_to
+from kvarn.dialect.ops.projection import BLOCK, Band, bands_of, rounding_of
 
 from . import expands
 from .base import Expansion
@@ -81,7 +80,7 @@ class Projection:
         of_index = None if index is None else (index, op.heads_of(op.index_query_out))
         bands = bands_of(spec, columns, op.heads_of(op.query_out), of_index)
         assert not isinstance(bands, str), bands
-        rounded = dtypes.by_mlir(rounded_to(op))
+        rounded = rounding_of(op)
         padded = op.operation.name == "kv.project_append_padded"
         scaling = op.scaling.value
         return Projection(at.dtype(op.x), rounded, k, tuple(bands), spec, index, scaling, op.bias is not None, padded)

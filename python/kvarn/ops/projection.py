@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from kvarn.dialect import dtypes
-from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec, cdiv
-from kvarn.dialect.ops.projection import BLOCK, SCALED, bands_of
+from kvarn.dialect.ops.projection import BLOCK, SCALED, bands_of, rounded_to
 from kvarn.programs import FixedSchedule, Operation, Schedule
 from kvarn.runtime import buffers
 from kvarn.runtime.buffers import BufferView
@@ -84,15 +82,6 @@ def _check(seen: SimpleNamespace, title: str, rows: str) -> None:
         if getattr(seen, name) is not None:
             checks.has_shape(getattr(seen, name), (spec.head_size,), f"{title}: {name}")
             checks.has_dtype(getattr(seen, name), checks.FLOATS, f"{title}: {name}")
-
-
-def rounded_to(spec: CacheSpec, x: DType, out: DType | None) -> DType:
-    """What products are rounded to: the type of the queries, else of a float cache, else of x, else bf16."""
-    if out is not None:
-        return out
-    if not spec.quantized and spec.dtype.name in checks.FLOATS:
-        return spec.dtype
-    return x if x.name in checks.FLOATS else dtypes.bf16
 
 
 def _check_types(seen: SimpleNamespace, spec: CacheSpec, title: str) -> None:
