@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,8 +248,19 @@ def single(x: Any) -> Any:
 # --- heads: where f32 elements come from and go to -------------------------------------------------
 
 
+class StoredHead:
+    """One head of a token, wherever it lies: ``load(d, n)`` gives elements as they are stored."""
+
+    load: Callable[[Any, int], Any]
+
+    @kv.func
+    def read(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, f32."""
+        return kv.f32(self.load(d, n))
+
+
 @dataclass(frozen=True)
-class Head:
+class Head(StoredHead):
     """One head of a token of a buffer [T, heads, size]."""
 
     rows: Rows
@@ -260,11 +272,6 @@ class Head:
     def load(self, d: Any, n: int) -> Any:
         """n elements from dim d on, as they are stored."""
         return self.rows.load(self.buffer, self.token, self.head, d, width=n)
-
-    @kv.func
-    def read(self, d: Any, n: int) -> Any:
-        """n elements from dim d on, f32."""
-        return kv.f32(self.load(d, n))
 
     @kv.func
     def write(self, d: Any, x: Any) -> None:

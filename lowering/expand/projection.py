@@ -9,16 +9,18 @@ stand in a workspace between the two.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlir import ir
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import DType, f32
+from kvarn.dialect import ops
+from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.ops.projection import BLOCK, Band, bands_of, rounding_of
+from kvarn.lowering.target import Target
+from kvarn.lowering.tile_ir import SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 
 from . import expands
 from .base import Expansion
@@ -27,6 +29,7 @@ from .common import (
     Group,
     Head,
     Rows,
+    StoredHead,
     Work,
     begin,
     head_and_lane,
@@ -102,6 +105,11 @@ class Written:
     key: Band
     value: Band | None
 
+    @property
+    def own(self) -> bool:
+        """Whether they are the cache's own."""
+        return self.key.kind == "key"
+
     @staticmethod
     def all_of(case: Projection) -> list[Written]:
         found = [Written(case.spec, case.band("query"), case.band("key"), case.band("value"))]  # type: ignore[arg-type]
@@ -109,14 +117,19 @@ class Written:
             found.append(Written(case.index, case.band("index_query"), case.band("index_key"), None))  # type: ignore[arg-type]
         return found
 
+    def operands(self, op: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """(collection, query_out, freqs, q_gamma, k_gamma): an indexer's heads are neither rotated nor normalised."""
+        if self.own:
+            return op.collection, op.query_out, op.freqs, op.q_gamma, op.k_gamma
+        return op.index_collection, op.index_query_out, None, None, None
+
     def writer(self, op: Any, at: Expansion, rounded: DType, *extents: int) -> HeadWriter:
         """How the heads are written; ``extents`` are what accesses of products must divide besides."""
-        own = not self.key.kind.startswith("index")
-        eps = op.eps.value if own and op.q_gamma is not None else None
+        eps = op.eps.value if self.own and op.q_gamma is not None else None
         types = (rounded, self.spec.dtype)
         most = min(most_lanes(types), *(e & -e for e in extents)) if extents else most_lanes(types)
         sizes = [b.size for b in (self.query or self.key, self.key)]
-        turned = at.static_dim(op.freqs, 1) if own and op.freqs is not None else 0
+        turned = at.static_dim(op.freqs, 1) if self.own and op.freqs is not None else 0
         rotations = tuple(Rotation.of(size, turned, op.interleaved.value, most) for size in sizes)
         rows = Rows(vector_width(*sizes, *extents, types=types), row_alignment(at.op))
         quantizer = None
@@ -151,7 +164,7 @@ def place_of(padded: bool, table: Any, row: Any, rows: Any) -> tuple[Any, Any, A
 
 
 @dataclass(frozen=True)
-class ProductHead:
+class ProductHead(StoredHead):
     """One head of a token of products in a workspace: panels of ``width`` columns, each with all ``tokens``."""
 
     rows: Rows
@@ -167,11 +180,6 @@ class ProductHead:
         column = self.first + d
         panel = column // self.width
         return self.rows.load(self.products, panel * self.tokens + self.token, column - panel * self.width, width=n)
-
-    @kv.func
-    def read(self, d: Any, n: int) -> Any:
-        """n elements from dim d on, f32."""
-        return kv.f32(self.load(d, n))
 
 
 def finish_kernel(case: Projection, bands: Written, work: Work, writer: HeadWriter, width: int, early: bool) -> Any:
@@ -218,10 +226,22 @@ def finish_kernel(case: Projection, bands: Written, work: Work, writer: HeadWrit
 
 
 @kv.func
+def scaled(case: Projection, c: Any, row: Any, column: Any, bias: Any, x_scale: Any, weight_scale: Any) -> Any:
+    """A product times its scales, plus the bias. Scales of blocks were in it before: they change along K."""
+    if case.scaling == "row":
+        c = c * (x_scale[row, 0] * weight_scale[column, 0])
+    elif case.scaling == "tensor":
+        c = c * (x_scale[0, 0] * weight_scale[0, 0])
+    if bias is not None:
+        c = c + kv.f32(bias[column])
+    return c
+
+
+@kv.func
 def scaled_tile(
     case: Projection, c: Any, row: Any, exists: Any, column: Any, bias: Any, x_scale: Any, weight_scale: Any
 ) -> Any:
-    """A tile of products times their scales, plus the bias: ``row`` and ``column`` are vectors of numbers."""
+    """As :func:`scaled`, of a tile: ``row`` and ``column`` are vectors of numbers."""
     if case.scaling == "row":
         c = c * x_scale.gather(row, 0, mask=exists)[:, None] * weight_scale.gather(column, 0)[None, :]
     elif case.scaling == "tensor":
@@ -229,6 +249,47 @@ def scaled_tile(
     if bias is not None:
         c = c + kv.f32(bias.gather(column))[None, :]
     return c
+
+
+# --- kernels by wgmma ----------------------------------------------------------------------------------
+
+
+class Warpgroups:
+    """The warpgroups of a block whose tiles of operand A have ``rows`` rows: consumers and one producer."""
+
+    rows: int
+
+    @property
+    def consumers(self) -> int:
+        return self.rows // WARPGROUP_ROWS
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (self.consumers + 1)
+
+
+def wgmma_problems(case: Projection, target: Target, alignment: int) -> list[str]:
+    """Why kernels by wgmma do not take a case, one sentence each; empty when they do."""
+    if not target.has("wgmma"):
+        return [f"needs a GPU with wgmma, got {target.name}"]
+    found = []
+    if case.x not in (bf16, f16, f8e4m3):
+        found.append(f"needs operands of bf16, f16 or f8e4m3, got {case.x.name}")
+    step = SWIZZLE // case.x.itemsize
+    if case.k % step:
+        found.append(f"needs a K of a multiple of {step}, got {case.k}")
+    if alignment < 16:
+        found.append(f"needs rows aligned to 16 bytes, got {alignment}")
+    return found
+
+
+def operand_maps(op: Any, at: Expansion, step: int, x_rows: int, weight_rows: int) -> list[Any]:
+    """The tensor maps of x and of the weight: boxes of so many rows and ``step`` elements of K."""
+    steps = at.static_dim(op.x, 1) // step
+    return [
+        at.tensor_map(ops.buffer_operand(buffer, steps, step), rows=rows)
+        for buffer, rows in ((op.x, x_rows), (op.weight, weight_rows))
+    ]
 
 
 # --- products into a workspace -------------------------------------------------------------------------
@@ -287,13 +348,7 @@ def simt_kernel(case: Projection, lanes: int, rows: Rows) -> Any:
             c = group.sum(sums[n])
             row = first + n
             if (row < tokens) & (lane == 0):
-                if case.scaling == "row":
-                    c = c * (x_scale[row, 0] * weight_scale[column, 0])
-                elif case.scaling == "tensor":
-                    c = c * (x_scale[0, 0] * weight_scale[0, 0])
-                if bias is not None:
-                    c = c + kv.f32(bias[column])
-                products[row, column] = case.rounded(c)
+                products[row, column] = case.rounded(scaled(case, c, row, column, bias, x_scale, weight_scale))
 
     return project
 
@@ -335,13 +390,11 @@ def finish(op: Any, case: Projection, at: Expansion, products: ir.Value, width: 
     """Launch what writes products of a workspace."""
     tokens, early = at.dim(op.x, 0), starts_early(at)
     for bands in Written.all_of(case):
-        own = bands.key.kind == "key"
         writer = bands.writer(op, at, case.rounded, width)
         work = Work.of(at, writer.pieces.all)
         kernel = finish_kernel(case, bands, work, writer, width, early)
-        handles: Sequence[Any] = (op.collection, op.query_out) if own else (op.index_collection, op.index_query_out)
-        turns = [op.freqs, op.q_gamma, op.k_gamma] if own else [None, None, None]
-        args = [handles[0], op.layer, products, tokens, table_of(op, case), turns[0], handles[1], *turns[1:]]
+        collection, query_out, freqs, *gammas = bands.operands(op)
+        args = [collection, op.layer, products, tokens, table_of(op, case), freqs, query_out, *gammas]
         grid = (work.blocks(tokens), 1, 1)
         at.launch(kernel, args, grid, (work.threads, 1, 1), key=(case, bands, work, writer), programmatic=early)
 
@@ -359,7 +412,7 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
     kind, tokens = at.schedule.get("kind"), at.schedule.get("max_tokens")
     why = {
         "tile": projection_tiles.problems(case, at.target, row_alignment(op)),
-        "few": projection_few.problems(case, at.target, row_alignment(op)),
+        "few": wgmma_problems(case, at.target, row_alignment(op)),
     }
     if tokens is None or tokens > projection_few.TOKENS[-1]:
         why["few"].append(f"needs max_tokens of at most {projection_few.TOKENS[-1]}, got {tokens}")

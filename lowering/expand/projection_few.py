@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect import ops
-from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
+from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.projection import BLOCK
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
-from kvarn.lowering.tile_ir import SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS
+from kvarn.lowering.tile_ir import SWIZZLE, WARP
 
 from .base import Expansion
-from .common import Head, begin, holds, starts_early
+from .common import Head, StoredHead, begin, holds, starts_early
 from .head_writer import HeadWriter
-from .projection import Projection, Written, place_of, table_of
+from .projection import Projection, Warpgroups, Written, operand_maps, place_of, scaled, table_of
 from .rotation import Angles
 
 BARRIER_BYTES = 1024  # more than all barriers of a block take
@@ -38,7 +37,7 @@ FINISH_THREADS = 256
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Warpgroups):
     """A case with the entries of its schedule.
 
     Attributes
@@ -55,14 +54,6 @@ class Config:
     tokens: int
     rows: int = 128
     atoms: int = 1
-
-    @property
-    def consumers(self) -> int:
-        return self.rows // WARPGROUP_ROWS
-
-    @property
-    def threads(self) -> int:
-        return WARPGROUP * (self.consumers + 1)
 
     @property
     def registers(self) -> int | None:
@@ -88,21 +79,6 @@ class Config:
         """Steps of K that are in shared memory."""
         of_one = sum(SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE).bytes for n in (self.rows, self.tokens))
         return min(MOST_STAGES, (target.shared_bytes - BARRIER_BYTES - FINISH_BYTES) // of_one)
-
-
-def problems(case: Projection, target: Target, alignment: int) -> list[str]:
-    """Why the kernels do not take a case, one sentence each; empty when they do."""
-    if not target.has("wgmma"):
-        return [f"needs a GPU with wgmma, got {target.name}"]
-    found = []
-    if case.x not in (bf16, f16, f8e4m3):
-        found.append(f"needs operands of bf16, f16 or f8e4m3, got {case.x.name}")
-    step = SWIZZLE // case.x.itemsize
-    if case.k % step:
-        found.append(f"needs a K of a multiple of {step}, got {case.k}")
-    if alignment < 16:
-        found.append(f"needs rows aligned to 16 bytes, got {alignment}")
-    return found
 
 
 def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:
@@ -167,7 +143,7 @@ def block_of(config: Config, step: Any, blocks: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class SharedRow:
+class SharedRow(StoredHead):
     """One head of a token in shared memory, elements of what products are rounded to."""
 
     array: Any
@@ -179,15 +155,10 @@ class SharedRow:
         x = (self.array.ptr() + (self.first + d) * self.array.dtype.itemsize).load(self.array.dtype, n)
         return x if n > 1 else kv.vector(self.array.dtype, [x])
 
-    @kv.func
-    def read(self, d: Any, n: int) -> Any:
-        """n elements from dim d on, f32."""
-        return kv.f32(self.load(d, n))
 
-
-def finish_kernel(config: Config, bands: Written, writer: HeadWriter, threads: int, early: bool) -> Any:
+def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: bool) -> Any:
     """Blocks (head, group of tokens) add partial results, in f32, and write the head."""
-    case, M = config.case, config.rows
+    case, M, threads = config.case, config.rows, FINISH_THREADS
     group = tokens_of_block(config, bands)
     pitch = align_up(max(b.size for b in (bands.query, bands.key) if b is not None), 8) + 8  # no bank conflicts
     rounds = {kind: cdiv(align_up(group * getattr(writer.pieces, kind), WARP), threads) for kind in KINDS}
@@ -213,12 +184,7 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, threads: i
                     total = kv.where(block + n < end, total + found[n], total)
             for n in kv.static(range(TOGETHER)):
                 x, token = total[n], kv.math.min(token0 + local + n, tokens - 1)
-                if case.scaling == "row":
-                    x = x * (x_scale[token, 0] * weight_scale[column, 0])
-                elif case.scaling == "tensor":
-                    x = x * (x_scale[0, 0] * weight_scale[0, 0])
-                if bias is not None:
-                    x = x + kv.f32(bias[column])
+                x = scaled(case, x, token, column, bias, x_scale, weight_scale)
                 array[(local + n) * pitch + d] = case.rounded(x)
 
     @kv.kernel(block=(threads, 1, 1), min_blocks=2)
@@ -278,9 +244,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     blocks = at.device("multiprocessors").least(at.constant(config.tiles * config.steps))
     some = tokens.least(at.constant(1))  # without tokens nothing is launched: nothing describes an empty buffer
     partials = at.workspace((blocks + config.tiles) * config.rows, dtype=f32, columns=config.tokens)
-    maps = []
-    for buffer, rows in ((op.x, config.tokens), (op.weight, config.rows)):
-        maps.append(at.tensor_map(ops.buffer_operand(buffer, config.steps, config.step), rows=rows))
+    maps = operand_maps(op, at, config.step, config.tokens, config.rows)
     scales = [op.x_scale, op.weight_scale] if case.scaling == "block" else [None, None]
     schedule = {"consumers": config.consumers, "producer": True, "stages": config.stages(at.target)}
     schedule["registers"] = config.registers is None
@@ -289,17 +253,14 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
         (config.threads, 1, 1), key=config, programmatic=early, attributes={"kv.schedule": schedule},
     )  # fmt: skip
     for bands in Written.all_of(case):
-        own = bands.key.kind == "key"
         writer = bands.writer(op, at, case.rounded)
-        threads = FINISH_THREADS
-        handles = (op.collection, op.query_out) if own else (op.index_collection, op.index_query_out)
-        turns = [op.freqs, op.q_gamma, op.k_gamma] if own else [None, None, None]
+        collection, query_out, freqs, *gammas = bands.operands(op)
         args = [
-            handles[0], op.layer, partials, tokens, blocks, table_of(op, case), turns[0], handles[1], op.bias,
-            op.x_scale, op.weight_scale, *turns[1:],
+            collection, op.layer, partials, tokens, blocks, table_of(op, case), freqs, query_out, op.bias,
+            op.x_scale, op.weight_scale, *gammas,
         ]  # fmt: skip
         group = tokens_of_block(config, bands)
         heads = sum(b.heads for b in (bands.query, bands.key, bands.value) if b is not None)
         grid = (heads, (tokens + (group - 1)) // group, 1)
-        kernel = finish_kernel(config, bands, writer, threads, early)
-        at.launch(kernel, args, grid, (threads, 1, 1), key=(config, bands, writer), programmatic=early)
+        kernel = finish_kernel(config, bands, writer, early)
+        at.launch(kernel, args, grid, (FINISH_THREADS, 1, 1), key=(config, bands, writer), programmatic=early)

@@ -16,17 +16,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
+from kvarn.dialect.dtypes import bf16, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.projection import BLOCK, Band
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
-from kvarn.lowering.tile_ir import SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS
+from kvarn.lowering.tile_ir import SWIZZLE, WARP, WARPGROUP
 
 from .base import Expansion
-from .common import Head, begin, holds, starts_early
+from .common import Head, StoredHead, begin, holds, starts_early
 from .head_writer import HeadWriter
-from .projection import Projection, Written, finish, place_of, scaled_tile, table_of
+from .projection import (
+    Projection,
+    Warpgroups,
+    Written,
+    finish,
+    operand_maps,
+    place_of,
+    scaled_tile,
+    table_of,
+    wgmma_problems,
+)
 from .rotation import Angles
 
 BARRIER_BYTES = 1024  # more than all barriers of a block take
@@ -39,7 +49,7 @@ TOGETHER = 16  # tiles of tokens that share a tile of columns while it is in the
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Warpgroups):
     """A case with the entries of its schedule.
 
     Attributes
@@ -60,14 +70,6 @@ class Config:
     stages: int = 4
 
     @property
-    def consumers(self) -> int:
-        return self.rows // WARPGROUP_ROWS
-
-    @property
-    def threads(self) -> int:
-        return WARPGROUP * (self.consumers + 1)
-
-    @property
     def step(self) -> int:
         """Elements of K of a step: what a swizzle atom holds."""
         return SWIZZLE // self.case.x.itemsize
@@ -83,18 +85,9 @@ class Config:
 
 def problems(case: Projection, target: Target, alignment: int) -> list[str]:
     """Why the kernel does not take a case, one sentence each; empty when it does."""
-    if not target.has("wgmma"):
-        return [f"needs a GPU with wgmma, got {target.name}"]
-    found = []
-    if case.x not in (bf16, f16, f8e4m3):
-        found.append(f"needs operands of bf16, f16 or f8e4m3, got {case.x.name}")
-    if case.rounded not in (bf16, f16):
+    found = wgmma_problems(case, target, alignment)
+    if target.has("wgmma") and case.rounded not in (bf16, f16):
         found.append(f"needs queries of bf16 or f16, got {case.rounded.name}")
-    step = SWIZZLE // case.x.itemsize
-    if case.k % step:
-        found.append(f"needs a K of a multiple of {step}, got {case.k}")
-    if alignment < 16:
-        found.append(f"needs rows aligned to 16 bytes, got {alignment}")
     return found
 
 
@@ -132,7 +125,7 @@ def chosen(case: Projection, target: Target, tokens: int | None = None) -> Confi
 
 
 @dataclass(frozen=True)
-class StagedHead:
+class StagedHead(StoredHead):
     """One head of a token of a tile in shared memory."""
 
     tile: Any
@@ -144,11 +137,6 @@ class StagedHead:
         """n elements from dim d on, as they are stored."""
         x = self.tile.load(self.row, self.first + d, n)
         return x if n > 1 else kv.vector(self.tile.dtype, [x])
-
-    @kv.func
-    def read(self, d: Any, n: int) -> Any:
-        """n elements from dim d on, f32."""
-        return kv.f32(self.load(d, n))
 
 
 @dataclass(frozen=True)
@@ -258,7 +246,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
             for first in kv.static(range(0, N if config.part else 0, config.part or N)):
                 staged = kv.staged(products, first, config.part)
                 for epilogue in kv.static(epilogues):
-                    own = epilogue.bands.key.kind == "key"
+                    own = epilogue.bands.own
                     pool = collection if own else index_collection
                     out = query_out if own else index_query_out
                     for kind in kv.static(("query", "key", "value")):
@@ -277,18 +265,13 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
 
 def launch(op: Any, config: Config, at: Expansion) -> None:
     """Launch the kernel."""
-    from kvarn.dialect import ops
-
     case, early = config.case, starts_early(at)
     epilogues = ()
     if config.part:
         epilogues = tuple(Epilogue(b, b.writer(op, at, case.rounded), config.part) for b in Written.all_of(case))
     tokens, panels = at.dim(op.x, 0), cdiv(case.columns, config.columns)
     row_tiles = (tokens + (config.rows - 1)) // config.rows
-    maps = []
-    for buffer, rows in ((op.x, config.rows), (op.weight, config.columns)):
-        view = ops.buffer_operand(buffer, case.k // config.step, config.step)
-        maps.append(at.tensor_map(view, rows=rows))
+    maps = operand_maps(op, at, config.step, config.rows, config.columns)
     workspace = None if config.part else at.workspace(tokens * panels, dtype=case.rounded, columns=config.columns)
     args = [op.collection, op.layer, op.x, op.weight, table_of(op, case), row_tiles, *maps]
     if config.part:
