@@ -94,7 +94,15 @@ class Kernel:
 
     @property
     def stats_by_kernel(self) -> Mapping[str, Mapping[str, int]]:
+        from kvarn.runtime.assembler_log import AssemblyError
+
         figures = self.assembled.kernels
+        missing = [entry.name for entry in self.artifact.entries if entry.name not in figures]
+        if missing:
+            raise AssemblyError(
+                f"{self.assembled.tool} says nothing of the registers of {', '.join(missing)}: install ptxas, or name "
+                "one with KVARN_PTXAS"
+            )
         return {
             entry.name: {
                 "registers": figures[entry.name].registers,
