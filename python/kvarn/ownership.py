@@ -149,7 +149,7 @@ class _Watched:
         self.violations: dict[Violation, None] = {}
         self.written = [self._written(view, n == 1) for n, view in enumerate(views)]
         self.regions = [
-            [v.data, v.data + _span(v) * v.dtype.itemsize, w.address, self.pages.address, count,
+            [v.data, v.data + v.span * v.dtype.itemsize, w.address, self.pages.address, count,
              self.table_words.address, at.MOST_TABLES]
             for v, w in zip(views, self.written, strict=True)
         ]  # fmt: skip
@@ -166,7 +166,7 @@ class _Watched:
             raise ValueError(
                 f"a watched pool must have strides of whole rows of a head ({row} elements), got {view.strides}"
             )
-        return Memory(_span(view) // row + 1, np.int32, self.ordinal)
+        return Memory(view.span // row + 1, np.int32, self.ordinal)
 
     def slots(self, which: int) -> np.ndarray:
         """Generations in which slots were written, [N, 2, L, P, H]: the host's copy, which ``pull`` brings."""
@@ -296,10 +296,6 @@ class _Watched:
         if self.violations:
             found, self.violations = list(self.violations), {}
             raise OwnershipError(found)
-
-
-def _span(view: BufferView) -> int:
-    return sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)) + 1 if 0 not in view.shape else 0
 
 
 class _OfManager(_Watched):

@@ -281,11 +281,8 @@ def _as_queries(array: Any, shape: tuple[int, ...], name: str) -> Any:
 def _as_rows(array: Any, shape: tuple[int, ...], name: str) -> Any:
     """An array with its first two dimensions as one: the same memory, or an error."""
     view = buffers.view(array, name=name)
-    step = 1
-    for extent, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
-        if extent > 1 and stride != step:
-            raise ValueError(f"{name} must be contiguous, got strides {list(view.strides)} (elements)")
-        step *= extent
+    if not view.contiguous:
+        raise ValueError(f"{name} must be contiguous, got strides {list(view.strides)} (elements)")
     return array.reshape(shape)
 
 

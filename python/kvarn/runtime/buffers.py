@@ -67,6 +67,13 @@ class BufferView(NamedTuple):
         return count
 
     @property
+    def span(self) -> int:
+        """Elements from the first one to behind the last one, gaps counted; strides are not negative."""
+        if 0 in self.shape:
+            return 0
+        return sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + 1
+
+    @property
     def on_host(self) -> bool:
         return self.device[0] == "cpu"
 

@@ -182,9 +182,8 @@ def host_copy(view: Any) -> np.ndarray:
 
     if view.device[0] == "cpu":
         return strided_array(view.data, view.shape, view.strides, view.dtype, True, view).copy()
-    extent = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)) + 1 if view.size else 0
-    flat = np.zeros(extent, view.dtype.numpy)
-    if extent:
+    flat = np.zeros(view.span, view.dtype.numpy)
+    if view.span:
         with devices.device(view.device[1]).active():
             driver.call("cuCtxSynchronize")
             driver.call("cuMemcpyDtoH", flat.ctypes.data, view.data, flat.nbytes)

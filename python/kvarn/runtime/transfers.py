@@ -158,8 +158,7 @@ def reaches(ordinal: int, buffers: Sequence[BufferView]) -> bool:
     wanted = bindings.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER
     with devices.device(ordinal).active():
         for view in buffers:
-            span = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True))
-            for address in (view.data, view.data + (span + 1) * view.dtype.itemsize - 1):
+            for address in (view.data, view.data + view.span * view.dtype.itemsize - 1):
                 code, found = bindings.cuPointerGetAttribute(wanted, address)
                 if int(code) or int(found) != address:
                     return False
