@@ -19,13 +19,11 @@ After:   %r = <region of %k> ; %e = <what the table's entry of %b, %t must be>
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from mlir import ir
-from mlir.dialects import llvm
 
 from kvarn.dialect import effects, kv, layout, ops, types
 from kvarn.dialect import ownership_layout as at
@@ -37,13 +35,13 @@ from kvarn.errors import source_locations
 
 from .bounds import slot_of
 from .expand.reads import READS_OF
-from .index import Ix, pointer
+from .index import Ix
 from .lower_kv_access import in_page
 from .pass_base import kv_pass
 from .plan_kv_access import is_access
-from .rewrite import defining_op, enclosing, kernels, walk
+from .rewrite import defining_op, kernels, walk
 from .target import by_name
-from .variables import declare_variable
+from .variables import declare_variable, note_texts, number_of, variable
 
 _TILES = {c.OPERATION_NAME for c in (kv.LoadTileOp, kv.StoreTileOp, kv.TileLoadOp)}
 _WATCHED = (layout.PAGED, layout.CONTINUOUS)
@@ -205,12 +203,11 @@ class Kernel:
     def __init__(self, function: ir.Operation, on_host: bool) -> None:
         self.function, self.on_host = function, on_host
         self.name = ir.StringAttr(function.attributes["sym_name"]).value
-        self.titles: dict[str, str] = {}
+        self.titles: dict[int, str] = {}
         self._handles: dict[tuple[ir.Value, bool], Watched] = {}
 
     def registry(self) -> Value:
-        symbol = llvm.mlir_addressof(pointer(1), ir.FlatSymbolRefAttr.get(at.SYMBOL))
-        return Pointer(symbol, 1).load(i64)
+        return variable(at.SYMBOL)
 
     def check(self, op: ir.Operation) -> None:
         found: Any = op.opview
@@ -239,8 +236,8 @@ class Kernel:
         if READS_OF in self.function.attributes:  # of an operation that reads by address
             title = ir.StringAttr(ir.DictAttr(self.function.attributes[READS_OF])["operation"]).value
         text = f"{title}|{what}"
-        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
-        self.titles[str(number)] = text
+        number = number_of(text)
+        self.titles[number] = text
         return number
 
     def _each(self, op: ir.Operation, access: Access, of: Watched) -> None:
@@ -272,19 +269,12 @@ class Options:
 
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
-    scopes = []
     read_before = any(READS_OF in function.attributes for function in kernels(module))
     for function in kernels(module):
         kernel = Kernel(function, by_name(options.target).is_host)
         # What reads for an operation's kernels covers their tiles, whose loops other passes take apart.
         for op in walk(function, is_access if read_before else is_checked):
             kernel.check(op)
-        if not kernel.titles:
-            continue
-        with ir.Location.unknown():
-            titles = {n: ir.StringAttr.get(t) for n, t in kernel.titles.items()}
-            function.attributes[f"kv.{at.ATTRIBUTE}"] = ir.DictAttr.get(titles)
-        scope = enclosing(function, "gpu.module")
-        if scope is not None and scope not in scopes:
-            scopes.append(scope)
-            declare_variable(scope, at.SYMBOL)
+        if kernel.titles:
+            note_texts(function, at.ATTRIBUTE, kernel.titles)
+            declare_variable(function, at.SYMBOL)

@@ -13,13 +13,10 @@ After:   scf.if <this thread has a record> { llvm.store <clock << 16 | number>, 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from mlir import ir
-from mlir.dialects import llvm
 
 from kvarn.dialect import trace_layout as at
 from kvarn.dialect.dtypes import i32, i64
@@ -28,11 +25,10 @@ from kvarn.dsl.builder import emit_value, types
 from kvarn.dsl.memory import Pointer, pointer_of
 from kvarn.dsl.values import Value, cast, where
 
-from .index import pointer
 from .pass_base import fail, kv_pass
-from .rewrite import enclosing, kernels, ops_named
+from .rewrite import kernels, ops_named
 from .target import by_name
-from .variables import declare_variable
+from .variables import declare_variable, note_texts, number_of, variable
 
 
 @dataclass(frozen=True)
@@ -52,8 +48,7 @@ class Traced:
         self.name = ir.StringAttr(function.attributes["sym_name"]).value
         self.labels = list(dict.fromkeys(ir.StringAttr(op.attributes["label"]).value for op in marks))
         text = json.dumps({"kernel": self.name, "labels": self.labels})
-        self.number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
-        self.text = text
+        self.number, self.text = number_of(text), text
 
     def lower(self) -> None:
         if len(self.labels) > at.MOST_LABELS:
@@ -68,9 +63,7 @@ class Traced:
         for op in ops_named(self.function, "gpu.return"):
             with ir.InsertionPoint(op), op.location, functional.when(self.record != 0):
                 self._times(at.END_NS, at.END_CLOCK)
-        with ir.Location.unknown():
-            described = {str(self.number): ir.StringAttr.get(self.text)}
-            self.function.attributes[f"kv.{at.ATTRIBUTE}"] = ir.DictAttr.get(described)
+        note_texts(self.function, at.ATTRIBUTE, {self.number: self.text})
 
     # --- the record ---
 
@@ -85,8 +78,7 @@ class Traced:
             self.counter = Pointer(counter, 0)
             self.counter.store(i32(0))
         thread = gpu.linear_thread_id()
-        symbol = llvm.mlir_addressof(pointer(1), ir.FlatSymbolRefAttr.get(at.SYMBOL))
-        switch = Pointer(symbol, 1).load(i64)
+        switch = variable(at.SYMBOL)
         buffer = functional.if_(
             (switch != 0) & ((thread & (gpu.WARP - 1)) == 0), lambda: pointer_of(switch).load(i64), lambda: i64(0)
         )
@@ -144,15 +136,11 @@ class Traced:
 def run(module: ir.Module, options: Options) -> None:
     if options.marks & (options.marks - 1):
         raise ValueError(f"marks must be a power of two, or 0, got {options.marks}")
-    scopes: list[Any] = []
     for function in kernels(module):
         marks = ops_named(function, "kv.trace_mark")
         if not options.marks:
             for op in marks:
                 op.erase()
         elif marks:
-            scope = enclosing(function, "gpu.module")
-            if scope is not None and scope not in scopes:
-                scopes.append(scope)
-                declare_variable(scope, at.SYMBOL)
+            declare_variable(function, at.SYMBOL)
             Traced(function, marks, options).lower()
