@@ -245,6 +245,12 @@ def single(x: Any) -> Any:
     return x[0] if len(x) == 1 else x
 
 
+@kv.func
+def as_vector(x: Any) -> Any:
+    """What an access gives as a vector, of width one too: the inverse of :func:`single`."""
+    return x if isinstance(x, kv.Vector) else kv.vector(x.dtype, [x])
+
+
 # --- heads: where f32 elements come from and go to -------------------------------------------------
 
 
@@ -311,8 +317,7 @@ class CachedHead:
     @kv.func
     def read(self, d: Any, n: int) -> Any:
         """n elements from dim d on, f32."""
-        x = kv.f32(self.cache.load(self.b, self.head, self.position, d, width=n))
-        return x if n > 1 else kv.vector(kv.f32, [x])
+        return as_vector(kv.f32(self.cache.load(self.b, self.head, self.position, d, width=n)))
 
     @kv.func
     def write(self, d: Any, x: Any) -> None:

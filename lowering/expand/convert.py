@@ -19,6 +19,7 @@ from .base import Expansion
 from .common import (
     CachedHead,
     Work,
+    as_vector,
     converted,
     head_and_lane,
     holds,
@@ -38,7 +39,7 @@ def stored(cache: Any, b: Any, h: Any, t: Any, d: Any, width: int) -> Any:
         x = cache.load_quantized(b, h, t, d, width=width)
     else:
         x = cache.load(b, h, t, d, width=width)
-    return x if width > 1 else kv.vector(cache.dtype, [x])
+    return as_vector(x)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from .attention_common import load_width, read
 from .attention_queries import RaggedQueries
 from .base import Expansion
 from .choice import chooser, key_of
-from .common import BYTES, WARP, Rows, at_most, begin, row_alignment, starts_early
+from .common import BYTES, WARP, Rows, as_vector, at_most, begin, row_alignment, starts_early
 from .row_products import TILE_ROWS, RowProducts
 
 CHUNK = 1024  # tokens of a block
@@ -185,10 +185,6 @@ def tensor_kernel(c: Case) -> Any:
 def plain_kernel(c: Case, threads: int) -> Any:
     width = load_width(c.spec, min(lowbit(c.size), 16 if threads == 1 else 8))
     load = Rows(width, c.alignment)
-
-    @kv.func
-    def as_vector(x):
-        return x if isinstance(x, kv.Vector) else kv.vector(f32, [x])
 
     @kv.kernel
     def index_scores(

@@ -28,7 +28,7 @@ from .attention_common import load_width, read
 from .attention_queries import RaggedQueries
 from .base import Expansion
 from .choice import ALWAYS, chooser, key_of
-from .common import BYTES, WARP, Rows, at_most, begin, row_alignment, starts_early
+from .common import BYTES, WARP, Rows, as_vector, at_most, begin, row_alignment, starts_early
 from .row_products import TILE_ROWS, RowProducts
 
 LANES = 8  # of a page in the choice
@@ -74,10 +74,10 @@ def summarize_kernel(spec: CacheSpec, dtype: DType, rows: int, alignment: int, l
     @kv.func
     def summarize(keys, summaries, layer, b, h, first, end, place, lane):
         for d in range(lane * width, D, lanes * width):
-            low = element_vector(read(spec, keys, b, h, first, d, width, place))
+            low = as_vector(read(spec, keys, b, h, first, d, width, place))
             high, total = low, low
             for token in range(first + 1, end):
-                x = element_vector(read(spec, keys, b, h, token, d, width, place))
+                x = as_vector(read(spec, keys, b, h, token, d, width, place))
                 low = kv.where((x < low) | (x != x), x, low)  # NaN stays, which min and max would drop
                 high = kv.where((x > high) | (x != x), x, high)
                 total = total + x
@@ -102,12 +102,6 @@ def summarize_kernel(spec: CacheSpec, dtype: DType, rows: int, alignment: int, l
                     summarize(keys, summaries, layer, b, h, page * P, kv.math.min(end, page * P + P), place, lane)
 
     return summarize_pages
-
-
-@kv.func
-def element_vector(x: Any) -> Any:
-    """What a load of one element gives as a vector too."""
-    return x if isinstance(x, kv.Vector) else kv.vector(f32, [x])
 
 
 @expands("kv.summarize_pages")

@@ -22,7 +22,7 @@ from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import SWIZZLE, WARP
 
 from .base import Expansion
-from .common import Head, StoredHead, begin, holds, starts_early
+from .common import Head, StoredHead, as_vector, begin, holds, starts_early
 from .head_writer import HeadWriter
 from .projection import Projection, Warpgroups, Written, operand_maps, place_of, scaled, table_of
 from .rotation import Angles
@@ -152,8 +152,8 @@ class SharedRow(StoredHead):
     @kv.func
     def load(self, d: Any, n: int) -> Any:
         """n elements from dim d on, as they are stored."""
-        x = (self.array.ptr() + (self.first + d) * self.array.dtype.itemsize).load(self.array.dtype, n)
-        return x if n > 1 else kv.vector(self.array.dtype, [x])
+        place = self.array.ptr() + (self.first + d) * self.array.dtype.itemsize
+        return as_vector(place.load(self.array.dtype, n))
 
 
 def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: bool) -> Any:

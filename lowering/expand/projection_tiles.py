@@ -24,7 +24,7 @@ from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import SWIZZLE, WARP, WARPGROUP
 
 from .base import Expansion
-from .common import Head, StoredHead, begin, holds, starts_early
+from .common import Head, StoredHead, as_vector, begin, holds, starts_early
 from .head_writer import HeadWriter
 from .projection import (
     Projection,
@@ -135,8 +135,7 @@ class StagedHead(StoredHead):
     @kv.func
     def load(self, d: Any, n: int) -> Any:
         """n elements from dim d on, as they are stored."""
-        x = self.tile.load(self.row, self.first + d, n)
-        return x if n > 1 else kv.vector(self.tile.dtype, [x])
+        return as_vector(self.tile.load(self.row, self.first + d, n))
 
 
 @dataclass(frozen=True)
