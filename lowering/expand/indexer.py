@@ -19,7 +19,7 @@ from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32, i8, i32
 from kvarn.dialect.layout import CacheSpec, cdiv, lowbit
 from kvarn.lowering.target import Target
 
-from . import expands
+from . import expands, row_products
 from .attention_common import load_width, read
 from .attention_queries import RaggedQueries
 from .base import Expansion
@@ -59,26 +59,17 @@ class Case:
         return cdiv(self.heads, TILE_ROWS)
 
 
-def problems(c: Case, target: Target) -> list[str]:
-    """Why the kernel on tensor cores does not take a case, one sentence each; empty when it does."""
-    found, spec = [], c.spec
-    if target.is_host or not target.has("cp_async"):
-        return [f"needs a GPU of sm_80 or later, got {target.name}"]
-    known = spec.dtype in (bf16, f16) or (spec.dtype is f8e4m3 and target.has("f8_convert")) or spec.dtype is i8
-    if not known or (c.narrow and c.query is f32):
-        found.append(
-            f"needs keys of bf16, f16, f8e4m3 or int8 and a query that is no f32, got {spec.dtype.name} and "
-            f"{c.query.name}"
-        )
-    if c.size % 64 or c.size > 256:
-        found.append(f"needs keys of 64, 128, 192 or 256 columns, got {c.size}")
-    if spec.quantized and (spec.num_scales != 1 or c.narrow is False):
-        found.append(f"needs one scale a token, got {spec.num_scales}")
-    if c.head_tiles * TILE_ROWS * c.size * 2 > OPERAND_BYTES:
-        found.append(f"needs at most {OPERAND_BYTES // 2 // c.size} heads of {c.size} columns, got {c.heads}")
-    if c.alignment < min(BYTES, 4 * c.query.itemsize):
-        found.append(f"needs query rows aligned to {4 * c.query.itemsize} bytes, got {c.alignment}")
-    return found
+def on_tensor_cores(c: Case, target: Target) -> bool:
+    """Whether the kernel on tensor cores takes a case."""
+    spec = c.spec
+    return (
+        row_products.takes(c.size, target)
+        and (spec.dtype in (bf16, f16, i8) or (spec.dtype is f8e4m3 and target.has("f8_convert")))
+        and not (c.narrow and c.query is f32)
+        and not (spec.quantized and (spec.num_scales != 1 or not c.narrow))
+        and c.head_tiles * TILE_ROWS * c.size * 2 <= OPERAND_BYTES
+        and c.alignment >= min(BYTES, 4 * c.query.itemsize)
+    )
 
 
 @kv.func
@@ -211,7 +202,7 @@ def plain_kernel(c: Case, threads: int) -> Any:
 @expands("kv.index_scores")
 def expand_index_scores(op: Any, at: Expansion) -> None:
     case = Case(at.spec(op.collection), at.dtype(op.query), at.static_dim(op.query, 1), row_alignment(op))
-    tensor = not problems(case, at.target)
+    tensor = on_tensor_cores(case, at.target)
     per_block = CHUNK if tensor else 1 if at.target.is_host else THREADS
     chunks = (at.dim(op.out, 1) + (per_block - 1)) // per_block
     args = [op.collection, op.layer, op.query, op.weights, op.row_offsets, op.out, chunks]

@@ -23,7 +23,7 @@ from kvarn.dialect.layout import CacheSpec, cdiv, lowbit
 from kvarn.dialect.ops.pages import MIN_MAX
 from kvarn.lowering.target import Target
 
-from . import expands
+from . import expands, row_products
 from .attention_common import load_width, read
 from .attention_queries import RaggedQueries
 from .base import Expansion
@@ -256,18 +256,14 @@ def score_kernel(c: Scores, first: int, last: int) -> Any:
     return score_pages
 
 
-def tensor_problems(c: Scores, target: Target) -> list[str]:
-    """Why the scores do not come from tensor cores, one sentence each; empty when they do."""
-    found = []
-    if not target.has("cp_async"):
-        found.append(f"needs a GPU of sm_80 or later, got {target.name}")
-    if c.stored not in (bf16, f16) or c.query is not c.stored:
-        found.append(f"needs summaries and queries of bf16 or f16, both, got {c.stored.name} and {c.query.name}")
-    if c.spec.head_size % 64 or c.spec.head_size > 256:
-        found.append(f"needs heads of 64, 128, 192 or 256 columns, got {c.spec.head_size}")
-    if c.alignment < BYTES:
-        found.append(f"needs rows aligned to {BYTES} bytes, got {c.alignment}")
-    return found
+def on_tensor_cores(c: Scores, target: Target) -> bool:
+    """Whether the scores come from tensor cores."""
+    return (
+        row_products.takes(c.spec.head_size, target)
+        and c.stored in (bf16, f16)
+        and c.query is c.stored
+        and c.alignment >= BYTES
+    )
 
 
 def tensor_score_kernel(c: Scores, first: int, last: int) -> Any:
@@ -299,7 +295,7 @@ def tensor_score_kernel(c: Scores, first: int, last: int) -> Any:
         if chunk < pages:
             k_cache, summary = collection.get_key_cache(layer), []
             mine = chunk + kv.warp_id() * 16 + (lane >> 2)
-            for r in kv.static(reversed(range(c.rows))):  # the largest meet the positive parts
+            for r in kv.static(reversed(range(c.rows))):  # the largest, which the positive parts multiply, first
                 halves = []
                 for half in kv.static(range(2)):
                     page = kv.math.min(mine + 8 * half, pages - 1)
@@ -414,7 +410,7 @@ def expand_select_pages(op: Any, at: Expansion) -> None:
         return
     chunks, early = (columns + (CHUNK - 1)) // CHUNK, starts_early(at)
     blocks, threads = batch * heads * chunks, (WARPS * WARP, 1, 1)
-    scoring = score_kernel if tensor_problems(case, at.target) else tensor_score_kernel
+    scoring = tensor_score_kernel if on_tensor_cores(case, at.target) else score_kernel
     kernel = scoring(case, first, last)
     at.launch(kernel, [*scored, chunks], (blocks, 1, 1), threads, key=(case, first, last), programmatic=early)
     args = [op.collection, op.query, op.row_offsets, keys, op.pages, op.page_counts]

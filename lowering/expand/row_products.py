@@ -14,11 +14,18 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, i32
+from kvarn.lowering.target import Target
 
 from .common import BYTES, WARP
 
 TILE_ROWS = 8  # of the few
 STEP = 16  # columns of a product
+MOST_COLUMNS = 256  # of a row, so that what a lane has of it stays in registers
+
+
+def takes(size: int, target: Target) -> bool:
+    """Whether a target, from sm_80 on, multiplies rows of so many columns."""
+    return not target.is_host and target.has("cp_async") and size % 64 == 0 and size <= MOST_COLUMNS
 
 
 @dataclass(frozen=True)
