@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from kvarn.dialect.dtypes import DType, bf16
+from kvarn.dialect.dtypes import bf16
 from kvarn.dialect.layout import CacheSpec
-from kvarn.runtime.binding import is_torch
 
 KINDS = {"min_max": 2, "mean": 1}  # rows of a summary
 
@@ -53,7 +51,11 @@ class PageSummaries:
             )
         shape = (collection.num_blocks, collection.num_layers, spec.num_heads, KINDS[kind], spec.head_size)
         if data is None:
-            data = _zeros(collection, shape, bf16 if spec.dtype.bits == 8 else spec.dtype, title)
+            from kvarn.ops import checks
+
+            blocks = getattr(collection, "blocks", None)
+            beside = blocks[0] if isinstance(blocks, (list, tuple)) else blocks
+            data = checks.zeros(beside, shape, bf16 if spec.dtype.bits == 8 else spec.dtype, "data", title)
         elif tuple(data.shape) != shape:
             raise ValueError(f"{title}: data must have shape {list(shape)}, got {list(data.shape)}")
         self.kind, self.data = kind, data
@@ -61,21 +63,3 @@ class PageSummaries:
     def __repr__(self) -> str:
         pages, layers = self.data.shape[:2]
         return f"PageSummaries({self.kind}, {pages} pages, {layers} layers)"
-
-
-def _zeros(collection: Any, shape: tuple[int, ...], dtype: DType, title: str) -> Any:
-    """Zeros of the library and on the device of a collection's pool."""
-    blocks = getattr(collection, "blocks", None)
-    if isinstance(blocks, (list, tuple)):
-        blocks = blocks[0]
-    if is_torch(type(blocks)):
-        names = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
-        return blocks.new_zeros(shape, dtype=getattr(sys.modules["torch"], names[dtype.name]))  # type: ignore[union-attr]
-    if type(blocks).__module__.partition(".")[0] == "cupy":
-        with blocks.device:  # type: ignore[union-attr]
-            return sys.modules["cupy"].zeros(shape, dtype.numpy)
-    if hasattr(blocks, "__array_interface__"):
-        import numpy as np
-
-        return np.zeros(shape, dtype.numpy)
-    raise TypeError(f"{title}: data must be given: nothing is known of how to allocate a {type(blocks).__qualname__}")
