@@ -7,6 +7,7 @@ from typing import Any
 
 from kvarn.dialect.dtypes import bf16
 from kvarn.dialect.layout import CacheSpec
+from kvarn.runtime import allocation
 
 KINDS = {"min_max": 2, "mean": 1}  # rows of a summary
 
@@ -51,11 +52,9 @@ class PageSummaries:
             )
         shape = (collection.num_blocks, collection.num_layers, spec.num_heads, KINDS[kind], spec.head_size)
         if data is None:
-            from kvarn.ops import checks
-
             blocks = getattr(collection, "blocks", None)
             beside = blocks[0] if isinstance(blocks, (list, tuple)) else blocks
-            data = checks.zeros(beside, shape, bf16 if spec.dtype.bits == 8 else spec.dtype, "data", title)
+            data = allocation.zeros(beside, shape, bf16 if spec.dtype.bits == 8 else spec.dtype, "data", title)
         elif tuple(data.shape) != shape:
             raise ValueError(f"{title}: data must have shape {list(shape)}, got {list(data.shape)}")
         self.kind, self.data = kind, data

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import operator
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, i32
 from kvarn.dialect.layout import CacheSpec
 from kvarn.runtime import buffers
+from kvarn.runtime.allocation import empty
 from kvarn.runtime.binding import is_torch
 from kvarn.runtime.buffers import BufferView
 
@@ -220,33 +220,6 @@ def empty_result(query: Any, name: str, title: str) -> Any:
     return empty(query, shape_of(query, f"{title}: what {name} is to be like"), bf16, name, title)
 
 
-def empty(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
-    """A new array of ``beside``'s library and device: torch, CuPy or NumPy. ``dtype`` None: that of ``beside``."""
-    return _allocated("empty", beside, shape, dtype, name, title)
-
-
-def zeros(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
-    """As :func:`empty`, of zeros."""
-    return _allocated("zeros", beside, shape, dtype, name, title)
-
-
-def _allocated(make: str, beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
-    library = type(beside).__module__.partition(".")[0]
-    if is_torch(type(beside)):
-        torch = sys.modules["torch"] if dtype is not None else None
-        options = {} if torch is None else {"dtype": getattr(torch, _TORCH[dtype.name])}  # type: ignore[union-attr]
-        return getattr(beside, f"new_{make}")(shape, **options)
-    if library == "cupy":
-        cupy = sys.modules["cupy"]
-        with beside.device:
-            return getattr(cupy, make)(shape, beside.dtype if dtype is None else dtype.numpy)
-    if hasattr(beside, "__array_interface__") and hasattr(beside, "dtype"):
-        import numpy as np
-
-        return getattr(np, make)(shape, beside.dtype if dtype is None else dtype.numpy)
-    raise TypeError(f"{title}: {name} must be given: nothing is known of how to allocate a {type(beside).__qualname__}")
-
-
 def lists(
     beside: Any, of: tuple[int, ...], entries: int | None, given: Any, counts: Any, name: str, title: str
 ) -> tuple[Any, Any]:
@@ -262,9 +235,6 @@ def lists(
     elif entries is not None:
         raise ValueError(f"{title}: count must be None where {name} is given, which has as many, got {entries!r}")
     return given, empty(beside, of, i32, "counts", title) if counts is None else counts
-
-
-_TORCH = {"i32": "int32", "u32": "uint32", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
 def masked(mask: str, window: Any, chunk: Any, title: str) -> tuple[tuple[str, Any], ...]:

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""New arrays beside those of the caller, of the caller's library: torch, CuPy or NumPy."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from kvarn.dialect.dtypes import DType
+
+from .binding import is_torch
+
+_TORCH = {"i32": "int32", "u32": "uint32", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+def empty(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
+    """A new array of ``beside``'s library and device: torch, CuPy or NumPy. ``dtype`` None: that of ``beside``."""
+    return _allocated("empty", beside, shape, dtype, name, title)
+
+
+def zeros(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
+    """As :func:`empty`, of zeros."""
+    return _allocated("zeros", beside, shape, dtype, name, title)
+
+
+def _allocated(make: str, beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
+    library = type(beside).__module__.partition(".")[0]
+    if is_torch(type(beside)):
+        torch = sys.modules["torch"] if dtype is not None else None
+        options = {} if torch is None else {"dtype": getattr(torch, _TORCH[dtype.name])}  # type: ignore[union-attr]
+        return getattr(beside, f"new_{make}")(shape, **options)
+    if library == "cupy":
+        cupy = sys.modules["cupy"]
+        with beside.device:
+            return getattr(cupy, make)(shape, beside.dtype if dtype is None else dtype.numpy)
+    if hasattr(beside, "__array_interface__") and hasattr(beside, "dtype"):
+        import numpy as np
+
+        return getattr(np, make)(shape, beside.dtype if dtype is None else dtype.numpy)
+    raise TypeError(f"{title}: {name} must be given: nothing is known of how to allocate a {type(beside).__qualname__}")
+
+
+__all__ = ["empty", "zeros"]
