@@ -32,7 +32,7 @@ from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, is_inside, ops_named, walk
 from .rewrites import performs
-from .split_kv_loops import Bounds, Comparison, _Unknown, _writes_buffers
+from .split_kv_loops import Bounds, Comparison, Unknown, writes_buffers
 from .tile_ir import (
     attributes_of,
     backward,
@@ -112,7 +112,7 @@ def _first_row(vectors: list[ir.Value], loop: ir.Operation) -> ir.Value | None:
     for value in vectors:
         try:
             low, _ = bounds.of(value)
-        except _Unknown:
+        except Unknown:
             return None
         if not low.factor and found is None:
             found = const(low.base) if isinstance(low.base, int) else low.base
@@ -183,7 +183,7 @@ def edge_of(op: ir.Operation, bounds: Bounds) -> Edge | None:
                     return Edge(op.results[0], op.operands[2], never)
                 if rises < 0:
                     return Edge(op.results[0], op.operands[1], known)
-    except _Unknown:
+    except Unknown:
         pass
     return None
 
@@ -340,7 +340,7 @@ def split_far(loop: ir.Operation, score: ir.Operation) -> None:
 def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
         for loop in ops_named(function, "scf.for"):
-            if str(loop.operands[0].type) != "i32" or any(map(_writes_buffers, walk(loop)[1:])):
+            if str(loop.operands[0].type) != "i32" or any(map(writes_buffers, walk(loop)[1:])):
                 continue
             block = loop.regions[0].blocks[0]
             for op in [o.operation for o in block.operations]:

@@ -47,7 +47,7 @@ class Options:
     unmask: bool = True
 
 
-class _Unknown(Exception):
+class Unknown(Exception):
     """Nothing is known of a value's bounds."""
 
 
@@ -92,7 +92,7 @@ class Bounds:
         self._found: dict[ir.Value, tuple[Linear, Linear]] = {}
 
     def of(self, value: ir.Value) -> tuple[Linear, Linear]:
-        """(low, high) of a scalar or a tile; _Unknown when it cannot be told."""
+        """(low, high) of a scalar or a tile; Unknown when it cannot be told."""
         if value not in self._found:
             self._found[value] = self._compute(value)
         return self._found[value]
@@ -107,10 +107,10 @@ class Bounds:
         if not is_tile(value) and self._before(value):
             return Linear(0, value), Linear(0, value)
         if op is None:
-            raise _Unknown
+            raise Unknown
         rule = getattr(self, "_" + op.name.replace(".", "_"), None)
         if rule is None:
-            raise _Unknown
+            raise Unknown
         return rule(op)
 
     def _before(self, value: ir.Value) -> bool:
@@ -121,8 +121,8 @@ class Bounds:
     def _memref_load(self, op: ir.Operation) -> tuple[Linear, Linear]:
         """A number that every iteration reads and none writes: read before the loop, where there is an iteration."""
         same = op.parent.operation == self.loop and all(map(self._before, op.operands))
-        if not same or any(map(_writes_buffers, walk(self.loop)[1:])):
-            raise _Unknown
+        if not same or any(map(writes_buffers, walk(self.loop)[1:])):
+            raise Unknown
         some = arith.cmpi(P.slt, *list(self.loop.operands)[:2])
         branch = scf.IfOp(some, [op.result.type], has_else=True)
         with ir.InsertionPoint(branch.then_block):
@@ -153,13 +153,13 @@ class Bounds:
             if by is not None and by >= 0:
                 low, high = self.of(op.operands[one])
                 return low.scaled(by), high.scaled(by)
-        raise _Unknown
+        raise Unknown
 
     def _monotone(self, op: ir.Operation) -> tuple[Linear, Linear]:
         """An op that keeps order in its first operand, by a positive constant: computed for both bounds."""
         by = constant_int(op.operands[1])
         if by is None or by < (0 if "shr" in op.name else 1):
-            raise _Unknown
+            raise Unknown
         return self._each(op, [self.of(op.operands[0])], [const(by)])
 
     _arith_divsi = _arith_divui = _arith_floordivsi = _arith_shrsi = _arith_shrui = _monotone
@@ -171,7 +171,7 @@ class Bounds:
 
     def _each(self, op: ir.Operation, bounds: list, others: list) -> tuple[Linear, Linear]:
         if any(x.factor for pair in bounds for x in pair):
-            raise _Unknown
+            raise Unknown
         made = []
         for side in range(2):
             operands = [_value(pair[side].base) for pair in bounds]
@@ -183,10 +183,10 @@ class Bounds:
             mask = constant_int(x)
             if mask is not None and mask >= 0:
                 return Linear(0, 0), Linear(0, mask)
-        raise _Unknown
+        raise Unknown
 
 
-def _writes_buffers(op: ir.Operation) -> bool:
+def writes_buffers(op: ir.Operation) -> bool:
     """Whether an op may write a buffer: another name may be for the same memory."""
     if not may_write(op.name):
         return False
@@ -209,14 +209,14 @@ class Comparison:
             return None
         try:
             return Comparison.of(op, bounds)
-        except _Unknown:
+        except Unknown:
             return None
 
     @staticmethod
     def of(op: ir.Operation, bounds: Bounds) -> Comparison:
         predicate = _PREDICATES.get(ir.IntegerAttr(op.attributes["predicate"]).value)
         if predicate is None:
-            raise _Unknown
+            raise Unknown
         left, right = bounds.of(op.operands[0]), bounds.of(op.operands[1])
         if predicate in (P.sgt, P.sge):
             predicate, left, right = _MIRRORED[predicate], right, left
