@@ -116,11 +116,7 @@ def lifetimes(blocks: Sequence[Block], anchors: Sequence[str]) -> str:
 
 def places_of(block: Block) -> Iterator[Place]:
     """The lines that use a block, each once, in program order."""
-    seen = set()
-    for _, place in block.uses:
-        if place is not None and place not in seen:
-            seen.add(place)
-            yield place
+    yield from dict.fromkeys(place for _, place in block.uses if place is not None)
 
 
 __all__ = ["Point", "lifetimes", "places_of", "roofline"]

@@ -196,12 +196,7 @@ def sass_lines(text: str, ptx: Iterable[Line], entries: Iterable[str] = ()) -> l
 
 def files_of(lines: Iterable[Line]) -> Iterator[str]:
     """The files that lines name, each once."""
-    seen = set()
-    for line in lines:
-        for file, _ in line.chain:
-            if file not in seen:
-                seen.add(file)
-                yield file
+    yield from dict.fromkeys(file for line in lines for file, _ in line.chain)
 
 
 __all__ = ["Chain", "Line", "Place", "files_of", "ir_lines", "ptx_lines", "sass_lines"]
