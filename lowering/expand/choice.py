@@ -48,7 +48,7 @@ def chooser(threads: int, key_at: Callable[..., Any], put: Callable[..., Any]) -
     warps = threads // WARP
 
     @kv.func
-    def together():
+    def barrier():
         if threads > 1:
             kv.barrier()
 
@@ -64,7 +64,7 @@ def chooser(threads: int, key_at: Callable[..., Any], put: Callable[..., Any]) -
         tid = kv.thread_id.x
         for i in range(tid, BINS, threads):
             bins[i] = 0
-        together()
+        barrier()
         for i in range(tid, count, threads):
             key = key_at(state, i)
             same = key != 0
@@ -76,7 +76,7 @@ def chooser(threads: int, key_at: Callable[..., Any], put: Callable[..., Any]) -
                     kv.atomic_add(bins, digit, 1)
                 else:
                     bins[digit] = bins[digit] + 1
-        together()
+        barrier()
 
     @kv.func
     def threshold(state, count, most, bins, sums, found):
@@ -98,7 +98,7 @@ def chooser(threads: int, key_at: Callable[..., Any], put: Callable[..., Any]) -
                         if (before < left) & (before + here >= left):
                             found[0], found[1] = first - k, left - before
                         before = before + here
-                together()
+                barrier()
                 prefix, left = (prefix << bits) | kv.u32(found[0]), found[1]
                 if shift == DIGITS[0][0]:  # all of them where there are no more
                     enough = all_ > most

@@ -32,7 +32,7 @@ TOKENS = (8, 16, 32, 64, 128, 256)  # what max_tokens is rounded up to
 FINISH_BYTES = 12 << 10  # of blocks of the second kernel, which wait beside one of the first
 MOST_STAGES = 10
 KINDS = ("query", "key", "value")
-TOGETHER, SEGMENTS = 4, 4  # tokens of a column that a thread adds up, and partial results that it loads at one time
+WIDTH, TOGETHER = 4, 4  # tokens of a load of a column; partial results whose loads a thread has under way
 FINISH_THREADS = 256
 
 
@@ -166,23 +166,23 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
 
     @kv.func
     def gather(array, band, head, token0, tokens, partials, blocks, bias, x_scale, weight_scale):
-        """A head of the block's tokens, rounded, as rows of shared memory; a thread has TOGETHER of a column."""
-        for i in range(kv.thread_id.x, band.size * (group // TOGETHER), threads):
-            d, local = i // (group // TOGETHER), i % (group // TOGETHER) * TOGETHER
+        """A head of the block's tokens, rounded, as rows of shared memory; a thread has WIDTH of a column."""
+        for i in range(kv.thread_id.x, band.size * (group // WIDTH), threads):
+            d, local = i // (group // WIDTH), i % (group // WIDTH) * WIDTH
             column = band.first + head * band.size + d
             tile = column // M
             row = column - tile * M
             first = block_of(config, tile * config.steps, blocks)
             end = block_of(config, (tile + 1) * config.steps - 1, blocks) + 1
-            total = kv.vector(f32, TOGETHER)
-            for block in range(first, end, SEGMENTS):  # loads of several at one time
+            total = kv.vector(f32, WIDTH)
+            for block in range(first, end, TOGETHER):  # loads of several at one time
                 found = []
-                for n in kv.static(range(SEGMENTS)):
+                for n in kv.static(range(TOGETHER)):
                     held = kv.math.min(block + n, end - 1)
-                    found.append(partials.load((held + tile) * M + row, token0 + local, width=TOGETHER))
-                for n in kv.static(range(SEGMENTS)):
+                    found.append(partials.load((held + tile) * M + row, token0 + local, width=WIDTH))
+                for n in kv.static(range(TOGETHER)):
                     total = kv.where(block + n < end, total + found[n], total)
-            for n in kv.static(range(TOGETHER)):
+            for n in kv.static(range(WIDTH)):
                 x, token = total[n], kv.math.min(token0 + local + n, tokens - 1)
                 x = scaled(case, x, token, column, bias, x_scale, weight_scale)
                 array[(local + n) * pitch + d] = case.rounded(x)

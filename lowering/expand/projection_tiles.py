@@ -45,7 +45,7 @@ MANY = 1 << 16  # tokens, where their number is not known
 THROUGH_MEMORY = 32  # what a workspace costs, in columns of a tile
 WARP_ROWS = 16
 MOST_TOGETHER = 4  # pieces of a thread whose angles and pages are looked up at one time
-TOGETHER = 16  # tiles of tokens that share a tile of columns while it is in the L2 cache
+RASTER = 16  # tiles of tokens that share a tile of columns while it is in the L2 cache
 
 
 @dataclass(frozen=True)
@@ -160,12 +160,12 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
 
     @kv.func
     def raster(unit, row_tiles):
-        """(tile of tokens, tile of columns): TOGETHER tiles of tokens go through all columns together."""
-        group = unit // (TOGETHER * panels)
-        inside = unit - group * (TOGETHER * panels)
-        high = kv.math.min(row_tiles - group * TOGETHER, TOGETHER)
+        """(tile of tokens, tile of columns): RASTER tiles of tokens go through all columns together."""
+        group = unit // (RASTER * panels)
+        inside = unit - group * (RASTER * panels)
+        high = kv.math.min(row_tiles - group * RASTER, RASTER)
         panel = inside // high
-        return group * TOGETHER + (inside - panel * high), panel
+        return group * RASTER + (inside - panel * high), panel
 
     @kv.func
     def write(epilogue, kind, tile, column0, token0, tokens, collection, layer, table, angles, out, gamma):

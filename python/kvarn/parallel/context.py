@@ -207,7 +207,7 @@ class ContextStep:
         return self._start(collection, layer, query, True, options)
 
     def _start(
-        self, collection: Any, layer: int, query: torch.Tensor, beside: bool, options: dict[str, Any]
+        self, collection: Any, layer: int, query: torch.Tensor, async_op: bool, options: dict[str, Any]
     ) -> Pending:
         for name in options.keys() - set(_OPTIONS):
             raise TypeError(f"ContextStep.attention takes {', '.join(_OPTIONS)}, got {name}")
@@ -227,14 +227,14 @@ class ContextStep:
         )  # fmt: skip
         title = "ContextStep.attention"
         if parallel._result == "all" or parallel.world == 1:
-            wait = parallel.ranks.all_gather(whole.bytes, whole.bytes[parallel.rank], title, beside)
+            wait = parallel.ranks.all_gather(whole.bytes, whole.bytes[parallel.rank], title, async_op)
             received = whole
         else:
             world, own = parallel.world, heads // parallel.world
             sent, received = (_Message(world, rows, own, size, query) for _ in range(2))
             sent.outputs.copy_(out.view(rows, world, own, size).transpose(0, 1))
             sent.sums.copy_(lse.view(rows, world, own).transpose(0, 1))
-            wait = parallel.ranks.all_to_all(received.bytes, sent.bytes, title, beside)
+            wait = parallel.ranks.all_to_all(received.bytes, sent.bytes, title, async_op)
 
         def finish() -> torch.Tensor:
             wait()

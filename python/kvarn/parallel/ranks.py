@@ -73,17 +73,21 @@ class Ranks:
 
     # --- collectives -------------------------------------------------------------------------------
 
-    def all_gather(self, out: torch.Tensor, mine: torch.Tensor, what: str, beside: bool = False) -> Callable[[], None]:
+    def all_gather(
+        self, out: torch.Tensor, mine: torch.Tensor, what: str, async_op: bool = False
+    ) -> Callable[[], None]:
         """Start gathering everybody's ``mine`` into ``out`` [world, ...]; the function that waits for it.
 
-        ``beside``: other work is to go on in the meantime.
+        ``async_op``: as of torch.distributed, for other work to go on in the meantime.
         """
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before torch 2.13
-        return self._start(gather, out, mine, what, beside)
+        return self._start(gather, out, mine, what, async_op)
 
-    def all_to_all(self, out: torch.Tensor, mine: torch.Tensor, what: str, beside: bool = False) -> Callable[[], None]:
+    def all_to_all(
+        self, out: torch.Tensor, mine: torch.Tensor, what: str, async_op: bool = False
+    ) -> Callable[[], None]:
         """Start giving ``mine[r]`` to rank r and taking its part into ``out[r]``; likewise."""
-        return self._start(dist.all_to_all_single, out, mine, what, beside)
+        return self._start(dist.all_to_all_single, out, mine, what, async_op)
 
     def exchange(self, operations: list[dist.P2POp], what: str) -> None:
         """Send to and receive from ranks, and wait. Every rank of the group counts an exchange, also one of nothing."""
@@ -99,11 +103,11 @@ class Ranks:
         self._say(_LAST)
 
     def _start(
-        self, collective: Callable[..., Any], out: torch.Tensor, mine: torch.Tensor, what: str, beside: bool
+        self, collective: Callable[..., Any], out: torch.Tensor, mine: torch.Tensor, what: str, async_op: bool
     ) -> Callable[[], None]:
         """Launch a collective; what waits for it: on the CPU the caller, on a GPU the current stream."""
-        # With nothing beside it NCCL may take the current stream itself, and no stream waits for another.
-        options: dict[str, Any] = {"group": self.group, "async_op": beside or not self._by_nccl}
+        # With no other work NCCL may take the current stream itself, and no stream waits for another.
+        options: dict[str, Any] = {"group": self.group, "async_op": async_op or not self._by_nccl}
         work = self._launched(lambda: collective(out.view(-1), mine.view(-1), **options), what)
         return self._waiting(work, what) if options["async_op"] else lambda: None
 

@@ -24,7 +24,7 @@ _MADE = ("layer", "row_offsets", "valid_lengths")  # arguments that are made whe
 _COLLECTIONS = ("collection", "index_collection")
 
 
-class _Met(BaseException):
+class _Captured(BaseException):
     """Carries what a function would run."""
 
 
@@ -66,7 +66,7 @@ def operation_source(
                     example = f"{argument}=buffer(bf16, (none, 32, 128))"
                 raise ValueError(f"{name} needs {argument}: --spec '{example}', or --static {argument}=VALUE")
             given[argument] = dtypes.i32 if argument == "layer" else Shaped(dtypes.i32, (None,))
-    operation, operands, attributes, schedule = _met(function, _made(given, options or InputOptions()))
+    operation, operands, attributes, schedule = _captured(function, _made(given, options or InputOptions()))
     chosen = target or compiler.default_target()
     return compiler.with_places(programs.build(operation.specialised(operands, attributes, schedule, chosen)))
 
@@ -102,18 +102,18 @@ def _made(given: Mapping[str, Any], options: InputOptions) -> dict[str, Any]:
     return {**found, **random_arguments(args, shapes, options)}
 
 
-def _met(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[programs.Operation, Any, Any, Any]:
+def _captured(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[programs.Operation, Any, Any, Any]:
     """The operation that a function would run, with its operands, attributes and schedule."""
 
     def record(operation: Any, operands: Any, attributes: Any, schedule: Any, stream: Any) -> None:
-        raise _Met((operation, operands, attributes, schedule))
+        raise _Captured((operation, operands, attributes, schedule))
 
     before = programs.recorder
     programs.recorder = SimpleNamespace(recording=lambda: True, record=record)
     try:
         function(**arguments)
-    except _Met as met:
-        return met.args[0]
+    except _Captured as captured:
+        return captured.args[0]
     finally:
         programs.recorder = before
     raise ValueError(f"{function.__name__} runs no operation for these arguments")
