@@ -19,7 +19,7 @@ from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import SCALES, CacheSpec
 from ..types import CollectionType
-from .operations import FLOATS, not_mla, offsets
+from .operations import FLOATS, not_mla, offsets, read_as_floats
 
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
 FUNCTION = re.compile(r"\w+@\w+")  # the name of a function of positions, which the process that gave it keeps
@@ -246,8 +246,8 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
 
     The last two of ``rank`` dimensions are heads and elements, those before them number the rows.
     """
-    if not spec.dtype.is_float and not spec.quantized:
-        return verify.fail(op, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
+    if not read_as_floats(op, spec):
+        return False
     elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
     written = tuple(dict.fromkeys((*elements, "f32")))
     stored = (spec.dtype.mlir,) if spec.dtype is f8e4m3 and not spec.quantized else ()

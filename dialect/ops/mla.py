@@ -13,7 +13,7 @@ from ..ext import F32, I32, Operand
 from ..layout import CacheSpec
 from ..types import CollectionType
 from .attention import mask_is_valid, rows_end
-from .operations import FLOATS, offsets, token_rows
+from .operations import FLOATS, offsets, read_as_floats, token_rows
 
 LEAST_INLINE = 16  # elements of a scale that lies in a row: as many as a kernel reads at a time
 
@@ -224,10 +224,8 @@ class MlaPrefillChunkOp(
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
-        if spec is None or not is_latent(self, spec):
+        if spec is None or not is_latent(self, spec) or not read_as_floats(self, spec):
             return False
-        if not spec.dtype.is_float and not spec.quantized:
-            return verify.fail(self, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
         for name in ("bf16_rope", "accumulate"):
             if not isinstance(getattr(self, name), ir.BoolAttr):
                 return verify.fail(self, f"{name} must be true or false, got {getattr(self, name)}")

@@ -202,6 +202,12 @@ def not_mla(op: Any, spec: CacheSpec) -> bool:
     return not spec.is_mla or verify.fail(op, "needs a collection with values (is_mla = false)")
 
 
+def read_as_floats(op: Any, spec: CacheSpec) -> bool:
+    if spec.dtype.is_float or spec.quantized:
+        return True
+    return verify.fail(op, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
+
+
 class GatherOp(Kv.Operation, name="gather", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """Copy tokens out of one cache, bit-exact: out[r, j] = cache(b(r), :, token_ids[r, j], :).
 

@@ -13,7 +13,7 @@ from ..ext import I32, Operand
 from ..layout import CacheSpec
 from ..types import CollectionType
 from .attention import page_lists
-from .operations import FLOATS, not_mla, offsets, token_rows
+from .operations import FLOATS, not_mla, offsets, read_as_floats, token_rows
 
 MIN_MAX, MEAN = 2, 1  # rows of a summary
 
@@ -22,10 +22,9 @@ def summarized(op: Any, spec: CacheSpec) -> bool:
     """Whether a collection has pages and keys of its own, and summaries [N, L, H, R, D] are theirs."""
     if not spec.paged:
         return verify.fail(op, f"needs a collection with pages, got a {spec.kind} one")
-    if not spec.dtype.is_float and not spec.quantized:
-        return verify.fail(op, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
-    right = not_mla(op, spec) and verify.memref(op, op.summaries, 5, FLOATS, "summaries")
-    if not right:
+    if not read_as_floats(op, spec) or not not_mla(op, spec):
+        return False
+    if not verify.memref(op, op.summaries, 5, FLOATS, "summaries"):
         return False
     type_ = ir.MemRefType(op.summaries.type)
     if type_.is_dynamic_dim(3) or type_.shape[3] not in (MIN_MAX, MEAN):
@@ -117,8 +116,8 @@ class IndexScoresOp(Kv.Operation, name="index_scores", traits=[TierOne, ReadsCac
             return False
         if spec.num_heads != 1:
             return verify.fail(self, f"needs a collection with one KV head, got {spec.num_heads}")
-        if not spec.dtype.is_float and not spec.quantized:
-            return verify.fail(self, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
+        if not read_as_floats(self, spec):
+            return False
         elements = (*FLOATS, "f8E4M3FN") if spec.dtype.bits == 8 else (spec.dtype.mlir,)
         if not token_rows(self, self.query, None, spec.head_size, elements, "query"):
             return False

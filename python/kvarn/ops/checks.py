@@ -162,6 +162,13 @@ def without_scales(spec: CacheSpec, title: str, instead: str = "") -> None:
         raise ValueError(f"{title}: needs a cache without scales, got one with{'; ' + instead if instead else ''}")
 
 
+def read_as_floats(spec: CacheSpec, title: str) -> None:
+    if not spec.dtype.is_float and not spec.quantized:
+        raise TypeError(
+            f"{title}: collection must have float elements, or scales, got {spec.dtype.name} without scales"
+        )
+
+
 def with_values(spec: CacheSpec, title: str) -> None:
     if spec.is_mla:
         raise ValueError(f"{title}: needs a collection with values, got an MLA one, which has latent keys only")

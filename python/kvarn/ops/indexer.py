@@ -18,10 +18,7 @@ def _check_scores(seen: SimpleNamespace) -> None:
     title, spec = "kv.ops.index_scores", checks.spec_of(seen)
     if spec.num_heads != 1:
         raise ValueError(f"{title}: collection must have one KV head, got {spec.num_heads}")
-    if not spec.dtype.is_float and not spec.quantized:
-        raise TypeError(
-            f"{title}: collection must have float elements, or scales, got {spec.dtype.name} without scales"
-        )
+    checks.read_as_floats(spec, title)
     checks.has_shape(seen.query, ("T", "Hi", spec.head_size), f"{title}: query")
     allowed = (*checks.FLOATS, "f8e4m3") if spec.dtype.bits == 8 else (spec.dtype.name,)
     checks.has_dtype(seen.query, allowed, f"{title}: query")

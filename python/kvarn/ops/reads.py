@@ -54,10 +54,7 @@ def _check_queries(
     ``leading`` are the dimensions that number the rows, ``more`` the element types of an output besides the query's.
     """
     spec = checks.spec_of(seen)
-    if not spec.dtype.is_float and not spec.quantized:
-        raise TypeError(
-            f"{title}: collection must have float elements, or scales, got {spec.dtype.name} without scales"
-        )
+    checks.read_as_floats(spec, title)
     checks.has_shape(seen.query, (*leading, "Hq", columns), f"{title}: query")
     narrow = checks.multiplied(spec) if more else ()  # by kernels whose output may have another type
     checks.has_dtype(seen.query, (*checks.queryable(spec), *narrow), f"{title}: query")
