@@ -2,12 +2,12 @@
 """Tiles of 8-bit elements with their columns as rows, as products take values. For distribute-kv-tiles.
 
 wgmma reads 8-bit operands along the product's inner extent alone, which for values are tokens. So each warp that copies
-brings groups of 16 rows to staging memory, by TMA or cp.async, and when its own are there moves them on: ``ldmatrix``
-transposes pairs of bytes, byte permutations part the pairs, ``stmatrix`` writes rows of 16 tokens (FlashAttention-3,
-arXiv 2407.08608, section 3.3). No warp waits for another.
+loads groups of 16 rows into staging memory, by TMA or cp.async, and transposes its own once they are there:
+``ldmatrix`` transposes pairs of bytes, byte permutations separate the pairs, ``stmatrix`` writes rows of 16 tokens
+(FlashAttention-3, arXiv 2407.08608, section 3.3). No warp waits for another.
 
-Tokens stay in the order in which the halves of a group meet: byte 4 t + i of a group is token 2 t + (i & 1) + 8 * (i
->> 1). A lane of an accumulator holds the weights of just these four, so that weights need not move between lanes.
+The halves of a group are interleaved: byte 4 t + i of a group is token 2 t + (i & 1) + 8 * (i >> 1). A lane of an
+accumulator holds the weights of just these four, so that weights need not move between lanes.
 """
 
 from __future__ import annotations
