@@ -186,6 +186,10 @@ def finish_kernel(case: Projection, bands: Written, work: Work, writer: HeadWrit
     """Products in a workspace to where they belong."""
     pieces, rows = writer.pieces, writer.rows
 
+    @kv.func
+    def head_of(band, h, products, token, tokens):
+        return ProductHead(rows, products, token, tokens, band.first + h * band.size, width)
+
     @kv.kernel
     def project_finish(
         collection, layer: kv.i32, products, tokens: kv.i32, table, freqs: kv.Optional[kv.Buffer[f32, 2]],
@@ -203,22 +207,19 @@ def finish_kernel(case: Projection, bands: Written, work: Work, writer: HeadWrit
                 if bands.query is not None:
                     if piece < pieces.first_key:
                         h, part, active = head_and_lane(piece, pieces.query_heads, pieces.query)
-                        column = bands.query.first + h * bands.query.size
-                        source = ProductHead(rows, products, token, tokens, column, width)
+                        source = head_of(bands.query, h, products, token, tokens)
                         target = Head(rows, query_out, token, h)
                         wanted = active if case.padded else active & inside
                         writer.query(source, target, angles, q_gamma, part, wanted)
                 if (piece >= pieces.first_key) & (piece < pieces.first_value):
                     h, part, active = head_and_lane(piece - pieces.first_key, pieces.heads, pieces.key)
-                    column = bands.key.first + h * bands.key.size
-                    source = ProductHead(rows, products, token, tokens, column, width)
+                    source = head_of(bands.key, h, products, token, tokens)
                     keys = collection.get_key_cache(layer)
                     writer.key(source, keys, b, h, position, angles, k_gamma, part, active & kept)
                 if bands.value is not None:
                     if piece >= pieces.first_value:
                         h, part, active = head_and_lane(piece - pieces.first_value, pieces.heads, pieces.value)
-                        column = bands.value.first + h * bands.value.size
-                        source = ProductHead(rows, products, token, tokens, column, width)
+                        source = head_of(bands.value, h, products, token, tokens)
                         values = collection.get_value_cache(layer)
                         writer.value(source, values, b, h, position, part, active & kept)
 
