@@ -26,9 +26,10 @@ from kvarn.dialect.ops.common import i64_attr
 from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, is_inside, ops_named, walk
-from .tile_ir import cloned, is_tile, schedule_of, tiled
+from .tile_ir import backward, cloned, is_elementwise, is_tile, schedule_of, tiled
 
 ROLES = "kv.roles"  # on the branch whose first side only the producer takes
+_POSITIONS = ("kv.tile_index", "kv.tile_broadcast", "tensor.splat")
 PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
 # Registers of a thread, by consumer warpgroups: (of the producer, of a consumer) where copies are by TMA, where the
 # producer addresses every row, and where it converts too. With one, every thread has the most from the start.
@@ -153,18 +154,27 @@ def top_level(function: ir.Operation, op: ir.Operation) -> ir.Operation:
     return op
 
 
-def of_consumers(top: ir.Operation) -> list[ir.Operation]:
-    """The ops of the function's first block that only consumers run: tiles before ``top``, it, and all after it."""
+def of_consumers(top: ir.Operation, asked: set[ir.Value]) -> list[ir.Operation]:
+    """The ops of the function's first block that only consumers run: tiles before ``top``, it, and all after it.
+
+    Positions, and scalars spread over a tile, stay where they are when copies ask for them: which rows to copy.
+    """
+    shared = backward([op for op in map(defining_op, asked) if op is not None and _says_where(op)], _says_where)
     body = [op.operation for op in top.block.operations]
     at = body.index(top)
     found: list[ir.Operation] = []
     made: set[ir.Value] = set()
     for op in body[:at]:
-        inside = walk(op) if op.name != "arith.constant" else ()
-        if any(is_tile(v) or v in made for x in inside for v in (*x.operands, *x.results)):
+        values = {v for x in walk(op) for v in (*x.operands, *x.results)}
+        if op not in shared and op.name != "arith.constant" and (values & made or any(map(is_tile, values))):
             found.append(op)
             made.update(op.results)
     return [*found, *body[at:-1]]
+
+
+def _says_where(op: ir.Operation) -> bool:
+    """Whether an op computes positions: its result is known from them and from scalars."""
+    return op.name in _POSITIONS or is_elementwise(op)
 
 
 def set_registers(count: int, action: str) -> None:
@@ -198,7 +208,7 @@ def run(module: ir.Module, options: Any) -> None:
         if any(x.carried for x in copies.values()):
             remark(function, "missed", "no producer: where tiles lie depends on what consumers compute")
             continue
-        moved = of_consumers(top)
+        moved = of_consumers(top, {v for x in copies.values() for op in x.needed for v in x.operands(op)})
         made = {v for op in moved[: moved.index(top)] for v in op.results}
         if any(v in made for x in copies.values() for op in x.needed for v in x.operands(op)):
             remark(function, "missed", "no producer: where tiles lie depends on tiles before the loop")
