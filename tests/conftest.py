@@ -9,7 +9,8 @@ import zlib
 import pytest
 
 _STDERR = pytest.StashKey[int]()  # as it was before pytest captured it
-INTERPRETED = 2  # one in so many cases of a suite of operations runs as GPU code in the interpreter; on the host all
+# One in so many cases of a suite of operations runs as GPU code in the interpreter, and on the host.
+INTERPRETED, HOSTED = 4, 2
 GPU_SECONDS = 120  # that a test on a GPU may take: a kernel that hangs takes everything after it along
 
 
@@ -36,9 +37,10 @@ def pytest_collection_modifyitems(config, items):
     seen, left = set(), []
     for item in items:
         marker = item.get_closest_marker("sampled")
-        interpreted = "[sm_90a" in item.nodeid and "place" in getattr(item, "fixturenames", ())
-        if marker is not None or interpreted:
-            one_in = marker.args[0] if marker is not None else INTERPRETED
+        placed = "place" in getattr(item, "fixturenames", ())
+        interpreted = placed and "[sm_90a" in item.nodeid
+        if marker is not None or placed:
+            one_in = marker.args[0] if marker is not None else INTERPRETED if interpreted else HOSTED
             test = item.nodeid.partition("[")[0] + "[sm_90a" * interpreted
             if test in seen and zlib.crc32(item.nodeid.encode()) % one_in:
                 left.append(item)

@@ -512,6 +512,7 @@ def entered(kernel, name):
     return again.artifact.entries, again.artifact.steps, again.artifact.args, again.artifact.code
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["input", *(s.name for s in pipeline.default_steps("sm_90a"))])
 def test_the_pipeline_of_a_gpu_may_be_entered_at_every_stage(name, once):
     kernel = once(lambda: kv.compile(scaled, SPEC, kv.f32, target="sm_90a"))
@@ -530,6 +531,7 @@ def test_the_pipeline_of_the_host_may_be_entered_at_every_stage(name, once):
     assert blocks.astype(np.float32).sum() == blocks.size + 3 * 8
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["input", *(s.name for s in pipeline.default_steps("sm_90a"))])
 def test_the_pipeline_of_an_operation_may_be_entered_at_every_stage(name, once):
     def made():

@@ -26,6 +26,7 @@ def attention(*tests: str) -> tuple[str, ...]:
 
 
 LOOKUPS, ELEMENTS, STORES = (f"unit/test_robustness_{n}.py" for n in ("lookups", "elements", "stores"))
+OWNERSHIP = "unit/test_robustness_ownership.py"
 POPULATE, MEMBERS, MANAGER = "unit/test_populate.py", "unit/test_members.py", "unit/test_manager.py"
 COPIES, TMA, ATTENTION = "unit/test_ops_copies.py", "unit/test_tma_copies.py", "unit/test_attention.py"
 
@@ -38,8 +39,14 @@ HUGE = tuple(
 )  # fmt: skip
 
 GROUPS: dict[int, tuple[str, tuple[str, ...]]] = {
-    1: ("poisoned tables", named(LOOKUPS, "populate_never_takes_an_entry_past_the_used_ones")),
-    2: ("the null page", named(LOOKUPS, "populate_of_an_unassigned_table_stays_in_the_null_page")),
+    1: ("poisoned tables", (
+        *named(LOOKUPS, "populate_never_takes_an_entry_past_the_used_ones"),
+        *named(OWNERSHIP, "entries_past_the_used_ones_may_hold_anything"),
+    )),
+    2: ("the null page", (
+        *named(LOOKUPS, "populate_of_an_unassigned_table_stays_in_the_null_page"),
+        *named(OWNERSHIP, "entries_that_became_the_null_page_are_found"),
+    )),
     3: ("coordinates of pages", (
         *named(LOOKUPS, "page_and_slot_make_the_row", "rows_and_elements_beyond_31_bits_are_reached"),
         *named("gpu/test_robustness_caches.py", "rows_and_elements_beyond_31_bits_are_reached_on_a_gpu"),
@@ -72,8 +79,14 @@ GROUPS: dict[int, tuple[str, tuple[str, ...]]] = {
         "a_ragged_tile_brings_the_first_rows_only", "a_ragged_tile_ends_with_the_pool", "the_rope_part_of_rows",
         "rows_are_gathered_in_any_order", "rope_parts_are_gathered_up_to_their_end", "gathers_out_of_bounds_give_zeros",
     )),
-    10: ("ragged stores", named(STORES, "ragged_stores_follow_the_cached_tokens_and_leave_them")),
-    11: ("padded stores", named(STORES, "padded_stores_leave_slots_past_the_valid_ones_zero")),
+    10: ("ragged stores", (
+        *named(STORES, "ragged_stores_follow_the_cached_tokens_and_leave_them"),
+        *named(OWNERSHIP, "tokens_that_were_stored_at_the_wrong_place_are_missed_at_their_own"),
+    )),
+    11: ("padded stores", (
+        *named(STORES, "padded_stores_leave_slots_past_the_valid_ones_zero"),
+        *named(OWNERSHIP, "tokens_of_a_padded_batch_past_the_valid_ones_are_missed"),
+    )),
     12: ("stores without a page", (
         *named(ELEMENTS, "stores_through_entries_without_a_page_write_nowhere"),
         *named("unit/test_ops_append.py", "a_table_entry_without_a_page_drops_the_token"),
@@ -97,8 +110,9 @@ GROUPS: dict[int, tuple[str, tuple[str, ...]]] = {
     18: ("the order of pages", attention(
         "the_order_of_the_pages_does_not_change_a_bit", "latent_rows_do_not_depend_on_pages_and_other_queries",
     )),
-    19: ("partial pages", attention(
-        "slots_past_the_last_token_may_hold_anything", "latent_rows_hide_what_holds_no_token",
+    19: ("partial pages", (
+        *attention("slots_past_the_last_token_may_hold_anything", "latent_rows_hide_what_holds_no_token"),
+        *named(OWNERSHIP, "the_tail_of_a_partly_filled_page_is_found"),
     )),
     20: ("garbage rows", (
         *attention(
