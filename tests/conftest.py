@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What all tests share: the gpu marker, a private compile cache, and no run that tested nothing."""
 
+import collections
 import faulthandler
 import functools
 import os
@@ -9,8 +10,9 @@ import zlib
 import pytest
 
 _STDERR = pytest.StashKey[int]()  # as it was before pytest captured it
-# One in so many cases of a suite of operations runs as GPU code in the interpreter, and on the host.
-INTERPRETED, HOSTED = 4, 2
+# One in so many cases of a suite of operations runs as GPU code in the interpreter, and on the host; of the cases of any
+# other test that has more than MANY, one in OF_MANY.
+INTERPRETED, HOSTED, MANY, OF_MANY = 6, 3, 8, 2
 GPU_SECONDS = 120  # that a test on a GPU may take: a kernel that hangs takes everything after it along
 
 
@@ -35,13 +37,16 @@ def pytest_collection_modifyitems(config, items):
     if os.environ.get("KVARN_TEST_ALL") or any("::" in argument for argument in config.args):
         return
     seen, left = set(), []
+    cases = collections.Counter(item.nodeid.partition("[")[0] for item in items)
     for item in items:
         marker = item.get_closest_marker("sampled")
-        placed = "place" in getattr(item, "fixturenames", ())
+        name = item.nodeid.partition("[")[0]
+        placed = "place" in getattr(item, "fixturenames", ()) and "/unit/" in name
         interpreted = placed and "[sm_90a" in item.nodeid
-        if marker is not None or placed:
-            one_in = marker.args[0] if marker is not None else INTERPRETED if interpreted else HOSTED
-            test = item.nodeid.partition("[")[0] + "[sm_90a" * interpreted
+        if marker is not None or placed or (cases[name] > MANY and "/unit/" in name):
+            usual = INTERPRETED if interpreted else HOSTED if placed else OF_MANY
+            one_in = marker.args[0] if marker is not None else usual
+            test = name + "[sm_90a" * interpreted
             if test in seen and zlib.crc32(item.nodeid.encode()) % one_in:
                 left.append(item)
             seen.add(test)
