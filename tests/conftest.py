@@ -12,7 +12,7 @@ import pytest
 _STDERR = pytest.StashKey[int]()  # as it was before pytest captured it
 # One in so many cases of a suite of operations runs as GPU code in the interpreter, and on the host; of the cases of
 # any other test that has more than MANY, one in OF_MANY.
-INTERPRETED, HOSTED, MANY, OF_MANY = 6, 3, 8, 2
+INTERPRETED, HOSTED, MANY, OF_MANY = 8, 4, 8, 3
 GPU_SECONDS = 120  # that a test on a GPU may take: a kernel that hangs takes everything after it along
 
 
