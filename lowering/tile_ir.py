@@ -22,6 +22,9 @@ from .rewrite import defining_op, kernels, walk
 WARP, WARPGROUP = 32, 128
 WARPGROUP_ROWS = 64  # of an accumulator
 SWIZZLE = TILE_SWIZZLE
+BARRIER_BYTES = 8  # of an mbarrier
+BARRIERS_BYTES = 1024  # more than all barriers of a block take
+NO_PAGE = 1 << 30  # outside of every pool: copies of it by TMA are zeros
 # Ops whose results are computed from their operands' elements at the same place.
 _ELEMENTWISE = ("arith.", "math.")
 
@@ -184,7 +187,7 @@ def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) 
 
 
 __all__ = [
-    "SWIZZLE", "WARP", "WARPGROUP", "WARPGROUP_ROWS", "AtPoint", "attributes_of", "backward", "cloned", "constant_int",
-    "element", "is_elementwise", "is_tile", "layout_of", "rank", "schedule_of", "shape", "splat_of", "tile_of",
-    "tile_type", "tiled", "users", "with_layout",
+    "BARRIERS_BYTES", "BARRIER_BYTES", "NO_PAGE", "SWIZZLE", "WARP", "WARPGROUP", "WARPGROUP_ROWS", "AtPoint",
+    "attributes_of", "backward", "cloned", "constant_int", "element", "is_elementwise", "is_tile", "layout_of",
+    "rank", "schedule_of", "shape", "splat_of", "tile_of", "tile_type", "tiled", "users", "with_layout",
 ]  # fmt: skip

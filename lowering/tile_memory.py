@@ -27,15 +27,13 @@ from kvarn.dsl.memory import SHARED, Buffer, BufferSpec, Pointer
 from kvarn.dsl.values import Value, cast, vector, where
 
 from .tile_copies import Staging, chunks_of, start_chunks, why_not_by_rows
-from .tile_ir import WARP, WARPGROUP, WARPGROUP_ROWS, AtPoint, users
+from .tile_ir import BARRIER_BYTES, NO_PAGE, WARP, WARPGROUP, WARPGROUP_ROWS, AtPoint, users
 from .tile_products import words
-from .tile_threads import Threads, elements, from_elements, scalar
+from .tile_threads import Threads, elements, from_elements, scalar, warp_of
 from .tile_transposition import Transposition
 
-NO_PAGE = 1 << 30  # outside of every pool: copies of it are zeros
 CONSUMERS_BARRIER = 1  # the named barrier of all consumers
 GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
-BARRIER_BYTES = 8
 QUEUE_SLOTS = 2  # as slots and parities are computed
 SWIZZLE_ROWS = 8  # the period of a swizzle
 STAGINGS = {"staged": Staging, "transposed": Transposition}  # by how buffers are filled
@@ -183,11 +181,6 @@ def row_pages_of(op: Any, thread: Value, threads: int) -> Value:
     row = warp_of(thread) * run + kv_math.min(thread & (WARP - 1), run - 1)
     token = kv_math.max(kv_math.min(scalar(op.first) + row, scalar(op.count) - 1), 0)
     return handle_of(op.cache).page(scalar(op.batch), token)
-
-
-def warp_of(thread: Value) -> Value:
-    """The warp of a thread among those that copy, known to be the same for all of its lanes."""
-    return kv_gpu.shuffle_idx(thread >> 5, 0)
 
 
 def copy_boxes(op: Any, stages: Stages, lane: Value) -> None:

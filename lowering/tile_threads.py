@@ -140,6 +140,11 @@ def over_lanes(value: ir.Value, layout: RegisterLayout, combine: Callable[[ir.Va
     return value
 
 
+def warp_of(thread: Value) -> Value:
+    """The warp of a thread among those that copy, known to be the same for all of its lanes."""
+    return gpu.shuffle_idx(thread >> 5, 0)
+
+
 def scalar(value: ir.Value) -> Value:
     """An i32 SSA value as one of the kernel language."""
     return Value(value, i32)

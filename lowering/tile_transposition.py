@@ -19,19 +19,17 @@ from kvarn.dialect.dtypes import DType, i32
 from kvarn.dialect.layout import page_and_slot
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, machine, tma
-from kvarn.dsl import gpu as kv_gpu
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
 from kvarn.dsl.values import Value, vector, where
 
-from .tile_ir import SWIZZLE, WARP
-from .tile_threads import scalar
+from .tile_ir import BARRIER_BYTES, NO_PAGE, SWIZZLE, WARP
+from .tile_threads import scalar, warp_of
 
 GROUP = 16  # rows that a warp transposes at a time
 TOGETHER = 2  # loads of 32 columns whose latency one wait covers
 SLOTS = 2  # tiles in staging memory
-BARRIER_BYTES = BOUNDS_BYTES = 8
-NO_PAGE = 1 << 30  # outside of every pool: copies of it are zeros
+BOUNDS_BYTES = 8
 
 
 def staged_layout(layout: SharedLayout) -> SharedLayout:
@@ -62,7 +60,7 @@ class Transposition:
 
     def start(self, op: Any, n: Value, thread: Value) -> None:
         """Start the copies of a warp's groups of use n."""
-        warp, lane = kv_gpu.shuffle_idx(thread >> 5, 0), thread & (WARP - 1)
+        warp, lane = warp_of(thread), thread & (WARP - 1)
         inside = [scalar(x) - scalar(op.first) for x in (op.begin, op.count)]
         with functional.when(lane == 0):
             self.of_warp(self.bounds, n & (SLOTS - 1), warp).store(vector(i32, inside))
@@ -108,7 +106,7 @@ class Transposition:
 
     def finish(self, n: Value, thread: Value, pending: int, tile: Pointer, dtype: DType) -> None:
         """Wait for a warp's groups of use n and write their transposes, rows outside of the sequence as zeros."""
-        warp, lane = kv_gpu.shuffle_idx(thread >> 5, 0), thread & (WARP - 1)
+        warp, lane = warp_of(thread), thread & (WARP - 1)
         slot = n & (SLOTS - 1)
         if self.by_tma:
             machine.mbarrier_wait(self.of_warp(self.barriers, slot, warp), (n >> 1) & 1, name="staged values")

@@ -24,10 +24,8 @@ WIDE = 64  # query rows of a block, or fewer with swapped operands
 BOX_COLUMNS = 64
 BOX = SharedLayout(KEYS, BOX_COLUMNS, 2, 128)
 CHUNK = 8  # elements of 16 bytes
-BARRIER = 8  # bytes of an mbarrier
 CONSUMERS = 256  # threads of the two warpgroups that multiply: scores, and values
 SCORES_BARRIER, CONSUMERS_BARRIER = 1, 2  # named barriers of the first of them, and of both
-NO_PAGE = 1 << 30  # outside of every pool: copies of it are zeros
 NEVER = -1.0e30  # the log-sum-exp, in base 2, of no key
 
 

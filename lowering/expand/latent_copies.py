@@ -13,8 +13,9 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.layout import cdiv, page_and_slot
 from kvarn.dsl.values import Value
+from kvarn.lowering.tile_ir import NO_PAGE
 
-from .latent_common import BOX, BOX_COLUMNS, CHUNK, KEYS, NO_PAGE, LatentConfig
+from .latent_common import BOX, BOX_COLUMNS, CHUNK, KEYS, LatentConfig
 
 THREADS = 128  # that copy rows
 LANES = CHUNK  # threads beside each other that copy one row of a box

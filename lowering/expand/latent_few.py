@@ -20,11 +20,11 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i8, i32
 from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.lowering.tile_ir import BARRIER_BYTES
 
 from . import latent_converts, latent_copies
 from .attention_common import interval
 from .latent_common import (
-    BARRIER,
     BOX,
     CHUNK,
     CONSUMERS,
@@ -175,14 +175,14 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             of_tile, which = slot, i & 1
             s = N
             for j in kv.static(order):
-                kv.mbarrier_wait(full + slot * BARRIER, phase)
+                kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
                 keys, rows_of = kv.wgmma_descriptor(ring + slot * BOX.bytes), q_tile + j * query_layout.panel_bytes
                 s = kv.wgmma_start(s, keys, kv.wgmma_descriptor(rows_of), key_steps(j), dtype)
                 slot, phase = advance(slot, phase, 1)
             s = kv.wgmma_wait(0, s)[0]
             for j in kv.static(range(rest)):
                 at, _ = advance(of_tile, phase, j)
-                release(empty + at * BARRIER, lane)
+                release(empty + at * BARRIER_BYTES, lane)
             base = (begin + i) * KEYS
             visible(s, ring, of_tile, seen_at + (i & (LISTS - 1)) * 8, span, place, extents, base, warp, lane)
             most = top_of(s, maxima + which * (4 * N * 4), warp, lane)
@@ -196,9 +196,9 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                     for u in kv.static(range(2)):
                         s[4 * n + 2 * u + x] = kv.ex2(kv.math.fma(s[4 * n + 2 * u + x], unit, -top))
                     sums[h] = sums[h] * alpha[h] + (s[4 * n + x] + s[4 * n + 2 + x])
-            kv.mbarrier_wait(p_empty + which * BARRIER, ((i >> 1) & 1) ^ 1)
+            kv.mbarrier_wait(p_empty + which * BARRIER_BYTES, ((i >> 1) & 1) ^ 1)
             p_at = weights + which * weights_layout.bytes
-            hand_on(s, alpha, p_at, factors + which * (N * 4), p_full + which * BARRIER, warp, lane)
+            hand_on(s, alpha, p_at, factors + which * (N * 4), p_full + which * BARRIER_BYTES, warp, lane)
         for k in kv.static((4, 8, 16)):
             sums = [x + kv.shuffle_xor(x, k) for x in sums]
         if lane < 4:
@@ -224,7 +224,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         slot, phase = kv.i32(0), kv.i32(0)
         for i in range(tiles):
             which = i & 1
-            kv.mbarrier_wait(p_full + which * BARRIER, (i >> 1) & 1)
+            kv.mbarrier_wait(p_full + which * BARRIER_BYTES, (i >> 1) & 1)
             alpha = [(factors + (which * N + 8 * n + column) * 4).load(kv.f32, 2) for n in range(COLUMNS)]
             moved = alpha[0][0] != 1.0
             for n in kv.static(range(COLUMNS)):
@@ -237,16 +237,16 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             first = slot
             p = kv.wgmma_descriptor(weights + which * weights_layout.bytes)
             for j in kv.static(range(c.value_boxes)):
-                kv.mbarrier_wait(full + slot * BARRIER, phase)
+                kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
                 box = kv.wgmma_descriptor(ring + slot * BOX.bytes)
                 o[j] = kv.wgmma_start(o[j], box, p, value_steps, dtype, trans_a=True)
                 slot, phase = advance(slot, phase, 1)
             here = first
             for j in kv.static(range(c.value_boxes)):
                 o = kv.wgmma_wait(c.value_boxes - 1 - j, *o)
-                release(empty + here * BARRIER, lane)
+                release(empty + here * BARRIER_BYTES, lane)
                 here, _ = advance(here, phase, 1)
-            release(p_empty + which * BARRIER, lane)
+            release(p_empty + which * BARRIER_BYTES, lane)
         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
         inverse = [(final + (8 * n + column) * 4).load(kv.f32, 2) for n in range(COLUMNS)]
         for j in kv.static(range(c.value_boxes)):
@@ -286,9 +286,9 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             here, base = pages, (begin + i) * KEYS
             pages = latent_copies.pages_of(key_map, cache, b, base + KEYS, last, lane)
             for j in kv.static(order):
-                kv.mbarrier_wait(empty + slot * BARRIER, phase)
+                kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase)
                 place = ring + slot * BOX.bytes
-                latent_copies.boxes_by_tma(key_map, cache, place, full + slot * BARRIER, here, base, (j, 1), lane)
+                latent_copies.boxes_by_tma(key_map, cache, place, full + slot * BARRIER_BYTES, here, base, (j, 1), lane)
                 slot, phase = advance(slot, phase, 1)
 
     @kv.func
@@ -302,14 +302,14 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             if c.listed:
                 latent_copies.note_rows(places, seen_at + (i & (LISTS - 1)) * 8, thread)
             for n in kv.static(range(c.boxes)):
-                kv.mbarrier_wait(empty + slot * BARRIER, phase)
+                kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase)
                 latent_copies.copy_boxes(c, rows, places, ring + slot * BOX.bytes, (order[n], 1), thread)
                 slot, phase = advance(slot, phase, 1)
                 if (i > 0) | (n >= DEPTH):
-                    latent_copies.copied(full + done * BARRIER, DEPTH)
+                    latent_copies.copied(full + done * BARRIER_BYTES, DEPTH)
                     done, _ = advance(done, phase, 1)
         for n in kv.static(range(DEPTH)):
-            latent_copies.copied(full + done * BARRIER, DEPTH - 1 - n)
+            latent_copies.copied(full + done * BARRIER_BYTES, DEPTH - 1 - n)
             done, _ = advance(done, phase, 1)
 
     @kv.func
@@ -323,7 +323,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             following = latent_converts.places_of(rows, base + (i + TEAMS) * KEYS, thread)
             here = slot
             for n in kv.static(range(c.boxes)):
-                kv.mbarrier_wait(empty + slot * BARRIER, phase)
+                kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase)
                 if n == 0 and c.listed:
                     latent_converts.note_rows(places, seen_at + (i & (LISTS - 1)) * 8, thread)
                 at = ring + slot * BOX.bytes
@@ -331,7 +331,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 slot, phase = advance(slot, phase, 1)
             latent_converts.show()
             for _ in kv.static(range(c.boxes)):
-                release(full + here * BARRIER, thread & 31)
+                release(full + here * BARRIER_BYTES, thread & 31)
                 here, _ = advance(here, phase, 1)
             slot, phase = advance(slot, phase, (TEAMS - 1) * c.boxes)
             places = following
@@ -355,18 +355,18 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         ends = final + N * 4
         seen_at = kv.shared(2 * LISTS, kv.u32, alignment=8).ptr()
         full = kv.shared(2 * RING + 4, kv.i64).ptr()
-        empty = full + RING * BARRIER
-        p_full = empty + RING * BARRIER
-        p_empty = p_full + 2 * BARRIER
+        empty = full + RING * BARRIER_BYTES
+        p_full = empty + RING * BARRIER_BYTES
+        p_empty = p_full + 2 * BARRIER_BYTES
         thread, lane = kv.thread_id.x, kv.thread_id.x & 31
         role = kv.shuffle_idx(thread >> 7, 0)
         if thread == 0:
             for n in kv.static(range(RING)):
-                kv.mbarrier_init(full + n * BARRIER, c.arrivals)
-                kv.mbarrier_init(empty + n * BARRIER, 4)
+                kv.mbarrier_init(full + n * BARRIER_BYTES, c.arrivals)
+                kv.mbarrier_init(empty + n * BARRIER_BYTES, 4)
             for n in kv.static(range(2)):
-                kv.mbarrier_init(p_full + n * BARRIER, 4)
-                kv.mbarrier_init(p_empty + n * BARRIER, 4)
+                kv.mbarrier_init(p_full + n * BARRIER_BYTES, 4)
+                kv.mbarrier_init(p_empty + n * BARRIER_BYTES, 4)
             kv.fence_mbarrier_init()
         kv.barrier()
         rank = kv.cluster_rank()

@@ -21,11 +21,11 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i8, i32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.lowering.tile_ir import BARRIER_BYTES
 
 from . import latent_converts, latent_copies
 from .attention_common import interval
 from .latent_common import (
-    BARRIER,
     BOX,
     BOX_COLUMNS,
     CHUNK,
@@ -78,7 +78,7 @@ def threads_of(c: LatentConfig) -> int:
 
 def shared_bytes(c: LatentConfig) -> int:
     """Query, stages, weights, a factor and an end a row, barriers, and which keys of a stage there are."""
-    return (1 + STAGES) * c.boxes * BOX.bytes + WEIGHTS.bytes + 2 * 4 * WIDE + 16 * BARRIER + 8 * STAGES
+    return (1 + STAGES) * c.boxes * BOX.bytes + WEIGHTS.bytes + 2 * 4 * WIDE + 16 * BARRIER_BYTES + 8 * STAGES
 
 
 def latent_kernel(c: LatentConfig) -> Any:
@@ -93,7 +93,7 @@ def latent_kernel(c: LatentConfig) -> Any:
     PRODUCERS = threads_of(c) // 128 - 2  # warpgroups
 
     def barrier_of(barriers: Any, stage: Any, group: int) -> Any:
-        return barriers + (stage * (len(groups) * BARRIER) + group * BARRIER)
+        return barriers + (stage * (len(groups) * BARRIER_BYTES) + group * BARRIER_BYTES)
 
     def key_steps(group: int) -> list[tuple[int, int]]:
         """Bytes of the 16-column steps of a group's boxes, in the query and in the keys."""
@@ -372,15 +372,15 @@ def latent_kernel(c: LatentConfig) -> Any:
         seen_at = kv.shared(2 * STAGES, kv.u32, alignment=8).ptr()
         q_tile, stages, weights = memory, memory + TILE, memory + (1 + STAGES) * TILE
         factors, ends = small, small + 4 * WIDE
-        full, empty = barriers, barriers + STAGES * len(groups) * BARRIER
-        p_full = empty + STAGES * len(groups) * BARRIER
-        p_empty = p_full + BARRIER
+        full, empty = barriers, barriers + STAGES * len(groups) * BARRIER_BYTES
+        p_full = empty + STAGES * len(groups) * BARRIER_BYTES
+        p_empty = p_full + BARRIER_BYTES
         thread, lane = kv.thread_id.x, kv.thread_id.x & 31
         role = kv.shuffle_idx(thread >> 7, 0)
         if thread == 0:
             for n in kv.static(range(STAGES * len(groups))):
-                kv.mbarrier_init(full + n * BARRIER, c.arrivals)
-                kv.mbarrier_init(empty + n * BARRIER, 4)
+                kv.mbarrier_init(full + n * BARRIER_BYTES, c.arrivals)
+                kv.mbarrier_init(empty + n * BARRIER_BYTES, 4)
             kv.mbarrier_init(p_full, 4)
             kv.mbarrier_init(p_empty, 4)
             kv.fence_mbarrier_init()

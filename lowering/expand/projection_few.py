@@ -19,7 +19,7 @@ from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.projection import BLOCK
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
-from kvarn.lowering.tile_ir import SWIZZLE, WARP
+from kvarn.lowering.tile_ir import BARRIERS_BYTES, SWIZZLE, WARP
 
 from .base import Expansion
 from .common import Head, StoredHead, as_vector, begin, holds, starts_early
@@ -27,7 +27,6 @@ from .head_writer import HeadWriter
 from .projection import Projection, Warpgroups, Written, operand_maps, place_of, scaled, table_of
 from .rotation import Angles
 
-BARRIER_BYTES = 1024  # more than all barriers of a block take
 TOKENS = (8, 16, 32, 64, 128, 256)  # what max_tokens is rounded up to
 FINISH_BYTES = 12 << 10  # of blocks of the second kernel, which wait beside one of the first
 MOST_STAGES = 10
@@ -78,7 +77,7 @@ class Config(Warpgroups):
     def stages(self, target: Target) -> int:
         """Steps of K that are in shared memory."""
         of_one = sum(SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE).bytes for n in (self.rows, self.tokens))
-        return min(MOST_STAGES, (target.shared_bytes - BARRIER_BYTES - FINISH_BYTES) // of_one)
+        return min(MOST_STAGES, (target.shared_bytes - BARRIERS_BYTES - FINISH_BYTES) // of_one)
 
 
 def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:

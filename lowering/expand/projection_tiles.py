@@ -21,7 +21,7 @@ from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.projection import BLOCK, Band
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
-from kvarn.lowering.tile_ir import SWIZZLE, WARP, WARPGROUP
+from kvarn.lowering.tile_ir import BARRIERS_BYTES, SWIZZLE, WARP, WARPGROUP
 
 from .base import Expansion
 from .common import Head, StoredHead, as_vector, begin, holds, starts_early
@@ -39,7 +39,6 @@ from .projection import (
 )
 from .rotation import Angles
 
-BARRIER_BYTES = 1024  # more than all barriers of a block take
 MULTIPROCESSORS = 132  # of an H100 or H200, for which tiles are chosen
 MANY = 1 << 16  # tokens, where their number is not known
 THROUGH_MEMORY = 32  # what a workspace costs, in columns of a tile
@@ -80,7 +79,7 @@ class Config(Warpgroups):
             SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE, self.stages).bytes
             for n in (self.rows, self.columns)
         )
-        return operands + SharedLayout(self.rows, self.part or self.columns, 2, SWIZZLE).bytes + BARRIER_BYTES
+        return operands + SharedLayout(self.rows, self.part or self.columns, 2, SWIZZLE).bytes + BARRIERS_BYTES
 
 
 def problems(case: Projection, target: Target, alignment: int) -> list[str]:

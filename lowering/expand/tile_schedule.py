@@ -20,7 +20,7 @@ from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_copies import staging_bytes, why_not_by_rows, why_not_staged
-from kvarn.lowering.tile_ir import SWIZZLE, WARPGROUP, WARPGROUP_ROWS
+from kvarn.lowering.tile_ir import BARRIERS_BYTES, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 from kvarn.lowering.tile_transposition import GROUP, staged_layout
 
 from . import tuned
@@ -29,7 +29,6 @@ from .attention_queries import batch_of, tiles_of
 from .base import Expansion
 from .key_splits import LEAST_KEYS, WARPS, combine_kernel
 
-BARRIER_BYTES = 1024  # more than all barriers of a block take
 # Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
 MOST_REGISTERS = {1: 208, 2: 208, 3: 128}
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
@@ -115,7 +114,7 @@ class TileConfig:
         values = SharedLayout(*shape, size, SWIZZLE, self.stages).bytes
         if self.narrow:  # whose rows are too short for those of the output
             query += SharedLayout(self.rows, self.value_columns, self.case.out.itemsize, SWIZZLE).bytes
-        return query + keys + values + self.staging_bytes + BARRIER_BYTES
+        return query + keys + values + self.staging_bytes + BARRIERS_BYTES
 
     @property
     def staging_bytes(self) -> int:
