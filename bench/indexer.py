@@ -7,22 +7,19 @@ is timed, scores are checked against float32 and chosen tokens against a sort, w
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvarn.tools import arrays as array_kinds
 from kvarn.tools.attention_problem import Pages, layers_for
-from kvarn.tools.timing import first_line, timed, warm_up
+from kvarn.tools.timing import first_line, timed
 
 from .pages import numbers
 from .report import table
+from .standalone import device_of, parser, run_all
 
 
 @dataclass(frozen=True)
@@ -157,24 +154,8 @@ def shown(found: Sequence[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "host", "numpy"), help="default: the GPU where there is one")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args(argv)
-    from kvarn.runtime import driver
-
-    device = options.device or ("cuda" if driver.status().usable else "host")
-    arrays = array_kinds.arrays(device)
-    warm_up(arrays)
-    found: list[dict[str, Any]] = []
-    for shape in SHAPES if device == "cuda" else SMALL:
-        new = list(lines(arrays, shape))
-        arrays.free()
-        found += new
-        print(shown(new), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if all(line["ok"] for line in found) else 1
+    options = parser(__doc__).parse_args(argv)
+    return run_all(options, SHAPES if device_of(options) == "cuda" else SMALL, lines, shown)
 
 
 if __name__ == "__main__":

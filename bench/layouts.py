@@ -8,22 +8,19 @@ layers ([N, 2, L, T, H * D]) are our own layout, and have no line.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvarn.tools import arrays as array_kinds
-from kvarn.tools.timing import first_line, timed, warm_up
+from kvarn.tools.timing import first_line, timed
 
 from .cases import RANGE, SMALL, TABLE, Row, select
 from .kvarn_rows import call_of
 from .problems import problem
 from .report import table
+from .standalone import device_of, parser, run_all
 
 OURS = "N2LPHD"
 LAYOUTS = {
@@ -178,27 +175,13 @@ def shown(found: Sequence[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", metavar="TEXTS", help=f"as of bench (default: {ROWS})")
-    parser.add_argument("--layouts", default=",".join(LAYOUTS), metavar="NAMES", help="parts of their names")
-    parser.add_argument("--device", choices=("cuda", "host", "numpy"), help="default: the GPU where there is one")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args(argv)
-    from kvarn.runtime import driver
-
-    device = options.device or ("cuda" if driver.status().usable else "host")
-    rows = select(options.rows or (ROWS if device == "cuda" else _SMALL), (*TABLE, *RANGE, *SMALL))
+    made = parser(__doc__)
+    made.add_argument("--rows", metavar="TEXTS", help=f"as of bench (default: {ROWS})")
+    made.add_argument("--layouts", default=",".join(LAYOUTS), metavar="NAMES", help="parts of their names")
+    options = made.parse_args(argv)
+    rows = select(options.rows or (ROWS if device_of(options) == "cuda" else _SMALL), (*TABLE, *RANGE, *SMALL))
     names = [n for n in LAYOUTS if any(part.strip() in n for part in options.layouts.split(","))]
-    arrays = array_kinds.arrays(device)
-    warm_up(arrays)
-    found: list[dict[str, Any]] = []
-    for row in rows:
-        new = lines(arrays, row, names)
-        found += new
-        print(shown(new), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if all(line["ok"] for line in found) else 1
+    return run_all(options, rows, lambda arrays, row: lines(arrays, row, names), shown)
 
 
 if __name__ == "__main__":

@@ -9,23 +9,20 @@ eighth of the pages by their summaries, and that with the attention over them, a
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvarn.tools import arrays as array_kinds
 from kvarn.tools.attention_problem import Cached, layers_for
-from kvarn.tools.timing import first_line, timed, warm_up
+from kvarn.tools.timing import first_line, timed
 
 from .cases import Decode, Row
 from .kvarn_rows import call_of
 from .problems import problem
 from .report import table
+from .standalone import device_of, parser, run_all
 
 SHARES = (1.0, 0.5, 0.25, 0.125)
 ROWS = tuple(
@@ -215,25 +212,11 @@ def shown(found: Sequence[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="", metavar="TEXT", help="rows whose name has this text (default: all)")
-    parser.add_argument("--device", choices=("cuda", "host", "numpy"), help="default: the GPU where there is one")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args(argv)
-    from kvarn.runtime import driver
-
-    device = options.device or ("cuda" if driver.status().usable else "host")
-    arrays = array_kinds.arrays(device)
-    warm_up(arrays)
-    found: list[dict[str, Any]] = []
-    for row in [row for row in (ROWS if device == "cuda" else SMALL) if options.rows in row.name]:
-        new = list(lines(arrays, row))
-        arrays.free()
-        found += new
-        print(shown(new), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if all(line["ok"] for line in found) else 1
+    made = parser(__doc__)
+    made.add_argument("--rows", default="", metavar="TEXT", help="rows whose name has this text (default: all)")
+    options = made.parse_args(argv)
+    rows = ROWS if device_of(options) == "cuda" else SMALL
+    return run_all(options, [row for row in rows if options.rows in row.name], lines, shown)
 
 
 if __name__ == "__main__":
