@@ -262,10 +262,10 @@ class Data:
         if dtypes.by_name(dtype).bits > 8:
             return torch.randn(shape, dtype=wanted, device="cuda")
         made = torch.empty(shape, dtype=wanted, device="cuda")
-        piece = max(1, (1 << 26) // math.prod(shape[1:]))
-        for i in range(0, shape[0], piece):
-            part = torch.randn((min(piece, shape[0] - i), *shape[1:]), dtype=torch.bfloat16, device="cuda")
-            made[i : i + piece] = (part * 32).clamp(-127, 127).to(wanted) if dtype == "i8" else part.to(wanted)
+        rows = max(1, (1 << 26) // math.prod(shape[1:]))
+        for i in range(0, shape[0], rows):
+            part = torch.randn((min(rows, shape[0] - i), *shape[1:]), dtype=torch.bfloat16, device="cuda")
+            made[i : i + rows] = (part * 32).clamp(-127, 127).to(wanted) if dtype == "i8" else part.to(wanted)
         return made
 
     def _poison(self) -> None:

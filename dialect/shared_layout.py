@@ -90,7 +90,7 @@ class SharedLayout:
 
     @classmethod
     def whole_rows(cls, rows: int, columns: int, itemsize: int) -> SharedLayout:
-        """Rows one after the other, such that ldmatrix meets no bank conflicts.
+        """Rows one after the other, such that ldmatrix has no bank conflicts.
 
         Rows of a multiple of 128 bytes are swizzled; others lie an odd number of chunks apart.
         """
@@ -105,7 +105,7 @@ class SharedLayout:
 
     @property
     def panels(self) -> int:
-        """Pieces that a row is cut into."""
+        """Chunks of a row."""
         return cdiv(self.row_bytes, self.pitch)
 
     @property
@@ -155,8 +155,8 @@ class SharedLayout:
         """Where in its line a chunk lies."""
         if not self.swizzle:
             return chunk
-        apart = {128: 0, 64: 1, 32: 2}[self.swizzle]  # log2 of the lines that make up 128 bytes
-        return chunk ^ ((line >> apart if apart else line) & (self.swizzle // CHUNK - 1))
+        shift = {128: 0, 64: 1, 32: 2}[self.swizzle]  # log2 of the lines that make up 128 bytes
+        return chunk ^ ((line >> shift if shift else line) & (self.swizzle // CHUNK - 1))
 
     def offset(self, row: Any, column: Any) -> Any:
         """Byte of an element."""

@@ -309,7 +309,7 @@ def vectors(layout: RegisterLayout, width: int) -> list[tuple[int, ...]]:
 
 
 def ldmatrix_fits(layout: RegisterLayout, shared: SharedLayout) -> str | None:
-    """How ldmatrix brings a tile of 16-bit elements: ``"normal"``, ``"transposed"``, or None where it does not."""
+    """How ldmatrix loads a tile of 16-bit elements: ``"normal"``, ``"transposed"``, or None where it does not."""
     if shared.itemsize != 2 or not layout.register_bases or shared.pitch % CHUNK:
         return None
     if layout.register_bases[0] == (0, 1) and layout.lane_bases == _LANES_BY_PAIRS:

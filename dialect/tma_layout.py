@@ -105,12 +105,12 @@ class TmaSpec:
 
     @property
     def copy_bytes(self) -> int:
-        """Bytes that one copy brings, those filled with zeros included: what a barrier has to expect of it."""
+        """Bytes that one copy transfers, those filled with zeros included: what a barrier has to expect of it."""
         return self.rows * self.row_bytes
 
     @property
     def load_bytes(self) -> int:
-        """Bytes that one load (all its copies) brings."""
+        """Bytes that one load (all its copies) transfers."""
         return self.copies * self.copy_bytes
 
     @property
@@ -228,7 +228,7 @@ def tiled(
     rows : int
         Tokens of a tile; they divide the page size, so that a box does not cross a page.
     depth : int, optional
-        Elements of the head that one load brings, a multiple of the granule; by default the head size, padded.
+        Elements of the head that one load copies, a multiple of the granule; by default the head size, padded.
     swizzle : {"none", "32B", "64B", "128B"}
     paged : bool, optional
         Pages and slots in dimensions of their own (rank 4) rather than rows (rank 3); by default for caches. Only then
@@ -270,7 +270,7 @@ def launch_tile(spec: CacheSpec, rows: int, columns: int | None = None, swizzle:
 
 
 def ragged(spec: CacheSpec, rows: int, depth: int | None = None, swizzle: str = "128B") -> TmaSpec:
-    """Rows of one head of which a load brings the first n: what ``create_ragged_tma_tile`` makes."""
+    """Rows of one head of which a load copies the first n: what ``create_ragged_tma_tile`` makes."""
     _refuse_kind(spec, "a ragged TMA tile")
     depth = padded_depth(spec.dtype, swizzle, spec.head_size) if depth is None else depth
     g = _columns(spec.dtype, depth, swizzle, "depth")
@@ -333,7 +333,7 @@ def gather4(
     width : int
         Elements of a row to load, in ``dtype``.
     height : int
-        Rows of the tile, a multiple of 4; a load brings four.
+        Rows of the tile, a multiple of 4; a load copies four.
     row_pitch : int, optional
         Elements from one row to the next, in ``dtype``; the cache's, which is the default.
     dtype : DType, optional

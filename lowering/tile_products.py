@@ -51,7 +51,7 @@ def words(fragments: ir.Value) -> list[ir.Value]:
     """A vector of 16-bit elements as 32-bit words; of 8-bit ones as products take them.
 
     A thread's words of a step of 32 columns have four neighbours of a row. An accumulator has two, and the two that lie
-    eight columns on: whoever brings B has its rows in that order (``tile_copies.Transposition``), so that nothing moves
+    eight columns on: whoever loads B has its rows in that order (``tile_copies.Transposition``), so that nothing moves
     between threads.
     """
     if ir.VectorType(fragments.type).element_type.width == 8:

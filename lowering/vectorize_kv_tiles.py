@@ -365,7 +365,7 @@ def to_the_stack(function: ir.Operation) -> None:
         bytes_ += size * max(8, width_of(type_.element_type)) // 8
         if bytes_ > STACK:
             fail(
-                op, f"brings the tiles of the kernel to {bytes_} bytes: the host has room for {STACK}; use smaller ones"
+                op, f"takes the tiles of the kernel to {bytes_} bytes: the host has room for {STACK}; use smaller ones"
             )
         with ir.InsertionPoint.at_block_begin(start), op.location:
             made = memref.alloca(type_, [], [], alignment=64)

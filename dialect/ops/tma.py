@@ -2,7 +2,7 @@
 """Copies by the tensor memory accelerator (TMA): boxes of a cache to shared memory, announced by an mbarrier.
 
 A descriptor (``!kv.tma``) is built on the host by a cache's ``create_*_tile`` methods and says what may be reached; an
-op here says where in it. A *load* brings one box of rows in all its column chunks: one instruction a chunk, chunk j
+op here says where in it. A *load* copies one box of rows in all its column chunks: one instruction a chunk, chunk j
 at byte j * smem_rows * row bytes. One thread starts a load for all. It reports its bytes to a barrier (8 bytes of
 shared memory): one thread expects exactly the bytes that will come (``kv.tma_expect``) before it starts the copies,
 and every reader waits for the barrier's phase (``kv.tma_wait``). Coordinates out of the descriptor's bounds give zeros,

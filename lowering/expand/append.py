@@ -40,8 +40,8 @@ def copy_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, early: boo
         begin(early)
         caches = halves_of(collection, layer, halves)
         token, first = work.place()
-        if (token < key.shape[0]) & (first < work.pieces):
-            # The first piece is on its way while the token's sequence and page are looked up.
+        if (token < key.shape[0]) & (first < work.items):
+            # The first item is on its way while the token's sequence and page are looked up.
             h, d = first // vectors, first % vectors * width
             loaded = [rows.load(x, token, h, d) for x in (key, value)[:halves]]
             b, inside, i = sequence_of(row_offsets, token, key.shape[0])
@@ -50,8 +50,8 @@ def copy_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, early: boo
                 if holds(collection, position):
                     for n in kv.static(range(halves)):
                         caches[n].store(b, h, position, d, single(converted(loaded[n], spec.dtype)))
-                    for piece in range(first + work.step, work.pieces, work.step):
-                        h, d = piece // vectors, piece % vectors * width
+                    for item in range(first + work.step, work.items, work.step):
+                        h, d = item // vectors, item % vectors * width
                         for n in kv.static(range(halves)):
                             more = rows.load((key, value)[n], token, h, d)
                             caches[n].store(b, h, position, d, single(converted(more, spec.dtype)))
@@ -79,12 +79,12 @@ def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, g
         begin(early)
         caches = halves_of(collection, layer, halves)
         token, first = work.place()
-        if (token < key.shape[0]) & (first < work.pieces):
+        if (token < key.shape[0]) & (first < work.items):
             b, inside, i = sequence_of(row_offsets, token, key.shape[0])
             if inside:
                 position = collection.cache_length(b) + i
-                for piece in range(first, work.pieces, work.step):
-                    h, part, active = head_and_lane(piece, heads, quantizer.threads)
+                for item in range(first, work.items, work.step):
+                    h, part, active = head_and_lane(item, heads, quantizer.threads)
                     sources = [Head(rows, x, token, h) for x in (key, value)[:halves]]
                     held = [quantizer.read(source.read, part) for source in sources]
                     for n in kv.static(range(halves)):
@@ -141,12 +141,12 @@ def padded_kernel(spec: CacheSpec, work: Work, rows: Rows) -> Any:
     def store_padded(cache, x, valid_lengths):
         row, first = work.place()
         b, t = row // x.shape[1], row % x.shape[1]
-        if (b < x.shape[0]) & (first < work.pieces):
+        if (b < x.shape[0]) & (first < work.items):
             if t < valid_lengths[b]:
                 position = cache.cache_length(b) + t
                 if holds(cache, position):
-                    for piece in range(first, work.pieces, work.step):
-                        h, d = piece // vectors, piece % vectors * width
+                    for item in range(first, work.items, work.step):
+                        h, d = item // vectors, item % vectors * width
                         cache.store(b, h, position, d, single(rows.load(x, b, t, h, d)))
 
     return store_padded

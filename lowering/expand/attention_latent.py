@@ -191,13 +191,13 @@ def latent_kernel(g: Tiles) -> Any:
         for i in range(kv.thread_id.x, ROWS * (D // CHUNK), THREADS):
             row, chunk = i // (D // CHUNK), i % (D // CHUNK)
             at = kv.math.min(row0 + row, rows - 1)
-            piece = query.load(token0 + at // G, at % G, chunk * CHUNK, width=CHUNK)
-            (tile + memory_rows.chunk_offset(row, chunk)).store(piece)
+            vector = query.load(token0 + at // G, at % G, chunk * CHUNK, width=CHUNK)
+            (tile + memory_rows.chunk_offset(row, chunk)).store(vector)
 
     @kv.func
-    def store_piece(tile, row, chunk, words, exists):
-        piece = dtype(kv.vector(f32, [kv.where(exists, w, 0.0) for w in words]))
-        (tile + memory_rows.chunk_offset(row, chunk)).store(piece)
+    def store_vector(tile, row, chunk, words, exists):
+        vector = dtype(kv.vector(f32, [kv.where(exists, w, 0.0) for w in words]))
+        (tile + memory_rows.chunk_offset(row, chunk)).store(vector)
 
     @kv.func
     def place_of_key(listed, cache, b, token, last):
@@ -233,14 +233,14 @@ def latent_kernel(g: Tiles) -> Any:
                 for d in kv.static(range(0, CHUNK, width)):
                     x = read(spec, cache, b, 0, token, chunk * CHUNK + d, width, page)
                     words = words + ([x] if width == 1 else [x[k] for k in range(width)])
-                store_piece(tile, row, chunk, words, exists)
+                store_vector(tile, row, chunk, words, exists)
             if case.rope:
                 row = kv.thread_id.x
                 if row < N:
                     token, page, exists = place_of_key(listed, cache, b, base + row, last)
                     for d in kv.static(range(case.content, D, CHUNK)):
                         x = read_rope(case, cache, b, 0, token, d, CHUNK, page)
-                        store_piece(tile, row, d // CHUNK, [x[k] for k in range(CHUNK)], exists)
+                        store_vector(tile, row, d // CHUNK, [x[k] for k in range(CHUNK)], exists)
 
     @kv.func
     def scores_of(q_tile, tile, rows16, half, lane):

@@ -126,7 +126,7 @@ class Expansion:
         rows : int
             Tokens of a box, at most 256; they divide the page size.
         columns : int, optional
-            Elements of a head that ``kv.tma.load`` brings, a multiple of the swizzle's bytes; by default the head size,
+            Elements of a head that ``kv.tma.load`` copies, a multiple of the swizzle's bytes; by default the head size,
             rounded up. What lies past the head is zeros.
         swizzle : {"none", "32B", "64B", "128B"}
         layer : i32 value of the program

@@ -71,25 +71,26 @@ class Rows:
 
 @dataclass(frozen=True)
 class Work:
-    """How the pieces of tokens are divided: a block of ``threads`` does ``tokens`` tokens of ``pieces`` pieces each.
+    """How threads share the items of tokens: a block of ``threads`` does ``tokens`` tokens of ``items`` items each.
 
-    On the host a block is one thread, which does all the pieces of a token.
+    An item is what a thread does at a time: a vector of a row, a unit of a rotation, its share of a quantized head. On
+    the host a block is one thread, which does all the items of a token.
     """
 
-    pieces: int
+    items: int
     threads: int
     tokens: int
 
     @staticmethod
-    def of(at: Expansion, pieces: int, threads: int = THREADS) -> Work:
-        """The division for an operation's target and schedule (``threads``: of a block)."""
+    def of(at: Expansion, items: int, threads: int = THREADS) -> Work:
+        """The one for an operation's target and schedule (``threads``: of a block)."""
         threads = 1 if at.target.is_host else at.schedule.get("threads", threads)
-        return Work(pieces, threads, max(1, threads // pieces))
+        return Work(items, threads, max(1, threads // items))
 
     @property
     def step(self) -> int:
-        """From a thread's piece to its next of the same token."""
-        return self.threads if self.tokens == 1 else self.pieces
+        """From an item of a thread to its next of the same token."""
+        return self.threads if self.tokens == 1 else self.items
 
     def blocks(self, tokens: Any) -> Any:
         """Blocks for so many tokens, at compile or run time."""
@@ -97,21 +98,21 @@ class Work:
 
     @kv.func
     def place(self) -> tuple[Any, Any]:
-        """This thread's token of the grid's first pass, and its first piece: past the last when it has none."""
+        """This thread's token of the grid's first pass, and its first item: past the last when it has none."""
         thread = kv.thread_id.x
         if self.tokens == 1:
             return kv.block_id.x, thread
-        slot = thread // self.pieces
-        piece = kv.where(slot < self.tokens, thread - slot * self.pieces, self.pieces)
-        return kv.block_id.x * self.tokens + slot, piece
+        slot = thread // self.items
+        item = kv.where(slot < self.tokens, thread - slot * self.items, self.items)
+        return kv.block_id.x * self.tokens + slot, item
 
 
 @dataclass(frozen=True)
 class Group:
     """``lanes`` neighbouring threads that reduce values together: a power of two up to a warp; 1 on the host.
 
-    Every thread of a warp takes part in a reduction, so kernels pad their pieces to whole warps (:func:`whole_warps`):
-    conditions on tokens and on kinds of pieces then hold for a warp or do not.
+    Every thread of a warp takes part in a reduction, so kernels pad their items to whole warps (:func:`whole_warps`):
+    conditions on tokens and on kinds of items then hold for a warp or do not.
     """
 
     lanes: int
@@ -146,16 +147,16 @@ class Group:
         return x
 
 
-def whole_warps(at: Expansion, pieces: int) -> int:
-    """Pieces padded so that a warp has no pieces of two kinds."""
-    return pieces if at.target.is_host else align_up(pieces, WARP)
+def whole_warps(at: Expansion, items: int) -> int:
+    """Items padded so that a warp has no items of two kinds."""
+    return items if at.target.is_host else align_up(items, WARP)
 
 
 @kv.func
-def head_and_lane(piece: Any, heads: int, per_head: int) -> tuple[Any, Any, Any]:
-    """(head, part of the head, whether it is no padding) of a piece; padding repeats the last head."""
-    h = piece // per_head
-    return kv.math.min(h, heads - 1), piece % per_head, h < heads
+def head_and_lane(item: Any, heads: int, per_head: int) -> tuple[Any, Any, Any]:
+    """(head, part of the head, whether it is no padding) of an item; padding repeats the last head."""
+    h = item // per_head
+    return kv.math.min(h, heads - 1), item % per_head, h < heads
 
 
 @kv.func

@@ -74,11 +74,11 @@ def convert_kernel(source_spec: CacheSpec, spec: CacheSpec, work: Work, width: i
         slot, first = work.place()
         b = kv.block_id.x // blocks
         start = slot - kv.block_id.x * work.tokens + kv.block_id.x % blocks * work.tokens
-        if first < work.pieces:
+        if first < work.items:
             for t in range(start, source.cache_length(b), blocks * work.tokens):
                 if exists(source, b, t) & exists(destination, b, t):
-                    for piece in range(first, work.pieces, work.step):
-                        h, part, active = head_and_lane(piece, spec.num_heads, per_head)
+                    for item in range(first, work.items, work.step):
+                        h, part, active = head_and_lane(item, spec.num_heads, per_head)
                         head = StoredHead(source, b, t, h)
                         if quantizer is not None:
                             held = quantizer.read(head.read, part)
@@ -99,8 +99,8 @@ def convert(op: Any, at: Expansion) -> None:
     width = vector_width(size, *(s.granularity for s in scaled), types=(source.dtype, destination.dtype))
     quantizer = Quantizer.of(destination, width, at) if destination.quantized else None
     heads = destination.num_heads
-    pieces = heads * (size // width) if quantizer is None else whole_warps(at, heads * quantizer.threads)
-    work = Work.of(at, pieces)
+    items = heads * (size // width) if quantizer is None else whole_warps(at, heads * quantizer.threads)
+    work = Work.of(at, items)
     longest, batch = at.field(op.source, "max_cache_length"), at.field(op.source, "batch")
     blocks: Ix = (longest + (TOKENS - 1)) // TOKENS
     kernel = convert_kernel(source, destination, work, width, quantizer)

@@ -55,10 +55,10 @@ def gather_kernel(spec: CacheSpec, work: Work, rows: Rows, together: int, early:
         begin(early)
         slot, first = work.place()
         slot = slot + kv.block_id.x * (work.tokens * (together - 1))
-        if (slot < token_ids.shape[0] * token_ids.shape[1]) & (first < work.pieces):
+        if (slot < token_ids.shape[0] * token_ids.shape[1]) & (first < work.items):
             places = [found(cache, token_ids, row_offsets, slot + n * work.tokens) for n in range(together)]
-            for piece in range(first, work.pieces, work.step):
-                h, d = piece // vectors, piece % vectors * width
+            for item in range(first, work.items, work.step):
+                h, d = item // vectors, item % vectors * width
                 read = [stored(cache, b, h, t, d, width) for _, _, b, t, _ in places]
                 for n in kv.static(range(together)):
                     r, j, _, _, ok = places[n]

@@ -166,7 +166,7 @@ class Config:
 
     @property
     def l2_prefetch(self) -> int:
-        """Bytes that a copy brings into the L2: where rows end in the middle of a line, the rest is another warp's."""
+        """Bytes that a copy prefetches to the L2: where rows end in the middle of a line, another warp has the rest."""
         return 128 if self.stored_bytes % 128 else 0
 
     @property

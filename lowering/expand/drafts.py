@@ -41,7 +41,7 @@ def listed(accepted: Any, queries: Any, b: Any, i: Any, count: Any) -> Any:
 def commit_kernel(spec: CacheSpec, threads: int, blocks: int, width: int, one_layer: bool) -> Any:
     """``blocks`` of ``threads`` share the columns of a sequence's token in one layer."""
     per_head = spec.head_size // width
-    pieces, scales = spec.num_heads * per_head, spec.num_heads * spec.num_scales if spec.quantized else 0
+    vectors, scales = spec.num_heads * per_head, spec.num_heads * spec.num_scales if spec.quantized else 0
 
     @kv.func
     def move(caches, accepted, queries, b, start, count, h, d, scaled):
@@ -75,11 +75,11 @@ def commit_kernel(spec: CacheSpec, threads: int, blocks: int, width: int, one_la
         queries = RaggedQueries(row_offsets, kv.i32(2**31 - 1))
         start, count = collection.cache_length(b), queries.length(b)
         first = part * threads + kv.thread_id.x
-        for piece in range(first, pieces, blocks * threads):
-            move(caches, accepted, queries, b, start, count, piece // per_head, piece % per_head * width, False)
+        for vector in range(first, vectors, blocks * threads):
+            move(caches, accepted, queries, b, start, count, vector // per_head, vector % per_head * width, False)
         if scales:
-            for piece in range(first, scales, blocks * threads):
-                h, granule = piece // spec.num_scales, piece % spec.num_scales
+            for vector in range(first, scales, blocks * threads):
+                h, granule = vector // spec.num_scales, vector % spec.num_scales
                 move(caches, accepted, queries, b, start, count, h, granule * spec.granularity, True)
 
     return commit

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """How heads of new tokens are written: queries to their output, keys and values to a cache.
 
-Normalised, rotated, converted or quantized on the way, by threads that have pieces of a token's heads. Where the heads
+Normalised, rotated, converted or quantized on the way, by threads that share a token's heads. Where the heads
 come from is the kernel's: rows of buffers (kv.rope_append), or products (kv.project_append).
 """
 
@@ -19,10 +19,10 @@ from .rotation import Angles, Rotation, TurnedHead
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Pieces of a token: those of its query heads, then of its key heads, then of its value heads.
+class TokenItems:
+    """The items of a token (see ``common.Work``): of its query heads, then of its key heads, then of its value heads.
 
-    ``query``, ``key`` and ``value`` are the pieces of one head; each kind begins at a multiple of ``multiple``.
+    ``query``, ``key`` and ``value`` are the items of one head; each kind begins at a multiple of ``multiple``.
     """
 
     query: int
@@ -103,7 +103,7 @@ class LoadedAngles:
 
 @dataclass(frozen=True)
 class HeadWriter:
-    """Writes pieces of heads; every thread of a warp comes to each, and those that are not ``active`` write nothing.
+    """Writes heads by items; every thread of a warp comes to each, and those that are not ``active`` write nothing.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class HeadWriter:
     """
 
     spec: CacheSpec
-    pieces: Pieces
+    items: TokenItems
     rows: Rows
     rotations: tuple[Rotation, Rotation]
     norms: tuple[Norm, Norm]
@@ -125,8 +125,8 @@ class HeadWriter:
 
     @kv.func
     def angles_of(self, kind: str, angles: Angles, part: Any) -> Any:
-        """Angles for a piece of a head, loaded now where it has one unit at most."""
-        rotation, per_head = self.rotations[kind != "query"], self.pieces.query if kind == "query" else self.pieces.key
+        """Angles for an item of a head, loaded now where it has one unit at most."""
+        rotation, per_head = self.rotations[kind != "query"], self.items.query if kind == "query" else self.items.key
         ahead = rotation.paired and rotation.turning and rotation.units <= per_head
         if kind == "value" or not ahead or (kind == "key" and self.quantizer is not None):
             return angles
@@ -134,21 +134,21 @@ class HeadWriter:
 
     @kv.func
     def query(self, head: Any, target: Any, angles: Angles, gamma: Any, part: Any, active: Any) -> None:
-        """A piece of a query's head to ``target``."""
+        """An item of a query's head to ``target``."""
         head = self.norms[0].of(head, gamma, part)
         if active:
-            turn(self.rotations[0], part, self.pieces.query, angles, head, target)
+            turn(self.rotations[0], part, self.items.query, angles, head, target)
 
     @kv.func
     def key(
         self, head: Any, cache: Any, b: Any, h: Any, position: Any, angles: Angles, gamma: Any, part: Any, active: Any,
         page: Any = None,
     ) -> None:  # fmt: skip
-        """A piece of a key's head to the cache; ``page`` is the raw one of the token, where it is known."""
+        """An item of a key's head to the cache; ``page`` is the raw one of the token, where it is known."""
         head = self.norms[1].of(head, gamma, part % self.norms[1].group.lanes)
         if self.quantizer is None:
             if active:
-                turn(self.rotations[1], part, self.pieces.key, angles, head, CachedHead(cache, b, position, h, page))
+                turn(self.rotations[1], part, self.items.key, angles, head, CachedHead(cache, b, position, h, page))
         else:
             turned = TurnedHead(self.rotations[1], angles, head)
             held = self.quantizer.read(turned.read, part)
@@ -158,7 +158,7 @@ class HeadWriter:
     def value(
         self, head: Any, cache: Any, b: Any, h: Any, position: Any, part: Any, active: Any, page: Any = None
     ) -> None:
-        """A piece of a value's head to the cache; ``page`` as of :meth:`key`."""
+        """An item of a value's head to the cache; ``page`` as of :meth:`key`."""
         if self.quantizer is None:
             if active:
                 d = part * self.rows.width

@@ -47,24 +47,24 @@ def quotient(a: Any, b: Any) -> Any:
 
 
 @kv.func
-def split_tiles(least: int, low: Any, high: Any, most: Any) -> Any:
+def split_tiles(least: int, low: Any, high: Any, max_splits: Any) -> Any:
     """Tiles of keys of each split of [low, high): ``least`` or more, or all of them."""
     tiles = high - low
-    return kv.where(tiles < 2 * least, tiles, kv.math.max(quotient(tiles + (most - 1), most), least))
+    return kv.where(tiles < 2 * least, tiles, kv.math.max(quotient(tiles + (max_splits - 1), max_splits), least))
 
 
 @kv.func
-def split_of(least: int, low: Any, high: Any, most: Any, split: Any) -> tuple[Any, Any, Any]:
+def split_of(least: int, low: Any, high: Any, max_splits: Any, split: Any) -> tuple[Any, Any, Any]:
     """(first tile, end, whether there are other splits) of a split of tiles of keys [low, high)."""
-    each = split_tiles(least, low, high, most)
+    each = split_tiles(least, low, high, max_splits)
     first = kv.math.min(low + split * each, high)
     return first, kv.math.min(first + each, high), high - low > each
 
 
 @kv.func
-def partial_row(tile: Any, most: Any, split: Any, rows: int) -> Any:
+def partial_row(tile: Any, max_splits: Any, split: Any, rows: int) -> Any:
     """The first row of the partial result of a split of a tile."""
-    return (tile * most + split) * rows
+    return (tile * max_splits + split) * rows
 
 
 def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
@@ -75,10 +75,10 @@ def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
     V, turns = case.value_size, cdiv(case.value_size, 32 * WIDTH)
 
     @kv.func
-    def weights_of(ends, row, count, most, lane):
+    def weights_of(ends, row, num_splits, lane):
         """(m, l) of a row, and of the lane's split the weight: 2 to the power of its m, less the row's."""
         mine, total = kv.f32(LOWEST), kv.f32(0.0)
-        if lane < count:
+        if lane < num_splits:
             mine, total = ends[row + lane * rows, 0], ends[row + lane * rows, 1]
         m = kv.warp_reduce(mine, "max")
         mine = weight(mine, m)
@@ -105,23 +105,23 @@ def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
             low, high = key_range(case, keys, rows, start, row0, count, num_keys)
             each = split_tiles(least, low, high, splits)
             if high - low > each:
-                pieces = quotient(high - low + (each - 1), each)
+                num_splits = quotient(high - low + (each - 1), each)
                 row, token = partial_row(tile, splits, 0, rows) + r, (row0 + r) // case.group
                 h = head * case.group + (row0 + r) % case.group
-                m, l, mine = weights_of(ends, row, pieces, splits, lane)
+                m, l, mine = weights_of(ends, row, num_splits, lane)
                 place = (*queries.at(base, token), h)
                 before = None if prior is None else prior_lse[place]
                 m, l, factor, of_prior = finished(m, l, None if sinks is None else sinks[h], before)
                 for turn in kv.static(range(turns)):
                     d = kv.math.min((turn * 32 + lane) * WIDTH, V - WIDTH)  # the last lanes repeat the last elements
                     o = kv.vector(f32, WIDTH)
-                    for s in range(0, pieces, TOGETHER):
+                    for s in range(0, num_splits, TOGETHER):
                         held = [
-                            partials.load(row + kv.math.min(s + j, pieces - 1) * rows, d, width=WIDTH)
+                            partials.load(row + kv.math.min(s + j, num_splits - 1) * rows, d, width=WIDTH)
                             for j in range(TOGETHER)
                         ]
                         for j in kv.static(range(TOGETHER)):
-                            o = o + held[j] * kv.where(s + j < pieces, kv.shuffle_idx(mine, (s + j) & 31), 0.0)
+                            o = o + held[j] * kv.where(s + j < num_splits, kv.shuffle_idx(mine, (s + j) & 31), 0.0)
                     o = o * factor
                     if prior is not None:
                         o = with_prior(o, prior.load(*place, d, width=WIDTH), of_prior)

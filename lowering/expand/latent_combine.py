@@ -77,17 +77,17 @@ def combine_kernel(c: LatentConfig) -> Any:
         """A warp has a row."""
         _, token0, row0, _ = place
         top, total = top_of(parts, tiles, number, splits, row, lane), kv.f32(0.0)
-        pieces = range(case.value_size // COLUMNS)
-        sums = [kv.vector(f32, 4) for _ in pieces]
+        chunks = range(case.value_size // COLUMNS)
+        sums = [kv.vector(f32, 4) for _ in chunks]
         for s in range(splits):
             factor = factor_of(parts, tiles, number, splits, s, row, top)
             total = total + factor
-            found = [load(parts, number, splits, s, row, n * COLUMNS + lane * 4) for n in pieces]
-            for n in kv.static(pieces):
+            found = [load(parts, number, splits, s, row, n * COLUMNS + lane * 4) for n in chunks]
+            for n in kv.static(chunks):
                 sums[n] = sums[n] + weighed(found[n], factor)
         token, h = token0 + (row0 + row) // heads, (row0 + row) % heads
         factor, of_prior = ended(top, total, sinks, prior, lse, token, h, lane == 0)
-        for n in kv.static(pieces):
+        for n in kv.static(chunks):
             write(out, sums[n], factor, prior, of_prior, token, h, n * COLUMNS + lane * 4)
 
     @kv.func

@@ -206,15 +206,15 @@ def lse_of(c: LatentConfig, parts: Any, tiles: Any, number: Any, splits: Any, sp
 
 
 @kv.func
-def write_rows(c, piece, parts, out, place, row, column, splits, split):
+def write_rows(c, vector, parts, out, place, row, column, splits, split):
     """Write 8 columns of a tile's row to where it belongs: the output, or a split's partial result."""
     number, token0, row0, rows = place
     at = row0 + row
     if at < rows:
         if alone(c, splits):
-            out.store(token0 + at // c.case.heads, at % c.case.heads, column, value=piece)
+            out.store(token0 + at // c.case.heads, at % c.case.heads, column, value=vector)
         else:
-            (part_of(c, parts, number, splits, split, row) + column * c.part.itemsize).store(piece)
+            (part_of(c, parts, number, splits, split, row) + column * c.part.itemsize).store(vector)
 
 
 def queries_of(query: Any, row_offsets: Any) -> RaggedQueries:

@@ -20,17 +20,17 @@ from kvarn.dsl.values import Value, bitcast
 from .attention_common import inline_scale
 from .latent_common import BOX, BOX_COLUMNS, CHUNK, LatentConfig, pack
 
-PIECE = 16  # stored elements that a thread loads of a box: a quarter of a row
+VECTOR = 16  # stored elements that a thread loads of a box: a quarter of a row
 
 
 def scales_of(c: LatentConfig) -> str:
-    """``"row"``: one a token; ``"piece"``: one for what a thread loads of a box; empty: none."""
+    """``"row"``: one a token; ``"vector"``: one for what a thread loads of a box; empty: none."""
     spec = c.case.spec
     if c.case.inline:
-        return "piece"
+        return "vector"
     if not spec.quantized:
         return ""
-    return "row" if spec.granularity >= spec.head_size else "piece"
+    return "row" if spec.granularity >= spec.head_size else "vector"
 
 
 TURNS = 2  # rows of a tile that a thread of a warpgroup loads
@@ -80,11 +80,11 @@ def places_of(rows, base, thread):
 def column_of(c: LatentConfig, box: int, thread: Any) -> Any:
     """The first column that a thread loads of a box; some other where the row has ended."""
     last = c.case.size if in_bf16(c, box) else c.case.content
-    return kv.math.min(box * BOX_COLUMNS + (thread & 3) * PIECE, last - PIECE)
+    return kv.math.min(box * BOX_COLUMNS + (thread & 3) * VECTOR, last - VECTOR)
 
 
 @kv.func
-def load_piece(c, rows, place, box, thread):
+def load_vector(c, rows, place, box, thread):
     """This thread's quarter of a row of a box as it is stored, in words."""
     case, column = c.case, column_of(c, box, thread)
     token, page, _ = place
@@ -99,11 +99,11 @@ def load_piece(c, rows, place, box, thread):
 
 
 @kv.func
-def piece_scale(c, rows, place, box, thread):
+def vector_scale(c, rows, place, box, thread):
     """The scale of a thread's quarter of a row of a box; 1 where a row has one, or none."""
     case, column = c.case, column_of(c, box, thread)
     token, page, _ = place
-    if scales_of(c) != "piece" or (case.inline and in_bf16(c, box)):
+    if scales_of(c) != "vector" or (case.inline and in_bf16(c, box)):
         return kv.f32(1.0)
     if case.inline:
         return inline_scale(case, kv.operand(rows.cache), rows.b, 0, token, column, page)
@@ -112,13 +112,13 @@ def piece_scale(c, rows, place, box, thread):
 
 @kv.func
 def load_tile(c, rows, places, thread):
-    """What a thread holds of a tile: (words, scales of pieces, scales of rows)."""
+    """What a thread holds of a tile: (words, scales of vectors, scales of rows)."""
     words = [
         word for place in places for box in range(c.boxes) if ahead(c, box)
-        for word in load_piece(c, rows, place, box, thread)
+        for word in load_vector(c, rows, place, box, thread)
     ]  # fmt: skip
     scales = [
-        piece_scale(c, rows, place, box, thread) for place in places for box in range(c.boxes) if ends_granule(c, box)
+        vector_scale(c, rows, place, box, thread) for place in places for box in range(c.boxes) if ends_granule(c, box)
     ]
     return words, scales, row_scales(c, rows, places)
 
@@ -134,11 +134,11 @@ def row_scales(c, rows, places):
 @kv.func
 def put_box(c, rows, box, words, scales, of_rows, places, at, thread):
     """Convert what a thread has of a box of its tile, and write it to ``at``."""
-    late = [load_piece(c, rows, place, box, thread) for place in places] if not ahead(c, box) else []
+    late = [load_vector(c, rows, place, box, thread) for place in places] if not ahead(c, box) else []
     for turn in kv.static(range(TURNS)):
         scale = of_rows[turn] if scales_of(c) == "row" else scales[scale_of(c, turn, box)]
-        piece = words[held(c, turn, box)] if ahead(c, box) else late[turn]
-        store_piece(c, box, piece, scale, places[turn][2], at, row_of(thread, turn), thread)
+        vector = words[held(c, turn, box)] if ahead(c, box) else late[turn]
+        store_vector(c, box, vector, scale, places[turn][2], at, row_of(thread, turn), thread)
 
 
 def times(words: list[Any], scale: Any) -> list[Any]:
@@ -152,7 +152,7 @@ def times(words: list[Any], scale: Any) -> list[Any]:
 
 @kv.func
 def converted(c, box, words, scale):
-    """What products take of a piece: 8 words of 16 elements."""
+    """What products take of a vector: 8 words of 16 elements."""
     case = c.case
     quantized = scales_of(c) != ""
     if in_bf16(c, box):
@@ -167,12 +167,12 @@ def converted(c, box, words, scale):
         elements = [kv.f32(x) for word in words for x in kv.bitcast(word, case.spec.dtype)]
     if quantized:
         elements = [x * scale for x in elements]
-    return [pack(case.query, elements[2 * k], elements[2 * k + 1]) for k in range(PIECE // 2)]
+    return [pack(case.query, elements[2 * k], elements[2 * k + 1]) for k in range(VECTOR // 2)]
 
 
 @kv.func
-def store_piece(c, box, words, scale, there, place, row, thread):
-    """Convert a piece and write it to its box at ``place``: zeros of a row that is not there."""
+def store_vector(c, box, words, scale, there, place, row, thread):
+    """Convert a vector and write it to its box at ``place``: zeros of a row that is not there."""
     words = [kv.where(there, w, 0) for w in words]
     found = converted(c, box, words, kv.where(there, scale, 1.0))
     for half in kv.static(range(2)):
@@ -199,4 +199,4 @@ def note_rows(places, seen_at, thread):
             (seen_at + ((thread >> 5) + turn * WARPS)).store(kv.u8(word))
 
 
-assert CHUNK * 2 == PIECE
+assert CHUNK * 2 == VECTOR

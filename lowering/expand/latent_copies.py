@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Producers of the kernels over latent rows: tiles of keys into the boxes of shared memory.
 
-By TMA one warp copies, each lane a piece of a page. Without, every thread of a warpgroup copies 16 bytes of some rows
-by ``cp.async``: rows that a list names, pages of any size. What does not exist is zeros then.
+By TMA one warp copies, each lane the rows of a tile that lie in one page. Without, every thread of a warpgroup copies
+16 bytes of some rows by ``cp.async``: rows that a list names, pages of any size. What does not exist is zeros then.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ TURNS = KEYS * LANES // THREADS  # rows of a tile that a thread takes
 
 @kv.func
 def boxes_by_tma(key_map, cache, place, barrier, pages, base, boxes, lane):
-    """One warp copies some boxes of a tile to ``place`` on: each lane pieces of tokens that lie in one page.
+    """One warp copies some boxes of a tile to ``place`` on: each lane segments, rows that lie in one page.
 
-    ``boxes`` are (first, how many); ``pages`` holds in lane i the page of the i-th piece of the tile.
+    ``boxes`` are (first, how many); ``pages`` holds in lane i the page of the i-th segment of the tile.
     """
     first, count = boxes
     rows = key_map.rows
-    pieces = KEYS // rows
+    segments = KEYS // rows
     if lane == 0:
-        kv.mbarrier_arrive_expect_tx(barrier, count * pieces * key_map.box_bytes)
+        kv.mbarrier_arrive_expect_tx(barrier, count * segments * key_map.box_bytes)
     kv.syncwarp()
-    for turn in kv.static(range(cdiv(count * pieces, 32))):
+    for turn in kv.static(range(cdiv(count * segments, 32))):
         n = turn * 32 + lane
-        piece, box = n % pieces, n // pieces
-        page = kv.shuffle_idx(pages, piece)
-        slot = page_and_slot(cache.spec, Value((base + piece * rows).ir, kv.i32, nonneg=True))[1]
-        if n < count * pieces:
+        segment, box = n % segments, n // segments
+        page = kv.shuffle_idx(pages, segment)
+        slot = page_and_slot(cache.spec, Value((base + segment * rows).ir, kv.i32, nonneg=True))[1]
+        if n < count * segments:
             coordinates = (page, slot, 0, (first + box) * BOX_COLUMNS)
-            kv.tma.load_box(key_map, coordinates, place + (box * BOX.bytes + piece * rows * BOX.pitch), barrier)
+            kv.tma.load_box(key_map, coordinates, place + (box * BOX.bytes + segment * rows * BOX.pitch), barrier)
 
 
 @kv.func
 def pages_of(key_map, cache, b, base, last, lane):
-    """The page of each lane's piece of a tile; past the last key one outside of every pool."""
+    """The page of each lane's segment of a tile; past the last key one outside of every pool."""
     token = base + lane * key_map.rows
     page = cache.page(b, kv.math.max(kv.math.min(token, last - 1), 0))
     return kv.where((token < last) & (lane < KEYS // key_map.rows), page, NO_PAGE)

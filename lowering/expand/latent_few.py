@@ -255,7 +255,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 (ring + (row * V + dim) * 4).store(o[j][k] * inverse[k // 4][k % 2])
 
     @kv.func
-    def meet(ring, ends, rank, parts, out, place, splits, split, thread):
+    def combine_in_cluster(ring, ends, rank, parts, out, place, splits, split, thread):
         """Half of the columns of both blocks' results, combined and written."""
         chunks = V // PAIR // CHUNK
         for i in range(thread, N * chunks, CONSUMERS):
@@ -270,8 +270,8 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 at = ring + (row * V + column + 4 * q) * 4
                 x, y = x + list(at.load(kv.f32, 4)), y + list(kv.load_cluster(at, rank ^ 1, f32, 4))
             both = [kv.where(a == 0.0, 0.0, x[k]) * a + kv.where(b == 0.0, 0.0, y[k]) * b for k in range(CHUNK)]
-            piece = c.part(kv.vector(f32, [v * inverse for v in both]))
-            write_rows(c, piece, parts, out, place, row, column, splits, split)
+            vector = c.part(kv.vector(f32, [v * inverse for v in both]))
+            write_rows(c, vector, parts, out, place, row, column, splits, split)
             if in_parts(c, splits):
                 if column == 0:
                     lse = kv.where(total == 0.0, NEVER, top + kv.math.log2(total))
@@ -410,7 +410,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         kv.cluster_barrier()
         if row0 < rows:
             if thread < CONSUMERS:
-                meet(ring, ends, rank, parts, out, (number, token0, row0, rows), splits, split, thread)
+                combine_in_cluster(ring, ends, rank, parts, out, (number, token0, row0, rows), splits, split, thread)
         kv.cluster_barrier()  # no block ends while the other reads its memory
 
     return attention_latent_few

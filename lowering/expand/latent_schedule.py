@@ -18,7 +18,7 @@ from .latent_common import BOX_COLUMNS, KEYS, WIDE, LatentConfig, ends_apart
 MOST_SPLITS = 64
 MOST_TILES = 16  # of a sequence whose most new tokens are known: more are found through the row offsets
 SPLIT_TILES = 2  # tiles of keys that a split has at least, where the context is known to be that long
-ATOM_ROWS = 8  # pieces of a box that TMA copies start at swizzle atoms
+ATOM_ROWS = 8  # what TMA copies of a box starts at swizzle atoms
 
 
 def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> list[str]:
@@ -39,7 +39,7 @@ def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> li
         )
     if case.rope and case.content % BOX_COLUMNS:
         found.append(f"needs a multiple of {BOX_COLUMNS} columns before bf16 keys, got {case.content}")
-    if spec.quantized and spec.granularity < spec.head_size and spec.granularity % latent_converts.PIECE:
+    if spec.quantized and spec.granularity < spec.head_size and spec.granularity % latent_converts.VECTOR:
         found.append(f"needs scales of a row or of a multiple of 16 elements, got one for {spec.granularity}")
     if case.size % 16 or case.value_size % (2 * BOX_COLUMNS) or not 0 < case.value_size <= 512:
         found.append(

@@ -191,8 +191,8 @@ def latent_kernel(c: LatentConfig) -> Any:
         chunks = len(o) // OF_BOX * CHUNK
         for i in range(lane, 16 * chunks, 32):
             row, chunk = warp * 16 + i // chunks, i % chunks
-            piece = (staging + (chunk // CHUNK * BOX.bytes + BOX.chunk_offset(row, chunk % CHUNK))).load(dtype, CHUNK)
-            write_rows(c, piece, parts, out, place, row, first_column + chunk * CHUNK, splits, kv.block_id.y)
+            vector = (staging + (chunk // CHUNK * BOX.bytes + BOX.chunk_offset(row, chunk % CHUNK))).load(dtype, CHUNK)
+            write_rows(c, vector, parts, out, place, row, first_column + chunk * CHUNK, splits, kv.block_id.y)
 
     @kv.func
     def write_nothing(parts, out, place, splits, thread):

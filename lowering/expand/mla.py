@@ -95,7 +95,7 @@ def expand_prefill_chunk(op: Any, at: Expansion) -> None:
 
 
 def decompress_kernel(spec: CacheSpec) -> Any:
-    """Copies latent rows, a thread a piece of at most 16 bytes; rows that belong to no sequence stay as they are."""
+    """Copies latent rows, a thread a vector of at most 16 bytes; rows that belong to no sequence stay as they are."""
     width = min(16 // spec.dtype.itemsize, lowbit(spec.head_size))
     columns = spec.head_size // width
 
@@ -113,10 +113,10 @@ def decompress_kernel(spec: CacheSpec) -> Any:
             b = rows.sequence(row)
             token = rows.token(b, row) + cache_offsets[b]
             if spec.quantized:
-                piece = cache.load_quantized(b, 0, token, d, width=width)
+                vector = cache.load_quantized(b, 0, token, d, width=width)
             else:
-                piece = cache.load(b, 0, token, d, width=width)
-            out.store(row, d, value=piece, alignment=spec.dtype.itemsize)
+                vector = cache.load(b, 0, token, d, width=width)
+            out.store(row, d, value=vector, alignment=spec.dtype.itemsize)
 
     return mla_decompress
 

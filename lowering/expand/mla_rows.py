@@ -200,11 +200,11 @@ def host_kernel(source: Source) -> Any:
     value_columns = range(0, case.value_size, width)
 
     def score_of(keys: Keys, q: list[Any], place: tuple[Any, ...]) -> Any:
-        score, pieces = kv.f32(0.0), iter(q)
+        score, vectors = kv.f32(0.0), iter(q)
         for part in parts:
             total = None
             for d in range(0, part.columns, part.width):
-                product = next(pieces) * keys.key(place, part, d)
+                product = next(vectors) * keys.key(place, part, d)
                 total = product if total is None else total + product
             score = score + (lane_sum(total) if part.width > 1 else total)
         return score
@@ -265,7 +265,7 @@ def simt_kernel(source: Source) -> Any:
     case = source.case
     parts = source.parts(16 // max(case.spec.dtype.itemsize, 2))
     width = source.lane_width
-    columns = case.value_size // width  # pieces of a value
+    columns = case.value_size // width  # vectors of a value
     turns = cdiv(columns, 32)
 
     @kv.func

@@ -70,7 +70,7 @@ def rms_norm_kernel(
     @kv.kernel
     def rms_norm(cache, gamma, row_offsets):
         start, first = work.place()
-        if first < work.pieces:
+        if first < work.items:
             first_token, end = row_offsets[0], row_offsets[row_offsets.shape[0] - 1]
             # As many as all sequences have room for, and no more than 32 bits count with a step added.
             room = kv.math.min(kv.i64(cache.batch_size()) * kv.i64(cache.token_capacity()), MAX_TOKENS)
@@ -79,8 +79,8 @@ def rms_norm_kernel(
                 if inside:
                     position = cache.cache_length(b) + i
                     if holds(cache, position):
-                        for piece in range(first, work.pieces, work.step):
-                            h, lane, active = head_and_lane(piece, heads, group.lanes)
+                        for item in range(first, work.items, work.step):
+                            h, lane, active = head_and_lane(item, heads, group.lanes)
                             whole = (
                                 CachedRow(cache, b, position)
                                 if size > spec.head_size

@@ -41,7 +41,7 @@ from .common import (
     vector_width,
     whole_warps,
 )
-from .head_writer import HeadWriter, Norm, Pieces
+from .head_writer import HeadWriter, Norm, TokenItems
 from .quantize import Quantizer
 from .rotation import Angles, Rotation
 
@@ -144,11 +144,11 @@ class Written:
             norms[1] = Norm(eps, self.key.size, rows, quantizer.group)
             of_key = of_value = quantizer.threads
         grouped = eps is not None or quantizer is not None
-        pieces = Pieces(
+        items = TokenItems(
             of_head[0], of_key, of_value if self.value else 0, self.query.heads if self.query else 0, self.key.heads,
             whole_warps(at, 1) if grouped else 1,
         )  # fmt: skip
-        return HeadWriter(self.spec, pieces, rows, rotations, tuple(norms), quantizer)  # type: ignore[arg-type]
+        return HeadWriter(self.spec, items, rows, rotations, tuple(norms), quantizer)  # type: ignore[arg-type]
 
 
 @kv.func
@@ -184,7 +184,7 @@ class ProductHead(StoredHead):
 
 def finish_kernel(case: Projection, bands: Written, work: Work, writer: HeadWriter, width: int, early: bool) -> Any:
     """Products in a workspace to where they belong."""
-    pieces, rows = writer.pieces, writer.rows
+    items, rows = writer.items, writer.rows
 
     @kv.func
     def head_of(band, h, products, token, tokens):
@@ -196,29 +196,29 @@ def finish_kernel(case: Projection, bands: Written, work: Work, writer: HeadWrit
         query_out: kv.Optional[kv.Buffer[case.rounded, 3]], q_gamma=None, k_gamma=None,
     ):  # fmt: skip
         token, first = work.place()
-        if (token < tokens) & (first < work.pieces):
+        if (token < tokens) & (first < work.items):
             # Places are looked up while the products are still under way: the kernel before has waited for all others.
             b, inside, i = place_of(case.padded, table, token, tokens)
             position = collection.cache_length(b) + i
             kept = inside & holds(collection, position)
             begin(early)
             angles = Angles(freqs, rows, (position,))
-            for piece in range(first, work.pieces, work.step):
+            for item in range(first, work.items, work.step):
                 if bands.query is not None:
-                    if piece < pieces.first_key:
-                        h, part, active = head_and_lane(piece, pieces.query_heads, pieces.query)
+                    if item < items.first_key:
+                        h, part, active = head_and_lane(item, items.query_heads, items.query)
                         source = head_of(bands.query, h, products, token, tokens)
                         target = Head(rows, query_out, token, h)
                         wanted = active if case.padded else active & inside
                         writer.query(source, target, angles, q_gamma, part, wanted)
-                if (piece >= pieces.first_key) & (piece < pieces.first_value):
-                    h, part, active = head_and_lane(piece - pieces.first_key, pieces.heads, pieces.key)
+                if (item >= items.first_key) & (item < items.first_value):
+                    h, part, active = head_and_lane(item - items.first_key, items.heads, items.key)
                     source = head_of(bands.key, h, products, token, tokens)
                     keys = collection.get_key_cache(layer)
                     writer.key(source, keys, b, h, position, angles, k_gamma, part, active & kept)
                 if bands.value is not None:
-                    if piece >= pieces.first_value:
-                        h, part, active = head_and_lane(piece - pieces.first_value, pieces.heads, pieces.value)
+                    if item >= items.first_value:
+                        h, part, active = head_and_lane(item - items.first_value, items.heads, items.value)
                         source = head_of(bands.value, h, products, token, tokens)
                         values = collection.get_value_cache(layer)
                         writer.value(source, values, b, h, position, part, active & kept)
@@ -392,7 +392,7 @@ def finish(op: Any, case: Projection, at: Expansion, products: ir.Value, width: 
     tokens, early = at.dim(op.x, 0), starts_early(at)
     for bands in Written.all_of(case):
         writer = bands.writer(op, at, case.rounded, width)
-        work = Work.of(at, writer.pieces.all)
+        work = Work.of(at, writer.items.all)
         kernel = finish_kernel(case, bands, work, writer, width, early)
         collection, query_out, freqs, *gammas = bands.operands(op)
         args = [collection, op.layer, products, tokens, table_of(op, case), freqs, query_out, *gammas]

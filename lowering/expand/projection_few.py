@@ -160,7 +160,7 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
     case, M, threads = config.case, config.rows, FINISH_THREADS
     group = tokens_of_block(config, bands)
     pitch = align_up(max(b.size for b in (bands.query, bands.key) if b is not None), 8) + 8  # no bank conflicts
-    rounds = {kind: cdiv(align_up(group * getattr(writer.pieces, kind), WARP), threads) for kind in KINDS}
+    rounds = {kind: cdiv(align_up(group * getattr(writer.items, kind), WARP), threads) for kind in KINDS}
     kinds = [kind for kind in KINDS if getattr(bands, kind) is not None]
 
     @kv.func
@@ -198,12 +198,12 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
         for kind in kv.static(kinds):
             band = getattr(bands, kind)
             if (number >= first) & (number < first + band.heads):
-                head, per_head = number - first, getattr(writer.pieces, kind)
+                head, per_head = number - first, getattr(writer.items, kind)
                 places = []
                 for n in kv.static(range(rounds[kind])):  # looked up while the products are still under way
-                    piece = n * threads + kv.thread_id.x
-                    local, part = kv.math.min(piece // per_head, group - 1), piece % per_head
-                    active = (piece < group * per_head) & (token0 + local < tokens)
+                    item = n * threads + kv.thread_id.x
+                    local, part = kv.math.min(item // per_head, group - 1), item % per_head
+                    active = (item < group * per_head) & (token0 + local < tokens)
                     token = kv.math.min(token0 + local, tokens - 1)
                     b, inside, i = place_of(case.padded, table, token, tokens)
                     position = collection.cache_length(b) + i

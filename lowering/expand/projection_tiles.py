@@ -43,7 +43,7 @@ MULTIPROCESSORS = 132  # of an H100 or H200, for which tiles are chosen
 MANY = 1 << 16  # tokens, where their number is not known
 THROUGH_MEMORY = 32  # what a workspace costs, in columns of a tile
 WARP_ROWS = 16
-MOST_TOGETHER = 4  # pieces of a thread whose angles and pages are looked up at one time
+MOST_TOGETHER = 4  # items of a thread whose angles and pages are looked up at one time
 RASTER = 16  # tiles of tokens that share a tile of columns while it is in the L2 cache
 
 
@@ -146,8 +146,8 @@ class Epilogue:
     columns: int
 
     @kv.func
-    def pieces(self, band: Band, per_head: int) -> tuple[int, int]:
-        """(heads of a tile, pieces of all of a warp's tokens): whole warps of them."""
+    def items(self, band: Band, per_head: int) -> tuple[int, int]:
+        """(heads of a tile, items of all of a warp's tokens): whole warps of them."""
         heads = self.columns // band.size
         return heads, align_up(WARP_ROWS * heads * per_head, WARP)
 
@@ -171,8 +171,8 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         """The heads of one kind that a tile has."""
         writer, bands = epilogue.writer, epilogue.bands
         band = getattr(bands, kind)
-        per_head = getattr(writer.pieces, kind)
-        heads, total = epilogue.pieces(band, per_head)
+        per_head = getattr(writer.items, kind)
+        heads, total = epilogue.items(band, per_head)
         thread = kv.thread_id.x - WARPGROUP
         lane, row0 = thread % WARP, kv.shuffle_idx(thread // WARP, 0) * WARP_ROWS
         head0 = (column0 - band.first) // band.size
@@ -191,11 +191,11 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         together = math.gcd(rounds, MOST_TOGETHER)
         for start in range(0, rounds, together):
             places = []
-            for n in kv.static(range(together)):  # what is looked up for some of the pieces comes at one time
-                piece = (start + n) * WARP + lane
-                local = kv.math.min(piece // (heads * per_head), WARP_ROWS - 1)
-                rest = piece - local * (heads * per_head)
-                active = piece < WARP_ROWS * heads * per_head
+            for n in kv.static(range(together)):  # what is looked up for some of the items comes at one time
+                item = (start + n) * WARP + lane
+                local = kv.math.min(item // (heads * per_head), WARP_ROWS - 1)
+                rest = item - local * (heads * per_head)
+                active = item < WARP_ROWS * heads * per_head
                 h, part = kv.where(active, rest // per_head, 0), rest % per_head
                 b, position, page, flags = (
                     kv.shuffle_idx(own, local) for own in (own_b, own_position, own_page, own_flags)

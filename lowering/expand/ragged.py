@@ -27,9 +27,9 @@ def sliced_add_kernel(work: Work, rows: Rows, dtype: DType) -> Any:
     @kv.kernel
     def sliced_add(a, b, end: kv.i32, out):
         row, first = work.place()
-        if (row < a.shape[0]) & (first < work.pieces):
-            for piece in range(first, work.pieces, work.step):
-                c = piece * rows.width
+        if (row < a.shape[0]) & (first < work.items):
+            for item in range(first, work.items, work.step):
+                c = item * rows.width
                 x = rows.load(a, row, c)
                 if row < end:
                     x = added(x, rows.load(b, row, c), dtype)
@@ -64,7 +64,7 @@ def merge_kernel(work: Work, rows: Rows) -> Any:
         for k in range(n, out_offsets.shape[0], kv.grid_dim.x * kv.block_dim.x):
             out_offsets[k] = (a_offsets[k] - a_offsets[0]) + (b_offsets[k] - b_offsets[0])
         row, first = work.place()
-        if first < work.pieces:
+        if first < work.items:
             if row < a.shape[0]:
                 s, inside, i = sequence_of(a_offsets, row)
                 if inside:
@@ -80,8 +80,8 @@ def merge_kernel(work: Work, rows: Rows) -> Any:
     @kv.func
     def copy_row(out, target, source, row, first):
         if (target >= 0) & (target < out.shape[0]):
-            for piece in range(first, work.pieces, work.step):
-                rows.store(out, target, piece * rows.width, value=rows.load(source, row, piece * rows.width))
+            for item in range(first, work.items, work.step):
+                rows.store(out, target, item * rows.width, value=rows.load(source, row, item * rows.width))
 
     return merge_ragged
 
@@ -128,14 +128,14 @@ def merge_attention_kernel(work: Work, rows: Rows, heads: int, dtype: DType) -> 
     def merge_attention(a, a_lse, b, b_lse, out, lse):
         row, first = work.place()
         t, h = row // heads, row % heads
-        if (t < a.shape[0]) & (first < work.pieces):
+        if (t < a.shape[0]) & (first < work.items):
             x, y = a_lse[t, h], b_lse[t, h]
             most = kv.math.max(kv.math.max(x, y), _LEAST)
             from_a, from_b = weight(x, most, exp2=kv.math.exp), weight(y, most, exp2=kv.math.exp)
             total = from_a + from_b
             scale = normalizer(total)
-            for piece in range(first, work.pieces, work.step):
-                d = piece * rows.width
+            for item in range(first, work.items, work.step):
+                d = item * rows.width
                 # A set without keys has no output to speak of: its weight is zero, its rows may be anything.
                 of_a = kv.where(from_a > 0.0, kv.f32(rows.load(a, t, h, d)), 0.0)
                 of_b = kv.where(from_b > 0.0, kv.f32(rows.load(b, t, h, d)), 0.0)

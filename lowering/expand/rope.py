@@ -3,9 +3,9 @@
 
 There are two kernels. One loads all that a thread has of a token, then looks up the token's place and the angles, which
 are the same for all its heads, and then rotates and writes: whatever waits for memory waits together. The other takes
-piece after piece, in a loop: on the host, where heads are quantized, and where a thread would have too many pieces.
+item after item, in a loop: on the host, where heads are quantized, and where a thread would have too many items.
 
-A piece is a unit of a rotated head or a vector of a value; where heads are normalised or quantized a group of threads
+An item is a unit of a rotated head or a vector of a value; where heads are normalised or quantized a group of threads
 shares one.
 """
 
@@ -41,42 +41,42 @@ from .common import (
     vector_width,
     whole_warps,
 )
-from .head_writer import HeadWriter, Norm, Pieces
+from .head_writer import HeadWriter, Norm, TokenItems
 from .quantize import Quantizer
 from .rotation import Angles, Rotation
 
 
 def rope_append_kernel(work: Work, writer: HeadWriter, early: bool) -> Any:
-    pieces, rows = writer.pieces, writer.rows
+    items, rows = writer.items, writer.rows
 
     @kv.kernel
     def rope_append(collection, layer: kv.i32, query, key, value, row_offsets, freqs, query_out, q_gamma, k_gamma):
         begin(early)
         token, first = work.place()
-        if (token < query.shape[0]) & (first < work.pieces):
+        if (token < query.shape[0]) & (first < work.items):
             b, inside, i = sequence_of(row_offsets, token, query.shape[0])
             if inside:
                 position = collection.cache_length(b) + i
                 keys, values = collection.get_key_cache(layer), collection.get_value_cache(layer)
                 angles = Angles(freqs, rows, (position,))
                 kept = holds(collection, position)
-                for piece in range(first, work.pieces, work.step):
-                    if piece < pieces.first_key:
-                        h, part, active = head_and_lane(piece, pieces.query_heads, pieces.query)
+                for item in range(first, work.items, work.step):
+                    if item < items.first_key:
+                        h, part, active = head_and_lane(item, items.query_heads, items.query)
                         source, target = Head(rows, query, token, h), Head(rows, query_out, token, h)
                         writer.query(source, target, angles, q_gamma, part, active)
-                    elif kept and piece < pieces.first_value:
-                        h, part, active = head_and_lane(piece - pieces.first_key, pieces.heads, pieces.key)
+                    elif kept and item < items.first_value:
+                        h, part, active = head_and_lane(item - items.first_key, items.heads, items.key)
                         source = Head(rows, key, token, h)
                         writer.key(source, keys, b, h, position, angles, k_gamma, part, active)
                     elif kept:
-                        h, part, active = head_and_lane(piece - pieces.first_value, pieces.heads, pieces.value)
+                        h, part, active = head_and_lane(item - items.first_value, items.heads, items.value)
                         writer.value(Head(rows, value, token, h), values, b, h, position, part, active)
 
     return rope_append
 
 
-# --- all pieces of a token at once ---------------------------------------------------------------------
+# --- all items of a token at once ---------------------------------------------------------------------
 
 MOST_WORDS = 96  # registers that a thread may keep of what it has loaded
 ROUNDS = 2  # units of the query that a thread has, where there are threads enough
@@ -84,7 +84,7 @@ ROUNDS = 2  # units of the query that a thread has, where there are threads enou
 
 @dataclass(frozen=True)
 class Share:
-    """Heads of a kind that ``width`` threads share: ``per_head`` of them have one head, a piece each."""
+    """Heads of a kind that ``width`` threads share: ``per_head`` of them have one head, an item each."""
 
     heads: int
     per_head: int
@@ -92,12 +92,12 @@ class Share:
 
     @property
     def rounds(self) -> int:
-        """Pieces of a thread."""
+        """Items of a thread."""
         return cdiv(self.heads * self.per_head, self.width)
 
     @kv.func
     def place(self, thread: Any, n: int) -> tuple[Any, Any, Any]:
-        """(head, part of it, whether there is one) of a thread's n-th piece; past the end the last head again."""
+        """(head, part of it, whether there is one) of a thread's n-th item; past the end the last head again."""
         if self.width % self.per_head == 0:
             h, part = thread // self.per_head + n * (self.width // self.per_head), thread % self.per_head
         else:
@@ -179,7 +179,7 @@ def rope_together_kernel(spec: CacheSpec, work: Work, q: Turns, k: Turns, v: Sha
     def rope_append(collection, layer: kv.i32, query, key, value, row_offsets, freqs, query_out, q_gamma, k_gamma):
         begin(early)
         token, thread = work.place()
-        if (token < query.shape[0]) & (thread < work.pieces):
+        if (token < query.shape[0]) & (thread < work.items):
             queries, new_keys = q.fetch(query, token, thread), k.fetch(key, token, thread)
             new_values = []
             for n in kv.static(range(v.rounds)):
@@ -232,8 +232,8 @@ def rope_append(op: Any, at: Expansion) -> None:
     else:
         norms, of_key, of_value = (norm, replace(norm, group=quantizer.group)), quantizer.threads, quantizer.threads
     grouped = eps is not None or quantizer is not None
-    pieces = Pieces(of_head, of_key, of_value, query_heads, spec.num_heads, whole_warps(at, 1) if grouped else 1)
-    work = Work.of(at, pieces.all)
-    writer = HeadWriter(spec, pieces, rows, (rotation, rotation), norms, quantizer)
+    items = TokenItems(of_head, of_key, of_value, query_heads, spec.num_heads, whole_warps(at, 1) if grouped else 1)
+    work = Work.of(at, items.all)
+    writer = HeadWriter(spec, items, rows, (rotation, rotation), norms, quantizer)
     kernel = rope_append_kernel(work, writer, early)
     at.launch(kernel, args, (work.blocks(at.dim(op.query, 0)), 1, 1), (work.threads, 1, 1), programmatic=early)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """kv.rope, kv.rope_padded and kv.qk_norm: queries, and keys that already stand in the cache, normalised and rotated.
 
-The heads of a token's query and key are one sequence of pieces, which the threads of a block share. Without a norm a
-piece is one unit of a rotation, and the dims of a key that do not turn stay as they are; with one, the threads of a
+The heads of a token's query and key are one sequence of items, which the threads of a block share. Without a norm a
+item is one unit of a rotation, and the dims of a key that do not turn stay as they are; with one, the threads of a
 group first find their head's mean square together, all of them before the first of them writes.
 """
 
@@ -30,7 +30,7 @@ from .common import (
     vector_width,
     whole_warps,
 )
-from .head_writer import Norm, Pieces, turn
+from .head_writer import Norm, TokenItems, turn
 from .rotation import Angles, Rotation
 
 
@@ -56,7 +56,7 @@ class Turning:
     Attributes
     ----------
     work : Work
-    pieces : Pieces
+    items : TokenItems
         Without values.
     rows : Rows
         Of queries, gammas and angles.
@@ -68,7 +68,7 @@ class Turning:
     """
 
     work: Work
-    pieces: Pieces
+    items: TokenItems
     rows: Rows
     rotations: tuple[Rotation, Rotation]
     norms: tuple[Norm, Norm]
@@ -92,10 +92,10 @@ class Turning:
         groups = [Group.covering(at, r.units) for r in rotations]
         norms = tuple(Norm(eps, r.size, rows, g, weight_offset) for r, g in zip(rotations, groups, strict=True))
         if eps is None:
-            pieces = Pieces(rotations[0].units, rotations[1].turning, 0, query_heads, spec.num_heads, 1)
+            items = TokenItems(rotations[0].units, rotations[1].turning, 0, query_heads, spec.num_heads, 1)
         else:
-            pieces = Pieces(groups[0].lanes, groups[1].lanes, 0, query_heads, spec.num_heads, whole_warps(at, 1))
-        return Turning(Work.of(at, pieces.all), pieces, rows, rotations, norms, given, sections)  # type: ignore[arg-type]
+            items = TokenItems(groups[0].lanes, groups[1].lanes, 0, query_heads, spec.num_heads, whole_warps(at, 1))
+        return Turning(Work.of(at, items.all), items, rows, rotations, norms, given, sections)  # type: ignore[arg-type]
 
     @kv.func
     def positions(self, position: Any, position_ids: Any, row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -109,25 +109,25 @@ class Turning:
         self, collection: Any, layer: Any, b: Any, position: Any, source: Any, target: Any, angles: Any, q_gamma: Any,
         k_gamma: Any, first: Any,
     ) -> None:  # fmt: skip
-        """This thread's pieces of one token; ``source`` and ``target`` give the query's heads by number."""
+        """This thread's items of one token; ``source`` and ``target`` give the query's heads by number."""
         keys = collection.get_key_cache(layer)
         kept = holds(collection, position)
-        pieces = self.pieces
-        for piece in range(first, self.work.pieces, self.work.step):
-            if piece < pieces.first_key:
-                h, part, active = head_and_lane(piece, pieces.query_heads, pieces.query)
+        items = self.items
+        for item in range(first, self.work.items, self.work.step):
+            if item < items.first_key:
+                h, part, active = head_and_lane(item, items.query_heads, items.query)
                 head = self.norms[0].of(source(h), q_gamma, part)
                 if active:
-                    turn(self.rotations[0], part, pieces.query, angles, head, target(h))
+                    turn(self.rotations[0], part, items.query, angles, head, target(h))
             elif kept:
-                h, part, active = head_and_lane(piece - pieces.first_key, pieces.heads, pieces.key)
+                h, part, active = head_and_lane(item - items.first_key, items.heads, items.key)
                 cached = CachedHead(keys, b, position, h)
                 head = self.norms[1].of(cached, k_gamma, part)
                 if active:
                     if self.norms[1].eps is None:
                         self.rotations[1].unit(part, angles, head.read, cached.write)
                     else:
-                        turn(self.rotations[1], part, pieces.key, angles, head, cached)
+                        turn(self.rotations[1], part, items.key, angles, head, cached)
 
     @kv.func
     def ragged(
@@ -136,7 +136,7 @@ class Turning:
     ) -> None:  # fmt: skip
         """This thread's token of a ragged batch."""
         token, first = self.work.place()
-        if (token < query.shape[0]) & (first < self.work.pieces):
+        if (token < query.shape[0]) & (first < self.work.items):
             b, inside, i = sequence_of(row_offsets, token)
             if inside:
                 position = collection.cache_length(b) + i
@@ -158,7 +158,7 @@ class Turning:
         """This thread's token of a padded batch."""
         row, first = self.work.place()
         b, t = row // query.shape[1], row % query.shape[1]
-        if (b < query.shape[0]) & (first < self.work.pieces):
+        if (b < query.shape[0]) & (first < self.work.items):
             if t < valid_lengths[b]:
                 position = collection.cache_length(b) + t
                 angles = Angles(freqs, self.rows, self.positions(position, position_ids, (b, t)), self.sections)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention's arithmetic over tiles, each piece once: masks, score modifications, online softmax, the end of a row.
+"""Attention's arithmetic over tiles, each step once: masks, score modifications, online softmax, the end of a row.
 
 Masks and modifications are functions of (sequence, query head, query position, key position), absolute positions,
 traced over tiles: a mask ``mask(b, h, q, k) -> bool``, a modification ``score(x, b, h, q, k) -> x`` of the scaled

@@ -128,7 +128,7 @@ class TileConfig:
 
     @property
     def box_rows(self) -> int:
-        """Rows of a page that one TMA copy brings."""
+        """Rows of a page that one TMA copy transfers."""
         if not self.case.spec.paged:
             return math.gcd(self.keys, BOX_ROWS)
         return math.gcd(self.case.spec.page_size, self.keys, BOX_ROWS)

@@ -34,7 +34,7 @@ def add_kernel(spec: CacheSpec, work: Work, rows: Rows, name: str, stacked: bool
     def kernel(collection, layer: kv.i32, a, row_offsets, batch_offset: kv.i32):
         row, first = work.place()
         count = a.shape[0] // 2 if stacked else a.shape[0]
-        if (row < count) & (first < work.pieces):
+        if (row < count) & (first < work.items):
             token = row if stacked else row + row_offsets[0]
             n, inside, i = sequence_of(row_offsets, token)
             b = n + batch_offset
@@ -42,9 +42,9 @@ def add_kernel(spec: CacheSpec, work: Work, rows: Rows, name: str, stacked: bool
                 position = collection.cache_length(b) + i
                 keys, values = collection.get_key_cache(layer), collection.get_value_cache(layer)
                 if holds(collection, position):
-                    for piece in range(first, work.pieces, work.step):
-                        h, d = piece // vectors, piece % vectors * width
-                        column = piece * width
+                    for item in range(first, work.items, work.step):
+                        h, d = item // vectors, item % vectors * width
+                        column = item * width
                         if stacked:
                             key, value = rows.load(a, row, column), rows.load(a, row + count, column)
                         else:

@@ -29,7 +29,7 @@ PARAM_BYTES = {
 }  # fmt: skip
 MANIFEST = "manifest.json"  # of a bundle
 MOST_DIMENSIONS = 64  # of a buffer: as many as NumPy's arrays have
-# Names of pieces of code, which are file names in a bundle: no folders, nothing hidden, nothing to escape.
+# Names of code objects, which are file names in a bundle: no folders, nothing hidden, nothing to escape.
 CODE_NAME = re.compile(rf"(?!{re.escape(MANIFEST)}$)[A-Za-z0-9][A-Za-z0-9._-]{{0,99}}")
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Bundles: artifacts on disk.
 
-A bundle is a zip file or a folder with ``manifest.json`` and one file a piece of code, each under a SHA-256 checksum.
+A bundle is a zip file or a folder with ``manifest.json`` and one file a code object, each under a SHA-256 checksum.
 It may hold several variants of the same kernel (one a target), and a variant may hold cubins for several chips next to
 its PTX. Whatever a bundle says, reading it ends, opens nothing outside it, runs nothing, and gives artifacts whose
 fields have the types that they declare, or a `BundleError`. Checksums find damage, not malice: the code of a bundle is

@@ -169,7 +169,7 @@ class _Watched:
         return Memory(view.span // row + 1, np.int32, self.ordinal)
 
     def slots(self, which: int) -> np.ndarray:
-        """Generations in which slots were written, [N, 2, L, P, H]: the host's copy, which ``pull`` brings."""
+        """Generations in which slots were written, [N, 2, L, P, H]: the host's copy, which ``pull`` copies."""
         view, memory = self._views[which], self.written[which]
         row = at.granule(self.spec, which == 1) // view.dtype.itemsize
         strides = tuple(s // row * 4 for s in view.strides[:-1])

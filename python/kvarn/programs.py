@@ -37,7 +37,7 @@ from kvarn.lowering import pipeline
 from kvarn.lowering.target import by_name, of_capability
 from kvarn.runtime import buffers, contents, device, overlap, packing, signatures, streams
 from kvarn.runtime.binding import HOST, ordinal_of
-from kvarn.runtime.overlap import Apart
+from kvarn.runtime.overlap import NoAlias
 from kvarn.runtime.program import Program
 
 _REMEMBER = 4096  # signatures that an operation remembers
@@ -313,7 +313,9 @@ class _Known(NamedTuple):
     program: Any  # an OperationProgram, or an emulated one
     ordinal: int
     tails: list[tuple[int, tuple[int, ...]]]  # of each buffer: its place among operands, its fields after the address
-    checks: tuple[contents.Check, ...]  # of a call's field values: that outputs lie apart, what tables on the host hold
+    checks: tuple[
+        contents.Check, ...
+    ]  # of a call's field values: that operands do not alias, what tables on the host hold
     rest: Callable[[Sequence[Any]], Any]  # of a call's values, those that are no buffer's
     launches: dict[Any, list[packing.Bound]]  # by stream and rest
 
@@ -338,7 +340,7 @@ class Operation:
         absent, and ``attributes`` as a dictionary. Raises ValueError or TypeError.
     written : sequence of str
         Buffers that are written, as far as the op has them. A cache or collection is, when the op's effects say so.
-    apart : sequence of Apart
+    no_alias : sequence of NoAlias
         Operands that must not share memory.
     single : sequence of str
         Data buffers that are read element by element: how their rows are aligned does not matter.
@@ -350,7 +352,7 @@ class Operation:
         static: Mapping[str, int] | None = None,
         check: Callable[[SimpleNamespace], None] | None = None,
         written: Sequence[str] = ("out", "query_out", "lse"),
-        apart: Sequence[Apart] = (),
+        no_alias: Sequence[NoAlias] = (),
         single: Sequence[str] = (),
     ) -> None:
         op_class = op_class_of(name)
@@ -364,7 +366,7 @@ class Operation:
         kinds = {**dict.fromkeys(caches, "cache"), **dict.fromkeys(collections, "collection")}
         kinds |= dict.fromkeys(("keys", "values"), "operand")
         self._handles = {n: kinds[n] for n in self.operands if n in kinds}
-        self._written, self._apart, self._single = set(written), tuple(apart), frozenset(single)
+        self._written, self._no_alias, self._single = set(written), tuple(no_alias), frozenset(single)
         if effects.writes_cache(op_class):
             self._written |= {n for n in self._handles if not n.startswith("source")}
         self._known: dict[Any, _Known] = {}
@@ -432,10 +434,10 @@ class Operation:
     def _checks(self, what: Specialisation, given: Sequence[Any], ordinal: int) -> tuple[contents.Check, ...]:
         """What is checked at every call of a signature."""
         at = {name: i for i, (name, _) in enumerate(what.operands)}
-        apart = [
-            (rule, at[rule.written], at[rule.read]) for rule in self._apart if {rule.written, rule.read} <= set(at)
+        rules = [
+            (rule, at[rule.written], at[rule.read]) for rule in self._no_alias if {rule.written, rule.read} <= set(at)
         ]
-        found = [overlap.check_of(self.title, rule, (a, b), (given[a], given[b])) for rule, a, b in apart]
+        found = [overlap.check_of(self.title, rule, (a, b), (given[a], given[b])) for rule, a, b in rules]
         if what.target == "host":  # a GPU's kernels do not look either
             handles = {n: (t.kind, t.spec) for n, t in what.operands if isinstance(t, HandleType)}
             found += contents.checks_of(self.title, self._contents, handles, list(at))

@@ -155,7 +155,7 @@ DECISIONS: dict[str, tuple[str, ...]] = {
         *named("unit/test_caches_checks.py", "outer_strides_are_honoured"),
         *named(LOOKUPS, "page_and_slot_make_the_row"),
     ),
-    "a tile without swizzle is cut into pieces of 16 bytes": (
+    "a tile without swizzle is cut into chunks of 16 bytes": (
         *named("unit/test_launch_tensormap.py", "a_tile_has_dimensions_for_pages_slots_heads_and_depth"),
         *named(TMA, "every_swizzle_and_width_of_element"),
     ),

@@ -94,9 +94,9 @@ def core_matrix_rows(descriptor, step, swizzle):
     """
     line, half = (swizzle, 16) if swizzle else (16, descriptor.leading)
     return {
-        (row, piece): step + row // 8 * descriptor.stride + row % 8 * line + piece * half
+        (row, chunk): step + row // 8 * descriptor.stride + row % 8 * line + chunk * half
         for row in range(16)
-        for piece in (0, 1)
+        for chunk in (0, 1)
     }
 
 
@@ -108,8 +108,8 @@ def test_a_k_major_descriptor_finds_every_row(swizzle, pitch, itemsize):
     descriptor, steps = tile.descriptor(), tile.k_steps()
     assert len(steps) == 5
     for k, step in enumerate(steps):
-        for (row, piece), at in core_matrix_rows(descriptor, step, swizzle).items():
-            wanted = tile.chunk_offset(row, 2 * k + piece)
+        for (row, chunk), at in core_matrix_rows(descriptor, step, swizzle).items():
+            wanted = tile.chunk_offset(row, 2 * k + chunk)
             assert wanted == (tma_swizzle(at, swizzle) if swizzle else at)
 
 

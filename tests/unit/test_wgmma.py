@@ -56,7 +56,7 @@ def test_what_the_tensor_cores_do_not_take_is_refused(arguments, message):
 
 
 @pytest.mark.parametrize("options", [{"leading": 8}, {"stride": 1 << 18}, {"stride": -16}], ids=str)
-def test_a_descriptor_has_whole_pieces_of_16_bytes(options):
+def test_a_descriptor_has_whole_chunks_of_16_bytes(options):
     @kv.kernel(block=128)
     def bad(x: W):
         x[0] = kv.wgmma_descriptor(kv.shared(1024, kv.u8, alignment=1024).ptr(), **options)

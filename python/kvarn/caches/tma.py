@@ -31,7 +31,7 @@ class TmaTiles:
     def create_tma_tile(
         self, swizzle: str = "128B", *, tile_rows: int, depth: int | None = None, paged: bool | None = None
     ) -> EncodedTensorMap:
-        """A descriptor whose loads bring rows of one head.
+        """A descriptor whose loads copy rows of one head.
 
         Parameters
         ----------
@@ -40,7 +40,7 @@ class TmaTiles:
         tile_rows : int
             Tokens of a box; they divide the page size, so that a box does not cross a page. At most 256.
         depth : int, optional
-            Elements of the head that one load brings, a multiple of the swizzle's bytes (16 for "none"); by default
+            Elements of the head that one load copies, a multiple of the swizzle's bytes (16 for "none"); by default
             the head size, rounded up. Elements past the head are zeros.
         paged : bool, optional
             Whether coordinates are page and slot (rank 4) or row (rank 3). By default page and slot for caches: rows of
@@ -62,7 +62,7 @@ class TmaTiles:
     def create_ragged_tma_tile(
         self, swizzle: str = "128B", *, tile_rows: int, depth: int | None = None, before_is_mapped: bool = False
     ) -> EncodedTensorMap:
-        """A descriptor whose loads bring, and whose stores write, the first n of ``tile_rows`` rows of one head.
+        """A descriptor whose loads and stores copy the first n of ``tile_rows`` rows of one head.
 
         The rest of a load is zeros. The descriptor's base lies ``tile_rows`` rows before the view, which must be mapped
         memory.
@@ -106,14 +106,14 @@ class TmaTiles:
         tma_dtype: Any = None,
         l2_promotion: int = 0,
     ) -> EncodedTensorMap:
-        """A descriptor whose copies bring four arbitrary rows. For kernels of sm_100a.
+        """A descriptor whose copies transfer four arbitrary rows. For kernels of sm_100a.
 
         Parameters
         ----------
         tile_width : int
             Elements of a row to load, in ``tma_dtype``.
         tile_height : int
-            Rows of the tile, a multiple of 4; a load brings four.
+            Rows of the tile, a multiple of 4; a load copies four.
         tile_stride : int, optional
             Elements from one row to the next, in ``tma_dtype``: the cache's, which is the default.
         swizzle : {"none", "32B", "64B", "128B"}
@@ -134,7 +134,7 @@ class TmaTiles:
     def create_rope_tma_tile(
         self, swizzle: str = "128B", *, tile_rows: int, rope: int, padded_depth: int, paged: bool | None = None
     ) -> EncodedTensorMap:
-        """A descriptor whose loads bring the rope part of rows, as bf16.
+        """A descriptor whose loads copy the rope part of rows, as bf16.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ class TmaTiles:
     def create_rope_gather4_tma_tile(
         self, *, tile_width: int, padded_depth: int, tile_height: int = 4, swizzle: str = "none", l2_promotion: int = 0
     ) -> EncodedTensorMap:
-        """A descriptor whose copies bring the first ``tile_width`` elements of the rope part of four arbitrary rows.
+        """A descriptor whose copies transfer the first ``tile_width`` elements of the rope part of four arbitrary rows.
 
         For kernels of sm_100a. Parameters as of ``create_gather4_tma_tile`` and ``create_rope_tma_tile``.
         """
@@ -173,7 +173,7 @@ class OperandTmaTiles(TmaTiles):
         return self._model._keep[0].data
 
     def create_scale_tma_tile(self, *, count: int) -> EncodedTensorMap:
-        """A descriptor whose loads bring ``count`` consecutive scales, of all scales in one row.
+        """A descriptor whose loads copy ``count`` consecutive scales, of all scales in one row.
 
         The scale of granule g of head h of row r is number ``(r * H + h) * G + g``; their count must be a multiple of
         4. Loads take the coordinates 0 and the first scale's number.

@@ -2,7 +2,7 @@
 """Continuous batching: requests come and go while the others run on.
 
 Every step is one ragged batch through the model: first one token of each sequence that is generating, then, up to a
-budget of tokens, pieces of the prompts that are not through yet. A sequence that ends leaves the batch, and a waiting
+budget of tokens, chunks of the prompts that are not through yet. A sequence that ends leaves the batch, and a waiting
 request takes its place in the next step. Sampling is greedy, and nothing depends on the clock, so that a run can be
 repeated.
 """
@@ -153,7 +153,7 @@ class Scheduler:
     max_batch : int
         The most sequences in a step.
     max_step_tokens : int
-        The most tokens in a step, at least `max_batch`; longer prompts go in piece by piece.
+        The most tokens in a step, at least `max_batch`; longer prompts go in chunk by chunk.
     """
 
     def __init__(

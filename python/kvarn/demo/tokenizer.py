@@ -139,16 +139,16 @@ class Tokenizer:
             data = word.encode("utf-8")
         except UnicodeEncodeError:
             raise DemoError(f"the text must be valid Unicode, got a lone surrogate in {word!r}") from None
-        pieces = [self._characters[byte] for byte in data]
-        while len(pieces) > 1:
-            pairs = {pair: self._ranks[pair] for pair in itertools.pairwise(pieces) if pair in self._ranks}
+        symbols = [self._characters[byte] for byte in data]
+        while len(symbols) > 1:
+            pairs = {pair: self._ranks[pair] for pair in itertools.pairwise(symbols) if pair in self._ranks}
             if not pairs:
                 break
-            pieces = _merge(pieces, min(pairs, key=pairs.__getitem__))
-        # A merge may name a token that the table lacks; such a piece goes in byte by byte.
+            symbols = _merge(symbols, min(pairs, key=pairs.__getitem__))
+        # A merge may name a token that the table lacks; such a symbol goes in byte by byte.
         ids = []
-        for piece in pieces:
-            for part in [piece] if piece in self._ids else piece:
+        for symbol in symbols:
+            for part in [symbol] if symbol in self._ids else symbol:
                 if part not in self._ids:
                     byte = self._bytes[part]
                     raise DemoError(
@@ -189,16 +189,16 @@ class Tokenizer:
         ]
 
 
-def _merge(pieces: list[str], pair: tuple[str, str]) -> list[str]:
+def _merge(symbols: list[str], pair: tuple[str, str]) -> list[str]:
     """Join every occurrence of a pair, from the left."""
     merged: list[str] = []
     index = 0
-    while index < len(pieces):
-        if index + 1 < len(pieces) and (pieces[index], pieces[index + 1]) == pair:
-            merged.append(pieces[index] + pieces[index + 1])
+    while index < len(symbols):
+        if index + 1 < len(symbols) and (symbols[index], symbols[index + 1]) == pair:
+            merged.append(symbols[index] + symbols[index + 1])
             index += 2
         else:
-            merged.append(pieces[index])
+            merged.append(symbols[index])
             index += 1
     return merged
 

@@ -110,10 +110,10 @@ class RuntimeRange:
         if down and dtype.kind == "u":
             raise TypeError(f"a range of {dtype.name} cannot go down: write kv.i32(...) around its bounds")
 
-        def bring(x: Any) -> Value:
+        def bound(x: Any) -> Value:
             return cast(x, dtype) if isinstance(x, Value) else constant(x, dtype)
 
-        start, stop, step = bring(self.start), bring(self.stop), bring(-self.step if down else self.step)
+        start, stop, step = bound(self.start), bound(self.stop), bound(-self.step if down else self.step)
         if not down:
             nonneg = _a.is_nonneg(self.start) and (isinstance(self.step, int) or self.step.nonneg)
             start = Value(start.ir, dtype, nonneg)

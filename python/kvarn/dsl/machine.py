@@ -104,7 +104,7 @@ def cp_async(
 
     With ``zero_fill_size`` (i32, at most ``bytes``) only so many bytes are read, and the rest of the destination is
     zeroed. 16-byte copies bypass L1. ``l2_prefetch`` (64, 128 or 256 bytes; 0: none) hints how much around the source
-    to bring into the L2, ``l2_policy`` (of :func:`l2_policy`) how long to keep it there.
+    to prefetch into the L2, ``l2_policy`` (of :func:`l2_policy`) how long to keep it there.
     """
     _static(bytes, (4, 8, 16), "bytes")
     _static(l2_prefetch, (0, 64, 128, 256), "l2_prefetch")

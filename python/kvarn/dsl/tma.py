@@ -70,22 +70,22 @@ class TensorMap:
 
     @property
     def rows(self) -> int:
-        """Rows that one load brings."""
+        """Rows that one load copies."""
         return self.spec.rows
 
     @property
     def columns(self) -> int:
-        """Columns that one load brings."""
+        """Columns that one load copies."""
         return self.spec.tile[-1]
 
     @property
     def load_bytes(self) -> int:
-        """Bytes that one load brings, those filled with zeros included."""
+        """Bytes that one load transfers, those filled with zeros included."""
         return self.spec.load_bytes
 
     @property
     def box_bytes(self) -> int:
-        """Bytes that one box (one column chunk of a load) brings, those filled with zeros included."""
+        """Bytes that one box (one column chunk of a load) transfers, those filled with zeros included."""
         return self.spec.copy_bytes
 
     def offset(self, row: Any, column: Any, rows: int | None = None) -> Any:

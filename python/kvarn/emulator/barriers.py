@@ -87,7 +87,7 @@ def _cluster_barrier(t: Block, i: Instruction) -> Any:
         c.arrived[mine] = c.opened + 1
         if t.races is not None:
             t.races.arrive("cluster", t.races.warps_of(t, m))
-        c.meet()
+        c.open_barrier()
 
     def wait(m: Lanes) -> None:
         lanes = np.arange(t.count)[m]

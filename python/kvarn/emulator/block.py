@@ -293,7 +293,7 @@ class Block:
         if not ready.any():
             if ((self.wait == Wait.BLOCK) | ~running).all():
                 if self.races is not None:
-                    self.races.meet(self.races.warps_of(self, running))
+                    self.races.synchronize(self.races.warps_of(self, running))
                 self.wait[:] = Wait.NONE
                 self.cluster.progress += 1
                 return True

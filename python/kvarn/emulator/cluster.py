@@ -140,7 +140,7 @@ class Cluster:
                     continue
             elif any(b.turn() for b in ordered):
                 continue
-            if any(b.ended for b in ordered) or self.meet():
+            if any(b.ended for b in ordered) or self.open_barrier():
                 continue
             if self.under_way:
                 self.land()
@@ -226,7 +226,7 @@ class Cluster:
 
     # --- the barrier of the cluster
 
-    def meet(self) -> bool:
+    def open_barrier(self) -> bool:
         """Open the cluster's barrier if all threads that have not ended came to it; whether it was opened."""
         threads = np.concatenate([b.threads[b.pc < len(self.kernel.code)] for b in self.blocks])
         if not len(threads) or (self.arrived[threads] <= self.opened).any():

@@ -69,7 +69,7 @@ class Races:
     def warps_of(self, block: Block, lanes: Any) -> np.ndarray:
         return np.unique(self.of(block.threads[lanes]))
 
-    def meet(self, warps: np.ndarray) -> None:
+    def synchronize(self, warps: np.ndarray) -> None:
         """Warps that all wait for each other go on."""
         self.clocks[warps] = self.clocks[warps].max(0)
         self.clocks[warps, warps] += 1
@@ -82,7 +82,7 @@ class Races:
         self.clocks[warps, warps] += 1
 
     def open(self, barrier: Any, copies: bool = False) -> None:
-        """A phase of a barrier is over; ``copies``: it is an mbarrier, which brings what copies wrote."""
+        """A phase of a barrier is over; ``copies``: it is an mbarrier, which shows what copies wrote."""
         row = self.gathered.pop(barrier, np.zeros(1, np.int32))
         if copies:
             column = self.column(barrier)

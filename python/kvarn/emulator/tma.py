@@ -40,7 +40,7 @@ def places(m: TensorMap, coordinates: Sequence[int], box: Sequence[int]) -> tupl
 
 
 def read_box(m: TensorMap, coordinates: Sequence[int], read: Read) -> np.ndarray:
-    """What one copy brings: bytes [rows, bytes of a row], zeros out of bounds.
+    """What one copy transfers: bytes [rows, bytes of a row], zeros out of bounds.
 
     ``coordinates`` are the instruction's: fast to slow, or a column and four rows.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvarn.dialect.layout import PAGED, CacheSpec
 from kvarn.programs import Operation, Schedule
-from kvarn.runtime.overlap import Apart
+from kvarn.runtime.overlap import NoAlias
 
 
 def _check_convert(seen: SimpleNamespace) -> None:
@@ -34,7 +34,7 @@ def _check_convert(seen: SimpleNamespace) -> None:
 
 
 _CONVERT = Operation(
-    "kv.convert", {"source": 1, "destination": 1}, _check_convert, apart=(Apart("destination", "source"),)
+    "kv.convert", {"source": 1, "destination": 1}, _check_convert, no_alias=(NoAlias("destination", "source"),)
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvarn.dialect.dtypes import f32
 from kvarn.programs import Operation, Schedule
-from kvarn.runtime.overlap import Apart
+from kvarn.runtime.overlap import NoAlias
 
 from . import checks
 from .checks import layer_of
@@ -34,7 +34,7 @@ def _check_scores(seen: SimpleNamespace) -> None:
 
 _SCORES = Operation(
     "kv.index_scores", {"query": 1, "weights": 1, "out": 2}, _check_scores,
-    apart=[Apart("out", "query"), Apart("out", "weights"), Apart("out", "row_offsets")],
+    no_alias=[NoAlias("out", "query"), NoAlias("out", "weights"), NoAlias("out", "row_offsets")],
 )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def _check_tokens(seen: SimpleNamespace) -> None:
 
 _TOKENS = Operation(
     "kv.select_tokens", {"scores": 2}, _check_tokens, written=("tokens", "counts"),
-    apart=[Apart("tokens", "scores"), Apart("counts", "scores"), Apart("tokens", "counts")],
+    no_alias=[NoAlias("tokens", "scores"), NoAlias("counts", "scores"), NoAlias("tokens", "counts")],
 )  # fmt: skip
 
 

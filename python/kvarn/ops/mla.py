@@ -14,7 +14,7 @@ from kvarn.programs import Operation, Schedule
 from . import checks, sources
 from .checks import layer_of
 from .indices import MlaPrefillPlan, mla_prefill_plan
-from .reads import APART, RowsOperation, check_ends, check_rows, empty_lse, prior_of
+from .reads import NO_ALIAS, RowsOperation, check_ends, check_rows, empty_lse, prior_of
 
 _FEW = 16  # new tokens of a sequence that are known to be no more
 
@@ -48,7 +48,7 @@ def _check_mla_attention(seen: SimpleNamespace) -> None:
 
 _MLA_ATTENTION = RowsOperation(
     "kv.mla_attention", {"query": 1, "out": 1, "sinks": 0, "lse": 1, "prior": 1, "prior_lse": 1}, _check_mla_attention,
-    apart=APART,
+    no_alias=NO_ALIAS,
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvarn.caches.summaries import PageSummaries
 from kvarn.programs import Operation, Schedule
-from kvarn.runtime.overlap import Apart
+from kvarn.runtime.overlap import NoAlias
 
 from . import checks
 from .checks import layer_of
@@ -102,7 +102,7 @@ def _check_select(seen: SimpleNamespace) -> None:
 
 _SELECT = Operation(
     "kv.select_pages", {"query": 1, "summaries": 2}, _check_select, written=("pages", "page_counts"),
-    apart=[Apart("pages", "row_offsets"), Apart("page_counts", "row_offsets"), Apart("pages", "page_counts")],
+    no_alias=[NoAlias("pages", "row_offsets"), NoAlias("page_counts", "row_offsets"), NoAlias("pages", "page_counts")],
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect.dtypes import i32
 from kvarn.prefixes import SharedPrefixes
 from kvarn.programs import Operation
-from kvarn.runtime.overlap import Apart
+from kvarn.runtime.overlap import NoAlias
 
 from . import checks
 
@@ -43,7 +43,7 @@ def _shapes(batch: int, columns: int, groups: int) -> tuple[tuple[int, ...], ...
 
 
 _SPLIT = Operation(
-    "kv.split_prefixes", {}, _check, written=_WRITTEN, apart=[Apart(w, r) for w in _WRITTEN for r in _READ]
+    "kv.split_prefixes", {}, _check, written=_WRITTEN, no_alias=[NoAlias(w, r) for w in _WRITTEN for r in _READ]
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvarn.dialect import dtypes
 from kvarn.programs import Operation, Schedule
-from kvarn.runtime.overlap import Apart
+from kvarn.runtime.overlap import NoAlias
 
 from . import checks
 
@@ -37,7 +37,7 @@ def _check_sliced_add(seen: SimpleNamespace) -> None:
 
 _SLICED_ADD = Operation(
     "kv.sliced_add", {"a": 1, "b": 1, "out": 1}, _check_sliced_add,
-    apart=(Apart("out", "a", same=True), Apart("out", "b", same=True)),
+    no_alias=(NoAlias("out", "a", same=True), NoAlias("out", "b", same=True)),
 )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def _check_merge(seen: SimpleNamespace) -> None:
 
 _MERGE = Operation(
     "kv.merge_ragged", {"a": 1, "b": 1, "out": 1}, _check_merge, written=("out", "out_offsets"),
-    apart=[Apart(w, r) for w in ("out", "out_offsets") for r in ("a", "b", "a_offsets", "b_offsets")],
+    no_alias=[NoAlias(w, r) for w in ("out", "out_offsets") for r in ("a", "b", "a_offsets", "b_offsets")],
 )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def _check_shift(seen: SimpleNamespace) -> None:
 
 # A token moves to where another is read: not even tokens itself may be written.
 _SHIFT = Operation(
-    "kv.shift_tokens", {}, _check_shift, apart=[Apart("out", n) for n in ("tokens", "row_offsets", "bonus")]
+    "kv.shift_tokens", {}, _check_shift, no_alias=[NoAlias("out", n) for n in ("tokens", "row_offsets", "bonus")]
 )
 
 
@@ -191,7 +191,10 @@ def _check_merge_attention(seen: SimpleNamespace) -> None:
 # Several threads read a row's logarithms.
 _MERGE_ATTENTION = Operation(
     "kv.merge_attention", {"a": 1, "a_lse": 1, "b": 1, "b_lse": 1, "out": 1, "lse": 1}, _check_merge_attention,
-    apart=(Apart("out", "a", same=True), Apart("out", "b", same=True), Apart("lse", "a_lse"), Apart("lse", "b_lse")),
+    no_alias=(
+        NoAlias("out", "a", same=True), NoAlias("out", "b", same=True), NoAlias("lse", "a_lse"),
+        NoAlias("lse", "b_lse"),
+    ),
 )  # fmt: skip
 
 

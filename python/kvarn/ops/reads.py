@@ -14,7 +14,7 @@ from kvarn.caches import MHAOperand
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import DENSE, SCALES
 from kvarn.programs import FixedSchedule, Operation, Schedule, Specialisation, _alignment
-from kvarn.runtime.overlap import Apart
+from kvarn.runtime.overlap import NoAlias
 
 from . import checks, functions, sources
 from .checks import layer_of
@@ -157,10 +157,10 @@ def _check_operands(seen: SimpleNamespace) -> None:
 _ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
 _ROWS = {"query": 1, "out": 1, "sinks": 0, "lse": 1, "alibi_slopes": 0, "prior": 1, "prior_lse": 1, **_ARRAYS}
 _PADDED = {**_ROWS, **dict.fromkeys(("query", "out", "lse", "prior", "prior_lse"), 2)}
-APART = tuple(Apart(written, read) for written in ("out", "lse") for read in ("prior", "prior_lse"))
-_ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention, apart=APART)
-_OPERAND_ATTENTION = RowsOperation("kv.operand_attention", _ROWS, _check_operands, apart=APART)
-_ATTENTION_PADDED = RowsOperation("kv.attention_padded", _PADDED, _check_attention_padded, apart=APART)
+NO_ALIAS = tuple(NoAlias(written, read) for written in ("out", "lse") for read in ("prior", "prior_lse"))
+_ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention, no_alias=NO_ALIAS)
+_OPERAND_ATTENTION = RowsOperation("kv.operand_attention", _ROWS, _check_operands, no_alias=NO_ALIAS)
+_ATTENTION_PADDED = RowsOperation("kv.attention_padded", _PADDED, _check_attention_padded, no_alias=NO_ALIAS)
 
 
 def attention(

@@ -187,7 +187,7 @@ def _rows_map(program: Artifact, given: Arg, target: Arg, item: Any, maps: list[
         raise ValueError(f"{about} must be given the descriptor of a matrix's rows, got that of {given.name!r}")
     spec = OperandData(DENSE, given.dtype, item[3], item[4])
     places = {f.name: f"a[{item[1]}][{i}]" for i, f in enumerate(given.fields)}
-    # Rows are read from their start to their end, a piece of each at a time: the L2 cache fetches the next ones too.
+    # Rows are read from their start to their end, a chunk of each at a time: the L2 cache fetches the next ones too.
     assert isinstance(target.spec, TmaSpec)
     maps.append(LaunchMap(target.spec, spec, f"argument {given.name!r} of {program.name!r}", l2_promotion=256))
     return f"m[{len(maps) - 1}](d, {places['data']}, {spec.row_size}, 1, {places['shape0']})"

@@ -73,7 +73,7 @@ def overlaps_itself(view: BufferView) -> bool:
 Check = Callable[[Sequence[Sequence[Any]]], None]
 
 
-class Apart(NamedTuple):
+class NoAlias(NamedTuple):
     """An operand that is written must not share memory with one that is read; it may be that very one if ``same``."""
 
     written: str
@@ -81,7 +81,7 @@ class Apart(NamedTuple):
     same: bool = False
 
 
-def check_of(title: str, rule: Apart, places: tuple[int, int], operands: tuple[Any, Any]) -> Check:
+def check_of(title: str, rule: NoAlias, places: tuple[int, int], operands: tuple[Any, Any]) -> Check:
     """A check of the field values of a call, for two operands: buffers, or a cache's handle and anything.
 
     Parameters

@@ -22,7 +22,7 @@ _TORCH = {
     "f8e5m2": "float8_e5m2",
     "i32": "int32",
 }
-_PIECE = 1 << 27  # elements that are drawn at a time where they are converted: bounds the memory for it
+_CHUNK = 1 << 27  # elements that are drawn at a time where they are converted: bounds the memory for it
 
 
 class TorchArrays:
@@ -51,8 +51,8 @@ class TorchArrays:
             return self.torch.randn(tuple(shape), dtype=self.dtype(dtype), device=self.device)
         made = self.empty(shape, dtype)
         flat = made.view(-1)
-        for begin in range(0, flat.numel(), _PIECE):
-            count = min(_PIECE, flat.numel() - begin)
+        for begin in range(0, flat.numel(), _CHUNK):
+            count = min(_CHUNK, flat.numel() - begin)
             drawn = self.torch.randn(count, dtype=self.torch.bfloat16, device=self.device)
             flat[begin : begin + count] = drawn.to(made.dtype)
         return made
