@@ -12,7 +12,7 @@ A new kind of kernel is a :class:`Kind` here, and its name in the operations tha
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ class Entry:
         The legal values, where they are few.
     limit : callable, optional
         ``limit(case)``: (the values that a case allows besides, why these); None where all are.
+    carried_out_by : str
+        The pass without which a true entry has no meaning: where it is left out, false is chosen.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Entry:
     step: int = 1
     choices: tuple[Any, ...] = ()
     limit: Callable[[Any], tuple[tuple[int, ...], str] | None] | None = None
+    carried_out_by: str = ""
 
     @property
     def legal(self) -> str:
@@ -112,6 +115,10 @@ class Kind:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(entry.name for entry in self.entries)
+
+    def left_out(self, passes: Collection[str]) -> dict[str, Any]:
+        """The entries that have no meaning where some passes do not run."""
+        return {entry.name: False for entry in self.entries if entry.carried_out_by and entry.carried_out_by in passes}
 
 
 @dataclass(frozen=True)
@@ -323,7 +330,10 @@ QUERY_STAGES = Entry(
     "query_stages", "Tiles of query rows in shared memory: with two the producer loads the next one ahead.",
     "2 where they fit", most=2,
 )  # fmt: skip
-PRODUCER = Entry("producer", "Whether a warpgroup of its own copies (`specialize-kv-warps`).", "true", bool)
+PRODUCER = Entry(
+    "producer", "Whether a warpgroup of its own copies (`specialize-kv-warps`).", "true", bool,
+    carried_out_by="specialize-kv-warps",
+)  # fmt: skip
 OVERLAP = Entry(
     "overlap", "Whether the products of one tile are under way during the softmax of the next (`pipeline-kv-loops`).",
     "true", bool,
@@ -459,3 +469,8 @@ OPERATIONS: dict[str, Operation] = {
         _FIXED,
     ),
 }  # fmt: skip
+
+# The passes without which some entry has no meaning.
+CARRYING = {entry.carried_out_by for found in OPERATIONS.values() for kind in found.kinds for entry in kind.entries} - {
+    ""
+}

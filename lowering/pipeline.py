@@ -16,6 +16,7 @@ from typing import Any
 from mlir import ir
 
 import kvarn.lowering as registry
+from kvarn.dialect import schedules
 from kvarn.env import OWNERSHIP, env
 
 from . import textual
@@ -303,6 +304,12 @@ def steps(target: str | Target, settings: Settings | None = None) -> list[Step]:
         if settings.start_after not in names:
             raise ValueError(f"{have}: it starts after one of these, got {settings.start_after!r}")
         found = found[names.index(settings.start_after) + 1 :]
+    if without := schedules.CARRYING & settings.disable:
+        left_out = {"without": ",".join(sorted(without))}
+        found = [
+            dataclasses.replace(s, text=textual.with_options(s, left_out)) if s.name == "select-kv-schedule" else s
+            for s in found
+        ]
     return [_configured(s, settings.options) for s in found if s.name not in settings.disable]
 
 

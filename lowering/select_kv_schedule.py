@@ -11,7 +11,7 @@ After:   "kv.attention"(...) {schedule = {kind = "decode", max_queries = 1, max_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,19 +31,21 @@ from .target import Target, by_name
 
 @dataclass(frozen=True)
 class Options:
-    """target: which one the schedules are for."""
+    """target: which one the schedules are for; without: passes, by commas, that will not run."""
 
     target: str = "sm_90a"
+    without: str = ""
 
 
-def attention_entries(op: Any, at: Expansion) -> dict[str, Any]:
-    """The schedule of an attention over keys and values: its kind, and a decode's entries."""
+def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
+    """The schedule of an attention over keys and values: its kind, and the entries of a decode or of tiles."""
     case = attention.case_of(op, at)
     kind = attention.kind_of(op, at, case)
     for why in attention.slower_than(op, at, case, kind):
         remark(op.operation, "missed", f"kind {kind} is slower than others: {why}")
     if kind == "tile":
-        return {"kind": kind, **tile_schedule.chosen(case, at.target, at.schedule).entries()}
+        given = {**schedules.TILED.left_out(without), **at.schedule}
+        return {"kind": kind, **tile_schedule.chosen(case, at.target, given).entries()}
     if kind != "decode":
         return {"kind": kind}
     config = Config(case.spec, case.query, case.group, at.schedule["max_queries"])
@@ -70,7 +72,7 @@ def decode_entries(target: Target, config: Config, schedule: Mapping[str, Any]) 
     return {name: getattr(config, name) for name in (*names, "max_batch")}
 
 
-def latent_entries(op: Any, at: Expansion) -> dict[str, Any]:
+def latent_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
     """The schedule of an attention over latent rows."""
     kind = mla.kind_of(op, at)
     for why in mla.slower_than(op, at, kind):
@@ -78,7 +80,7 @@ def latent_entries(op: Any, at: Expansion) -> dict[str, Any]:
     return {"kind": kind}
 
 
-def projection_entries(op: Any, at: Expansion) -> dict[str, Any]:
+def projection_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
     """The schedule of a product into a cache."""
     case = projection.Projection.of(op, at)
     kind = projection.kind_of(op, at, case)
@@ -88,13 +90,13 @@ def projection_entries(op: Any, at: Expansion) -> dict[str, Any]:
     return {"kind": kind}
 
 
-def only_kind(op: Any, at: Expansion) -> dict[str, Any]:
+def only_kind(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
     """The schedule of an operation with one kind of kernel for the host and one for GPUs."""
     return {"kind": "host" if at.target.is_host else "simt"}
 
 
 # Operations whose kernel is chosen; those of the others are divided by their expansions, as ``threads`` says.
-CHOICES: dict[str, Callable[[Any, Expansion], dict[str, Any]]] = {
+CHOICES: dict[str, Callable[[Any, Expansion, Collection[str]], dict[str, Any]]] = {
     "kv.attention": attention_entries,
     "kv.attention_padded": attention_entries,
     "kv.operand_attention": attention_entries,
@@ -105,8 +107,8 @@ CHOICES: dict[str, Callable[[Any, Expansion], dict[str, Any]]] = {
 }
 
 
-def chosen(op: ir.Operation, target: Target) -> dict[str, Any]:
-    """The entries that are decided for an operation.
+def chosen(op: ir.Operation, target: Target, without: Collection[str] = ()) -> dict[str, Any]:
+    """The entries that are decided for an operation, where some passes will not run.
 
     Raises
     ------
@@ -117,7 +119,7 @@ def chosen(op: ir.Operation, target: Target) -> dict[str, Any]:
     _require(op.name, at.schedule, target)
     if op.name not in CHOICES:
         return {}
-    found = CHOICES[op.name](op.opview, at)
+    found = CHOICES[op.name](op.opview, at, without)
     _require(op.name, at.schedule, target, found["kind"])
     return found
 
@@ -132,12 +134,12 @@ def _require(
 
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
-    target = by_name(options.target)
+    target, without = by_name(options.target), options.without.split(",")
     for op in kv_ops(module):
         if op.name not in schedules.OPERATIONS:
             continue
         try:
-            found = chosen(op, target)
+            found = chosen(op, target, without)
         except ValueError as error:
             fail(op, f"cannot be scheduled for {target.name}: {error}")
         if found:

@@ -79,6 +79,15 @@ def test_prefill_multiplies_by_warpgroups_and_spills_nothing():
 
 
 @needs_assembler
+def test_prefill_without_the_pass_for_roles_has_no_warpgroup_that_copies():
+    """Left out, the pass leaves nothing undone: ptxas would serialize the products of 384 threads with one role."""
+    kernel = figures("pf_b8_s4k", disable=["specialize-kv-warps"])["attention"]
+    no_local_memory(kernel)
+    assert kernel["registers"] > 65536 // 384
+    assert kernel["ptx"]["all"] < figures("pf_b8_s4k")["attention"]["ptx"]["all"]
+
+
+@needs_assembler
 @pytest.mark.parametrize("name", ["b64_c4k", "b64_c4k_fp8"])
 def test_every_copy_of_decode_is_of_16_bytes(name):
     text = static.compiled(static.specialisation(ROWS[name])).asm["ptx"]
