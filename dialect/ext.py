@@ -242,6 +242,16 @@ def _accessor(fields: list[_Field], index: int) -> Callable[[Any], Any]:
     return read
 
 
+def operand_fields(op_class: type[Operation]) -> list[_Field]:
+    """The operands of an op class, in the order of its declaration."""
+    return [f for f in op_class.FIELDS if f.kind == "operand"]
+
+
+def is_segmented(fields: Sequence[_Field]) -> bool:
+    """Whether operations with such operands carry ``operandSegmentSizes``: their number alone leaves it open."""
+    return sum(f.optional or f.variadic for f in fields) > 1
+
+
 def _builder_parameters(fields: Sequence[_Field]) -> list[inspect.Parameter]:
     """Signature of the builder: positional fields in declaration order, then the keyword-only ones."""
     positional, keyword = [], []
@@ -261,10 +271,10 @@ def _builder_parameters(fields: Sequence[_Field]) -> list[inspect.Parameter]:
 def _make_builder(cls: type[Operation]) -> None:
     """Give an op class its ``__init__``, with a real signature."""
     fields = cls.FIELDS
-    operands = [f for f in fields if f.kind == "operand"]
+    operands = operand_fields(cls)
     results = [f for f in fields if f.kind == "result"]
     attributes = [f for f in fields if f.kind == "attribute"]
-    segmented = sum(f.optional or f.variadic for f in operands) > 1
+    segmented = is_segmented(operands)
     positional = [p.name for p in cls._parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     known = {p.name for p in cls._parameters}
     signature = inspect.Signature(

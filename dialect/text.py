@@ -33,6 +33,11 @@ class Problem(NamedTuple):
     column: int
     message: str
 
+    @staticmethod
+    def at(data: bytes, offset: int, message: str) -> Problem:
+        """A problem at an offset in the text."""
+        return Problem(data.count(b"\n", 0, offset) + 1, offset - data.rfind(b"\n", 0, offset), message)
+
 
 def problem(text: bytes | str) -> Problem | None:
     """The first place in the text that must not reach the parser, or None. Comments are left alone."""
@@ -49,14 +54,12 @@ def problem(text: bytes | str) -> Problem | None:
                 continue
             start = data.rfind(b"\n", 0, match.start()) + 1
             if b"//" not in data[start : match.start()]:
-                line = data.count(b"\n", 0, match.start()) + 1
                 got = match[match.lastindex or 0].decode().strip()
-                return Problem(line, match.start() - start + 1, f"{message}, got {got}")
+                return Problem.at(data, match.start(), f"{message}, got {got}")
     for match in _SPACE.finditer(data):
         if not 0 <= int(match.group(1), 0) < _MOST_SPACES:
-            start = data.rfind(b"\n", 0, match.start(1)) + 1
             text = f"address space must be in [0, {_MOST_SPACES}), got {match.group(1).decode()}"
-            return Problem(data.count(b"\n", 0, start) + 1, match.start(1) - start + 1, text)
+            return Problem.at(data, match.start(1), text)
     if (match := _SIGNS.search(data)) is not None:
         return Problem(data.count(b"\n", 0, match.start()) + 1, 1, "more than 1000 signs stand in a row")
     return _nested(data)
@@ -75,6 +78,4 @@ def _nested(data: bytes) -> Problem | None:
     if deep is None:
         return None
     place = next(itertools.islice(re.finditer(rb"[()\[\]{}<>]", plain), deep, None)).start()
-    start = data.rfind(b"\n", 0, place) + 1
-    message = f"brackets must be nested at most {MOST_NESTED} deep"
-    return Problem(data.count(b"\n", 0, place) + 1, place - start + 1, message)
+    return Problem.at(data, place, f"brackets must be nested at most {MOST_NESTED} deep")

@@ -165,7 +165,8 @@ def dialect() -> str:
     out = ["# The `kv` dialect\n"]
     out.append(
         'Operations in generic form: `"kv.load"(%cache, ...) {width = 8 : i64} : (...) -> ...`. Optional operands\n'
-        "are marked with a question mark; an op with several of them carries `operandSegmentSizes`.\n"
+        "are marked with a question mark; an op with several of them carries `operandSegmentSizes`, or has its\n"
+        "operands [by name](../kv-opt.md#operands-by-name).\n"
     )
     out += ["## Types\n", prose(types.__doc__ or "") + "\n"]
     titles = {

@@ -26,8 +26,7 @@ from kvarn import bundle, errors, extensions, forks, stage_files
 from kvarn.artifact import Arg, Artifact, Entry, Param, Step, Workspace
 from kvarn.cache import cache_key, compile_cache
 from kvarn.compiled import Kernel, load
-from kvarn.dialect import dtypes, kv, types
-from kvarn.dialect import text as dialect_text
+from kvarn.dialect import dtypes, kv, reading, types
 from kvarn.env import env
 from kvarn.lowering import emit, loading, pipeline, record_kv_abi, runner, textual
 from kvarn.lowering.expand import tuned
@@ -97,10 +96,11 @@ def parse(text: str) -> ir.Module:
 
 
 def _parse(text: str, c: ir.Context) -> ir.Module:
-    fatal = dialect_text.problem(text.encode())
-    if fatal is not None:
-        raise errors.KernelError(fatal.message, errors.SourceLocation("-", fatal.line, fatal.column))
-    return ir.Module.parse(text, c)
+    try:
+        return reading.parse(text.encode(), c)
+    except reading.TextError as error:
+        found = error.problem
+        raise errors.KernelError(found.message, errors.SourceLocation("-", found.line, found.column)) from None
 
 
 def stages_of(source: str, target: str, settings: pipeline.Settings | None) -> Mapping[str, str]:

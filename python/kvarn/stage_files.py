@@ -20,6 +20,8 @@ from pathlib import Path
 
 from mlir import ir
 
+from kvarn import errors
+from kvarn.dialect import reading
 from kvarn.env import env
 from kvarn.lowering.rewrite import walk
 from kvarn.lowering.textual import Step
@@ -28,6 +30,14 @@ from kvarn.lowering.textual import Step
 def wanted() -> bool:
     """Whether compilations write or read stages: kernels then do not come from the compile cache."""
     return bool(env.dump_to or env.override_dir)
+
+
+def _read(path: Path, context: ir.Context) -> ir.Module:
+    try:
+        return reading.parse(path.read_bytes(), context, str(path))
+    except reading.TextError as error:
+        found = error.problem
+        raise errors.KernelError(found.message, errors.SourceLocation(str(path), found.line, found.column)) from None
 
 
 class StageFiles:
@@ -52,7 +62,7 @@ class StageFiles:
         edited = self._edited(file)
         if edited is not None:
             with module.context:
-                _replace(module, ir.Module.parseFile(str(edited), module.context))
+                _replace(module, _read(edited, module.context))
         if env.dump_to:
             self._write(file, name, str(module).rstrip("\n") + "\n")
 

@@ -12,8 +12,9 @@ func.func @functions(%pool: !pool, %layer: i32, %q: !rows, %offsets: memref<?xi3
   // CHECK: "kv.attention"(
   // CHECK-SAME: mask = "document@01234567"
   // CHECK-SAME: score = "t5@89abcdef"
-  "kv.attention"(%pool, %layer, %q, %offsets, %scale, %q, %bias, %ids)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0>, mask = "document@01234567", score = "t5@89abcdef", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %pool, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %q,
+      array0 = %bias, array1 = %ids)
+    {mask = "document@01234567", score = "t5@89abcdef", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x?xf32>, memref<?x?xi32>) -> ()
   return
 }

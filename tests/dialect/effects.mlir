@@ -230,7 +230,7 @@ func.func @synchronization(%c: !cache, %q: tensor<64x128xbf16, "shared">, %i: i3
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "cp_async", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">} : () -> !kv.stages
   scf.for %j = %zero to %n step %one {
     "kv.producer_acquire"(%b, %i) : (!kv.stages, i32) -> ()
-    "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
+    "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
     %t = "kv.consumer_wait"(%b, %i) : (!kv.stages, i32) -> tensor<64x128xbf16, "shared">
     %z = "kv.tile_clear"(%t, %i, %i) : (tensor<64x128xbf16, "shared">, i32, i32) -> tensor<64x128xbf16, "shared">
     %s = "kv.dot_start"(%q, %z) {transpose_b = true} : (tensor<64x128xbf16, "shared">, tensor<64x128xbf16, "shared">) -> tensor<64x64xf32, "wgmma">

@@ -45,8 +45,8 @@ func.func @rule(%c: !cache, %i: i32) {
 // Rule: make_cache takes the fields of its kind.
 func.func @rule(%p: !llvm.ptr<1>, %n: i32, %s: i64) {
   // expected-error @below {{'kv.make_cache' op takes 13 fields for !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 32 : i64>, got 11}}
-  %0 = "kv.make_cache"(%p, %s, %n, %n, %p, %s, %n, %p, %n, %n, %n)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>}
+  %0 = "kv.make_cache"(base = %p, stride0 = %s, num_blocks = %n, capacity = %n, lookup = %p, lookup_stride = %s,
+      lookup_columns = %n, lengths = %p, batch = %n, max_seq_length = %n, max_cache_length = %n)
     : (!llvm.ptr<1>, i64, i32, i32, !llvm.ptr<1>, i64, i32, !llvm.ptr<1>, i32, i32, i32) -> !fp8
   return
 }
@@ -57,8 +57,8 @@ func.func @rule(%p: !llvm.ptr<1>, %n: i32, %s: i64) {
 // Rule: fields that are pointers point to device memory.
 func.func @rule(%p: !llvm.ptr, %n: i32, %s: i64) {
   // expected-error @below {{'kv.make_cache' op field base must be !llvm.ptr<1>, got !llvm.ptr}}
-  %0 = "kv.make_cache"(%p, %s, %n, %n, %p, %s, %n, %p, %n, %n, %n)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>}
+  %0 = "kv.make_cache"(base = %p, stride0 = %s, num_blocks = %n, capacity = %n, lookup = %p, lookup_stride = %s,
+      lookup_columns = %n, lengths = %p, batch = %n, max_seq_length = %n, max_cache_length = %n)
     : (!llvm.ptr, i64, i32, i32, !llvm.ptr, i64, i32, !llvm.ptr, i32, i32, i32) -> !cache
   return
 }

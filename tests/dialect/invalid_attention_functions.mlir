@@ -7,8 +7,8 @@
 // Rule: a score is the name of a function.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op score must be the name of a function, NAME@DIGEST, got "softcap"}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", score = "softcap", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "causal", score = "softcap", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows) -> ()
   return
 }
@@ -20,8 +20,8 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32) {
 // Rule: a mask is one of the named ones, or the name of a function.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op mask must be one of causal, null, sliding_window, chunked, chunked_causal, got "document@"}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "document@", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "document@", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows) -> ()
   return
 }
@@ -33,8 +33,8 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32) {
 // Rule: arrays belong to functions.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a: memref<?xf32>) {
   // expected-error @below {{'kv.attention' op arrays must be those of a score or mask that is a function, got neither}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q, %a)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q, array0 = %a)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?xf32>) -> ()
   return
 }
@@ -46,8 +46,9 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a: m
 // Rule: arrays have no gaps.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a: memref<?xf32>) {
   // expected-error @below {{'kv.attention' op arrays must be given from array0 on, got one after array1}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q, %a, %a)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0>, mask = "document@0123", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q, array0 = %a,
+      array2 = %a)
+    {mask = "document@0123", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?xf32>, memref<?xf32>) -> ()
   return
 }
@@ -59,8 +60,8 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a: m
 // Rule: arrays are of elements that kernels read.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a: memref<?xi64>) {
   // expected-error @below {{'kv.attention' op array0 must have element type f32 or f16 or bf16 or i32 or i8, got i64}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q, %a)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0>, mask = "document@0123", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q, array0 = %a)
+    {mask = "document@0123", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?xi64>) -> ()
   return
 }
@@ -72,8 +73,8 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a: m
 // Rule: arrays are buffers.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op array0 must be a memref, got i32}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q, %i)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0>, mask = "document@0123", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q, array0 = %i)
+    {mask = "document@0123", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, i32) -> ()
   return
 }

@@ -6,8 +6,8 @@
 // Rule: encoded rows are those of pages.
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>, %x: memref<?x?xi32>) {
   // expected-error @below {{'kv.mla_attention' op indices needs a collection of pages, got a continuous one}}
-  "kv.mla_attention"(%c, %i, %q, %o, %s, %out, %x)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+  "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out, indices = %x)
+    {value_size = 512 : i64, mask = "null", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>) -> ()
   return
 }
@@ -18,8 +18,8 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi3
 // Rule: a list stands in the place of a mask.
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>, %x: memref<?x?xi32>) {
   // expected-error @below {{'kv.mla_attention' op indices says what a row sees: mask must be null, got "causal"}}
-  "kv.mla_attention"(%c, %i, %q, %o, %s, %out, %x)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64}
+  "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out, indices = %x)
+    {value_size = 512 : i64, mask = "causal", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>) -> ()
   return
 }
@@ -30,8 +30,8 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi3
 // Rule: a list is 32-bit integers.
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>, %x: memref<?x?xi64>) {
   // expected-error @below {{'kv.mla_attention' op indices must have element type i32, got i64}}
-  "kv.mla_attention"(%c, %i, %q, %o, %s, %out, %x)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+  "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out, indices = %x)
+    {value_size = 512 : i64, mask = "null", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi64>) -> ()
   return
 }
@@ -42,8 +42,9 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi3
 // Rule: lengths are those of lists.
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>) {
   // expected-error @below {{'kv.mla_attention' op topk_lengths needs indices}}
-  "kv.mla_attention"(%c, %i, %q, %o, %s, %out, %o)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+  "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out,
+      topk_lengths = %o)
+    {value_size = 512 : i64, mask = "null", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?xi32>) -> ()
   return
 }
@@ -54,8 +55,9 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi3
 // Rule: there is one length a list.
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>, %x: memref<?x?xi32>) {
   // expected-error @below {{'kv.mla_attention' op topk_lengths must be a memref of rank 1, got memref<?x?xi32>}}
-  "kv.mla_attention"(%c, %i, %q, %o, %s, %out, %x, %x)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+  "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out, indices = %x,
+      topk_lengths = %x)
+    {value_size = 512 : i64, mask = "null", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>, memref<?x?xi32>) -> ()
   return
 }
@@ -187,8 +189,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x1
 // Rule: scales that lie in rows leave columns for the query.
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>) {
   // expected-error @below {{'kv.mla_attention' op inline_scales needs rows of C 8-bit floats, at least 512, a scale for every 64 of them}}
-  "kv.mla_attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64, inline_scales = 64 : i64}
+  "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {value_size = 512 : i64, mask = "causal", span = 0 : i64, inline_scales = 64 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>) -> ()
   return
 }

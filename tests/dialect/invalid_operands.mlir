@@ -157,7 +157,7 @@ func.func @rule(%x: !x, %b: i32) {
 // Rule: an operand is read-only.
 func.func @rule(%x: !x, %b: i32, %v: f16) {
   // expected-error @below {{'kv.store' op operand must be of type !kv.cache, got !kv.operand<"dense", f16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>}}
-  "kv.store"(%x, %b, %b, %b, %b, %v) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0>, oob = "drop"} : (!x, i32, i32, i32, i32, f16) -> ()
+  "kv.store"(%x, %b, %b, %b, %b, %v) {oob = "drop"} : (!x, i32, i32, i32, i32, f16) -> ()
   return
 }
 
@@ -214,8 +214,8 @@ func.func private @rule(!kv.collection<"ragged", f16, 8 : i64, 128 : i64, false,
 // Rule: keys and values are of one type.
 func.func @rule(%k: !d, %v: !r, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.operand_attention' op keys and values must be operands of one type, got !kv.operand<"dense",}}
-  "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.operand_attention"(keys = %k, values = %v, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!d, !r, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -226,8 +226,8 @@ func.func @rule(%k: !d, %v: !r, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s:
 // Rule: scales are no keys.
 func.func @rule(%k: !s, %v: !s, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.operand_attention' op needs operands of keys and values, got one that shows a cache's scales}}
-  "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.operand_attention"(keys = %k, values = %v, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!s, !s, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -238,8 +238,8 @@ func.func @rule(%k: !s, %v: !s, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s:
 // Rule: latent keys have no values.
 func.func @rule(%k: !m, %v: !m, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.operand_attention' op needs a collection with values (is_mla = false)}}
-  "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.operand_attention"(keys = %k, values = %v, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!m, !m, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -250,8 +250,8 @@ func.func @rule(%k: !m, %v: !m, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s:
 // Rule: integers need scales.
 func.func @rule(%k: !i, %v: !i, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.operand_attention' op needs a float cache or one with scales, got element type i8}}
-  "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.operand_attention"(keys = %k, values = %v, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!i, !i, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -262,8 +262,8 @@ func.func @rule(%k: !i, %v: !i, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s:
 // Rule: a cache is not an operand.
 func.func @rule(%k: !c, %v: !c, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.operand_attention' op operand must be of type !kv.operand, got !kv.cache<}}
-  "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.operand_attention"(keys = %k, values = %v, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!c, !c, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -274,8 +274,8 @@ func.func @rule(%k: !c, %v: !c, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s:
 // Rule: query heads come in groups.
 func.func @rule(%k: !x, %v: !x, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.operand_attention' op query heads must be a multiple of the 3 KV heads, got 16}}
-  "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.operand_attention"(keys = %k, values = %v, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!x, !x, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -286,8 +286,8 @@ func.func @rule(%k: !x, %v: !x, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s:
 // Rule: a buffer says how many keys there are.
 func.func @rule(%k: !d, %v: !d, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.operand_attention' op kv_offsets needs operands of caches, got dense ones, which have all keys}}
-  "kv.operand_attention"(%k, %v, %q, %o, %s, %q, %o)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.operand_attention"(keys = %k, values = %v, query = %q, row_offsets = %o, scale = %s, out = %q, kv_offsets = %o)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!d, !d, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>, memref<?xi32>) -> ()
   return
 }
@@ -319,6 +319,6 @@ func.func @rule(%x: !x, %o: memref<?xi32>, %out: memref<?x128xf16>) {
 // Rule: likewise.
 func.func @rule(%x: !x, %c: !c) {
   // expected-error @below {{'kv.convert' op operand must be of type !kv.cache, got !kv.operand<}}
-  "kv.convert"(%x, %c) {operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>} : (!x, !c) -> ()
+  "kv.convert"(%x, %c) : (!x, !c) -> ()
   return
 }

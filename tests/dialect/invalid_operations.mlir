@@ -6,7 +6,7 @@
 // Rule: an append writes values too.
 func.func @rule(%c: !pool, %i: i32, %k: memref<?x8x128xbf16>, %o: memref<?xi32>) {
   // expected-error @below {{'kv.append' op takes a value operand for this collection (is_mla = false)}}
-  "kv.append"(%c, %i, %k, %o) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0>}
+  "kv.append"(collection = %c, layer = %i, key = %k, row_offsets = %o)
     : (!pool, i32, memref<?x8x128xbf16>, memref<?xi32>) -> ()
   return
 }
@@ -17,7 +17,7 @@ func.func @rule(%c: !pool, %i: i32, %k: memref<?x8x128xbf16>, %o: memref<?xi32>)
 // Rule: a latent append has no values.
 func.func @rule(%c: !latent, %i: i32, %k: memref<?x1x576xbf16>, %o: memref<?xi32>, %v: memref<?x1x576xbf16>) {
   // expected-error @below {{'kv.append' op takes no value operand for this collection (is_mla = true)}}
-  "kv.append"(%c, %i, %k, %o, %v) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>}
+  "kv.append"(collection = %c, layer = %i, key = %k, row_offsets = %o, value = %v)
     : (!latent, i32, memref<?x1x576xbf16>, memref<?xi32>, memref<?x1x576xbf16>) -> ()
   return
 }
@@ -28,7 +28,7 @@ func.func @rule(%c: !latent, %i: i32, %k: memref<?x1x576xbf16>, %o: memref<?xi32
 // Rule: new keys have the cache's heads.
 func.func @rule(%c: !pool, %i: i32, %k: memref<?x4x128xbf16>, %o: memref<?xi32>, %v: memref<?x8x128xbf16>) {
   // expected-error @below {{'kv.append' op key must have 8 in dimension 1, got 4}}
-  "kv.append"(%c, %i, %k, %o, %v) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>}
+  "kv.append"(collection = %c, layer = %i, key = %k, row_offsets = %o, value = %v)
     : (!pool, i32, memref<?x4x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>) -> ()
   return
 }
@@ -39,7 +39,7 @@ func.func @rule(%c: !pool, %i: i32, %k: memref<?x4x128xbf16>, %o: memref<?xi32>,
 // Rule: new values have the head size.
 func.func @rule(%c: !pool, %i: i32, %k: memref<?x8x128xbf16>, %o: memref<?xi32>, %v: memref<?x8x64xbf16>) {
   // expected-error @below {{'kv.append' op value must have 128 in dimension 2, got 64}}
-  "kv.append"(%c, %i, %k, %o, %v) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>}
+  "kv.append"(collection = %c, layer = %i, key = %k, row_offsets = %o, value = %v)
     : (!pool, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x64xbf16>) -> ()
   return
 }
@@ -50,7 +50,7 @@ func.func @rule(%c: !pool, %i: i32, %k: memref<?x8x128xbf16>, %o: memref<?xi32>,
 // Rule: new keys have the storage type.
 func.func @rule(%c: !pool, %i: i32, %k: memref<?x8x128xf32>, %o: memref<?xi32>, %v: memref<?x8x128xbf16>) {
   // expected-error @below {{'kv.append' op key must have element type bf16, got f32}}
-  "kv.append"(%c, %i, %k, %o, %v) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>}
+  "kv.append"(collection = %c, layer = %i, key = %k, row_offsets = %o, value = %v)
     : (!pool, i32, memref<?x8x128xf32>, memref<?xi32>, memref<?x8x128xbf16>) -> ()
   return
 }
@@ -61,7 +61,7 @@ func.func @rule(%c: !pool, %i: i32, %k: memref<?x8x128xf32>, %o: memref<?xi32>, 
 // Rule: an append that quantizes takes floats.
 func.func @rule(%c: !fp8_pool, %i: i32, %k: memref<?x8x128xf8E4M3FN>, %o: memref<?xi32>, %v: memref<?x8x128xbf16>) {
   // expected-error @below {{'kv.append' op key must have element type f32 or f16 or bf16, got f8E4M3FN}}
-  "kv.append"(%c, %i, %k, %o, %v) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>}
+  "kv.append"(collection = %c, layer = %i, key = %k, row_offsets = %o, value = %v)
     : (!fp8_pool, i32, memref<?x8x128xf8E4M3FN>, memref<?xi32>, memref<?x8x128xbf16>) -> ()
   return
 }
@@ -72,7 +72,7 @@ func.func @rule(%c: !fp8_pool, %i: i32, %k: memref<?x8x128xf8E4M3FN>, %o: memref
 // Rule: new keys have three dimensions.
 func.func @rule(%c: !pool, %i: i32, %k: memref<?x1024xbf16>, %o: memref<?xi32>, %v: memref<?x8x128xbf16>) {
   // expected-error @below {{'kv.append' op key must be a memref of rank 3, got memref<?x1024xbf16>}}
-  "kv.append"(%c, %i, %k, %o, %v) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>}
+  "kv.append"(collection = %c, layer = %i, key = %k, row_offsets = %o, value = %v)
     : (!pool, i32, memref<?x1024xbf16>, memref<?xi32>, memref<?x8x128xbf16>) -> ()
   return
 }
@@ -83,7 +83,7 @@ func.func @rule(%c: !pool, %i: i32, %k: memref<?x1024xbf16>, %o: memref<?xi32>, 
 // Rule: new keys have a known rank.
 func.func @rule(%c: !pool, %i: i32, %k: memref<*xbf16>, %o: memref<?xi32>, %v: memref<?x8x128xbf16>) {
   // expected-error @below {{'kv.append' op key must be a memref of rank 3, got memref<*xbf16>}}
-  "kv.append"(%c, %i, %k, %o, %v) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>}
+  "kv.append"(collection = %c, layer = %i, key = %k, row_offsets = %o, value = %v)
     : (!pool, i32, memref<*xbf16>, memref<?xi32>, memref<?x8x128xbf16>) -> ()
   return
 }
@@ -94,7 +94,7 @@ func.func @rule(%c: !pool, %i: i32, %k: memref<*xbf16>, %o: memref<?xi32>, %v: m
 // Rule: offsets are 32-bit.
 func.func @rule(%c: !pool, %i: i32, %k: memref<?x8x128xbf16>, %o: memref<?xi64>, %v: memref<?x8x128xbf16>) {
   // expected-error @below {{'kv.append' op row_offsets must have element type i32, got i64}}
-  "kv.append"(%c, %i, %k, %o, %v) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>}
+  "kv.append"(collection = %c, layer = %i, key = %k, row_offsets = %o, value = %v)
     : (!pool, i32, memref<?x8x128xbf16>, memref<?xi64>, memref<?x8x128xbf16>) -> ()
   return
 }
@@ -105,7 +105,7 @@ func.func @rule(%c: !pool, %i: i32, %k: memref<?x8x128xbf16>, %o: memref<?xi64>,
 // Rule: offsets have one dimension.
 func.func @rule(%c: !pool, %i: i32, %k: memref<?x8x128xbf16>, %o: memref<?x?xi32>, %v: memref<?x8x128xbf16>) {
   // expected-error @below {{'kv.append' op row_offsets must be a memref of rank 1, got memref<?x?xi32>}}
-  "kv.append"(%c, %i, %k, %o, %v) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>}
+  "kv.append"(collection = %c, layer = %i, key = %k, row_offsets = %o, value = %v)
     : (!pool, i32, memref<?x8x128xbf16>, memref<?x?xi32>, memref<?x8x128xbf16>) -> ()
   return
 }
@@ -116,7 +116,7 @@ func.func @rule(%c: !pool, %i: i32, %k: memref<?x8x128xbf16>, %o: memref<?x?xi32
 // Rule: given scales need a quantized cache.
 func.func @rule(%c: !pool, %i: i32, %k: memref<?x8x128xbf16>, %o: memref<?xi32>, %v: memref<?x8x128xbf16>, %s: memref<?x8x4xf32>) {
   // expected-error @below {{'kv.append' op needs a quantized cache (one with a scale type), got one without scales}}
-  "kv.append"(%c, %i, %k, %o, %v, %s) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0>}
+  "kv.append"(collection = %c, layer = %i, key = %k, row_offsets = %o, value = %v, key_scale = %s)
     : (!pool, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>, memref<?x8x4xf32>) -> ()
   return
 }
@@ -127,7 +127,7 @@ func.func @rule(%c: !pool, %i: i32, %k: memref<?x8x128xbf16>, %o: memref<?xi32>,
 // Rule: given scales are one a granule.
 func.func @rule(%c: !fp8_pool, %i: i32, %k: memref<?x8x128xbf16>, %o: memref<?xi32>, %v: memref<?x8x128xbf16>, %s: memref<?x8x8xf32>) {
   // expected-error @below {{'kv.append' op key_scale must have 4 in dimension 2, got 8}}
-  "kv.append"(%c, %i, %k, %o, %v, %s) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0>}
+  "kv.append"(collection = %c, layer = %i, key = %k, row_offsets = %o, value = %v, key_scale = %s)
     : (!fp8_pool, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>, memref<?x8x8xf32>) -> ()
   return
 }
@@ -138,8 +138,9 @@ func.func @rule(%c: !fp8_pool, %i: i32, %k: memref<?x8x128xbf16>, %o: memref<?xi
 // Rule: rotations turn pairs.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %k: memref<?x8x128xbf16>, %o: memref<?xi32>, %f: memref<?x63xf32>) {
   // expected-error @below {{'kv.rope_append' op freqs must have an even R of at most 128 in dimension 1, got 63}}
-  "kv.rope_append"(%c, %i, %q, %k, %k, %o, %f, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>, interleaved = true, eps = 1.0e-6 : f32}
+  "kv.rope_append"(collection = %c, layer = %i, query = %q, key = %k, value = %k, row_offsets = %o, freqs = %f,
+      query_out = %q)
+    {interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?x8x128xbf16>, memref<?x8x128xbf16>, memref<?xi32>, memref<?x63xf32>, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -150,8 +151,9 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %k: memref<?x8x12
 // Rule: rotations stay in the head.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %k: memref<?x8x128xbf16>, %o: memref<?xi32>, %f: memref<?x256xf32>) {
   // expected-error @below {{'kv.rope_append' op freqs must have an even R of at most 128 in dimension 1, got 256}}
-  "kv.rope_append"(%c, %i, %q, %k, %k, %o, %f, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>, interleaved = true, eps = 1.0e-6 : f32}
+  "kv.rope_append"(collection = %c, layer = %i, query = %q, key = %k, value = %k, row_offsets = %o, freqs = %f,
+      query_out = %q)
+    {interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?x8x128xbf16>, memref<?x8x128xbf16>, memref<?xi32>, memref<?x256xf32>, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -162,8 +164,9 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %k: memref<?x8x12
 // Rule: the rotated extent is static.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %k: memref<?x8x128xbf16>, %o: memref<?xi32>, %f: memref<?x?xf32>) {
   // expected-error @below {{'kv.rope_append' op freqs must have a static extent R in dimension 1, got a dynamic one}}
-  "kv.rope_append"(%c, %i, %q, %k, %k, %o, %f, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>, interleaved = true, eps = 1.0e-6 : f32}
+  "kv.rope_append"(collection = %c, layer = %i, query = %q, key = %k, value = %k, row_offsets = %o, freqs = %f,
+      query_out = %q)
+    {interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?x8x128xbf16>, memref<?x8x128xbf16>, memref<?xi32>, memref<?x?xf32>, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -174,8 +177,9 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %k: memref<?x8x12
 // Rule: frequencies are f32.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %k: memref<?x8x128xbf16>, %o: memref<?xi32>, %f: memref<?x128xbf16>) {
   // expected-error @below {{'kv.rope_append' op freqs must have element type f32, got bf16}}
-  "kv.rope_append"(%c, %i, %q, %k, %k, %o, %f, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>, interleaved = true, eps = 1.0e-6 : f32}
+  "kv.rope_append"(collection = %c, layer = %i, query = %q, key = %k, value = %k, row_offsets = %o, freqs = %f,
+      query_out = %q)
+    {interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?x8x128xbf16>, memref<?x8x128xbf16>, memref<?xi32>, memref<?x128xbf16>, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -186,8 +190,9 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %k: memref<?x8x12
 // Rule: queries are normed with keys or not at all.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %k: memref<?x8x128xbf16>, %o: memref<?xi32>, %f: memref<?x128xf32>, %g: memref<128xf32>) {
   // expected-error @below {{'kv.rope_append' op takes q_gamma and k_gamma together or neither}}
-  "kv.rope_append"(%c, %i, %q, %k, %k, %o, %f, %q, %g)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 0>, interleaved = true, eps = 1.0e-6 : f32}
+  "kv.rope_append"(collection = %c, layer = %i, query = %q, key = %k, value = %k, row_offsets = %o, freqs = %f,
+      query_out = %q, q_gamma = %g)
+    {interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?x8x128xbf16>, memref<?x8x128xbf16>, memref<?xi32>, memref<?x128xf32>, memref<?x32x128xbf16>, memref<128xf32>) -> ()
   return
 }
@@ -198,8 +203,9 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %k: memref<?x8x12
 // Rule: queries have the head size.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x64xbf16>, %k: memref<?x8x128xbf16>, %o: memref<?xi32>, %f: memref<?x128xf32>) {
   // expected-error @below {{'kv.rope_append' op query must have 128 in dimension 2, got 64}}
-  "kv.rope_append"(%c, %i, %q, %k, %k, %o, %f, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>, interleaved = true, eps = 1.0e-6 : f32}
+  "kv.rope_append"(collection = %c, layer = %i, query = %q, key = %k, value = %k, row_offsets = %o, freqs = %f,
+      query_out = %q)
+    {interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x32x64xbf16>, memref<?x8x128xbf16>, memref<?x8x128xbf16>, memref<?xi32>, memref<?x128xf32>, memref<?x32x64xbf16>) -> ()
   return
 }
@@ -210,8 +216,9 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x64xbf16>, %k: memref<?x8x128
 // Rule: an MLA collection is not roped by rope_append.
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x32x128xbf16>, %k: memref<?x8x128xbf16>, %o: memref<?xi32>, %f: memref<?x128xf32>) {
   // expected-error @below {{'kv.rope_append' op needs a collection with values (is_mla = false)}}
-  "kv.rope_append"(%c, %i, %q, %k, %k, %o, %f, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>, interleaved = true, eps = 1.0e-6 : f32}
+  "kv.rope_append"(collection = %c, layer = %i, query = %q, key = %k, value = %k, row_offsets = %o, freqs = %f,
+      query_out = %q)
+    {interleaved = true, eps = 1.0e-6 : f32}
     : (!latent, i32, memref<?x32x128xbf16>, memref<?x8x128xbf16>, memref<?x8x128xbf16>, memref<?xi32>, memref<?x128xf32>, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -337,7 +344,7 @@ func.func @rule(%c: !pool, %t: memref<?x?xi32>, %o: memref<?xi32>) {
 // Rule: convert keeps heads and head size.
 func.func @rule(%c: !cache, %d: !h96) {
   // expected-error @below {{'kv.convert' op source and destination must have the same heads and head size, got 8 x 128 and 8 x 96}}
-  "kv.convert"(%c, %d) {operandSegmentSizes = array<i32: 1, 1, 0, 0, 0>} : (!cache, !h96) -> ()
+  "kv.convert"(%c, %d) : (!cache, !h96) -> ()
   return
 }
 
@@ -385,8 +392,8 @@ func.func @rule(%o: memref<?xi32>, %x: memref<?xi64>) {
 // Rule: a batch-invariant schedule cuts sequences by their own length.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %out: memref<?x16x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op has a schedule whose batch_invariant needs fixed splits of at least one token, got split = 0}}
-  "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split = 0 : i64}}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split = 0 : i64}}
     : (!pool, i32, memref<?x16x128xbf16>, memref<?xi32>, f32, memref<?x16x128xbf16>) -> ()
   return
 }
@@ -397,8 +404,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %out: memref<?x16
 // Rule: whether a schedule is batch-invariant is a bool.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %out: memref<?x16x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op has a schedule whose batch_invariant must be true or false, got 2}}
-  "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = 2 : i64}}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = 2 : i64}}
     : (!pool, i32, memref<?x16x128xbf16>, memref<?xi32>, f32, memref<?x16x128xbf16>) -> ()
   return
 }
@@ -409,8 +416,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %out: memref<?x16
 // Rule: query heads share KV heads evenly.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x12x128xbf16>, %out: memref<?x12x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op query heads must be a multiple of the 8 KV heads, got 12}}
-  "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x12x128xbf16>, memref<?xi32>, f32, memref<?x12x128xbf16>) -> ()
   return
 }
@@ -421,8 +428,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x12x128xbf16>, %out: memref<?x12
 // Rule: query heads are static.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x128xbf16>, %out: memref<?x?x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op query must have a static number of heads in dimension 1, got a dynamic one}}
-  "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x?x128xbf16>, memref<?xi32>, f32, memref<?x?x128xbf16>) -> ()
   return
 }
@@ -433,8 +440,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x128xbf16>, %out: memref<?x?x1
 // Rule: the query has the cache's type.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xf32>, %out: memref<?x32x128xf32>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op query must have element type bf16, got f32}}
-  "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xf32>, memref<?xi32>, f32, memref<?x32x128xf32>) -> ()
   return
 }
@@ -445,8 +452,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xf32>, %out: memref<?x32x
 // Rule: the output has the query's heads.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x16x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op out must have 32 in dimension 1, got 16}}
-  "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x16x128xbf16>) -> ()
   return
 }
@@ -457,8 +464,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x16
 // Rule: integers attend through scales.
 func.func @rule(%c: !int, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op needs a float cache or one with scales, got element type i8}}
-  "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!int, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -469,8 +476,8 @@ func.func @rule(%c: !int, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x
 // Rule: attention over latent rows is another op.
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op needs a collection with values (is_mla = false)}}
-  "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!latent, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -481,8 +488,8 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x
 // Rule: masks have names.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op mask must be one of causal, null, sliding_window, chunked, chunked_causal, got "prefix"}}
-  "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "prefix", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {mask = "prefix", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -493,8 +500,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32
 // Rule: a window has a width.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x128xbf16>, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op span (the window or chunk) must be positive for mask sliding_window, got 0 : i64}}
-  "kv.attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "sliding_window", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {mask = "sliding_window", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -505,8 +512,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32
 // Rule: ALiBi slopes are one a query head.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x128xbf16>, %o: memref<?xi32>, %s: f32, %n: memref<8xf32>) {
   // expected-error @below {{'kv.attention' op alibi_slopes must have 32 in dimension 0, got 8}}
-  "kv.attention"(%c, %i, %q, %o, %s, %out, %n)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out, alibi_slopes = %n)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>, memref<8xf32>) -> ()
   return
 }
@@ -517,8 +524,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32
 // Rule: sinks are one a query head.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32x128xbf16>, %o: memref<?xi32>, %s: f32, %n: memref<8xf32>) {
   // expected-error @below {{'kv.attention' op sinks must have 32 in dimension 0, got 8}}
-  "kv.attention"(%c, %i, %q, %o, %s, %out, %n)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out, sinks = %n)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>, memref<8xf32>) -> ()
   return
 }
@@ -529,8 +536,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %out: memref<?x32
 // Rule: mla_attention needs latent rows.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>) {
   // expected-error @below {{'kv.mla_attention' op needs an MLA collection (is_mla = true)}}
-  "kv.mla_attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64}
+  "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {value_size = 512 : i64, mask = "causal", span = 0 : i64}
     : (!pool, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>) -> ()
   return
 }
@@ -541,8 +548,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>
 // Rule: latent values are part of the row.
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>) {
   // expected-error @below {{'kv.mla_attention' op value_size must be in [1, 576], got 640 : i64}}
-  "kv.mla_attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, value_size = 640 : i64, mask = "causal", span = 0 : i64}
+  "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {value_size = 640 : i64, mask = "causal", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>) -> ()
   return
 }
@@ -553,8 +560,8 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi3
 // Rule: the output has the value size.
 func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x576xbf16>) {
   // expected-error @below {{'kv.mla_attention' op out must have 512 in dimension 2, got 576}}
-  "kv.mla_attention"(%c, %i, %q, %o, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64}
+  "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {value_size = 512 : i64, mask = "causal", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x576xbf16>) -> ()
   return
 }

@@ -5,8 +5,8 @@
 // Rule: a padded batch has a dimension of sequences and one of tokens.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %v: memref<?xi32>, %s: f32, %out: !rows) {
   // expected-error @below {{'kv.attention_padded' op query must be a memref of rank 4, got memref<?x32x128xbf16>}}
-  "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention_padded"(collection = %c, layer = %i, query = %q, valid_lengths = %v, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, !rows) -> ()
   return
 }
@@ -18,8 +18,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %v: memref<?xi32>
 // Rule: the output is padded like the query.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out: memref<?x32x128xbf16>) {
   // expected-error @below {{'kv.attention_padded' op out must be a memref of rank 4, got memref<?x32x128xbf16>}}
-  "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention_padded"(collection = %c, layer = %i, query = %q, valid_lengths = %v, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -31,8 +31,8 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out:
 // Rule: rows have the head size.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x32x64xbf16>, %v: memref<?xi32>, %s: f32, %out: !rows) {
   // expected-error @below {{'kv.attention_padded' op query must have 128 in dimension 3, got 64}}
-  "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention_padded"(collection = %c, layer = %i, query = %q, valid_lengths = %v, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x?x32x64xbf16>, memref<?xi32>, f32, !rows) -> ()
   return
 }
@@ -44,8 +44,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x32x64xbf16>, %v: memref<?xi32
 // Rule: code is made for a number of heads.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x?x128xbf16>, %v: memref<?xi32>, %s: f32, %out: !rows) {
   // expected-error @below {{'kv.attention_padded' op query must have a static number of heads in dimension 2, got a dynamic one}}
-  "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention_padded"(collection = %c, layer = %i, query = %q, valid_lengths = %v, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x?x?x128xbf16>, memref<?xi32>, f32, !rows) -> ()
   return
 }
@@ -57,8 +57,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x?x128xbf16>, %v: memref<?xi32
 // Rule: query heads share KV heads evenly.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x12x128xbf16>, %v: memref<?xi32>, %s: f32, %out: !rows) {
   // expected-error @below {{'kv.attention_padded' op query heads must be a multiple of the 8 KV heads, got 12}}
-  "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention_padded"(collection = %c, layer = %i, query = %q, valid_lengths = %v, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x?x12x128xbf16>, memref<?xi32>, f32, !rows) -> ()
   return
 }
@@ -70,8 +70,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x?x12x128xbf16>, %v: memref<?xi3
 // Rule: the output has the query's heads.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out: memref<?x?x16x128xbf16>) {
   // expected-error @below {{'kv.attention_padded' op out must have 32 in dimension 2, got 16}}
-  "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention_padded"(collection = %c, layer = %i, query = %q, valid_lengths = %v, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, memref<?x?x16x128xbf16>) -> ()
   return
 }
@@ -83,8 +83,8 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out:
 // Rule: lengths are a number a sequence.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?x?xi32>, %s: f32, %out: !rows) {
   // expected-error @below {{'kv.attention_padded' op valid_lengths must be a memref of rank 1, got memref<?x?xi32>}}
-  "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention_padded"(collection = %c, layer = %i, query = %q, valid_lengths = %v, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?x?xi32>, f32, !rows) -> ()
   return
 }
@@ -96,8 +96,8 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?x?xi32>, %s: f32, %ou
 // Rule: the log-sum-exp is padded too.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out: !rows, %l: memref<?x32xf32>) {
   // expected-error @below {{'kv.attention_padded' op lse must be a memref of rank 3, got memref<?x32xf32>}}
-  "kv.attention_padded"(%c, %i, %q, %v, %s, %out, %l)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention_padded"(collection = %c, layer = %i, query = %q, valid_lengths = %v, scale = %s, out = %out, lse = %l)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x32xf32>) -> ()
   return
 }
@@ -109,8 +109,8 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out:
 // Rule: latent rows have an operation of their own.
 func.func @rule(%c: !kv.collection<"paged", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out: !rows) {
   // expected-error @below {{'kv.attention_padded' op needs a collection with values (is_mla = false)}}
-  "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention_padded"(collection = %c, layer = %i, query = %q, valid_lengths = %v, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!kv.collection<"paged", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>, i32, !rows, memref<?xi32>, f32, !rows) -> ()
   return
 }
@@ -122,8 +122,8 @@ func.func @rule(%c: !kv.collection<"paged", bf16, 1 : i64, 128 : i64, true, 16 :
 // Rule: a batch-invariant schedule cuts sequences by their own length.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %v: memref<?xi32>, %s: f32, %out: !rows) {
   // expected-error @below {{'kv.attention_padded' op has a schedule whose batch_invariant needs fixed splits of at least one token, got split = 0}}
-  "kv.attention_padded"(%c, %i, %q, %v, %s, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split = 0 : i64}}
+  "kv.attention_padded"(collection = %c, layer = %i, query = %q, valid_lengths = %v, scale = %s, out = %out)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split = 0 : i64}}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows) -> ()
   return
 }

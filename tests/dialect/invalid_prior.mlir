@@ -7,8 +7,8 @@
 // Rule: a result is values and their log-sum-exps.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a0: memref<?x32x128xf32>) {
   // expected-error @below {{'kv.attention' op prior and prior_lse must both be given or neither, got one}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q, %a0)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q, prior = %a0)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x32x128xf32>) -> ()
   return
 }
@@ -20,8 +20,9 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a0: 
 // Rule: it is not rounded.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a0: !rows, %a1: memref<?x32xf32>) {
   // expected-error @below {{'kv.attention' op prior must have element type f32, got bf16}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q, %a0, %a1)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q, prior = %a0,
+      prior_lse = %a1)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, !rows, memref<?x32xf32>) -> ()
   return
 }
@@ -33,8 +34,9 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a0: 
 // Rule: it has the rows of the query.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a0: memref<?x16x128xf32>, %a1: memref<?x32xf32>) {
   // expected-error @below {{'kv.attention' op prior must have 32 in dimension 1}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q, %a0, %a1)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q, prior = %a0,
+      prior_lse = %a1)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x16x128xf32>, memref<?x32xf32>) -> ()
   return
 }
@@ -46,8 +48,9 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a0: 
 // Rule: its log-sum-exps have one row a head.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a0: memref<?x32x128xf32>, %a1: memref<?x16xf32>) {
   // expected-error @below {{'kv.attention' op prior_lse must have 32 in dimension 1}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q, %a0, %a1)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q, prior = %a0,
+      prior_lse = %a1)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x32x128xf32>, memref<?x16xf32>) -> ()
   return
 }
@@ -59,8 +62,8 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a0: 
 // Rule: the output has the type of the query, or f32.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %a0: memref<?x32x128xf16>) {
   // expected-error @below {{'kv.attention' op out must have element type bf16 or f32, got f16}}
-  "kv.attention"(%c, %i, %q, %o, %s, %a0)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %a0)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, memref<?x32x128xf16>) -> ()
   return
 }

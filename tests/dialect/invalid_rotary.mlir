@@ -72,8 +72,8 @@ func.func @rule(%c: !int_pool, %i: i32, %q: memref<?x?x32x128xbf16>, %o: memref<
 // Rule: normed queries have the head size.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x64xbf16>, %o: memref<?xi32>, %g: memref<128xf32>) {
   // expected-error @below {{'kv.qk_norm' op query must have 128 in dimension 2, got 64}}
-  "kv.qk_norm"(%c, %i, %q, %o, %q, %g, %g)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, interleaved = true, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
+  "kv.qk_norm"(collection = %c, layer = %i, query = %q, row_offsets = %o, query_out = %q, q_gamma = %g, k_gamma = %g)
+    {interleaved = true, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
     : (!pool, i32, memref<?x32x64xbf16>, memref<?xi32>, memref<?x32x64xbf16>, memref<128xf32>, memref<128xf32>) -> ()
   return
 }
@@ -84,8 +84,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x64xbf16>, %o: memref<?xi32>,
 // Rule: gammas have the head size.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %o: memref<?xi32>, %g: memref<64xf32>) {
   // expected-error @below {{'kv.qk_norm' op q_gamma must have 128 in dimension 0, got 64}}
-  "kv.qk_norm"(%c, %i, %q, %o, %q, %g, %g)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, interleaved = true, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
+  "kv.qk_norm"(collection = %c, layer = %i, query = %q, row_offsets = %o, query_out = %q, q_gamma = %g, k_gamma = %g)
+    {interleaved = true, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<64xf32>, memref<64xf32>) -> ()
   return
 }
@@ -96,8 +96,8 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %o: memref<?xi32>
 // Rule: a quantized cache is not normed in place.
 func.func @rule(%c: !fp8_pool, %i: i32, %q: memref<?x32x128xbf16>, %o: memref<?xi32>, %g: memref<128xf32>) {
   // expected-error @below {{'kv.qk_norm' op needs a cache without scales: rotate before quantizing with kv.rope_append}}
-  "kv.qk_norm"(%c, %i, %q, %o, %q, %g, %g)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, interleaved = true, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
+  "kv.qk_norm"(collection = %c, layer = %i, query = %q, row_offsets = %o, query_out = %q, q_gamma = %g, k_gamma = %g)
+    {interleaved = true, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
     : (!fp8_pool, i32, memref<?x32x128xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<128xf32>, memref<128xf32>) -> ()
   return
 }
@@ -108,8 +108,9 @@ func.func @rule(%c: !fp8_pool, %i: i32, %q: memref<?x32x128xbf16>, %o: memref<?x
 // Rule: index heads are whole or not there.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %o: memref<?xi32>, %g: memref<128xf32>) {
   // expected-error @below {{'kv.qk_norm' op takes index_collection, index_query, index_query_out, index_q_gamma, index_k_gamma together or none of them}}
-  "kv.qk_norm"(%c, %i, %q, %o, %q, %g, %g, %c)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0>, interleaved = true, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
+  "kv.qk_norm"(collection = %c, layer = %i, query = %q, row_offsets = %o, query_out = %q, q_gamma = %g, k_gamma = %g,
+      index_collection = %c)
+    {interleaved = true, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<128xf32>, memref<128xf32>, !pool) -> ()
   return
 }
@@ -121,8 +122,9 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %o: memref<?xi32>
 // Rule: index heads have the size of the heads.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %o: memref<?xi32>, %g: memref<128xf32>, %x: !index, %iq: memref<?x4x64xf16>, %ig: memref<64xf32>) {
   // expected-error @below {{'kv.qk_norm' op index_collection must have the collection's head size 128, got 64}}
-  "kv.qk_norm"(%c, %i, %q, %o, %q, %g, %g, %x, %iq, %iq, %ig, %ig)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1>, interleaved = true, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
+  "kv.qk_norm"(collection = %c, layer = %i, query = %q, row_offsets = %o, query_out = %q, q_gamma = %g, k_gamma = %g,
+      index_collection = %x, index_query = %iq, index_query_out = %iq, index_q_gamma = %ig, index_k_gamma = %ig)
+    {interleaved = true, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<128xf32>, memref<128xf32>, !index, memref<?x4x64xf16>, memref<?x4x64xf16>, memref<64xf32>, memref<64xf32>) -> ()
   return
 }

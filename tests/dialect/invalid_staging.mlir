@@ -66,7 +66,7 @@ func.func @rule() {
 func.func @rule(%c: !pool, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op operand must be of type !kv.cache or !kv.operand, got !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !pool, i32, i32, i32, i32, !map) -> ()
+  "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i, descriptor = %d) {first_column = 0 : i64} : (!kv.stages, i32, !pool, i32, i32, i32, i32, !map) -> ()
   return
 }
 
@@ -79,7 +79,7 @@ func.func @rule(%c: !pool, %i: i32, %d: !map) {
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op columns must lie in the head's 128, rounded up to whole 16, got 128 from 8 : i64 on}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 8 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+  "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i, descriptor = %d) {first_column = 8 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
   return
 }
 
@@ -92,7 +92,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op needs a descriptor for a buffer that is filled by tma, and for no other, got tma}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
+  "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
   return
 }
 
@@ -105,7 +105,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "cp_async", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op needs a descriptor for a buffer that is filled by tma, and for no other, got cp_async}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+  "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i, descriptor = %d) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
   return
 }
 
@@ -118,7 +118,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "convert", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op takes pages for a buffer that is filled by tma or cp_async, got convert}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
+  "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i, pages = %i) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
   return
 }
 
@@ -131,7 +131,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 func.func @rule(%c: !fp8, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op a descriptor copies elements as they are stored, f8E4M3FN without scales, got tensor<64x128xbf16, "shared">}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32, !map) -> ()
+  "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i, descriptor = %d) {first_column = 0 : i64} : (!kv.stages, i32, !fp8, i32, i32, i32, i32, !map) -> ()
   return
 }
 
@@ -142,7 +142,7 @@ func.func @rule(%c: !fp8, %i: i32, %d: !map) {
 // Rule: the buffer of a copy is in sight.
 func.func @rule(%c: !cache, %i: i32, %d: !map, %b: !kv.stages) {
   // expected-error @below {{'kv.copy_start' op must name a buffer by the kv.make_stages that makes it: passes look at it there}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+  "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i, descriptor = %d) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
   return
 }
 
@@ -280,7 +280,7 @@ func.func @rule(%x: tensor<64x64xbf16, "wgmma">) {
 // Rule: rows of a buffer have as many indices as its dimensions before the last.
 func.func @rule(%x: !acc, %b: memref<?x?x64xf32>, %m: i1, %i: i32) {
   // expected-error @below {{'kv.tile_store_direct' op the buffer must be}}
-  "kv.tile_store_direct"(%x, %b, %m, %m, %i, %i) {operandSegmentSizes = array<i32: 1, 1, 2, 2>} : (!acc, memref<?x?x64xf32>, i1, i1, i32, i32) -> ()
+  "kv.tile_store_direct"(source = %x, buffer = %b, masks = [%m, %m], indices = [%i, %i]) : (!acc, memref<?x?x64xf32>, i1, i1, i32, i32) -> ()
   return
 }
 
@@ -575,7 +575,7 @@ func.func @rule() {
 func.func @rule(%i: i32, %c: !cache) {
   %b = "kv.make_stages"() {buffer_name = "values", copy = "transposed", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op needs begin for a buffer that is filled by transposed, and for no other, got transposed}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
+  "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
   return
 }
 

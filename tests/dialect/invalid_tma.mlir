@@ -441,7 +441,7 @@ gpu.module @kernels {
 // Rule: a box takes the coordinates of its descriptor.
 func.func @rule(%m: !pages, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.ptr<1>) {
   // expected-error @below {{'kv.tma_load_box' op takes the coordinates page, slot, head, column of a tiled descriptor of rank 4, got 3}}
-  "kv.tma_load_box"(%m, %p, %p, %i, %i, %i) {cta_group = 1 : i64, multicast = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 0, 3>} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i32, i32, i32) -> ()
+  "kv.tma_load_box"(map = %m, destination = %p, barrier = %p, coordinates = [%i, %i, %i]) {cta_group = 1 : i64, multicast = 0 : i64} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i32, i32, i32) -> ()
   return
 }
 
@@ -451,7 +451,7 @@ func.func @rule(%m: !pages, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.ptr<1>) {
 // Rule: a box goes to shared memory.
 func.func @rule(%m: !pages, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.ptr<1>) {
   // expected-error @below {{'kv.tma_load_box' op tile and barrier must be in shared memory (!llvm.ptr<3>), got !llvm.ptr<1>}}
-  "kv.tma_load_box"(%m, %q, %p, %i, %i, %i, %i) {cta_group = 1 : i64, multicast = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 0, 4>} : (!pages, !llvm.ptr<1>, !llvm.ptr<3>, i32, i32, i32, i32) -> ()
+  "kv.tma_load_box"(map = %m, destination = %q, barrier = %p, coordinates = [%i, %i, %i, %i]) {cta_group = 1 : i64, multicast = 0 : i64} : (!pages, !llvm.ptr<1>, !llvm.ptr<3>, i32, i32, i32, i32) -> ()
   return
 }
 
@@ -461,6 +461,6 @@ func.func @rule(%m: !pages, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.ptr<1>) {
 // Rule: a box is of one block, or of a pair.
 func.func @rule(%m: !pages, %i: i32, %p: !llvm.ptr<3>, %q: !llvm.ptr<1>) {
   // expected-error @below {{'kv.tma_load_box' op cta_group must be 1 or 2, got 0 : i64}}
-  "kv.tma_load_box"(%m, %p, %p, %i, %i, %i, %i) {cta_group = 0 : i64, multicast = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 0, 4>} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i32, i32, i32, i32) -> ()
+  "kv.tma_load_box"(map = %m, destination = %p, barrier = %p, coordinates = [%i, %i, %i, %i]) {cta_group = 0 : i64, multicast = 0 : i64} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i32, i32, i32, i32) -> ()
   return
 }

@@ -1,5 +1,5 @@
-// RUN: kv-opt %s --verify-roundtrip | FileCheck %s
-// RUN: kv-opt %s --mlir-print-op-generic | kv-opt | FileCheck %s
+// RUN: kv-opt %s --verify-roundtrip --named-operands | FileCheck %s
+// RUN: kv-opt %s --mlir-print-op-generic | kv-opt --named-operands | FileCheck %s
 
 // Attention over latent rows: every op and every optional operand that ops.mlir does not have.
 
@@ -10,17 +10,20 @@
 func.func @sparse(%pool: !latent, %bytes: !bytes, %layer: i32, %q: memref<?x16x576xbf16>, %out: memref<?x16x512xbf16>,
                   %i32s: memref<?xi32>, %rows: memref<?x?xi32>, %scale: f32, %unrounded: memref<?x16x512xf32>,
                   %sinks: memref<16xf32>, %lse: memref<?x16xf32>) {
-  // CHECK: "kv.mla_attention"({{.*}}operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0>{{.*}}memref<?x?xi32>) -> ()
-  "kv.mla_attention"(%pool, %layer, %q, %i32s, %scale, %out, %rows)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+  // CHECK: "kv.mla_attention"({{.*}}, indices = %{{[^ ]+}}) {{{.*}}memref<?x?xi32>) -> ()
+  "kv.mla_attention"(collection = %pool, layer = %layer, query = %q, row_offsets = %i32s, scale = %scale, out = %out,
+      indices = %rows)
+    {value_size = 512 : i64, mask = "null", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>) -> ()
-  // CHECK: "kv.mla_attention"({{.*}}operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>{{.*}}memref<?x?xi32>, memref<?xi32>) -> ()
-  "kv.mla_attention"(%bytes, %layer, %q, %i32s, %scale, %out, %rows, %i32s)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+  // CHECK: "kv.mla_attention"({{.*}}, indices = %{{.+}}, topk_lengths = %{{[^ ]+}}) {{{.*}}memref<?x?xi32>, memref<?xi32>) -> ()
+  "kv.mla_attention"(collection = %bytes, layer = %layer, query = %q, row_offsets = %i32s, scale = %scale,
+      out = %out, indices = %rows, topk_lengths = %i32s)
+    {value_size = 512 : i64, mask = "null", span = 0 : i64}
     : (!bytes, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>, memref<?xi32>) -> ()
   // CHECK: "kv.mla_attention"({{.*}}memref<16xf32>, memref<?x16xf32>, memref<?x16x512xf32>, memref<?x16xf32>) -> ()
-  "kv.mla_attention"(%pool, %layer, %q, %i32s, %scale, %unrounded, %sinks, %lse, %unrounded, %lse)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1>, value_size = 512 : i64, mask = "causal", span = 0 : i64}
+  "kv.mla_attention"(collection = %pool, layer = %layer, query = %q, row_offsets = %i32s, scale = %scale,
+      out = %unrounded, sinks = %sinks, lse = %lse, prior = %unrounded, prior_lse = %lse)
+    {value_size = 512 : i64, mask = "causal", span = 0 : i64}
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xf32>, memref<16xf32>, memref<?x16xf32>, memref<?x16x512xf32>, memref<?x16xf32>) -> ()
   return
 }
@@ -31,8 +34,8 @@ func.func @sparse(%pool: !latent, %bytes: !bytes, %layer: i32, %q: memref<?x16x5
 func.func @scales_in_rows(%pool: !scaled, %layer: i32, %q: memref<?x16x576xbf16>, %out: memref<?x16x512xbf16>,
                           %i32s: memref<?xi32>, %scale: f32) {
   // CHECK: "kv.mla_attention"({{.*}}inline_scales = 128 : i64
-  "kv.mla_attention"(%pool, %layer, %q, %i32s, %scale, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64,
+  "kv.mla_attention"(collection = %pool, layer = %layer, query = %q, row_offsets = %i32s, scale = %scale, out = %out)
+    {value_size = 512 : i64, mask = "causal", span = 0 : i64,
      inline_scales = 128 : i64}
     : (!scaled, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>) -> ()
   return

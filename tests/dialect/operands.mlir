@@ -283,8 +283,8 @@ func.func @made(%c: !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 :
 func.func @attention_cached(%k: !cached, %v: !cached, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // CHECK: "kv.operand_attention"(%{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}},
   // CHECK-SAME: (!kv.operand<"paged",{{.+}}>, !kv.operand<"paged",
-  "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.operand_attention"(keys = %k, values = %v, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!cached, !cached, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -293,8 +293,8 @@ func.func @attention_cached(%k: !cached, %v: !cached, %q: memref<?x16x128xf16>, 
 func.func @attention_dense(%k: !dense, %v: !dense, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // CHECK: "kv.operand_attention"(%{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}},
   // CHECK-SAME: (!kv.operand<"dense",{{.+}}>, !kv.operand<"dense",
-  "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.operand_attention"(keys = %k, values = %v, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!dense, !dense, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -303,8 +303,8 @@ func.func @attention_dense(%k: !dense, %v: !dense, %q: memref<?x16x128xf16>, %o:
 func.func @attention_ragged(%k: !ragged, %v: !ragged, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // CHECK: "kv.operand_attention"(%{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}},
   // CHECK-SAME: (!kv.operand<"ragged",{{.+}}>, !kv.operand<"ragged",
-  "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.operand_attention"(keys = %k, values = %v, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!ragged, !ragged, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }
@@ -313,8 +313,8 @@ func.func @attention_ragged(%k: !ragged, %v: !ragged, %q: memref<?x16x128xf16>, 
 func.func @attention_ragged8(%k: !ragged8, %v: !ragged8, %q: memref<?x16x128xf16>, %o: memref<?xi32>, %s: f32) {
   // CHECK: "kv.operand_attention"(%{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}}, %{{[a-z0-9]+}},
   // CHECK-SAME: (!kv.operand<"ragged",{{.+}}>, !kv.operand<"ragged",
-  "kv.operand_attention"(%k, %v, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.operand_attention"(keys = %k, values = %v, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!ragged8, !ragged8, memref<?x16x128xf16>, memref<?xi32>, f32, memref<?x16x128xf16>) -> ()
   return
 }

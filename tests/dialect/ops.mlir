@@ -1,5 +1,5 @@
-// RUN: kv-opt %s --verify-roundtrip | FileCheck %s
-// RUN: kv-opt %s --mlir-print-op-generic | kv-opt | FileCheck %s
+// RUN: kv-opt %s --verify-roundtrip --named-operands | FileCheck %s
+// RUN: kv-opt %s --mlir-print-op-generic | kv-opt --named-operands | FileCheck %s
 
 // One function a group; every op and every optional operand at least once.
 
@@ -45,18 +45,20 @@ func.func @fields(%k: !paged, %fp8: !fp8, %pool: !pool) {
 func.func @make(%p: !llvm.ptr<1>, %n: i32, %s: i64) {
   // CHECK: "kv.make_cache"(
   // CHECK-SAME: (!llvm.ptr<1>, i64, i32, i32, !llvm.ptr<1>, i64, i32, !llvm.ptr<1>, i32, i32, i32) -> !kv.cache<"paged", bf16,
-  %c = "kv.make_cache"(%p, %s, %n, %n, %p, %s, %n, %p, %n, %n, %n)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>}
+  %c = "kv.make_cache"(base = %p, stride0 = %s, num_blocks = %n, capacity = %n, lookup = %p, lookup_stride = %s,
+      lookup_columns = %n, lengths = %p, batch = %n, max_seq_length = %n, max_cache_length = %n)
     : (!llvm.ptr<1>, i64, i32, i32, !llvm.ptr<1>, i64, i32, !llvm.ptr<1>, i32, i32, i32) -> !paged
   // CHECK: "kv.make_cache"(
   // CHECK-SAME: !llvm.ptr<1>, i64) -> !kv.cache<"paged", f8E4M3FN,
-  %q = "kv.make_cache"(%p, %s, %n, %n, %p, %s, %n, %p, %n, %n, %n, %p, %s)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1>}
+  %q = "kv.make_cache"(base = %p, stride0 = %s, num_blocks = %n, capacity = %n, lookup = %p, lookup_stride = %s,
+      lookup_columns = %n, lengths = %p, batch = %n, max_seq_length = %n, max_cache_length = %n, scales = %p,
+      scales_stride0 = %s)
     : (!llvm.ptr<1>, i64, i32, i32, !llvm.ptr<1>, i64, i32, !llvm.ptr<1>, i32, i32, i32, !llvm.ptr<1>, i64) -> !fp8
   // CHECK: "kv.make_collection"(
   // CHECK-SAME: i32, i64, i64, i64) -> !kv.collection<"paged", bf16,
-  %pool = "kv.make_collection"(%p, %s, %n, %n, %p, %s, %n, %p, %n, %n, %n, %n, %s, %s, %s)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>}
+  %pool = "kv.make_collection"(blocks = %p, stride0 = %s, num_blocks = %n, capacity = %n, lookup = %p,
+      lookup_stride = %s, lookup_columns = %n, lengths = %p, batch = %n, max_seq_length = %n, max_cache_length = %n,
+      num_layers = %n, kv_stride = %s, layer_stride = %s, lookup_layer_stride = %s)
     : (!llvm.ptr<1>, i64, i32, i32, !llvm.ptr<1>, i64, i32, !llvm.ptr<1>, i32, i32, i32, i32, i64, i64, i64) -> !pool
   return
 }
@@ -197,14 +199,15 @@ func.func @tiles(%k: !paged, %i: i32) {
 // CHECK-LABEL: func.func @append
 func.func @append(%pool: !pool, %fp8: !fp8_pool, %latent: !latent_pool, %layer: i32, %x: memref<?x8x128xbf16>,
                   %row: memref<?x1x576xbf16>, %scales: memref<?x8x4xf32>, %offsets: memref<?xi32>) {
-  // CHECK: "kv.append"(%{{.+}}) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>}
-  "kv.append"(%pool, %layer, %x, %offsets, %x) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>}
+  // CHECK: "kv.append"(collection = %{{.+}}, layer = %{{.+}}, key = %{{.+}}, row_offsets = %{{.+}}, value = %{{[^ ]+}}) :
+  "kv.append"(collection = %pool, layer = %layer, key = %x, row_offsets = %offsets, value = %x)
     : (!pool, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>) -> ()
-  // CHECK: "kv.append"(%{{.+}}) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0>}
-  "kv.append"(%latent, %layer, %row, %offsets) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0>}
+  // CHECK: "kv.append"(collection = %{{.+}}, layer = %{{.+}}, key = %{{.+}}, row_offsets = %{{[^ ]+}}) :
+  "kv.append"(collection = %latent, layer = %layer, key = %row, row_offsets = %offsets)
     : (!latent_pool, i32, memref<?x1x576xbf16>, memref<?xi32>) -> ()
-  // CHECK: "kv.append"(%{{.+}}) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1>}
-  "kv.append"(%fp8, %layer, %x, %offsets, %x, %scales, %scales) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1>}
+  // CHECK: "kv.append"({{.+}}, value = %{{.+}}, key_scale = %{{.+}}, value_scale = %{{[^ ]+}}) :
+  "kv.append"(collection = %fp8, layer = %layer, key = %x, row_offsets = %offsets, value = %x, key_scale = %scales,
+      value_scale = %scales)
     : (!fp8_pool, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>, memref<?x8x4xf32>, memref<?x8x4xf32>) -> ()
   return
 }
@@ -214,14 +217,16 @@ func.func @rope(%pool: !pool, %layer: i32, %q: memref<?x32x128xbf16>, %x: memref
                 %freqs: memref<?x128xf32>, %gamma: memref<128xf32>, %ids: memref<3x?xi32>) {
   // CHECK: "kv.rope_append"(
   // CHECK-SAME: interleaved = true
-  "kv.rope_append"(%pool, %layer, %q, %x, %x, %offsets, %freqs, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>, interleaved = true, eps = 1.0e-6 : f32}
+  "kv.rope_append"(collection = %pool, layer = %layer, query = %q, key = %x, value = %x, row_offsets = %offsets,
+      freqs = %freqs, query_out = %q)
+    {interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?x8x128xbf16>, memref<?x8x128xbf16>, memref<?xi32>, memref<?x128xf32>, memref<?x32x128xbf16>) -> ()
   // CHECK: "kv.rope_append"(
   // CHECK-SAME: interleaved = false
   // CHECK-SAME: memref<128xf32>, memref<128xf32>) -> ()
-  "kv.rope_append"(%pool, %layer, %q, %x, %x, %offsets, %freqs, %q, %gamma, %gamma)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1>, interleaved = false, eps = 1.0e-6 : f32}
+  "kv.rope_append"(collection = %pool, layer = %layer, query = %q, key = %x, value = %x, row_offsets = %offsets,
+      freqs = %freqs, query_out = %q, q_gamma = %gamma, k_gamma = %gamma)
+    {interleaved = false, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?x8x128xbf16>, memref<?x8x128xbf16>, memref<?xi32>, memref<?x128xf32>, memref<?x32x128xbf16>,
        memref<128xf32>, memref<128xf32>) -> ()
   // CHECK: "kv.rope"(
@@ -248,14 +253,17 @@ func.func @in_place(%pool: !pool, %other: !index_pool, %layer: i32, %q: memref<?
   "kv.rope_padded"(%pool, %layer, %padded, %i32s, %freqs, %padded, %ids) {interleaved = false, mrope_section = array<i64: 16, 8, 8>}
     : (!pool, i32, memref<?x?x32x128xbf16>, memref<?xi32>, memref<?x64xf32>, memref<?x?x32x128xbf16>, memref<3x?x?xi32>) -> ()
   // CHECK: "kv.qk_norm"(
-  // CHECK-SAME: operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>
-  "kv.qk_norm"(%pool, %layer, %q, %i32s, %q, %gamma, %gamma)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, interleaved = false, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
+  // CHECK-SAME: q_gamma = %{{[^ ]+}}, k_gamma = %{{[^ ]+}}) {
+  "kv.qk_norm"(collection = %pool, layer = %layer, query = %q, row_offsets = %i32s, query_out = %q, q_gamma = %gamma,
+      k_gamma = %gamma)
+    {interleaved = false, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<128xf32>, memref<128xf32>) -> ()
   // CHECK: "kv.qk_norm"(
-  // CHECK-SAME: operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1>
-  "kv.qk_norm"(%pool, %layer, %q, %i32s, %q, %gamma, %gamma, %freqs, %other, %iq, %iq, %gamma, %gamma)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1>, interleaved = true, eps = 1.0e-6 : f32, weight_offset = 1.0 : f32}
+  // CHECK-SAME: k_gamma = %{{[^ ]+}}, freqs = %{{[^ ]+}}, index_collection = %{{[^ ]+}}, index_query = %{{[^ ]+}}, index_query_out = %{{[^ ]+}}, index_q_gamma = %{{[^ ]+}}, index_k_gamma = %{{[^ ]+}}) {
+  "kv.qk_norm"(collection = %pool, layer = %layer, query = %q, row_offsets = %i32s, query_out = %q, q_gamma = %gamma,
+      k_gamma = %gamma, freqs = %freqs, index_collection = %other, index_query = %iq, index_query_out = %iq,
+      index_q_gamma = %gamma, index_k_gamma = %gamma)
+    {interleaved = true, eps = 1.0e-6 : f32, weight_offset = 1.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<128xf32>, memref<128xf32>, memref<?x64xf32>,
        !index_pool, memref<?x4x128xf16>, memref<?x4x128xf16>, memref<128xf32>, memref<128xf32>) -> ()
   return
@@ -335,14 +343,15 @@ func.func @attention(%pool: !pool, %layer: i32, %q: memref<?x32x128xbf16>, %offs
                      %sinks: memref<32xf32>, %lse: memref<?x32xf32>) {
   // CHECK: "kv.attention"(
   // CHECK-SAME: mask = "causal"
-  "kv.attention"(%pool, %layer, %q, %offsets, %scale, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %pool, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>) -> ()
   // CHECK: "kv.attention"(
   // CHECK-SAME: mask = "sliding_window"
   // CHECK-SAME: span = 4096 : i64
-  "kv.attention"(%pool, %layer, %q, %offsets, %scale, %q, %sinks, %lse, %offsets, %sinks)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "sliding_window", span = 4096 : i64, softcap = 30.0 : f32}
+  "kv.attention"(collection = %pool, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %q,
+      sinks = %sinks, lse = %lse, kv_offsets = %offsets, alibi_slopes = %sinks)
+    {mask = "sliding_window", span = 4096 : i64, softcap = 30.0 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?xi32>, f32, memref<?x32x128xbf16>, memref<32xf32>, memref<?x32xf32>, memref<?xi32>, memref<32xf32>) -> ()
   return
 }
@@ -352,13 +361,15 @@ func.func @attention_padded(%pool: !pool, %layer: i32, %q: memref<?x?x32x128xbf1
                             %sinks: memref<32xf32>, %lse: memref<?x?x32xf32>) {
   // CHECK: "kv.attention_padded"(
   // CHECK-SAME: mask = "chunked"
-  "kv.attention_padded"(%pool, %layer, %q, %valid, %scale, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "chunked", span = 64 : i64, softcap = 0.0 : f32}
+  "kv.attention_padded"(collection = %pool, layer = %layer, query = %q, valid_lengths = %valid, scale = %scale,
+      out = %q)
+    {mask = "chunked", span = 64 : i64, softcap = 0.0 : f32}
     : (!pool, i32, memref<?x?x32x128xbf16>, memref<?xi32>, f32, memref<?x?x32x128xbf16>) -> ()
   // CHECK: "kv.attention_padded"(
   // CHECK-SAME: softcap = 3.000000e+01 : f32
-  "kv.attention_padded"(%pool, %layer, %q, %valid, %scale, %q, %sinks, %lse, %valid)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "null", span = 0 : i64, softcap = 30.0 : f32}
+  "kv.attention_padded"(collection = %pool, layer = %layer, query = %q, valid_lengths = %valid, scale = %scale,
+      out = %q, sinks = %sinks, lse = %lse, kv_offsets = %valid)
+    {mask = "null", span = 0 : i64, softcap = 30.0 : f32}
     : (!pool, i32, memref<?x?x32x128xbf16>, memref<?xi32>, f32, memref<?x?x32x128xbf16>, memref<32xf32>, memref<?x?x32xf32>, memref<?xi32>) -> ()
   return
 }
@@ -368,8 +379,8 @@ func.func @mla(%pool: !latent_pool, %cache: !latent, %layer: i32, %q: memref<?x1
                %i32s: memref<?xi32>, %table: memref<?x?xi32>, %rows: memref<?x576xbf16>, %scale: f32) {
   // CHECK: "kv.mla_attention"(
   // CHECK-SAME: value_size = 512 : i64
-  "kv.mla_attention"(%pool, %layer, %q, %i32s, %scale, %out)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64}
+  "kv.mla_attention"(collection = %pool, layer = %layer, query = %q, row_offsets = %i32s, scale = %scale, out = %out)
+    {value_size = 512 : i64, mask = "causal", span = 0 : i64}
     : (!latent_pool, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>) -> ()
   // CHECK: "kv.mla_prefill_plan"(%{{.+}}) {buffer_tokens = 8192 : i64}
   "kv.mla_prefill_plan"(%i32s, %i32s, %table, %table, %i32s) {buffer_tokens = 8192 : i64}

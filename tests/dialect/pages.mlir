@@ -11,16 +11,19 @@
 // CHECK-LABEL: func.func @attention
 func.func @attention(%pool: !pool, %layer: i32, %q: !rows, %p: !padded, %o: memref<?xi32>, %s: f32, %pages: memref<?x8x?xi32>, %n: memref<?x8xi32>) {
   // CHECK: "kv.attention"({{.*}}memref<?x8x?xi32>) -> ()
-  "kv.attention"(%pool, %layer, %q, %o, %s, %q, %pages)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %pool, layer = %layer, query = %q, row_offsets = %o, scale = %s, out = %q,
+      pages = %pages)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x8x?xi32>) -> ()
   // CHECK: "kv.attention"({{.*}}memref<?x8x?xi32>, memref<?x8xi32>) -> ()
-  "kv.attention"(%pool, %layer, %q, %o, %s, %q, %pages, %n)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %pool, layer = %layer, query = %q, row_offsets = %o, scale = %s, out = %q,
+      pages = %pages, page_counts = %n)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x8x?xi32>, memref<?x8xi32>) -> ()
   // CHECK: "kv.attention_padded"({{.*}}memref<?x8x?xi32>, memref<?x8xi32>) -> ()
-  "kv.attention_padded"(%pool, %layer, %p, %o, %s, %p, %pages, %n)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1>, mask = "null", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention_padded"(collection = %pool, layer = %layer, query = %p, valid_lengths = %o, scale = %s, out = %p,
+      pages = %pages, page_counts = %n)
+    {mask = "null", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !padded, memref<?xi32>, f32, !padded, memref<?x8x?xi32>, memref<?x8xi32>) -> ()
   return
 }

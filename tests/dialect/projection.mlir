@@ -14,29 +14,32 @@ func.func @projections(%pool: !pool, %index: !index, %layer: i32, %x: memref<?x4
                        %offsets: memref<?xi32>, %q: !q, %bias: memref<6144xbf16>, %freqs: memref<?x128xf32>,
                        %gamma: memref<128xf32>, %iq: memref<?x4x64xbf16>) {
   // CHECK: "kv.project_append"({{.*}}scaling = "none"
-  "kv.project_append"(%pool, %layer, %x, %w, %offsets, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+  "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %w, row_offsets = %offsets, query_out = %q)
+    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x4096xbf16>, memref<6144x4096xbf16>, memref<?xi32>, !q) -> ()
   // CHECK: "kv.project_append"({{.*}}interleaved = false
-  "kv.project_append"(%pool, %layer, %x, %w, %offsets, %q, %bias, %freqs, %gamma, %gamma)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 0, 0>, scaling = "none", interleaved = false, eps = 1.0e-6 : f32}
+  "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %w, row_offsets = %offsets,
+      query_out = %q, bias = %bias, freqs = %freqs, q_gamma = %gamma, k_gamma = %gamma)
+    {scaling = "none", interleaved = false, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x4096xbf16>, memref<6144x4096xbf16>, memref<?xi32>, !q, memref<6144xbf16>, memref<?x128xf32>, memref<128xf32>, memref<128xf32>) -> ()
   // CHECK: "kv.project_append"({{.*}}memref<?x4x64xbf16>) -> ()
-  "kv.project_append"(%pool, %layer, %x, %wi, %offsets, %q, %index, %iq)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1>, scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+  "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %wi, row_offsets = %offsets,
+      query_out = %q, index_collection = %index, index_query_out = %iq)
+    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x4096xbf16>, memref<6464x4096xbf16>, memref<?xi32>, !q, !index, memref<?x4x64xbf16>) -> ()
   // Keys and values, and keys alone.
   // CHECK: "kv.project_append"({{.*}}memref<2048x4096xbf16>, memref<?xi32>) -> ()
-  "kv.project_append"(%pool, %layer, %x, %wkv, %offsets)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0>, scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+  "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %wkv, row_offsets = %offsets)
+    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x4096xbf16>, memref<2048x4096xbf16>, memref<?xi32>) -> ()
   // CHECK: "kv.project_append"({{.*}}memref<1024x4096xbf16>, memref<?xi32>) -> ()
-  "kv.project_append"(%pool, %layer, %x, %wk, %offsets)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0>, scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+  "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %wk, row_offsets = %offsets)
+    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x4096xbf16>, memref<1024x4096xbf16>, memref<?xi32>) -> ()
   // CHECK: "kv.project_append_padded"(
-  "kv.project_append_padded"(%pool, %layer, %x, %w, %offsets, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+  "kv.project_append_padded"(collection = %pool, layer = %layer, x = %x, weight = %w, valid_lengths = %offsets,
+      query_out = %q)
+    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x4096xbf16>, memref<6144x4096xbf16>, memref<?xi32>, !q) -> ()
   return
 }
@@ -45,8 +48,9 @@ func.func @projections(%pool: !pool, %index: !index, %layer: i32, %x: memref<?x4
 func.func @scales(%pool: !pool, %layer: i32, %x: memref<?x4096xf8E4M3FN>, %w: memref<6144x4096xf8E4M3FN>,
                   %offsets: memref<?xi32>, %q: !q, %xs: memref<?x32xf32>, %ws: memref<48x32xf32>) {
   // CHECK: "kv.project_append"({{.*}}scaling = "block"
-  "kv.project_append"(%pool, %layer, %x, %w, %offsets, %q, %xs, %ws)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0>, scaling = "block", interleaved = true, eps = 1.0e-6 : f32}
+  "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %w, row_offsets = %offsets,
+      query_out = %q, x_scale = %xs, weight_scale = %ws)
+    {scaling = "block", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x4096xf8E4M3FN>, memref<6144x4096xf8E4M3FN>, memref<?xi32>, !q, memref<?x32xf32>, memref<48x32xf32>) -> ()
   return
 }
@@ -55,8 +59,8 @@ func.func @scales(%pool: !pool, %layer: i32, %x: memref<?x4096xf8E4M3FN>, %w: me
 func.func @latent(%pool: !latent, %layer: i32, %x: memref<?x64xbf16>, %w: memref<768x64xbf16>, %offsets: memref<?xi32>,
                   %q: memref<?x1x192xbf16>) {
   // CHECK: "kv.project_append"({{.*}}memref<768x64xbf16>
-  "kv.project_append"(%pool, %layer, %x, %w, %offsets, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0>, scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+  "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %w, row_offsets = %offsets, query_out = %q)
+    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
     : (!latent, i32, memref<?x64xbf16>, memref<768x64xbf16>, memref<?xi32>, memref<?x1x192xbf16>) -> ()
   return
 }

@@ -1,6 +1,6 @@
-// RUN: kv-opt %s --verify-roundtrip --verify-kv | FileCheck %s
-// RUN: kv-opt %s | kv-opt | FileCheck %s
-// RUN: kv-opt %s --emit-bytecode | kv-opt | FileCheck %s
+// RUN: kv-opt %s --verify-roundtrip --verify-kv --named-operands | FileCheck %s
+// RUN: kv-opt %s --named-operands | kv-opt --named-operands | FileCheck %s
+// RUN: kv-opt %s --emit-bytecode | kv-opt --named-operands | FileCheck %s
 
 // Asynchrony of tile kernels: circular buffers, products in flight, roles, registers and turns.
 
@@ -15,10 +15,10 @@
 // CHECK:         %[[P:.*]] = "kv.tile_pages"(%{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}) {rows = 64 : i64, step = 16 : i64} : ({{.*}}) -> i32
 // CHECK:         %[[R:.*]] = "kv.tile_row_pages"(%{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}) {rows = 64 : i64} : ({{.*}}) -> i32
 // CHECK:         "kv.producer_acquire"(%[[K]], %{{.*}}) : (!kv.stages, i32) -> ()
-// CHECK:         "kv.copy_start"(%[[K]], {{.*}}, %[[P]]) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 0>}
-// CHECK:         "kv.copy_start"(%[[K]], {{.*}}) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>}
-// CHECK:         "kv.copy_start"(%[[V]], {{.*}}) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>}
-// CHECK:         "kv.copy_start"(%[[V]], {{.*}}, %[[R]]) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 0>}
+// CHECK:         "kv.copy_start"(buffer = %[[K]], {{.*}}, descriptor = %{{.*}}, pages = %[[P]]) {first_column = 0 : i64}
+// CHECK:         "kv.copy_start"(buffer = %[[K]], {{.*}}, descriptor = %{{[^ ]+}}) {first_column = 0 : i64}
+// CHECK:         "kv.copy_start"(buffer = %[[V]], {{.*}}, count = %{{[^ ]+}}) {first_column = 0 : i64}
+// CHECK:         "kv.copy_start"(buffer = %[[V]], {{.*}}, count = %{{[^ ]+}}, pages = %[[R]]) {first_column = 0 : i64}
 // CHECK:         "kv.copy_finish"(%[[V]], %{{.*}}) {pending = 1 : i64} : (!kv.stages, i32) -> ()
 // CHECK:         %[[T:.*]] = "kv.consumer_wait"(%[[V]], %{{.*}}) : (!kv.stages, i32) -> tensor<64x128xbf16, "shared">
 // CHECK:         "kv.tile_clear"(%[[T]], %{{.*}}, %{{.*}}) : (tensor<64x128xbf16, "shared">, i32, i32) -> tensor<64x128xbf16, "shared">
@@ -29,10 +29,11 @@ func.func @circular_buffers(%c: !cache, %m: !map, %n: i32) {
   %p = "kv.tile_pages"(%c, %n, %n, %n) {rows = 64 : i64, step = 16 : i64} : (!cache, i32, i32, i32) -> i32
   %r = "kv.tile_row_pages"(%c, %n, %n, %n) {rows = 64 : i64} : (!cache, i32, i32, i32) -> i32
   "kv.producer_acquire"(%k, %n) : (!kv.stages, i32) -> ()
-  "kv.copy_start"(%k, %n, %c, %n, %n, %n, %n, %m, %p) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map, i32) -> ()
-  "kv.copy_start"(%k, %n, %c, %n, %n, %n, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
-  "kv.copy_start"(%v, %n, %c, %n, %n, %n, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
-  "kv.copy_start"(%v, %n, %c, %n, %n, %n, %n, %r) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
+  "kv.copy_start"(buffer = %k, n = %n, cache = %c, batch = %n, head = %n, first = %n, count = %n, descriptor = %m,
+      pages = %p) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map, i32) -> ()
+  "kv.copy_start"(buffer = %k, n = %n, cache = %c, batch = %n, head = %n, first = %n, count = %n, descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+  "kv.copy_start"(buffer = %v, n = %n, cache = %c, batch = %n, head = %n, first = %n, count = %n) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
+  "kv.copy_start"(buffer = %v, n = %n, cache = %c, batch = %n, head = %n, first = %n, count = %n, pages = %r) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
   "kv.copy_finish"(%v, %n) {pending = 1 : i64} : (!kv.stages, i32) -> ()
   %t = "kv.consumer_wait"(%v, %n) : (!kv.stages, i32) -> !tile
   %z = "kv.tile_clear"(%t, %n, %n) : (!tile, i32, i32) -> !tile
@@ -48,7 +49,7 @@ func.func @circular_buffers(%c: !cache, %m: !map, %n: i32) {
 // CHECK:         "kv.tile_ready"(%[[W]]#0) : (tensor<64x64xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
 // CHECK:         "kv.dot_wait"(%[[W]]#1) {pending = 0 : i64} :
 // CHECK:         "kv.tile_store_shared"(%{{.*}}, %{{.*}}) : (tensor<64x64xf32, "wgmma">, !llvm.ptr<3>) -> ()
-// CHECK:         "kv.tile_store_direct"(%{{.*}}) {operandSegmentSizes = array<i32: 1, 1, 2, 2>} : (tensor<64x64xf32, "wgmma">, memref<?x64xf32>, i1, i1, i32, i32) -> ()
+// CHECK:         "kv.tile_store_direct"(source = %{{.*}}, buffer = %{{.*}}, masks = [%[[M:.*]], %[[M]]], indices = [%[[I:.*]], %[[I]]]) : (tensor<64x64xf32, "wgmma">, memref<?x64xf32>, i1, i1, i32, i32) -> ()
 func.func @products(%q: !tile, %k: !tile, %p: tensor<64x64xbf16, "wgmma">, %v: tensor<64x64xbf16, "shared">, %c: !acc, %place: !llvm.ptr<3>, %b: memref<?x64xf32>, %m: i1, %i: i32) {
   %s = "kv.dot_start"(%q, %k) {transpose_b = true} : (!tile, !tile) -> !acc
   %o = "kv.dot_start"(%p, %v, %c) {transpose_b = false} : (tensor<64x64xbf16, "wgmma">, tensor<64x64xbf16, "shared">, !acc) -> !acc
@@ -56,7 +57,7 @@ func.func @products(%q: !tile, %k: !tile, %p: tensor<64x64xbf16, "wgmma">, %v: t
   %r = "kv.tile_ready"(%w#0) : (!acc) -> !acc
   %d = "kv.dot_wait"(%w#1) {pending = 0 : i64} : (!acc) -> !acc
   "kv.tile_store_shared"(%d, %place) : (!acc, !llvm.ptr<3>) -> ()
-  "kv.tile_store_direct"(%d, %b, %m, %m, %i, %i) {operandSegmentSizes = array<i32: 1, 1, 2, 2>} : (!acc, memref<?x64xf32>, i1, i1, i32, i32) -> ()
+  "kv.tile_store_direct"(source = %d, buffer = %b, masks = [%m, %m], indices = [%i, %i]) : (!acc, memref<?x64xf32>, i1, i1, i32, i32) -> ()
   return
 }
 

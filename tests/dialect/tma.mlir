@@ -1,6 +1,6 @@
-// RUN: kv-opt %s --verify-roundtrip --verify-kv | FileCheck %s
-// RUN: kv-opt %s | kv-opt | FileCheck %s
-// RUN: kv-opt %s --emit-bytecode | kv-opt | FileCheck %s
+// RUN: kv-opt %s --verify-roundtrip --verify-kv --named-operands | FileCheck %s
+// RUN: kv-opt %s | kv-opt --named-operands | FileCheck %s
+// RUN: kv-opt %s --emit-bytecode | kv-opt --named-operands | FileCheck %s
 
 // Copies by the tensor memory accelerator: every op, and every form of descriptor that a load takes.
 
@@ -33,11 +33,11 @@ func.func @tensor_map(%p: !pool, %l: !layers, %c: !cache, %d: !dense, %r: !rowwi
 }
 
 // CHECK-LABEL: func.func @load_box
-// CHECK:         "kv.tma_load_box"(%{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}) {cta_group = 1 : i64, multicast = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 0, 4>}
-// CHECK:         "kv.tma_load_box"({{.*}}) {cta_group = 1 : i64, multicast = 3 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 4>} : ({{.*}}, !llvm.ptr<3>, !llvm.ptr<3>, i64, i32, i32, i32, i32)
+// CHECK:         "kv.tma_load_box"({{.*}}, barrier = %{{[^,]*}}, coordinates = [%{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}]) {cta_group = 1 : i64, multicast = 0 : i64}
+// CHECK:         "kv.tma_load_box"({{.*}}, barrier = %{{[^,]*}}, policy = %{{[^,]*}}, coordinates = [{{[^]]*}}]) {cta_group = 1 : i64, multicast = 3 : i64} : ({{.*}}, !llvm.ptr<3>, !llvm.ptr<3>, i64, i32, i32, i32, i32)
 func.func @load_box(%p: !pages, %i: i32, %policy: i64, %tile: !llvm.ptr<3>, %bar: !llvm.ptr<3>) {
-  "kv.tma_load_box"(%p, %tile, %bar, %i, %i, %i, %i) {cta_group = 1 : i64, multicast = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 0, 4>} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i32, i32, i32, i32) -> ()
-  "kv.tma_load_box"(%p, %tile, %bar, %policy, %i, %i, %i, %i) {cta_group = 1 : i64, multicast = 3 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 4>} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i64, i32, i32, i32, i32) -> ()
+  "kv.tma_load_box"(map = %p, destination = %tile, barrier = %bar, coordinates = [%i, %i, %i, %i]) {cta_group = 1 : i64, multicast = 0 : i64} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i32, i32, i32, i32) -> ()
+  "kv.tma_load_box"(map = %p, destination = %tile, barrier = %bar, policy = %policy, coordinates = [%i, %i, %i, %i]) {cta_group = 1 : i64, multicast = 3 : i64} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i64, i32, i32, i32, i32) -> ()
   return
 }
 

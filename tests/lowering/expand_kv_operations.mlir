@@ -39,8 +39,8 @@
 // HOST:         gpu.launch_func
 // HOST-NOT:     nvvm
 func.func @two_layers(%c: !pool, %first: i32, %second: i32, %k: !rows, %offsets: !table, %v: !rows) {
-  "kv.append"(%c, %first, %k, %offsets, %v) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>} : (!pool, i32, !rows, !table, !rows) -> ()
-  "kv.append"(%c, %second, %k, %offsets, %v) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>} : (!pool, i32, !rows, !table, !rows) -> ()
+  "kv.append"(collection = %c, layer = %first, key = %k, row_offsets = %offsets, value = %v) : (!pool, i32, !rows, !table, !rows) -> ()
+  "kv.append"(collection = %c, layer = %second, key = %k, row_offsets = %offsets, value = %v) : (!pool, i32, !rows, !table, !rows) -> ()
   return
 }
 
@@ -58,8 +58,12 @@ func.func @two_layers(%c: !pool, %first: i32, %second: i32, %k: !rows, %offsets:
 // CHECK:       gpu.func @rope_append(
 // CHECK:       gpu.func @rope_append_2(
 func.func @both_layouts(%c: !pool, %layer: i32, %x: !rows, %offsets: !table, %freqs: !freqs) {
-  "kv.rope_append"(%c, %layer, %x, %x, %x, %offsets, %freqs, %x) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>, interleaved = true, eps = 1.0e-6 : f32} : (!pool, i32, !rows, !rows, !rows, !table, !freqs, !rows) -> ()
-  "kv.rope_append"(%c, %layer, %x, %x, %x, %offsets, %freqs, %x) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>, interleaved = false, eps = 1.0e-6 : f32} : (!pool, i32, !rows, !rows, !rows, !table, !freqs, !rows) -> ()
+  "kv.rope_append"(collection = %c, layer = %layer, query = %x, key = %x, value = %x, row_offsets = %offsets,
+      freqs = %freqs, query_out = %x)
+      {interleaved = true, eps = 1.0e-6 : f32} : (!pool, i32, !rows, !rows, !rows, !table, !freqs, !rows) -> ()
+  "kv.rope_append"(collection = %c, layer = %layer, query = %x, key = %x, value = %x, row_offsets = %offsets,
+      freqs = %freqs, query_out = %x)
+      {interleaved = false, eps = 1.0e-6 : f32} : (!pool, i32, !rows, !rows, !rows, !table, !freqs, !rows) -> ()
   return
 }
 
@@ -81,7 +85,7 @@ func.func @both_layouts(%c: !pool, %layer: i32, %x: !rows, %offsets: !table, %fr
 // HOST-NOT:      gpu.shuffle
 // HOST:          "kv.store_scale"
 func.func @quantized(%c: !pool, %layer: i32, %k: !rows, %offsets: !table, %v: !rows) {
-  "kv.append"(%c, %layer, %k, %offsets, %v) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>} : (!pool, i32, !rows, !table, !rows) -> ()
+  "kv.append"(collection = %c, layer = %layer, key = %k, row_offsets = %offsets, value = %v) : (!pool, i32, !rows, !table, !rows) -> ()
   return
 }
 
@@ -97,7 +101,7 @@ func.func @quantized(%c: !pool, %layer: i32, %k: !rows, %offsets: !table, %v: !r
 // CHECK:         vector.load {{.*}} {alignment = 4 : i64} {{.*}}, vector<8xbf16>
 // CHECK-NOT:     kv.value_cache
 func.func @latent_keys(%c: !latent, %layer: i32, %k: !row, %offsets: !table) {
-  "kv.append"(%c, %layer, %k, %offsets) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0>, kv.row_alignment = 4 : i64} : (!latent, i32, !row, !table) -> ()
+  "kv.append"(collection = %c, layer = %layer, key = %k, row_offsets = %offsets) {kv.row_alignment = 4 : i64} : (!latent, i32, !row, !table) -> ()
   return
 }
 
@@ -128,11 +132,13 @@ func.func @latent_keys(%c: !latent, %layer: i32, %k: !row, %offsets: !table) {
 // HOST:         gpu.launch_func @kernels::@mla_rows_host
 // HOST:         gpu.launch_func @kernels::@mla_rows_host_2
 func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f32, %out: !values, %x: !lists) {
-  "kv.mla_attention"(%c, %layer, %q, %o, %s, %out, %x, %o)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64}
+  "kv.mla_attention"(collection = %c, layer = %layer, query = %q, row_offsets = %o, scale = %s, out = %out,
+      indices = %x, topk_lengths = %o)
+    {value_size = 512 : i64, mask = "null", span = 0 : i64}
     : (!latent, i32, !queries, !table, f32, !values, !lists, !table) -> ()
-  "kv.mla_attention"(%c, %layer, %q, %o, %s, %out, %x)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "null", span = 0 : i64, kv.row_alignment = 8 : i64}
+  "kv.mla_attention"(collection = %c, layer = %layer, query = %q, row_offsets = %o, scale = %s, out = %out,
+      indices = %x)
+    {value_size = 512 : i64, mask = "null", span = 0 : i64, kv.row_alignment = 8 : i64}
     : (!latent, i32, !queries, !table, f32, !values, !lists) -> ()
   return
 }
@@ -192,8 +198,10 @@ func.func @prefill_chunk(%c: !latent, %layer: i32, %q: !queries, %o: !table, %k:
 // HOST-LABEL: func.func @norms
 // HOST:         gpu.launch_func @kernels::@qk_norm_dual
 func.func @norms(%c: !pool, %x: !index, %layer: i32, %q: !rows, %offsets: !table, %g: !gamma, %f: !freqs, %p: !padded) {
-  "kv.qk_norm"(%c, %layer, %q, %offsets, %q, %g, %g, %f, %x, %q, %q, %g, %g)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1>, interleaved = false, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
+  "kv.qk_norm"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, query_out = %q, q_gamma = %g,
+      k_gamma = %g, freqs = %f, index_collection = %x, index_query = %q, index_query_out = %q, index_q_gamma = %g,
+      index_k_gamma = %g)
+    {interleaved = false, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
     : (!pool, i32, !rows, !table, !rows, !gamma, !gamma, !freqs, !index, !rows, !rows, !gamma, !gamma) -> ()
   "kv.rope_padded"(%c, %layer, %p, %offsets, %f, %p) {interleaved = false, mrope_section = array<i64>}
     : (!pool, i32, !padded, !table, !freqs, !padded) -> ()
@@ -228,14 +236,14 @@ func.func @norms(%c: !pool, %x: !index, %layer: i32, %q: !rows, %offsets: !table
 // HOST:         gpu.launch_func @kernels::@attention_2 blocks
 // HOST:         gpu.launch_func @kernels::@attention_3 blocks
 func.func @attention(%c: !pool, %layer: i32, %dk: !dense, %dv: !dense, %rk: !ragged, %rv: !ragged, %q: !rows, %o: !table, %s: f32) {
-  "kv.attention"(%c, %layer, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, !table, f32, !rows) -> ()
-  "kv.operand_attention"(%dk, %dv, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.operand_attention"(keys = %dk, values = %dv, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!dense, !dense, !rows, !table, f32, !rows) -> ()
-  "kv.operand_attention"(%rk, %rv, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.operand_attention"(keys = %rk, values = %rv, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!ragged, !ragged, !rows, !table, f32, !rows) -> ()
   return
 }
@@ -261,11 +269,11 @@ func.func @attention(%c: !pool, %layer: i32, %dk: !dense, %dv: !dense, %rk: !rag
 // HOST-LABEL: func.func @attention_padded
 // HOST:         gpu.launch_func @kernels::@attention blocks
 func.func @attention_padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %s: f32) {
-  "kv.attention_padded"(%c, %layer, %q, %valid, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention_padded"(collection = %c, layer = %layer, query = %q, valid_lengths = %valid, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !padded, !table, f32, !padded) -> ()
-  "kv.attention_padded"(%c, %layer, %q, %valid, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 2 : i64, max_batch = 1 : i64}}
+  "kv.attention_padded"(collection = %c, layer = %layer, query = %q, valid_lengths = %valid, scale = %s, out = %q)
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 2 : i64, max_batch = 1 : i64}}
     : (!pool, i32, !padded, !table, f32, !padded) -> ()
   return
 }

@@ -30,8 +30,8 @@ gpu.module @kernels {
   // CHECK-NOT:     llvm.inline_asm
   // CHECK:         gpu.return
   gpu.func @box(%m: !pages, %i: i32, %policy: i64, %tile: !llvm.ptr<3>, %bar: !llvm.ptr<3>) kernel {
-    "kv.tma_load_box"(%m, %tile, %bar, %policy, %i, %i, %i, %i) {cta_group = 1 : i64, multicast = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 4>} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i64, i32, i32, i32, i32) -> ()
-    "kv.tma_load_box"(%m, %tile, %bar, %i, %i, %i, %i) {cta_group = 1 : i64, multicast = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 0, 4>} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i32, i32, i32, i32) -> ()
+    "kv.tma_load_box"(map = %m, destination = %tile, barrier = %bar, policy = %policy, coordinates = [%i, %i, %i, %i]) {cta_group = 1 : i64, multicast = 0 : i64} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i64, i32, i32, i32, i32) -> ()
+    "kv.tma_load_box"(map = %m, destination = %tile, barrier = %bar, coordinates = [%i, %i, %i, %i]) {cta_group = 1 : i64, multicast = 0 : i64} : (!pages, !llvm.ptr<3>, !llvm.ptr<3>, i32, i32, i32, i32) -> ()
     gpu.return
   }
 

@@ -233,7 +233,7 @@ gpu.module @kernels {
     scf.for %j = %c0 to %n step %c1 : i32 {
       %first = arith.muli %j, %c64 : i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
@@ -268,7 +268,7 @@ gpu.module @kernels {
     scf.for %j = %c0 to %n step %c1 : i32 {
       %first = arith.muli %j, %c64 : i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n) {first_column = 0 : i64} : (!kv.stages, i32, !fp8, i32, i32, i32, i32) -> ()
     }
     gpu.return
   }
@@ -295,7 +295,9 @@ gpu.module @kernels {
       %first = arith.muli %j, %c64 : i32
       %p = "kv.tile_pages"(%c, %c0, %first, %n) {rows = 64 : i64, step = 16 : i64} : (!cache, i32, i32, i32) -> i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m, %p) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map, i32) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
+          descriptor = %m, pages = %p)
+          {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map, i32) -> ()
     }
     gpu.return
   }
@@ -315,7 +317,9 @@ gpu.module @kernels {
       %first = arith.muli %j, %c64 : i32
       %p = "kv.tile_pages"(%c, %c0, %first, %n) {rows = 64 : i64, step = 16 : i64} : (!cache, i32, i32, i32) -> i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m, %p) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map, i32) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
+          descriptor = %m, pages = %p)
+          {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map, i32) -> ()
       scf.for %i = %c0 to %j step %c1 : i32 {
         gpu.printf "%d", %i : i32
       }

@@ -18,7 +18,7 @@
 // TUNED-LABEL: func.func @one_sequence
 // TUNED:         schedule = {blocks = 3 : i64, combine = 8 : i64, {{.*}}min_tiles = 2 : i64, {{.*}}stages = 4 : i64
 func.func @one_sequence(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, stages = 4 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, stages = 4 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -36,7 +36,7 @@ func.func @one_sequence(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %sc
 // TUNED-LABEL: func.func @many_sequences
 // TUNED:         combine = 0 : i64, kind = "decode", {{.*}}stages = 2 : i64
 func.func @many_sequences(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -46,14 +46,14 @@ func.func @many_sequences(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %
 // TUNED-LABEL: func.func @invariant_one
 // TUNED:         blocks = 3 : i64, combine = 8 : i64, {{.*}}split = 512 : i64, {{.*}}tile = 16 : i64
 func.func @invariant_one(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
 // CHECK-LABEL: func.func @invariant_many
 // CHECK:         batch_invariant = true, {{.*}}combine = 0 : i64, {{.*}}split = 512 : i64, {{.*}}tile = 16 : i64
 func.func @invariant_many(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -61,14 +61,14 @@ func.func @invariant_many(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %
 // CHECK-LABEL: func.func @many_rows_of_few
 // CHECK:         kind = "tile", max_batch = 16 : i64, {{.*}}rows = 64 : i64
 func.func @many_rows_of_few(%c: !pool, %layer: i32, %q: !wide, %offsets: !table, %scale: f32, %out: !wide) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 16 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 16 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
   return
 }
 
 // CHECK-LABEL: func.func @many_rows_of_many
 // CHECK:         kind = "tile"
 func.func @many_rows_of_many(%c: !pool, %layer: i32, %q: !wide, %offsets: !table, %scale: f32, %out: !wide) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 128 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 8 : i64, max_batch = 128 : i64}} : (!pool, i32, !wide, !table, f32, !wide) -> ()
   return
 }
 
@@ -78,7 +78,7 @@ func.func @many_rows_of_many(%c: !pool, %layer: i32, %q: !wide, %offsets: !table
 // HOST-LABEL: func.func @unbounded
 // HOST:         schedule = {kind = "host"}
 func.func @unbounded(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -89,8 +89,12 @@ func.func @unbounded(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale
 // HOST-LABEL: func.func @padded
 // HOST-COUNT-2: kind = "host"
 func.func @padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %scale: f32, %out: !padded) {
-  "kv.attention_padded"(%c, %layer, %q, %valid, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !padded, !table, f32, !padded) -> ()
-  "kv.attention_padded"(%c, %layer, %q, %valid, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !padded, !table, f32, !padded) -> ()
+  "kv.attention_padded"(collection = %c, layer = %layer, query = %q, valid_lengths = %valid, scale = %scale,
+      out = %out)
+      {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64}} : (!pool, i32, !padded, !table, f32, !padded) -> ()
+  "kv.attention_padded"(collection = %c, layer = %layer, query = %q, valid_lengths = %valid, scale = %scale,
+      out = %out)
+      {mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !padded, !table, f32, !padded) -> ()
   return
 }
 
@@ -109,9 +113,11 @@ func.func @padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %scale: f
 !values = memref<?x16x512xbf16, strided<[?, ?, 1]>, 1>
 !tokens = memref<?x8x128xbf16, strided<[?, ?, 1]>, 1>
 func.func @others(%c: !pool, %latent: !latent, %keys: !keys, %layer: i32, %q: !rows, %wide: !wider, %offsets: !table, %scale: f32, %out: !values, %x: !tokens) {
-  "kv.mla_attention"(%latent, %layer, %wide, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!latent, i32, !wider, !table, f32, !values) -> ()
-  "kv.operand_attention"(%keys, %keys, %q, %offsets, %scale, %q) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!keys, !keys, !rows, !table, f32, !rows) -> ()
-  "kv.append"(%c, %layer, %x, %offsets, %x) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>} : (!pool, i32, !tokens, !table, !tokens) -> ()
+  "kv.mla_attention"(collection = %latent, layer = %layer, query = %wide, row_offsets = %offsets, scale = %scale,
+      out = %out)
+      {value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!latent, i32, !wider, !table, f32, !values) -> ()
+  "kv.operand_attention"(keys = %keys, values = %keys, query = %q, row_offsets = %offsets, scale = %scale, out = %q) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!keys, !keys, !rows, !table, f32, !rows) -> ()
+  "kv.append"(collection = %c, layer = %layer, key = %x, row_offsets = %offsets, value = %x) : (!pool, i32, !tokens, !table, !tokens) -> ()
   return
 }
 
@@ -126,7 +132,7 @@ func.func @others(%c: !pool, %latent: !latent, %keys: !keys, %layer: i32, %q: !r
 // CHECK:         schedule = {blocks = 2 : i64, combine = 8 : i64, early = true, kind = "decode", max_batch = 4 : i64, max_queries = 1 : i64, min_tiles = 3 : i64, split = 64 : i64, stages = 3 : i64, tile = 32 : i64, warps = 2 : i64}
 // REFUSED: the schedule's kind must be host on host, got 'decode'
 func.func @complete(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 2 : i64, combine = 8 : i64, early = true, kind = "decode", max_batch = 4 : i64, max_queries = 1 : i64, min_tiles = 3 : i64, split = 64 : i64, stages = 3 : i64, tile = 32 : i64, warps = 2 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 2 : i64, combine = 8 : i64, early = true, kind = "decode", max_batch = 4 : i64, max_queries = 1 : i64, min_tiles = 3 : i64, split = 64 : i64, stages = 3 : i64, tile = 32 : i64, warps = 2 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -139,7 +145,7 @@ func.func @complete(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale:
 // What is legal depends on the case: three warps cannot share eight heads.
 func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's warps must be 1, 2, 4 or 8, a divisor of the 8 warps that have a token's query rows, got 3}}
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, warps = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, warps = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -152,7 +158,7 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 // An entry that the chosen kernel does not have is not passed over.
 func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's entry 'blocks' is of kernels of kind decode: a tile kernel of this operation has kind, max_queries, max_batch, batch_invariant, early, rows, keys, stages, query_stages, producer, overlap, ping_pong, persistent}}
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -174,9 +180,9 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 // REMARK:      remark: missed: kind simt is slower than others: a kernel of kind prefill needs a head size of a multiple of 16 up to 256, got 20
 // REMARK-NOT:  remark:
 func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %offsets: !table, %scale: f32, %out: !rows, %to: !whole) {
-  "kv.attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
-  "kv.attention"(%s, %layer, %w, %offsets, %scale, %to) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!small, i32, !whole, !table, f32, !whole) -> ()
-  "kv.attention"(%s, %layer, %w, %offsets, %scale, %to) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {kind = "simt"}} : (!small, i32, !whole, !table, f32, !whole) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %s, layer = %layer, query = %w, row_offsets = %offsets, scale = %scale, out = %to) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!small, i32, !whole, !table, f32, !whole) -> ()
+  "kv.attention"(collection = %s, layer = %layer, query = %w, row_offsets = %offsets, scale = %scale, out = %to) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {kind = "simt"}} : (!small, i32, !whole, !table, f32, !whole) -> ()
   return
 }
 
@@ -192,6 +198,6 @@ func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %of
 // CHECK:         schedule = {kind = "simt"}
 // REMARK:      remark: missed: kind simt is slower than others: that of kind latent on wgmma needs a query of bf16 or f16 and an output of its type or f32, got f32 and f32
 func.func @slower_latent(%c: !rows, %layer: i32, %q: !queries, %offsets: !table, %scale: f32, %out: !values) {
-  "kv.mla_attention"(%c, %layer, %q, %offsets, %scale, %out) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, kv.row_alignment = 16 : i64, value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!rows, i32, !queries, !table, f32, !values) -> ()
+  "kv.mla_attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!rows, i32, !queries, !table, f32, !values) -> ()
   return
 }

@@ -35,7 +35,8 @@ gpu.module @kernels {
     %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start) -> (!acc) : i32 {
       %first = arith.muli %j, %c64 : i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
+          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (!q, !tile, !acc) -> !acc
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
@@ -63,7 +64,8 @@ gpu.module @kernels {
     %last = arith.muli %n, %c64 : i32
     %r = scf.for %j = %c0 to %last step %c1 iter_args(%o = %start) -> (!acc) : i32 {
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %j, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %j, count = %n,
+          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (!q, !tile, !acc) -> !acc
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
@@ -88,7 +90,7 @@ gpu.module @kernels {
     %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
       %first = arith.muli %j, %c64 : i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
@@ -111,7 +113,8 @@ gpu.module @kernels {
     %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<64x64xf32, "wgmma">, i32) : i32 {
       %first = arith.muli %j, %c64 : i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
+          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<64x128xbf16, "shared">, !tile, tensor<64x64xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
@@ -132,7 +135,8 @@ gpu.module @kernels {
     %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<192x64xf32, "wgmma">, i32) : i32 {
       %first = arith.muli %j, %c64 : i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
+          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<192x128xbf16, "shared">, !tile, tensor<192x64xf32, "wgmma">) -> tensor<192x64xf32, "wgmma">
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
@@ -155,7 +159,8 @@ gpu.module @kernels {
     %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<192x64xf32, "wgmma">, i32) : i32 {
       %first = arith.muli %j, %c64 : i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
+          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<192x128xbf16, "shared">, !tile, tensor<192x64xf32, "wgmma">) -> tensor<192x64xf32, "wgmma">
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
@@ -178,7 +183,8 @@ gpu.module @kernels {
     %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
       %first = arith.muli %j, %c64 : i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
+          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
@@ -204,7 +210,8 @@ gpu.module @kernels {
     %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
       %first = arith.addi %at, %c64 : i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
+          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
@@ -234,7 +241,8 @@ gpu.module @kernels {
         scf.yield %c0 : i32
       }
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
+          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
@@ -260,7 +268,8 @@ gpu.module @kernels {
         scf.yield %g : i32
       }
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %first, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
+          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()

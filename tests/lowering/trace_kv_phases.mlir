@@ -30,7 +30,7 @@ gpu.module @kernels {
   gpu.func @consumer(%c: !cache, %q: !tile, %n: i32) kernel {
     %v = "kv.make_stages"() {buffer_name = "values", copy = "cp_async", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     "kv.producer_acquire"(%v, %n) : (!kv.stages, i32) -> ()
-    "kv.copy_start"(%v, %n, %c, %n, %n, %n, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
+    "kv.copy_start"(buffer = %v, n = %n, cache = %c, batch = %n, head = %n, first = %n, count = %n) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
     "kv.copy_finish"(%v, %n) {pending = 0 : i64} : (!kv.stages, i32) -> ()
     %t = "kv.consumer_wait"(%v, %n) : (!kv.stages, i32) -> !tile
     %s = "kv.dot_start"(%q, %t) {transpose_b = true} : (!tile, !tile) -> !acc

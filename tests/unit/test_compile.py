@@ -227,7 +227,7 @@ APPEND = """
 !b = memref<?x2x64xf32, strided<[?, ?, 1]>, 1>
 !i = memref<?xi32, strided<[1]>, 1>
 func.func @append(%c: !k, %layer: i32, %key: !b, %offsets: !i, %value: !b) {
-  "kv.append"(%c, %layer, %key, %offsets, %value) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>}
+  "kv.append"(collection = %c, layer = %layer, key = %key, row_offsets = %offsets, value = %value)
     : (!k, i32, !b, !i, !b) -> ()
   return
 }

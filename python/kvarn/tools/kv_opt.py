@@ -165,6 +165,7 @@ def _settings(options: argparse.Namespace) -> Any:
         emit="bytecode" if options.emit_bytecode else options.emit,
         target=_target(options),
         generic=options.mlir_print_op_generic,
+        named_operands=options.named_operands,
         debug_info=options.mlir_print_debuginfo,
         local_scope=options.mlir_print_local_scope,
         print_before=tuple(options.mlir_print_ir_before),

@@ -97,6 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--output-split-marker", default=DEFAULT_MARKER, metavar="MARKER", help="line between the chunks of the output")
     add("--dump-dir", metavar="DIR", help="write the module after each pass to DIR/NN_pass.mlir")
     switch("mlir-print-op-generic", "print operations in generic form")
+    switch("named-operands", "print operands of kv operations that may be absent, or several, by name")
     switch("mlir-print-debuginfo", "print locations")
     switch("mlir-print-local-scope", "print types and attributes in place, without aliases")
 

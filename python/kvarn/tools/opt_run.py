@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from mlir import ir
 
-from kvarn.dialect import kv, text
+from kvarn.dialect import kv, named_operands, reading
 from kvarn.lowering import loading, runner, textual, verify_kv
 from kvarn.lowering.runner import PassError
 from kvarn.lowering.target import Target
@@ -31,7 +31,6 @@ from .opt_diagnostics import STRING_NAME, Collector, Source, check_expected, ren
 from .opt_guard import Phase
 
 _REPRODUCER = re.compile(r"\{-#(.*)#-\}", re.DOTALL)
-_BYTECODE = b"ML\xefR"
 
 
 @dataclass
@@ -46,6 +45,7 @@ class Settings:
     emit: str = "mlir"
     target: Target | None = None
     generic: bool = False
+    named_operands: bool = False
     debug_info: bool = False
     local_scope: bool = False
     print_before: tuple[str, ...] = ()
@@ -234,14 +234,12 @@ class Driver:
 
     def _parse(self, source: Source, collector: Collector) -> ir.Module:
         before = collector.errors
-        fatal = text.problem(source.data) if not source.data.startswith(_BYTECODE) else None
-        if fatal is not None:
-            ir.Location.file(source.name, fatal.line, fatal.column).emit_error(fatal.message)
-            raise Failure
         try:
-            if source.path is not None:
-                return ir.Module.parseFile(source.path, self.context)
-            return ir.Module.parse(source.data, self.context)
+            return reading.parse(source.data, self.context, source.path)
+        except reading.TextError as error:
+            found = error.problem
+            ir.Location.file(source.name, found.line, found.column).emit_error(found.message)
+            raise Failure from None
         except ir.MLIRError as error:  # pyright: ignore[reportAttributeAccessIssue]
             if collector.errors == before:  # every failure has a diagnostic, this is for the day it has none
                 ir.Location.unknown().emit_error(str(error))
@@ -322,8 +320,9 @@ class Driver:
         generic = _text(module, enable_debug_info=True, print_generic_op_form=True)
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
-        for form, written in (("text", plain), ("generic text", generic), ("bytecode", buffer.getvalue())):
-            again = ir.Module.parse(written, self.context)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        forms = {"text": plain, "generic text": generic, "text with named operands": named_operands.named(plain)}
+        for form, written in (*((n, t.encode()) for n, t in forms.items()), ("bytecode", buffer.getvalue())):
+            again = reading.parse(written, self.context)
             if _text(again, enable_debug_info=True) != plain:
                 module.operation.location.emit_error(f"round trip through {form} changes the module")
                 raise Failure
@@ -332,9 +331,10 @@ class Driver:
 
     def _asm(self, module: ir.Module) -> str:
         s = self.settings
-        return _text(
+        asm = _text(
             module, enable_debug_info=s.debug_info, print_generic_op_form=s.generic, use_local_scope=s.local_scope
         )
+        return named_operands.named(asm) if s.named_operands else asm
 
     def _emit(self, module: ir.Module, source: Source) -> str | bytes:
         if self.settings.emit == "mlir":
