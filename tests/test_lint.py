@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
+SOURCES = ("dialect/native/effects.cpp", "python/kvarn/runtime/launches.cpp")
 COMMANDS = {
     "lint": ("ruff", ["check", "--quiet", "."]),
     "format": ("ruff", ["format", "--check", "--quiet", "."]),
     "types": ("pyright", ["--pythonpath", sys.executable]),
-    "C++ format": ("clang_format", ["--dry-run", "--Werror", "dialect/native/effects.cpp"]),
+    "C++ format": ("clang_format", ["--dry-run", "--Werror", *SOURCES]),
 }
 
 

@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
 # What os.environ keeps, encoded: asking it is ten times as quick, and operations ask at every call.
-_given: Any = getattr(os.environ, "_data", None)
-_encoded: Any = getattr(os.environ, "encodekey", None)
+given: Any = getattr(os.environ, "_data", os.environ)
+encoded: Callable[[str], Any] = getattr(os.environ, "encodekey", str)
 _FALSE = ("", "0", "false", "no", "off")
 _TRUE = ("1", "true", "yes", "on")
 
@@ -60,7 +60,7 @@ class Variable(Generic[T]):
 
     def __init__(self, name: str, default: T | Callable[[], T], parse: Callable[[str], T], doc: str) -> None:
         self.name, self._default, self._parse, self.__doc__ = name, default, parse, doc
-        self._key = None if _given is None or _encoded is None else _encoded(name)
+        self._key = encoded(name)
 
     def __set_name__(self, owner: type, attribute: str) -> None:
         self.attribute = attribute
@@ -79,7 +79,7 @@ class Variable(Generic[T]):
             return self
         if self.attribute in instance.overrides:
             return instance.overrides[self.attribute]
-        if self._key is not None and self._key not in _given:
+        if self._key not in given:
             return self.default
         text = os.environ.get(self.name)
         # An empty variable counts as unset, as in every shell script that clears one with NAME=.

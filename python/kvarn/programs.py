@@ -35,7 +35,7 @@ from kvarn.dsl import functions
 from kvarn.env import env
 from kvarn.lowering import pipeline
 from kvarn.lowering.target import by_name, of_capability
-from kvarn.runtime import buffers, contents, device, overlap, packing, signatures, streams
+from kvarn.runtime import buffers, contents, device, overlap, packing, quick, signatures, streams
 from kvarn.runtime.binding import HOST, ordinal_of
 from kvarn.runtime.overlap import NoAlias
 from kvarn.runtime.program import Program
@@ -199,8 +199,14 @@ class OperationProgram(Program):
         super().__init__(artifact)
         self.used = next(_clock)
 
-    def run(self, known: _Known, values: list[Any], operands: Sequence[Any], stream: Any) -> None:
-        """Run every step with first field values that are right; ``operands`` say whose current stream to take."""
+    def run(
+        self, known: _Known, values: list[Any], operands: Sequence[Any], stream: Any,
+        keep: Callable[[list[packing.Bound], int, Any], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Run every step with first field values that are right; ``operands`` say whose current stream to take.
+
+        ``keep`` is given the launches on a GPU, the stream, and the steps' place.
+        """
         ordinal = known.ordinal
         on = self._on.get(ordinal) or self._load(ordinal)
         if ordinal < 0:
@@ -232,6 +238,8 @@ class OperationProgram(Program):
             lock.release()
             if before is not None:
                 device.unbind(before)
+        if keep is not None:
+            keep(launches, handle, on)
 
     def _bind_launches(self, on: Any, known: _Known, key: tuple[int, Any], values: list[Any]) -> list[packing.Bound]:
         """The launches of a call, packed but for the addresses of its buffers, and remembered for calls like it."""
@@ -370,6 +378,7 @@ class Operation:
         if effects.writes_cache(op_class):
             self._written |= {n for n in self._handles if not n.startswith("source")}
         self._known: dict[Any, _Known] = {}
+        self._quick: Any = None  # calls that the native part launches
         _operations.add(self)
 
     def forget(self, gone: OperationProgram) -> None:
@@ -378,6 +387,33 @@ class Operation:
             if found.program is gone:
                 self._known.pop(signature, None)
 
+    def again(
+        self, given: Sequence[Any], stream: Any, attributes: Any = (), entries: Any = None
+    ) -> bytes | bool | None:
+        """Launch a call like one before, by the native part.
+
+        Parameters
+        ----------
+        given : sequence
+            All that the call depends on besides ``attributes`` and ``entries``: operands, or arguments that they are
+            made from.
+
+        Returns
+        -------
+        bytes, bool or None
+            True: it is launched. Bytes: what stands for a call that is not known. None: it is not one for the native
+            part.
+        """
+        calls = self._quick
+        if calls is None or (recorder is not None and recorder.recording()):
+            return None
+        generation = settings.plain()
+        if generation is None:
+            return None
+        if stream is not None and stream.__class__ is not int:
+            stream = streams.handle_of(stream)
+        return calls.launch(given, attributes, entries, generation, stream)
+
     def __call__(
         self,
         operands: Sequence[Any],
@@ -385,15 +421,24 @@ class Operation:
         schedule: Schedule = None,
         stream: Any = None,
         now: bool = False,
+        unknown: tuple[Sequence[str], Sequence[Any], bytes] | None = None,
     ) -> None:
         """Run on operands in the order of ``self.operands``; absent ones are None, or left out at the end.
 
-        ``now``: whatever records.
+        ``now``: whatever records. ``unknown``: what :meth:`again` was given, by name, and what it answered.
         """
         if recorder is not None and not now and recorder.recording():
             recorder.record(self, operands, attributes, schedule, stream)
             return
         entries = None if schedule is None else _entries(schedule, self.title)
+        of_call: tuple[Any, Any] = ((), None)
+        if unknown is None:
+            of_call = attributes, entries
+            operands = operands if operands.__class__ is tuple else tuple(operands)
+            answer = self.again(operands, stream, *of_call)
+            if answer is True:
+                return
+            unknown = (self.operands, operands, answer) if answer else None
         signature, values = signatures.signed(operands, (attributes, entries, settings.token(), env.check))
         try:
             found = self._known.get(signature)
@@ -412,7 +457,16 @@ class Operation:
             found.complete(whole)
             for check in found.checks:
                 check(whole)
-        found.program.run(found, values, operands, stream)
+        if unknown is None or found.checks:
+            found.program.run(found, values, operands, stream)
+            return
+        names, given, key = unknown
+
+        def keep(bounds: list[packing.Bound], handle: int, on: Any) -> None:
+            places = quick.places_of(self.operands, operands, names, given)
+            quick.remember(self._quick, key, *of_call, bounds, places, quick.context_of(on.facts, handle), on.lock)
+
+        found.program.run(found, values, operands, stream, keep)
 
     def _learn(self, signature: tuple[Any, ...], operands: Sequence[Any], attributes: Any, entries: Any) -> _Known:
         """Check a signature, get its program, and remember what its buffers' fields are besides the address."""
@@ -422,6 +476,8 @@ class Operation:
         found = program(what) if emulation is None else emulation.program(what)
         assert not any(a.table_alignment for a in found.args), "a signature does not hold the alignment of tables"
         values, ordinal = found.bind(given)
+        if self._quick is None and ordinal >= 0 and emulation is None:
+            self._quick = quick.table()
         buffers_ = [i for i, (_, type_) in enumerate(what.operands) if isinstance(type_, BufferType)]
         if len(self._known) >= _REMEMBER:
             self._known.clear()

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvarn.env import OWNERSHIP
+from kvarn.env import OWNERSHIP, encoded, env, given
 
 if TYPE_CHECKING:
     from kvarn.lowering.pipeline import Settings
@@ -31,6 +31,7 @@ class _Local(threading.local):
 
 
 _local = _Local()
+_CHECK = encoded("KVARN_CHECK")
 _generation = 0  # of the code that other packages have declared
 
 
@@ -45,6 +46,13 @@ def token() -> Hashable:
     """What to keep compiled code apart by: equal while the same passes, options and declarations apply."""
     found = _local.token
     return _generation if found is None else (_generation, found)
+
+
+def plain() -> int | None:
+    """A number of the declared code, where nothing else is asked for, by a thread or by the environment; else None."""
+    if _local.token is not None or env.overrides or _CHECK in given:
+        return None
+    return _generation
 
 
 def traced() -> int:
@@ -158,5 +166,5 @@ def _applied(made: Settings, check: bool | str | None) -> Iterator[None]:
 
 
 __all__ = [
-    "current", "declared", "emulating", "emulation", "extended", "pipeline", "token", "traced", "tracing",
+    "current", "declared", "emulating", "emulation", "extended", "pipeline", "plain", "token", "traced", "tracing",
 ]  # fmt: skip

@@ -29,7 +29,18 @@ def findings(check):
 def test_doctor_prints_every_part_and_a_conclusion(capsys):
     status = doctor.main([])
     out = capsys.readouterr().out
-    for name in ("kvarn", "Python", "MLIR", "native effects", "numpy", "GPU", "frameworks", "compile cache"):
+    parts = (
+        "kvarn",
+        "Python",
+        "MLIR",
+        "native effects",
+        "native launches",
+        "numpy",
+        "GPU",
+        "frameworks",
+        "compile cache",
+    )
+    for name in parts:
         assert f" {name} " in out
     assert out.splitlines()[-1] == doctor.conclusion(doctor.examine())
     assert status == (1 if "cannot compile here" in out else 0)

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from kvarn import artifact as A
 from kvarn.dialect import dtypes, layout
-from kvarn.runtime import device, driver
+from kvarn.runtime import device, driver, quick
 from kvarn.runtime.launch import Launcher, load, runner
 from kvarn.runtime.program import Program
 
@@ -51,10 +52,28 @@ def fake_driver(tmp_path_factory):
     return {**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
 
 
-@pytest.mark.parametrize("cases", ["arguments.py", "places.py", "steps.py", "compiled.py"])
-def test_the_cases_pass_on_the_fake_driver(fake_driver, cases):
-    if cases == "compiled.py":
+@pytest.fixture(scope="session")
+def native_launches(tmp_path_factory):
+    """A folder with the native part of the runtime, built as CMakeLists.txt does."""
+    compiler, headers = shutil.which("c++") or shutil.which("g++"), Path(sysconfig.get_path("include"))
+    if compiler is None or not (headers / "Python.h").is_file():
+        pytest.skip("no C++ compiler, or no headers of Python, to build the native part with")
+    folder = tmp_path_factory.mktemp("native")
+    source, built = Path(quick.__file__).with_name("launches.cpp"), folder / "_launches.abi3.so"
+    options = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden"]
+    subprocess.run([compiler, *options, f"-isystem{headers}", source, "-o", built], check=True)
+    return folder
+
+
+@pytest.mark.parametrize(("cases", "native"), [
+    ("arguments.py", False), ("places.py", False), ("steps.py", False), ("compiled.py", False),
+    ("places.py", True), ("warm.py", True),
+])  # fmt: skip
+def test_the_cases_pass_on_the_fake_driver(fake_driver, cases, native, request):
+    if cases in ("compiled.py", "warm.py"):
         pytest.importorskip("mlir", reason="the compiler needs the MLIR bindings")
+    folder = str(request.getfixturevalue("native_launches")) if native else ""
+    fake_driver = {**fake_driver, "FAKE_NATIVE": folder}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FAKE / cases)]
     done = subprocess.run(command, env=fake_driver, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

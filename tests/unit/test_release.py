@@ -88,7 +88,7 @@ def test_a_wheel_without_the_native_part_is_refused(tmp_path, monkeypatch, capsy
         zipfile.ZipFile(tmp_path / "kvarn-0.1.0-py3-none-any.whl", "w").close()
 
     monkeypatch.setattr(wheels, "run", without_native)
-    with pytest.raises(wheels.Refused, match=r"has no native part: a C\+\+17 compiler must be on PATH"):
+    with pytest.raises(wheels.Refused, match=r"no native part \(kvarn/dialect/native/lib.*, kvarn/runtime/_launches"):
         wheels.build(tmp_path)
 
 

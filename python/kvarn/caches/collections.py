@@ -56,6 +56,7 @@ class KVCacheCollection(Generic[CacheT]):
         self.num_layers = at["num_layers"]
         self.max_seq_length, self.max_cache_length = at["max_seq_length"], at["max_cache_length"]
         self._own_bounds: Any = None  # what kvarn.ops.reads makes of the two
+        self._words: bytes | None = None  # what the native part makes of all of it
         self._caches: tuple[dict[int, CacheT], dict[int, CacheT]] = ({}, {})
 
     @property

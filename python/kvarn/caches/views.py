@@ -65,7 +65,7 @@ class KVCache(HostModel, TmaTiles):
         Whether the owner of the blocks (or of the scales) forbids writing.
     """
 
-    __slots__ = ("_at", "_fields", "_host", "_keep", "buffers", "device", "readonly", "spec")
+    __slots__ = ("_at", "_fields", "_host", "_keep", "_words", "buffers", "device", "readonly", "spec")
     kind: ClassVar[str] = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -80,6 +80,7 @@ class KVCache(HostModel, TmaTiles):
         self.buffers = tuple(v.owner for v in views.values())
         self._keep = tuple(views.values())
         self._host: dict[str, np.ndarray] = {}
+        self._words: bytes | None = None  # what the native part makes of all of it
 
     @classmethod
     def _make(cls, spec: CacheSpec, views: Mapping[str, BufferView], at: dict[str, int]) -> Any:

@@ -163,6 +163,12 @@ _OPERAND_ATTENTION = RowsOperation("kv.operand_attention", _ROWS, _check_operand
 _ATTENTION_PADDED = RowsOperation("kv.attention_padded", _PADDED, _check_attention_padded, no_alias=NO_ALIAS)
 
 
+_GIVEN = (
+    "collection", "layer", "query", "row_offsets", "scale", "score", "mask", "window", "chunk", "sinks", "softcap",
+    "out", "lse", "kv_offsets", "alibi_slopes", "prior", "tree", "pages", "page_counts", "shared", "schedule",
+)  # fmt: skip
+
+
 def attention(
     collection: Any,
     layer: Any,
@@ -293,6 +299,16 @@ def attention(
         If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.attention"
+    if out is not None and not (return_lse and lse is None):
+        given = (
+            collection, layer, query, row_offsets, scale, score, mask, window, chunk, sinks, softcap, out, lse,
+            kv_offsets, alibi_slopes, prior, tree, pages, page_counts, shared, schedule,
+        )  # fmt: skip
+        answer = _ATTENTION.again(given, stream)
+        if answer is True:
+            return (out, lse) if return_lse else out
+    else:
+        given = answer = None
     if collection.__class__ is list or shared is not None:
         options = {
             "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk, "sinks": sinks,
@@ -332,7 +348,8 @@ def attention(
         _OPERAND_ATTENTION(operands, attributes, schedule, stream)
     else:
         operands = with_pages(operands, pages, page_counts)
-        _ATTENTION(operands, attributes, _scheduled(collection, schedule), stream)
+        unknown = (_GIVEN, given, answer) if given and answer else None
+        _ATTENTION(operands, attributes, _scheduled(collection, schedule), stream, unknown=unknown)
     return (out, lse) if return_lse else out
 
 

@@ -22,6 +22,7 @@ from kvarn.forks import renewed
 
 from . import driver
 from .assembler_log import needs_whole_program, refuse_losses
+from .streams import handle_of
 
 Cluster = tuple[int, int, int] | None
 _CHIP = re.compile(r"sm_(\d+)(\d)([af]?)$")
@@ -249,7 +250,7 @@ class Device:
         if stream in self.streams:
             return
         bindings = driver.require()
-        context = driver.call("cuStreamGetCtx", bindings.CUstream(stream))
+        context = driver.call("cuStreamGetCtx", bindings.CUstream(handle_of(stream)))
         if int(context) != self._primary:
             before = driver.current_context()
             driver.call("cuCtxSetCurrent", context)

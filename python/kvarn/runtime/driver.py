@@ -231,6 +231,12 @@ def launch_function() -> Callable[..., int]:
     return ctypes.CFUNCTYPE(ctypes.c_int)(_address("cuLaunchKernelEx"))
 
 
+@functools.cache
+def launch_addresses() -> tuple[int, int]:
+    """Where ``cuLaunchKernelEx`` and ``cuCtxGetCurrent`` are, for the native part."""
+    return _address("cuLaunchKernelEx"), _address("cuCtxGetCurrent")
+
+
 LaunchArguments = tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, None]
 
 

@@ -24,7 +24,7 @@ from kvarn.bundle import BundleError
 from kvarn.bundle import load as load_bundle
 
 from . import device as devices
-from . import driver, signatures, streams
+from . import driver, quick, signatures, streams
 from .binding import HOST, Binder, make_binder
 from .packing import Address, Bound, Call, Frozen, HostExecutor, HostFrozen, Place
 
@@ -76,15 +76,15 @@ class _Known(NamedTuple):
     ordinal: int
     bounds: dict[int, Bound]
 
-    def launch(self, args: Sequence[Any], firsts: Sequence[Any], stream: Any) -> bool:
-        """Launch with these first values; False where there is no packed launch to be had."""
+    def launch(self, args: Sequence[Any], firsts: Sequence[Any], stream: Any) -> Bound | None:
+        """Launch with these first values; the packed launch, or None where there is none to be had."""
         if stream is None:
             stream = streams.current_stream(args, self.ordinal)
         elif stream.__class__ is not int:
             stream = streams.handle_of(stream)
         bound = self.bounds.pop(stream, None)  # taken out while it is used: another thread takes the long way
         if bound is None:
-            return False
+            return None
         launch, arguments, words, moves, again, _ = bound
         for word, i in moves:
             words[word] = firsts[i]
@@ -92,7 +92,7 @@ class _Known(NamedTuple):
         if code:
             again(code)
         self.bounds[stream] = bound
-        return True
+        return bound
 
 
 class PreparedLaunch:
@@ -152,6 +152,7 @@ class Launcher:
         others = [i for i, a in enumerate(self.entry.args) if a.kind != "buffer"]
         self._rest = operator.itemgetter(*others) if others else None
         self._known: dict[Any, _Known] = {}
+        self._quick: Any = None  # calls that the native part launches
         self._seen: set[Any] = set()  # once: scalars that change from call to call are not worth to be remembered
 
     def __call__(self, grid: Any, block: Any, *args: Any, stream: Any = None) -> None:
@@ -175,9 +176,19 @@ class Launcher:
         DriverError
             If the driver refuses the launch.
         """
+        calls, missed = self._quick, None
+        if calls is not None:
+            if stream is not None and stream.__class__ is not int:
+                stream = streams.handle_of(stream)
+            missed = calls.launch(args, grid, block, 0, stream)
+            if missed is True:
+                return
         signature, firsts = self._sign(grid, block, args) if self._knows else (None, ())
         known = self._known.get(signature)
-        if known is not None and known.launch(args, firsts, stream):
+        bound = None if known is None else known.launch(args, firsts, stream)
+        if bound is not None:
+            if missed is not None:
+                quick.remember(calls, missed, grid, block, (bound,), range(len(firsts)))
             return
         values, ordinal = self._binders.bind(args)
         call = self._calls.get(ordinal) or self._place(ordinal)
@@ -239,6 +250,8 @@ class Launcher:
 
     def _place(self, ordinal: int) -> Call:
         call = Place(self.artifact, ordinal, self._executor).call(self.entry)
+        if self._knows and self._quick is None:
+            self._quick = quick.table()
         return self._calls.setdefault(ordinal, call)
 
 

@@ -26,7 +26,7 @@ Signer = Callable[[Any, list[Any]], Any]
 signers: dict[type, Signer] = {}
 _BATCH = [f.name for f in layout.cache_fields(CacheSpec(layout.PAGED, dtypes.f32, 1, 1, 1))].index("batch")
 _REMEMBER = 4096  # specs
-_specs: dict[int, tuple[Any, Any]] = {}  # by identity: the spec itself, and the first one that was equal to it
+specs: dict[int, tuple[Any, Any]] = {}  # by identity: the spec itself, and the first one that was equal to it
 _equal_specs: dict[Any, Any] = {}
 
 
@@ -39,7 +39,7 @@ def find_signer(cls: type) -> Signer:
     elif is_torch(cls):
         found = _sign_torch
     elif hasattr(cls, "fields") and callable(cls.fields):
-        found = _sign_operand if hasattr(cls, "capacity") else _sign_handle
+        found = _sign_operand if hasattr(cls, "capacity") else sign_handle
     else:
         found = _sign_other
     signers[cls] = found
@@ -55,26 +55,26 @@ def _sign_number(operand: Any, values: list[Any]) -> Any:
     return operand.__class__ if operand else repr(operand)  # zeros are equal and not the same
 
 
-def _sign_handle(operand: Any, values: list[Any]) -> Any:
+def sign_handle(operand: Any, values: list[Any]) -> Any:
     fields = operand.fields()
     values.append(fields)
     spec = operand.spec
-    found = _specs.get(id(spec)) or _remember_spec(spec)
+    found = specs.get(id(spec)) or _remember_spec(spec)
     return id(found[1]), fields[_BATCH], operand.readonly, operand.device
 
 
 def _sign_operand(operand: Any, values: list[Any]) -> Any:
     values.append(operand.fields())
     spec = operand.spec
-    found = _specs.get(id(spec)) or _remember_spec(spec)
+    found = specs.get(id(spec)) or _remember_spec(spec)
     return id(found[1]), operand.batch_size, operand.capacity, operand.device
 
 
 def _remember_spec(spec: Any) -> tuple[Any, Any]:
     """Equal specs share an identity, which is cheaper to look up than their values. Those that are met are kept."""
-    if len(_specs) >= _REMEMBER:
-        _specs.clear()
-    found = _specs[id(spec)] = (spec, _equal_specs.setdefault(spec, spec))
+    if len(specs) >= _REMEMBER:
+        specs.clear()
+    found = specs[id(spec)] = (spec, _equal_specs.setdefault(spec, spec))
     return found
 
 
@@ -110,7 +110,7 @@ def _sign_other(operand: Any, values: list[Any]) -> Any:
 _TEXTS: dict[Signer, tuple[str, str, str]] = {
     _sign_none: ("", "", ""),
     _sign_number: ("", "True if o{n} else repr(o{n}),", "(o{n},),"),
-    _sign_handle: (
+    sign_handle: (
         "f{n} = o{n}.fields(); s{n} = o{n}.spec; e{n} = specs(id(s{n})) or remember(s{n})",
         f"id(e{{n}}[1]), f{{n}}[{_BATCH}], o{{n}}.readonly, o{{n}}.device,",
         "f{n},",
@@ -148,7 +148,7 @@ def _make_plan(classes: tuple[type, ...]) -> Callable[[Sequence[Any], Any], Sign
     key, values = "".join(text[1] for text in texts), "".join(text[2] for text in texts)
     body = "".join(f"    {line}\n" for line in lines if line)
     source = f"def plan(args, prefix):\n{body}    return ({next(_numbers)}, prefix, {key}), [{values}]\n"
-    scope: dict[str, Any] = {"specs": _specs.get, "remember": _remember_spec}
+    scope: dict[str, Any] = {"specs": specs.get, "remember": _remember_spec}
     scope |= {f"sign{n}": signer for n, signer in enumerate(found)}
     exec(source, scope)
     if len(_plans) >= _REMEMBER:

@@ -130,6 +130,21 @@ def check_native() -> Iterator[Finding]:
         )
 
 
+def check_launches() -> Iterator[Finding]:
+    from kvarn.runtime import quick
+
+    if quick.available():
+        yield Finding("native launches", OK, "calls like one before are launched in C")
+    else:
+        yield Finding(
+            "native launches",
+            MISSING,
+            f"{quick.MODULE} was not built with this installation",
+            "install a C++17 compiler and Python's headers and reinstall kvarn; without it a call takes a few "
+            "microseconds more",
+        )
+
+
 def check_packages() -> Iterator[Finding]:
     for name, required in (("numpy", True), ("ml_dtypes", True)):
         version = version_of(name)
@@ -279,8 +294,8 @@ def check_environment() -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    check_python, check_mlir, check_native, check_packages, check_extensions, check_gpu, check_tools, check_frameworks,
-    check_cache, check_environment,
+    check_python, check_mlir, check_native, check_launches, check_packages, check_extensions, check_gpu, check_tools,
+    check_frameworks, check_cache, check_environment,
 )  # fmt: skip
 
 

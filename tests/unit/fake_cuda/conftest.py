@@ -1,11 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Every case starts with no launches recorded, no current context and no torch."""
 
+import os
 import sys
 
 import pytest
 
-from kvarn.runtime import streams
+import kvarn.runtime
+
+_folder = os.environ.get("FAKE_NATIVE")  # of a native part, "" for none, or nothing for whatever there is
+if _folder:
+    kvarn.runtime.__path__.insert(0, _folder)
+elif _folder == "":
+    sys.modules["kvarn.runtime._launches"] = None  # type: ignore[assignment]
+
+from kvarn.runtime import streams  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -142,6 +142,51 @@ class Tensor:
 
 
 Tensor.__module__ = "torch"
+
+
+# --- DLPack's exchange table, as torch's Tensor has one --------------------------------------------
+
+_CODES = {"float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "int32": (0, 32)}
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+@ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_DLTensor))
+def _read(tensor, out):
+    if isinstance(tensor, Pointerless):
+        return -1
+    shape, strides = (np.array(x, np.int64) for x in (tensor.shape, tensor.stride()))
+    tensor.keep = shape, strides
+    code, bits = _CODES[tensor.dtype.name]
+    out[0] = _DLTensor(tensor.data_ptr(), 2 if tensor.device.type == "cuda" else 1, tensor.device.index, len(shape),
+                       code, bits, 1, shape.ctypes.data, strides.ctypes.data, 0)  # fmt: skip
+    return 0
+
+
+@ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+def _current_stream(kind, ordinal, out):
+    torch = sys.modules.get("torch")
+    out[0] = 0 if torch is None else torch._C._cuda_getCurrentRawStream(ordinal)
+    return 0
+
+
+class Pointerless(Tensor):
+    """A tensor that the table cannot read."""
+
+
+Pointerless.__module__, Pointerless.__qualname__ = "torch", "Tensor"
+_TABLE = (ctypes.c_void_p * 7)(1, None, None, None, None, ctypes.cast(_read, ctypes.c_void_p),
+                               ctypes.cast(_current_stream, ctypes.c_void_p))  # fmt: skip
+_capsule = ctypes.pythonapi.PyCapsule_New
+_capsule.restype, _capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_NAME = b"dlpack_exchange_api"
+Tensor.__dlpack_c_exchange_api__ = _capsule(ctypes.addressof(_TABLE), _NAME, None)
 DTYPES = {name: TorchDtype(name) for name in ("float32", "bfloat16", "int32", "float16")}
 
 

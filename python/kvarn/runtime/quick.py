@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Calls like one before, launched by the native part (``launches.cpp``) with one call of C.
+
+The native part is optional: without it, with other classes of operands, and at the first call of a kind, the way is the
+one through Python, which checks operands, binds them, and packs the launches that are remembered here. A call is like
+one before when everything is the same that the checks and the code look at; only the addresses of buffers may differ.
+Operands are torch tensors on a GPU, read by DLPack's exchange table, caches and collections, ints, floats and None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from . import driver, signatures, streams
+from .binding import is_torch
+from .packing import Bound
+
+# As in launches.cpp.
+_OTHER, _TENSOR, _HANDLE = 0, 1, 2
+_TENSORS = (("torch", "Tensor"), ("torch.nn.parameter", "Parameter"))
+MAX_BYTES, MAX_PARAMETERS, MAX_OPERANDS = 4608, 512, 64
+
+MODULE = "kvarn.runtime._launches"
+try:
+    _native: Any = importlib.import_module(MODULE)
+except ImportError:
+    _native = None
+
+
+def available() -> bool:
+    """Whether the native part is there."""
+    return _native is not None
+
+
+def table() -> Any:
+    """A new table of calls, or None without the native part. Needs a driver."""
+    if _native is None:
+        return None
+    return _native.Launches(*driver.launch_addresses(), _kind_of, signatures.specs)
+
+
+def _kind_of(cls: type) -> int:
+    """How the native part reads operands of a class."""
+    signer = signatures.signers.get(cls) or signatures.find_signer(cls)
+    if signer is signatures.sign_handle:
+        return _HANDLE
+    # Of classes derived from torch's Tensor only the one whose data is its own: others may stand for something else.
+    return _TENSOR if (cls.__module__, cls.__qualname__) in _TENSORS and is_torch(cls) else _OTHER
+
+
+def remember(
+    calls: Any,
+    key: bytes,
+    attributes: Any,
+    schedule: Any,
+    bounds: Iterable[Bound],
+    places: Sequence[int | None],
+    context: int = 0,
+    lock: Any = None,
+) -> None:
+    """Keep the launches of a call whose key ``calls.launch`` gave.
+
+    Parameters
+    ----------
+    calls : Launches
+        From :func:`table`.
+    key : bytes
+    attributes, schedule : object
+        What else must be equal; as given to ``calls.launch``.
+    bounds : iterable of Bound
+        The launches. Those that are not of the driver's function alone are not kept.
+    places : sequence of int or None
+        See :func:`places_of`.
+    context : int
+        What must be current for a launch, or 0. See :func:`context_of`.
+    lock : Lock, optional
+        Held while there are several launches.
+    """
+    steps, plain = [], driver.launch_function()
+    for bound in bounds:
+        packet, memory = bound.memory, bytes(bound.memory.memory)
+        parameters = tuple(p - packet.address for p in packet.pointers if p is not None)
+        if bound.launch is not plain or len(memory) > MAX_BYTES or len(parameters) > MAX_PARAMETERS:
+            return
+        words, given = tuple(8 * word for word, _ in bound.moves), tuple(places[i] for _, i in bound.moves)
+        if any(i is None or i >= MAX_OPERANDS for i in given):
+            return
+        kernel: ctypes.c_void_p = bound.arguments[1]
+        steps.append((kernel.value, memory, parameters, words, given, bound.again))
+    calls.remember(key, attributes, schedule, context, lock if len(steps) > 1 else None, steps)
+
+
+def places_of(
+    names: Sequence[str], operands: Sequence[Any], names_given: Sequence[str], given: Sequence[Any]
+) -> list[int | None]:
+    """Of each operand that is there, its place among the arguments that are there; None where it is no argument."""
+    places: dict[str, int] = {}
+    for name, argument in zip(names_given, given):  # noqa: B905 (those at the end may be left out)
+        if argument is not None:
+            places[name] = len(places)
+    arguments = dict(zip(names_given, given))  # noqa: B905
+    return [
+        places[name] if arguments.get(name) is operand else None
+        for name, operand in zip(names, operands)  # noqa: B905
+        if operand is not None
+    ]
+
+
+def context_of(device: Any, stream: int) -> int:
+    """The context that must be current for a launch on a stream of a device; 0 where the stream says the device."""
+    return 0 if stream > streams.LAST_SPECIAL or device.alone else device.primary
+
+
+__all__ = ["available", "context_of", "places_of", "remember", "table"]
