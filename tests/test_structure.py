@@ -89,6 +89,7 @@ ALLOWED = {
     "kvarn.extensions": {"now": EVERYTHING, "lazy": set()},
     "kvarn.stage_files": {"now": EVERYTHING, "lazy": set()},
     "kvarn.programs": {"now": EVERYTHING, "lazy": CUDA},
+    "kvarn.specialisation": {"now": EVERYTHING, "lazy": set()},
     "kvarn.ops": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.torch": {"now": {*EVERYTHING, "torch"}, "lazy": CUDA},  # imported by those who have torch
     "kvarn.torch.huggingface": {"now": {*EVERYTHING, "torch", "transformers"}, "lazy": CUDA},

@@ -15,20 +15,14 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-
-from mlir import ir
-from mlir.dialects import func
 
 from kvarn import compiler, forks, settings
 from kvarn.artifact import Artifact
 from kvarn.compiled import Kernel
-from kvarn.dialect import dtypes, effects, layout, schedules, types
-from kvarn.dialect.base import Kv
+from kvarn.dialect import dtypes, effects, schedules
 from kvarn.dialect.contents import Rule
-from kvarn.dialect.dtypes import DType
 from kvarn.dialect.ext import F32, I32
 from kvarn.dialect.layout import CacheSpec, lowbit
 from kvarn.dsl import functions
@@ -39,10 +33,20 @@ from kvarn.runtime import buffers, contents, device, overlap, packing, quick, si
 from kvarn.runtime.binding import HOST, ordinal_of
 from kvarn.runtime.overlap import NoAlias
 from kvarn.runtime.program import Program
+from kvarn.specialisation import (
+    HANDLES,
+    WIDEST,
+    BufferType,
+    HandleType,
+    OperandType,
+    ScalarType,
+    Specialisation,
+    build,
+    op_class_of,
+)
 
 _REMEMBER = 4096  # signatures that an operation remembers
 _LAUNCHES = 512  # packed launches that a signature remembers: one a layer, stream and size of the cache
-_WIDEST = 16  # bytes of one access; no alignment beyond it is of use
 
 Schedule = Mapping[str, Any] | None
 
@@ -52,135 +56,6 @@ Schedule = Mapping[str, Any] | None
 # operands, attributes, schedule, stream); converted(operation, operands) gives operands that would be refused as the
 # operation takes them, and what is to follow the run, or None.
 recorder: Any = None
-
-
-# --- what a program is specialised for -----------------------------------------------------------
-
-
-# A kind's MLIR type, the class of its specs, and what it is called.
-_HANDLES: dict[str, tuple[Callable[[CacheSpec], ir.Type], type, str]] = {
-    "cache": (types.cache_type, CacheSpec, "KV cache"),
-    "collection": (types.collection_type, layout.CollectionSpec, "KV cache collection"),
-    "operand": (types.operand_type, layout.OperandSpec, "attention operand"),
-}
-
-
-@dataclass(frozen=True)
-class HandleType:
-    """A cache, collection or attention operand: ``kind`` is ``"cache"``, ``"collection"`` or ``"operand"``."""
-
-    kind: str
-    spec: CacheSpec
-
-    def mlir(self) -> ir.Type:
-        return _HANDLES[self.kind][0](self.spec)
-
-
-@dataclass(frozen=True)
-class BufferType:
-    """A buffer operand; ``dims`` has an extent for each dimension, None where it may change from call to call."""
-
-    dtype: DType
-    dims: tuple[int | None, ...]
-
-    def mlir(self) -> ir.Type:
-        shape = "".join(f"{'?' if d is None else d}x" for d in self.dims)
-        strides = ", ".join(["?"] * (len(self.dims) - 1) + ["1"])
-        return ir.Type.parse(f"memref<{shape}{self.dtype.mlir}, strided<[{strides}]>, 1>")
-
-
-@dataclass(frozen=True)
-class ScalarType:
-    """A number of a dtype."""
-
-    dtype: DType
-
-    def mlir(self) -> ir.Type:
-        return types.element_type(self.dtype)
-
-
-OperandType = HandleType | BufferType | ScalarType
-
-
-@dataclass(frozen=True)
-class Specialisation:
-    """All that the code of a program depends on.
-
-    Parameters
-    ----------
-    name : str
-        The op, such as ``"kv.append"``.
-    operands : tuple of (str, OperandType)
-        The operands that are there, by name, in the op's order.
-    attributes, schedule : tuple of (str, value)
-        Values are bools, ints, floats, strings and tuples of ints.
-    target : str
-    alignment : int
-        Bytes that every row of every data buffer is aligned to, at most 16.
-    """
-
-    name: str
-    operands: tuple[tuple[str, OperandType], ...]
-    attributes: tuple[tuple[str, Any], ...] = ()
-    schedule: tuple[tuple[str, Any], ...] = ()
-    target: str = "host"
-    alignment: int = _WIDEST
-
-    @property
-    def symbol(self) -> str:
-        return self.name.removeprefix("kv.")
-
-
-def build(what: Specialisation, context: ir.Context | None = None) -> ir.Module:
-    """A module with one function over the operands and the one op in it: what the pipeline takes."""
-    op_class = op_class_of(what.name)
-    with context or compiler.context(), ir.Location.name(f"kvarn.ops.{what.symbol}"):
-        module = ir.Module.create()
-        operand_types = [t.mlir() for _, t in what.operands]
-        with ir.InsertionPoint(module.body):
-            function = func.FuncOp(what.symbol, (operand_types, []))
-        function.attributes["kv.args"] = ir.ArrayAttr.get([_argument(n, t) for n, t in what.operands])
-        with ir.InsertionPoint(function.add_entry_block()):
-            values = dict(zip((n for n, _ in what.operands), function.arguments, strict=True))
-            attributes = {n: _attribute(v) for n, v in what.attributes}
-            declared = {f.name for f in op_class.FIELDS if f.kind == "attribute"}
-            made = op_class(**values, **{n: a for n, a in attributes.items() if n in declared})
-            for n in attributes.keys() - declared:  # one that may be absent, which IRDL cannot declare
-                made.operation.attributes[n] = attributes[n]
-            if what.schedule:
-                entries = {n: _attribute(v) for n, v in what.schedule}
-                made.operation.attributes["schedule"] = ir.DictAttr.get(entries)
-            if what.alignment < _WIDEST:
-                made.operation.attributes["kv.row_alignment"] = _attribute(what.alignment)
-            func.ReturnOp([])
-    return module
-
-
-def op_class_of(name: str) -> Any:
-    """The class of a dialect op; ValueError for an unknown one."""
-    for op_class in Kv.operations:
-        if op_class.OPERATION_NAME == name:
-            return op_class
-    raise ValueError(f"operation must be one of the kv dialect, got {name!r}")
-
-
-def _argument(name: str, type_: OperandType) -> ir.Attribute:
-    kind = type_.kind if isinstance(type_, HandleType) else "buffer" if isinstance(type_, BufferType) else "scalar"
-    record = {"name": name, "kind": kind, "dtype": "" if isinstance(type_, HandleType) else type_.dtype.name}
-    return ir.DictAttr.get({n: ir.StringAttr.get(v) for n, v in record.items()})
-
-
-def _attribute(value: Any) -> ir.Attribute:
-    """An attribute of a Python value; integers become i64, floats f32."""
-    if isinstance(value, bool):
-        return ir.BoolAttr.get(value)
-    if isinstance(value, int):
-        return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
-    if isinstance(value, float):
-        return ir.FloatAttr.get(ir.F32Type.get(), value)
-    if isinstance(value, str):
-        return ir.StringAttr.get(value)
-    return ir.DenseI64ArrayAttr.get(list(value))
 
 
 # --- programs ------------------------------------------------------------------------------------
@@ -519,7 +394,7 @@ class Operation:
             )
         operands = (*operands, *(None,) * (len(self._fields) - len(operands)))
         seen, operand_types, given = SimpleNamespace(attributes=dict(attributes), schedule=dict(schedule)), [], []
-        ordinal, where, alignment = None, "", _WIDEST
+        ordinal, where, alignment = None, "", WIDEST
         for field, operand in zip(self._fields, operands, strict=True):
             name, about = field.name, f"{self.title}: {field.name}"
             if operand is None:
@@ -565,9 +440,9 @@ class Operation:
         kind = self._handles.get(name)
         if kind is not None and not (name in self._static and isinstance(operand, buffers.BufferView)):
             spec = getattr(operand, "spec", None)
-            if not isinstance(spec, _HANDLES[kind][1]):
+            if not isinstance(spec, HANDLES[kind][1]):
                 raise TypeError(
-                    f"{about} must be a{'n' * (kind == 'operand')} {_HANDLES[kind][2]}, got {type(operand).__name__}"
+                    f"{about} must be a{'n' * (kind == 'operand')} {HANDLES[kind][2]}, got {type(operand).__name__}"
                 )
             if operand.readonly and name in self._written:
                 raise ValueError(f"{about} is written, but its blocks are read-only")
@@ -644,7 +519,7 @@ def _place(ordinal: int) -> str:
 
 def _alignment(view: buffers.BufferView) -> int:
     """Bytes that every row of a buffer starts at a multiple of, at most 16."""
-    bits = view.data | _WIDEST
+    bits = view.data | WIDEST
     for extent, stride in zip(view.shape[:-1], view.strides[:-1], strict=True):
         if extent > 1:
             bits |= stride * view.dtype.itemsize
