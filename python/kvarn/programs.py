@@ -199,7 +199,8 @@ class _Known(NamedTuple):
     checks: tuple[
         contents.Check, ...
     ]  # of a call's field values: that operands do not alias, what tables on the host hold
-    rest: Callable[[Sequence[Any]], Any]  # of a call's values, those that are no buffer's
+    rest: Callable[[Sequence[Any]], Any]  # of a call's values, those that its packed launches depend on as they are
+    described: bool  # whether the addresses of buffers that TMA reads are among them
     launches: dict[Any, list[packing.Bound]]  # by stream and rest
 
     def complete(self, values: list[Any]) -> None:
@@ -332,7 +333,7 @@ class Operation:
             found.complete(whole)
             for check in found.checks:
                 check(whole)
-        if unknown is None or found.checks:
+        if unknown is None or found.checks or found.described:
             found.program.run(found, values, operands, stream)
             return
         names, given, key = unknown
@@ -354,12 +355,15 @@ class Operation:
         if self._quick is None and ordinal >= 0 and emulation is None:
             self._quick = quick.table()
         buffers_ = [i for i, (_, type_) in enumerate(what.operands) if isinstance(type_, BufferType)]
+        described = {step_arg[1] for step in found.artifact.steps for step_arg in step.args if _describes(step_arg)}
         if len(self._known) >= _REMEMBER:
             self._known.clear()
         tails = [(i, values[i][1:]) for i in buffers_]
-        others = [i for i in range(len(values)) if i not in buffers_]
+        others = [i for i in range(len(values)) if i not in buffers_ or i in described]
         rest = operator.itemgetter(*others) if others else _nothing
-        made = self._known[signature] = _Known(found, ordinal, tails, self._checks(what, given, ordinal), rest, {})
+        made = self._known[signature] = _Known(
+            found, ordinal, tails, self._checks(what, given, ordinal), rest, bool(described), {}
+        )
         return made
 
     def _checks(self, what: Specialisation, given: Sequence[Any], ordinal: int) -> tuple[contents.Check, ...]:
@@ -507,6 +511,11 @@ def _entries(schedule: Any, title: str) -> tuple[tuple[tuple[str, Any], ...], tu
         names = [name for name in schedule if not isinstance(name, str)] if isinstance(schedule, Mapping) else []
         wrong = f"named by strings, got {names[0]!r}" if names else f"given as a mapping, got {schedule!r}"
         raise TypeError(f"{title}: the schedule's entries must be {wrong}") from None
+
+
+def _describes(step_arg: Any) -> bool:
+    """Whether an argument of a step is the TMA descriptor of a buffer's rows: its bytes are of the buffer's address."""
+    return isinstance(step_arg, (tuple, list)) and len(step_arg) == 5 and step_arg[0] == "tensor_map"
 
 
 def _nothing(values: Sequence[Any]) -> None:

@@ -101,7 +101,7 @@ def build(what: Specialisation, context: ir.Context | None = None) -> ir.Module:
         operand_types = [t.mlir() for _, t in what.operands]
         with ir.InsertionPoint(module.body):
             function = func.FuncOp(what.symbol, (operand_types, []))
-        function.attributes["kv.args"] = ir.ArrayAttr.get([_argument(n, t) for n, t in what.operands])
+        function.attributes["kv.args"] = ir.ArrayAttr.get([argument(n, t) for n, t in what.operands])
         with ir.InsertionPoint(function.add_entry_block()):
             values = dict(zip((n for n, _ in what.operands), function.arguments, strict=True))
             attributes = {n: _attribute(v) for n, v in what.attributes}
@@ -126,7 +126,8 @@ def op_class_of(name: str) -> Any:
     raise ValueError(f"operation must be one of the kv dialect, got {name!r}")
 
 
-def _argument(name: str, type_: OperandType) -> ir.Attribute:
+def argument(name: str, type_: OperandType) -> ir.Attribute:
+    """What the runtime is told of an operand: an entry of the function's ``kv.args``."""
     kind = type_.kind if isinstance(type_, HandleType) else "buffer" if isinstance(type_, BufferType) else "scalar"
     record = {"name": name, "kind": kind, "dtype": "" if isinstance(type_, HandleType) else type_.dtype.name}
     return ir.DictAttr.get({n: ir.StringAttr.get(v) for n, v in record.items()})

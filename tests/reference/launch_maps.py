@@ -15,14 +15,14 @@ from mlir import ir
 from mlir.dialects import func
 
 import kvarn as kv
-from kvarn import compiler, programs
+from kvarn import compiler, specialisation
 from kvarn.artifact import Artifact
 from kvarn.dialect import layout
 from kvarn.lowering import pipeline
 from kvarn.lowering.expand.base import Expansion
 from kvarn.lowering.expand_kv_operations import kernel_module
 from kvarn.lowering.target import by_name
-from kvarn.programs import BufferType, HandleType, OperandType, ScalarType
+from kvarn.specialisation import BufferType, HandleType, OperandType, ScalarType
 
 from . import tma_kernels
 
@@ -88,7 +88,7 @@ def program(
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
             function = func.FuncOp("program", ([t.mlir() for _, t in operands], []))
-        function.attributes["kv.args"] = ir.ArrayAttr.get([programs._argument(n, t) for n, t in operands])
+        function.attributes["kv.args"] = ir.ArrayAttr.get([specialisation.argument(n, t) for n, t in operands])
         kernels = kernel_module(module)
         with ir.InsertionPoint(function.add_entry_block()):
             expand(Expansion(function, kernels, chip, {}), *function.arguments)
