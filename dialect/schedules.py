@@ -465,6 +465,7 @@ OPERATIONS: dict[str, Operation] = {
             "kv.split_prefixes",
             "kv.remap_sparse_indices", "kv.mla_prefill_plan", "kv.mla_decompress", "kv.shift_tokens",
             "kv.summarize_pages", "kv.select_pages", "kv.index_scores", "kv.select_tokens", "kv.commit",
+            "kv.block_mask",
         ),
         _FIXED,
     ),

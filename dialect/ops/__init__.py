@@ -22,7 +22,7 @@ from .addressing import (
     scales_base,
     tma_row,
 )
-from .attention import AttentionOp, AttentionPaddedOp, OperandAttentionOp
+from .attention import AttentionOp, AttentionPaddedOp, BlockMaskOp, OperandAttentionOp
 from .metadata import (
     buffer_operand,
     cache_length,
@@ -72,6 +72,7 @@ from .trace import trace_mark
 __all__ = [
     "AttentionOp",
     "AttentionPaddedOp",
+    "BlockMaskOp",
     "IndexScoresOp",
     "MlaAttentionOp",
     "MlaDecompressOp",

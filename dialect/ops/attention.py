@@ -24,6 +24,7 @@ from .operations import FLOATS, not_mla, offsets, read_as_floats
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
 FUNCTION = re.compile(r"\w+@\w+")  # the name of a function of positions, which the process that gave it keeps
 ARRAYS = ("array0", "array1", "array2", "array3")
+BLOCK_TILE = ("block_rows", "block_keys")  # the attributes of an attention with a block mask
 ARRAY_ELEMENTS = ("f32", "f16", "bf16", "i32", "i8")
 
 
@@ -64,6 +65,26 @@ def _functions(op: Any) -> bool:
     return True
 
 
+def block_tile(op: Any) -> tuple[int, int] | None:
+    """The extents of an attention's block mask's tiles, query rows and keys; None where it has none."""
+    attributes = op.operation.attributes
+    if "block_rows" not in attributes:
+        return None
+    return tuple(ir.IntegerAttr(attributes[name]).value for name in BLOCK_TILE)  # type: ignore[return-value]
+
+
+def _tile_extents(op: Any, names: tuple[str, str]) -> bool:
+    """Whether the extents of tiles are there, 2 or more."""
+    attributes = op.operation.attributes
+    for name in names:
+        extent = verify.integer(attributes[name]) if name in attributes else None
+        if extent is None or not 2 <= extent < 2**15:
+            return verify.fail(
+                op, f"{name} must be in [2, 32767], got {attributes[name] if name in attributes else 'none'}"
+            )
+    return True
+
+
 def mask_is_valid(op: Any, functions: bool = False) -> bool:
     """Whether mask is known and its window or chunk is given where the mask needs one."""
     if functions and is_function(verify.string(op.mask)):
@@ -100,6 +121,10 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     that it lists and no other, as far as the mask lets them. A page is a column of the sequence's row of the lookup
     table, in any order; negative ones and those past the row name nothing, and one that is listed twice counts twice.
     page_counts [B, H] i32: how many entries of a list count, from the first on; at most K do.
+
+    block_mask, over collections, with a mask that is a function: what kv.block_mask wrote for the same mask, arrays,
+    queries and lengths, and with the attributes block_rows and block_keys, the extents of its tiles. Tiles that it does
+    not list are not visited; the mask is not asked about tiles that it calls whole.
     """
 
     collection: Operand[CollectionType]
@@ -120,6 +145,7 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     array3: Operand[Any] | None = None
     pages: Operand[Any] | None = None
     page_counts: Operand[Any] | None = None
+    block_mask: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
@@ -138,6 +164,7 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
             and _attends(self, spec)
             and offsets(self, self.row_offsets)
             and _chosen_pages(self, spec)
+            and _listed_tiles(self)
         )
 
 
@@ -166,6 +193,7 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, 
     array3: Operand[Any] | None = None
     pages: Operand[Any] | None = None
     page_counts: Operand[Any] | None = None
+    block_mask: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
@@ -184,6 +212,64 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, 
             and _attends(self, spec, rank=4)
             and offsets(self, self.valid_lengths, "valid_lengths")
             and _chosen_pages(self, spec)
+            and _listed_tiles(self)
+        )
+
+
+class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
+    """Which tiles of keys each tile of query rows sees by a mask that is a function: what attention walks over.
+
+    query: [T, Hq, D] with row_offsets, or [B, S, Hq, D] with valid_lengths, of which only the extents are read;
+    kv_offsets, mask and array0 to array3 as in kv.attention. A tile of query rows is ``rows`` of one KV head (tokens
+    times its query heads, as attention numbers them), one of keys is ``keys`` tokens. blocks: i32 [tiles, 1 or H, 1 +
+    most], written: for each tile of rows, and KV head, how many tiles of keys it sees anything in, and then these in
+    ascending order, each as twice its number, plus 1 where every row of the tile sees every key of it. Where the mask
+    depends on the query head blocks have H in dimension 1, else 1 will do.
+    """
+
+    collection: Operand[CollectionType]
+    query: Operand[Any]
+    blocks: Operand[Any]
+    row_offsets: Operand[Any] | None = None
+    valid_lengths: Operand[Any] | None = None
+    kv_offsets: Operand[Any] | None = None
+    array0: Operand[Any] | None = None
+    array1: Operand[Any] | None = None
+    array2: Operand[Any] | None = None
+    array3: Operand[Any] | None = None
+    mask: ir.StringAttr
+    rows: ir.IntegerAttr
+    keys: ir.IntegerAttr
+
+    contents = (
+        Offsets("row_offsets", "query"),
+        Counts("valid_lengths", (("query", 1),)),
+        Offsets("kv_offsets"),
+        Lengths("collection", ("kv_offsets", "row_offsets", "valid_lengths")),
+    )
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.collection, ("collection",))
+        if spec is None or not not_mla(self, spec):
+            return False
+        if not is_function(verify.string(self.mask)):
+            return verify.fail(self, f"mask must be the name of a function, NAME@DIGEST, got {self.mask}")
+        if (self.row_offsets is None) == (self.valid_lengths is None):
+            return verify.fail(self, "row_offsets or valid_lengths must be given, and not both")
+        padded = self.row_offsets is None
+        extents, name = (self.valid_lengths, "valid_lengths") if padded else (self.row_offsets, "row_offsets")
+        rank = 4 if padded else 3
+        if not verify.memref(self, self.query, rank, None, "query"):
+            return False
+        query = ir.MemRefType(self.query.type)
+        if query.is_dynamic_dim(rank - 2) or query.shape[rank - 2] % spec.num_heads:
+            return verify.fail(self, f"query must have a static multiple of the {spec.num_heads} KV heads, got {query}")
+        return (
+            _functions(self)
+            and _tile_extents(self, ("rows", "keys"))
+            and offsets(self, extents, name)
+            and (self.kv_offsets is None or offsets(self, self.kv_offsets, "kv_offsets"))
+            and _block_lists(self, self.blocks, "blocks")
         )
 
 
@@ -278,6 +364,24 @@ def _chosen_pages(op: Any, spec: CacheSpec) -> bool:
     if not spec.paged:
         return verify.fail(op, f"pages needs a collection with pages, got a {spec.kind} one")
     return page_lists(op, spec)
+
+
+def _listed_tiles(op: Any) -> bool:
+    """Whether the block mask, where there is one, fits the mask, and its tiles' extents are there."""
+    attributes = op.operation.attributes
+    if op.block_mask is None:
+        given = [name for name in BLOCK_TILE if name in attributes]
+        return not given or verify.fail(op, f"{given[0]} needs block_mask, whose tiles it is of")
+    if not is_function(verify.string(op.mask)):
+        return verify.fail(op, f"block_mask needs a mask that is a function, got {op.mask}")
+    if op.pages is not None:
+        return verify.fail(op, "block_mask and pages must not both be given: each says which keys are visited")
+    return _block_lists(op, op.block_mask, "block_mask") and _tile_extents(op, BLOCK_TILE)
+
+
+def _block_lists(op: Any, blocks: ir.Value, name: str) -> bool:
+    """Whether a block mask is i32 [tiles, heads, 1 + most]."""
+    return verify.memref(op, blocks, 3, ("i32",), name)
 
 
 def page_lists(op: Any, spec: CacheSpec) -> bool:

@@ -26,6 +26,7 @@ _MODULES = {
     "kv.merge_attention": "ragged", "kv.summarize_pages": "pages", "kv.select_pages": "pages",
     "kv.index_scores": "indexer", "kv.select_tokens": "indexer",
     "kv.transfer_pages": "copies",
+    "kv.block_mask": "block_mask",
     "kv.attention": "attention", "kv.attention_padded": "attention", "kv.operand_attention": "attention",
     "kv.mla_attention": "mla", "kv.mla_decompress": "mla", "kv.mla_prefill_chunk": "mla",
 }  # fmt: skip

@@ -8,11 +8,13 @@ case fits it, else tile, else prefill, where the case fits it, else simt. ``sele
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect.ops.attention import arrays_of, score_of
+from kvarn.dialect.ops.attention import arrays_of, block_tile, score_of
+from kvarn.lowering.target import Target
 
 from . import (
     attention_decode,
@@ -35,6 +37,7 @@ from .decode_schedule import MOST_QUERIES, WARP_ROWS
 # 64 x 4k 267 against 252 us, 1 x 32k 48 against 40 us; of one shorter sequence the start of a tile counts for more).
 DECODE_ROWS = ((16, 128), (1 << 31, 32))
 DECODE_ROWS_BESIDE_TILES = ((4, 32), (1 << 31, 16))
+WIDEST_ROWS = 16  # bytes that rows are aligned to where a block mask is made: those of attention may be others
 
 
 def of_operands(op: Any) -> bool:
@@ -47,6 +50,11 @@ def pages_of(op: Any) -> list[ir.Value | None]:
     return [None, None] if of_operands(op) else [op.pages, op.page_counts]
 
 
+def block_mask_of(op: Any) -> ir.Value | None:
+    """The block mask of an attention; operands have none."""
+    return None if of_operands(op) else op.block_mask
+
+
 def case_of(op: Any, at: Expansion) -> Case:
     """The case of an attention."""
     spec = at.spec(op.keys if of_operands(op) else op.collection)
@@ -54,7 +62,7 @@ def case_of(op: Any, at: Expansion) -> Case:
         spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=heads_of(op, at),
         value_size=spec.head_size, mask=op.mask.value, span=op.span.value, softcap=op.softcap.value,
         score=score_of(op), sinks=op.sinks is not None, lse=op.lse is not None, alibi=op.alibi_slopes is not None,
-        padded=is_padded(op), pages=pages_of(op)[0] is not None,
+        padded=is_padded(op), pages=pages_of(op)[0] is not None, blocks=block_tile(op),
     )  # fmt: skip
 
 
@@ -96,6 +104,8 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
     """
     if case.functions and at.target.is_host:
         _check_host(case)
+    if case.blocks:
+        return _kind_with_blocks(op, at, case)
     kind, max_batch = at.schedule.get("kind"), at.schedule.get("max_batch", decode_schedule.Config.max_batch)
     if kind == "tile":
         problems = tile_schedule.problems(case, at.target, row_alignment(op))
@@ -127,9 +137,40 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
     return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"
 
 
+def _kind_with_blocks(op: Any, at: Expansion, case: Case) -> str:
+    """The kind of an attention with a block mask, which only kernels over tiles have."""
+    kind, only = at.schedule.get("kind"), "host" if at.target.is_host else "tile"
+    if kind not in (None, only):
+        raise ValueError(f"block_mask needs a schedule of kind {only}, got {kind}: leave the kind or block_mask out")
+    for problem in why_no_blocks(case, at.target, row_alignment(op)):
+        raise ValueError(f"block_mask {problem}: leave it out, and give the mask alone")
+    return only
+
+
+def why_no_blocks(case: Case, target: Target, row_alignment: int) -> list[str]:
+    """Why a case has no kernel that takes a block mask, one sentence each; empty when it has one."""
+    return [] if target.is_host else tile_schedule.problems(case, target, row_alignment)
+
+
+def block_extents(case: Case, target: Target, schedule: Mapping[str, Any]) -> tuple[int, int]:
+    """(query rows, keys) of a tile of an attention, which are those of its block mask.
+
+    Raises
+    ------
+    ValueError
+        If no kernel of the target takes one, or the schedule does not fit.
+    """
+    for problem in why_no_blocks(case, target, WIDEST_ROWS):
+        raise ValueError(f"a block mask {problem}: give the mask to attention alone")
+    if target.is_host:
+        return attention_tiles.host_rows(case, schedule), attention_tiles.host_keys(case)
+    config = tile_schedule.chosen(case, target, schedule)
+    return config.rows, config.keys
+
+
 def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
     """Why a kernel of this kind was chosen where another would be faster, one sentence each; empty for the fastest."""
-    if at.target.is_host or "kind" in at.schedule:
+    if at.target.is_host or "kind" in at.schedule or case.blocks:
         return []
     most, sequences = at.schedule.get("max_queries"), at.schedule.get("max_batch", decode_schedule.Config.max_batch)
     rows = decode_rows(op, at, case, sequences)
@@ -173,11 +214,11 @@ def expand(op: Any, at: Expansion) -> None:
     elif kind == "tile":
         config = tile_schedule.chosen(case, at.target, at.schedule)
         source = (op.keys, op.values, None) if of_operands(op) else (op.collection, op.collection, op.layer)
-        tile_schedule.launch(config, at, op, operands(op), source, pages_of(op))
+        tile_schedule.launch(config, at, op, operands(op), source, [*pages_of(op), block_mask_of(op)])
     elif kind == "prefill":
         attention_prefill.launch(case, at, op, operands(op))
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
-        attention_tiles.launch_host(case, at, op, operands(op), pages_of(op))
+        attention_tiles.launch_host(case, at, op, operands(op), [*pages_of(op), block_mask_of(op)])
     else:
         arrays = [] if kind == "host" else arrays_of(op)
         launch_rows(kind, case, at, op.query, operands(op) + pages_of(op) + arrays)

@@ -45,6 +45,8 @@ class Case:
         Whether the rows are those of a padded batch.
     pages : bool
         Whether lists say which pages a sequence and KV head sees (:mod:`chosen_pages`).
+    blocks : tuple of int, optional
+        Of a block mask (:mod:`key_tiles`) the query rows and keys of a tile.
     mask, span, softcap, score
         As in ``kv.attention``; no score function: empty.
     sinks, lse, alibi : bool
@@ -67,6 +69,7 @@ class Case:
     inline: int = 0
     padded: bool = False
     pages: bool = False
+    blocks: tuple[int, int] | None = None
 
     @property
     def rank(self) -> int:

@@ -138,8 +138,8 @@ def queries_of(padded: bool, extents: Any, rows: Any, kv_offsets: Any = None) ->
 
 
 def is_padded(op: Any) -> bool:
-    """Whether an attention takes a padded batch."""
-    return op.operation.name == "kv.attention_padded"
+    """Whether an attention, or what is of its rows, takes a padded batch."""
+    return getattr(op, "valid_lengths", None) is not None
 
 
 def extents_of(op: Any) -> ir.Value:

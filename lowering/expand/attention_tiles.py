@@ -10,6 +10,7 @@ decided by the passes from split-kv-loops to distribute-kv-tiles, by the schedul
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvarn import dsl as kv
@@ -25,6 +26,7 @@ from .attention_queries import queries_of, tiles_of
 from .base import Expansion
 from .chosen_pages import chosen_pages
 from .key_splits import key_range, partial_row, quotient, split_of
+from .key_tiles import KeyTiles
 from .partial_results import LOG2E, LOWEST, finished, log_sum_exp, with_prior
 from .softmax import arrays_read, first_key, mask_of, modified, modifies, online_softmax, seen_by
 
@@ -68,6 +70,12 @@ def attention_kernel(
         if lse is not None:
             lse.scatter(*place, value=log_sum_exp(m, l), mask=exists)
 
+    @kv.func
+    def masked_in_part(x, whole, at, num_keys, arrays):
+        if ~whole:
+            x = kv.masked(x, seen_by(case, *at, num_keys, arrays))
+        return x
+
     @kv.kernel(block=(threads, 1, 1), **options)
     def attention(
         collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
@@ -79,7 +87,7 @@ def attention_kernel(
         tiles: kv.i32, key_map: kv.Optional[kv.TensorMap], value_map: kv.Optional[kv.TensorMap],
         partials: kv.Optional[kv.Buffer[f32, 2]], ends: kv.Optional[kv.Buffer[f32, 2]], splits: kv.Optional[kv.i32],
         queue: kv.Optional[kv.Buffer[kv.i8, 1]], array0=None, array1=None, array2=None, array3=None,
-        pages=None, page_counts=None,
+        pages=None, page_counts=None, block_mask=None,
     ):  # fmt: skip
         queries = queries_of(case.padded, extents, query, kv_offsets)
         number_of_tiles = tiles * case.spec.num_heads
@@ -116,8 +124,14 @@ def attention_kernel(
                 if num_keys > 0:
                     listed = chosen.count(b, head)
                 end_tile = listed * (case.spec.page_size // N)
+            blocks = None if block_mask is None else KeyTiles(block_mask, N)
+            if blocks is not None:
+                end_tile = blocks.count(number, head)
             if splits is not None:
-                low, high = key_range(case, N, M, start, row0, count, num_keys)
+                if blocks is None:
+                    low, high = key_range(case, N, M, start, row0, count, num_keys)
+                else:
+                    low, high = kv.i32(0), end_tile
                 first_tile, end_tile, several = split_of(least, low, high, splits, split)
             for j in range(first_tile, end_tile):
                 of_tile, first, first_at, until = {"rows": N, "dtype": dtype}, j * N, j * N, end
@@ -127,6 +141,9 @@ def attention_kernel(
                     there = first_at < num_keys
                     first_at = kv.where(there, first_at + j % per_page * N, first_at)
                     first, until = kv.where(there, first_at, 0), kv.where(there, end, 0)
+                if blocks is not None:
+                    first_at, there, whole = blocks.at(number, head, j, num_keys)
+                    first, until = kv.where(there, first_at, 0), kv.where(there, end, 0)
                 k = k_rows.tile(b, head, first, until, columns=D, tail="any", descriptor=key_map, **of_tile)
                 v = v_rows.tile(b, head, first, until, begin=begin, columns=V, descriptor=value_map, **of_tile)
                 k_at = (first_at + kv.tile_index(N))[None, :]
@@ -135,8 +152,11 @@ def attention_kernel(
                 if modifying:
                     x = modified(case, x * scale, *at, slopes, arrays)
                 with kv.trace("mask"):
-                    seen = seen_by(case, *at, num_keys, arrays[score_arrays:])
-                    x = kv.masked(x, seen)
+                    if blocks is None or clean:
+                        seen = seen_by(case, *at, num_keys, arrays[score_arrays:])
+                        x = kv.masked(x, seen)
+                    else:
+                        x = masked_in_part(x, whole, at, num_keys, arrays[score_arrays:])
                 if clean and (case.span or is_function(case.mask)):
                     some = kv.where(seen, kv.full((M, N), 1), 0).max(axis=0)
                     v = kv.where((some > 0)[:, None], v, 0.0)
@@ -171,6 +191,12 @@ def host_keys(case: Case) -> int:
     return next(iter(fitting), page if 2 <= page <= 2 * HOST_KEYS else 0)
 
 
+def host_rows(case: Case, schedule: Mapping[str, Any]) -> int:
+    """Query rows of a tile on the host: of the fewest tiles that hold a sequence's rows, the smallest."""
+    total = max(1, schedule.get("max_queries", HOST_ROWS) * case.group)
+    return max(2, cdiv(total, cdiv(total, HOST_ROWS)))
+
+
 def fits_host(case: Case) -> bool:
     """Whether the case is one of tiles: their extents are at least 2."""
     return min(case.size, case.value_size) >= 2 and host_keys(case) > 0
@@ -178,9 +204,7 @@ def fits_host(case: Case) -> bool:
 
 def launch_host(case: Case, at: Expansion, op: Any, args: list[Any], lists: list[Any]) -> None:
     """Launch the kernel on the host, where a block is one thread: ``args`` are those of the kernel before ``tiles``."""
-    total = max(1, at.schedule.get("max_queries", HOST_ROWS) * case.group)
-    rows = max(2, cdiv(total, cdiv(total, HOST_ROWS)))  # of the fewest tiles that hold a sequence's rows, the smallest
-    keys = host_keys(case)
+    rows, keys = case.blocks or (host_rows(case, at.schedule), host_keys(case))
     tiles = tiles_of(op, at, case.group, rows)
     kernel = attention_kernel(case, rows, keys, 1, {}, clean=True)
     args = [*args, tiles, None, None, None, None, None, None, *arrays_of(op), *lists]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the threads of a block find together."""
+"""What the threads of a warp or a block find together."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ from kvarn import dsl as kv
 
 
 @kv.func
+def warp_scan(x: Any) -> Any:
+    """The sum of the values of this lane and those before it, of an i32 a lane."""
+    lane = kv.lane_id()
+    for k in kv.static((1, 2, 4, 8, 16)):
+        y = kv.shuffle_up(x, k)
+        x = kv.where(lane >= k, x + y, x)
+    return x
+
+
+@kv.func
 def block_scan(x: Any, sums: Any, warps: int) -> tuple[Any, Any]:
     """(sum of the values of this thread and those before it, sum of all), of an i32 a thread of ``warps`` warps.
 
     ``sums`` is shared memory of an i32 a warp, free before and after.
     """
     lane, warp = kv.lane_id(), kv.warp_id()
-    for k in kv.static((1, 2, 4, 8, 16)):
-        y = kv.shuffle_up(x, k)
-        x = kv.where(lane >= k, x + y, x)
+    x = warp_scan(x)
     if lane == 31:
         sums[warp] = x
     kv.barrier()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Key splits of attention over tiles: how the keys of a tile of query rows are cut, and what combines the results.
 
-A tile's split s has the tiles of keys from ``first + s * each`` on. How many splits a tile has follows from the keys
-that its own rows see and from the schedule's bound alone: nothing else of the batch moves a cut, and where the bound is
-given (not chosen by the shapes of a batch), a sequence's result is the same bit for bit in every batch.
+A tile's split s has the tiles of keys from ``first + s * each`` on; of a block mask, those at such places of its list.
+How many splits a tile has follows from the keys that its own rows see, or that are listed, and from the schedule's
+bound alone: nothing else of the batch moves a cut, and where the bound is given (not chosen by the shapes of a batch),
+a sequence's result is the same bit for bit in every batch.
 
 A split leaves its rows' sums o unnormalised in f32, and m and l, the maximum in powers of two and the sum of weights
 over it. The combination adds them in the order of the splits, a warp a row.
@@ -19,6 +20,7 @@ from kvarn.dialect.layout import cdiv
 
 from .attention_common import Case, start_of
 from .attention_queries import queries_of
+from .key_tiles import KeyTiles
 from .partial_results import LOWEST, finished, log_sum_exp, weight, with_prior
 from .softmax import first_key
 
@@ -91,7 +93,7 @@ def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
         extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]], out: kv.Buffer[case.out, case.rank],
         sinks: kv.Optional[kv.Buffer[f32, 1]], lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
         prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
-        partials: kv.Buffer[f32, 2], ends: kv.Buffer[f32, 2], splits: kv.i32, tiles: kv.i32,
+        partials: kv.Buffer[f32, 2], ends: kv.Buffer[f32, 2], splits: kv.i32, tiles: kv.i32, block_mask=None,
     ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(case.padded, extents, out, kv_offsets)
@@ -102,7 +104,10 @@ def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
         kv.griddepcontrol_wait()  # what the kernel before wrote is there, lengths of a sequence are from before
         if row0 + r < count:
             start, num_keys = start_of(case, collection or key_operand, value_operand, queries, b)
-            low, high = key_range(case, keys, rows, start, row0, count, num_keys)
+            if block_mask is None:
+                low, high = key_range(case, keys, rows, start, row0, count, num_keys)
+            else:
+                low, high = kv.i32(0), KeyTiles(block_mask, keys).count(number, head)
             each = split_tiles(least, low, high, splits)
             if high - low > each:
                 num_splits = quotient(high - low + (each - 1), each)

@@ -215,6 +215,8 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
         If what is given does not fit.
     """
     given = {name: schedule[name] for name in TILED.names if name in schedule}
+    if case.blocks:
+        given |= _of_blocks(case.blocks, given)
     invariant = bool(schedule.get("batch_invariant"))
     if measured:
         found = {**tuned.tile_entries(target, case, schedule.get("max_queries"), invariant), **given}
@@ -238,9 +240,24 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
         if problem is None or "keys" in given:
             break
     if problem is not None:
-        raise ValueError(f"the schedule's {problem}")
+        raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {problem}")
     ahead = replace(config, query_stages=2)
     return ahead if "query_stages" not in given and why_not(ahead, target) is None else config
+
+
+def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int]:
+    """The entries that a block mask's extents are; ValueError where no kernel or not the schedule has them."""
+    found = dict(zip(("rows", "keys"), tile, strict=True))
+    legal = {entry.name: entry for entry in TILED.entries}
+    for name, extent in found.items():
+        problem = legal[name].why_not(extent)
+        if problem is not None:
+            raise ValueError(f"the block mask's {problem}: make it by kv.ops.block_mask without {name}")
+        if given.get(name, extent) != extent:
+            raise ValueError(
+                f"the schedule's {name} must be the block mask's {extent}, got {given[name]}: leave it out"
+            )
+    return found
 
 
 def splits_for(tiles: Ix, batch: Ix, longest: Ix, multiprocessors: Ix) -> Ix:
@@ -285,7 +302,7 @@ def launch(
     lists: Sequence[ir.Value | None] = (),
 ) -> None:  # fmt: skip
     """Launch the kernel; ``source`` is (keys, values, layer), the collection twice where they are its, ``lists`` those
-    of pages.
+    of pages, and the block mask.
     """
     from .attention_tiles import attention_kernel
 
@@ -318,7 +335,21 @@ def launch(
     at.launch(kernel, given, (blocks, 1, 1), (config.threads, 1, 1), key=config, attributes={"kv.schedule": schedule})
     if splits is not None and several is not None:
         collection, layer, keys, values, _, extents, kv_offsets, _, out, sinks, lse, _, *prior = args
-        combined = [collection, layer, keys, values, extents, kv_offsets, out, sinks, lse, *prior, *parts, tiles]
+        combined = [
+            collection,
+            layer,
+            keys,
+            values,
+            extents,
+            kv_offsets,
+            out,
+            sinks,
+            lse,
+            *prior,
+            *parts,
+            tiles,
+            lists[-1],
+        ]
         grid = several * units * (config.rows // WARPS)
         kernel = combine_kernel(case, config.rows, config.keys, config.least)
         at.launch(kernel, combined, (grid, 1, 1), (32 * WARPS, 1, 1), key=config, programmatic=True)

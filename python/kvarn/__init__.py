@@ -42,6 +42,7 @@ _LAZY = {
         "RaggedMHAOperand", "ForeignPages", "PageSummaries",
     ),
     "kvarn.manager": ("PagedKVCacheManager", "InsufficientBlocksError"),
+    "kvarn.block_mask": ("BlockMask",),
     "kvarn.prefixes": ("SharedPrefixes",),
     "kvarn.hybrid": ("HybridKVCacheManager", "LayerGroup"),
     "kvarn.compiler": ("compile",),
@@ -61,7 +62,8 @@ _SUBMODULES = (
 )  # fmt: skip
 # Modules that are no public names; without them `from kvarn import settings` would look among the DSL's names first.
 _INNER = (
-    "bundle", "cache", "extensions", "files", "forks", "ownership", "page_pool", "prefixes", "settings", "stage_files",
+    "block_mask", "bundle", "cache", "extensions", "files", "forks", "ownership", "page_pool", "prefixes", "settings",
+    "stage_files",
     "timeline_drawing", "timelines",
 )  # fmt: skip
 

@@ -22,6 +22,7 @@ SUITES = (
     "unit.test_ops_edges", "unit.test_shared_prefixes", "unit.test_sources",
     "unit.test_mla_prior", "unit.test_ops_projection", "unit.test_attention_narrow",
     "unit.test_attention_pages", "unit.test_page_choice", "unit.test_ops_drafts", "unit.test_indexer",
+    "unit.test_block_mask",
 )  # fmt: skip
 # What makes places of its own is not for a GPU.
 NOT_HERE = (
@@ -39,6 +40,8 @@ NOT_HERE = (
     "test_every_kind_and_schedule_gives_the_same",
     "test_no_order_of_warps_shows_in_what_is_chosen",
     "test_runs_are_joined_only_when_both_sides_go_on",
+    "test_the_mask_is_not_asked_about_tiles_that_are_seen_whole",
+    "test_tiles_that_attention_does_not_have_are_refused",
 )
 
 

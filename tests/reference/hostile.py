@@ -89,6 +89,17 @@ def _attention(m: Memory, kind: str) -> None:
     kv.ops.attention(keys, values, query, m.offsets(), out=out)
 
 
+def _block_masks(m: Memory, kind: str) -> None:
+    """Lists of any tiles, besides those that are found."""
+    c, query, out = collection(m, kind, "f16"), m.array((TOKENS, 4, SIZE), "f16"), m.array((TOKENS, 4, SIZE), "f16")
+    given, tile = (c, query, m.offsets(), (lambda b, h, q, k: k <= q + h)), {"rows": 64, "keys": 16}
+    shape = kv.ops.block_mask(*given, **tile).blocks.shape
+    made = kv.ops.block_mask(*given, **tile, blocks=m.array(shape, "i32", 0))
+    kv.ops.attention(c, 1, query, m.offsets(), out=out, block_mask=made)
+    made.blocks[...] = m.table(*shape).view(np.int32)
+    kv.ops.attention(c, 1, query, m.offsets(), out=out, block_mask=made)
+
+
 def _operands(m: Memory, kind: str) -> None:
     query, out = m.array((TOKENS, 4, SIZE)), m.array((TOKENS, 4, SIZE))
     for dense in (True, False):
@@ -199,7 +210,8 @@ def _batches(m: Memory, kind: str) -> None:
 
 
 FAMILIES: dict[str, Callable[[Memory, str], None]] = {
-    "attention": _attention, "operands": _operands, "appends": _appends, "updates": _updates, "copies": _copies,
+    "attention": _attention, "block masks": _block_masks,
+    "operands": _operands, "appends": _appends, "updates": _updates, "copies": _copies,
     "latent": _latent, "batches": _batches, "kernels": _kernels,
 }  # fmt: skip
 KINDS = ("paged", "continuous", "fa3")

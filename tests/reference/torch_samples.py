@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 import kvarn as kv
+from kvarn.ops import functions, masks
 
 PAGES, LAYERS, PAGE, HEADS, SIZE = 9, 2, 4, 2, 64
 CACHED, NEW = (3, 0, 9), (2, 3, 1)
 TOKENS, BATCH, LONGEST = sum(NEW), len(NEW), 12
+CAUSAL, _ = functions.given(kv.masks.causal, "mask", "the samples")
 SAMPLES: dict[str, Callable[..., Any]] = {}
 
 
@@ -76,6 +78,15 @@ def attention(t: dict[str, Any]) -> Any:
 @sample("attention_padded")
 def attention_padded(t: dict[str, Any]) -> Any:
     return kv.ops.attention_padded(_pool(t), 1, t["padded"], t["counts"], out=t["padded"] * 0)
+
+
+@sample("block_mask")
+def block_mask(t: dict[str, Any]) -> Any:
+    """As kv.ops.block_mask and attention call them, with the name of a function: torch does not trace those."""
+    blocks, tile = t["counts"].new_zeros((3, 1, 2)), (64, 16)
+    made = (("mask", CAUSAL), *zip(("rows", "keys"), tile, strict=True))
+    masks._BLOCK_MASK((_pool(t), t["query"], blocks, t["offsets"]), made)
+    return torch.where(torch.arange(2, device=blocks.device) <= blocks[:, :, :1], blocks, 0)
 
 
 @sample("summarize_pages")

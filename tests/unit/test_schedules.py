@@ -247,7 +247,7 @@ def test_a_decode_among_decodes_has_the_bits_that_it_has_beside_a_prompt(schedul
     problem, query = problem_of(9, cached=[40, 33, 0], new=[1, 1, 70], head_size=64, num_heads=1)
     schedule = {"batch_invariant": True, **schedule}
     collection = problem.collection
-    assert reads._scheduled(collection, schedule) == schedule
+    assert reads.scheduled(collection, schedule) == schedule
     alone_and_together(problem, query, lambda p, q: on_gpu(p, q, {**schedule, "keys": 32}))
 
 

@@ -350,7 +350,7 @@ class Expressions:
             assert frame is not None
             return frame.lookup(name)
 
-        return self.inline(c.name, c.node, outer.file, c.flow, variables, lookup, node, outer)
+        return self.inline(c.name, c.node, outer.file, c.flow, variables, lookup, node, c, outer)
 
     def call_function(
         self,
@@ -363,7 +363,8 @@ class Expressions:
         a = source.node.args
         kw_defaults = [(function.__kwdefaults__ or {}).get(p.arg, MISSING) for p in a.kwonlyargs]
         variables = bind(source.name, a, list(function.__defaults__ or ()), kw_defaults, args, kwargs)
-        return self.inline(source.name, source.node, source.file, source.flow, variables, lookup_of(function), node)
+        lookup = lookup_of(function)
+        return self.inline(source.name, source.node, source.file, source.flow, variables, lookup, node, function)
 
     def _call(self, node: ast.Call) -> Any:
         callee = self.eval(node.func)

@@ -48,7 +48,7 @@ class Frame:
     """One function that is being interpreted."""
 
     name: str
-    code: Any  # what identifies the function, to find recursion
+    code: FunctionNode
     file: str
     flow: Liveness
     locals: dict[str, Any]
@@ -56,6 +56,7 @@ class Frame:
     node: ast.AST
     caller: ir.Location | None
     parent: Frame | None = None  # the frame that a closure was defined in
+    callee: Any = None  # the function, of which there may be others with this code, to find recursion
     places: dict[int, ir.Location] = field(default_factory=dict)  # by id of the node: unrolled code meets a node often
 
 
@@ -119,13 +120,13 @@ class Interpreter(Loops):
 
     def inline(
         self, name: str, node: FunctionNode, file: str, flow: Liveness, variables: dict[str, Any],
-        lookup: Callable[[str], Any], call: ast.AST | None, parent: Frame | None = None,
+        lookup: Callable[[str], Any], call: ast.AST | None, callee: Any, parent: Frame | None = None,
     ) -> Any:  # fmt: skip
-        """Interpret a call of a function."""
-        if any(f.code is node for f in self.frames):
+        """Interpret a call of a function; ``callee`` is it: others of the same source may close over it."""
+        if any(f.callee is callee for f in self.frames):
             raise TypeError(f"{name}() calls itself: kernels do not support recursion, use a loop")
         caller = self.location(call) if call is not None else ir.Location.current
-        return self._function(Frame(name, node, file, flow, variables, lookup, node, caller, parent), node)
+        return self._function(Frame(name, node, file, flow, variables, lookup, node, caller, parent, callee), node)
 
     def _function(self, frame: Frame, node: FunctionNode) -> Any:
         self.frames.append(frame)

@@ -34,12 +34,15 @@ class Registered:
         Of a mask: the first key that a query may see.
     portable : bool
         Whether the name means the same in another process.
+    by_head : bool
+        Of a mask: whether it looks at the query head.
     """
 
     function: Callable[..., Any]
     arrays: int
     first: Callable[[Any], Any] | None = None
     portable: bool = True
+    by_head: bool = True
 
 
 _registered: dict[str, Registered] = {}

@@ -8,6 +8,7 @@ takes its own share of the arrays, in order.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import types
@@ -38,13 +39,20 @@ class Mask:
     ----------
     arrays : int
         Arrays that it takes.
+    by_head : bool
+        Whether it looks at the query head.
     """
 
     def __init__(
-        self, function: Callable[..., Any], first: Callable[[Any], Any] | None = None, arrays: int | None = None
+        self,
+        function: Callable[..., Any],
+        first: Callable[[Any], Any] | None = None,
+        arrays: int | None = None,
+        by_head: bool | None = None,
     ) -> None:
         self.function, self.first = function, first
         self.arrays = array_count(function, POSITIONS) if arrays is None else arrays
+        self.by_head = looks_at_head(function) if by_head is None else by_head
 
     def __call__(self, b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
         return self.function(b, h, q, k, *arrays)
@@ -68,7 +76,7 @@ class Mask:
         def inverted(b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
             return ~one(b, h, q, k, *arrays)
 
-        return Mask(inverted, arrays=self.arrays)
+        return Mask(inverted, arrays=self.arrays, by_head=self.by_head)
 
     def __repr__(self) -> str:
         return f"<mask {getattr(self.function, '__name__', type(self.function).__name__)}>"
@@ -89,6 +97,22 @@ def array_count(function: Callable[..., Any], leading: tuple[str, ...]) -> int:
     return count
 
 
+def looks_at_head(function: types.FunctionType) -> bool:
+    """Whether a mask's code reads its parameter for the query head: false only where it never does."""
+    code = function.__code__
+    found = _heads_of.get(id(code))
+    if found is None:
+        head = code.co_varnames[POSITIONS.index("h")]
+        read = any(
+            head in (x if isinstance(x, tuple) else (x,)) for x in (i.argval for i in dis.get_instructions(code))
+        )
+        found = _heads_of[id(code)] = (code, read)
+    return found[1]
+
+
+_heads_of: dict[int, tuple[types.CodeType, bool]] = {}  # by identity, since hashing code is slow
+
+
 def _mask(x: Any) -> Mask:
     return x if isinstance(x, Mask) else Mask(x)
 
@@ -102,7 +126,7 @@ def _both(a: Mask, b: Mask) -> Mask:
 
     firsts = [m.first for m in (a, b) if m.first is not None]
     first = None if not firsts else firsts[0] if len(firsts) == 1 else lambda q: kv_math.max(*(f(q) for f in firsts))
-    return Mask(both, first, a.arrays + b.arrays)
+    return Mask(both, first, a.arrays + b.arrays, a.by_head or b.by_head)
 
 
 def _either(a: Mask, b: Mask) -> Mask:
@@ -112,7 +136,7 @@ def _either(a: Mask, b: Mask) -> Mask:
     def either(b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
         return one(b, h, q, k, *arrays[:split]) | other(b, h, q, k, *arrays[split:])
 
-    return Mask(either, arrays=a.arrays + b.arrays)
+    return Mask(either, arrays=a.arrays + b.arrays, by_head=a.by_head or b.by_head)
 
 
 # --- masks -----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from .copies import copy_pages, gather, transfer_pages
 from .drafts import commit
 from .indexer import index_scores, select_tokens
 from .indices import MlaPrefillPlan, cache_row_offsets, mla_prefill_plan, remap_sparse_indices
+from .masks import block_mask
 from .mla import mla_attention, mla_decompress, mla_prefill, mla_prefill_chunk
 from .pages import select_pages, summarize_pages
 from .projection import project_append, project_append_padded
@@ -30,6 +31,7 @@ __all__ = [
     "append",
     "attention",
     "attention_padded",
+    "block_mask",
     "cache_row_offsets",
     "commit",
     "convert",

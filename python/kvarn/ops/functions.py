@@ -20,7 +20,7 @@ from kvarn.dialect.ops.attention import ARRAY_ELEMENTS, ARRAYS
 from kvarn.dsl.calls import NATIVE_PACKAGES
 from kvarn.dsl.functions import Registered, register
 from kvarn.dsl.identity import identity
-from kvarn.dsl.masks import POSITIONS, Mask, array_count
+from kvarn.dsl.masks import POSITIONS, Mask, array_count, looks_at_head
 from kvarn.runtime.buffers import BufferView
 
 from . import checks
@@ -54,13 +54,13 @@ def given(what: Any, role: str, title: str) -> tuple[str | None, tuple[Any, ...]
             f"got {type(function).__name__}"
         )
     try:
-        function, first, count = _unwrapped(function, role)
+        function, first, count, by_head = _unwrapped(function, role)
         name = _name(function)
     except TypeError as error:
         raise TypeError(f"{title}: {role}: {error}") from None
     if count != len(arrays):
         raise TypeError(f"{title}: {role} takes {count} arrays, which must stand beside it, got {len(arrays)}")
-    register(name, Registered(function, count, first, f"@{LOCAL}" not in name))
+    register(name, Registered(function, count, first, f"@{LOCAL}" not in name, by_head))
     return name, tuple(arrays)
 
 
@@ -83,15 +83,15 @@ def check(view: BufferView | None, name: str) -> None:
         raise ValueError(f"{name} must have at least one element, got shape {list(view.shape)}")
 
 
-def _unwrapped(function: Any, role: str) -> tuple[Any, Any, int]:
-    """The function to trace, its first key, and the arrays that it takes."""
-    first, count = None, None
+def _unwrapped(function: Any, role: str) -> tuple[Any, Any, int, bool]:
+    """The function to trace, its first key, the arrays that it takes, and whether it looks at the query head."""
     if isinstance(function, Mask):
         if role != "mask":
             raise TypeError(f"{function!r} is a mask, which goes to mask=")
-        function, first, count = function.function, function.first, function.arrays
-    leading = POSITIONS if role == "mask" else ("score", *POSITIONS)
-    return function, first, array_count(function, leading) if count is None else count
+        return function.function, function.first, function.arrays, function.by_head
+    if role != "mask":
+        return function, None, array_count(function, ("score", *POSITIONS)), True
+    return function, None, array_count(function, POSITIONS), looks_at_head(function)
 
 
 # --- names -----------------------------------------------------------------------------------------

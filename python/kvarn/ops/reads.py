@@ -10,15 +10,19 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from kvarn.block_mask import BlockMask
 from kvarn.caches import MHAOperand
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import DENSE, SCALES
+from kvarn.dialect.ops.attention import BLOCK_TILE
+from kvarn.dsl.functions import registered
 from kvarn.programs import FixedSchedule, Operation, Schedule, Specialisation, _alignment
 from kvarn.runtime.overlap import NoAlias
 
 from . import checks, functions, sources
 from .checks import layer_of
 from .drafts import with_tree
+from .masks import check_blocks
 
 _FEW = 16  # new tokens of a sequence up to which the code depends on how many there may be
 _VECTORS = ("query", "out", "key", "value", "prior")  # operands whose rows are read or written in vectors
@@ -75,6 +79,7 @@ def _check_attention(seen: SimpleNamespace) -> None:
     check_rows(seen, title, spec.head_size, spec.head_size, ("f32",))
     _check_rest(seen, title)
     _check_pages(seen, title)
+    _check_blocks(seen, title)
 
 
 def _check_attention_padded(seen: SimpleNamespace) -> None:
@@ -85,6 +90,7 @@ def _check_attention_padded(seen: SimpleNamespace) -> None:
     checks.has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
     _check_rest(seen, title)
     _check_pages(seen, title)
+    _check_blocks(seen, title)
 
 
 def _check_rest(seen: SimpleNamespace, title: str) -> None:
@@ -98,6 +104,14 @@ def _check_rest(seen: SimpleNamespace, title: str) -> None:
         checks.offsets(seen.kv_offsets, batch, f"{title}: kv_offsets")
     for i, name in enumerate(functions.ARRAYS):
         functions.check(getattr(seen, name), f"{title}: array {i} of the score and the mask")
+
+
+def _check_blocks(seen: SimpleNamespace, title: str) -> None:
+    """What a block mask must be, of a query that was checked."""
+    if getattr(seen, "block_mask", None) is not None:
+        by_head = registered(seen.attributes["mask"]).by_head
+        tile = tuple(seen.attributes[name] for name in BLOCK_TILE)
+        check_blocks(seen, "block_mask", title, tile, by_head)
 
 
 def _check_pages(seen: SimpleNamespace, title: str) -> None:
@@ -191,6 +205,7 @@ def attention(
     tree: Any = None,
     pages: Any = None,
     page_counts: Any = None,
+    block_mask: BlockMask | None = None,
     shared: Any = None,
     schedule: Any = None,
     stream: Any = None,
@@ -272,6 +287,9 @@ def attention(
         negative entries name nothing; a page that is listed twice counts twice.
     page_counts : int32 array-like [B, H], optional
         Entries of each list that count, from the first on. Default: K. What lies behind is not read.
+    block_mask : BlockMask, optional
+        What :func:`block_mask` made of a mask for this step: it stands for the mask, which is left out. Of a
+        collection; not with a tree, with pages or with a window or chunk beside it. On a GPU with wgmma, by kind tile.
     shared : SharedPrefixes, optional
         Sequences whose prefixes are read once, planned for this collection, which has pages. Masks ``"causal"`` and
         ``"null"``; the result is that without, up to rounding. Schedules are a list of two: of the prefixes, and of
@@ -299,7 +317,7 @@ def attention(
         If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.attention"
-    if out is not None and not (return_lse and lse is None):
+    if out is not None and block_mask is None and not (return_lse and lse is None):
         given = (
             collection, layer, query, row_offsets, scale, score, mask, window, chunk, sinks, softcap, out, lse,
             kv_offsets, alibi_slopes, prior, tree, pages, page_counts, shared, schedule,
@@ -314,7 +332,7 @@ def attention(
             "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk, "sinks": sinks,
             "softcap": softcap, "out": out, "return_lse": return_lse, "lse": lse, "kv_offsets": kv_offsets,
             "alibi_slopes": alibi_slopes, "prior": prior, "tree": tree, "pages": pages, "page_counts": page_counts,
-            "schedule": schedule, "stream": stream,
+            "block_mask": block_mask, "schedule": schedule, "stream": stream,
         }  # fmt: skip
         if collection.__class__ is not list:
             return sources.attention_shared(attention, collection, layer, query, row_offsets, shared, options, title)
@@ -322,6 +340,10 @@ def attention(
             raise ValueError(f"{title}: shared must be None for a list of sources")
         return sources.attention(attention, collection, layer, query, row_offsets, options, title)
     of_operands = isinstance(collection, MHAOperand)
+    if block_mask is not None:
+        if of_operands:
+            raise ValueError(f"{title}: block_mask must be None for operands: it is of a collection")
+        mask = _mask_of(block_mask, (mask, window, chunk, tree, pages), title)
     if of_operands and not isinstance(layer, MHAOperand):
         raise TypeError(f"{title}: values must be an operand like the keys, got {type(layer).__name__}")
     if not of_operands:
@@ -347,9 +369,9 @@ def attention(
             )
         _OPERAND_ATTENTION(operands, attributes, schedule, stream)
     else:
-        operands = with_pages(operands, pages, page_counts)
+        operands, attributes = with_lists(operands, attributes, pages, page_counts, block_mask)
         unknown = (_GIVEN, given, answer) if given and answer else None
-        _ATTENTION(operands, attributes, _scheduled(collection, schedule), stream, unknown=unknown)
+        _ATTENTION(operands, attributes, scheduled(collection, schedule), stream, unknown=unknown)
     return (out, lse) if return_lse else out
 
 
@@ -375,6 +397,7 @@ def attention_padded(
     tree: Any = None,
     pages: Any = None,
     page_counts: Any = None,
+    block_mask: BlockMask | None = None,
     schedule: Schedule = None,
     stream: Any = None,
 ) -> Any:
@@ -403,7 +426,7 @@ def attention_padded(
     kv_offsets : uint32 or int32 array-like [B + 1], optional
         Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. Default:
         ``cache_lengths[b] + valid_lengths[b]``.
-    alibi_slopes, pages, page_counts, schedule, stream
+    alibi_slopes, pages, page_counts, block_mask, schedule, stream
         As of :func:`attention`.
     prior : tuple of f32 array-like [B, S, Hq, D] and f32 array-like [B, S, Hq], optional
         As of :func:`attention`.
@@ -426,10 +449,12 @@ def attention_padded(
             "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk, "sinks": sinks,
             "softcap": softcap, "out": out, "return_lse": return_lse, "lse": lse, "kv_offsets": kv_offsets,
             "alibi_slopes": alibi_slopes, "prior": prior, "tree": tree, "pages": pages, "page_counts": page_counts,
-            "schedule": schedule, "stream": stream,
+            "block_mask": block_mask, "schedule": schedule, "stream": stream,
         }  # fmt: skip
         return sources.attention(attention_padded, collection, layer, query, valid_lengths, options, title)
     layer = layer_of(collection, layer, title)
+    if block_mask is not None:
+        mask = _mask_of(block_mask, (mask, window, chunk, tree, pages), title)
     if tree is not None:
         if kv_offsets is not None:
             raise ValueError(f"{title}: tree must be None with kv_offsets: it is of a step's own tokens")
@@ -442,16 +467,35 @@ def attention_padded(
         lse = empty_lse(query, title)
     operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets, alibi_slopes)
     operands = (*operands, *prior_of(prior, title), *arrays)
-    operands = with_pages(operands, pages, page_counts)
-    _ATTENTION_PADDED(operands, attributes, _scheduled(collection, schedule), stream)
+    operands, attributes = with_lists(operands, attributes, pages, page_counts, block_mask)
+    _ATTENTION_PADDED(operands, attributes, scheduled(collection, schedule), stream)
     return (out, lse) if return_lse else out
 
 
-def with_pages(operands: tuple[Any, ...], pages: Any, page_counts: Any) -> tuple[Any, ...]:
-    """The operands of an attention, of which the last are functions' arrays, and its lists of pages."""
-    if pages is None and page_counts is None:
-        return operands
-    return (*operands, *(None,) * (_FIRST_LIST - len(operands)), pages, page_counts)
+def with_lists(
+    operands: tuple[Any, ...], attributes: tuple[Any, ...], pages: Any, page_counts: Any, block_mask: BlockMask | None
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The operands of an attention, of which the last are functions' arrays, and its lists; and the attributes."""
+    if pages is None and page_counts is None and block_mask is None:
+        return operands, attributes
+    operands = (*operands, *(None,) * (_FIRST_LIST - len(operands)), pages, page_counts)
+    if block_mask is None:
+        return operands, attributes
+    extents = zip(BLOCK_TILE, (block_mask.rows, block_mask.keys), strict=True)
+    return (*operands, block_mask.blocks), (*attributes, *extents)
+
+
+def _mask_of(block_mask: Any, others: tuple[Any, ...], title: str) -> tuple[Any, ...]:
+    """The mask of a block mask, beside which nothing else says what is seen."""
+    if not isinstance(block_mask, BlockMask):
+        raise TypeError(f"{title}: block_mask must be a kv.BlockMask, got a {type(block_mask).__name__}")
+    mask, *rest = others
+    if mask.__class__ is not str or mask != "causal" or any(x is not None for x in rest):
+        raise ValueError(
+            f"{title}: mask, window, chunk, tree and pages must be left out beside block_mask, which has a mask: give "
+            "what they say to kv.ops.block_mask"
+        )
+    return block_mask.mask
 
 
 _FIRST_LIST = _ATTENTION.operands.index("pages")
@@ -519,7 +563,7 @@ def _cap(softcap: float | None, title: str) -> float:
     return cap
 
 
-def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
+def scheduled(collection: Any, schedule: Schedule) -> Schedule:
     """The schedule with what code depends on: bounds of the new tokens of a sequence and, on a GPU, of the sequences.
 
     The bounds are few, so that few programs serve all batches; on the host they tell a decode from anything else.

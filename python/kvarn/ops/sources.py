@@ -18,7 +18,7 @@ from .prefixes import parts_of
 # What a list is given for: an entry a source. Everything else is of the queries, and so of all of them.
 OF_A_SOURCE = (
     "score", "mask", "window", "chunk", "softcap", "kv_offsets", "alibi_slopes", "tree", "pages", "page_counts",
-    "schedule", "indices", "topk_lengths", "inline_scales",
+    "block_mask", "schedule", "indices", "topk_lengths", "inline_scales",
 )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def attention_shared(
     # The prefix is seen whole, and positions in both parts are not those of the sequence.
     if rest["mask"] not in ("causal", "null"):
         raise ValueError(f"{title}: mask must be causal or null with shared prefixes, got {rest['mask']!r}")
-    for name in ("score", "window", "chunk", "kv_offsets", "alibi_slopes", "pages", "page_counts"):
+    for name in ("score", "window", "chunk", "kv_offsets", "alibi_slopes", "pages", "page_counts", "block_mask"):
         if rest.pop(name) is not None:
             raise ValueError(f"{title}: {name} must be None with shared prefixes, where positions begin anew")
     schedule = rest.pop("schedule")

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.block_mask: which tiles of keys a tile of query rows sees, by asking the mask about every pair of positions.
+
+Two kernels. In the first a warp has a tile of rows and of keys, a lane some of the keys, and asks row by row, until it
+knows that some are seen and some are not. What it finds goes to the place of the tile in the list. In the second a warp
+moves what is seen of a list together, in place. On the host one thread does both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import i32
+from kvarn.dialect.ops.attention import arrays_of
+from kvarn.dsl import functions
+
+from . import expands
+from .attention_common import Case, start_of
+from .attention_queries import extents_of, heads_of, is_padded, queries_of, tiles_of
+from .base import Expansion
+from .block import warp_scan
+from .common import WARP, begin, starts_early
+from .key_tiles import WHOLE
+from .softmax import arrays_read, first_key, shown
+
+WARPS = 4  # of a block
+CHUNK = 8  # tiles of keys of a block
+SEEN = 2  # with WHOLE: what the first kernel finds of a tile; 0: nothing is seen
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What the kernels are specialised for: a case, of which the mask and the heads count, and the tiles' extents.
+
+    ``by_head``: the mask depends on the query head. ``lanes`` threads have a tile.
+    """
+
+    case: Case
+    rows: int
+    keys: int
+    by_head: bool
+    lanes: int
+
+    @kv.func
+    def asked(self, row0: Any, count: Any) -> tuple[Any, Any]:
+        """(first, end) of what the mask is asked about of a tile: its rows, or its tokens where heads do not count."""
+        end = kv.math.min(row0 + self.rows, count)
+        if self.by_head:
+            return row0, end
+        return row0 // self.case.group, (end + (self.case.group - 1)) // self.case.group
+
+    @kv.func
+    def position(self, head: Any, start: Any, row: Any) -> tuple[Any, Any]:
+        """(query head, absolute position) of one of these; heads that do not count are 0."""
+        if self.by_head:
+            return head * self.case.group + row % self.case.group, start + row // self.case.group
+        return kv.i32(0), start + row
+
+    @kv.func
+    def any_lane(self, condition: Any) -> Any:
+        if self.lanes > 1:
+            return kv.ballot(condition) != 0
+        return condition
+
+    @kv.func
+    def state(self, b: Any, head: Any, start: Any, row0: Any, count: Any, num_keys: Any, tile: Any, arrays: Any) -> Any:
+        """What is seen of a tile of keys: 0, SEEN, or SEEN and WHOLE."""
+        lane = kv.lane_id() if self.lanes > 1 else kv.i32(0)
+        row, end = self.asked(row0, count)
+        some, whole = kv.bool(False), tile * self.keys + self.keys <= num_keys
+        while (row < end) & ~(some & ~whole):
+            h, q = self.position(head, start, row)
+            mine, all_of_mine = kv.bool(False), kv.bool(True)
+            for i in range(lane, self.keys, self.lanes):
+                k = tile * self.keys + i
+                seen = shown(self.case, b, h, q, k, arrays) & (k < num_keys)
+                mine, all_of_mine = mine | seen, all_of_mine & seen
+            some, whole = some | self.any_lane(mine), whole & ~self.any_lane(~all_of_mine)
+            row = row + 1
+        return kv.where(some, kv.where(whole, kv.i32(SEEN + WHOLE), SEEN), 0)
+
+    @kv.func
+    def extent(self, collection: Any, queries: Any, number: Any) -> tuple[Any, ...]:
+        """(sequence, position of its first query, first row, rows, keys, (first, end) of the tiles of keys) of a tile
+        of rows; without rows there are none.
+        """
+        b, _, row0, count = queries.tile(number, self.case.group, self.rows)
+        start, num_keys = start_of(self.case, collection, None, queries, b)
+        first = kv.i32(first_key(self.case, start + row0 // self.case.group)) // self.keys
+        end = kv.where(row0 < count, (num_keys + (self.keys - 1)) // self.keys, 0)
+        return b, start, row0, count, num_keys, first, end
+
+
+def ask_kernel(t: Tiles) -> Any:
+    """Asks about tiles: a block has :data:`CHUNK` of a list."""
+
+    @kv.kernel(block=(WARPS * WARP, 1, 1))
+    def ask_block_mask(
+        collection, query, extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        blocks: kv.Buffer[i32, 3], chunks: i32, array0=None, array1=None, array2=None, array3=None,
+    ):  # fmt: skip
+        begin(True)
+        chunk, place = kv.block_id.x % chunks * CHUNK, kv.block_id.x // chunks
+        head, number = place % blocks.shape[1], place // blocks.shape[1]
+        queries = queries_of(t.case.padded, extents, query, kv_offsets)
+        b, start, row0, count, num_keys, first, end = t.extent(collection, queries, number)
+        end = kv.math.min(kv.math.min(end, blocks.shape[2] - 1), chunk + CHUNK)
+        arrays = arrays_read(array0, array1, array2, array3)
+        for tile in range(chunk + kv.warp_id(), end, WARPS):
+            found = kv.i32(0)
+            if tile >= first:
+                found = t.state(b, head, start, row0, count, num_keys, tile, arrays)
+            if kv.lane_id() == 0:
+                blocks[number, head, 1 + tile] = found
+
+    return ask_block_mask
+
+
+def list_kernel(t: Tiles) -> Any:
+    """Moves what is seen together: a warp has a list."""
+
+    @kv.kernel(block=(WARPS * WARP, 1, 1))
+    def list_block_mask(
+        collection, query, extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        blocks: kv.Buffer[i32, 3],
+    ):  # fmt: skip
+        begin(True)
+        place, lane = kv.block_id.x * WARPS + kv.warp_id(), kv.lane_id()
+        if place < blocks.shape[0] * blocks.shape[1]:
+            head, number = place % blocks.shape[1], place // blocks.shape[1]
+            queries = queries_of(t.case.padded, extents, query, kv_offsets)
+            *_, end = t.extent(collection, queries, number)
+            end, listed = kv.math.min(end, blocks.shape[2] - 1), kv.i32(0)
+            for first in range(0, end, WARP):
+                tile, found = first + lane, kv.i32(0)
+                if tile < end:
+                    found = blocks[number, head, 1 + tile]
+                # Behind it all lanes have read, and entries move to their own places or before.
+                last = warp_scan(kv.where(found != 0, 1, 0))
+                if found != 0:
+                    blocks[number, head, listed + last] = tile * 2 + (found & WHOLE)
+                listed = listed + kv.shuffle_idx(last, WARP - 1)
+            if lane == 0:
+                blocks[number, head, 0] = listed
+
+    return list_block_mask
+
+
+def host_kernel(t: Tiles) -> Any:
+    """A thread has a list."""
+
+    @kv.kernel
+    def block_mask(
+        collection, query, extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        blocks: kv.Buffer[i32, 3], array0=None, array1=None, array2=None, array3=None,
+    ):  # fmt: skip
+        head, number = kv.block_id.x, kv.block_id.y
+        queries = queries_of(t.case.padded, extents, query, kv_offsets)
+        b, start, row0, count, num_keys, first, end = t.extent(collection, queries, number)
+        arrays, listed = arrays_read(array0, array1, array2, array3), kv.i32(0)
+        for tile in range(first, kv.math.min(end, blocks.shape[2] - 1)):
+            found = t.state(b, head, start, row0, count, num_keys, tile, arrays)
+            if found != 0:
+                listed = listed + 1
+                blocks[number, head, listed] = tile * 2 + (found & WHOLE)
+        blocks[number, head, 0] = listed
+
+    return block_mask
+
+
+@expands("kv.block_mask")
+def expand(op: Any, at: Expansion) -> None:
+    spec, host, heads = at.spec(op.collection), at.target.is_host, heads_of(op, at)
+    case = Case(
+        spec, at.dtype(op.query), at.dtype(op.query), heads, spec.head_size, mask=op.mask.value, padded=is_padded(op)
+    )
+    by_head = functions.registered(case.mask).by_head
+    t = Tiles(case, op.rows.value, op.keys.value, by_head, 1 if host else WARP)
+    tiles, lists = tiles_of(op, at, case.group, t.rows), at.dim(op.blocks, 1)
+    given = [op.collection, op.query, extents_of(op), op.kv_offsets, op.blocks]
+    if host:
+        at.launch(host_kernel(t), [*given, *arrays_of(op)], (lists, tiles, 1), (1, 1, 1), key=t)
+        return
+    chunks, early, threads = (at.dim(op.blocks, 2) + (CHUNK - 2)) // CHUNK, starts_early(at), (WARPS * WARP, 1, 1)
+    args = [*given, chunks, *arrays_of(op)]
+    at.launch(ask_kernel(t), args, (tiles * lists * chunks, 1, 1), threads, key=t, programmatic=early)
+    blocks = (tiles * lists + (WARPS - 1)) // WARPS
+    at.launch(list_kernel(t), given, (blocks, 1, 1), threads, key=t, programmatic=early)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Block masks as attention reads them: the tiles of keys that a tile of query rows sees, listed.
+
+What is listed was computed from the mask, once a step (:mod:`block_mask`). A list of another step gives other results,
+and touches nothing that there is not: tiles past the keys are none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+
+from .chosen_pages import NOWHERE
+
+WHOLE = 1  # of an entry: every row of the tile sees every key; above it is the tile's number
+
+
+@dataclass(frozen=True)
+class KeyTiles:
+    """The lists of a batch inside a kernel: ``blocks`` [tiles, 1 or KV heads, 1 + most], tiles of ``keys`` keys."""
+
+    blocks: Any
+    keys: int
+
+    @kv.func
+    def count(self, tile: Any, head: Any) -> Any:
+        """Tiles of keys that a tile of query rows of a KV head walks over."""
+        return kv.math.clamp(self.blocks[tile, self._list(head), 0], 0, self.blocks.shape[2] - 1)
+
+    @kv.func
+    def at(self, tile: Any, head: Any, i: Any, num_keys: Any) -> tuple[Any, Any, Any]:
+        """(first token, whether there is such a key, whether all of the tile is seen) of entry i."""
+        entry = self.blocks[tile, self._list(head), kv.math.min(i + 1, self.blocks.shape[2] - 1)]
+        first = (entry >> 1) * self.keys
+        there = kv.u32(first) < kv.u32(num_keys)
+        return kv.where(there, first, NOWHERE), there, there & ((entry & WHOLE) != 0)
+
+    def _list(self, head: Any) -> Any:
+        """Masks that do not depend on the head have one list for all."""
+        return kv.math.min(head, self.blocks.shape[1] - 1)

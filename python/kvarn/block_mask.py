@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Block masks: which tiles of keys the tiles of a step's queries see, by a mask that is a function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class BlockMask:
+    """What ``kv.ops.block_mask`` made of a mask for a step: ``kv.ops.attention(..., block_mask=...)`` walks over it.
+
+    It is of the queries, lengths and arrays that it was made of: a step makes it once, and each layer takes it. It can
+    be made anew in the same memory, in a CUDA graph too.
+
+    Attributes
+    ----------
+    blocks : int32 array-like [tiles, 1 or H, 1 + most]
+        Of each tile of query rows, and KV head where the mask looks at the head: how many tiles of keys it sees
+        anything in, and these in ascending order, each as ``2 * number + whole``, where ``whole`` is 1 if every row of
+        the tile sees every key of it.
+    rows, keys : int
+        Query rows (tokens times the query heads of a KV head) and keys of a tile.
+    mask : tuple
+        The function and its arrays.
+    """
+
+    __slots__ = ("blocks", "keys", "mask", "rows")
+
+    def __init__(self, blocks: Any, rows: int, keys: int, mask: tuple[Any, ...]) -> None:
+        self.blocks, self.rows, self.keys, self.mask = blocks, rows, keys, mask
+
+    def __repr__(self) -> str:
+        return f"BlockMask(blocks={list(self.blocks.shape)}, rows={self.rows}, keys={self.keys}, mask={self.mask[0]!r})"

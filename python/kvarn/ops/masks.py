@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Masks that are functions, asked once a step for all layers: block masks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from kvarn import settings
+from kvarn.block_mask import BlockMask
+from kvarn.dialect.dtypes import i32
+from kvarn.dsl.functions import registered
+from kvarn.lowering.target import of_capability
+from kvarn.programs import Operation, Schedule
+from kvarn.runtime import buffers, device
+from kvarn.runtime.binding import HOST, ordinal_of
+from kvarn.runtime.overlap import Apart
+
+from . import checks, functions
+
+TITLE = "kv.ops.block_mask"
+
+
+def _check(seen: SimpleNamespace) -> None:
+    spec, c, query = checks.spec_of(seen), seen.collection, seen.query
+    checks.with_values(spec, TITLE)
+    padded = seen.valid_lengths is not None
+    leading = (c.batch_size, "S") if padded else ("T",)
+    checks.has_shape(query, (*leading, "Hq", spec.head_size), f"{TITLE}: query")
+    if query.shape[-2] < 1 or query.shape[-2] % spec.num_heads:
+        raise ValueError(
+            f"{TITLE}: query must have a multiple of the {spec.num_heads} KV heads in dimension {len(leading)}, got "
+            f"{query.shape[-2]}"
+        )
+    if padded:
+        checks.has_shape(seen.valid_lengths, (c.batch_size,), f"{TITLE}: valid_lengths")
+    else:
+        checks.offsets(seen.row_offsets, c.batch_size, f"{TITLE}: row_offsets")
+    if seen.kv_offsets is not None:
+        checks.offsets(seen.kv_offsets, c.batch_size, f"{TITLE}: kv_offsets")
+    for i, name in enumerate(functions.ARRAYS):
+        functions.check(getattr(seen, name), f"{TITLE}: array {i} of the mask")
+    by_head = registered(seen.attributes["mask"]).by_head
+    check_blocks(seen, "blocks", TITLE, (seen.attributes["rows"], seen.attributes["keys"]), by_head)
+
+
+def check_blocks(seen: SimpleNamespace, name: str, title: str, tile: tuple[int, int], by_head: bool) -> None:
+    """What the lists of a block mask must be, of a collection and a query that were checked."""
+    shape = blocks_shape(seen.collection, seen.query.shape, tile, by_head)
+    given = getattr(seen, name)
+    heads = shape[1] if by_head or given.shape[1:2] != (seen.collection.num_heads,) else given.shape[1]
+    checks.has_shape(given, (shape[0], heads, shape[2]), f"{title}: {name}")
+    if shape[0] * heads * shape[2] >= 2**31:
+        raise ValueError(
+            f"{title}: {name} must have fewer than 2**31 elements, got shape {list(shape)}: split the call"
+        )
+
+
+def blocks_shape(collection: Any, query: tuple[int, ...], tile: tuple[int, int], by_head: bool) -> tuple[int, int, int]:
+    """The shape of the lists of a block mask: as many tiles as attention numbers, each with room for all keys."""
+    (rows, keys), batch, at = tile, collection.batch_size, collection._at
+    group = query[-2] // collection.num_heads
+    tiles = batch * -(-(query[1] * group) // rows) if len(query) == 4 else query[0] * group // rows + batch
+    slots = at["lookup_columns"] * collection.page_size if collection.cache_spec.paged else at["capacity"]
+    return tiles, collection.num_heads if by_head else 1, 1 + -(-slots // keys)
+
+
+_ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
+_BLOCK_MASK = Operation(
+    "kv.block_mask", {"query": 1, **_ARRAYS}, _check, written=("blocks",), single=("query", *_ARRAYS),
+    apart=[Apart("blocks", name) for name in ("row_offsets", "valid_lengths", *_ARRAYS)],
+)  # fmt: skip
+
+
+def block_mask(
+    collection: Any,
+    query: Any,
+    row_offsets: Any = None,
+    mask: Any = None,
+    *,
+    valid_lengths: Any = None,
+    kv_offsets: Any = None,
+    rows: int | None = None,
+    keys: int | None = None,
+    blocks: Any = None,
+    schedule: Schedule = None,
+    stream: Any = None,
+) -> BlockMask:
+    """Find which tiles of keys a step's queries see by a mask that is a function, on the device.
+
+    Where comparisons of positions do not tell (documents, what arrays hold), attention must ask a mask about every key.
+    With a block mask it visits the tiles only in which something is seen, and asks about those only of which not all is
+    seen. The mask is asked here about every pair of positions that ``kv.masks.Mask.first`` does not exclude, once a
+    step; all layers then take what was found. Nothing is read back, so a CUDA graph may hold it.
+
+    Parameters
+    ----------
+    collection : KV cache collection
+        With values (not MLA). Of one layer or any: the lengths count.
+    query : array-like [T, Hq, D], or with ``valid_lengths`` [B, S, Hq, D]
+        As attention will get it: only its shape and dtype count.
+    row_offsets : uint32 or int32 array-like [B + 1]
+        Or ``valid_lengths``, uint32 or int32 [B], of a padded batch (:func:`attention_padded`).
+    mask : function, or tuple of a function and its arrays
+        As of :func:`attention`.
+    kv_offsets : uint32 or int32 array-like [B + 1], optional
+        As attention will get them.
+    rows, keys : int, optional
+        Query rows and keys of a tile: those that attention takes for this case (by default), or others that its
+        schedule allows. On a GPU multiples of 64 and 16.
+    blocks : int32 array-like [tiles, 1 or H, 1 + most], optional
+        Where it goes: ``blocks`` of an earlier one for the same shapes. When not given it is allocated by the query's
+        library.
+    schedule : mapping, optional
+        That of the attention, of which the tiles' extents follow: there are no entries of this operation.
+    stream : optional
+        As of :func:`append`.
+
+    Returns
+    -------
+    BlockMask
+        For ``block_mask=`` of :func:`attention` with the same collection, queries, offsets and schedule.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not as above, or the target's attention takes no block masks (GPUs without wgmma); nothing was
+        launched.
+    """
+    if (row_offsets is None) == (valid_lengths is None):
+        raise ValueError(f"{TITLE}: row_offsets or valid_lengths must be given, and not both")
+    whole = mask if isinstance(mask, tuple) and mask else (mask,)
+    if not callable(whole[0]):
+        raise TypeError(f"{TITLE}: mask must be a function, such as kv.masks.causal, got {whole[0]!r}")
+    name, arrays = functions.given(whole, "mask", TITLE)
+    arrays = functions.joined((), arrays, TITLE)
+    shape = checks.shape_of(query, f"{TITLE}: query", 3 if valid_lengths is None else 4)
+    if rows is None or keys is None:
+        found = _extents(collection, query, shape, name, valid_lengths is not None, schedule)
+        rows, keys = (f if given is None else given for given, f in zip((rows, keys), found, strict=True))
+    rows, keys = (checks.count(n, what, TITLE, 2) for n, what in ((rows, "rows"), (keys, "keys")))
+    if blocks is None:
+        made = blocks_shape(collection, shape, (rows, keys), registered(name).by_head)
+        blocks = checks.empty(query, made, i32, "blocks", TITLE)
+    operands = (collection, query, blocks, row_offsets, valid_lengths, kv_offsets, *arrays)
+    _BLOCK_MASK(operands, (("mask", name), ("rows", rows), ("keys", keys)), None, stream)
+    return BlockMask(blocks, rows, keys, whole)
+
+
+def _extents(
+    collection: Any, query: Any, shape: tuple[int, ...], mask: str, padded: bool, schedule: Any
+) -> tuple[int, int]:
+    """Query rows and keys of a tile of attention over a collection by a schedule."""
+    from .reads import scheduled
+
+    entries = scheduled(collection, schedule)
+    if entries is not None and not isinstance(entries, Mapping):
+        raise TypeError(f"{TITLE}: the schedule's entries must be given as a mapping, got {entries!r}")
+    emulation, ordinal = settings.emulation(), ordinal_of(collection.device, f"{TITLE}: collection")
+    if emulation is not None:
+        target = emulation.target
+    else:
+        target = "host" if ordinal == HOST else of_capability(*device.device(ordinal).capability).name
+    dtype = buffers.view(query, name=f"{TITLE}: query").dtype
+    try:
+        given = tuple(sorted((entries or {}).items()))
+        return _extents_of(collection.cache_spec, dtype, shape[-2], mask, padded, given, target)
+    except ValueError as error:
+        raise ValueError(f"{TITLE}: {error}") from None
+
+
+@functools.lru_cache(maxsize=1024)
+def _extents_of(
+    spec: Any, dtype: Any, heads: int, mask: str, padded: bool, schedule: tuple[tuple[str, Any], ...], target: str
+) -> tuple[int, int]:
+    """As :func:`_extents`, of what they depend on."""
+    from kvarn.lowering.expand.attention import block_extents
+    from kvarn.lowering.expand.attention_common import Case
+    from kvarn.lowering.target import by_name
+
+    case = Case(spec, dtype, dtype, heads, spec.head_size, mask=mask, padded=padded)
+    return block_extents(case, by_name(target), dict(schedule))

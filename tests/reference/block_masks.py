@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a block mask lists, by the mask over NumPy arrays, and places where block masks are made and used."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import kvarn as kv
+
+from .places import Place
+from .random_caches import Problem
+
+
+class Emulated(Place):
+    """GPU code in the interpreter, for operations that ask which GPU there is."""
+
+    name = "sm_90a"
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        with kv.emulated(self.name) as report:
+            yield
+        report.check()
+
+
+def lists(
+    problem: Problem, heads: int, mask: Callable[..., Any], rows: int, keys: int, by_head: bool
+) -> list[list[list[int]]]:
+    """For each tile of query rows, in attention's order, and KV head: entries, 2 * tile + whether it is seen whole.
+
+    ``mask(b, h, q, k)`` takes arrays that broadcast.
+    """
+    kv_heads = problem.collection.num_heads
+    group, found, at = heads // kv_heads, [], 0
+    for b, (cached, new) in enumerate(zip(problem.cached, problem.new, strict=True)):
+        own = int(problem.row_offsets[b]) * group // rows + b  # the first tile of the sequence
+        found += [[[] for _ in range(kv_heads)] for _ in range(own - len(found))]
+        total, k = int(cached + new), np.arange(int(cached + new))
+        for row0 in range(0, int(new) * group, rows):
+            row = np.arange(row0, min(row0 + rows, int(new) * group))[:, None]
+            of_tile = []
+            for head in range(kv_heads):
+                seen = np.broadcast_to(
+                    mask(b, head * group + row % group, int(cached) + row // group, k[None]), (len(row), total)
+                )
+                tiles = [seen[:, i : i + keys] for i in range(0, total, keys)]
+                of_tile.append([2 * i + int(t.all() and t.shape[1] == keys) for i, t in enumerate(tiles) if t.any()])
+            found.append(of_tile)
+        at = own
+    end = int(problem.row_offsets[-1]) * group // rows + len(problem.new)
+    found += [[[] for _ in range(kv_heads)] for _ in range(end - len(found))]
+    assert at <= end
+    return found if by_head else [of_tile[:1] for of_tile in found]
+
+
+def entries(blocks: np.ndarray) -> list[list[list[int]]]:
+    """The lists of a block mask."""
+    return [[of_head[1 : 1 + of_head[0]].tolist() for of_head in of_tile] for of_tile in blocks]

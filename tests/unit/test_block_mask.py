@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Block masks: what they list, and attention by them; on the host, and as a GPU's code in the interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import attention as reference
+from reference import block_masks
+from reference.attention_cases import assert_same_bits, sentinel
+from reference.attention_functions import document, problem_of, query_of, t5, t5_buckets
+from reference.places import Place
+from reference.random_caches import Problem
+
+import kvarn as kv
+from kvarn.caches import KVCacheMHAOperand, PagedKVCacheCollection
+
+BATCH = {"cached": [150, 0, 30, 0], "new": [20, 70, 1, 0]}
+
+
+@pytest.fixture(params=["host", "sm_90a"])
+def place(request):
+    found = Place() if request.param == "host" else block_masks.Emulated()
+    with found.active():
+        yield found
+
+
+def documents(rng: Any, batch: int = 4, length: int = 200, most: int = 3) -> np.ndarray:
+    return np.sort(rng.integers(0, most, (batch, length)), axis=1).astype(np.int32)
+
+
+def by_head(b, h, q, k, ids):
+    return ((h == 0) | (q - k < 20)) & (ids[b, q] == ids[b, k])
+
+
+def made(place: Place, problem: Problem, query: np.ndarray, mask: Any, **options: Any) -> Any:
+    """The block mask, and what attention is given beside it."""
+    mask = tuple(
+        place.put(x) if isinstance(x, np.ndarray) else x for x in (mask if isinstance(mask, tuple) else (mask,))
+    )
+    c, q, offsets = place.collection(problem.collection), place.put(query), place.put(problem.row_offsets)
+    return kv.ops.block_mask(c, q, offsets, mask, **options), (c, 1, q, offsets), mask
+
+
+def attended(place: Place, given: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    query = given[2]
+    out = place.put(sentinel(place.get(query)))
+    _, lse = kv.ops.attention(*given, out=out, return_lse=True, **options)
+    return place.get(out), place.get(lse)
+
+
+CASES: dict[str, Any] = {
+    "causal documents": (
+        kv.masks.causal & document, lambda ids: lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k])
+    ),
+    "window and documents": (
+        kv.masks.sliding_window(40) & document,
+        lambda ids: lambda b, h, q, k: (k <= q) & (q - k < 40) & (ids[b, q] == ids[b, k]),
+    ),
+    "by head": (
+        kv.masks.causal & by_head,
+        lambda ids: lambda b, h, q, k: (k <= q) & ((h == 0) | (q - k < 20)) & (ids[b, q] == ids[b, k]),
+    ),
+    "not causal": (document, lambda ids: lambda b, h, q, k: ids[b, q] == ids[b, k]),
+}  # fmt: skip
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize(("rows", "keys"), [(None, None), (64, 16)])
+def test_a_tile_of_keys_is_listed_where_a_row_sees_any_of_it(place, case, group, rows, keys):
+    rng, problem = problem_of(1, **BATCH)
+    query, ids = query_of(rng, problem, group), documents(rng)
+    mask, model = CASES[case]
+    found, *_ = made(place, problem, query, (mask, ids), rows=rows, keys=keys)
+    want = block_masks.lists(problem, query.shape[1], model(ids), found.rows, found.keys, case == "by head")
+    blocks = place.get(found.blocks)
+    assert blocks.shape[:2] == (len(want), len(want[0]))
+    assert block_masks.entries(blocks) == want
+    whole = any(e & 1 for of_tile in want for of_head in of_tile for e in of_head)
+    assert whole or keys is None or "window" in case, "a case without tiles that are seen whole"
+
+
+KINDS = [("paged", "f16"), ("paged", "f8e4m3"), ("continuous", "f16"), ("fa3", "bf16")]
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+def test_attention_by_a_block_mask_is_that_by_its_mask_bit_for_bit(place, case, kind, dtype):
+    rng, problem = problem_of(2, kind, dtype, **BATCH)
+    query, ids = query_of(rng, problem, 2), documents(rng)
+    bias, buckets = rng.standard_normal((4, 8)).astype(np.float32), t5_buckets(20, 8, 20)
+    function, model = CASES[case]
+    block_mask, given, mask = made(place, problem, query, (function, ids))
+    score = (t5, place.put(bias), place.put(buckets))
+    out, lse = attended(place, given, score=score, block_mask=block_mask)
+    schedule = {} if place.name == "host" else {"kind": "tile"}
+    want, want_lse = attended(place, given, score=score, mask=mask, schedule=schedule)
+    assert_same_bits(out, want)
+    assert_same_bits(lse, want_lse)
+    model_out, _ = reference.function_attention(
+        problem.collection, 1, query, problem.row_offsets, mask=model(ids),
+        score=lambda x, b, h, q, k: x + bias[h, buckets[np.clip(q - k, 0, 19)]],
+    )  # fmt: skip
+    tolerance = 2e-2 if dtype == "bf16" else 4e-3
+    np.testing.assert_allclose(out.astype(np.float64), model_out, rtol=tolerance, atol=tolerance)
+
+
+def test_tiles_that_no_row_sees_are_not_visited(place):
+    """Values that are NaN reach every row of a tile that visits them, on a GPU."""
+    rng, problem = problem_of(3, cached=[0], new=[300], num_heads=1)
+    query, ids = query_of(rng, problem, 2), (np.arange(300, dtype=np.int32)[None] >= 128).astype(np.int32)
+    block_mask, given, _ = made(place, problem, query, (document, ids))
+    _, values = problem.caches(1)
+    values.store(
+        0,
+        np.zeros((1, 1), int),
+        np.arange(128)[:, None, None],
+        np.arange(32),
+        np.full((128, 1, 32), np.nan, np.float16),
+    )
+    c = place.collection(problem.collection)
+    out, _ = attended(place, (c, *given[1:]), block_mask=block_mask)
+    assert np.isnan(out[:128].astype(np.float32)).all()
+    assert np.isfinite(out[128 + 128 :].astype(np.float32)).all(), "tiles of rows that see the second document only"
+
+
+def test_the_mask_is_not_asked_about_tiles_that_are_seen_whole():
+    with block_masks.Emulated().active():
+        rng, problem = problem_of(4, cached=[256], new=[2], num_heads=1)
+        query, ids = query_of(rng, problem, 2), np.zeros((1, 300), np.int32)
+        block_mask, given, mask = made(Place(), problem, query, (document, ids))
+        want, _ = attended(Place(), given, mask="null", schedule={"kind": "tile"})
+        ids[:, :256] = 1  # what the lists do not know
+        np.testing.assert_array_equal(attended(Place(), given, block_mask=block_mask)[0], want)
+        assert np.abs(attended(Place(), given, mask=mask)[0] - want).max() > 0.1
+
+
+def test_a_block_mask_does_not_depend_on_where_pages_lie(place):
+    rng, problem = problem_of(5, **BATCH)
+    query, ids, c = query_of(rng, problem, 2), documents(rng), problem.collection
+    mask = (kv.masks.causal & document, ids)
+    order = rng.permutation(len(c.blocks))
+    table = np.argsort(order)[c.lookup_table].astype(np.uint32)
+    other = PagedKVCacheCollection(c.blocks[order], c.cache_lengths, table, c.max_seq_length, c.max_cache_length)
+    moved = Problem(other, problem.row_offsets, problem.cached, problem.new, problem.null_page)
+    found = []
+    for p in (problem, moved):
+        block_mask, given, _ = made(place, p, query, mask)
+        found.append((block_masks.entries(place.get(block_mask.blocks)), attended(place, given, block_mask=block_mask)))
+    assert found[0][0] == found[1][0]
+    for a, b in zip(found[0][1], found[1][1], strict=True):
+        assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_keys_are_split_by_the_tiles_that_are_listed(place, splits):
+    """Each of several splits has 1024 listed keys or more, wherever they lie."""
+    rng, problem = problem_of(6, cached=[4200], new=[1], num_heads=1)
+    query, ids = query_of(rng, problem, 1), (np.arange(4300, dtype=np.int32)[None] // 256 % 2).astype(np.int32)
+    schedule = {} if place.name == "host" else {"splits": splits, "max_queries": 1}
+    block_mask, given, _ = made(place, problem, query, (document, ids), schedule=schedule)
+    out, _ = attended(place, given, block_mask=block_mask, schedule=schedule)
+    want, _ = reference.function_attention(
+        problem.collection, 1, query, problem.row_offsets, mask=lambda b, h, q, k: ids[b, q] == ids[b, k]
+    )
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
+
+
+def test_a_padded_batch_and_rows_that_see_nothing(place):
+    rng, problem = problem_of(7, cached=[30, 0, 9], new=[5, 0, 20])
+    query, ids = query_of(rng, problem, 2), documents(rng, 3, 60, 2)
+    mask = (kv.masks.causal & document & (lambda b, h, q, k: q % 3 != 1), ids)
+    block_mask, given, mask = made(place, problem, query, mask)
+    want, lse = attended(place, given, block_mask=block_mask)
+    blind = np.concatenate([30 + np.arange(5), 9 + np.arange(20)]) % 3 == 1
+    assert not want[blind].astype(np.float32).any()
+    np.testing.assert_array_equal(np.isneginf(lse), np.broadcast_to(blind[:, None], lse.shape))
+    c = given[0]
+    padded, lengths = reference.padded(query, problem.row_offsets, 21, 0.0), place.put(problem.new.astype(np.int32))
+    block_mask = kv.ops.block_mask(c, place.put(padded), valid_lengths=lengths, mask=mask)
+    out = kv.ops.attention_padded(c, 1, place.put(padded), lengths, block_mask=block_mask)
+    out = place.get(out)
+    assert_same_bits(np.concatenate([out[0, :5], out[2, :20]]), want)
+
+
+def test_a_block_mask_is_made_anew_in_the_same_memory(place):
+    rng, problem = problem_of(8, **BATCH)
+    query = query_of(rng, problem, 1)
+    first, given, mask = made(place, problem, query, (kv.masks.causal & document, documents(rng)))
+    given[0].cache_lengths[0] = 40
+    again = kv.ops.block_mask(*given[:1], *given[2:], mask, blocks=first.blocks)
+    fresh = kv.ops.block_mask(*given[:1], *given[2:], mask)
+    assert again.blocks is first.blocks
+    assert block_masks.entries(place.get(again.blocks)) == block_masks.entries(place.get(fresh.blocks))
+
+
+def test_the_lists_of_another_step_touch_nothing_that_there_is_not(place):
+    rng, problem = problem_of(9, cached=[20, 3], new=[4, 1])
+    query = query_of(rng, problem, 1)
+    block_mask, given, _ = made(place, problem, query, kv.masks.causal)
+    blocks = place.get(block_mask.blocks).copy()
+    blocks[:] = rng.choice(np.array([0, 1, 7, 2**30, -1, -(2**31), 2**31 - 1]), blocks.shape)
+    block_mask.blocks = place.put(blocks)
+    out, _ = attended(place, given, block_mask=block_mask)
+    assert np.isfinite(out.astype(np.float32)).all()
+
+
+# --- what is refused -------------------------------------------------------------------------------
+
+
+def refusal(call: Any, **options: Any) -> str:
+    rng, problem = problem_of(10, cached=[20, 3], new=[4, 1], num_heads=1)
+    query = query_of(rng, problem, 2)
+    block_mask, given, _ = made(Place(), problem, query, kv.masks.causal)
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call(block_mask, given, **options)
+    return str(caught.value)
+
+
+def of_mask(block_mask: Any, given: Any, mask: Any = kv.masks.causal, **options: Any) -> None:
+    kv.ops.block_mask(given[0], given[2], given[3], mask, **options)
+
+
+def of_attention(block_mask: Any, given: Any, **options: Any) -> None:
+    kv.ops.attention(*given, **{"block_mask": block_mask, **options})
+
+
+def of_shorter(block_mask: Any, given: Any) -> None:
+    block_mask.blocks = block_mask.blocks[:-1]
+    kv.ops.attention(*given, block_mask=block_mask)
+
+
+def of_operands(block_mask: Any, given: Any) -> None:
+    keys, values = (KVCacheMHAOperand(x) for x in (given[0].get_key_cache(0), given[0].get_value_cache(0)))
+    kv.ops.attention(keys, values, *given[2:], block_mask=block_mask)
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "message"),
+    [
+        (of_mask, {"mask": "causal"}, "mask must be a function, such as kv.masks.causal, got 'causal'"),
+        (of_mask, {"mask": None}, "mask must be a function, such as kv.masks.causal, got None"),
+        (of_mask, {"mask": document}, "mask takes 1 arrays, which must stand beside it, got 0"),
+        (of_mask, {"rows": 1}, r"rows must be in [2, 2147483647], got 1"),
+        (of_mask, {"valid_lengths": np.zeros(2, np.int32)}, "row_offsets or valid_lengths must be given, and not both"),
+        (of_mask, {"blocks": np.zeros((2, 1, 9), np.int32)}, "blocks must have shape [2, 1, 2], got [2, 1, 9]"),
+        (of_attention, {"block_mask": 3}, "block_mask must be a kv.BlockMask, got a int"),
+        (of_attention, {"mask": kv.masks.causal}, "mask, window, chunk, tree and pages must be left out"),
+        (of_attention, {"window": 3}, "mask, window, chunk, tree and pages must be left out"),
+        (of_shorter, {}, "block_mask must have shape [2, 1, 2], got [1, 1, 2]"),
+        (of_operands, {}, "block_mask must be None for operands"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_by_name(call, options, message):
+    assert message in refusal(call, **options)
+
+
+def test_tiles_that_attention_does_not_have_are_refused():
+    with kv.emulated("sm_90a"):
+        rng, problem = problem_of(11, cached=[20], new=[4], num_heads=1)
+        query = query_of(rng, problem, 2)
+        for extents, message in (
+            ({"rows": 32, "keys": 64}, "the block mask's rows must be 64, 128 or 192, got 32"),
+            ({"rows": 64, "keys": 24}, "the block mask's keys must be a multiple of 16 from 16 to"),
+        ):
+            block_mask, given, _ = made(Place(), problem, query, kv.masks.causal, **extents)
+            with pytest.raises(ValueError, match=message):
+                kv.ops.attention(*given, block_mask=block_mask)
+        block_mask, given, _ = made(Place(), problem, query, kv.masks.causal, rows=64, keys=32)
+        with pytest.raises(ValueError, match="rows must be the block mask's 64, got 128"):
+            kv.ops.attention(*given, block_mask=block_mask, schedule={"rows": 128})
+        with pytest.raises(ValueError, match="needs a schedule of kind tile, got simt"):
+            kv.ops.attention(*given, block_mask=block_mask, schedule={"kind": "simt"})
+    with kv.emulated("sm_80"), pytest.raises(ValueError, match="a block mask needs a GPU with wgmma, got sm_80"):
+        kv.ops.block_mask(problem.collection, query, problem.row_offsets, kv.masks.causal)
