@@ -35,7 +35,8 @@ class KeyTiles:
         entry = self.blocks[tile, self._list(head), kv.math.min(i + 1, self.blocks.shape[2] - 1)]
         first = (entry >> 1) * self.keys
         there = kv.u32(first) < kv.u32(num_keys)
-        return kv.where(there, first, NOWHERE), there, there & ((entry & WHOLE) != 0)
+        whole = there & ((entry & WHOLE) != 0) & (first + self.keys <= num_keys)
+        return kv.where(there, first, NOWHERE), there, whole
 
     def _list(self, head: Any) -> Any:
         """Masks that do not depend on the head have one list for all."""

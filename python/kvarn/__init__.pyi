@@ -28,6 +28,9 @@ from kvarn import programs as programs
 from kvarn import runtime as runtime
 from kvarn import tools as tools
 from kvarn._version import __version__ as __version__
+from kvarn.block_mask import (
+    BlockMask as BlockMask,
+)
 from kvarn.caches import (
     ForeignPages as ForeignPages,
 )

@@ -1,30 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a block mask lists, by the mask over NumPy arrays, and places where block masks are made and used."""
+"""What a block mask lists, by the mask over NumPy arrays."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-import kvarn as kv
-
-from .places import Place
 from .random_caches import Problem
-
-
-class Emulated(Place):
-    """GPU code in the interpreter, for operations that ask which GPU there is."""
-
-    name = "sm_90a"
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        with kv.emulated(self.name) as report:
-            yield
-        report.check()
 
 
 def lists(
@@ -35,7 +19,7 @@ def lists(
     ``mask(b, h, q, k)`` takes arrays that broadcast.
     """
     kv_heads = problem.collection.num_heads
-    group, found, at = heads // kv_heads, [], 0
+    group, found = heads // kv_heads, []
     for b, (cached, new) in enumerate(zip(problem.cached, problem.new, strict=True)):
         own = int(problem.row_offsets[b]) * group // rows + b  # the first tile of the sequence
         found += [[[] for _ in range(kv_heads)] for _ in range(own - len(found))]
@@ -50,10 +34,8 @@ def lists(
                 tiles = [seen[:, i : i + keys] for i in range(0, total, keys)]
                 of_tile.append([2 * i + int(t.all() and t.shape[1] == keys) for i, t in enumerate(tiles) if t.any()])
             found.append(of_tile)
-        at = own
     end = int(problem.row_offsets[-1]) * group // rows + len(problem.new)
     found += [[[] for _ in range(kv_heads)] for _ in range(end - len(found))]
-    assert at <= end
     return found if by_head else [of_tile[:1] for of_tile in found]
 
 

@@ -17,7 +17,6 @@ from reference.attention_functions import dilated, document, gemma, problem_of, 
 
 import kvarn as kv
 from kvarn.dsl import functions as registry
-from kvarn.emulator import run as emulated
 from kvarn.ops import functions, reads
 
 # --- which functions are the same ------------------------------------------------------------------------
@@ -102,22 +101,11 @@ def test_what_has_no_digest_stays_out_of_the_cache_on_disk():
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "attention-functions.md"
 
 
-@pytest.fixture
-def on_a_gpu(monkeypatch):
-    """``kv.ops.attention`` on NumPy arrays runs in the interpreter."""
-    real = reads._ATTENTION
-
-    def interpreted(operands: Any, attributes: Any, schedule: Any, stream: Any) -> None:
-        emulated.run(real, operands, attributes, schedule, "sm_90a")
-
-    monkeypatch.setattr(reads, "_ATTENTION", interpreted)
-
-
-@pytest.mark.usefixtures("on_a_gpu")
 def test_code_of_the_page_runs(tmp_path):
     blocks = re.findall(r"```python sketch\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "page.py").write_text("\n".join(blocks))
-    found = runpy.run_path(str(tmp_path / "page.py"))
+    with kv.emulated("sm_90a"):
+        found = runpy.run_path(str(tmp_path / "page.py"))
     pool, bias, buckets, ids = (found[name] for name in ("pool", "bias", "buckets", "documents"))
     want, _ = reference.function_attention(
         pool, 0, found["query"], found["offsets"],

@@ -17,14 +17,7 @@ from reference.random_caches import Problem
 import kvarn as kv
 from kvarn.caches import KVCacheMHAOperand, PagedKVCacheCollection
 
-BATCH = {"cached": [150, 0, 30, 0], "new": [20, 70, 1, 0]}
-
-
-@pytest.fixture(params=["host", "sm_90a"])
-def place(request):
-    found = Place() if request.param == "host" else block_masks.Emulated()
-    with found.active():
-        yield found
+BATCH = {"cached": [150, 0, 30, 0], "new": [10, 70, 1, 0]}
 
 
 def documents(rng: Any, batch: int = 4, length: int = 200, most: int = 3) -> np.ndarray:
@@ -35,8 +28,12 @@ def by_head(b, h, q, k, ids):
     return ((h == 0) | (q - k < 20)) & (ids[b, q] == ids[b, k])
 
 
+TILE = {"rows": 64, "keys": 32}
+
+
 def made(place: Place, problem: Problem, query: np.ndarray, mask: Any, **options: Any) -> Any:
-    """The block mask, and what attention is given beside it."""
+    """The block mask, by default of tiles that every place has; what attention is given beside it; the mask."""
+    options = {**TILE, **options}
     mask = tuple(
         place.put(x) if isinstance(x, np.ndarray) else x for x in (mask if isinstance(mask, tuple) else (mask,))
     )
@@ -87,7 +84,7 @@ def test_a_tile_of_keys_is_listed_where_a_row_sees_any_of_it(place, case, group,
 KINDS = [("paged", "f16"), ("paged", "f8e4m3"), ("continuous", "f16"), ("fa3", "bf16")]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)
 def test_attention_by_a_block_mask_is_that_by_its_mask_bit_for_bit(place, case, kind, dtype):
@@ -98,7 +95,7 @@ def test_attention_by_a_block_mask_is_that_by_its_mask_bit_for_bit(place, case, 
     block_mask, given, mask = made(place, problem, query, (function, ids))
     score = (t5, place.put(bias), place.put(buckets))
     out, lse = attended(place, given, score=score, block_mask=block_mask)
-    schedule = {} if place.name == "host" else {"kind": "tile"}
+    schedule = {} if place.name == "host" else {"kind": "tile", **TILE}
     want, want_lse = attended(place, given, score=score, mask=mask, schedule=schedule)
     assert_same_bits(out, want)
     assert_same_bits(lse, want_lse)
@@ -116,13 +113,8 @@ def test_tiles_that_no_row_sees_are_not_visited(place):
     query, ids = query_of(rng, problem, 2), (np.arange(300, dtype=np.int32)[None] >= 128).astype(np.int32)
     block_mask, given, _ = made(place, problem, query, (document, ids))
     _, values = problem.caches(1)
-    values.store(
-        0,
-        np.zeros((1, 1), int),
-        np.arange(128)[:, None, None],
-        np.arange(32),
-        np.full((128, 1, 32), np.nan, np.float16),
-    )
+    poison = np.full((128, 1, 32), np.nan, np.float16)
+    values.store(0, np.zeros((1, 1), int), np.arange(128)[:, None, None], np.arange(32), poison)
     c = place.collection(problem.collection)
     out, _ = attended(place, (c, *given[1:]), block_mask=block_mask)
     assert np.isnan(out[:128].astype(np.float32)).all()
@@ -130,11 +122,11 @@ def test_tiles_that_no_row_sees_are_not_visited(place):
 
 
 def test_the_mask_is_not_asked_about_tiles_that_are_seen_whole():
-    with block_masks.Emulated().active():
+    with kv.emulated("sm_90a"):
         rng, problem = problem_of(4, cached=[256], new=[2], num_heads=1)
         query, ids = query_of(rng, problem, 2), np.zeros((1, 300), np.int32)
         block_mask, given, mask = made(Place(), problem, query, (document, ids))
-        want, _ = attended(Place(), given, mask="null", schedule={"kind": "tile"})
+        want, _ = attended(Place(), given, mask="null", schedule={"kind": "tile", **TILE})
         ids[:, :256] = 1  # what the lists do not know
         np.testing.assert_array_equal(attended(Place(), given, block_mask=block_mask)[0], want)
         assert np.abs(attended(Place(), given, mask=mask)[0] - want).max() > 0.1
@@ -182,7 +174,7 @@ def test_a_padded_batch_and_rows_that_see_nothing(place):
     np.testing.assert_array_equal(np.isneginf(lse), np.broadcast_to(blind[:, None], lse.shape))
     c = given[0]
     padded, lengths = reference.padded(query, problem.row_offsets, 21, 0.0), place.put(problem.new.astype(np.int32))
-    block_mask = kv.ops.block_mask(c, place.put(padded), valid_lengths=lengths, mask=mask)
+    block_mask = kv.ops.block_mask(c, place.put(padded), valid_lengths=lengths, mask=mask, **TILE)
     out = kv.ops.attention_padded(c, 1, place.put(padded), lengths, block_mask=block_mask)
     out = place.get(out)
     assert_same_bits(np.concatenate([out[0, :5], out[2, :20]]), want)
@@ -193,8 +185,8 @@ def test_a_block_mask_is_made_anew_in_the_same_memory(place):
     query = query_of(rng, problem, 1)
     first, given, mask = made(place, problem, query, (kv.masks.causal & document, documents(rng)))
     given[0].cache_lengths[0] = 40
-    again = kv.ops.block_mask(*given[:1], *given[2:], mask, blocks=first.blocks)
-    fresh = kv.ops.block_mask(*given[:1], *given[2:], mask)
+    again = kv.ops.block_mask(*given[:1], *given[2:], mask, blocks=first.blocks, **TILE)
+    fresh = kv.ops.block_mask(*given[:1], *given[2:], mask, **TILE)
     assert again.blocks is first.blocks
     assert block_masks.entries(place.get(again.blocks)) == block_masks.entries(place.get(fresh.blocks))
 

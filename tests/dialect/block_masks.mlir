@@ -1,0 +1,34 @@
+// RUN: kv-opt %s | kv-opt | FileCheck %s
+// RUN: kv-opt %s --mlir-print-op-generic | kv-opt | FileCheck %s
+// RUN: kv-opt %s --verify-kv | FileCheck %s
+
+// Block masks: made of ragged and padded queries, and taken by attention.
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!rows = memref<?x32x128xbf16>
+!batch = memref<?x?x32x128xbf16>
+
+// CHECK-LABEL: func.func @ragged
+func.func @ragged(%pool: !pool, %layer: i32, %q: !rows, %offsets: memref<?xi32>, %scale: f32, %ids: memref<?x?xi32>, %blocks: memref<?x?x?xi32>) {
+  // CHECK: "kv.block_mask"(
+  // CHECK-SAME: keys = 128 : i64, mask = "document@01234567"
+  // CHECK-SAME: rows = 128 : i64
+  "kv.block_mask"(%pool, %q, %blocks, %offsets, %ids)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 1, 0, 0, 0>, mask = "document@01234567", rows = 128 : i64, keys = 128 : i64}
+    : (!pool, !rows, memref<?x?x?xi32>, memref<?xi32>, memref<?x?xi32>) -> ()
+  // CHECK: "kv.attention"(
+  // CHECK-SAME: block_keys = 128 : i64, block_rows = 128 : i64
+  "kv.attention"(%pool, %layer, %q, %offsets, %scale, %q, %ids, %blocks)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1>, mask = "document@01234567", span = 0 : i64, softcap = 0.0 : f32, block_rows = 128 : i64, block_keys = 128 : i64}
+    : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x?xi32>, memref<?x?x?xi32>) -> ()
+  return
+}
+
+// CHECK-LABEL: func.func @padded
+func.func @padded(%pool: !pool, %q: !batch, %lengths: memref<?xi32>, %keys: memref<?xi32>, %blocks: memref<?x?x?xi32>) {
+  // CHECK: "kv.block_mask"(
+  "kv.block_mask"(%pool, %q, %blocks, %lengths, %keys)
+    {operandSegmentSizes = array<i32: 1, 1, 1, 0, 1, 1, 0, 0, 0, 0>, mask = "prefix@01234567", rows = 64 : i64, keys = 32 : i64}
+    : (!pool, !batch, memref<?x?x?xi32>, memref<?xi32>, memref<?xi32>) -> ()
+  return
+}
