@@ -48,7 +48,7 @@ class Frame:
     """One function that is being interpreted."""
 
     name: str
-    code: FunctionNode
+    code: Any  # the function's node
     file: str
     flow: Liveness
     locals: dict[str, Any]

@@ -16,7 +16,7 @@ from kvarn.lowering.target import of_capability
 from kvarn.programs import Operation, Schedule
 from kvarn.runtime import buffers, device
 from kvarn.runtime.binding import HOST, ordinal_of
-from kvarn.runtime.overlap import Apart
+from kvarn.runtime.overlap import NoAlias
 
 from . import checks, functions
 
@@ -70,7 +70,7 @@ def blocks_shape(collection: Any, query: tuple[int, ...], tile: tuple[int, int],
 _ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
 _BLOCK_MASK = Operation(
     "kv.block_mask", {"query": 1, **_ARRAYS}, _check, written=("blocks",), single=("query", *_ARRAYS),
-    apart=[Apart("blocks", name) for name in ("row_offsets", "valid_lengths", *_ARRAYS)],
+    no_alias=[NoAlias("blocks", name) for name in ("row_offsets", "valid_lengths", *_ARRAYS)],
 )  # fmt: skip
 
 
@@ -135,6 +135,7 @@ def block_mask(
     if not callable(whole[0]):
         raise TypeError(f"{TITLE}: mask must be a function, such as kv.masks.causal, got {whole[0]!r}")
     name, arrays = functions.given(whole, "mask", TITLE)
+    assert name is not None
     arrays = functions.joined((), arrays, TITLE)
     shape = checks.shape_of(query, f"{TITLE}: query", 3 if valid_lengths is None else 4)
     if rows is None or keys is None:
