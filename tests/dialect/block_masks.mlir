@@ -13,13 +13,13 @@ func.func @ragged(%pool: !pool, %layer: i32, %q: !rows, %offsets: memref<?xi32>,
   // CHECK: "kv.block_mask"(
   // CHECK-SAME: keys = 128 : i64, mask = "document@01234567"
   // CHECK-SAME: rows = 128 : i64
-  "kv.block_mask"(%pool, %q, %blocks, %offsets, %ids)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 1, 0, 0, 0>, mask = "document@01234567", rows = 128 : i64, keys = 128 : i64}
+  "kv.block_mask"(collection = %pool, query = %q, blocks = %blocks, row_offsets = %offsets, array0 = %ids)
+    {mask = "document@01234567", rows = 128 : i64, keys = 128 : i64}
     : (!pool, !rows, memref<?x?x?xi32>, memref<?xi32>, memref<?x?xi32>) -> ()
   // CHECK: "kv.attention"(
   // CHECK-SAME: block_keys = 128 : i64, block_rows = 128 : i64
-  "kv.attention"(%pool, %layer, %q, %offsets, %scale, %q, %ids, %blocks)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1>, mask = "document@01234567", span = 0 : i64, softcap = 0.0 : f32, block_rows = 128 : i64, block_keys = 128 : i64}
+  "kv.attention"(collection = %pool, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %q, array0 = %ids, block_mask = %blocks)
+    {mask = "document@01234567", span = 0 : i64, softcap = 0.0 : f32, block_rows = 128 : i64, block_keys = 128 : i64}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x?xi32>, memref<?x?x?xi32>) -> ()
   return
 }
@@ -27,8 +27,8 @@ func.func @ragged(%pool: !pool, %layer: i32, %q: !rows, %offsets: memref<?xi32>,
 // CHECK-LABEL: func.func @padded
 func.func @padded(%pool: !pool, %q: !batch, %lengths: memref<?xi32>, %keys: memref<?xi32>, %blocks: memref<?x?x?xi32>) {
   // CHECK: "kv.block_mask"(
-  "kv.block_mask"(%pool, %q, %blocks, %lengths, %keys)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 0, 1, 1, 0, 0, 0, 0>, mask = "prefix@01234567", rows = 64 : i64, keys = 32 : i64}
+  "kv.block_mask"(collection = %pool, query = %q, blocks = %blocks, valid_lengths = %lengths, kv_offsets = %keys)
+    {mask = "prefix@01234567", rows = 64 : i64, keys = 32 : i64}
     : (!pool, !batch, memref<?x?x?xi32>, memref<?xi32>, memref<?xi32>) -> ()
   return
 }

@@ -7,8 +7,8 @@
 // Rule: the mask is the name of a function.
 func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>) {
   // expected-error @below {{'kv.block_mask' op mask must be the name of a function, NAME@DIGEST, got "causal"}}
-  "kv.block_mask"(%c, %q, %b, %o)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, mask = "causal", rows = 64 : i64, keys = 32 : i64}
+  "kv.block_mask"(collection = %c, query = %q, blocks = %b, row_offsets = %o)
+    {mask = "causal", rows = 64 : i64, keys = 32 : i64}
     : (!pool, !rows, memref<?x?x?xi32>, memref<?xi32>) -> ()
   return
 }
@@ -20,8 +20,8 @@ func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>) 
 // Rule: a batch is ragged or padded.
 func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>) {
   // expected-error @below {{'kv.block_mask' op row_offsets or valid_lengths must be given, and not both}}
-  "kv.block_mask"(%c, %q, %b)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 0, 0, 0, 0, 0, 0, 0>, mask = "f@01", rows = 64 : i64, keys = 32 : i64}
+  "kv.block_mask"(collection = %c, query = %q, blocks = %b)
+    {mask = "f@01", rows = 64 : i64, keys = 32 : i64}
     : (!pool, !rows, memref<?x?x?xi32>) -> ()
   return
 }
@@ -33,8 +33,8 @@ func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>) 
 // Rule: a batch is ragged or padded.
 func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>) {
   // expected-error @below {{'kv.block_mask' op row_offsets or valid_lengths must be given, and not both}}
-  "kv.block_mask"(%c, %q, %b, %o, %o)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0, 0, 0, 0>, mask = "f@01", rows = 64 : i64, keys = 32 : i64}
+  "kv.block_mask"(collection = %c, query = %q, blocks = %b, row_offsets = %o, valid_lengths = %o)
+    {mask = "f@01", rows = 64 : i64, keys = 32 : i64}
     : (!pool, !rows, memref<?x?x?xi32>, memref<?xi32>, memref<?xi32>) -> ()
   return
 }
@@ -46,8 +46,8 @@ func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>) 
 // Rule: a padded batch has four dimensions.
 func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>) {
   // expected-error @below {{'kv.block_mask' op query must be a memref of rank 4, got memref<?x16x128xbf16>}}
-  "kv.block_mask"(%c, %q, %b, %o)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 0, 1, 0, 0, 0, 0, 0>, mask = "f@01", rows = 64 : i64, keys = 32 : i64}
+  "kv.block_mask"(collection = %c, query = %q, blocks = %b, valid_lengths = %o)
+    {mask = "f@01", rows = 64 : i64, keys = 32 : i64}
     : (!pool, !rows, memref<?x?x?xi32>, memref<?xi32>) -> ()
   return
 }
@@ -59,8 +59,8 @@ func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>) 
 // Rule: the query heads are known, a multiple of the KV heads.
 func.func @rule(%c: !pool, %q: memref<?x12x128xbf16>, %b: memref<?x?x?xi32>, %o: memref<?xi32>) {
   // expected-error @below {{'kv.block_mask' op query must have a static multiple of the 8 KV heads, got memref<?x12x128xbf16>}}
-  "kv.block_mask"(%c, %q, %b, %o)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, mask = "f@01", rows = 64 : i64, keys = 32 : i64}
+  "kv.block_mask"(collection = %c, query = %q, blocks = %b, row_offsets = %o)
+    {mask = "f@01", rows = 64 : i64, keys = 32 : i64}
     : (!pool, memref<?x12x128xbf16>, memref<?x?x?xi32>, memref<?xi32>) -> ()
   return
 }
@@ -72,8 +72,8 @@ func.func @rule(%c: !pool, %q: memref<?x12x128xbf16>, %b: memref<?x?x?xi32>, %o:
 // Rule: tiles have two query rows or more.
 func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>) {
   // expected-error @below {{'kv.block_mask' op rows must be in [2, 32767], got 1 : i64}}
-  "kv.block_mask"(%c, %q, %b, %o)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, mask = "f@01", rows = 1 : i64, keys = 32 : i64}
+  "kv.block_mask"(collection = %c, query = %q, blocks = %b, row_offsets = %o)
+    {mask = "f@01", rows = 1 : i64, keys = 32 : i64}
     : (!pool, !rows, memref<?x?x?xi32>, memref<?xi32>) -> ()
   return
 }
@@ -85,8 +85,8 @@ func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>) 
 // Rule: tiles have two keys or more.
 func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>) {
   // expected-error @below {{'kv.block_mask' op keys must be in [2, 32767], got 70000 : i64}}
-  "kv.block_mask"(%c, %q, %b, %o)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, mask = "f@01", rows = 64 : i64, keys = 70000 : i64}
+  "kv.block_mask"(collection = %c, query = %q, blocks = %b, row_offsets = %o)
+    {mask = "f@01", rows = 64 : i64, keys = 70000 : i64}
     : (!pool, !rows, memref<?x?x?xi32>, memref<?xi32>) -> ()
   return
 }
@@ -98,8 +98,8 @@ func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>) 
 // Rule: lists are numbers of 32 bits by tile and head.
 func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?xi32>, %o: memref<?xi32>) {
   // expected-error @below {{'kv.block_mask' op blocks must be a memref of rank 3, got memref<?x?xi32>}}
-  "kv.block_mask"(%c, %q, %b, %o)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0, 0, 0, 0>, mask = "f@01", rows = 64 : i64, keys = 32 : i64}
+  "kv.block_mask"(collection = %c, query = %q, blocks = %b, row_offsets = %o)
+    {mask = "f@01", rows = 64 : i64, keys = 32 : i64}
     : (!pool, !rows, memref<?x?xi32>, memref<?xi32>) -> ()
   return
 }
@@ -111,8 +111,8 @@ func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?xi32>, %o: memref<?xi32>) {
 // Rule: the extents of tiles belong to a block mask.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32) {
   // expected-error @below {{'kv.attention' op block_rows needs block_mask, whose tiles it is of}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0>, mask = "f@01", block_rows = 64 : i64, block_keys = 32 : i64, span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q)
+    {mask = "f@01", block_rows = 64 : i64, block_keys = 32 : i64, span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows) -> ()
   return
 }
@@ -124,8 +124,8 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32) {
 // Rule: a block mask is of a mask that is a function.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %b: memref<?x?x?xi32>) {
   // expected-error @below {{'kv.attention' op block_mask needs a mask that is a function, got "causal"}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q, %b)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1>, mask = "causal", block_rows = 64 : i64, block_keys = 32 : i64, span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q, block_mask = %b)
+    {mask = "causal", block_rows = 64 : i64, block_keys = 32 : i64, span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x?x?xi32>) -> ()
   return
 }
@@ -137,8 +137,8 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %b: m
 // Rule: a block mask has the extents of its tiles.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %b: memref<?x?x?xi32>) {
   // expected-error @below {{'kv.attention' op block_rows must be in [2, 32767], got none}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q, %b)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1>, mask = "f@01", span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q, block_mask = %b)
+    {mask = "f@01", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x?x?xi32>) -> ()
   return
 }
@@ -150,8 +150,8 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %b: m
 // Rule: pages and block masks both say what is visited.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %p: memref<?x8x?xi32>, %b: memref<?x?x?xi32>) {
   // expected-error @below {{'kv.attention' op block_mask and pages must not both be given: each says which keys are visited}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q, %p, %b)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1>, mask = "f@01", block_rows = 64 : i64, block_keys = 32 : i64, span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q, pages = %p, block_mask = %b)
+    {mask = "f@01", block_rows = 64 : i64, block_keys = 32 : i64, span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x8x?xi32>, memref<?x?x?xi32>) -> ()
   return
 }
@@ -163,8 +163,8 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %p: m
 // Rule: a block mask is lists by tile and head.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %b: memref<?x?x?xi64>) {
   // expected-error @below {{'kv.attention' op block_mask must have element type i32, got i64}}
-  "kv.attention"(%c, %i, %q, %o, %s, %q, %b)
-    {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1>, mask = "f@01", block_rows = 64 : i64, block_keys = 32 : i64, span = 0 : i64, softcap = 0.0 : f32}
+  "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q, block_mask = %b)
+    {mask = "f@01", block_rows = 64 : i64, block_keys = 32 : i64, span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x?x?xi64>) -> ()
   return
 }

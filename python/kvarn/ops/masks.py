@@ -11,6 +11,7 @@ from typing import Any
 from kvarn import settings
 from kvarn.block_mask import BlockMask
 from kvarn.dialect.dtypes import i32
+from kvarn.dialect.ops.attention import BLOCK_TILE
 from kvarn.dsl.functions import registered
 from kvarn.lowering.target import of_capability
 from kvarn.programs import Operation, Schedule
@@ -56,6 +57,14 @@ def check_blocks(seen: SimpleNamespace, name: str, title: str, tile: tuple[int, 
         raise ValueError(
             f"{title}: {name} must have fewer than 2**31 elements, got shape {list(shape)}: split the call"
         )
+
+
+def check_block_mask(seen: SimpleNamespace, title: str) -> None:
+    """What the block mask of an attention must be, of a query that was checked."""
+    if getattr(seen, "block_mask", None) is not None:
+        by_head = registered(seen.attributes["mask"]).by_head
+        tile = tuple(seen.attributes[name] for name in BLOCK_TILE)
+        check_blocks(seen, "block_mask", title, tile, by_head)
 
 
 def blocks_shape(collection: Any, query: tuple[int, ...], tile: tuple[int, int], by_head: bool) -> tuple[int, int, int]:
@@ -183,3 +192,19 @@ def _extents_of(
 
     case = Case(spec, dtype, dtype, heads, spec.head_size, mask=mask, padded=padded)
     return block_extents(case, by_name(target), dict(schedule))
+
+
+# --- attention by them ------------------------------------------------------------------------------
+
+
+def mask_of(block_mask: Any, others: tuple[Any, ...], title: str) -> tuple[Any, ...]:
+    """The mask of a block mask, beside which nothing else says what is seen."""
+    if not isinstance(block_mask, BlockMask):
+        raise TypeError(f"{title}: block_mask must be a kv.BlockMask, got a {type(block_mask).__name__}")
+    mask, *rest = others
+    if mask.__class__ is not str or mask != "causal" or any(x is not None for x in rest):
+        raise ValueError(
+            f"{title}: mask, window, chunk, tree and pages must be left out beside block_mask, which has a mask: give "
+            "what they say to kv.ops.block_mask"
+        )
+    return block_mask.mask

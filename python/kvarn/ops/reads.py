@@ -15,14 +15,13 @@ from kvarn.caches import MHAOperand
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import DENSE, SCALES
 from kvarn.dialect.ops.attention import BLOCK_TILE
-from kvarn.dsl.functions import registered
 from kvarn.programs import FixedSchedule, Operation, Schedule, Specialisation, _alignment
 from kvarn.runtime.overlap import NoAlias
 
 from . import checks, functions, sources
 from .checks import layer_of
 from .drafts import with_tree
-from .masks import check_blocks
+from .masks import check_block_mask, mask_of
 
 _FEW = 16  # new tokens of a sequence up to which the code depends on how many there may be
 _VECTORS = ("query", "out", "key", "value", "prior")  # operands whose rows are read or written in vectors
@@ -79,7 +78,7 @@ def _check_attention(seen: SimpleNamespace) -> None:
     check_rows(seen, title, spec.head_size, spec.head_size, ("f32",))
     _check_rest(seen, title)
     _check_pages(seen, title)
-    _check_blocks(seen, title)
+    check_block_mask(seen, title)
 
 
 def _check_attention_padded(seen: SimpleNamespace) -> None:
@@ -90,7 +89,7 @@ def _check_attention_padded(seen: SimpleNamespace) -> None:
     checks.has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
     _check_rest(seen, title)
     _check_pages(seen, title)
-    _check_blocks(seen, title)
+    check_block_mask(seen, title)
 
 
 def _check_rest(seen: SimpleNamespace, title: str) -> None:
@@ -104,14 +103,6 @@ def _check_rest(seen: SimpleNamespace, title: str) -> None:
         checks.offsets(seen.kv_offsets, batch, f"{title}: kv_offsets")
     for i, name in enumerate(functions.ARRAYS):
         functions.check(getattr(seen, name), f"{title}: array {i} of the score and the mask")
-
-
-def _check_blocks(seen: SimpleNamespace, title: str) -> None:
-    """What a block mask must be, of a query that was checked."""
-    if getattr(seen, "block_mask", None) is not None:
-        by_head = registered(seen.attributes["mask"]).by_head
-        tile = tuple(seen.attributes[name] for name in BLOCK_TILE)
-        check_blocks(seen, "block_mask", title, tile, by_head)
 
 
 def _check_pages(seen: SimpleNamespace, title: str) -> None:
@@ -343,7 +334,7 @@ def attention(
     if block_mask is not None:
         if of_operands:
             raise ValueError(f"{title}: block_mask must be None for operands: it is of a collection")
-        mask = _mask_of(block_mask, (mask, window, chunk, tree, pages), title)
+        mask = mask_of(block_mask, (mask, window, chunk, tree, pages), title)
     if of_operands and not isinstance(layer, MHAOperand):
         raise TypeError(f"{title}: values must be an operand like the keys, got {type(layer).__name__}")
     if not of_operands:
@@ -454,7 +445,7 @@ def attention_padded(
         return sources.attention(attention_padded, collection, layer, query, valid_lengths, options, title)
     layer = layer_of(collection, layer, title)
     if block_mask is not None:
-        mask = _mask_of(block_mask, (mask, window, chunk, tree, pages), title)
+        mask = mask_of(block_mask, (mask, window, chunk, tree, pages), title)
     if tree is not None:
         if kv_offsets is not None:
             raise ValueError(f"{title}: tree must be None with kv_offsets: it is of a step's own tokens")
@@ -483,19 +474,6 @@ def with_lists(
         return operands, attributes
     extents = zip(BLOCK_TILE, (block_mask.rows, block_mask.keys), strict=True)
     return (*operands, block_mask.blocks), (*attributes, *extents)
-
-
-def _mask_of(block_mask: Any, others: tuple[Any, ...], title: str) -> tuple[Any, ...]:
-    """The mask of a block mask, beside which nothing else says what is seen."""
-    if not isinstance(block_mask, BlockMask):
-        raise TypeError(f"{title}: block_mask must be a kv.BlockMask, got a {type(block_mask).__name__}")
-    mask, *rest = others
-    if mask.__class__ is not str or mask != "causal" or any(x is not None for x in rest):
-        raise ValueError(
-            f"{title}: mask, window, chunk, tree and pages must be left out beside block_mask, which has a mask: give "
-            "what they say to kv.ops.block_mask"
-        )
-    return block_mask.mask
 
 
 _FIRST_LIST = _ATTENTION.operands.index("pages")
