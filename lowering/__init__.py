@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import warnings
 from typing import Any
 
 from mlir import ir
@@ -60,21 +61,28 @@ NAMES = (
     "index-kv-loops",
 )
 
-_extra: dict[str, Pass] = {}
+_extra: dict[str, Pass] = {}  # of users' files and modules, and of packages once they are imported
+_of_packages: dict[str, Pass] = {}
 
 
-def register(found: Pass) -> Pass:
+def register(found: Pass, in_place: bool = False) -> Pass:
     """Make a user's pass known by its name; an edited version of it, from the same file, takes its place.
 
-    ValueError when the name is that of another pass: kvarn's, MLIR's, a package's or one of another file.
+    ``in_place``: so may one take the place of an installed package's pass, with a warning. ValueError when the name is
+    that of another pass: kvarn's, MLIR's, a package's or one of another file.
     """
     check_name(found.name)
     other = _extra.get(found.name)
+    if other is not None and other is _of_packages.get(found.name):
+        other = None  # what `find` imported
     if other is not None and _origin(other) != _origin(found):
         raise ValueError(f"pass name {found.name!r} is taken by {_origin(other)[0]}: choose another")
     entry = _entry_points().get(found.name)
     if other is None and entry is not None:
-        raise ValueError(f"pass name {found.name!r} is taken by {_package(entry)}: choose another")
+        if not in_place:
+            raise ValueError(f"pass name {found.name!r} is taken by {_package(entry)}: choose another")
+        text = f"pass {found.name!r} of {_origin(found)[0]} takes the place of that of the package {_package(entry)}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
     _extra[found.name] = found
     return found
 
@@ -146,5 +154,5 @@ def find(name: str) -> Pass | None:
         return None
     check_name(name)
     loaded = entry.load()
-    _extra[name] = as_pass(getattr(loaded, "run", loaded), name)
+    _extra[name] = _of_packages[name] = as_pass(getattr(loaded, "run", loaded), name)
     return _extra[name]

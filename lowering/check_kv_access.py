@@ -29,9 +29,9 @@ from kvarn.dialect import effects, kv, layout, ops, types, verify
 from kvarn.dialect.layout import CacheSpec
 from kvarn.errors import source_locations
 
+from .access_plan import is_access
 from .index import Ix, const
 from .pass_base import kv_pass
-from .plan_kv_access import is_access
 from .rewrite import walk
 
 

@@ -33,12 +33,12 @@ from kvarn.dsl.memory import Pointer, pointer_of
 from kvarn.dsl.values import Value, cast, where
 from kvarn.errors import source_locations
 
+from .access_plan import is_access
 from .bounds import slot_of
 from .expand.reads import READS_OF
 from .index import Ix
 from .lower_kv_access import in_page
 from .pass_base import kv_pass
-from .plan_kv_access import is_access
 from .rewrite import defining_op, kernels, walk
 from .target import by_name
 from .variables import declare_variable, note_texts, number_of, variable

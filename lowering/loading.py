@@ -21,23 +21,27 @@ _MODULE = "kvarn_user_pass_"  # what the module of a file is called, before its 
 
 
 def load_passes(path: str | Path) -> list[Pass]:
-    """Register the passes of a Python file: its ``run``, and every function that it decorates with ``kv_pass``.
+    """Register the passes of a Python file: every function that it decorates with ``kv_pass``, and its own.
 
-    ``run`` is named by the file's stem with ``-`` for ``_``, another function by its own name. A file that is loaded
-    again takes the place of what it was. Raises :class:`PipelineError`.
+    A file's own pass is ``run``, or the function that has the name of the file. It is named by the file's stem with
+    ``-`` for ``_``, another function by its own name. A file that is loaded again takes the place of what it was, and
+    of an installed package's pass of the name, with a warning. Raises :class:`PipelineError`.
     """
     path = Path(path)
     loaded = import_file(path, "--load-pass", _MODULE)
-    functions = passes_in(loaded)
-    run = getattr(loaded, "run", None)
-    if callable(run) and run not in functions:
-        functions.append(run)
+    functions, stem = passes_in(loaded), path.stem.replace("-", "_")
+    own = next((f for f in (getattr(loaded, name, None) for name in ("run", stem)) if callable(f)), None)
+    if own is not None and own not in functions:
+        functions.append(own)
     if not functions:
         raise PipelineError(
-            f"--load-pass: {path} must define run(module) or run(module, pass_), or functions decorated with kv_pass"
+            f"--load-pass: {path} must define run(module), {stem}(module), or functions decorated with kv_pass"
         )
     try:
-        return [registry.register(as_pass(f, path.stem.replace("_", "-") if f is run else "")) for f in functions]
+        return [
+            registry.register(as_pass(f, path.stem.replace("_", "-") if f is own else ""), in_place=True)
+            for f in functions
+        ]
     except (ValueError, TypeError) as error:
         raise PipelineError(f"--load-pass: {path}: {error}") from None
 

@@ -28,6 +28,7 @@ from kvarn.dialect import dtypes, layout, ops, types, verify
 from kvarn.dialect.layout import DENSE, RAGGED, SCALES, CacheSpec
 
 from . import memory_effects, vectorize_kv_lookups
+from .access_plan import Plan, is_access
 from .bounds import in_pool, slot_of, token_capacity
 from .expand_kv_tma import is_copy
 from .hoist_kv_lookups import root
@@ -485,6 +486,13 @@ def record_tables(function: ir.Operation, loads: Sequence[ir.Operation]) -> None
             function.attributes["kv.table_alignments"] = ir.DenseI64ArrayAttr.get(alignments)
 
 
+def plan_made(plan: Plan | None, found: Sequence[ir.Operation]) -> None:
+    """Plan the accesses that rules of other packages made, as those of the kernel were; None: by no plan."""
+    for op in found:
+        if plan is not None and is_access(op.name) and "kv.alignment" not in op.attributes:
+            plan.apply_to(op)
+
+
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     found: list[ir.Operation] = []
@@ -493,9 +501,11 @@ def run(module: ir.Module, options: Options) -> None:
         inside = walk(function, lambda name: writer(name) or RULES.knows(name))
         if is_kernel(function):
             record_written(function, [op for op in inside if writer(op.name)])
+        plan = Plan.taken_from(function)
         if RULES.outside:  # an op of another package writes what it declares, whatever its rule makes of it
             RULES.apply_outside(function, options)
             inside = walk(function, RULES.knows)
+            plan_made(plan, inside)
         if is_kernel(function):
             record_tables(function, [op for op in inside if op.name == "kv.load_pages"])
         found += [op for op in inside if RULES.knows(op.name)]

@@ -32,6 +32,8 @@ _CALLS = ("func.call", "func.call_indirect", "llvm.call", "llvm.invoke", "llvm.c
 _ASSEMBLY = "llvm.inline_asm"
 # Stores and atomics on memory that is not shared, and bulk copies out of shared memory.
 _ASSEMBLY_WRITES = re.compile(r"\b(?:st|red|atom|multimem)\.(?!\S*shared)|\.global\.shared|\breduce\.async")
+_ASSEMBLY_READS = re.compile(r"\b(?:ld|cp\.async|prefetch)\.")
+_POINTER_READS = ("llvm.load", "nvvm.cp.async.shared.global", "nvvm.prefetch")
 _NVVM_WRITES = (".global.shared", ".reduce")
 # Dialects of which every other op writes nothing but, at most, shared memory.
 _KNOWN = frozenset({
@@ -117,12 +119,30 @@ def exposes(name: str) -> bool:
 def exposed(op: ir.Operation) -> list[ir.Value]:
     """The handles and buffers that an op may write, or through an address that it gives may be written."""
     if effects.has(op.name, effects.GivesAddress):
-        return [op.operands[0]]
+        return [op.operands[0]] if any(map(_may_be_written_through, op.results)) else []
     if not may_write(op.name):
         return []
     found = writes(op)
     seen = list(op.operands) if found.everything else [*found.elements, *found.scales, *found.buffers]
     return [v for v in seen if isinstance(v.type, ir.MemRefType) or types.type_name(v.type) in _HANDLES]
+
+
+def _may_be_written_through(address: ir.Value) -> bool:
+    """Whether an address may reach what writes: unless loads and copies out of device memory are all that use it."""
+    for use in address.uses:
+        op = use.owner.operation
+        if op.name == "llvm.getelementptr":
+            if any(map(_may_be_written_through, op.results)):
+                return True
+        elif op.name == _ASSEMBLY:
+            text = ir.StringAttr(op.attributes["asm_string"]).value
+            # What an instruction gives could be the address in another form.
+            gives = any(str(r.type) == "i64" or str(r.type).startswith("!llvm.") for r in op.results)
+            if gives or _ASSEMBLY_READS.search(text) is None or _ASSEMBLY_WRITES.search(text) is not None:
+                return True
+        elif op.name not in _POINTER_READS:
+            return True
+    return False
 
 
 def _is_handle(value: ir.Value) -> bool:

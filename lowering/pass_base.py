@@ -145,6 +145,17 @@ def as_pass(function: Callable[..., None], name: str = "", options_class: type =
     return Pass(name or own.replace("_", "-"), function, options_class, text.strip().partition("\n")[0])
 
 
+def blame(error: Exception, what: str, location: ir.Location) -> None:
+    """Say of an exception what in a pass raised it, and for which op: the diagnostic will be there."""
+    error.kv_raised_by = (what, location)  # type: ignore[attr-defined]
+
+
+def blamed(error: BaseException, location: ir.Location) -> tuple[str, ir.Location]:
+    """What :func:`blame` said of an exception, with a comma before it; nothing, and the location given, by default."""
+    what, at = getattr(error, "kv_raised_by", ("", location))
+    return f", {what}," if what else "", at
+
+
 def fail(op: Any, message: str) -> NoReturn:
     """Report an error at an op and stop the pass: ``'<op>' op <message>``."""
     operation = op.operation

@@ -106,14 +106,22 @@ def remark(op: Any, kind: str, message: str, **values: Any) -> None:
     message : str
     values
         Numbers of the message, for programs that read remarks.
+
+    Raises
+    ------
+    ValueError
+        For another kind, or an op that was erased; whether or not anybody listens.
     """
     if kind not in KINDS:
         raise ValueError(f"kind of a remark must be one of {', '.join(KINDS)}, got {kind!r}")
+    try:
+        operation, location = op.operation, op.location
+    except RuntimeError:
+        raise ValueError("a remark must be of an op that is there, and this one was erased: say it before") from None
     found = current()
     if found is None:
         return
-    operation = op.operation
-    places = source_locations(operation.location)
+    places = source_locations(location)
     place = places[0] if places else None
     found.add(Remark(found.inside, kind, operation.name, message, place, tuple(sorted(values.items()))))
 

@@ -17,7 +17,7 @@ from kvarn.dialect import page_orders
 from kvarn.dialect.base import Kv
 
 from . import rewrites
-from .pass_base import fail
+from .pass_base import PassFailure, blame, fail
 
 Rule = Callable[..., Sequence[ir.Value] | ir.Value | None]
 Kv.listeners.append(settings.declared)
@@ -127,9 +127,17 @@ class Rules:
             fail(op, f"is still there after {_MOST_ROUNDS} rounds: its rule, or another, makes it again")
 
     def _lower(self, op: ir.Operation, rule: Rule, args: Sequence[Any]) -> None:
-        rewrites.done(op.name)
-        with ir.InsertionPoint(op), op.location:
-            replace(op, rule(op.opview, *args))
+        name, location = op.name, op.location
+        rewrites.done(name)
+        with ir.InsertionPoint(op), location:
+            try:
+                values = rule(op.opview, *args)
+            except (PassFailure, ir.MLIRError):  # pyright: ignore[reportAttributeAccessIssue]
+                raise
+            except Exception as error:
+                blame(error, f"rule '{getattr(rule, '__name__', rule)}' of '{name}'", location)
+                raise
+            replace(op, values)
 
     def knows(self, name: str) -> bool:
         """Whether `apply` looks at ops of a name: those with a rule, and all of kv."""

@@ -8,9 +8,11 @@ Python never crosses MLIR's frames: it becomes a diagnostic that names the pass'
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mlir import ir
@@ -19,7 +21,7 @@ from mlir.passmanager import PassManager
 import kvarn.lowering as registry
 
 from . import remarks, rewrites, verify_kv
-from .pass_base import NoOptions, PassFailure, PassHandle
+from .pass_base import NoOptions, PassFailure, PassHandle, blamed
 from .textual import ANCHOR, Step
 
 Observer = Callable[[str, ir.Module], None]
@@ -132,7 +134,7 @@ class _Call:
         found, handle = self.step.kv, PassHandle()
         assert found is not None
         try:
-            with rewrites.within(self.step.name), remarks.within(self.step.name):
+            with rewrites.within(self.step.name), remarks.within(self.step.name), _shown(self.step):
                 found.run(self.module, handle if found.options_class is NoOptions else self.step.options)
             if handle.failed:
                 self.problem = f"pass '{self.step.name}' signalled failure"
@@ -140,13 +142,31 @@ class _Call:
             self.problem = str(failure) or f"pass '{self.step.name}' failed"
         except BaseException as error:
             self.raised = error
-            self.problem = f"pass '{self.step.name}' raised {type(error).__name__}: {error}{_place(error)}"
+            who, location = blamed(error, self.module.operation.location)
+            self.problem = f"pass '{self.step.name}'{who} raised {type(error).__name__}: {error}{_place(error)}"
             if self.tracebacks:
                 self.problem += "\n" + "".join(traceback.format_exception(error)).rstrip()
             if isinstance(error, Exception):
-                self.module.operation.location.emit_error(self.problem)
+                location.emit_error(self.problem)
         if self.problem:
             external.signal_pass_failure()
+
+
+@contextlib.contextmanager
+def _shown(step: Step) -> Iterator[None]:
+    """Should MLIR end the process, let stderr say where in a pass of somebody else's: it cannot be caught."""
+    if step.name in registry.NAMES or faulthandler.is_enabled():
+        yield
+        return
+    try:
+        faulthandler.enable()
+    except (RuntimeError, ValueError, OSError):  # a stderr that is no file
+        yield
+        return
+    try:
+        yield
+    finally:
+        faulthandler.disable()
 
 
 def _place(error: BaseException) -> str:

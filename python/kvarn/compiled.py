@@ -7,13 +7,13 @@ for, so that a saved kernel is loaded and launched where MLIR is not installed.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvarn.artifact import Artifact
+from kvarn.errors import meant
 from kvarn.settings import emulation
 
 if TYPE_CHECKING:
@@ -283,8 +283,7 @@ class _Texts(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
-            close = difflib.get_close_matches(str(name), self._names, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = meant(str(name), self._names)
             raise KeyError(f"{self._title} are {', '.join(self._names)}; got {name!r}{hint}")
         found = self._text(name)
         return Code(found) if isinstance(found, str) else found

@@ -91,8 +91,12 @@ def suggestion(error: BaseException) -> str:
     name, owner = getattr(error, "name", None), getattr(error, "obj", None)
     if not isinstance(error, AttributeError) or not isinstance(name, str) or owner is None:
         return ""
-    known = [n for n in dir(owner) if not n.startswith("_")]
-    close = difflib.get_close_matches(name, known, 1)
+    return meant(name, [n for n in dir(owner) if not n.startswith("_")])
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'load'?`` for a name that is close to a known one, else empty."""
+    close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

@@ -380,6 +380,90 @@ def the_digest_of_code_from_outside_is_the_same_in_every_process():
     assert done.stdout.strip() == kv.extensions.digest_of(kv.extensions.registered())
 
 
+NORM = """
+from mlir.dialects import arith, vector
+from mlir import ir
+from typing import Any
+from kvarn.dialect import ops, types
+from kvarn.dialect.base import Kv
+from kvarn.dialect.effects import LooksUpPage, ReadsCache
+from kvarn.dialect.ext import F32, I32, Operand, Result, infer_result
+from kvarn.lowering import lower_kv_access
+import kvarn as kv
+from kvarn.dsl.values import Value, i32_value
+
+class FirstNormOp(Kv.Operation, name="first_norm", traits=[LooksUpPage, ReadsCache]):
+    cache: Operand[Any]
+    batch: Operand[I32]
+    token: Operand[I32]
+    norm: Result[F32] = infer_result()
+    page: Operand[I32] | None = None
+
+@kv.intrinsic
+def first_norm(cache, b, t):
+    return Value(FirstNormOp(cache.ir, i32_value(b), i32_value(t)).norm, kv.f32)
+
+@lower_kv_access.RULES.lowers(FirstNormOp)
+def lower_first_norm(op, options):
+    x = ops.load(op.cache, op.batch, 0, op.token, 0, width=8, dtype=kv.f32, page=op.page)
+    {fault}
+    return vector.reduction(ir.F32Type.get(), vector.CombiningKind.ADD, arith.mulf(x, x))
+"""
+
+
+@rule
+def accesses_that_a_rule_makes_are_planned():
+    """One load of 16 bytes by the read-only path; without plan-kv-access, one an element."""
+    specs = pool().get_key_cache(0).spec, kv.Buffer[kv.f32, 1]
+    (FOLDER / "norm.py").write_text(NORM.replace("{fault}", ""))
+    first_norm = kv.extend("norm.py").first_norm
+
+    @kv.kernel
+    def norms(keys: kv.KVCache, out: kv.Buffer[kv.f32, 1]):
+        out[kv.block_id.x] = first_norm(keys, kv.block_id.x, 0)
+
+    made = kv.compile(norms, *specs, target="sm_90a")
+    assert made.asm["ptx"].count("ld.global.nc.v4.b32") == 1
+    assert "kv.access_plan" in made.stages["plan-kv-access"]
+    assert "kv.access_plan" not in made.stages["lower-kv-access"]
+    plain = kv.compile(norms, *specs, target="sm_90a", disable=["plan-kv-access"])
+    assert plain.asm["ptx"].count("ld.global.b16") == 8
+    narrow = kv.compile(norms, *specs, target="sm_90a", options={"plan-kv-access": "read-only=false max-alignment=8"})
+    assert narrow.asm["ptx"].count("ld.global.v2.b32") == 2
+    out = np.zeros(3, np.float32)
+    made.emulate(3, 1, pool().get_key_cache(0), out)
+    first = pool().blocks[pool().lookup_table[:, 0], 0, 0, 0, 0, :8].astype(np.float32)
+    np.testing.assert_allclose(out, (first**2).sum(1), rtol=1e-5)
+
+
+@rule
+def what_a_rule_raises_is_reported_at_the_operation():
+    (FOLDER / "norm.py").write_text(NORM.replace("{fault}", "op.nosuch"))
+    first_norm = kv.extend("norm.py").first_norm
+
+    @kv.kernel
+    def norms(keys: kv.KVCache, out: kv.Buffer[kv.f32, 1]):
+        out[0] = 1.0
+        out[0] = first_norm(keys, 0, 0)
+
+    with pytest.raises(
+        kv.KernelError, match=r"rule 'lower_first_norm' of 'kv\.first_norm', raised AttributeError"
+    ) as at:
+        kv.compile(norms, pool().get_key_cache(0).spec, kv.Buffer[kv.f32, 1], target="sm_90a")
+    assert "first_norm(keys, 0, 0)" in at.value.location.snippet()
+    assert "norm.py:" in at.value.message
+
+
+@rule
+def a_file_takes_the_place_of_an_installed_pass():
+    """While one edits it; a warning says so."""
+    (FOLDER / "drop_prefetches.py").write_text("def run(module):\n    raise ValueError('mine')\n")
+    with pytest.warns(RuntimeWarning, match="takes the place of that of the package page-tools"):
+        status, _, err = run(kv_opt.main, "touch.mlir", "--load-pass=drop_prefetches.py", "--drop-prefetches")
+    assert status == 1
+    assert "pass 'drop-prefetches' raised ValueError: mine" in err
+
+
 @rule
 def a_rule_that_makes_its_own_operation_is_refused():
     with pytest.raises(kv.KernelError, match=r"'kv\.twice' op is still there after 16 rounds"):

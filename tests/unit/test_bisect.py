@@ -19,9 +19,9 @@ from kvarn.lowering.rewrite import ops_named
 from kvarn.lowering.target import by_name
 from kvarn.ops import reads, writes
 from kvarn.tools import bisect, random_inputs
-from kvarn.tools.cli import main
+from kvarn.tools.cli import find_kernel, main
 from kvarn.tools.random_inputs import InputOptions
-from kvarn.tools.semantics import Checker, Launch, Rest
+from kvarn.tools.semantics import Checker, Launch, Rest, computes_narrowly
 
 pytestmark = pytest.mark.sampled(3)
 
@@ -258,6 +258,19 @@ def test_arguments_are_equal_for_equal_options():
     assert one.keys() == two.keys()
     assert all(random_inputs.difference(one[n], two[n]) == "" for n in one)
     assert np.isnan(one["cache.blocks"].astype(np.float32)).any()
+
+
+@pytest.mark.parametrize(("narrow", "text"), [(False, "x * x"), (True, "kv.f32(kv.bf16(x)) * x")])
+def test_what_computes_in_32_bits_may_differ_by_the_order_of_sums_alone(tmp_path, narrow, text):
+    (tmp_path / "k.py").write_text(
+        f"import kvarn as kv\n\n@kv.kernel\ndef squares(c: kv.KVCache, out: kv.Buffer[kv.f32, 1]):\n"
+        f"    x = c.load(0, 0, 0, kv.thread_id.x, dtype=kv.f32)\n    out[kv.thread_id.x] = {text}\n"
+    )
+    spec = kv.CacheSpec("paged", kv.bf16, 1, 32, 4)
+    made = find_kernel(f"{tmp_path}/k.py:squares").trace([spec, kv.Buffer[kv.f32, 1]])
+    assert computes_narrowly(made) == narrow
+    x = np.float32([1.0, 100.0])
+    assert bool(random_inputs.difference(x, x * np.float32(1.0005), fine=not narrow)) == (not narrow)
 
 
 def test_a_difference_is_told_and_a_rounding_is_none():

@@ -165,3 +165,22 @@ def test_a_buffer_declared_read_only_is_not_written(statement):
     exec(compile(source, file, "exec"), names)
     with pytest.raises(KernelError, match=r"what is declared kv.ReadOnlyBuffer\[kv.f32, 1\] is not written"):
         kv.kernel(names["f"]).trace([kv.ReadOnlyBuffer[kv.f32, 1]])
+
+
+def test_an_array_that_an_address_only_reads_is_not_written():
+    """A read-only array may be given for it. What a loop carries might be any address."""
+
+    @kv.kernel
+    def copy(x: F32, y: F32, z: F32, w: F32):
+        i, s = kv.thread_id.x, kv.shared(128, kv.f32)
+        kv.cp_async(s.ptr(4 * i), x.address(4 * i) + 16)
+        kv.cp_async_commit()
+        kv.cp_async_wait(0)
+        y.address(i).store(s[i] + z.address(i).load(kv.f32))
+        at = w.address(i)
+        for _ in range(2):
+            at = at + 4
+        s[i] = at.load(kv.f32)
+
+    made = kv.compile(copy, F32, F32, F32, F32, target="sm_90a")
+    assert [a.written for a in made.artifact.entries[0].args] == [False, True, False, True]

@@ -11,7 +11,7 @@ pytest.importorskip("mlir", reason="the compiler needs the MLIR bindings")
 from kvarn import artifact as A
 from kvarn.dialect import dtypes
 from kvarn.runtime import assemble
-from kvarn.tools import cli
+from kvarn.tools import cli, explain
 from kvarn.tools.passport import describe, stages
 
 PAGED = "paged(bf16, num_heads=8, head_size=128, page_size=16)"
@@ -78,6 +78,32 @@ def test_explain_shows_one_pass_and_its_difference(file, capsysbinary):
     status, _, err = run(capsysbinary, "explain", *common, "--pass", "hoist")
     assert status == 2
     assert "pass must be one of input, verify-kv" in err
+
+
+def test_a_value_that_only_has_another_number_is_no_difference():
+    before = ["%0 = a", "%1 = b(%0)", "%2 = c(%1)", "%3 = d(%1, %2)", "e(%3)", "%4 = f(%0)", "g(%4)"]
+    after = ["%0 = a", "%1 = new", "%2 = b(%0)", "%3 = c(%2)", "%4 = d(%3, %3)", "e(%4)", "%5 = f(%0)", "g(%5)"]
+    found = explain.difference("\n".join(before) + "\n", "\n".join(after) + "\n", "p", context=1)
+    assert "".join(found) == (
+        "--- before p\n+++ after p\n@@ -1,5 +1,6 @@\n %0 = a\n+%1 = new\n %2 = b(%0)\n %3 = c(%2)\n"
+        "-%3 = d(%1, %2)\n+%4 = d(%3, %3)\n e(%4)\n"
+    )
+    assert not list(explain.difference("%0 = a\nb(%0)\n", "%7 = a\nb(%7)\n", "p"))
+
+
+def test_a_misspelt_spec_or_operation_is_told_what_was_meant(file, capsysbinary):
+    spec = PAGED.replace("num_heads", "num_head")
+    _, _, err = run(capsysbinary, "compile", f"{file}:scale_keys", "--spec", spec)
+    assert "got 'num_head'; did you mean 'num_heads'?" in err
+    _, _, err = run(capsysbinary, "compile", "--op", "atention")
+    assert "got 'atention'; did you mean 'attention'?" in err
+
+
+def test_an_error_without_a_place_says_error_once(capsysbinary):
+    given = ["--spec", f"collection={PAGED}", "--spec", "query=buffer(bf16, (none, 8, 128))"]
+    command = ["compile", "--op", "attention", "--target", "sm_90a", *given]
+    _, _, err = run(capsysbinary, *command, "--static", 'schedule={"kind": "decode"}')
+    assert err.startswith("kvarn compile: error: 'kv.attention' op cannot be scheduled for sm_90a")
 
 
 def test_explain_reads_mlir(file, tmp_path, capsysbinary):

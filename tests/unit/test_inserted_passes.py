@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import functools
 import os
+import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -287,6 +289,18 @@ def test_a_loaded_pass_takes_no_name_that_is_taken(file, tmp_path):
     other.write_text(file.read_text())
     with pytest.raises(textual.PipelineError, match=r"'a' is taken by .*mine\.py: choose another"):
         loading.load_passes(other)
+
+
+def test_a_pass_that_makes_mlir_end_the_process_is_shown_with_its_line(tmp_path):
+    (tmp_path / "ends.py").write_text(
+        "import kvarn as kv\nfrom kvarn.lowering.rewrite import ops_named\n\n\n"
+        "def ends(module):\n    ops_named(module, 'gpu.thread_id')[0].erase()\n\n\n"
+        f"TEXT = {str(triple.trace([F32]))!r}\nkv.compile(TEXT, target='sm_90a', passes={{'after:verify-kv': ends}})\n"
+    )
+    done = subprocess.run([sys.executable, "ends.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGABRT
+    assert "still has uses" in done.stderr
+    assert re.search(r'ends\.py", line 6 in ends', done.stderr)
 
 
 # --- the commands --------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from reference.blocks import run_block
 
 import kvarn as kv
-from kvarn.emulator import ptx
+from kvarn.emulator import ptx, run
 
 
 def rotate_kernel(wait: bool) -> Any:
@@ -122,3 +123,34 @@ def test_a_minimum_that_is_clipped_at_zero():
     y = np.full_like(x, 77)
     run_block(clip, 32, x, y, target="sm_90a")
     np.testing.assert_array_equal(y, np.clip(x, 0, 5))
+
+
+def test_packed_products_of_blackwell_are_those_of_their_halves():
+    """LLVM makes ``mul.f32x2`` and its kin for sm_100a of what is lane by lane."""
+
+    @kv.kernel
+    def squares(x, y):
+        i = kv.thread_id.x * 4
+        v = x.load(i, width=4)
+        y.store(i, value=(v * v + v) - v * 3.0)
+
+    x = np.random.default_rng(0).standard_normal(128).astype(np.float32)
+    made = kv.compile(squares, kv.Buffer[kv.f32, 1], kv.Buffer[kv.f32, 1], target="sm_100a")
+    assert ".f32x2" in made.asm["ptx"]
+    y = np.zeros_like(x)
+    run.launch(made, 1, 32, (x, y))
+    np.testing.assert_allclose(y, x * x - 2 * x, rtol=1e-5, atol=1e-6)
+
+
+def test_an_instruction_of_a_form_that_is_not_known_is_named():
+    @kv.kernel
+    def double(x, y):
+        y[kv.thread_id.x] = x[kv.thread_id.x] * 2.0
+
+    made = kv.compile(double, kv.Buffer[kv.f32, 1], kv.Buffer[kv.f32, 1], target="sm_80")
+    text = re.sub(r"\b(?:add|mul)\.(?:rn\.)?f32\b", "mul.f128", made.asm["ptx"])
+    x, y = np.ones(32, np.float32), np.zeros(32, np.float32)
+    values = [word for a in (x, y) for word in (a.ctypes.data, 32, 1)]
+    count = len(made.artifact.entries[0].params)
+    with pytest.raises(ptx.EmulationError, match=r"unknown form of an instruction: mul\.f128 .*\(PTX line \d+"):
+        ptx.launch(text, "double", (1, 1, 1), (32, 1, 1), values[:count], [x, y])

@@ -10,7 +10,7 @@ from reference.tile_attention import Choice, batch, case_of, trace
 
 import kvarn as kv
 from kvarn import compiler
-from kvarn.lowering import pipeline, remarks, rewrites, runner
+from kvarn.lowering import pipeline, remarks, rewrite, rewrites, runner
 from kvarn.tools.cli import main
 from kvarn.tools.passport.facts import assembler_remarks
 
@@ -109,6 +109,21 @@ def test_a_pass_of_ones_own_makes_remarks():
     assert (remark.pass_name, remark.kind, remark.values) == ("mine", "missed", (("size", 3),))
     with pytest.raises(ValueError, match="kind of a remark must be one of passed, missed, analysis"):
         kv.remark(None, "perhaps", "")
+
+
+def test_a_remark_of_an_erased_operation_is_refused_also_where_nobody_listens():
+    def drop(module):
+        for op in rewrite.ops_named(module, "memref.store"):
+            op.erase()
+            kv.remark(op, "passed", "dropped")
+
+    with pytest.raises(kv.KernelError, match="must be of an op that is there, and this one was erased"):
+        kv.compile(store_one, kv.Buffer[kv.f32, 1], target="sm_90a", passes={"after:verify-kv": drop})
+
+
+@kv.kernel
+def store_one(x: kv.Buffer[kv.f32, 1]):
+    x[0] = 1.0
 
 
 def test_rewrites_are_counted_by_rule():

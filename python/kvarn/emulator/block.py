@@ -397,7 +397,7 @@ class Block:
             maker = OPS.get(i.name[0])
             if maker is None:
                 raise EmulationError(f"unknown instruction: {i.text}")
-            run = self.compiled[at] = maker(self, i)
+            run = self.compiled[at] = self._made(maker, i)
         self.at = at
         try:
             run(m)
@@ -405,6 +405,13 @@ class Block:
             raise EmulationError(f"{error} ({i.where})") from None
         except Exception as error:
             raise EmulationError(f"{i.text}: {type(error).__name__}: {error} ({i.where})") from error
+
+    def _made(self, maker: Callable[[Block, Instruction], Callable[[Lanes], None]], i: Instruction) -> Any:
+        """What runs an instruction; a type or form of it that is not known ends the run by its text."""
+        try:
+            return maker(self, i)
+        except (KeyError, ValueError, IndexError, StopIteration) as error:
+            raise EmulationError(f"unknown form of an instruction: {i.text} ({i.where})") from error
 
     def warps(self, m: Lanes, what: str) -> np.ndarray:
         """The active threads as whole warps [w, 32]."""

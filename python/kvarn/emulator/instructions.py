@@ -38,18 +38,22 @@ def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a // b if a.dtype.kind == "u" else a / b
 
 
-_HALVES = {"f16x2": np.float16, "bf16x2": ml_dtypes.bfloat16, "s16x2": np.int16, "u16x2": np.uint16}
+# The type of a half, and the one in which it is computed, so that results are rounded once.
+_HALVES: dict[str, tuple[Any, Any]] = {
+    "f16x2": (np.float16, np.float32), "bf16x2": (ml_dtypes.bfloat16, np.float32), "f32x2": (np.float32, np.float64),
+    "s16x2": (np.int16, np.int16), "u16x2": (np.uint16, np.uint16),
+}  # fmt: skip
 
 
 def _packed(t: Block, i: Instruction, f: Callable[..., Any]) -> Any:
     """An operation on both halves of a word."""
-    half = _HALVES[i.name[-1]]
-    wide = np.float32 if i.name[-1] in ("f16x2", "bf16x2") else half
+    half, wide = _HALVES[i.name[-1]]
+    word = np.dtype(f"u{2 * np.dtype(half).itemsize}").type
     d, *given = i.operands
 
     def run(m: Lanes) -> None:
-        parts = [np.ascontiguousarray(t.value(g, m, np.uint32)).view(half).astype(wide) for g in given]
-        t.put(d, m, np.ascontiguousarray(f(*parts).astype(half)).view(np.uint32))
+        parts = [np.ascontiguousarray(t.value(g, m, word)).view(half).astype(wide) for g in given]
+        t.put(d, m, np.ascontiguousarray(f(*parts).astype(half)).view(word))
 
     return run
 
@@ -78,7 +82,7 @@ def binary(t: Block, i: Instruction) -> Any:
 
 @op("mul", "mad", "fma")
 def multiply(t: Block, i: Instruction) -> Any:
-    if i.name[-1] in ("f16x2", "bf16x2"):
+    if i.name[-1] in _HALVES:
         return _packed(t, i, lambda x, y, z=0.0: x * y + z)
     dtype, wide = _type(i), "wide" in i.name
     d, a, b, *c = i.operands

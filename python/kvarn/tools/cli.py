@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = str(e) or type(e).__name__
         # Errors in a kernel already start with file, line and column.
         located = ": error: " in text.splitlines()[0]
-        print(text if located else f"kvarn {options.command}: error: {text}", file=sys.stderr)
+        print(text if located else f"kvarn {options.command}: error: {text.removeprefix('error: ')}", file=sys.stderr)
         return 1
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .cli import UsageError, add_kernel_options, compile_named
@@ -52,6 +53,62 @@ def emulated(kernel: Any, options: argparse.Namespace) -> Any:
     launch = semantics.Launch(options.grid, options.block)
     semantics.run_artifact(kernel.artifact, list(arguments.values()), launch, report)
     return report
+
+
+_VALUE = re.compile(r"%[\w$.-]+")
+_DEFINED = re.compile(r"(%[\w$.-]+)(?::\d+)?(?=(?:, %[\w$.-]+(?::\d+)?)* = )")
+
+
+def difference(before: str, after: str, name: str, context: int = 3) -> Iterator[str]:
+    """What a pass changed, as a unified diff. That a value has another number than before is no change by itself."""
+    old, new = before.splitlines(True), after.splitlines(True)
+    masked = [[_VALUE.sub("%", line) for line in lines] for lines in (old, new)]
+    matcher = difflib.SequenceMatcher(None, masked[0], masked[1])
+    numbers: dict[str, str] = {}
+    changed: list[tuple[int, int, int, int]] = []  # runs of lines of old and new
+    for kind, i1, i2, j1, j2 in matcher.get_opcodes():
+        if kind != "equal":
+            changed.append((i1, i2, j1, j2))
+            continue
+        changed += [(i, i + 1, j, j + 1) for i, j in zip(range(i1, i2), range(j1, j2), strict=True)
+                    if not _same(old[i], new[j], numbers)]  # fmt: skip
+    if changed:
+        yield from (f"--- before {name}\n", f"+++ after {name}\n")
+    for hunk in _hunks(changed, context):
+        (i1, _, j1, _), (_, i2, _, j2) = hunk[0], hunk[-1]
+        lead = min(context, i1, j1)
+        end = min(i2 + context, len(old)), min(j2 + context, len(new))
+        yield f"@@ -{i1 - lead + 1},{end[0] - i1 + lead} +{j1 - lead + 1},{end[1] - j1 + lead} @@\n"
+        at = j1 - lead
+        for i1, i2, j1, j2 in hunk:
+            yield from (f" {line}" for line in new[at:j1])
+            yield from (f"-{line}" for line in old[i1:i2])
+            yield from (f"+{line}" for line in new[j1:j2])
+            at = j2
+        yield from (f" {line}" for line in new[at : end[1]])
+
+
+def _same(old: str, new: str, numbers: dict[str, str]) -> bool:
+    """Whether two lines that are equal but for numbers name the same values; notes what a value is called now."""
+    pairs = list(zip(_VALUE.findall(old), _VALUE.findall(new), strict=True))
+    defined = {m[1] for m in _DEFINED.finditer(old)}
+    if old.lstrip().startswith(("^", "gpu.func", "func.func", "llvm.func")):
+        defined.update(x for x, _ in pairs)
+    same = all(numbers.get(x, x if x == y else "") == y for x, y in pairs if x not in defined)
+    numbers.update(pairs)
+    return same
+
+
+def _hunks(changed: list[tuple[int, int, int, int]], context: int) -> Iterator[list[tuple[int, int, int, int]]]:
+    """Runs of changes whose context touches."""
+    hunk: list[tuple[int, int, int, int]] = []
+    for change in changed:
+        if hunk and change[0] - hunk[-1][1] > 2 * context:
+            yield hunk
+            hunk = []
+        hunk.append(change)
+    if hunk:
+        yield hunk
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,11 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.diff:
         i = names.index(options.diff)
         before, after = stages[i - 1].text if i else "", stages[i].text
-        sys.stdout.writelines(
-            difflib.unified_diff(
-                before.splitlines(True), after.splitlines(True), f"before {options.diff}", f"after {options.diff}"
-            )
-        )
+        sys.stdout.writelines(difference(before, after, options.diff))
         return 0
     print(f"{passport}\n")
     return 0

@@ -16,6 +16,7 @@ from typing import Any
 from kvarn import compiler, ops, programs
 from kvarn.artifact import Arg
 from kvarn.dialect import dtypes, layout
+from kvarn.errors import meant
 
 from .random_inputs import InputOptions, random_arguments
 from .specs import Shaped, parse_operand, parse_value
@@ -75,8 +76,9 @@ def _function(name: str) -> Callable[..., Any]:
     module, colon, function = name.partition(":")
     found = getattr(importlib.import_module(module) if colon else ops, function if colon else name, None)
     if not inspect.isfunction(found):
-        have = ", ".join(n for n in ops.__all__ if inspect.isfunction(getattr(ops, n)))
-        raise ValueError(f"an operation must be MODULE:FUNCTION or one of {have}, got {name!r}")
+        have = [n for n in ops.__all__ if inspect.isfunction(getattr(ops, n))]
+        hint = meant(name, have)
+        raise ValueError(f"an operation must be MODULE:FUNCTION or one of {', '.join(have)}, got {name!r}{hint}")
     return found
 
 

@@ -306,15 +306,18 @@ def fetched(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def difference(expected: np.ndarray, found: np.ndarray) -> str:
-    """How two arrays differ beyond roundings, or nothing. NaNs are equal."""
+def difference(expected: np.ndarray, found: np.ndarray, fine: bool = False) -> str:
+    """How two arrays differ beyond roundings, or nothing. NaNs are equal.
+
+    ``fine``: both come from one computation in f32 or better, so that f32 differs by the order of sums alone.
+    """
     kind = dtypes.of(expected.dtype)
     if expected.dtype.kind in "iub" and kind.is_integer:
         wrong = expected != found
         x, y = expected, found
     else:
         x, y = expected.astype(np.float64), found.astype(np.float64)
-        tolerance = {"f64": 1e-9, "f32": 2e-3}.get(kind.name, 2e-2 if kind.bits == 16 else 0.13)
+        tolerance = {"f64": 1e-9, "f32": 5e-5 if fine else 2e-3}.get(kind.name, 2e-2 if kind.bits == 16 else 0.13)
         finite = np.abs(x[np.isfinite(x)])
         near = np.isclose(x, y, rtol=tolerance, atol=tolerance * max(float(finite.max(initial=0.0)), 1e-3) / 4)
         wrong = ~(near | (np.isnan(x) & np.isnan(y)))

@@ -22,8 +22,10 @@ import inspect
 from typing import Any, NamedTuple
 
 from kvarn.dialect import dtypes, layout, page_orders, tma_layout
+from kvarn.errors import meant
 
 _CACHES = {"paged": layout.PAGED, "continuous": layout.CONTINUOUS, "fa3": layout.FA3}
+_KEYWORDS = ("num_heads", "head_size", "page_size", "is_mla", "scale_dtype", "granularity", "strides")
 _OPERANDS = {"scales": layout.SCALES, "dense": layout.DENSE, "ragged": layout.RAGGED}
 _WRAPPERS = {"collection": layout.CollectionSpec, "operand": layout.OperandSpec}
 _DESCRIPTORS = {
@@ -98,12 +100,14 @@ def _spec(node: ast.expr) -> Any:
     if name in _CACHES or name in _OPERANDS or name in page_orders.added:
         if len(node.args) != 1:
             raise ValueError(f"{name} must have its dtype first and then keywords")
+        for keyword in keywords:
+            if keyword not in _KEYWORDS:
+                raise ValueError(f"{name} takes {', '.join(_KEYWORDS)}, got {keyword!r}{meant(keyword, _KEYWORDS)}")
         try:
             found = layout.spec_of({**_CACHES, **_OPERANDS}.get(name, name), _value(node.args[0]), **keywords)
             return layout.OperandSpec(found) if name in _OPERANDS else found
         except TypeError as e:
-            known = "num_heads, head_size, page_size, is_mla, scale_dtype, granularity, strides"
-            raise ValueError(f"{name} takes {known}: {str(e).partition(') ')[2] or e}") from None
+            raise ValueError(f"{name} takes {', '.join(_KEYWORDS)}: {str(e).partition(') ')[2] or e}") from None
     if name in _DESCRIPTORS:
         return _descriptor(name, node.args, keywords)
     if keywords:
