@@ -72,7 +72,9 @@ class Unchecked(Place):
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        def call(operation: Any, operands: Any, attributes: Any = (), schedule: Any = None, stream: Any = None) -> None:
+        def call(
+            operation: Any, operands: Any, attributes: Any = (), schedule: Any = None, stream: Any = None, **_: Any
+        ) -> None:
             what, given = operation.specialisation(operands, attributes, tuple(sorted((schedule or {}).items())))
             programs.program(what)(*given)
 
@@ -109,7 +111,9 @@ class Interpreted(Place):
     def active(self) -> Iterator[None]:
         from kvarn.emulator import run as emulated
 
-        def call(operation: Any, operands: Any, attributes: Any = (), schedule: Any = None, stream: Any = None) -> None:
+        def call(
+            operation: Any, operands: Any, attributes: Any = (), schedule: Any = None, stream: Any = None, **_: Any
+        ) -> None:
             emulated.run(operation, operands, attributes, schedule, self.target)
 
         with _called(call):
