@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+REGISTERS = 65536  # of a multiprocessor, of 32 bits
+RESERVED_BYTES = 1024  # of shared memory, which the hardware keeps of each block
+
 
 @dataclass(frozen=True)
 class Target:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a user does on the first day, on an installation without a GPU: python -I first_day.py FOLDER
+"""What a user does on the first day, on an installation without a GPU: python -I first_day.py KERNELS FOLDER
 
-Each step is a function whose docstring says what it shows; what it asserts must hold on every machine. Files go to the
-folder. ``make wheels`` runs it in a fresh environment for every Python.
+KERNELS is a copy of ``examples/scale_keys.py``. Each step is a function whose docstring says what it shows; what it
+asserts must hold on every machine. Files go to the folder. ``make wheels`` runs it in a fresh environment for every
+Python.
 """
 
 from __future__ import annotations
@@ -19,19 +20,6 @@ import numpy as np
 
 import kvarn as kv
 
-KERNEL = """
-import kvarn as kv
-
-
-@kv.kernel
-def scale_keys(cache: kv.KVCache, alpha: kv.f32):
-    b, t = kv.block_id.x, kv.block_id.y
-    if t < cache.cache_length(b):
-        for h in range(cache.num_heads):
-            d = kv.thread_id.x * 8
-            x = cache.load(b, h, t, d, width=8, dtype=kv.f32)
-            cache.store(b, h, t, d, cache.dtype(x * alpha))
-"""
 PASS = """
 from mlir import ir
 
@@ -155,8 +143,8 @@ STEPS: tuple[Callable[[Path], None], ...] = (
 )  # fmt: skip
 
 
-def main(folder: Path) -> None:
-    (folder / "kernels.py").write_text(KERNEL)
+def main(kernels: Path, folder: Path) -> None:
+    (folder / "kernels.py").write_text(kernels.read_text())
     (folder / "my_loads.py").write_text(PASS)
     for step in STEPS:
         begin = time.perf_counter()
@@ -165,4 +153,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))

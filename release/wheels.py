@@ -83,8 +83,9 @@ def try_out(wheel: Path, python: str, folder: Path) -> str:
     keep = ("PATH", "HOME", "LANG", "TMPDIR")
     environment = {name: os.environ[name] for name in keep if name in os.environ}
     environment["KVARN_CACHE_DIR"] = str(folder / "cache")
-    script = Path(shutil.copy(ROOT / "release" / "first_day.py", folder))  # where no source tree is near
-    done = subprocess.run([inside, "-I", script, work], cwd=work, env=environment)
+    files = ("release/first_day.py", "examples/scale_keys.py")
+    script, kernels = (shutil.copy(ROOT / file, folder) for file in files)  # where no source tree is near
+    done = subprocess.run([inside, "-I", script, kernels, work], cwd=work, env=environment)
     return "" if done.returncode == 0 else f"the first day ended with {done.returncode}"
 
 

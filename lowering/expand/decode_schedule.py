@@ -12,7 +12,7 @@ from kvarn.dialect import schedules
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec, align_up, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
-from kvarn.lowering.target import Target
+from kvarn.lowering.target import REGISTERS, RESERVED_BYTES, Target
 
 NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that differences are
 # The fields of a configuration that are a schedule's.
@@ -318,7 +318,7 @@ def fitted(target: Target, config: Config, fixed: Collection[str], measured: boo
         config, measured = replace(config, **next({n: smaller[n]} for n in smaller if n not in fixed)), False
     held = config.column_tiles * config.columns * (2 if config.wide else 1)
     registers = 168 if held <= 128 else 255
-    fits = min(target.shared_bytes // block_bytes(config), 65536 // (config.warps * 32 * registers))
+    fits = min(target.shared_bytes // block_bytes(config), REGISTERS // (config.warps * 32 * registers))
     return config if measured or "blocks" in fixed else replace(config, blocks=max(1, min(config.blocks, fits)))
 
 
@@ -350,8 +350,8 @@ def configured(target: Target, config: Config, schedule: Mapping[str, Any]) -> C
 
 
 def block_bytes(config: Config) -> int:
-    """What a block holds, with room for alignment and the 1 KiB that the hardware keeps."""
-    return _used_bytes(config) + 128 + 1024
+    """What a block holds, with room for alignment and what the hardware keeps."""
+    return _used_bytes(config) + 128 + RESERVED_BYTES
 
 
 def combine_bytes(config: Config) -> int:
@@ -359,7 +359,7 @@ def combine_bytes(config: Config) -> int:
     if not config.combine:
         return 0
     counts = 4 * (config.max_batch + 1 + config.combine) if config.max_batch > 1 else 0
-    return (MOST_SPLITS if config.split else config.combine) * 1024 + counts + 128 + 1024
+    return (MOST_SPLITS if config.split else config.combine) * 1024 + counts + 128 + RESERVED_BYTES
 
 
 def _used_bytes(config: Config) -> int:
@@ -374,4 +374,5 @@ def _padding(target: Target, config: Config) -> int:
     The next kernel's blocks take the places that are free while this one runs. Where one more finds room, it is taken
     by some multiprocessors and not by others, and the next kernel's blocks meet there two by two.
     """
-    return max(0, (target.shared_bytes + 1024) // (config.blocks + 1) - 1024 + 32 - _used_bytes(config)) // 16 * 16
+    one_more = (target.shared_bytes + RESERVED_BYTES) // (config.blocks + 1) - RESERVED_BYTES
+    return max(0, one_more + 32 - _used_bytes(config)) // 16 * 16

@@ -14,7 +14,7 @@ import numpy as np
 
 from .block import OFFSET, RANK, TYPES, WARP, Block, Lanes, Wait, op
 from .cluster import Barrier, Parked
-from .text import EmulationError, Instruction, parts
+from .text import REGISTERS, EmulationError, Instruction, parts
 
 # --- barriers of threads -------------------------------------------------------------------------
 
@@ -402,11 +402,11 @@ class _Registers:
 
     def __init__(self, t: Block) -> None:
         self.block = t
-        start = t.kernel.registers or min(255, 65536 // t.count // 8 * 8)
+        start = t.kernel.registers or min(255, REGISTERS // t.count // 8 * 8)
         self.held = np.full(t.warp_count, start)
         self.claims = self.held.copy()
         self.known = np.full(t.warp_count, t.kernel.registers is not None)
-        self.total = min(start * t.warp_count, 65536 // WARP)
+        self.total = min(start * t.warp_count, REGISTERS // WARP)
         t.cluster.at_end.append(lambda: check_together(t))
 
     @property

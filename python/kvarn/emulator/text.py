@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+REGISTERS = 65536  # of a multiprocessor, of 32 bits
 LOCAL = 0x10CA1 << 40  # where the memory of one thread begins
 
 
@@ -136,7 +137,7 @@ def _directives(kernel: Kernel, text: str) -> None:
     if "maxnreg" in values:
         kernel.registers = values["maxnreg"][0]
     elif threads and "minnctapersm" in values:  # as many as fit: what ptxas takes for a kernel that uses setmaxnreg
-        kernel.registers = min(255, 65536 // (threads * values["minnctapersm"][0]) // 8 * 8)
+        kernel.registers = min(255, REGISTERS // (threads * values["minnctapersm"][0]) // 8 * 8)
 
 
 def _statements(kernel: Kernel, text: str, at: int, end: int, files: dict[str, str]) -> None:

@@ -95,6 +95,15 @@ def has_dtype(view: BufferView, allowed: tuple[str, ...], name: str) -> None:
         raise TypeError(f"{name} must have dtype {' or '.join(allowed)}, got {view.dtype.name}")
 
 
+def query_heads(view: BufferView, spec: CacheSpec, name: str) -> None:
+    """The heads of a query, its last but one dimension, are whole groups of the KV heads."""
+    heads, dimension = view.shape[-2], len(view.shape) - 2
+    if heads < 1 or heads % spec.num_heads:
+        raise ValueError(
+            f"{name} must have a multiple of the {spec.num_heads} KV heads in dimension {dimension}, got {heads}"
+        )
+
+
 def storable(spec: CacheSpec) -> tuple[str, ...]:
     """Element types that an append takes: floats where it quantizes or saturates, else the storage type."""
     if spec.quantized:

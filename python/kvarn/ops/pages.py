@@ -80,11 +80,7 @@ def _check_select(seen: SimpleNamespace) -> None:
     _check_summaries(seen, title)
     checks.has_shape(seen.query, ("T", "Hq", spec.head_size), f"{title}: query")
     checks.has_dtype(seen.query, checks.FLOATS, f"{title}: query")
-    heads = seen.query.shape[1]
-    if heads < 1 or heads % spec.num_heads:
-        raise ValueError(
-            f"{title}: query must have a multiple of the {spec.num_heads} KV heads in dimension 1, got {heads}"
-        )
+    checks.query_heads(seen.query, spec, f"{title}: query")
     checks.offsets(seen.row_offsets, c.batch_size, f"{title}: row_offsets")
     checks.has_shape(seen.pages, (c.batch_size, spec.num_heads, "K"), f"{title}: pages")
     checks.has_shape(seen.page_counts, (c.batch_size, spec.num_heads), f"{title}: page_counts")

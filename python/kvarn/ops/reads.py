@@ -62,11 +62,7 @@ def _check_queries(
     narrow = checks.multiplied(spec) if more else ()  # by kernels whose output may have another type
     checks.has_dtype(seen.query, (*checks.queryable(spec), *narrow), f"{title}: query")
     rows, heads = tuple(seen.query.shape[:-2]), seen.query.shape[-2]
-    if heads < 1 or heads % spec.num_heads:
-        raise ValueError(
-            f"{title}: query must have a multiple of the {spec.num_heads} KV heads in dimension {len(rows)}, "
-            f"got {heads}"
-        )
+    checks.query_heads(seen.query, spec, f"{title}: query")
     checks.has_shape(seen.out, (*rows, heads, value_size), f"{title}: out")
     outputs = checks.outputs_of(seen.query.dtype)
     checks.has_dtype(seen.out, tuple(dict.fromkeys((*outputs, *more))), f"{title}: out")

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from kvarn.dialect import schedules
 from kvarn.lowering.expand import decode_schedule, decode_table, tile_schedule, tuned
 from kvarn.lowering.expand.attention_common import Case
-from kvarn.lowering.target import Target
+from kvarn.lowering.target import REGISTERS, Target
 
 Schedule = dict[str, int]
 
@@ -72,7 +72,7 @@ class DecodeSpace:
             return False
         warps, blocks = schedule["warps"], schedule["blocks"]
         block = decode_schedule.block_bytes(dataclasses.replace(c, **schedule))
-        return block * blocks <= target.shared_bytes and 65536 // (blocks * warps * 32) >= 96
+        return block * blocks <= target.shared_bytes and REGISTERS // (blocks * warps * 32) >= 96
 
     def variations(self, best: Mapping[str, int], group: int) -> Iterator[Schedule]:
         few = self.config.max_batch <= 16

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvarn.lowering.target import by_name
+from kvarn.lowering.target import REGISTERS, RESERVED_BYTES, by_name
 
-REGISTERS = 65536  # of a multiprocessor
-RESERVED = 1024  # bytes of shared memory that the hardware keeps of a block
 WARP = 32
 _WARPS_AND_BLOCKS = {80: (64, 32), 86: (48, 16), 89: (48, 24), 90: (64, 32), 100: (64, 32)}  # of a multiprocessor
 
@@ -56,7 +54,7 @@ def occupancy(target: str, threads: int, registers: int, shared: int) -> Occupan
     limits = {
         "warps": most_warps // warps,
         "blocks": most_blocks,
-        "shared memory": (chip.shared_bytes + RESERVED) // (shared + RESERVED),
+        "shared memory": (chip.shared_bytes + RESERVED_BYTES) // (shared + RESERVED_BYTES),
     }
     if registers:
         a_warp = -(-registers * WARP // 256) * 256  # handed out to warps by 256
