@@ -338,7 +338,7 @@ OVERLAP = Entry(
     "overlap", "Whether the products of one tile are under way during the softmax of the next (`pipeline-kv-loops`).",
     "true", bool,
 )  # fmt: skip
-PING_PONG = Entry("ping_pong", "Whether two warpgroups start their products by turns.", "true for heads over 128", bool)
+PING_PONG = Entry("ping_pong", "Whether two warpgroups start their products by turns.", "false", bool)
 PERSISTENT = Entry(
     "persistent",
     "Whether there is a block a multiprocessor that takes tile after tile, or a block a tile.",

@@ -32,7 +32,6 @@ from .key_splits import LEAST_KEYS, WARPS, combine_kernel
 # Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
 MOST_REGISTERS = {1: 208, 2: 208, 3: 128}
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
-TURNS_FROM = 128  # columns of heads above which two warpgroups start their products by turns
 LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
 BOX_ROWS = 64  # most rows of a TMA box
 MOST_BY_SHAPE = 16  # splits that shapes ask for
@@ -230,9 +229,6 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case)) and case.query.bits > 8
     three = given.get("producer", True) and not given.get("ping_pong", False)
     wide: dict[str, Any] = {"rows": 192, "stages": 3} if narrow and three else {}
-    # Turns pay where products are long beside the softmax; narrower heads lose 2 to 8% by them (measured on an H200).
-    turns = max(case.size, case.value_size) > TURNS_FROM
-    wide["ping_pong"] = turns and {**wide, **given}.get("rows", TileConfig.rows) == 2 * WARPGROUP_ROWS
     problem = None
     for keys in range(128, 0, -16):
         config = TileConfig(case, **{"keys": keys, **wide, **given})
