@@ -6,6 +6,8 @@
 *Distances.* The float of a difference of positions is a difference of floats, of a vector each: positions are counted
 from the first query row of the tile, so that it is as exact as the one of the difference.
 
+Where a list says which tiles there are, their places are what these look at in place of the loop's variable.
+
 *Far tiles.* An index that is held to the end of an array (``min``), or a ``where`` over a comparison of positions, is
 the same for every element of tiles that are far enough. There a branch computes the score with that index: the gathers
 then have a number or a vector as their index, which is all that they read. So a bias by distance costs its gathers in
@@ -19,6 +21,7 @@ After:   %far = kv.tile_gather %table, %h, 127 : tensor<64xf32>
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +70,11 @@ def _before(value: ir.Value, loop: ir.Operation) -> bool:
     return not is_inside(maker, loop)
 
 
+def _is_position(op: ir.Operation) -> bool:
+    """Whether an op computes positions, of numbers and of others."""
+    return op.name in _POSITIONS or is_elementwise(op)
+
+
 def _has_iterations(loop: ir.Operation) -> ir.Value:
     return arith.cmpi(P.slt, *list(loop.operands)[:2])
 
@@ -83,13 +91,31 @@ def _may_trap(op: ir.Operation) -> bool:
     return divides and constant_int(op.operands[1]) in (None, 0)
 
 
+def moving(loop: ir.Operation, ops: Iterable[ir.Operation]) -> ir.Value | None:
+    """The one number that the loop's body computes and its variable does not tell by which ops move; None: there is
+    none, or several.
+
+    It is where tiles lie that a list names, in ascending order.
+    """
+    with ir.InsertionPoint(loop), loop.location:
+        bounds, unknown = Bounds(loop), set()
+        of_tiles = (op for op in ops if op.results and is_tile(op.results[0]))
+        for value in (v for op in of_tiles for v in op.operands if not is_tile(v) and str(v.type) == "i32"):
+            if not _before(value, loop):
+                try:
+                    bounds.of(value)
+                except Unknown:
+                    unknown.add(value)
+    return unknown.pop() if len(unknown) == 1 else None
+
+
 # --- hoist -------------------------------------------------------------------------------------------
 
 
 def hoist(gather: ir.Operation, loop: ir.Operation) -> None:
     """Move a gather, and what its indices are computed from, before a loop; it reads where there is an iteration."""
     block = gather.block
-    needed = backward([gather], lambda op: op.block == block and (is_elementwise(op) or op.name in _POSITIONS))
+    needed = backward([gather], lambda op: op.block == block and _is_position(op))
     inputs = {v for op in needed for v in op.operands if defining_op(v) not in needed}
     if not all(_before(v, loop) for v in inputs) or any(map(_may_trap, needed)):
         return
@@ -108,7 +134,8 @@ def hoist(gather: ir.Operation, loop: ir.Operation) -> None:
 
 def _first_row(vectors: list[ir.Value], loop: ir.Operation) -> ir.Value | None:
     """The least of the vector that a loop does not move, before the loop; None where not both are known."""
-    bounds, found = Bounds(loop), None
+    makers = backward([m for m in map(defining_op, vectors) if m is not None], _is_position)
+    bounds, found = Bounds(loop, moving(loop, makers)), None
     for value in vectors:
         try:
             low, _ = bounds.of(value)
@@ -301,11 +328,9 @@ def score_of(gather: ir.Operation) -> ir.Operation:
 def split_far(loop: ir.Operation, score: ir.Operation) -> None:
     """Compute a score in a branch of its own where an edge makes its gathers smaller."""
     block = score.block
-    cone = backward(
-        [score], lambda op: op.block == block and (is_elementwise(op) or op.name in ("kv.tile_gather", *_POSITIONS))
-    )
+    cone = backward([score], lambda op: op.block == block and (_is_position(op) or op.name == "kv.tile_gather"))
     with ir.InsertionPoint(loop), score.location:
-        bounds = Bounds(loop)
+        bounds = Bounds(loop, moving(loop, (op for op in cone if _is_position(op))))
         found = [edge_of(op, bounds) for op in cone if op.results and rank(op.results[0]) == 2]
     edges = [e for e in found if e is not None]
     if not edges or not performs(score, "far"):
@@ -314,7 +339,7 @@ def split_far(loop: ir.Operation, score: ir.Operation) -> None:
     with ir.InsertionPoint(score), score.location:
         far: ir.Value | None = None
         for edge in edges:
-            holds = edge.holds(loop.regions[0].blocks[0].arguments[0])
+            holds = edge.holds(bounds.variable)
             far = holds if far is None else arith.andi(far, holds)
         branch = scf.IfOp(far, [score.results[0].type], has_else=True)
         with ir.InsertionPoint(branch.then_block):

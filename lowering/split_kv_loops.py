@@ -84,11 +84,13 @@ def _arith(op: str, a: ir.Value | int, b: ir.Value | int) -> ir.Value | int:
 class Bounds:
     """The least and the largest element of integer tiles, as :class:`Linear` of one loop's variable.
 
-    What it makes goes to the current insertion point, which is before the loop.
+    What it makes goes to the current insertion point, which is before the loop. ``moving``: a number of the loop's body
+    in place of its induction variable, such as the place of a tile that a list names.
     """
 
-    def __init__(self, loop: ir.Operation):
-        self.loop, self.variable = loop, loop.regions[0].blocks[0].arguments[0]
+    def __init__(self, loop: ir.Operation, moving: ir.Value | None = None):
+        self.loop, self.induction = loop, loop.regions[0].blocks[0].arguments[0]
+        self.variable = self.induction if moving is None else moving
         self._found: dict[ir.Value, tuple[Linear, Linear]] = {}
 
     def of(self, value: ir.Value) -> tuple[Linear, Linear]:
@@ -100,6 +102,8 @@ class Bounds:
     def _compute(self, value: ir.Value) -> tuple[Linear, Linear]:
         if value == self.variable:
             return Linear(1, 0), Linear(1, 0)
+        if value == self.induction:
+            raise Unknown
         known = constant_int(value)
         if known is not None:
             return Linear(0, known), Linear(0, known)
