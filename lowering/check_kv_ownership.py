@@ -44,7 +44,7 @@ from .target import by_name
 from .variables import declare_variable, note_texts, number_of, variable
 
 _TILES = {c.OPERATION_NAME for c in (kv.LoadTileOp, kv.StoreTileOp, kv.TileLoadOp)}
-_WATCHED = (layout.PAGED, layout.CONTINUOUS)
+_WATCHED = layout.KINDS
 
 
 def is_checked(name: str) -> bool:

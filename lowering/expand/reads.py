@@ -16,6 +16,7 @@ from kvarn.dialect.contents import Lengths, new_tokens
 from kvarn.dialect.ops.attention import is_function
 
 from .base import Expansion
+from .chosen_pages import chosen_pages
 from .indices import threads_of
 
 BY_ADDRESS = ("kv.attention", "kv.attention_padded", "kv.operand_attention", "kv.mla_attention")
@@ -27,11 +28,12 @@ _BEGINS = {"sliding_window": WINDOW, "chunked": CHUNK, "chunked_causal": CHUNK}
 def reads_kernel(kind: str, are_offsets: bool, begins: int, is_mla: bool) -> Any:
     """Of a collection's layer or of an operand; a block a sequence and head.
 
-    Where a mask's beginning is not known, the null page may stand for pages behind it: it is left out.
+    Where a mask's beginning is not known, the null page may stand for pages behind it: it is left out. Of lists of
+    pages, what they name is read.
     """
 
     @kv.kernel
-    def reads(handle, layer: kv.i32, new, span: kv.i32):
+    def reads(handle, layer: kv.i32, new, span: kv.i32, pages, page_counts):
         b, h = kv.block_id.x, kv.block_id.y
         if b < new.shape[0] - (1 if are_offsets else 0):
             count = new[b + 1] - new[b] if are_offsets else new[b]
@@ -45,13 +47,26 @@ def reads_kernel(kind: str, are_offsets: bool, begins: int, is_mla: bool) -> Any
                 caches = [handle]
                 if kind == "collection":
                     caches = [handle.get_key_cache(layer)] + ([] if is_mla else [handle.get_value_cache(layer)])
-                for t in range(first + kv.thread_id.x, length + count, kv.block_dim.x):
-                    if begins != UNKNOWN or caches[0].raw_page(b, t) != handle.field("num_blocks") - 1:
-                        for n in kv.static(range(len(caches))):
-                            if kind == "collection":
-                                caches[n].load(b, h, t, 0)
-                            else:
-                                caches[n].load(b, t, h, 0)
+                listed = chosen_pages(handle, pages, page_counts)
+                if listed is None:
+                    for t in range(first + kv.thread_id.x, length + count, kv.block_dim.x):
+                        read(handle, caches, b, h, t)
+                else:
+                    entries = listed.count(b, h)
+                    for i in range(kv.thread_id.x, entries * handle.page_size, kv.block_dim.x):
+                        start = listed.first_token(b, h, i // handle.page_size, entries)
+                        t = start + i % handle.page_size
+                        if (t >= first) & (t < length + count):
+                            read(handle, caches, b, h, t)
+
+    @kv.func
+    def read(handle, caches, b, h, t):
+        if begins != UNKNOWN or caches[0].raw_page(b, t) != handle.field("num_blocks") - 1:
+            for n in kv.static(range(len(caches))):
+                if kind == "collection":
+                    caches[n].load(b, h, t, 0)
+                else:
+                    caches[n].load(b, t, h, 0)
 
     return reads
 
@@ -59,8 +74,9 @@ def reads_kernel(kind: str, are_offsets: bool, begins: int, is_mla: bool) -> Any
 def launch_reads(op: Any, at: Expansion) -> None:
     """Launch the reads of an operation whose kernels read by address, of each cache that it reads."""
     name = op.operation.name
-    if name not in BY_ADDRESS or any(getattr(op, n, None) is not None for n in ("indices", "pages")):
-        return  # what is listed is not known by sequence and token
+    if name not in BY_ADDRESS or getattr(op, "indices", None) is not None:
+        return  # rows of the pool are not known by sequence and token
+    lists = [getattr(op, n, None) for n in ("pages", "page_counts")]
     for rule in type(op).contents:
         if not isinstance(rule, Lengths):
             continue
@@ -78,7 +94,7 @@ def launch_reads(op: Any, at: Expansion) -> None:
         threads = threads_of(at)
         kernel = reads_kernel(kind, not is_padded, begins, spec.is_mla)
         at.launch(
-            kernel, [handle, layer, new, at.constant(verify.integer(op.span) or 0)],
+            kernel, [handle, layer, new, at.constant(verify.integer(op.span) or 0), *lists],
             (at.field(handle, "batch"), spec.num_heads, 1), (threads, 1, 1), key=(kernel.name, kind),
             attributes={READS_OF: {"operation": name}},
         )  # fmt: skip

@@ -169,11 +169,15 @@ class _Watched:
         return Memory(view.span // row + 1, np.int32, self.ordinal)
 
     def slots(self, which: int) -> np.ndarray:
-        """Generations in which slots were written, [N, 2, L, P, H]: the host's copy, which ``pull`` copies."""
+        """Generations in which slots were written, [N, 2, L, P, H]: the host's copy, which ``pull`` copies.
+
+        Layers of an fa3 pool share its pages: L is 1.
+        """
         view, memory = self._views[which], self.written[which]
         row = at.granule(self.spec, which == 1) // view.dtype.itemsize
         strides = tuple(s // row * 4 for s in view.strides[:-1])
-        return np.lib.stride_tricks.as_strided(memory.array, view.shape[:-1], strides)
+        found = np.lib.stride_tricks.as_strided(memory.array, view.shape[:-1], strides)
+        return found.swapaxes(0, 1)[:, :, None] if self.spec.kind == layout.FA3 else found
 
     @property
     def generations(self) -> np.ndarray:
@@ -217,20 +221,20 @@ class _Watched:
         table.expected.push()
 
     def declare(self, array: Any, names: Sequence[Hashable], requests: Sequence[Any]) -> None:
-        """Row b of a lookup table is the sequence ``requests[b]``'s, from now on."""
+        """Row b of a lookup table is the sequence ``requests[b]``'s, from now on; of an fa3 table, one layer's after
+        the other's."""
         view = buffers.view(array, name="a lookup table")
-        columns = view.shape[1] if len(view.shape) == 2 else 1
-        words = view.strides[0] if view.shape[0] > 1 else columns
-        high = view.data + 4 * ((view.shape[0] - 1) * words + columns)
-        if not view.shape[0]:
+        rows, words, columns = _rows_of(view)
+        high = view.data + 4 * ((rows - 1) * words + columns)
+        if not rows:
             return
         for low in [t.low for t in self.tables.values() if t.low < high and view.data < t.high]:
             del self.tables[low]  # its memory is this one's now
         while len(self.tables) >= at.MOST_TABLES:
             del self.tables[next(iter(self.tables))]
         made = _Table(
-            view.data, high, (view.shape[0], words), columns, tuple(names), tuple(requests),
-            Memory(view.shape[0] * words, np.int32, self.ordinal), array,
+            view.data, high, (rows, words), columns, tuple(names), tuple(requests),
+            Memory(rows * words, np.int32, self.ordinal), array,
         )  # fmt: skip
         self.tables[made.low] = made
         self._seen = None
@@ -296,6 +300,15 @@ class _Watched:
         if self.violations:
             found, self.violations = list(self.violations), {}
             raise OwnershipError(found)
+
+
+def _rows_of(view: BufferView) -> tuple[int, int, int]:
+    """Rows of a lookup table, elements from one to the next, and columns."""
+    *outer, columns = view.shape if len(view.shape) > 1 else (*view.shape, 1)
+    words = view.strides[len(outer) - 1] if outer[-1] > 1 else columns
+    if len(outer) > 1 and outer[0] > 1 and view.strides[0] != outer[1] * words:
+        raise ValueError(f"layers of a watched lookup table must lie one after the other, got strides {view.strides}")
+    return int(np.prod(outer)), words, columns
 
 
 class _OfManager(_Watched):
@@ -383,19 +396,27 @@ class _OfCollection(_Watched):
 
     def __init__(self, collection: Any) -> None:
         spec = collection.cache_spec
-        if spec.kind not in (layout.PAGED, layout.CONTINUOUS):
-            raise TypeError(f"a watched collection must be a paged or a continuous one, got {spec.kind}")
+        if spec.kind not in layout.KINDS:
+            raise TypeError(f"a watched collection must be one of {', '.join(layout.KINDS)}, got {spec.kind}")
         count = collection.num_blocks
         views = [collection._views[n] for n in ("lookup_table", "cache_lengths")]
         table, lengths = (ownership.host_copy(v).astype(np.int64) for v in views)
-        table = table.reshape(len(table), -1)
+        self.batch = table.shape[-2] if spec.paged else len(table)
+        table = table.reshape(-1, table.shape[-1] if spec.paged else 1)
+        lengths = np.pad(lengths, (0, self.batch - len(lengths)))
+        lengths = np.tile(lengths, len(table) // self.batch if self.batch else 0)  # of an fa3 table, for each layer
         size = spec.page_size if spec.paged else collection.max_cache_length
-        room = cdiv(collection.max_cache_length, size) if spec.paged else 1
-        null = count - 1 if spec.paged else -1
-        self.rows = [[int(p) if 0 <= p < count and p != null else at.NO_PAGE for p in r[:room]] for r in table]
+        rooms = [cdiv(collection.max_cache_length, size) if spec.paged else 1] * len(table)
+        null = count - 1 if spec.kind == layout.PAGED else -1
+        if spec.kind == layout.FA3:  # no page stands for none: what lies past the step's tokens may be anything
+            rooms = [min(cdiv(n + collection.max_seq_length, size), rooms[0]) for n in lengths.tolist()]
+        self.rows = [
+            [int(p) if 0 <= p < count and p != null else at.NO_PAGE for p in r[:room]]
+            for r, room in zip(table, rooms, strict=True)
+        ]
         super().__init__(spec, collection.pools, count)
-        self.declare(collection.lookup_table, range(len(self.rows)), self.rows)
-        for row, length in zip(self.rows, lengths.tolist(), strict=False):
+        self.declare(collection.lookup_table, [i % self.batch for i in range(len(self.rows))], self.rows)
+        for row, length in zip(self.rows, lengths.tolist(), strict=True):
             for i, page in enumerate(row):
                 if page >= 0 and length > i * size:
                     self.mark(page, slice(min(size, length - i * size)))
@@ -407,7 +428,7 @@ class _OfCollection(_Watched):
         users = np.zeros(self.count, np.int32)
         for row in self.rows:
             users[[p for p in set(row) if p >= 0]] += 1
-        if self.spec.paged:
+        if self.spec.kind == layout.PAGED:
             users[-1] = at.NOBODYS
         return np.ones(self.count, np.int32), users
 
@@ -415,7 +436,9 @@ class _OfCollection(_Watched):
         return self.rows[row]
 
     def _owners(self, page: int) -> tuple[Hashable, ...]:
-        return tuple(f"sequence {b}" for b, row in enumerate(self.rows) if page in row)
+        found = [divmod(i, self.batch) for i, row in enumerate(self.rows) if page in row]
+        of_layers = self.spec.kind == layout.FA3
+        return tuple(f"sequence {b}" + (f" in layer {layer}" if of_layers else "") for layer, b in found)
 
 
 # --- what users call -------------------------------------------------------------------------------
@@ -484,8 +507,8 @@ def sanitize(*pools: Any) -> Iterator[Sanitizer]:
     Parameters
     ----------
     *pools : PagedKVCacheManager, HybridKVCacheManager or KVCacheCollection
-        Managers, whose records say who owns what from step to step; or a paged or continuous collection, whose lookup
-        table and lengths, as they are now, do: a page that two rows name is shared.
+        Managers, whose records say who owns what from step to step; or a collection, whose lookup table and lengths, as
+        they are now, do: a page that two rows name is shared.
 
     Yields
     ------

@@ -461,6 +461,69 @@ def test_rows_of_a_watched_collection_that_name_one_page_share_it():
             write[H, D](cache, 0, 0)
 
 
+def fa3():
+    """Two layers of two sequences of 5 and 3 tokens in pages of one pool, the last page among them."""
+    table = np.array([[[2, 7, 0], [4, 0, 0]], [[1, 6, 0], [5, 0, 0]]], np.uint32)  # zeros: pages of no token
+    blocks = np.zeros((2, 8, P, H, D), np.float32)
+    return kv.PagedKVCacheFA3FallbackCollection(blocks, np.array([5, 3], np.uint32), table, 2, 7)
+
+
+def test_layers_of_an_fa3_pool_have_pages_of_their_own():
+    c = fa3()
+    with kv.sanitize(c):
+        for layer in range(2):
+            for cache in (c.get_key_cache(layer), c.get_value_cache(layer)):
+                reads(cache, 0, 4)
+                reads(cache, 1, 2)
+        second = c.get_value_cache(1)
+        with reported("unwritten", token=3, page=5):
+            reads(second, 1, 3)
+        write[H, D](second, 1, 3)
+        reads(second, 1, 3)
+        with reported("unwritten", token=3):
+            reads(c.get_key_cache(1), 1, 3)
+        for access in (lambda: reads(second, 1, 8), lambda: write[H, D](second, 1, 8)):
+            with reported("beyond", page=0):
+                access()
+        c.lookup_table[1, 0, 1] = 7  # that of layer 0
+        with reported("foreign", owners=("sequence 0 in layer 0",), expected_page=6, sequence=0):
+            reads(second, 0, 4)
+
+
+def test_attention_over_an_fa3_pool_is_held_to_the_record():
+    c, offsets = fa3(), np.array([0, 1, 1], np.uint32)
+    query = vectors(np.random.default_rng(0), 1, 4)
+    with kv.sanitize(c):
+        write[H, D](c.get_key_cache(1), 0, 5)
+        with reported("unwritten", "kv.attention: reads", token=5, page=6, sequence=0):
+            kv.ops.attention(c, 1, query, offsets)
+        write[H, D](c.get_value_cache(1), 0, 5)
+        kv.ops.attention(c, 1, query, offsets)
+        c.lookup_table[1, 0, 0] = 2
+        with reported("foreign", "kv.attention: reads", page=2, expected_page=1):
+            kv.ops.attention(c, 1, query, offsets)
+
+
+def test_attention_over_lists_of_pages_is_held_to_what_they_name():
+    s, offsets = Step(), np.array([0, 1, 2], np.uint32)
+    query = vectors(np.random.default_rng(0), 2, 4)
+    lists = np.array([[[2, 0, -1], [0, 2, 90]], [[0, 1, 1], [1, 0, 1]]], np.int32)  # [sequence, head, entry]
+    wrong, counts = lists.copy(), np.array([[3, 9], [3, 3]], np.int32)
+    wrong[0, 1, 1] = 1
+    with kv.sanitize(s.m) as sanitizer:
+        s.begin("a", 10)
+        s.begin("b", 5)
+        _, inputs = s.inputs("a", "b")
+        c, pages = inputs.collection, s.m.pages("a")
+        c.cache_lengths[:] = 9, 4  # of each, one token is new
+        sanitizer.written([pages[0], pages[2], *s.m.pages("b")])
+        kv.ops.attention(c, 0, query, offsets, pages=lists, page_counts=counts)
+        with reported("unwritten", "kv.attention: reads", request="a", head=1, page=pages[1]):
+            kv.ops.attention(c, 0, query, offsets, pages=wrong, page_counts=counts)
+        counts[0, 1] = 1
+        kv.ops.attention(c, 0, query, offsets, pages=wrong, page_counts=counts)
+
+
 # --- switching -------------------------------------------------------------------------------------
 
 
@@ -512,9 +575,10 @@ def test_what_cannot_be_watched_is_refused():
     with pytest.raises(TypeError, match="watches managers and collections, got int"):
         with kv.sanitize(3):
             pass
-    fa3 = random_problem(np.random.default_rng(0), "fa3", "f32", cached=[3], new=[1], head_size=D).collection
-    with pytest.raises(TypeError, match="a paged or a continuous one, got fa3"):
-        with kv.sanitize(fa3):
+    table = np.zeros((4, 1, 2), np.uint32)[::2]  # every other layer of a larger one
+    blocks, lengths = np.zeros((2, 4, P, H, D), np.float32), np.array([3], np.uint32)
+    with pytest.raises(ValueError, match="layers of a watched lookup table must lie one after the other"):
+        with kv.sanitize(kv.PagedKVCacheFA3FallbackCollection(blocks, lengths, table, 1, 4)):
             pass
     with pytest.raises(ValueError, match='check must be True, False or "ownership", got 2'):
         with kv.pipeline(check=2):  # type: ignore[arg-type]
