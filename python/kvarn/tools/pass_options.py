@@ -13,7 +13,8 @@ def add_pass_options(add: Callable[..., Any]) -> None:
     add("--disable", action="append", default=[], metavar="PASS", help="leave an optional pass out of the pipeline")
     add(
         "--load-pass", action="append", default=[], metavar="FILE.py",
-        help="make the passes of a Python file known: run(), or the function with the file's name, by the file's stem; and what kv_pass decorates",
+        help="make the passes of a Python file known: its run(), or the function of its name, by the file's stem, "
+        "and what kv_pass decorates",
     )  # fmt: skip
     add(
         "--extend", action="append", default=[], metavar="MODULE|FILE.py",
