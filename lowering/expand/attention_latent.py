@@ -317,7 +317,7 @@ def latent_kernel(g: Tiles) -> Any:
             for u in kv.static(range(2)):
                 at = kv.math.min(row0 + rows16 * 16 + (lane >> 2) + 8 * u, rows - 1)
                 seen.append(interval(case, cached + at // G, num_keys))
-            top, total = [kv.f32(LOWEST), kv.f32(LOWEST)], [kv.f32(0.0), kv.f32(0.0)]
+            m, l = [kv.f32(LOWEST), kv.f32(LOWEST)], [kv.f32(0.0), kv.f32(0.0)]
             o = [kv.f32(0.0)] * (ROWS // 16 * (columns // 8) * 4)
             factor = scale * LOG2E
             for j in range(begin, end):
@@ -353,31 +353,31 @@ def latent_kernel(g: Tiles) -> Any:
                 for u in kv.static(range(2)):
                     at = (row + 8 * u) * 4
                     here = kv.math.max((extremes + at).load(kv.f32), (extremes + 4 * ROWS + at).load(kv.f32))
-                    higher = kv.math.max(top[u], here)
-                    shrink = kv.ex2(top[u] - higher)
-                    (factors + at).store(shrink)  # both halves write the same
-                    top[u], total[u] = higher, total[u] * shrink
+                    m_new = kv.math.max(m[u], here)
+                    alpha = kv.ex2(m[u] - m_new)
+                    (factors + at).store(alpha)  # both halves write the same
+                    m[u], l[u] = m_new, l[u] * alpha
                     for n in kv.static(range(2)):
-                        pair = [kv.ex2(scores[4 * n + 2 * u + i] - higher) for i in range(2)]
-                        total[u] = total[u] + pair[0] + pair[1]
+                        pair = [kv.ex2(scores[4 * n + 2 * u + i] - m_new) for i in range(2)]
+                        l[u] = l[u] + pair[0] + pair[1]
                         byte = (row + 8 * u) * g.weights_pitch + half * 32 + n * 16 + (lane & 3) * 4
                         (weights + byte).store(pack(dtype, pair[0], pair[1]))
                 kv.barrier()
                 for r in kv.static(range(ROWS // 16)):
                     for u in kv.static(range(2)):
-                        shrink = (factors + (r * 16 + (lane >> 2) + 8 * u) * 4).load(kv.f32)
+                        alpha = (factors + (r * 16 + (lane >> 2) + 8 * u) * 4).load(kv.f32)
                         for n in kv.static(range(columns // 8)):
                             for i in kv.static(range(2)):
                                 at = (r * (columns // 8) + n) * 4 + 2 * u + i
-                                o[at] = o[at] * shrink
+                                o[at] = o[at] * alpha
                 add_values(o, weights, tile, warp, lane)
             kv.cp_async_wait(0)
             kv.barrier()  # the factors have been read
             for u in kv.static(range(2)):
                 for k in kv.static((1, 2)):
-                    total[u] = total[u] + kv.shuffle_xor(total[u], k)
-                (extremes + (half * ROWS + rows16 * 16 + (lane >> 2) + 8 * u) * 4).store(total[u])
-                (factors + (rows16 * 16 + (lane >> 2) + 8 * u) * 4).store(top[u])
+                    l[u] = l[u] + kv.shuffle_xor(l[u], k)
+                (extremes + (half * ROWS + rows16 * 16 + (lane >> 2) + 8 * u) * 4).store(l[u])
+                (factors + (rows16 * 16 + (lane >> 2) + 8 * u) * 4).store(m[u])
             kv.barrier()
             alone = False if g.parted else kv.grid_dim.y == 1
             in_parts = True if g.parted else kv.grid_dim.y > 1
@@ -422,20 +422,20 @@ def merge_kernel(g: Tiles) -> Any:
         number, row = item // ROWS, item % ROWS
         _, token0, row0, rows = place_of_tile(g, RaggedQueries(row_offsets, out.shape[0]), number)
         if row0 + row < rows:
-            top, total = kv.f32(LOWEST), kv.f32(0.0)
+            m, l = kv.f32(LOWEST), kv.f32(0.0)
             sums = [kv.vector(f32, 4) for _ in range(turns)]
             for s in range(splits):
                 part = parts.address(0) + kv.i64(number * splits + s) * g.part_bytes
                 ends = (part + (ROWS * case.value_size + 2 * row) * 4).load(kv.f32, 2)
-                higher = kv.math.max(top, ends[0])
-                mine, theirs = weight(top, higher), weight(ends[0], higher)
-                top, total = higher, total * mine + ends[1] * theirs
+                m_new = kv.math.max(m, ends[0])
+                mine, theirs = weight(m, m_new), weight(ends[0], m_new)
+                m, l = m_new, l * mine + ends[1] * theirs
                 for n in kv.static(range(turns)):
                     d = (n * 32 + lane) * 4
                     sums[n] = sums[n] * mine + (part + (row * case.value_size + d) * 4).load(kv.f32, 4) * theirs
             token, h = token0 + (row0 + row) // G, (row0 + row) % G
             before = None if prior is None else prior_lse[token, h]
-            top, total, factor, of_prior = finished(top, total, None if sinks is None else sinks[h], before)
+            m, l, factor, of_prior = finished(m, l, None if sinks is None else sinks[h], before)
             for n in kv.static(range(turns)):
                 d = (n * 32 + lane) * 4
                 x = sums[n] * factor
@@ -444,6 +444,6 @@ def merge_kernel(g: Tiles) -> Any:
                 out.store(token, h, d, value=case.out(x))
             if lse is not None:
                 if lane == 0:
-                    lse[token, h] = log_sum_exp(top, total)
+                    lse[token, h] = log_sum_exp(m, l)
 
     return attention_latent_merge

@@ -38,28 +38,28 @@ def combine_kernel(c: LatentConfig) -> Any:
         return kv.f32((part_of(c, parts, number, splits, s, row) + column * c.part.itemsize).load(c.part, 4))
 
     @kv.func
-    def top_of(parts, tiles, number, splits, row, lane):
+    def m_of(parts, tiles, number, splits, row, lane):
         """The largest log-sum-exp of a row."""
-        top = kv.f32(LOWEST)
+        m = kv.f32(LOWEST)
         for s in range(lane, splits, 32):
-            top = kv.math.max(top, lse_of(c, parts, tiles, number, splits, s, row).load(f32))
-        return kv.warp_reduce(top, "max")
+            m = kv.math.max(m, lse_of(c, parts, tiles, number, splits, s, row).load(f32))
+        return kv.warp_reduce(m, "max")
 
     @kv.func
-    def factor_of(parts, tiles, number, splits, s, row, top):
+    def factor_of(parts, tiles, number, splits, s, row, m):
         """What a partial result is multiplied by: 0 of one that nothing was written to."""
         lse = lse_of(c, parts, tiles, number, splits, s, row).load(f32)
-        return weight(lse, top, lse != NEVER)
+        return weight(lse, m, lse != NEVER)
 
     @kv.func
-    def weighed(found, factor):
+    def weighted(found, factor):
         return kv.vector(f32, [kv.where(factor == 0.0, 0.0, found[i]) for i in range(4)]) * factor
 
     @kv.func
-    def ended(top, total, sinks, prior, lse, token, h, writes):
+    def factors_of(m, l, sinks, prior, lse, token, h, writes):
         """(factor of the sums, factor of the prior result) of a row; ``writes``: its log-sum-exp."""
         before = None if prior is None else prior[1][token, h]
-        m, l, factor, of_prior = finished(top, total, None if sinks is None else sinks[h], before)
+        m, l, factor, of_prior = finished(m, l, None if sinks is None else sinks[h], before)
         if lse is not None:
             if writes:
                 lse[token, h] = log_sum_exp(m, l)
@@ -76,47 +76,47 @@ def combine_kernel(c: LatentConfig) -> Any:
     def few_splits(out, sinks, prior, lse, parts, place, tiles, number, row, splits, lane):
         """A warp has a row."""
         _, token0, row0, _ = place
-        top, total = top_of(parts, tiles, number, splits, row, lane), kv.f32(0.0)
+        m, l = m_of(parts, tiles, number, splits, row, lane), kv.f32(0.0)
         chunks = range(case.value_size // COLUMNS)
         sums = [kv.vector(f32, 4) for _ in chunks]
         for s in range(splits):
-            factor = factor_of(parts, tiles, number, splits, s, row, top)
-            total = total + factor
+            factor = factor_of(parts, tiles, number, splits, s, row, m)
+            l = l + factor
             found = [load(parts, number, splits, s, row, n * COLUMNS + lane * 4) for n in chunks]
             for n in kv.static(chunks):
-                sums[n] = sums[n] + weighed(found[n], factor)
+                sums[n] = sums[n] + weighted(found[n], factor)
         token, h = token0 + (row0 + row) // heads, (row0 + row) % heads
-        factor, of_prior = ended(top, total, sinks, prior, lse, token, h, lane == 0)
+        factor, of_prior = factors_of(m, l, sinks, prior, lse, token, h, lane == 0)
         for n in kv.static(chunks):
             write(out, sums[n], factor, prior, of_prior, token, h, n * COLUMNS + lane * 4)
 
     @kv.func
-    def many_splits(out, sinks, prior, lse, parts, place, tiles, number, row, splits, sums_at, totals, warp, lane):
+    def many_splits(out, sinks, prior, lse, parts, place, tiles, number, row, splits, sums_at, warp_l, warp, lane):
         """A block has 128 columns of a row."""
         _, token0, row0, _ = place
         column = kv.block_id.y * COLUMNS + lane * 4
-        top = top_of(parts, tiles, number, splits, row, lane)
-        total, sums = kv.f32(0.0), kv.vector(f32, 4)
+        m = m_of(parts, tiles, number, splits, row, lane)
+        l, sums = kv.f32(0.0), kv.vector(f32, 4)
         for first in range(warp, splits, WARPS * TOGETHER):
             found, factors = [], []
             for k in kv.static(range(TOGETHER)):
                 s = kv.math.min(first + k * WARPS, splits - 1)
                 found.append(load(parts, number, splits, s, row, column))
-                factor = factor_of(parts, tiles, number, splits, s, row, top)
+                factor = factor_of(parts, tiles, number, splits, s, row, m)
                 factors.append(kv.where(first + k * WARPS < splits, factor, 0.0))
             for k in kv.static(range(TOGETHER)):
-                total = total + factors[k]
-                sums = sums + weighed(found[k], factors[k])
+                l = l + factors[k]
+                sums = sums + weighted(found[k], factors[k])
         sums_at.store(warp, lane * 4, value=sums)
         if lane == 0:
-            totals[warp] = total
+            warp_l[warp] = l
         kv.barrier()
         if warp == 0:
             for w in kv.static(range(1, WARPS)):
                 sums = sums + sums_at.load(w, lane * 4, width=4)
-                total = total + totals[w]
+                l = l + warp_l[w]
             token, h = token0 + (row0 + row) // heads, (row0 + row) % heads
-            factor, of_prior = ended(top, total, sinks, prior, lse, token, h, (lane == 0) & (kv.block_id.y == 0))
+            factor, of_prior = factors_of(m, l, sinks, prior, lse, token, h, (lane == 0) & (kv.block_id.y == 0))
             write(out, sums, factor, prior, of_prior, token, h, column)
 
     @kv.kernel(block=(32 * WARPS, 1, 1))
@@ -126,7 +126,7 @@ def combine_kernel(c: LatentConfig) -> Any:
         prior: kv.Optional[kv.Buffer[f32, 3]], prior_lse: kv.Optional[kv.Buffer[f32, 2]],
     ):  # fmt: skip
         sums_at = kv.shared((WARPS, COLUMNS), f32)
-        totals = kv.shared(WARPS, f32)
+        warp_l = kv.shared(WARPS, f32)
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         if splits < MANY:
             item = kv.block_id.x * WARPS + warp
@@ -140,7 +140,7 @@ def combine_kernel(c: LatentConfig) -> Any:
                 few_splits(out, sinks, prior, lse, parts, place, tiles, number, row, splits, lane)
             else:
                 many_splits(
-                    out, sinks, prior, lse, parts, place, tiles, number, row, splits, sums_at, totals, warp, lane
+                    out, sinks, prior, lse, parts, place, tiles, number, row, splits, sums_at, warp_l, warp, lane
                 )
 
     return latent_combine

@@ -230,32 +230,32 @@ def host_kernel(source: Source) -> Any:
                 for part in parts
                 for d in range(0, part.columns, part.width)
             ]
-            top, total = kv.f32(LOWEST), kv.f32(0.0)
+            m, l = kv.f32(LOWEST), kv.f32(0.0)
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in value_columns]
             if source.accumulate:
                 before = lse[row, h]
                 if before != NO_VALUE:
-                    top, total = before * LOG2E, kv.f32(1.0)
+                    m, l = before * LOG2E, kv.f32(1.0)
                     for n, d in enumerate(value_columns):
                         sums[n] = kv.f32(out.load(row, h, d, width=width, alignment=case.out.itemsize))
             for i in range(0, keys.count):
                 place, exists = keys.place(i)
                 if exists:
                     score = score_of(keys, q, place)
-                    higher = kv.math.max(top, score)
-                    shrink, weight = exp2(top - higher), exp2(score - higher)
-                    top, total = higher, total * shrink + weight
+                    m_new = kv.math.max(m, score)
+                    alpha, weight = exp2(m - m_new), exp2(score - m_new)
+                    m, l = m_new, l * alpha + weight
                     for n, d in enumerate(value_columns):
-                        sums[n] = sums[n] * shrink + keys.value(place, d, width) * weight
+                        sums[n] = sums[n] * alpha + keys.value(place, d, width) * weight
             sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[row, h]
-            top, total, factor, of_prior = finished(top, total, sink, before, exp2)
+            m, l, factor, of_prior = finished(m, l, sink, before, exp2)
             for n, d in enumerate(value_columns):
                 x = sums[n] * factor
                 if prior is not None:
                     x = with_prior(x, prior.load(row, h, d, width=width, alignment=f32.itemsize), of_prior)
                 out.store(row, h, d, value=case.out(x), alignment=case.out.itemsize)
             if lse is not None:
-                lse[row, h] = log_sum_exp(top, total)
+                lse[row, h] = log_sum_exp(m, l)
 
     return mla_rows_host
 
@@ -305,13 +305,13 @@ def simt_kernel(source: Source) -> Any:
         if exists:
             keys = keys_of(source, collection, layer, queries, indices, topk_lengths, key, value,
                            buffer_row_offsets, cache_offsets, row, h)  # fmt: skip
-            top, total = kv.f32(LOWEST), kv.f32(0.0)
+            m, l = kv.f32(LOWEST), kv.f32(0.0)
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
             if source.accumulate:
                 before = lse[row, h]
                 if before != NO_VALUE:
-                    top = before * LOG2E
-                    total = kv.where(lane == 0, 1.0, kv.f32(0.0))  # the lanes' sums are added at the end
+                    m = before * LOG2E
+                    l = kv.where(lane == 0, 1.0, kv.f32(0.0))  # the lanes' sums are added at the end
                     for n in kv.static(range(turns)):
                         d = kv.math.min(lane + 32 * n, columns - 1) * width
                         sums[n] = kv.f32(out.load(row, h, d, width=width, alignment=case.out.itemsize))
@@ -320,12 +320,12 @@ def simt_kernel(source: Source) -> Any:
                 score = kv.f32(NO_VALUE)
                 if there:
                     score = score_of(keys, q, warp, place)
-                higher = kv.math.max(top, kv.warp_reduce(score, "max"))
-                shrink = kv.ex2(top - higher)
-                weight = kv.ex2(score - higher)
-                top, total = higher, total * shrink + weight
+                m_new = kv.math.max(m, kv.warp_reduce(score, "max"))
+                alpha = kv.ex2(m - m_new)
+                weight = kv.ex2(score - m_new)
+                m, l = m_new, l * alpha + weight
                 for n in kv.static(range(turns)):
-                    sums[n] = sums[n] * shrink
+                    sums[n] = sums[n] * alpha
                 for i in range(0, kv.math.min(keys.count - base, 32)):
                     share = kv.shuffle_idx(weight, i)
                     shared_place, shared_there = keys.place(base + i)
@@ -334,7 +334,7 @@ def simt_kernel(source: Source) -> Any:
                             d = kv.math.min(lane + 32 * n, columns - 1) * width
                             sums[n] = sums[n] + keys.value(shared_place, d, width) * share
             sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[row, h]
-            top, total, factor, of_prior = finished(top, kv.warp_reduce(total, "add"), sink, before)
+            m, l, factor, of_prior = finished(m, kv.warp_reduce(l, "add"), sink, before)
             for n in kv.static(range(turns)):
                 column = lane + 32 * n
                 if column < columns:
@@ -345,6 +345,6 @@ def simt_kernel(source: Source) -> Any:
                     out.store(row, h, column * width, value=case.out(x), alignment=case.out.itemsize)
             if lse is not None:
                 if lane == 0:
-                    lse[row, h] = log_sum_exp(top, total)
+                    lse[row, h] = log_sum_exp(m, l)
 
     return mla_rows
