@@ -280,8 +280,10 @@ class Operation:
             True: it is launched. Bytes: what stands for a call that is not known. None: it is not one for the native
             part.
         """
+        if recorder is not None and recorder.recording():
+            return None
         calls = self._quick
-        if calls is None or (recorder is not None and recorder.recording()):
+        if calls is None:
             return None
         generation = settings.plain()
         if generation is None:

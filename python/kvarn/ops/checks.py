@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -224,7 +225,8 @@ def spec_of(seen: SimpleNamespace) -> CacheSpec:
 def empty_like(array: Any, name: str, title: str) -> Any:
     """A new contiguous array of the same shape and dtype, on the same device, of the caller's library."""
     if is_torch(array.__class__):
-        return array.new_empty(array.shape)
+        torch: Any = sys.modules["torch"]
+        return torch.empty_like(array, memory_format=torch.contiguous_format)  # new_empty takes twice as long
     return empty(array, shape_of(array, f"{title}: what {name} is to be like"), None, name, title)
 
 

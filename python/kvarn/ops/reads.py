@@ -16,6 +16,7 @@ from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import DENSE, SCALES
 from kvarn.dialect.ops.attention import BLOCK_TILE
 from kvarn.programs import FixedSchedule, Operation, Schedule, Specialisation, _alignment
+from kvarn.runtime.binding import is_torch
 from kvarn.runtime.overlap import NoAlias
 
 from . import checks, functions, sources
@@ -304,6 +305,8 @@ def attention(
         If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.attention"
+    if out is None and is_torch(query.__class__) and collection.__class__ is not list and shared is None:
+        out = checks.empty_result(query, "out", title)
     if out is not None and block_mask is None and not (return_lse and lse is None):
         given = (
             collection, layer, query, row_offsets, scale, score, mask, window, chunk, sinks, softcap, out, lse,
