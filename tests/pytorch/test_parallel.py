@@ -144,6 +144,66 @@ def test_partial_results_of_any_number_of_ranks_are_combined_in_one_launch(targe
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+def windows_and_latent_rows(rank: int, world: int, device: str, latent: bool) -> None:
+    """Ragged prefills and decodes over windows, and over latent rows; what lies before a window is NaN."""
+    ranks, make = ContextParallel(timeout=60), torch.Generator().manual_seed(12)
+    size, value_size, dtype = 64 if latent else SIZE, 48, FLOATS[FAST[device]]
+    sinks = torch.randn(2 * HEADS, generator=make).to(device)
+    whole = torch.zeros(len(LENGTHS), dtype=torch.int32, device=device)
+    pools = [
+        latent_pool(whole.clone(), pages, seed, size, device) if latent
+        else pool_of(whole.clone(), pages, seed, FAST[device], new=18)
+        for pages, seed in ((41, 1), (40 // world + 9, 2 + rank))
+    ]  # fmt: skip
+    one, mine = pools
+    for new in (LENGTHS, NEW, None, None, (3, 0, 1, 13), None):
+        rows = len(LENGTHS) if new is None else sum(new)
+        offsets = offsets_of([1] * rows if new is None else new, device)
+        padding = 0 if new is None else 2  # rows of nobody
+        step = ranks.step(whole) if new is None else ranks.step(whole, offsets, rows + padding)
+        key, value, query = (
+            torch.randn(rows + padding, n, size, generator=make).to(device, dtype)
+            for n in ((1, 1, 2 * HEADS) if latent else (HEADS, HEADS, 2 * HEADS))
+        )
+        kv.ops.append(one.cache, 1, key, None if latent else value, offsets)
+        step.append(mine.cache, 1, key, None if latent else value)
+        if not latent:  # whose windows alone are asked for
+            for b, n in enumerate(ranks.local((whole - 7).clamp(min=0)).tolist()):
+                gone = torch.arange(n)
+                mine.blocks[mine.table[b].cpu()[gone // PAGE].long().to(device), :, 1, gone % PAGE] = float("nan")
+        for window in (None, 8) if latent else (8,):
+            options: dict[str, Any] = {"window": window, "sinks": sinks, "scale": 0.2}
+            if latent:
+                options["value_size"] = value_size
+                expected = kv.ops.mla_attention(one.cache, 1, query[:rows], offsets, **options)
+                found = step.mla_attention(mine.cache, 1, query, **options)
+                assert step.mla_attention_start(mine.cache, 1, query, **options).result().equal(found)
+            else:
+                expected = kv.ops.attention(one.cache, 1, query[:rows], offsets, **options)
+                found = step.attention(mine.cache, 1, query, **options)
+            near(found[:rows], expected)
+        whole += offsets.diff()
+        one.lengths.copy_(whole)
+        mine.lengths.copy_(ranks.local(whole))
+
+
+def latent_pool(lengths: Any, pages: int, seed: int, size: int, device: str) -> Any:
+    """As :func:`pool_of`, of latent rows."""
+    batch = len(lengths)
+    columns = (pages - 1) // batch
+    order = torch.randperm(pages - 1, generator=torch.Generator().manual_seed(seed))
+    table = order[: columns * batch].to(torch.int32).view(batch, columns).to(device)
+    blocks = torch.full((pages, 1, 2, PAGE, 1, size), float("nan"), dtype=FLOATS[FAST[device]], device=device)
+    made = kv.PagedKVCacheCollection(blocks, lengths, table, 18, columns * PAGE)
+    return SimpleNamespace(blocks=blocks, table=table, lengths=lengths, cache=made)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("latent", [False, True], ids=["windows", "latent rows"])
+def test_windows_and_latent_rows_of_ranks_are_those_of_one(workers, world, latent):
+    workers(world).run(windows_and_latent_rows, latent)
+
+
 def alone_and_in_a_batch(rank: int, world: int, device: str) -> None:
     ranks, make = ContextParallel(), torch.Generator().manual_seed(3)
     lengths = torch.tensor([70, 9, 300], dtype=torch.int32, device=device)
@@ -445,9 +505,35 @@ def test_a_rank_that_does_not_come_is_named_on_all_ranks_within_the_time_out(dev
 def refused(rank: int, world: int, device: str) -> None:
     lengths = torch.tensor([3], dtype=torch.int32)
     mine, query = pool_of(lengths, 9, 1).cache, torch.zeros(1, 3, SIZE)
+    even, blocks = torch.zeros(1, 2 * HEADS, SIZE), torch.zeros(1, 2, 1, 8, HEADS, SIZE)
+    regions = kv.ContinuousBatchingKVCacheCollection(blocks, lengths, torch.zeros_like(lengths), 1, 8)
     step = ContextParallel(result="heads").step(lengths)
     cases = [
-        (TypeError, lambda: step.attention(mine, 0, query, window=3), "takes scale, softcap, sinks, schedule, got win"),
+        (
+            TypeError,
+            lambda: step.attention(mine, 0, query, chunk=3),
+            "takes scale, .*window, schedule, got chunk",
+        ),
+        (
+            TypeError,
+            lambda: step.mla_attention(mine, 0, query, softcap=3.0),
+            "mla_attention takes value_size, .*got soft",
+        ),
+        (
+            ValueError,
+            lambda: step.attention(mine, 0, even, window=3),
+            "window must be a multiple of the 2 ranks, got 3",
+        ),
+        (
+            ValueError,
+            lambda: step.attention(mine, 0, even, window=0),
+            "window must be a multiple of the 2 ranks, got 0",
+        ),
+        (
+            TypeError,
+            lambda: step.attention(regions, 0, even, window=4),
+            "a window, or over latent rows, needs pages",
+        ),
         (ValueError, lambda: step.attention(mine, 0, query[:0]), "query must have the 1 rows of the step, got 0"),
         (ValueError, lambda: step.attention(mine, 0, query), 'a multiple of 2 heads for result="heads", got 3'),
         (ValueError, lambda: ContextParallel(result="some"), 'result must be "all" or "heads", got \'some\''),

@@ -20,8 +20,10 @@ from kvarn.dialect.layout import align_up
 
 from .combine import combined
 from .ranks import Ranks
+from .turns import Turns, decode_turns, prefill_turns
 
-_OPTIONS = ("scale", "softcap", "sinks", "schedule")
+_OPTIONS = ("scale", "softcap", "sinks", "window", "schedule")
+_LATENT_OPTIONS = ("value_size", "scale", "sinks", "window", "schedule")
 _ALIGNMENT = 16  # bytes: of where log-sum-exps begin behind the outputs of a message
 
 
@@ -140,6 +142,8 @@ class ContextStep:
         elif rows < 1:
             raise ValueError(f"rows must be the rows of the step's keys, given with row_offsets, got {rows}")
         self.row_offsets, self.rows = row_offsets, rows
+        self._turns: Turns | None = None
+        self._views: dict[int, tuple[Any, Any]] = {}  # of collections, by identity: they, and how turns see them
         new = row_offsets.diff()
         cached = parallel.local(lengths)
         self.kv_offsets = torch.zeros(batch + 1, dtype=torch.int32, device=device)
@@ -157,7 +161,9 @@ class ContextStep:
             order = row_offsets[b] + first[b] + (slot - self.kv_offsets[b]) * world
             self._order = order.clamp_(0, rows - 1).to(torch.int64)
 
-    def append(self, collection: Any, layer: int, key: torch.Tensor, value: torch.Tensor, **options: Any) -> None:
+    def append(
+        self, collection: Any, layer: int, key: torch.Tensor, value: torch.Tensor | None, **options: Any
+    ) -> None:
         """Store the step's keys and values that are this rank's.
 
         Parameters
@@ -165,12 +171,13 @@ class ContextStep:
         collection : KV cache collection
         layer : int
         key, value : Tensor [T, H, D]
-            The same on all ranks; types as of ``kv.ops.append``.
+            The same on all ranks; types as of ``kv.ops.append``. ``value`` is None for an MLA collection.
         **options
             ``schedule`` of ``kv.ops.append``.
         """
         if self._order is not None:
-            key, value = key.index_select(0, self._order), value.index_select(0, self._order)
+            key = key.index_select(0, self._order)
+            value = None if value is None else value.index_select(0, self._order)
         ops.append(collection, layer, key, value, self.kv_offsets, **options)
 
     def attention(self, collection: Any, layer: int, query: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -183,9 +190,10 @@ class ContextStep:
         query : Tensor [T, Hq, D]
             The same on all ranks.
         **options
-            ``scale``, ``softcap``, ``sinks`` and ``schedule`` of ``kv.ops.attention``;
-            ``schedule={"batch_invariant": True}`` makes a sequence's result the same bits in any batch. There are no
-            windows, chunks, slopes and functions: positions on a rank are not those of the sequence.
+            ``scale``, ``softcap``, ``sinks``, ``window`` and ``schedule`` of ``kv.ops.attention``;
+            ``schedule={"batch_invariant": True}`` makes a sequence's result the same bits in any batch. A window is
+            a multiple of the ranks, over a paged collection. There are no chunks, slopes and functions: positions on a
+            rank are not those of the sequence.
 
         Returns
         -------
@@ -197,21 +205,62 @@ class ContextStep:
         RankError
             On the CPU, if a rank does not come in time; on a GPU ``synchronize`` does.
         """
-        return self._start(collection, layer, query, False, options).result()
+        return self._start(ops.attention, _OPTIONS, collection, layer, query, False, options).result()
 
     def attention_start(self, collection: Any, layer: int, query: torch.Tensor, **options: Any) -> Pending:
         """:meth:`attention` whose partial results travel while the caller goes on: :meth:`Pending.result` has the end.
 
         It pays where there is other work: the other half of a batch.
         """
-        return self._start(collection, layer, query, True, options)
+        return self._start(ops.attention, _OPTIONS, collection, layer, query, True, options)
+
+    def mla_attention(self, collection: Any, layer: int, query: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Causal attention of the step's queries over the latent rows of all ranks.
+
+        Parameters
+        ----------
+        collection : PagedKVCacheCollection
+            An MLA one.
+        layer : int
+        query : Tensor [T, Hq, D]
+            The same on all ranks.
+        **options
+            ``value_size``, ``scale``, ``sinks``, ``window`` and ``schedule`` of ``kv.ops.mla_attention``; a window is a
+            multiple of the ranks.
+
+        Returns
+        -------
+        Tensor [T, Hq, value_size]
+            Or, with ``result="heads"``, [T, Hq / world, value_size].
+
+        Raises
+        ------
+        RankError
+            As of :meth:`attention`.
+        """
+        return self._start(ops.mla_attention, _LATENT_OPTIONS, collection, layer, query, False, options).result()
+
+    def mla_attention_start(self, collection: Any, layer: int, query: torch.Tensor, **options: Any) -> Pending:
+        """As :meth:`attention_start`, of :meth:`mla_attention`."""
+        return self._start(ops.mla_attention, _LATENT_OPTIONS, collection, layer, query, True, options)
 
     def _start(
-        self, collection: Any, layer: int, query: torch.Tensor, async_op: bool, options: dict[str, Any]
+        self,
+        attend: Callable[..., Any],
+        known: tuple[str, ...],
+        collection: Any,
+        layer: int,
+        query: torch.Tensor,
+        async_op: bool,
+        options: dict[str, Any],
     ) -> Pending:
-        for name in options.keys() - set(_OPTIONS):
-            raise TypeError(f"ContextStep.attention takes {', '.join(_OPTIONS)}, got {name}")
+        title = f"ContextStep.{attend.__name__}"
+        for name in options.keys() - set(known):
+            raise TypeError(f"{title} takes {', '.join(known)}, got {name}")
         parallel, (rows, heads, size) = self.parallel, query.shape
+        latent = attend is ops.mla_attention
+        if latent:
+            size = options.setdefault("value_size", 512)
         if parallel.rank:
             options.pop("sinks", None)  # one more logit, counted once
         if rows != self.rows:
@@ -220,12 +269,14 @@ class ContextStep:
             raise ValueError(f'query must have a multiple of {parallel.world} heads for result="heads", got {heads}')
         whole = _Message(parallel.world, rows, heads, size, query)
         out, lse = whole.outputs[parallel.rank], whole.sums[parallel.rank]
-        mask: Any = "null" if self._decode else (_seen, self._later, self._turn)
-        ops.attention(
-            collection, layer, query, self.row_offsets, mask=mask, kv_offsets=self.kv_offsets, out=out,
-            return_lse=True, lse=lse, **options,
-        )  # fmt: skip
-        title = "ContextStep.attention"
+        if latent or options.get("window") is not None:
+            self._by_turns(attend, collection, layer, query, out, lse, options, title)
+        else:
+            mask: Any = "null" if self._decode else (_seen, self._later, self._turn)
+            ops.attention(
+                collection, layer, query, self.row_offsets, mask=mask, kv_offsets=self.kv_offsets, out=out,
+                return_lse=True, lse=lse, **options,
+            )  # fmt: skip
         if parallel._result == "all" or parallel.world == 1:
             wait = parallel.ranks.all_gather(whole.bytes, whole.bytes[parallel.rank], title, async_op)
             received = whole
@@ -241,6 +292,44 @@ class ContextStep:
             return combined(received.outputs, received.sums)
 
         return Pending(finish)
+
+    def _by_turns(
+        self,
+        attend: Callable[..., Any],
+        collection: Any,
+        layer: int,
+        query: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        options: dict[str, Any],
+        title: str,
+    ) -> None:
+        """The rank's partial results under masks by name, see :mod:`turns`."""
+        parallel, window = self.parallel, options.get("window")
+        if window is not None:
+            if not isinstance(window, int) or window < 1 or window % parallel.world:
+                raise ValueError(f"{title}: window must be a multiple of the {parallel.world} ranks, got {window!r}")
+            options = {**options, "window": window // parallel.world}
+        if self._turns is None:
+            args = self.lengths, self.row_offsets
+            self._turns = (
+                decode_turns(parallel.local(self.lengths + 1), self.row_offsets, parallel.rank) if self._decode
+                else prefill_turns(parallel, *args, self.rows)
+            )  # fmt: skip
+        turns = self._turns
+        kept = self._views.get(id(collection))
+        if kept is None:
+            kept = self._views[id(collection)] = collection, turns.collection(collection, title)
+        if turns.order is None:
+            attend(kept[1], layer, query, turns.row_offsets, out=out, return_lse=True, lse=lse, **options)
+        else:
+            ordered, sums = torch.empty_like(out), torch.empty_like(lse)
+            of_turns = query.index_select(0, turns.order)
+            attend(kept[1], layer, of_turns, turns.row_offsets, out=ordered, return_lse=True, lse=sums, **options)
+            out.index_copy_(0, turns.order, ordered)
+            lse.index_copy_(0, turns.order, sums)
+        if turns.blind is not None:
+            lse.masked_fill_(turns.blind, float("-inf"))
 
 
 class _Message:
