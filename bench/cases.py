@@ -104,6 +104,21 @@ class Prefill:
     page: int = 16
 
 
+@dataclass(frozen=True)
+class Functions(Prefill):
+    """Prompts whose tokens see their own document, of so many tokens (0: causal), and perhaps with T5's bias."""
+
+    documents: int = 0
+    t5: bool = False
+
+
+@dataclass(frozen=True)
+class Tree(Decode):
+    """New tokens that are a tree of drafts, over the rest of the context."""
+
+    new: int = 64
+
+
 Shape = Decode | Append | Gather | Mla | Prefill
 
 
@@ -224,6 +239,10 @@ RANGE = (
     Row("range_prefix", "decode bf16 64 × 8k of one prefix", Decode(64, 8192 + 256, prefix=8192)),
     Row("range_prefix_b16", "decode bf16 16 × 2k of one prefix", Decode(16, 2048 + 256, prefix=2048)),
     Row("range_sources", "decode bf16 64 × 4k and a memory of 2k", Sources(64, 4096)),
+    Row("range_document", "prefill 8 × 4096, one document", Functions(_PROMPTS.lengths, documents=4096)),
+    Row("range_documents", "prefill 8 × 4096, documents of 512", Functions(_PROMPTS.lengths, documents=512)),
+    Row("range_t5", "prefill 8 × 4096, T5's bias by distance", Functions(_PROMPTS.lengths, t5=True)),
+    Row("range_tree", "tree of 64 drafts, 8 × 4k", Tree(8, 4096)),
     Row("range_mla_h8", "MLA decode 64 × 8k, 8 heads", Mla(64, 8192, 8)),
     Row("range_mla_h32", "MLA decode 64 × 8k, 32 heads", Mla(64, 8192, 32)),
     Row("range_mla_h64", "MLA decode 64 × 4k, 64 heads", Mla(64, 4096, 64)),
@@ -254,6 +273,9 @@ SMALL = (
     Row("small_append_fp8_rope", "RoPE + append fp8, small", replace(_FEW, rope=True), _FP8),
     Row("small_gather", "gather, small", Gather(3, 32, 2, 64), goal=Goal("copy", 0.0)),
     Row("small_mla", "MLA decode, small", Mla(2, 40, 4, 96, 64, 16), goal=Goal("matmul", 0.0)),
+    Row("small_documents", "prefill of documents, small", Functions(((40, 40),) * 2, 4, 2, 64, documents=16)),
+    Row("small_t5", "prefill with T5's bias, small", Functions(((40, 40),) * 2, 4, 2, 64, documents=40, t5=True)),
+    Row("small_tree", "tree of drafts, small", Tree(2, 60, 4, 2, 64, new=7)),
     Row("small_prefill", "prefill, small", Prefill(((7, 7), (5, 21)), 4, 2, 64), goal=Goal("tflops", 0.0)),
 )
 

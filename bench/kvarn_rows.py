@@ -9,6 +9,8 @@ from typing import Any
 
 from kvarn.tools.attention_problem import TOLERANCE
 
+from . import functions
+
 # What else kvarn offers for a decode row, by what it costs or gains: the schedules of kv.ops.attention's options.
 OPTIONS = {"kvarn, early": {"early": True}, "kvarn, batch-invariant": {"batch_invariant": True, "max_queries": 1}}
 
@@ -40,6 +42,9 @@ def offers(problem: Any, schedule: Mapping[str, Any] | None = None) -> Iterator[
     yield Offer("kvarn", lambda: call_of(problem, schedule), tolerance)
     if getattr(row.shape, "prefix", 0) and schedule is None:
         yield Offer("kvarn, without shared=", lambda: _decode(problem, None, share=False), tolerance)
+    elif row.kind == "functions" and schedule is None:
+        for who, make in functions.more_offers(problem):
+            yield Offer(who, make, tolerance)
     elif row.kind == "decode" and schedule is None:
         for who, option in OPTIONS.items():
             yield Offer(who, lambda option=option: call_of(problem, option), tolerance)
@@ -134,4 +139,6 @@ _CALLS = {
     "mla": _mla,
     "append": _append,
     "gather": _gather,
+    "functions": functions.call_of,
+    "tree": functions.call_of,
 }

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from . import function_peers
 from .kvarn_rows import Offer
 from .problems import problem
 
@@ -64,9 +65,7 @@ def flashinfer(p: Any) -> Iterator[Offer]:
     workspace = _once(
         "flashinfer", lambda: p.arrays.torch.zeros(512 << 20, dtype=p.arrays.torch.uint8, device=p.arrays.device)
     )
-    yield from {"decode": _fi_decode, "append": _fi_append, "prefill": _fi_prefill, "mla": _fi_mla}.get(
-        p.row.kind, _none
-    )(p, fi, workspace)
+    yield from _FLASHINFER.get(p.row.kind, _none)(p, fi, workspace)
 
 
 def _none(*_: Any) -> Iterator[Offer]:
@@ -513,6 +512,8 @@ def torch_(p: Any) -> Iterator[Offer]:
 
 def flex(p: Any) -> Iterator[Offer]:
     """torch's flex attention over physical pages, which must have 128 tokens: the row with such pages."""
+    if p.row.kind == "functions":
+        yield from function_peers.flex(p)
     shape = p.row.shape
     if p.row.kind != "decode" or _is_fp8(p) or p.row.name not in ("b16_c8k", "b64_c4k"):
         return
@@ -552,6 +553,10 @@ def flex(p: Any) -> Iterator[Offer]:
     yield Offer("torch flex, page 128", prepare, BF16, lambda: again.error())
 
 
+_FLASHINFER: dict[str, Callable[..., Iterator[Offer]]] = {
+    "decode": _fi_decode, "append": _fi_append, "prefill": _fi_prefill, "mla": _fi_mla,
+    "functions": function_peers.flashinfer, "tree": function_peers.flashinfer,
+}  # fmt: skip
 GROUPS: dict[str, Group] = {
     "flashinfer": flashinfer,
     "fa3": fa3,

@@ -220,4 +220,8 @@ _PROBLEMS = {
 
 def problem(arrays: Arrays, row: Row, split: bool) -> Any:
     """A row's data: ``split`` for peers, else in kvarn's layout."""
+    if row.kind in ("functions", "tree"):
+        from .functions import FunctionsProblem, TreeProblem
+
+        return (TreeProblem if row.kind == "tree" else FunctionsProblem)(arrays, row, split)
     return _PROBLEMS[row.kind](arrays, row, split)

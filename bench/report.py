@@ -59,7 +59,9 @@ def ceiling_of(row: Row) -> str:
     """The ceiling that a row's share is given of."""
     if row.goal is not None and row.goal.of in ("read", "copy", "matmul"):
         return row.goal.of
-    return {"decode": "read", "sources": "read", "mla": "matmul", "prefill": "matmul"}.get(row.kind, "copy")
+    if row.kind in ("decode", "sources", "tree"):
+        return "read"
+    return "matmul" if row.kind in ("mla", "prefill", "functions") else "copy"
 
 
 def share(record: Record, row: Row, ceilings: Ceilings) -> float | None:

@@ -140,7 +140,7 @@ class AttentionProblem(Problem):
             for picked, head in self.heads_of(keys.shape[1]):
                 rows = slice(int(starts[b]), int(starts[b + 1]))
                 q = self.arrays.f32(query[rows, picked])
-                wanted = self._attend(q, keys[:, head], values[:, head], int(self.lengths[b]))
+                wanted = self.wanted(q, keys[:, head], values[:, head], b, picked)
                 worst.append(self.arrays.relative_error(self.out[rows, picked], wanted))
         return float("nan") if any(e != e for e in worst) else max(worst)
 
@@ -149,11 +149,19 @@ class AttentionProblem(Problem):
         group = self.query.shape[1] // heads
         return [(slice(h * group, (h + 1) * group), h) for h in sorted({0, heads - 1})]
 
+    def wanted(self, q: Any, keys: Any, values: Any, b: int, picked: slice) -> Any:
+        """What queries [n, heads, size] of sequence b are to give over keys and values [tokens, size] of their head."""
+        return self._attend(q, keys, values, int(self.lengths[b]))
+
     def _attend(self, q: Any, keys: Any, values: Any, length: int) -> Any:
         scores = self.arrays.einsum("thd,nd->htn", q, keys) * self.scale
         at = np.arange(length - q.shape[0], length)[:, None]
         key = np.arange(length)[None]
         seen = (key <= at) & ((key > at - self.window) if self.window else True)
+        return self.attended(scores, seen, values)
+
+    def attended(self, scores: Any, seen: np.ndarray, values: Any) -> Any:
+        """The values weighted by scores [heads, n, tokens], of tokens that are seen, [n, tokens]."""
         if not seen.all():
             mask = self.arrays.index(seen) != 0
             scores = self.arrays.where(mask[None], scores, float("-inf"))
