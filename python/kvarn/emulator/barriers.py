@@ -78,10 +78,8 @@ def _come(t: Block, i: Instruction, kind: str, number: int, threads: np.ndarray,
 
 
 def _cluster_barrier(t: Block, i: Instruction) -> Any:
-    c = t.cluster
-
     def arrive(m: Lanes) -> None:
-        mine = t.threads[m]
+        c, mine = t.cluster, t.threads[m]
         if (c.arrived[mine] > c.opened).any():
             raise EmulationError(f"{i.text}: comes again without a wait for the first time")
         c.arrived[mine] = c.opened + 1
@@ -90,7 +88,7 @@ def _cluster_barrier(t: Block, i: Instruction) -> Any:
         c.open_barrier()
 
     def wait(m: Lanes) -> None:
-        lanes = np.arange(t.count)[m]
+        c, lanes = t.cluster, np.arange(t.count)[m]
         early = lanes[c.arrived[t.threads[lanes]] > c.opened]
         if len(early):
             t.stop(early, Wait.CLUSTER)
@@ -105,7 +103,7 @@ def _cluster_barrier(t: Block, i: Instruction) -> Any:
 
 @op("mbarrier")
 def mbarrier(t: Block, i: Instruction) -> Any:
-    c, kind, ops = t.cluster, i.name[1], i.operands
+    kind, ops = i.name[1], i.operands
     if kind in ("try_wait", "test_wait"):
         return _wait(t, i)
     if kind not in ("init", "inval", "arrive", "expect_tx", "complete_tx"):
@@ -114,7 +112,7 @@ def mbarrier(t: Block, i: Instruction) -> Any:
     remote = "shared::cluster" in i.name
 
     def run(m: Lanes) -> None:
-        address = t.address(ops[where], m).astype(np.int64) & 0xFFFF_FFFF
+        c, address = t.cluster, t.address(ops[where], m).astype(np.int64) & 0xFFFF_FFFF
         rest = [t.value(o, m, np.uint32) for o in ops[where + 1 :]]
         phases = np.zeros(len(address), np.uint64)
         warps = None if t.races is None else t.races.of(t.threads[m])
@@ -169,10 +167,10 @@ def _touch(t: Block, i: Instruction, address: int, lane: Any, sets_up: bool) -> 
 
 def _wait(t: Block, i: Instruction) -> Any:
     """Threads park until the phase is over; a test only looks."""
-    c, ops = t.cluster, i.operands
+    ops = i.operands
 
     def run(m: Lanes) -> None:
-        lanes = np.arange(t.count)[m]
+        c, lanes = t.cluster, np.arange(t.count)[m]
         address = t.address(ops[1], m).astype(np.int64) & 0xFFFF_FFFF
         parity = t.value(ops[2], m, np.uint32).astype(np.int64) & 1
         done = np.zeros(len(lanes), bool)
@@ -303,9 +301,10 @@ def copy_async(t: Block, i: Instruction) -> Any:
 
 def _report_copies(t: Block, i: Instruction) -> Any:
     """``cp.async.mbarrier.arrive``: an arrival when all copies that the thread started before have landed."""
-    c, extra = t.cluster, 0 if "noinc" in i.name else 1
+    extra = 0 if "noinc" in i.name else 1
 
     def run(m: Lanes) -> None:
+        c = t.cluster
         for lane, a in zip(np.arange(t.count)[m].tolist(), t.address(i.operands[0], m).tolist(), strict=True):
             a &= 0xFFFF_FFFF
             _check_place(t, i, a, False)
@@ -317,11 +316,14 @@ def _report_copies(t: Block, i: Instruction) -> Any:
             copies = [copy for group in t.groups[lane] for copy in group] + t.pending[lane]
 
             def land(lane: int = lane, a: int = a, copies: list = copies) -> None:
-                for copy in copies:
-                    if any(copy is x for g in (*t.groups[lane], t.pending[lane]) for x in g):
-                        _land(t, [lane], [copy])
-                        for g in (*t.groups[lane], t.pending[lane]):
-                            g[:] = [x for x in g if x is not copy]
+                waiting = (*t.groups[lane], t.pending[lane])
+                still = {id(copy) for group in waiting for copy in group}
+                now = [copy for copy in copies if id(copy) in still]
+                if now:
+                    _land(t, [lane] * len(now), now)
+                    landed = {id(copy) for copy in now}
+                    for group in waiting:
+                        group[:] = [copy for copy in group if id(copy) not in landed]
                 c.arrive(a, 1, 0, i.text, None if t.races is None else t.races.warps_of(t, [lane]))
 
             c.start(land)

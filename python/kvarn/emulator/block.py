@@ -11,14 +11,14 @@ import functools
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
-from .text import LOCAL, EmulationError, Instruction
+from .text import GUARDED, JUMP, LOCAL, TOGETHER, EmulationError, Instruction
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -32,6 +32,7 @@ TYPES = {
     **{f"{k}{n}": np.dtype(f"u{n // 8}").type for k in "ub" for n in (8, 16, 32, 64)},
 }  # fmt: skip
 Lanes = Any  # the active threads: an index array, or a slice for all
+_BANK = 128  # registers that are made at once
 _UNWRITTEN = 0xFFFF_FFFF_FFFF_FFFF  # a register that nothing was written to
 # By bytes: what holds the bits of an element.
 _BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
@@ -49,19 +50,67 @@ class Wait(IntEnum):
     REGISTERS = 6  # for registers that others have to give up
 
 
+_GOES, _AT_WARP, _AT_BLOCK = Wait.NONE, Wait.WARP, Wait.BLOCK  # Python takes its time to look a member up
+
+
+class _Registers:
+    """Registers of all threads, made when they are first named."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.used, self.banks = count, 0, [np.empty((0, count), np.uint64)]
+
+    def new(self) -> np.ndarray:
+        if self.used == len(self.banks[-1]):
+            self.banks.append(np.full((_BANK, self.count), _UNWRITTEN, np.uint64))
+            self.used = 0
+        self.used += 1
+        return self.banks[-1][self.used - 1]
+
+    def forget(self) -> None:
+        """Nothing was written to any."""
+        for bank in self.banks:
+            bank.fill(_UNWRITTEN)
+
+
 class Block:
-    """The threads of one block."""
+    """The threads of one block.
+
+    When they have ended it may be begun again as a block of the same rank of another cluster of the launch, which
+    keeps what does not depend on which block it is.
+    """
 
     def __init__(self, cluster: Cluster, rank: int, index: Any) -> None:
         kernel, block = cluster.kernel, cluster.block
-        self.cluster, self.kernel, self.memory, self.params = cluster, kernel, cluster.memory, cluster.params
-        self.order, self.rank, self.index = cluster.order, rank, tuple(index)
+        self.kernel, self.memory, self.params = kernel, cluster.memory, cluster.params
+        self.order, self.rank = cluster.order, rank
         self.base = rank << RANK  # where its shared memory begins
         self.count = int(np.prod(block))
         self.warp_count = -(-self.count // WARP)
-        self.special = _special(self.count, block, cluster, rank, index, self.kernel.launches)
+        self.special = _special(self.count, block, cluster, rank, index, kernel.launches)
         self.registers: dict[str, np.ndarray] = {}
-        self.literals: dict[tuple[str, type], Any] = {}
+        self.file = _Registers(self.count)
+        self.views: dict[tuple[str, type], np.ndarray] = {}  # of operands, as elements of a type; to read only
+        self.threads = rank * 1024 + np.arange(self.count)  # numbers in the cluster
+        self.tracked = kernel.tracked
+        self.tracked_bits = np.full((len(self.tracked), self.count), _UNWRITTEN, np.uint64)
+        self.registers |= {name: self.tracked_bits[n] for name, n in self.tracked.items()}
+        self.compiled: list[Callable[[Lanes], None] | None] = [None] * len(kernel.code)
+        self._begin(cluster, index)
+
+    def again(self, cluster: Cluster, index: Any) -> Block:
+        """The block as one that nothing ran in, of another cluster."""
+        now = _special(self.count, cluster.block, cluster, self.rank, index, self.kernel.launches)
+        for name, values in now.items():
+            self.special[name][:] = values
+        self.file.forget()
+        self.tracked_bits.fill(_UNWRITTEN)
+        self.__dict__.pop("own", None)
+        self._begin(cluster, index)
+        return self
+
+    def _begin(self, cluster: Cluster, index: Any) -> None:
+        kernel = self.kernel
+        self.cluster, self.index = cluster, tuple(index)
         self.issued = np.zeros(self.count, np.int64)
         # In units of 16 bytes, as a load of three words reads four.
         self.shared = np.full(-(-max(kernel.shared_bytes, cluster.shared_bytes) // 16) * 16, 0xFF, np.uint8)
@@ -70,19 +119,16 @@ class Block:
         self.writer = np.zeros(len(self.shared), np.int16)
         self.written = np.zeros(len(self.shared), np.int32)
         self.written_at = np.zeros(len(self.shared), np.int32)  # how many proxy fences of all threads came before
-        self.threads = rank * 1024 + np.arange(self.count)  # numbers in the cluster
         # By thread: copies that are in no group, and groups.
         self.pending: dict[int, list[Any]] = defaultdict(list)
         self.groups: dict[int, list[list[Any]]] = defaultdict(list)
         self.named: dict[int, tuple[int, int]] = {}  # barriers of some threads: threads that come, and that came
-        self.tracked = kernel.tracked
         self.counts, self.races = cluster.counts, cluster.races
         # What other modules keep of the block, once there is some: of wgmma, barriers and tma.
         self.products: Any = None
         self.held_registers: Any = None
         self.stores: Any = None
         self.trace = np.zeros(self.warp_count, np.int64)  # of what a warpgroup does together
-        self.compiled: list[Callable[[Lanes], None] | None] = [None] * len(kernel.code)
         self.pc = np.zeros(self.count, np.int64)
         self.wait = np.zeros(self.count, np.int8)
         self.which = np.zeros(self.count, np.int64)  # the barrier that a thread waits at
@@ -92,30 +138,40 @@ class Block:
     # --- values
 
     def value(self, operand: str, m: Lanes, dtype: type) -> np.ndarray:
-        """An operand of the active threads."""
-        if operand in self.special:
-            bits = self.special[operand][m]
-        elif operand.startswith("%") or operand in self.registers:
-            if self.products is not None and operand in self.products.flying:
-                self.products.check_read(operand, m)
-            # One that nothing was written to is what LLVM makes of a value that does not matter.
-            bits = self.register(operand)[m]
+        """An operand of the active threads, not to be written to; what a later :meth:`put` writes may show in it."""
+        view = self.views.get((operand, dtype))
+        if view is None:
+            view = self.views[operand, dtype] = self._view(operand, dtype)
+        if self.products is not None and operand in self.products.flying:
+            self.products.check_read(operand, m)
+        return view[m].astype(bool) if dtype is np.bool_ else view[m]
+
+    def _view(self, operand: str, dtype: type) -> np.ndarray:
+        """An operand of all threads, as elements of a type (predicates: as the bits of their registers)."""
+        bits = self.special.get(operand)
+        if bits is None and (operand.startswith("%") or operand in self.registers):
+            bits = self.register(operand)
+        if bits is None:
+            found = np.full(self.count, self.literal(operand, dtype))
+        elif dtype is np.bool_:
+            found = bits[:]
         else:
-            n = self.count if isinstance(m, slice) else len(m)
-            number = self.literals.get((operand, dtype))
-            if number is None:
-                number = self.literals[operand, dtype] = self.literal(operand, dtype)
-            return np.full(n, number)
-        if dtype is np.bool_:
-            return bits.astype(bool)
-        return bits.astype(_BITS[np.dtype(dtype).itemsize]).view(dtype)
+            kind = _BITS[np.dtype(dtype).itemsize]
+            found = bits.view(kind)[:: 8 // kind.itemsize].view(dtype)  # the low bytes
+        found.flags.writeable = False
+        return found
 
     def register(self, name: str) -> np.ndarray:
         """A register of all threads."""
         found = self.registers.get(name)
         if found is None:
-            found = self.registers[name] = np.full(self.count, _UNWRITTEN, np.uint64)
+            # One that nothing was written to is what LLVM makes of a value that does not matter.
+            found = self.registers[name] = self.file.new()
         return found
+
+    def rows_of(self, names: Iterable[str]) -> np.ndarray:
+        """The places [n, 1] of registers of products in ``tracked_bits``."""
+        return np.array([self.tracked[name] for name in names])[:, None]
 
     def literal(self, text: str, dtype: type) -> Any:
         size = np.dtype(dtype).itemsize
@@ -138,30 +194,23 @@ class Block:
 
     def put(self, operand: str, m: Lanes, array: np.ndarray) -> None:
         """Write bits of a result to a register."""
-        array = np.ascontiguousarray(array)
-        if array.dtype == bool:
-            array = array.astype(np.uint64)
         if operand == "_":
             return
-        bits = array.view(_BITS[array.dtype.itemsize]).astype(np.uint64)
-        if operand in self.tracked and self.products is not None:
-            self.products.note_write(operand, m, bits)
+        bits = array if array.dtype == bool else array.view(_BITS[array.dtype.itemsize])
+        if self.products is not None and operand in self.tracked:
+            self.products.note_write(operand, m, bits.astype(np.uint64))
         self.register(operand)[m] = bits
 
     def address(self, operand: str, m: Lanes) -> np.ndarray:
-        inner = operand.strip("[]").strip()
-        base, sign, offset = inner.partition("+")
-        if not sign and "-" in inner[1:]:
-            base, _, offset = inner.rpartition("-")
-            offset = "-" + offset
-        base = base.strip()
+        """Addresses that an operand gives, of the active threads."""
+        base, offset = self.kernel.addresses.get(operand) or self.kernel.address(operand)
         if base in self.kernel.shared:
             found = np.full(self.count, self.kernel.shared[base] + self.base, np.uint64)[m]
         elif base in self.kernel.symbols:
             found = np.full(self.count, self.kernel.symbols[base], np.uint64)[m]
         else:
             found = self.registers[base][m]
-        return (found.astype(np.int64) + (int(offset, 0) if offset else 0)).astype(np.uint64)
+        return found + offset
 
     # --- memory
 
@@ -287,14 +336,14 @@ class Block:
         if not running.any():
             self.ended = True
             return False
-        if (self.wait == Wait.WARP).any() and self.release(running):
+        if (self.wait == _AT_WARP).any() and self.release(running):
             return True
-        ready = running & (self.wait == Wait.NONE)
+        ready = running & (self.wait == _GOES)
         if not ready.any():
-            if ((self.wait == Wait.BLOCK) | ~running).all():
+            if ((self.wait == _AT_BLOCK) | ~running).all():
                 if self.races is not None:
                     self.races.synchronize(self.races.warps_of(self, running))
-                self.wait[:] = Wait.NONE
+                self.wait[:] = _GOES
                 self.cluster.progress += 1
                 return True
             return False
@@ -325,29 +374,49 @@ class Block:
 
     def _advance(self, at: int, stop: int, lanes: Lanes, every: np.ndarray) -> int:
         """The instruction after the last one that was run."""
-        while at < stop:
-            i = self.kernel.code[at]
-            active = lanes
-            if i.guard is not None:
-                active = every[self.registers[i.guard[0]][lanes].astype(bool) ^ i.guard[1]]
-                if self.counts is not None:
-                    self._note_guard(at, i, every, active)
-            if i.name[0] in ("bra", "ret", "exit"):
-                self.pc[lanes] = at + 1
-                self.pc[active] = self.kernel.labels[i.operands[0]] if i.name[0] == "bra" else len(self.kernel.code)
-                return at + 1
-            if "sync" in i.name and not _of_threads(i) and not self.whole(every):
-                self.pc[lanes] = at
-                self.wait[lanes] = Wait.WARP
-                return at
-            if len(every[active] if isinstance(active, slice) else active):
-                self.step(at, i, active)
-            at += 1
-            self.pc[lanes] = at
-            if self.stopped:
-                self.stopped = False
-                return at
+        code, kinds, compiled, whole = self.kernel.code, self.kernel.kinds, self.compiled, None
+        i = code[at]
+        try:
+            while at < stop:
+                i, kind, active = code[at], kinds[at], lanes
+                if kind & GUARDED:
+                    name, negated = i.guard  # type: ignore[misc]
+                    active = every[self.registers[name][lanes].astype(bool) ^ negated]
+                    if self.counts is not None:
+                        self._note_guard(at, i, every, active)
+                if kind & JUMP:
+                    self.pc[lanes] = at + 1
+                    self.pc[active] = self.kernel.labels[i.operands[0]] if i.name[0] == "bra" else len(code)
+                    return at + 1
+                if kind & TOGETHER:
+                    whole = self.whole(every) if whole is None else whole
+                    if not whole:
+                        self.pc[lanes] = at
+                        self.wait[lanes] = Wait.WARP
+                        return at
+                if active is lanes or len(active):
+                    self.at = at
+                    (compiled[at] or self._compile(at, i))(active)
+                at += 1
+                if self.stopped:
+                    self.stopped = False
+                    break
+        except EmulationError as error:
+            raise EmulationError(f"{error} ({i.where})") from None
+        except Exception as error:
+            raise EmulationError(f"{i.text}: {type(error).__name__}: {error} ({i.where})") from error
+        self.pc[lanes] = at
         return at
+
+    def _compile(self, at: int, i: Instruction) -> Callable[[Lanes], None]:
+        maker = OPS.get(i.name[0])
+        if maker is None:
+            raise EmulationError(f"unknown instruction: {i.text}")
+        try:
+            found = self.compiled[at] = maker(self, i)
+        except (KeyError, ValueError, IndexError, StopIteration) as error:
+            raise EmulationError(f"unknown form of an instruction: {i.text}") from error
+        return found
 
     def _note_guard(self, at: int, i: Instruction, every: np.ndarray, active: np.ndarray) -> None:
         """Count what a guard does: threads that it leaves out, or warps that a branch takes apart."""
@@ -391,39 +460,12 @@ class Block:
         rows = lanes.reshape(-1, WARP)
         return bool((rows[:, 0] % WARP == 0).all() and (rows[:, -1] - rows[:, 0] == WARP - 1).all())
 
-    def step(self, at: int, i: Instruction, m: Lanes) -> None:
-        run = self.compiled[at]
-        if run is None:
-            maker = OPS.get(i.name[0])
-            if maker is None:
-                raise EmulationError(f"unknown instruction: {i.text}")
-            run = self.compiled[at] = self._made(maker, i)
-        self.at = at
-        try:
-            run(m)
-        except EmulationError as error:
-            raise EmulationError(f"{error} ({i.where})") from None
-        except Exception as error:
-            raise EmulationError(f"{i.text}: {type(error).__name__}: {error} ({i.where})") from error
-
-    def _made(self, maker: Callable[[Block, Instruction], Callable[[Lanes], None]], i: Instruction) -> Any:
-        """What runs an instruction; a type or form of it that is not known ends the run by its text."""
-        try:
-            return maker(self, i)
-        except (KeyError, ValueError, IndexError, StopIteration) as error:
-            raise EmulationError(f"unknown form of an instruction: {i.text} ({i.where})") from error
-
     def warps(self, m: Lanes, what: str) -> np.ndarray:
         """The active threads as whole warps [w, 32]."""
         lanes = np.arange(self.count)[m]
         if not self.whole(lanes):
             raise EmulationError(f"{what}: needs whole warps, got {len(lanes)} threads")
         return lanes.reshape(-1, WARP)
-
-
-def _of_threads(i: Instruction) -> bool:
-    """Whether it counts threads: a barrier of the block, to which a part of a warp may come."""
-    return i.name[0] in ("bar", "barrier") and i.name[1] not in ("warp", "cluster")
 
 
 def _special(count: int, block: Any, cluster: Cluster, rank: int, index: Any, launch: int) -> dict[str, np.ndarray]:
@@ -451,6 +493,8 @@ OPS: dict[str, Callable[[Block, Instruction], Callable[[Lanes], None]]] = {}
 
 
 def op(*names: str) -> Any:
+    """Declare what runs instructions. What it gives outlives a run of the block: it keeps nothing of the cluster."""
+
     def declare(function: Any) -> Any:
         for name in names:
             OPS[name] = function

@@ -87,6 +87,7 @@ class Cluster:
     counts: Any = None  # of kvarn.emulator.report
     fields: Any = None  # of kvarn.emulator.memory
     tell: Any = None  # gets hazards
+    spare: Sequence[Block] = ()  # of a cluster of the launch that has ended
     progress: int = 0  # counts what may wake others
     under_way: list[Callable[[], None]] = field(default_factory=list)
     barriers: dict[int, Barrier] = field(default_factory=dict)
@@ -113,7 +114,8 @@ class Cluster:
                 rank // self.shape[0] // self.shape[1],
             )
             index = [f + p for f, p in zip(self.first, place, strict=True)]
-            self.blocks.append(Block(self, rank, index))
+            spare = self.spare[rank] if self.spare else None
+            self.blocks.append(Block(self, rank, index) if spare is None else spare.again(self, index))
 
     # --- running
 

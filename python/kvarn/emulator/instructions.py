@@ -126,8 +126,9 @@ def unary(t: Block, i: Instruction) -> Any:
     if i.name[-1] in _HALVES:
         return _packed(t, i, {"neg": np.negative, "abs": np.abs}[i.name[0]])
     dtype, (d, a) = _type(i), i.operands
-    f = _UNARY[i.name[0]]
-    return lambda m: t.put(d, m, f(t.value(a, m, dtype)).astype(np.uint32 if i.name[0] in ("popc", "clz") else dtype))
+    f, result = _UNARY[i.name[0]], np.uint32 if i.name[0] in ("popc", "clz") else dtype
+    # NumPy rounds functions of elements that lie side by side as it does not round those of others.
+    return lambda m: t.put(d, m, f(np.ascontiguousarray(t.value(a, m, dtype))).astype(result))
 
 
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -374,6 +375,7 @@ def matrix_multiply(t: Block, i: Instruction) -> Any:
     half = ml_dtypes.bfloat16 if "bf16" in i.name else np.float16
     d, a, b, c = (_parts(o) for o in i.operands)
     group, place = np.arange(WARP) // 4, np.arange(WARP) % 4
+    each = 2 * place[:, None] + np.arange(2)  # of a word's elements
 
     def run(m: Lanes) -> None:
         lanes = t.warps(m, i.text)
@@ -381,15 +383,13 @@ def matrix_multiply(t: Block, i: Instruction) -> Any:
 
         def pairs(register: str) -> np.ndarray:
             words = t.value(register, flat, np.uint32)
-            return np.ascontiguousarray(words).view(np.uint16).view(half).astype(np.float32).reshape(n, WARP, 2)
+            return np.ascontiguousarray(words).view(half).astype(np.float32).reshape(n, WARP, 2)
 
         x, y, z = np.zeros((n, 16, 16), np.float32), np.zeros((n, 16, 8), np.float32), np.zeros((n, 16, 8), np.float32)
         for which, r in enumerate(a):
-            for j in range(2):
-                x[:, group + 8 * (which % 2), 2 * place + j + 8 * (which // 2)] = pairs(r)[..., j]
+            x[:, (group + 8 * (which % 2))[:, None], each + 8 * (which // 2)] = pairs(r)
         for which, r in enumerate(b):
-            for j in range(2):
-                y[:, 2 * place + j + 8 * which, group] = pairs(r)[..., j]
+            y[:, each + 8 * which, group[:, None]] = pairs(r)
         for which, r in enumerate(c):
             z[:, group + 8 * (which // 2), 2 * place + which % 2] = t.value(r, flat, np.float32).reshape(n, WARP)
         z = x @ y + z

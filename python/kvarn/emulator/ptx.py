@@ -81,14 +81,17 @@ def launch(
     if report is not None:
         counts = report.counts(kernel, entry)
         counts.blocks += int(np.prod(grid))
+    tell = functools.partial(report.tell, kernel) if report is not None and report.races else None
+    named, spare = Fields(fields), ()
     for z in range(0, grid[2], shape[2]):
         for y in range(0, grid[1], shape[1]):
             for x in range(0, grid[0], shape[0]):
-                Cluster(
+                blocks = Cluster(
                     kernel, memory, params, descriptors, grid, block, shape, shared_bytes, order or Order(), (x, y, z),
-                    counts=counts, fields=Fields(fields),
-                    tell=functools.partial(report.tell, kernel) if report is not None and report.races else None,
-                ).run()  # fmt: skip
+                    counts=counts, fields=named, tell=tell, spare=spare,
+                )  # fmt: skip
+                blocks.run()
+                spare = blocks.blocks
 
 
 # For the instructions that they declare.

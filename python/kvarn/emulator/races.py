@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 WARP = 32
 _NOBODY = -1
-# Bytes that are told apart, by the type at the end of an instruction that reads or writes shared memory.
-_NARROW = {"8": 1, "16": 2}
 Tell = Callable[[str, int, str, int], None]  # kind, instruction, message, how many places
 
 
@@ -51,7 +49,7 @@ class Races:
         self.cluster, self.tell = cluster, tell
         self.per_block = -(-int(np.prod(cluster.block)) // WARP)
         self.warps = self.per_block * int(np.prod(cluster.shape))
-        self.grain = _grain(cluster.kernel)
+        self.grain = cluster.kernel.grain
         self.clocks = np.zeros((self.warps, self.warps + 16), np.int32)
         self.clocks[np.arange(self.warps), np.arange(self.warps)] = 1
         self.columns: dict[int, int] = {}  # of mbarriers, by address
@@ -215,15 +213,6 @@ def _changes(block: Block, at: np.ndarray, data: np.ndarray, grain: int) -> np.n
     at = at.reshape(len(at), -1)
     differ = block.shared[at] != data.reshape(at.shape)
     return differ.reshape(len(at), -1, grain).any(2) if grain > 1 else differ
-
-
-def _grain(kernel: Any) -> int:
-    """Bytes that no access to shared memory takes apart."""
-    found = 4
-    for i in kernel.code:
-        if i.name[0] in ("ld", "st", "atom", "red") and i.space != "global":
-            found = min(found, _NARROW.get(i.name[-1][1:], 4))
-    return found
 
 
 __all__ = ["Races"]

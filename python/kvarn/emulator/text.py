@@ -8,6 +8,7 @@ instruction: reports speak of the barrier by that name. ``.loc`` lines give the 
 from __future__ import annotations
 
 import bisect
+import functools
 import re
 from dataclasses import dataclass, field
 
@@ -15,6 +16,11 @@ import numpy as np
 
 REGISTERS = 65536  # of a multiprocessor, of 32 bits
 LOCAL = 0x10CA1 << 40  # where the memory of one thread begins
+GUARDED, JUMP, TOGETHER = 1, 2, 4  # kinds of instructions: under a guard, ends a run of them, needs whole warps
+_BRACE, _SPACE, _LABEL = re.compile("[{}]"), re.compile(r"\s*"), re.compile(r"([$\w]+):(?!:)")
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+_NARROW = {"8": 1, "16": 2}  # bytes, by the end of the type of an access to shared memory
+_OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")
 
 
 class EmulationError(RuntimeError):
@@ -62,12 +68,35 @@ class Kernel:
     shared_bytes: int = 0
     cluster: tuple[int, ...] | None = None  # blocks of a cluster, where the PTX says it
     registers: int | None = None  # of a thread at launch, as far as the directives tell
-    tracked: frozenset[str] = frozenset()  # registers of asynchronous products, and those moved into them
+    # Registers of asynchronous products, and those moved into them, with numbers from 0.
+    tracked: dict[str, int] = field(default_factory=dict)
     text: str = ""  # the whole PTX
     symbols: dict[str, int] = field(default_factory=dict)  # addresses of constants and of threads' own memory
     constants: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
     local_bytes: int = 0  # of a thread
     launches: int = 0  # so far
+    kinds: list[int] = field(default_factory=list)  # of each instruction: GUARDED, JUMP, TOGETHER
+    # Of operands: a register or symbol, and an offset.
+    addresses: dict[str, tuple[str, np.uint64]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def grain(self) -> int:
+        """Bytes that no access to shared memory takes apart."""
+        found = 4
+        for i in self.code:
+            if i.name[0] in ("ld", "st", "atom", "red") and i.space != "global":
+                found = min(found, _NARROW.get(i.name[-1][1:], 4))
+        return found
+
+    def address(self, operand: str) -> tuple[str, np.uint64]:
+        """What an operand ``[base+offset]`` says, remembered."""
+        base, sign, offset = operand.strip("[]").strip().partition("+")
+        if not sign and "-" in base[1:]:
+            base, _, offset = base.rpartition("-")
+            offset = "-" + offset
+        number = np.uint64((int(offset, 0) if offset else 0) & (1 << 64) - 1)
+        found = self.addresses[operand] = (base.strip(), number)
+        return found
 
     def symbol(self, offset: int) -> str:
         """A place in shared memory by the variable that it lies in."""
@@ -94,8 +123,11 @@ def parse(text: str, entry: str) -> Kernel:
     start = text.index("{", found.end())
     depth, end = 1, start + 1
     while depth:
-        depth += {"{": 1, "}": -1}.get(text[end], 0)
-        end += 1
+        brace = _BRACE.search(text, end)
+        if brace is None:
+            raise EmulationError(f"the entry {entry} has no end")
+        depth += 1 if brace[0] == "{" else -1
+        end = brace.end()
     kernel = Kernel(params, [], {}, text=whole)
     offset = 0
     for align, name, size in re.findall(r"\.shared \.align (\d+) \.b8 (\w+)\[(\d*)\]", text):
@@ -112,7 +144,17 @@ def parse(text: str, entry: str) -> Kernel:
     _statements(kernel, text, start + 1, end - 1, files)
     _name_barriers(kernel, notes)
     kernel.tracked = _tracked(kernel.code)
+    kernel.kinds = [_kind(i) for i in kernel.code]
     return kernel
+
+
+def _kind(i: Instruction) -> int:
+    """What has to be known of an instruction before it runs."""
+    jumps = i.name[0] in ("bra", "ret", "exit")
+    # A barrier of the block counts threads: a part of a warp may come to it.
+    counts = i.name[0] in ("bar", "barrier") and i.name[1] not in ("warp", "cluster")
+    together = "sync" in i.name and not counts
+    return GUARDED * (i.guard is not None) + JUMP * jumps + TOGETHER * together
 
 
 def _constants(kernel: Kernel, text: str) -> None:
@@ -146,37 +188,36 @@ def _statements(kernel: Kernel, text: str, at: int, end: int, files: dict[str, s
     scopes = 0
     labels: dict[tuple[tuple[int, ...], str], int] = {}
     source = ""
-    while at < end:
-        rest = text[at:end]
-        gap = len(rest) - len(rest.lstrip())
-        if gap:
-            at += gap
-            continue
-        label = re.match(r"([$\w]+):(?!:)", rest)
+    while True:
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        if at >= end:
+            break
+        label, first = _LABEL.match(text, at, end), text[at]
         if label:
             labels[tuple(scope), label[1]] = len(kernel.code)
-            at += label.end()
-        elif rest[0] == "{":
+            at = label.end()
+        elif first == "{":
             scopes += 1
             scope.append(scopes)
             at += 1
-        elif rest[0] == "}":
+        elif first == "}":
             scope.pop()
             at += 1
-        elif rest.startswith((".loc", ".file", ".pragma")) and "\n" in rest:
-            line = rest.split("\n", 1)[0]
-            loc = re.match(r"\.loc\s+(\d+)\s+(\d+)", line)
+        elif text.startswith((".loc", ".file", ".pragma"), at) and text.find("\n", at, end) >= 0:
+            line = text[at : text.index("\n", at)]
+            loc = _LOC.match(line)
             if loc:
                 source = f"{files.get(loc[1], 'file ' + loc[1]).rsplit('/', 1)[-1]}:{loc[2]}"
             at += len(line)
         else:
-            statement = rest.split(";", 1)[0]
-            if not statement.startswith("."):
-                i = _instruction(statement.strip())
+            after = text.find(";", at, end)
+            after = end if after < 0 else after
+            if first != ".":
+                i = _instruction(text[at:after].strip())
                 i.line, i.source, i.scope = bisect.bisect(newlines, at - 1) + 1, source, tuple(scope)
                 i.index = len(kernel.code)
                 kernel.code.append(i)
-            at += len(statement) + 1
+            at = after + 1
     for (inside, name), place in labels.items():
         kernel.labels[name if not inside else f"{name}@{inside[-1]}"] = place
     for i in kernel.code:  # a label in braces is known in them only
@@ -197,7 +238,7 @@ def _name_barriers(kernel: Kernel, notes: dict[int, str]) -> None:
                 i.barrier = name
 
 
-def _tracked(code: list[Instruction]) -> frozenset[str]:
+def _tracked(code: list[Instruction]) -> dict[str, int]:
     """Operands of asynchronous products, and whatever is moved into or from them."""
     found = {
         r for i in code if i.name[:2] == ("wgmma", "mma_async") for o in i.operands[:2] if "{" in o for r in parts(o)
@@ -209,7 +250,7 @@ def _tracked(code: list[Instruction]) -> frozenset[str]:
         for d, a in moves:
             if d in found or a in found:
                 found |= {d, a}
-    return frozenset(found)
+    return {name: n for n, name in enumerate(sorted(found))}
 
 
 def parts(operand: str) -> list[str]:
@@ -223,5 +264,5 @@ def _instruction(text: str) -> Instruction:
         predicate, body = text.split(None, 1)
         guard = (predicate.lstrip("@!"), "!" in predicate)
     name, *rest = body.strip().split(None, 1)
-    operands = [m[0].strip() for m in re.finditer(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*", rest[0] if rest else "")]
+    operands = [m[0].strip() for m in _OPERAND.finditer(rest[0] if rest else "")]
     return Instruction(text, tuple(name.split(".")), operands, guard)

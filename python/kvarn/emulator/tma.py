@@ -117,18 +117,19 @@ def _nothing() -> None:
 
 
 def _tensor(t: Block, i: Instruction) -> Any:
-    c, to_shared = t.cluster, i.name[5].startswith("shared")
+    to_shared = i.name[5].startswith("shared")
     described, coordinates = _parts(i.operands[1 if to_shared else 0])
     several = "multicast::cluster" in i.name
 
     def start(m: Lanes) -> None:
+        c = t.cluster
         handles = t.value(described, m, np.uint64)
         values = [t.value(x, m, np.int32) for x in coordinates]
         shared = t.address(i.operands[0 if to_shared else 1], m).astype(np.int64) & 0xFFFF_FFFF
         barriers = t.address(i.operands[2], m).astype(np.int64) & 0xFFFF_FFFF if to_shared else shared
         masks = t.value(i.operands[3], m, np.uint16) if several else None
         for n, lane in enumerate(np.arange(t.count)[m].tolist()):
-            where = t.cluster.descriptors.get(int(handles[n]))
+            where = c.descriptors.get(int(handles[n]))
             if where is None:
                 raise EmulationError(f"{i.text}: {handles[n]:#x} is no TMA descriptor")
             at, given = int(shared[n]), [int(v[n]) for v in values]
@@ -178,13 +179,12 @@ def _store(t: Block, i: Instruction, m: TensorMap, at: int, given: list[int], la
 
 def _plain(t: Block, i: Instruction) -> Any:
     """Rows of bytes: from device to shared memory, between blocks of a cluster, or back to device memory."""
-    c, to_shared = t.cluster, i.name[3].startswith("shared")
-    from_shared = i.name[4].startswith("shared")
+    to_shared, from_shared = i.name[3].startswith("shared"), i.name[4].startswith("shared")
     if not (to_shared or from_shared) or "multicast::cluster" in i.name or "bytemask" in "".join(i.name):
         raise EmulationError(f"unknown form: {i.text}")
 
     def start(m: Lanes) -> None:
-        to, source = t.address(i.operands[0], m), t.address(i.operands[1], m)
+        c, to, source = t.cluster, t.address(i.operands[0], m), t.address(i.operands[1], m)
         sizes = t.value(i.operands[2], m, np.uint32)
         barriers = t.address(i.operands[3], m).astype(np.int64) & 0xFFFF_FFFF if to_shared else to
         for n, lane in enumerate(np.arange(t.count)[m].tolist()):

@@ -11,6 +11,8 @@ so that nothing depends on when the tensor cores read. Registers written by ordi
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +65,7 @@ class Products:
         self.groups: list[list[list[Product]]] = [[] for _ in range(t.warp_count)]
         self.clock = 1
         self.fenced = np.zeros(t.warp_count, np.int64)  # the clock at each warp's fence
-        self.written: dict[str, np.ndarray] = {}  # the clock when each thread wrote a register
+        self.written = np.zeros((len(t.tracked), t.count), np.int64)  # the clock when each thread wrote a register
         t.cluster.at_end += [self.finish, lambda: check_together(t)]
 
     # --- registers
@@ -80,7 +82,7 @@ class Products:
     def note_write(self, name: str, m: Lanes, bits: np.ndarray) -> None:
         """An ordinary write to a register."""
         t, lanes = self.block, np.arange(self.block.count)[m]
-        self.stamp(name)[lanes] = self.clock
+        self.written[t.tracked[name], lanes] = self.clock
         if name not in self.flying and name not in self.sources:
             return
         warps = lanes // WARP
@@ -95,12 +97,6 @@ class Products:
                 )
             if warp in self.flying.get(name, {}):
                 self.drop(name, warp)
-
-    def stamp(self, name: str) -> np.ndarray:
-        found = self.written.get(name)
-        if found is None:
-            found = self.written[name] = np.zeros(self.block.count, np.int64)
-        return found
 
     def forget(self, name: str, warp: int) -> None:
         self.flying[name].pop(warp, None)
@@ -139,7 +135,7 @@ class Products:
         if len(lanes):
             bits = t.register(a)[lanes]
             self.note_write(d, lanes, bits)
-            self.stamp(d)[lanes] = self.stamp(a)[lanes]
+            self.written[t.tracked[d], lanes] = self.written[t.tracked[a], lanes]
             t.register(d)[lanes] = bits
 
     # --- products
@@ -152,11 +148,12 @@ class Products:
         fenced = self.fenced[lanes[0] // WARP]
         if not fenced:
             raise EmulationError(f"{i.short}: a wgmma.fence must come before the first product of a warp")
-        for name in names:
-            if name in self.written and (self.written[name][lanes] >= fenced).any():
-                raise EmulationError(
-                    f"{i.short}: {name} was written by an ordinary instruction, and no wgmma.fence came after that"
-                )
+        late = (self.written[self.block.rows_of(names), lanes] >= fenced).any(1)
+        if late.any():
+            raise EmulationError(
+                f"{i.short}: {names[int(late.argmax())]} was written by an ordinary instruction, and no wgmma.fence "
+                "came after that"
+            )
 
     def start(self, product: Product) -> None:
         warp = product.accumulator.warp
@@ -186,8 +183,7 @@ class Products:
                 )
             values = np.zeros((16, 2 * len(names)), np.float32)
             if adds:
-                for (row, column), name in zip(_places(len(names)), names, strict=True):
-                    values[row, column] = t.value(name, lanes, np.float32)
+                values[_places(len(names))] = t.tracked_bits[t.rows_of(names), lanes].astype(np.uint32).view(np.float32)
             first = Accumulator(warp, values, {})
         elif first.values.shape[1] != 2 * len(names):
             raise EmulationError(f"{i.short}: another shape than {_named(first.products[-1].instruction)}")
@@ -197,7 +193,7 @@ class Products:
             first.names = {name: k for k, name in enumerate(names)}
             for name in names:
                 self.flying.setdefault(name, {})[warp] = first
-                t.register(name)[lanes] = _POISON
+            t.tracked_bits[t.rows_of(names), lanes] = _POISON
         return first
 
     def commit(self, lanes: np.ndarray) -> None:
@@ -234,10 +230,10 @@ class Products:
         if acc.products:
             return
         lanes = acc.warp * WARP + np.arange(WARP)
-        places = _places(acc.values.shape[1] // 2)
-        for name, k in acc.names.items():
-            values = np.ascontiguousarray(acc.values[places[k]])
-            t.register(name)[lanes] = values.view(np.uint32)
+        rows, columns = _places(acc.values.shape[1] // 2)
+        which = list(acc.names.values())
+        t.tracked_bits[t.rows_of(acc.names), lanes] = acc.values[rows[which], columns[which]].view(np.uint32)
+        for name in acc.names:
             self.forget(name, acc.warp)
 
     def finish(self) -> None:
@@ -250,14 +246,11 @@ def _named(i: Instruction) -> str:
     return f"{i.short} ({i.where})"
 
 
-_PLACES: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
-
-
-def _places(count: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Row and column of each lane's accumulators in the warp's 16 rows."""
-    if count not in _PLACES:
-        _PLACES[count] = [(_GROUP + 8 * (w % 4 // 2), w // 4 * 8 + 2 * _PLACE + w % 2) for w in range(count)]
-    return _PLACES[count]
+@functools.cache
+def _places(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column [count, lane] of accumulators in the warp's 16 rows."""
+    w = np.arange(count)[:, None]
+    return _GROUP + 8 * (w % 4 // 2), w // 4 * 8 + 2 * _PLACE + w % 2
 
 
 # --- the instructions ------------------------------------------------------------------------------
@@ -265,31 +258,29 @@ def _places(count: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 @op("wgmma")
 def warpgroup_multiply(t: Block, i: Instruction) -> Any:
-    if t.products is None:
-        t.products = Products(t)
-    s: Products = t.products
-    kind = i.name[1]
-    simple = {
-        "fence": s.fence, "commit_group": s.commit,
-        "wait_group": lambda lanes: s.wait(lanes, int(i.operands[0])),
-    }.get(kind)  # fmt: skip
-    if simple is None and kind != "mma_async":
+    simple: Any = {
+        "fence": Products.fence, "commit_group": Products.commit,
+        "wait_group": lambda s, lanes: s.wait(lanes, int(i.operands[0])),
+    }.get(i.name[1])  # fmt: skip
+    if simple is None and i.name[1] != "mma_async":
         raise EmulationError(f"unknown form: {i.text}")
-    run = simple or _product(t, i, s)
+    run = simple or _product(t, i)
 
     def together(m: Lanes) -> None:
+        if t.products is None:
+            t.products = Products(t)
         lanes = t.warps(m, i.short)
         warps = lanes[:, 0] // WARP
         if (warps // 4 * 4 + 4 > t.warp_count).any():
             raise EmulationError(f"{i.short}: needs a whole warpgroup, and warp {warps.max()} is in none")
         for warp in warps:
             t.trace[warp] = hash((int(t.trace[warp]), t.at))
-        run(lanes)
+        run(t.products, lanes)
 
     return together
 
 
-def _product(t: Block, i: Instruction, s: Products) -> Any:
+def _product(t: Block, i: Instruction) -> Callable[[Products, np.ndarray], None]:
     if i.name[5] != "f32" or i.name[6] not in _ELEMENTS or i.name[7] not in _ELEMENTS or "sp" in i.name:
         raise EmulationError(f"unknown form: {i.short}")
     kind_a, kind_b = (np.dtype(_ELEMENTS[n]) for n in i.name[6:8])
@@ -314,7 +305,7 @@ def _product(t: Block, i: Instruction, s: Products) -> Any:
         at = descriptor_places(descriptor, rows, steps, dtype.itemsize, bool(trans))
         return at, t.read_async(at, i, int(lanes[0]))
 
-    def run(lanes: np.ndarray) -> None:
+    def run(s: Products, lanes: np.ndarray) -> None:
         cached: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
 
         def read(register: str, flat: np.ndarray, rows: int, dtype: Any, trans: int) -> Any:
@@ -359,6 +350,7 @@ def _fragment(t: Block, registers: list[str], flat: np.ndarray, dtype: Any, step
     return x
 
 
+@functools.lru_cache(256)
 def descriptor_places(descriptor: int, rows: int, steps: int, size: int, trans: bool) -> np.ndarray:
     """Bytes [row, step, byte] in shared memory of the matrix of a descriptor; ``trans``: its rows lie side by side.
 
@@ -379,4 +371,6 @@ def descriptor_places(descriptor: int, rows: int, steps: int, size: int, trans: 
     else:
         at = start + n // 8 * stride + n % 8 * atom + k * size
     at = at ^ (at >> 3 & (atom - 16))
-    return at[..., None] + np.arange(size)
+    found = at[..., None] + np.arange(size)
+    found.flags.writeable = False
+    return found
