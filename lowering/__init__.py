@@ -57,7 +57,7 @@ NAMES = (
     "vectorize-kv-tiles",
     "check-kv-lowered",
     "record-kv-abi",
-    "mark-kv-descriptors",
+    "mark-kv-grid-constants",
     "index-kv-loops",
 )
 

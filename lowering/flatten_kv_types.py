@@ -19,7 +19,7 @@ from mlir.dialects import arith, llvm
 from kvarn.dialect import types
 from kvarn.dialect.layout import FA3
 
-from . import mark_kv_descriptors
+from . import mark_kv_grid_constants
 from .index import Ix, const, offset, pointer
 from .lower_kv_access import gep_type
 from .pass_base import fail, kv_pass
@@ -155,7 +155,7 @@ def flatten(function: ir.Operation) -> None:
     function.attributes["kv.params"] = ir.ArrayAttr.get(record)
     descriptors = [i for i, p in enumerate(record) if ir.StringAttr(p["type"]).value == "tensormap"]
     if descriptors:
-        function.attributes[mark_kv_descriptors.ATTRIBUTE] = ir.DenseI32ArrayAttr.get(descriptors)
+        function.attributes[mark_kv_grid_constants.ATTRIBUTE] = ir.DenseI32ArrayAttr.get(descriptors)
     function.attributes["kv.arg_types"] = arg_types
 
 

@@ -15,7 +15,7 @@ import kvarn.lowering as registry
 from kvarn.dialect import installed
 
 from .pass_base import Pass, as_pass
-from .textual import PipelineError, Step
+from .pipeline_parser import PipelineError, Step
 
 _MODULE = "kvarn_user_pass_"  # what the module of a file is called, before its stem
 

@@ -19,10 +19,10 @@ import kvarn.lowering as registry
 from kvarn.dialect import schedules
 from kvarn.env import OWNERSHIP, env
 
-from . import textual
+from . import pipeline_parser
 from .pass_base import as_pass
+from .pipeline_parser import Step
 from .target import Target, by_name
-from .textual import Step
 
 # Upstream passes that stand in several places.
 _CANONICALIZE = (
@@ -90,10 +90,10 @@ def _steps_of(what: Any) -> list[Step]:
     """The steps of a pass given by name, with or without options, or as a function."""
     if isinstance(what, str):
         with ir.Context():
-            return textual.parse(what)
+            return pipeline_parser.parse(what)
     found = as_pass(what)
     registry.check_name(found.name)
-    return [textual.of_pass(found)]
+    return [pipeline_parser.of_pass(found)]
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def gpu_tail(target: Target) -> list[Step]:
             f"{_CANONICALIZE},cse)",
             "vectors before convert-gpu-to-nvvm, which takes the scalars and the function",
         ),
-        _kv("mark-kv-descriptors", "last: functions of the gpu dialect refuse the marks or lose them"),
+        _kv("mark-kv-grid-constants", "last: functions of the gpu dialect refuse the marks or lose them"),
     ]
 
 
@@ -307,7 +307,9 @@ def steps(target: str | Target, settings: Settings | None = None) -> list[Step]:
     if without := schedules.CARRYING & settings.disable:
         left_out = {"without": ",".join(sorted(without))}
         found = [
-            dataclasses.replace(s, text=textual.with_options(s, left_out)) if s.name == "select-kv-schedule" else s
+            dataclasses.replace(s, text=pipeline_parser.with_options(s, left_out))
+            if s.name == "select-kv-schedule"
+            else s
             for s in found
         ]
     return [_configured(s, settings.options) for s in found if s.name not in settings.disable]
@@ -319,8 +321,8 @@ def _configured(step: Step, options: Mapping[str, str]) -> Step:
         return step
     if step.upstream:
         raise ValueError(f"{step.name} is a group of MLIR's passes, whose options are fixed: insert a pass instead")
-    given = textual.split_options(options[step.name])
-    return dataclasses.replace(step, text=textual.with_options(step, given))
+    given = pipeline_parser.split_options(options[step.name])
+    return dataclasses.replace(step, text=pipeline_parser.with_options(step, given))
 
 
 __all__ = [

@@ -22,7 +22,7 @@ import kvarn.lowering as registry
 
 from . import remarks, rewrites, verify_kv
 from .pass_base import NoOptions, PassFailure, PassHandle, blamed
-from .textual import ANCHOR, Step
+from .pipeline_parser import ANCHOR, Step
 
 Observer = Callable[[str, ir.Module], None]
 

@@ -28,7 +28,7 @@ from kvarn.cache import cache_key, compile_cache
 from kvarn.compiled import Kernel, load
 from kvarn.dialect import dtypes, kv, reading, types
 from kvarn.env import env
-from kvarn.lowering import emit, loading, pipeline, record_kv_abi, runner, textual
+from kvarn.lowering import emit, loading, pipeline, pipeline_parser, record_kv_abi, runner
 from kvarn.lowering.expand import tuned
 from kvarn.lowering.pass_base import PassFailure, fail
 from kvarn.lowering.rewrite import walk
@@ -236,7 +236,7 @@ def as_module(kernel: Any, specs: Sequence[Any], c: ir.Context) -> ir.Module:
 def lower(
     module: ir.Module,
     target: Target,
-    steps: Sequence[textual.Step],
+    steps: Sequence[pipeline_parser.Step],
     reproducer: str | Path | None = None,
     observer: runner.Observer | None = None,
     lineinfo: bool = False,
@@ -264,7 +264,7 @@ def lower(
 def _lower(
     module: ir.Module,
     target: Target,
-    steps: Sequence[textual.Step],
+    steps: Sequence[pipeline_parser.Step],
     observer: runner.Observer | None,
     lineinfo: bool,
 ) -> Artifact:

@@ -26,8 +26,8 @@ from kvarn.dialect.base import Kv
 from kvarn.lowering import expand, loading, package_version
 from kvarn.lowering.pass_base import Pass, as_pass
 from kvarn.lowering.pipeline import Insertion, Settings
+from kvarn.lowering.pipeline_parser import Step
 from kvarn.lowering.rewrite import Rules
-from kvarn.lowering.textual import Step
 
 # Where kernels are traced and lowered: what is patched there counts.
 _PATCHED = ("kvarn.dialect.", "kvarn.dsl.", "kvarn.lowering.")

@@ -23,8 +23,8 @@ from mlir import ir
 from kvarn import errors
 from kvarn.dialect import reading
 from kvarn.env import env
+from kvarn.lowering.pipeline_parser import Step
 from kvarn.lowering.rewrite import walk
-from kvarn.lowering.textual import Step
 
 
 def wanted() -> bool:
@@ -125,11 +125,11 @@ def _replace(module: ir.Module, other: ir.Module) -> None:
 
 def reproducer(module: ir.Module, steps: Sequence[Step]) -> str:
     """A module with the pipeline to run on it, in the form of MLIR's reproducers. Locations are kept."""
-    from kvarn.lowering import textual
+    from kvarn.lowering import pipeline_parser
 
     with module.context:
         passes = [p for step in steps for p in step.split()]
-    pipeline_text = textual.text(passes).replace("\\", "\\\\").replace('"', '\\"')
+    pipeline_text = pipeline_parser.text(passes).replace("\\", "\\\\").replace('"', '\\"')
     asm = str(module.operation.get_asm(enable_debug_info=True)).rstrip("\n")
     return (
         f"{asm}\n\n{{-#\n  external_resources: {{\n    mlir_reproducer: {{\n"

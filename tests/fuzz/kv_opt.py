@@ -15,7 +15,7 @@ def outcomes() -> Iterator[str]:
     from mlir import ir
 
     from kvarn.dialect import kv
-    from kvarn.lowering import pipeline, target, textual
+    from kvarn.lowering import pipeline, pipeline_parser, target
     from kvarn.tools.opt_diagnostics import Source
     from kvarn.tools.opt_run import Driver, Settings
 
@@ -35,9 +35,9 @@ def outcomes() -> Iterator[str]:
                 names = [step.name for step in whole]
                 after = wanted.removeprefix("after ")
                 rest = whole[names.index(after) + 1 if after in names else 0 :]
-                driver.steps = [step for group in rest for step in textual.parse(group.text)]
+                driver.steps = [step for group in rest for step in pipeline_parser.parse(group.text)]
             else:
-                driver.steps = textual.parse("" if wanted == "none" else wanted)
+                driver.steps = pipeline_parser.parse("" if wanted == "none" else wanted)
         try:
             done = driver.process(Source("fuzz.mlir", source.encode("utf-8", "surrogatepass")))
         except Exception as error:

@@ -64,7 +64,7 @@ gpu.module @kernels {
 
 !pages = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
 gpu.module @kernels {
-  // A descriptor: one pointer to the parameter, whose number is kept for mark-kv-descriptors.
+  // A descriptor: one pointer to the parameter, whose number is kept for mark-kv-grid-constants.
   // CHECK-LABEL: gpu.func @descriptor
   // CHECK-SAME:    (%{{.*}}: i32, %[[MAP:.*]]: !llvm.ptr)
   // CHECK-SAME:    kv.params = [{arg = 0 : i64, field = "value", type = "i32"}, {arg = 1 : i64, field = "value", type = "tensormap"}]

@@ -15,14 +15,14 @@ def main() -> None:
     from mlir import ir
 
     from kvarn.dialect import kv
-    from kvarn.lowering import textual
+    from kvarn.lowering import pipeline_parser
     from kvarn.tools.opt_diagnostics import Source
     from kvarn.tools.opt_run import Driver, Settings
 
     job = json.load(sys.stdin)
     context = kv.make_context()
     with context, ir.Location.unknown():
-        steps = textual.parse(job["pipeline"])
+        steps = pipeline_parser.parse(job["pipeline"])
     for number, text in enumerate(job["texts"]):
         print("start", number, flush=True)
         err = io.StringIO()

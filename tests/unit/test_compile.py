@@ -61,7 +61,7 @@ def test_the_stages_are_the_pipeline_in_order():
     stages = list(compiled().stages)
     assert stages[0] == "input"
     assert stages.index("plan-kv-access") < stages.index("lower-kv-access") < stages.index("check-kv-lowered")
-    assert stages[-2:] == ["convert-to-nvvm", "mark-kv-descriptors"]
+    assert stages[-2:] == ["convert-to-nvvm", "mark-kv-grid-constants"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from mlir import ir
 import kvarn as kv
 import kvarn.lowering as registry
 from kvarn import extensions, settings
-from kvarn.lowering import index, loading, lower_kv_access, pipeline, textual
+from kvarn.lowering import index, loading, lower_kv_access, pipeline, pipeline_parser
 from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.rewrite import ops_named
 from kvarn.ops import writes
@@ -278,16 +278,16 @@ def test_a_file_may_have_several_passes_and_an_edited_file_may_be_loaded_again(f
 
 def test_a_loaded_pass_takes_no_name_that_is_taken(file, tmp_path):
     file.write_text(TWO.format(first="cse", second="b", value=""))
-    with pytest.raises(textual.PipelineError, match="'cse' is taken by a pass of MLIR: choose another"):
+    with pytest.raises(pipeline_parser.PipelineError, match="'cse' is taken by a pass of MLIR: choose another"):
         loading.load_passes(file)
     file.write_text(TWO.format(first="verify_kv", second="b", value=""))
-    with pytest.raises(textual.PipelineError, match="'verify-kv' is taken: choose another"):
+    with pytest.raises(pipeline_parser.PipelineError, match="'verify-kv' is taken: choose another"):
         loading.load_passes(file)
     file.write_text(TWO.format(first="a", second="b", value=""))
     loading.load_passes(file)
     other = tmp_path / "other.py"
     other.write_text(file.read_text())
-    with pytest.raises(textual.PipelineError, match=r"'a' is taken by .*mine\.py: choose another"):
+    with pytest.raises(pipeline_parser.PipelineError, match=r"'a' is taken by .*mine\.py: choose another"):
         loading.load_passes(other)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlir import ir
 
 from kvarn.dialect import kv, text
-from kvarn.lowering import textual
+from kvarn.lowering import pipeline_parser
 from kvarn.tools import kv_opt, opt_args
 from kvarn.tools.opt_diagnostics import Source, check_expected, split
 from kvarn.tools.opt_run import Driver, Settings, read_reproducer, timing_report, write_reproducer
@@ -31,7 +31,7 @@ def driver(context: ir.Context, steps: str = "", **changes: object) -> tuple[Dri
     err = io.StringIO()
     made = Driver(Settings(**changes), err, context)  # type: ignore[arg-type]
     with context, ir.Location.unknown():
-        made.steps = textual.parse(steps)
+        made.steps = pipeline_parser.parse(steps)
     return made, err
 
 
@@ -91,13 +91,15 @@ def test_every_verifier_sentence_has_a_refused_case() -> None:
 )
 def test_pipeline_becomes_steps(context: ir.Context, given: str, steps: list[str]) -> None:
     with context:
-        assert [s.text for s in textual.parse(given)] == steps
+        assert [s.text for s in pipeline_parser.parse(given)] == steps
 
 
 def test_pipeline_text_reads_back(context: ir.Context) -> None:
     with context:
-        steps = textual.parse("verify-kv,gpu.module(cse),canonicalize{top-down=false},plan-kv-access{max-alignment=8}")
-        assert textual.parse(textual.text(steps)) == steps
+        steps = pipeline_parser.parse(
+            "verify-kv,gpu.module(cse),canonicalize{top-down=false},plan-kv-access{max-alignment=8}"
+        )
+        assert pipeline_parser.parse(pipeline_parser.text(steps)) == steps
 
 
 @settings(max_examples=300, deadline=None)
@@ -109,8 +111,8 @@ def test_any_pipeline_text_is_parsed_or_refused(given: str) -> None:
 def _message(given: str) -> str | None:
     with _shared():
         try:
-            textual.parse(given)
-        except textual.PipelineError as error:
+            pipeline_parser.parse(given)
+        except pipeline_parser.PipelineError as error:
             return str(error)
 
 
@@ -124,7 +126,7 @@ def _shared() -> ir.Context:
 
 
 def test_options_split() -> None:
-    options = textual.split_options("""a=1 b="x y" c='z' flag d={e=f} g=""")
+    options = pipeline_parser.split_options("""a=1 b="x y" c='z' flag d={e=f} g=""")
     assert options == {"a": "1", "b": "x y", "c": "z", "flag": "true", "d": "{e=f}", "g": ""}
 
 
@@ -242,10 +244,10 @@ def test_notes_are_not_unexpected() -> None:
 def test_reproducer_reads_back(context: ir.Context, tmp_path: Path) -> None:
     path = tmp_path / "r.mlir"
     with context, ir.Location.unknown():
-        steps = textual.parse("plan-kv-access{max-alignment=8},cse")
+        steps = pipeline_parser.parse("plan-kv-access{max-alignment=8},cse")
         write_reproducer(str(path), ir.Module.parse(MODULE), steps, verify_each=False)
-        assert read_reproducer(path.read_text()) == (textual.text(steps), False)
-    with pytest.raises(textual.PipelineError, match="mlir_reproducer"):
+        assert read_reproducer(path.read_text()) == (pipeline_parser.text(steps), False)
+    with pytest.raises(pipeline_parser.PipelineError, match="mlir_reproducer"):
         read_reproducer("module {}")
 
 

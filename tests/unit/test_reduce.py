@@ -9,7 +9,7 @@ import pytest
 
 import kvarn as kv
 from kvarn import compiler
-from kvarn.lowering import runner, textual
+from kvarn.lowering import pipeline_parser, runner
 from kvarn.lowering.rewrite import walk
 from kvarn.tools.reduce import Reducer, command_of, main
 
@@ -102,7 +102,7 @@ def test_a_pass_that_fails_is_reduced_to_what_it_fails_on(text):
         module = compiler.parse(t)
         try:
             with compiler.diagnosed(module.context):
-                runner.run(module, [textual.of_pass(as_pass(fails))])
+                runner.run(module, [pipeline_parser.of_pass(as_pass(fails))])
         except kv.KernelError as error:
             return "a store in a branch" in str(error)
         return False

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvarn.lowering import rewrites, runner
 from kvarn.lowering.pass_base import PassFailure
-from kvarn.lowering.textual import Step
+from kvarn.lowering.pipeline_parser import Step
 
 from .cli import UsageError, add_kernel_options, named
 from .input_options import add_input_options, values_of

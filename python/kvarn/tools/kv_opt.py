@@ -26,7 +26,7 @@ from .pass_options import passes_of
 if TYPE_CHECKING:
     import argparse
 
-    from kvarn.lowering.textual import Step
+    from kvarn.lowering.pipeline_parser import Step
 
     from .opt_diagnostics import Source
 
@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace, flags: list[tuple[str, str]], phase: Phase
     if options.pass_pipeline is not None and flags:
         raise UsageError("--pass-pipeline cannot be used together with passes as flags")
     # MLIR is imported only now, so that usage errors and --help come at once.
-    from kvarn.lowering.textual import PipelineError
+    from kvarn.lowering.pipeline_parser import PipelineError
 
     try:
         return _with_mlir(options, flags, phase)
@@ -186,13 +186,13 @@ def _settings(options: argparse.Namespace) -> Any:
 
 def _steps(options: argparse.Namespace, flags: list[tuple[str, str]], inserted: Mapping[str, Any]) -> list[Step]:
     """The pipeline: the passes asked for, then the target's own pipeline where that is asked for."""
-    from kvarn.lowering import textual
+    from kvarn.lowering import pipeline_parser
 
     steps: list[Step] = []
     if options.pass_pipeline is not None:
-        steps = textual.parse(options.pass_pipeline)
+        steps = pipeline_parser.parse(options.pass_pipeline)
     for name, value in flags:
-        steps += textual.flag(name, value)
+        steps += pipeline_parser.flag(name, value)
     needs_code = options.emit not in ("mlir", "bytecode")
     if (options.kv_pipeline or needs_code) and options.target is None:
         wanted = "--kv-pipeline" if options.kv_pipeline else f"--emit={options.emit}"
@@ -296,15 +296,15 @@ def _write(stream: BinaryIO, data: bytes) -> None:
 
 def _list_passes() -> int:
     import kvarn.lowering as registry
-    from kvarn.lowering import pipeline, textual
+    from kvarn.lowering import pipeline, pipeline_parser
 
     optional = pipeline.optional()
     print("kv passes, in pipeline order; --disable takes those marked *:")
     for name in registry.names():
         mark = "*" if name in optional else " "
         try:
-            found = textual.find(name)
-        except textual.PipelineError as error:
+            found = pipeline_parser.find(name)
+        except pipeline_parser.PipelineError as error:
             print(f"{mark} {name:24} (cannot be loaded: {error})")
             continue
         if found is None:

@@ -22,10 +22,10 @@ from typing import Any, TextIO
 from mlir import ir
 
 from kvarn.dialect import kv, named_operands, reading
-from kvarn.lowering import loading, runner, textual, verify_kv
+from kvarn.lowering import loading, pipeline_parser, runner, verify_kv
+from kvarn.lowering.pipeline_parser import PipelineError, Step
 from kvarn.lowering.runner import PassError
 from kvarn.lowering.target import Target
-from kvarn.lowering.textual import PipelineError, Step
 
 from .opt_diagnostics import STRING_NAME, Collector, Source, check_expected, render
 from .opt_guard import Phase
@@ -310,7 +310,7 @@ class Driver:
         """The steps of the reproducer at the end of a source."""
         pipeline, verify = read_reproducer(source.data.decode("utf-8", "replace"))
         self.settings = dataclasses.replace(self.settings, verify_each=verify)
-        return textual.parse(pipeline)
+        return pipeline_parser.parse(pipeline)
 
     def _check_roundtrip(self, module: ir.Module) -> None:
         """Print and parse again, as text and as bytecode; the module must come back as it was."""
@@ -405,7 +405,7 @@ def write_reproducer(path: str, module: ir.Module, steps: Sequence[Step], verify
     """Write a module with the pipeline to run on it, in mlir-opt's form. OSError when it cannot be written."""
     resources = (
         "{-#\n  external_resources: {\n    mlir_reproducer: {\n"
-        f'      pipeline: "{_escape(textual.text(steps))}",\n'
+        f'      pipeline: "{_escape(pipeline_parser.text(steps))}",\n'
         "      disable_threading: true,\n"
         f"      verify_each: {str(verify_each).lower()}\n    }}\n  }}\n#-}}\n"
     )

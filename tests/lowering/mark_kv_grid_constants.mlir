@@ -1,4 +1,4 @@
-// RUN: kv-opt %s --mark-kv-descriptors | FileCheck %s
+// RUN: kv-opt %s --mark-kv-grid-constants | FileCheck %s
 
 module attributes {gpu.container_module} {
   gpu.module @kernels {
