@@ -38,7 +38,6 @@ TOLERANCE = {"f32": 1e-4, "f16": 4e-3, "bf16": 2e-2, "f8e4m3": 8e-2}  # relative
 KINDS = {
     "attention_decode": "decode",
     "attention": "tile",
-    "attention_prefill": "prefill",
     "attention_simt": "simt",
 }
 

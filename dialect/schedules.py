@@ -330,6 +330,10 @@ QUERY_STAGES = Entry(
     "query_stages", "Tiles of query rows in shared memory: with two the producer loads the next one ahead.",
     "2 where they fit", most=2,
 )  # fmt: skip
+INSTRUCTION = Entry(
+    "instruction", "Of products: `wgmma` (sm_90a), or `mma.sync` (every GPU), which nothing runs beside.",
+    "`wgmma` where the target has it", str, choices=("wgmma", "mma.sync"),
+)  # fmt: skip
 PRODUCER = Entry(
     "producer", "Whether a warpgroup of its own copies (`specialize-kv-warps`).", "true", bool,
     carried_out_by="specialize-kv-warps",
@@ -399,11 +403,10 @@ def _decode_fits(case: Any, target: Any, schedule: Values) -> str | None:
 HOST = Kind("host", "tiles of up to 16 query rows as vector loops, on the host", on_host=True)
 ROWS_HOST = Kind("host", "one thread a query row and head, on the host", on_host=True)
 SIMT = Kind("simt", "a warp a query row and head; takes every case, on every GPU")
-PREFILL = Kind("prefill", "tiles of 64 query rows by mma.sync, for GPUs without wgmma")
 TILED = Kind(
     "tile",
-    "tiles by wgmma and TMA, overlapped by passes",
-    (ROWS, KEYS, TILE_STAGES, QUERY_STAGES, PRODUCER, OVERLAP, PING_PONG, PERSISTENT, KEY_SPLITS),
+    "tiles by wgmma and TMA, overlapped by passes; by mma.sync and cp.async where there is no wgmma",
+    (ROWS, KEYS, TILE_STAGES, QUERY_STAGES, PRODUCER, OVERLAP, PING_PONG, PERSISTENT, KEY_SPLITS, INSTRUCTION),
     rules=(_invariant_key_splits,),
 )
 DECODE = Kind(
@@ -442,9 +445,9 @@ _FIXED = Operation((PLAIN_HOST, FIXED), choice=False)
 
 OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(
-        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, PREFILL, TILED, DECODE), _PROMISES)
+        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, TILED, DECODE), _PROMISES)
     ),
-    "kv.operand_attention": Operation((HOST, SIMT, PREFILL, TILED), _PROMISES),
+    "kv.operand_attention": Operation((HOST, SIMT, TILED), _PROMISES),
     "kv.mla_attention": Operation((ROWS_HOST, SIMT, LATENT), _PROMISES),
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT), _PROMISES),
     **dict.fromkeys(

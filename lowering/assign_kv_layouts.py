@@ -5,8 +5,10 @@ A product's instruction decides where its operands lie and how its result is spr
 everything computed from it element by element, and the vectors that meet it, follow. ``wgmma``: warpgroups stacked in
 64 rows each; B in shared memory, swizzled, and of 8-bit elements with its rows as columns there, as the instruction has
 no other form; A in shared memory where it is loaded, in registers where it is computed.
-Vectors along the rows are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``. Tiles that only say which rows are
-loaded or stored are computed element by element where they are used, and take no layout of their own.
+``mma.sync``: warps stacked in 16 rows each; B in shared memory; A in registers, also rows of a buffer of no more than
+128 columns. Vectors along the rows are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``, or of ``mma``. Tiles
+that only say which rows are loaded or stored are computed element by element where they are used, and take no layout
+of their own. Which instruction it is says the schedule's ``instruction``, or the target: wgmma where it has it.
 
 Before:  %s = "kv.dot"(%q, %k) : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
 After:   %s = "kv.dot"(%q, %k) : (tensor<..., "shared">, tensor<..., "shared">) -> tensor<128x128xf32, "wgmma">
@@ -14,17 +16,32 @@ After:   %s = "kv.dot"(%q, %k) : (tensor<..., "shared">, tensor<..., "shared">) 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect.ops.tile import SHARED, SHARED_TRANSPOSED
+from kvarn.dialect.ops.tile import COLUMN_STEP, SHARED, SHARED_TRANSPOSED
 
 from .pass_base import fail, kv_pass
 from .rewrite import defining_op, ops_named, walk
-from .tile_ir import element, is_elementwise, is_tile, rank, schedule_of, shape, tiled, with_layout
+from .target import by_name
+from .tile_ir import (
+    MMA,
+    WARPGROUP_ROWS,
+    WGMMA,
+    element,
+    is_elementwise,
+    is_tile,
+    rank,
+    schedule_of,
+    shape,
+    tiled,
+    with_layout,
+)
 
-ACCUMULATOR = "wgmma"
+ACCUMULATORS = {WGMMA: "wgmma", MMA: "mma"}  # the layout of results, by instruction
+MOST_HELD = 128  # columns of rows of a buffer that warps hold in registers as A
 K_STEP_BYTES = 32  # of a row of A that an instruction takes
 LOADS = ("kv.tile_load", "kv.tile_load_rows")
 _LEAVES = ("kv.tile_index", "tensor.splat", "arith.constant")
@@ -44,12 +61,25 @@ def wgmma_problems(a: ir.Value, b: ir.Value, transposed: bool, warpgroups: int) 
     return found
 
 
+def mma_problems(a: ir.Value, b: ir.Value, transposed: bool, warpgroups: int) -> list[str]:
+    """Why a product cannot be mma.sync's, one sentence each; empty when it can."""
+    (m, k), n = shape(a), shape(b)[0 if transposed else 1]
+    kind, found = str(element(a)), []
+    if kind not in ("bf16", "f16"):
+        found.append(f"operands must be bf16 or f16, got {kind}")
+    if m != WARPGROUP_ROWS * warpgroups:
+        found.append(f"the tile must have 16 rows for each of the {4 * warpgroups} warps, got {m}")
+    if k % COLUMN_STEP or n % COLUMN_STEP:
+        found.append(f"K and N must be multiples of {COLUMN_STEP}, got {k} and {n}")
+    return found
+
+
 class Vectors:
     """Which vectors run along the rows and which along the columns: groups that element-by-element ops join."""
 
-    def __init__(self, warps: int) -> None:
+    def __init__(self, accumulator: str, warps: int) -> None:
         # By the dimension that a vector runs along.
-        self.layouts = (f"rows({ACCUMULATOR})", f"columns({ACCUMULATOR}:{warps})")
+        self.layouts = (f"rows({accumulator})", f"columns({accumulator}:{warps})")
         self.parent: dict[ir.Value, ir.Value] = {}
         self.dimension: dict[ir.Value, int] = {}
 
@@ -104,9 +134,9 @@ def handed_on(op: ir.Operation) -> list[list[ir.Value]]:
     return [list(values) for handed in same for values in handed]
 
 
-def vectors_of(function: ir.Operation, warps: int) -> Vectors:
+def vectors_of(function: ir.Operation, accumulator: str, warps: int) -> Vectors:
     """The groups of a kernel's vectors."""
-    found = Vectors(warps)
+    found = Vectors(accumulator, warps)
     for op in walk(function):
         for same in handed_on(op):
             if rank(same[0]) == 1:
@@ -122,12 +152,13 @@ def vectors_of(function: ir.Operation, warps: int) -> Vectors:
     return found
 
 
-def place_operands(function: ir.Operation, warpgroups: int) -> dict[ir.Value, str]:
+def place_operands(function: ir.Operation, instruction: str, warpgroups: int) -> dict[ir.Value, str]:
     """The layouts of the tiles that lie in shared memory: those that products read there."""
     shared: dict[ir.Value, str] = {}
     for op in ops_named(function, "kv.dot"):
-        a, b = op.opview.a, op.opview.b
-        for problem in wgmma_problems(a, b, op.opview.transpose_b.value, warpgroups):
+        a, b, transposed = op.opview.a, op.opview.b, op.opview.transpose_b.value
+        problems = wgmma_problems if instruction == WGMMA else mma_problems
+        for problem in problems(a, b, transposed, warpgroups):
             fail(op, f"has no instruction on this target: {problem}")
         maker = defining_op(b)
         if maker is None or maker.name not in LOADS:
@@ -135,8 +166,15 @@ def place_operands(function: ir.Operation, warpgroups: int) -> dict[ir.Value, st
         across = str(element(b)) == "f8E4M3FN" and not op.opview.transpose_b.value
         if shared.setdefault(b, SHARED_TRANSPOSED if across else SHARED) != (SHARED_TRANSPOSED if across else SHARED):
             fail(op, "reads a tile of 8-bit elements along its rows and along its columns: load it once for each")
-        shared.update(dict.fromkeys(loaded(a) or (), SHARED))
+        if instruction != MMA or not _held(a):
+            shared.update(dict.fromkeys(loaded(a) or (), SHARED))
     return shared
+
+
+def _held(a: ir.Value) -> bool:
+    """Whether warps load A of mma.sync to registers, for all products of it: few rows of a buffer."""
+    makers = [defining_op(v) for v in loaded(a) or ()]
+    return shape(a)[1] <= MOST_HELD and not any(op is not None and op.name == "kv.tile_load" for op in makers)
 
 
 def loaded(value: ir.Value) -> set[ir.Value] | None:
@@ -172,22 +210,46 @@ def splat_of_attribute(attribute: ir.Attribute) -> Any:
     return dense.get_splat_value()
 
 
-@kv_pass()
-def run(module: ir.Module, options: Any) -> None:
+def choose_instruction(function: ir.Operation, target: str) -> str:
+    """The instruction of a kernel's products: what its schedule says, else the target's best; its schedule says it."""
+    schedule = ir.DictAttr(function.attributes["kv.schedule"]) if "kv.schedule" in function.attributes else ()
+    entries = {named.name: named.attr for named in schedule}
+    default = WGMMA if by_name(target).has("wgmma") else MMA
+    entries.setdefault("instruction", ir.StringAttr.get(default))
+    function.attributes["kv.schedule"] = ir.DictAttr.get(entries)
+    found = ir.StringAttr(entries["instruction"]).value
+    if found not in ACCUMULATORS:
+        fail(function, f"instruction must be one of {', '.join(ACCUMULATORS)}, got {found!r}")
+    if found == WGMMA and default != WGMMA:
+        fail(function, f"instruction wgmma needs a target that has it, got {target}")
+    return found
+
+
+@dataclass(frozen=True)
+class Options:
+    """target: whose instructions there are."""
+
+    target: str = "sm_90a"
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
         threads = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
         warpgroups = schedule_of(function).get("consumers", threads // 128)
-        shared = place_operands(function, warpgroups)
+        instruction = choose_instruction(function, options.target)
+        accumulator = ACCUMULATORS[instruction]
+        shared = place_operands(function, instruction, warpgroups)
         separate_leaves(function)
-        vectors = vectors_of(function, 4 * warpgroups)
+        vectors = vectors_of(function, accumulator, 4 * warpgroups)
         inside = walk(function)[1:]
         values = [v for op in inside for v in op.results]
         values += [a for op in inside for r in op.regions for b in r.blocks for a in b.arguments]
         for value in values:
             if rank(value) == 2:
-                set_layout(value, shared.get(value, ACCUMULATOR))
+                set_layout(value, shared.get(value, accumulator))
             elif rank(value) == 1:
                 set_layout(value, vectors.layout(value))
 
 
-__all__ = ["ACCUMULATOR", "LOADS"]
+__all__ = ["ACCUMULATORS", "LOADS"]

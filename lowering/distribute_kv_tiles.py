@@ -28,17 +28,23 @@ from kvarn.dsl.memory import SHARED as SHARED_SPACE
 from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value, where
 
-from . import tile_memory, tile_products
+from . import tile_memory, tile_mma, tile_products
+from .assign_kv_layouts import ACCUMULATORS
 from .index import pointer
 from .pass_base import fail, kv_pass
 from .pipeline_kv_loops import STRICT
 from .rewrite import defining_op, enclosing, ops_named, replace, walk
 from .specialize_kv_warps import ROLES
 from .tile_chunks import Chunks
+from .tile_groups import AWAITED
 from .tile_ir import (
+    MMA,
     WARP,
     WARPGROUP,
     WARPGROUP_ROWS,
+    WGMMA,
+    element,
+    instruction_of,
     is_elementwise,
     is_tile,
     layout_of,
@@ -84,9 +90,9 @@ class Distribution:
         consumers = schedule.get("consumers", (block - WARPGROUP * producer) // WARPGROUP)
         self.body = function.regions[0].blocks[0]
         with ir.InsertionPoint.at_block_begin(self.body), function.location:
-            self.threads = Threads.of(consumers, producer)
+            self.threads = Threads.of(consumers, producer, proxy=instruction_of(function) == WGMMA)
         self.stages: dict[ir.Value, Any] = {}  # circular buffers and queues, by what stands for them
-        self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes with it
+        self.products: dict[ir.Value, Product | tile_mma.Product] = {}  # by result: the hash of an op changes with it
         self.chunks = Chunks(function)
         self.places: dict[SharedLayout, Pointer] = {}  # where kv.tile_stage puts tiles
         self.staged: list[tuple[SharedLayout, Pointer]] = []  # tiles of rows that were loaded: free once they were read
@@ -166,12 +172,18 @@ class Distribution:
             if not any(True for _ in op.results[0].uses):
                 op.erase()
 
-    def product(self, op: Any) -> Product:
+    @property
+    def grouped(self) -> bool:
+        """Whether buffers are waited for by groups of copies: those of mma.sync, whose targets may lack the rest."""
+        return not self.threads.proxy
+
+    def product(self, op: Any) -> Product | tile_mma.Product:
         a, b = ir.RankedTensorType(op.a.type), ir.RankedTensorType(op.b.type)
         n = b.shape[0 if op.transpose_b.value else 1]
         transposed = op.transpose_b.value != (layout_of(op.b.type) == SHARED_TRANSPOSED)
         place = shared_layout(op.a.type) if layout_of(op.a.type) == SHARED else None
-        return Product(a.shape[1], n, str(a.element_type), shared_layout(op.b.type), transposed, place)
+        common = a.shape[1], n, str(a.element_type), shared_layout(op.b.type), transposed, place
+        return tile_mma.Product(*common) if self.grouped else Product(*common)
 
     def visit(self, op: ir.Operation) -> None:
         rule = RULES.table.get(op.name)
@@ -201,7 +213,8 @@ class Distribution:
     # --- rows of buffers -------------------------------------------------------------------------------
 
     def load_rows(self, op: ir.Operation) -> None:
-        if layout_of(op.result.type) != SHARED:
+        held = layout_of(op.result.type) == ACCUMULATORS[MMA] and element(op.result).width == 16
+        if layout_of(op.result.type) != SHARED and not held:
             fail(op, "loads rows that no product reads from shared memory: load them as elements instead")
         layout = shared_layout(op.result.type)
         place = self.allocate(layout)
@@ -210,8 +223,11 @@ class Distribution:
                 machine.syncwarp()  # whose last stores may have parted it
                 machine.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
             tile_memory.load_rows(op.opview, place, layout, self.threads)
+            loaded = place.ir
+            if held:
+                loaded = tile_mma.loaded(place, layout, self.threads, element(op.result))
         self.staged.append((layout, place))
-        op.result.replace_all_uses_with(place.ir)
+        op.result.replace_all_uses_with(loaded)
         op.erase()
 
     def copy_rows(self, op: ir.Operation) -> None:
@@ -268,6 +284,9 @@ class Distribution:
 
 @RULES.lowers("kv.dot")
 def _dot(op: Any, d: Distribution) -> ir.Value:
+    product = d.products[op.operation.result]
+    if isinstance(product, tile_mma.Product):
+        return tile_mma.multiply(product, op.a, op.b, op.c, d.threads)
     return tile_products.wait(0, [_start(op, d)])[0]
 
 
@@ -311,7 +330,8 @@ def _store_direct(op: Any, d: Distribution) -> None:
 @RULES.lowers("kv.make_stages")
 def _make_stages(op: Any, d: Distribution) -> ir.Value:
     copies = [o for o in users(op.operation.result) if o.name in _COPIES]
-    made = Stages.allocate(op, shared_layout(op.tile.value, op.stages.value), d.copying(copies[0])[1] if copies else 1)
+    copying = d.copying(copies[0])[1] if copies else 1
+    made = Stages.allocate(op, shared_layout(op.tile.value, op.stages.value), copying, d.grouped)
     handle = made.tiles.ir
     d.stages[handle] = made
     _initialize(op, d)
@@ -346,6 +366,8 @@ def _round(op: Any, d: Distribution) -> ir.Value:
 def _initialize(op: Any, d: Distribution) -> None:
     """After the last of the kernel's buffers and queues, set all their barriers up."""
     following = [o.operation for o in d.body.operations]
+    if d.grouped and not any(isinstance(stages, Queue) for stages in d.stages.values()):
+        return
     if not any(o.name in _MADE for o in following[following.index(op.operation) + 1 :]):
         with functional.when(d.threads.block_thread == 0):
             for stages in d.stages.values():
@@ -381,7 +403,7 @@ def _copy(op: Any, d: Distribution) -> None:
             tile_memory.convert_rows(op, stages, thread, count)
         else:
             tile_memory.start_rows(op, stages, thread, count)
-            if not stages.finished and not stages.unfenced:
+            if not stages.finished and not stages.unfenced and not stages.grouped:
                 tile_memory.finish_rows(stages, scalar(op.n), thread, 0)
 
 
@@ -397,8 +419,24 @@ def _copying(d: Distribution, op: Any, stages: Stages) -> Any:
     return contextlib.nullcontext()
 
 
+@RULES.lowers("kv.copy_commit")
+def _commit(op: Any, d: Distribution) -> None:
+    machine.cp_async_commit()
+
+
+@RULES.lowers("kv.copy_wait")
+def _copy_wait(op: Any, d: Distribution) -> None:
+    tile_memory.wait_for_groups(op.pending.value)
+
+
 @RULES.lowers("kv.consumer_wait")
 def _consumer_wait(op: Any, d: Distribution) -> ir.Value:
+    stages = d.stages[op.buffer]
+    if stages.grouped and stages.staging is not None and not stages.finished:
+        machine.cp_async_commit()
+        tile_memory.finish_rows(stages, scalar(op.n), d.threads.thread, 0)
+    if AWAITED in op.operation.attributes:
+        return stages.tile(stages.stage(scalar(op.n))[0]).ir
     return d.stages[op.buffer].wait(scalar(op.n)).ir
 
 

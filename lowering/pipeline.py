@@ -140,7 +140,7 @@ def kv_steps(target: Target, check: bool | str = False, trace: int = 0) -> list[
         ),
         _kv("split-kv-loops", "while masks are comparisons of positions", True),
         _kv("narrow-kv-tiles", "after the split, which moves what masks read to where they are needed", True),
-        *(_host_tiles() if target.is_host else _gpu_tiles(trace)),
+        *(_host_tiles() if target.is_host else _gpu_tiles(target, trace)),
         _kv("lower-kv-tiles", "tiles become accesses and look-ups that the next passes hoist and vectorise"),
         _kv(f"expand-kv-tma{{target={target.name}}}", "as the tiles; and what the target does not have ends here"),
         _kv("hoist-kv-lookups", "after simplification, while look-ups are still ops that can be recognised", True),
@@ -184,11 +184,11 @@ def _marks(target: Target, trace: int) -> list[Step]:
     return [_kv(f"lower-kv-trace{{target={target.name} marks={trace}}}", reason)] if trace else []
 
 
-def _gpu_tiles(trace: int) -> list[Step]:
+def _gpu_tiles(target: Target, trace: int) -> list[Step]:
     """From tiles to what threads hold of them."""
     return [
-        _kv("assign-kv-layouts", "before the copies, which products in shared memory decide"),
-        _kv("select-kv-copies", "once it is known which tiles lie in shared memory"),
+        _kv(f"assign-kv-layouts{{target={target.name}}}", "before the copies, which products in shared memory decide"),
+        _kv(f"select-kv-copies{{target={target.name}}}", "once it is known which tiles lie in shared memory"),
         _kv("specialize-kv-warps", "copies are ops now, and no loop carries what they wait for yet", True),
         _kv("defer-kv-reductions", "before the rotation, which takes the loop apart", True),
         _kv("pipeline-kv-loops", "after the copies left: what is rotated are products and their waits", True),

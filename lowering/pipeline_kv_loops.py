@@ -3,7 +3,7 @@
 
 *Copies.* Where the consumers copy themselves, the copy of iteration i + stages is started when iteration i has released
 its stage, and the first ones before the loop. (A producer of its own runs ahead without this.) A producer that copies
-rows by cp.async finishes a copy when it has started one or two more.
+rows by cp.async finishes a copy when it has started one or two more. Of products by mma.sync, see ``tile_groups``.
 
 *Lookups.* The pages of a tile are looked up one iteration before its copy is started.
 
@@ -36,7 +36,8 @@ from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, ops_named, walk
 from .rewrites import performs
-from .tile_ir import backward, cloned, constant_int, element, rank, schedule_of, tiled, users
+from .tile_groups import prefetch_groups
+from .tile_ir import MMA, backward, cloned, constant_int, element, instruction_of, rank, schedule_of, tiled, users
 
 PREFETCHED = "kv.prefetched"  # on copies that an earlier iteration starts
 LOOKUPS = ("kv.tile_pages", "kv.tile_row_pages")
@@ -402,7 +403,11 @@ def _say_unrotated(loop: ir.Operation) -> None:
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
-        schedule = schedule_of(function)
+        schedule, grouped = schedule_of(function), instruction_of(function) == MMA
+        for loop in ops_named(function, "scf.for") if grouped and options.copies else ():
+            prefetch_groups(loop)
+        if grouped:
+            continue
         products = schedule.get("overlap", True) if options.products is None else options.products
         # Inner loops before the ones around them, which go when they are rewritten.
         for loop in reversed(ops_named(function, "scf.for")):

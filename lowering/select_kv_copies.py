@@ -28,6 +28,7 @@ from mlir import ir
 from mlir.dialects import arith, scf
 
 from kvarn.dialect import types
+from kvarn.dialect.dtypes import f8e4m3
 from kvarn.dialect.ops import staging
 from kvarn.dialect.ops.common import i64_attr
 from kvarn.dialect.ops.tile import IN_SHARED, SHARED, SHARED_TRANSPOSED
@@ -36,35 +37,44 @@ from .index import const
 from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, enclosing, ops_named
-from .tile_copies import why_not_by_rows, why_not_staged
-from .tile_ir import SWIZZLE, WARPGROUP, element, layout_of, schedule_of, shape, tiled, users
+from .target import Target, by_name
+from .tile_copies import fits_pages, why_not_by_rows, why_not_staged
+from .tile_ir import SWIZZLE, WARPGROUP, WGMMA, element, instruction_of, layout_of, schedule_of, shape, tiled, users
 
 ROUNDS = "kv.rounds"  # of an inner loop: the argument of the outer one that counts its iterations
 
 
 @dataclass(frozen=True)
 class Options:
-    """stages: tiles of each circular buffer, instead of the schedule's."""
+    """target: which one copies and converts; stages: tiles of each circular buffer, instead of the schedule's."""
 
+    target: str = "sm_90a"
     stages: int | None = None
 
 
-def copy_of(op: Any) -> str:
-    """How a load's tile is copied."""
+def copy_of(op: Any, target: Target, by_tma: bool) -> str:
+    """How a load's tile is copied; ``by_tma``: where it has a descriptor, by that."""
     spec = types.spec_of(op.cache.type)
     if layout_of(op.tile.type) == SHARED_TRANSPOSED:
         return "transposed"
-    if op.descriptor is not None:
+    if op.descriptor is not None and by_tma:
         return "tma"
     stored = spec.data_dtype.mlir == str(element(op.tile)) and not spec.quantized
     (rows, columns), page, first = shape(op.tile), spec.page_size, op.first_column.value
-    if stored and why_not_by_rows(spec, columns, first) is None:
+    if stored and (why_not_by_rows(spec, columns, first) is None or by_pages(op, by_tma)):
         return "cp_async"
-    if not stored and str(element(op.tile)) in ("bf16", "f16") and why_not_staged(spec, columns, first) is None:
+    converts = str(element(op.tile)) in ("bf16", "f16") and (spec.dtype is not f8e4m3 or target.has("f8_convert"))
+    if not stored and converts and why_not_staged(spec, columns, first) is None:
         return "staged"
     whole = columns == spec.data_size and columns * spec.data_dtype.itemsize % SWIZZLE == 0
     paged = not page or page % rows == 0 or rows % page == 0
     return "cp_async" if stored and whole and paged and first == 0 else "convert"
+
+
+def by_pages(op: Any, by_tma: bool) -> bool:
+    """Whether a tile that is stored as it is computed with is copied page by page, and not row by row."""
+    spec, (rows, columns) = types.spec_of(op.cache.type), shape(op.tile)
+    return not by_tma and fits_pages(spec, rows, columns, op.first_column.value)
 
 
 _HOW = {
@@ -89,7 +99,7 @@ def _say(load: ir.Operation, copy: str, stages: int) -> None:
     elif copy != "cp_async" and spec.data_dtype.mlir != str(element(op.tile)):
         why = f"{spec.data_dtype.mlir} becomes {element(op.tile)}"
         if copy == "convert":
-            why += f", {why_not_staged(spec, columns, first)}"
+            why += f", {why_not_staged(spec, columns, first) or 'which the target has no instruction for'}"
     elif copy != "cp_async":
         why = why_not_by_rows(spec, columns, first) or why
     remark(load, "missed", f"tile of {tile} is copied by {_HOW[copy]}, in {stages} stages: {why}", stages=stages)
@@ -179,10 +189,12 @@ def last_use(op: ir.Operation) -> ir.Operation:
     return last
 
 
-def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[str]) -> None:
+def stage(load: ir.Operation, function: ir.Operation, stages: int, target: Target, taken: set[str]) -> None:
     """Replace one load by a copy, a wait and a release."""
     op = load.opview
-    loop, copy = enclosing(load, "scf.for"), copy_of(op)
+    spec = types.spec_of(op.cache.type)
+    by_tma = instruction_of(function) == WGMMA  # others wait for groups of copies, not for barriers
+    loop, copy = enclosing(load, "scf.for"), copy_of(op, target, by_tma)
     _say(load, copy, stages if loop is not None else 1)
     with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), load.location:
         buffer = staging.make_stages(name_of(op, taken), stages if loop is not None else 1, op.tile.type, copy)
@@ -195,7 +207,7 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[st
             pages = staging.TilePagesOp(
                 table_of(op.cache), op.batch, first, op.count, rows, i64_attr(box)
             ).operation.results[0]
-        elif copy == "cp_async" and types.spec_of(op.cache.type).paged and shape(op.tile)[0] <= WARPGROUP:
+        elif copy == "cp_async" and spec.paged and shape(op.tile)[0] <= WARPGROUP and not by_pages(op, by_tma):
             rows = i64_attr(shape(op.tile)[0])
             pages = staging.TileRowPagesOp(table_of(op.cache), op.batch, first, op.count, rows).operation.results[0]
         elif copy == "transposed":
@@ -203,7 +215,7 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, taken: set[st
         staging.ProducerAcquireOp(buffer, n)
         staging.CopyStartOp(
             buffer, n, op.cache, op.batch, op.head, first, op.count, i64_attr(op.first_column.value),
-            descriptor=op.descriptor, pages=pages, begin=begin,
+            descriptor=op.descriptor if by_tma else None, pages=pages, begin=begin,
         )  # fmt: skip
         tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
         if op.tail.value == "zero" and begin is None:
@@ -243,11 +255,11 @@ def run(module: ir.Module, options: Options) -> None:
         schedule = schedule_of(function)
         stages = options.stages or schedule.get("stages", 2)
         taken: set[str] = set()
-        for loop in ops_named(function, "scf.for"):
-            carry_rounds(loop)
+        for loop in ops_named(function, "scf.for") if instruction_of(function) == WGMMA else ():
+            carry_rounds(loop)  # of which the phases of barriers are
         for load in ops_named(function, "kv.tile_load"):
             if layout_of(load.result.type) in IN_SHARED:
-                stage(load, function, stages, taken)
+                stage(load, function, stages, by_name(options.target), taken)
         for load in ops_named(function, "kv.tile_load_rows") if schedule.get("producer") else ():
             loop = enclosing(load, "scf.for")
             if layout_of(load.result.type) == SHARED and loop is not None and load.block == loop.regions[0].blocks[0]:

@@ -24,6 +24,7 @@ from .tile_ir import WARPGROUP
 from .tile_threads import scalar
 
 SLOTS = 2  # tiles of a buffer in staging memory
+LEAST_PAGE = 8  # tokens of a page that is copied at constant distances
 _TOGETHER = 4  # chunks of a thread whose addresses are made together
 
 
@@ -44,6 +45,16 @@ def why_not_by_rows(spec: CacheSpec, columns: int, first_column: int = 0) -> str
     if row_unit(spec, columns, first_column) != CHUNK:
         return f"{columns} columns of {spec.dtype.name} are no whole copies of {CHUNK} bytes"
     return None
+
+
+def fits_pages(spec: CacheSpec, rows: int, columns: int, first_column: int = 0) -> bool:
+    """Whether all threads copy a tile as it is stored with one lookup a page, at constant distances in it.
+
+    Of smaller pages it costs more to look them up than to ask for the addresses of rows.
+    """
+    whole = first_column == 0 and columns == spec.head_size and row_unit(spec, columns) == CHUNK
+    page = spec.page_size
+    return whole and (not page or (page >= LEAST_PAGE and (page % rows == 0 or rows % page == 0)))
 
 
 def why_not_staged(spec: CacheSpec, columns: int, first_column: int = 0) -> str | None:

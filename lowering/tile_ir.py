@@ -20,6 +20,7 @@ from .pass_base import fail
 from .rewrite import defining_op, kernels, walk
 
 WARP, WARPGROUP = 32, 128
+WGMMA, MMA = "wgmma", "mma.sync"  # instructions of products, as schedules name them
 WARPGROUP_ROWS = 64  # of an accumulator
 SWIZZLE = TILE_SWIZZLE
 BARRIER_BYTES = 8  # of an mbarrier
@@ -45,6 +46,11 @@ def schedule_of(function: ir.Operation) -> dict[str, Any]:
     for named in ir.DictAttr(attributes["kv.schedule"]):
         found[named.name] = bool(named.attr.value) if isinstance(named.attr, ir.BoolAttr) else named.attr.value
     return found
+
+
+def instruction_of(function: ir.Operation) -> str:
+    """The instruction of a kernel's products, once ``assign-kv-layouts`` has chosen it."""
+    return schedule_of(function).get("instruction", WGMMA)
 
 
 def is_tile(value: ir.Value) -> bool:
@@ -187,7 +193,8 @@ def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) 
 
 
 __all__ = [
-    "BARRIERS_BYTES", "BARRIER_BYTES", "NO_PAGE", "SWIZZLE", "WARP", "WARPGROUP", "WARPGROUP_ROWS", "AtPoint",
-    "attributes_of", "backward", "cloned", "constant_int", "element", "is_elementwise", "is_tile", "layout_of",
-    "rank", "schedule_of", "shape", "splat_of", "tile_of", "tile_type", "tiled", "users", "with_layout",
+    "BARRIERS_BYTES", "BARRIER_BYTES", "MMA", "NO_PAGE", "SWIZZLE", "WARP", "WARPGROUP", "WARPGROUP_ROWS", "WGMMA",
+    "AtPoint", "attributes_of", "backward", "cloned", "constant_int", "element", "instruction_of", "is_elementwise",
+    "is_tile", "layout_of", "rank", "schedule_of", "shape", "splat_of", "tile_of", "tile_type", "tiled", "users",
+    "with_layout",
 ]  # fmt: skip

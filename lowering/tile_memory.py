@@ -26,7 +26,8 @@ from kvarn.dsl.handles import Cache, Operand
 from kvarn.dsl.memory import SHARED, Buffer, BufferSpec, Pointer
 from kvarn.dsl.values import Value, cast, vector, where
 
-from .tile_copies import Staging, chunks_of, start_chunks, why_not_by_rows
+from . import tile_mma
+from .tile_copies import Staging, chunks_of, fits_pages, start_chunks, why_not_by_rows
 from .tile_ir import BARRIER_BYTES, NO_PAGE, WARP, WARPGROUP, WARPGROUP_ROWS, AtPoint, users
 from .tile_products import words
 from .tile_threads import Threads, elements, from_elements, scalar, warp_of
@@ -57,20 +58,25 @@ class Stages:
     staging: Staging | Transposition | None = None  # of a buffer that is filled by one of STAGINGS
     finished: bool = False  # whether kv.copy_finish says when copies end
     unfenced: bool = False  # whether copies by cp.async tell of their end themselves
+    grouped: bool = False  # whether threads wait for groups of copies and for one another, instead of for barriers
 
     @staticmethod
-    def allocate(op: Any, layout: SharedLayout, copying: int) -> Stages:
+    def allocate(op: Any, layout: SharedLayout, copying: int, grouped: bool) -> Stages:
         """The buffer of a ``kv.make_stages``, which ``copying`` threads fill."""
         count, copy = op.stages.value, op.copy.value
         dtype = by_mlir(str(ir.RankedTensorType(op.tile.value).element_type))
         tiles = Pointer(ops.alloc_shared(layout.bytes, layout.alignment), SHARED)
-        barriers = Pointer(ops.alloc_shared(2 * count * BARRIER_BYTES, BARRIER_BYTES), SHARED)
-        empty = barriers + count * BARRIER_BYTES
-        made = Stages(op.buffer_name.value, layout, count, copy, copying, dtype, tiles, barriers, empty)
+        full = empty = tiles
+        if not grouped:
+            full = Pointer(ops.alloc_shared(2 * count * BARRIER_BYTES, BARRIER_BYTES), SHARED)
+            empty = full + count * BARRIER_BYTES
+        made = Stages(
+            op.buffer_name.value, layout, count, copy, copying, dtype, tiles, full, empty, grouped=grouped
+        )  # fmt: skip
         users_of = users(op.operation.results[0])
         made.finished = any(user.name == "kv.copy_finish" for user in users_of)
         starts = [user.opview for user in users_of if user.name == "kv.copy_start"]
-        made.unfenced = copy == "cp_async" and any(start.pages is not None for start in starts)
+        made.unfenced = not grouped and copy == "cp_async" and any(start.pages is not None for start in starts)
         if copy in STAGINGS:
             source = next(user.opview for user in users_of if user.name == "kv.copy_start")
             made.staging = STAGINGS[copy](source, layout, copying)
@@ -78,7 +84,7 @@ class Stages:
 
     def initialize(self, consumers: int) -> None:
         """Set the barriers up: all that copy fill a stage (by TMA one), ``consumers`` warps release it."""
-        for stage in range(self.count):
+        for stage in range(0 if self.grouped else self.count):
             copies = 1 if self.copy == "tma" else self.copying
             machine.mbarrier_init(self.full + stage * BARRIER_BYTES, copies, f"full_{self.name}[{stage}]")
             machine.mbarrier_init(self.empty + stage * BARRIER_BYTES, consumers, f"empty_{self.name}[{stage}]")
@@ -98,11 +104,18 @@ class Stages:
         return self.tiles + self.layout.stage_offset(stage)
 
     def acquire(self, n: Value, sleep: int = 0) -> None:
+        if self.grouped:  # everybody has read what the stage had
+            kv_gpu.barrier()
+            return
         stage, parity = self.stage(n)
         machine.mbarrier_wait(self.empty + stage * BARRIER_BYTES, parity ^ 1, sleep, f"empty_{self.name}")
 
     def wait(self, n: Value) -> Pointer:
         stage, parity = self.stage(n)
+        if self.grouped:
+            machine.cp_async_commit()
+            wait_for_groups(0)
+            return self.tile(stage)
         machine.mbarrier_wait(self.full + stage * BARRIER_BYTES, parity, name=f"full_{self.name}")
         if self.unfenced:  # the writes are of the generic proxy, and nobody has waited for them before
             machine.fence_proxy_async()
@@ -110,7 +123,8 @@ class Stages:
 
     def release(self, n: Value, threads: Threads) -> None:
         stage, _ = self.stage(n)
-        machine.mbarrier_arrive(self.empty + stage * BARRIER_BYTES, threads.lane == 0)
+        if not self.grouped:
+            machine.mbarrier_arrive(self.empty + stage * BARRIER_BYTES, threads.lane == 0)
 
 
 @dataclass
@@ -150,6 +164,12 @@ class Queue:
         machine.syncwarp()
         machine.mbarrier_arrive(self.empty + slot * BARRIER_BYTES, lane == 0)
         return kv_gpu.shuffle_idx(number, 0)
+
+
+def wait_for_groups(pending: int) -> None:
+    """All threads see the copies by cp.async of all, each one's last ``pending`` groups left out."""
+    machine.cp_async_wait(pending)
+    kv_gpu.barrier()
 
 
 def handle_of(value: ir.Value) -> Any:
@@ -208,13 +228,15 @@ def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
     stage, _ = stages.stage(n)
     spec, staging = types.spec_of(op.cache.type), stages.staging
     if op.pages is not None:
-        copy_runs(op, layout, stages.tile(stage), thread, threads)
-        machine.cp_async_mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
+        copy_runs(op, layout, stages.tile(stage), thread, threads, not stages.grouped)
+        if not stages.grouped:
+            machine.cp_async_mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
         return
     if staging is not None:
         staging.start(op, n, thread)
         return
-    if why_not_by_rows(spec, layout.columns, op.first_column.value) is None:
+    columns = layout.columns, op.first_column.value
+    if why_not_by_rows(spec, *columns) is None and not (stages.grouped and fits_pages(spec, layout.rows, *columns)):
         place = stages.tile(stage)
 
         def target(s: Any, row: Value, chunk: Value) -> tuple[Pointer, None]:
@@ -228,7 +250,8 @@ def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
             op.cache, op.batch, op.head, first.ir, valid.ir, stages.tile(stage).ir, thread.ir, tile_rows=layout.rows,
             num_threads=threads, pitch=layout.pitch, swizzle=layout.swizzle, mode="async",
         )  # fmt: skip
-    machine.cp_async_commit()
+    if not stages.grouped:
+        machine.cp_async_commit()
 
 
 def finish_rows(stages: Stages, n: Value, thread: Value, pending: int) -> None:
@@ -238,11 +261,13 @@ def finish_rows(stages: Stages, n: Value, thread: Value, pending: int) -> None:
         stages.staging.finish(n, thread, pending, stages.tile(stage), stages.dtype)
     else:
         machine.cp_async_wait(pending)
+    if stages.grouped:
+        return
     machine.fence_proxy_async()
     machine.mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
 
 
-def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, threads: int) -> None:
+def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, threads: int, producer: bool) -> None:
     """Each warp copies a run of rows whose pages its lanes hold: neighbouring lanes have neighbouring 16 bytes.
 
     A lane makes the address of its own row, and those who copy the row ask for it. Rows past the last token are copies
@@ -250,6 +275,7 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
     """
     width = CHUNK // layout.itemsize
     run, chunks = run_of(layout.rows, threads), layout.columns // width
+    thread = thread if producer else machine.unknown(thread)  # offsets of all chunks would be held through the loop
     lane, base = Value((thread & (WARP - 1)).ir, i32, nonneg=True), warp_of(thread) * run
     last, first_column = kv_math.max(scalar(op.count) - 1, 0), op.first_column.value
     token = kv_math.min(scalar(op.first) + base + kv_math.min(lane, run - 1), last)
@@ -291,8 +317,9 @@ def convert_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
         loaded = dequantized(cache, scalar(op.batch), scalar(op.head), at, column, width, dtype)
         value = where(exists, loaded, vector(dtype, width))
         (place + layout.chunk_offset(row, chunk)).store(value)
-    machine.fence_proxy_async()
-    machine.mbarrier_arrive(full)
+    if not stages.grouped:
+        machine.fence_proxy_async()
+        machine.mbarrier_arrive(full)
 
 
 def dequantized(cache: Any, b: Value, head: Value, token: Value, column: Value, width: int, dtype: DType) -> Any:
@@ -323,13 +350,13 @@ def clear_rows(tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], t
             with functional.loop(first * chunks + threads.thread, last * chunks, everyone) as i:
                 i = Value(i.ir, i32, nonneg=True)
                 (tile + layout.chunk_offset(i // chunks, i % chunks)).store(vector(i32, 4))
-        machine.fence_proxy_async()
+        threads.fence()
         machine.named_barrier(CONSUMERS_BARRIER, everyone)
 
 
 def sync_for_products(threads: Threads) -> None:
     """What this warpgroup wrote to shared memory is there for its products."""
-    machine.fence_proxy_async()
+    threads.fence()
     machine.named_barrier(threads.group + GROUP_BARRIER, WARPGROUP)
 
 
@@ -445,10 +472,13 @@ def _condition(at: AtPoint, mask: ir.Value, row: Value) -> Value:
 
 
 def stage_registers(value: ir.Value, place: Pointer, layout: SharedLayout, threads: Threads, first: int = 0) -> None:
-    """A warp's 16 rows of an accumulator, as 16-bit elements, to shared memory by stmatrix: columns from a first on."""
+    """A warp's 16 rows of an accumulator, as 16-bit elements, to shared memory: columns from a first on."""
+    fragments = words(value)[first // 4 :]
+    if not threads.proxy:  # where there is no wgmma there may be no stmatrix
+        tile_mma.store(fragments, place, layout, threads)
+        return
     row = threads.warp * 16 + (threads.lane & 15)
     high = threads.lane >> 4
-    fragments = words(value)[first // 4 :]
     for k in range(layout.columns // 16):
         chunk = high + 2 * k
         machine.stmatrix(place + layout.chunk_offset(row, chunk), [scalar(w) for w in fragments[4 * k : 4 * k + 4]])

@@ -14,7 +14,7 @@ from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.ops.tile import SHARED_TRANSPOSED
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import SharedLayout
-from kvarn.dsl import gpu
+from kvarn.dsl import gpu, machine
 from kvarn.dsl.values import Value
 
 from .tile_ir import SWIZZLE, WARP, WARPGROUP, layout_of
@@ -34,6 +34,8 @@ class Threads:
         Of the consumers; of the block in the producer.
     lane, warp, group : i32
         In the warp; warp and warpgroup of the consumers, the same for all threads of the warp.
+    proxy : bool
+        Whether products read shared memory by the asynchronous proxy, as wgmma's do.
     """
 
     consumers: int
@@ -43,14 +45,20 @@ class Threads:
     lane: Value
     warp: Value
     group: Value
+    proxy: bool = True
 
     @staticmethod
-    def of(consumers: int, producer: bool) -> Threads:
+    def of(consumers: int, producer: bool, proxy: bool = True) -> Threads:
         first = WARPGROUP if producer else 0
         block_thread = gpu.thread_id.x
         thread = block_thread - first
         warp = gpu.shuffle_idx(thread >> 5, 0)
-        return Threads(consumers, first, block_thread, thread, block_thread & (WARP - 1), warp, warp >> 2)
+        return Threads(consumers, first, block_thread, thread, block_thread & (WARP - 1), warp, warp >> 2, proxy)
+
+    def fence(self) -> None:
+        """What this thread wrote to shared memory is there for its products."""
+        if self.proxy:
+            machine.fence_proxy_async()
 
     @property
     def warps(self) -> int:

@@ -207,6 +207,28 @@ class CopyFinishOp(Kv.Operation, name="copy_finish", traits=[_Synchronizes]):
         )
 
 
+class CopyCommitOp(Kv.Operation, name="copy_commit", traits=[_Synchronizes]):
+    """End a group of copies by cp.async of this thread: those that it started since the group before, perhaps none.
+
+    Of kernels whose products are mma.sync's, whose buffers have no barriers.
+    """
+
+
+class CopyWaitOp(Kv.Operation, name="copy_wait", traits=[_Synchronizes]):
+    """Wait until all groups of copies but every thread's last ``pending`` are there, and for all threads of the block.
+
+    So everybody sees what anybody has copied, and nobody still reads what was copied before.
+    """
+
+    pending: ir.IntegerAttr
+
+    def verify_invariants(self) -> bool:
+        pending = verify.integer(self.pending)
+        if pending is None or not 0 <= pending <= 7:
+            return verify.fail(self, f"pending must be an integer from 0 to 7, got {self.pending}")
+        return True
+
+
 class ConsumerWaitOp(Kv.Operation, name="consumer_wait", traits=[_Synchronizes]):
     """Wait for the tile of use ``n``: a tile in shared memory, to be read until ``kv.consumer_release``."""
 

@@ -3,7 +3,7 @@
 
 The kinds of kernels are declared in ``dialect/schedules.py``. Without a kind in the schedule, :func:`kind_of` takes
 decode where ``max_queries`` (no sequence has more new tokens) times the group is few rows (:func:`decode_rows`) and the
-case fits it, else tile, else prefill, where the case fits it, else simt. ``select-kv-schedule`` asks it, once.
+case fits it, else tile where the case fits it, else simt. ``select-kv-schedule`` asks it, once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from kvarn.lowering.target import Target
 
 from . import (
     attention_decode,
-    attention_prefill,
     attention_rows,
     attention_tiles,
     decode_schedule,
@@ -31,10 +30,10 @@ from .base import Expansion
 from .common import row_alignment
 from .decode_schedule import MOST_QUERIES, WARP_ROWS
 
-# (most sequences, most query rows of a sequence and KV head) that count as a decode. Beside kind prefill: with many
-# sequences its tiles read keys of more rows once; with few it leaves multiprocessors idle. Beside kind tile, which
-# splits keys: a warp of a decode has 16 rows, and keys of more are read twice (H200, 32 rows: 8 x 8k 81 against 70 us,
-# 64 x 4k 267 against 252 us, 1 x 32k 48 against 40 us; of one shorter sequence the start of a tile counts for more).
+# (most sequences, most query rows of a sequence and KV head) that count as a decode. Beside tiles by mma.sync: of many
+# sequences those read the keys of more rows once. Beside tiles by wgmma: a warp of a decode has 16 rows, and keys of
+# more are read twice (H200, 32 rows: 8 x 8k 81 against 70 us, 64 x 4k 267 against 252 us, 1 x 32k 48 against 40 us; of
+# one shorter sequence the start of a tile counts for more).
 DECODE_ROWS = ((16, 128), (1 << 31, 32))
 DECODE_ROWS_BESIDE_TILES = ((4, 32), (1 << 31, 16))
 WIDEST_ROWS = 16  # bytes that rows are aligned to where a block mask is made: those of attention may be others
@@ -78,7 +77,7 @@ def decode_rows(op: Any, at: Expansion, case: Case, sequences: int) -> int:
     """The most query rows of a sequence and KV head for which a decode is taken."""
     if case.pages:  # beside it are kernels of tiles no longer than a page, or of a row at a time
         return MOST_QUERIES * WARP_ROWS
-    stored = case.spec.dtype is case.query and not case.spec.quantized
+    stored = case.spec.dtype is case.query and not case.spec.quantized and at.target.has("wgmma")
     tiles = stored and not tile_schedule.problems(case, at.target, row_alignment(op))
     table = DECODE_ROWS_BESIDE_TILES if tiles else DECODE_ROWS
     return next(rows for batches, rows in table if sequences <= batches)
@@ -90,7 +89,7 @@ def functions_by_tiles(op: Any, at: Expansion, case: Case) -> bool:
     Measured on an H200, 64 x 4k of bf16 with 4 rows: kind tile takes 1.00 to 1.03 times what a plain decode takes, with
     masks and scores that compute, and 2.0 times over pages of 8 bits, which it converts.
     """
-    stored = case.spec.dtype is case.query and not case.spec.quantized
+    stored = case.spec.dtype is case.query and not case.spec.quantized and at.target.has("wgmma")
     return case.functions and stored and not tile_schedule.problems(case, at.target, row_alignment(op))
 
 
@@ -108,9 +107,7 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
         return _kind_with_blocks(op, at, case)
     kind, max_batch = at.schedule.get("kind"), at.schedule.get("max_batch", decode_schedule.Config.max_batch)
     if kind == "tile":
-        problems = tile_schedule.problems(case, at.target, row_alignment(op))
-    elif kind == "prefill":
-        problems = attention_prefill.problems(case, at, row_alignment(op))
+        problems = tile_schedule.problems(case, at.target, row_alignment(op), at.schedule)
     else:
         problems = decode_problems(op, case, at, max_batch) if kind == "decode" else []
     for problem in problems:
@@ -132,9 +129,7 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
                 f"batch_invariant cannot be kept: fewer sequences have a kernel of kind decode, which {problems[0]}; "
                 "choose a kind"
             )
-    if not tile_schedule.problems(case, at.target, row_alignment(op)):
-        return "tile"
-    return "prefill" if not attention_prefill.problems(case, at, row_alignment(op)) else "simt"
+    return "simt" if tile_schedule.problems(case, at.target, row_alignment(op)) else "tile"
 
 
 def _kind_with_blocks(op: Any, at: Expansion, case: Case) -> str:
@@ -177,12 +172,9 @@ def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
     found = []
     if kind != "decode" and most is not None and most * case.group <= rows:
         found += [f"a kernel of kind decode {problem}" for problem in decode_problems(op, case, at, sequences)]
-    if kind in ("prefill", "simt") and at.target.has("wgmma"):
+    if kind == "simt":
         problems = tile_schedule.problems(case, at.target, row_alignment(op))
         found += [f"a kernel of kind tile {problem}" for problem in problems]
-    if kind == "simt":
-        problems = attention_prefill.problems(case, at, row_alignment(op))
-        found += [f"a kernel of kind prefill {problem}" for problem in problems]
     return found
 
 
@@ -200,7 +192,7 @@ def _check_host(case: Case) -> None:
 
 
 def operands(op: Any) -> list[ir.Value | None]:
-    """The arguments of the row and prefill kernels."""
+    """The arguments that the kernels of rows and of tiles begin with."""
     source = [None, None, op.keys, op.values] if of_operands(op) else [op.collection, op.layer, None, None]
     rest = [op.query, extents_of(op), op.kv_offsets, op.scale, op.out, op.sinks, op.lse, op.alibi_slopes]
     return [*source, *rest, op.prior, op.prior_lse]
@@ -215,8 +207,6 @@ def expand(op: Any, at: Expansion) -> None:
         config = tile_schedule.chosen(case, at.target, at.schedule)
         source = (op.keys, op.values, None) if of_operands(op) else (op.collection, op.collection, op.layer)
         tile_schedule.launch(config, at, op, operands(op), source, [*pages_of(op), block_mask_of(op)])
-    elif kind == "prefill":
-        attention_prefill.launch(case, at, op, operands(op))
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
         attention_tiles.launch_host(case, at, op, operands(op), [*pages_of(op), block_mask_of(op)])
     else:

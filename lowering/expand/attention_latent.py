@@ -21,7 +21,7 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect import ops
-from kvarn.dialect.dtypes import bf16, f16, f32, i8, i32
+from kvarn.dialect.dtypes import DType, bf16, f16, f32, i8, i32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl.values import i32_value
@@ -36,7 +36,6 @@ from .attention_common import (
     start_of,
     tile_count,
 )
-from .attention_prefill import CHUNK, pack
 from .attention_queries import RaggedQueries
 from .base import Expansion
 from .latent_common import ends_apart
@@ -48,6 +47,12 @@ WARPS = 8
 THREADS = 32 * WARPS
 MERGE_WARPS = 4
 MOST_SPLITS = 16
+CHUNK = 8  # elements of 16 bytes
+
+
+def pack(dtype: DType, a: Any, b: Any) -> Any:
+    """Two f32 as one word of 16-bit floats, the first in the low half."""
+    return kv.pack_f16x2(a, b) if dtype is f16 else kv.pack_bf16x2(a, b)
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,9 @@ NARROW_WEIGHTS = 4.0  # powers of two that weights of 8 bits have above those of
 
 
 def attention_kernel(
-    case: Case, rows: int, keys: int, threads: int, options: dict[str, Any], clean: bool = False, least: int = 1
-) -> Any:
+    case: Case, rows: int, keys: int, threads: int, options: dict[str, Any], clean: bool = False, least: int = 1,
+    bounded: bool = False, looped: bool = True,
+) -> Any:  # fmt: skip
     """The kernel of a case, for tiles of ``rows`` query rows and ``keys`` keys.
 
     With ``partials``, rows of f32 values, and ``ends``, (m, l) of each, the keys are cut into up to ``splits`` splits:
@@ -46,6 +47,8 @@ def attention_kernel(
 
     ``clean``: values that no row of a tile sees are zeros, whatever they were: a weight of zero times NaN is NaN; and
     heads are taken as they are. Otherwise they have columns of zeros up to whole steps of the products.
+    ``bounded``: so are values past the last that a tile's last row sees, of causal masks. ``looped``: a block may take
+    several tiles of rows; else there are as many blocks as tiles.
     """
     M, N, G, D, V = rows, keys, case.group, case.size, case.value_size
     if not clean:
@@ -92,7 +95,8 @@ def attention_kernel(
         queries = queries_of(case.padded, extents, query, kv_offsets)
         number_of_tiles = tiles * case.spec.num_heads
         units = number_of_tiles if splits is None else number_of_tiles * splits
-        for i in range(kv.block_id.x, units, kv.grid_dim.x):
+        last_unit, step = (units, kv.grid_dim.x) if looped else (kv.block_id.x + 1, 1)
+        for i in range(kv.block_id.x, last_unit, step):
             work = i if queue is None else kv.take_round(queue, i, units)
             split = 0 if splits is None else quotient(work, number_of_tiles)
             tile = work - split * number_of_tiles  # those who read the same keys, at one time
@@ -116,7 +120,7 @@ def attention_kernel(
             m, l, o = kv.full(M, LOWEST), kv.full(M, 0.0), kv.full((M, V), 0.0)
             unit = kv.f32(LOG2E) if modifying else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
             end = num_keys
-            if clean and case.mask == "causal":
+            if (clean and case.mask == "causal") or (bounded and case.causal):
                 end = kv.math.min(num_keys, start + (kv.math.min(row0 + M, count) - 1) // G + 1)
             first_tile, end_tile = 0, (num_keys + (N - 1)) // N
             several, chosen, listed = False, chosen_pages(collection, pages, page_counts), kv.i32(0)

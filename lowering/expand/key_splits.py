@@ -69,10 +69,11 @@ def partial_row(tile: Any, max_splits: Any, split: Any, rows: int) -> Any:
     return (tile * max_splits + split) * rows
 
 
-def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
+def combine_kernel(case: Case, rows: int, keys: int, least: int, programmatic: bool = True) -> Any:
     """The kernel that combines the partial results of tiles of ``rows`` query rows and ``keys`` keys.
 
-    A warp has a row. Rows of tiles that were not split are written already.
+    A warp has a row. Rows of tiles that were not split are written already. ``programmatic``: it may be launched while
+    the kernel before it ends.
     """
     V, turns = case.value_size, cdiv(case.value_size, 32 * WIDTH)
 
@@ -101,7 +102,8 @@ def combine_kernel(case: Case, rows: int, keys: int, least: int) -> Any:
         tile, r = item // rows, item % rows
         number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads
         b, base, row0, count = queries.tile(number, case.group, rows)
-        kv.griddepcontrol_wait()  # what the kernel before wrote is there, lengths of a sequence are from before
+        if programmatic:
+            kv.griddepcontrol_wait()  # what the kernel before wrote is there, lengths of a sequence are from before
         if row0 + r < count:
             start, num_keys = start_of(case, collection or key_operand, value_operand, queries, b)
             if block_mask is None:

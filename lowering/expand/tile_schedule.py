@@ -17,10 +17,11 @@ from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.ops.tile import COLUMN_STEP
 from kvarn.dialect.schedules import TILED
 from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.lowering.assign_kv_layouts import MOST_HELD
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_copies import staging_bytes, why_not_by_rows, why_not_staged
-from kvarn.lowering.tile_ir import BARRIERS_BYTES, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
+from kvarn.lowering.tile_ir import BARRIERS_BYTES, MMA, SWIZZLE, WARPGROUP, WARPGROUP_ROWS, WGMMA
 from kvarn.lowering.tile_transposition import GROUP, staged_layout
 
 from . import tuned
@@ -31,6 +32,14 @@ from .key_splits import LEAST_KEYS, WARPS, combine_kernel
 
 # Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
 MOST_REGISTERS = {1: 208, 2: 208, 3: 128}
+REGISTERS = 65536  # of a multiprocessor
+# Entries that products by mma.sync need, and one whose blocks hide one another.
+BY_MMA: dict[str, Any] = {
+    "instruction": MMA, "rows": WARPGROUP_ROWS, "producer": False, "overlap": False, "ping_pong": False,
+    "query_stages": 1, "persistent": False,
+}  # fmt: skip
+MOST_KEYS_BY_MMA = 64  # keys of a tile that is chosen; half for heads whose query rows warps do not hold
+MOST_BY_MMA = {1: 160, 2: 160, 3: 96}  # likewise, beside words of B on their way
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
 BOX_ROWS = 64  # most rows of a TMA box
@@ -53,6 +62,8 @@ class TileConfig:
         As the schedule's entries.
     splits : int
         Most blocks that share the keys of a tile; 0: what the shapes of a launch ask for (:func:`splits_for`).
+    instruction : {"wgmma", "mma.sync"}
+        Of the products.
     """
 
     case: Case
@@ -65,6 +76,7 @@ class TileConfig:
     ping_pong: bool = False
     persistent: bool = True
     splits: int = 0
+    instruction: str = WGMMA
 
     @property
     def consumers(self) -> int:
@@ -74,6 +86,13 @@ class TileConfig:
     @property
     def threads(self) -> int:
         return WARPGROUP * (self.consumers + self.producer)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that a multiprocessor's registers are shared by: those of small tiles by mma.sync hide one another."""
+        if self.instruction != MMA:
+            return 1
+        return max(1, REGISTERS // (self.threads * self.registers * 8 // 5))  # with addresses and words of B
 
     @property
     def least(self) -> int:
@@ -92,7 +111,8 @@ class TileConfig:
     @property
     def registers(self) -> int:
         """Registers of a thread for one tile's scores and weights, and for the sums."""
-        return self.keys // 2 + self.keys * self.itemsize // 8 + self.value_columns // 2
+        held = self.columns // 4 if self.instruction == MMA and self.columns <= MOST_HELD else 0
+        return self.keys // 2 + self.keys * self.itemsize // 8 + self.value_columns // 2 + held
 
     @property
     def itemsize(self) -> int:
@@ -136,12 +156,20 @@ class TileConfig:
         return {name: getattr(self, name) for name in TILED.names}
 
 
-def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
-    """Why the kernel does not take a case, one sentence each; empty when it does."""
+def instruction_for(target: Target, schedule: Mapping[str, Any]) -> str:
+    """The instruction of products: what a schedule says, else the target's best."""
+    return schedule.get("instruction", WGMMA if target.has("wgmma") else MMA)
+
+
+def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[str, Any] | None = None) -> list[str]:
+    """Why the kernel does not take a case with a schedule's instruction, one sentence each; empty when it does."""
     spec, found = case.spec, []
-    if not target.has("wgmma"):
-        return [f"needs a GPU with wgmma, got {target.name}"]
+    instruction = instruction_for(target, schedule or {})
+    if target.is_host or not target.has("wgmma" if instruction == WGMMA else "mma_bf16"):
+        return [f"needs a GPU with {instruction}, got {target.name}"]
     narrow = case.query is f8e4m3
+    if narrow and instruction == MMA:
+        return ["needs a query of bf16 or f16 for products by mma.sync, got f8e4m3"]
     outputs = (bf16, f16, f32) if narrow else (case.query, f32)
     if case.query not in (bf16, f16, f8e4m3) or case.out not in outputs:
         found.append(
@@ -169,6 +197,7 @@ def copies_by_tma(config: TileConfig) -> bool:
     spec, rows = config.case.spec, config.box_rows
     boxes = config.keys // rows
     stored = spec.dtype is config.case.query and not spec.quantized
+    stored = stored and config.instruction == WGMMA
     return stored and spec.kind != RAGGED and (boxes == 1 or rows % ATOM_ROWS == 0) and boxes <= 32
 
 
@@ -187,6 +216,11 @@ def why_not(config: TileConfig, target: Target) -> str | None:
     if config.narrow and config.keys % 32:
         return f"products of 8-bit weights take keys by 32, got {config.keys}"
     most = MOST_REGISTERS[config.consumers]
+    if config.instruction == MMA:
+        most = MOST_BY_MMA.get(config.consumers, 0)
+        for name in ("producer", "overlap", "ping_pong"):
+            if getattr(config, name):
+                return f"{name} must be false for products by mma.sync, which nothing runs beside"
     if config.registers > most:
         return (
             f"scores and sums must fit {most} registers of a thread with rows = {config.rows}, got {config.registers} "
@@ -196,8 +230,8 @@ def why_not(config: TileConfig, target: Target) -> str | None:
         return f"ping_pong takes turns between two warpgroups: rows must be {2 * WARPGROUP_ROWS}, got {config.rows}"
     if config.query_stages > 1 and not (config.producer and config.persistent):
         return "query_stages of 2 need a producer that is a tile ahead: producer and persistent must be true"
-    if config.consumers > 2 and (
-        config.narrow or not copies_by_tma(config)
+    if (
+        config.consumers > 2 and config.instruction == WGMMA and (config.narrow or not copies_by_tma(config))
     ):  # what copies them needs registers that are not there
         return f"rows of more than {2 * WARPGROUP_ROWS} need a cache that TMA copies as it is, got rows = {config.rows}"
     return None
@@ -226,6 +260,8 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     most = schedule.get("max_queries")
     if most is not None and most * case.group <= WARPGROUP_ROWS:
         given.setdefault("rows", WARPGROUP_ROWS)
+    if instruction_for(target, given) == MMA:
+        return _chosen_by_mma(case, target, given)
     narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case)) and case.query.bits > 8
     three = given.get("producer", True) and not given.get("ping_pong", False)
     wide: dict[str, Any] = {"rows": 192, "stages": 3} if narrow and three else {}
@@ -254,6 +290,19 @@ def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int
                 f"the schedule's {name} must be the block mask's {extent}, got {given[name]}: leave it out"
             )
     return found
+
+
+def _chosen_by_mma(case: Case, target: Target, given: Mapping[str, Any]) -> TileConfig:
+    """The entries that are given, and for the others what products by mma.sync need."""
+    most = MOST_KEYS_BY_MMA if max(case.size, case.value_size) <= MOST_HELD else MOST_KEYS_BY_MMA // 2
+    for keys in range(most, 0, -16):
+        config = TileConfig(case, **{"keys": keys, **BY_MMA, **given})
+        problem = why_not(config, target)
+        if problem is None or "keys" in given:
+            break
+    if problem is not None:
+        raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {problem}")
+    return config
 
 
 def splits_for(tiles: Ix, batch: Ix, longest: Ix, multiprocessors: Ix) -> Ix:
@@ -304,7 +353,11 @@ def launch(
 
     case = config.case
     schedule = {"consumers": config.consumers, **config.entries()}
-    kernel = attention_kernel(case, config.rows, config.keys, config.threads, {"min_blocks": 1}, least=config.least)
+    options = {"min_blocks": config.blocks}
+    kernel = attention_kernel(
+        case, config.rows, config.keys, config.threads, options, least=config.least, bounded=config.instruction == MMA,
+        looped=config.persistent or config.instruction != MMA,
+    )  # fmt: skip
     tiles, multiprocessors = tiles_of(op, at, case.group, config.rows), at.device("multiprocessors")
     units = tiles * case.spec.num_heads
     blocks = units.least(multiprocessors) if config.persistent else units
@@ -347,8 +400,9 @@ def launch(
             lists[-1],
         ]
         grid = several * units * (config.rows // WARPS)
-        kernel = combine_kernel(case, config.rows, config.keys, config.least)
-        at.launch(kernel, combined, (grid, 1, 1), (32 * WARPS, 1, 1), key=config, programmatic=True)
+        early = at.target.has("pdl")
+        kernel = combine_kernel(case, config.rows, config.keys, config.least, early)
+        at.launch(kernel, combined, (grid, 1, 1), (32 * WARPS, 1, 1), key=config, programmatic=early)
 
 
 def descriptors(config: TileConfig, at: Expansion, keys: ir.Value, values: ir.Value, layer: Any) -> list[Any]:

@@ -559,6 +559,15 @@ func.func @rule(%i: i32) {
 
 // -----
 
+// Rule: some groups of copies go on.
+func.func @rule() {
+  // expected-error @below {{'kv.copy_wait' op pending must be an integer from 0 to 7, got 8 : i64}}
+  "kv.copy_wait"() {pending = 8 : i64} : () -> ()
+  return
+}
+
+// -----
+
 !tile = tensor<64x128xf8E4M3FN, "shared(transposed)">
 // Rule: a tile with tokens as columns is transposed on its way.
 func.func @rule() {

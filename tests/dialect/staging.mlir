@@ -20,6 +20,8 @@
 // CHECK:         "kv.copy_start"(buffer = %[[V]], {{.*}}, count = %{{[^ ]+}}) {first_column = 0 : i64}
 // CHECK:         "kv.copy_start"(buffer = %[[V]], {{.*}}, count = %{{[^ ]+}}, pages = %[[R]]) {first_column = 0 : i64}
 // CHECK:         "kv.copy_finish"(%[[V]], %{{.*}}) {pending = 1 : i64} : (!kv.stages, i32) -> ()
+// CHECK:         "kv.copy_commit"() : () -> ()
+// CHECK:         "kv.copy_wait"() {pending = 1 : i64} : () -> ()
 // CHECK:         %[[T:.*]] = "kv.consumer_wait"(%[[V]], %{{.*}}) : (!kv.stages, i32) -> tensor<64x128xbf16, "shared">
 // CHECK:         "kv.tile_clear"(%[[T]], %{{.*}}, %{{.*}}) : (tensor<64x128xbf16, "shared">, i32, i32) -> tensor<64x128xbf16, "shared">
 // CHECK:         "kv.consumer_release"(%[[V]], %{{.*}}) : (!kv.stages, i32) -> ()
@@ -35,6 +37,8 @@ func.func @circular_buffers(%c: !cache, %m: !map, %n: i32) {
   "kv.copy_start"(buffer = %v, n = %n, cache = %c, batch = %n, head = %n, first = %n, count = %n) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
   "kv.copy_start"(buffer = %v, n = %n, cache = %c, batch = %n, head = %n, first = %n, count = %n, pages = %r) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
   "kv.copy_finish"(%v, %n) {pending = 1 : i64} : (!kv.stages, i32) -> ()
+  "kv.copy_commit"() : () -> ()
+  "kv.copy_wait"() {pending = 1 : i64} : () -> ()
   %t = "kv.consumer_wait"(%v, %n) : (!kv.stages, i32) -> !tile
   %z = "kv.tile_clear"(%t, %n, %n) : (!tile, i32, i32) -> !tile
   "kv.consumer_release"(%v, %n) : (!kv.stages, i32) -> ()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
+from reference.kinds import schedule_for
 from reference.random_caches import Problem, random_query, stored_problem
 
 import kvarn as kv
@@ -65,7 +66,7 @@ def run(problem: Problem, query: np.ndarray, kind: str | None = None, **options:
     out = torch.full_like(q, SENTINEL)
     lse = torch.full(q.shape[:2], SENTINEL, device=q.device)
     arrays = {n: to_gpu(v) if isinstance(v, np.ndarray) else v for n, v in options.items()}
-    schedule = {"kind": kind} if kind else None
+    schedule = schedule_for(kind) if kind else None
     kv.ops.attention(
         collection_on_gpu(problem), 1, q, to_gpu(problem.row_offsets), out=out, lse=lse, schedule=schedule, **arrays
     )
@@ -90,7 +91,7 @@ def assert_close(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
     np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
 
 
-KINDS = ["simt", "prefill"]
+KINDS = ["simt", "mma"]
 needs_tiles = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9, reason="wgmma"
 )
@@ -122,7 +123,7 @@ def check_padded(problem: Problem, query: np.ndarray, kind: str | None, width: i
     arrays = {n: to_gpu(v) if isinstance(v, np.ndarray) else v for n, v in options.items()}
     q = to_gpu(reference.padded(query, offsets, width, np.nan))
     out, lse = torch.full_like(q, SENTINEL), torch.full(q.shape[:3], SENTINEL, device=q.device)
-    schedule = {"kind": kind} if kind else None
+    schedule = schedule_for(kind) if kind else None
     valid = to_gpu(problem.new.astype(np.uint32))
     kv.ops.attention_padded(collection_on_gpu(problem), 1, q, valid, out=out, lse=lse, schedule=schedule, **arrays)
     named = {**options, "mask": "sliding_window"} if "window" in options else options
@@ -156,7 +157,7 @@ def test_valid_lengths_past_the_padding(kind):
         rng, problem = problem_of(25, cached=[100, 20], new=[new, new], head_size=64)
         query = query_of(rng, problem, 4)
         want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets)
-        schedule = {"kind": kind} if kind else None
+        schedule = schedule_for(kind) if kind else None
         q, valid = to_gpu(query.reshape(2, new, 4, 64)), to_gpu(np.array([new, new + 1000], np.uint32))
         out = kv.ops.attention_padded(collection_on_gpu(problem), 1, q, valid, schedule=schedule)
         assert_close(numbers(out).reshape(want.shape), want, TOLERANCE["bf16"])
@@ -303,7 +304,7 @@ def test_rows_of_no_sequence_are_not_written(kind):
     padded = np.concatenate([query[3:5], query, query[:2]])
     q = to_gpu(padded)
     out = torch.full_like(q, SENTINEL)
-    schedule = {"kind": kind} if kind else None
+    schedule = schedule_for(kind) if kind else None
     kv.ops.attention(
         collection_on_gpu(problem), 1, q, to_gpu(problem.row_offsets + np.uint32(2)), out=out, schedule=schedule
     )

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.gpu
         ({"kind": "simt"}, [20, 3, 1]),
         (None, [1, 1, 0]),
     ],
-    ids=["prefill", "splits", "simt", "decode"],
+    ids=["tile", "splits", "simt", "decode"],
 )  # fmt: skip
 @pytest.mark.parametrize(("kind", "dtype"), [("paged", "bf16"), ("paged", "f8e4m3"), ("continuous", "f16")])
 def test_a_bias_by_distance_and_documents(

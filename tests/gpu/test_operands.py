@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
+from reference.kinds import schedule_for
 from reference.operands import (
     KINDS,
     check_survey,
@@ -74,7 +75,7 @@ def check(problem: Problem, query: np.ndarray, form: str, kind: str | None, **op
     q, offsets = PLACE.put(query), PLACE.put(problem.row_offsets)
     out, lse = torch.full_like(q, SENTINEL), torch.full(q.shape[:2], SENTINEL, device=q.device)
     arrays = {n: PLACE.put(v) if isinstance(v, np.ndarray) else v for n, v in options.items()}
-    schedule = {"kind": kind} if kind else None
+    schedule = schedule_for(kind) if kind else None
     kv.ops.attention(*operands_of(problem, form), q, offsets, out=out, lse=lse, schedule=schedule, **arrays)
     named = dict(options)
     if "window" in options:
@@ -96,7 +97,7 @@ MASKS = [{}, {"mask": "null"}, {"window": 7}, {"mask": "chunked", "chunk": 24}, 
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", [None, "simt", "prefill"])
+@pytest.mark.parametrize("kind", [None, "simt", "mma"])
 @pytest.mark.parametrize("options", MASKS, ids=str)
 def test_each_mask_in_a_ragged_batch(form, kind, options):
     rng, problem = problem_of(1, cached=[50, 0, 130, 7, 0, 300], new=[70, 200, 0, 1, 0, 33], head_size=64)
@@ -104,7 +105,7 @@ def test_each_mask_in_a_ragged_batch(form, kind, options):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", [None, "simt", "prefill"])
+@pytest.mark.parametrize("kind", [None, "simt", "mma"])
 @pytest.mark.parametrize("head_size", [16, 80, 128, 256])
 def test_each_head_size_and_few_or_many_queries(form, kind, head_size):
     for new in ([1, 1], [70, 129]):
@@ -113,7 +114,7 @@ def test_each_head_size_and_few_or_many_queries(form, kind, head_size):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", [None, "simt", "prefill"])
+@pytest.mark.parametrize("kind", [None, "simt", "mma"])
 @pytest.mark.parametrize(
     ("dtype", "scale_dtype", "granularity"), [("i8", "f32", 64), ("i8", "f16", 4), ("f8e4m3", "f32", 8)]
 )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Robustness of attention on a GPU: every case of ``reference.attention_cases`` for every kernel that takes it.
 
-``"auto"`` is the choice of the operation: decode for few queries, else prefill, else simt. The groups that the cases
+``"auto"`` is the choice of the operation: decode for few queries, else tiles, else simt. The groups that the cases
 belong to are listed in tests/unit/test_robustness_index.py.
 """
 
@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 SECONDS = 60  # that a launch may take before it counts as hanging
-KINDS = ["auto", "simt", "prefill", "decode"]
-TILED = ["auto", "simt", "prefill"]
+KINDS = ["auto", "simt", "mma", "decode"]
+TILED = ["auto", "simt", "mma"]
 MASKS = [{}, {"mask": "null"}, {"window": 100}, {"chunk": 96}]
 
 
@@ -51,7 +51,7 @@ def test_a_row_that_is_nan_is_not_taken_for_one_without_keys(kind):
 
 @pytest.mark.parametrize("options", MASKS, ids=str)
 @pytest.mark.parametrize(
-    ("kind", "page_size"), [("auto", 16), ("auto", 256), ("simt", 32), ("prefill", 64), ("decode", 128)]
+    ("kind", "page_size"), [("auto", 16), ("auto", 256), ("simt", 32), ("mma", 64), ("decode", 128)]
 )
 def test_infinities_without_a_token_do_not_show(kind, page_size, options):
     batches = [name for name in cases.BATCHES if kind != "decode" or "decode" in name]
@@ -100,13 +100,13 @@ def test_garbage_in_speculative_rows_does_not_reach_the_first_of_a_decode(dtype)
     cases.garbage_queries(run, "decode", dtype, 2, range(2, 9), range(8))
 
 
-@pytest.mark.parametrize(("kind", "new"), [("auto", 12), ("simt", 12), ("prefill", 70), ("decode", 2), ("decode", 4)])
+@pytest.mark.parametrize(("kind", "new"), [("auto", 12), ("simt", 12), ("mma", 70), ("decode", 2), ("decode", 4)])
 def test_keys_and_finite_values_that_a_row_does_not_see_do_not_show(kind, new):
     for cached in (50, 500):
         cases.masked_keys(run, kind, cached, new)
 
 
-@pytest.mark.parametrize(("kind", "new", "spread"), [("simt", 12, 1), ("prefill", 70, 16), ("prefill", 12, 16)])
+@pytest.mark.parametrize(("kind", "new", "spread"), [("simt", 12, 1), ("mma", 70, 16), ("mma", 12, 16)])
 def test_a_value_that_is_not_finite_reaches_rows_of_its_tile_at_most(kind, new, spread):
     cases.seen_infinities(run, kind, 50, new, spread)
 
@@ -128,7 +128,7 @@ def test_rows_of_no_sequence_keep_what_was_there(kind):
 
 @pytest.mark.parametrize(
     ("kinds", "new"),
-    [(["auto", "auto"], [1, 1, 1]), (["auto", "auto"], [3, 9, 20]), (["prefill", "simt"], [1, 1, 1]),
+    [(["auto", "auto"], [1, 1, 1]), (["auto", "auto"], [3, 9, 20]), (["mma", "simt"], [1, 1, 1]),
      (["simt", "simt"], [3, 9, 20]), (["decode", "auto"], [2, 1, 2])],
     ids=str,
 )  # fmt: skip

@@ -70,6 +70,33 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Products by mma.sync: B in shared memory, rows of a buffer that a product takes as A in registers, in which they may
+  // change their sign; and A of more columns than warps hold, or of a cache, in shared memory.
+  // CHECK-LABEL: gpu.func @mma
+  // CHECK:         %[[Q:.*]] = "kv.tile_load_rows"({{.*}} -> tensor<64x128xbf16, "mma">
+  // CHECK:         "kv.tile_load_rows"({{.*}} -> tensor<64x256xbf16, "shared">
+  // CHECK:         %[[N:.*]] = arith.negf %[[Q]] : tensor<64x128xbf16, "mma">
+  // CHECK:         %[[K:.*]] = "kv.tile_load"({{.*}} -> tensor<64x128xbf16, "shared">
+  // CHECK:         "kv.dot"(%[[N]], %[[K]]) {{.*}} -> tensor<64x64xf32, "mma">
+  // CHECK:         "kv.dot"(%[[K]], %[[K]], %{{.*}} -> tensor<64x64xf32, "mma">
+  // CHECK:         "kv.dot"({{.*}}tensor<64x256xbf16, "shared">, tensor<64x256xbf16, "shared">, tensor<64x64xf32, "mma">) -> tensor<64x64xf32, "mma">
+  // CHECK:         "kv.tile_reduce"({{.*}} -> tensor<64xf32, "rows(mma)">
+  gpu.func @mma(%c: !cache, %wide: !kv.cache<"paged", bf16, 8 : i64, 256 : i64, false, 16 : i64, none, 1 : i64>, %i: i32, %query: memref<?x128xbf16>, %query2: memref<?x256xbf16>, %out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {instruction = "mma.sync"}} {
+    %at = "kv.tile_index"() : () -> tensor<64xi32>
+    %true = arith.constant dense<true> : tensor<64xi1>
+    %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x128xbf16>
+    %q2 = "kv.tile_load_rows"(%query2, %true, %at) : (memref<?x256xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x256xbf16>
+    %n = arith.negf %q : tensor<64x128xbf16>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+    %k2 = "kv.tile_load"(%wide, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!kv.cache<"paged", bf16, 8 : i64, 256 : i64, false, 16 : i64, none, 1 : i64>, i32, i32, i32, i32, i32) -> tensor<64x256xbf16>
+    %s = "kv.dot"(%n, %k) {transpose_b = true} : (tensor<64x128xbf16>, tensor<64x128xbf16>) -> tensor<64x64xf32>
+    %t = "kv.dot"(%k, %k, %s) {transpose_b = true} : (tensor<64x128xbf16>, tensor<64x128xbf16>, tensor<64x64xf32>) -> tensor<64x64xf32>
+    %u = "kv.dot"(%q2, %k2, %t) {transpose_b = true} : (tensor<64x256xbf16>, tensor<64x256xbf16>, tensor<64x64xf32>) -> tensor<64x64xf32>
+    %m = "kv.tile_reduce"(%u) {kind = "max", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64xf32>
+    "kv.tile_scatter"(%m, %out, %true, %at) : (tensor<64xf32>, memref<?xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
   // Left alone: a kernel that is not marked as one over tiles.
   // CHECK-LABEL: gpu.func @plain
   // CHECK:         "kv.tile_index"() : () -> tensor<64xi32>
@@ -168,6 +195,15 @@ gpu.module @kernels {
     %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64xf32>
     // expected-error @below {{'kv.tile_broadcast' op meets a vector along the rows and along the columns: compute it once for each}}
     %y = "kv.tile_broadcast"(%m) {dimension = 1 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  // expected-error @below {{instruction must be one of wgmma, mma.sync, got 'fma'}}
+  gpu.func @unknown() kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {instruction = "fma"}} {
     gpu.return
   }
 }

@@ -1,6 +1,7 @@
 // RUN: kv-opt %s --split-input-file --verify-diagnostics --distribute-kv-tiles | FileCheck %s
 
 !tile = tensor<64x64xf32, "wgmma">
+!cache = !kv.cache<"paged", bf16, 8 : i64, 32 : i64, false, 16 : i64, none, 1 : i64>
 !row = tensor<64xf32, "rows(wgmma)">
 
 gpu.module @kernels {
@@ -160,6 +161,45 @@ gpu.module @kernels {
     %at = "kv.tile_index"() : () -> tensor<64xi32, "rows(wgmma)">
     %true = arith.constant dense<true> : tensor<64xi1, "rows(wgmma)">
     "kv.tile_scatter"(%m, %out, %true, %at) : (!row, memref<?xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // Products by mma.sync: rows of a buffer become a warp's fragments of A by ldmatrix, B comes by ldmatrix fragment by
+  // fragment, transposed where its rows are the product's; the accumulator's registers are A of the next product. A tile
+  // is waited for by groups of cp.async and the whole block; there are no barriers in shared memory, no proxies and no
+  // stmatrix, which older targets lack.
+  // CHECK-LABEL: gpu.func @mma
+  // CHECK-NOT:     mbarrier
+  // CHECK:         gpu.barrier
+  // CHECK:         nvvm.cp.async.shared.global
+  // CHECK:         nvvm.cp.async.commit.group
+  // CHECK-NEXT:    nvvm.cp.async.wait.group 0
+  // CHECK-NEXT:    gpu.barrier
+  // CHECK-NOT:     fence.proxy
+  // CHECK-COUNT-2: nvvm.ldmatrix {{.*}}layout = #nvvm.mma_layout<row>, num = 4
+  // CHECK:         arith.negf %{{.*}} : vector<16xbf16>
+  // CHECK:         nvvm.ldmatrix {{.*}}layout = #nvvm.mma_layout<row>
+  // CHECK-COUNT-2: nvvm.mma.sync
+  // CHECK:         arith.truncf %{{.*}} : vector<8xf32> to vector<8xbf16>
+  // CHECK:         nvvm.ldmatrix {{.*}}layout = #nvvm.mma_layout<col>
+  // CHECK-COUNT-2: nvvm.mma.sync
+  // CHECK-NOT:     stmatrix
+  // CHECK-COUNT-8: llvm.store %{{.*}} : i32, !llvm.ptr<3>
+  gpu.func @mma(%c: !cache, %i: i32, %query: memref<?x32xbf16>, %out: memref<?x32xbf16>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64, instruction = "mma.sync"}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "cp_async", stages = 1 : i64, tile = tensor<16x32xbf16, "shared">} : () -> !kv.stages
+    %at = "kv.tile_index"() : () -> tensor<64xi32, "rows(mma)">
+    %true = arith.constant dense<true> : tensor<64xi1, "rows(mma)">
+    %p = "kv.tile_row_pages"(%c, %i, %i, %i) {rows = 16 : i64} : (!cache, i32, i32, i32) -> i32
+    "kv.producer_acquire"(%keys, %i) : (!kv.stages, i32) -> ()
+    "kv.copy_start"(%keys, %i, %c, %i, %i, %i, %i, %p) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
+    %k = "kv.consumer_wait"(%keys, %i) : (!kv.stages, i32) -> tensor<16x32xbf16, "shared">
+    %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x32xbf16>, tensor<64xi1, "rows(mma)">, tensor<64xi32, "rows(mma)">) -> tensor<64x32xbf16, "mma">
+    %n = arith.negf %q : tensor<64x32xbf16, "mma">
+    %s = "kv.dot"(%n, %k) {transpose_b = true} : (tensor<64x32xbf16, "mma">, tensor<16x32xbf16, "shared">) -> tensor<64x16xf32, "mma">
+    %w = arith.truncf %s : tensor<64x16xf32, "mma"> to tensor<64x16xbf16, "mma">
+    %o = "kv.dot"(%w, %k) {transpose_b = false} : (tensor<64x16xbf16, "mma">, tensor<16x32xbf16, "shared">) -> tensor<64x32xf32, "mma">
+    %x = arith.truncf %o : tensor<64x32xf32, "mma"> to tensor<64x32xbf16, "mma">
+    "kv.tile_store_rows"(%x, %out, %true, %at) : (tensor<64x32xbf16, "mma">, memref<?x32xbf16>, tensor<64xi1, "rows(mma)">, tensor<64xi32, "rows(mma)">) -> ()
     gpu.return
   }
 

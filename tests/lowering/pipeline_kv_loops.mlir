@@ -327,6 +327,63 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Beside products by mma.sync threads wait for groups of copies: once an iteration, when everybody has read what was
+  // there before; pages of a later tile are looked up then, and its copy starts behind the product. What is converted on
+  // its way is finished before the wait. Before the loop the first tiles are started, those that there are.
+  // CHECK-LABEL: gpu.func @groups
+  // CHECK-SAME:    %[[COUNT:[a-z0-9]+]]: i32
+  // CHECK:         %[[K:.*]] = "kv.make_stages"() {buffer_name = "keys"
+  // CHECK:         %[[V:.*]] = "kv.make_stages"() {buffer_name = "values"
+  // CHECK:         "kv.copy_wait"() {pending = 0 : i64}
+  // CHECK:         scf.if
+  // CHECK:           "kv.tile_row_pages"
+  // CHECK:           "kv.copy_start"(%[[K]],
+  // CHECK:           "kv.copy_start"(%[[V]],
+  // CHECK:         "kv.copy_commit"
+  // CHECK:         scf.if
+  // CHECK:         "kv.copy_commit"
+  // CHECK:         scf.for %[[J:[a-z0-9]+]] =
+  // CHECK-NEXT:      "kv.copy_finish"(%[[V]], %[[J]]) {pending = 1 : i64}
+  // CHECK-NEXT:      "kv.copy_wait"() {pending = 1 : i64}
+  // CHECK:           %[[LATER:.*]] = arith.addi %[[J]],
+  // CHECK:           %[[HELD:.*]] = arith.minsi %[[LATER]],
+  // CHECK:           %[[PAGES:.*]] = "kv.tile_row_pages"(%{{.*}}, %{{.*}}, %[[HELD]],
+  // CHECK-NOT:       "kv.producer_acquire"
+  // CHECK:           "kv.consumer_wait"(%[[K]], %[[J]]) {kv.awaited}
+  // CHECK-NEXT:      "kv.dot"
+  // CHECK-NEXT:      %[[MORE:.*]] = arith.cmpi slt, %[[LATER]], %[[COUNT]]
+  // CHECK-NEXT:      scf.if %[[MORE]]
+  // CHECK-NEXT:        "kv.copy_start"(%[[K]], %[[LATER]], {{.*}}, %[[PAGES]])
+  // CHECK-NEXT:        "kv.copy_start"(%[[V]], %[[LATER]],
+  // CHECK:           "kv.copy_commit"
+  // CHECK-NOT:       "kv.copy_start"
+  // CHECK:         gpu.return
+  // NONE-LABEL:  gpu.func @groups
+  // NONE-NOT:      kv.copy_wait
+  // NONE-NOT:      kv.awaited
+  // NONE:          gpu.return
+  gpu.func @groups(%n: i32, %c: !cache, %f: !fp8, %q: tensor<64x128xbf16, "mma">) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {instruction = "mma.sync"}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "cp_async", stages = 3 : i64, tile = !tile} : () -> !kv.stages
+    %values = "kv.make_stages"() {buffer_name = "values", copy = "staged", stages = 3 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    scf.for %j = %c0 to %n step %c1 : i32 {
+      %p = "kv.tile_row_pages"(%c, %c0, %j, %n) {rows = 64 : i64} : (!cache, i32, i32, i32) -> i32
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %j, %n, %p) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      "kv.producer_acquire"(%values, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(%values, %j, %f, %c0, %c0, %j, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32) -> ()
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<64x128xbf16, "mma">, !tile) -> tensor<64x64xf32, "mma">
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
+      %w = arith.truncf %s : tensor<64x64xf32, "mma"> to tensor<64x64xbf16, "mma">
+      %o = "kv.dot"(%w, %v) {transpose_b = false} : (tensor<64x64xbf16, "mma">, !tile) -> tensor<64x128xf32, "mma">
+      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
+    }
+    gpu.return
+  }
+
   // Left alone: a kernel that is not over tiles.
   // CHECK-LABEL: gpu.func @plain
   // CHECK-NOT:     scf.if

@@ -18,6 +18,7 @@ from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect import dtypes
 
 from . import attention as reference
+from .kinds import schedule_for
 from .places import Place, bits
 from .random_caches import Problem, clone, random_query, random_values, stored_problem
 
@@ -60,7 +61,7 @@ class Runner:
         place, schedule = self.place_of(kind), None
         if kind != "auto":
             most = int(np.diff(offsets.astype(np.int64)).max(initial=2))
-            schedule = {"kind": kind, "max_queries": most} if kind == "decode" else {"kind": kind}
+            schedule = {**schedule_for(kind), **({"max_queries": most} if kind == "decode" else {})}
         out = place.put(sentinel(query[..., : self.value_size(query.shape[2])]))
         given = {n: place.put(v) if isinstance(v, np.ndarray) else v for n, v in options.items()}
         operands = place.collection(collection), layer, place.put(query), place.put(offsets)

@@ -15,6 +15,8 @@ import numpy as np
 import kvarn as kv
 from kvarn.dialect import dtypes
 
+from .kinds import MMA
+
 ANY = np.array([0, 1, 3, 7, 17, 40, 100_000, 2**30, 2**31 - 1, 2**31, 2**32 - 7, 2**32 - 1], np.uint32)
 HEADS, SIZE, BATCH, TOKENS, SLOTS, REGIONS = 2, 16, 3, 6, 24, 5
 GUARD = 64  # elements before and after an array
@@ -183,7 +185,7 @@ def _kernels(m: Memory, kind: str) -> None:
     c = collection(m, kind, "bf16", size=size)
     query, out = m.array((TOKENS, 4, size), "bf16"), m.array((TOKENS, 4, size), "bf16")
     padded, padded_out = (m.array((BATCH, 2, 4, size), "bf16") for _ in range(2))
-    for schedule in ({"kind": "prefill"}, {"kind": "decode", "max_queries": 2, "max_batch": 4}):
+    for schedule in (MMA, {"kind": "decode", "max_queries": 2, "max_batch": 4}):
         options = masks[m.rng.integers(0, len(masks))]
         kv.ops.attention(c, 1, query, m.offsets(), out=out, schedule=schedule, **options)
         kv.ops.attention_padded(c, 1, padded, m.table(BATCH), out=padded_out, schedule=schedule, **options)

@@ -25,6 +25,7 @@ from kvarn.lowering.expand.attention_common import Case
 from kvarn.lowering.expand.attention_tiles import attention_kernel
 from kvarn.lowering.expand.key_splits import WARPS, combine_kernel
 from kvarn.lowering.rewrite import kernels
+from kvarn.lowering.target import by_name
 
 from . import attention as reference
 from .random_caches import Problem, random_query, stored_problem
@@ -58,6 +59,7 @@ class Choice:
         Passes that are left out.
     options : tuple
         Options of passes, as (pass, text).
+    target : str
     """
 
     consumers: int = 1
@@ -71,6 +73,7 @@ class Choice:
     entries: tuple[tuple[str, Any], ...] = ()
     disable: tuple[str, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
+    target: str = TARGET
 
     @property
     def rows(self) -> int:
@@ -87,6 +90,8 @@ class Choice:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
     return str(value).lower() if isinstance(value, bool) else f"{value} : i64"
 
 
@@ -116,7 +121,10 @@ def trace(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = False)
 def compiled(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = False) -> Any:
     """The kernel of a case for the target."""
     return kv.compile(
-        trace(case, spec, choice, prior), target=TARGET, disable=list(choice.disable), options=dict(choice.options)
+        trace(case, spec, choice, prior),
+        target=choice.target,
+        disable=list(choice.disable),
+        options=dict(choice.options),
     )
 
 
@@ -133,7 +141,8 @@ def combining(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = Fa
         spec, kv.i32, None, None, kv.Buffer[kv.i32, 1], None, rows, kv.Buffer[kv.f32, 1] if case.sinks else None,
         kv.Buffer[kv.f32, case.rank - 1] if case.lse else None, *_prior(case, prior), parts, parts, kv.i32, kv.i32,
     ]  # fmt: skip
-    return kv.compile(combine_kernel(case, choice.rows, choice.keys, 1), *given, target=TARGET)
+    kernel = combine_kernel(case, choice.rows, choice.keys, 1, by_name(choice.target).has("pdl"))
+    return kv.compile(kernel, *given, target=choice.target)
 
 
 @dataclass
@@ -205,7 +214,7 @@ def run(
     units = tiles * case.spec.num_heads * choice.splits
     parts = [np.full((units * choice.rows, n), np.nan, np.float32) for n in (case.value_size, 2)]
     parts = [*parts, choice.splits] if choice.splits > 1 else []
-    made, report = compiled(case, c.spec, choice, bool(prior)), Report("sm_90a")
+    made, report = compiled(case, c.spec, choice, bool(prior)), Report(choice.target)
     if change is not None:
         made = Kernel(made.artifact.replace(code={"ptx": change(made.asm["ptx"])}))
     counter = np.zeros(4, np.int8)

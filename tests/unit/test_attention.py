@@ -320,8 +320,8 @@ def test_what_does_not_fit_is_refused_by_name():
     refused(r"window must be in \[1, ", window=0)
     refused(r"softcap must be positive", softcap=0.0)
     refused(r"scale must be finite", scale=float("nan"))
-    refused(r"kind must be one of host, simt, prefill, tile, decode", schedule={"kind": "magic"})
-    refused(r"kind must be host on host", schedule={"kind": "prefill"})
+    refused(r"kind must be one of host, simt, tile, decode", schedule={"kind": "magic"})
+    refused(r"kind must be host on host", schedule={"kind": "tile"})
 
 
 def test_an_integer_cache_needs_scales():

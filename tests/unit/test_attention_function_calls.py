@@ -169,7 +169,6 @@ MISTAKES = [
     ({"mask": lambda b, h, q, k: q - k}, "a mask function must return a bool, got a i32 tile"),
     ({"score": lambda s, b, h, q, k: s + (q - k)}, "write kv.f32(x) around the i32"),
     ({"score": lambda s, b, h, q, k: s + TABLE[q]}, "'TABLE' is an array, which must be a parameter"),
-    ({"mask": lambda b, h, q, k: k <= q, "schedule": {"kind": "prefill"}}, "kind prefill takes no score or mask"),
     ({"score": (lambda s, b, h, q, k, u, v, w, x, y: s, *[TABLE] * 5)}, "at most 4 arrays together, got 5"),
 ]  # fmt: skip
 
@@ -192,18 +191,18 @@ def test_a_window_beside_a_function_is_refused():
         reads._modified(None, kv.masks.causal, 4, None, None, "kv.ops.attention")
 
 
-def test_targets_without_wgmma_have_functions_in_other_kernels():
+def test_targets_without_wgmma_have_functions_in_tiles_and_decodes():
     rng, problem = problem_of(18, num_heads=1)
     query = query_of(rng, problem, 2)
     attributes, _ = reads._modified(None, kv.masks.causal, None, None, None, "")
     operands = (problem.collection, 1, query, problem.row_offsets, 0.1, query.copy())
     for target, schedule, kernel in (
-        ("sm_80", None, "attention_simt"), ("sm_100a", None, "attention_simt"),
+        ("sm_80", None, "attention("), ("sm_100a", None, "attention("),
         ("sm_80", {"max_queries": 4, "max_batch": 4}, "attention_decode"),
     ):  # fmt: skip
         assert f".entry {kernel}" in reads._ATTENTION.compile(operands, attributes, schedule, target).asm["ptx"]
     with pytest.raises(ValueError, match="kind tile needs a GPU with wgmma, got sm_80"):
-        reads._ATTENTION.compile(operands, attributes, {"kind": "tile"}, "sm_80")
+        reads._ATTENTION.compile(operands, attributes, {"kind": "tile", "instruction": "wgmma"}, "sm_80")
 
 
 def test_heads_of_one_element_have_no_tiles_on_the_host():

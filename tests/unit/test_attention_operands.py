@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import attention as reference
 from reference import model
+from reference.kinds import MMA, schedule_for
 from reference.operands import dense_parts, ragged_parts
 from reference.random_caches import Problem, random_problem, random_query, random_values, stored_problem
 
@@ -105,14 +106,14 @@ def test_equal_keys_give_equal_bits_whatever_holds_them(options):
     check(problem, query_of(rng, problem, 4), **options)
 
 
-@pytest.mark.parametrize("kind", ["simt", "prefill"])
+@pytest.mark.parametrize("kind", ["simt", "mma"])
 @pytest.mark.parametrize("options", [{}, {"mask": "chunked", "chunk": 24}], ids=str)
 def test_the_kernels_for_gpus_take_every_form(kind, options):
     rng, problem = problem_of(2, cached=[20, 0, 9], new=[12, 17, 2], num_heads=1)
-    check(problem, query_of(rng, problem, 2), {"kind": kind}, **options)
+    check(problem, query_of(rng, problem, 2), schedule_for(kind), **options)
 
 
-@pytest.mark.parametrize("schedule", [None, {"kind": "simt"}, {"kind": "prefill"}], ids=["host", "simt", "prefill"])
+@pytest.mark.parametrize("schedule", [None, {"kind": "simt"}, MMA], ids=["host", "simt", "mma"])
 @pytest.mark.parametrize(
     ("dtype", "scale_dtype", "granularity"),
     [("i8", "f16", 4), ("i8", "f32", 32), ("f8e4m3", "f32", 8), ("f8e4m3", None, None)],
@@ -163,7 +164,7 @@ def test_the_queries_are_the_last_keys_own(seed, queries, keys, form, options):
         np.testing.assert_allclose(lse[rows], want_lse, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["simt", "prefill"])
+@pytest.mark.parametrize("kind", ["simt", "mma"])
 def test_more_queries_than_keys_on_a_gpu(kind):
     rng = np.random.default_rng(5)
     query = random_values(rng, (9, 2, 32), dtypes.f16)
@@ -174,7 +175,7 @@ def test_more_queries_than_keys_on_a_gpu(kind):
     for mask in ("causal", "chunked"):
         options = {"mask": mask, "chunk": 4} if mask == "chunked" else {"mask": mask}
         problem.row_offsets = offsets
-        out, lse = run(problem, operands, query, {"kind": kind}, **options)
+        out, lse = run(problem, operands, query, schedule_for(kind), **options)
         seen = reference.visible(mask, np.arange(-4, 5), np.arange(5), 4)
         want, want_lse = reference.dense_attention(*(x.astype(float) for x in (query, k, v)), seen, 32**-0.5)
         np.testing.assert_allclose(out, want, rtol=4e-3, atol=4e-3)
@@ -269,5 +270,5 @@ def test_operands_that_do_not_fit_are_refused():
 def test_decode_is_for_collections():
     rng, problem = problem_of(10, cached=[12], new=[1])
     query = query_of(rng, problem, 2)
-    with pytest.raises(ValueError, match="kind must be simt, prefill or tile on sm_90a, got 'decode'"):
+    with pytest.raises(ValueError, match="kind must be simt or tile on sm_90a, got 'decode'"):
         run(problem, dense(problem), query, {"kind": "decode", "max_queries": 1})

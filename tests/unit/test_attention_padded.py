@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
+from reference.kinds import MMA
 from reference.places import Interpreted, Place, Unchecked
 from reference.random_caches import Problem, random_problem, random_values, stored_problem
 
@@ -22,7 +23,7 @@ from kvarn.dialect import dtypes
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 2e-2}
 SENTINEL = 72.0
 # Kinds of kernels; None: the host's.
-KINDS = {"host": None, "simt": {"kind": "simt"}, "prefill": {"kind": "prefill"}, "decode": {"kind": "decode"}}
+KINDS = {"host": None, "simt": {"kind": "simt"}, "mma": MMA, "decode": {"kind": "decode"}}
 MASKS = [
     {"mask": "causal"},
     {"mask": "null"},
@@ -96,13 +97,13 @@ def test_sinks_softcap_and_scale_of_a_padded_batch(kind):
     check(kind, problem, query, 3, alibi_slopes=sinks / 8)
 
 
-@pytest.mark.parametrize("kind", ["host", "simt", "prefill"])
+@pytest.mark.parametrize("kind", ["host", "simt", "mma"])
 def test_cross_attention_of_a_padded_batch(kind):
     rng, problem = problem_of(3, cached=[5, 0, 12], new=[9, 7, 3], head_size=32)
     check(kind, problem, query_of(rng, problem, 2), 10, mask="null", kv_offsets=np.array([0, 9, 9, 12], np.uint32))
 
 
-@pytest.mark.parametrize("kind", ["host", "simt", "prefill"])
+@pytest.mark.parametrize("kind", ["host", "simt", "mma"])
 @pytest.mark.parametrize("pool", ["continuous", "fa3"])
 def test_the_other_kinds_of_cache_in_a_padded_batch(kind, pool):
     rng, problem = problem_of(4, pool, dtype="bf16", cached=[21, 9], new=[5, 11], head_size=48, num_heads=3)
@@ -119,7 +120,7 @@ def test_quantized_caches_in_a_padded_batch(kind):
 
 @pytest.mark.parametrize(
     ("kind", "target"),
-    [("simt", "sm_80"), ("prefill", "sm_80"), ("prefill", "sm_100a"), ("decode", "sm_80"), ("decode", "sm_100a")],
+    [("simt", "sm_80"), ("mma", "sm_80"), ("mma", "sm_100a"), ("decode", "sm_80"), ("decode", "sm_100a")],
 )
 def test_padded_batches_on_each_generation(kind, target):
     rng, problem = problem_of(6, dtype="bf16", cached=[70, 20], new=[2, 1], head_size=64, num_heads=1)
@@ -170,7 +171,7 @@ def test_no_valid_rows_no_padding_and_no_sequences(kind):
     assert run(kind, problem, empty[:0], none[:0])[0].shape == (0, 0, 4, 32)
 
 
-@pytest.mark.parametrize("kind", ["host", "simt", "prefill"])
+@pytest.mark.parametrize("kind", ["host", "simt", "mma"])
 def test_padded_views_with_strides(kind):
     rng, problem = problem_of(11, cached=[20, 3], new=[4, 2], head_size=32)
     query, offsets = query_of(rng, problem, 4), problem.row_offsets

@@ -44,7 +44,7 @@ def emulate(
 
 KERNELS = {
     "simt": ({"kind": "simt"}, "sm_80"),
-    "prefill": ({"kind": "prefill"}, "sm_80"),
+    "mma": ({"kind": "tile"}, "sm_80"),
     "tile": ({"kind": "tile"}, "sm_90a"),
     "tile, split": ({"kind": "tile", "splits": 3}, "sm_90a"),
     "decode": ({"kind": "decode", "max_queries": 2, "min_tiles": 2}, "sm_90a"),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from reference import attention as reference
 from reference import decode_cases, places
+from reference.kinds import MMA
 from reference.random_caches import Problem, random_query, stored_problem
 
 from kvarn.caches import PagedKVCacheCollection
@@ -64,7 +65,7 @@ def check(
     np.testing.assert_allclose(lse[~nothing], want_lse[~nothing], rtol=1e-3, atol=1e-3)
 
 
-SIMT, PREFILL = {"kind": "simt"}, {"kind": "prefill"}
+SIMT, TILES = {"kind": "simt"}, MMA
 DECODE = {"kind": "decode", "max_queries": 2}
 
 
@@ -78,17 +79,17 @@ DECODE = {"kind": "decode", "max_queries": 2}
     ],
     ids=str,
 )
-def test_prefill_masks_a_ragged_batch(options):
+def test_tiles_mask_a_ragged_batch(options):
     rng, problem = problem_of(1, cached=[50, 0, 30, 7, 0], new=[40, 70, 0, 1, 3], head_size=32, num_heads=1)
-    check(problem, query_of(rng, problem, 2), PREFILL, **options)
+    check(problem, query_of(rng, problem, 2), TILES, **options)
 
 
 @pytest.mark.parametrize(("head_size", "page_size"), [(80, 8), (64, 1), (192, 64)])
-def test_prefill_takes_rows_that_are_swizzled_and_rows_that_are_not(head_size, page_size):
+def test_tiles_take_rows_that_are_swizzled_and_rows_that_are_not(head_size, page_size):
     rng, problem = problem_of(
         2, dtype="bf16", cached=[21], new=[40], head_size=head_size, page_size=page_size, num_heads=1
     )
-    check(problem, query_of(rng, problem, 2), PREFILL, "sm_80")
+    check(problem, query_of(rng, problem, 2), TILES, "sm_80")
 
 
 @pytest.mark.parametrize(
@@ -101,40 +102,40 @@ def test_prefill_takes_rows_that_are_swizzled_and_rows_that_are_not(head_size, p
     ],
     ids=str,
 )
-def test_prefill_multiplies_by_warpgroups(head_size, page_size, dtype, options):
+def test_tiles_take_what_wgmma_took(head_size, page_size, dtype, options):
     """More rows than a block has, sequences that end in the middle of tiles, and one without keys of its own."""
     rng, problem = problem_of(
         26, dtype=dtype, cached=[21, 150, 0], new=[40, 70, 3], head_size=head_size, page_size=page_size, num_heads=1
     )
-    check(problem, query_of(rng, problem, 4, "bf16" if dtype == "bf16" else "f16"), PREFILL, **options)
+    check(problem, query_of(rng, problem, 4, "bf16" if dtype == "bf16" else "f16"), TILES, **options)
 
 
 @pytest.mark.parametrize("scale", [-0.4, 0.0, 0.7])
 @pytest.mark.parametrize("head_size", [32, 64])
-def test_prefill_takes_scales_of_any_sign(head_size, scale):
+def test_tiles_take_scales_of_any_sign(head_size, scale):
     rng, problem = problem_of(27, cached=[60, 5], new=[20, 7], head_size=head_size, num_heads=1)
-    check(problem, query_of(rng, problem, 2), PREFILL, scale=scale)
+    check(problem, query_of(rng, problem, 2), TILES, scale=scale)
 
 
 @pytest.mark.parametrize("kind", ["continuous", "fa3"])
-def test_prefill_reads_the_other_kinds(kind):
+def test_tiles_read_the_other_kinds(kind):
     rng, problem = problem_of(3, kind, cached=[21, 9], new=[23, 11], head_size=32, num_heads=3)
-    check(problem, query_of(rng, problem, 9), PREFILL)
+    check(problem, query_of(rng, problem, 9), TILES)
 
 
 @pytest.mark.parametrize(
     ("dtype", "scale_dtype", "granularity", "query"),
     [("i8", "f16", 4, "f16"), ("i8", "f32", 32, "bf16"), ("f8e4m3", None, None, "bf16"), ("f8e5m2", None, None, "f16")],
 )
-def test_prefill_converts_8_bits(dtype, scale_dtype, granularity, query):
+def test_tiles_convert_8_bits(dtype, scale_dtype, granularity, query):
     rng, problem = problem_of(
         4, dtype=dtype, scale_dtype=scale_dtype, granularity=granularity, cached=[21], new=[40], head_size=32
     )
     scale = {"scale": 0.0005} if scale_dtype else {}
-    check(problem, query_of(rng, problem, 4, query), PREFILL, "sm_80" if dtype == "f8e4m3" else "sm_90a", **scale)
+    check(problem, query_of(rng, problem, 4, query), TILES, "sm_80" if dtype == "f8e4m3" else "sm_90a", **scale)
 
 
-@pytest.mark.parametrize("schedule", [SIMT, PREFILL], ids=["simt", "prefill"])
+@pytest.mark.parametrize("schedule", [SIMT, TILES], ids=["simt", "mma"])
 def test_sinks_softcap_and_rows_without_keys(schedule):
     rng, problem = problem_of(5, cached=[12, 0, 9], new=[30, 3, 1], head_size=32)
     query = query_of(rng, problem, 4)
@@ -143,7 +144,7 @@ def test_sinks_softcap_and_rows_without_keys(schedule):
     check(problem, query, schedule, mask="null", kv_offsets=np.array([0, 0, 0, 1], np.uint32))
 
 
-@pytest.mark.parametrize("schedule", [SIMT, PREFILL, DECODE], ids=["simt", "prefill", "decode"])
+@pytest.mark.parametrize("schedule", [SIMT, TILES, DECODE], ids=["simt", "mma", "decode"])
 @pytest.mark.parametrize("options", [{}, {"mask": "sliding_window", "window": 9}, {"softcap": 2.0}], ids=str)
 def test_alibi_slopes_bend_scores_by_distance(schedule, options):
     new = [2, 0, 1] if schedule is DECODE else [30, 0, 3]
@@ -160,7 +161,7 @@ def test_alibi_slopes_over_an_8_bit_cache_in_parts():
         check(problem, query_of(rng, problem, 2), schedule, alibi_slopes=slopes, scale=0.1)
 
 
-@pytest.mark.parametrize("schedule", [SIMT, PREFILL, DECODE], ids=["simt", "prefill", "decode"])
+@pytest.mark.parametrize("schedule", [SIMT, TILES, DECODE], ids=["simt", "mma", "decode"])
 def test_keys_that_slid_out_of_every_window_may_be_anything(schedule):
     rng, problem = problem_of(6, cached=[100], new=[2], head_size=32, num_heads=1)
     query = query_of(rng, problem, 2)
@@ -173,7 +174,7 @@ def test_keys_that_slid_out_of_every_window_may_be_anything(schedule):
     np.testing.assert_allclose(out, want, rtol=4e-3, atol=4e-3)
 
 
-@pytest.mark.parametrize("schedule", [SIMT, PREFILL], ids=["simt", "prefill"])
+@pytest.mark.parametrize("schedule", [SIMT, TILES], ids=["simt", "mma"])
 def test_rows_of_no_sequence_are_not_written(schedule):
     rng, problem = problem_of(7, cached=[30, 8], new=[2, 3], head_size=32)
     query = query_of(rng, problem, 4)
@@ -262,7 +263,7 @@ def test_decode_counts_scales_of_granules_narrower_than_a_step(dtype, scale_dtyp
     decode_cases.scales(places.Interpreted(), dtype, scale_dtype, granularity, [90, 0, 7], [1, 2, 1], head_size)
 
 
-@pytest.mark.parametrize("schedule", [SIMT, PREFILL, DECODE], ids=["simt", "prefill", "decode"])
+@pytest.mark.parametrize("schedule", [SIMT, TILES, DECODE], ids=["simt", "mma", "decode"])
 def test_scales_may_be_aligned_to_those_of_one_head(schedule):
     rng, problem = problem_of(
         16, dtype="i8", scale_dtype="f32", granularity=32, cached=[20, 7], new=[1, 2], head_size=64, num_heads=2
@@ -297,8 +298,8 @@ def test_an_early_decode_sees_the_token_that_was_just_appended():
 
 @pytest.mark.parametrize(
     ("schedule", "new", "head_size"),
-    [(PREFILL, [40], 32), (PREFILL, [40], 64), (DECODE, [2], 32)],
-    ids=["prefill", "warpgroups", "decode"],
+    [(TILES, [40], 32), (TILES, [40], 64), (DECODE, [2], 32)],
+    ids=["mma", "swizzled", "decode"],
 )
 def test_nothing_depends_on_the_order_of_warps_and_copies(schedule, new, head_size):
     rng, problem = problem_of(12, cached=[70 if head_size == 32 else 200], new=new, head_size=head_size, num_heads=1)
@@ -324,9 +325,9 @@ def test_latent_rows(quantized):
 def test_a_schedule_that_does_not_fit_is_refused():
     rng, problem = problem_of(11, dtype="f32", cached=[3], new=[1], head_size=32)
     query = query_of(rng, problem, 2)
-    with pytest.raises(ValueError, match="kind prefill needs a query of bf16 or f16 and an output"):
-        run(problem, query, PREFILL)
+    with pytest.raises(ValueError, match="kind tile needs a query of bf16 or f16 and an output"):
+        run(problem, query, TILES)
     with pytest.raises(ValueError, match="kind decode needs max_queries"):
         run(problem, query, {"kind": "decode"})
-    with pytest.raises(ValueError, match="kind must be simt, prefill, tile or decode on sm_90a, got 'host'"):
+    with pytest.raises(ValueError, match="kind must be simt, tile or decode on sm_90a, got 'host'"):
         run(problem, query, {"kind": "host"})

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from reference import attention as reference
 from reference import model
 from reference.foreign import LAYOUTS, Pool, pool_of
+from reference.kinds import schedule_for
 from reference.places import Place, near
 from reference.random_caches import Problem, clone, random_problem, random_query, random_values, stored_problem
 
@@ -121,8 +122,10 @@ def test_stray_page_ids_write_nothing_and_read_inside_the_pool(place, name):
     model.append(c, 0, key, value, problem.row_offsets)
     pool.assert_same(c)
     query = random_query(rng, problem, 4)
-    for kind in ("decode", "tile", "prefill", "simt"):
-        schedule = None if place.name == "host" else {"kind": kind, **({"max_queries": 4} if kind == "decode" else {})}
+    for kind in ("decode", "tile", "mma", "simt"):
+        schedule = (
+            None if place.name == "host" else {**schedule_for(kind), **({"max_queries": 4} if kind == "decode" else {})}
+        )
         out = place.put(np.zeros_like(query))
         kv.ops.attention(
             pool.collection, pool.layer, *map(place.put, (query, problem.row_offsets)), out=out, schedule=schedule
@@ -235,7 +238,7 @@ def test_convert_reads_and_writes_every_layout(place, name):
 
 # --- attention -------------------------------------------------------------------------------------
 
-KINDS = {"decode": [1, 1, 0, 1], "tile": [40, 3, 0, 20], "prefill": [40, 3, 0, 20], "simt": [2, 1, 0, 5]}
+KINDS = {"decode": [1, 1, 0, 1], "tile": [40, 3, 0, 20], "mma": [40, 3, 0, 20], "simt": [2, 1, 0, 5]}
 
 
 def attend(place: Place, pool: Pool, problem: Problem, query: np.ndarray, schedule: Any, **options: Any) -> None:
@@ -261,13 +264,13 @@ def test_attention_reads_every_layout(place, name, kind):
     pool = pool_of(place, name, problem.collection)
     schedule = None
     if not isinstance(place, Place) or place.name != "host":
-        schedule = {"kind": kind, **({"max_queries": 1} if kind == "decode" else {})}
+        schedule = {**schedule_for(kind), **({"max_queries": 1} if kind == "decode" else {})}
     attend(place, pool, problem, random_query(rng, problem, 4), schedule)
 
 
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize(("dtype", "page_size", "size"), [("bf16", 64, 128), ("f8e4m3", 16, 64), ("bf16", 1, 64)])
-@pytest.mark.parametrize("kind", ["decode", "prefill"])
+@pytest.mark.parametrize("kind", ["decode", "mma"])
 def test_attention_by_page_sizes_and_element_types(place, name, dtype, page_size, size, kind):
     rng, problem = stored_problem(
         10, dtype=dtype, num_layers=1, page_size=page_size, head_size=size, cached=[90, 3], new=KINDS[kind][:2]
@@ -275,7 +278,7 @@ def test_attention_by_page_sizes_and_element_types(place, name, dtype, page_size
     pool = pool_of(place, name, problem.collection)
     schedule = None
     if place.name != "host":
-        schedule = {"kind": kind, **({"max_queries": 1} if kind == "decode" else {})}
+        schedule = {**schedule_for(kind), **({"max_queries": 1} if kind == "decode" else {})}
     attend(place, pool, problem, random_query(rng, problem, 4), schedule, window=50)
 
 

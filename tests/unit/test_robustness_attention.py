@@ -24,7 +24,7 @@ from reference.places import Interpreted, Place
 
 run = cases.Runner(lambda kind: Place() if kind == "auto" else Interpreted())
 latent = cases.LatentRunner(run.place_of)
-KINDS = ["auto", "simt", "prefill", "decode"]
+KINDS = ["auto", "simt", "mma", "decode"]
 # Head size, page size, mask.
 SEEN = [
     (256, 16, {}), (256, 16, {"mask": "null"}), (256, 128, {"window": 100}), (256, 256, {"chunk": 96}), (512, 64, {}),
@@ -46,7 +46,7 @@ def test_infinities_without_a_token_do_not_show(head_size, page_size, options):
     ("kind", "head_size", "page_size", "options", "batch"),
     [
         ("simt", 512, 16, {}, "short"),
-        ("prefill", 256, 64, {}, "four prefills"),
+        ("mma", 256, 64, {}, "four prefills"),
         ("decode", 64, 16, {}, "decode of 512"),
     ],
     ids=str,
@@ -62,7 +62,7 @@ def test_a_prefix_hit_is_a_cold_start(length, group):
 
 
 def test_a_prefix_hit_is_a_cold_start_in_gpu_code():
-    cases.prefix_hit(run, "prefill", 300, 1, head_size=32)
+    cases.prefix_hit(run, "mma", 300, 1, head_size=32)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,7 +73,7 @@ def test_the_order_of_the_pages_does_not_change_a_bit(kind, keys):
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [("auto", "bf16"), ("auto", "f8e4m3"), ("simt", "bf16"), ("prefill", "bf16"), ("prefill", "f8e4m3"),
+    [("auto", "bf16"), ("auto", "f8e4m3"), ("simt", "bf16"), ("mma", "bf16"), ("mma", "f8e4m3"),
      ("decode", "bf16"), ("decode", "f8e4m3")],
 )  # fmt: skip
 def test_slots_past_the_last_token_may_hold_anything(kind, dtype):
@@ -89,7 +89,7 @@ def test_garbage_in_speculative_rows_does_not_reach_the_first(dtype, group):
 @pytest.mark.parametrize(
     ("kind", "dtype", "group", "widths"),
     [
-        ("prefill", "bf16", 16, [5]), ("prefill", "f8e4m3", 8, [3]),
+        ("mma", "bf16", 16, [5]), ("mma", "f8e4m3", 8, [3]),
         ("decode", "bf16", 8, [2]), ("decode", "f8e4m3", 8, [2]),
     ],
     ids=str,
@@ -98,12 +98,12 @@ def test_garbage_in_speculative_rows_does_not_reach_the_first_in_gpu_code(kind, 
     cases.garbage_queries(run, kind, dtype, group, widths, [1])
 
 
-@pytest.mark.parametrize(("kind", "new"), [("auto", 12), ("simt", 12), ("prefill", 40), ("decode", 2)])
+@pytest.mark.parametrize(("kind", "new"), [("auto", 12), ("simt", 12), ("mma", 40), ("decode", 2)])
 def test_keys_and_finite_values_that_a_row_does_not_see_do_not_show(kind, new):
     cases.masked_keys(run, kind, 50, new)
 
 
-@pytest.mark.parametrize(("kind", "new", "spread"), [("auto", 12, 4), ("simt", 12, 1), ("prefill", 40, 16)])
+@pytest.mark.parametrize(("kind", "new", "spread"), [("auto", 12, 4), ("simt", 12, 1), ("mma", 40, 16)])
 def test_a_value_that_is_not_finite_reaches_rows_of_its_tile_at_most(kind, new, spread):
     cases.seen_infinities(run, kind, 50, new, spread)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from reference.kinds import MMA
 from reference.places import bits
 from reference.random_caches import random_problem, random_values
 
@@ -31,7 +32,7 @@ def test_operations_with_checks_do_what_they_do_without(place, forgetful):
     offsets, found = place.put(problem.row_offsets), []
     kinds: list[dict | None] = [None]
     if place.name != "host":
-        kinds = [{"kind": "simt"}, {"kind": "prefill"}, {"kind": "decode", "max_queries": 2}]
+        kinds = [{"kind": "simt"}, MMA, {"kind": "decode", "max_queries": 2}]
     for check in (False, True):
         forgetful()
         with env.override(check=check):

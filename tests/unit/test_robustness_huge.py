@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference.attention_cases import queries, sentinel
+from reference.kinds import MMA
 from reference.places import Place, bits
 from reference.random_caches import fill_cached, random_problem, random_values
 
@@ -145,7 +146,7 @@ def check_listed(pools: Pools, kinds: list[dict[str, Any] | None]) -> None:
         assert np.isfinite(outs[0].astype(np.float32)).all()
 
 
-KINDS: list[dict[str, Any]] = [{"kind": "simt"}, {"kind": "prefill"}, {"kind": "decode", "max_queries": 2}]
+KINDS: list[dict[str, Any]] = [{"kind": "simt"}, MMA, {"kind": "decode", "max_queries": 2}]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "i8"])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from mlir import ir
 from reference import attention as reference
+from reference.kinds import schedule_for
 from reference.random_caches import Problem, random_query, stored_problem
 
 import kvarn as kv
@@ -94,7 +95,7 @@ def test_a_tile_lies_in_at_most_32_pages():
         on_gpu(problem, query, {**DECODE, "tile": 64})
 
 
-@pytest.mark.parametrize("kind", ["simt", "prefill"])
+@pytest.mark.parametrize("kind", ["simt"])
 @pytest.mark.parametrize("entry", [{"tile": 16}, {"stages": 3}, {"typo": 1}, {"splits": 2}], ids=str)
 def test_kernels_without_entries_refuse_them(kind, entry):
     problem, query = problem_of()
@@ -231,12 +232,12 @@ def on_host(problem: Problem, query: np.ndarray) -> np.ndarray:
     return kv.ops.attention(problem.collection, 1, query, problem.row_offsets, schedule={"batch_invariant": True})
 
 
-@pytest.mark.parametrize(("kind", "head_size"), [("host", 32), ("simt", 32), ("prefill", 32), ("prefill", 64)], ids=str)
+@pytest.mark.parametrize(("kind", "head_size"), [("host", 32), ("simt", 32), ("mma", 32), ("mma", 64)], ids=str)
 def test_batch_invariance_is_kept_by_every_kernel(kind, head_size):
     """Decode's is tested where its parts are: their rows lie in tiles of their own, whose keys begin at multiples."""
     problem, query = problem_of(7, cached=[40, 0, 33], new=[18, 5, 2], head_size=head_size, num_heads=1)
     query = np.ascontiguousarray(query[:, :2])
-    schedule = {"kind": kind, "batch_invariant": True}
+    schedule = {**schedule_for(kind), "batch_invariant": True}
     run = on_host if kind == "host" else lambda p, q: on_gpu(p, q, schedule)
     alone_and_together(problem, query, run)
 
@@ -333,10 +334,10 @@ def code_of(schedule: dict[str, Any]) -> str:
     return made.code["ptx"]
 
 
-@pytest.mark.parametrize("kind", ["simt", "prefill", "decode"])
+@pytest.mark.parametrize("kind", ["simt", "mma", "decode"])
 def test_what_the_caller_promises_is_taken_by_every_kernel(kind):
     """Only a decode starts early: the others wait for the kernel before them, whatever it writes."""
-    with_it, also, without, silent = (code_of({"kind": kind, **e}) for e in EARLY)
+    with_it, also, without, silent = (code_of({**schedule_for(kind), **e}) for e in EARLY)
     assert with_it == also
     assert without == silent
     assert (with_it == without) == (kind != "decode")

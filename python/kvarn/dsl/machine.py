@@ -181,9 +181,13 @@ def load_nc(pointer: Pointer, dtype: DType = i32, width: int = 4) -> Any:
     return _pointer(pointer, GLOBAL, "the address").load(dtype, width, invariant=True)
 
 
-def unknown(x: int) -> Value:
-    """A number that LLVM does not know: a loop up to it stays a loop. For passes, where registers are few."""
-    return Value(inline_asm("mov.b32 $0, $1;", "=r,n", [i32_value(x)], "i32", effects=True), i32, nonneg=True)
+def unknown(x: Any) -> Value:
+    """A number that LLVM knows nothing of but that it is not negative. For passes, where registers are few.
+
+    A loop up to it stays a loop, and what is computed from it is computed there, not once for all in a register each.
+    """
+    kind = "n" if isinstance(x, int) else "r"
+    return Value(inline_asm("mov.b32 $0, $1;", f"=r,{kind}", [i32_value(x)], "i32", effects=True), i32, nonneg=True)
 
 
 def stay_rolled() -> None:

@@ -283,7 +283,7 @@ def attention(
         ``"null"``; the result is that without, up to rounding. Schedules are a list of two: of the prefixes, and of
         the rest.
     schedule : mapping, optional
-        How the work is divided: ``kind`` (on a GPU ``"decode"``, ``"prefill"``, ``"simt"``) and that kernel's entries.
+        How the work is divided: ``kind`` (on a GPU ``"decode"``, ``"tile"``, ``"simt"``) and that kernel's entries.
         No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``.
         ``batch_invariant=True``: a sequence's result does not depend, bit for bit, on the rest of the batch, however
         many new tokens the others have: without ``max_queries`` one kernel computes few rows and many (kernels that

@@ -125,7 +125,9 @@ class TileSpace:
             return self._of_extents(best, {"rows": schedules.ROWS.choices, "keys": keys, "stages": (1, 2, 3, 4)})
         if group == 1:
             flags = [e.name for e in schedules.TILED.entries if e.type is bool]
-            return _product(best, {**dict.fromkeys(flags, (False, True)), "query_stages": (1, 2)})
+            flagged = _product(best, {**dict.fromkeys(flags, (False, True)), "query_stages": (1, 2)})
+            by_mma = {**best, **tile_schedule.BY_MMA, "keys": min(best["keys"], tile_schedule.MOST_KEYS_BY_MMA)}
+            return itertools.chain(flagged, [by_mma])
         return _product(best, {"splits": (0, 1, 2, 3, 4, 8, 16, 32)})
 
     def _of_extents(self, best: Mapping[str, int], axes: Mapping[str, Sequence[int]]) -> Iterator[Schedule]:
