@@ -93,7 +93,7 @@ class Tiles:
         return b, start, row0, count, num_keys, first, end
 
 
-def ask_kernel(t: Tiles) -> Any:
+def ask_kernel(t: Tiles, early: bool) -> Any:
     """Asks about tiles: a block has :data:`CHUNK` of a list."""
 
     @kv.kernel(block=(WARPS * WARP, 1, 1))
@@ -101,7 +101,7 @@ def ask_kernel(t: Tiles) -> Any:
         collection, query, extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         blocks: kv.Buffer[i32, 3], chunks: i32, array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
-        begin(True)
+        begin(early)
         chunk, place = kv.block_id.x % chunks * CHUNK, kv.block_id.x // chunks
         head, number = place % blocks.shape[1], place // blocks.shape[1]
         queries = queries_of(t.case.padded, extents, query, kv_offsets)
@@ -118,7 +118,7 @@ def ask_kernel(t: Tiles) -> Any:
     return ask_block_mask
 
 
-def list_kernel(t: Tiles) -> Any:
+def list_kernel(t: Tiles, early: bool) -> Any:
     """Moves what is seen together: a warp has a list."""
 
     @kv.kernel(block=(WARPS * WARP, 1, 1))
@@ -126,7 +126,7 @@ def list_kernel(t: Tiles) -> Any:
         collection, query, extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         blocks: kv.Buffer[i32, 3],
     ):  # fmt: skip
-        begin(True)
+        begin(early)
         place, lane = kv.block_id.x * WARPS + kv.warp_id(), kv.lane_id()
         if place < blocks.shape[0] * blocks.shape[1]:
             head, number = place % blocks.shape[1], place // blocks.shape[1]
@@ -185,6 +185,6 @@ def expand(op: Any, at: Expansion) -> None:
         return
     chunks, early, threads = (at.dim(op.blocks, 2) + (CHUNK - 2)) // CHUNK, starts_early(at), (WARPS * WARP, 1, 1)
     args = [*given, chunks, *arrays_of(op)]
-    at.launch(ask_kernel(t), args, (tiles * lists * chunks, 1, 1), threads, key=t, programmatic=early)
+    at.launch(ask_kernel(t, early), args, (tiles * lists * chunks, 1, 1), threads, key=t, programmatic=early)
     blocks = (tiles * lists + (WARPS - 1)) // WARPS
-    at.launch(list_kernel(t), given, (blocks, 1, 1), threads, key=t, programmatic=early)
+    at.launch(list_kernel(t, early), given, (blocks, 1, 1), threads, key=t, programmatic=early)

@@ -107,6 +107,18 @@ def test_attention_by_a_block_mask_is_that_by_its_mask_bit_for_bit(place, case, 
     np.testing.assert_allclose(out.astype(np.float64), model_out, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", ["f16", "i8"])
+def test_gpus_without_wgmma_take_block_masks(dtype):
+    scales = {"scale_dtype": "f32", "granularity": 16} if dtype == "i8" else {}
+    with kv.emulated("sm_80"):
+        rng, problem = problem_of(2, dtype=dtype, **BATCH, **scales)
+        query, ids = query_of(rng, problem, 2), documents(rng)
+        block_mask, given, mask = made(Place(), problem, query, (kv.masks.causal & document, ids))
+        out, _ = attended(Place(), given, block_mask=block_mask, scale=0.01)
+        want, _ = attended(Place(), given, mask=mask, scale=0.01, schedule={"kind": "tile", **TILE})
+    assert_same_bits(out, want)
+
+
 def test_tiles_that_no_row_sees_are_not_visited(place):
     """Values that are NaN reach every row of a tile that visits them, on a GPU."""
     rng, problem = problem_of(3, cached=[0], new=[300], num_heads=1)
@@ -268,5 +280,3 @@ def test_tiles_that_attention_does_not_have_are_refused():
             kv.ops.attention(*given, block_mask=block_mask, schedule={"rows": 128})
         with pytest.raises(ValueError, match="needs a schedule of kind tile, got simt"):
             kv.ops.attention(*given, block_mask=block_mask, schedule={"kind": "simt"})
-    with kv.emulated("sm_80"), pytest.raises(ValueError, match="a block mask needs a GPU with wgmma, got sm_80"):
-        kv.ops.block_mask(problem.collection, query, problem.row_offsets, kv.masks.causal)

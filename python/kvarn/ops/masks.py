@@ -135,8 +135,7 @@ def block_mask(
     Raises
     ------
     TypeError, ValueError
-        If an argument is not as above, or the target's attention takes no block masks (GPUs without wgmma); nothing was
-        launched.
+        If an argument is not as above, or kind tile does not take the case; nothing was launched.
     """
     if (row_offsets is None) == (valid_lengths is None):
         raise ValueError(f"{TITLE}: row_offsets or valid_lengths must be given, and not both")

@@ -232,8 +232,7 @@ def attention(
         Default D ** -0.5.
     score : function, or tuple of a function and its arrays, optional
         ``score(score, b, h, q, k, *arrays)`` returns the new score, f32, of the scaled one (after softcap and slopes):
-        of sequence b, query head h, and absolute positions q and k: docs/attention-functions.md. Many query rows are
-        fast on GPUs with wgmma only.
+        of sequence b, query head h, and absolute positions q and k: docs/attention-functions.md.
     mask : str, function, or tuple of a function and its arrays
         ``"causal"`` (k <= q), ``"null"`` (every key), ``"sliding_window"`` (k <= q and q - k < window), ``"chunked"``
         (q and k in one chunk of positions), ``"chunked_causal"`` (and k <= q). ``"causal"`` with a window or a chunk
@@ -277,7 +276,7 @@ def attention(
         Entries of each list that count, from the first on. Default: K. What lies behind is not read.
     block_mask : BlockMask, optional
         What :func:`block_mask` made of a mask for this step: it stands for the mask, which is left out. Of a
-        collection; not with a tree, with pages or with a window or chunk beside it. On a GPU with wgmma, by kind tile.
+        collection; not with a tree, with pages or with a window or chunk beside it. On a GPU by kind tile.
     shared : SharedPrefixes, optional
         Sequences whose prefixes are read once, planned for this collection, which has pages. Masks ``"causal"`` and
         ``"null"``; the result is that without, up to rounding. Schedules are a list of two: of the prefixes, and of
