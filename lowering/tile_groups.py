@@ -92,8 +92,11 @@ def prefetch_groups(loop: ir.Operation) -> None:
         start(later, values)
     for op in [op for op in ops if op.name == "kv.consumer_wait"]:
         op.attributes[AWAITED] = ir.UnitAttr.get()
-    for op in [op for op in ops if op.name in ("kv.copy_start", "kv.producer_acquire")]:
-        op.erase()
+    for op in reversed(ops):
+        if op.name in ("kv.copy_start", "kv.producer_acquire") or (
+            op.name in _LOOKUPS and not any(True for _ in op.result.uses)
+        ):
+            op.erase()
 
 
 def _kind(buffer: ir.Operation) -> str:

@@ -348,13 +348,12 @@ gpu.module @kernels {
   // CHECK:           %[[LATER:.*]] = arith.addi %[[J]],
   // CHECK:           %[[HELD:.*]] = arith.minsi %[[LATER]],
   // CHECK:           %[[PAGES:.*]] = "kv.tile_row_pages"(%{{.*}}, %{{.*}}, %[[HELD]],
-  // CHECK-NOT:       "kv.producer_acquire"
-  // CHECK:           "kv.consumer_wait"(%[[K]], %[[J]]) {kv.awaited}
+  // CHECK-NEXT:      "kv.consumer_wait"(%[[K]], %[[J]]) {kv.awaited}
   // CHECK-NEXT:      "kv.dot"
   // CHECK-NEXT:      %[[MORE:.*]] = arith.cmpi slt, %[[LATER]], %[[COUNT]]
   // CHECK-NEXT:      scf.if %[[MORE]]
-  // CHECK-NEXT:        "kv.copy_start"(%[[K]], %[[LATER]], {{.*}}, %[[PAGES]])
-  // CHECK-NEXT:        "kv.copy_start"(%[[V]], %[[LATER]],
+  // CHECK-NEXT:        "kv.copy_start"(%[[K]], %[[HELD]], {{.*}}, %[[PAGES]])
+  // CHECK-NEXT:        "kv.copy_start"(%[[V]], %[[HELD]],
   // CHECK:           "kv.copy_commit"
   // CHECK-NOT:       "kv.copy_start"
   // CHECK:         gpu.return
