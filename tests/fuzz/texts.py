@@ -9,6 +9,9 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import kvarn.dialect.kv  # noqa: F401 (declares the operations)
+from kvarn.dialect import named_operands
+
 TESTS = Path(__file__).resolve().parents[1]
 TOKEN = re.compile(r"\s+|[%@!#^][\w.$-]+|\"[^\"\n]*\"|\w+|.", re.DOTALL)
 NUMBERS = (
@@ -52,13 +55,13 @@ FUNCTION = re.compile(r"^func\.func @.*?^}\n", re.MULTILINE | re.DOTALL)
 
 @functools.cache
 def valid() -> tuple[str, ...]:
-    """Functions of the dialect's lit tests that hold to every rule, one a text."""
+    """Functions of the dialect's lit tests that hold to every rule, one a text; operands by name and by place."""
     found = []
     for path in ("dialect/ops.mlir", "dialect/effects.mlir", "kv-opt/Inputs/kernel.mlir"):
         text = re.sub(r"^\s*//.*\n", "", (TESTS / path).read_text(), flags=re.MULTILINE)
         head = "".join(HEAD.findall(text))
         found += [head + f for f in FUNCTION.findall(text)] or [text]
-    return tuple(found)
+    return tuple(dict.fromkeys(form for text in found for form in (text, named_operands.positional(text))))
 
 
 @functools.cache
