@@ -217,7 +217,7 @@ FAMILIES: dict[str, Callable[[Memory, str], None]] = {
     "latent": _latent, "batches": _batches, "kernels": _kernels,
 }  # fmt: skip
 KINDS = ("paged", "continuous", "fa3")
-OF_NO_CACHE = ("operands", "batches")
+OF_ONE_KIND = ("operands", "batches", "block masks")  # of no cache, or alike over every kind
 OF_GPUS = ("kernels",)
 
 

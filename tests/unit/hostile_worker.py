@@ -17,7 +17,7 @@ if __name__ == "__main__":
     faulthandler.enable()
     family, draws = sys.argv[1], int(sys.argv[2])
     with Unchecked().active():
-        for kind in hostile.KINDS[:1] if family in hostile.OF_NO_CACHE else hostile.KINDS:
+        for kind in hostile.KINDS[:1] if family in hostile.OF_ONE_KIND else hostile.KINDS:
             for seed in range(draws):
                 print(kind, seed, flush=True)
                 hostile.run(family, kind, seed)

@@ -34,7 +34,7 @@ def test_on_the_host_no_contents_lead_out_of_the_arrays(family):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", hostile.FAMILIES)
 def test_in_gpu_code_no_contents_lead_out_of_the_arrays(family):
-    kinds = hostile.KINDS[:1] if family in hostile.OF_NO_CACHE else hostile.KINDS
+    kinds = hostile.KINDS[:1] if family in hostile.OF_ONE_KIND else hostile.KINDS
     with Interpreted("sm_90a").active():
         for kind in kinds:
             for seed in range(100, 102):
