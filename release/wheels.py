@@ -3,8 +3,8 @@
 
 The native part has a C ABI, or keeps to Python's stable one, so that one wheel serves every Python; it is built from
 the sdist, which proves that complete. auditwheel gives the manylinux tag, twine reads the metadata. For each Python the
-wheel is installed in a fresh environment, where ``release/first_day.py`` runs. A Python that is not on this machine is
-named, and the command fails: a wheel that was not tried on it is not released for it.
+wheel is installed in a fresh environment, where ``release/first_day.py`` and ``release/research_day.py`` run. A Python
+that is not on this machine is named, and the command fails: a wheel that was not tried on it is not released for it.
 """
 
 from __future__ import annotations
@@ -83,10 +83,16 @@ def try_out(wheel: Path, python: str, folder: Path) -> str:
     keep = ("PATH", "HOME", "LANG", "TMPDIR")
     environment = {name: os.environ[name] for name in keep if name in os.environ}
     environment["KVARN_CACHE_DIR"] = str(folder / "cache")
-    files = ("release/first_day.py", "examples/scale_keys.py")
-    script, kernels = (shutil.copy(ROOT / file, folder) for file in files)  # where no source tree is near
-    done = subprocess.run([inside, "-I", script, kernels, work], cwd=work, env=environment)
-    return "" if done.returncode == 0 else f"the first day ended with {done.returncode}"
+    files = ("release/first_day.py", "release/research_day.py", "examples/scale_keys.py")
+    script, research, kernels = (shutil.copy(ROOT / file, folder) for file in files)  # where no source tree is near
+    day, tutorial = (
+        shutil.copytree(ROOT / name, folder / Path(name).name) for name in ("release/day", "docs/tutorial")
+    )
+    for title, command in (("first", (script, kernels, work)), ("researcher's", (research, day, tutorial))):
+        done = subprocess.run([inside, "-I", *command], cwd=work, env=environment)
+        if done.returncode:
+            return f"the {title} day ended with {done.returncode}"
+    return ""
 
 
 def tried(wheel: Path, versions: Sequence[str]) -> Iterator[tuple[str, str]]:
