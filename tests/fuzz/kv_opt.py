@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Iterator
 
@@ -11,7 +12,10 @@ from .loop import serve
 
 
 def outcomes() -> Iterator[str]:
-    """Send a seed, get what came of its text: ``ok``, ``refused``, or ``silent`` and ``raised ...`` for defects."""
+    """Send a seed, get what came of its text: ``ok``, ``refused``, or ``silent`` and ``raised ...`` for defects.
+
+    A text in base64 after the seed stands in the place of the seed's own.
+    """
     from mlir import ir
 
     from kvarn.dialect import kv
@@ -23,7 +27,9 @@ def outcomes() -> Iterator[str]:
     texts.stages()
     outcome = "ready"
     while True:
-        source, wanted, emitted, name = texts.text(int((yield outcome)))
+        seed, _, given = (yield outcome).partition(" ")
+        source, wanted, emitted, name = texts.text(int(seed))
+        source = base64.b64decode(given).decode("utf-8", "surrogatepass") if given else source
         chip = target.by_name(name)
         if emitted == "ptx" and chip.is_host:
             emitted = "llvm"

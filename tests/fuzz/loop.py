@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import select
 import subprocess
@@ -39,12 +40,13 @@ class Worker:
         )  # fmt: skip
         self._answer(SECONDS)
 
-    def ask(self, seed: int) -> str:
-        """The outcome of a seed; ``died ...`` or ``hangs`` when the process is gone."""
+    def ask(self, seed: int, text: str = "") -> str:
+        """The outcome of a seed, or of a text in its place; ``died ...`` or ``hangs`` when the process is gone."""
         assert self.process.stdin is not None
         self.log.seek(0)
         self.log.truncate()
-        self.process.stdin.write(f"{seed}\n".encode())
+        given = base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
+        self.process.stdin.write(f"{seed} {given}".rstrip().encode() + b"\n")
         self.process.stdin.flush()
         return self._answer(SECONDS)
 

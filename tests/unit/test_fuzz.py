@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fuzz import smaller
 from fuzz.texts import UPSTREAM, invalid, kernels, mutants, valid
 
 WORKER = Path(__file__).with_name("fuzz_worker.py")
@@ -92,3 +93,40 @@ def test_a_dead_process_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 )
 def test_odd_texts(text: str) -> None:
     assert feed([text], "verify-kv")[-1] in ("ok", "refused")
+
+
+# --- a seed's IR made smaller ------------------------------------------------------------------------
+
+
+class Defect:
+    """A worker in which IR with a kv.load raises, or ends the process where it has no kernel."""
+
+    made = 0
+
+    def __init__(self, name: str) -> None:
+        Defect.made += 1
+        self.alive = True
+
+    def ask(self, seed: int, text: str) -> str:
+        if '"kv.load"' not in text:
+            return "ok"
+        self.alive = "gpu.func" in text
+        return "raised in 'zork' raised KeyError: " + str(len(text)) if self.alive else "died with -6: " + text
+
+    def stop(self) -> None:
+        self.alive = False
+
+
+def test_ir_of_a_seed_is_reduced_to_what_still_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = next(t for t in kernels() if '"kv.load"' in t and len(t.splitlines()) > 15)
+    monkeypatch.setattr(smaller.texts, "text", lambda seed: (source, "", "", ""))
+    found = smaller.reduced(1, Defect)
+    assert '"kv.load"' in found
+    assert len(found.splitlines()) < len(source.splitlines()) / 2
+    monkeypatch.setattr(smaller.texts, "text", lambda seed: ('a\nb\n"kv.load"\nc\n', "", "", ""))
+    Defect.made = 0
+    assert smaller.reduced(1, Defect) == '"kv.load"\n'
+    assert Defect.made > 1, "another worker takes the place of one that died"
+    monkeypatch.setattr(smaller.texts, "text", lambda seed: ("a", "", "", ""))
+    with pytest.raises(ValueError, match="nothing to reduce: the IR of seed 1 is ok"):
+        smaller.reduced(1, Defect)
