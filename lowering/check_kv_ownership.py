@@ -8,8 +8,9 @@ one that the sequence has at this moment and that somebody uses, a store whether
 whether the slot was written since the page was handed out. What does not hold is written down, with the access, the
 sequence, the token and the page, and the kernel goes on; a store that is right notes the slot as written.
 
-Tokens of tiles are shared among the threads of a block. Addresses (``kv.block_ptr``) and copies by descriptor are not
-checked: what is read through them is not known here.
+Tokens of tiles are shared among the threads of a block. A load or store through an address, in a kernel of a user's, is
+held to the sequence that the address was asked for (``kv.block_ptr``), at the token and head where it is by now.
+Addresses that a loop carries, asynchronous copies and copies by descriptor are not checked.
 
 Before:  %x = "kv.load"(%k, %b, %h, %t, %d) {width = 8} : ...
 After:   %r = <region of %k> ; %e = <what the table's entry of %b, %t must be>
@@ -45,6 +46,10 @@ from .variables import declare_variable, note_texts, number_of, variable
 
 _TILES = {c.OPERATION_NAME for c in (kv.LoadTileOp, kv.StoreTileOp, kv.TileLoadOp)}
 _WATCHED = layout.KINDS
+_BY_ADDRESS = {"llvm.load": 0, "llvm.store": 1, "llvm.atomicrmw": 0}  # and the operand that is the address
+_ADDRESSES = {c.OPERATION_NAME for c in (kv.BlockPtrOp, kv.ScaleBlockPtrOp)}
+_PROGRAM = "kv.program"  # of a module of operations: their kernels may read what they do not use
+_NOWHERE = -1  # the token of an address that has left its page
 
 
 def is_checked(name: str) -> bool:
@@ -220,19 +225,43 @@ class Kernel:
         for of_scales in (only_scales, True) if both else (only_scales,):
             if of_scales and not spec.quantized:
                 continue
-            key = (found.cache, of_scales)
-            if key not in self._handles:
-                with op.location:
-                    self._handles[key] = watched(found.cache, of_scales, self.registry)
-            access = Access(self._number(op, writes, of_scales), writes, self.registry)
+            of = self._watched(found.cache, of_scales, op.location)
+            access = Access(self._number(op, op.name, writes, of_scales), writes, self.registry)
             with ir.InsertionPoint(op), op.location:
-                self._each(op, access, self._handles[key])
+                self._each(op, access, of)
 
-    def _number(self, op: ir.Operation, writes: bool, of_scales: bool) -> int:
+    def check_address(self, op: ir.Operation) -> None:
+        """A load or store through an address, where it is known what the address was asked for."""
+        address = op.operands[_BY_ADDRESS[op.name]]
+        origin = defining_op(address)
+        while origin is not None and origin.name == "llvm.getelementptr":
+            origin = defining_op(origin.operands[0])
+        if origin is None or origin.name not in _ADDRESSES:
+            return
+        asked: Any = origin.opview
+        spec: Any = types.spec_of(asked.cache.type)
+        of_scales = origin.name == kv.ScaleBlockPtrOp.OPERATION_NAME
+        if getattr(spec, "kind", None) not in _WATCHED or (of_scales and not spec.quantized):
+            return
+        writes = op.name != "llvm.load"
+        of = self._watched(asked.cache, of_scales, op.location)
+        number = self._number(op, f"{'store' if writes else 'load'} by address", writes, of_scales)
+        with ir.InsertionPoint(op), op.location:
+            token, head = _place(asked, spec, of_scales, address)
+            Access(number, writes, self.registry).check(of, asked.batch, token.ir, head.ir, None)
+
+    def _watched(self, handle: ir.Value, of_scales: bool, location: ir.Location) -> Watched:
+        key = (handle, of_scales)
+        if key not in self._handles:
+            with location:
+                self._handles[key] = watched(handle, of_scales, self.registry)
+        return self._handles[key]
+
+    def _number(self, op: ir.Operation, what_it_is: str, writes: bool, of_scales: bool) -> int:
         """The number of an access, which its text makes."""
         places = source_locations(op.location)
         what = f"{'writes' if writes else 'reads'}{' the scales of' if of_scales else ''}"
-        title = f"{f'{places[0]}: ' if places else ''}{op.name} of kernel {self.name}"
+        title = f"{f'{places[0]}: ' if places else ''}{what_it_is} of kernel {self.name}"
         if READS_OF in self.function.attributes:  # of an operation that reads by address
             title = ir.StringAttr(ir.DictAttr(self.function.attributes[READS_OF])["operation"]).value
         text = f"{title}|{what}"
@@ -260,6 +289,23 @@ class Kernel:
             access.check(of, found.batch, (base + row).ir, found.head, None)
 
 
+def _place(asked: Any, spec: Any, of_scales: bool, address: ir.Value) -> tuple[Value, Value]:
+    """The token and the head at an address that was made of one of a token's page; no token where it has left it."""
+    formula = layout.scale_offset if of_scales else layout.element_offset
+    dtype = spec.scale_dtype if of_scales else spec.dtype
+    of_token, of_head = (formula(spec, 0, *one, 0, 0) * dtype.itemsize for one in ((1, 0), (0, 1)))
+    _, slot = layout.page_and_slot(spec, Ix(asked.token))
+    inner = Value(in_page(spec, slot, asked.head, asked.dim, of_scales).value, i64) * dtype.itemsize
+    at_page = Pointer(address, 1).address() - Pointer(asked.pointer, 1).address() + inner  # bytes from the page's start
+    wide, narrow = max(of_token, of_head), min(of_token, of_head)
+    outer, rest = cast(at_page // wide, i32), cast(at_page % wide // narrow, i32)
+    new_slot, head = (outer, rest) if of_token >= of_head else (rest, outer)
+    moved = _i32(asked.token) + (new_slot - _i32(slot.value))
+    inside = (at_page >= 0) & (head < spec.num_heads)
+    inside = inside & (new_slot < spec.page_size if spec.paged else moved >= 0)
+    return where(inside, moved, _NOWHERE), where(inside, head, _i32(asked.head))
+
+
 @dataclass(frozen=True)
 class Options:
     """target: which one the kernels are for."""
@@ -273,8 +319,12 @@ def run(module: ir.Module, options: Options) -> None:
     for function in kernels(module):
         kernel = Kernel(function, by_name(options.target).is_host)
         # What reads for an operation's kernels covers their tiles, whose loops other passes take apart.
-        for op in walk(function, is_access if read_before else is_checked):
+        found = walk(function, is_access if read_before else is_checked)
+        by_address = [] if _PROGRAM in module.operation.attributes else walk(function, _BY_ADDRESS.__contains__)
+        for op in found:
             kernel.check(op)
+        for op in by_address:
+            kernel.check_address(op)
         if kernel.titles:
             note_texts(function, at.ATTRIBUTE, kernel.titles)
             declare_variable(function, at.SYMBOL)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvarn import settings
-from kvarn.caches import KVCacheCollection
+from kvarn.caches import ForeignPages, KVCacheCollection
 from kvarn.dialect import layout
 from kvarn.dialect import ownership_layout as at
 from kvarn.dialect.layout import cdiv
@@ -138,16 +138,21 @@ class _Table(NamedTuple):
 
 
 class _Watched:
-    """The record of one pool. What a page's users are is a subclass's to say."""
+    """The record of one pool. What a page's users are is a subclass's to say.
 
-    def __init__(self, spec: Any, views: Sequence[BufferView], count: int) -> None:
-        self.spec, self.count, self._views = spec, count, tuple(views)
+    Its ranges of memory are given as views [N, 2, L, P, H, D or G], with whether they are of scales; a range may have
+    one half of 2.
+    """
+
+    def __init__(self, spec: Any, ranges: Sequence[tuple[BufferView, bool]], base: int, count: int) -> None:
+        self.spec, self.count, self.base, self._ranges = spec, count, base, tuple(ranges)
+        views = [view for view, _ in ranges]
         self.ordinal = ordinal_of(views[0].device, "a watched pool")
         self.pages = Memory(2 * count, np.int32, self.ordinal)
         self.table_words = Memory(at.MOST_TABLES * at.TABLE_WORDS, np.int64, self.ordinal)
         self.tables: dict[int, _Table] = {}
         self.violations: dict[Violation, None] = {}
-        self.written = [self._written(view, n == 1) for n, view in enumerate(views)]
+        self.written = [self._written(view, of_scales) for view, of_scales in ranges]
         self.regions = [
             [v.data, v.data + v.span * v.dtype.itemsize, w.address, self.pages.address, count,
              self.table_words.address, at.MOST_TABLES]
@@ -169,15 +174,11 @@ class _Watched:
         return Memory(view.span // row + 1, np.int32, self.ordinal)
 
     def slots(self, which: int) -> np.ndarray:
-        """Generations in which slots were written, [N, 2, L, P, H]: the host's copy, which ``pull`` copies.
-
-        Layers of an fa3 pool share its pages: L is 1.
-        """
-        view, memory = self._views[which], self.written[which]
-        row = at.granule(self.spec, which == 1) // view.dtype.itemsize
+        """Generations in which slots were written, [N, 2, L, P, H]: the host's copy, which ``pull`` copies."""
+        (view, of_scales), memory = self._ranges[which], self.written[which]
+        row = at.granule(self.spec, of_scales) // view.dtype.itemsize
         strides = tuple(s // row * 4 for s in view.strides[:-1])
-        found = np.lib.stride_tricks.as_strided(memory.array, view.shape[:-1], strides)
-        return found.swapaxes(0, 1)[:, :, None] if self.spec.kind == layout.FA3 else found
+        return np.lib.stride_tricks.as_strided(memory.array, view.shape[:-1], strides)
 
     @property
     def generations(self) -> np.ndarray:
@@ -255,7 +256,7 @@ class _Watched:
             memory.push()
 
     def copied(self, base: int, source: np.ndarray | None, destination: np.ndarray) -> None:
-        if base != self._views[0].data:
+        if base != self.base:
             return
         if source is None:
             self.mark([p for p in destination.tolist() if 0 <= p < self.count])
@@ -311,14 +312,42 @@ def _rows_of(view: BufferView) -> tuple[int, int, int]:
     return int(np.prod(outer)), words, columns
 
 
+def _ranges_of(collection: Any) -> Iterator[tuple[BufferView, bool]]:
+    """A collection's ranges of memory, as :class:`_Watched` takes them."""
+    views, spec = collection._views, collection.cache_spec
+    for first, second, of_scales in (("blocks", "values", False), ("scales", "value_scales", True)):
+        if first not in views:
+            continue
+        view = views[first]
+        if spec.kind == layout.FA3:  # [2, N, P, H, D]: layers share the pages
+            two, pages, *inner = zip(view.shape, view.strides, strict=True)
+            yield _with_dims(view, [pages, two, (1, 0), *inner]), of_scales
+        elif not isinstance(collection, ForeignPages):
+            yield view, of_scales
+        else:  # keys, and values, each [L, N, P, H, D], which lie between each other or in buffers of their own
+            halves = sorted((views[n] for n in (first, second) if n in views), key=lambda v: v.data)
+            apart = [(v.data - halves[0].data) // v.dtype.itemsize for v in halves]
+            together = len(halves) == 2 and apart[1] < halves[0].span
+            for half in halves[:1] if together else halves:
+                layers, pages, *inner = zip(half.shape, half.strides, strict=True)
+                two = (2, apart[1]) if together else (1, 0)
+                yield _with_dims(half, [pages, two, layers, *inner]), of_scales
+
+
+def _with_dims(view: BufferView, dims: Sequence[tuple[int, int]]) -> BufferView:
+    """The same memory with other extents and strides."""
+    return view._replace(shape=tuple(n for n, _ in dims), strides=tuple(step for _, step in dims))
+
+
 class _OfManager(_Watched):
     """The pool of a manager, whose records say who owns what."""
 
     def __init__(self, manager: PagedKVCacheManager) -> None:
         views = [buffers.view(b) for b in (manager.blocks, manager.scales) if b is not None]
+        ranges = list(zip(views, (False, True), strict=False))
         self.manager: PagedKVCacheManager = weakref.proxy(manager)
         self._ends: dict[int, tuple[Request, int]] = {}  # of requests: where their last steps ended
-        super().__init__(manager.cache_spec, views, manager.total_num_pages + 1)
+        super().__init__(manager.cache_spec, ranges, views[0].data, manager.total_num_pages + 1)
         self.refresh()
         processed = [(r.pages, r.processed) for r in manager._requests.values() if not r.dummy]
         self.mark(list(manager._pages.hash_of))
@@ -341,7 +370,7 @@ class _OfManager(_Watched):
     def _copy_pages(self, source: np.ndarray, destination: np.ndarray) -> None:
         assert self._copy is not None
         self._copy(source, destination)
-        self.copied(self._views[0].data, source, destination)
+        self.copied(self.base, source, destination)
 
     def step(self, names: Sequence[Hashable], requests: Sequence[Request], new: Sequence[int], collection: Any) -> None:
         """The manager has made the tables of a step, in which requests get so many new tokens."""
@@ -407,14 +436,15 @@ class _OfCollection(_Watched):
         lengths = np.tile(lengths, len(table) // self.batch if self.batch else 0)  # of an fa3 table, for each layer
         size = spec.page_size if spec.paged else collection.max_cache_length
         rooms = [cdiv(collection.max_cache_length, size) if spec.paged else 1] * len(table)
-        null = count - 1 if spec.kind == layout.PAGED else -1
-        if spec.kind == layout.FA3:  # no page stands for none: what lies past the step's tokens may be anything
+        has_null = spec.kind == layout.PAGED and not isinstance(collection, ForeignPages)
+        self.null = count - 1 if has_null else -1
+        if spec.paged and not has_null:  # no page stands for none: what lies past the step's tokens may be anything
             rooms = [min(cdiv(n + collection.max_seq_length, size), rooms[0]) for n in lengths.tolist()]
         self.rows = [
-            [int(p) if 0 <= p < count and p != null else at.NO_PAGE for p in r[:room]]
+            [int(p) if 0 <= p < count and p != self.null else at.NO_PAGE for p in r[:room]]
             for r, room in zip(table, rooms, strict=True)
         ]
-        super().__init__(spec, collection.pools, count)
+        super().__init__(spec, list(_ranges_of(collection)), collection.pools[0].data, count)
         self.declare(collection.lookup_table, [i % self.batch for i in range(len(self.rows))], self.rows)
         for row, length in zip(self.rows, lengths.tolist(), strict=True):
             for i, page in enumerate(row):
@@ -428,8 +458,8 @@ class _OfCollection(_Watched):
         users = np.zeros(self.count, np.int32)
         for row in self.rows:
             users[[p for p in set(row) if p >= 0]] += 1
-        if self.spec.kind == layout.PAGED:
-            users[-1] = at.NOBODYS
+        if self.null >= 0:
+            users[self.null] = at.NOBODYS
         return np.ones(self.count, np.int32), users
 
     def _expected(self, table: _Table, row: int) -> list[int]:

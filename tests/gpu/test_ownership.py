@@ -159,3 +159,56 @@ def test_attention_with_checks_is_right():
                 out[first : first + n, h], weights / weights.sum(1, keepdims=True) @ v[:, h], rtol=2e-2, atol=2e-2
             )
         first += n
+
+
+@kv.kernel
+def read_by_address(cache: kv.KVCache, b: kv.i32, t: kv.i32, rows: kv.i32, out: kv.Buffer[kv.f32, 1]):
+    start = cache.block_paged_ptr(b, t, kv.block_id.x, 0)
+    at = start + (rows * cache.num_heads * cache.head_size + kv.thread_id.x) * 2
+    out[kv.thread_id.x] = kv.f32(at.load(kv.bf16))
+
+
+def test_loads_through_addresses_and_lists_of_pages_are_reported():
+    m, out = manager(), torch.zeros(D, device="cuda")
+    with kv.sanitize(m) as sanitizer:
+        inputs = begin(m, ("a", 40))
+        c = inputs.collection
+        kv.ops.append(c, 0, rows(40), rows(40), inputs.uploaded_row_offsets)
+        m.step(["a"])
+        m.extend("a", [1])
+        m.alloc("a")
+        inputs = m.runtime_inputs(["a"])
+        c, offsets = inputs.collection, inputs.uploaded_row_offsets
+        keys = c.get_key_cache(0)
+        read_by_address[H, D](keys, 0, 33, 6, out)
+        sanitizer.check()
+        read_by_address[H, D](keys, 0, 33, 7, out)
+        with pytest.raises(OwnershipError, match="load by address of kernel read_by_address: reads token 40"):
+            sanitizer.check()
+        lists = torch.tensor([[[0, 1], [1, 0]]], dtype=torch.int32, device="cuda")
+        kv.ops.attention(c, 0, rows(1, 8), offsets, pages=lists)
+        sanitizer.check()
+        lists[0, 1, 1] = 2  # whose last token has not been appended yet
+        kv.ops.attention(c, 0, rows(1, 8), offsets, pages=lists)
+        with pytest.raises(OwnershipError) as found:
+            sanitizer.check()
+        assert {(v.kind, v.token, v.head) for v in found.value.violations} == {("unwritten", 40, 1)}
+
+
+def test_an_fa3_pool_is_held_to_the_rows_of_its_layers():
+    blocks = torch.zeros((2, 8, P, H, D), dtype=torch.bfloat16, device="cuda")
+    table = torch.tensor([[[2, 7], [4, 0]], [[1, 6], [5, 0]]], dtype=torch.int32, device="cuda")
+    lengths = torch.tensor([P + 3, 5], dtype=torch.int32, device="cuda")
+    c = kv.PagedKVCacheFA3FallbackCollection(blocks, lengths, table, 1, P + 4)
+    offsets = torch.tensor([0, 1, 2], dtype=torch.int32, device="cuda")
+    with kv.sanitize(c) as sanitizer:
+        kv.ops.append(c, 1, rows(2), rows(2), offsets)
+        kv.ops.attention(c, 1, rows(2, 8), offsets)
+        sanitizer.check()
+        reads(c.get_value_cache(0), 1, 5)
+        with pytest.raises(OwnershipError, match="was not written"):
+            sanitizer.check()
+        table[1, 1, 0] = 2
+        kv.ops.attention(c, 1, rows(2, 8), offsets)
+        with pytest.raises(OwnershipError, match="its page there is 5"):
+            sanitizer.check()

@@ -96,6 +96,28 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // A load through an address is held to the token of the page at which it is: 2048 bytes a token, 256 a head. One
+  // of another pointer is not.
+  // CHECK-LABEL: gpu.func @address
+  // CHECK-SAME:    attributes {kv.ownership = {"{{[0-9]+}}" = "{{.*}}: load by address of kernel address|reads"}}
+  // CHECK:         %[[START:.*]] = "kv.block_ptr"
+  // CHECK:         %[[AT:.*]] = llvm.getelementptr %[[START]]
+  // CHECK:         %[[TO:.*]] = llvm.ptrtoint %[[AT]]
+  // CHECK:         %[[FROM:.*]] = llvm.ptrtoint %[[START]]
+  // CHECK:         arith.subi %[[TO]], %[[FROM]]
+  // CHECK:         arith.constant 2048 : i64
+  // CHECK:         arith.constant 256 : i64
+  // CHECK:         "kv.raw_page"
+  // CHECK:         llvm.load %[[AT]] {alignment = 2 : i64}
+  // CHECK-NEXT:    llvm.store
+  gpu.func @address(%c: !paged, %b: i32, %out: !llvm.ptr<1>) kernel {
+    %p = "kv.block_ptr"(%c, %b, %b, %b, %b) {tile = 1 : i64} : (!paged, i32, i32, i32, i32) -> !llvm.ptr<1>
+    %at = llvm.getelementptr %p[%b] : (!llvm.ptr<1>, i32) -> !llvm.ptr<1>, i8
+    %v = llvm.load %at {alignment = 2 : i64} : !llvm.ptr<1> -> bf16
+    llvm.store %v, %out : bf16, !llvm.ptr<1>
+    gpu.return
+  }
+
   // Operands that are no caches have no pages.
   // CHECK-LABEL: gpu.func @dense
   // CHECK-NOT:     kv_ownership

@@ -524,6 +524,98 @@ def test_attention_over_lists_of_pages_is_held_to_what_they_name():
         kv.ops.attention(c, 0, query, offsets, pages=wrong, page_counts=counts)
 
 
+@kv.kernel
+def read_by_address(cache: kv.KVCache, b: kv.i32, t: kv.i32, rows: kv.i32, out: kv.Buffer[kv.f32, 1]):
+    start = cache.block_paged_ptr(b, t, kv.block_id.x, 0)
+    out[kv.thread_id.x] = (start + (rows * cache.num_heads * cache.head_size + kv.thread_id.x) * 4).load(kv.f32)
+
+
+@kv.kernel
+def write_by_address(cache: kv.KVCache, b: kv.i32, t: kv.i32, rows: kv.i32):
+    start = cache.block_paged_ptr(b, t, kv.block_id.x, 0) + kv.thread_id.x * 4
+    (start + rows * cache.num_heads * cache.head_size * 4).store(kv.f32(1.0))
+
+
+def test_loads_and_stores_through_addresses_are_checked_where_they_lead(anywhere):
+    s, out = Step(), np.zeros(D, np.float32)
+    with kv.sanitize(s.m):
+        s.begin("a", 6)
+        s.begin("b", 6)
+        cache, _ = s.inputs("a", "b")
+        page = s.m.pages("b")[0]
+        write_by_address[H, D](cache, 1, 1, 0)
+        write_by_address[H, D](cache, 1, 1, 1)  # of the next token
+        for t, rows in ((1, 0), (2, 0), (1, 1), (2, -1)):
+            read_by_address[H, D](cache, 1, t, rows, out)
+        reads(cache, 1, 2)
+        with reported("unwritten", "load by address of kernel read_by_address: reads", token=3, page=page, slot=3):
+            read_by_address[H, D](cache, 1, 1, 2, out)
+        for launch in (
+            lambda: read_by_address[H, D](cache, 1, 1, 3, out),
+            lambda: write_by_address[H, D](cache, 1, 1, -2),
+        ):
+            with reported("outside", sequence=1):
+                launch()
+        s.m.release("b")
+        with reported("released", request="b"):
+            write_by_address[H, D](cache, 1, 1, 0)
+
+
+def test_pages_of_others_and_shared_ones_are_found_through_addresses():
+    s, out = Step(), np.zeros(D, np.float32)
+    with kv.sanitize(s.m):
+        s.begin("a", 4)
+        cache = s.fill("a")
+        s.m.fork("a", "child")
+        read_by_address[H, D](cache, 0, 3, 0, out)
+        with reported("shared", "'a' and 'child'", token=2, verb="writes"):
+            write_by_address[H, D](cache, 0, 0, 2)
+        s.more("a")
+        cache, inputs = s.inputs("a")
+        inputs.collection.lookup_table[0, 0] = 5
+        with reported("foreign", page=5, request="a"):
+            read_by_address[H, D](cache, 0, 0, 0, out)
+
+
+def test_an_address_is_followed_in_pages_whose_heads_lie_apart():
+    theirs = np.zeros((2, 4, H, P, D), np.float32)  # vLLM's, HND
+    c = kv.ForeignPages.vllm(theirs, np.array([3], np.uint32), np.array([[2]], np.uint32), layout="HND")
+
+    @kv.kernel
+    def of_next_head(cache: kv.KVCache, t: kv.i32, rows: kv.i32, out: kv.Buffer[kv.f32, 1]):
+        start = cache.block_paged_ptr(0, t, 0, 0) + (P * D + rows * D) * 4
+        out[0] = start.load(kv.f32)
+
+    with kv.sanitize(c):
+        of_next_head[1, 1](c.get_key_cache(0), 1, 1, np.zeros(1, np.float32))
+        with reported("unwritten", head=1, token=3):
+            of_next_head[1, 1](c.get_key_cache(0), 1, 2, np.zeros(1, np.float32))
+
+
+@pytest.mark.parametrize("dims", ["N2PHD", "2NHPD"])
+def test_pools_of_other_libraries_are_watched(dims):
+    """Keys and values between each other, or one behind the other; no page of theirs stands for none."""
+    extents = {"N": 4, "2": 2, "P": P, "H": H, "D": D}
+    table = np.array([[3, 0], [1, 0]], np.uint32)
+    theirs = np.zeros([extents[x] for x in dims], np.float32)
+    c = kv.ForeignPages(theirs, np.array([3, 2], np.uint32), table, dims, max_seq_length=1)
+    keys, values = c.get_key_cache(0), c.get_value_cache(0)
+    with kv.sanitize(c) as sanitizer:
+        reads(keys, 0, 2)
+        reads(values, 1, 1)
+        write[H, D](values, 0, 3)
+        reads(values, 0, 3)
+        with reported("unwritten", sequence=0, token=3, page=3, owners=("sequence 0",)):
+            reads(keys, 0, 3)
+        with reported("beyond", sequence=1, page=0):
+            write[H, D](keys, 1, P)
+        sanitizer.written(3)
+        reads(keys, 0, 3)
+        table[1, 0] = 3
+        with reported("foreign", sequence=1, page=3, expected_page=1):
+            reads(keys, 1, 0)
+
+
 # --- switching -------------------------------------------------------------------------------------
 
 
