@@ -4,6 +4,7 @@
 import collections
 import faulthandler
 import functools
+import gc
 import os
 import zlib
 
@@ -56,6 +57,13 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in gone]
 
 
+def pytest_collection_finish(session):
+    """What is there before the first test stays to the end: collections, a tenth of the time, need not look at it."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
 @pytest.fixture(autouse=True)
 def _ends_on_a_gpu(request):
     """A test whose kernel does not end prints where it waits, and ends the process: no call would come back."""
@@ -75,6 +83,8 @@ def _private_cache(tmp_path_factory):
     folder.mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVARN_CACHE_DIR", str(folder))
+        if "KVARN_HOST_OPT" not in os.environ and not os.environ.get("KVARN_TEST_ALL"):
+            patch.setenv("KVARN_HOST_OPT", "0")  # kernels run once: tests/unit/test_host_code.py compares the levels
         yield
 
 

@@ -40,6 +40,12 @@ def _check(text: str) -> bool | str:
         raise ValueError("must be 1, 0 or ownership") from None
 
 
+def _level(text: str) -> int:
+    if text not in ("0", "1", "2", "3"):
+        raise ValueError("must be 0, 1, 2 or 3")
+    return int(text)
+
+
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -133,6 +139,12 @@ class Environment:
     )
     extensions = Variable[bool](
         "KVARN_EXTENSIONS", True, _bool, "0 leaves out the extensions that installed packages declare by entry point"
+    )
+    host_opt = Variable[int](
+        "KVARN_HOST_OPT",
+        3,
+        _level,
+        "how far LLVM optimizes host code, 0 to 3: 0 compiles in half of the time, for what runs a kernel once",
     )
     debug = Variable[bool]("KVARN_DEBUG", False, _bool, "1 lets the commands print the traceback of an error")
     ptxas = Variable[str](

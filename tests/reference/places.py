@@ -17,6 +17,7 @@ import numpy as np
 from kvarn import programs
 from kvarn.caches import KVCacheCollection
 from kvarn.dialect import dtypes
+from kvarn.env import env
 from kvarn.programs import Operation
 from kvarn.runtime import buffers
 from kvarn.runtime.program import Program
@@ -77,6 +78,23 @@ class Unchecked(Place):
         ) -> None:
             what, given = operation.specialisation(operands, attributes, tuple(sorted((schedule or {}).items())))
             programs.program(what)(*given)
+
+        with _called(call):
+            yield
+
+
+class Optimized(Place):
+    """The host, its code optimized by LLVM to a level of ``KVARN_HOST_OPT``."""
+
+    def __init__(self, level: int) -> None:
+        self.name, self.level = f"host at level {level}", level
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        def call(operation: Any, operands: Any, attributes: Any = (), schedule: Any = None, *_: Any, **__: Any) -> None:
+            what, given = operation.specialisation(operands, attributes, tuple(sorted((schedule or {}).items())))
+            with env.override(host_opt=self.level):
+                Program(programs.artifact(what))(*given)
 
         with _called(call):
             yield

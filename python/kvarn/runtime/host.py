@@ -18,6 +18,7 @@ from typing import Any
 
 from kvarn.artifact import Artifact, Entry
 from kvarn.bundle import BundleError
+from kvarn.env import env
 from kvarn.forks import no_fork, renewed
 
 from . import ownership, timeline
@@ -113,7 +114,7 @@ class HostProgram:
             if fatal is not None:
                 raise BundleError(f"host artifact {artifact.name!r} must hold MLIR: line {fatal.line}: {fatal.message}")
             try:
-                self._engine = ExecutionEngine(ir.Module.parse(text), opt_level=3)
+                self._engine = ExecutionEngine(ir.Module.parse(text), opt_level=env.host_opt)
             except (ir.MLIRError, RuntimeError) as error:  # pyright: ignore[reportAttributeAccessIssue]
                 raise BundleError(f"host artifact {artifact.name!r} must hold MLIR's LLVM dialect: {error}") from None
         self._functions = {e.name: self._function(e.name) for e in artifact.entries}
