@@ -140,7 +140,7 @@ def test_partial_results_of_any_number_of_ranks_are_combined_in_one_launch(targe
         out = combined(outputs, sums)
     else:
         arrays = [x.numpy() for x in (outputs, sums, out)]
-        combine_kernel(dtypes.of(dtype)).emulate((3, 2), 128, *arrays, target=target)
+        combine_kernel(dtypes.of(dtype), 5, 2).emulate(4, 128, *arrays, target=target)
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 

@@ -10,33 +10,38 @@ import torch
 
 import kvarn as kv
 from kvarn.dialect import dtypes
+from kvarn.dialect.layout import cdiv, lowbit
 
 _THREADS = 128
 _LEAST = -3e38  # below the logarithm of any sum; keeps differences of minus infinities from being NaN
 
 
 @functools.cache
-def combine_kernel(dtype: Any) -> Any:
-    """The kernel for outputs of an element type: a block is one head of one row. Sums are f32, in the ranks' order."""
+def combine_kernel(dtype: Any, ranks: int, width: int) -> Any:
+    """The kernel for outputs of an element type, by vectors of ``width``. Sums are f32, in the ranks' order."""
 
     @kv.kernel
     def combine_ranks(outputs: kv.Buffer[dtype, 4], sums: kv.Buffer[kv.f32, 3], out: kv.Buffer[dtype, 3]):
-        t, h = kv.block_id.x, kv.block_id.y
-        ranks = outputs.shape[0]
-        top = kv.f32(_LEAST)
-        for r in range(ranks):
-            top = kv.math.max(top, sums[r, t, h])
-        total = kv.f32(0.0)
-        for r in range(ranks):
-            total = total + kv.math.exp(sums[r, t, h] - top)
-        scale = kv.where(total > 0.0, 1.0 / total, 0.0)
-        for d in range(kv.thread_id.x, outputs.shape[3], kv.block_dim.x):
-            found = kv.f32(0.0)
-            for r in range(ranks):
+        heads, vectors = outputs.shape[2], outputs.shape[3] // width
+        item = kv.block_id.x * kv.block_dim.x + kv.thread_id.x
+        if item < outputs.shape[1] * heads * vectors:
+            row, d = item // vectors, item % vectors * width
+            t, h = row // heads, row % heads
+            top, each = kv.f32(_LEAST), []
+            for r in kv.static(range(ranks)):
+                each.append(sums[r, t, h])
+                top = kv.math.max(top, each[r])
+            weights, total = [], kv.f32(0.0)
+            for r in kv.static(range(ranks)):
+                weights.append(kv.math.exp(each[r] - top))
+                total = total + weights[r]
+            scale = kv.where(total > 0.0, 1.0 / total, 0.0)
+            combined = kv.vector(kv.f32, width)
+            for r in kv.static(range(ranks)):
                 # A rank without keys has no output to speak of: its weight is zero, its rows may be anything.
-                weight = kv.math.exp(sums[r, t, h] - top) * scale
-                found = found + kv.where(weight == 0.0, 0.0, kv.f32(outputs[r, t, h, d]) * weight)
-            out[t, h, d] = dtype(found)
+                found = kv.f32(outputs.load(r, t, h, d, width=width))
+                combined = combined + kv.where(weights[r] == 0.0, 0.0, found) * (weights[r] * scale)
+            out.store(t, h, d, value=dtype(combined))
 
     return combine_ranks
 
@@ -59,7 +64,10 @@ def combined(outputs: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
     if len(outputs) == 1:
         return outputs[0]
     out = torch.empty(outputs.shape[1:], dtype=outputs.dtype, device=outputs.device)
-    combine_kernel(dtypes.of(outputs.dtype))[outputs.shape[1:3], _THREADS](outputs, sums, out)
+    size = outputs.element_size()
+    width = lowbit(16 | outputs.data_ptr() | size * outputs.stride(0) | size * outputs.shape[3]) // size
+    blocks = cdiv(out.numel() // width, _THREADS)
+    combine_kernel(dtypes.of(outputs.dtype), len(outputs), width)[blocks, _THREADS](outputs, sums, out)
     return out
 
 
