@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("dialect/native/effects.cpp", "python/kvarn/runtime/launches.cpp")
+SOURCES = ("dialect/native/effects.cpp", "python/kvarn/runtime/launches.cpp", "python/kvarn/runtime/operands.h")
 COMMANDS = {
     "lint": ("ruff", ["check", "--quiet", "."]),
     "format": ("ruff", ["format", "--check", "--quiet", "."]),

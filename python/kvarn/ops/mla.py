@@ -52,6 +52,12 @@ _MLA_ATTENTION = RowsOperation(
 )  # fmt: skip
 
 
+_GIVEN = (
+    "collection", "layer", "query", "row_offsets", "value_size", "scale", "mask", "window", "chunk", "indices",
+    "topk_lengths", "inline_scales", "sinks", "out", "lse", "prior", "schedule",
+)  # fmt: skip
+
+
 def mla_attention(
     collection: Any,
     layer: int,
@@ -119,6 +125,15 @@ def mla_attention(
         As of :func:`attention`; zeros in a row whose list names nothing.
     """
     title = "kv.ops.mla_attention"
+    given = answer = None
+    if out is not None and not (return_lse and lse is None):
+        given = (
+            collection, layer, query, row_offsets, value_size, scale, mask, window, chunk, indices, topk_lengths,
+            inline_scales, sinks, out, lse, prior, schedule,
+        )  # fmt: skip
+        answer = _MLA_ATTENTION.again(given, stream)
+        if answer is True:
+            return (out, lse) if return_lse else out
     if collection.__class__ is list:
         options = {
             "value_size": value_size, "scale": scale, "mask": mask, "window": window, "chunk": chunk,
@@ -152,7 +167,9 @@ def mla_attention(
     if return_lse and lse is None:
         lse = empty_lse(query, title)
     operands = (collection, layer, query, row_offsets, scale, out, indices, topk_lengths, sinks, lse)
-    _MLA_ATTENTION((*operands, *prior_of(prior, title)), attributes, _scheduled(collection, schedule), stream)
+    unknown = (_GIVEN, given, answer) if given and answer else None
+    operands = (*operands, *prior_of(prior, title))
+    _MLA_ATTENTION(operands, attributes, _scheduled(collection, schedule), stream, unknown=unknown)
     return (out, lse) if return_lse else out
 
 

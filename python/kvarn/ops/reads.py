@@ -304,6 +304,7 @@ def attention(
         If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.attention"
+    given = answer = None
     if out is None and is_torch(query.__class__) and collection.__class__ is not list and shared is None:
         out = checks.empty_result(query, "out", title)
     if out is not None and block_mask is None and not (return_lse and lse is None):
@@ -314,8 +315,6 @@ def attention(
         answer = _ATTENTION.again(given, stream)
         if answer is True:
             return (out, lse) if return_lse else out
-    else:
-        given = answer = None
     if collection.__class__ is list or shared is not None:
         options = {
             "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk, "sinks": sinks,

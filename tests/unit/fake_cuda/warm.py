@@ -4,6 +4,7 @@
 Not collected by itself: tests/unit/test_launch.py runs it on the fake driver, with a native part.
 """
 
+import contextlib
 import threading
 import types
 
@@ -312,6 +313,44 @@ def test_a_call_under_other_passes_or_checks_is_not_one_before(monkeypatch):
     assert (last().kernel, last().bytes) == plain
 
 
+def test_an_attention_is_found_by_its_arguments_as_they_are(monkeypatch):
+    from kvarn.ops import reads
+
+    collection = pool()
+    query, out, offsets = tensor((2, 8, 128), "float16"), tensor((2, 8, 128), "float16"), tensor((3,), "int32")
+    lse, slopes = tensor((2, 8)), tensor((8,))
+    variants = [
+        {}, {"scale": 0.5}, {"scale": 1}, {"lse": lse, "return_lse": True}, {"lse": lse}, {"schedule": {}},
+        {"schedule": {"max_queries": 1}}, {"alibi_slopes": slopes}, {"alibi_slopes": slopes, "scale": 0.5},
+    ]  # fmt: skip
+
+    def run(options):
+        given = kv.ops.attention(collection, 0, query, offsets, out=out, **options)
+        assert (given[1] is lse) if options.get("return_lse") else given is out
+        return [(bytes(launch.params), launch.kernel) for launch in launches()[-2:]]
+
+    slow = []
+    for options in variants:
+        reads._ATTENTION._quick = None
+        slow.append(run(options))
+    assert len({tuple(x) for x in slow}) == 6, "those with a schedule, and the log-sum-exp, are the same twice"
+    monkeypatch.setattr(reads._ATTENTION, "_quick", quick.table())
+    for _ in range(2):
+        assert [run(options) for options in variants] == slow
+    with monkeypatch.context() as only:
+        only.setattr(kv.programs.signatures, "signed", None)
+        assert [run(options) for options in variants] == slow
+    assert len(reads._ATTENTION._quick) == len(variants) - 1
+    for options, message in [
+        ({"schedule": {"max_queries": "1"}}, "max_queries"), ({"schedule": {"max_queries": True}}, "max_queries"),
+        ({"scale": "a"}, "scale must be a number"), ({"mask": "nul"}, "mask must be one of"),
+        ({"lse": tensor((8, 2)), "return_lse": True}, "lse must have shape"), ({"window": 0}, "window must be in"),
+        ({"alibi_slopes": lse}, "alibi_slopes must have"),
+    ]:  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=message):
+            run(options)
+
+
 def test_steps_of_a_call_are_launched_in_order_under_a_lock():
     collection = pool(batch=1)
     query, out, offsets = tensor((1, 8, 128), "float16"), tensor((1, 8, 128), "float16"), tensor((2,), "int32")
@@ -325,9 +364,10 @@ def test_steps_of_a_call_are_launched_in_order_under_a_lock():
     assert [launch.kernel for launch in launches()] == 4 * steps
     first = [bytes(launch.params) for launch in launches()[:2]]
     assert [bytes(launch.params) for launch in launches()[-2:]] == first
-    (program,) = {k.program for k in reads._ATTENTION._known.values() if k.ordinal == 0}
-    (on,) = program._on.values()
-    with on.lock:
+    places = {on for k in reads._ATTENTION._known.values() for on in k.program._on.values()}
+    with contextlib.ExitStack() as held:
+        for on in places:
+            held.enter_context(on.lock)
         thread = threading.Thread(target=kv.ops.attention, args=(collection, 0, query, offsets), kwargs={"out": out})
         thread.start()
         thread.join(0.2)
