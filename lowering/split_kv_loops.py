@@ -410,13 +410,15 @@ def run(module: ir.Module, options: Options) -> None:
                 bounds = Bounds(loop)
                 seen, parts = whole_of(mask, bounds), conditions(mask)
                 compared = sum(x is not None and Comparison.known(x, bounds) is not None for x in parts)
-                if options.skip and constant_int(loop.operands[2]) == 1 and performs(loop, "narrow"):
+                # Where a branch leaves it out, what a mask hides may be seen.
+                always, step = op.parent.operation == loop, constant_int(loop.operands[2])
+                if options.skip and always and step == 1 and performs(loop, "narrow"):
                     narrow(loop, mask, bounds)
                 if seen is None and options.unmask:
                     seen = divide(op, bounds)
-            if seen is None:
+            if seen is None and always:
                 why = f"{compared} of {len(parts)} conditions compare positions"
                 remark(op, "missed", f"every tile is masked: {why}")
-            elif options.unmask and performs(op, "unmask"):
+            elif seen is not None and options.unmask and performs(op, "unmask"):
                 remark(op, "passed", "tiles that the mask does not touch are not masked", conditions=len(parts))
                 guard(op, loop.regions[0].blocks[0].arguments[0], seen)

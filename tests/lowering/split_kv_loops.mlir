@@ -57,6 +57,39 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // A mask in a branch bounds no iterations: where the branch leaves it out, all of a tile is seen.
+  // CHECK-LABEL: gpu.func @in_a_branch(
+  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
+  // CHECK:           "kv.tile_mask"
+  gpu.func @in_a_branch(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>, %asked: i1) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %qb = tensor.splat %first : tensor<64xi32>
+      %qi = "kv.tile_index"() : () -> tensor<64xi32>
+      %q = arith.addi %qb, %qi : tensor<64xi32>
+      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
+      %m = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
+      %y = scf.if %asked -> (!tile) {
+        %masked = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+        scf.yield %masked : !tile
+      } else {
+        scf.yield %x : !tile
+      }
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
   // A sliding window: the first key that any row sees bounds the loop from below, the last from above; a tile is seen
   // whole where both comparisons hold for all of it.
   // CHECK-LABEL: gpu.func @window(
