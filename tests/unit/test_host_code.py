@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Host code is the same to a bit at every level of optimization: most tests run it at the lowest, users at the highest."""
+"""Host code is the same to a bit at every level of optimization: tests run it at the lowest, users at the highest."""
 
 from __future__ import annotations
 
