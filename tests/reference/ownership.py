@@ -64,6 +64,11 @@ def reads(cache, b, t):
     read[H, D](cache, b, t, np.zeros(D, np.float32))
 
 
+def emulated():
+    """Launches inside run in the emulator."""
+    return kv.emulated("sm_90a", races=False, multiprocessors=2)
+
+
 @contextlib.contextmanager
 def reported(kind, *texts, **attributes):
     """The launch inside is reported, as that kind and nothing else."""
