@@ -8,7 +8,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from kvarn.dialect.dtypes import DType, bf16, f8e4m3, i32
+from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f32, i32
 from kvarn.dialect.layout import CacheSpec
 from kvarn.runtime import buffers
 from kvarn.runtime.allocation import empty
@@ -236,6 +236,14 @@ def empty_result(query: Any, name: str, title: str) -> Any:
     if size != 1:
         return empty_like(query, name, title)
     return empty(query, shape_of(query, f"{title}: what {name} is to be like"), bf16, name, title)
+
+
+def empty_lse(query: Any, title: str) -> Any:
+    """A new f32 buffer of a number a row and head, of the query's library and device."""
+    library = type(query).__module__.partition(".")[0]
+    if library == "torch":
+        return query.new_empty(query.shape[:-1], dtype=sys.modules["torch"].float32)
+    return empty(query, tuple(query.shape[:-1]), f32, "lse", title)
 
 
 def lists(

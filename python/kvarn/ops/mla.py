@@ -14,7 +14,7 @@ from kvarn.programs import Operation, Schedule
 from . import checks, sources
 from .checks import layer_of
 from .indices import MlaPrefillPlan, mla_prefill_plan
-from .reads import NO_ALIAS, RowsOperation, check_ends, check_rows, empty_lse, prior_of
+from .reads import NO_ALIAS, RowsOperation, check_ends, check_rows, prior_of
 
 _FEW = 16  # new tokens of a sequence that are known to be no more
 
@@ -165,7 +165,7 @@ def mla_attention(
     if out is None:
         out = checks.empty(query, (*query.shape[:2], value_size), None, "out", title)
     if return_lse and lse is None:
-        lse = empty_lse(query, title)
+        lse = checks.empty_lse(query, title)
     operands = (collection, layer, query, row_offsets, scale, out, indices, topk_lengths, sinks, lse)
     unknown = (_GIVEN, given, answer) if given and answer else None
     operands = (*operands, *prior_of(prior, title))
@@ -329,7 +329,7 @@ def mla_prefill_chunk(
         shape = (*query.shape[:2], checks.shape_of(value, f"{title}: value", 3)[2])
         out = checks.empty(query, shape, None, "out", title)
     if lse is None:
-        lse = empty_lse(query, title)
+        lse = checks.empty_lse(query, title)
     operands = (
         collection, layer, query, row_offsets, key, value, buffer_row_offsets, cache_offsets, scale, out, lse,
     )  # fmt: skip

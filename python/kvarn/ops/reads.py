@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from kvarn.block_mask import BlockMask
 from kvarn.caches import MHAOperand
-from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import DENSE, SCALES
 from kvarn.dialect.ops.attention import BLOCK_TILE
 from kvarn.programs import FixedSchedule, Operation, Schedule, Specialisation, _alignment
@@ -169,6 +167,7 @@ _GIVEN = (
     "collection", "layer", "query", "row_offsets", "scale", "score", "mask", "window", "chunk", "sinks", "softcap",
     "out", "lse", "kv_offsets", "alibi_slopes", "prior", "tree", "pages", "page_counts", "shared", "schedule",
 )  # fmt: skip
+_GIVEN_PADDED = tuple("valid_lengths" if name == "row_offsets" else name for name in _GIVEN)
 
 
 def attention(
@@ -347,7 +346,7 @@ def attention(
     if out is None:
         out = checks.empty_result(query, "out", title)
     if return_lse and lse is None:
-        lse = empty_lse(query, title)
+        lse = checks.empty_lse(query, title)
     operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets, alibi_slopes)
     operands = (*operands, *prior_of(prior, title), *arrays)
     if of_operands:
@@ -432,6 +431,15 @@ def attention_padded(
         If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.attention_padded"
+    given = answer = None
+    if out is not None and block_mask is None and not (return_lse and lse is None):
+        given = (
+            collection, layer, query, valid_lengths, scale, score, mask, window, chunk, sinks, softcap, out, lse,
+            kv_offsets, alibi_slopes, prior, tree, pages, page_counts, None, schedule,
+        )  # fmt: skip
+        answer = _ATTENTION_PADDED.again(given, stream)
+        if answer is True:
+            return (out, lse) if return_lse else out
     if collection.__class__ is list:
         options = {
             "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk, "sinks": sinks,
@@ -452,11 +460,12 @@ def attention_padded(
     if out is None:
         out = checks.empty_result(query, "out", title)
     if return_lse and lse is None:
-        lse = empty_lse(query, title)
+        lse = checks.empty_lse(query, title)
     operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets, alibi_slopes)
     operands = (*operands, *prior_of(prior, title), *arrays)
     operands, attributes = with_lists(operands, attributes, pages, page_counts, block_mask)
-    _ATTENTION_PADDED(operands, attributes, scheduled(collection, schedule), stream)
+    unknown = (_GIVEN_PADDED, given, answer) if given and answer else None
+    _ATTENTION_PADDED(operands, attributes, scheduled(collection, schedule), stream, unknown=unknown)
     return (out, lse) if return_lse else out
 
 
@@ -580,11 +589,3 @@ def _bounds(queries: int, batch: int) -> FixedSchedule:
 def _fixed_bounds(queries: int, batch: int) -> FixedSchedule:
     most = next((n for n in (1, 4, 16, 128, 1024) if batch <= n), 1 << max(batch - 1, 0).bit_length())
     return FixedSchedule(max_queries=1 << max(queries - 1, 0).bit_length(), max_batch=most)
-
-
-def empty_lse(query: Any, title: str) -> Any:
-    """A new f32 buffer of a number a row and head, of the query's library and device."""
-    library = type(query).__module__.partition(".")[0]
-    if library == "torch":
-        return query.new_empty(query.shape[:-1], dtype=sys.modules["torch"].float32)
-    return checks.empty(query, tuple(query.shape[:-1]), f32, "lse", title)
