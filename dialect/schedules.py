@@ -331,8 +331,8 @@ QUERY_STAGES = Entry(
     "2 where they fit", most=2,
 )  # fmt: skip
 INSTRUCTION = Entry(
-    "instruction", "Of products: `wgmma` (sm_90a), or `mma.sync` (every GPU), which nothing runs beside.",
-    "`wgmma` where the target has it", str, choices=("wgmma", "mma.sync"),
+    "instruction", "Of products: `wgmma` (sm_90a), or `mma.sync` (every GPU, f32 too), which nothing runs beside.",
+    "`wgmma` where the target has it, of queries that are not f32", str, choices=("wgmma", "mma.sync"),
 )  # fmt: skip
 PRODUCER = Entry(
     "producer", "Whether a warpgroup of its own copies (`specialize-kv-warps`).", "true", bool,

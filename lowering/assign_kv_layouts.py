@@ -65,8 +65,8 @@ def mma_problems(a: ir.Value, b: ir.Value, transposed: bool, warpgroups: int) ->
     """Why a product cannot be mma.sync's, one sentence each; empty when it can."""
     (m, k), n = shape(a), shape(b)[0 if transposed else 1]
     kind, found = str(element(a)), []
-    if kind not in ("bf16", "f16"):
-        found.append(f"operands must be bf16 or f16, got {kind}")
+    if kind not in ("bf16", "f16", "f32"):
+        found.append(f"operands must be bf16, f16 or f32, got {kind}")
     if m != WARPGROUP_ROWS * warpgroups:
         found.append(f"the tile must have 16 rows for each of the {4 * warpgroups} warps, got {m}")
     if k % COLUMN_STEP or n % COLUMN_STEP:
@@ -172,7 +172,9 @@ def place_operands(function: ir.Operation, instruction: str, warpgroups: int) ->
 
 
 def _held(a: ir.Value) -> bool:
-    """Whether warps load A of mma.sync to registers, for all products of it: few rows of a buffer."""
+    """Whether warps load A of mma.sync to registers, for all products of it: few rows of a buffer of 16 bits."""
+    if element(a).width != 16:
+        return False
     makers = [defining_op(v) for v in loaded(a) or ()]
     return shape(a)[1] <= MOST_HELD and not any(op is not None and op.name == "kv.tile_load" for op in makers)
 
@@ -211,11 +213,15 @@ def splat_of_attribute(attribute: ir.Attribute) -> Any:
 
 
 def choose_instruction(function: ir.Operation, target: str) -> str:
-    """The instruction of a kernel's products: what its schedule says, else the target's best; its schedule says it."""
+    """The instruction of a kernel's products: what its schedule says, else the target's best; its schedule says it.
+
+    Products of f32 are mma.sync's on every target.
+    """
     schedule = ir.DictAttr(function.attributes["kv.schedule"]) if "kv.schedule" in function.attributes else ()
     entries = {named.name: named.attr for named in schedule}
     default = WGMMA if by_name(target).has("wgmma") else MMA
-    entries.setdefault("instruction", ir.StringAttr.get(default))
+    of_f32 = any(str(element(op.opview.a)) == "f32" for op in ops_named(function, "kv.dot"))
+    entries.setdefault("instruction", ir.StringAttr.get(MMA if of_f32 else default))
     function.attributes["kv.schedule"] = ir.DictAttr.get(entries)
     found = ir.StringAttr(entries["instruction"]).value
     if found not in ACCUMULATORS:

@@ -245,7 +245,9 @@ class Distribution:
         tile = ir.RankedTensorType(value.type)
         if str(tile.element_type) == "f32":
             held = tile_memory.rows_held(op.opview, register_layout(value.type), self.threads)
-            TileStoreDirectOp(value, op.opview.buffer, *held)
+            made = TileStoreDirectOp(value, op.opview.buffer, *held)
+            if "stored" in op.attributes:
+                made.operation.attributes["stored"] = op.attributes["stored"]
             op.erase()
             return
         if str(tile.element_type) not in ("bf16", "f16"):

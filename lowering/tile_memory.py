@@ -451,12 +451,12 @@ def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
     """Every thread writes what it holds of a tile to rows of a buffer, two neighbours of f32 at a time."""
     buffer, values = buffer_of(op.buffer), elements(op.source)
     column = layout.thread_offset(threads.lane, threads.warp)[1]
-    rank = len(list(op.indices)) // len(list(op.masks))
+    rank, stored = len(list(op.indices)) // len(list(op.masks)), stored_columns(op, layout.shape[1])
     places = {layout.register_offset(r): r for r in range(layout.registers)}
     for i, (row, mask) in enumerate(zip(layout.rows_a_thread, op.masks, strict=True)):
         indices = [scalar(x) for x in list(op.indices)[i * rank : (i + 1) * rank]]
         with functional.when(_bool(mask)):
-            for at in layout.columns_a_thread[::2]:
+            for at in [at for at in layout.columns_a_thread[::2] if at < stored]:
                 pair = [Value(values[places[row, at + u]], buffer.dtype) for u in range(2)]
                 buffer.store(*indices, column + at, value=vector(buffer.dtype, pair))
 

@@ -3,6 +3,10 @@
 
 A warp has rows of 16 and multiplies for itself. B comes from shared memory by ldmatrix, fragment by fragment; A from
 registers, where an accumulator of 16-bit elements is what the instruction takes, or from shared memory likewise.
+
+Elements of f32 are multiplied as two numbers of tf32 each, what it represents and the rest, in three products: all but
+what is below f32's own rounding. A step has 8 of K, in the order in which an accumulator's registers are A: a lane's
+two neighbours. Fragments come by ordinary loads.
 """
 
 from __future__ import annotations
@@ -12,18 +16,20 @@ from dataclasses import dataclass
 from mlir import ir
 from mlir.dialects import arith, vector
 
-from kvarn.dialect.dtypes import by_mlir, f32
+from kvarn.dialect.dtypes import by_mlir, f32, i32
 from kvarn.dialect.ops.tile import COLUMN_STEP as STEP  # of a product's K, and of its N by one ldmatrix
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dialect.tile_layout import WARP_ROWS
 from kvarn.dsl import machine
 from kvarn.dsl.memory import SHARED, Pointer
-from kvarn.dsl.values import Value
+from kvarn.dsl.values import Value, bitcast
 
 from .tile_products import words
 from .tile_threads import Threads, elements, from_elements, scalar
 
 ROWS = WARP_ROWS  # of a warp's fragment of A
+STEP_F32 = 8  # of K by one instruction of tf32
+REPRESENTABLE = -0x2000  # the bits of an f32 that tf32 has
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Product:
     k, n : int
         Extents.
     element : str
-        ``bf16`` or ``f16``.
+        ``bf16``, ``f16`` or ``f32``.
     b : SharedLayout
     transpose_b : bool
         Whether the rows of B's tile are the product's columns.
@@ -65,13 +71,20 @@ def loaded(place: Pointer, layout: SharedLayout, threads: Threads, element: ir.T
 
 def multiply(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, threads: Threads) -> ir.Value:
     """The product: ``a`` a vector, or a pointer to a tile; ``b`` a pointer; what a thread holds of the accumulator."""
-    dtype, lane, layout = by_mlir(product.element), threads.lane, product.b
     tile = Pointer(b, SHARED)
     if c is None:
         zero = arith.constant(ir.F32Type.get(), 0.0)
         sums = [Value(zero, f32)] * (product.n // 2)
     else:
         sums = [Value(x, f32) for x in elements(c)]
+    take = _of_f32 if product.element == "f32" else _of_16_bits
+    take(product, a, tile, sums, threads)
+    return from_elements([x.ir for x in sums])
+
+
+def _of_16_bits(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], threads: Threads) -> None:
+    """Add a product to ``sums``, what a thread holds of the accumulator."""
+    dtype, lane, layout = by_mlir(product.element), threads.lane, product.b
     if product.a is None:
         flat = [scalar(w) for w in words(a)]
         left = [flat[4 * k : 4 * k + 4] for k in range(product.k // STEP)]
@@ -93,7 +106,56 @@ def multiply(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, thr
             for half in range(2):
                 at = 8 * n + 4 * half
                 sums[at : at + 4] = machine.mma_m16n8k16(own, w[2 * half : 2 * half + 2], sums[at : at + 4], dtype)
-    return from_elements([x.ir for x in sums])
+
+
+def _of_f32(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], threads: Threads) -> None:
+    """As :func:`_of_16_bits`, with elements in two parts. Lane 4 g + c has rows g and g + 8 of A and column g of B."""
+    g, c, layout = threads.lane >> 2, threads.lane & 3, product.b
+    held = [Value(x, f32) for x in elements(a)] if product.a is None else []
+    # Pointers to what a lane has of the first rows; the others are constant distances from them.
+    rows: list[Pointer] = []
+    if product.a is not None:
+        row = threads.warp * ROWS + machine.unknown(g)
+        rows = _along_a_row(product.a, Pointer(a, SHARED), row, 2 * c)
+    if product.transpose_b:
+        of_b = [_along_a_row(layout, tile, g, 2 * c)]
+    else:
+        of_b = [_along_a_row(layout, tile, 2 * c + i, g) for i in range(2)]
+    for k in range(product.k // STEP_F32):
+        if product.a is None:  # registers are (g, 2 c), (g, 2 c + 1) and those of row g + 8
+            own = [held[4 * k + i] for i in (0, 2, 1, 3)]
+        else:
+            low, high = (_step(product.a, rows, k, first).load(f32, 2) for first in (0, 8))
+            own = [low[0], high[0], low[1], high[1]]
+        left = _parts(own)
+        for n in range(product.n // 8):
+            if product.transpose_b:
+                pair = _step(layout, of_b[0], k, 8 * n).load(f32, 2)
+                right = _parts([pair[0], pair[1]])
+            else:
+                right = _parts([_step(layout, row, n, STEP_F32 * k).load(f32) for row in of_b])
+            part = sums[4 * n : 4 * n + 4]
+            for x, y in ((left[1], right[0]), (left[0], right[1]), (left[0], right[0])):  # the smallest first
+                part = machine.mma_m16n8k8_tf32(x, y, part)
+            sums[4 * n : 4 * n + 4] = part
+
+
+def _along_a_row(layout: SharedLayout, tile: Pointer, row: Value, column: Value) -> list[Pointer]:
+    """Pointers to an element of every 8 columns of a row, for one period of the swizzle; ``column`` is below 8."""
+    steps = max(1, layout.swizzle // (STEP_F32 * f32.itemsize))
+    return [tile + layout.offset(row, STEP_F32 * step + column) for step in range(steps)]
+
+
+def _step(layout: SharedLayout, pointers: list[Pointer], step: int, rows: int) -> Pointer:
+    """The pointer of 8 columns, ``rows`` (a multiple of 8) further down: a constant distance from those that are."""
+    first = step % len(pointers)
+    return pointers[first] + layout.offset(0, STEP_F32 * (step - first)) + rows * layout.pitch
+
+
+def _parts(values: list[Value]) -> tuple[list[Value], list[Value]]:
+    """(what tf32 represents, the rest) of f32."""
+    high = [bitcast(bitcast(x, i32) & REPRESENTABLE, f32) for x in values]
+    return high, [x - y for x, y in zip(values, high, strict=True)]
 
 
 def store(fragments: list[ir.Value], place: Pointer, layout: SharedLayout, threads: Threads) -> None:

@@ -15,6 +15,7 @@ from mlir import ir
 
 from kvarn.dialect.ops.attention import arrays_of, block_tile, score_of
 from kvarn.lowering.target import Target
+from kvarn.lowering.tile_ir import WGMMA
 
 from . import (
     attention_decode,
@@ -77,10 +78,15 @@ def decode_rows(op: Any, at: Expansion, case: Case, sequences: int) -> int:
     """The most query rows of a sequence and KV head for which a decode is taken."""
     if case.pages:  # beside it are kernels of tiles no longer than a page, or of a row at a time
         return MOST_QUERIES * WARP_ROWS
-    stored = case.spec.dtype is case.query and not case.spec.quantized and at.target.has("wgmma")
+    stored = case.spec.dtype is case.query and not case.spec.quantized and _by_wgmma(case, at)
     tiles = stored and not tile_schedule.problems(case, at.target, row_alignment(op))
     table = DECODE_ROWS_BESIDE_TILES if tiles else DECODE_ROWS
     return next(rows for batches, rows in table if sequences <= batches)
+
+
+def _by_wgmma(case: Case, at: Expansion) -> bool:
+    """Whether tiles are multiplied by wgmma, with which the lines between kernels were measured."""
+    return tile_schedule.instruction_for(case, at.target, {}) == WGMMA
 
 
 def functions_by_tiles(op: Any, at: Expansion, case: Case) -> bool:
@@ -89,7 +95,7 @@ def functions_by_tiles(op: Any, at: Expansion, case: Case) -> bool:
     Measured on an H200, 64 x 4k of bf16 with 4 rows: kind tile takes 1.00 to 1.03 times what a plain decode takes, with
     masks and scores that compute, and 2.0 times over pages of 8 bits, which it converts.
     """
-    stored = case.spec.dtype is case.query and not case.spec.quantized and at.target.has("wgmma")
+    stored = case.spec.dtype is case.query and not case.spec.quantized and _by_wgmma(case, at)
     return case.functions and stored and not tile_schedule.problems(case, at.target, row_alignment(op))
 
 

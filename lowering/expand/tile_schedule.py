@@ -87,12 +87,13 @@ class TileConfig:
     def threads(self) -> int:
         return WARPGROUP * (self.consumers + self.producer)
 
-    @property
-    def blocks(self) -> int:
+    def blocks(self, target: Target) -> int:
         """Blocks that a multiprocessor's registers are shared by: those of small tiles by mma.sync hide one another."""
         if self.instruction != MMA:
             return 1
-        return max(1, REGISTERS // (self.threads * self.registers * 8 // 5))  # with addresses and words of B
+        # Of a thread with addresses and words of B; f32 besides in two parts.
+        whole = self.registers * 8 // 5 if self.itemsize < 4 else self.registers + 72
+        return max(1, min(REGISTERS // (self.threads * whole), target.shared_bytes // self.shared_bytes))
 
     @property
     def least(self) -> int:
@@ -111,8 +112,13 @@ class TileConfig:
     @property
     def registers(self) -> int:
         """Registers of a thread for one tile's scores and weights, and for the sums."""
-        held = self.columns // 4 if self.instruction == MMA and self.columns <= MOST_HELD else 0
+        held = self.columns // 4 if self.instruction == MMA and self.holds_query else 0
         return self.keys // 2 + self.keys * self.itemsize // 8 + self.value_columns // 2 + held
+
+    @property
+    def holds_query(self) -> bool:
+        """Whether warps hold their query rows in registers, where products are mma.sync's."""
+        return self.columns <= MOST_HELD and self.case.query.bits == 16
 
     @property
     def itemsize(self) -> int:
@@ -156,24 +162,26 @@ class TileConfig:
         return {name: getattr(self, name) for name in TILED.names}
 
 
-def instruction_for(target: Target, schedule: Mapping[str, Any]) -> str:
-    """The instruction of products: what a schedule says, else the target's best."""
-    return schedule.get("instruction", WGMMA if target.has("wgmma") else MMA)
+def instruction_for(case: Case, target: Target, schedule: Mapping[str, Any]) -> str:
+    """The instruction of products: what a schedule says, else the target's best for the query's type."""
+    return schedule.get("instruction", WGMMA if target.has("wgmma") and case.query is not f32 else MMA)
 
 
 def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[str, Any] | None = None) -> list[str]:
     """Why the kernel does not take a case with a schedule's instruction, one sentence each; empty when it does."""
     spec, found = case.spec, []
-    instruction = instruction_for(target, schedule or {})
+    instruction = instruction_for(case, target, schedule or {})
     if target.is_host or not target.has("wgmma" if instruction == WGMMA else "mma_bf16"):
         return [f"needs a GPU with {instruction}, got {target.name}"]
     narrow = case.query is f8e4m3
     if narrow and instruction == MMA:
-        return ["needs a query of bf16 or f16 for products by mma.sync, got f8e4m3"]
+        return ["needs a query of bf16, f16 or f32 for products by mma.sync, got f8e4m3"]
     outputs = (bf16, f16, f32) if narrow else (case.query, f32)
-    if case.query not in (bf16, f16, f8e4m3) or case.out not in outputs:
+    queries = (bf16, f16, f8e4m3) if instruction == WGMMA else (bf16, f16, f32)
+    if case.query not in queries or case.out not in outputs:
+        of = "bf16 or f16" if instruction == WGMMA else "bf16, f16 or f32"
         found.append(
-            f"needs a query of bf16 or f16 and an output of its type or f32, got {case.query.name} and {case.out.name}"
+            f"needs a query of {of} and an output of its type or f32, got {case.query.name} and {case.out.name}"
         )
     if narrow and (spec.head_size % 32 or why_not_by_rows(spec, spec.head_size) is not None):
         found.append(
@@ -260,7 +268,7 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     most = schedule.get("max_queries")
     if most is not None and most * case.group <= WARPGROUP_ROWS:
         given.setdefault("rows", WARPGROUP_ROWS)
-    if instruction_for(target, given) == MMA:
+    if instruction_for(case, target, given) == MMA:
         return _chosen_by_mma(case, target, given)
     narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case)) and case.query.bits > 8
     three = given.get("producer", True) and not given.get("ping_pong", False)
@@ -294,15 +302,15 @@ def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int
 
 def _chosen_by_mma(case: Case, target: Target, given: Mapping[str, Any]) -> TileConfig:
     """The entries that are given, and for the others what products by mma.sync need."""
-    most = MOST_KEYS_BY_MMA if max(case.size, case.value_size) <= MOST_HELD else MOST_KEYS_BY_MMA // 2
-    for keys in range(most, 0, -16):
-        config = TileConfig(case, **{"keys": keys, **BY_MMA, **given})
-        problem = why_not(config, target)
-        if problem is None or "keys" in given:
-            break
-    if problem is not None:
-        raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {problem}")
-    return config
+    small = max(case.size, case.value_size) <= MOST_HELD and case.query.bits == 16
+    most, problem = MOST_KEYS_BY_MMA if small else MOST_KEYS_BY_MMA // 2, None
+    for stages in (2, 1):  # one where two of the widest heads do not fit
+        for keys in [given["keys"]] if "keys" in given else range(most, 0, -16):
+            config = TileConfig(case, **{"keys": keys, "stages": stages, **BY_MMA, **given})
+            problem = why_not(config, target)
+            if problem is None:
+                return config
+    raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {problem}")
 
 
 def splits_for(tiles: Ix, batch: Ix, longest: Ix, multiprocessors: Ix) -> Ix:
@@ -353,7 +361,7 @@ def launch(
 
     case = config.case
     schedule = {"consumers": config.consumers, **config.entries()}
-    options = {"min_blocks": config.blocks}
+    options = {"min_blocks": config.blocks(at.target)}
     kernel = attention_kernel(
         case, config.rows, config.keys, config.threads, options, least=config.least, bounded=config.instruction == MMA,
         looped=config.persistent or config.instruction != MMA,

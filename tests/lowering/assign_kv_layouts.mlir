@@ -110,7 +110,16 @@ gpu.module @kernels {
 
 !cache = !kv.cache<"paged", f32, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 gpu.module @kernels {
-  gpu.func @elements(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+  // Products of f32 are mma.sync's, in parts of tf32.
+  // CHECK-LABEL: gpu.func @f32
+  // CHECK-SAME:    kv.schedule = {instruction = "mma.sync"}
+  // CHECK:         "kv.dot"({{.*}} : (tensor<64x128xf32, "shared">, tensor<64x128xf32, "shared">) -> tensor<64x64xf32, "mma">
+  gpu.func @f32(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf32>
+    %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x128xf32>, tensor<64x128xf32>) -> tensor<64x64xf32>
+    gpu.return
+  }
+  gpu.func @elements(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {instruction = "wgmma"}} {
     %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf32>
     // expected-error @below {{'kv.dot' op has no instruction on this target: operands must be bf16, f16 or f8E4M3FN, got f32}}
     %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x128xf32>, tensor<64x128xf32>) -> tensor<64x64xf32>

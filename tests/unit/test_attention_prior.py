@@ -68,6 +68,14 @@ def test_every_kernel_combines_a_prior_result_and_writes_f32(kernel, out):
     assert out == "float16" or (found[0] != found[0].astype(np.float16)).any()  # not rounded on the way
 
 
+@pytest.mark.parametrize("kernel", ["tile", "mma"])
+def test_f32_rows_of_heads_of_no_whole_steps_end_where_the_head_does(kernel):
+    rng, problem = problem_of(3, cached=[20], new=[5], head_size=72, num_heads=1)
+    query = random_query(rng, problem, 4)
+    found = emulate(problem, query, [None, None], *KERNELS[kernel], "float32")
+    close(found, reference.attention(problem.collection, 1, query, problem.row_offsets), TOLERANCE["float32"])
+
+
 def test_splits_of_keys_and_a_prior_result_are_combined_at_once():
     b = tile_attention.batch(cached=[360, 5], new=[7, 3])
     prior = prior_of(np.random.default_rng(2), b.query, nothing=[2])

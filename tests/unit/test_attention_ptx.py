@@ -135,6 +135,22 @@ def test_tiles_convert_8_bits(dtype, scale_dtype, granularity, query):
     check(problem, query_of(rng, problem, 4, query), TILES, "sm_80" if dtype == "f8e4m3" else "sm_90a", **scale)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "page_size", "target"),
+    [("f32", 64, 16, "sm_90a"), ("f32", 72, 5, "sm_80"), ("f32", 256, 64, "sm_80"), ("i8", 32, 16, "sm_80")],
+)
+def test_tiles_of_f32_are_as_exact_as_f32(dtype, head_size, page_size, target):
+    """Products are of two parts of tf32 each; nothing says so but the error."""
+    scales = {"scale_dtype": "f32", "granularity": 16} if dtype == "i8" else {}
+    rng, problem = problem_of(
+        5, dtype=dtype, page_size=page_size, cached=[70, 0], new=[9, 3], head_size=head_size, num_heads=1, **scales
+    )
+    options = {"scale": 0.001} if scales else {}
+    check(
+        problem, query_of(rng, problem, 2, "f32"), {"kind": "tile"}, target, mask="sliding_window", window=50, **options
+    )
+
+
 @pytest.mark.parametrize("schedule", [SIMT, TILES], ids=["simt", "mma"])
 def test_sinks_softcap_and_rows_without_keys(schedule):
     rng, problem = problem_of(5, cached=[12, 0, 9], new=[30, 3, 1], head_size=32)
@@ -326,7 +342,7 @@ def test_a_schedule_that_does_not_fit_is_refused():
     rng, problem = problem_of(11, dtype="f32", cached=[3], new=[1], head_size=32)
     query = query_of(rng, problem, 2)
     with pytest.raises(ValueError, match="kind tile needs a query of bf16 or f16 and an output"):
-        run(problem, query, TILES)
+        run(problem, query, {"kind": "tile", "instruction": "wgmma"})
     with pytest.raises(ValueError, match="kind decode needs max_queries"):
         run(problem, query, {"kind": "decode"})
     with pytest.raises(ValueError, match="kind must be simt, tile or decode on sm_90a, got 'host'"):
