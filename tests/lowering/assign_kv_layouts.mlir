@@ -119,6 +119,12 @@ gpu.module @kernels {
     %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x128xf32>, tensor<64x128xf32>) -> tensor<64x64xf32>
     gpu.return
   }
+}
+
+// -----
+
+!cache = !kv.cache<"paged", f32, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+gpu.module @kernels {
   gpu.func @elements(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {instruction = "wgmma"}} {
     %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf32>
     // expected-error @below {{'kv.dot' op has no instruction on this target: operands must be bf16, f16 or f8E4M3FN, got f32}}
