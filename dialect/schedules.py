@@ -424,7 +424,11 @@ LATENT = Kind(
 )
 PROJECTED_HOST = Kind("host", "tiles of 16 tokens as vector loops, on the host", on_host=True)
 PROJECTED_SIMT = Kind("simt", "a warp a column of 8 tokens; takes every case, on every GPU")
-PROJECTED = Kind("tile", "tiles of 128 tokens by wgmma and TMA, written to the cache as they are done")
+PROJECTED = Kind(
+    "tile",
+    "tiles of 128 tokens by wgmma and TMA, written to the cache as they are done; by mma.sync, through memory, where "
+    "there is no wgmma",
+)
 PROJECTED_FEW = Kind(
     "few",
     "up to 256 tokens by wgmma, at the rate at which memory gives the weight",

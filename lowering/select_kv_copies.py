@@ -5,7 +5,8 @@ A ``kv.tile_load`` that products read from shared memory becomes a copy to a sta
 ``tma`` where the load has a descriptor (boxes of a page and a swizzle granule, one warp), else ``cp_async`` where the
 cache stores what the kernel computes with, else ``staged`` where 8-bit elements and their scales can come by cp.async
 and be converted from there, else ``convert`` (loads, conversion and scales, ordinary stores). Rows past
-the sequence's end come with whatever the page holds; where the load asks for zeros they are cleared after the wait.
+the sequence's end come with whatever the page holds; where the load asks for zeros they are cleared after the wait,
+but where threads copy page by page or convert: those write zeros.
 Tiles that products read with rows as columns are ``transposed``: on the way through staging memory, with zeros. What
 fills that memory is TMA where there is a descriptor.
 
@@ -39,7 +40,19 @@ from .remarks import remark
 from .rewrite import defining_op, enclosing, ops_named
 from .target import Target, by_name
 from .tile_copies import fits_pages, why_not_by_rows, why_not_staged
-from .tile_ir import SWIZZLE, WARPGROUP, WGMMA, element, instruction_of, layout_of, schedule_of, shape, tiled, users
+from .tile_ir import (
+    SWIZZLE,
+    WARPGROUP,
+    WGMMA,
+    constant_int,
+    element,
+    instruction_of,
+    layout_of,
+    schedule_of,
+    shape,
+    tiled,
+    users,
+)
 
 ROUNDS = "kv.rounds"  # of an inner loop: the argument of the outer one that counts its iterations
 
@@ -218,8 +231,10 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, target: Targe
             descriptor=op.descriptor if by_tma else None, pages=pages, begin=begin,
         )  # fmt: skip
         tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
-        if op.tail.value == "zero" and begin is None:
-            begin, end = arith.subi(op.begin, first), arith.subi(op.count, first)
+        ends = not by_tma and (copy != "cp_async" or by_pages(op, by_tma))  # copies that are zeros past the end
+        if op.tail.value == "zero" and begin is None and not (ends and constant_int(op.begin) == 0):
+            begin = arith.subi(op.begin, first)
+            end = const(shape(op.tile)[0]) if ends else arith.subi(op.count, first)
             tile = staging.TileClearOp(tile, begin, end, tile.type).operation.results[0]
     load.result.replace_all_uses_with(tile)
     load.erase()

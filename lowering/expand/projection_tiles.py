@@ -6,7 +6,8 @@ ahead as there are stages. Of a finished tile, rounded, whole heads of one kind 
 warp normalises, rotates, quantizes and writes those of its 16 tokens while the next tile's operands arrive.
 
 Where heads are not whole in a tile, or narrower tiles fill the device better, products go through a workspace instead,
-and another kernel writes the heads.
+and another kernel writes the heads. So they do where products are mma.sync's: on GPUs without wgmma, and of f32. There
+all threads copy by cp.async, and a block has one tile.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.projection import BLOCK, Band
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
-from kvarn.lowering.tile_ir import BARRIERS_BYTES, SWIZZLE, WARP, WARPGROUP
+from kvarn.lowering.tile_ir import BARRIERS_BYTES, MMA, SWIZZLE, WARP, WARPGROUP, WGMMA
 
 from .base import Expansion
 from .common import Head, StoredHead, as_vector, begin, holds, starts_early
@@ -44,6 +45,7 @@ MANY = 1 << 16  # tokens, where their number is not known
 THROUGH_MEMORY = 32  # what a workspace costs, in columns of a tile
 WARP_ROWS = 16
 MOST_TOGETHER = 4  # items of a thread whose angles and pages are looked up at one time
+COLUMNS_BY_MMA = 128
 RASTER = 16  # tiles of tokens that share a tile of columns while it is in the L2 cache
 
 
@@ -60,6 +62,7 @@ class Config(Warpgroups):
         a workspace.
     stages : int
         Steps of K in shared memory.
+    instruction : {"wgmma", "mma.sync"}
     """
 
     case: Projection
@@ -67,6 +70,11 @@ class Config(Warpgroups):
     columns: int = 256
     part: int = 128
     stages: int = 4
+    instruction: str = WGMMA
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (self.consumers + (self.instruction == WGMMA))
 
     @property
     def step(self) -> int:
@@ -84,9 +92,31 @@ class Config(Warpgroups):
 
 def problems(case: Projection, target: Target, alignment: int) -> list[str]:
     """Why the kernel does not take a case, one sentence each; empty when it does."""
+    if instruction_for(case, target) == MMA:
+        return mma_problems(case, target, alignment)
     found = wgmma_problems(case, target, alignment)
-    if target.has("wgmma") and case.rounded not in (bf16, f16):
+    if case.rounded not in (bf16, f16):
         found.append(f"needs queries of bf16 or f16, got {case.rounded.name}")
+    return found
+
+
+def instruction_for(case: Projection, target: Target) -> str:
+    """The instruction of a case's products."""
+    return WGMMA if target.has("wgmma") and case.x is not f32 else MMA
+
+
+def mma_problems(case: Projection, target: Target, alignment: int) -> list[str]:
+    """Why products by mma.sync do not take a case, one sentence each; empty when they do."""
+    if not target.has("mma_bf16"):
+        return [f"needs a GPU, got {target.name}"]
+    found = []
+    if case.x not in (bf16, f16, f32):
+        found.append(f"needs operands of bf16, f16 or f32 on {target.name}, got {case.x.name}")
+    step = SWIZZLE // case.x.itemsize
+    if case.k % step:
+        found.append(f"needs a K of a multiple of {step}, got {case.k}")
+    if alignment < 16:
+        found.append(f"needs rows aligned to 16 bytes, got {alignment}")
     return found
 
 
@@ -106,6 +136,8 @@ def chosen(case: Projection, target: Target, tokens: int | None = None) -> Confi
     With at most ``tokens`` tokens, other tiles where the device is done with all sooner: rounds of one tile a
     multiprocessor take as long as a tile has columns.
     """
+    if instruction_for(case, target) == MMA:
+        return _chosen_by_mma(case, target)
     found = columns_of(case)
     choices = [] if found is None else [found]
     if found is None or tokens is not None:
@@ -121,6 +153,16 @@ def chosen(case: Projection, target: Target, tokens: int | None = None) -> Confi
         if config.shared_bytes <= target.shared_bytes:
             return config
     raise ValueError(f"two stages of {columns} columns must fit {target.shared_bytes} bytes of shared memory")
+
+
+def _chosen_by_mma(case: Projection, target: Target) -> Config:
+    """Tiles of which a thread holds 64 sums, and the stages of which two blocks share a multiprocessor's memory."""
+    shape = {"columns": COLUMNS_BY_MMA, "part": 0, "instruction": MMA}
+    for stages in (3, 2, 1):
+        config = Config(case, stages=stages, **shape)
+        if config.shared_bytes * (2 if stages > 2 else 1) <= target.shared_bytes:
+            return config
+    raise ValueError(f"tiles must fit {target.shared_bytes} bytes of shared memory")
 
 
 @dataclass(frozen=True)
@@ -215,7 +257,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
     @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
     def project_append(
         collection, layer: kv.i32, x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], table, row_tiles: kv.i32,
-        x_map, weight_map, query_out=None, bias=None, x_scale=None, weight_scale=None,
+        x_map=None, weight_map=None, query_out=None, bias=None, x_scale=None, weight_scale=None,
         freqs: kv.Optional[kv.Buffer[f32, 2]] = None, q_gamma=None, k_gamma=None,
         index_collection: kv.Optional[kv.KVCacheCollection] = None, index_query_out=None,
         workspace: kv.Optional[kv.Buffer[case.rounded, 2]] = None,
@@ -269,7 +311,9 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
         epilogues = tuple(Epilogue(b, b.writer(op, at, case.rounded), config.part) for b in Written.all_of(case))
     tokens, panels = at.dim(op.x, 0), cdiv(case.columns, config.columns)
     row_tiles = (tokens + (config.rows - 1)) // config.rows
-    maps = operand_maps(op, at, config.step, config.rows, config.columns)
+    maps = [None, None]
+    if config.instruction == WGMMA:
+        maps = operand_maps(op, at, config.step, config.rows, config.columns)
     workspace = None if config.part else at.workspace(tokens * panels, dtype=case.rounded, columns=config.columns)
     args = [op.collection, op.layer, op.x, op.weight, table_of(op, case), row_tiles, *maps]
     if config.part:
@@ -277,8 +321,11 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
         args += [op.index_collection, op.index_query_out, None]
     else:
         args += [None, op.bias, op.x_scale, op.weight_scale, *(None,) * 5, workspace]
-    schedule = {"consumers": config.consumers, "producer": True, "stages": config.stages}
-    blocks = (row_tiles * panels).least(at.device("multiprocessors"))
+    by_wgmma = config.instruction == WGMMA
+    schedule = {"consumers": config.consumers, "producer": by_wgmma, "stages": config.stages}
+    schedule["instruction"] = config.instruction
+    blocks = row_tiles * panels
+    blocks = blocks.least(at.device("multiprocessors")) if by_wgmma else blocks
     at.launch(
         kernel_of(config, epilogues, early), args, (blocks, 1, 1), (config.threads, 1, 1), key=(config, epilogues),
         programmatic=early, attributes={"kv.schedule": schedule},

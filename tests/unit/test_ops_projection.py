@@ -324,6 +324,16 @@ def test_products_whose_tiles_have_no_whole_heads_go_through_memory(place, case)
     check(place, problem, heads=2, k=64, schedule=schedule, bias=bias, freqs=angles(rng, 60, 64), rounding=True)
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("dtype", "size"), [("bf16", 64), ("f16", 80), ("f32", 24)])
+@pytest.mark.parametrize("place", ["sm_80"], indirect=True)
+def test_products_by_mma_go_through_memory(place, dtype, size):
+    rng = np.random.default_rng(20)
+    problem = random_problem(rng, "paged", dtype, head_size=size, **SHAPE)
+    bias = exact(rng, ((3 + 4) * size,), "f32")
+    check(place, problem, dtype, heads=3, k=192, spare=2, schedule={"kind": "tile"}, bias=bias)
+
+
 def test_more_tokens_than_were_promised_are_refused():
     c = random_problem(np.random.default_rng(17), "paged", "f32", cached=[1], new=[9]).collection
     x, weight = np.ones((9, 8), np.float32), np.ones((64, 8), np.float32)

@@ -468,7 +468,7 @@ def test_schedules_are_always_selected():
     [
         ("typo = 1 : i64", "has a schedule whose entry 'typo' is unknown"),
         ("max_batch = 99999999999999999999999 : i128", "has a schedule whose max_batch must be an integer of 1 or mor"),
-        ("kind = [1]", "has a schedule whose kind must be one of host, simt, prefill, tile, decode, got"),
+        ("kind = [1]", "has a schedule whose kind must be one of host, simt, tile, decode, got"),
         ("tile = 24 : i64", "has a schedule whose tile must be 16, 32, 64 or 128, got 24"),
         ("warps = 2 : i64, threads = 64 : i64", "has a schedule whose entry 'threads' is unknown"),
     ],
