@@ -273,9 +273,15 @@ def wgmma_problems(case: Projection, target: Target, alignment: int) -> list[str
     """Why kernels by wgmma do not take a case, one sentence each; empty when they do."""
     if not target.has("wgmma"):
         return [f"needs a GPU with wgmma, got {target.name}"]
+    return operand_problems(case, alignment, (bf16, f16, f8e4m3))
+
+
+def operand_problems(case: Projection, alignment: int, types: tuple[DType, ...]) -> list[str]:
+    """Why the operands are none that tiles take, of some types, one sentence each; empty when they are."""
     found = []
-    if case.x not in (bf16, f16, f8e4m3):
-        found.append(f"needs operands of bf16, f16 or f8e4m3, got {case.x.name}")
+    if case.x not in types:
+        *most, last = (dtype.name for dtype in types)
+        found.append(f"needs operands of {', '.join(most)} or {last}, got {case.x.name}")
     step = SWIZZLE // case.x.itemsize
     if case.k % step:
         found.append(f"needs a K of a multiple of {step}, got {case.k}")

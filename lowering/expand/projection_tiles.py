@@ -33,6 +33,7 @@ from .projection import (
     Written,
     finish,
     operand_maps,
+    operand_problems,
     place_of,
     scaled_tile,
     table_of,
@@ -109,15 +110,7 @@ def mma_problems(case: Projection, target: Target, alignment: int) -> list[str]:
     """Why products by mma.sync do not take a case, one sentence each; empty when they do."""
     if not target.has("mma_bf16"):
         return [f"needs a GPU, got {target.name}"]
-    found = []
-    if case.x not in (bf16, f16, f32):
-        found.append(f"needs operands of bf16, f16 or f32 on {target.name}, got {case.x.name}")
-    step = SWIZZLE // case.x.itemsize
-    if case.k % step:
-        found.append(f"needs a K of a multiple of {step}, got {case.k}")
-    if alignment < 16:
-        found.append(f"needs rows aligned to 16 bytes, got {alignment}")
-    return found
+    return operand_problems(case, alignment, (bf16, f16, f32))
 
 
 def columns_of(case: Projection) -> tuple[int, int] | None:
