@@ -60,7 +60,7 @@ def flex(p: Any) -> Iterator[Offer]:
         return score + bias[h, buckets[(q - k).clamp(0, FARTHEST - 1)]]
 
     def dense(rows: Any, heads: int) -> Any:
-        return rows.reshape(batch, length, heads, shape.size).transpose(1, 2).contiguous()
+        return rows.reshape(batch, -1, heads, shape.size)[:, :length].transpose(1, 2).contiguous()
 
     def make() -> Callable[[int], Any]:
         mask = seen if shape.documents else causal
