@@ -47,7 +47,7 @@ def anywhere(request, monkeypatch):
     for name in ("_ATTENTION", "_ATTENTION_PADDED") if request.param != "host" else ():
         real = getattr(reads, name)
 
-        def interpreted(operands: Any, attributes: Any, schedule: Any, stream: Any, real: Any = real) -> None:
+        def interpreted(operands: Any, attributes: Any, schedule: Any, stream: Any, real: Any = real, **_: Any) -> None:
             emulated.run(real, operands, attributes, {"kind": "tile"}, request.param)
 
         monkeypatch.setattr(reads, name, interpreted)
