@@ -132,6 +132,13 @@ def source_locations(location: ir.Location) -> list[SourceLocation]:
     return []
 
 
+def advised(message: str) -> str:
+    """A diagnostic of MLIR, with what to do where MLIR cannot know it."""
+    if message.startswith("unregistered operation 'kv."):
+        return f"{message}; an extension that declares it is loaded by --extend, or kv.extend"
+    return message
+
+
 def from_mlir(error: Exception, diagnostics: Iterable[tuple[str, str, Any]] = ()) -> KernelError:
     """The diagnostics of a failed pass, verifier or parser as one located error.
 
@@ -147,9 +154,11 @@ def from_mlir(error: Exception, diagnostics: Iterable[tuple[str, str, Any]] = ()
     KernelError
         At the first diagnostic that has a place in a source file. Further errors are listed in the message.
     """
-    found: list[tuple[str, Any]] = [(text, place) for severity, text, place in diagnostics if severity == "error"]
+    found: list[tuple[str, Any]] = [
+        (advised(text), place) for severity, text, place in diagnostics if severity == "error"
+    ]
     for diagnostic in getattr(error, "error_diagnostics", ()):
-        found.append((str(diagnostic.message), diagnostic.location))
+        found.append((advised(str(diagnostic.message)), diagnostic.location))
     if not found:
         return KernelError(str(error))
     places = [source_locations(place) for _, place in found]

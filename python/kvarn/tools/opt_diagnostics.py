@@ -17,6 +17,8 @@ from typing import Any
 
 from mlir import ir
 
+from kvarn.errors import advised
+
 # The name MLIR gives a source that is parsed from a string.
 STRING_NAME = "-"
 
@@ -116,7 +118,7 @@ def detach(diagnostic: Any) -> Diagnostic:
             notes.append(Diagnostic("note", "called from", found, str(caller)))
     severity = str(diagnostic.severity).rpartition(".")[2].lower()
     where = "" if str(location) == "loc(unknown)" else str(location)
-    return Diagnostic(severity, str(diagnostic.message), position_of(location), where, tuple(notes))
+    return Diagnostic(severity, advised(str(diagnostic.message)), position_of(location), where, tuple(notes))
 
 
 @dataclass
