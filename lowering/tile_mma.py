@@ -30,6 +30,7 @@ from .tile_threads import Threads, elements, from_elements, scalar
 ROWS = WARP_ROWS  # of a warp's fragment of A
 STEP_F32 = 8  # of K by one instruction of tf32
 REPRESENTABLE = -0x2000  # the bits of an f32 that tf32 has
+TOGETHER_F32 = 4  # fragments of B whose products are added up beside one another
 
 
 @dataclass(frozen=True)
@@ -121,23 +122,35 @@ def _of_f32(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], thr
         of_b = [_along_a_row(layout, tile, g, 2 * c)]
     else:
         of_b = [_along_a_row(layout, tile, 2 * c + i, g) for i in range(2)]
-    for k in range(product.k // STEP_F32):
+
+    def left(k: int) -> tuple[list[Value], list[Value]]:
         if product.a is None:  # registers are (g, 2 c), (g, 2 c + 1) and those of row g + 8
-            own = [held[4 * k + i] for i in (0, 2, 1, 3)]
-        else:
-            low, high = (_step(product.a, rows, k, first).load(f32, 2) for first in (0, 8))
-            own = [low[0], high[0], low[1], high[1]]
-        left = _parts(own)
-        for n in range(product.n // 8):
-            if product.transpose_b:
-                pair = _step(layout, of_b[0], k, 8 * n).load(f32, 2)
-                right = _parts([pair[0], pair[1]])
-            else:
-                right = _parts([_step(layout, row, n, STEP_F32 * k).load(f32) for row in of_b])
-            part = sums[4 * n : 4 * n + 4]
-            for x, y in ((left[1], right[0]), (left[0], right[1]), (left[0], right[0])):  # the smallest first
-                part = machine.mma_m16n8k8_tf32(x, y, part)
-            sums[4 * n : 4 * n + 4] = part
+            return _parts([held[4 * k + i] for i in (0, 2, 1, 3)])
+        low, high = (_step(product.a, rows, k, first).load(f32, 2) for first in (0, 8))
+        return _parts([low[0], high[0], low[1], high[1]])
+
+    def right(k: int, n: int) -> tuple[list[Value], list[Value]]:
+        if product.transpose_b:
+            pair = _step(layout, of_b[0], k, 8 * n).load(f32, 2)
+            return _parts([pair[0], pair[1]])
+        return _parts([_step(layout, row, n, STEP_F32 * k).load(f32) for row in of_b])
+
+    # The instruction cuts off what does not fit its sums: those of many tiles are added by ordinary additions.
+    steps, tiles = range(product.k // STEP_F32), product.n // 8
+    together = TOGETHER_F32 if product.a is None else tiles
+    parts = [left(k) for k in steps] if product.a is None else []
+    for first in range(0, tiles, together):
+        several = range(first, min(first + together, tiles))
+        zero = Value(arith.constant(ir.F32Type.get(), 0.0), f32)
+        found = {n: [zero] * 4 for n in several}
+        for k in steps:
+            a_high, a_low = parts[k] if parts else left(k)
+            for n in several:
+                b_high, b_low = right(k, n)
+                for x, y in ((a_low, b_high), (a_high, b_low), (a_high, b_high)):  # the smallest first
+                    found[n] = machine.mma_m16n8k8_tf32(x, y, found[n])
+        for n in several:
+            sums[4 * n : 4 * n + 4] = [x + y for x, y in zip(sums[4 * n : 4 * n + 4], found[n], strict=True)]
 
 
 def _along_a_row(layout: SharedLayout, tile: Pointer, row: Value, column: Value) -> list[Pointer]:
