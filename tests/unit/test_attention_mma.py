@@ -14,7 +14,7 @@ from reference.tile_attention import Choice, batch, case_of, check, compiled
 
 from kvarn.emulator import ptx
 
-pytestmark = pytest.mark.sampled(10)
+pytestmark = pytest.mark.sampled(20)
 
 
 def mma(**given: Any) -> Choice:

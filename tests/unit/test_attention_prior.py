@@ -68,6 +68,7 @@ def test_every_kernel_combines_a_prior_result_and_writes_f32(kernel, out):
     assert out == "float16" or (found[0] != found[0].astype(np.float16)).any()  # not rounded on the way
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kernel", ["tile", "mma"])
 def test_f32_rows_of_heads_of_no_whole_steps_end_where_the_head_does(kernel):
     rng, problem = problem_of(3, cached=[20], new=[5], head_size=72, num_heads=1)

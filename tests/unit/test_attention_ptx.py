@@ -135,6 +135,7 @@ def test_tiles_convert_8_bits(dtype, scale_dtype, granularity, query):
     check(problem, query_of(rng, problem, 4, query), TILES, "sm_80" if dtype == "f8e4m3" else "sm_90a", **scale)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("dtype", "head_size", "page_size", "target"),
     [("f32", 64, 16, "sm_90a"), ("f32", 72, 5, "sm_80"), ("f32", 256, 64, "sm_80"), ("i8", 32, 16, "sm_80")],

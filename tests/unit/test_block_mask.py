@@ -108,6 +108,7 @@ def test_attention_by_a_block_mask_is_that_by_its_mask_bit_for_bit(place, kind, 
     np.testing.assert_allclose(out.astype(np.float64), model_out, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", ["f16", "i8"])
 def test_gpus_without_wgmma_take_block_masks(dtype):
     scales = {"scale_dtype": "f32", "granularity": 16} if dtype == "i8" else {}

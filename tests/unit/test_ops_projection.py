@@ -324,7 +324,7 @@ def test_products_whose_tiles_have_no_whole_heads_go_through_memory(place, case)
     check(place, problem, heads=2, k=64, schedule=schedule, bias=bias, freqs=angles(rng, 60, 64), rounding=True)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("dtype", "size"), [("bf16", 64), ("f16", 80), ("f32", 24)])
 @pytest.mark.parametrize("place", ["sm_80"], indirect=True)
 def test_products_by_mma_go_through_memory(place, dtype, size):
