@@ -197,6 +197,9 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         found.append(f"takes lists of pages of a multiple of {LEAST_LISTED} tokens, got {spec.page_size}")
     if row_alignment < 16:
         found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
+    if not found and instruction == MMA:
+        config = _by_mma(case, target, {})
+        found += [f"has none for {target.name}: {config}"] if isinstance(config, str) else []
     return found
 
 
@@ -269,7 +272,10 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     if most is not None and most * case.group <= WARPGROUP_ROWS:
         given.setdefault("rows", WARPGROUP_ROWS)
     if instruction_for(case, target, given) == MMA:
-        return _chosen_by_mma(case, target, given)
+        config = _by_mma(case, target, given)
+        if isinstance(config, str):
+            raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {config}")
+        return config
     narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case)) and case.query.bits > 8
     three = given.get("producer", True) and not given.get("ping_pong", False)
     wide: dict[str, Any] = {"rows": 192, "stages": 3} if narrow and three else {}
@@ -300,8 +306,8 @@ def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int
     return found
 
 
-def _chosen_by_mma(case: Case, target: Target, given: Mapping[str, Any]) -> TileConfig:
-    """The entries that are given, and for the others what products by mma.sync need."""
+def _by_mma(case: Case, target: Target, given: Mapping[str, Any]) -> TileConfig | str:
+    """The entries that are given, and for the others what products by mma.sync need; or why there are none."""
     small = max(case.size, case.value_size) <= MOST_HELD and case.query.bits == 16
     most, problem = MOST_KEYS_BY_MMA if small else MOST_KEYS_BY_MMA // 2, None
     for stages in (2, 1):  # one where two of the widest heads do not fit
@@ -310,7 +316,8 @@ def _chosen_by_mma(case: Case, target: Target, given: Mapping[str, Any]) -> Tile
             problem = why_not(config, target)
             if problem is None:
                 return config
-    raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {problem}")
+    assert problem is not None
+    return problem
 
 
 def splits_for(tiles: Ix, batch: Ix, longest: Ix, multiprocessors: Ix) -> Ix:

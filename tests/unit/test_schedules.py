@@ -18,11 +18,12 @@ import kvarn as kv
 from kvarn import compiler, programs
 from kvarn.dialect import schedules
 from kvarn.dialect.dtypes import bf16
-from kvarn.dialect.layout import spec_of
+from kvarn.dialect.layout import CacheSpec, spec_of
 from kvarn.emulator import run as emulated
 from kvarn.lowering import expand, pipeline, runner
 from kvarn.lowering.expand import attention as attention_expansion
-from kvarn.lowering.expand import decode_schedule, tuned
+from kvarn.lowering.expand import decode_schedule, tile_schedule, tuned
+from kvarn.lowering.expand.attention_common import Case
 from kvarn.lowering.select_kv_schedule import decode_entries
 from kvarn.lowering.target import by_name
 from kvarn.ops import copies, mla, reads, writes
@@ -326,6 +327,13 @@ def test_an_invariant_sequence_has_the_same_kernel_in_any_batch():
 )
 def test_more_rows_than_a_warp_has_are_tiles(group, new, batch, kind):
     assert chosen({"max_queries": new, "max_batch": batch}, 8, group)["kind"] == kind
+
+
+def test_heads_whose_tiles_fit_no_shared_memory_are_not_for_tiles():
+    case = Case(CacheSpec("paged", kv.i8, 2, 256, 16, False, kv.f32, 256), kv.f32, kv.f32, 8, 256)
+    assert tile_schedule.problems(case, by_name("sm_80"), 16) == []
+    (problem,) = tile_schedule.problems(case, by_name("sm_89"), 16)
+    assert problem.startswith("has none for sm_89: tiles must fit 101376 bytes of shared memory")
 
 
 def code_of(schedule: dict[str, Any]) -> str:
