@@ -198,7 +198,7 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
     if row_alignment < 16:
         found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
     if not found and instruction == MMA:
-        config = _by_mma(case, target, {})
+        config = _by_mma(case, target, {"splits": 1})  # which lists of pages need
         found += [f"has none for {target.name}: {config}"] if isinstance(config, str) else []
     return found
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from reference import chosen_pages as reference
 from reference.attention_cases import assert_close, assert_same_bits, sentinel
+from reference.kinds import MMA
 from reference.places import Place
 from reference.random_caches import Problem, clone, random_query, stored_problem
 
@@ -83,7 +84,7 @@ def test_masks_and_scores_go_by_positions_not_by_places_in_a_list(place, name, p
 
 
 @pytest.mark.parametrize(
-    "schedule", [{"kind": "simt"}, {"kind": "tile"}, {"batch_invariant": True}, {"stages": 3}], ids=str
+    "schedule", [{"kind": "simt"}, {"kind": "tile"}, MMA, {"batch_invariant": True}, {"stages": 3}], ids=str
 )
 def test_every_kind_and_schedule_gives_the_same(schedule):
     from reference.places import Interpreted
