@@ -44,7 +44,7 @@ def arrays_of(op: Any) -> list[ir.Value | None]:
     return [getattr(op, name) for name in ARRAYS]
 
 
-def _functions(op: Any) -> bool:
+def functions_fit(op: Any) -> bool:
     """Whether the score is a function's name, and the arrays are what functions may read."""
     attributes = op.operation.attributes
     if "score" in attributes and not is_function(verify.string(attributes["score"])):
@@ -265,7 +265,7 @@ class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, 
         if query.is_dynamic_dim(rank - 2) or query.shape[rank - 2] % spec.num_heads:
             return verify.fail(self, f"query must have a static multiple of the {spec.num_heads} KV heads, got {query}")
         return (
-            _functions(self)
+            functions_fit(self)
             and _tile_extents(self, ("rows", "keys"))
             and offsets(self, extents, name)
             and (self.kv_offsets is None or offsets(self, self.kv_offsets, "kv_offsets"))
@@ -349,7 +349,7 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
         return verify.fail(op, f"query heads must be a multiple of the {spec.num_heads} KV heads, got {heads}")
     return (
         mask_is_valid(op, functions=True)
-        and _functions(op)
+        and functions_fit(op)
         and verify.static_dim(op, op.out, dim, heads, "out")
         and _per_head(op, op.alibi_slopes, 1, heads, "alibi_slopes")
         and rows_end(op, rank, heads, spec.head_size)

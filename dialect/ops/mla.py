@@ -12,7 +12,7 @@ from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import CacheSpec
 from ..types import CollectionType
-from .attention import mask_is_valid, rows_end
+from .attention import functions_fit, mask_is_valid, rows_end, score_of
 from .operations import FLOATS, offsets, read_as_floats, token_rows
 
 LEAST_INLINE = 16  # elements of a scale that lies in a row: as many as a kernel reads at a time
@@ -80,7 +80,10 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
     is null. topk_lengths [T] i32: how many of a row's indices count, from the first on; at most K do.
 
     sinks [Hq] f32, lse [T, Hq] f32, prior [T, Hq, value_size] f32 and prior_lse [T, Hq] f32 are those of kv.attention;
-    the output may be f32.
+    the output may be f32. So are the attribute score, a mask that is a function, and array0 to array3, which they read;
+    not with indices, whose rows have no positions.
+
+    kv_offsets [B+1], not with indices: sequence b has cache_length(b) + kv_offsets[b+1] - kv_offsets[b] keys.
     """
 
     collection: Operand[CollectionType]
@@ -95,11 +98,20 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
     lse: Operand[Any] | None = None
     prior: Operand[Any] | None = None
     prior_lse: Operand[Any] | None = None
+    kv_offsets: Operand[Any] | None = None
+    array0: Operand[Any] | None = None
+    array1: Operand[Any] | None = None
+    array2: Operand[Any] | None = None
+    array3: Operand[Any] | None = None
     value_size: ir.IntegerAttr
     mask: ir.StringAttr
     span: ir.IntegerAttr
 
-    contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
+    contents = (
+        Offsets("row_offsets", "query"),
+        Offsets("kv_offsets"),
+        Lengths("collection", ("kv_offsets", "row_offsets")),
+    )
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
@@ -121,7 +133,9 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
             and token_rows(self, self.out, None, size, tuple(dict.fromkeys((*elements, "f32"))), "out")
             and rows_end(self, 3, ir.MemRefType(self.query.type).shape[1], size)
             and offsets(self, self.row_offsets)
-            and mask_is_valid(self)
+            and (self.kv_offsets is None or offsets(self, self.kv_offsets, "kv_offsets"))
+            and mask_is_valid(self, functions=True)
+            and functions_fit(self)
             and self._lists(spec)
         )
 
@@ -133,6 +147,12 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
             return verify.fail(self, f"indices needs a collection of pages, got a {spec.kind} one")
         if verify.string(self.mask) != "null":
             return verify.fail(self, f"indices says what a row sees: mask must be null, got {self.mask}")
+        if score_of(self):
+            return verify.fail(
+                self, "indices names rows without positions: there must be no score, which asks for them"
+            )
+        if self.kv_offsets is not None:
+            return verify.fail(self, "indices says what a row sees: kv_offsets must not be given")
         return verify.memref(self, self.indices, 2, ("i32",), "indices") and (
             self.topk_lengths is None or offsets(self, self.topk_lengths, "topk_lengths")
         )

@@ -107,8 +107,6 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
     ValueError
         If the kind that is given does not take the case, or none can keep what the schedule promises.
     """
-    if case.functions and at.target.is_host:
-        _check_host(case)
     if case.blocks:
         return _kind_with_blocks(op, at, case)
     kind, max_batch = at.schedule.get("kind"), at.schedule.get("max_batch", decode_schedule.Config.max_batch)
@@ -184,19 +182,6 @@ def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
     return found
 
 
-def _check_host(case: Case) -> None:
-    """ValueError for functions of positions where the host has no kernel over tiles."""
-    if min(case.size, case.value_size) < 2:
-        raise ValueError(
-            f"a score or mask that is a function needs heads of at least 2 elements on the host, got {case.size}"
-        )
-    if not attention_tiles.fits_host(case):
-        raise ValueError(
-            "a score or mask that is a function needs, with lists of pages, a page size that 2 to "
-            f"{attention_tiles.HOST_KEYS} tokens divide on the host, got {case.spec.page_size}"
-        )
-
-
 def operands(op: Any) -> list[ir.Value | None]:
     """The arguments that the kernels of rows and of tiles begin with."""
     source = [None, None, op.keys, op.values] if of_operands(op) else [op.collection, op.layer, None, None]
@@ -216,8 +201,7 @@ def expand(op: Any, at: Expansion) -> None:
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
         attention_tiles.launch_host(case, at, op, operands(op), [*pages_of(op), block_mask_of(op)])
     else:
-        arrays = [] if kind == "host" else arrays_of(op)
-        launch_rows(kind, case, at, op.query, operands(op) + pages_of(op) + arrays)
+        launch_rows(kind, case, at, op.query, operands(op) + pages_of(op) + arrays_of(op))
 
 
 def launch_rows(kind: str, case: Case, at: Expansion, query: ir.Value, args: list[ir.Value | None]) -> None:

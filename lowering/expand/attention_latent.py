@@ -9,6 +9,8 @@ and values are one tile of shared memory, and two are in flight.
 Few tiles leave a GPU idle, so the keys of a tile are split among the blocks of the grid's third dimension, which leave
 partial results in the workspace; a second kernel merges them. How many there are depends on shapes and device alone.
 
+A score or mask that is a function of positions is asked at every key of the tiles that a row may see.
+
 8-bit rows, and rows that end in bf16 keys, are converted to the query's type on their way through registers.
 
 Where a list says which rows a token sees, a tile's rows are those of one token, and its keys are gathered row by row.
@@ -23,6 +25,7 @@ from kvarn import dsl as kv
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import DType, bf16, f16, f32, i8, i32
 from kvarn.dialect.layout import align_up, cdiv
+from kvarn.dialect.ops.attention import arrays_of, is_function
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl.values import i32_value
 from kvarn.lowering.target import Target
@@ -41,6 +44,7 @@ from .base import Expansion
 from .latent_common import ends_apart
 from .mla_rows import Listed, ListedKeys
 from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp, normalizer, weight, with_prior
+from .softmax import arrays_read, first_key, modified_one, shown
 
 ROWS = 64
 WARPS = 8
@@ -167,6 +171,7 @@ def launch(case: Case, at: Expansion, op: Any) -> None:
     parts = at.workspace(several * tiles * splits * g.part_bytes + 16)
     out = None if g.parted else op.out
     args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, out, parts, op.indices, op.topk_lengths]
+    args += [op.kv_offsets, *arrays_of(op)]
     at.launch(latent_kernel(g), args, (tiles, splits, 1), (THREADS, 1, 1), key=g)
     blocks = several * tiles * (ROWS // MERGE_WARPS)
     merged = [op.row_offsets, op.out, parts, splits, op.sinks, op.lse, op.prior, op.prior_lse]
@@ -288,6 +293,7 @@ def latent_kernel(g: Tiles) -> Any:
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
         row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Optional[kv.Buffer[case.out, 3]],
         parts: kv.Buffer[i8, 1], indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
+        kv_offsets: kv.Optional[kv.Buffer[i32, 1]] = None, array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         rows16, half = warp & 3, warp >> 2
@@ -297,7 +303,10 @@ def latent_kernel(g: Tiles) -> Any:
         extremes = weights + g.weights_bytes  # a float for each half and row
         factors = extremes + 2 * 4 * ROWS
         number = kv.grid_dim.x - 1 - kv.block_id.x
-        queries = RaggedQueries(row_offsets, query.shape[0])
+        queries, arrays = (
+            RaggedQueries(row_offsets, query.shape[0], kv_offsets),
+            arrays_read(array0, array1, array2, array3),
+        )
         b, token0, row0, rows = place_of_tile(g, queries, number)
         if row0 < rows:
             cache = collection.get_key_cache(layer)
@@ -310,6 +319,8 @@ def latent_kernel(g: Tiles) -> Any:
             # What the tile's first and last rows see bounds what any of its rows does.
             first, first_end = interval(case, cached + row0 // G, num_keys)
             last_first, last = interval(case, cached + (kv.math.min(row0 + ROWS, rows) - 1) // G, num_keys)
+            if is_function(case.mask):
+                first = kv.i32(first_key(case, cached + row0 // G))
             begin, end = first // N, (last + (N - 1)) // N
             share = (kv.math.max(end - begin, 0) + (kv.grid_dim.y - 1)) // kv.grid_dim.y
             begin = begin + kv.block_id.y * share
@@ -318,10 +329,11 @@ def latent_kernel(g: Tiles) -> Any:
             if begin < end:
                 load_tile(listed, cache, b, begin * N, last, tiles)
             kv.cp_async_commit()
-            seen = []
+            seen, of_row = [], []  # of this thread's two rows: the keys they see, and (query head, position)
             for u in kv.static(range(2)):
                 at = kv.math.min(row0 + rows16 * 16 + (lane >> 2) + 8 * u, rows - 1)
                 seen.append(interval(case, cached + at // G, num_keys))
+                of_row.append((at % G, cached + at // G))
             m, l = [kv.f32(LOWEST), kv.f32(LOWEST)], [kv.f32(0.0), kv.f32(0.0)]
             o = [kv.f32(0.0)] * (ROWS // 16 * (columns // 8) * 4)
             factor = scale * LOG2E
@@ -337,6 +349,9 @@ def latent_kernel(g: Tiles) -> Any:
                         (tile + memory_rows.chunk_offset(i // (D // CHUNK), i % (D // CHUNK))).store(kv.vector(i32, 4))
                     kv.barrier()
                 scores = [s * factor for s in scores_of(memory, tile, rows16, half, lane)]
+                for i in kv.static(range(8 if case.score else 0)):
+                    token = base + half * 16 + (i // 4) * 8 + (lane & 3) * 2 + i % 2
+                    scores[i] = modified_one(case, scores[i], b, *of_row[i // 2 % 2], token, arrays)
                 if g.listed:
                     for n in kv.static(range(4)):
                         _, exists = listed.place(base + half * 16 + (n // 2) * 8 + (lane & 3) * 2 + n % 2)
@@ -348,6 +363,10 @@ def latent_kernel(g: Tiles) -> Any:
                         token = base + half * 16 + (i // 4) * 8 + (lane & 3) * 2 + i % 2
                         low_key, high_key = seen[i // 2 % 2]
                         scores[i] = kv.where((token >= low_key) & (token < high_key), scores[i], NO_VALUE)
+                for i in kv.static(range(8 if is_function(case.mask) else 0)):
+                    token = base + half * 16 + (i // 4) * 8 + (lane & 3) * 2 + i % 2
+                    seen_here = shown(case, b, *of_row[i // 2 % 2], token, arrays)
+                    scores[i] = kv.where(seen_here, scores[i], NO_VALUE)
                 row = rows16 * 16 + (lane >> 2)
                 for u in kv.static(range(2)):
                     highest = kv.math.max(scores[2 * u], scores[2 * u + 1], scores[4 + 2 * u], scores[5 + 2 * u])

@@ -57,16 +57,17 @@ def lane_sum(x: Any) -> Any:
 
 def host_kernel(case: Case) -> Any:
     """The host's kernel: a grid of (query heads, rows), one thread a block."""
-    spec = case.spec
+    spec, hides = case.spec, is_function(case.mask)
     widest = load_width(spec, LANES)
     key_vectors, value_vectors = column_vectors(case.content, widest), column_vectors(case.value_size, widest)
     rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.rope, LANES)]
 
-    def scores_of(keys: Any, q: Any, b: Any, head: Any, places: list[tuple[Any, Any]], alibi: Any) -> list[Any]:
+    def scores_of(keys: Any, q: Any, b: Any, head: Any, places: list[tuple[Any, Any]], how: Any) -> list[Any]:
         """The scores of the keys at (token, page): a sum a width of vectors, then over the lanes.
 
-        ``alibi`` is (slope or None, position of the query).
+        ``how`` is (slope or None, query head, position of the query, arrays of the functions).
         """
+        slope, h, position, arrays = how
         found = []
         for token, page in places:
             sums: dict[int, Any] = {}
@@ -80,17 +81,18 @@ def host_kernel(case: Case) -> Any:
             for w, total in sums.items():
                 part = lane_sum(total) if w > 1 else total
                 score = part if score is None else score + part
-            found.append(sloped(softcapped(case, score, exp2), alibi[0], token, alibi[1]))
+            score = sloped(softcapped(case, score, exp2), slope, token, position)
+            found.append(modified_one(case, score, b, h, position, token, arrays))
         return found
 
     def take(
         keys: Any, values: Any, q: Any, b: Any, head: Any, first: Any, count: int, state: list[Any], sums: list[Any],
-        alibi: Any,
+        how: Any,
     ) -> None:  # fmt: skip
         """Fold ``count`` keys into the state (maximum, denominator) and the weighted sums of values."""
         tokens = [first + i for i in range(count)]
         places = [(t, keys.page(b, t)) for t in tokens]
-        scores = scores_of(keys, q, b, head, places, alibi)
+        scores = scores_of(keys, q, b, head, places, how)
         if isinstance(values, kv.Operand):  # of a collection, one table serves both
             places = [(t, values.page(b, t)) for t in tokens]
         top = kv.math.max(state[0], *scores)
@@ -104,13 +106,18 @@ def host_kernel(case: Case) -> Any:
             sums[n] = x
 
     @kv.func
-    def take_all(keys, values, q, b, head, first, end, state, sums, alibi):
-        """Fold the keys [first, end) into the state and the sums."""
-        whole = first + kv.math.max(end - first, 0) // KEYS * KEYS
-        for t in range(first, whole, KEYS):
-            take(keys, values, q, b, head, t, KEYS, state, sums, alibi)
-        for t in range(whole, end):
-            take(keys, values, q, b, head, t, 1, state, sums, alibi)
+    def take_all(keys, values, q, b, head, first, end, state, sums, how):
+        """Fold the keys [first, end) into the state and the sums: those that a function shows, one at a time."""
+        if hides:
+            for t in range(first, end):
+                if shown(case, b, how[1], how[2], t, how[3]):
+                    take(keys, values, q, b, head, t, 1, state, sums, how)
+        else:
+            whole = first + kv.math.max(end - first, 0) // KEYS * KEYS
+            for t in range(first, whole, KEYS):
+                take(keys, values, q, b, head, t, KEYS, state, sums, how)
+            for t in range(whole, end):
+                take(keys, values, q, b, head, t, 1, state, sums, how)
 
     @kv.kernel
     def attention_host(
@@ -121,6 +128,7 @@ def host_kernel(case: Case) -> Any:
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
         prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
         pages: kv.Optional[kv.Buffer[i32, 3]] = None, page_counts: kv.Optional[kv.Buffer[i32, 2]] = None,
+        array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
         h, row = kv.block_id.x, kv.block_id.y
         queries = queries_of(case.padded, extents, query, kv_offsets)
@@ -128,6 +136,8 @@ def host_kernel(case: Case) -> Any:
             source = collection or key_operand
             b, position, num_keys = place_of(case, source, value_operand, queries, row)
             first, end = interval(case, position, num_keys)
+            if hides:
+                first = kv.i32(first_key(case, position))
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
             head, here = h // case.group, queries.numbered(row)
             factor = scale * LOG2E
@@ -138,16 +148,17 @@ def host_kernel(case: Case) -> Any:
             # A sink is a key of weight one and value zero that stands before all others.
             state = [sinks[h] * LOG2E, kv.f32(1.0)] if sinks is not None else [kv.f32(LOWEST), kv.f32(0.0)]
             sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_vectors]
-            alibi = (None if slopes is None else slopes[h] * LOG2E, position)
+            arrays = arrays_read(array0, array1, array2, array3)
+            how = (None if slopes is None else slopes[h] * LOG2E, h, position, arrays)
             chosen = chosen_pages(source, pages, page_counts)
             if chosen is None:
-                take_all(keys, values, q, b, head, first, end, state, sums, alibi)
+                take_all(keys, values, q, b, head, first, end, state, sums, how)
             else:
                 count = chosen.count(b, head)
                 for entry in range(count):
                     token = chosen.first_token(b, head, entry, count)
                     low, high = kv.math.max(first, token), kv.math.min(end, token + spec.page_size)
-                    take_all(keys, values, q, b, head, low, high, state, sums, alibi)
+                    take_all(keys, values, q, b, head, low, high, state, sums, how)
             before = None if prior is None else prior_lse[(*here, h)]
             *state, inverse, of_prior = finished(*state, prior=before, exp2=exp2)
             for n, (d, w) in enumerate(value_vectors):

@@ -14,6 +14,7 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import i32
 from kvarn.dialect.layout import CacheSpec, lowbit
+from kvarn.dialect.ops.attention import arrays_of, score_of
 from kvarn.dialect.ops.mla import inline_content, inline_scales_of
 
 from . import attention_latent, expands, latent_schedule, mla_rows
@@ -32,9 +33,29 @@ def case_of(op: Any, at: Expansion) -> Case:
     return Case(
         spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
         value_size=op.value_size.value, mask=op.mask.value, span=op.span.value,
-        sinks=op.sinks is not None, lse=op.lse is not None,
+        score=score_of(op), sinks=op.sinks is not None, lse=op.lse is not None,
         rope=columns - inline_content(spec, columns, inline) if inline else spec.head_size - columns, inline=inline,
     )  # fmt: skip
+
+
+def latent_problems(op: Any, at: Expansion) -> list[str]:
+    """Why no kernel over tiles of latent rows takes an operation, one sentence each; empty when one does.
+
+    On a GPU with wgmma its kernels come first, and that of older ones takes what it does of the rest.
+    """
+    return wgmma_problems(op, at) and problems_of(attention_latent, op, at)
+
+
+def wgmma_problems(op: Any, at: Expansion) -> list[str]:
+    """Why the kernels on wgmma do not take an operation, one sentence each; empty when they do."""
+    if case_of(op, at).functions:
+        return ["takes no score or mask that is a function"]
+    return ["takes no kv_offsets"] if op.kv_offsets is not None else problems_of(latent_schedule, op, at)
+
+
+def problems_of(kernels: Any, op: Any, at: Expansion) -> list[str]:
+    """Why the kernels of a module do not take an operation, one sentence each; empty when they do."""
+    return kernels.problems(case_of(op, at), at.target, row_alignment(op), op.indices is not None)
 
 
 def kind_of(op: Any, at: Expansion) -> str:
@@ -42,10 +63,7 @@ def kind_of(op: Any, at: Expansion) -> str:
     kind = at.schedule.get("kind")
     if at.target.is_host or kind == "simt":
         return kind or "host"
-    case, listed = case_of(op, at), op.indices is not None
-    if not latent_schedule.problems(case, at.target, row_alignment(op), listed):
-        return "latent"
-    problems = attention_latent.problems(case, at.target, row_alignment(op), listed)
+    problems = latent_problems(op, at)
     for problem in problems if kind == "latent" else ():
         raise ValueError(f"a schedule of kind latent {problem}")
     return "simt" if problems else "latent"
@@ -55,19 +73,16 @@ def slower_than(op: Any, at: Expansion, kind: str) -> list[str]:
     """Why a kernel of this kind was chosen where another would be faster, one sentence each; empty for the fastest."""
     if at.target.is_host or "kind" in at.schedule:
         return []
-    case, listed = case_of(op, at), op.indices is not None
     if at.target.has("wgmma"):
-        problems = latent_schedule.problems(case, at.target, row_alignment(op), listed)
-        return [f"that of kind latent on wgmma {problem}" for problem in problems]
-    problems = attention_latent.problems(case, at.target, row_alignment(op), listed)
-    return [f"that of kind latent {problem}" for problem in problems]
+        return [f"that of kind latent on wgmma {problem}" for problem in wgmma_problems(op, at)]
+    return [f"that of kind latent {problem}" for problem in latent_problems(op, at)]
 
 
 @expands("kv.mla_attention")
 def expand_attention(op: Any, at: Expansion) -> None:
     case, kind = case_of(op, at), at.kind
     if kind == "latent":
-        if latent_schedule.problems(case, at.target, row_alignment(op), op.indices is not None):
+        if wgmma_problems(op, at):
             attention_latent.launch(case, at, op)
         else:
             latent_schedule.launch(latent_schedule.config_of(case, at, op), at, op)
@@ -76,8 +91,8 @@ def expand_attention(op: Any, at: Expansion) -> None:
         rest = [op.lse, op.indices, op.topk_lengths, None, None, None, None, op.sinks, op.prior, op.prior_lse]
         mla_rows.launch(mla_rows.Listed(case), at, op, *rest)
         return
-    args = [op.collection, op.layer, None, None, op.query, op.row_offsets, None, op.scale, op.out]
-    args += [op.sinks, op.lse, None, op.prior, op.prior_lse]
+    args = [op.collection, op.layer, None, None, op.query, op.row_offsets, op.kv_offsets, op.scale, op.out]
+    args += [op.sinks, op.lse, None, op.prior, op.prior_lse, None, None, *arrays_of(op)]
     launch_rows(kind, case, at, op.query, args)
 
 

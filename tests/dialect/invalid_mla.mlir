@@ -194,3 +194,51 @@ func.func @rule(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi3
     : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>) -> ()
   return
 }
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: rows of a list have no positions for a score.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>, %x: memref<?x?xi32>) {
+  // expected-error @below {{'kv.mla_attention' op indices names rows without positions: there must be no score, which asks for them}}
+  "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out, indices = %x)
+    {value_size = 512 : i64, mask = "null", score = "t5@0123", span = 0 : i64}
+    : (!pool, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: a list says which keys there are.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>, %x: memref<?x?xi32>) {
+  // expected-error @below {{'kv.mla_attention' op indices says what a row sees: kv_offsets must not be given}}
+  "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out, indices = %x, kv_offsets = %o)
+    {value_size = 512 : i64, mask = "null", span = 0 : i64}
+    : (!pool, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>, memref<?xi32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: arrays belong to functions.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>, %x: memref<?x?xi32>) {
+  // expected-error @below {{'kv.mla_attention' op arrays must be those of a score or mask that is a function, got neither}}
+  "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out, array0 = %x)
+    {value_size = 512 : i64, mask = "causal", span = 0 : i64}
+    : (!pool, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: offsets of keys are a vector.
+func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>, %x: memref<?x?xi32>) {
+  // expected-error @below {{'kv.mla_attention' op kv_offsets must be a memref of rank 1, got memref<?x?xi32>}}
+  "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out, kv_offsets = %x)
+    {value_size = 512 : i64, mask = "causal", span = 0 : i64}
+    : (!pool, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>) -> ()
+  return
+}

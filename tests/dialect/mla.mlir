@@ -28,6 +28,17 @@ func.func @sparse(%pool: !latent, %bytes: !bytes, %layer: i32, %q: memref<?x16x5
   return
 }
 
+// CHECK-LABEL: func.func @functions
+func.func @functions(%pool: !latent, %layer: i32, %q: memref<?x16x576xbf16>, %out: memref<?x16x512xbf16>,
+                     %i32s: memref<?xi32>, %scale: f32, %bias: memref<?x?xf32>, %ids: memref<?x?xi32>) {
+  // CHECK: "kv.mla_attention"({{.*}}, kv_offsets = %{{.+}}, array0 = %{{.+}}, array1 = %{{[^ ]+}}) {mask = "document@01234567", score = "t5@89abcdef"
+  "kv.mla_attention"(collection = %pool, layer = %layer, query = %q, row_offsets = %i32s, scale = %scale, out = %out,
+      kv_offsets = %i32s, array0 = %bias, array1 = %ids)
+    {value_size = 512 : i64, mask = "document@01234567", score = "t5@89abcdef", span = 0 : i64}
+    : (!latent, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?xi32>, memref<?x?xf32>, memref<?x?xi32>) -> ()
+  return
+}
+
 !scaled = !kv.collection<"paged", f8E4M3FN, 1 : i64, 656 : i64, true, 64 : i64, none, 1 : i64>
 
 // CHECK-LABEL: func.func @scales_in_rows

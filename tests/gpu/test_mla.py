@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 unit = importlib.import_module("unit.test_attention_mla")
+functions = importlib.import_module("unit.test_mla_functions")
 sparse = importlib.import_module("unit.test_mla_sparse")
 prefill = importlib.import_module("unit.test_mla_prefill")
 PLACE = places.Torch()
@@ -59,6 +60,31 @@ def test_rows_with_their_scales_in_them(heads):
         PLACE.collection(problem.collection), 1, PLACE.put(query), PLACE.put(problem.row_offsets), inline_scales=128
     )
     np.testing.assert_allclose(PLACE.get(out).astype(np.float64), want, rtol=0, atol=TOLERANCE["bf16"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scales", "schedule"),
+    [
+        ("bf16", {}, None), ("f16", {}, {"kind": "latent", "splits": 3}), ("f8e4m3", {"scale_dtype": "f32"}, None),
+        ("bf16", {}, {"kind": "simt"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_score_and_a_mask_as_functions(dtype, scales, schedule, page_size):
+    shape = {"head_size": 576, "page_size": page_size, "cached": [700, 0, 64, 63], "new": [2, 1, 0, 70], **scales}
+    rng, problem = unit.latent_problem(14, dtype=dtype, **shape)
+    query = random_values(rng, (problem.tokens, 16, 576), dtypes.of("bf16" if dtype == "f8e4m3" else dtype))
+    bias, buckets = rng.standard_normal((16, 16)).astype(np.float32), functions.t5_buckets(60)
+    ids = np.sort(rng.integers(0, 3, (4, 710)), axis=1).astype(np.int32)
+    found = functions.attend(
+        PLACE, problem, query, size=512, score=(functions.t5, bias, buckets), schedule=schedule,
+        mask=(kv.masks.sliding_window(200) & functions.document, ids),
+    )  # fmt: skip
+    want = functions.model(
+        problem, query, 512, score=lambda x, b, h, q, k: x + bias[h, buckets[np.clip(q - k, 0, 59)]],
+        mask=lambda b, h, q, k: (k <= q) & (q - k < 200) & (ids[b, q] == ids[b, k]),
+    )  # fmt: skip
+    functions.close(found, want, TOLERANCE["bf16"])
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])

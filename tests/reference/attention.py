@@ -183,26 +183,35 @@ def _over_sequences(
 
 def function_attention(
     collection: KVCacheCollection, layer: int, query: Any, row_offsets: Any, *, score: Any = None, mask: Any = None,
-    scale: float | None = None,
+    scale: float | None = None, value_size: int | None = None, kv_offsets: Any = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Attention with a score and a mask that are functions over NumPy arrays.
 
     ``score(x, b, h, q, k)`` with x [Hq, m, n] and ``mask(b, h, q, k)`` take h [Hq, 1, 1], q [m, 1] and k [n]; without a
-    mask, it is causal. Returns float64 out [T, Hq, D] and log-sum-exp [T, Hq].
+    mask, it is causal. ``value_size``: of latent rows, whose first columns are the values. Returns float64 out
+    [T, Hq, D] and log-sum-exp [T, Hq].
     """
-    keys, values = collection.get_key_cache(layer), collection.get_value_cache(layer)
+    keys = collection.get_key_cache(layer)
+    values = keys if value_size else collection.get_value_cache(layer)
     query, offsets = np.asarray(query).astype(np.float64), np.asarray(row_offsets).astype(np.int64)
     heads, size = query.shape[1:]
-    out, lse, h = np.zeros(query.shape), np.full(query.shape[:2], -np.inf), np.arange(heads)[:, None, None]
+    keys_of = offsets if kv_offsets is None else np.asarray(kv_offsets).astype(np.int64)
+    out, lse, h = (
+        np.zeros((*query.shape[:2], value_size or size)),
+        np.full(query.shape[:2], -np.inf),
+        np.arange(heads)[:, None, None],
+    )
     for b, (begin, end) in enumerate(pairwise(offsets)):
         if begin == end:
             continue
         start = int(keys.cache_length(b))
-        q, k = start + np.arange(end - begin)[:, None], np.arange(start + end - begin)
+        q, k = start + np.arange(end - begin)[:, None], np.arange(start + keys_of[b + 1] - keys_of[b])
         key, value = (np.repeat(read(cache, b, k), heads // keys.num_heads, axis=1) for cache in (keys, values))
         x = np.einsum("mhd,nhd->hmn", query[begin:end], key) * (size**-0.5 if scale is None else scale)
         x = x if score is None else np.broadcast_to(score(x, b, h, q, k), x.shape)
         seen = np.broadcast_to(k <= q if mask is None else mask(b, h, q, k), x.shape)
         weights, found = softmax_rows(x, seen)
+        # A key that no row sees may be anything, even NaN: leave it out of the sum.
+        value = np.where(seen.any((0, 1))[:, None, None], value[..., : value_size or size], 0.0)
         out[begin:end], lse[begin:end] = np.einsum("hmn,nhd->mhd", weights, value), found.T
     return out, lse

@@ -219,7 +219,9 @@ def mla_prefill_plan(t: dict[str, Any]) -> Any:
 
 @sample("mla_attention")
 def mla_attention(t: dict[str, Any]) -> Any:
-    return kv.ops.mla_attention(_latents(t), 1, t["latent_query"], t["offsets"], value_size=SIZE)
+    return kv.ops.mla_attention(
+        _latents(t), 1, t["latent_query"], t["offsets"], value_size=SIZE, window=5, kv_offsets=t["offsets"]
+    )
 
 
 @sample("mla_decompress")

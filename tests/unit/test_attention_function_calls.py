@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference.attention_functions import dilated, document, gemma, problem_of, query_of, run
+from reference.attention_functions import check, dilated, document, gemma, problem_of, query_of, run
 
 import kvarn as kv
 from kvarn.dsl import functions as registry
@@ -205,11 +205,11 @@ def test_targets_without_wgmma_have_functions_in_tiles_and_decodes():
         reads._ATTENTION.compile(operands, attributes, {"kind": "tile", "instruction": "wgmma"}, "sm_80")
 
 
-def test_heads_of_one_element_have_no_tiles_on_the_host():
+def test_heads_of_one_element_which_have_no_tiles_on_the_host_take_functions():
     rng, problem = problem_of(18, num_heads=1, head_size=1)
     query = query_of(rng, problem, 2)
-    with pytest.raises(ValueError, match="that is a function needs heads of at least 2 elements on the host, got 1"):
-        kv.ops.attention(problem.collection, 1, query, problem.row_offsets, mask=kv.masks.causal)
+    check(problem, query, lambda x, b, h, q, k: 2 * x, lambda b, h, q, k: k < q, score=lambda s, b, h, q, k: 2.0 * s,
+          mask=lambda b, h, q, k: k < q, target="host")  # fmt: skip
 
 
 @pytest.mark.parametrize("group", [1, 4])

@@ -229,8 +229,6 @@ def test_what_does_not_fit_is_refused():
         kv.ops.mla_attention(*call, value_size=25)
     with pytest.raises(ValueError, match="value_size must be in"):
         kv.ops.mla_attention(*call, value_size=0)
-    with pytest.raises(TypeError, match="mask must be a name: latent rows take no functions yet, got Mask"):
-        kv.ops.mla_attention(*call, value_size=8, mask=kv.masks.causal)
     with pytest.raises(ValueError, match="needs a collection with values, got an MLA one"):
         kv.ops.attention(*call)
     with_values = random_problem(rng, cached=[3], new=[1]).collection

@@ -228,7 +228,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="topk_lengths needs indices, got none"):
         kv.ops.mla_attention(*call, value_size=16, topk_lengths=np.zeros(6, np.int32))
     for options in ({"mask": "causal"}, {"window": 3}, {"chunk": 3}):
-        with pytest.raises(ValueError, match="mask, window and chunk must be None with indices"):
+        with pytest.raises(ValueError, match="mask, window, chunk and kv_offsets must be None with indices"):
             kv.ops.mla_attention(*call, value_size=16, indices=indices, **options)
     rng, continuous = latent_problem(9, kind="continuous")
     query = random_values(rng, (continuous.tokens, 2, 24), dtypes.f32)

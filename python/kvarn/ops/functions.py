@@ -74,6 +74,24 @@ def joined(score: tuple[Any, ...], mask: tuple[Any, ...], title: str) -> tuple[A
     return (*score, *mask)
 
 
+def seen_and_scored(
+    score: Any, mask: Any, window: Any, chunk: Any, title: str
+) -> tuple[tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...], tuple[Any, ...]]:
+    """The attributes of a mask, those of a score, and the arrays of both where they are functions."""
+    if score.__class__ is str:
+        raise TypeError(f"{title}: score must be a function, or a tuple of one and its arrays, got {score!r}")
+    of_score, read_by_score = given(score, "score", title)
+    of_mask, read_by_mask = given(mask, "mask", title)
+    if of_mask is mask:
+        seen = checks.masked(mask, window, chunk, title)
+    elif window is not None or chunk is not None:
+        raise ValueError(f"{title}: window and chunk must be None for a mask that is a function: it has the number")
+    else:
+        seen = (("mask", of_mask), ("span", 0))
+    scored = () if of_score is None else (("score", of_score),)
+    return seen, scored, joined(read_by_score, read_by_mask, title)
+
+
 def check(view: BufferView | None, name: str) -> None:
     """What an array must be; ``name`` begins the message."""
     if view is None:
@@ -191,4 +209,4 @@ def _plain(key: Any, number: dict[Any, int]) -> Any:
     return number.get(key, key) if isinstance(key, types.CodeType) else key
 
 
-__all__ = ["check", "given", "joined"]
+__all__ = ["check", "given", "joined", "seen_and_scored"]

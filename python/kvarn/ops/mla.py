@@ -11,10 +11,18 @@ from kvarn.dialect.layout import cdiv
 from kvarn.dialect.ops.mla import LEAST_INLINE, chunk_problem, inline_content, rope_columns
 from kvarn.programs import Operation, Schedule
 
-from . import checks, sources
+from . import checks, functions, sources
 from .checks import layer_of
 from .indices import MlaPrefillPlan, mla_prefill_plan
-from .reads import NO_ALIAS, RowsOperation, check_ends, check_rows, prior_of
+from .reads import (
+    ARRAYS,
+    NO_ALIAS,
+    RowsOperation,
+    check_ends,
+    check_keys,
+    check_rows,
+    prior_of,
+)
 
 _FEW = 16  # new tokens of a sequence that are known to be no more
 
@@ -38,6 +46,7 @@ def _check_mla_attention(seen: SimpleNamespace) -> None:
         raise ValueError(f"{title}: value_size must be in [1, {widest}] (the row), got {size}")
     check_rows(seen, title, columns if rope or inline else spec.head_size, size, ("f32",))
     check_ends(seen, title, size)
+    check_keys(seen, title)
     if seen.indices is not None:
         if not spec.paged:
             raise ValueError(f"{title}: indices needs a collection of pages, got a {spec.kind} one")
@@ -47,26 +56,27 @@ def _check_mla_attention(seen: SimpleNamespace) -> None:
 
 
 _MLA_ATTENTION = RowsOperation(
-    "kv.mla_attention", {"query": 1, "out": 1, "sinks": 0, "lse": 1, "prior": 1, "prior_lse": 1}, _check_mla_attention,
-    no_alias=NO_ALIAS,
+    "kv.mla_attention", {"query": 1, "out": 1, "sinks": 0, "lse": 1, "prior": 1, "prior_lse": 1, **ARRAYS},
+    _check_mla_attention, no_alias=NO_ALIAS,
 )  # fmt: skip
 
 
 _GIVEN = (
-    "collection", "layer", "query", "row_offsets", "value_size", "scale", "mask", "window", "chunk", "indices",
-    "topk_lengths", "inline_scales", "sinks", "out", "lse", "prior", "schedule",
+    "collection", "layer", "query", "row_offsets", "value_size", "scale", "score", "mask", "window", "chunk",
+    "indices", "topk_lengths", "inline_scales", "sinks", "out", "lse", "kv_offsets", "prior", "schedule",
 )  # fmt: skip
 
 
 def mla_attention(
     collection: Any,
-    layer: int,
+    layer: Any,
     query: Any,
     row_offsets: Any,
     *,
     value_size: int = 512,
     scale: float | None = None,
-    mask: str | None = None,
+    score: Any = None,
+    mask: Any = None,
     window: int | None = None,
     chunk: int | None = None,
     indices: Any = None,
@@ -76,6 +86,7 @@ def mla_attention(
     out: Any = None,
     return_lse: bool = False,
     lse: Any = None,
+    kv_offsets: Any = None,
     prior: Any = None,
     schedule: Schedule = None,
     stream: Any = None,
@@ -83,8 +94,8 @@ def mla_attention(
     """Attention over latent rows: scores with the whole row, values its first ``value_size`` columns.
 
     Lists of collections and layers are sources of one softmax, such as a window and a compressed cache, as of
-    :func:`attention`; ``mask``, ``window``, ``chunk``, ``indices``, ``topk_lengths``, ``inline_scales`` and
-    ``schedule`` may then be lists, with an entry a source.
+    :func:`attention`; ``score``, ``mask``, ``window``, ``chunk``, ``kv_offsets``, ``indices``, ``topk_lengths``,
+    ``inline_scales`` and ``schedule`` may then be lists, with an entry a source.
 
     Parameters
     ----------
@@ -100,6 +111,9 @@ def mla_attention(
         At most D; at most the 8-bit columns of a row that ends in bf16 keys.
     scale : float, optional
         Default: the query's columns ** -0.5. A model that scores with the expanded keys gives its own.
+    score
+        As of :func:`attention`, a function or a tuple of it and its arrays; not with ``indices``, whose rows have no
+        positions. A GPU with wgmma takes the kernels of those without for it.
     mask, window, chunk, schedule, stream
         As of :func:`attention`; the mask is ``"causal"`` where none is given. Not with ``indices``.
     indices : int32 array-like [T, K], optional
@@ -116,6 +130,8 @@ def mla_attention(
         As of :func:`attention`.
     out : array-like [T, Hq, value_size], optional
         The query's dtype, or f32. When not given it is allocated by the query's library.
+    kv_offsets
+        As of :func:`attention`; not with ``indices``.
     prior : tuple of f32 array-like [T, Hq, value_size] and f32 array-like [T, Hq], optional
         As of :func:`attention`. With it, sinks, a log-sum-exp or an output of f32 a second kernel ends the rows.
 
@@ -136,26 +152,25 @@ def mla_attention(
             return (out, lse) if return_lse else out
     if collection.__class__ is list:
         options = {
-            "value_size": value_size, "scale": scale, "mask": mask, "window": window, "chunk": chunk,
+            "value_size": value_size, "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk,
             "indices": indices, "topk_lengths": topk_lengths, "inline_scales": inline_scales, "sinks": sinks,
-            "out": out, "return_lse": return_lse, "lse": lse, "prior": prior, "schedule": schedule, "stream": stream,
+            "out": out, "return_lse": return_lse, "lse": lse, "kv_offsets": kv_offsets, "prior": prior,
+            "schedule": schedule, "stream": stream,
         }  # fmt: skip
         return sources.attention(mla_attention, collection, layer, query, row_offsets, options, title)
-    if mask is not None and not isinstance(mask, str):
-        raise TypeError(f"{title}: mask must be a name: latent rows take no functions yet, got {type(mask).__name__}")
     if indices is None:
         if topk_lengths is not None:
             raise ValueError(f"{title}: topk_lengths needs indices, got none")
         mask = "causal" if mask is None else mask
-    elif mask not in (None, "null") or window is not None or chunk is not None:
-        raise ValueError(f"{title}: mask, window and chunk must be None with indices, which say what a query sees")
+    elif mask not in (None, "null") or any(x is not None for x in (window, chunk, score, kv_offsets)):
+        raise ValueError(
+            f"{title}: score, mask, window, chunk and kv_offsets must be None with indices, which say what a query sees"
+        )
     else:
         mask = "null"
     layer = layer_of(collection, layer, title)
-    attributes = (
-        ("value_size", checks.count(value_size, "value_size", title, 1)),
-        *checks.masked(mask, window, chunk, title),
-    )
+    seen, scored, arrays = functions.seen_and_scored(score, mask, window, chunk, title)
+    attributes = (("value_size", checks.count(value_size, "value_size", title, 1)), *seen, *scored)
     if inline_scales is not None:
         elements = checks.count(inline_scales, "inline_scales", title, LEAST_INLINE)
         if elements & (elements - 1):
@@ -168,7 +183,7 @@ def mla_attention(
         lse = checks.empty_lse(query, title)
     operands = (collection, layer, query, row_offsets, scale, out, indices, topk_lengths, sinks, lse)
     unknown = (_GIVEN, given, answer) if given and answer else None
-    operands = (*operands, *prior_of(prior, title))
+    operands = (*operands, *prior_of(prior, title), kv_offsets, *arrays)
     _MLA_ATTENTION(operands, attributes, _scheduled(collection, schedule), stream, unknown=unknown)
     return (out, lse) if return_lse else out
 

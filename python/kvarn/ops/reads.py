@@ -94,8 +94,13 @@ def _check_rest(seen: SimpleNamespace, title: str) -> None:
         most = seen.schedule["max_batch"]
         raise ValueError(f"{title}: the schedule's max_batch must be at least the {batch} sequences, got {most}")
     check_ends(seen, title, seen.query.shape[-1])
+    check_keys(seen, title)
+
+
+def check_keys(seen: SimpleNamespace, title: str) -> None:
+    """What says how many keys there are, and what functions of positions read, must be."""
     if seen.kv_offsets is not None:
-        checks.offsets(seen.kv_offsets, batch, f"{title}: kv_offsets")
+        checks.offsets(seen.kv_offsets, checks.handle_of(seen).batch_size, f"{title}: kv_offsets")
     for i, name in enumerate(functions.ARRAYS):
         functions.check(getattr(seen, name), f"{title}: array {i} of the score and the mask")
 
@@ -154,8 +159,8 @@ def _check_operands(seen: SimpleNamespace) -> None:
     _check_attention(seen)
 
 
-_ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
-_ROWS = {"query": 1, "out": 1, "sinks": 0, "lse": 1, "alibi_slopes": 0, "prior": 1, "prior_lse": 1, **_ARRAYS}
+ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
+_ROWS = {"query": 1, "out": 1, "sinks": 0, "lse": 1, "alibi_slopes": 0, "prior": 1, "prior_lse": 1, **ARRAYS}
 _PADDED = {**_ROWS, **dict.fromkeys(("query", "out", "lse", "prior", "prior_lse"), 2)}
 NO_ALIAS = tuple(NoAlias(written, read) for written in ("out", "lse") for read in ("prior", "prior_lse"))
 _ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention, no_alias=NO_ALIAS)
@@ -521,20 +526,8 @@ def _attributes(
     score: Any, mask: Any, window: Any, chunk: Any, softcap: float | None, title: str
 ) -> tuple[tuple[tuple[str, Any], ...], tuple[Any, ...]]:
     """The attributes of an attention, and the arrays of its functions."""
-    if score.__class__ is str:
-        raise TypeError(f"{title}: score must be a function, or a tuple of one and its arrays, got {score!r}")
-    of_score, read_by_score = functions.given(score, "score", title)
-    of_mask, read_by_mask = functions.given(mask, "mask", title)
-    if of_mask is mask:
-        seen = checks.masked(mask, window, chunk, title)
-    elif window is not None or chunk is not None:
-        raise ValueError(f"{title}: window and chunk must be None for a mask that is a function: it has the number")
-    else:
-        seen = (("mask", of_mask), ("span", 0))
-    attributes = (*seen, ("softcap", _cap(softcap, title)))
-    if of_score is not None:
-        attributes = (*attributes, ("score", of_score))
-    return attributes, functions.joined(read_by_score, read_by_mask, title)
+    seen, scored, arrays = functions.seen_and_scored(score, mask, window, chunk, title)
+    return (*seen, ("softcap", _cap(softcap, title)), *scored), arrays
 
 
 def _cap(softcap: float | None, title: str) -> float:
