@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 ROW, COLUMN = 0, 1
@@ -44,7 +44,8 @@ def bits_of(x: Any, first: int, count: int | None = None) -> Any:
     return x if count is None else x & ((1 << count) - 1)
 
 
-def _moves(bases: Sequence[Basis], axis: int) -> list[tuple[int, int, int]]:
+@cache
+def _moves(bases: tuple[Basis, ...], axis: int) -> tuple[tuple[int, int, int], ...]:
     """(first bit, bits, log2 of the distance of the first) of runs of bases that double along an axis."""
     runs: list[tuple[int, int, int]] = []
     for bit, basis in enumerate(bases):
@@ -56,10 +57,10 @@ def _moves(bases: Sequence[Basis], axis: int) -> list[tuple[int, int, int]]:
             runs[-1] = (first, count + 1, start)
         else:
             runs.append((bit, 1, to))
-    return runs
+    return tuple(runs)
 
 
-def _forward(x: Any, bases: Sequence[Basis], axis: int, bounded: bool) -> Any:
+def _forward(x: Any, bases: tuple[Basis, ...], axis: int, bounded: bool) -> Any:
     """How far the bits of a number move along an axis; ``bounded`` when it has no more bits than bases."""
     return total(
         times(bits_of(x, first, None if bounded and first + count == len(bases) else count), 1 << to)
@@ -67,7 +68,7 @@ def _forward(x: Any, bases: Sequence[Basis], axis: int, bounded: bool) -> Any:
     )
 
 
-def _backward(row: Any, column: Any, bases: Sequence[Basis], replica: Any) -> Any:
+def _backward(row: Any, column: Any, bases: tuple[Basis, ...], replica: Any) -> Any:
     """The number whose bits move to (row, column); bits that move nowhere are those of ``replica``."""
     terms = [
         times(bits_of(position, to, count), 1 << first)

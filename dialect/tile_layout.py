@@ -9,6 +9,7 @@ fit. Pure Python, as ``layout``; the formulas take ints, arrays and values alike
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -188,6 +189,11 @@ def parse(text: str, shape: Sequence[int]) -> RegisterLayout:
     ``rows(wgmma)`` and ``columns(wgmma:4)`` are their vectors, whose shape may have one dimension. Otherwise the bases
     stand there: ``c1 r8 / c2 c4 r1 r2 r4 / r16 r32`` has two of registers, five of lanes and two of warps.
     """
+    return _parse(text, tuple(shape))
+
+
+@functools.lru_cache(1024)  # every tile of a kernel is asked for its layout, which has few
+def _parse(text: str, shape: tuple[int, ...]) -> RegisterLayout:
     outer = re.fullmatch(r"(rows|columns)\((\w+)(?::(\d+))?\)", text)
     if outer is not None:
         what, name, warps = outer.groups()
@@ -199,7 +205,7 @@ def parse(text: str, shape: Sequence[int]) -> RegisterLayout:
         rows = least[0] * (count if name in _STACKED else 1)
         return replace(_unnamed(column_vector, named(name, (rows, extent), count)), name=text)
     if len(shape) != 2:
-        raise ValueError(f"{text!r} is the layout of a tile of rows and columns, got the shape {tuple(shape)}")
+        raise ValueError(f"{text!r} is the layout of a tile of rows and columns, got the shape {shape}")
     rows, columns = shape
     found = re.fullmatch(r"(\w+)(?::(\d+))?", text)
     if found is not None:
