@@ -144,8 +144,8 @@ def mla_attention(
     given = answer = None
     if out is not None and not (return_lse and lse is None):
         given = (
-            collection, layer, query, row_offsets, value_size, scale, mask, window, chunk, indices, topk_lengths,
-            inline_scales, sinks, out, lse, prior, schedule,
+            collection, layer, query, row_offsets, value_size, scale, score, mask, window, chunk, indices,
+            topk_lengths, inline_scales, sinks, out, lse, kv_offsets, prior, schedule,
         )  # fmt: skip
         answer = _MLA_ATTENTION.again(given, stream)
         if answer is True:
