@@ -87,6 +87,11 @@ def test_a_score_and_a_mask_as_functions(dtype, scales, schedule, page_size):
     functions.close(found, want, TOLERANCE["bf16"])
 
 
+def test_calls_that_differ_in_a_function_or_in_offsets_of_keys_are_not_taken_for_one_another():
+    """Also where calls are known again by what they were given, and launched without Python."""
+    functions.calls_that_differ(PLACE)
+
+
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize(
     ("heads", "new"), [(8, [1, 1, 0, 1]), (16, [2, 1, 0, 2]), (128, [1, 3, 0, 8]), (48, [5, 1, 0, 1])]

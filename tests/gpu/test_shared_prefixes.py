@@ -59,3 +59,36 @@ def test_a_graph_follows_lengths_and_groups(dtype, size):
     shared.lengths.copy_(place.put(np.array([24, 20, 4, 0, 0], np.int32) * page))
     graph.replay()
     check()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f8e4m3"])
+def test_prefixes_of_latent_rows_in_a_graph(dtype):
+    """Many rows of 576 columns over one prefix, few over what follows it; captured once, replayed with fewer tokens."""
+    place, page, groups = Torch(), 16, [(12, 20), (3, 5), (2, 0)]
+    batch = sum(n for n, _ in groups)
+    behind = [int(n) for n in np.random.default_rng(2).integers(1, 90, batch)]
+    rng, problem = shared_problem(groups, behind, [1] * batch, dtype=dtype, page=page, size=576, heads=1, is_mla=True)
+    c, query = problem.collection, random_query(rng, problem, 16, "bf16" if dtype == "f8e4m3" else None)
+    at, offsets, rows = place.collection(c), place.put(problem.row_offsets), place.put(query)
+    shared = kv.SharedPrefixes(*map(place.put, groups_of(groups, page)))
+    out = torch.empty((*rows.shape[:2], 512), dtype=rows.dtype, device="cuda")
+    lse = torch.empty(rows.shape[:2], dtype=torch.float32, device="cuda")
+
+    def step() -> None:
+        shared.plan(at, offsets)
+        kv.ops.mla_attention(at, LAYER, rows, offsets, shared=shared, out=out, lse=lse)
+
+    def check() -> None:
+        want = reference.mla_attention(c, LAYER, query, problem.row_offsets, value_size=512)
+        close((place.get(out), place.get(lse)), want, 2e-2)
+
+    step()
+    check()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    c.cache_lengths[:] -= c.cache_lengths % 7 == 3
+    at.cache_lengths.copy_(place.put(np.array(c.cache_lengths)))
+    out.fill_(float("nan"))
+    graph.replay()
+    check()

@@ -38,7 +38,7 @@ def close(found: tuple[Any, Any], want: tuple[Any, Any], tolerance: float) -> No
 
 def shared_problem(
     groups: Sequence[tuple[int, int]], behind: Sequence[int], new: Sequence[int], *, dtype: str = "f16", page: int = 4,
-    heads: int = 2, size: int = 16, seed: int = 0,
+    heads: int = 2, size: int = 16, seed: int = 0, is_mla: bool = False,
 ) -> tuple[np.random.Generator, Problem]:  # fmt: skip
     """A batch of groups of (sequences, pages of their prefix) that have ``behind`` more cached tokens each.
 
@@ -54,13 +54,14 @@ def shared_problem(
     order = iter(rng.permutation(null).tolist())
     of_group = [[next(order) for _ in range(n)] for _, n in groups]
     table = np.full((len(totals), layout.lookup_columns(int(totals.max()), page)), null, np.uint32)
-    blocks = np.full((null + 1, 2, LAYER + 1, page, heads, size), np.nan, storage.numpy)
+    halves = 1 if is_mla else 2
+    blocks = np.full((null + 1, halves, LAYER + 1, page, heads, size), np.nan, storage.numpy)
     for b, total in enumerate(totals):
         ids = of_group[owners[b]] + [next(order) for _ in range(own[b])]
         table[b, : len(ids)] = ids
         for t in range(total):
             if b == 0 or owners[b] != owners[b - 1] or t >= prefixes[b] * page:
-                blocks[ids[t // page], :, :, t % page] = random_values(rng, (2, LAYER + 1, heads, size), storage)
+                blocks[ids[t // page], :, :, t % page] = random_values(rng, (halves, LAYER + 1, heads, size), storage)
     lengths, offsets = cached.astype(np.uint32), np.concatenate([[0], fresh.cumsum()]).astype(np.uint32)
     c = PagedKVCacheCollection(blocks, lengths, table, int(fresh.max(initial=0)), int(totals.max()))
     return rng, Problem(c, offsets, cached, fresh, null)

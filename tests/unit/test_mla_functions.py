@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from reference import attention as reference
 from reference.attention_functions import document, kerple, prefix, query_of, t5, t5_buckets
-from reference.places import Interpreted
+from reference.places import Interpreted, Place
 from reference.random_caches import Problem, stored_problem
 from reference.shared_prefixes import close, combined, permuted
 
@@ -187,3 +187,24 @@ def test_tensor_cores_are_asked_about_keys_of_other_offsets_and_before_a_window_
     cache = problem.collection.get_key_cache(1)
     cache.store(0, 0, np.arange(50)[:, None], np.arange(144), np.full((50, 144), np.nan, np.float16))
     np.testing.assert_array_equal(attend(place, problem, query, size=128, **options)[0], want)
+
+
+def calls_that_differ(place: Any) -> None:
+    """Calls into one output, of which each is made again after others."""
+    rng, problem = latent_problem(9, dtype="f32")
+    query, none = query_of(rng, problem, 2), np.zeros(4, np.uint32)
+    c, given, offsets = place.collection(problem.collection), place.put(query), place.put(problem.row_offsets)
+    out, no_keys = place.put(np.empty((10, 2, 16), np.float32)), place.put(none)
+    double = lambda s, b, h, q, k: 2.0 * s  # noqa: E731
+    wants: list[tuple[Any, Any]] = [
+        ({}, {}), ({"score": double}, {"score": lambda x, b, h, q, k: 2 * x}),
+        ({"mask": kv.masks.sliding_window(3)}, {"mask": lambda b, h, q, k: (k <= q) & (q - k < 3)}),
+        ({"kv_offsets": no_keys}, {"kv_offsets": none}),
+    ]  # fmt: skip
+    for options, functions in wants * 3:
+        kv.ops.mla_attention(c, 1, given, offsets, value_size=16, out=out, **options)
+        np.testing.assert_allclose(place.get(out), model(problem, query, **functions)[0], rtol=1e-3, atol=1e-3)
+
+
+def test_calls_that_differ_in_a_function_or_in_offsets_of_keys_are_not_taken_for_one_another():
+    calls_that_differ(Place())

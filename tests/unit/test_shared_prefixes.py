@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from reference import attention as reference
 from reference.random_caches import Problem, random_query
-from reference.shared_prefixes import LAYER, close, groups_of, permuted, shared_problem
+from reference.shared_prefixes import LAYER, close, combined, groups_of, permuted, shared_problem
 
 import kvarn as kv
 from kvarn.prefixes import groups
@@ -47,6 +47,73 @@ def test_a_shared_prefix_changes_roundings_only(place, dtype, options):
     found = attend(place, problem, query, groups_of(MIXED), **options)
     want = reference.attention(problem.collection, LAYER, query, problem.row_offsets, **options)
     close(found, want, TOLERANCE[dtype])
+
+
+LATENT = {"is_mla": True, "heads": 1}
+
+
+def attend_latents(place: Any, problem: Problem, query: np.ndarray, groups_: Any, **options: Any) -> tuple[Any, Any]:
+    """Output of the first columns of the rows and log-sum-exp."""
+    c, offsets = place.collection(problem.collection), place.put(problem.row_offsets)
+    shared = kv.SharedPrefixes(*(place.put(x) for x in groups_))
+    out = place.put(np.full((*query.shape[:2], options["value_size"]), SENTINEL, query.dtype))
+    lse = place.put(np.full(query.shape[:2], SENTINEL, np.float32))
+    given = {n: place.put(v) if isinstance(v, np.ndarray) else v for n, v in options.items()}
+    with place.active():
+        shared.plan(c, offsets)
+        kv.ops.mla_attention(c, LAYER, place.put(query), offsets, shared=shared, out=out, lse=lse, **given)
+    return place.get(out), place.get(lse)
+
+
+@pytest.mark.parametrize(("dtype", "size", "value_size", "mask"), [("f32", 24, 16, None), ("f16", 144, 128, "null")])
+def test_a_shared_prefix_of_latent_rows_changes_roundings_only(place, dtype, size, value_size, mask):
+    rng, problem = shared_problem(MIXED, BEHIND, NEW, dtype=dtype, size=size, **LATENT)
+    query = random_query(rng, problem, 4)
+    options = {"value_size": value_size, "mask": mask}
+    found = [attend_latents(place, p, query, groups_of(MIXED), **options) for p in (problem, permuted(problem))]
+    want = reference.mla_attention(
+        problem.collection, LAYER, query, problem.row_offsets, value_size=value_size, mask=mask or "causal"
+    )
+    close(found[0], want, TOLERANCE[dtype])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_latent_prefixes_end_with_sinks_and_a_prior_result(place):
+    rng, problem = shared_problem([(2, 3), (1, 0)], [5, 0, 2], [3, 1, 2], dtype="f32", size=24, **LATENT)
+    query, sinks = random_query(rng, problem, 4), rng.standard_normal(4).astype(np.float32)
+    prior = rng.standard_normal((6, 4, 16), np.float32), rng.standard_normal((6, 4), np.float32)
+    found = attend_latents(
+        place, problem, query, groups_of([(2, 3), (1, 0)]), value_size=16, sinks=sinks,
+        prior=tuple(map(place.put, prior)),
+    )  # fmt: skip
+    want = reference.mla_attention(problem.collection, LAYER, query, problem.row_offsets, value_size=16)
+    want = combined(*want, np.zeros_like(want[0]), np.broadcast_to(sinks, want[1].shape))
+    close(found, combined(*want, *prior), TOLERANCE["f32"])
+
+
+def test_a_manager_of_latent_rows_finds_the_requests_that_share():
+    rows = np.random.default_rng(1).standard_normal((20, 1, 1, 4, 1, 24)).astype(np.float32)
+    manager = kv.PagedKVCacheManager(rows, prefix_caching=True)
+    for name in "abc":
+        manager.claim(name, [*range(13), ord(name)])
+        manager.alloc(name)
+        manager.runtime_inputs([name])
+        manager.step([name])
+        manager.extend(name, [1])
+        manager.alloc(name)
+    inputs = manager.runtime_inputs(sorted("abc", key=manager.pages))
+    shared = inputs.shared_prefixes(least=1)
+    assert shared is not None
+    assert shared.lengths.tolist() == [12]
+    query = np.random.default_rng(2).standard_normal((int(inputs.row_offsets[-1]), 4, 24)).astype(np.float32)
+    call = (inputs.collection, 0, query, inputs.row_offsets)
+    found = kv.ops.mla_attention(*call, value_size=16, shared=shared, return_lse=True)
+    close(found, reference.mla_attention(*call, value_size=16), TOLERANCE["f32"])
+    for options, wrong in (({"indices": np.zeros((3, 2), np.int32)}, "indices"), ({"window": 3}, "window"),
+                           ({"score": kv.scores.softcap(2.0)}, "score")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"mla_attention: {wrong} must be None with shared prefixes"):
+            kv.ops.mla_attention(*call, value_size=16, shared=shared, **options)
 
 
 def test_permuted_pages_give_identical_bits(place):

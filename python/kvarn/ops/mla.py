@@ -63,7 +63,8 @@ _MLA_ATTENTION = RowsOperation(
 
 _GIVEN = (
     "collection", "layer", "query", "row_offsets", "value_size", "scale", "score", "mask", "window", "chunk",
-    "indices", "topk_lengths", "inline_scales", "sinks", "out", "lse", "kv_offsets", "prior", "schedule",
+    "indices", "topk_lengths", "inline_scales", "sinks", "out", "lse", "kv_offsets", "prior", "shared",
+    "schedule",
 )  # fmt: skip
 
 
@@ -88,7 +89,8 @@ def mla_attention(
     lse: Any = None,
     kv_offsets: Any = None,
     prior: Any = None,
-    schedule: Schedule = None,
+    shared: Any = None,
+    schedule: Any = None,
     stream: Any = None,
 ) -> Any:
     """Attention over latent rows: scores with the whole row, values its first ``value_size`` columns.
@@ -134,6 +136,8 @@ def mla_attention(
         As of :func:`attention`; not with ``indices``.
     prior : tuple of f32 array-like [T, Hq, value_size] and f32 array-like [T, Hq], optional
         As of :func:`attention`. With it, sinks, a log-sum-exp or an output of f32 a second kernel ends the rows.
+    shared : SharedPrefixes, optional
+        As of :func:`attention`; not with ``indices``.
 
     Returns
     -------
@@ -145,18 +149,24 @@ def mla_attention(
     if out is not None and not (return_lse and lse is None):
         given = (
             collection, layer, query, row_offsets, value_size, scale, score, mask, window, chunk, indices,
-            topk_lengths, inline_scales, sinks, out, lse, kv_offsets, prior, schedule,
+            topk_lengths, inline_scales, sinks, out, lse, kv_offsets, prior, shared, schedule,
         )  # fmt: skip
         answer = _MLA_ATTENTION.again(given, stream)
         if answer is True:
             return (out, lse) if return_lse else out
-    if collection.__class__ is list:
+    if collection.__class__ is list or shared is not None:
         options = {
             "value_size": value_size, "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk,
             "indices": indices, "topk_lengths": topk_lengths, "inline_scales": inline_scales, "sinks": sinks,
             "out": out, "return_lse": return_lse, "lse": lse, "kv_offsets": kv_offsets, "prior": prior,
             "schedule": schedule, "stream": stream,
         }  # fmt: skip
+        if collection.__class__ is not list:
+            return sources.attention_shared(
+                mla_attention, collection, layer, query, row_offsets, shared, options, title
+            )
+        if shared is not None:
+            raise ValueError(f"{title}: shared must be None for a list of sources")
         return sources.attention(mla_attention, collection, layer, query, row_offsets, options, title)
     if indices is None:
         if topk_lengths is not None:

@@ -21,6 +21,11 @@ OF_A_SOURCE = (
     "block_mask", "schedule", "indices", "topk_lengths", "inline_scales",
 )  # fmt: skip
 
+_OF_POSITIONS = (
+    "score", "window", "chunk", "kv_offsets", "alibi_slopes", "pages", "page_counts", "block_mask", "indices",
+    "topk_lengths",
+)  # fmt: skip
+
 
 def attention(
     attend: Callable[..., Any],
@@ -74,14 +79,18 @@ def attention_shared(
     options: Mapping[str, Any],
     title: str,
 ) -> Any:
-    """:func:`kvarn.ops.attention` of a batch whose sequences share prefixes: these first, a group at a time."""
+    """:func:`kvarn.ops.attention` or :func:`kvarn.ops.mla_attention`, ``attend``, of a batch that shares prefixes.
+
+    These come first, a group at a time.
+    """
     prefixes, suffixes = parts_of(shared, collection, title)
     rest = dict(options)
+    rest["mask"] = rest["mask"] or "causal"
     # The prefix is seen whole, and positions in both parts are not those of the sequence.
     if rest["mask"] not in ("causal", "null"):
         raise ValueError(f"{title}: mask must be causal or null with shared prefixes, got {rest['mask']!r}")
-    for name in ("score", "window", "chunk", "kv_offsets", "alibi_slopes", "pages", "page_counts", "block_mask"):
-        if rest.pop(name) is not None:
+    for name in _OF_POSITIONS:
+        if rest.pop(name, None) is not None:
             raise ValueError(f"{title}: {name} must be None with shared prefixes, where positions begin anew")
     schedule = rest.pop("schedule")
     schedules = schedule if isinstance(schedule, list) else [None, schedule]
@@ -93,10 +102,12 @@ def attention_shared(
     for entries in schedules:
         if isinstance(entries, Mapping) and entries.get("batch_invariant"):
             raise ValueError(f"{title}: batch_invariant cannot be kept with shared prefixes, which are of a batch")
-    of_all = {name: rest[name] for name in ("scale", "softcap", "stream")}
+    of_all = {
+        name: rest[name] for name in ("scale", "softcap", "stream", "value_size", "inline_scales") if name in rest
+    }
     prior = attend(
         prefixes, layer, query, shared.row_offsets, mask="null", kv_offsets=shared.no_keys, prior=rest.pop("prior"),
-        out=_unrounded(query, title), return_lse=True, schedule=schedules[0], **of_all,
+        out=_unrounded(query, title, rest.get("value_size")), return_lse=True, schedule=schedules[0], **of_all,
     )  # fmt: skip
     return attend(suffixes, layer, query, row_offsets, prior=prior, schedule=schedules[1], **rest)
 
