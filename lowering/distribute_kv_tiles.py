@@ -92,7 +92,7 @@ class Distribution:
         with ir.InsertionPoint.at_block_begin(self.body), function.location:
             self.threads = Threads.of(consumers, producer, proxy=instruction_of(function) == WGMMA)
         self.stages: dict[ir.Value, Any] = {}  # circular buffers and queues, by what stands for them
-        self.products: dict[ir.Value, Product | tile_mma.Product] = {}  # by result: the hash of an op changes with it
+        self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes with it
         self.chunks = Chunks(function)
         self.places: dict[SharedLayout, Pointer] = {}  # where kv.tile_stage puts tiles
         self.staged: list[tuple[SharedLayout, Pointer]] = []  # tiles of rows that were loaded: free once they were read
@@ -177,13 +177,12 @@ class Distribution:
         """Whether buffers are waited for by groups of copies: those of mma.sync, whose targets may lack the rest."""
         return not self.threads.proxy
 
-    def product(self, op: Any) -> Product | tile_mma.Product:
+    def product(self, op: Any) -> Product:
         a, b = ir.RankedTensorType(op.a.type), ir.RankedTensorType(op.b.type)
         n = b.shape[0 if op.transpose_b.value else 1]
         transposed = op.transpose_b.value != (layout_of(op.b.type) == SHARED_TRANSPOSED)
         place = shared_layout(op.a.type) if layout_of(op.a.type) == SHARED else None
-        common = a.shape[1], n, str(a.element_type), shared_layout(op.b.type), transposed, place
-        return tile_mma.Product(*common) if self.grouped else Product(*common)
+        return Product(a.shape[1], n, str(a.element_type), shared_layout(op.b.type), transposed, place)
 
     def visit(self, op: ir.Operation) -> None:
         rule = RULES.table.get(op.name)
@@ -287,7 +286,7 @@ class Distribution:
 @RULES.lowers("kv.dot")
 def _dot(op: Any, d: Distribution) -> ir.Value:
     product = d.products[op.operation.result]
-    if isinstance(product, tile_mma.Product):
+    if d.grouped:
         return tile_mma.multiply(product, op.a, op.b, op.c, d.threads)
     return tile_products.wait(0, [_start(op, d)])[0]
 

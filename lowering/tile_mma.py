@@ -11,8 +11,6 @@ two neighbours. Fragments come by ordinary loads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mlir import ir
 from mlir.dialects import arith, vector
 
@@ -24,38 +22,13 @@ from kvarn.dsl import machine
 from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.values import Value, bitcast
 
-from .tile_products import words
+from .tile_products import Product, words
 from .tile_threads import Threads, elements, from_elements, scalar
 
 ROWS = WARP_ROWS  # of a warp's fragment of A
 STEP_F32 = 8  # of K by one instruction of tf32
 REPRESENTABLE = -0x2000  # the bits of an f32 that tf32 has
 TOGETHER_F32 = 4  # fragments of B whose products are added up beside one another
-
-
-@dataclass(frozen=True)
-class Product:
-    """What a product is specialised for.
-
-    Attributes
-    ----------
-    k, n : int
-        Extents.
-    element : str
-        ``bf16``, ``f16`` or ``f32``.
-    b : SharedLayout
-    transpose_b : bool
-        Whether the rows of B's tile are the product's columns.
-    a : SharedLayout, optional
-        None where A is in registers.
-    """
-
-    k: int
-    n: int
-    element: str
-    b: SharedLayout
-    transpose_b: bool
-    a: SharedLayout | None
 
 
 def fragments(place: Pointer, layout: SharedLayout, threads: Threads) -> list[list[Value]]:
