@@ -5,8 +5,8 @@ A warp has rows of 16 and multiplies for itself. B comes from shared memory by l
 registers, where an accumulator of 16-bit elements is what the instruction takes, or from shared memory likewise.
 
 Elements of f32 are multiplied as two numbers of tf32 each, what it represents and the rest, in three products: all but
-what is below f32's own rounding. A step has 8 of K, in the order in which an accumulator's registers are A: a lane's
-two neighbours. Fragments come by ordinary loads.
+what is below f32's own rounding, and what the instruction cuts off its sums. A step has 8 of K, in the order in which
+an accumulator's registers are A: a lane's two neighbours. Fragments come by ordinary loads.
 """
 
 from __future__ import annotations
