@@ -48,7 +48,7 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         return {"kind": kind, **tile_schedule.chosen(case, at.target, given).entries()}
     if kind != "decode":
         return {"kind": kind}
-    config = Config(case.spec, case.query, case.group, at.schedule["max_queries"])
+    config = Config(case.spec, case.query, case.group, at.schedule["max_queries"], pages=case.pages)
     return {"kind": kind, **decode_entries(at.target, config, at.schedule)}
 
 

@@ -22,7 +22,7 @@ from .partial_results import added, finished, log_sum_exp, weight, with_prior
 
 def combine_kernel(c: Config) -> Any:
     """The combine kernel of a configuration."""
-    G, NT, KS = c.group, c.column_tiles, c.row_steps
+    G, NT, KS = c.head_rows, c.column_tiles, c.row_steps
     work, WARPS = split_kv(c), c.combine
     TOGETHER = 4  # splits whose loads a warp has under way
 
@@ -94,10 +94,12 @@ def combine_kernel(c: Config) -> Any:
             top, total, factor, of_prior = finished(top, total, sink, before)
             for half in kv.static(range(2)):
                 d = t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half)
-                if c.size % 16 == 0:
+                if c.joined > 1:
+                    d = d - row % G // c.group * c.spec.head_size
+                if (c.size % 16 == 0) & (c.joined == 1):
                     out[(*token, h, d)] = element(o[half] * factor, prior, of_prior, token, h, d)
                 else:
-                    if d < c.size:
+                    if (d >= 0) & (d < c.spec.head_size):
                         out[(*token, h, d)] = element(o[half] * factor, prior, of_prior, token, h, d)
             if lse is not None:
                 if (t == 0) & (lane < 4):

@@ -51,7 +51,7 @@ from .softmax import arrays_read, modified_one, shown
 
 def decode_kernel(c: Config) -> Any:
     """The kernel of a configuration."""
-    G, NT, TT, NS = c.group, c.column_tiles, c.tile, c.stages
+    G, NT, TT, NS = c.head_rows, c.column_tiles, c.tile, c.stages
     NW, MT, KS = c.warps, c.tile // 16, c.row_steps
     HG = c.row_groups // NW  # blocks that share a work unit, each with other heads
     threads, GC = 32 * NW, c.scales

@@ -32,7 +32,7 @@ _REPRESENTABLE = -0x2000  # the bits of an f32 that tf32 has
 
 def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
     """The functions for a configuration: ``query`` and ``empty_query``, ``scores``, ``add_values``."""
-    spec, G, NT, GC = c.spec, c.group, c.column_tiles, c.scales
+    spec, G, NT, GC = c.spec, c.head_rows, c.column_tiles, c.scales
     KS, QS = c.row_steps, c.key_steps
     shared_offset = stream.shared_offset
     UNIT = math.gcd(spec.granularity, 16) if GC > 1 else 16  # elements that are multiplied together
@@ -52,6 +52,18 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
         return shared_offset(row, first + chunk)
 
     # --- the query ---------------------------------------------------------------------------------
+
+    @kv.func
+    def joined_word(query, token, h, ks, u, lane, own):
+        """:func:`query_word` of joined heads: zeros in the columns of others than the row's own."""
+        width = 1 if c.wide else 2
+        at = 4 * u + (lane & 3) if c.wide else (lane & 3) * 4 + 2 * u if c.narrow else (lane & 3) * 2 + 8 * u
+        column = ks * (8 if c.wide else 16) + at - own * spec.head_size
+        inside = (column >= 0) & (column < spec.head_size)
+        found = query.load(*token, h, kv.math.max(kv.math.min(column, spec.head_size - width), 0), width=width)
+        if c.narrow and c.query is not kv.f16:
+            found = kv.f16(kv.f32(found))
+        return kv.where(inside, kv.bitcast(found, kv.i32), 0)
 
     @kv.func
     def query_word(query, token, h, ks, u, lane):
@@ -90,7 +102,11 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
             words = []
             for ks in kv.static(range(QS)):
                 for u in kv.static(range(2)):
-                    word = kv.where(exists, query_word(query, token, h, ks, u, lane), 0)
+                    if c.joined > 1:
+                        word = joined_word(query, token, h, ks, u, lane, safe % G // c.group)
+                    else:
+                        word = query_word(query, token, h, ks, u, lane)
+                    word = kv.where(exists, word, 0)
                     if c.query_in_shared:
                         (query_place(place, nt, ks, lane) + 4 * u).store(word)
                     else:

@@ -16,7 +16,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
 
     ``head`` is a KV head and ``row0`` the first of a sequence's query rows that the warp has; ``part`` tells both.
     """
-    G, NT, KS = c.group, c.column_tiles, c.row_steps
+    G, NT, KS = c.head_rows, c.column_tiles, c.row_steps
     # Splits whose loads are under way together: what registers allow.
     TOGETHER = max(1, min(4, 24 // KS)) if c.blocks * c.warps <= 8 else 1
 
@@ -28,10 +28,23 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         return row0 + nt * COLUMNS + (lane & 3) * 2 < n * G
 
     @kv.func
-    def prior_pair(prior, token, h, t, lane):
-        """A lane's two elements of a step of the output in a prior result; those past the head are its last."""
+    def prior_pair(prior, token, h, t, first, lane):
+        """A lane's two elements of a step of the output in a prior result; for those of no head some others."""
         ds = [t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half) for half in range(2)]
-        return [prior[(*token, h, kv.math.min(d, c.size - 1))] for d in ds]
+        return [prior[(*token, h, kv.math.max(kv.math.min(d - first, c.spec.head_size - 1), 0))] for d in ds]
+
+    @kv.func
+    def write_own(out, token, h, t, first, pair, lane):
+        """Write a lane's two elements of a step, of joined heads, where they are of the row's own head."""
+        if c.narrow:
+            d = t * 16 + (lane >> 2) * 2 - first
+            if (d >= 0) & (d < c.spec.head_size):
+                out.store(*token, h, d, value=kv.from_lanes(pair, c.out), alignment=c.pair_alignment)
+        else:
+            for half in kv.static(range(2)):
+                d = t * 16 + (lane >> 2) + 8 * half - first
+                if (d >= 0) & (d < c.spec.head_size):
+                    out[(*token, h, d)] = pair[half]
 
     @kv.func
     def write_out(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, m, l, o, lane):
@@ -47,14 +60,17 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                         None if prior is None else prior_lse[(*token, h)],
                     )
                     top, total, factor, of_prior = finished(m[slot], l[slot], sink, before)
+                    first = row % G // c.group * c.spec.head_size if c.joined > 1 else 0
                     for t in kv.static(range(KS)):
                         pair = [o[(nt * KS + t) * 4 + 2 * half + u] * factor for half in range(2)]
                         if prior is not None:
-                            of_pair = prior_pair(prior, token, h, t, lane)
+                            of_pair = prior_pair(prior, token, h, t, first, lane)
                             pair = [with_prior(x, y, of_prior) for x, y in zip(pair, of_pair, strict=True)]
                         pair = [c.out(x) for x in pair]
                         left = c.size - t * 16  # columns that there are from this step on
-                        if c.narrow:  # the lane's two elements are neighbours
+                        if c.joined > 1:
+                            write_own(out, token, h, t, first, pair, lane)
+                        elif c.narrow:  # the lane's two elements are neighbours
                             d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.out)
                             if left >= 16:
                                 out.store(*token, h, d, value=both, alignment=c.pair_alignment)

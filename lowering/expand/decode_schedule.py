@@ -18,6 +18,7 @@ NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that diff
 # The fields of a configuration that are a schedule's.
 ENTRIES = (*schedules.DECODE.names, "max_batch", "early")
 COLUMNS = 8  # query rows of one mma
+SECTOR = 32  # bytes that memory gives at least
 WARP_ROWS = 2 * COLUMNS  # most query rows of a warp; a head with more is shared by several
 MOST_COLUMNS = 512  # of a head
 LEAST_GRANULE = 4  # elements that a lane has of a row in one step
@@ -62,8 +63,31 @@ class Config:
         return self.out_type or self.query
 
     @property
+    def joined(self) -> int:
+        """Neighbouring KV heads that a warp takes as one, with zeros in a query row where columns are another's.
+
+        Narrow heads fill neither what memory gives at least nor, of few query rows, the columns of a product.
+        """
+        spec, found = self.spec, 1
+        if self.pages or spec.quantized or spec.is_mla or spec.head_stride != spec.head_size:
+            return 1
+        while spec.num_heads % (2 * found) == 0:
+            stored = 2 * found * spec.head_size * spec.dtype.itemsize
+            rows = 2 * found * self.group * self.max_queries
+            if (stored > SECTOR or rows > WARP_ROWS) and (stored > 2 * SECTOR or rows > COLUMNS):
+                break
+            found *= 2
+        return found
+
+    @property
     def heads(self) -> int:
-        return self.spec.num_heads
+        """KV heads, those that are joined as one."""
+        return self.spec.num_heads // self.joined
+
+    @property
+    def head_rows(self) -> int:
+        """Query rows of a token for one of :attr:`heads`."""
+        return self.group * self.joined
 
     @property
     def rank(self) -> int:
@@ -72,7 +96,8 @@ class Config:
 
     @property
     def size(self) -> int:
-        return self.spec.head_size
+        """Elements of one of :attr:`heads`."""
+        return self.spec.head_size * self.joined
 
     @property
     def columns(self) -> int:
@@ -127,7 +152,7 @@ class Config:
     @property
     def rows(self) -> int:
         """Query rows of a sequence and KV head, at most."""
-        return self.group * self.max_queries
+        return self.head_rows * self.max_queries
 
     @property
     def parts(self) -> int:
@@ -151,7 +176,7 @@ class Config:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of a token and head in the cache."""
+        """Bytes in the cache of a token and one of :attr:`heads`."""
         return self.size * self.spec.dtype.itemsize
 
     @property

@@ -59,7 +59,8 @@ class Key:
         """The key of a configuration, of which only the case is read."""
         spec = config.spec
         page = spec.page_size if spec.paged else 0
-        return Key(target, spec.dtype.name, spec.num_heads, spec.head_size, page, config.rows, config.max_batch)
+        rows = config.group * config.max_queries
+        return Key(target, spec.dtype.name, spec.num_heads, spec.head_size, page, rows, config.max_batch)
 
 
 @dataclass(frozen=True)

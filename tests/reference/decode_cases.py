@@ -65,6 +65,23 @@ def head_sizes(
     check(place, problem, queries(rng, problem, heads, query), schedule)
 
 
+def joined_heads(
+    place: Place, dtype: str, head_size: int, num_heads: int, heads: int, cached: Sequence[int], new: Sequence[int],
+    **options: Any,
+) -> None:  # fmt: skip
+    """Narrow KV heads that a warp takes as one are computed each by itself, with sinks and slopes of query heads."""
+    rng, problem = problem_of(19, dtype, cached=cached, new=new, head_size=head_size, num_heads=num_heads)
+    query = queries(rng, problem, heads, dtype if dtypes.by_name(dtype).bits > 8 else "bf16")
+    schedule = options.pop("schedule", {})
+    options |= {"sinks": rng.standard_normal(heads).astype(np.float32)}
+    options |= {"alibi_slopes": rng.standard_normal(heads).astype(np.float32) / 8}
+    given = {name: place.put(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    out, lse = attend(place, problem, query, schedule, **given)
+    want, want_lse = reference.attention(problem.collection, 1, query, problem.row_offsets, **options)
+    assert_close(out, want)
+    assert_close(lse, want_lse, 1e-3)
+
+
 def many_rows(place: Place, heads: int, cached: Sequence[int], new: Sequence[int], head_size: int = 32) -> None:
     """More than 16 query rows of a sequence and KV head, and sequences with fewer than others, are all computed."""
     rng, problem = problem_of(14, "f16", cached=cached, new=new, head_size=head_size, num_heads=1)

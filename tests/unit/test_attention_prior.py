@@ -77,6 +77,16 @@ def test_f32_rows_of_heads_of_no_whole_steps_end_where_the_head_does(kernel):
     close(found, reference.attention(problem.collection, 1, query, problem.row_offsets), TOLERANCE["float32"])
 
 
+@pytest.mark.parametrize(("kernel", "dtype"), [("decode", "f8e4m3"), ("decode, combine kernel", "f16")])
+def test_narrow_heads_that_a_warp_takes_as_one_have_a_prior_result_each(kernel, dtype):
+    rng, problem = stored_problem(7, dtype=dtype, cached=[150, 9], new=[2, 1], head_size=8, num_heads=2)
+    query = rng.standard_normal((3, 8, 8)).astype(np.float16)
+    prior = prior_of(rng, query, nothing=[1])
+    found = emulate(problem, query, prior, *KERNELS[kernel], "float16")
+    want = reference.attention(problem.collection, 1, query, problem.row_offsets)
+    close(found, combined(*want, *prior), TOLERANCE["float16"])
+
+
 def test_splits_of_keys_and_a_prior_result_are_combined_at_once():
     b = tile_attention.batch(cached=[360, 5], new=[7, 3])
     prior = prior_of(np.random.default_rng(2), b.query, nothing=[2])

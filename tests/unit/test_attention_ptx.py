@@ -271,6 +271,18 @@ def test_decode_takes_head_sizes_that_are_no_whole_steps_and_f32(dtype, head_siz
 
 
 @pytest.mark.parametrize(
+    ("dtype", "head_size", "num_heads", "heads", "options"),
+    [("bf16", 8, 4, 12, {"mask": "sliding_window", "window": 21}), ("f16", 16, 6, 12, {"softcap": 5.0}),
+     ("f8e4m3", 8, 8, 16, {"schedule": {"combine": 4, "blocks": 8}}), ("f8e5m2", 16, 4, 16, {}),
+     ("f32", 8, 4, 16, {"schedule": {"combine": 0}}), ("bf16", 8, 3, 12, {})],
+)  # fmt: skip
+def test_narrow_heads_that_a_warp_takes_as_one_are_computed_each_by_itself(dtype, head_size, num_heads, heads, options):
+    decode_cases.joined_heads(
+        places.Interpreted(), dtype, head_size, num_heads, heads, [300, 0, 7], [1, 2, 1], **options
+    )
+
+
+@pytest.mark.parametrize(
     ("dtype", "scale_dtype", "granularity", "head_size"),
     [("i8", "f32", 16, 64), ("f8e4m3", "f32", 8, 64), ("i8", "f32", 4, 64), ("f8e4m3", "bf16", 8, 32),
      ("f8e4m3", "f32", 16, 80), ("i8", "f16", 8, 72), ("i8", "f32", 4, 24), ("f8e5m2", "f32", 48, 96),
