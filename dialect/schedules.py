@@ -338,6 +338,10 @@ PRODUCER = Entry(
     "producer", "Whether a warpgroup of its own copies (`specialize-kv-warps`).", "true", bool,
     carried_out_by="specialize-kv-warps",
 )  # fmt: skip
+PRODUCERS = Entry(
+    "producers", "Warpgroups of the producer; more than one where they convert what they copy.",
+    "1; where 8-bit elements are converted 2, of one warpgroup that multiplies 3", most=3,
+)  # fmt: skip
 OVERLAP = Entry(
     "overlap", "Whether the products of one tile are under way during the softmax of the next (`pipeline-kv-loops`).",
     "true", bool,
@@ -406,7 +410,19 @@ SIMT = Kind("simt", "a warp a query row and head; takes every case, on every GPU
 TILED = Kind(
     "tile",
     "tiles by wgmma and TMA, overlapped by passes; by mma.sync and cp.async where there is no wgmma",
-    (ROWS, KEYS, TILE_STAGES, QUERY_STAGES, PRODUCER, OVERLAP, PING_PONG, PERSISTENT, KEY_SPLITS, INSTRUCTION),
+    (
+        ROWS,
+        KEYS,
+        TILE_STAGES,
+        QUERY_STAGES,
+        PRODUCER,
+        PRODUCERS,
+        OVERLAP,
+        PING_PONG,
+        PERSISTENT,
+        KEY_SPLITS,
+        INSTRUCTION,
+    ),
     rules=(_invariant_key_splits,),
 )
 DECODE = Kind(

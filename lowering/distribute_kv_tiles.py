@@ -48,6 +48,7 @@ from .tile_ir import (
     is_elementwise,
     is_tile,
     layout_of,
+    producers_of,
     rank,
     schedule_of,
     splat_of,
@@ -86,11 +87,11 @@ class Distribution:
         self.function = function
         schedule = schedule_of(function)
         block = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
-        producer = bool(schedule.get("producer"))
-        consumers = schedule.get("consumers", (block - WARPGROUP * producer) // WARPGROUP)
+        producers = producers_of(schedule)
+        consumers = schedule.get("consumers", block // WARPGROUP - producers)
         self.body = function.regions[0].blocks[0]
         with ir.InsertionPoint.at_block_begin(self.body), function.location:
-            self.threads = Threads.of(consumers, producer, proxy=instruction_of(function) == WGMMA)
+            self.threads = Threads.of(consumers, producers, proxy=instruction_of(function) == WGMMA)
         self.stages: dict[ir.Value, Any] = {}  # circular buffers and queues, by what stands for them
         self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes with it
         self.chunks = Chunks(function)
@@ -112,7 +113,9 @@ class Distribution:
     def copying(self, op: ir.Operation) -> tuple[Value, int]:
         """(this thread among those that copy, how many there are) where an op stands."""
         if self.in_producer(op):
-            first = PRODUCER_REST[op.attributes[ROLE].value] * WARP if ROLE in op.attributes else 0
+            if ROLE not in op.attributes:
+                return self.threads.block_thread, self.threads.first
+            first = PRODUCER_REST[op.attributes[ROLE].value] * WARP
             return self.threads.block_thread - first, WARPGROUP - first
         return self.threads.thread, self.threads.consumers * WARPGROUP
 
@@ -399,12 +402,12 @@ def _copy(op: Any, d: Distribution) -> None:
     thread, count = d.copying(op.operation)
     with _copying(d, op, stages):
         if stages.copy == "tma":
-            tile_memory.copy_boxes(op, stages, d.threads.lane)
+            tile_memory.copy_tile_boxes(op, stages, d.threads.lane)
         elif stages.copy == "convert":
             tile_memory.convert_rows(op, stages, thread, count)
         else:
             tile_memory.start_rows(op, stages, thread, count)
-            if not stages.finished and not stages.unfenced and not stages.grouped:
+            if not stages.finished and not stages.told and not stages.grouped:
                 tile_memory.finish_rows(stages, scalar(op.n), thread, 0)
 
 
@@ -484,9 +487,9 @@ def _is_role(op: Any, d: Distribution) -> ir.Value:
         return (kv_gpu.shuffle_idx(d.threads.block_thread >> 5, 0) == PRODUCER_WARPS.index(op.role.value)).ir
     if op.role.value in PRODUCER_REST:
         warp = kv_gpu.shuffle_idx(d.threads.block_thread >> 5, 0)
-        return ((warp >= PRODUCER_REST[op.role.value]) & (warp < 4)).ir
-    number = kv_gpu.shuffle_idx(d.threads.block_thread >> 7, 0)
-    return ((number != 0) if op.role.value == "consumer" else (number == 0)).ir
+        return ((warp >= PRODUCER_REST[op.role.value]) & (warp < WARPGROUP // WARP)).ir
+    number, producers = kv_gpu.shuffle_idx(d.threads.block_thread >> 7, 0), d.threads.first // WARPGROUP
+    return ((number >= producers) if op.role.value == "consumer" else (number < producers)).ir
 
 
 @RULES.lowers("kv.set_registers")

@@ -315,9 +315,9 @@ def finish_later(loop: ir.Operation) -> None:
         return
     if len({copy.operands[0] for copy in copies}) != len(copies):
         return
-    if any(copy.opview.pages is not None for copy in copies):  # which tell of their end themselves
-        return
     kind, k = kinds.pop(), len(copies)
+    if kind == "cp_async" and any(copy.opview.pages is not None for copy in copies):
+        return  # which tell of their end themselves
     stages = min(ir.IntegerAttr(defining_op(copy.operands[0]).attributes["stages"]).value for copy in copies)
     # The one stage of a buffer is only free when consumers have what would be finished after it.
     if (kind == "cp_async" and stages < 2) or not performs(loop, "finish"):

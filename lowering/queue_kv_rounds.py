@@ -27,7 +27,7 @@ from .index import const
 from .pass_base import kv_pass
 from .rewrite import defining_op, enclosing, ops_named
 from .specialize_kv_warps import ROLES
-from .tile_ir import schedule_of, tiled
+from .tile_ir import producers_of, schedule_of, tiled
 
 WARPS = 4  # of a warpgroup
 FETCHERS = {"producer", staging.PRODUCER_WARPS[0]}  # of these roles a block has one: its first thread fetches
@@ -51,18 +51,21 @@ def _within(op: ir.Operation, region: ir.Region) -> bool:
     return op.block.region == region
 
 
-def warps_of(role: str, consumers: int) -> int:
+def warps_of(role: str, consumers: int, producers: int = 1) -> int:
     """How many warps have a role."""
     if role == "consumer":
         return WARPS * consumers
     if role in staging.PRODUCER_REST:
         return WARPS - staging.PRODUCER_REST[role]
-    return 1 if role in staging.PRODUCER_WARPS else WARPS
+    return 1 if role in staging.PRODUCER_WARPS else WARPS * producers
 
 
 def ends_soon(number: ir.Value, count: ir.Value, blocks: ir.Value) -> ir.Value:
-    """Whether the last rounds are near, which are fetched late: a block that has much to do leaves them to others."""
-    return arith.cmpi(arith.CmpIPredicate.sge, arith.addi(number, arith.muli(blocks, const(2))), count)
+    """Whether the last rounds are near, which are fetched late: a block that has much to do leaves them to others.
+
+    Four rounds of all blocks: of few rows a sequence has up to as many numbers without rows as with them.
+    """
+    return arith.cmpi(arith.CmpIPredicate.sge, arith.addi(number, arith.muli(blocks, const(4))), count)
 
 
 def fetch_if(condition: ir.Value, queue: ir.Value, use: ir.Value, count: ir.Value) -> None:
@@ -117,9 +120,10 @@ def run(module: ir.Module, options: Any) -> None:
         roles = [role_of(loop) for loop, _ in loops]
         if "" in roles or not FETCHERS.intersection(roles):
             continue
-        consumers = schedule_of(function).get("consumers", 2)
+        schedule = schedule_of(function)
+        consumers, producers = schedule.get("consumers", 2), producers_of(schedule)
         with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), function.location:
-            readers = sum(warps_of(role, consumers) for role in roles)
+            readers = sum(warps_of(role, consumers, producers) for role in roles)
             queue = staging.make_queue(rounds[0].operands[0], readers)
         for (loop, op), role in zip(loops, roles, strict=True):
             take(loop, op, queue, role in FETCHERS)

@@ -70,9 +70,9 @@ def copy_of(op: Any, target: Target, by_tma: bool) -> str:
     spec = types.spec_of(op.cache.type)
     if layout_of(op.tile.type) == SHARED_TRANSPOSED:
         return "transposed"
-    if op.descriptor is not None and by_tma:
-        return "tma"
     stored = spec.data_dtype.mlir == str(element(op.tile)) and not spec.quantized
+    if op.descriptor is not None and by_tma:
+        return "tma" if stored else "staged"
     (rows, columns), page, first = shape(op.tile), spec.page_size, op.first_column.value
     if stored and (why_not_by_rows(spec, columns, first) is None or by_pages(op, by_tma)):
         return "cp_async"
@@ -91,7 +91,7 @@ def by_pages(op: Any, by_tma: bool) -> bool:
 
 
 _HOW = {
-    "cp_async": "cp.async", "staged": "cp.async and conversion in shared memory",
+    "cp_async": "cp.async", "staged": "{} and conversion in shared memory",
     "transposed": "transposition in shared memory", "convert": "loads that convert",
 }  # fmt: skip
 
@@ -104,7 +104,7 @@ def _say(load: ir.Operation, copy: str, stages: int) -> None:
         remark(load, "passed", f"tile of {tile} is copied by TMA in {stages} stages", stages=stages)
         return
     spec, columns, first = types.spec_of(op.cache.type), shape(op.tile)[1], op.first_column.value
-    why = "the kernel has no descriptor of it"
+    how, why = _HOW[copy].format("cp.async" if op.descriptor is None else "TMA"), "the kernel has no descriptor of it"
     if copy != "cp_async" and spec.quantized:
         why = f"its elements have scales, a granule of {spec.granularity}"
     elif copy == "transposed":
@@ -115,7 +115,7 @@ def _say(load: ir.Operation, copy: str, stages: int) -> None:
             why += f", {why_not_staged(spec, columns, first) or 'which the target has no instruction for'}"
     elif copy != "cp_async":
         why = why_not_by_rows(spec, columns, first) or why
-    remark(load, "missed", f"tile of {tile} is copied by {_HOW[copy]}, in {stages} stages: {why}", stages=stages)
+    remark(load, "missed", f"tile of {tile} is copied by {how}, in {stages} stages: {why}", stages=stages)
 
 
 def name_of(op: Any, taken: set[str]) -> str:
@@ -214,7 +214,7 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, target: Targe
     with ir.InsertionPoint(load), load.location:
         n = use_number(loop) if loop is not None else const(0)
         first, pages, begin = op.first, None, None
-        if copy == "tma":
+        if by_tma and op.descriptor is not None and copy in ("tma", "staged"):
             box = types.tma_spec_of(op.descriptor.type).rows
             rows = i64_attr(shape(op.tile)[0])
             pages = staging.TilePagesOp(

@@ -26,16 +26,20 @@ from kvarn.dialect.ops.common import i64_attr
 from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, is_inside, ops_named, walk
-from .tile_ir import backward, cloned, is_elementwise, is_tile, schedule_of, tiled
+from .tile_ir import backward, cloned, is_elementwise, is_tile, producers_of, schedule_of, tiled
 
 ROLES = "kv.roles"  # on the branch whose first side only the producer takes
 _POSITIONS = ("kv.tile_index", "kv.tile_broadcast", "tensor.splat")
 PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
-# Registers of a thread, by consumer warpgroups: (of the producer, of a consumer) where copies are by TMA, where the
-# producer addresses every row, and where it converts too. With one, every thread has the most from the start.
+# Registers of a thread, by warpgroups that consume and that produce: (of the producer, of a consumer) where copies are
+# by TMA, where the producer addresses every row, and where it converts too. Of one each, every thread has the most from
+# the start.
 REGISTERS = {
-    2: {"tma": (40, 232), "rows": (56, 224), "staged": (72, 216)},
-    3: {"tma": (32, 160), "rows": (32, 152), "staged": (32, 152)},
+    (1, 2): {"rows": (72, 240), "staged": (104, 240)},
+    (1, 3): {"rows": (72, 240), "staged": (88, 240)},
+    (2, 1): {"tma": (40, 232), "rows": (56, 224), "staged": (72, 216)},
+    (2, 2): {"rows": (40, 216), "staged": (48, 208)},
+    (3, 1): {"tma": (32, 160), "rows": (56, 152), "staged": (56, 152)},
 }
 
 
@@ -213,7 +217,7 @@ def run(module: ir.Module, options: Any) -> None:
         if any(v in made for x in copies.values() for op in x.needed for v in x.operands(op)):
             remark(function, "missed", "no producer: where tiles lie depends on tiles before the loop")
             continue
-        registers = REGISTERS.get(schedule.get("consumers", 2), {}).get(how)
+        registers = REGISTERS.get((schedule.get("consumers", 2), producers_of(schedule)), {}).get(how)
         registers = registers if schedule.get("registers", True) else None
         with ir.InsertionPoint(top), top.location:
             branch = scf.IfOp(is_role("producer"), has_else=True)

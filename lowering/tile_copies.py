@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn.dialect import ops, types
-from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
+from kvarn.dialect.dtypes import DType, f8e4m3, f8e5m2, f32, i8, i32
 from kvarn.dialect.layout import CacheSpec, align_up, cdiv
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, machine
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
-from kvarn.dsl.values import Value, bitcast, cast, vector, where
+from kvarn.dsl.values import Value, vector, where
 
+from .conversions import converted
 from .tile_ir import WARPGROUP
 from .tile_threads import scalar
 
 SLOTS = 2  # tiles of a buffer in staging memory
 LEAST_PAGE = 8  # tokens of a page that is copied at constant distances
-_TOGETHER = 4  # chunks of a thread whose addresses are made together
 
 
 def row_unit(spec: CacheSpec, columns: int, first_column: int = 0) -> int:
@@ -82,10 +82,10 @@ def scales_of(spec: CacheSpec, unit: int) -> int:
     return unit // granule if unit % granule == 0 and unit // granule in (2, 4) else 0
 
 
-def staging_bytes(spec: CacheSpec, rows: int, columns: int) -> int:
-    """Staging memory of a buffer whose tiles are converted by a warpgroup or by several."""
+def staging_bytes(spec: CacheSpec, rows: int, columns: int, threads: int) -> int:
+    """Staging memory of a buffer whose tiles so many threads convert."""
     unit = row_unit(spec, columns)
-    chunks = align_up(rows * cdiv(columns * spec.dtype.itemsize, unit), 2 * WARPGROUP)  # of so many threads at most
+    chunks = align_up(rows * cdiv(columns * spec.dtype.itemsize, unit), threads)
     return SLOTS * chunks * (unit + 4 * scales_of(spec, unit))
 
 
@@ -109,6 +109,11 @@ class Chunks:
     @property
     def of_thread(self) -> int:
         return cdiv(self.total, self.threads)
+
+    @property
+    def together(self) -> int:
+        """Chunks of a thread that are under way at a time: threads of several warpgroups have few registers."""
+        return 4 if self.threads <= WARPGROUP else 3 if self.of_thread % 3 == 0 else 2
 
     def number(self, thread: Value, s: Any) -> Value:
         """A thread's s-th chunk; past the last one the last again, which does no harm."""
@@ -178,12 +183,14 @@ def start_chunks(op: Any, chunks: Chunks, thread: Value, target: Any) -> None:
                     to_scales, Pointer(source, GLOBAL), 4 * scales, zero_fill_size=where(exists, 4 * scales, 0)
                 )  # fmt: skip
 
-    whole = chunks.of_thread // _TOGETHER
+    many = chunks.together
+    whole = chunks.of_thread // many
     if whole > 1:
-        with functional.loop(0, whole * _TOGETHER, _TOGETHER) as s:
-            some(s, _TOGETHER)
-    for s in range((whole if whole > 1 else 0) * _TOGETHER, chunks.of_thread, _TOGETHER):
-        some(s, min(_TOGETHER, chunks.of_thread - s))
+        with functional.loop(0, machine.unknown(whole * many), many) as s:
+            machine.stay_rolled()
+            some(s, many)
+    for s in range((whole if whole > 1 else 0) * many, chunks.of_thread, many):
+        some(s, min(many, chunks.of_thread - s))
 
 
 class Staging:
@@ -226,49 +233,24 @@ class Staging:
     def convert(self, n: Value, thread: Value, tile: Pointer, dtype: DType) -> None:
         """Write a thread's chunks of use n to a tile. Several are loaded before the first is converted."""
         chunks = self.chunks
-        many = next(m for m in (4, 2, 1) if chunks.of_thread % m == 0)
-        with functional.loop(0, chunks.of_thread, many) as s:
+        many = next(m for m in range(chunks.together, 0, -1) if chunks.of_thread % m == 0)
+        with functional.loop(0, machine.unknown(chunks.of_thread), many) as s:
+            machine.stay_rolled()
             held = []
             for u in range(many):
                 data, scales = self.place(n, thread, s + u)
                 words = data.load(i32, chunks.unit // 4)
-                factors = [] if scales is None else _lanes(scales.load(f32, self.scales))
+                factors = [] if scales is None else elements_of(scales.load(f32, self.scales))
                 held.append(([words[i] for i in range(chunks.unit // 4)], factors))
             for u, (words, factors) in enumerate(held):
                 row, chunk = chunks.place(chunks.number(thread, s + u))
-                converted = self.converted(words, factors, dtype)
+                found = converted(words, factors, self.spec.dtype, dtype)
                 per_chunk = CHUNK // 4
-                for p in range(0, len(converted), per_chunk):
-                    at = chunks.layout.chunk_offset(row, chunk * (len(converted) // per_chunk) + p // per_chunk)
-                    (tile + at).store(vector(i32, converted[p : p + per_chunk]))
-
-    def converted(self, words: list[Value], factors: list[Value], dtype: DType) -> list[Value]:
-        """Words of four stored elements as words of two of ``dtype``, times their scales."""
-        found = []
-        for w, word in enumerate(words):
-            for pair in self.halves(word):
-                if not factors and dtype is f16:
-                    found.append(pair)
-                    continue
-                both = _lanes(cast(bitcast(pair, f16), f32))
-                if factors:
-                    factor = factors[w * len(factors) // len(words)]
-                    both = [x * factor for x in both]
-                    pack = machine.pack_bf16x2 if dtype is bf16 else machine.pack_f16x2
-                    found.append(pack(*both))
-                else:  # the high half of an f32 has all digits; the conversion has a fourth of the rate
-                    found.append(machine.prmt(*(bitcast(x, i32) for x in both), 0x7632))
-        return found
-
-    def halves(self, word: Value) -> list[Value]:
-        """Four stored elements as two words of f16, exactly."""
-        if self.spec.dtype is i8:
-            return machine.cvt_i8x4_to_f16x4(word)
-        if self.spec.dtype is f8e5m2:  # the high byte of an f16
-            return [machine.prmt(word, 0, selector) for selector in (0x1404, 0x3424)]
-        return machine.cvt_e4m3x4_to_f16x4(word)
+                for p in range(0, len(found), per_chunk):
+                    at = chunks.layout.chunk_offset(row, chunk * (len(found) // per_chunk) + p // per_chunk)
+                    (tile + at).store(vector(i32, found[p : p + per_chunk]))
 
 
-def _lanes(value: Any) -> list[Value]:
+def elements_of(value: Any) -> list[Value]:
     """The elements of a vector, or a scalar as the only one."""
     return [value[i] for i in range(value.lanes)] if value.lanes else [value]

@@ -2,8 +2,8 @@
 """What the passes over tiles share: finding tile kernels, reading tile types, evaluating tiles at a point, cloning.
 
 A kernel with tiles carries ``kv.tiled``; the front end writes it. ``kv.schedule`` on it holds the entries that the
-passes read: ``consumers`` (warpgroups that multiply), ``producer`` (whether the block has one more that copies), and
-their own.
+passes read: ``consumers`` (warpgroups that multiply), ``producer`` (whether the block has others that copy),
+``producers`` (how many then, 1), and their own.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ def schedule_of(function: ir.Operation) -> dict[str, Any]:
 def instruction_of(function: ir.Operation) -> str:
     """The instruction of a kernel's products, once ``assign-kv-layouts`` has chosen it."""
     return schedule_of(function).get("instruction", WGMMA)
+
+
+def producers_of(schedule: dict[str, Any]) -> int:
+    """Warpgroups of a block that copy, as the entries of its kernel's schedule say; 0 where consumers do."""
+    return schedule.get("producers", 1) if schedule.get("producer") else 0
 
 
 def is_tile(value: ir.Value) -> bool:
@@ -195,6 +200,6 @@ def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) 
 __all__ = [
     "BARRIERS_BYTES", "BARRIER_BYTES", "MMA", "NO_PAGE", "SWIZZLE", "WARP", "WARPGROUP", "WARPGROUP_ROWS", "WGMMA",
     "AtPoint", "attributes_of", "backward", "cloned", "constant_int", "element", "instruction_of", "is_elementwise",
-    "is_tile", "layout_of", "rank", "schedule_of", "shape", "splat_of", "tile_of", "tile_type", "tiled", "users",
-    "with_layout",
+    "is_tile", "layout_of", "producers_of", "rank", "schedule_of", "shape", "splat_of", "tile_of", "tile_type", "tiled",
+    "users", "with_layout",
 ]  # fmt: skip

@@ -15,11 +15,11 @@ from mlir import ir
 
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, bool_, by_mlir, f32, i32, u32
-from kvarn.dialect.layout import RAGGED, cdiv, lowbit, page_and_slot
+from kvarn.dialect.layout import RAGGED, cdiv, lowbit
 from kvarn.dialect.ops.tile import stored_columns
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
-from kvarn.dsl import functional, machine, memory, tma
+from kvarn.dsl import functional, machine, memory
 from kvarn.dsl import gpu as kv_gpu
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.handles import Cache, Operand
@@ -27,6 +27,7 @@ from kvarn.dsl.memory import SHARED, Buffer, BufferSpec, Pointer
 from kvarn.dsl.values import Value, cast, vector, where
 
 from . import tile_mma
+from .tile_boxes import StagedBoxes, copy_boxes
 from .tile_copies import Staging, chunks_of, fits_pages, start_chunks, why_not_by_rows
 from .tile_ir import BARRIER_BYTES, NO_PAGE, WARP, WARPGROUP, WARPGROUP_ROWS, AtPoint, users
 from .tile_products import words
@@ -37,7 +38,7 @@ CONSUMERS_BARRIER = 1  # the named barrier of all consumers
 GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
 QUEUE_SLOTS = 2  # as slots and parities are computed
 SWIZZLE_ROWS = 8  # the period of a swizzle
-STAGINGS = {"staged": Staging, "transposed": Transposition}  # by how buffers are filled
+STAGINGS = ("staged", "transposed")  # how buffers are filled that have staging memory
 SIGNS = {1: 0x80808080, 2: 0x80008000, 4: 0x80000000}  # the bits of a word that are signs, by the size of an element
 
 
@@ -55,9 +56,10 @@ class Stages:
     full: Pointer
     empty: Pointer
     of_rows: bool = False  # of a buffer, which are released after rows have been stored through them
-    staging: Staging | Transposition | None = None  # of a buffer that is filled by one of STAGINGS
+    staging: Staging | StagedBoxes | Transposition | None = None  # of a buffer that is filled by one of STAGINGS
     finished: bool = False  # whether kv.copy_finish says when copies end
-    unfenced: bool = False  # whether copies by cp.async tell of their end themselves
+    told: bool = False  # whether copies by cp.async tell of their end themselves
+    unfenced: bool = False  # whether products' view of what was written is left to those who wait for it
     grouped: bool = False  # whether threads wait for groups of copies and for one another, instead of for barriers
 
     @staticmethod
@@ -76,10 +78,13 @@ class Stages:
         users_of = users(op.operation.results[0])
         made.finished = any(user.name == "kv.copy_finish" for user in users_of)
         starts = [user.opview for user in users_of if user.name == "kv.copy_start"]
-        made.unfenced = not grouped and copy == "cp_async" and any(start.pages is not None for start in starts)
+        made.told = not grouped and copy == "cp_async" and any(start.pages is not None for start in starts)
+        # A proxy fence waits for all copies by cp.async that a thread has under way, of later tiles too.
+        by_threads = any(s.descriptor is None or types.spec_of(s.cache.type).quantized for s in starts)
+        made.unfenced = made.told or (not grouped and copy in STAGINGS and by_threads)
         if copy in STAGINGS:
-            source = next(user.opview for user in users_of if user.name == "kv.copy_start")
-            made.staging = STAGINGS[copy](source, layout, copying)
+            kind = Transposition if copy == "transposed" else Staging if starts[0].descriptor is None else StagedBoxes
+            made.staging = kind(starts[0], layout, copying)
         return made
 
     def initialize(self, consumers: int) -> None:
@@ -117,7 +122,7 @@ class Stages:
             wait_for_groups(0)
             return self.tile(stage)
         machine.mbarrier_wait(self.full + stage * BARRIER_BYTES, parity, name=f"full_{self.name}")
-        if self.unfenced:  # the writes are of the generic proxy, and nobody has waited for them before
+        if self.unfenced:  # the writes are of the generic proxy
             machine.fence_proxy_async()
         return self.tile(stage)
 
@@ -203,23 +208,10 @@ def row_pages_of(op: Any, thread: Value, threads: int) -> Value:
     return handle_of(op.cache).page(scalar(op.batch), token)
 
 
-def copy_boxes(op: Any, stages: Stages, lane: Value) -> None:
-    """One warp copies a tile by TMA: lane i the box of tokens first + i * box rows, in all swizzle atoms of columns."""
-    map = tma.TensorMap(op.descriptor, types.tma_spec_of(op.descriptor.type))
-    layout, rows = stages.layout, map.rows
+def copy_tile_boxes(op: Any, stages: Stages, lane: Value) -> None:
+    """One warp copies a tile by TMA to its stage."""
     stage, _ = stages.stage(scalar(op.n))
-    full, place = stages.full + stage * BARRIER_BYTES, stages.tile(stage)
-    boxes = layout.rows // rows
-    with functional.when(lane == 0):
-        machine.mbarrier_arrive_expect_tx(full, boxes * layout.panels * map.box_bytes)
-    machine.syncwarp()
-    token = scalar(op.first) + lane * rows
-    slot = page_and_slot(types.spec_of(op.cache.type), Value(token.ir, i32, nonneg=True))[1]
-    with functional.when(lane < boxes):
-        for panel in range(layout.panels):
-            column = op.first_column.value + panel * layout.panel_columns
-            coordinates = (scalar(op.pages), slot, scalar(op.head), column)
-            tma.load_box(map, coordinates, place + layout.box_offset(panel, lane * rows), full)
+    copy_boxes(op, stages.layout, stages.tile(stage), stages.full + stage * BARRIER_BYTES, lane)
 
 
 def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
@@ -227,13 +219,13 @@ def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
     n, layout = scalar(op.n), stages.layout
     stage, _ = stages.stage(n)
     spec, staging = types.spec_of(op.cache.type), stages.staging
+    if staging is not None:
+        staging.start(op, n, thread)
+        return
     if op.pages is not None:
         copy_runs(op, layout, stages.tile(stage), thread, threads, not stages.grouped)
         if not stages.grouped:
             machine.cp_async_mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
-        return
-    if staging is not None:
-        staging.start(op, n, thread)
         return
     columns = layout.columns, op.first_column.value
     if why_not_by_rows(spec, *columns) is None and not (stages.grouped and fits_pages(spec, layout.rows, *columns)):
@@ -263,7 +255,8 @@ def finish_rows(stages: Stages, n: Value, thread: Value, pending: int) -> None:
         machine.cp_async_wait(pending)
     if stages.grouped:
         return
-    machine.fence_proxy_async()
+    if not stages.unfenced:
+        machine.fence_proxy_async()
     machine.mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
 
 

@@ -29,7 +29,7 @@ class Threads:
     consumers : int
         Warpgroups that hold tiles.
     first : int
-        The first thread of the consumers: 128 behind a producer warpgroup.
+        The first thread of the consumers, behind those of the producer's warpgroups.
     thread : i32
         Of the consumers; of the block in the producer.
     lane, warp, group : i32
@@ -48,8 +48,8 @@ class Threads:
     proxy: bool = True
 
     @staticmethod
-    def of(consumers: int, producer: bool, proxy: bool = True) -> Threads:
-        first = WARPGROUP if producer else 0
+    def of(consumers: int, producers: int, proxy: bool = True) -> Threads:
+        first = WARPGROUP * producers
         block_thread = gpu.thread_id.x
         thread = block_thread - first
         warp = gpu.shuffle_idx(thread >> 5, 0)

@@ -63,9 +63,10 @@ class MakeStagesOp(Kv.Operation, name="make_stages", traits=[AllocatesShared]):
     """Allocate a circular buffer and initialise its barriers, at the kernel's start.
 
     Attributes: name, of the barriers too; stages; tile, the type of one tile; copy, how it is filled: ``tma`` (one
-    warp, counted in bytes), ``cp_async``, ``staged`` (8-bit elements by cp.async to memory of the thread that converts
-    them), ``transposed`` (likewise, for a tile whose columns are its rows there, with tokens in the order in which
-    products take weights of 8 bits) or ``convert`` (through registers): by all producer threads, counted in arrivals.
+    warp, counted in bytes), ``cp_async``, ``staged`` (8-bit elements by TMA or cp.async to memory from which threads
+    convert them), ``transposed`` (likewise, for a tile whose columns are its rows there, with tokens in the order in
+    which products take weights of 8 bits) or ``convert`` (through registers): by all producer threads, counted in
+    arrivals.
     """
 
     buffer_name: ir.StringAttr
@@ -129,7 +130,7 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
     Operands and attributes as ``kv.tile_load``; rows past ``count`` hold anything, but those of a tile with a
     ``begin``, which ``transposed`` copies take, are zeros before it and from ``count`` on. A buffer that is filled by
     ``tma`` needs the descriptor; pages, of ``kv.tile_pages`` with the descriptor's box as step or, by ``cp_async``, of
-    ``kv.tile_row_pages``, are looked up by the copy without.
+    ``kv.tile_row_pages``, are looked up by the copy without. One that is ``staged`` has both, or threads copy its rows.
     """
 
     buffer: Operand[StagesType]
@@ -146,10 +147,12 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
 
     def verify_invariants(self) -> bool:
         spec, tile = verify.handle(self, self.cache), _tile_in(self)
-        if spec is None or tile is None or not verify_columns(self, spec, tile):
+        if spec is None or tile is None:
             return False
         copy = verify.string(self.buffer.owner.opview.copy)
-        if copy != "transposed" and (copy == "tma") != (self.descriptor is not None):
+        if not verify_columns(self, spec, tile, copy == "staged"):
+            return False
+        if copy not in ("transposed", "staged") and (copy == "tma") != (self.descriptor is not None):
             return verify.fail(
                 self, f"needs a descriptor for a buffer that is filled by tma, and for no other, got {copy}"
             )
@@ -157,7 +160,10 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
             return verify.fail(
                 self, f"needs begin for a buffer that is filled by transposed, and for no other, got {copy}"
             )
-        if self.pages is None or copy in ("tma", "cp_async"):
+        staged = copy == "staged" and self.descriptor is not None
+        if copy == "staged" and (self.pages is None) != (self.descriptor is None):
+            return verify.fail(self, "needs a descriptor and pages, or neither, for a buffer that is filled by staged")
+        if self.pages is None or staged or copy in ("tma", "cp_async"):
             return True
         return verify.fail(self, f"takes pages for a buffer that is filled by tma or cp_async, got {copy}")
 
@@ -482,9 +488,9 @@ class QueueNextOp(Kv.Operation, name="queue_next", traits=[_Synchronizes]):
 
 
 class IsRoleOp(Kv.Operation, name="is_role", traits=[Pure]):
-    """Whether this thread has a role: ``producer`` (the first warpgroup of the block), ``producer_warp_0`` to
-    ``producer_warp_3`` (one of its warps), ``producer_warps_1_to_3`` and so on (its warps from one on), or ``consumer``
-    (the other warpgroups). The same for all threads of a warp.
+    """Whether this thread has a role: ``producer`` (the first warpgroups of the block, as many as the schedule says),
+    ``producer_warp_0`` to ``producer_warp_3`` (a warp of the first one), ``producer_warps_1_to_3`` and so on (the warps
+    of the first one from one on), or ``consumer`` (the other warpgroups). The same for all threads of a warp.
     """
 
     role: ir.StringAttr

@@ -289,8 +289,11 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
         return element == spec.data_dtype.mlir or verify.scalar_float(self, element, "the tile's element")
 
 
-def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType) -> bool:
-    """Whether a tile's columns are those of a head, and its descriptor's boxes make it up; shared with its copy."""
+def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converted: bool = True) -> bool:
+    """Whether a tile's columns are those of a head, and its descriptor's boxes make it up; shared with its copy.
+
+    ``converted``: elements of 8 bits may become 16 on their way from where the descriptor's boxes come to.
+    """
     first = verify.integer(op.first_column)
     if first is None or first < 0 or first + tile.shape[1] > align_up(spec.data_size, COLUMN_STEP):
         return verify.fail(
@@ -304,7 +307,9 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType) -> bool:
         return True
     if types.type_name(op.descriptor.type) != "tma":
         return verify.fail(op, f"descriptor must be of type !kv.tma, got {op.descriptor.type}")
-    if spec.quantized or spec.data_dtype.mlir != str(tile.element_type):
+    stored = spec.data_dtype.mlir == str(tile.element_type) and not spec.quantized
+    converts = converted and spec.data_dtype.bits == 8 and str(tile.element_type) in ("bf16", "f16")
+    if not (stored or converts):
         return verify.fail(
             op, f"a descriptor copies elements as they are stored, {spec.data_dtype.mlir} without scales, got {tile}"
         )

@@ -13,9 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import bf16, f8e4m3, f32
-from kvarn.dsl.machine import inline_asm
-from kvarn.dsl.values import Value, bitcast
+from kvarn.dialect.dtypes import bf16, f8e4m3
+from kvarn.lowering.conversions import times
 
 from .attention_common import inline_scale
 from .latent_common import BOX, BOX_COLUMNS, CHUNK, LatentConfig, pack
@@ -141,15 +140,6 @@ def put_box(c, rows, box, words, scales, of_rows, places, at, thread):
         store_vector(c, box, vector, scale, places[turn][2], at, row_of(thread, turn), thread)
 
 
-def times(words: list[Any], scale: Any) -> list[Any]:
-    """Pairs of bf16 times an f32, rounded once but for what 16 bits more of the scale leave out."""
-    high = bf16(scale)
-    low = bf16(scale - f32(high))
-    pairs = [bitcast(kv.vector(bf16, [x, x]), kv.i32).ir for x in (high, low)]
-    text = "{ .reg .b32 part; mul.rn.bf16x2 part, $1, $3; fma.rn.bf16x2 $0, $1, $2, part; }"
-    return [Value(inline_asm(text, "=r,r,r,r", [w.ir, *pairs], "i32"), kv.i32) for w in words]
-
-
 @kv.func
 def converted(c, box, words, scale):
     """What products take of a vector: 8 words of 16 elements."""
@@ -157,12 +147,12 @@ def converted(c, box, words, scale):
     quantized = scales_of(c) != ""
     if in_bf16(c, box):
         if case.query is bf16:
-            return times(words, scale) if quantized and not case.inline else words
+            return times(words, scale, bf16) if quantized and not case.inline else words
         elements = [kv.f32(x) for word in words for x in kv.bitcast(word, bf16)]
         quantized = quantized and not case.inline
     elif (case.spec.dtype is f8e4m3) and (case.query is bf16):
         found = [x for word in words for x in kv.cvt_e4m3x4_to_bf16x4(word)]
-        return times(found, scale) if quantized else found
+        return times(found, scale, bf16) if quantized else found
     else:
         elements = [kv.f32(x) for word in words for x in kv.bitcast(word, case.spec.dtype)]
     if quantized:

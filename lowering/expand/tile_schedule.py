@@ -16,11 +16,12 @@ from kvarn.dialect.layout import RAGGED, align_up, cdiv
 from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.ops.tile import COLUMN_STEP
 from kvarn.dialect.schedules import TILED
-from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.lowering.assign_kv_layouts import MOST_HELD
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
-from kvarn.lowering.tile_copies import staging_bytes, why_not_by_rows, why_not_staged
+from kvarn.lowering.tile_boxes import staged_boxes_bytes
+from kvarn.lowering.tile_copies import row_unit, staging_bytes, why_not_by_rows, why_not_staged
 from kvarn.lowering.tile_ir import BARRIERS_BYTES, MMA, SWIZZLE, WARPGROUP, WARPGROUP_ROWS, WGMMA
 from kvarn.lowering.tile_transposition import GROUP, staged_layout
 
@@ -40,6 +41,7 @@ BY_MMA: dict[str, Any] = {
 }  # fmt: skip
 MOST_KEYS_BY_MMA = 64  # keys of a tile that is chosen; half for heads whose query rows warps do not hold
 MOST_BY_MMA = {1: 160, 2: 160, 3: 96}  # likewise, beside words of B on their way
+SHARED_COLUMNS = 192  # of a product that has enough of the registers with which threads of four warpgroups start
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
 BOX_ROWS = 64  # most rows of a TMA box
@@ -60,6 +62,8 @@ class TileConfig:
         Tiles of keys, and of values, in shared memory; and of query rows.
     producer, overlap, ping_pong, persistent : bool
         As the schedule's entries.
+    producers : int
+        As the schedule's entries.
     splits : int
         Most blocks that share the keys of a tile; 0: what the shapes of a launch ask for (:func:`splits_for`).
     instruction : {"wgmma", "mma.sync"}
@@ -72,6 +76,7 @@ class TileConfig:
     stages: int = 2
     query_stages: int = 1
     producer: bool = True
+    producers: int = 1
     overlap: bool = True
     ping_pong: bool = False
     persistent: bool = True
@@ -84,8 +89,13 @@ class TileConfig:
         return self.rows // WARPGROUP_ROWS
 
     @property
+    def most_producers(self) -> int:
+        """Warpgroups for which there are registers beside those that multiply."""
+        return (4 if max(self.value_columns, self.keys) <= SHARED_COLUMNS else 3) - self.consumers
+
+    @property
     def threads(self) -> int:
-        return WARPGROUP * (self.consumers + self.producer)
+        return WARPGROUP * (self.consumers + (self.producers if self.producer else 0))
 
     def blocks(self, target: Target) -> int:
         """Blocks that a multiprocessor's registers are shared by: those of small tiles by mma.sync hide one another."""
@@ -144,12 +154,26 @@ class TileConfig:
     @property
     def staging_bytes(self) -> int:
         """Shared memory of tiles of 8-bit elements on their way to what products read."""
-        spec, both = self.case.spec, (self.columns, self.value_columns)
         if self.narrow:
             return staged_layout(SharedLayout(self.value_columns, self.keys, 1)).bytes
-        if any(why_not_staged(spec, columns) is not None for columns in both):
+        if not self.staged:
             return 0
-        return sum(staging_bytes(spec, self.keys, columns) for columns in both)
+        copying, spec = WARPGROUP * (self.producers if self.producer else self.consumers), self.case.spec
+        return sum(
+            max(staging_bytes(spec, self.keys, n, copying), staged_boxes_bytes(spec, self.keys, n))
+            for n in (self.columns, self.value_columns)
+        )
+
+    @property
+    def converts(self) -> bool:
+        """Whether threads convert 8-bit elements to what products take."""
+        return not self.narrow and self.case.spec.dtype.bits == 8
+
+    @property
+    def staged(self) -> bool:
+        """Whether these come to staging memory as they are stored."""
+        both = (self.columns, self.value_columns)
+        return self.converts and all(why_not_staged(self.case.spec, columns) is None for columns in both)
 
     @property
     def box_rows(self) -> int:
@@ -205,11 +229,26 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
 
 def copies_by_tma(config: TileConfig) -> bool:
     """Whether tiles of the cache are whole TMA boxes of elements as they are stored."""
-    spec, rows = config.case.spec, config.box_rows
+    spec = config.case.spec
+    return spec.dtype is config.case.query and not spec.quantized and of_boxes(config)
+
+
+def of_boxes(config: TileConfig) -> bool:
+    """Whether tiles of the cache are whole TMA boxes."""
+    rows = config.box_rows
     boxes = config.keys // rows
-    stored = spec.dtype is config.case.query and not spec.quantized
-    stored = stored and config.instruction == WGMMA
-    return stored and spec.kind != RAGGED and (boxes == 1 or rows % ATOM_ROWS == 0) and boxes <= 32
+    return (
+        config.instruction == WGMMA
+        and config.case.spec.kind != RAGGED
+        and (boxes == 1 or rows % ATOM_ROWS == 0)
+        and boxes <= 32
+    )
+
+
+def staged_by_tma(config: TileConfig) -> bool:
+    """Whether tiles are TMA boxes of elements that threads convert: as many columns as heads have, and no more."""
+    size = config.case.size
+    return config.staged and of_boxes(config) and size % CHUNK == 0 and row_unit(config.case.spec, size) == CHUNK
 
 
 def why_not(config: TileConfig, target: Target) -> str | None:
@@ -226,7 +265,7 @@ def why_not(config: TileConfig, target: Target) -> str | None:
         )
     if config.narrow and config.keys % 32:
         return f"products of 8-bit weights take keys by 32, got {config.keys}"
-    most = MOST_REGISTERS[config.consumers]
+    most = MOST_REGISTERS[config.consumers] - (16 if config.consumers > 2 and config.converts else 0)
     if config.instruction == MMA:
         most = MOST_BY_MMA.get(config.consumers, 0)
         for name in ("producer", "overlap", "ping_pong"):
@@ -241,10 +280,15 @@ def why_not(config: TileConfig, target: Target) -> str | None:
         return f"ping_pong takes turns between two warpgroups: rows must be {2 * WARPGROUP_ROWS}, got {config.rows}"
     if config.query_stages > 1 and not (config.producer and config.persistent):
         return "query_stages of 2 need a producer that is a tile ahead: producer and persistent must be true"
+    if config.producers > 1 and not (config.converts and config.producers <= config.most_producers):
+        return (
+            f"producers of more than 1 convert 8-bit elements, up to {max(config.most_producers, 1)} beside rows = "
+            f"{config.rows}, got producers = {config.producers} and a cache of {config.case.spec.dtype.name}"
+        )
     if (
-        config.consumers > 2 and config.instruction == WGMMA and (config.narrow or not copies_by_tma(config))
-    ):  # what copies them needs registers that are not there
-        return f"rows of more than {2 * WARPGROUP_ROWS} need a cache that TMA copies as it is, got rows = {config.rows}"
+        config.consumers > 2 and config.instruction == WGMMA and not (copies_by_tma(config) or staged_by_tma(config))
+    ):  # what addresses rows needs registers that are not there
+        return f"rows of more than {2 * WARPGROUP_ROWS} need a cache that TMA copies, got rows = {config.rows}"
     return None
 
 
@@ -276,9 +320,11 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
         if isinstance(config, str):
             raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {config}")
         return config
-    narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case)) and case.query.bits > 8
+    narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case))
     three = given.get("producer", True) and not given.get("ping_pong", False)
     wide: dict[str, Any] = {"rows": 192, "stages": 3} if narrow and three else {}
+    if given.get("producer", True) and TileConfig(case).converts:
+        wide["producers"] = max(1, TileConfig(case, rows=given.get("rows", TileConfig.rows)).most_producers)
     problem = None
     for keys in range(128, 0, -16):
         config = TileConfig(case, **{"keys": keys, **wide, **given})
@@ -423,7 +469,7 @@ def launch(
 def descriptors(config: TileConfig, at: Expansion, keys: ir.Value, values: ir.Value, layer: Any) -> list[Any]:
     """Tensor maps of keys and values; None where copies by TMA cannot be."""
     rows = config.box_rows
-    if not copies_by_tma(config):
+    if not (copies_by_tma(config) or staged_by_tma(config)):
         return [None, None]
     found = []
     for handle, half in ((keys, "key"), (values, "value")):

@@ -431,10 +431,10 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 
 !fp8 = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 32 : i64>
 !map = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
-// Rule: a descriptor does not dequantize.
+// Rule: a descriptor does not dequantize to f32.
 func.func @rule(%c: !fp8, %i: i32, %d: !map) {
-  // expected-error @below {{'kv.tile_load' op a descriptor copies elements as they are stored, f8E4M3FN without scales, got tensor<64x128xbf16>}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, tail = "zero"} : (!fp8, i32, i32, i32, i32, i32, !map) -> tensor<64x128xbf16>
+  // expected-error @below {{'kv.tile_load' op a descriptor copies elements as they are stored, f8E4M3FN without scales, got tensor<64x128xf32>}}
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, tail = "zero"} : (!fp8, i32, i32, i32, i32, i32, !map) -> tensor<64x128xf32>
   return
 }
 
@@ -543,5 +543,17 @@ func.func @rule(%x: tensor<64xf32>, %b: memref<?xbf16>, %m: tensor<64xi1>, %i: t
 func.func @rule(%b: memref<?x72xbf16>, %m: tensor<64xi1>, %i: tensor<64xi32>) {
   // expected-error @below {{'kv.tile_load_rows' op stored must be from 1 to the tile's 80 columns, got 96}}
   %0 = "kv.tile_load_rows"(%b, %m, %i) {stored = 96 : i64} : (memref<?x72xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x80xbf16>
+  return
+}
+
+// -----
+
+!fp8 = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 32 : i64>
+!map = !kv.tma<"tiled", f8E4M3FN, array<i64: 1, 16, 1, 128>, array<i64: 16, 1, 128>, 128 : i64>
+// Rule: boxes that are converted have their pages looked up before.
+func.func @rule(%c: !fp8, %i: i32, %d: !map) {
+  %b = "kv.make_stages"() {buffer_name = "keys", copy = "staged", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">} : () -> !kv.stages
+  // expected-error @below {{'kv.copy_start' op needs a descriptor and pages, or neither, for a buffer that is filled by staged}}
+  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32, !map) -> ()
   return
 }

@@ -10,8 +10,8 @@ gpu.module @kernels {
   // CHECK:           %[[MORE:.*]] = arith.cmpi slt, %[[T]], %[[N:.*]] : i32
   // CHECK:           scf.condition(%[[MORE]]) %[[T]], %[[USE]], %[[SUM]]
   // CHECK:         ^bb0(%[[T1:.*]]: i32, %[[USE1:.*]]: i32, %[[SUM1:.*]]: i32):
-  // CHECK:           %[[TWO:.*]] = arith.muli %[[BLOCKS:.*]], %c2
-  // CHECK:           %[[LATER:.*]] = arith.addi %[[T1]], %[[TWO]]
+  // CHECK:           %[[FOUR:.*]] = arith.muli %[[BLOCKS:.*]], %c4
+  // CHECK:           %[[LATER:.*]] = arith.addi %[[T1]], %[[FOUR]]
   // CHECK:           %[[LAST:.*]] = arith.cmpi sge, %[[LATER]], %[[N]]
   // CHECK:           %[[NOT:.*]] = arith.xori %[[LAST]], %true
   // CHECK:           scf.if %[[NOT]] {

@@ -65,6 +65,7 @@ class Choice:
     consumers: int = 1
     keys: int = 64
     producer: bool = True
+    producers: int = 1
     maps: bool = True
     stages: int = 2
     blocks: int | None = None
@@ -81,11 +82,13 @@ class Choice:
 
     @property
     def threads(self) -> int:
-        return 128 * (self.consumers + self.producer)
+        return 128 * (self.consumers + (self.producers if self.producer else 0))
 
     def schedule(self) -> str:
         """The attribute ``kv.schedule``, in MLIR's syntax."""
-        entries = {"consumers": self.consumers, "producer": self.producer, "stages": self.stages, **dict(self.entries)}
+        entries = {"consumers": self.consumers, "producer": self.producer, "stages": self.stages}
+        entries |= {"producers": self.producers} if self.producers > 1 else {}
+        entries |= dict(self.entries)
         return "{" + ", ".join(f"{n} = {_text(v)}" for n, v in entries.items()) + "}"
 
 

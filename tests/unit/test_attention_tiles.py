@@ -75,10 +75,35 @@ def test_elements_of_8_bits_are_converted_and_scaled(dtype, granularity):
      ("i8", 16, 96, {"scale_dtype": "f32", "granularity": 48}),
      ("f8e4m3", 16, 64, {"scale_dtype": "f16", "granularity": 16})],
 )  # fmt: skip
-@pytest.mark.parametrize("producer", [True, False], ids=["producer", "no producer"])
-def test_rows_come_one_by_one_from_pages_of_any_size(dtype, page_size, head_size, quantized, producer):
+@pytest.mark.parametrize("producers", [1, 3, 0], ids=["producer", "three producers", "no producer"])
+def test_rows_come_one_by_one_from_pages_of_any_size(dtype, page_size, head_size, quantized, producers):
     b = batch([70, 0], [19, 3], dtype=dtype, page_size=page_size, head_size=head_size, **quantized)
-    check(b, Choice(maps=False, producer=producer))
+    check(b, Choice(maps=False, producer=producers > 0, producers=max(1, producers)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "page_size", "quantized"),
+    [("f8e4m3", 128, 16, {}), ("f8e5m2", 64, 64, {}), ("f8e4m3", 80, 8, {}), ("f8e4m3", 192, 16, {}),
+     ("i8", 64, 32, {"scale_dtype": "f32", "granularity": 64}),
+     ("f8e4m3", 128, 16, {"scale_dtype": "f32", "granularity": 32}),
+     ("i8", 48, 16, {"scale_dtype": "f32", "granularity": 4}),
+     ("f8e4m3", 96, 16, {"scale_dtype": "f32", "granularity": 8})],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "choice",
+    [Choice(), Choice(producers=3), Choice(consumers=2, producers=2, blocks=2, queue=True),
+     Choice(producer=False)],
+    ids=["producer", "three producers", "two of each, a queue", "no producer"],
+)  # fmt: skip
+def test_boxes_of_8_bit_elements_are_converted_by_all_who_copy(dtype, head_size, page_size, quantized, choice):
+    check(batch([170, 0], [19, 3], dtype=dtype, head_size=head_size, page_size=page_size, **quantized), choice)
+
+
+@pytest.mark.parametrize("quantized", [{}, {"scale_dtype": "f32", "granularity": 16}], ids=["plain", "scaled"])
+def test_three_warpgroups_multiply_what_one_converts(quantized):
+    check(
+        batch([170, 0], [19, 3], dtype="f8e4m3", head_size=64, **quantized), Choice(consumers=3, blocks=2, queue=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,7 +232,11 @@ def test_a_hang_names_the_barrier_of_the_circular_buffer():
     assert re.search(r"waits at empty_[\w.]+\[\d\] \(at kv_shared", str(error.value))
 
 
-@pytest.mark.parametrize("choice", [Choice(maps=False), Choice(maps=False, consumers=2, blocks=1, stages=1)], ids=str)
+@pytest.mark.parametrize(
+    "choice",
+    [Choice(maps=False), Choice(maps=False, consumers=2, blocks=1, stages=1),
+     Choice(maps=False, producers=2, blocks=2, queue=True)], ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize(
     "order", [ptx.Order("forward", "early"), ptx.Order("backward", "late"), ptx.Order("random", "random", 1)], ids=str
 )

@@ -125,16 +125,20 @@ class TileSpace:
             return self._of_extents(best, {"rows": schedules.ROWS.choices, "keys": keys, "stages": (1, 2, 3, 4)})
         if group == 1:
             flags = [e.name for e in schedules.TILED.entries if e.type is bool]
-            flagged = _product(best, {**dict.fromkeys(flags, (False, True)), "query_stages": (1, 2)})
+            axes: dict[str, Sequence[Any]] = {**dict.fromkeys(flags, (False, True)), "query_stages": (1, 2)}
+            axes["producers"] = (1, 2, 3) if tile_schedule.TileConfig(self.case).converts else (1,)
             by_mma = {**best, **tile_schedule.BY_MMA, "keys": min(best["keys"], tile_schedule.MOST_KEYS_BY_MMA)}
-            return itertools.chain(flagged, [by_mma])
+            return itertools.chain(_product(best, axes), [by_mma | {"producers": 1}])
         return _product(best, {"splits": (0, 1, 2, 3, 4, 8, 16, 32)})
 
     def _of_extents(self, best: Mapping[str, int], axes: Mapping[str, Sequence[int]]) -> Iterator[Schedule]:
-        """Turns are of two warpgroups only, and a second tile of query rows takes memory that keys may need."""
+        """Turns are of two warpgroups only; a second tile of query rows takes memory that keys may need, and more
+        producers registers.
+        """
+        fewer = {name: sorted({best[name], 1}, reverse=True) for name in ("query_stages", "producers")}
         for found in _product(best, axes):
             found["ping_pong"] = bool(found["ping_pong"]) and found["rows"] == 128
-            yield from _product(found, {"query_stages": sorted({best["query_stages"], 1}, reverse=True)})
+            yield from _product(found, fewer)
 
     def problems(self, target: Target) -> list[str]:
         found = tile_schedule.problems(self.case, target, 16)

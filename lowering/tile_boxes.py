@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tiles of caches that come by TMA boxes: where products read them, or on their way there. For distribute-kv-tiles.
+
+Elements of 8 bits that products want as 16 come as they are stored to *staging* memory, which all threads that copy
+read, convert and write to the tile's stage. Beside the barriers of the stages are those of staging memory: ``landed``
+and ``read``. Scales are no boxes: threads copy them by cp.async, each once, and ``landed`` counts those copies too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from kvarn.dialect import ops, types
+from kvarn.dialect.dtypes import DType, f32, i32
+from kvarn.dialect.layout import CacheSpec, cdiv, page_and_slot
+from kvarn.dialect.shared_layout import CHUNK, SharedLayout
+from kvarn.dsl import functional, machine, tma
+from kvarn.dsl import math as kv_math
+from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
+from kvarn.dsl.values import Value, vector, where
+
+from .conversions import converted
+from .tile_copies import SLOTS, elements_of, scales_of
+from .tile_ir import BARRIER_BYTES, SWIZZLE, WARP
+from .tile_threads import scalar, warp_of
+
+GROUP = 8  # neighbouring lanes, which have as many rows: a swizzle's period
+
+
+def copy_boxes(op: Any, layout: SharedLayout, place: Pointer, full: Pointer, lane: Value) -> None:
+    """One warp copies a tile: lane i the box of tokens first + i * box rows, in all swizzle atoms of columns."""
+    map = tma.TensorMap(op.descriptor, types.tma_spec_of(op.descriptor.type))
+    rows = map.rows
+    boxes = layout.rows // rows
+    with functional.when(lane == 0):
+        machine.mbarrier_arrive_expect_tx(full, boxes * layout.panels * map.box_bytes)
+    machine.syncwarp()
+    token = scalar(op.first) + lane * rows
+    slot = page_and_slot(types.spec_of(op.cache.type), Value(token.ir, i32, nonneg=True))[1]
+    with functional.when(lane < boxes):
+        for panel in range(layout.panels):
+            column = op.first_column.value + panel * layout.panel_columns
+            coordinates = (scalar(op.pages), slot, scalar(op.head), column)
+            tma.load_box(map, coordinates, place + layout.box_offset(panel, lane * rows), full)
+
+
+def staged_boxes(spec: CacheSpec, rows: int, columns: int) -> SharedLayout:
+    """Staging memory of tiles, as boxes fill it."""
+    return SharedLayout(rows, columns, spec.dtype.itemsize, SWIZZLE, SLOTS)
+
+
+def staged_boxes_bytes(spec: CacheSpec, rows: int, columns: int) -> int:
+    """Staging memory of a buffer, that of scales with it."""
+    return staged_boxes(spec, rows, columns).bytes + SLOTS * rows * 4 * scales_of_row(spec)
+
+
+def scales_of_row(spec: CacheSpec) -> int:
+    """Scales of a token and head; 0 where there are none."""
+    return spec.num_scales if spec.quantized else 0
+
+
+class StagedBoxes:
+    """The staging memory of a buffer that boxes fill, and how its tiles come from there."""
+
+    def __init__(self, op: Any, layout: SharedLayout, threads: int) -> None:
+        """``op``: the ``kv.copy_start`` that fills the buffer, whose tiles have a layout; ``threads`` convert them."""
+        self.spec, self.layout, self.threads = types.spec_of(op.cache.type), layout, threads
+        self.staged = staged_boxes(self.spec, layout.rows, layout.columns)
+        self.scales = scales_of_row(self.spec)
+        self.memory = Pointer(ops.alloc_shared(self.staged.bytes, self.staged.alignment), SHARED)
+        self.barriers = Pointer(ops.alloc_shared(2 * SLOTS * BARRIER_BYTES, BARRIER_BYTES), SHARED)
+        self.slot_scales = layout.rows * 4 * self.scales
+        self.scale_memory = Pointer(ops.alloc_shared(max(SLOTS * self.slot_scales, CHUNK), CHUNK), SHARED)
+
+    def landed(self, slot: Value) -> Pointer:
+        return self.barriers + slot * BARRIER_BYTES
+
+    def read(self, slot: Value) -> Pointer:
+        return self.barriers + (slot + SLOTS) * BARRIER_BYTES
+
+    def initialize(self) -> None:
+        """Set the barriers up: who starts boxes and all who copy scales fill a slot, every warp has read it."""
+        for slot in range(SLOTS):
+            copies = 1 + (self.threads if self.scales else 0)
+            machine.mbarrier_init(self.barriers + slot * BARRIER_BYTES, copies, f"landed[{slot}]")
+            read = self.barriers + (slot + SLOTS) * BARRIER_BYTES
+            machine.mbarrier_init(read, self.threads // WARP, f"read[{slot}]")
+
+    def start(self, op: Any, n: Value, thread: Value) -> None:
+        """Start the copies of use n: the first warp those of the boxes, all threads those of scales."""
+        warp, slot, parity = warp_of(thread), n & (SLOTS - 1), (n >> 1) & 1
+        assert SLOTS == 2, "as slots and parities are computed"
+        if self.scales:
+            machine.mbarrier_wait(self.read(slot), parity ^ 1, name="read")
+            self.start_scales(op, slot, thread)
+        with functional.when(warp == 0):
+            if not self.scales:
+                machine.mbarrier_wait(self.read(slot), parity ^ 1, name="read")
+            place = self.memory + self.staged.stage_offset(slot)
+            copy_boxes(op, self.staged, place, self.landed(slot), thread & (WARP - 1))
+
+    def start_scales(self, op: Any, slot: Value, thread: Value) -> None:
+        """Start a thread's copies of scales: of tokens that do not exist, zeros."""
+        widest = next(w for w in (4, 2, 1) if self.scales % w == 0)  # of one copy
+        each = self.scales // widest
+        first, count = scalar(op.first), scalar(op.count)
+        last = kv_math.max(count - 1, 0)
+        total = self.layout.rows * each
+        for s in range(cdiv(total, self.threads)):
+            i = Value((thread + s * self.threads).ir, i32, nonneg=True)
+            row, part = i // each, i % each
+            token = first + row
+            at = Value(kv_math.max(kv_math.min(token, last), 0).ir, i32, nonneg=True)
+            page = ops.page(op.cache, op.batch, at.ir)
+            column = part * (widest * self.spec.granularity)
+            source = ops.scale_block_ptr(op.cache, op.batch, at.ir, op.head, column.ir, page)
+            to = self.scale_memory + slot * self.slot_scales + i * (4 * widest)
+            with functional.when(i < total):
+                exists = where(token < count, 4 * widest, 0)
+                machine.cp_async(to, Pointer(source, GLOBAL), 4 * widest, zero_fill_size=exists)
+        machine.cp_async_mbarrier_arrive(self.landed(slot))
+
+    def finish(self, n: Value, thread: Value, pending: int, tile: Pointer, dtype: DType) -> None:
+        """Wait for use n to be there, convert this thread's part of it, and give the slot back."""
+        slot, parity = n & (SLOTS - 1), (n >> 1) & 1
+        machine.mbarrier_wait(self.landed(slot), parity, name="landed")
+        self.convert(slot, thread, tile, dtype)
+        machine.syncwarp()
+        machine.mbarrier_arrive(self.read(slot), (thread & (WARP - 1)) == 0)
+
+    def convert(self, slot: Value, thread: Value, tile: Pointer, dtype: DType) -> None:
+        """Write a thread's chunks to a tile: of every eighth row the same one, so that addresses grow evenly.
+
+        Eight neighbours have a chunk of eight rows each, which swizzles put into different banks.
+        """
+        columns = CHUNK // self.spec.dtype.itemsize
+        chunks = self.layout.columns // columns
+        blocks = max(self.threads // GROUP // chunks, 1)  # of eight rows, in one turn
+        turns = cdiv(self.layout.rows, blocks * GROUP)
+        whole = turns * blocks * GROUP == self.layout.rows
+        together = 1 if turns % 2 or self.scales else 2  # chunks of a thread under way: it has few registers
+        place = self.memory + self.staged.stage_offset(slot)
+
+        def of_group(group: Value) -> None:
+            group = Value(group.ir, i32, nonneg=True)
+            row0, chunk = (thread & (GROUP - 1)) + (group // chunks) * GROUP, group % chunks
+            with functional.loop(0, machine.unknown(turns), together) as turn:
+                machine.stay_rolled()
+                held = []
+                for u in range(together):
+                    row = row0 + (turn + u) * (blocks * GROUP)
+                    at = row if whole else kv_math.min(row, self.layout.rows - 1)
+                    words = (place + self.staged.chunk_offset(at, chunk)).load(i32, CHUNK // 4)
+                    held.append((row, [words[k] for k in range(CHUNK // 4)], self.factors(slot, at, chunk * columns)))
+                for row, words, factors in held:
+                    with contextlib.nullcontext() if whole else functional.when(row < self.layout.rows):
+                        self.write(row, chunk, words, factors, tile, dtype)
+
+        if blocks * chunks == self.threads // GROUP:
+            of_group(thread // GROUP)
+            return
+        with functional.loop(thread // GROUP, blocks * chunks, self.threads // GROUP) as group:
+            of_group(group)
+
+    def factors(self, slot: Value, row: Value, column: Value) -> list[Value]:
+        """The scales of a chunk's elements, one for every equal part of them."""
+        if not self.scales:
+            return []
+        of_row = self.scale_memory + slot * self.slot_scales + row * (4 * self.scales)
+        each = scales_of(self.spec, CHUNK)
+        at = column // min(self.spec.granularity, self.spec.head_size)
+        return elements_of((of_row + at * 4).load(f32, each))
+
+    def write(
+        self, row: Value, chunk: Value, words: list[Value], factors: list[Value], tile: Pointer, dtype: DType
+    ) -> None:
+        """Convert a chunk and write it."""
+        pairs, each = converted(words, factors, self.spec.dtype, dtype), CHUNK // 4
+        for p in range(0, len(pairs), each):
+            at = self.layout.chunk_offset(row, chunk * (len(pairs) // each) + p // each)
+            (tile + at).store(vector(i32, pairs[p : p + each]))
