@@ -36,6 +36,7 @@ from .pipeline_kv_loops import STRICT
 from .rewrite import defining_op, enclosing, ops_named, replace, walk
 from .specialize_kv_warps import ROLES
 from .tile_chunks import Chunks
+from .tile_copies import SLOTS
 from .tile_groups import AWAITED
 from .tile_ir import (
     MMA,
@@ -87,7 +88,7 @@ class Distribution:
         self.function = function
         schedule = schedule_of(function)
         block = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
-        producers = producers_of(schedule)
+        producers, self.slots = producers_of(schedule), schedule.get("slots", SLOTS)
         consumers = schedule.get("consumers", block // WARPGROUP - producers)
         self.body = function.regions[0].blocks[0]
         with ir.InsertionPoint.at_block_begin(self.body), function.location:
@@ -335,7 +336,7 @@ def _store_direct(op: Any, d: Distribution) -> None:
 def _make_stages(op: Any, d: Distribution) -> ir.Value:
     copies = [o for o in users(op.operation.result) if o.name in _COPIES]
     copying = d.copying(copies[0])[1] if copies else 1
-    made = Stages.allocate(op, shared_layout(op.tile.value, op.stages.value), copying, d.grouped)
+    made = Stages.allocate(op, shared_layout(op.tile.value, op.stages.value), copying, d.grouped, d.slots)
     handle = made.tiles.ir
     d.stages[handle] = made
     _initialize(op, d)

@@ -36,6 +36,7 @@ from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, ops_named, walk
 from .rewrites import performs
+from .tile_copies import SLOTS
 from .tile_groups import prefetch_groups
 from .tile_ir import MMA, backward, cloned, constant_int, element, instruction_of, rank, schedule_of, tiled, users
 
@@ -293,14 +294,11 @@ def prefetch_copies(loop: ir.Operation) -> None:
         acquire.erase()
 
 
-LAG = {
-    "cp_async": 1,
-    "staged": 2,
-    "transposed": 2,
-}  # copies that go on while an earlier one is finished, by how buffers are filled
+# Copies that go on while an earlier one is finished, by how buffers are filled; of staged ones all but one slot's.
+LAG = {"cp_async": 1, "staged": 2, "transposed": 2}
 
 
-def finish_later(loop: ir.Operation) -> None:
+def finish_later(loop: ir.Operation, slots: int) -> None:
     """Let a producer's copies by cp.async end while later ones go on: each is finished one or two copies later.
 
     What is converted on the way needs its stage only then, and may be under way before consumers have released it.
@@ -322,7 +320,7 @@ def finish_later(loop: ir.Operation) -> None:
     # The one stage of a buffer is only free when consumers have what would be finished after it.
     if (kind == "cp_async" and stages < 2) or not performs(loop, "finish"):
         return
-    lag, first = min(LAG[kind], k), block.arguments[0]
+    lag, first = (slots - 1) * k if kind == "staged" else min(LAG[kind], k), block.arguments[0]
     acquires = {op.operands[0]: op for op in ops if op.name == "kv.producer_acquire"}
 
     def finish(target: ir.Operation, n: ir.Value, pending: int) -> None:
@@ -416,7 +414,7 @@ def run(module: ir.Module, options: Options) -> None:
             ):
                 prefetch_copies(loop)
             elif options.copies:
-                finish_later(loop)
+                finish_later(loop, schedule.get("slots", SLOTS))
         for loop in reversed(ops_named(function, "scf.for")) if options.lookups else ():
             prefetch_lookups(loop)
         for loop in reversed(ops_named(function, "scf.for")):

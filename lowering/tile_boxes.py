@@ -15,13 +15,13 @@ from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, f32, i32
 from kvarn.dialect.layout import CacheSpec, cdiv, page_and_slot
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
-from kvarn.dsl import functional, machine, tma
+from kvarn.dsl import functional, gpu, machine, tma
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
 from kvarn.dsl.values import Value, vector, where
 
 from .conversions import converted
-from .tile_copies import SLOTS, elements_of, scales_of
+from .tile_copies import elements_of, scales_of
 from .tile_ir import BARRIER_BYTES, SWIZZLE, WARP
 from .tile_threads import scalar, warp_of
 
@@ -45,14 +45,14 @@ def copy_boxes(op: Any, layout: SharedLayout, place: Pointer, full: Pointer, lan
             tma.load_box(map, coordinates, place + layout.box_offset(panel, lane * rows), full)
 
 
-def staged_boxes(spec: CacheSpec, rows: int, columns: int) -> SharedLayout:
+def staged_boxes(spec: CacheSpec, rows: int, columns: int, slots: int) -> SharedLayout:
     """Staging memory of tiles, as boxes fill it."""
-    return SharedLayout(rows, columns, spec.dtype.itemsize, SWIZZLE, SLOTS)
+    return SharedLayout(rows, columns, spec.dtype.itemsize, SWIZZLE, slots)
 
 
-def staged_boxes_bytes(spec: CacheSpec, rows: int, columns: int) -> int:
+def staged_boxes_bytes(spec: CacheSpec, rows: int, columns: int, slots: int) -> int:
     """Staging memory of a buffer, that of scales with it."""
-    return staged_boxes(spec, rows, columns).bytes + SLOTS * rows * 4 * scales_of_row(spec)
+    return staged_boxes(spec, rows, columns, slots).bytes + slots * rows * 4 * scales_of_row(spec)
 
 
 def scales_of_row(spec: CacheSpec) -> int:
@@ -63,34 +63,38 @@ def scales_of_row(spec: CacheSpec) -> int:
 class StagedBoxes:
     """The staging memory of a buffer that boxes fill, and how its tiles come from there."""
 
-    def __init__(self, op: Any, layout: SharedLayout, threads: int) -> None:
+    def __init__(self, op: Any, layout: SharedLayout, threads: int, slots: int) -> None:
         """``op``: the ``kv.copy_start`` that fills the buffer, whose tiles have a layout; ``threads`` convert them."""
+        self.slots = slots
         self.spec, self.layout, self.threads = types.spec_of(op.cache.type), layout, threads
-        self.staged = staged_boxes(self.spec, layout.rows, layout.columns)
+        self.staged = staged_boxes(self.spec, layout.rows, layout.columns, slots)
         self.scales = scales_of_row(self.spec)
         self.memory = Pointer(ops.alloc_shared(self.staged.bytes, self.staged.alignment), SHARED)
-        self.barriers = Pointer(ops.alloc_shared(2 * SLOTS * BARRIER_BYTES, BARRIER_BYTES), SHARED)
+        self.barriers = Pointer(ops.alloc_shared(2 * slots * BARRIER_BYTES, BARRIER_BYTES), SHARED)
         self.slot_scales = layout.rows * 4 * self.scales
-        self.scale_memory = Pointer(ops.alloc_shared(max(SLOTS * self.slot_scales, CHUNK), CHUNK), SHARED)
+        self.scale_memory = Pointer(ops.alloc_shared(max(slots * self.slot_scales, CHUNK), CHUNK), SHARED)
+
+    def slot(self, n: Value) -> tuple[Value, Value]:
+        """(slot, parity of its phase) of use n; slots are a power of two."""
+        return n & (self.slots - 1), (n >> (self.slots.bit_length() - 1)) & 1
 
     def landed(self, slot: Value) -> Pointer:
         return self.barriers + slot * BARRIER_BYTES
 
     def read(self, slot: Value) -> Pointer:
-        return self.barriers + (slot + SLOTS) * BARRIER_BYTES
+        return self.barriers + (slot + self.slots) * BARRIER_BYTES
 
     def initialize(self) -> None:
         """Set the barriers up: who starts boxes and all who copy scales fill a slot, every warp has read it."""
-        for slot in range(SLOTS):
+        for slot in range(self.slots):
             copies = 1 + (self.threads if self.scales else 0)
             machine.mbarrier_init(self.barriers + slot * BARRIER_BYTES, copies, f"landed[{slot}]")
-            read = self.barriers + (slot + SLOTS) * BARRIER_BYTES
+            read = self.barriers + (slot + self.slots) * BARRIER_BYTES
             machine.mbarrier_init(read, self.threads // WARP, f"read[{slot}]")
 
     def start(self, op: Any, n: Value, thread: Value) -> None:
         """Start the copies of use n: the first warp those of the boxes, all threads those of scales."""
-        warp, slot, parity = warp_of(thread), n & (SLOTS - 1), (n >> 1) & 1
-        assert SLOTS == 2, "as slots and parities are computed"
+        warp, (slot, parity) = warp_of(thread), self.slot(n)
         if self.scales:
             machine.mbarrier_wait(self.read(slot), parity ^ 1, name="read")
             self.start_scales(op, slot, thread)
@@ -106,13 +110,14 @@ class StagedBoxes:
         each = self.scales // widest
         first, count = scalar(op.first), scalar(op.count)
         last = kv_math.max(count - 1, 0)
-        total = self.layout.rows * each
+        total, box = self.layout.rows * each, types.tma_spec_of(op.descriptor.type).rows
         for s in range(cdiv(total, self.threads)):
             i = Value((thread + s * self.threads).ir, i32, nonneg=True)
             row, part = i // each, i % each
             token = first + row
             at = Value(kv_math.max(kv_math.min(token, last), 0).ir, i32, nonneg=True)
-            page = ops.page(op.cache, op.batch, at.ir)
+            page = gpu.shuffle_idx(scalar(op.pages), kv_math.min(row, self.layout.rows - 1) // box)
+            page = where(token < count, page, 0).ir  # of which nothing is read
             column = part * (widest * self.spec.granularity)
             source = ops.scale_block_ptr(op.cache, op.batch, at.ir, op.head, column.ir, page)
             to = self.scale_memory + slot * self.slot_scales + i * (4 * widest)
@@ -123,7 +128,7 @@ class StagedBoxes:
 
     def finish(self, n: Value, thread: Value, pending: int, tile: Pointer, dtype: DType) -> None:
         """Wait for use n to be there, convert this thread's part of it, and give the slot back."""
-        slot, parity = n & (SLOTS - 1), (n >> 1) & 1
+        slot, parity = self.slot(n)
         machine.mbarrier_wait(self.landed(slot), parity, name="landed")
         self.convert(slot, thread, tile, dtype)
         machine.syncwarp()

@@ -24,7 +24,7 @@ from .conversions import converted
 from .tile_ir import WARPGROUP
 from .tile_threads import scalar
 
-SLOTS = 2  # tiles of a buffer in staging memory
+SLOTS = 2  # tiles of a buffer in staging memory, where a schedule does not say more
 LEAST_PAGE = 8  # tokens of a page that is copied at constant distances
 
 
@@ -82,11 +82,11 @@ def scales_of(spec: CacheSpec, unit: int) -> int:
     return unit // granule if unit % granule == 0 and unit // granule in (2, 4) else 0
 
 
-def staging_bytes(spec: CacheSpec, rows: int, columns: int, threads: int) -> int:
+def staging_bytes(spec: CacheSpec, rows: int, columns: int, threads: int, slots: int) -> int:
     """Staging memory of a buffer whose tiles so many threads convert."""
     unit = row_unit(spec, columns)
     chunks = align_up(rows * cdiv(columns * spec.dtype.itemsize, unit), threads)
-    return SLOTS * chunks * (unit + 4 * scales_of(spec, unit))
+    return slots * chunks * (unit + 4 * scales_of(spec, unit))
 
 
 @dataclass(frozen=True)
@@ -194,13 +194,13 @@ def start_chunks(op: Any, chunks: Chunks, thread: Value, target: Any) -> None:
 
 
 class Staging:
-    """The staging memory of a buffer: ``SLOTS`` tiles as they are stored, each thread's chunks apart."""
+    """The staging memory of a buffer: ``slots`` tiles as they are stored, each thread's chunks apart."""
 
-    def __init__(self, op: Any, layout: SharedLayout, threads: int) -> None:
+    def __init__(self, op: Any, layout: SharedLayout, threads: int, slots: int) -> None:
         """The memory of the buffer that a ``kv.copy_start`` fills."""
         self.spec, self.chunks = types.spec_of(op.cache.type), chunks_of(op, layout, threads)
         self.scales = scales_of(self.spec, self.chunks.unit)
-        self.memory = Pointer(ops.alloc_shared(SLOTS * self.slot_bytes, CHUNK), SHARED)
+        self.slots, self.memory = slots, Pointer(ops.alloc_shared(slots * self.slot_bytes, CHUNK), SHARED)
 
     @property
     def all_chunks(self) -> int:
@@ -212,7 +212,7 @@ class Staging:
 
     def place(self, n: Value, thread: Value, s: Any) -> tuple[Pointer, Pointer | None]:
         """Where a thread's s-th chunk of use n lies, and its scales."""
-        slot = self.memory + (n & (SLOTS - 1)) * self.slot_bytes
+        slot = self.memory + (n & (self.slots - 1)) * self.slot_bytes
         i = thread + s * self.chunks.threads
         data = slot + i * self.chunks.unit
         return data, (slot + (i * (4 * self.scales) + self.all_chunks * self.chunks.unit) if self.scales else None)

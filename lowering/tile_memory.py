@@ -63,8 +63,8 @@ class Stages:
     grouped: bool = False  # whether threads wait for groups of copies and for one another, instead of for barriers
 
     @staticmethod
-    def allocate(op: Any, layout: SharedLayout, copying: int, grouped: bool) -> Stages:
-        """The buffer of a ``kv.make_stages``, which ``copying`` threads fill."""
+    def allocate(op: Any, layout: SharedLayout, copying: int, grouped: bool, slots: int) -> Stages:
+        """The buffer of a ``kv.make_stages``, which ``copying`` threads fill, through ``slots`` if it is staged."""
         count, copy = op.stages.value, op.copy.value
         dtype = by_mlir(str(ir.RankedTensorType(op.tile.value).element_type))
         tiles = Pointer(ops.alloc_shared(layout.bytes, layout.alignment), SHARED)
@@ -83,8 +83,11 @@ class Stages:
         by_threads = any(s.descriptor is None or types.spec_of(s.cache.type).quantized for s in starts)
         made.unfenced = made.told or (not grouped and copy in STAGINGS and by_threads)
         if copy in STAGINGS:
-            kind = Transposition if copy == "transposed" else Staging if starts[0].descriptor is None else StagedBoxes
-            made.staging = kind(starts[0], layout, copying)
+            kind = Staging if starts[0].descriptor is None else StagedBoxes
+            if copy == "transposed":
+                made.staging = Transposition(starts[0], layout, copying)
+            else:
+                made.staging = kind(starts[0], layout, copying, slots)
         return made
 
     def initialize(self, consumers: int) -> None:

@@ -20,8 +20,9 @@ from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.lowering.assign_kv_layouts import MOST_HELD
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
+from kvarn.lowering.tile_boxes import GROUP as BOX_GROUP
 from kvarn.lowering.tile_boxes import staged_boxes_bytes
-from kvarn.lowering.tile_copies import row_unit, staging_bytes, why_not_by_rows, why_not_staged
+from kvarn.lowering.tile_copies import SLOTS, row_unit, staging_bytes, why_not_by_rows, why_not_staged
 from kvarn.lowering.tile_ir import BARRIERS_BYTES, MMA, SWIZZLE, WARPGROUP, WARPGROUP_ROWS, WGMMA
 from kvarn.lowering.tile_transposition import GROUP, staged_layout
 
@@ -42,6 +43,8 @@ BY_MMA: dict[str, Any] = {
 MOST_KEYS_BY_MMA = 64  # keys of a tile that is chosen; half for heads whose query rows warps do not hold
 MOST_BY_MMA = {1: 160, 2: 160, 3: 96}  # likewise, beside words of B on their way
 SHARED_COLUMNS = 192  # of a product that has enough of the registers with which threads of four warpgroups start
+TURNS_FROM = 128  # columns of heads above which two warpgroups over 8-bit caches start their products by turns
+LEAST_AHEAD = 48  # keys of a tile with more slots than two
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
 BOX_ROWS = 64  # most rows of a TMA box
@@ -62,7 +65,7 @@ class TileConfig:
         Tiles of keys, and of values, in shared memory; and of query rows.
     producer, overlap, ping_pong, persistent : bool
         As the schedule's entries.
-    producers : int
+    producers, slots : int
         As the schedule's entries.
     splits : int
         Most blocks that share the keys of a tile; 0: what the shapes of a launch ask for (:func:`splits_for`).
@@ -77,6 +80,7 @@ class TileConfig:
     query_stages: int = 1
     producer: bool = True
     producers: int = 1
+    slots: int = SLOTS
     overlap: bool = True
     ping_pong: bool = False
     persistent: bool = True
@@ -92,6 +96,11 @@ class TileConfig:
     def most_producers(self) -> int:
         """Warpgroups for which there are registers beside those that multiply."""
         return (4 if max(self.value_columns, self.keys) <= SHARED_COLUMNS else 3) - self.consumers
+
+    @property
+    def turn_rows(self) -> int:
+        """Rows of a tile of boxes that its producers convert in a turn."""
+        return BOX_GROUP * max(1, WARPGROUP * self.producers // BOX_GROUP // max(1, self.columns // CHUNK))
 
     @property
     def threads(self) -> int:
@@ -160,7 +169,10 @@ class TileConfig:
             return 0
         copying, spec = WARPGROUP * (self.producers if self.producer else self.consumers), self.case.spec
         return sum(
-            max(staging_bytes(spec, self.keys, n, copying), staged_boxes_bytes(spec, self.keys, n))
+            max(
+                staging_bytes(spec, self.keys, n, copying, self.slots),
+                staged_boxes_bytes(spec, self.keys, n, self.slots),
+            )
             for n in (self.columns, self.value_columns)
         )
 
@@ -323,18 +335,36 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case))
     three = given.get("producer", True) and not given.get("ping_pong", False)
     wide: dict[str, Any] = {"rows": 192, "stages": 3} if narrow and three else {}
-    if given.get("producer", True) and TileConfig(case).converts:
-        wide["producers"] = max(1, TileConfig(case, rows=given.get("rows", TileConfig.rows)).most_producers)
+    wide |= _converting(case, given) if given.get("producer", True) and TileConfig(case).converts else {}
     problem = None
     for keys in range(128, 0, -16):
         config = TileConfig(case, **{"keys": keys, **wide, **given})
         problem = why_not(config, target)
+        if problem is not None and wide.get("slots", SLOTS) > SLOTS and ("keys" in given or keys == LEAST_AHEAD):
+            return chosen(case, target, {**schedule, "slots": SLOTS}, measured)
         if problem is None or "keys" in given:
             break
     if problem is not None:
         raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {problem}")
+    if config.producers == 3 and "producers" not in given and config.staged and config.keys % config.turn_rows:
+        config = replace(config, producers=2)  # which share a tile evenly
     ahead = replace(config, query_stages=2)
     return ahead if "query_stages" not in given and why_not(ahead, target) is None else config
+
+
+def _converting(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of caches whose elements threads convert, where nothing is given.
+
+    Of few rows the time is the memory's, which asks for more bytes under way than two slots are. Wide heads take turns:
+    their products are long beside a softmax that waits for conversions (H200, heads of 192: 1887 against 2092 us).
+    """
+    config = TileConfig(case, rows=given.get("rows", TileConfig.rows))
+    found: dict[str, Any] = {"producers": max(1, config.most_producers)}
+    if config.consumers == 1 and config.staged:
+        found["slots"] = 2 * SLOTS
+    if config.consumers == 2 and max(case.size, case.value_size) > TURNS_FROM:
+        found["ping_pong"] = True
+    return found
 
 
 def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int]:

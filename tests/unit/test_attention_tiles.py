@@ -99,6 +99,13 @@ def test_boxes_of_8_bit_elements_are_converted_by_all_who_copy(dtype, head_size,
     check(batch([170, 0], [19, 3], dtype=dtype, head_size=head_size, page_size=page_size, **quantized), choice)
 
 
+@pytest.mark.parametrize("maps", [True, False], ids=["tma", "cp.async"])
+@pytest.mark.parametrize("quantized", [{}, {"scale_dtype": "f32", "granularity": 32}], ids=["plain", "scaled"])
+def test_more_tiles_are_on_their_way_than_are_converted(quantized, maps):
+    b = batch([300, 20, 0, 150], [3, 5, 0, 9], dtype="f8e4m3", head_size=64, page_size=32, **quantized)
+    check(b, Choice(maps=maps, keys=32, producers=2, blocks=2, queue=True, entries=(("slots", 4),)))
+
+
 @pytest.mark.parametrize("quantized", [{}, {"scale_dtype": "f32", "granularity": 16}], ids=["plain", "scaled"])
 def test_three_warpgroups_multiply_what_one_converts(quantized):
     check(
