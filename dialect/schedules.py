@@ -340,11 +340,11 @@ PRODUCER = Entry(
 )  # fmt: skip
 PRODUCERS = Entry(
     "producers", "Warpgroups of the producer; more than one where they convert what they copy.",
-    "1; where 8-bit elements are converted 2, of one warpgroup that multiplies 3", most=3,
+    "1; 2 where 8-bit elements are converted; 3 where they are loaded, by 64 rows", most=3,
 )  # fmt: skip
 SLOTS = Entry(
     "slots", "Tiles of 8-bit elements in shared memory that are still to be converted, of keys and of values.",
-    "2; 4 with 64 rows", choices=(2, 4),
+    "2", choices=(2, 4),
 )  # fmt: skip
 OVERLAP = Entry(
     "overlap", "Whether the products of one tile are under way during the softmax of the next (`pipeline-kv-loops`).",

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
 from kvarn.dsl import machine
 from kvarn.dsl.machine import inline_asm
-from kvarn.dsl.values import Value, bitcast, cast, vector
+from kvarn.dsl.values import Value, bitcast, cast
 
 _HIGH_HALVES = 0x7632  # of two words
+_HIGH_HALF = -0x10000
 
 
 def pairs_of(word: Value, stored: DType, dtype: DType) -> list[Value]:
@@ -50,9 +51,9 @@ def times(pairs: Sequence[Value], scale: Value, dtype: DType) -> list[Value]:
     if dtype is f16:
         wide = [cast(bitcast(pair, f16), f32) for pair in pairs]
         return [machine.pack_f16x2(x[0] * scale, x[1] * scale) for x in wide]
-    high = bf16(scale)
-    low = bf16(scale - f32(high))
-    both = [bitcast(vector(bf16, [x, x]), i32).ir for x in (high, low)]
+    high = machine.pack_bf16x2(scale, scale)
+    rest = scale - bitcast(high & _HIGH_HALF, f32)
+    both = [high.ir, machine.pack_bf16x2(rest, rest).ir]
     text = (
         "{ .reg .b32 part; mov.b32 part, 0x80008000; "  # -0, which adds nothing
         "fma.rn.bf16x2 part, $1, $3, part; fma.rn.bf16x2 $0, $1, $2, part; }"

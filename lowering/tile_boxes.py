@@ -144,14 +144,16 @@ class StagedBoxes:
         blocks = max(self.threads // GROUP // chunks, 1)  # of eight rows, in one turn
         turns = cdiv(self.layout.rows, blocks * GROUP)
         whole = turns * blocks * GROUP == self.layout.rows
-        together = 1 if turns % 2 or self.scales else 2  # chunks of a thread under way: it has few registers
+        together = next(
+            m for m in (4, 3, 2, 1) if turns % m == 0
+        )  # chunks of a thread that it loads before it converts
         place = self.memory + self.staged.stage_offset(slot)
 
         def of_group(group: Value) -> None:
             group = Value(group.ir, i32, nonneg=True)
             row0, chunk = (thread & (GROUP - 1)) + (group // chunks) * GROUP, group % chunks
-            with functional.loop(0, machine.unknown(turns), together) as turn:
-                machine.stay_rolled()
+
+            def some(turn: Any) -> None:
                 held = []
                 for u in range(together):
                     row = row0 + (turn + u) * (blocks * GROUP)
@@ -161,6 +163,13 @@ class StagedBoxes:
                 for row, words, factors in held:
                     with contextlib.nullcontext() if whole else functional.when(row < self.layout.rows):
                         self.write(row, chunk, words, factors, tile, dtype)
+
+            if turns == together:
+                some(0)
+                return
+            with functional.loop(0, machine.unknown(turns), together) as turn:
+                machine.stay_rolled()
+                some(turn)
 
         if blocks * chunks == self.threads // GROUP:
             of_group(thread // GROUP)

@@ -186,8 +186,7 @@ def start_chunks(op: Any, chunks: Chunks, thread: Value, target: Any) -> None:
     many = chunks.together
     whole = chunks.of_thread // many
     if whole > 1:
-        with functional.loop(0, machine.unknown(whole * many), many) as s:
-            machine.stay_rolled()
+        with functional.loop(0, whole * many, many) as s:
             some(s, many)
     for s in range((whole if whole > 1 else 0) * many, chunks.of_thread, many):
         some(s, min(many, chunks.of_thread - s))
@@ -234,8 +233,7 @@ class Staging:
         """Write a thread's chunks of use n to a tile. Several are loaded before the first is converted."""
         chunks = self.chunks
         many = next(m for m in range(chunks.together, 0, -1) if chunks.of_thread % m == 0)
-        with functional.loop(0, machine.unknown(chunks.of_thread), many) as s:
-            machine.stay_rolled()
+        with functional.loop(0, chunks.of_thread, many) as s:
             held = []
             for u in range(many):
                 data, scales = self.place(n, thread, s + u)

@@ -20,7 +20,6 @@ from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.lowering.assign_kv_layouts import MOST_HELD
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
-from kvarn.lowering.tile_boxes import GROUP as BOX_GROUP
 from kvarn.lowering.tile_boxes import staged_boxes_bytes
 from kvarn.lowering.tile_copies import SLOTS, row_unit, staging_bytes, why_not_by_rows, why_not_staged
 from kvarn.lowering.tile_ir import BARRIERS_BYTES, MMA, SWIZZLE, WARPGROUP, WARPGROUP_ROWS, WGMMA
@@ -43,8 +42,7 @@ BY_MMA: dict[str, Any] = {
 MOST_KEYS_BY_MMA = 64  # keys of a tile that is chosen; half for heads whose query rows warps do not hold
 MOST_BY_MMA = {1: 160, 2: 160, 3: 96}  # likewise, beside words of B on their way
 SHARED_COLUMNS = 192  # of a product that has enough of the registers with which threads of four warpgroups start
-TURNS_FROM = 128  # columns of heads above which two warpgroups over 8-bit caches start their products by turns
-LEAST_AHEAD = 48  # keys of a tile with more slots than two
+MOST_CONVERTING = 2  # warpgroups that convert what lies in staging memory
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
 BOX_ROWS = 64  # most rows of a TMA box
@@ -96,11 +94,6 @@ class TileConfig:
     def most_producers(self) -> int:
         """Warpgroups for which there are registers beside those that multiply."""
         return (4 if max(self.value_columns, self.keys) <= SHARED_COLUMNS else 3) - self.consumers
-
-    @property
-    def turn_rows(self) -> int:
-        """Rows of a tile of boxes that its producers convert in a turn."""
-        return BOX_GROUP * max(1, WARPGROUP * self.producers // BOX_GROUP // max(1, self.columns // CHUNK))
 
     @property
     def threads(self) -> int:
@@ -340,14 +333,10 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     for keys in range(128, 0, -16):
         config = TileConfig(case, **{"keys": keys, **wide, **given})
         problem = why_not(config, target)
-        if problem is not None and wide.get("slots", SLOTS) > SLOTS and ("keys" in given or keys == LEAST_AHEAD):
-            return chosen(case, target, {**schedule, "slots": SLOTS}, measured)
         if problem is None or "keys" in given:
             break
     if problem is not None:
         raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {problem}")
-    if config.producers == 3 and "producers" not in given and config.staged and config.keys % config.turn_rows:
-        config = replace(config, producers=2)  # which share a tile evenly
     ahead = replace(config, query_stages=2)
     return ahead if "query_stages" not in given and why_not(ahead, target) is None else config
 
@@ -355,16 +344,12 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
 def _converting(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
     """Entries of caches whose elements threads convert, where nothing is given.
 
-    Of few rows the time is the memory's, which asks for more bytes under way than two slots are. Wide heads take turns:
-    their products are long beside a softmax that waits for conversions (H200, heads of 192: 1887 against 2092 us).
+    Two warpgroups convert; a third takes longer to share a tile than it saves (H200, 9 tokens over 48 x 4k: 211 against
+    184 us), and more tiles on their way are no faster.
     """
     config = TileConfig(case, rows=given.get("rows", TileConfig.rows))
-    found: dict[str, Any] = {"producers": max(1, config.most_producers)}
-    if config.consumers == 1 and config.staged:
-        found["slots"] = 2 * SLOTS
-    if config.consumers == 2 and max(case.size, case.value_size) > TURNS_FROM:
-        found["ping_pong"] = True
-    return found
+    most = MOST_CONVERTING if config.staged else config.most_producers
+    return {"producers": max(1, min(most, config.most_producers))}
 
 
 def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int]:
