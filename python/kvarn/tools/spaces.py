@@ -126,9 +126,10 @@ class TileSpace:
         if group == 1:
             flags = [e.name for e in schedules.TILED.entries if e.type is bool]
             axes: dict[str, Sequence[Any]] = {**dict.fromkeys(flags, (False, True)), "query_stages": (1, 2)}
-            axes["producers"] = (1, 2, 3) if tile_schedule.TileConfig(self.case).converts else (1,)
+            if tile_schedule.TileConfig(self.case).converts:
+                axes |= {"producers": (1, 2, 3), "slots": (2, 4)}
             by_mma = {**best, **tile_schedule.BY_MMA, "keys": min(best["keys"], tile_schedule.MOST_KEYS_BY_MMA)}
-            return itertools.chain(_product(best, axes), [by_mma | {"producers": 1}])
+            return itertools.chain(_product(best, axes), [by_mma | {"producers": 1, "slots": 2}])
         return _product(best, {"splits": (0, 1, 2, 3, 4, 8, 16, 32)})
 
     def _of_extents(self, best: Mapping[str, int], axes: Mapping[str, Sequence[int]]) -> Iterator[Schedule]:
