@@ -340,7 +340,7 @@ PRODUCER = Entry(
 )  # fmt: skip
 PRODUCERS = Entry(
     "producers", "Warpgroups of the producer; more than one where they convert what they copy.",
-    "1; 2 where 8-bit elements are converted; 3 where they are loaded, by 64 rows", most=3,
+    "1; 2 where 8-bit elements of heads over 64 are converted; 3 where they are loaded, by 64 rows", most=3,
 )  # fmt: skip
 SLOTS = Entry(
     "slots", "Tiles of 8-bit elements in shared memory that are still to be converted, of keys and of values.",
@@ -350,7 +350,10 @@ OVERLAP = Entry(
     "overlap", "Whether the products of one tile are under way during the softmax of the next (`pipeline-kv-loops`).",
     "true", bool,
 )  # fmt: skip
-PING_PONG = Entry("ping_pong", "Whether two warpgroups start their products by turns.", "false", bool)
+PING_PONG = Entry(
+    "ping_pong", "Whether two warpgroups start their products by turns.",
+    "false; true for heads over 128 with 8-bit queries, or 8-bit caches that no TMA boxes bring", bool,
+)  # fmt: skip
 PERSISTENT = Entry(
     "persistent",
     "Whether there is a block a multiprocessor that takes tile after tile, or a block a tile.",

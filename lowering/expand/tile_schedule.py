@@ -42,6 +42,7 @@ BY_MMA: dict[str, Any] = {
 MOST_KEYS_BY_MMA = 64  # keys of a tile that is chosen; half for heads whose query rows warps do not hold
 MOST_BY_MMA = {1: 160, 2: 160, 3: 96}  # likewise, beside words of B on their way
 SHARED_COLUMNS = 192  # of a product that has enough of the registers with which threads of four warpgroups start
+TURNS_FROM = 128  # columns of heads above which two warpgroups over 8-bit caches start their products by turns
 MOST_CONVERTING = 2  # warpgroups that convert what lies in staging memory
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
@@ -251,9 +252,17 @@ def of_boxes(config: TileConfig) -> bool:
 
 
 def staged_by_tma(config: TileConfig) -> bool:
-    """Whether tiles are TMA boxes of elements that threads convert: as many columns as heads have, and no more."""
-    size = config.case.size
-    return config.staged and of_boxes(config) and size % CHUNK == 0 and row_unit(config.case.spec, size) == CHUNK
+    """Whether tiles are TMA boxes of elements that threads convert.
+
+    Three warpgroups that multiply leave registers for nothing else. With fewer, boxes pay where heads fill them, and
+    with scales where a chunk has one and many rows share it (H200, 4 x 4096: heads of 128 1242 against 1293 us, with
+    scales 1980 against 2190 us in granules of 32, 2078 against 1704 in granules of 8; heads of 80 1188 against 1077).
+    """
+    spec, size = config.case.spec, config.case.size
+    if not (config.staged and of_boxes(config) and size % CHUNK == 0 and row_unit(spec, size) == CHUNK):
+        return False
+    shared = not spec.quantized or (config.consumers > 1 and spec.granularity >= CHUNK)
+    return config.consumers > 2 or (size % SWIZZLE == 0 and shared)
 
 
 def why_not(config: TileConfig, target: Target) -> str | None:
@@ -330,6 +339,9 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case))
     three = given.get("producer", True) and not given.get("ping_pong", False)
     wide: dict[str, Any] = {"rows": 192, "stages": 3} if narrow and three else {}
+    if case.query.bits == 8 and given.get("rows", TileConfig.rows) == 2 * WARPGROUP_ROWS:
+        # Products of 8 bits are short beside the softmax (H200, 4 x 4096, heads of 256: 1467 against 1656 us).
+        wide["ping_pong"] = max(case.size, case.value_size) > TURNS_FROM
     wide |= _converting(case, given) if given.get("producer", True) and TileConfig(case).converts else {}
     problem = None
     for keys in range(128, 0, -16):
@@ -347,11 +359,15 @@ def _converting(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
     """Entries of caches whose elements threads convert, where nothing is given.
 
     Two warpgroups convert; a third takes longer to share a tile than it saves (H200, 9 tokens over 48 x 4k: 211 against
-    184 us), and more tiles on their way are no faster.
+    184 us), a second takes from those who multiply narrow heads what they need (4 x 4096, heads of 64: 879 against 797
+    us), and more tiles on their way are no faster. Of wide heads that are copied row by row products take turns.
     """
-    config = TileConfig(case, rows=given.get("rows", TileConfig.rows))
-    most = MOST_CONVERTING if config.staged else config.most_producers
-    return {"producers": max(1, min(most, config.most_producers))}
+    config, widest = TileConfig(case, rows=given.get("rows", TileConfig.rows)), max(case.size, case.value_size)
+    most = config.most_producers if not config.staged else 1 if widest <= NARROW else MOST_CONVERTING
+    found: dict[str, Any] = {"producers": max(1, min(most, config.most_producers))}
+    if config.consumers == 2 and widest > TURNS_FROM and not staged_by_tma(config):
+        found["ping_pong"] = True
+    return found
 
 
 def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int]:
