@@ -24,6 +24,7 @@ from .kvarn_rows import Offer
 from .problems import problem
 
 BF16, FP8, FP8_QUERY = 0.02, 0.06, 0.12  # tolerances; the last where the query is rounded to 8 bits too
+FLASHMLA_PAGE = 64  # tokens: it takes no other
 Group = Callable[[Any], Iterator[Offer]]
 _state: dict[str, Any] = {}  # libraries and workspaces, loaded once a process
 
@@ -276,98 +277,74 @@ def _fi_mla(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
 # --- vLLM ----------------------------------------------------------------------------------------
 
 
+def _fa3_plan(p: Any, query: Any, heads: int, most: int, size: int, value_size: int, left: int) -> Any:
+    """What FA3 computes of a batch once, before the launches."""
+    return p.arrays.torch.ops._vllm_fa3_C.get_scheduler_metadata(
+        len(p.lengths), most, p.longest, query.shape[1], heads, size, value_size, query.dtype, p.device_lengths,
+        p.offsets, None, None, None, None, p.row.shape.page, 0, True, left, -1, False, 0, None, 0,
+    )  # fmt: skip
+
+
+def _fa3_forward(
+    p: Any, query: Any, keys: Any, values: Any, most: int, plan: Any, left: int = -1, scales: Any = None,
+    content: Any = None,
+) -> Any:  # fmt: skip
+    """FA3, paged and causal; ``content``: columns of the query whose keys are the values."""
+    return p.arrays.torch.ops._vllm_fa3_C.fwd(
+        query, keys, values, None, None, content, p.out, p.offsets, None, None, None, p.device_lengths, most,
+        p.longest, p.cached.pages.device_table, None, None, None, None, None, scales, scales, scales, p.scale, True,
+        left, -1, 0.0, True, plan, 0, None, 0, None, 1, 0, None,
+    )  # fmt: skip
+
+
 def fa3(p: Any) -> Iterator[Offer]:
     """FlashAttention-3 of vLLM, paged."""
-    if p.row.kind not in ("decode", "prefill"):
+    if p.row.kind not in ("decode", "prefill", "mla"):
         return
     _vllm_library("_vllm_fa3_C*.so")
-    torch, shape, pages, (keys, values) = p.arrays.torch, p.row.shape, p.cached.pages, p.cached.parts
-    ops, decode, batch = torch.ops._vllm_fa3_C, p.row.kind == "decode", len(p.lengths)
+    if p.row.kind == "mla":
+        yield from _fa3_mla(p)
+        return
+    shape, (keys, values), decode = p.row.shape, p.cached.parts, p.row.kind == "decode"
     query = p.query.to(keys.dtype) if _is_fp8(p) else p.query
-    ones = torch.ones(batch, shape.heads, device=p.arrays.device) if _is_fp8(p) else None
+    ones = p.arrays.torch.ones(len(p.lengths), shape.heads, device=p.arrays.device) if _is_fp8(p) else None
     most = 1 if decode else p.newest
     left = shape.window - 1 if decode and shape.window else -1
 
     def prepare() -> Callable[[int], Any]:
-        plan = None
-        if decode:
-            plan = ops.get_scheduler_metadata(
-                batch,
-                most,
-                p.longest,
-                shape.query_heads,
-                shape.heads,
-                shape.size,
-                shape.size,
-                query.dtype,
-                p.device_lengths,
-                p.offsets,
-                None,
-                None,
-                None,
-                None,
-                shape.page,
-                0,
-                True,
-                left,
-                -1,
-                False,
-                0,
-                None,
-                0,
-            )
-        return lambda layer: ops.fwd(
-            query,
-            keys[layer],
-            values[layer],
-            None,
-            None,
-            None,
-            p.out,
-            p.offsets,
-            None,
-            None,
-            None,
-            p.device_lengths,
-            most,
-            p.longest,
-            pages.device_table,
-            None,
-            None,
-            None,
-            None,
-            None,
-            ones,
-            ones,
-            ones,
-            p.scale,
-            True,
-            left,
-            -1,
-            0.0,
-            True,
-            plan,
-            0,
-            None,
-            0,
-            None,
-            1,
-            0,
-            None,
-        )
+        plan = _fa3_plan(p, query, shape.heads, most, shape.size, shape.size, left) if decode else None
+        return lambda layer: _fa3_forward(p, query, keys[layer], values[layer], most, plan, left, ones)
 
     yield Offer("FA3 of vLLM", prepare, FP8_QUERY if _is_fp8(p) else BF16, lambda: p.error(query))
 
 
-def flashmla(p: Any) -> Iterator[Offer]:
-    """FlashMLA, dense."""
-    if p.row.kind != "mla" or _is_fp8(p):
+def _fa3_mla(p: Any) -> Iterator[Offer]:
+    """What vLLM takes for latent rows on Hopper."""
+    if _is_fp8(p):  # its kernel takes latent rows of 16 bits only
         return
-    _vllm_library("_flashmla_C*.so")
     shape, (cache,) = p.row.shape, p.cached.parts
+    split, rows = shape.value_size, cache.view(p.layers, -1, shape.page, 1, shape.size)
 
     def prepare() -> Callable[[int], Any]:
-        ops, plan = p.arrays.torch.ops._flashmla_C, [None, None]
+        plan = _fa3_plan(p, p.query, 1, 1, shape.size - split, split, -1)
+        content, rope = p.query[..., :split], p.query[..., split:]
+        return lambda layer: _fa3_forward(
+            p, rope, rows[layer][..., split:], rows[layer][..., :split], 1, plan, content=content
+        )
+
+    yield Offer("FA3 of vLLM", prepare, BF16)
+
+
+def flashmla(p: Any) -> Iterator[Offer]:
+    """FlashMLA, dense; over rows of 8 bits with a query of 8 bits, which is what it takes."""
+    if p.row.kind != "mla" or p.row.shape.page != FLASHMLA_PAGE:
+        return
+    shape, (cache,), torch = p.row.shape, p.cached.parts, p.arrays.torch
+    _vllm_library("_flashmla_extension_C*.so" if _is_fp8(p) else "_flashmla_C*.so")
+    query = p.query.to(cache.dtype) if _is_fp8(p) else p.query
+
+    def prepare() -> Callable[[int], Any]:
+        ops, plan = torch.ops._flashmla_C, [None, None]
 
         def call(layer: int) -> None:
             out, _, *plan[:] = ops.dense_decode_fwd(
@@ -385,7 +362,23 @@ def flashmla(p: Any) -> Iterator[Offer]:
 
         return call
 
-    yield Offer("FlashMLA", prepare, BF16)
+    def prepare_fp8() -> Callable[[int], Any]:
+        ops, one = torch.ops._flashmla_extension_C, torch.ones(1, device=p.arrays.device)
+        plan = ops.get_mla_decoding_metadata_dense_fp8(p.device_lengths, shape.query_heads, 1)
+
+        def call(layer: int) -> None:
+            out, *_ = ops.fwd_kvcache_mla_fp8(
+                query.unsqueeze(1), cache[layer], shape.value_size, p.device_lengths, p.cached.pages.device_table,
+                p.scale, False, *plan, one, one,
+            )  # fmt: skip
+            p.out = out.view(p.out.shape)
+
+        return call
+
+    if _is_fp8(p):
+        yield Offer("FlashMLA, query of 8 bits", prepare_fp8, FP8_QUERY, lambda: p.error(query))
+    else:
+        yield Offer("FlashMLA", prepare, BF16)
 
 
 def vllm_cache(p: Any) -> Iterator[Offer]:
