@@ -23,6 +23,7 @@ KEYS = 64  # of a tile
 WIDE = 64  # query rows of a block, or fewer with swapped operands
 BOX_COLUMNS = 64
 BOX = SharedLayout(KEYS, BOX_COLUMNS, 2, 128)
+BYTE_BOX = SharedLayout(KEYS, BOX_COLUMNS, 1, 64)  # of rows of 8 bits
 CHUNK = 8  # elements of 16 bytes
 CONSUMERS = 256  # threads of the two warpgroups that multiply: scores, and values
 SCORES_BARRIER, CONSUMERS_BARRIER = 1, 2  # named barriers of the first of them, and of both
@@ -61,25 +62,79 @@ class LatentConfig:
         return self.case.query
 
     @property
+    def products(self) -> DType:
+        """What is multiplied."""
+        return f16 if self.stored else self.case.query
+
+    @property
+    def stored(self) -> bool:
+        """Whether rows are of 8 bits, and lie as they are in shared memory (:mod:`latent_stored`)."""
+        return self.case.spec.dtype is not self.case.query
+
+    @property
+    def few(self) -> bool:
+        """Whether the kernel with swapped operands takes the case."""
+        return self.stored or self.rows < WIDE
+
+    @property
     def copy(self) -> str:
-        """What the producer does: ``"tma"``, ``"rows"`` or ``"convert"``."""
-        if self.case.spec.dtype is not self.case.query:
-            return "convert"
+        """What the producer does: ``"tma"`` or ``"rows"``."""
         return "tma" if self.box_rows else "rows"
 
     @property
     def producer_warps(self) -> int:
-        return {"tma": 1, "rows": 4, "convert": 8 if self.rows < WIDE else 4}[self.copy]
+        return 1 if self.copy == "tma" else 4
 
     @property
     def arrivals(self) -> int:
-        """Of a box's barrier: of a thread that expects bytes, of all threads, of a thread a warp of a warpgroup."""
-        return {"tma": 1, "rows": 128, "convert": 4}[self.copy]
+        """Of a box's barrier: of a thread that expects bytes, or of all threads."""
+        return 1 if self.copy == "tma" else 128
+
+    @property
+    def box(self) -> SharedLayout:
+        return BYTE_BOX if self.stored else BOX
 
     @property
     def boxes(self) -> int:
-        """Boxes of a tile."""
+        """Boxes of a tile; of bf16 keys behind 8-bit ones of their own."""
+        if self.stored:
+            return cdiv(self.case.content, BOX_COLUMNS) + cdiv(2 * self.case.rope, BOX_COLUMNS)
         return cdiv(self.case.size, BOX_COLUMNS)
+
+    def column(self, box: int) -> int:
+        """A box's first element of the stored row."""
+        behind = box - cdiv(self.case.content, BOX_COLUMNS)
+        return self.case.rope_start + behind * BOX_COLUMNS if self.stored and behind >= 0 else box * BOX_COLUMNS
+
+    def end(self, box: int) -> int:
+        """Behind the last element of the stored row that a box has columns of."""
+        if not self.stored:
+            return self.case.size
+        return self.case.spec.head_size if self.column(box) >= self.case.rope_start else self.case.content
+
+    @property
+    def scaled(self) -> bool:
+        return self.case.spec.quantized or self.case.inline > 0
+
+    @property
+    def granule(self) -> int:
+        """Elements of a scale."""
+        return self.case.inline or self.case.spec.granularity
+
+    @property
+    def granules(self) -> int:
+        """Scales of a row; 0 where it has one, or none."""
+        whole = not self.scaled or (not self.case.inline and self.granule >= self.case.spec.head_size)
+        return 0 if whole else cdiv(self.case.content, self.granule)
+
+    @property
+    def notes_head(self) -> int:
+        """Bytes before the rests of scales of a tile's notes: the exponent above all, and a factor a row."""
+        return 16 + 4 * KEYS
+
+    @property
+    def notes_bytes(self) -> int:
+        return self.notes_head + 2 * KEYS * self.granules if self.scaled else 0
 
     @property
     def value_boxes(self) -> int:
@@ -167,12 +222,14 @@ def load_query(c, query, tile, layout, token0, row0, rows, scale, thread, thread
 
 
 @kv.func
-def clear_rows(place, boxes, begin, end, thread, threads):
+def clear_rows(layout, place, boxes, begin, end, thread, threads):
     """Zeros in the rows outside of [begin, end) of boxes side by side: a weight of zero times NaN is NaN."""
     for low, high in kv.static(((kv.i32(0), kv.math.min(begin, KEYS)), (kv.math.max(end, 0), kv.i32(KEYS)))):
-        for i in range(low * (boxes * CHUNK) + thread, high * (boxes * CHUNK), threads):
-            row, chunk = i // (boxes * CHUNK), i % (boxes * CHUNK)
-            (place + (chunk // CHUNK * BOX.bytes + BOX.chunk_offset(row, chunk % CHUNK))).store(kv.vector(kv.i32, 4))
+        of_row, chunks = layout.pitch // 16, boxes * (layout.pitch // 16)
+        for i in range(low * chunks + thread, high * chunks, threads):
+            row, chunk = i // chunks, i % chunks
+            at = chunk // of_row * layout.bytes + layout.chunk_offset(row, chunk % of_row)
+            (place + at).store(kv.vector(kv.i32, 4))
 
 
 # --- what is left ----------------------------------------------------------------------------------

@@ -15,18 +15,26 @@ from kvarn.dialect.layout import cdiv, page_and_slot
 from kvarn.dsl.values import Value
 from kvarn.lowering.tile_ir import NO_PAGE
 
-from .latent_common import BOX, BOX_COLUMNS, CHUNK, KEYS, LatentConfig
+from .latent_common import BOX_COLUMNS, KEYS, LatentConfig
 
 THREADS = 128  # that copy rows
-LANES = CHUNK  # threads beside each other that copy one row of a box
-TURNS = KEYS * LANES // THREADS  # rows of a tile that a thread takes
+
+
+def lanes_of(c: LatentConfig) -> int:
+    """Threads beside each other that copy one row of a box."""
+    return c.box.pitch // 16
+
+
+def turns_of(c: LatentConfig) -> int:
+    """Rows of a tile that a thread takes."""
+    return KEYS * lanes_of(c) // THREADS
 
 
 # --- the producer ----------------------------------------------------------------------------------
 
 
 @kv.func
-def boxes_by_tma(key_map, cache, place, barrier, pages, base, boxes, lane):
+def boxes_by_tma(c, key_map, cache, place, barrier, pages, base, boxes, lane):
     """One warp copies some boxes of a tile to ``place`` on: each lane segments, rows that lie in one page.
 
     ``boxes`` are (first, how many); ``pages`` holds in lane i the page of the i-th segment of the tile.
@@ -43,8 +51,8 @@ def boxes_by_tma(key_map, cache, place, barrier, pages, base, boxes, lane):
         page = kv.shuffle_idx(pages, segment)
         slot = page_and_slot(cache.spec, Value((base + segment * rows).ir, kv.i32, nonneg=True))[1]
         if n < count * segments:
-            coordinates = (page, slot, 0, (first + box) * BOX_COLUMNS)
-            kv.tma.load_box(key_map, coordinates, place + (box * BOX.bytes + segment * rows * BOX.pitch), barrier)
+            coordinates = (page, slot, 0, c.column(first) + box * BOX_COLUMNS)
+            kv.tma.load_box(key_map, coordinates, place + (box * c.box.bytes + segment * rows * c.box.pitch), barrier)
 
 
 @kv.func
@@ -83,35 +91,36 @@ class Rows:
         return token, self.cache.page(self.b, token), (at >= self.first) & (at < self.last)
 
 
-def row_of(thread: Any, turn: int) -> Any:
+def row_of(c: LatentConfig, thread: Any, turn: int) -> Any:
     """The row of a tile that a thread copies in a turn: a warp has 16 of them."""
-    return (thread >> 5) * 16 + turn * 4 + ((thread & 31) >> 3)
+    rows = 32 // lanes_of(c)  # of a warp and turn
+    return (thread >> 5) * 16 + turn * rows + (thread & 31) // lanes_of(c)
 
 
 @kv.func
-def places_of(rows, base, thread):
+def places_of(c, rows, base, thread):
     """The places of the rows that a thread copies of a tile."""
-    return [rows.place(base + row_of(thread, turn)) for turn in range(TURNS)]
+    return [rows.place(base + row_of(c, thread, turn)) for turn in range(turns_of(c))]
 
 
 @kv.func
 def copy_boxes(c, rows, places, place, boxes, thread):
     """Start copying this thread's chunks of some boxes of a tile to ``place`` on, a group of copies."""
     first, count = boxes
-    lane = thread & (LANES - 1)
+    lane, chunk = thread & (lanes_of(c) - 1), 16 // c.case.spec.dtype.itemsize
     source = kv.operand(rows.cache)  # whose pointers are for reading
-    for turn in kv.static(range(TURNS)):
+    for turn in kv.static(range(turns_of(c))):
         token, page, there = places[turn]
-        row = row_of(thread, turn)
+        row = row_of(c, thread, turn)
         for box in kv.static(range(count)):
-            column = (first + box) * BOX_COLUMNS + lane * CHUNK
-            exists = there
-            if (first + box + 1) * BOX_COLUMNS > c.case.size:
-                exists = there & (column < c.case.size)
-                column = kv.math.min(column, c.case.size - CHUNK)
+            column = c.column(first + box) + lane * chunk
+            exists, end = there, c.end(first + box)
+            if c.column(first + box) + BOX_COLUMNS > end:
+                exists = there & (column < end)
+                column = kv.math.min(column, end - chunk)
             from_ = source.block_paged_ptr(rows.b, token, 0, column, page=page)
             size = kv.where(exists, 16, kv.i32(0))
-            kv.cp_async(place + (box * BOX.bytes + BOX.chunk_offset(row, lane)), from_, zero_fill_size=size)
+            kv.cp_async(place + (box * c.box.bytes + c.box.chunk_offset(row, lane)), from_, zero_fill_size=size)
     kv.cp_async_commit()
 
 
@@ -124,12 +133,13 @@ def copied(barrier, pending):
 
 
 @kv.func
-def note_rows(places, seen_at, thread):
+def note_rows(c, places, seen_at, thread):
     """Write which rows of a tile there are, a bit each."""
-    word = kv.u32(0)
-    for turn in kv.static(range(TURNS)):
-        bits = kv.ballot(places[turn][2])  # eight lanes have one row
-        four = (bits & 1) | ((bits >> 7) & 2) | ((bits >> 14) & 4) | ((bits >> 21) & 8)
-        word = word | (four << (4 * turn))
+    word, lanes = kv.u32(0), lanes_of(c)
+    for turn in kv.static(range(turns_of(c))):
+        bits = kv.ballot(places[turn][2])  # lanes beside each other have one row
+        for row in kv.static(range(32 // lanes)):
+            bit = (bits >> (row * (lanes - 1))) & (1 << row)
+            word = word | (bit << (turn * (32 // lanes)))
     if (thread & 31) == 0:
         (seen_at + (thread >> 5) * 2).store(kv.u16(word))

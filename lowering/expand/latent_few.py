@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention over latent rows for up to 32 query rows a block: operands swapped, at the rate of the memory.
+"""Attention over latent rows with swapped operands: up to 32 query rows a block, or 64 over rows of 8 bits.
 
 Products have at least 64 rows, so keys are the rows: S^T = K Q^T, O^T += V^T P^T, with query rows as columns. V^T is
-the keys' tile read transposed, P^T lies in shared memory with a row a query row.
+the keys' tile read transposed, P^T lies in shared memory with a row a query row. Keys and values are operand A: rows of
+8 bits are converted on the way from shared memory to its registers (:mod:`latent_stored`).
 
 - The *producer* copies boxes of 64 keys and 64 columns into a ring of as many as fit.
 - *Scores* multiplies box by box as they arrive; the softmax folds columns over lanes, and over warps through shared
   memory. Weights and factors go to one of two places.
-- *Values* adds, and gives the boxes back.
+- *Values* adds, and gives the boxes back: from 33 query rows on two warpgroups with half of the columns each.
 
-Neither has to hurry: both wait for the memory. Two blocks, a cluster, share the keys of a tile of query rows and meet
-through distributed shared memory; where more do, pairs leave partial results.
+With few query rows neither has to hurry: both wait for the memory. Two blocks, a cluster, share the keys of a tile of
+query rows and combine results by distributed shared memory; where more do, pairs leave partial results. With many, scores
+and values take turns on the tensor cores, and a block has a split of its own.
 """
 
 from __future__ import annotations
@@ -22,12 +24,11 @@ from kvarn.dialect.dtypes import f32, i8, i32
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.tile_ir import BARRIER_BYTES
 
-from . import latent_converts, latent_copies
+from . import latent_blocks, latent_copies, latent_results, latent_stored
 from .attention_common import interval
+from .latent_blocks import LISTS
 from .latent_common import (
     BOX,
-    CHUNK,
-    CONSUMERS,
     CONSUMERS_BARRIER,
     KEYS,
     NEVER,
@@ -35,51 +36,48 @@ from .latent_common import (
     LatentConfig,
     clear_rows,
     extents_of,
-    in_parts,
     keys_of,
     load_query,
-    lse_of,
     pack,
     place_of,
     queries_of,
-    write_rows,
 )
-from .partial_results import LOG2E, LOWEST, normalizer, weight
+from .partial_results import LOG2E, LOWEST, normalizer
 from .softmax import SLACK
-
-MOST_ROWS = 32
-PAIR = 2  # blocks of a cluster
-SMALL_BYTES = 8192  # more than maxima, factors, sums and barriers take
-REGISTERS = (104, 184, 112)  # of a thread of scores, values and a producer that converts: together 4 times 128
-LISTS = 4  # tiles whose listed keys are known: more than the ring holds
-
-
-def threads_of(c: LatentConfig) -> int:
-    """Scores, values, and the producer's warps."""
-    return CONSUMERS + 32 * c.producer_warps
-
-
-def ring_boxes(c: LatentConfig, shared_bytes: int) -> int:
-    """Boxes of the ring: at most three tiles."""
-    used = c.rows * 128 * (c.boxes + 2) + SMALL_BYTES
-    return min(3 * c.boxes, (shared_bytes - used) // BOX.bytes)
 
 
 def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     """The kernel of a configuration: a block a tile of query rows and half of a split of their keys."""
-    case, dtype, heads, V, N = c.case, c.case.query, c.case.heads, c.case.value_size, c.rows
+    case, dtype, heads, N = c.case, c.products, c.case.heads, c.rows
     COLUMNS = N // 8  # column tiles
-    RING = ring_boxes(c, shared_bytes)
+    OWNERS = 1 << (COLUMNS - 1).bit_length()  # groups of lanes that each own the columns of one, or of none
+    WIDTH = 8 * OWNERS
+    RING = latent_blocks.ring_boxes(c, shared_bytes)
     rest = c.boxes - c.value_boxes
     order = [*range(c.value_boxes, c.boxes), *range(c.value_boxes)]  # what is no value is free first
-    query_layout, weights_layout = SharedLayout(N, case.size, 2, 128), SharedLayout(N, KEYS, 2, 128)
+    query_layout, weights_layout = latent_blocks.query_layout_of(c), SharedLayout(N, KEYS, 2, 128)
     value_steps = list(zip(BOX.row_steps(), weights_layout.k_steps(), strict=True))
-    TEAMS = c.producer_warps // latent_converts.WARPS  # that convert, by turns
+    halves_of = [weights_layout.k_steps()[:2], weights_layout.k_steps()[2:]]
     DEPTH = min(c.boxes, 8)  # boxes whose copies are under way behind the producer
+    BOX_BYTES, NOTES = c.box.bytes, c.notes_bytes
+    CONSUMERS, GROUPS, PAIR = latent_blocks.consumers_of(c), latent_blocks.value_groups(c), latent_blocks.blocks_of(c)
+    ONE_SUM = c.stored and latent_stored.one_sum(c)
+    UNDER_WAY = not c.stored or (
+        latent_stored.direct(c) and not (N > latent_blocks.MOST_ROWS and c.granules)
+    )  # keys, in a softmax
+    MINE = c.value_boxes // GROUPS  # boxes of a warpgroup of values
+    CLEARED = c.copy == "tma" and case.spec.dtype is not i8  # which has no NaN
+    registers, launched = latent_blocks.registers_of(c), 65536 // latent_blocks.threads_of(c) // 8 * 8
 
     def key_steps(box: int) -> list[tuple[int, int]]:
         """Bytes of a box's 16-column steps, in the keys and in the query."""
         return [(32 * k, 32 * k) for k in range(min(4, case.size // 16 - 4 * box))]
+
+    @kv.func
+    def take_registers(role):
+        """Give or take registers for a role: 0 scores, 1 values, 2 the producer."""
+        if registers is not None and registers[role] != launched:
+            kv.setmaxnreg(registers[role], "increase" if registers[role] > launched else "decrease")
 
     @kv.func
     def advance(slot, phase, count):
@@ -113,12 +111,12 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     def visible(s, ring, slot, seen_at, span, place, extents, base, warp, lane):
         """Take what rows do not see out of a tile's scores, and what no row sees out of its values."""
         first, last, whole_first, whole_end, _, _ = span
-        if c.copy == "tma":
+        if CLEARED:
             if (base < first) | (base + KEYS > last):
                 kv.named_barrier(SCORES_BARRIER, 128)  # all of them have multiplied the keys
                 for box in kv.static(range(c.value_boxes)):
                     of_box, _ = advance(slot, kv.i32(0), rest + box)
-                    clear_rows(ring + of_box * BOX.bytes, 1, first - base, last - base, warp * 32 + lane, 128)
+                    clear_rows(c.box, ring + of_box * BOX_BYTES, 1, first - base, last - base, warp * 32 + lane, 128)
         if c.listed:
             low, high = seen_at.load(kv.u32), (seen_at + 4).load(kv.u32)
             some, seen = (low & high) != 0xFFFFFFFF, kv.where(warp < 2, low, high)
@@ -128,77 +126,228 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             masked(s, seen, *extents, place[2], place[3], base, warp, lane)
 
     @kv.func
-    def top_of(s, maxima, warp, lane):
-        """The largest score of each of a thread's columns, over all keys of the tile."""
-        column = (lane & 3) * 2
+    def folded(values, lane):
+        """The largest, over the lanes that have the same columns, of a thread's own two columns.
+
+        At first lanes exchange halves of their columns, until two are left.
+        """
+        found = values + [kv.f32(LOWEST)] * (2 * OWNERS - len(values))
+        for k in kv.static((16, 8, 4)):
+            half = len(found) // 2
+            if half > 1:
+                upper = (lane & k) != 0
+                keep = [kv.where(upper, found[half + i], found[i]) for i in range(half)]
+                give = [kv.where(upper, found[i], found[half + i]) for i in range(half)]
+                found = [kv.math.max(keep[i], kv.shuffle_xor(give[i], k)) for i in range(half)]
+            else:
+                found = [kv.math.max(x, kv.shuffle_xor(x, k)) for x in found]
+        return found
+
+    @kv.func
+    def of_all(own, lane):
+        """What the owners of a thread's columns have."""
+        return [kv.shuffle_idx(own[x], (n * (32 // OWNERS)) | (lane & 3)) for n in range(COLUMNS) for x in range(2)]
+
+    @kv.func
+    def top_of(s, maxima, warp, lane, owned):
+        """The largest score of each of the two columns that a thread owns, over all keys of the tile."""
         most = [kv.math.max(s[4 * (h // 2) + h % 2], s[4 * (h // 2) + 2 + h % 2]) for h in range(2 * COLUMNS)]
-        for k in kv.static((4, 8, 16)):
-            most = [kv.math.max(x, kv.shuffle_xor(x, k)) for x in most]
-        if lane < 4:
-            for n in kv.static(range(COLUMNS)):
-                (maxima + (warp * N + 8 * n + column) * 4).store(kv.vector(f32, [most[2 * n], most[2 * n + 1]]))
+        most = folded(most, lane)
+        (maxima + (warp * WIDTH + owned) * 4).store(kv.vector(f32, most))
         kv.named_barrier(SCORES_BARRIER, 128)
-        for n in kv.static(range(COLUMNS)):
-            pairs = [(maxima + (w * N + 8 * n + column) * 4).load(kv.f32, 2) for w in range(4)]
-            for i in kv.static(range(2)):
-                low, high = kv.math.max(pairs[0][i], pairs[1][i]), kv.math.max(pairs[2][i], pairs[3][i])
-                most[2 * n + i] = kv.math.max(low, high)
+        pairs = [(maxima + (w * WIDTH + owned) * 4).load(kv.f32, 2) for w in range(4)]
+        for x in kv.static(range(2)):
+            low, high = kv.math.max(pairs[0][x], pairs[1][x]), kv.math.max(pairs[2][x], pairs[3][x])
+            most[x] = kv.math.max(low, high)
         return most
 
     @kv.func
-    def hand_on(s, alpha, weights, factors, p_full, warp, lane):
+    def hand_on(s, alpha, weights, factors, p_full, warp, lane, owned):
         """Weights, transposed, and factors to shared memory."""
         for n in kv.static(range(0, COLUMNS, 2)):
             pairs = range(n, min(n + 2, COLUMNS))
             words = [pack(dtype, s[4 * m + 2 * u], s[4 * m + 2 * u + 1]) for m in pairs for u in range(2)]
             row = 8 * n + (lane & 7) + ((lane >> 4) * 8 if len(words) == 4 else 0)
             kv.stmatrix(weights + weights_layout.chunk_offset(row, 2 * warp + ((lane >> 3) & 1)), words, trans=True)
-        if (warp == 0) & (lane < 4):
-            for n in kv.static(range(COLUMNS)):
-                pair = kv.vector(f32, [alpha[2 * n], alpha[2 * n + 1]])
-                (factors + (8 * n + (lane & 3) * 2) * 4).store(pair)
+        if warp == 0:
+            (factors + owned * 4).store(kv.vector(f32, alpha))
         kv.fence_proxy_async()
         kv.syncwarp()
         release(p_full, lane)
 
     @kv.func
-    def scores(
-        q_tile, ring, weights, maxima, factors, sums_at, final, ends, seen_at, full, empty, p_full, p_empty, span,
-        place, extents, scale, warp, lane,
-    ):  # fmt: skip
-        begin, tiles = span[4], span[5]
-        unit = kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
-        m, alpha = [kv.f32(LOWEST)] * (2 * COLUMNS), [kv.f32(1.0)] * (2 * COLUMNS)
-        sums = [kv.f32(0.0)] * (2 * COLUMNS)
-        slot, phase = kv.i32(0), kv.i32(0)
-        for i in range(tiles):
-            of_tile, which = slot, i & 1
+    def start_keys(q_tile, ring, full, slot, phase):
+        """(S^T of a tile under way, in the parts that are to be added; slot and phase of the box behind it)."""
+        flying = []
+        for group in kv.static(latent_stored.groups_of(c, order) if c.stored else [order]):
             s = N
-            for j in kv.static(order):
+            if ONE_SUM and flying:  # of another kind of product, which must be done
+                s, flying = kv.wgmma_wait(0, *flying)[0], []
+            for j in kv.static(group):
                 kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
-                keys, rows_of = kv.wgmma_descriptor(ring + slot * BOX.bytes), q_tile + j * query_layout.panel_bytes
-                s = kv.wgmma_start(s, keys, kv.wgmma_descriptor(rows_of), key_steps(j), dtype)
+                box = ring + slot * BOX_BYTES
+                if c.stored:
+                    panel, steps, kind = latent_stored.direct_steps(c, j)
+                    keys = latent_stored.key_descriptor(box)
+                else:
+                    panel, steps, kind, keys = j, key_steps(j), dtype, kv.wgmma_descriptor(box)
+                rows_of = kv.wgmma_descriptor(q_tile + panel * query_layout.panel_bytes)
+                s = kv.wgmma_start(s, keys, rows_of, steps, kind)
                 slot, phase = advance(slot, phase, 1)
-            s = kv.wgmma_wait(0, s)[0]
-            for j in kv.static(range(rest)):
-                at, _ = advance(of_tile, phase, j)
-                release(empty + at * BARRIER_BYTES, lane)
-            base = (begin + i) * KEYS
-            visible(s, ring, of_tile, seen_at + (i & (LISTS - 1)) * 8, span, place, extents, base, warp, lane)
-            most = top_of(s, maxima + which * (4 * N * 4), warp, lane)
-            for n in kv.static(range(COLUMNS)):
-                for x in kv.static(range(2)):
-                    h = 2 * n + x
-                    top = most[h] * unit
-                    top = kv.where(top > m[h] + SLACK, top, m[h])
-                    alpha[h] = kv.ex2(m[h] - top)
-                    m[h] = top
-                    for u in kv.static(range(2)):
-                        s[4 * n + 2 * u + x] = kv.ex2(kv.math.fma(s[4 * n + 2 * u + x], unit, -top))
-                    sums[h] = sums[h] * alpha[h] + (s[4 * n + x] + s[4 * n + 2 + x])
-            kv.mbarrier_wait(p_empty + which * BARRIER_BYTES, ((i >> 1) & 1) ^ 1)
-            p_at = weights + which * weights_layout.bytes
-            hand_on(s, alpha, p_at, factors + which * (N * 4), p_full + which * BARRIER_BYTES, warp, lane)
+            flying = [*flying, s]
+        return flying, slot, phase
+
+    @kv.func
+    def finished_keys(flying, notes_at, notes_full, i, warp, lane):
+        """S^T of tile i, which is under way."""
+        flying = kv.wgmma_wait(0, *flying)
+        if not c.stored:
+            return flying[0]
+        if ONE_SUM:
+            return flying[0]
+        s, groups = None, latent_stored.groups_of(c, order)
+        notes = noted(notes_at, notes_full, i)
+        for n in kv.static(range(len(groups))):
+            s = latent_stored.added(c, s, flying[n], groups[n][0], notes, warp, lane)
+        return s
+
+    @kv.func
+    def noted(notes_at, notes_full, i):
+        """The notes of tile i, once they are there."""
+        if c.scaled:
+            kv.mbarrier_wait(notes_full + (i & (LISTS - 1)) * BARRIER_BYTES, (i // LISTS) & 1)
+        return notes_at + (i & (LISTS - 1)) * NOTES
+
+    @kv.func
+    def multiply_groups(q_tile, ring, full, notes, slot, phase, warp, lane):
+        """(S^T of a tile, slot and phase of the box behind it), a group at a time: for more there are no registers."""
+        s = None
+        for group in kv.static(latent_stored.groups_of(c, order)):
+            sums = N
+            for j in kv.static(group):
+                kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
+                panel, steps, kind = latent_stored.direct_steps(c, j)
+                keys = latent_stored.key_descriptor(ring + slot * BOX_BYTES)
+                rows_of = kv.wgmma_descriptor(q_tile + panel * query_layout.panel_bytes)
+                sums = kv.wgmma_start(sums, keys, rows_of, steps, kind)
+                slot, phase = advance(slot, phase, 1)
+            before = [] if s is None else [s]  # through the wait: else LLVM adds all at the end
+            sums, *before = kv.wgmma_wait(0, sums, *before)
+            s = latent_stored.added(c, before[0] if before else None, sums, group[0], notes, warp, lane)
+        return s, slot, phase
+
+    @kv.func
+    def multiply_converted(q_tile, ring, full, notes, slot, phase, warp, lane):
+        """The same of keys that are converted; what is converted next is loaded before a wait."""
+        s = N
+        kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
+        words = latent_stored.load_keys(ring + slot * BOX_BYTES, warp, lane)
+        for n in kv.static(range(c.boxes)):
+            panel, places = latent_stored.query_place(c, order[n])
+            rows_of = kv.wgmma_descriptor(q_tile + panel * query_layout.panel_bytes)
+            steps = latent_stored.key_steps(c, order[n], words, notes, warp, lane)
+            slot, phase = advance(slot, phase, 1)
+            if n + 1 < c.boxes:
+                kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
+                words = latent_stored.load_keys(ring + slot * BOX_BYTES, warp, lane)
+            s = kv.wgmma_start(s, steps, rows_of, places, latent_stored.product_type(c, order[n]))
+            s = kv.wgmma_wait(1, s)[0]
+        return kv.wgmma_wait(0, s)[0], slot, phase
+
+    @kv.func
+    def release_rest(empty, of_tile, lane):
+        """Give back the boxes of a tile that are no values."""
+        for j in kv.static(range(rest)):
+            at, _ = advance(of_tile, kv.i32(0), j)
+            release(empty + at * BARRIER_BYTES, lane)
+
+    @kv.func
+    def weigh(
+        s, i, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty, notes_full, span,
+        place, extents, scale, m, sums, highest, warp, lane,
+    ):  # fmt: skip
+        """The softmax of tile i, whose weights it hands on."""
+        which, notes = i & 1, noted(notes_at, notes_full, i)
+        owned = (lane >> 2) // (8 // OWNERS) * 8 + (lane & 3) * 2  # the first of two columns
+        unit = kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
+        unit_of, alpha = [unit] * 2, [kv.f32(1.0)] * 2
+        if c.stored:
+            unit_of = (units + owned * 4).load(kv.f32, 2)
+        of_rows, change = [kv.f32(1.0)] * 2, kv.f32(1.0)
+        if c.scaled:
+            of_rows = [
+                (notes + latent_stored.factor_at(warp * 16 + (lane >> 2) + 8 * u)).load(kv.f32) for u in range(2)
+            ]
+            s = [s[k] * of_rows[k // 2 % 2] for k in range(len(s))]
+            above = kv.math.max(highest[0], notes.load(kv.i32))
+            change = kv.bitcast(kv.math.max(127 + highest[0] - above, 0) << 23, f32)
+            highest[0] = above
+        base = (span[4] + i) * KEYS
+        visible(s, ring, of_tile, seen_at + (i & (LISTS - 1)) * 8, span, place, extents, base, warp, lane)
+        most = top_of(s, maxima + which * (4 * WIDTH * 4), warp, lane, owned)
+        for x in kv.static(range(2)):
+            top = most[x] * unit_of[x]
+            top = kv.where(top > m[x] + SLACK, top, m[x])
+            alpha[x] = kv.ex2(m[x] - top)
+            m[x] = top
+        if kv.ballot((alpha[0] != 1.0) | (alpha[1] != 1.0)) != 0:
+            shrink = of_all(alpha, lane)
+            for h in kv.static(range(2 * COLUMNS)):
+                sums[h] = sums[h] * shrink[h]
+        tops = of_all(m, lane)
+        for n in kv.static(range(COLUMNS)):
+            units_of = [unit] * 2
+            if c.stored:
+                units_of = (units + (8 * n + (lane & 3) * 2) * 4).load(kv.f32, 2)
+            for x in kv.static(range(2)):
+                h = 2 * n + x
+                for u in kv.static(range(2)):
+                    s[4 * n + 2 * u + x] = kv.ex2(kv.math.fma(s[4 * n + 2 * u + x], units_of[x], -tops[h]))
+                sums[h] = sums[h] + (s[4 * n + x] + s[4 * n + 2 + x])
+        if c.scaled:
+            below = kv.bitcast((254 - highest[0]) << 23, f32)
+            s = [s[k] * (of_rows[k // 2 % 2] * below) for k in range(len(s))]
+            alpha = [x * change for x in alpha]
+        kv.mbarrier_wait(p_empty + which * BARRIER_BYTES, ((i >> 1) & 1) ^ 1)
+        p_at = weights + which * weights_layout.bytes
+        hand_on(s, alpha, p_at, factors + which * (WIDTH * 4), p_full + which * BARRIER_BYTES, warp, lane, owned)
+
+    @kv.func
+    def scores(
+        q_tile, ring, weights, maxima, factors, sums_at, units, final, ends, seen_at, notes_at, full, empty, p_full,
+        p_empty, notes_full, span, place, extents, scale, warp, lane,
+    ):  # fmt: skip
+        tiles = span[5]
+        owned = (lane >> 2) // (8 // OWNERS) * 8 + (lane & 3) * 2
+        m, sums, highest = [kv.f32(LOWEST)] * 2, [kv.f32(0.0)] * (2 * COLUMNS), [kv.i32(1)]
+        slot, phase, of_tile = kv.i32(0), kv.i32(0), kv.i32(0)
+        if UNDER_WAY:
+            flying, slot, phase = start_keys(q_tile, ring, full, slot, phase)
+            s = finished_keys(flying, notes_at, notes_full, kv.i32(0), warp, lane)
+            release_rest(empty, of_tile, lane)
+            for i in range(1, tiles):
+                before, of_tile = of_tile, slot
+                flying, slot, phase = start_keys(q_tile, ring, full, slot, phase)
+                weigh(
+                    s, i - 1, ring, before, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty,
+                    notes_full, span, place, extents, scale, m, sums, highest, warp, lane,
+                )  # fmt: skip
+                s = finished_keys(flying, notes_at, notes_full, i, warp, lane)
+                release_rest(empty, of_tile, lane)
+            weigh(
+                s, tiles - 1, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty,
+                notes_full, span, place, extents, scale, m, sums, highest, warp, lane,
+            )  # fmt: skip
+        else:
+            for i in range(tiles):
+                of_tile, notes = slot, noted(notes_at, notes_full, i)
+                multiply = multiply_groups if latent_stored.direct(c) else multiply_converted
+                s, slot, phase = multiply(q_tile, ring, full, notes, slot, phase, warp, lane)
+                release_rest(empty, of_tile, lane)
+                weigh(
+                    s, i, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty,
+                    notes_full, span, place, extents, scale, m, sums, highest, warp, lane,
+                )  # fmt: skip
         for k in kv.static((4, 8, 16)):
             sums = [x + kv.shuffle_xor(x, k) for x in sums]
         if lane < 4:
@@ -206,76 +355,88 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 pair = kv.vector(f32, [sums[2 * n], sums[2 * n + 1]])
                 (sums_at + (warp * N + 8 * n + (lane & 3) * 2) * 4).store(pair)
         kv.named_barrier(SCORES_BARRIER, 128)
-        if (warp == 0) & (lane < 4):
-            for n in kv.static(range(COLUMNS)):
-                for x in kv.static(range(2)):
-                    h = 8 * n + (lane & 3) * 2 + x
-                    total = kv.f32(0.0)
-                    for w in kv.static(range(4)):
-                        total = total + (sums_at + (w * N + h) * 4).load(kv.f32)
-                    (final + h * 4).store(normalizer(total))
-                    (ends + h * 4).store(kv.where(total == 0.0, NEVER, m[2 * n + x] + kv.math.log2(total)))
+        factor = kv.bitcast(highest[0] << 23, f32) if c.scaled else kv.f32(1.0)
+        if warp == 0:
+            for x in kv.static(range(2)):
+                total, h = kv.f32(0.0), kv.math.min(owned + x, N - 1)
+                for w in kv.static(range(4)):
+                    total = total + (sums_at + (w * N + h) * 4).load(kv.f32)
+                if owned < N:
+                    (final + h * 4).store(normalizer(total, factor))
+                    (ends + h * 4).store(kv.where(total == 0.0, NEVER, m[x] + kv.math.log2(total)))
         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
 
     @kv.func
-    def values(ring, weights, factors, final, full, empty, p_full, p_empty, tiles, warp, lane):
+    def add_stored(o, p, ring, notes, full, empty, slot, phase, group, warp, lane):
+        """O^T plus a tile's values, of a warpgroup's boxes; what is multiplied next is loaded before a wait.
+
+        But not where there are several scales a row: registers do not suffice.
+        """
+        words = None
+        for n in kv.static(range(2 * MINE)):
+            j, half = n // 2, n % 2
+            if half == 0 and (n == 0 or c.granules):
+                kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
+            if n == 0 or c.granules:
+                words = latent_stored.load_values(ring + slot * BOX_BYTES, half, warp, lane)
+            steps = latent_stored.value_steps(c, group * MINE + j, half, words, notes, warp, lane)
+            if half == 1:
+                kv.syncwarp()
+                release(empty + slot * BARRIER_BYTES, lane)
+                slot, phase = advance(slot, phase, 1)
+            if not c.granules and n + 1 < 2 * MINE:
+                if half == 1:
+                    kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
+                words = latent_stored.load_values(ring + slot * BOX_BYTES, 1 - half, warp, lane)
+            o[j] = kv.wgmma_start(o[j], steps, p, halves_of[half], dtype)
+            o = kv.wgmma_wait(1, *o)
+        return kv.wgmma_wait(0, *o), slot, phase
+
+    @kv.func
+    def values(ring, weights, factors, final, notes_at, full, empty, p_full, p_empty, tiles, group, warp, lane):
         column = (lane & 3) * 2
-        o = [[kv.f32(0.0)] * (N // 2) for _ in range(c.value_boxes)]
+        o = [[kv.f32(0.0)] * (N // 2) for _ in range(MINE)]
         slot, phase = kv.i32(0), kv.i32(0)
         for i in range(tiles):
             which = i & 1
             kv.mbarrier_wait(p_full + which * BARRIER_BYTES, (i >> 1) & 1)
-            alpha = [(factors + (which * N + 8 * n + column) * 4).load(kv.f32, 2) for n in range(COLUMNS)]
+            alpha = [(factors + (which * WIDTH + 8 * n + column) * 4).load(kv.f32, 2) for n in range(COLUMNS)]
             moved = alpha[0][0] != 1.0
             for n in kv.static(range(COLUMNS)):
                 moved = moved | (alpha[n][0] != 1.0) | (alpha[n][1] != 1.0)
             if kv.ballot(moved) != 0:
-                for j in kv.static(range(c.value_boxes)):
+                for j in kv.static(range(MINE)):
                     for k in kv.static(range(N // 2)):
                         o[j][k] = o[j][k] * alpha[k // 4][k % 2]
-            slot, phase = advance(slot, phase, rest)
+            slot, phase = advance(slot, phase, rest + group * MINE)
             first = slot
             p = kv.wgmma_descriptor(weights + which * weights_layout.bytes)
-            for j in kv.static(range(c.value_boxes)):
-                kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
-                box = kv.wgmma_descriptor(ring + slot * BOX.bytes)
-                o[j] = kv.wgmma_start(o[j], box, p, value_steps, dtype, trans_a=True)
-                slot, phase = advance(slot, phase, 1)
-            here = first
-            for j in kv.static(range(c.value_boxes)):
-                o = kv.wgmma_wait(c.value_boxes - 1 - j, *o)
-                release(empty + here * BARRIER_BYTES, lane)
-                here, _ = advance(here, phase, 1)
+            notes = notes_at + (i & (LISTS - 1)) * NOTES
+            if c.stored:
+                o, slot, phase = add_stored(o, p, ring, notes, full, empty, slot, phase, group, warp, lane)
+            else:
+                for j in kv.static(range(MINE)):
+                    kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
+                    box = kv.wgmma_descriptor(ring + slot * BOX_BYTES)
+                    o[j] = kv.wgmma_start(o[j], box, p, value_steps, dtype, trans_a=True)
+                    slot, phase = advance(slot, phase, 1)
+                here = first
+                for j in kv.static(range(MINE)):
+                    o = kv.wgmma_wait(MINE - 1 - j, *o)
+                    release(empty + here * BARRIER_BYTES, lane)
+                    here, _ = advance(here, phase, 1)
+            slot, phase = advance(slot, phase, (GROUPS - 1 - group) * MINE)
             release(p_empty + which * BARRIER_BYTES, lane)
         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
         inverse = [(final + (8 * n + column) * 4).load(kv.f32, 2) for n in range(COLUMNS)]
-        for j in kv.static(range(c.value_boxes)):
-            for k in kv.static(range(N // 2)):
-                dim, row = j * 64 + warp * 16 + (lane >> 2) + 8 * (k // 2 % 2), k // 4 * 8 + column + k % 2
-                (ring + (row * V + dim) * 4).store(o[j][k] * inverse[k // 4][k % 2])
+        for j in kv.static(range(MINE)):
+            latent_results.put_columns(c, ring, o[j], inverse, group * MINE + j, warp, lane)
 
     @kv.func
-    def combine_in_cluster(ring, ends, rank, parts, out, place, splits, split, thread):
-        """Half of the columns of both blocks' results, combined and written."""
-        chunks = V // PAIR // CHUNK
-        for i in range(thread, N * chunks, CONSUMERS):
-            row, column = i // chunks, rank * (V // PAIR) + i % chunks * CHUNK
-            mine, theirs = (ends + row * 4).load(kv.f32), kv.load_cluster(ends + row * 4, rank ^ 1, f32)
-            top = kv.math.max(mine, theirs)
-            a, b = weight(mine, top, mine != NEVER), weight(theirs, top, theirs != NEVER)
-            total = a + b
-            inverse = normalizer(total)
-            x, y = [], []
-            for q in kv.static(range(2)):
-                at = ring + (row * V + column + 4 * q) * 4
-                x, y = x + list(at.load(kv.f32, 4)), y + list(kv.load_cluster(at, rank ^ 1, f32, 4))
-            both = [kv.where(a == 0.0, 0.0, x[k]) * a + kv.where(b == 0.0, 0.0, y[k]) * b for k in range(CHUNK)]
-            vector = c.part(kv.vector(f32, [v * inverse for v in both]))
-            write_rows(c, vector, parts, out, place, row, column, splits, split)
-            if in_parts(c, splits):
-                if column == 0:
-                    lse = kv.where(total == 0.0, NEVER, top + kv.math.log2(total))
-                    lse_of(c, parts, kv.grid_dim.x, place[0], splits, split, row).store(lse)
+    def note(notes_at, notes_full, scales, i, lane):
+        """A warp writes the scales of tile i, behind its boxes: what was there is read."""
+        latent_stored.write_notes(c, notes_at + (i & (LISTS - 1)) * NOTES, scales, lane)
+        release(notes_full + (i & (LISTS - 1)) * BARRIER_BYTES, lane)
 
     @kv.func
     def produce_by_tma(key_map, cache, ring, full, empty, span, b, lane):
@@ -287,77 +448,74 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             pages = latent_copies.pages_of(key_map, cache, b, base + KEYS, last, lane)
             for j in kv.static(order):
                 kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase)
-                place = ring + slot * BOX.bytes
-                latent_copies.boxes_by_tma(key_map, cache, place, full + slot * BARRIER_BYTES, here, base, (j, 1), lane)
+                place, barrier = ring + slot * BOX_BYTES, full + slot * BARRIER_BYTES
+                latent_copies.boxes_by_tma(c, key_map, cache, place, barrier, here, base, (j, 1), lane)
                 slot, phase = advance(slot, phase, 1)
 
     @kv.func
-    def produce_rows(rows, ring, seen_at, full, empty, span, thread):
+    def produce_notes(rows, notes_at, full, notes_full, span, lane):
+        """A warp beside that of the copies: once a tile's first box is there, what lay where its notes go is read."""
         begin, tiles = span[4], span[5]
-        following = latent_copies.places_of(rows, begin * KEYS, thread)
+        following = latent_stored.places_of(rows, begin * KEYS, lane)
+        slot, phase = kv.i32(0), kv.i32(0)
+        for i in range(tiles):
+            scales = latent_stored.load_scales(c, rows, following)
+            following = latent_stored.places_of(rows, (begin + i + 1) * KEYS, lane)
+            kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
+            note(notes_at, notes_full, scales, i, lane)
+            slot, phase = advance(slot, phase, c.boxes)
+
+    @kv.func
+    def produce_rows(rows, ring, seen_at, notes_at, full, empty, notes_full, span, thread):
+        begin, tiles = span[4], span[5]
+        following = latent_copies.places_of(c, rows, begin * KEYS, thread)
+        scaled = latent_stored.places_of(rows, begin * KEYS, thread & 31) if c.scaled else []
         slot, phase, done = kv.i32(0), kv.i32(1), kv.i32(0)
         for i in range(tiles):
             places = following
-            following = latent_copies.places_of(rows, (begin + i + 1) * KEYS, thread)
+            following = latent_copies.places_of(c, rows, (begin + i + 1) * KEYS, thread)
+            scales = latent_stored.load_scales(c, rows, scaled) if c.scaled else []
+            if c.scaled:
+                scaled = latent_stored.places_of(rows, (begin + i + 1) * KEYS, thread & 31)
             if c.listed:
-                latent_copies.note_rows(places, seen_at + (i & (LISTS - 1)) * 8, thread)
+                latent_copies.note_rows(c, places, seen_at + (i & (LISTS - 1)) * 8, thread)
             for n in kv.static(range(c.boxes)):
                 kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase)
-                latent_copies.copy_boxes(c, rows, places, ring + slot * BOX.bytes, (order[n], 1), thread)
+                latent_copies.copy_boxes(c, rows, places, ring + slot * BOX_BYTES, (order[n], 1), thread)
                 slot, phase = advance(slot, phase, 1)
                 if (i > 0) | (n >= DEPTH):
                     latent_copies.copied(full + done * BARRIER_BYTES, DEPTH)
                     done, _ = advance(done, phase, 1)
+            if c.scaled:
+                if thread < 32:
+                    note(notes_at, notes_full, scales, i, thread)
         for n in kv.static(range(DEPTH)):
             latent_copies.copied(full + done * BARRIER_BYTES, DEPTH - 1 - n)
             done, _ = advance(done, phase, 1)
 
-    @kv.func
-    def produce_converted(rows, ring, seen_at, full, empty, span, thread):
-        base, tiles = span[4] * KEYS, span[5]
-        team, thread = thread >> 7, thread & 127
-        places = latent_converts.places_of(rows, base + team * KEYS, thread)
-        words, scales, of_rows = latent_converts.load_tile(c, rows, places, thread)
-        slot, phase = team * c.boxes, kv.i32(1)
-        for i in range(team, tiles, TEAMS):
-            following = latent_converts.places_of(rows, base + (i + TEAMS) * KEYS, thread)
-            here = slot
-            for n in kv.static(range(c.boxes)):
-                kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase)
-                if n == 0 and c.listed:
-                    latent_converts.note_rows(places, seen_at + (i & (LISTS - 1)) * 8, thread)
-                at = ring + slot * BOX.bytes
-                latent_converts.put_box(c, rows, order[n], words, scales, of_rows, places, at, thread)
-                slot, phase = advance(slot, phase, 1)
-            latent_converts.show()
-            for _ in kv.static(range(c.boxes)):
-                release(full + here * BARRIER_BYTES, thread & 31)
-                here, _ = advance(here, phase, 1)
-            slot, phase = advance(slot, phase, (TEAMS - 1) * c.boxes)
-            places = following
-            words, scales, of_rows = latent_converts.load_tile(c, rows, places, thread)
-
-    @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1, cluster=(1, PAIR, 1))
+    @kv.kernel(block=(latent_blocks.threads_of(c), 1, 1), min_blocks=1, cluster=(1, PAIR, 1) if PAIR > 1 else None)
     def attention_latent_few(
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
         row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Optional[kv.Buffer[case.out, 3]],
         parts: kv.Buffer[i8, 1], indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
         key_map: kv.Optional[kv.TensorMap],
     ):  # fmt: skip
-        memory = kv.shared(RING * BOX.bytes + query_layout.bytes + 2 * weights_layout.bytes, kv.u8, alignment=1024)
+        memory = kv.shared(RING * BOX_BYTES + query_layout.bytes + 2 * weights_layout.bytes, kv.u8, alignment=1024)
         ring = memory.ptr()
-        q_tile = ring + RING * BOX.bytes
+        q_tile = ring + RING * BOX_BYTES
         weights = q_tile + query_layout.bytes
-        maxima = kv.shared((2 + 1) * 4 * N, kv.f32, alignment=8).ptr()
-        sums_at = maxima + 2 * 4 * N * 4
-        factors = kv.shared(4 * N, kv.f32, alignment=8).ptr()
-        final = factors + 2 * N * 4
-        ends = final + N * 4
+        maxima = kv.shared((2 + 1) * 4 * WIDTH, kv.f32, alignment=8).ptr()
+        sums_at = maxima + 2 * 4 * WIDTH * 4
+        factors = kv.shared(5 * WIDTH, kv.f32, alignment=8).ptr()
+        final = factors + 2 * WIDTH * 4
+        ends, units = final + WIDTH * 4, final + 2 * WIDTH * 4
         seen_at = kv.shared(2 * LISTS, kv.u32, alignment=8).ptr()
-        full = kv.shared(2 * RING + 4, kv.i64).ptr()
+        notes_at = kv.shared(LISTS * NOTES, kv.u8, alignment=16).ptr() if NOTES else seen_at
+        full = kv.shared(2 * RING + 4 + LISTS, kv.i64).ptr()
         empty = full + RING * BARRIER_BYTES
         p_full = empty + RING * BARRIER_BYTES
         p_empty = p_full + 2 * BARRIER_BYTES
+        notes_full = p_empty + 2 * BARRIER_BYTES
         thread, lane = kv.thread_id.x, kv.thread_id.x & 31
         role = kv.shuffle_idx(thread >> 7, 0)
         if thread == 0:
@@ -366,51 +524,73 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 kv.mbarrier_init(empty + n * BARRIER_BYTES, 4)
             for n in kv.static(range(2)):
                 kv.mbarrier_init(p_full + n * BARRIER_BYTES, 4)
-                kv.mbarrier_init(p_empty + n * BARRIER_BYTES, 4)
+                kv.mbarrier_init(p_empty + n * BARRIER_BYTES, 4 * GROUPS)
+            for n in kv.static(range(LISTS)):
+                kv.mbarrier_init(notes_full + n * BARRIER_BYTES, 1)
             kv.fence_mbarrier_init()
         kv.barrier()
-        rank = kv.cluster_rank()
+        rank = kv.cluster_rank() if PAIR > 1 else kv.i32(0)
         splits, split, number = kv.grid_dim.y // PAIR, kv.block_id.y // PAIR, kv.grid_dim.x - 1 - kv.block_id.x
         queries = queries_of(query, row_offsets)
         b, token0, row0, rows = place_of(c, queries, number)
+        some = kv.bool(False)
         if row0 < rows:
             place = (number, token0, row0, rows)
             cache = collection.get_key_cache(layer)
             extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
             span = keys_of(c, *extents, row0, rows, kv.grid_dim.y, kv.block_id.y)
             tiles = span[5]
+            some = tiles > 0
             if tiles > 0:
-                if role >= 2:
-                    if c.copy == "convert":
-                        kv.setmaxnreg(REGISTERS[2], "decrease")
+                if role > GROUPS:
+                    take_registers(2)
+                    source = latent_copies.Rows(c, cache, indices, b, token0, span[0], span[1])
                     if c.copy == "tma":
-                        produce_by_tma(key_map, cache, ring, full, empty, span, b, lane)
+                        if thread < CONSUMERS + 32:
+                            produce_by_tma(key_map, cache, ring, full, empty, span, b, lane)
+                        elif c.scaled and thread < CONSUMERS + 64:
+                            produce_notes(source, notes_at, full, notes_full, span, lane)
                     else:
-                        source = latent_copies.Rows(c, cache, indices, b, token0, span[0], span[1])
-                        produce = produce_rows if c.copy == "rows" else produce_converted
-                        produce(source, ring, seen_at, full, empty, span, thread - CONSUMERS)
+                        produce_rows(source, ring, seen_at, notes_at, full, empty, notes_full, span, thread - CONSUMERS)
                 else:
                     warp = (thread & 127) >> 5
-                    load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, thread, CONSUMERS)
+                    if c.stored:
+                        latent_stored.load_query(
+                            c, query, q_tile, units, token0, row0, rows, scale, thread >> 5, lane, CONSUMERS // 32
+                        )
+                    else:
+                        load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, thread, CONSUMERS)
                     kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
                     if role == 0:
-                        if c.copy == "convert":
-                            kv.setmaxnreg(REGISTERS[0], "decrease")
+                        take_registers(0)
                         scores(
-                            q_tile, ring, weights, maxima, factors, sums_at, final, ends, seen_at, full, empty, p_full,
-                            p_empty, span, place, extents, scale, warp, lane,
+                            q_tile, ring, weights, maxima, factors, sums_at, units, final, ends, seen_at, notes_at,
+                            full, empty, p_full, p_empty, notes_full, span, place, extents, scale, warp, lane,
                         )  # fmt: skip
                     else:
-                        if c.copy == "convert":
-                            kv.setmaxnreg(REGISTERS[1], "increase")
-                        values(ring, weights, factors, final, full, empty, p_full, p_empty, tiles, warp, lane)
+                        take_registers(1)
+                        values(
+                            ring, weights, factors, final, notes_at, full, empty, p_full, p_empty, tiles, role - 1,
+                            warp, lane,
+                        )  # fmt: skip
             else:
                 if thread < N:
                     (ends + thread * 4).store(kv.f32(NEVER))
-        kv.cluster_barrier()
+        if PAIR > 1:
+            kv.cluster_barrier()
+        else:
+            kv.barrier()
         if row0 < rows:
             if thread < CONSUMERS:
-                combine_in_cluster(ring, ends, rank, parts, out, (number, token0, row0, rows), splits, split, thread)
-        kv.cluster_barrier()  # no block ends while the other reads its memory
+                if PAIR > 1:
+                    latent_results.combine_in_cluster(
+                        c, ring, ends, rank, parts, out, (number, token0, row0, rows), splits, split, thread
+                    )
+                else:
+                    latent_results.write_own(
+                        c, ring, ends, parts, out, (number, token0, row0, rows), splits, split, some, thread
+                    )
+        if PAIR > 1:
+            kv.cluster_barrier()  # no block ends while the other reads its memory
 
     return attention_latent_few

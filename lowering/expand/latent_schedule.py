@@ -10,7 +10,7 @@ from kvarn.dialect.dtypes import bf16, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.lowering.target import Target
 
-from . import latent_combine, latent_converts, latent_few, latent_wide
+from . import latent_blocks, latent_combine, latent_few, latent_stored, latent_wide
 from .attention_common import Case, tile_count
 from .base import Expansion
 from .latent_common import BOX_COLUMNS, KEYS, WIDE, LatentConfig, ends_apart
@@ -39,7 +39,7 @@ def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> li
         )
     if case.rope and case.content % BOX_COLUMNS:
         found.append(f"needs a multiple of {BOX_COLUMNS} columns before bf16 keys, got {case.content}")
-    if spec.quantized and spec.granularity < spec.head_size and spec.granularity % latent_converts.VECTOR:
+    if spec.quantized and spec.granularity < spec.head_size and spec.granularity % latent_stored.VECTOR:
         found.append(f"needs scales of a row or of a multiple of 16 elements, got one for {spec.granularity}")
     if case.size % 16 or case.value_size % (2 * BOX_COLUMNS) or not 0 < case.value_size <= 512:
         found.append(
@@ -50,29 +50,37 @@ def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> li
         found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
     if not found:
         config = LatentConfig(case, WIDE, listed=listed)
-        if latent_wide.shared_bytes(config) > target.shared_bytes:
+        if not fits(config, target):
             found.append(f"needs rows that fit {target.shared_bytes} bytes of shared memory thrice, got {case.size}")
     return found
+
+
+def fits(c: LatentConfig, target: Target) -> bool:
+    """Whether two tiles of keys and the query have room in shared memory."""
+    if c.few:
+        return latent_blocks.ring_boxes(c, target.shared_bytes) >= 2 * c.boxes
+    return latent_wide.shared_bytes(c) <= target.shared_bytes
 
 
 def box_rows(case: Case, at: Expansion, handle: Any, listed: bool) -> int:
     """Rows that TMA copies at a time; 0 where it cannot."""
     rows = math.gcd(case.spec.page_size, KEYS) if case.spec.paged else KEYS
-    if (
-        listed
-        or case.spec.dtype is not case.query
-        or rows % ATOM_ROWS
-        or at.why_no_tensor_map(handle, rows=rows) is not None
-    ):
+    swizzle = swizzle_of(LatentConfig(case, WIDE))
+    if listed or rows % ATOM_ROWS or at.why_no_tensor_map(handle, rows=rows, swizzle=swizzle) is not None:
         return 0
     return rows
+
+
+def swizzle_of(c: LatentConfig) -> str:
+    return f"{c.box.swizzle}B"
 
 
 def config_of(case: Case, at: Expansion, op: Any) -> LatentConfig:
     """The configuration for a case and what the schedule promises."""
     listed = op.indices is not None
     most = case.heads if listed else at.schedule.get("max_queries", 0) * case.heads
-    rows = align_up(most, 8) if 0 < most <= latent_few.MOST_ROWS else WIDE
+    few = WIDE if case.spec.dtype is not case.query else latent_blocks.MOST_ROWS
+    rows = align_up(most, 8) if 0 < most <= few else WIDE
     tiles = 0 if listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
     return LatentConfig(case, rows, tiles, listed, box_rows(case, at, op.collection, listed), ends_apart(case, op))
 
@@ -81,8 +89,7 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
     """Launch the kernel, and where keys are split the one that combines."""
     case, one = config.case, at.constant(1)
     tokens, batch = at.dim(op.query, 0), at.dim(op.row_offsets, 0) - 1
-    few = config.rows < WIDE
-    blocks = latent_few.PAIR if few else 1  # that leave one partial result
+    blocks = latent_blocks.blocks_of(config) if config.few else 1  # that leave one partial result
     if config.listed:
         tiles = needed = tokens * cdiv(case.heads, config.rows)
     elif config.tiles:
@@ -102,12 +109,14 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
     several = one if config.parted else (splits - 1).least(one)
     parts = at.workspace((several * tiles).wide * splits * config.part_bytes + 16)  # of many tiles more than 2 GiB
     key_map = (
-        at.tensor_map(op.collection, rows=config.box_rows, layer=op.layer, half="key") if config.copy == "tma" else None
-    )
+        at.tensor_map(
+            op.collection, rows=config.box_rows, swizzle=swizzle_of(config), layer=op.layer, half="key"
+        ) if config.copy == "tma" else None
+    )  # fmt: skip
     out = None if config.parted else op.out
     args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, out, parts, op.indices, op.topk_lengths]
-    if few:
-        kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_few.threads_of(config)
+    if config.few:
+        kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_blocks.threads_of(config)
     else:
         kernel, threads = latent_wide.latent_kernel(config), latent_wide.threads_of(config)
     at.launch(kernel, [*args, key_map], (tiles, splits * blocks, 1), (threads, 1, 1), key=config)

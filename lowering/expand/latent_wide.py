@@ -23,7 +23,7 @@ from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.tile_ir import BARRIER_BYTES
 
-from . import latent_converts, latent_copies
+from . import latent_copies
 from .attention_common import interval
 from .latent_common import (
     BOX,
@@ -53,11 +53,8 @@ from .softmax import SLACK
 
 STAGES = 2
 OF_BOX = 32  # sums of a thread for a box of columns
-# Registers of a thread of the producer, of scores, of values: together those that the block starts with. A producer
-# that converts holds a tile, and more where rows have scales or end in bf16.
-REGISTERS = {
-    "tma": (24, 240, 240), "rows": (40, 232, 232), "convert": (96, 208, 200), "packed": (104, 208, 192),
-}  # fmt: skip
+# Registers of a thread of the producer, of scores, of values: together those that the block starts with.
+REGISTERS = {"tma": (24, 240, 240), "rows": (40, 232, 232)}
 WEIGHTS = SharedLayout(WIDE, KEYS, 2, 128)
 WIDEST = 4  # boxes of a product: 256 columns
 
@@ -65,8 +62,6 @@ WIDEST = 4  # boxes of a product: 256 columns
 def groups_of(c: LatentConfig) -> list[tuple[int, int]]:
     """(first, how many) boxes that share barriers: those that are no values, the left ones of the values, the right."""
     left = c.value_boxes // 2
-    if c.copy == "convert" and c.value_boxes > WIDEST:  # registers go to the producer, and scores has most to hold
-        left -= 1
     rest = c.boxes - c.value_boxes
     return ([(c.value_boxes, rest)] if rest else []) + [(0, left), (left, c.value_boxes - left)]
 
@@ -90,7 +85,6 @@ def latent_kernel(c: LatentConfig) -> Any:
     right_bytes, right_column = groups[RIGHT][0] * BOX.bytes, groups[RIGHT][0] * BOX_COLUMNS
     query_layout = SharedLayout(WIDE, case.size, 2, 128)
     value_steps = BOX.row_steps()
-    PRODUCERS = threads_of(c) // 128 - 2  # warpgroups
 
     def barrier_of(barriers: Any, stage: Any, group: int) -> Any:
         return barriers + (stage * (len(groups) * BARRIER_BYTES) + group * BARRIER_BYTES)
@@ -212,7 +206,7 @@ def latent_kernel(c: LatentConfig) -> Any:
         if c.copy == "tma":
             if (base < first) | (base + KEYS > last):
                 kv.named_barrier(SCORES_BARRIER, 128)  # all of them have multiplied the keys
-                clear_rows(tile, c.value_boxes, first - base, last - base, warp * 32 + lane, 128)
+                clear_rows(BOX, tile, c.value_boxes, first - base, last - base, warp * 32 + lane, 128)
                 kv.fence_proxy_async()
                 kv.named_barrier(SCORES_BARRIER, 128)
         seen = [seen_at.load(kv.u32), (seen_at + 4).load(kv.u32)] if c.listed else []
@@ -316,48 +310,27 @@ def latent_kernel(c: LatentConfig) -> Any:
                 kv.mbarrier_wait(barrier_of(empty, i & 1, g), ((i >> 1) & 1) ^ 1)
                 place = stages + ((i & 1) * TILE + groups[g][0] * BOX.bytes)
                 latent_copies.boxes_by_tma(
-                    key_map, cache, place, barrier_of(full, i & 1, g), here, (begin + i) * KEYS, groups[g], lane
+                    c, key_map, cache, place, barrier_of(full, i & 1, g), here, (begin + i) * KEYS, groups[g], lane
                 )
 
     @kv.func
     def produce_rows(rows, stages, seen_at, full, empty, span, thread):
         begin, tiles = span[4], span[5]
-        following = latent_copies.places_of(rows, begin * KEYS, thread)
+        following = latent_copies.places_of(c, rows, begin * KEYS, thread)
         for i in range(tiles):
             places, stage = following, i & 1
-            following = latent_copies.places_of(rows, (begin + i + 1) * KEYS, thread)
+            following = latent_copies.places_of(c, rows, (begin + i + 1) * KEYS, thread)
             for g in kv.static(range(len(groups))):
                 kv.mbarrier_wait(barrier_of(empty, stage, g), ((i >> 1) & 1) ^ 1)
                 place = stages + (stage * TILE + groups[g][0] * BOX.bytes)
                 latent_copies.copy_boxes(c, rows, places, place, groups[g], thread)
                 if g == LEFT and c.listed:
-                    latent_copies.note_rows(places, seen_at + stage * 8, thread)
+                    latent_copies.note_rows(c, places, seen_at + stage * 8, thread)
                 if g > 0:
                     latent_copies.copied(barrier_of(full, stage, g - 1), 1)
                 elif i > 0:
                     latent_copies.copied(barrier_of(full, (i - 1) & 1, RIGHT), 1)
         latent_copies.copied(barrier_of(full, (tiles - 1) & 1, RIGHT), 0)
-
-    @kv.func
-    def produce_converted(rows, stages, seen_at, full, empty, span, thread):
-        base, tiles = span[4] * KEYS, span[5]
-        places = latent_converts.places_of(rows, base, thread)
-        words, scales, of_rows = latent_converts.load_tile(c, rows, places, thread)
-        for i in range(tiles):
-            stage = i & 1
-            following = latent_converts.places_of(rows, base + (i + 1) * KEYS, thread)
-            for g in kv.static(range(len(groups))):
-                kv.mbarrier_wait(barrier_of(empty, stage, g), ((i >> 1) & 1) ^ 1)
-                if g == LEFT and c.listed:
-                    latent_converts.note_rows(places, seen_at + stage * 8, thread)
-                for box in kv.static(range(groups[g][0], sum(groups[g]))):
-                    at = stages + (stage * TILE + box * BOX.bytes)
-                    latent_converts.put_box(c, rows, box, words, scales, of_rows, places, at, thread)
-            latent_converts.show()
-            for g in kv.static(range(len(groups))):
-                release(barrier_of(full, stage, g), thread & 31)
-            places = following
-            words, scales, of_rows = latent_converts.load_tile(c, rows, places, thread)
 
     @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1)
     def attention_latent(
@@ -394,9 +367,8 @@ def latent_kernel(c: LatentConfig) -> Any:
             extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
             span = keys_of(c, *extents, row0, rows, splits, kv.block_id.y)
             tiles = span[5]
-            packed = c.copy == "convert" and (case.rope or latent_converts.scales_of(c))
-            producer, left, right = REGISTERS["packed" if packed else c.copy]
-            if role < PRODUCERS:
+            producer, left, right = REGISTERS[c.copy]
+            if role == 0:
                 kv.setmaxnreg(producer, "decrease")
                 if tiles > 0:
                     if c.copy == "tma":
@@ -404,15 +376,14 @@ def latent_kernel(c: LatentConfig) -> Any:
                             produce_by_tma(key_map, cache, stages, full, empty, span, b, lane)
                     else:
                         source = latent_copies.Rows(c, cache, indices, b, token0, span[0], span[1])
-                        produce = produce_rows if c.copy == "rows" else produce_converted
-                        produce(source, stages, seen_at, full, empty, span, thread)
+                        produce_rows(source, stages, seen_at, full, empty, span, thread)
             else:
-                consumer = thread - PRODUCERS * 128
+                consumer = thread - 128
                 warp = (thread & 127) >> 5
                 if tiles > 0:
                     load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, consumer, CONSUMERS)
                     kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
-                    if role == PRODUCERS:
+                    if role == 1:
                         kv.setmaxnreg(left, "increase")
                         left_columns(
                             q_tile, stages, weights, factors, ends, seen_at, full, empty, p_full, p_empty, span, place,

@@ -14,7 +14,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect.dtypes import DType, f32, i64
+from kvarn.dialect.dtypes import DType, f8e4m3, f32, i64
 from kvarn.dialect.shared_layout import Descriptor
 
 from .machine import _float, _parts, _pointer, _static, _word, inline_asm
@@ -69,7 +69,9 @@ def wgmma(
     steps : list of int, or of (int, int)
         For every step, how many bytes its part of B lies after the first; with a descriptor of A, of A and of B.
     dtype : DType
-        f16 or bf16, of A and B.
+        f16 or bf16, of A and B; or f8e4m3, whose steps have 32 columns (4 words of a thread are 16 elements: of its two
+        rows in turn columns 4 t to 4 t + 3, then those 16 further; t the lane modulo 4) and whose sums keep about 14
+        bits of the largest.
     trans_b : bool
         The rows of the tile are B's 16 rows a step, of N columns; else its rows are B's columns.
     trans_a : bool
@@ -108,7 +110,9 @@ def _product(
     d: int | Sequence[Any], a: Any, b: Any, steps: Sequence[Any], dtype: DType, trans_b: bool, trans_a: bool, wait: bool
 ) -> list[Value]:
     """A product of checked operands."""
-    _static(dtype.name, ("f16", "bf16"), "dtype")
+    _static(dtype.name, ("f16", "bf16", "f8e4m3"), "dtype")
+    if dtype is f8e4m3 and (trans_a or trans_b):
+        raise ValueError("wgmma reads f8e4m3 as it lies only: trans_a and trans_b are of 16-bit elements")
     n = d if isinstance(d, int) else 2 * len(d)
     if isinstance(d, bool) or n % 8 or not 8 <= n <= 256:
         raise ValueError(f"wgmma has a multiple of 8 columns up to 256, got {n}")
@@ -126,7 +130,7 @@ def _product(
     else:
         left = [_word(w, "an element of a") for step in a for w in step]
     right = as_value(b, i64, "the descriptor of B").ir
-    made = multiply(n, dtype.name, left, right, sums, places, trans_b, wait, trans_a)
+    made = multiply(n, dtype.name.removeprefix("f8"), left, right, sums, places, trans_b, wait, trans_a)
     return [Value(x, f32) for x in made]
 
 

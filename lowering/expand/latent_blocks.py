@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The blocks of the kernel over latent rows with swapped operands: their threads, registers and shared memory."""
+
+from __future__ import annotations
+
+from kvarn.dialect.shared_layout import SharedLayout
+
+from . import latent_stored
+from .latent_common import LatentConfig
+
+MOST_ROWS = 32  # of a block with 16-bit keys
+SMALL_BYTES = 6144  # more than maxima, factors, sums and barriers take
+# Registers of a thread of scores, of values and of the producer with many query rows; where it does more than to start
+# copies by TMA; where scores adds up what scales come between.
+REGISTERS, NOTED, ADDED = (120, 184, 24), (112, 184, 32), (136, 176, 24)
+TILES = 4  # that the ring holds at most
+LISTS = 8  # tiles whose listed keys and scales are known: more than the ring holds
+
+
+def blocks_of(c: LatentConfig) -> int:
+    """Blocks of a cluster, which share the keys of a split."""
+    return 2 if c.rows <= MOST_ROWS else 1
+
+
+def value_groups(c: LatentConfig) -> int:
+    """Warpgroups that multiply values: two where they convert them, too."""
+    return 2 if c.stored else 1
+
+
+def consumers_of(c: LatentConfig) -> int:
+    """Threads of scores and values."""
+    return 128 * (1 + value_groups(c))
+
+
+def threads_of(c: LatentConfig) -> int:
+    """Scores, values, and the producer's warps: a whole warpgroup where registers move."""
+    producers = c.producer_warps + (c.scaled and c.copy == "tma")
+    return consumers_of(c) + (32 * producers if registers_of(c) is None else 128)
+
+
+def registers_of(c: LatentConfig) -> tuple[int, int, int] | None:
+    """Of a thread of scores, of values and of the producer; None where all have the same."""
+    if c.rows <= MOST_ROWS:
+        return None
+    if c.granules:
+        return ADDED
+    return REGISTERS if c.copy == "tma" else NOTED
+
+
+def query_layout_of(c: LatentConfig) -> SharedLayout:
+    return latent_stored.query_layout(c) if c.stored else SharedLayout(c.rows, c.case.size, 2, 128)
+
+
+def ring_boxes(c: LatentConfig, shared_bytes: int) -> int:
+    """Boxes of the ring."""
+    used = query_layout_of(c).bytes + 2 * 128 * c.rows + SMALL_BYTES + LISTS * c.notes_bytes
+    return min(TILES * c.boxes, (shared_bytes - used) // c.box.bytes)
