@@ -11,8 +11,8 @@ the keys' tile read transposed, P^T lies in shared memory with a row a query row
 - *Values* adds, and gives the boxes back: from 33 query rows on two warpgroups with half of the columns each.
 
 With few query rows neither has to hurry: both wait for the memory. Two blocks, a cluster, share the keys of a tile of
-query rows and combine results by distributed shared memory; where more do, pairs leave partial results. With many, scores
-and values take turns on the tensor cores, and a block has a split of its own.
+query rows and combine results in distributed shared memory; where more do, pairs leave partial results. With many,
+scores and values take turns on the tensor cores, and a block has a split of its own.
 """
 
 from __future__ import annotations
