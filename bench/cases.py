@@ -83,7 +83,11 @@ class Gather:
 
 @dataclass(frozen=True)
 class Mla:
-    """One new token a sequence over latent rows; values are the first ``value_size`` columns."""
+    """One new token a sequence over latent rows; values are the first ``value_size`` columns.
+
+    Of the last ``rope`` columns of a query of ``size`` the keys are bf16 behind the 8-bit ones; between lies a scale in
+    f32 for every ``inline`` of these. 0: there are none.
+    """
 
     batch: int
     context: int
@@ -91,6 +95,17 @@ class Mla:
     size: int = 576
     value_size: int = 512
     page: int = 64
+    rope: int = 0
+    inline: int = 0
+
+    @property
+    def scales(self) -> int:
+        return (self.size - self.rope) // self.inline if self.inline else 0
+
+    @property
+    def stored_size(self) -> int:
+        """Elements of a row in the cache."""
+        return self.size + self.rope + 4 * self.scales
 
 
 @dataclass(frozen=True)
@@ -162,6 +177,7 @@ def _chunks() -> tuple[tuple[int, int], ...]:
 
 _FP8 = "f8e4m3"
 _LARGE, _STEP = Append(8, 1024, 1024), Append(256, 1, 64)
+_SCALED_ROWS = Mla(64, 4096, 128, rope=64, inline=128)
 _LONG, _SHORT = Decode(64, 4096), Decode(128, 2048)
 _PROMPTS, _WIDE_HEADS = Prefill(((4096, 4096),) * 8), Goal("tflops", 600)
 
@@ -249,6 +265,17 @@ RANGE = (
     Row("range_mla_b100", "MLA decode 100 × 4k, 128 heads", Mla(100, 4096, 128)),
     Row("range_mla_b128_c1k", "MLA decode 128 × 1k, 16 heads", Mla(128, 1024, 16)),
     Row("range_mla_p1", "MLA decode 64 × 4k, 128 heads, page 1", Mla(64, 4096, 128, page=1)),
+    Row("range_mla_h128_640", "MLA decode 64 × 4k, 128 heads, rows of 640 bytes", Mla(64, 4096, 128, rope=64), _FP8),
+    Row("range_mla_h16_640", "MLA decode 64 × 8k, 16 heads, rows of 640 bytes", Mla(64, 8192, 16, rope=64), _FP8),
+    Row("range_mla_h128_656", "MLA decode 64 × 4k, 128 heads, rows of 656 bytes", _SCALED_ROWS, _FP8),
+    Row(
+        "range_mla_h16_656",
+        "MLA decode 64 × 8k, 16 heads, rows of 656 bytes",
+        replace(_SCALED_ROWS, context=8192, query_heads=16),
+        _FP8,
+    ),
+    Row("range_mla_h64_fp8", "MLA decode fp8 64 × 4k, 64 heads", Mla(64, 4096, 64), _FP8),
+    Row("range_mla_b128_c1k_fp8", "MLA decode fp8 128 × 1k, 16 heads", Mla(128, 1024, 16), _FP8),
     Row("range_d64_fp8", "decode fp8 64 × 4k, head size 64", replace(_LONG, size=64), _FP8),
     Row("range_d256_fp8", "decode fp8 64 × 4k, head size 256", replace(_LONG, size=256), _FP8),
     Row("range_p64_fp8", "decode fp8 64 × 4k, page 64", replace(_LONG, page=64), _FP8),
@@ -272,6 +299,13 @@ SMALL = (
     Row("small_append_rope", "RoPE + append, small", replace(_FEW, rope=True)),
     Row("small_append_fp8_rope", "RoPE + append fp8, small", replace(_FEW, rope=True), _FP8),
     Row("small_gather", "gather, small", Gather(3, 32, 2, 64), goal=Goal("copy", 0.0)),
+    Row(
+        "small_mla_scaled",
+        "MLA decode, small scaled rows",
+        Mla(2, 40, 4, 96, 64, 16, 32, 32),
+        _FP8,
+        Goal("matmul", 0.0),
+    ),
     Row("small_mla", "MLA decode, small", Mla(2, 40, 4, 96, 64, 16), goal=Goal("matmul", 0.0)),
     Row("small_documents", "prefill of documents, small", Functions(((40, 40),) * 2, 4, 2, 64, documents=16)),
     Row("small_t5", "prefill with T5's bias, small", Functions(((40, 40),) * 2, 4, 2, 64, documents=40, t5=True)),

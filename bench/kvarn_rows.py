@@ -102,8 +102,9 @@ def _mla(p: Any, schedule: Mapping[str, Any] | None) -> Callable[[int], Any]:
     collection = p.cached.collection(p.lengths - 1, 1, p.longest)
     size = p.out.shape[2]
     return lambda layer: kv.ops.mla_attention(
-        collection, layer, p.query, p.offsets, value_size=size, scale=p.scale, out=p.out, schedule=schedule
-    )
+        collection, layer, p.query, p.offsets, value_size=size, scale=p.scale, out=p.out, schedule=schedule,
+        inline_scales=p.row.shape.inline or None,
+    )  # fmt: skip
 
 
 def _append(p: Any, schedule: Mapping[str, Any] | None) -> Callable[[int], Any]:

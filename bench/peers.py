@@ -337,7 +337,7 @@ def _fa3_mla(p: Any) -> Iterator[Offer]:
 
 def flashmla(p: Any) -> Iterator[Offer]:
     """FlashMLA, dense; over rows of 8 bits with a query of 8 bits, which is what it takes."""
-    if p.row.kind != "mla" or p.row.shape.page != FLASHMLA_PAGE:
+    if p.row.kind != "mla" or p.row.shape.page != FLASHMLA_PAGE or p.row.shape.rope:
         return
     shape, (cache,), torch = p.row.shape, p.cached.parts, p.arrays.torch
     _vllm_library("_flashmla_extension_C*.so" if _is_fp8(p) else "_flashmla_C*.so")

@@ -83,9 +83,11 @@ class MlaProblem(AttentionProblem):
         self.arrays, self.row = arrays, row
         self.lengths, self.queries = np.full(shape.batch, shape.context), np.ones(shape.batch, np.int64)
         pages = Pages(self.lengths, shape.page, arrays)
-        cached = shape.batch * shape.context * shape.size * dtypes.by_name(row.dtype).itemsize
+        cached = shape.batch * shape.context * shape.stored_size * dtypes.by_name(row.dtype).itemsize
         self.layers = layers_for(cached, arrays)
         self.cached = Cached(arrays, row, pages, self.layers, split, halves=1)
+        if shape.rope and not split:
+            self.pack_rows(shape)
         self.query = arrays.normal((shape.batch, shape.query_heads, shape.size), "bf16")
         self.out = arrays.empty((shape.batch, shape.query_heads, shape.value_size), "bf16")
         self.scale = shape.size**-0.5
@@ -95,8 +97,30 @@ class MlaProblem(AttentionProblem):
         self.device_lengths = arrays.integers(self.lengths)
         self.longest = shape.context
 
+    def pack_rows(self, shape: Mla) -> None:
+        """Make what lies behind the 8-bit elements of rows what it means: scales, and bf16 keys."""
+        blocks, content = self.cached.blocks, shape.size - shape.rope
+        rope = content + 4 * shape.scales
+        self.arrays.put_bytes(
+            blocks, rope, shape.stored_size, self.arrays.normal((*blocks.shape[:-1], shape.rope), "bf16")
+        )
+        if shape.scales:
+            scales = abs(self.arrays.normal((*blocks.shape[:-1], shape.scales), "f32")) + 0.5
+            self.arrays.put_bytes(blocks, content, rope, scales)
+
     def keys_of(self, b: int) -> tuple[Any, Any]:
-        keys = self.cached.rows(b, int(self.lengths[b]), 0)
+        shape, length = self.row.shape, int(self.lengths[b])
+        if not shape.rope:
+            keys = self.cached.rows(b, length, 0)
+        else:
+            ids = self.arrays.index(self.cached.pages.table[b, : -(-length // shape.page)])
+            rows = self.cached.blocks[ids, 0, 0].reshape(-1, 1, shape.stored_size)[:length]
+            content = shape.size - shape.rope
+            keys, behind = self.arrays.f32(rows[..., :content]), content + 4 * shape.scales
+            if shape.scales:
+                scales = self.arrays.view(rows[..., content:behind], "f32")
+                keys = (keys.reshape(length, 1, shape.scales, -1) * scales[..., None]).reshape(length, 1, content)
+            keys = self.arrays.concatenate((keys, self.arrays.f32(self.arrays.view(rows[..., behind:], "bf16"))))
         return keys, keys[..., : self.out.shape[2]]
 
 

@@ -36,7 +36,7 @@ def spec_of(row: Row) -> layout.CacheSpec:
     """The caches of a row."""
     shape = row.shape
     if isinstance(shape, Mla):
-        return layout.spec_of("paged", row.dtype, 1, shape.size, is_mla=True, page_size=shape.page)
+        return layout.spec_of("paged", row.dtype, 1, shape.stored_size, is_mla=True, page_size=shape.page)
     return layout.spec_of("paged", row.dtype, shape.heads, shape.size, page_size=shape.page)
 
 
@@ -77,6 +77,7 @@ def specialisation(row: Row, target: str = "sm_90a", schedule: Mapping[str, Any]
             "out": rows(shape.query_heads, shape.value_size),
         }
         attributes = (("value_size", shape.value_size), ("mask", "causal"), ("span", 0))
+        attributes += (("inline_scales", shape.inline),) if shape.inline else ()
     elif isinstance(shape, Append):
         new = rows(shape.heads, shape.size)
         name, operands = (

@@ -62,7 +62,7 @@ def test_a_check_sees_what_was_not_written(name, library):
     assert error != error or error > kvarn_rows.TOLERANCE[p.row.dtype]
 
 
-@pytest.mark.parametrize("name", ["small_decode", "small_append_rope", "small_gather", "small_mla"])
+@pytest.mark.parametrize("name", ["small_decode", "small_append_rope", "small_gather", "small_mla", "small_mla_scaled"])
 def test_a_check_sees_one_wrong_element(name, library):
     p = problems.problem(library, SMALL[name], split=False)
     offer, *options = kvarn_rows.offers(p)

@@ -61,6 +61,14 @@ class TorchArrays:
         """int32 of a NumPy array or a list."""
         return self.torch.as_tensor(np.ascontiguousarray(values, np.int32)).to(self.device)
 
+    def view(self, array: Any, dtype: str) -> Any:
+        """The same bytes, the last dimension wider or narrower; 8-bit types go by bytes."""
+        return array.contiguous().view(self.torch.uint8).view(self.dtype(dtype))
+
+    def put_bytes(self, array: Any, begin: int, end: int, values: Any) -> None:
+        """Write the bytes of ``values`` to elements [begin, end) of the rows of an 8-bit array."""
+        array.view(self.torch.uint8)[..., begin:end] = values.view(self.torch.uint8)
+
     def f32(self, array: Any) -> Any:
         return array.float()
 
@@ -138,6 +146,12 @@ class NumPyArrays:
 
     def integers(self, values: Any) -> Any:
         return np.ascontiguousarray(values, np.int32)
+
+    def view(self, array: Any, dtype: str) -> Any:
+        return np.ascontiguousarray(array).view(self.dtype(dtype))
+
+    def put_bytes(self, array: Any, begin: int, end: int, values: Any) -> None:
+        array.view(np.uint8)[..., begin:end] = values.view(np.uint8)
 
     def f32(self, array: Any) -> Any:
         return np.asarray(array).astype(np.float32)

@@ -68,7 +68,11 @@ class Cached:
     def __init__(self, arrays: Arrays, row: Any, pages: Pages, layers: int, split: bool, halves: int = 2) -> None:
         shape = row.shape
         self.arrays, self.pages, self.layers, self.split, self.halves = arrays, pages, layers, split, halves
-        self.heads, self.size, self.dtype = getattr(shape, "heads", 1), shape.size, row.dtype
+        self.heads, self.size, self.dtype = (
+            getattr(shape, "heads", 1),
+            getattr(shape, "stored_size", shape.size),
+            row.dtype,
+        )
         rows = (pages.page, self.heads, self.size)
         if split:
             self.parts = [arrays.normal((layers, pages.total, *rows), row.dtype) for _ in range(halves)]
