@@ -45,6 +45,8 @@ class LatentConfig:
         Whether lists say which rows of the pool a token sees.
     box_rows : int
         Rows that TMA copies at a time; 0: threads copy, row by row.
+    overlap : bool
+        Whether the keys of the next tile are multiplied during a softmax, where operands are swapped.
     parted : bool
         Whether all results are partial ones, of one split too: where the combination does more than to combine them.
     """
@@ -55,6 +57,7 @@ class LatentConfig:
     listed: bool = False
     box_rows: int = KEYS
     parted: bool = False
+    overlap: bool = False
 
     @property
     def part(self) -> DType:

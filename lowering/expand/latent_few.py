@@ -62,9 +62,8 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     BOX_BYTES, NOTES = c.box.bytes, c.notes_bytes
     CONSUMERS, GROUPS, PAIR = latent_blocks.consumers_of(c), latent_blocks.value_groups(c), latent_blocks.blocks_of(c)
     ONE_SUM = c.stored and latent_stored.one_sum(c)
-    UNDER_WAY = not c.stored or (
-        latent_stored.direct(c) and not (N > latent_blocks.MOST_ROWS and c.granules)
-    )  # keys, in a softmax
+    # Whether all keys of a tile can be under way: not those that are converted, nor many sums of many query rows.
+    AT_ONCE = not c.stored or (latent_stored.direct(c) and not (N > latent_blocks.MOST_ROWS and c.granules))
     MINE = c.value_boxes // GROUPS  # boxes of a warpgroup of values
     CLEARED = c.copy == "tma" and case.spec.dtype is not i8  # which has no NaN
     registers, launched = latent_blocks.registers_of(c), 65536 // latent_blocks.threads_of(c) // 8 * 8
@@ -321,7 +320,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         owned = (lane >> 2) // (8 // OWNERS) * 8 + (lane & 3) * 2
         m, sums, highest = [kv.f32(LOWEST)] * 2, [kv.f32(0.0)] * (2 * COLUMNS), [kv.i32(1)]
         slot, phase, of_tile = kv.i32(0), kv.i32(0), kv.i32(0)
-        if UNDER_WAY:
+        if AT_ONCE and c.overlap:
             flying, slot, phase = start_keys(q_tile, ring, full, slot, phase)
             s = finished_keys(flying, notes_at, notes_full, kv.i32(0), warp, lane)
             release_rest(empty, of_tile, lane)
@@ -340,9 +339,14 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             )  # fmt: skip
         else:
             for i in range(tiles):
-                of_tile, notes = slot, noted(notes_at, notes_full, i)
-                multiply = multiply_groups if latent_stored.direct(c) else multiply_converted
-                s, slot, phase = multiply(q_tile, ring, full, notes, slot, phase, warp, lane)
+                of_tile = slot
+                if AT_ONCE:
+                    flying, slot, phase = start_keys(q_tile, ring, full, slot, phase)
+                    s = finished_keys(flying, notes_at, notes_full, i, warp, lane)
+                else:
+                    multiply = multiply_groups if latent_stored.direct(c) else multiply_converted
+                    notes = noted(notes_at, notes_full, i)
+                    s, slot, phase = multiply(q_tile, ring, full, notes, slot, phase, warp, lane)
                 release_rest(empty, of_tile, lane)
                 weigh(
                     s, i, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty,

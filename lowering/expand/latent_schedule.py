@@ -82,7 +82,9 @@ def config_of(case: Case, at: Expansion, op: Any) -> LatentConfig:
     few = WIDE if case.spec.dtype is not case.query else latent_blocks.MOST_ROWS
     rows = align_up(most, 8) if 0 < most <= few else WIDE
     tiles = 0 if listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
-    return LatentConfig(case, rows, tiles, listed, box_rows(case, at, op.collection, listed), ends_apart(case, op))
+    copied = box_rows(case, at, op.collection, listed)
+    overlap = at.schedule.get("overlap", False)
+    return LatentConfig(case, rows, tiles, listed, copied, ends_apart(case, op), overlap)
 
 
 def launch(config: LatentConfig, at: Expansion, op: Any) -> None:

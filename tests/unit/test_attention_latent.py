@@ -46,6 +46,7 @@ class Shape:
     page_size: int = 64
     mask: tuple[str, int] = ("causal", 0)
     splits: int | None = None
+    overlap: bool = False
     cached: tuple[int, ...] = (130, 0, 61, 7, 0)
     new: tuple[int, ...] = (2, 1, 3, 0, 0)
 
@@ -64,6 +65,8 @@ class Shape:
             schedule["max_queries"] = self.most
         if self.splits:
             schedule["splits"] = self.splits
+        if self.overlap:
+            schedule["overlap"] = True
         mask, span = self.mask
         if self.inline:
             stored = store_scaled_rows(rng, problem, columns - self.rope, self.rope, self.inline)
@@ -135,6 +138,9 @@ CASES = {
     "few 8-bit rows with three scales": Shape(dtype="f8e4m3", granularity=48, page_size=5, **ONE),
     "few 8-bit rows, 32 of two tokens": Shape(dtype="f8e4m3", granularity=144, most=2, new=(2, 1, 2, 0, 0)),
     "few rows that end in bf16": Shape(dtype="f8e4m3", size=128 + 2 * 16, rope=16, **ONE),
+    "8-bit rows, keys ahead": Shape(dtype="f8e4m3", granularity=144, overlap=True),
+    "few 8-bit rows, keys ahead": Shape(dtype="f8e4m3", overlap=True, **ONE),
+    "few rows, keys ahead": Shape(overlap=True, splits=2, **ONE),
     "few scaled rows that end in bf16": Shape(dtype="f8e4m3", size=128 + 2 * 16, rope=16, granularity=160, **ONE),
 }
 
