@@ -21,7 +21,8 @@ PRODUCTS = [
 def product_kernel(dtype: Any, rows: int, columns: int, trans: bool, registers: bool) -> Any:
     """C = A B + 1: A is [64, steps], B's tile [rows, columns], all f32 in memory and ``dtype`` in the product."""
     steps, width = (rows, columns) if trans else (columns, rows)
-    tile_b, tile_a = SharedLayout(rows, columns, 2, 128), SharedLayout(64, steps, 2, 128)
+    size = dtype.itemsize
+    tile_b, tile_a = SharedLayout(rows, columns, size, 128), SharedLayout(64, steps, size, 128)
 
     @kv.func
     def fill(tile, layout, x):

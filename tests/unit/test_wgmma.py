@@ -23,6 +23,10 @@ def test_a_product_is_that_of_its_matrices(dtype, rows, columns, trans, register
     check_product(interpreted, dtype, rows, columns, trans, registers)
 
 
+def test_products_of_8_bits_take_both_operands_as_they_lie():
+    check_product(interpreted, kv.f8e4m3, 64, 128, False, False)
+
+
 def test_a_product_is_one_group_of_instructions():
     f32 = kv.Buffer[kv.f32, 2]
     text = kv.compile(product_kernel(kv.bf16, 64, 128, False, False), f32, f32, f32, target="sm_90a").asm["ptx"]
@@ -38,6 +42,7 @@ WORDS = [[0, 0, 0, 0]]
     ("arguments", "message"),
     [
         ((12, WORDS, 0, [0], kv.bf16), "a multiple of 8 columns up to 256, got 12"),
+        ((8, WORDS, 0, [0], kv.f8e4m3, True), "f8e4m3 as it lies only"),
         ((264, WORDS, 0, [0], kv.bf16), "a multiple of 8 columns up to 256, got 264"),
         ((8, WORDS, 0, [0, 32], kv.bf16), "4 words of A and a place of B a step, got 1 and 2 steps"),
         ((8, [[0, 0]], 0, [0], kv.bf16), "4 words of A and a place of B a step"),
