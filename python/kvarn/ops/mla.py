@@ -162,6 +162,7 @@ def mla_attention(
             "schedule": schedule, "stream": stream,
         }  # fmt: skip
         if collection.__class__ is not list:
+            options["mask"] = "causal" if mask is None else mask
             return sources.attention_shared(
                 mla_attention, collection, layer, query, row_offsets, shared, options, title
             )

@@ -85,7 +85,6 @@ def attention_shared(
     """
     prefixes, suffixes = parts_of(shared, collection, title)
     rest = dict(options)
-    rest["mask"] = rest["mask"] or "causal"
     # The prefix is seen whole, and positions in both parts are not those of the sequence.
     if rest["mask"] not in ("causal", "null"):
         raise ValueError(f"{title}: mask must be causal or null with shared prefixes, got {rest['mask']!r}")
