@@ -277,5 +277,5 @@ def write_rows(c, vector, parts, out, place, row, column, splits, split):
             (part_of(c, parts, number, splits, split, row) + column * c.part.itemsize).store(vector)
 
 
-def queries_of(query: Any, row_offsets: Any) -> RaggedQueries:
-    return RaggedQueries(row_offsets, query.shape[0])
+def queries_of(query: Any, row_offsets: Any, kv_offsets: Any = None) -> RaggedQueries:
+    return RaggedQueries(row_offsets, query.shape[0], kv_offsets)

@@ -502,7 +502,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
         row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Optional[kv.Buffer[case.out, 3]],
         parts: kv.Buffer[i8, 1], indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
-        key_map: kv.Optional[kv.TensorMap],
+        key_map: kv.Optional[kv.TensorMap], kv_offsets: kv.Optional[kv.Buffer[i32, 1]] = None,
     ):  # fmt: skip
         memory = kv.shared(RING * BOX_BYTES + query_layout.bytes + 2 * weights_layout.bytes, kv.u8, alignment=1024)
         ring = memory.ptr()
@@ -535,7 +535,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         kv.barrier()
         rank = kv.cluster_rank() if PAIR > 1 else kv.i32(0)
         splits, split, number = kv.grid_dim.y // PAIR, kv.block_id.y // PAIR, kv.grid_dim.x - 1 - kv.block_id.x
-        queries = queries_of(query, row_offsets)
+        queries = queries_of(query, row_offsets, kv_offsets)
         b, token0, row0, rows = place_of(c, queries, number)
         some = kv.bool(False)
         if row0 < rows:

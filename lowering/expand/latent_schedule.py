@@ -121,7 +121,7 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
         kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_blocks.threads_of(config)
     else:
         kernel, threads = latent_wide.latent_kernel(config), latent_wide.threads_of(config)
-    at.launch(kernel, [*args, key_map], (tiles, splits * blocks, 1), (threads, 1, 1), key=config)
+    at.launch(kernel, [*args, key_map, op.kv_offsets], (tiles, splits * blocks, 1), (threads, 1, 1), key=config)
     blocks, columns = latent_combine.grid(config, tiles, splits)
     combined = [op.row_offsets, op.out, parts, tiles, splits, op.sinks, op.lse, op.prior, op.prior_lse]
     threads = (32 * latent_combine.WARPS, 1, 1)

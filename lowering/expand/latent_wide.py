@@ -337,7 +337,7 @@ def latent_kernel(c: LatentConfig) -> Any:
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
         row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Optional[kv.Buffer[case.out, 3]],
         parts: kv.Buffer[i8, 1], indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
-        key_map: kv.Optional[kv.TensorMap],
+        key_map: kv.Optional[kv.TensorMap], kv_offsets: kv.Optional[kv.Buffer[i32, 1]] = None,
     ):  # fmt: skip
         memory = kv.shared((1 + STAGES) * TILE + WEIGHTS.bytes, kv.u8, alignment=1024).ptr()
         small = kv.shared(2 * WIDE, kv.f32).ptr()
@@ -359,7 +359,7 @@ def latent_kernel(c: LatentConfig) -> Any:
             kv.fence_mbarrier_init()
         kv.barrier()
         splits, number = kv.grid_dim.y, kv.grid_dim.x - 1 - kv.block_id.x
-        queries = queries_of(query, row_offsets)
+        queries = queries_of(query, row_offsets, kv_offsets)
         b, token0, row0, rows = place_of(c, queries, number)
         if row0 < rows:
             place = (number, token0, row0, rows)

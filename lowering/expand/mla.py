@@ -50,7 +50,7 @@ def wgmma_problems(op: Any, at: Expansion) -> list[str]:
     """Why the kernels on wgmma do not take an operation, one sentence each; empty when they do."""
     if case_of(op, at).functions:
         return ["takes no score or mask that is a function"]
-    return ["takes no kv_offsets"] if op.kv_offsets is not None else problems_of(latent_schedule, op, at)
+    return problems_of(latent_schedule, op, at)
 
 
 def problems_of(kernels: Any, op: Any, at: Expansion) -> list[str]:

@@ -208,3 +208,14 @@ def calls_that_differ(place: Any) -> None:
 
 def test_calls_that_differ_in_a_function_or_in_offsets_of_keys_are_not_taken_for_one_another():
     calls_that_differ(Place())
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("f16", 2), ("f16", None), ("f8e4m3", 2)], ids=["few", "wide", "stored"])
+def test_wgmma_over_latent_rows_counts_keys_of_other_offsets(dtype, most):
+    rng, problem = latent_problem(8, dtype=dtype, head_size=144, cached=[70, 30], new=[2, 1], page_size=16)
+    query, offsets = query_of(rng, problem, 8), np.array([0, 0, 1], np.uint32)
+    schedule = {"kind": "latent", "splits": 1} | ({"max_queries": most} if most else {})
+    options = {"mask": "null", "kv_offsets": offsets, "schedule": schedule}
+    found = attend(Interpreted(), problem, query, size=128, **options)
+    want = model(problem, query, 128, mask=lambda b, h, q, k: True, kv_offsets=offsets)
+    close(found, want, 2e-2 if dtype == "f8e4m3" else 4e-3)
