@@ -10,6 +10,7 @@ import pytest
 from reference.ownership import D, H, P, Step, emulated, reads, reported, vectors, write
 
 import kvarn as kv
+from kvarn.runtime import ownership
 
 
 def fa3():
@@ -166,3 +167,21 @@ def test_pools_of_other_libraries_are_watched(dims):
         table[1, 0] = 3
         with reported("foreign", sequence=1, page=3, expected_page=1):
             reads(keys, 1, 0)
+
+
+def test_ids_of_copies_are_not_read_for_a_pool_that_nobody_watches(monkeypatch):
+    """On a GPU reading them waits for all that runs; here it would fail."""
+
+    def read(ids):
+        raise AssertionError("ids of copies were read")
+
+    watched, other = Step(), Step()
+    other.begin("a", 3)
+    other.begin("b", 3)
+    _, inputs = other.inputs("a", "b")
+    (a,), (b,) = other.m.pages("a"), other.m.pages("b")
+    monkeypatch.setattr(ownership, "_on_host", read)
+    with kv.sanitize(watched.m):
+        kv.ops.copy_pages(inputs.collection, np.array([a], np.int32), np.array([b], np.int32))
+    with kv.sanitize(other.m), pytest.raises(AssertionError, match="were read"):
+        kv.ops.copy_pages(inputs.collection, np.array([a], np.int32), np.array([b], np.int32))

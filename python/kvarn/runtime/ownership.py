@@ -28,7 +28,9 @@ _lock = renewed(threading.RLock())
 
 
 class Keeper(Protocol):
-    """Who keeps the record of some regions."""
+    """Who keeps the record of some regions; ``base``: the address of the first."""
+
+    base: int
 
     def refresh(self) -> None:
         """Bring the record up to date, before a kernel runs."""
@@ -160,18 +162,20 @@ def launching(launch: Callable[..., int], ordinal: int) -> Callable[..., int]:
 
 def copied(collection: Any, source: Any, destination: Any) -> None:
     """Pages of a collection were copied, whole: what was written of the one is of the other. ``source`` may be None."""
-    if not any(r.keepers for r in _registries.values()):
+    base = collection.pools[0].data
+    keepers = [k for found in list(_registries.values()) for k in found.keepers if k.base == base]
+    if not keepers:  # ids are not read where nobody asks: on a GPU that waits for what runs
         return
     pages = [None if ids is None else _on_host(ids) for ids in (source, destination)]
-    for found in list(_registries.values()):
-        for keeper in list(found.keepers):
-            keeper.copied(collection.pools[0].data, *pages)  # type: ignore[arg-type]
+    for keeper in keepers:
+        keeper.copied(base, *pages)  # type: ignore[arg-type]
 
 
 def _on_host(ids: Any) -> np.ndarray:
-    if isinstance(ids, (np.ndarray, list, tuple, range)):
+    from .buffers import BufferView, view
+
+    if isinstance(ids, (np.ndarray, list, tuple, range)) and not isinstance(ids, BufferView):
         return np.asarray(ids)
-    from .buffers import view
 
     return host_copy(view(ids))
 
