@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kvarn and its peers by turns, in one process: python -m bench.turns [--rows TEXTS] [--peers GROUPS]
+
+Kernels that multiply reach the power limit within a second and then run 10 to 15% slower, whoever wrote them: one
+library after the other compares how long the device has been at work. Here every contestant has a few calls at a time,
+round after round, and the median of its rounds counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import kvarn_rows, peers
+from .cases import RANGE, SMALL, TABLE, Row, select
+from .problems import problem
+from .report import table
+from .standalone import device_of, parser, run_all
+
+ROUNDS, CALLS = 9, 4
+
+
+@dataclass
+class Contestant:
+    """Who has a turn: ``samples`` are microseconds a call, of each round."""
+
+    who: str
+    call: Callable[[int], Any]
+    layers: int
+    error: float
+    right: bool
+    samples: list[float] = field(default_factory=list)
+
+    def turn(self, library: Any) -> None:
+        """A few calls, after one that is not counted."""
+        self.call(0)
+        if not library.on_gpu:
+            begin = time.perf_counter()
+            for i in range(CALLS):
+                self.call(i % self.layers)
+            self.samples.append((time.perf_counter() - begin) / CALLS * 1e6)
+            return
+        begin, end = (library.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for i in range(CALLS):
+            self.call(i % self.layers)
+        end.record()
+        library.torch.cuda.synchronize()
+        self.samples.append(begin.elapsed_time(end) / CALLS * 1e3)
+
+
+def contestants(library: Any, row: Row, groups: Sequence[str]) -> Iterator[Contestant]:
+    """kvarn and what the groups offer for a row, each checked."""
+    for group in ("kvarn", *groups):
+        p = problem(library, row, split=group != "kvarn")
+        for offer in kvarn_rows.offers(p) if group == "kvarn" else peers.GROUPS[group](p):
+            call = offer.make()
+            p.poison()
+            call(0)
+            library.synchronize()
+            error = (offer.error or p.error)()
+            yield Contestant(offer.who, call, p.layers, error, error <= offer.tolerance)
+
+
+def lines(library: Any, row: Row, groups: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A line for each contestant; the first is kvarn."""
+    found = list(contestants(library, row, groups))
+    for _ in range(ROUNDS):
+        for one in found:
+            one.turn(library)
+    ours = statistics.median(found[0].samples)
+    for one in found:
+        us = statistics.median(one.samples)
+        yield {
+            "case": row.title, "who": one.who, "us": us, "least": min(one.samples), "ratio": ours / us,
+            "error": one.error, "ok": one.right,
+        }  # fmt: skip
+
+
+def shown(found: Sequence[dict[str, Any]]) -> str:
+    head = ("case", "who", "µs", "least", "kvarn / it", "error", "")
+    rows = [
+        (r["case"], r["who"], f"{r['us']:.1f}", f"{r['least']:.1f}", f"{r['ratio']:.3f}", f"{r['error']:.1e}",
+         "ok" if r["ok"] else "WRONG")
+        for r in found
+    ]  # fmt: skip
+    return table([head, *rows])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    made = parser(__doc__)
+    made.add_argument("--rows", metavar="TEXTS", help="as of bench (default: prefill)")
+    made.add_argument("--peers", default="", metavar="GROUPS", help=f"of {', '.join(peers.GROUPS)}")
+    options = made.parse_args(argv)
+    on_gpu = device_of(options) == "cuda"
+    groups = [g.strip() for g in options.peers.split(",") if g.strip()]
+    if unknown := sorted(set(groups) - set(peers.GROUPS)):
+        made.error(f"groups of peers are {', '.join(peers.GROUPS)}; got {', '.join(unknown)}")
+    rows = select(options.rows or "prefill", (*TABLE, *RANGE) if on_gpu else SMALL)
+    return run_all(options, rows, lambda library, row: lines(library, row, groups), shown)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
