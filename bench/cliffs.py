@@ -28,6 +28,7 @@ import numpy as np
 
 from kvarn.dialect import dtypes
 from kvarn.dialect.layout import align_up, cdiv
+from kvarn.tools.timing import span
 
 LAUNCH_US = 10.0  # of what the hardware gives, up to which a case is bound by its launch
 ENOUGH = 0.5  # share of what the hardware gives
@@ -314,25 +315,16 @@ class Data:
     def microseconds(self, replays: int = 5, target_ms: float = 4.0) -> float:
         """Median time of a call, in replays of a graph of several."""
         torch = self.torch
-
-        def span(run: Any) -> float:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            run()
-            end.record()
-            torch.cuda.synchronize()
-            return begin.elapsed_time(end) * 1e3
-
-        once = min(span(self.run) for _ in range(2))
+        once = min(span(self.run, torch) for _ in range(2))
         count = max(1, min(64, math.ceil(target_ms * 1e3 / once)))
         if count == 1:
-            return sorted(span(self.run) for _ in range(3))[1]
+            return sorted(span(self.run, torch) for _ in range(3))[1]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(count):
                 self.run()
         graph.replay()
-        return sorted(span(graph.replay) / count for _ in range(replays))[replays // 2]
+        return sorted(span(graph.replay, torch) / count for _ in range(replays))[replays // 2]
 
 
 def measured(case: Case, schedule: dict[str, Any] | None = None) -> dict[str, Any]:

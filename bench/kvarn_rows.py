@@ -34,6 +34,18 @@ class Offer:
     tolerance: float
     error: Callable[[], float] | None = None
 
+    def checked(self, call: Callable[[int], Any], problem: Any) -> float:
+        """The error of what a call writes into outputs of NaN."""
+        filled(call, problem)
+        return (self.error or problem.error)()
+
+
+def filled(call: Callable[[int], Any], problem: Any) -> None:
+    """Run a call to its end, with NaN in its outputs before."""
+    problem.poison()
+    call(0)
+    problem.arrays.synchronize()
+
 
 def offers(problem: Any, schedule: Mapping[str, Any] | None = None) -> Iterator[Offer]:
     """kvarn's offers for a problem in its own layout; of a given schedule only that one."""

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import statistics
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +23,7 @@ import kvarn as kv
 from kvarn.parallel import ContextParallel
 from kvarn.parallel.combine import combined
 from kvarn.parallel.context import _Message
+from kvarn.tools.timing import span
 
 QUERY_HEADS, HEADS, SIZE, PAGE, POOL_LAYERS = 32, 8, 128, 16, 2
 
@@ -91,16 +91,7 @@ class Timer:
             dist.barrier()
             if self._cuda:
                 torch.cuda.synchronize()
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                begin.record()
-                run()
-                end.record()
-                torch.cuda.synchronize()
-                times.append(begin.elapsed_time(end) * 1e3)
-            else:
-                start = time.perf_counter()
-                run()
-                times.append((time.perf_counter() - start) * 1e6)
+            times.append(span(run, torch if self._cuda else None))
         if expected is not None and out is not None:
             torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
         return statistics.median(times[2:])

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from kvarn.tools.timing import span
+
 from .report import table
 
 QUERY_HEADS, HEADS, SIZE, PAGE, CACHED = 32, 8, 128, 16, 37
@@ -117,14 +119,7 @@ class Step:
         with cuda.graph(graph):
             for weight in self.weights:
                 call(weight)
-        found = []
-        for _ in range(REPEATS + 1):
-            start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            cuda.synchronize()
-            found.append(start.elapsed_time(end) * 1e3 / len(self.weights))
+        found = [span(graph.replay, self.torch) / len(self.weights) for _ in range(REPEATS + 1)]
         return float(np.median(found[1:]))
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from kvarn.tools.timing import span
 
 from . import kvarn_rows, peers
 from .cases import RANGE, SMALL, TABLE, Row, select
@@ -38,19 +39,12 @@ class Contestant:
     def turn(self, library: Any) -> None:
         """A few calls, after one that is not counted."""
         self.call(0)
-        if not library.on_gpu:
-            begin = time.perf_counter()
+
+        def few() -> None:
             for i in range(CALLS):
                 self.call(i % self.layers)
-            self.samples.append((time.perf_counter() - begin) / CALLS * 1e6)
-            return
-        begin, end = (library.torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for i in range(CALLS):
-            self.call(i % self.layers)
-        end.record()
-        library.torch.cuda.synchronize()
-        self.samples.append(begin.elapsed_time(end) / CALLS * 1e3)
+
+        self.samples.append(span(few, library.torch if library.on_gpu else None) / CALLS)
 
 
 def contestants(library: Any, row: Row, groups: Sequence[str]) -> Iterator[Contestant]:
@@ -59,10 +53,7 @@ def contestants(library: Any, row: Row, groups: Sequence[str]) -> Iterator[Conte
         p = problem(library, row, split=group != "kvarn")
         for offer in kvarn_rows.offers(p) if group == "kvarn" else peers.GROUPS[group](p):
             call = offer.make()
-            p.poison()
-            call(0)
-            library.synchronize()
-            error = (offer.error or p.error)()
+            error = offer.checked(call, p)
             yield Contestant(offer.who, call, p.layers, error, error <= offer.tolerance)
 
 

@@ -193,7 +193,7 @@ def start_chunks(op: Any, chunks: Chunks, thread: Value, target: Any) -> None:
 
 
 class Staging:
-    """The staging memory of a buffer: ``slots`` tiles as they are stored, each thread's chunks apart."""
+    """The staging memory of a buffer: ``slots`` tiles as they are stored, each thread's chunks in its own place."""
 
     def __init__(self, op: Any, layout: SharedLayout, threads: int, slots: int) -> None:
         """The memory of the buffer that a ``kv.copy_start`` fills."""

@@ -96,11 +96,11 @@ def host_kernel(case: Case) -> Any:
         if isinstance(values, kv.Operand):  # of a collection, one table serves both
             places = [(t, values.page(b, t)) for t in tokens]
         top = kv.math.max(state[0], *scores)
-        shrink = exp2(state[0] - top)
+        alpha = exp2(state[0] - top)
         weights = exp2(kv.vector(f32, scores) - top) if count > 1 else [exp2(scores[0] - top)]
-        state[0], state[1] = top, state[1] * shrink + (lane_sum(weights) if count > 1 else weights[0])
+        state[0], state[1] = top, state[1] * alpha + (lane_sum(weights) if count > 1 else weights[0])
         for n, (d, w) in enumerate(value_vectors):
-            x = sums[n] * shrink
+            x = sums[n] * alpha
             for i, (token, page) in enumerate(places):
                 x = x + read_row(case, values, b, head, token, d, w, page) * weights[i]
             sums[n] = x
@@ -224,11 +224,11 @@ def simt_kernel(case: Case) -> Any:
             seen = (base + lane < end) & shown(case, b, h, position, token, arrays)
             score = kv.where(seen, score, NO_VALUE)
             higher = kv.math.max(state[0], kv.warp_reduce(score, "max"))
-            shrink = kv.ex2(state[0] - higher)
+            alpha = kv.ex2(state[0] - higher)
             weight = kv.ex2(score - higher)
-            state[0], state[1] = higher, state[1] * shrink + weight
+            state[0], state[1] = higher, state[1] * alpha + weight
             for n in kv.static(range(turns)):
-                sums[n] = sums[n] * shrink
+                sums[n] = sums[n] * alpha
             for i in range(0, kv.math.min(end - base, 32)):
                 share = kv.shuffle_idx(weight, i)
                 if (share != 0.0) if hides else True:  # a value that a function hides may be anything

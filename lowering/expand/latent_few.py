@@ -261,7 +261,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             release(empty + at * BARRIER_BYTES, lane)
 
     @kv.func
-    def weigh(
+    def softmax_of(
         s, i, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty, notes_full, span,
         place, extents, scale, m, sums, highest, warp, lane,
     ):  # fmt: skip
@@ -290,9 +290,9 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             alpha[x] = kv.ex2(m[x] - top)
             m[x] = top
         if kv.ballot((alpha[0] != 1.0) | (alpha[1] != 1.0)) != 0:
-            shrink = of_all(alpha, lane)
+            rescale = of_all(alpha, lane)
             for h in kv.static(range(2 * COLUMNS)):
-                sums[h] = sums[h] * shrink[h]
+                sums[h] = sums[h] * rescale[h]
         tops = of_all(m, lane)
         for n in kv.static(range(COLUMNS)):
             units_of = [unit] * 2
@@ -327,13 +327,13 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             for i in range(1, tiles):
                 before, of_tile = of_tile, slot
                 flying, slot, phase = start_keys(q_tile, ring, full, slot, phase)
-                weigh(
+                softmax_of(
                     s, i - 1, ring, before, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty,
                     notes_full, span, place, extents, scale, m, sums, highest, warp, lane,
                 )  # fmt: skip
                 s = finished_keys(flying, notes_at, notes_full, i, warp, lane)
                 release_rest(empty, of_tile, lane)
-            weigh(
+            softmax_of(
                 s, tiles - 1, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty,
                 notes_full, span, place, extents, scale, m, sums, highest, warp, lane,
             )  # fmt: skip
@@ -348,7 +348,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                     notes = noted(notes_at, notes_full, i)
                     s, slot, phase = multiply(q_tile, ring, full, notes, slot, phase, warp, lane)
                 release_rest(empty, of_tile, lane)
-                weigh(
+                softmax_of(
                     s, i, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty,
                     notes_full, span, place, extents, scale, m, sums, highest, warp, lane,
                 )  # fmt: skip

@@ -326,11 +326,11 @@ def _ranges_of(collection: Any) -> Iterator[tuple[BufferView, bool]]:
             yield view, of_scales
         else:  # keys, and values, each [L, N, P, H, D], which lie between each other or in buffers of their own
             halves = sorted((views[n] for n in (first, second) if n in views), key=lambda v: v.data)
-            apart = [(v.data - halves[0].data) // v.dtype.itemsize for v in halves]
-            together = len(halves) == 2 and apart[1] < halves[0].span
+            distances = [(v.data - halves[0].data) // v.dtype.itemsize for v in halves]
+            together = len(halves) == 2 and distances[1] < halves[0].span
             for half in halves[:1] if together else halves:
                 layers, pages, *inner = zip(half.shape, half.strides, strict=True)
-                two = (2, apart[1]) if together else (1, 0)
+                two = (2, distances[1]) if together else (1, 0)
                 yield _with_dims(half, [pages, two, layers, *inner]), of_scales
 
 

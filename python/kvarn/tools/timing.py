@@ -34,29 +34,33 @@ def timed(call: Call, layers: int, arrays: Arrays) -> dict[str, Any]:
     return _on_gpu(call, layers, arrays) if arrays.on_gpu else _on_cpu(call, layers)
 
 
+def span(run: Callable[[], Any], torch: Any = None) -> float:
+    """Microseconds of a run: between two events of a GPU's, where torch is given, else by the clock."""
+    if torch is None:
+        start = time.perf_counter()
+        run()
+        return (time.perf_counter() - start) * 1e6
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 1e3
+
+
 def _on_cpu(call: Call, layers: int) -> dict[str, Any]:
     for layer in range(layers):
         call(layer)
-    samples = []
-    for _ in range(3):
-        begin = time.perf_counter()
+
+    def once() -> None:
         for layer in range(layers):
             call(layer)
-        samples.append((time.perf_counter() - begin) / layers * 1e6)
-    return _summary(samples, "clock", layers)
+
+    return _summary([span(once) / layers for _ in range(3)], "clock", layers)
 
 
 def _on_gpu(call: Call, layers: int, arrays: Any) -> dict[str, Any]:
     torch = arrays.torch
-
-    def span(run: Callable[[], Any]) -> float:
-        """Microseconds between two events around a run."""
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) * 1e3
 
     def once() -> None:
         for layer in range(layers):
@@ -64,9 +68,9 @@ def _on_gpu(call: Call, layers: int, arrays: Any) -> dict[str, Any]:
 
     call(0)
     torch.cuda.synchronize()
-    estimate = max(span(once) / layers, 0.5)
+    estimate = max(span(once, torch) / layers, 0.5)
     if estimate < 2e4:
-        estimate = max(span(once) / layers, 0.5)  # the first pass may have compiled or allocated
+        estimate = max(span(once, torch) / layers, 0.5)  # the first pass may have compiled or allocated
     count = layers * max(1, min(math.ceil(TARGET_MS * 1e3 / (estimate * layers)), max(1, MOST_CALLS // layers)))
     replays = REPLAYS if estimate * count < 1e5 else 3
     begin = time.perf_counter()
@@ -91,7 +95,7 @@ def _on_gpu(call: Call, layers: int, arrays: Any) -> dict[str, Any]:
         torch.cuda.synchronize()
     run()
     torch.cuda.synchronize()
-    samples = [span(run) / count for _ in range(replays)]
+    samples = [span(run, torch) / count for _ in range(replays)]
     del graph
     return {**_summary(samples, mode, count), "host_us": host_us}
 
