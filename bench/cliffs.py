@@ -181,7 +181,7 @@ def _empty(shape: Sequence[int], dtype: dtypes.DType) -> np.ndarray:
 def compiled(case: Case, target: str, given: dict[str, Any] | None = None) -> tuple[str, float]:
     """Compile a case's program into the cache, with entries of a schedule; (the kind of its kernel, seconds)."""
     import kvarn as kv
-    from kvarn import programs
+    from kvarn import dispatch
     from kvarn.ops import reads
 
     begin, dtype, query = time.perf_counter(), dtypes.by_name(case.dtype), dtypes.by_name(case.query)
@@ -197,7 +197,7 @@ def compiled(case: Case, target: str, given: dict[str, Any] | None = None) -> tu
     bounds = reads._bounds(case.new, case.batch) if case.new <= reads._FEW else {}  # as of arrays on a GPU
     schedule = tuple(sorted({**bounds, **(given or {})}.items()))
     what, _ = reads._ATTENTION.specialisation(operands, attributes, schedule, target)
-    made = programs.artifact(what)
+    made = dispatch.artifact(what)
     return KINDS.get(made.steps[0].entry.split("__")[0], made.steps[0].entry), time.perf_counter() - begin
 
 

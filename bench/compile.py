@@ -69,21 +69,21 @@ def attention(clock: Clock, sequences: int | None) -> None:
     """
     with clock.measure("import"):
         import kvarn as kv
-        from kvarn import compiler, programs
+        from kvarn import compiler, dispatch
         from kvarn.ops import reads
 
         context = compiler.context()
     with clock.measure("trace"):
         spec = kv.CacheSpec("paged", kv.bf16, 8, 128, 16)
-        query = programs.BufferType(kv.bf16, (None, 32, 128))
+        query = dispatch.BufferType(kv.bf16, (None, 32, 128))
         operands = {
-            "collection": programs.HandleType("collection", spec), "layer": programs.ScalarType(kv.i32), "query": query,
-            "row_offsets": programs.BufferType(kv.i32, (None,)), "scale": programs.ScalarType(kv.f32), "out": query,
+            "collection": dispatch.HandleType("collection", spec), "layer": dispatch.ScalarType(kv.i32), "query": query,
+            "row_offsets": dispatch.BufferType(kv.i32, (None,)), "scale": dispatch.ScalarType(kv.f32), "out": query,
         }  # fmt: skip
         attributes = (("mask", "causal"), ("span", 0), ("softcap", 0.0))
         schedule = () if sequences is None else tuple(sorted(reads._bounds(1, sequences).items()))
-        what = programs.Specialisation("kv.attention", tuple(operands.items()), attributes, schedule, TARGET)
-        module = programs.build(what, context)
+        what = dispatch.Specialisation("kv.attention", tuple(operands.items()), attributes, schedule, TARGET)
+        module = dispatch.build(what, context)
     _lower(module, clock)
 
 

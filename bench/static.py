@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import kvarn as kv
-from kvarn import programs
+from kvarn import dispatch
 from kvarn.dialect import dtypes, layout
+from kvarn.dispatch import BufferType, HandleType, ScalarType, Specialisation
 from kvarn.ops import reads
-from kvarn.programs import BufferType, HandleType, ScalarType, Specialisation
 from kvarn.runtime import assemble
 from kvarn.tools.passport.machine import occupancy
 from kvarn.tools.passport.work import access_bytes
@@ -112,14 +112,14 @@ def specialisation(row: Row, target: str = "sm_90a", schedule: Mapping[str, Any]
                 "out": out,
             },
         )
-    order = [f.name for f in programs.op_class_of(name).FIELDS if f.kind == "operand"]
+    order = [f.name for f in dispatch.op_class_of(name).FIELDS if f.kind == "operand"]
     ordered = tuple((n, operands[n]) for n in order if n in operands)
     return Specialisation(name, ordered, attributes, tuple(sorted(given.items())), target)
 
 
 def compiled(what: Specialisation, disable: Iterable[str] = ()) -> Any:
     """The compiled program of a specialisation, some passes left out: a ``kv.Kernel``."""
-    return kv.compile(programs.build(what), target=what.target, disable=tuple(disable))
+    return kv.compile(dispatch.build(what), target=what.target, disable=tuple(disable))
 
 
 def compiled_kernel(kernel: Any, specs: Sequence[Any], target: str, disable: Iterable[str] = ()) -> Any:

@@ -93,7 +93,7 @@ LANGUAGE = (
     ("functional", "Control flow as functions"),
     ("masks", "Masks of attention: `kv.masks`"),
     ("scores", "Scores of attention: `kv.scores`"),
-    ("machine", "Instructions of NVIDIA GPUs"),
+    ("ptx", "Instructions of NVIDIA GPUs"),
     ("tma", "Tiles by TMA: `kv.tma`"),
     ("kernel", "Kernels"),
     ("structs", "Structs of arguments"),

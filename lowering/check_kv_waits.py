@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from mlir import ir
 from mlir.dialects import arith, cf
 
-from kvarn.dsl import machine
+from kvarn.dsl import ptx
 from kvarn.errors import source_locations
 
 from .pass_base import kv_pass
@@ -43,10 +43,10 @@ def run(module: ir.Module, options: Options) -> None:
             place = f"{places[0]}: " if places else ""
             name = ir.StringAttr(loop.attributes[BARRIER]).value
             with ir.InsertionPoint(loop), loop.location:
-                start = machine.globaltimer()
+                start = ptx.globaltimer()
             with ir.InsertionPoint.at_block_begin(loop.regions[1].blocks[0]), loop.location:
                 most = arith.constant(ir.IntegerType.get_signless(64), options.seconds * 10**9)
-                lasted = (machine.globaltimer() - start).ir
+                lasted = (ptx.globaltimer() - start).ir
                 in_time = arith.cmpi(arith.CmpIPredicate.ult, lasted, most)
                 cf.AssertOp(in_time, f"{place}waited {options.seconds} s for {name}")
 

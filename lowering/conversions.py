@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
-from kvarn.dsl import machine
-from kvarn.dsl.machine import inline_asm
+from kvarn.dsl import ptx
+from kvarn.dsl.ptx import inline_asm
 from kvarn.dsl.values import Value, bitcast, cast
 
 _HIGH_HALVES = 0x7632  # of two words
@@ -21,19 +21,19 @@ _HIGH_HALF = -0x10000
 def pairs_of(word: Value, stored: DType, dtype: DType) -> list[Value]:
     """Four stored elements in a word as two words of two bf16 or f16, exactly; of e4m3 as bf16 a NaN becomes 480."""
     if dtype is bf16 and stored is f8e4m3:
-        return machine.cvt_e4m3x4_to_bf16x4(word)
+        return ptx.cvt_e4m3x4_to_bf16x4(word)
     if dtype is bf16 and stored is i8:
         return [_i8x2_to_bf16x2(word, selector) for selector in (0x4140, 0x4342)]
     if stored is i8:
-        found = machine.cvt_i8x4_to_f16x4(word)
+        found = ptx.cvt_i8x4_to_f16x4(word)
     elif stored is f8e5m2:  # the high byte of an f16
-        found = [machine.prmt(word, 0, selector) for selector in (0x1404, 0x3424)]
+        found = [ptx.prmt(word, 0, selector) for selector in (0x1404, 0x3424)]
     else:
-        found = machine.cvt_e4m3x4_to_f16x4(word)
+        found = ptx.cvt_e4m3x4_to_f16x4(word)
     if dtype is f16:
         return found
     wide = [cast(bitcast(pair, f16), f32) for pair in found]  # whose high halves have all digits
-    return [machine.prmt(*(bitcast(x[i], i32) for i in range(2)), _HIGH_HALVES) for x in wide]
+    return [ptx.prmt(*(bitcast(x[i], i32) for i in range(2)), _HIGH_HALVES) for x in wide]
 
 
 def _i8x2_to_bf16x2(word: Value, selector: int) -> Value:
@@ -50,10 +50,10 @@ def times(pairs: Sequence[Value], scale: Value, dtype: DType) -> list[Value]:
     """Pairs times an f32. Of bf16 rounded once, but for what 16 bits more of the scale leave out."""
     if dtype is f16:
         wide = [cast(bitcast(pair, f16), f32) for pair in pairs]
-        return [machine.pack_f16x2(x[0] * scale, x[1] * scale) for x in wide]
-    high = machine.pack_bf16x2(scale, scale)
+        return [ptx.pack_f16x2(x[0] * scale, x[1] * scale) for x in wide]
+    high = ptx.pack_bf16x2(scale, scale)
     rest = scale - bitcast(high & _HIGH_HALF, f32)
-    both = [high.ir, machine.pack_bf16x2(rest, rest).ir]
+    both = [high.ir, ptx.pack_bf16x2(rest, rest).ir]
     text = (
         "{ .reg .b32 part; mov.b32 part, 0x80008000; "  # -0, which adds nothing
         "fma.rn.bf16x2 part, $1, $3, part; fma.rn.bf16x2 $0, $1, $2, part; }"

@@ -22,7 +22,7 @@ from kvarn.dialect import ops
 from kvarn.dialect.ops.staging import PRODUCER_REST, PRODUCER_WARPS, TileStoreDirectOp, TileStoreSharedOp
 from kvarn.dialect.ops.tile import IN_SHARED, SHARED, SHARED_TRANSPOSED
 from kvarn.dialect.shared_layout import SharedLayout
-from kvarn.dsl import functional, machine
+from kvarn.dsl import functional, ptx
 from kvarn.dsl import gpu as kv_gpu
 from kvarn.dsl.memory import SHARED as SHARED_SPACE
 from kvarn.dsl.memory import Pointer
@@ -223,8 +223,8 @@ class Distribution:
         place = self.allocate(layout)
         with ir.InsertionPoint(op):
             if enclosing(op, "scf.for", "scf.while") is not None:  # all have read what the last round put there
-                machine.syncwarp()  # whose last stores may have parted it
-                machine.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
+                ptx.syncwarp()  # whose last stores may have parted it
+                ptx.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
             tile_memory.load_rows(op.opview, place, layout, self.threads)
             loaded = place.ir
             if held:
@@ -261,7 +261,7 @@ class Distribution:
         free += self.waited_for(op, layout)
         place = free[0] if free else self.allocate(layout)
         if free:  # the warps of a warpgroup read all of its rows
-            machine.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
+            ptx.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
         TileStoreSharedOp(value, place.ir)
         tile_memory.store_rows(op.opview, place, layout, self.threads)
         op.erase()
@@ -377,7 +377,7 @@ def _initialize(op: Any, d: Distribution) -> None:
         with functional.when(d.threads.block_thread == 0):
             for stages in d.stages.values():
                 stages.initialize(d.threads.warps)
-            machine.fence_mbarrier_init()
+            ptx.fence_mbarrier_init()
         kv_gpu.barrier()
 
 
@@ -426,7 +426,7 @@ def _copying(d: Distribution, op: Any, stages: Stages) -> Any:
 
 @RULES.lowers("kv.copy_commit")
 def _commit(op: Any, d: Distribution) -> None:
-    machine.cp_async_commit()
+    ptx.cp_async_commit()
 
 
 @RULES.lowers("kv.copy_wait")
@@ -438,7 +438,7 @@ def _copy_wait(op: Any, d: Distribution) -> None:
 def _consumer_wait(op: Any, d: Distribution) -> ir.Value:
     stages = d.stages[op.buffer]
     if stages.grouped and stages.staging is not None and not stages.finished:
-        machine.cp_async_commit()
+        ptx.cp_async_commit()
         tile_memory.finish_rows(stages, scalar(op.n), d.threads.thread, 0)
     if AWAITED in op.operation.attributes:
         return stages.tile(stages.stage(scalar(op.n))[0]).ir
@@ -461,7 +461,7 @@ def _clear(op: Any, d: Distribution) -> ir.Value:
 @RULES.lowers("kv.turn_wait")
 def _turn_wait(op: Any, d: Distribution) -> None:
     with functional.when(d.threads.group == 0) if op.groups.value == "first" else contextlib.nullcontext():
-        machine.named_barrier(d.threads.group + _turns(d), 2 * WARPGROUP)
+        ptx.named_barrier(d.threads.group + _turns(d), 2 * WARPGROUP)
 
 
 @RULES.lowers("kv.turn_pass")
@@ -469,7 +469,7 @@ def _turn_pass(op: Any, d: Distribution) -> None:
     last = d.threads.consumers - 1
     following = where(d.threads.group == last, 0, d.threads.group + 1)
     with functional.when(d.threads.group == last) if op.groups.value == "last" else contextlib.nullcontext():
-        machine.named_barrier_arrive(following + _turns(d), 2 * WARPGROUP)
+        ptx.named_barrier_arrive(following + _turns(d), 2 * WARPGROUP)
 
 
 def _turns(d: Distribution) -> int:
@@ -495,7 +495,7 @@ def _is_role(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.set_registers")
 def _set_registers(op: Any, d: Distribution) -> None:
-    machine.setmaxnreg(op.count.value, op.action.value)
+    ptx.setmaxnreg(op.count.value, op.action.value)
 
 
 def annotate(function: ir.Operation) -> None:

@@ -21,7 +21,7 @@ from mlir.dialects import arith, llvm
 from kvarn.dialect import dtypes, ops, tma_layout, types
 from kvarn.dialect.ops.tma import TmaLoadBoxOp, TmaLoadOp
 from kvarn.dialect.tma_layout import GATHERS, TmaSpec
-from kvarn.dsl import machine
+from kvarn.dsl import ptx
 from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.values import Value
 
@@ -38,7 +38,7 @@ _FIRST_OF_PAIR = -(1 << 24) - 1
 def _asm(text: str, operands: Sequence[ir.Value]) -> None:
     letters = {"i32": "r", "i64": "l", "i16": "h", "!llvm.ptr": "l"}
     constraints = [letters[str(o.type)] for o in operands]
-    machine.inline_asm(text, ",".join([*constraints, "~{memory}"]), operands, effects=True)
+    ptx.inline_asm(text, ",".join([*constraints, "~{memory}"]), operands, effects=True)
 
 
 def _address(pointer: ir.Value) -> ir.Value:
@@ -138,22 +138,22 @@ def lower_prefetch(op: Any) -> None:
 
 @RULES.lowers("kv.tma_init_barrier")
 def lower_init_barrier(op: Any) -> None:
-    machine.mbarrier_init(Pointer(op.barrier, SHARED), op.arrivals.value)
-    machine.fence_mbarrier_init()
+    ptx.mbarrier_init(Pointer(op.barrier, SHARED), op.arrivals.value)
+    ptx.fence_mbarrier_init()
 
 
 @RULES.lowers("kv.tma_expect")
 def lower_expect(op: Any) -> None:
     total = (Ix(op.loads) * types.tma_spec_of(op.map.type).load_bytes).value
     if op.arrive.value:
-        machine.mbarrier_arrive_expect_tx(Pointer(op.barrier, SHARED), Value(total, dtypes.i32))
+        ptx.mbarrier_arrive_expect_tx(Pointer(op.barrier, SHARED), Value(total, dtypes.i32))
     else:
         _asm("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;", [_address(op.barrier), total])
 
 
 @RULES.lowers("kv.tma_wait")
 def lower_wait(op: Any) -> None:
-    machine.mbarrier_wait(Pointer(op.barrier, SHARED), Value(op.parity, dtypes.i32))
+    ptx.mbarrier_wait(Pointer(op.barrier, SHARED), Value(op.parity, dtypes.i32))
 
 
 @kv_pass()

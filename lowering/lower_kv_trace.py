@@ -20,7 +20,7 @@ from mlir import ir
 
 from kvarn.dialect import trace_layout as at
 from kvarn.dialect.dtypes import i32, i64
-from kvarn.dsl import functional, gpu, machine
+from kvarn.dsl import functional, gpu, ptx
 from kvarn.dsl.builder import emit_value, types
 from kvarn.dsl.memory import Pointer, pointer_of
 from kvarn.dsl.values import Value, cast, where
@@ -87,7 +87,7 @@ class Traced:
             grid = (pointer_of(switch) + 8 * at.LAUNCH).load(i64) if self.on_host else self._special("%gridid")
             x, y, z = gpu.block_id.x, gpu.block_id.y, gpu.block_id.z
             block = x + gpu.grid_dim.x * (y + gpu.grid_dim.y * z)
-            processor = i64(0) if self.on_host else cast(machine.smid(), i64)
+            processor = i64(0) if self.on_host else cast(ptx.smid(), i64)
             for index, value in (
                 (at.GRID, grid), (at.KERNEL, i64(self.number)), (at.BLOCK, cast(block, i64)),
                 (at.WARP, cast(thread >> 5, i64)), (at.PROCESSOR, processor), (at.END_NS, i64(0)), (at.COUNT, i64(0)),
@@ -105,11 +105,11 @@ class Traced:
 
     def _times(self, ns: int, clock: int) -> None:
         self._word(clock).store(self._clock())
-        self._word(ns).store(self._clock() if self.on_host else machine.globaltimer())
+        self._word(ns).store(self._clock() if self.on_host else ptx.globaltimer())
 
     def _special(self, register: str) -> Value:
         # Memory is not touched, but accesses are not to be moved to the other side.
-        return Value(machine.inline_asm(f"mov.u64 $0, {register};", "=l,~{memory}", (), "i64", effects=True), i64)
+        return Value(ptx.inline_asm(f"mov.u64 $0, {register};", "=l,~{memory}", (), "i64", effects=True), i64)
 
     def _clock(self) -> Value:
         if not self.on_host:

@@ -15,7 +15,7 @@ from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, f32, i32
 from kvarn.dialect.layout import CacheSpec, cdiv, page_and_slot
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
-from kvarn.dsl import functional, gpu, machine, tma
+from kvarn.dsl import functional, gpu, ptx, tma
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
 from kvarn.dsl.values import Value, vector, where
@@ -34,8 +34,8 @@ def copy_boxes(op: Any, layout: SharedLayout, place: Pointer, full: Pointer, lan
     rows = map.rows
     boxes = layout.rows // rows
     with functional.when(lane == 0):
-        machine.mbarrier_arrive_expect_tx(full, boxes * layout.panels * map.box_bytes)
-    machine.syncwarp()
+        ptx.mbarrier_arrive_expect_tx(full, boxes * layout.panels * map.box_bytes)
+    ptx.syncwarp()
     token = scalar(op.first) + lane * rows
     slot = page_and_slot(types.spec_of(op.cache.type), Value(token.ir, i32, nonneg=True))[1]
     with functional.when(lane < boxes):
@@ -88,19 +88,19 @@ class StagedBoxes:
         """Set the barriers up: who starts boxes and all who copy scales fill a slot, every warp has read it."""
         for slot in range(self.slots):
             copies = 1 + (self.threads if self.scales else 0)
-            machine.mbarrier_init(self.barriers + slot * BARRIER_BYTES, copies, f"landed[{slot}]")
+            ptx.mbarrier_init(self.barriers + slot * BARRIER_BYTES, copies, f"landed[{slot}]")
             read = self.barriers + (slot + self.slots) * BARRIER_BYTES
-            machine.mbarrier_init(read, self.threads // WARP, f"read[{slot}]")
+            ptx.mbarrier_init(read, self.threads // WARP, f"read[{slot}]")
 
     def start(self, op: Any, n: Value, thread: Value) -> None:
         """Start the copies of use n: the first warp those of the boxes, all threads those of scales."""
         warp, (slot, parity) = warp_of(thread), self.slot(n)
         if self.scales:
-            machine.mbarrier_wait(self.read(slot), parity ^ 1, name="read")
+            ptx.mbarrier_wait(self.read(slot), parity ^ 1, name="read")
             self.start_scales(op, slot, thread)
         with functional.when(warp == 0):
             if not self.scales:
-                machine.mbarrier_wait(self.read(slot), parity ^ 1, name="read")
+                ptx.mbarrier_wait(self.read(slot), parity ^ 1, name="read")
             place = self.memory + self.staged.stage_offset(slot)
             copy_boxes(op, self.staged, place, self.landed(slot), thread & (WARP - 1))
 
@@ -123,16 +123,16 @@ class StagedBoxes:
             to = self.scale_memory + slot * self.slot_scales + i * (4 * widest)
             with functional.when(i < total):
                 exists = where(token < count, 4 * widest, 0)
-                machine.cp_async(to, Pointer(source, GLOBAL), 4 * widest, zero_fill_size=exists)
-        machine.cp_async_mbarrier_arrive(self.landed(slot))
+                ptx.cp_async(to, Pointer(source, GLOBAL), 4 * widest, zero_fill_size=exists)
+        ptx.cp_async_mbarrier_arrive(self.landed(slot))
 
     def finish(self, n: Value, thread: Value, pending: int, tile: Pointer, dtype: DType) -> None:
         """Wait for use n to be there, convert this thread's part of it, and give the slot back."""
         slot, parity = self.slot(n)
-        machine.mbarrier_wait(self.landed(slot), parity, name="landed")
+        ptx.mbarrier_wait(self.landed(slot), parity, name="landed")
         self.convert(slot, thread, tile, dtype)
-        machine.syncwarp()
-        machine.mbarrier_arrive(self.read(slot), (thread & (WARP - 1)) == 0)
+        ptx.syncwarp()
+        ptx.mbarrier_arrive(self.read(slot), (thread & (WARP - 1)) == 0)
 
     def convert(self, slot: Value, thread: Value, tile: Pointer, dtype: DType) -> None:
         """Write a thread's chunks to a tile: of every eighth row the same one, so that addresses grow evenly.
@@ -167,8 +167,8 @@ class StagedBoxes:
             if turns == together:
                 some(0)
                 return
-            with functional.loop(0, machine.unknown(turns), together) as turn:
-                machine.stay_rolled()
+            with functional.loop(0, ptx.unknown(turns), together) as turn:
+                ptx.stay_rolled()
                 some(turn)
 
         if blocks * chunks == self.threads // GROUP:

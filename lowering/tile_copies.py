@@ -15,7 +15,7 @@ from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, f8e4m3, f8e5m2, f32, i8, i32
 from kvarn.dialect.layout import CacheSpec, align_up, cdiv
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
-from kvarn.dsl import functional, machine
+from kvarn.dsl import functional, ptx
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
 from kvarn.dsl.values import Value, vector, where
@@ -173,13 +173,13 @@ def start_chunks(op: Any, chunks: Chunks, thread: Value, target: Any) -> None:
             if past:
                 exists = exists & (chunk * chunks.columns + op.first_column.value < spec.head_size)
             to, to_scales = target(begin + u, row, chunk)
-            machine.cp_async(
+            ptx.cp_async(
                 to, Pointer(sources[u], GLOBAL), chunks.unit, zero_fill_size=where(exists, chunks.unit, 0)
             )  # fmt: skip
             if scales:
                 column = chunk * chunks.columns + op.first_column.value
                 source = ops.scale_block_ptr(op.cache, op.batch, at.ir, op.head, column.ir, page)
-                machine.cp_async(
+                ptx.cp_async(
                     to_scales, Pointer(source, GLOBAL), 4 * scales, zero_fill_size=where(exists, 4 * scales, 0)
                 )  # fmt: skip
 
@@ -219,14 +219,14 @@ class Staging:
     def start(self, op: Any, n: Value, thread: Value) -> None:
         """Start the copies of a thread's chunks of use n."""
         start_chunks(op, self.chunks, thread, lambda s, row, chunk: self.place(n, thread, s))
-        machine.cp_async_commit()
+        ptx.cp_async_commit()
 
     def initialize(self) -> None:
         """Set barriers up: there are none."""
 
     def finish(self, n: Value, thread: Value, pending: int, tile: Pointer, dtype: DType) -> None:
         """Wait for the copies of use n, while ``pending`` later ones go on, and convert them."""
-        machine.cp_async_wait(pending)
+        ptx.cp_async_wait(pending)
         self.convert(n, thread, tile, dtype)
 
     def convert(self, n: Value, thread: Value, tile: Pointer, dtype: DType) -> None:

@@ -13,7 +13,7 @@ from mlir import ir
 from mlir.dialects import arith
 
 from kvarn.dialect.dtypes import f32
-from kvarn.dsl import machine
+from kvarn.dsl import ptx
 from kvarn.dsl.values import Value
 
 from .tile_threads import elements, from_elements
@@ -33,7 +33,7 @@ def _fast_exp2(x: ir.Value) -> ir.Value:
 
 
 def _fast_log2(x: ir.Value) -> ir.Value:
-    return from_elements([machine.lg2(Value(e, f32)).ir for e in elements(x)])
+    return from_elements([ptx.lg2(Value(e, f32)).ir for e in elements(x)])
 
 
 def _times(x: ir.Value, factor: float) -> ir.Value:

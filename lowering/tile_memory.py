@@ -19,7 +19,7 @@ from kvarn.dialect.layout import RAGGED, cdiv, lowbit
 from kvarn.dialect.ops.tile import stored_columns
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
-from kvarn.dsl import functional, machine, memory
+from kvarn.dsl import functional, memory, ptx
 from kvarn.dsl import gpu as kv_gpu
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.handles import Cache, Operand
@@ -94,8 +94,8 @@ class Stages:
         """Set the barriers up: all that copy fill a stage (by TMA one), ``consumers`` warps release it."""
         for stage in range(0 if self.grouped else self.count):
             copies = 1 if self.copy == "tma" else self.copying
-            machine.mbarrier_init(self.full + stage * BARRIER_BYTES, copies, f"full_{self.name}[{stage}]")
-            machine.mbarrier_init(self.empty + stage * BARRIER_BYTES, consumers, f"empty_{self.name}[{stage}]")
+            ptx.mbarrier_init(self.full + stage * BARRIER_BYTES, copies, f"full_{self.name}[{stage}]")
+            ptx.mbarrier_init(self.empty + stage * BARRIER_BYTES, consumers, f"empty_{self.name}[{stage}]")
         if self.staging is not None:
             self.staging.initialize()
 
@@ -116,23 +116,23 @@ class Stages:
             kv_gpu.barrier()
             return
         stage, parity = self.stage(n)
-        machine.mbarrier_wait(self.empty + stage * BARRIER_BYTES, parity ^ 1, sleep, f"empty_{self.name}")
+        ptx.mbarrier_wait(self.empty + stage * BARRIER_BYTES, parity ^ 1, sleep, f"empty_{self.name}")
 
     def wait(self, n: Value) -> Pointer:
         stage, parity = self.stage(n)
         if self.grouped:
-            machine.cp_async_commit()
+            ptx.cp_async_commit()
             wait_for_groups(0)
             return self.tile(stage)
-        machine.mbarrier_wait(self.full + stage * BARRIER_BYTES, parity, name=f"full_{self.name}")
+        ptx.mbarrier_wait(self.full + stage * BARRIER_BYTES, parity, name=f"full_{self.name}")
         if self.unfenced:  # the writes are of the generic proxy
-            machine.fence_proxy_async()
+            ptx.fence_proxy_async()
         return self.tile(stage)
 
     def release(self, n: Value, threads: Threads) -> None:
         stage, _ = self.stage(n)
         if not self.grouped:
-            machine.mbarrier_arrive(self.empty + stage * BARRIER_BYTES, threads.lane == 0)
+            ptx.mbarrier_arrive(self.empty + stage * BARRIER_BYTES, threads.lane == 0)
 
 
 @dataclass
@@ -154,29 +154,29 @@ class Queue:
 
     def initialize(self, consumers: int) -> None:
         for slot in range(QUEUE_SLOTS):
-            machine.mbarrier_init(self.full + slot * BARRIER_BYTES, 1)
-            machine.mbarrier_init(self.empty + slot * BARRIER_BYTES, self.readers)
+            ptx.mbarrier_init(self.full + slot * BARRIER_BYTES, 1)
+            ptx.mbarrier_init(self.empty + slot * BARRIER_BYTES, self.readers)
 
     def fetch(self, n: Value, count: Value) -> None:
         """Take the next number: what one thread does. The counter wraps when every block has asked in vain once."""
         slot, parity = n & 1, (n >> 1) & 1
-        machine.mbarrier_wait(self.empty + slot * BARRIER_BYTES, parity ^ 1, name="empty_queue")
+        ptx.mbarrier_wait(self.empty + slot * BARRIER_BYTES, parity ^ 1, name="empty_queue")
         taken = self.counter.atomic("inc", count - 1)
         (self.slots + slot * BARRIER_BYTES).store(taken + kv_gpu.grid_dim.x)
-        machine.mbarrier_arrive(self.full + slot * BARRIER_BYTES)
+        ptx.mbarrier_arrive(self.full + slot * BARRIER_BYTES)
 
     def next(self, n: Value, lane: Value, sleep: int = 0) -> Value:
         slot, parity = n & 1, (n >> 1) & 1
-        machine.mbarrier_wait(self.full + slot * BARRIER_BYTES, parity, sleep, "full_queue")
+        ptx.mbarrier_wait(self.full + slot * BARRIER_BYTES, parity, sleep, "full_queue")
         number = (self.slots + slot * BARRIER_BYTES).load(i32)
-        machine.syncwarp()
-        machine.mbarrier_arrive(self.empty + slot * BARRIER_BYTES, lane == 0)
+        ptx.syncwarp()
+        ptx.mbarrier_arrive(self.empty + slot * BARRIER_BYTES, lane == 0)
         return kv_gpu.shuffle_idx(number, 0)
 
 
 def wait_for_groups(pending: int) -> None:
     """All threads see the copies by cp.async of all, each one's last ``pending`` groups left out."""
-    machine.cp_async_wait(pending)
+    ptx.cp_async_wait(pending)
     kv_gpu.barrier()
 
 
@@ -228,7 +228,7 @@ def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
     if op.pages is not None:
         copy_runs(op, layout, stages.tile(stage), thread, threads, not stages.grouped)
         if not stages.grouped:
-            machine.cp_async_mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
+            ptx.cp_async_mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
         return
     columns = layout.columns, op.first_column.value
     if why_not_by_rows(spec, *columns) is None and not (stages.grouped and fits_pages(spec, layout.rows, *columns)):
@@ -246,7 +246,7 @@ def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
             num_threads=threads, pitch=layout.pitch, swizzle=layout.swizzle, mode="async",
         )  # fmt: skip
     if not stages.grouped:
-        machine.cp_async_commit()
+        ptx.cp_async_commit()
 
 
 def finish_rows(stages: Stages, n: Value, thread: Value, pending: int) -> None:
@@ -255,12 +255,12 @@ def finish_rows(stages: Stages, n: Value, thread: Value, pending: int) -> None:
     if stages.staging is not None:
         stages.staging.finish(n, thread, pending, stages.tile(stage), stages.dtype)
     else:
-        machine.cp_async_wait(pending)
+        ptx.cp_async_wait(pending)
     if stages.grouped:
         return
     if not stages.unfenced:
-        machine.fence_proxy_async()
-    machine.mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
+        ptx.fence_proxy_async()
+    ptx.mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
 
 
 def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, threads: int, producer: bool) -> None:
@@ -271,7 +271,7 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
     """
     width = CHUNK // layout.itemsize
     run, chunks = run_of(layout.rows, threads), layout.columns // width
-    thread = thread if producer else machine.unknown(thread)  # offsets of all chunks would be held through the loop
+    thread = thread if producer else ptx.unknown(thread)  # offsets of all chunks would be held through the loop
     lane, base = Value((thread & (WARP - 1)).ir, i32, nonneg=True), warp_of(thread) * run
     last, first_column = kv_math.max(scalar(op.count) - 1, 0), op.first_column.value
     token = kv_math.min(scalar(op.first) + base + kv_math.min(lane, run - 1), last)
@@ -279,8 +279,8 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
     own = cache.block_paged_ptr(scalar(op.batch), token, scalar(op.head), first_column, page=scalar(op.pages)).address()
     stored = cache.spec.head_size - first_column  # columns past the head are zeros
     whole = run % SWIZZLE_ROWS == 0 and run * (threads // WARP) == layout.rows
-    with functional.loop(0, machine.unknown(run), SWIZZLE_ROWS) as begin:
-        machine.stay_rolled()  # the addresses of all copies, made first, would not fit the registers of a producer
+    with functional.loop(0, ptx.unknown(run), SWIZZLE_ROWS) as begin:
+        ptx.stay_rolled()  # the addresses of all copies, made first, would not fit the registers of a producer
         for part in range(0, SWIZZLE_ROWS * chunks, WARP):
             index = lane + part
             row, chunk = Value(begin.ir, i32, nonneg=True) + index // chunks, index % chunks
@@ -289,7 +289,7 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
             every = whole and part + WARP <= SWIZZLE_ROWS * chunks
             with contextlib.nullcontext() if every else functional.when(inside):
                 exists = None if layout.columns <= stored else where(chunk * width < stored, CHUNK, 0)
-                machine.cp_async(place + layout.chunk_offset(base + row, chunk), source, zero_fill_size=exists)
+                ptx.cp_async(place + layout.chunk_offset(base + row, chunk), source, zero_fill_size=exists)
 
 
 def convert_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
@@ -314,8 +314,8 @@ def convert_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
         value = where(exists, loaded, vector(dtype, width))
         (place + layout.chunk_offset(row, chunk)).store(value)
     if not stages.grouped:
-        machine.fence_proxy_async()
-        machine.mbarrier_arrive(full)
+        ptx.fence_proxy_async()
+        ptx.mbarrier_arrive(full)
 
 
 def dequantized(cache: Any, b: Value, head: Value, token: Value, column: Value, width: int, dtype: DType) -> Any:
@@ -347,13 +347,13 @@ def clear_rows(tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], t
                 i = Value(i.ir, i32, nonneg=True)
                 (tile + layout.chunk_offset(i // chunks, i % chunks)).store(vector(i32, 4))
         threads.fence()
-        machine.named_barrier(CONSUMERS_BARRIER, everyone)
+        ptx.named_barrier(CONSUMERS_BARRIER, everyone)
 
 
 def sync_for_products(threads: Threads) -> None:
     """What this warpgroup wrote to shared memory is there for its products."""
     threads.fence()
-    machine.named_barrier(threads.group + GROUP_BARRIER, WARPGROUP)
+    ptx.named_barrier(threads.group + GROUP_BARRIER, WARPGROUP)
 
 
 # --- rows of buffers ---------------------------------------------------------------------------------
@@ -392,17 +392,17 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
     stage, _ = stages.stage(scalar(op.n))
     place = stages.tile(stage)
     with functional.loop(thread, layout.rows * chunks, threads) as i:
-        machine.syncwarp()  # which keeps LLVM from unrolling: a producer of few registers would spill
+        ptx.syncwarp()  # which keeps LLVM from unrolling: a producer of few registers would spill
         i = Value(i.ir, i32, nonneg=True)
         row, chunk = i // chunks, i % chunks
         at = AtPoint()
         address = source.address(*(scalar(at(x, row.ir)) for x in op.indices), chunk * width)
         there = where(_condition(at, op.mask, row) & _stored(op, layout.columns, chunk, width), CHUNK, 0)
-        machine.cp_async(place + layout.chunk_offset(row, chunk), address, CHUNK, there)
-    machine.cp_async_commit()
-    machine.cp_async_wait(0)
-    machine.fence_proxy_async()
-    machine.mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
+        ptx.cp_async(place + layout.chunk_offset(row, chunk), address, CHUNK, there)
+    ptx.cp_async_commit()
+    ptx.cp_async_wait(0)
+    ptx.fence_proxy_async()
+    ptx.mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
 
 
 def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:
@@ -420,7 +420,7 @@ def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) 
     width = CHUNK // layout.itemsize
     chunks = layout.columns // width
     buffer = buffer_of(op.buffer)
-    machine.syncwarp()
+    ptx.syncwarp()
     with functional.loop(threads.lane, 16 * chunks, WARP) as i:
         i = Value(i.ir, i32, nonneg=True)
         row, chunk = threads.warp * 16 + i // chunks, i % chunks
@@ -477,7 +477,7 @@ def stage_registers(value: ir.Value, place: Pointer, layout: SharedLayout, threa
     high = threads.lane >> 4
     for k in range(layout.columns // 16):
         chunk = high + 2 * k
-        machine.stmatrix(place + layout.chunk_offset(row, chunk), [scalar(w) for w in fragments[4 * k : 4 * k + 4]])
+        ptx.stmatrix(place + layout.chunk_offset(row, chunk), [scalar(w) for w in fragments[4 * k : 4 * k + 4]])
 
 
 def columns_of(layout: SharedLayout, columns: int) -> SharedLayout:
@@ -487,9 +487,9 @@ def columns_of(layout: SharedLayout, columns: int) -> SharedLayout:
 
 def stage_columns(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> ir.Value:
     """``kv.tile_stage``: a warp's rows go where it alone reads them."""
-    machine.syncwarp()  # it has read what was there
+    ptx.syncwarp()  # it has read what was there
     stage_registers(op.source, place, layout, threads, op.first_column.value)
-    machine.syncwarp()
+    ptx.syncwarp()
     return place.ir
 
 

@@ -18,7 +18,7 @@ from kvarn.dialect.dtypes import by_mlir, f32, i32
 from kvarn.dialect.ops.tile import COLUMN_STEP as STEP  # of a product's K, and of its N by one ldmatrix
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dialect.tile_layout import WARP_ROWS
-from kvarn.dsl import machine
+from kvarn.dsl import ptx
 from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.values import Value, bitcast
 
@@ -34,7 +34,7 @@ TOGETHER_F32 = 4  # fragments of B whose products are added up beside one anothe
 def fragments(place: Pointer, layout: SharedLayout, threads: Threads) -> list[list[Value]]:
     """A warp's rows of a tile in shared memory as A, four words a k-step."""
     first = layout.steps(place, threads.warp * ROWS + (threads.lane & 15), threads.lane >> 4)
-    return [machine.ldmatrix(layout.step(first, k)) for k in range(layout.columns // STEP)]
+    return [ptx.ldmatrix(layout.step(first, k)) for k in range(layout.columns // STEP)]
 
 
 def loaded(place: Pointer, layout: SharedLayout, threads: Threads, element: ir.Type) -> ir.Value:
@@ -64,22 +64,22 @@ def _of_16_bits(product: Product, a: ir.Value, tile: Pointer, sums: list[Value],
         left = [flat[4 * k : 4 * k + 4] for k in range(product.k // STEP)]
     else:
         left = None
-        row = threads.warp * ROWS + machine.unknown(lane & 15)  # addresses would be held through the loop
+        row = threads.warp * ROWS + ptx.unknown(lane & 15)  # addresses would be held through the loop
         rows = product.a.steps(Pointer(a, SHARED), row, lane >> 4)
     if product.transpose_b:  # rows of the tile are columns of the product: two of its fragments of 8, both halves of k
         first = layout.steps(tile, (lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1)
     else:
         first = layout.steps(tile, lane & 15, lane >> 4)
     for k in range(product.k // STEP):
-        own = left[k] if left is not None else machine.ldmatrix(product.a.step(rows, k))
+        own = left[k] if left is not None else ptx.ldmatrix(product.a.step(rows, k))
         for n in range(product.n // STEP):
             if product.transpose_b:
-                w = machine.ldmatrix(layout.step(first, k, n * STEP))
+                w = ptx.ldmatrix(layout.step(first, k, n * STEP))
             else:
-                w = machine.ldmatrix(layout.step(first, n, k * STEP), trans=True)
+                w = ptx.ldmatrix(layout.step(first, n, k * STEP), trans=True)
             for half in range(2):
                 at = 8 * n + 4 * half
-                sums[at : at + 4] = machine.mma_m16n8k16(own, w[2 * half : 2 * half + 2], sums[at : at + 4], dtype)
+                sums[at : at + 4] = ptx.mma_m16n8k16(own, w[2 * half : 2 * half + 2], sums[at : at + 4], dtype)
 
 
 def _of_f32(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], threads: Threads) -> None:
@@ -89,7 +89,7 @@ def _of_f32(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], thr
     # Pointers to what a lane has of the first rows; the others are constant distances from them.
     rows: list[Pointer] = []
     if product.a is not None:
-        row = threads.warp * ROWS + machine.unknown(g)
+        row = threads.warp * ROWS + ptx.unknown(g)
         rows = _along_a_row(product.a, Pointer(a, SHARED), row, 2 * c)
     if product.transpose_b:
         of_b = [_along_a_row(layout, tile, g, 2 * c)]
@@ -121,7 +121,7 @@ def _of_f32(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], thr
             for n in several:
                 b_high, b_low = right(k, n)
                 for x, y in ((a_low, b_high), (a_high, b_low), (a_high, b_high)):  # the smallest first
-                    found[n] = machine.mma_m16n8k8_tf32(x, y, found[n])
+                    found[n] = ptx.mma_m16n8k8_tf32(x, y, found[n])
         for n in several:
             sums[4 * n : 4 * n + 4] = [x + y for x, y in zip(sums[4 * n : 4 * n + 4], found[n], strict=True)]
 

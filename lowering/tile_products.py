@@ -14,8 +14,8 @@ from mlir import ir
 from mlir.dialects import vector
 
 from kvarn.dialect.shared_layout import SharedLayout
-from kvarn.dsl.machine import inline_asm
 from kvarn.dsl.memory import SHARED, Pointer
+from kvarn.dsl.ptx import inline_asm
 from kvarn.dsl.wgmma import descriptor_at, floats_of_asm, multiply
 
 from .assign_kv_layouts import K_STEP_BYTES

@@ -14,7 +14,7 @@ from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.ops.tile import SHARED_TRANSPOSED
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import SharedLayout
-from kvarn.dsl import gpu, machine
+from kvarn.dsl import gpu, ptx
 from kvarn.dsl.values import Value
 
 from .tile_ir import SWIZZLE, WARP, WARPGROUP, layout_of
@@ -58,7 +58,7 @@ class Threads:
     def fence(self) -> None:
         """What this thread wrote to shared memory is there for its products."""
         if self.proxy:
-            machine.fence_proxy_async()
+            ptx.fence_proxy_async()
 
     @property
     def warps(self) -> int:

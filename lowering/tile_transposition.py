@@ -18,7 +18,7 @@ from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, i32
 from kvarn.dialect.layout import page_and_slot
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
-from kvarn.dsl import functional, machine, tma
+from kvarn.dsl import functional, ptx, tma
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
 from kvarn.dsl.values import Value, vector, where
@@ -56,7 +56,7 @@ class Transposition:
     def initialize(self) -> None:
         """Set the barriers up, of each warp and slot one."""
         for i in range(SLOTS * self.warps if self.by_tma else 0):
-            machine.mbarrier_init(self.barriers + i * BARRIER_BYTES, 1)
+            ptx.mbarrier_init(self.barriers + i * BARRIER_BYTES, 1)
 
     def start(self, op: Any, n: Value, thread: Value) -> None:
         """Start the copies of a warp's groups of use n."""
@@ -74,8 +74,8 @@ class Transposition:
         full, place = self.of_warp(self.barriers, slot, warp), self.memory + self.staged.stage_offset(slot)
         own = (self.groups - 1 - warp) // self.warps + 1
         with functional.when(lane == 0):
-            machine.mbarrier_arrive_expect_tx(full, own * (boxes * self.staged.panels * map.box_bytes))
-        machine.syncwarp()
+            ptx.mbarrier_arrive_expect_tx(full, own * (boxes * self.staged.panels * map.box_bytes))
+        ptx.syncwarp()
         row = (warp + lane // boxes * self.warps) * GROUP + lane % boxes * map.rows
         first, count = scalar(op.first), scalar(op.count)
         token = Value((first + row).ir, i32, nonneg=True)
@@ -93,7 +93,7 @@ class Transposition:
         place = self.memory + self.staged.stage_offset(n & (SLOTS - 1))
         first, last = scalar(op.first), kv_math.max(scalar(op.count) - 1, 0)
         with functional.loop(warp, self.groups, self.warps) as group:
-            machine.stay_rolled()
+            ptx.stay_rolled()
             for part in range(0, GROUP * chunks, WARP):
                 i = lane + part
                 row, chunk = Value(group.ir, i32, nonneg=True) * GROUP + i // chunks, i % chunks
@@ -101,18 +101,18 @@ class Transposition:
                 column = chunk * CHUNK + op.first_column.value
                 page = ops.page(op.cache, op.batch, at.ir)
                 source = ops.block_ptr(op.cache, op.batch, at.ir, op.head, column.ir, page=page)
-                machine.cp_async(place + self.staged.chunk_offset(row, chunk), Pointer(source, GLOBAL), CHUNK)
-        machine.cp_async_commit()
+                ptx.cp_async(place + self.staged.chunk_offset(row, chunk), Pointer(source, GLOBAL), CHUNK)
+        ptx.cp_async_commit()
 
     def finish(self, n: Value, thread: Value, pending: int, tile: Pointer, dtype: DType) -> None:
         """Wait for a warp's groups of use n and write their transposes, rows outside of the sequence as zeros."""
         warp, lane = warp_of(thread), thread & (WARP - 1)
         slot = n & (SLOTS - 1)
         if self.by_tma:
-            machine.mbarrier_wait(self.of_warp(self.barriers, slot, warp), (n >> 1) & 1, name="staged values")
+            ptx.mbarrier_wait(self.of_warp(self.barriers, slot, warp), (n >> 1) & 1, name="staged values")
         else:
-            machine.cp_async_wait(pending)
-            machine.syncwarp()
+            ptx.cp_async_wait(pending)
+            ptx.syncwarp()
         bounds = self.of_warp(self.bounds, slot, warp).load(i32, 2)
         begin, end = bounds[0], bounds[1]
         place = self.memory + self.staged.stage_offset(slot)
@@ -122,20 +122,20 @@ class Transposition:
             whole = (begin <= low) & (end >= low + GROUP)
             keep = functional.if_(whole, lambda: i32(-1), lambda low=low: _kept(lane, begin - low, end - low))
             self.transpose(place, tile, group, lane, keep)
-        machine.syncwarp()  # before what this warp copies next to the slot
+        ptx.syncwarp()  # before what this warp copies next to the slot
 
     def transpose(self, place: Pointer, tile: Pointer, group: Value, lane: Value, keep: Value) -> None:
         """One group: 32 columns at a time, of which a lane keeps bytes of four tokens. Loads go ahead of stores."""
         row, chunks = group * GROUP + (lane & 15), range(0, self.staged.row_bytes // CHUNK, 2)
         for some in (chunks[i : i + TOGETHER] for i in range(0, len(chunks), TOGETHER)):
             at = [place + self.staged.chunk_offset(row, (lane >> 4) + c) for c in some]
-            loaded = [machine.ldmatrix(x, trans=True) for x in at]
+            loaded = [ptx.ldmatrix(x, trans=True) for x in at]
             for c, pairs in zip(some, loaded, strict=True):
                 words = []
                 for low, high in (pairs[:2], pairs[2:]):
-                    words += [machine.prmt(low, high, selector) & keep for selector in (0x6420, 0x7531)]
+                    words += [ptx.prmt(low, high, selector) & keep for selector in (0x6420, 0x7531)]
                 column = ((lane >> 4) + c) * CHUNK + (lane & 7) * 2 + ((lane >> 3) & 1)
-                machine.stmatrix(tile + self.layout.chunk_offset(column, group), words)
+                ptx.stmatrix(tile + self.layout.chunk_offset(column, group), words)
 
     def of_warp(self, memory: Pointer, slot: Value, warp: Value) -> Pointer:
         """The 8 bytes that a warp has for a slot."""

@@ -14,7 +14,7 @@ from mlir.dialects import arith, vector
 
 from kvarn.dialect.dtypes import bool_
 from kvarn.dialect.ops.tile import SHARED
-from kvarn.dsl import machine
+from kvarn.dsl import ptx
 from kvarn.dsl.memory import SHARED as SHARED_SPACE
 from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value
@@ -126,7 +126,7 @@ def _warp_any(op: Any, d: Distribution) -> ir.Value:
     found: ir.Value | None = None
     for x in elements(op.mask):
         found = x if found is None else arith.ori(found, x)
-    return (machine.ballot(Value(found, bool_)) != 0).ir
+    return (ptx.ballot(Value(found, bool_)) != 0).ir
 
 
 @RULES.lowers(*FAST)

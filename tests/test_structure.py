@@ -88,7 +88,7 @@ ALLOWED = {
     },
     "kvarn.extensions": {"now": EVERYTHING, "lazy": set()},
     "kvarn.stage_files": {"now": EVERYTHING, "lazy": set()},
-    "kvarn.programs": {"now": EVERYTHING, "lazy": CUDA},
+    "kvarn.dispatch": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.specialisation": {"now": EVERYTHING, "lazy": set()},
     "kvarn.ops": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.torch": {"now": {*EVERYTHING, "torch"}, "lazy": CUDA},  # imported by those who have torch
@@ -333,10 +333,10 @@ def test_the_import_reader_reads_imports(tmp_path, source, expected):
     assert [found[:2] for found in _imports("kvarn.dialect.probe", path)] == expected
 
 
-def test_the_kernel_language_has_every_machine_function():
+def test_the_kernel_language_has_every_ptx_intrinsic():
     """They are listed by name in its ``__init__``, since nothing but ``dialect/kv.py`` imports stars."""
-    language, machine = (importlib.import_module(f"kvarn.{name}") for name in ("dsl", "dsl.machine"))
-    assert set(machine.__all__) <= set(language.__all__)
+    language, ptx = (importlib.import_module(f"kvarn.{name}") for name in ("dsl", "dsl.ptx"))
+    assert set(ptx.__all__) <= set(language.__all__)
 
 
 def test_a_place_and_a_stored_problem_are_made_in_one_way():

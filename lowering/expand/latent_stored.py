@@ -26,7 +26,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.shared_layout import SharedLayout
-from kvarn.dsl.machine import inline_asm
+from kvarn.dsl.ptx import inline_asm
 from kvarn.dsl.values import Value
 from kvarn.dsl.wgmma import descriptor_at
 

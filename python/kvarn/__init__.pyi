@@ -15,6 +15,7 @@ from kvarn import caches as caches
 from kvarn import compiled as compiled
 from kvarn import compiler as compiler
 from kvarn import dialect as dialect
+from kvarn import dispatch as dispatch
 from kvarn import dsl as dsl
 from kvarn import emulator as emulator
 from kvarn import env as env
@@ -24,7 +25,6 @@ from kvarn import lowering as lowering
 from kvarn import manager as manager
 from kvarn import ops as ops
 from kvarn import parallel as parallel
-from kvarn import programs as programs
 from kvarn import runtime as runtime
 from kvarn import tools as tools
 from kvarn._version import __version__ as __version__
@@ -159,141 +159,6 @@ from kvarn.dsl.handles import (
 from kvarn.dsl.kernel import (
     KernelFunction as KernelFunction,
 )
-from kvarn.dsl.machine import (
-    ballot as ballot,
-)
-from kvarn.dsl.machine import (
-    cluster_barrier as cluster_barrier,
-)
-from kvarn.dsl.machine import (
-    cluster_rank as cluster_rank,
-)
-from kvarn.dsl.machine import (
-    cp_async as cp_async,
-)
-from kvarn.dsl.machine import (
-    cp_async_bulk as cp_async_bulk,
-)
-from kvarn.dsl.machine import (
-    cp_async_commit as cp_async_commit,
-)
-from kvarn.dsl.machine import (
-    cp_async_mbarrier_arrive as cp_async_mbarrier_arrive,
-)
-from kvarn.dsl.machine import (
-    cp_async_wait as cp_async_wait,
-)
-from kvarn.dsl.machine import (
-    cvt_e4m3x2_to_f16x2 as cvt_e4m3x2_to_f16x2,
-)
-from kvarn.dsl.machine import (
-    cvt_e4m3x4_to_bf16x4 as cvt_e4m3x4_to_bf16x4,
-)
-from kvarn.dsl.machine import (
-    cvt_e4m3x4_to_f16x4 as cvt_e4m3x4_to_f16x4,
-)
-from kvarn.dsl.machine import (
-    cvt_e5m2x2_to_f16x2 as cvt_e5m2x2_to_f16x2,
-)
-from kvarn.dsl.machine import (
-    cvt_e5m2x4_to_f16x4 as cvt_e5m2x4_to_f16x4,
-)
-from kvarn.dsl.machine import (
-    cvt_i8x4_to_f16x4 as cvt_i8x4_to_f16x4,
-)
-from kvarn.dsl.machine import (
-    elect as elect,
-)
-from kvarn.dsl.machine import (
-    ex2 as ex2,
-)
-from kvarn.dsl.machine import (
-    fence_mbarrier_init as fence_mbarrier_init,
-)
-from kvarn.dsl.machine import (
-    fence_proxy_async as fence_proxy_async,
-)
-from kvarn.dsl.machine import (
-    globaltimer as globaltimer,
-)
-from kvarn.dsl.machine import (
-    griddepcontrol_launch_dependents as griddepcontrol_launch_dependents,
-)
-from kvarn.dsl.machine import (
-    griddepcontrol_wait as griddepcontrol_wait,
-)
-from kvarn.dsl.machine import (
-    l2_policy as l2_policy,
-)
-from kvarn.dsl.machine import (
-    ldmatrix as ldmatrix,
-)
-from kvarn.dsl.machine import (
-    load_cluster as load_cluster,
-)
-from kvarn.dsl.machine import (
-    load_nc as load_nc,
-)
-from kvarn.dsl.machine import (
-    mbarrier_arrive as mbarrier_arrive,
-)
-from kvarn.dsl.machine import (
-    mbarrier_arrive_expect_tx as mbarrier_arrive_expect_tx,
-)
-from kvarn.dsl.machine import (
-    mbarrier_init as mbarrier_init,
-)
-from kvarn.dsl.machine import (
-    mbarrier_try_wait as mbarrier_try_wait,
-)
-from kvarn.dsl.machine import (
-    mbarrier_wait as mbarrier_wait,
-)
-from kvarn.dsl.machine import (
-    mma_m16n8k8_tf32 as mma_m16n8k8_tf32,
-)
-from kvarn.dsl.machine import (
-    mma_m16n8k16 as mma_m16n8k16,
-)
-from kvarn.dsl.machine import (
-    movmatrix as movmatrix,
-)
-from kvarn.dsl.machine import (
-    named_barrier as named_barrier,
-)
-from kvarn.dsl.machine import (
-    named_barrier_arrive as named_barrier_arrive,
-)
-from kvarn.dsl.machine import (
-    nanosleep as nanosleep,
-)
-from kvarn.dsl.machine import (
-    pack_bf16x2 as pack_bf16x2,
-)
-from kvarn.dsl.machine import (
-    pack_f16x2 as pack_f16x2,
-)
-from kvarn.dsl.machine import (
-    prmt as prmt,
-)
-from kvarn.dsl.machine import (
-    rcp as rcp,
-)
-from kvarn.dsl.machine import (
-    setmaxnreg as setmaxnreg,
-)
-from kvarn.dsl.machine import (
-    smid as smid,
-)
-from kvarn.dsl.machine import (
-    stmatrix as stmatrix,
-)
-from kvarn.dsl.machine import (
-    syncwarp as syncwarp,
-)
-from kvarn.dsl.machine import (
-    tanh_approx as tanh_approx,
-)
 from kvarn.dsl.memory import (
     Buffer as Buffer,
 )
@@ -323,6 +188,141 @@ from kvarn.dsl.memory import (
 )
 from kvarn.dsl.memory import (
     take_round as take_round,
+)
+from kvarn.dsl.ptx import (
+    ballot as ballot,
+)
+from kvarn.dsl.ptx import (
+    cluster_barrier as cluster_barrier,
+)
+from kvarn.dsl.ptx import (
+    cluster_rank as cluster_rank,
+)
+from kvarn.dsl.ptx import (
+    cp_async as cp_async,
+)
+from kvarn.dsl.ptx import (
+    cp_async_bulk as cp_async_bulk,
+)
+from kvarn.dsl.ptx import (
+    cp_async_commit as cp_async_commit,
+)
+from kvarn.dsl.ptx import (
+    cp_async_mbarrier_arrive as cp_async_mbarrier_arrive,
+)
+from kvarn.dsl.ptx import (
+    cp_async_wait as cp_async_wait,
+)
+from kvarn.dsl.ptx import (
+    cvt_e4m3x2_to_f16x2 as cvt_e4m3x2_to_f16x2,
+)
+from kvarn.dsl.ptx import (
+    cvt_e4m3x4_to_bf16x4 as cvt_e4m3x4_to_bf16x4,
+)
+from kvarn.dsl.ptx import (
+    cvt_e4m3x4_to_f16x4 as cvt_e4m3x4_to_f16x4,
+)
+from kvarn.dsl.ptx import (
+    cvt_e5m2x2_to_f16x2 as cvt_e5m2x2_to_f16x2,
+)
+from kvarn.dsl.ptx import (
+    cvt_e5m2x4_to_f16x4 as cvt_e5m2x4_to_f16x4,
+)
+from kvarn.dsl.ptx import (
+    cvt_i8x4_to_f16x4 as cvt_i8x4_to_f16x4,
+)
+from kvarn.dsl.ptx import (
+    elect as elect,
+)
+from kvarn.dsl.ptx import (
+    ex2 as ex2,
+)
+from kvarn.dsl.ptx import (
+    fence_mbarrier_init as fence_mbarrier_init,
+)
+from kvarn.dsl.ptx import (
+    fence_proxy_async as fence_proxy_async,
+)
+from kvarn.dsl.ptx import (
+    globaltimer as globaltimer,
+)
+from kvarn.dsl.ptx import (
+    griddepcontrol_launch_dependents as griddepcontrol_launch_dependents,
+)
+from kvarn.dsl.ptx import (
+    griddepcontrol_wait as griddepcontrol_wait,
+)
+from kvarn.dsl.ptx import (
+    l2_policy as l2_policy,
+)
+from kvarn.dsl.ptx import (
+    ldmatrix as ldmatrix,
+)
+from kvarn.dsl.ptx import (
+    load_cluster as load_cluster,
+)
+from kvarn.dsl.ptx import (
+    load_nc as load_nc,
+)
+from kvarn.dsl.ptx import (
+    mbarrier_arrive as mbarrier_arrive,
+)
+from kvarn.dsl.ptx import (
+    mbarrier_arrive_expect_tx as mbarrier_arrive_expect_tx,
+)
+from kvarn.dsl.ptx import (
+    mbarrier_init as mbarrier_init,
+)
+from kvarn.dsl.ptx import (
+    mbarrier_try_wait as mbarrier_try_wait,
+)
+from kvarn.dsl.ptx import (
+    mbarrier_wait as mbarrier_wait,
+)
+from kvarn.dsl.ptx import (
+    mma_m16n8k8_tf32 as mma_m16n8k8_tf32,
+)
+from kvarn.dsl.ptx import (
+    mma_m16n8k16 as mma_m16n8k16,
+)
+from kvarn.dsl.ptx import (
+    movmatrix as movmatrix,
+)
+from kvarn.dsl.ptx import (
+    named_barrier as named_barrier,
+)
+from kvarn.dsl.ptx import (
+    named_barrier_arrive as named_barrier_arrive,
+)
+from kvarn.dsl.ptx import (
+    nanosleep as nanosleep,
+)
+from kvarn.dsl.ptx import (
+    pack_bf16x2 as pack_bf16x2,
+)
+from kvarn.dsl.ptx import (
+    pack_f16x2 as pack_f16x2,
+)
+from kvarn.dsl.ptx import (
+    prmt as prmt,
+)
+from kvarn.dsl.ptx import (
+    rcp as rcp,
+)
+from kvarn.dsl.ptx import (
+    setmaxnreg as setmaxnreg,
+)
+from kvarn.dsl.ptx import (
+    smid as smid,
+)
+from kvarn.dsl.ptx import (
+    stmatrix as stmatrix,
+)
+from kvarn.dsl.ptx import (
+    syncwarp as syncwarp,
+)
+from kvarn.dsl.ptx import (
+    tanh_approx as tanh_approx,
 )
 from kvarn.dsl.staging import (
     staged as staged,

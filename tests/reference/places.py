@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from kvarn import programs
+from kvarn import dispatch
 from kvarn.caches import KVCacheCollection
 from kvarn.dialect import dtypes
+from kvarn.dispatch import Operation
 from kvarn.env import env
-from kvarn.programs import Operation
 from kvarn.runtime import buffers
 from kvarn.runtime.program import Program
 
@@ -77,7 +77,7 @@ class Unchecked(Place):
             operation: Any, operands: Any, attributes: Any = (), schedule: Any = None, stream: Any = None, **_: Any
         ) -> None:
             what, given = operation.specialisation(operands, attributes, tuple(sorted((schedule or {}).items())))
-            programs.program(what)(*given)
+            dispatch.program(what)(*given)
 
         with _called(call):
             yield
@@ -94,7 +94,7 @@ class Optimized(Place):
         def call(operation: Any, operands: Any, attributes: Any = (), schedule: Any = None, *_: Any, **__: Any) -> None:
             what, given = operation.specialisation(operands, attributes, tuple(sorted((schedule or {}).items())))
             with env.override(host_opt=self.level):
-                Program(programs.artifact(what))(*given)
+                Program(dispatch.artifact(what))(*given)
 
         with _called(call):
             yield

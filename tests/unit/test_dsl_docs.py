@@ -8,7 +8,7 @@ import runpy
 from pathlib import Path
 
 import kvarn as kv
-from kvarn.dsl import machine
+from kvarn.dsl import ptx
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "dsl.md"
 
@@ -27,6 +27,6 @@ def test_code_of_the_page_runs(tmp_path):
 def test_names_of_the_page_exist():
     for name in re.findall(r"`kv\.(\w+)", PAGE.read_text()):
         assert hasattr(kv, name), name
-    listed = PAGE.read_text().partition("Machine functions")[2].partition("##")[0]
+    listed = PAGE.read_text().partition("PTX intrinsics")[2].partition("##")[0]
     for name in re.findall(r"`(\w+)`", listed):
-        assert name in machine.__all__, name
+        assert name in ptx.__all__, name

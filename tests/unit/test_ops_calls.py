@@ -13,7 +13,7 @@ from reference import model
 from reference.random_caches import clone, random_problem, random_values, same_buffers
 
 import kvarn as kv
-from kvarn import programs
+from kvarn import dispatch
 from kvarn.dialect import dtypes
 from kvarn.ops import indices, writes
 
@@ -305,14 +305,14 @@ def test_outputs_of_unknown_libraries_must_be_given(problem):
 def compilations(monkeypatch):
     """The specialisations that are compiled meanwhile."""
     found = []
-    compile_ = programs.compile_operation
-    monkeypatch.setattr(programs, "compile_operation", lambda what, *more: found.append(what) or compile_(what, *more))
+    compile_ = dispatch.compile_operation
+    monkeypatch.setattr(dispatch, "compile_operation", lambda what, *more: found.append(what) or compile_(what, *more))
     return found
 
 
 def forget(monkeypatch):
     """A new process, as far as compiled operations go."""
-    monkeypatch.setattr(programs, "_programs", {})
+    monkeypatch.setattr(dispatch, "_programs", {})
     for operation in (writes._APPEND, indices._CACHE_ROW_OFFSETS):
         monkeypatch.setattr(operation, "_known", {})
 

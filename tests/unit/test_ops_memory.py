@@ -12,7 +12,7 @@ from reference.places import Interpreted
 from reference.random_caches import random_problem
 
 import kvarn as kv
-from kvarn import programs
+from kvarn import dispatch
 from kvarn.runtime import host
 
 OFFSETS = np.array([0, 3, 4], np.uint32)
@@ -101,7 +101,7 @@ def test_integers_of_either_sign_are_added(dtype, place):
 
 
 def test_programs_of_the_host_that_were_not_used_lately_are_given_up(monkeypatch):
-    monkeypatch.setattr(programs, "HOST_PROGRAMS", 3)
+    monkeypatch.setattr(dispatch, "HOST_PROGRAMS", 3)
     alive: weakref.WeakSet = weakref.WeakSet()
     made = []
 

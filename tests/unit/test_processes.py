@@ -126,17 +126,17 @@ def test_a_child_of_a_process_whose_pool_has_run_launches_and_compiles(work, run
 
 def test_a_child_forked_while_another_thread_compiles_compiles_too(run):
     script = textwrap.dedent(FORK) + textwrap.dedent("""
-        from kvarn import programs
+        from kvarn import dispatch
 
         os.environ["KVARN_ALWAYS_COMPILE"] = "1"
         blocks, one = np.zeros((4, 2, 1, 16, 2, 64), np.float32), np.array([1], np.uint32)
         pool = kv.PagedKVCacheCollection(blocks, one, np.array([[0]], np.uint32), 1, 2)
         kv.ops.rms_norm(pool.get_key_cache(0), np.ones(64, np.float32), 1e-5, np.array([0, 1], np.uint32))
-        what, *_ = next(iter(programs._programs))
+        what, *_ = next(iter(dispatch._programs))
 
         def again():
-            programs._programs.clear()
-            programs.program(what)
+            dispatch._programs.clear()
+            dispatch.program(what)
 
         def forever():
             while not ended:

@@ -167,7 +167,7 @@ DECISIONS: dict[str, tuple[str, ...]] = {
     "stores past the pool are dropped": GROUPS[12][1],
     "what is masked is left out, not added to": GROUPS[16][1] + GROUPS[19][1],
     "scales of operands are indexed (token, head)": (
-        *named("unit/test_dsl_machine.py", "operand_scales_take_the_token_before_the_head"),
+        *named("unit/test_dsl_ptx.py", "operand_scales_take_the_token_before_the_head"),
     ),
     "an empty cache has no new tokens either": named(MEMBERS, "an_empty_cache_has_neither_old_nor_new_tokens"),
     "elements and rows are 64-bit, coordinates split": GROUPS[3][1],

@@ -15,7 +15,7 @@ from reference.kinds import schedule_for
 from reference.random_caches import Problem, random_query, stored_problem
 
 import kvarn as kv
-from kvarn import compiler, programs
+from kvarn import compiler, dispatch
 from kvarn.dialect import schedules
 from kvarn.dialect.dtypes import bf16
 from kvarn.dialect.layout import CacheSpec, spec_of
@@ -281,7 +281,7 @@ def test_batch_invariance_is_refused_where_splits_follow_the_batch():
 def chosen(schedule: dict[str, Any], heads: int, group: int, size: int = 128, page: int = 16) -> dict[str, Any]:
     """The schedule of an attention over bf16 pages after the pass."""
     what = specialisation(schedule, heads, group, size, page)
-    module = programs.build(what, compiler.context())
+    module = dispatch.build(what, compiler.context())
     with compiler.diagnosed(module.context):
         runner.run(module, pipeline.steps(by_name("sm_90a")), stop_after="select-kv-schedule")
     with module.context:
@@ -292,15 +292,15 @@ def chosen(schedule: dict[str, Any], heads: int, group: int, size: int = 128, pa
 
 def specialisation(
     schedule: dict[str, Any], heads: int, group: int, size: int = 128, page: int = 16
-) -> programs.Specialisation:
+) -> dispatch.Specialisation:
     spec = spec_of("paged", "bf16", heads, size, page_size=page)
-    rows = programs.BufferType(bf16, (None, heads * group, size))
+    rows = dispatch.BufferType(bf16, (None, heads * group, size))
     operands = {
-        "collection": programs.HandleType("collection", spec), "layer": programs.ScalarType(kv.i32), "query": rows,
-        "row_offsets": programs.BufferType(kv.i32, (None,)), "scale": programs.ScalarType(kv.f32), "out": rows,
+        "collection": dispatch.HandleType("collection", spec), "layer": dispatch.ScalarType(kv.i32), "query": rows,
+        "row_offsets": dispatch.BufferType(kv.i32, (None,)), "scale": dispatch.ScalarType(kv.f32), "out": rows,
     }  # fmt: skip
     entries = tuple(sorted(schedule.items()))
-    return programs.Specialisation("kv.attention", tuple(operands.items()), CAUSAL, entries, "sm_90a")
+    return dispatch.Specialisation("kv.attention", tuple(operands.items()), CAUSAL, entries, "sm_90a")
 
 
 def test_an_invariant_sequence_has_the_same_kernel_in_any_batch():
@@ -338,7 +338,7 @@ def test_heads_whose_tiles_fit_no_shared_memory_are_not_for_tiles():
 
 def code_of(schedule: dict[str, Any]) -> str:
     """The PTX of a small attention."""
-    made = programs.artifact(specialisation({"max_queries": 1, "max_batch": 2, **schedule}, 2, 2, 32))
+    made = dispatch.artifact(specialisation({"max_queries": 1, "max_batch": 2, **schedule}, 2, 2, 32))
     return made.code["ptx"]
 
 
@@ -449,7 +449,7 @@ def test_the_kind_is_chosen_once(monkeypatch):
         return kind_of(*args)
 
     monkeypatch.setattr(attention_expansion, "kind_of", counted)
-    programs.compile_operation(specialisation({"max_queries": 1, "max_batch": 1}, 2, 4, 32))
+    dispatch.compile_operation(specialisation({"max_queries": 1, "max_batch": 1}, 2, 4, 32))
     assert len(calls) == 1
 
 
@@ -460,13 +460,13 @@ def test_a_schedule_may_be_filled_in_part_and_then_stays_what_it_is():
     assert chosen(whole, 4, 4, 64) == whole
     texts = set()
     for entries in ({"max_queries": 1, "max_batch": 4, "stages": 3}, whole):
-        module = programs.build(specialisation(entries, 4, 4, 64))
+        module = dispatch.build(specialisation(entries, 4, 4, 64))
         texts.add(kv.compile(str(module), target="sm_90a").asm["ptx"])
     assert len(texts) == 1
 
 
 def test_schedules_are_always_selected():
-    module = programs.build(specialisation({"max_queries": 1}, 4, 4, 64))
+    module = dispatch.build(specialisation({"max_queries": 1}, 4, 4, 64))
     with pytest.raises(ValueError, match="got select-kv-schedule, which must run"):
         kv.compile(str(module), target="sm_90a", disable=["select-kv-schedule"])
 
@@ -482,13 +482,13 @@ def test_schedules_are_always_selected():
     ],
 )
 def test_the_verifier_knows_names_types_and_ranges(entry, message):
-    text = str(programs.build(specialisation({"max_queries": 1}, 4, 4, 64)))
+    text = str(dispatch.build(specialisation({"max_queries": 1}, 4, 4, 64)))
     with pytest.raises(ValueError, match=message):
         kv.compile(text.replace("max_queries = 1 : i64", entry), target="sm_90a")
 
 
 def test_the_verifier_wants_a_dictionary_of_every_operation():
-    text = str(programs.build(specialisation({"max_queries": 1}, 4, 4, 64)))
+    text = str(dispatch.build(specialisation({"max_queries": 1}, 4, 4, 64)))
     with pytest.raises(ValueError, match=r"'kv\.attention' op schedule must be a dictionary, got 3 : i64"):
         kv.compile(text.replace("{max_queries = 1 : i64}", "3 : i64"), target="sm_90a")
 

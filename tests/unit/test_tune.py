@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import kvarn as kv
-from kvarn import compiler, programs
+from kvarn import compiler, dispatch
 from kvarn.dialect import dtypes, layout, schedules
+from kvarn.dispatch import BufferType, HandleType, ScalarType, Specialisation
 from kvarn.env import env
 from kvarn.lowering import pipeline, runner
 from kvarn.lowering.expand import decode_table, tile_schedule, tuned
 from kvarn.lowering.target import by_name
 from kvarn.ops import reads
-from kvarn.programs import BufferType, HandleType, ScalarType, Specialisation
 from kvarn.tools import cli, tune
 from kvarn.tools.arrays import NumPyArrays
 
@@ -50,7 +50,7 @@ def attention(case=CASE):
 
 def chosen(case=CASE):
     """The text of the schedule that the pass gives a case."""
-    module = programs.build(attention(case), compiler.context())
+    module = dispatch.build(attention(case), compiler.context())
     with compiler.diagnosed(module.context):
         runner.run(module, pipeline.steps(SM90), stop_after="select-kv-schedule")
     return next(line for line in str(module).splitlines() if "kv.attention" in line)

@@ -10,10 +10,10 @@ from kvarn.dialect.base import Kv
 from kvarn.dialect.effects import ReadsCache, TierOne, WritesMemory
 from kvarn.dialect.ext import I32, Operand
 from kvarn.dialect.types import CollectionType
+from kvarn.dispatch import Operation
 from kvarn.lowering.expand import expands
 from kvarn.lowering.expand.base import Expansion
 from kvarn.ops import checks
-from kvarn.programs import Operation
 
 from .prefetch import prefetch_page
 

@@ -46,7 +46,19 @@ from .gpu import (
 )
 from .handles import Cache, Collection, KVCache, KVCacheCollection, MHAOperand, Operand, Rows, buffer_operand, operand
 from .kernel import KernelFunction, Optional, kernel
-from .machine import (
+from .memory import (
+    Buffer,
+    BufferSpec,
+    Pointer,
+    ReadOnlyBuffer,
+    Shared,
+    atomic_add,
+    fence,
+    pointer_of,
+    shared,
+    take_round,
+)
+from .ptx import (
     ballot,
     cluster_barrier,
     cluster_rank,
@@ -92,18 +104,6 @@ from .machine import (
     stmatrix,
     syncwarp,
     tanh_approx,
-)
-from .memory import (
-    Buffer,
-    BufferSpec,
-    Pointer,
-    ReadOnlyBuffer,
-    Shared,
-    atomic_add,
-    fence,
-    pointer_of,
-    shared,
-    take_round,
 )
 from .staging import staged
 from .tiles import Tile, dot, full, masked, tile_index

@@ -17,8 +17,8 @@ from mlir import ir
 from kvarn.dialect.dtypes import DType, f8e4m3, f32, i64
 from kvarn.dialect.shared_layout import Descriptor
 
-from .machine import _float, _parts, _pointer, _static, _word, inline_asm
 from .memory import SHARED, Pointer
+from .ptx import _float, _parts, _pointer, _static, _word, inline_asm
 from .values import Value, as_value, cast, describe
 
 __all__ = ["wgmma", "wgmma_descriptor", "wgmma_start", "wgmma_wait"]

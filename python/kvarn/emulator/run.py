@@ -182,13 +182,13 @@ def run(
     order: Order | None = None,
     report: Report | None = None,
 ) -> None:
-    """Run an operation (``kvarn.programs.Operation``) on host buffers as the GPU ``target`` would.
+    """Run an operation (``kvarn.dispatch.Operation``) on host buffers as the GPU ``target`` would.
 
     Operands, attributes and schedule are as the operation takes them; the others as for :func:`run_program`.
     """
     ordered = () if schedule is None else tuple(sorted(schedule.items()))
     what, given = operation.specialisation(operands, attributes, ordered, target)
-    program = importlib.import_module("kvarn.programs").artifact(what, lineinfo=report is not None)
+    program = importlib.import_module("kvarn.dispatch").artifact(what, lineinfo=report is not None)
     run_program(program, given, multiprocessors, order, report)
 
 
@@ -212,7 +212,7 @@ def _bits(value: Any, type_: str) -> int:
 
 
 class EmulatedProgram(Program):
-    """An operation's program as it runs in the emulator; in the place of ``kvarn.programs.OperationProgram``."""
+    """An operation's program as it runs in the emulator; in the place of ``kvarn.dispatch.OperationProgram``."""
 
     def bind(self, operands: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
         values, ordinal = self._binders.bind(operands)
@@ -239,7 +239,7 @@ class Emulation:
 
     def program(self, what: Any) -> EmulatedProgram:
         """The program of an operation's specialisation."""
-        return EmulatedProgram(importlib.import_module("kvarn.programs").artifact(what, lineinfo=True))
+        return EmulatedProgram(importlib.import_module("kvarn.dispatch").artifact(what, lineinfo=True))
 
     def launch(self, made: Any, grid: Any, block: Any, args: Sequence[Any]) -> None:
         launch(made, grid, block, args, self.order, self.report)

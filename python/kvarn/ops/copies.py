@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvarn.dialect.layout import FA3, CollectionSpec, packed
-from kvarn.programs import Operation, Schedule
+from kvarn.dispatch import Operation, Schedule
 from kvarn.runtime import buffers, ownership, streams, transfers
 from kvarn.runtime.binding import ordinal_of
 

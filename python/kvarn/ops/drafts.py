@@ -7,8 +7,8 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+from kvarn.dispatch import Operation, Schedule
 from kvarn.dsl import masks
-from kvarn.programs import Operation, Schedule
 from kvarn.runtime.binding import is_torch
 
 from . import checks

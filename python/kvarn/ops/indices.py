@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from kvarn.dialect import dtypes
-from kvarn.programs import Operation, Schedule
+from kvarn.dispatch import Operation, Schedule
 
 from . import checks
 

@@ -12,9 +12,9 @@ from kvarn import settings
 from kvarn.block_mask import BlockMask
 from kvarn.dialect.dtypes import i32
 from kvarn.dialect.ops.attention import BLOCK_TILE
+from kvarn.dispatch import Operation, Schedule
 from kvarn.dsl.functions import registered
 from kvarn.lowering.target import of_capability
-from kvarn.programs import Operation, Schedule
 from kvarn.runtime import buffers, device
 from kvarn.runtime.binding import HOST, ordinal_of
 from kvarn.runtime.overlap import NoAlias

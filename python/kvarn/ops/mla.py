@@ -9,7 +9,7 @@ from typing import Any
 
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.ops.mla import LEAST_INLINE, chunk_problem, inline_content, rope_columns
-from kvarn.programs import Operation, Schedule
+from kvarn.dispatch import Operation, Schedule
 
 from . import checks, functions, sources
 from .checks import layer_of

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvarn.caches.summaries import PageSummaries
-from kvarn.programs import Operation, Schedule
+from kvarn.dispatch import Operation, Schedule
 from kvarn.runtime.overlap import NoAlias
 
 from . import checks

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kvarn import programs
+from kvarn import dispatch
 from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect.dtypes import i32
+from kvarn.dispatch import Operation
 from kvarn.prefixes import SharedPrefixes
-from kvarn.programs import Operation
 from kvarn.runtime.overlap import NoAlias
 
 from . import checks
@@ -60,7 +60,7 @@ def plan(
         tables = tuple(
             checks.empty(shared.lengths, shape, i32, name, title) for name, shape in zip(_WRITTEN, shapes, strict=True)
         )
-    recorded = programs.recorder is not None and programs.recorder.recording()
+    recorded = dispatch.recorder is not None and dispatch.recorder.recording()
     if collection.device[0] == "cpu" and not recorded:
         _check_groups(shared, collection, title)
     operands = (collection.lookup_table, collection.cache_lengths, row_offsets, shared.sequences, shared.lengths)

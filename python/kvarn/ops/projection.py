@@ -9,7 +9,7 @@ from typing import Any
 
 from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.dialect.ops.projection import BLOCK, SCALED, bands_of, rounded_to
-from kvarn.programs import FixedSchedule, Operation, Schedule
+from kvarn.dispatch import FixedSchedule, Operation, Schedule
 from kvarn.runtime import buffers
 from kvarn.runtime.buffers import BufferView
 

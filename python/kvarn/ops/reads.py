@@ -13,7 +13,7 @@ from kvarn.block_mask import BlockMask
 from kvarn.caches import MHAOperand
 from kvarn.dialect.layout import DENSE, SCALES
 from kvarn.dialect.ops.attention import BLOCK_TILE
-from kvarn.programs import FixedSchedule, Operation, Schedule, Specialisation, _alignment
+from kvarn.dispatch import FixedSchedule, Operation, Schedule, Specialisation, _alignment
 from kvarn.runtime.binding import is_torch
 from kvarn.runtime.overlap import NoAlias
 

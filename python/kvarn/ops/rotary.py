@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from kvarn.dialect.layout import CacheSpec
-from kvarn.programs import Operation, Schedule
+from kvarn.dispatch import Operation, Schedule
 
 from . import checks
 from .checks import layer_of

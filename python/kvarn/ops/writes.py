@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from kvarn.programs import Operation, Schedule
+from kvarn.dispatch import Operation, Schedule
 
 from . import checks
 from .checks import layer_of

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from kvarn import compiler, ops, programs
+from kvarn import compiler, dispatch, ops
 from kvarn.artifact import Arg
 from kvarn.dialect import dtypes, layout
 from kvarn.errors import meant
@@ -69,7 +69,7 @@ def operation_source(
             given[argument] = dtypes.i32 if argument == "layer" else Shaped(dtypes.i32, (None,))
     operation, operands, attributes, schedule = _captured(function, _made(given, options or InputOptions()))
     chosen = target or compiler.default_target()
-    return compiler.with_places(programs.build(operation.specialised(operands, attributes, schedule, chosen)))
+    return compiler.with_places(dispatch.build(operation.specialised(operands, attributes, schedule, chosen)))
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -104,20 +104,20 @@ def _made(given: Mapping[str, Any], options: InputOptions) -> dict[str, Any]:
     return {**found, **random_arguments(args, shapes, options)}
 
 
-def _captured(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[programs.Operation, Any, Any, Any]:
+def _captured(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[dispatch.Operation, Any, Any, Any]:
     """The operation that a function would run, with its operands, attributes and schedule."""
 
     def record(operation: Any, operands: Any, attributes: Any, schedule: Any, stream: Any) -> None:
         raise _Captured((operation, operands, attributes, schedule))
 
-    before = programs.recorder
-    programs.recorder = SimpleNamespace(recording=lambda: True, record=record)
+    before = dispatch.recorder
+    dispatch.recorder = SimpleNamespace(recording=lambda: True, record=record)
     try:
         function(**arguments)
     except _Captured as captured:
         return captured.args[0]
     finally:
-        programs.recorder = before
+        dispatch.recorder = before
     raise ValueError(f"{function.__name__} runs no operation for these arguments")
 
 

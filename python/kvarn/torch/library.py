@@ -21,11 +21,11 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
-from kvarn import ops, programs
+from kvarn import dispatch, ops
 from kvarn.dialect.ext import F32, I32
 from kvarn.dialect.layout import CacheSpec
+from kvarn.dispatch import Operation
 from kvarn.ops import reads
-from kvarn.programs import Operation
 from kvarn.runtime.binding import is_torch
 
 from . import handles
@@ -250,4 +250,4 @@ def _bounds(queries: int, batch: int) -> Any:
 
 
 _library = _register()
-programs.recorder = sys.modules[__name__]  # its recording, record and converted
+dispatch.recorder = sys.modules[__name__]  # its recording, record and converted

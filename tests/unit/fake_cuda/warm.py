@@ -265,7 +265,7 @@ def test_an_operation_is_launched_by_the_native_part_and_checked_as_before(monke
     for _ in range(2):
         kv.ops.append(collection, 1, key, key, offsets)
     monkeypatch.setattr(append, "_learn", None)
-    monkeypatch.setattr(kv.programs.signatures, "signed", None)
+    monkeypatch.setattr(kv.dispatch.signatures, "signed", None)
     for _ in range(2):
         value = tensor((2, 2, 128), "float16")
         kv.ops.append(collection, 1, key, value, offsets)
@@ -329,7 +329,7 @@ def test_an_attention_is_found_by_its_arguments_as_they_are(monkeypatch):
     for _ in range(2):
         assert [run(options) for options in variants] == slow
     with monkeypatch.context() as only:
-        only.setattr(kv.programs.signatures, "signed", None)
+        only.setattr(kv.dispatch.signatures, "signed", None)
         assert [run(options) for options in variants] == slow
     assert len(reads._ATTENTION._quick) == len(variants) - 1
     for options, message in [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Machine functions: each becomes its instruction, and a kernel of all of them assembles; tracing is fast."""
+"""PTX intrinsics: each becomes its instruction, and a kernel of all of them assembles; tracing is fast."""
 
 from __future__ import annotations
 
