@@ -19,6 +19,7 @@ kvarn_rows = importlib.import_module("bench.kvarn_rows")
 peers = importlib.import_module("bench.peers")
 problems = importlib.import_module("bench.problems")
 report = importlib.import_module("bench.report")
+versions = importlib.import_module("bench.versions")
 worker = importlib.import_module("bench.worker")
 
 SMALL = {row.name: row for row in cases.SMALL}
@@ -339,3 +340,20 @@ def test_what_is_chosen_is_checked_before_it_is_timed(name, lines, capsys):
     assert importlib.import_module(f"bench.{name}").main(["--device", "numpy"]) == 0
     out = capsys.readouterr().out.splitlines()[1:]
     assert [line.split()[-1] for line in out] == ["ok"] * lines
+
+
+def test_two_versions_are_checked_and_measured_by_turns(tmp_path, capsys):
+    path = tmp_path / "versions.json"
+    tree = Path(bench.__file__).parent.parent
+    options = ["--device=host", "--rows==small_append_step", "--rounds=2", f"--json={path}"]
+    assert versions.main([f"--before={tree}", *options]) == 0
+    (found,) = json.loads(path.read_text())
+    assert found["ok"]
+    assert found["ratio"] == found["now"] / found["before"]
+    assert "now / before" in capsys.readouterr().out
+
+
+def test_a_version_before_must_be_a_checkout(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        versions.main([f"--before={tmp_path}"])
+    assert "must name a checkout" in capsys.readouterr().err

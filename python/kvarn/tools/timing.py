@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .arrays import Arrays
-
 TARGET_MS = 8.0  # of one replay
 REPLAYS = 9
 MOST_CALLS = 512  # in one graph
@@ -22,7 +20,7 @@ MOST_CALLS = 512  # in one graph
 Call = Callable[[int], Any]  # takes the layer
 
 
-def timed(call: Call, layers: int, arrays: Arrays) -> dict[str, Any]:
+def timed(call: Call, layers: int, arrays: Any) -> dict[str, Any]:
     """Time one call.
 
     Returns
@@ -31,7 +29,20 @@ def timed(call: Call, layers: int, arrays: Arrays) -> dict[str, Any]:
         ``us``, ``us_min``, ``us_max`` (microseconds of one call: median, least, most), ``mode``, ``calls`` (in one
         replay), ``host_us`` (of issuing one call, on a GPU).
     """
-    return _on_gpu(call, layers, arrays) if arrays.on_gpu else _on_cpu(call, layers)
+    run, count, mode = repeated(call, layers, arrays)
+    torch = arrays.torch if arrays.on_gpu else None
+    samples = [span(run, torch) / count]
+    more = REPLAYS if torch is not None and samples[0] * count < 1e5 else 3
+    samples += [span(run, torch) / count for _ in range(more - 1)]
+    found = _summary(samples, mode, count)
+    if torch is not None:
+        few = min(count, 20)
+        begin = time.perf_counter()
+        for i in range(few):
+            call(i % layers)
+        found["host_us"] = (time.perf_counter() - begin) / few * 1e6
+        arrays.synchronize()
+    return found
 
 
 def span(run: Callable[[], Any], torch: Any = None) -> float:
@@ -48,37 +59,32 @@ def span(run: Callable[[], Any], torch: Any = None) -> float:
     return begin.elapsed_time(end) * 1e3
 
 
-def _on_cpu(call: Call, layers: int) -> dict[str, Any]:
-    for layer in range(layers):
-        call(layer)
+def repeated(call: Call, layers: int, arrays: Any) -> tuple[Callable[[], Any], int, str]:
+    """What repeats a call, over layers in turn: a CUDA graph of many, or a loop where there is none.
+
+    Returns
+    -------
+    run : callable
+    count : int
+        Calls in one run.
+    mode : str
+        ``"graph"``, ``"clock"`` on the CPU, or ``"no graph: "`` and why a call cannot be captured.
+    """
 
     def once() -> None:
         for layer in range(layers):
             call(layer)
 
-    return _summary([span(once) / layers for _ in range(3)], "clock", layers)
-
-
-def _on_gpu(call: Call, layers: int, arrays: Any) -> dict[str, Any]:
+    if not arrays.on_gpu:
+        once()
+        return once, layers, "clock"
     torch = arrays.torch
-
-    def once() -> None:
-        for layer in range(layers):
-            call(layer)
-
     call(0)
     torch.cuda.synchronize()
     estimate = max(span(once, torch) / layers, 0.5)
     if estimate < 2e4:
         estimate = max(span(once, torch) / layers, 0.5)  # the first pass may have compiled or allocated
     count = layers * max(1, min(math.ceil(TARGET_MS * 1e3 / (estimate * layers)), max(1, MOST_CALLS // layers)))
-    replays = REPLAYS if estimate * count < 1e5 else 3
-    begin = time.perf_counter()
-    few = min(count, 20)
-    for i in range(few):
-        call(i % layers)
-    host_us = (time.perf_counter() - begin) / few * 1e6
-    torch.cuda.synchronize()
 
     def all_calls() -> None:
         for i in range(count):
@@ -95,9 +101,7 @@ def _on_gpu(call: Call, layers: int, arrays: Any) -> dict[str, Any]:
         torch.cuda.synchronize()
     run()
     torch.cuda.synchronize()
-    samples = [span(run, torch) / count for _ in range(replays)]
-    del graph
-    return {**_summary(samples, mode, count), "host_us": host_us}
+    return run, count, mode
 
 
 def _summary(samples: list[float], mode: str, calls: int) -> dict[str, Any]:
