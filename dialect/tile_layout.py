@@ -31,6 +31,7 @@ from .register_layout import (
 from .shared_layout import CHUNK, SharedLayout
 
 WARP_ROWS = 16  # of an accumulator, mma.sync's and wgmma's alike
+GROUP_WARPS = 4  # of a warpgroup
 
 # --- instances -----------------------------------------------------------------------------------
 
@@ -148,6 +149,16 @@ def _vector(layout: RegisterLayout, axis: int, what: str) -> RegisterLayout:
     return named_vector if parse(named_vector.name, named_vector.shape) == vector else vector
 
 
+def spread(extent: int, warps: int) -> RegisterLayout:
+    """A vector over the threads of a warpgroup, one element after the other; every warpgroup holds all of it."""
+    if warps % GROUP_WARPS:
+        raise ValueError(f"a vector is spread over warpgroups of {GROUP_WARPS} warps, got {warps} warps")
+    return RegisterLayout(
+        (1, extent), (), tuple((0, 1 << bit) for bit in range(LANE_BITS)), ((0, LANES), (0, 2 * LANES)),
+        (1, 1, warps // GROUP_WARPS), name=f"spread:{warps}",
+    )  # fmt: skip
+
+
 # --- names ---------------------------------------------------------------------------------------
 
 
@@ -186,8 +197,8 @@ def parse(text: str, shape: Sequence[int]) -> RegisterLayout:
     """The layout of a tile of a shape whose text (``str(layout)``) this is.
 
     Names stand for themselves, with the number of warps where it is not one for every 16 rows: ``wgmma``, ``mma:4``.
-    ``rows(wgmma)`` and ``columns(wgmma:4)`` are their vectors, whose shape may have one dimension. Otherwise the bases
-    stand there: ``c1 r8 / c2 c4 r1 r2 r4 / r16 r32`` has two of registers, five of lanes and two of warps.
+    ``rows(wgmma)`` and ``columns(wgmma:4)`` are their vectors, whose shape may have one dimension; ``spread:4`` is a
+    vector that no tile has. Otherwise the bases stand there: ``c1 r8 / c2 c4 r1 r2 r4 / r16 r32`` has two of registers, five of lanes and two of warps.
     """
     return _parse(text, tuple(shape))
 
@@ -204,6 +215,8 @@ def _parse(text: str, shape: tuple[int, ...]) -> RegisterLayout:
             return replace(_unnamed(row_vector, named(name, (extent, least[1]), count)), name=text)
         rows = least[0] * (count if name in _STACKED else 1)
         return replace(_unnamed(column_vector, named(name, (rows, extent), count)), name=text)
+    if len(shape) == 1 and (alone := re.fullmatch(r"spread:(\d+)", text)) is not None:
+        return spread(shape[0], int(alone[1]))
     if len(shape) != 2:
         raise ValueError(f"{text!r} is the layout of a tile of rows and columns, got the shape {shape}")
     rows, columns = shape

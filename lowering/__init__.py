@@ -29,6 +29,7 @@ NAMES = (
     "check-kv-ownership",
     "split-kv-loops",
     "narrow-kv-tiles",
+    "tabulate-kv-scores",
     "lower-kv-tiles-to-linalg",
     "assign-kv-layouts",
     "select-kv-copies",

@@ -6,7 +6,8 @@ everything computed from it element by element, and the vectors that meet it, fo
 64 rows each; B in shared memory, swizzled, and of 8-bit elements with its rows as columns there, as the instruction has
 no other form; A in shared memory where it is loaded, in registers where it is computed.
 ``mma.sync``: warps stacked in 16 rows each; B in shared memory; A in registers, also rows of a buffer of no more than
-128 columns. Vectors along the rows are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``, or of ``mma``. Tiles
+128 columns. Vectors along the rows are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``, or of ``mma``; those of
+which tiles show windows are ``spread`` over a warpgroup's threads. Tiles
 that only say which rows are loaded or stored are computed element by element where they are used, and take no layout
 of their own. Which instruction it is says the schedule's ``instruction``, or the target: wgmma where it has it.
 
@@ -44,6 +45,7 @@ ACCUMULATORS = {WGMMA: "wgmma", MMA: "mma"}  # the layout of results, by instruc
 MOST_HELD = 128  # columns of rows of a buffer that warps hold in registers as A
 K_STEP_BYTES = 32  # of a row of A that an instruction takes
 LOADS = ("kv.tile_load", "kv.tile_load_rows")
+ALONE = 2  # in place of a dimension, of vectors that run along none
 _LEAVES = ("kv.tile_index", "tensor.splat", "arith.constant")
 
 
@@ -78,8 +80,8 @@ class Vectors:
     """Which vectors run along the rows and which along the columns: groups that element-by-element ops join."""
 
     def __init__(self, accumulator: str, warps: int) -> None:
-        # By the dimension that a vector runs along.
-        self.layouts = (f"rows({accumulator})", f"columns({accumulator}:{warps})")
+        # By the dimension that a vector runs along; the last of those that threads compute for all.
+        self.layouts = (f"rows({accumulator})", f"columns({accumulator}:{warps})", f"spread:{warps}")
         self.parent: dict[ir.Value, ir.Value] = {}
         self.dimension: dict[ir.Value, int] = {}
 
@@ -100,7 +102,7 @@ class Vectors:
     def run_along(self, op: ir.Operation, value: ir.Value, dimension: int) -> None:
         root = self.find(value)
         if self.dimension.setdefault(root, dimension) != dimension:
-            fail(op, "meets a vector along the rows and along the columns: compute it once for each")
+            fail(op, "meets vectors that run along different dimensions of tiles: compute it once for each")
 
     def layout(self, value: ir.Value) -> str:
         return self.layouts[self.dimension.get(self.find(value), 0)]
@@ -145,6 +147,9 @@ def vectors_of(function: ir.Operation, accumulator: str, warps: int) -> Vectors:
             found.run_along(op, op.operands[0], ir.IntegerAttr(op.attributes["dimension"]).value)
         elif op.name == "kv.tile_reduce":
             found.run_along(op, op.results[0], 1 - ir.IntegerAttr(op.attributes["axis"]).value)
+        elif op.name == "kv.tile_windows":
+            found.run_along(op, op.operands[0], ALONE)
+            found.run_along(op, op.operands[1], 0)
         elif op.name in ("kv.tile_gather", "kv.tile_scatter"):
             found.join(op, [v for v in (*op.operands, *op.results) if rank(v) == 1] or [op.operands[0]])
         elif is_elementwise(op) and rank(op.results[0]) == 1:

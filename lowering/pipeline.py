@@ -187,6 +187,7 @@ def _marks(target: Target, trace: int) -> list[Step]:
 def _gpu_tiles(target: Target, trace: int) -> list[Step]:
     """From tiles to what threads hold of them."""
     return [
+        _kv("tabulate-kv-scores", "after what is far has left, and before layouts, which tables have too", True),
         _kv(f"assign-kv-layouts{{target={target.name}}}", "before the copies, which products in shared memory decide"),
         _kv(f"select-kv-copies{{target={target.name}}}", "once it is known which tiles lie in shared memory"),
         _kv("specialize-kv-warps", "copies are ops now, and no loop carries what they wait for yet", True),

@@ -10,8 +10,6 @@ made anew for 8 registers after the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
 from mlir import ir
 from mlir.dialects import ub, vector
 
@@ -20,9 +18,11 @@ from .narrow_kv_tiles import score_of
 from .rewrite import defining_op, ops_named
 from .tile_ir import attributes_of, backward, is_elementwise, rank, users
 from .tile_threads import shuffled, splat
+from .tile_windows import Windows
 
 CHUNK = 8
-_TILES = ("kv.tile_gather", "kv.tile_broadcast", "tensor.splat")
+_READ = ("kv.tile_gather", "kv.tile_windows")
+_TILES = (*_READ, "kv.tile_broadcast", "tensor.splat")
 _COMPUTED = ("llvm.call_intrinsic",)
 
 
@@ -39,10 +39,10 @@ class Chunks:
     """The ops of a kernel whose results are computed in chunks, and the gathers that wait for them."""
 
     def __init__(self, function: ir.Operation):
-        self.deferred: dict[ir.Value, Gather] = {}
+        self.deferred: dict[ir.Value, Gather | Windows] = {}
         self.roots: set[ir.Value] = set()  # tiles before they are distributed
         self.waiting: set[ir.Value] = set()
-        for op in ops_named(function, "kv.tile_mask", "kv.tile_gather"):
+        for op in ops_named(function, "kv.tile_mask", *_READ):
             if rank(op.results[0]) == 2:
                 self._add(op if op.name == "kv.tile_mask" else score_of(op))
 
@@ -57,15 +57,13 @@ class Chunks:
         outside = backward(escaping, cone.__contains__) if escaping else set()
         self.roots.add(root.results[0])
         self.waiting |= {
-            op.results[0]
-            for op in cone
-            if op.name == "kv.tile_gather" and rank(op.results[0]) == 2 and op not in outside
+            op.results[0] for op in cone if op.name in _READ and rank(op.results[0]) == 2 and op not in outside
         }
 
-    def defer(self, op: Any, type_: ir.Type) -> ir.Value:
-        """A stand-in for a gather's elements, of this type."""
+    def defer(self, read: Gather | Windows, type_: ir.Type) -> ir.Value:
+        """A stand-in for the elements of a tile that is read where they are needed, of this type."""
         stand_in = ub.PoisonOp(type_).result
-        self.deferred[stand_in] = Gather(op.buffer, op.mask, list(op.indices))
+        self.deferred[stand_in] = read
         return stand_in
 
     def computed(self, value: ir.Value) -> ir.Value:
@@ -93,6 +91,8 @@ class _Parts:
 
     def _compute(self, value: ir.Value, lanes: tuple[int, ...]) -> ir.Value:
         waiting = self.chunks.deferred.get(value)
+        if isinstance(waiting, Windows):
+            return waiting.lanes(lanes)
         if waiting is not None:
             return tile_memory.gathered(
                 waiting.buffer, self.of(waiting.mask, lanes), [self.of(v, lanes) for v in waiting.indices]

@@ -3,7 +3,7 @@
 
 A kernel with tiles carries ``kv.tiled``; the front end writes it. ``kv.schedule`` on it holds the entries that the
 passes read: ``consumers`` (warpgroups that multiply), ``producer`` (whether the block has others that copy),
-``producers`` (how many then, 1), and their own.
+``producers`` (how many then, 1), ``spare`` (bytes of shared memory that nobody has), and their own.
 """
 
 from __future__ import annotations

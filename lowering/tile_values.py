@@ -19,9 +19,10 @@ from kvarn.dsl.memory import SHARED as SHARED_SPACE
 from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value
 
-from . import tile_memory, tile_products
+from . import tile_memory, tile_products, tile_windows
 from .pass_base import fail
 from .rewrite import Rules
+from .tile_chunks import Gather
 from .tile_ir import is_tile, layout_of
 from .tile_math import FAST
 from .tile_threads import (
@@ -145,8 +146,17 @@ def _load(op: Any, d: Distribution) -> ir.Value:
 @RULES.lowers("kv.tile_gather")
 def _gather(op: Any, d: Distribution) -> ir.Value:
     if op.operation.result in d.chunks.waiting:
-        return d.chunks.defer(op, vector_type(op.tile.type))
+        return d.chunks.defer(Gather(op.buffer, op.mask, list(op.indices)), vector_type(op.tile.type))
     return tile_memory.gathered(op.buffer, op.mask, list(op.indices))
+
+
+@RULES.lowers("kv.tile_windows")
+def _windows(op: Any, d: Distribution) -> ir.Value:
+    vector, layout = register_layout(op.operation.attributes["kv.tile"].value), register_layout(op.tile.type)
+    found = tile_windows.staged(op, d.windows_of(op, vector.shape[1]), vector, layout, d.threads)
+    if op.operation.result in d.chunks.waiting:
+        return d.chunks.defer(found, vector_type(op.tile.type))
+    return found.lanes(range(layout.registers))
 
 
 @RULES.lowers("kv.tile_scatter")

@@ -446,7 +446,8 @@ def launch(
     from .attention_tiles import attention_kernel
 
     case = config.case
-    schedule = {"consumers": config.consumers, **config.entries()}
+    spare = at.target.shared_bytes // config.blocks(at.target) - config.shared_bytes
+    schedule = {"consumers": config.consumers, "spare": max(spare, 0), **config.entries()}
     options = {"min_blocks": config.blocks(at.target)}
     kernel = attention_kernel(
         case, config.rows, config.keys, config.threads, options, least=config.least, bounded=config.instruction == MMA,

@@ -1,0 +1,453 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Compute once what a tile of scores repeats along its diagonals: functions of the distance of a query and a key.
+
+A tile of 128 query rows (32 tokens of 4 heads) and 128 keys has 16384 elements and 159 distances. What is computed of a
+difference of positions, and of a head, is made for each distance and head, spread over a warpgroup's threads, and the
+tile's rows are windows of that (``kv.tile_windows``). Where it costs more than a look there: where it reads arrays, or
+has functions or divisions.
+
+Which distances and heads a tile may have is known of the ops that compute positions, up to an upper bound of their
+number (:func:`spread_of`); the first and the last are bounds that the kernel computes before the loop. Nothing is
+computed of a distance, or of a head, that the tile does not have, but of pairs of them that it has not: arrays are
+read at such indices only where these are held to the array's extents.
+
+Before:  %d = %q - %k ; %i = kv.tile_gather %buckets, %d ; %bias = kv.tile_gather %table, %h, %i : tensor<128x128xf32>
+         %y = %x + %bias
+After:   %n = kv.tile_index : tensor<768xi32>                     // 168 distances of a head, then the next head's
+         %d = splat(high(%q) - %first_key) - %n % 168
+         %i = kv.tile_gather %buckets, %d ; %bias = kv.tile_gather %table, %h + %n / 168, %i : tensor<768xf32>
+         %y = %x + kv.tile_windows %bias, (%h - low(%h)) * 168 + high(%q) - %q
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import arith
+
+from kvarn.dialect.dtypes import i32
+from kvarn.dialect.layout import align_up
+from kvarn.dialect.ops.tile import TileIndexOp, TileWindowsOp, tile_type
+
+from kvarn.dsl import machine
+from kvarn.dsl.values import Value
+
+from .index import const
+from .pass_base import kv_pass
+from .remarks import remark
+from .rewrite import defining_op, enclosing, is_inside, walk
+from .rewrites import performs
+from .split_kv_loops import Bounds, Linear, Unknown, writes_buffers
+from .tile_ir import (
+    WARPGROUP,
+    WARPGROUP_ROWS,
+    attributes_of,
+    constant_int,
+    element,
+    is_elementwise,
+    is_tile,
+    rank,
+    schedule_of,
+    shape,
+    splat_of,
+    tiled,
+    users,
+)
+from .tile_windows import bytes_of
+
+BANKS, PAIRS = (
+    32,
+    8,
+)  # windows of neighbouring heads begin so far apart that a warp's pairs of columns lie in other banks
+SAVES = 4  # elements of a warpgroup's rows for each one that is computed, at least
+DISTANCE, HEAD = "distance", "head"
+_DEAR = ("kv.tile_gather", "math.", "arith.div", "arith.rem")
+
+
+@dataclass(frozen=True)
+class Options:
+    """most: bytes of shared memory for all windows of a kernel, where its schedule leaves as many."""
+
+    most: int = 32768
+
+
+class Impossible(Exception):
+    """Why a tile is no function of a distance and a head."""
+
+
+# --- how many values an index may have ----------------------------------------------------------------
+
+
+def spread_of(value: ir.Value) -> int:
+    """How far the largest element of an i32 vector may be from the least; Impossible where that cannot be told."""
+    op = defining_op(value)
+    if not is_tile(value) or constant_int(value) is not None:
+        return 0
+    if op is None:
+        raise Impossible("a position that the kernel hands on")
+    if op.name == "tensor.splat":
+        return 0
+    if op.name == "kv.tile_index":
+        return shape(value)[0] - 1
+    if op.name in ("arith.addi", "arith.subi"):
+        return spread_of(op.operands[0]) + spread_of(op.operands[1])
+    if op.name in ("arith.minsi", "arith.maxsi"):
+        return max(spread_of(op.operands[0]), spread_of(op.operands[1]))
+    by = constant_int(op.operands[1]) if len(op.operands) == 2 else None
+    if by is not None:
+        if op.name in ("arith.divsi", "arith.divui", "arith.floordivsi") and by > 0:
+            return -(-spread_of(op.operands[0]) // by)
+        if op.name in ("arith.shrsi", "arith.shrui") and 0 <= by < 32:
+            return -(-spread_of(op.operands[0]) // (1 << by))
+        if op.name == "arith.andi" and by >= 0:
+            return by
+        if op.name == "arith.remui" and by > 0:
+            return by - 1
+    raise Impossible(f"a position by {op.name}")
+
+
+def _known(value: ir.Value) -> int | None:
+    try:
+        return spread_of(value)
+    except Impossible:
+        return None
+
+
+def head_of(vector: ir.Value) -> ir.Value:
+    """Of an i32 vector, what it is computed from by numbers alone and has no more values."""
+    found = _known(vector)
+    while found is not None:
+        op = defining_op(vector)
+        others = [x for x in op.operands if _known(x) != 0] if op is not None and is_elementwise(op) else []
+        spread = _known(others[0]) if len(others) == 1 and is_tile(others[0]) else None
+        if spread is None or spread > found:
+            return vector
+        vector, found = others[0], spread
+    return vector
+
+
+# --- what is a function of a distance -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``query - key`` of a tile, or the other way round: a vector along the rows, less ``first`` plus the column."""
+
+    query: ir.Value
+    first: ir.Value
+    negative: bool
+    number: bool  # of f32
+
+
+def _repeated(value: ir.Value) -> tuple[int, ir.Value] | None:
+    """(dimension, vector) of a tile that repeats a vector."""
+    op = defining_op(value)
+    if op is None or op.name != "kv.tile_broadcast":
+        return None
+    return ir.IntegerAttr(op.attributes["dimension"]).value, op.operands[0]
+
+
+def _first_of(vector: ir.Value) -> ir.Value | None:
+    """The number from which a vector counts its elements, one by one; None of another vector."""
+    op = defining_op(vector)
+    if op is None or op.name != "arith.addi":
+        return None
+    for start, numbers in (tuple(op.operands), tuple(reversed(list(op.operands)))):
+        made, index = defining_op(start), defining_op(numbers)
+        if made is not None and index is not None and made.name == "tensor.splat" and index.name == "kv.tile_index":
+            return made.operands[0]
+    return None
+
+
+def _from_base(vector: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """(positions, number) of a vector of floats that are positions less a number."""
+    op = defining_op(vector)
+    inner = defining_op(op.operands[0]) if op is not None and op.name == "arith.sitofp" else None
+    start = defining_op(inner.operands[1]) if inner is not None and inner.name == "arith.subi" else None
+    if inner is None or start is None or start.name != "tensor.splat":
+        return None
+    return inner.operands[0], start.operands[0]
+
+
+def difference_of(value: ir.Value) -> Difference | None:
+    """The difference that a tile is; None of another tile."""
+    op = defining_op(value)
+    if op is None or op.name not in ("arith.subi", "arith.subf"):
+        return None
+    sides = [_repeated(x) for x in op.operands]
+    if None in sides or {dimension for dimension, _ in sides} != {0, 1}:
+        return None
+    negative, number = sides[0][0] == 1, op.name == "arith.subf"
+    by_dimension = dict(sides)
+    query, key = by_dimension[0], by_dimension[1]
+    if number:
+        counted = _from_base(query), _from_base(key)
+        if None in counted or counted[0][1] != counted[1][1]:
+            return None
+        query, key = counted[0][0], counted[1][0]
+    first = _first_of(key)
+    return None if first is None or str(element(query)) != "i32" else Difference(query, first, negative, number)
+
+
+class Scan:
+    """Whether tiles are functions of one distance and one head, which it finds."""
+
+    def __init__(self) -> None:
+        self.difference: Difference | None = None
+        self.head: ir.Value | None = None
+        self.dear = False  # whether one of them costs more than a look
+        self._found: dict[ir.Value, frozenset[str]] = {}
+
+    def of(self, value: ir.Value) -> frozenset[str]:
+        """On which of them a tile, or a vector along the rows, depends."""
+        if value not in self._found:
+            self._found[value] = self._vector(value) if rank(value) == 1 else self._tile(value)
+        return self._found[value]
+
+    def _tile(self, value: ir.Value) -> frozenset[str]:
+        op = defining_op(value)
+        if op is None:
+            raise Impossible("a tile that is handed on")
+        if op.name == "tensor.splat" or splat_of(value) is not None:
+            return frozenset()
+        difference = difference_of(value)
+        if difference is not None:
+            known = self.difference or difference
+            if (known.query, known.first) != (difference.query, difference.first):
+                raise Impossible("two differences")
+            self.difference = known
+            return frozenset((DISTANCE,))
+        if op.name == "kv.tile_broadcast":
+            if ir.IntegerAttr(op.attributes["dimension"]).value == 1:
+                raise Impossible("what is computed of the key alone")
+            return self.of(op.operands[0])
+        return self._computed(op)
+
+    def _vector(self, value: ir.Value) -> frozenset[str]:
+        op = defining_op(value)
+        if op is None:
+            raise Impossible("a vector that is handed on")
+        if op.name == "tensor.splat" or splat_of(value) is not None:
+            return frozenset()
+        if str(element(value)) == "i32" and _known(value) is not None:
+            head = head_of(value)
+            if self.head is not None and self.head != head:
+                raise Impossible("two vectors along the rows")
+            self.head = head
+            return frozenset((HEAD,))
+        return self._computed(op)
+
+    def _computed(self, op: ir.Operation) -> frozenset[str]:
+        gathers = op.name == "kv.tile_gather"
+        if not gathers and not is_elementwise(op):
+            raise Impossible(f"{op.name}")
+        operands = list(op.operands)[1:] if gathers else list(op.operands)
+        found = [self.of(x) if is_tile(x) else frozenset() for x in operands]
+        if gathers:
+            for index, needs in zip(operands[1:], found[1:], strict=True):
+                if len(needs) > 1 and not _held(index):
+                    raise Impossible("an index by distance and head that is not held to the array")
+        if rank(op.results[0]) == 2:
+            self.dear |= op.name.startswith(_DEAR)
+        return frozenset().union(*found)
+
+
+def _held(index: ir.Value) -> bool:
+    """Whether an index is held between two numbers."""
+    names, op = set(), defining_op(index)
+    while op is not None and op.name in ("arith.minsi", "arith.maxsi"):
+        numbers = [x for x in op.operands if _known(x) == 0 or splat_of(x) is not None]
+        maker = defining_op(op.operands[1])
+        if not numbers and (maker is None or maker.name != "tensor.splat"):
+            return False
+        names.add(op.name)
+        op = defining_op(op.operands[0])
+    return len(names) == 2
+
+
+def function_of(op: ir.Operation) -> tuple[ir.Operation, Scan] | None:
+    """The last op of a chain from here on that is still a function of a distance and a head, and what it is of."""
+    found = None
+    while True:
+        scan = Scan()
+        try:
+            scan.of(op.results[0])
+        except Impossible:
+            return found
+        if str(element(op.results[0])) == "f32" and scan.difference is not None:
+            found = op, scan
+        following = users(op.results[0])
+        if len(following) != 1 or following[0].block != op.block or len(following[0].results) != 1:
+            return found
+        op = following[0]
+        if rank(op.results[0]) != 2:
+            return found
+
+
+# --- tables -------------------------------------------------------------------------------------------
+
+
+def _base(bound: Linear) -> ir.Value:
+    if bound.factor:
+        raise Unknown
+    return const(bound.base) if isinstance(bound.base, int) else bound.base
+
+
+class Table:
+    """The elements of a function for every distance and head of a tile, made where the function stands."""
+
+    def __init__(self, loop: ir.Operation, scan: Scan, tile: ir.Value) -> None:
+        assert scan.difference is not None
+        self.difference, self.head = scan.difference, scan.head
+        query, columns = self.difference.query, shape(tile)[1]
+        self.distances = spread_of(query) + columns
+        self.heads = 1 if self.head is None else spread_of(self.head) + 1
+        self.pitch = self.distances
+        if self.heads > 1:
+            self.pitch = align_up(self.distances - PAIRS, BANKS) + PAIRS
+        self.length = align_up(self.heads * self.pitch, WARPGROUP)
+        self.loop, self.columns = loop, columns
+        self.zero: ir.Value | None = None  # what keeps a table in its loop
+        self._made: dict[ir.Value, ir.Value] = {}
+
+    def bound(self) -> None:
+        """Compute, before the loop, between which numbers positions and heads lie; Unknown where nothing tells."""
+        bounds = Bounds(self.loop)
+        self.low, self.high = map(_base, bounds.of(self.difference.query))
+        self.last = arith.addi(arith.subi(self.high, self.low), const(self.columns - 1))
+        if self.head is not None:
+            self.first_head, last = map(_base, bounds.of(self.head))
+            self.last_head = arith.subi(last, self.first_head)
+
+    def starts(self) -> ir.Value:
+        """Where the windows of the rows begin: of a query before the last distances are shorter."""
+        query = self.difference.query
+        found = arith.subi(_splat(query.type, self.high), query)
+        if self.head is None:
+            return found
+        number = arith.subi(self.head, _splat(query.type, self.first_head))
+        return arith.addi(arith.muli(number, _splat(query.type, const(self.pitch))), found)
+
+    def of(self, value: ir.Value) -> ir.Value:
+        """A vector of the table: the elements of a tile, or of a vector along its rows."""
+        if value not in self._made:
+            self._made[value] = self._compute(value)
+        return self._made[value]
+
+    def _type(self, like: ir.Type) -> ir.Type:
+        return tile_type((self.length,), like)
+
+    @property
+    def _numbers(self) -> ir.Type:
+        return self._type(ir.IntegerType.get_signless(32))
+
+    def _place(self, divided: bool) -> ir.Value:
+        """The number of a head, or of a distance in its window, of every element."""
+        index = TileIndexOp(self._numbers).operation.results[0]
+        if self.zero is not None:
+            index = arith.addi(index, _splat(self._numbers, self.zero))
+        if self.head is None:
+            return index
+        return (arith.divui if divided else arith.remui)(index, _splat(self._numbers, const(self.pitch)))
+
+    def _distance(self) -> ir.Value:
+        """Query less key: those of a window fall from the largest on."""
+        place = arith.minsi(self._place(divided=False), _splat(self._numbers, self.last))
+        largest = arith.subi(self.high, self.difference.first)
+        return arith.subi(_splat(self._numbers, largest), place)
+
+    def _heads(self) -> ir.Value:
+        place = arith.minsi(self._place(divided=True), _splat(self._numbers, self.last_head))
+        return arith.addi(_splat(self._numbers, self.first_head), place)
+
+    def _compute(self, value: ir.Value) -> ir.Value:
+        op = defining_op(value)
+        if rank(value) == 2:
+            found = difference_of(value)
+            if found is not None:
+                distance = self._distance()
+                if found.negative:
+                    distance = arith.subi(_splat(self._numbers, const(0)), distance)
+                return arith.sitofp(self._type(ir.F32Type.get()), distance) if found.number else distance
+            if op.name == "kv.tile_broadcast":
+                return self.of(op.operands[0])
+        if self.head is not None and value == self.head:
+            return self._heads()
+        repeated = splat_of(value)
+        if repeated is not None:
+            attribute = ir.DenseElementsAttr.get_splat(self._type(element(value)), repeated)
+            return arith.constant(self._type(element(value)), attribute)
+        if op.name == "tensor.splat":
+            return _splat(self._type(element(value)), op.operands[0])
+        operands = [self.of(x) if is_tile(x) else x for x in op.operands]
+        return ir.Operation.create(op.name, [self._type(element(value))], operands, attributes_of(op)).result
+
+
+def _splat(type_: ir.Type, value: ir.Value) -> ir.Value:
+    return ir.Operation.create("tensor.splat", [type_], [value]).result
+
+
+def tabulate(loop: ir.Operation, op: ir.Operation, table: Table, number: int) -> bool:
+    """Put windows of a table in the place of a tile; False where bounds are not known."""
+    tile = op.results[0]
+    try:
+        with ir.InsertionPoint(loop), op.location:
+            table.bound()
+            starts = table.starts()
+    except Unknown:
+        return False
+    with ir.InsertionPoint(op), op.location:
+        if op.block == loop.regions[0].blocks[0]:
+            # Else LLVM reads before the loop what is of heads alone, and holds it in registers that there are not.
+            table.zero = machine.unknown(Value(const(0), i32)).ir
+        windows = TileWindowsOp(table.of(tile), starts, tile.type).operation
+        windows.attributes["table"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
+    tile.replace_all_uses_with(windows.results[0])
+    return True
+
+
+def _is_before(value: ir.Value, loop: ir.Operation) -> bool:
+    maker = defining_op(value)
+    return maker is not None and not is_inside(maker, loop)
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
+    for function in tiled(module):
+        schedule = schedule_of(function)
+        threads = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
+        groups = schedule.get("consumers", threads // WARPGROUP)
+        left = min(options.most, schedule.get("spare", options.most))
+        seen: set[ir.Value] = set()
+        for op in walk(function)[1:]:
+            if len(op.results) != 1 or rank(op.results[0]) != 2 or not op.name.startswith(_DEAR):
+                continue
+            loop = enclosing(op, "scf.for")
+            found = function_of(op)
+            if found is None or loop is None or str(loop.operands[0].type) != "i32":
+                continue
+            last, scan = found
+            if last.results[0] in seen:
+                continue
+            seen.add(last.results[0])
+            if any(map(writes_buffers, walk(loop)[1:])):
+                continue
+            given = [scan.difference.query, *([] if scan.head is None else [scan.head])]
+            if not all(_is_before(x, loop) for x in given):
+                continue
+            table = Table(loop, scan, last.results[0])
+            rows = min(WARPGROUP_ROWS, shape(last.results[0])[0])
+            needed = bytes_of(table.length) * groups
+            if table.length * SAVES > rows * table.columns or needed > left:
+                why = f"{table.heads} x {table.distances} elements of a tile, {needed} bytes where {left} are left"
+                remark(last, "missed", f"is computed for every element: there are {why}")
+                continue
+            if not performs(last, "tabulate") or not tabulate(loop, last, table, len(seen)):
+                continue
+            left -= needed
+            remark(
+                last, "passed", "is computed once for each distance and head", distances=table.distances,
+                heads=table.heads,
+            )  # fmt: skip
