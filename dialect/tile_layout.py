@@ -198,7 +198,8 @@ def parse(text: str, shape: Sequence[int]) -> RegisterLayout:
 
     Names stand for themselves, with the number of warps where it is not one for every 16 rows: ``wgmma``, ``mma:4``.
     ``rows(wgmma)`` and ``columns(wgmma:4)`` are their vectors, whose shape may have one dimension; ``spread:4`` is a
-    vector that no tile has. Otherwise the bases stand there: ``c1 r8 / c2 c4 r1 r2 r4 / r16 r32`` has two of registers, five of lanes and two of warps.
+    vector that no tile has. Otherwise the bases stand there: ``c1 r8 / c2 c4 r1 r2 r4 / r16 r32`` has two of registers,
+    five of lanes and two of warps.
     """
     return _parse(text, tuple(shape))
 

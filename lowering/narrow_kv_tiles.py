@@ -43,6 +43,7 @@ from .tile_ir import (
     constant_int,
     element,
     is_elementwise,
+    is_position,
     is_tile,
     rank,
     shape,
@@ -52,7 +53,6 @@ from .tile_ir import (
 )
 
 P = arith.CmpIPredicate
-_POSITIONS = ("kv.tile_index", "kv.tile_broadcast", "tensor.splat")
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,6 @@ class Options:
 def _before(value: ir.Value, loop: ir.Operation) -> bool:
     maker = defining_op(value) or ir.BlockArgument(value).owner.owner.operation
     return not is_inside(maker, loop)
-
-
-def _is_position(op: ir.Operation) -> bool:
-    """Whether an op computes positions, of numbers and of others."""
-    return op.name in _POSITIONS or is_elementwise(op)
 
 
 def _has_iterations(loop: ir.Operation) -> ir.Value:
@@ -115,7 +110,7 @@ def moving(loop: ir.Operation, ops: Iterable[ir.Operation]) -> ir.Value | None:
 def hoist(gather: ir.Operation, loop: ir.Operation) -> None:
     """Move a gather, and what its indices are computed from, before a loop; it reads where there is an iteration."""
     block = gather.block
-    needed = backward([gather], lambda op: op.block == block and _is_position(op))
+    needed = backward([gather], lambda op: op.block == block and is_position(op))
     inputs = {v for op in needed for v in op.operands if defining_op(v) not in needed}
     if not all(_before(v, loop) for v in inputs) or any(map(_may_trap, needed)):
         return
@@ -134,7 +129,7 @@ def hoist(gather: ir.Operation, loop: ir.Operation) -> None:
 
 def _first_row(vectors: list[ir.Value], loop: ir.Operation) -> ir.Value | None:
     """The least of the vector that a loop does not move, before the loop; None where not both are known."""
-    makers = backward([m for m in map(defining_op, vectors) if m is not None], _is_position)
+    makers = backward([m for m in map(defining_op, vectors) if m is not None], is_position)
     bounds, found = Bounds(loop, moving(loop, makers)), None
     for value in vectors:
         try:
@@ -294,7 +289,8 @@ class Narrowed:
         if form is not None:
             kind = tile_type(shape(value) if form == "tile" else (shape(value)[form],), kind)
         with ir.InsertionPoint.current if form == "tile" or _may_trap(op) else self._place(*made):
-            if buffers and ir.InsertionPoint.current.ref_operation == self.loop:
+            before = ir.InsertionPoint.current.ref_operation  # None at the end of a block
+            if buffers and before is not None and before == self.loop:
                 made[0] = _and_iterates(made[0], self.loop)
             return form, ir.Operation.create(op.name, [kind], [*buffers, *made], attributes_of(op)).result
 
@@ -328,9 +324,9 @@ def score_of(gather: ir.Operation) -> ir.Operation:
 def split_far(loop: ir.Operation, score: ir.Operation) -> None:
     """Compute a score in a branch of its own where an edge makes its gathers smaller."""
     block = score.block
-    cone = backward([score], lambda op: op.block == block and (_is_position(op) or op.name == "kv.tile_gather"))
+    cone = backward([score], lambda op: op.block == block and (is_position(op) or op.name == "kv.tile_gather"))
     with ir.InsertionPoint(loop), score.location:
-        bounds = Bounds(loop, moving(loop, (op for op in cone if _is_position(op))))
+        bounds = Bounds(loop, moving(loop, (op for op in cone if is_position(op))))
         found = [edge_of(op, bounds) for op in cone if op.results and rank(op.results[0]) == 2]
     edges = [e for e in found if e is not None]
     if not edges or not performs(score, "far"):

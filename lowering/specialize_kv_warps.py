@@ -26,10 +26,9 @@ from kvarn.dialect.ops.common import i64_attr
 from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, is_inside, ops_named, walk
-from .tile_ir import backward, cloned, is_elementwise, is_tile, producers_of, schedule_of, tiled
+from .tile_ir import backward, cloned, is_position, is_tile, producers_of, schedule_of, tiled
 
 ROLES = "kv.roles"  # on the branch whose first side only the producer takes
-_POSITIONS = ("kv.tile_index", "kv.tile_broadcast", "tensor.splat")
 PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
 # Registers of a thread, by warpgroups that consume and that produce: (of the producer, of a consumer) where copies are
 # by TMA, where the producer addresses every row, and where it converts too. Of one each, every thread has the most from
@@ -163,7 +162,7 @@ def of_consumers(top: ir.Operation, asked: set[ir.Value]) -> list[ir.Operation]:
 
     Positions, and scalars spread over a tile, stay where they are when copies ask for them: which rows to copy.
     """
-    shared = backward([op for op in map(defining_op, asked) if op is not None and _says_where(op)], _says_where)
+    shared = backward([op for op in map(defining_op, asked) if op is not None and is_position(op)], is_position)
     body = [op.operation for op in top.block.operations]
     at = body.index(top)
     found: list[ir.Operation] = []
@@ -174,11 +173,6 @@ def of_consumers(top: ir.Operation, asked: set[ir.Value]) -> list[ir.Operation]:
             found.append(op)
             made.update(op.results)
     return [*found, *body[at:-1]]
-
-
-def _says_where(op: ir.Operation) -> bool:
-    """Whether an op computes positions: its result is known from them and from scalars."""
-    return op.name in _POSITIONS or is_elementwise(op)
 
 
 def set_registers(count: int, action: str) -> None:

@@ -189,6 +189,23 @@ class Bounds:
                 return Linear(0, 0), Linear(0, mask)
         raise Unknown
 
+    def _arith_remsi(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        by = constant_int(op.operands[1])
+        if by is None or by < 1:
+            raise Unknown
+        counts = op.name == "arith.remui" or is_counted(op.operands[0])
+        return Linear(0, 0 if counts else 1 - by), Linear(0, by - 1)
+
+    _arith_remui = _arith_remsi
+
+
+def is_counted(value: ir.Value) -> bool:
+    """Whether an integer is held from zero on."""
+    op = defining_op(value)
+    if op is None or op.name != "arith.maxsi":
+        return False
+    return any(known is not None and known >= 0 for known in map(constant_int, op.operands))
+
 
 def writes_buffers(op: ir.Operation) -> bool:
     """Whether an op may write a buffer: another name may be for the same memory."""

@@ -7,9 +7,8 @@ tile's rows are windows of that (``kv.tile_windows``). Where it costs more than 
 has functions or divisions.
 
 Which distances and heads a tile may have is known of the ops that compute positions, up to an upper bound of their
-number (:func:`spread_of`); the first and the last are bounds that the kernel computes before the loop. Nothing is
-computed of a distance, or of a head, that the tile does not have, but of pairs of them that it has not: arrays are
-read at such indices only where these are held to the array's extents.
+number (:func:`spread_of`); the first and the last are bounds that the kernel computes before the loop. What is between
+may be none of the tile's, so arrays are read by distances only at indices that are held to their extents.
 
 Before:  %d = %q - %k ; %i = kv.tile_gather %buckets, %d ; %bias = kv.tile_gather %table, %h, %i : tensor<128x128xf32>
          %y = %x + %bias
@@ -22,7 +21,6 @@ After:   %n = kv.tile_index : tensor<768xi32>                     // 168 distanc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from mlir import ir
 from mlir.dialects import arith
@@ -30,7 +28,6 @@ from mlir.dialects import arith
 from kvarn.dialect.dtypes import i32
 from kvarn.dialect.layout import align_up
 from kvarn.dialect.ops.tile import TileIndexOp, TileWindowsOp, tile_type
-
 from kvarn.dsl import machine
 from kvarn.dsl.values import Value
 
@@ -39,14 +36,16 @@ from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, enclosing, is_inside, walk
 from .rewrites import performs
-from .split_kv_loops import Bounds, Linear, Unknown, writes_buffers
+from .split_kv_loops import Bounds, Linear, Unknown, is_counted, writes_buffers
 from .tile_ir import (
     WARPGROUP,
     WARPGROUP_ROWS,
     attributes_of,
+    backward,
     constant_int,
     element,
     is_elementwise,
+    is_position,
     is_tile,
     rank,
     schedule_of,
@@ -103,8 +102,8 @@ def spread_of(value: ir.Value) -> int:
             return -(-spread_of(op.operands[0]) // (1 << by))
         if op.name == "arith.andi" and by >= 0:
             return by
-        if op.name == "arith.remui" and by > 0:
-            return by - 1
+        if op.name in ("arith.remsi", "arith.remui") and by > 0:
+            return by - 1 if op.name == "arith.remui" or is_counted(op.operands[0]) else 2 * (by - 1)
     raise Impossible(f"a position by {op.name}")
 
 
@@ -200,6 +199,12 @@ class Scan:
         self.dear = False  # whether one of them costs more than a look
         self._found: dict[ir.Value, frozenset[str]] = {}
 
+    @property
+    def positions(self) -> list[ir.Value]:
+        """The vectors along the rows of which they are."""
+        given = [] if self.difference is None else [self.difference.query]
+        return given if self.head is None else [*given, self.head]
+
     def of(self, value: ir.Value) -> frozenset[str]:
         """On which of them a tile, or a vector along the rows, depends."""
         if value not in self._found:
@@ -210,7 +215,7 @@ class Scan:
         op = defining_op(value)
         if op is None:
             raise Impossible("a tile that is handed on")
-        if op.name == "tensor.splat" or splat_of(value) is not None:
+        if _is_number(value):
             return frozenset()
         difference = difference_of(value)
         if difference is not None:
@@ -229,7 +234,7 @@ class Scan:
         op = defining_op(value)
         if op is None:
             raise Impossible("a vector that is handed on")
-        if op.name == "tensor.splat" or splat_of(value) is not None:
+        if _is_number(value):
             return frozenset()
         if str(element(value)) == "i32" and _known(value) is not None:
             head = head_of(value)
@@ -247,43 +252,49 @@ class Scan:
         found = [self.of(x) if is_tile(x) else frozenset() for x in operands]
         if gathers:
             for index, needs in zip(operands[1:], found[1:], strict=True):
-                if len(needs) > 1 and not _held(index):
-                    raise Impossible("an index by distance and head that is not held to the array")
+                if DISTANCE in needs and not _held(index):
+                    raise Impossible("an index by distance that is not held to the array")
         if rank(op.results[0]) == 2:
             self.dear |= op.name.startswith(_DEAR)
         return frozenset().union(*found)
 
 
+def _is_number(value: ir.Value) -> bool:
+    """Whether a tile or a vector repeats one number."""
+    op = defining_op(value)
+    return op is not None and (op.name == "tensor.splat" or splat_of(value) is not None)
+
+
 def _held(index: ir.Value) -> bool:
     """Whether an index is held between two numbers."""
     names, op = set(), defining_op(index)
-    while op is not None and op.name in ("arith.minsi", "arith.maxsi"):
-        numbers = [x for x in op.operands if _known(x) == 0 or splat_of(x) is not None]
-        maker = defining_op(op.operands[1])
-        if not numbers and (maker is None or maker.name != "tensor.splat"):
-            return False
+    while op is not None and op.name in ("arith.minsi", "arith.maxsi") and any(map(_is_number, op.operands)):
         names.add(op.name)
-        op = defining_op(op.operands[0])
+        op = next((defining_op(x) for x in op.operands if not _is_number(x)), None)
     return len(names) == 2
 
 
-def function_of(op: ir.Operation) -> tuple[ir.Operation, Scan] | None:
-    """The last op of a chain from here on that is still a function of a distance and a head, and what it is of."""
+def scanned(op: ir.Operation) -> Scan | None:
+    """What an op's tile is a function of; None where it is none of a distance."""
+    scan = Scan()
+    try:
+        scan.of(op.results[0])
+    except Impossible:
+        return None
+    return scan if scan.difference is not None and scan.dear else None
+
+
+def function_of(op: ir.Operation) -> ir.Operation | None:
+    """The last op of a chain from here on whose numbers are still a function of a distance and a head."""
     found = None
-    while True:
-        scan = Scan()
-        try:
-            scan.of(op.results[0])
-        except Impossible:
-            return found
-        if str(element(op.results[0])) == "f32" and scan.difference is not None:
-            found = op, scan
+    while rank(op.results[0]) == 2 and scanned(op) is not None:
+        if str(element(op.results[0])) == "f32":
+            found = op
         following = users(op.results[0])
         if len(following) != 1 or following[0].block != op.block or len(following[0].results) != 1:
-            return found
+            break
         op = following[0]
-        if rank(op.results[0]) != 2:
-            return found
+    return found
 
 
 # --- tables -------------------------------------------------------------------------------------------
@@ -408,9 +419,33 @@ def tabulate(loop: ir.Operation, op: ir.Operation, table: Table, number: int) ->
     return True
 
 
+def erase_unused(function: ir.Operation, roots: list[ir.Operation]) -> None:
+    """Erase ops whose results nobody uses any more, and what only they needed."""
+    cone = backward(roots, lambda op: op.name == "kv.tile_gather" or is_position(op))
+    for op in reversed([op for op in walk(function) if op in cone]):
+        if not any(True for _ in op.results[0].uses):
+            op.erase()
+
+
 def _is_before(value: ir.Value, loop: ir.Operation) -> bool:
     maker = defining_op(value)
     return maker is not None and not is_inside(maker, loop)
+
+
+def functions(function: ir.Operation) -> list[tuple[ir.Operation, ir.Operation]]:
+    """(op, its loop) of the tiles of a kernel that are functions of a distance and a head, of positions that the loop
+    does not compute.
+    """
+    found: dict[ir.Value, tuple[ir.Operation, ir.Operation]] = {}
+    for op in walk(function)[1:]:
+        if not op.name.startswith(_DEAR) or len(op.results) != 1 or rank(op.results[0]) != 2:
+            continue
+        loop, last = enclosing(op, "scf.for"), function_of(op)
+        if last is None or loop is None or str(loop.operands[0].type) != "i32":
+            continue
+        if all(_is_before(x, loop) for x in scanned(last).positions) and not any(map(writes_buffers, walk(loop)[1:])):
+            found[last.results[0]] = last, loop
+    return list(found.values())
 
 
 @kv_pass(Options)
@@ -419,35 +454,21 @@ def run(module: ir.Module, options: Options) -> None:
         schedule = schedule_of(function)
         threads = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
         groups = schedule.get("consumers", threads // WARPGROUP)
-        left = min(options.most, schedule.get("spare", options.most))
-        seen: set[ir.Value] = set()
-        for op in walk(function)[1:]:
-            if len(op.results) != 1 or rank(op.results[0]) != 2 or not op.name.startswith(_DEAR):
+        left, made = min(options.most, schedule.get("spare", options.most)), []
+        for op, loop in functions(function):
+            scan = scanned(op)
+            if scan is None:  # of another that has a table now
                 continue
-            loop = enclosing(op, "scf.for")
-            found = function_of(op)
-            if found is None or loop is None or str(loop.operands[0].type) != "i32":
-                continue
-            last, scan = found
-            if last.results[0] in seen:
-                continue
-            seen.add(last.results[0])
-            if any(map(writes_buffers, walk(loop)[1:])):
-                continue
-            given = [scan.difference.query, *([] if scan.head is None else [scan.head])]
-            if not all(_is_before(x, loop) for x in given):
-                continue
-            table = Table(loop, scan, last.results[0])
-            rows = min(WARPGROUP_ROWS, shape(last.results[0])[0])
-            needed = bytes_of(table.length) * groups
+            table = Table(loop, scan, op.results[0])
+            rows, needed = min(WARPGROUP_ROWS, shape(op.results[0])[0]), bytes_of(table.length) * groups
             if table.length * SAVES > rows * table.columns or needed > left:
                 why = f"{table.heads} x {table.distances} elements of a tile, {needed} bytes where {left} are left"
-                remark(last, "missed", f"is computed for every element: there are {why}")
+                remark(op, "missed", f"is computed for every element: there are {why}")
                 continue
-            if not performs(last, "tabulate") or not tabulate(loop, last, table, len(seen)):
+            if not performs(op, "tabulate") or not tabulate(loop, op, table, len(made) + 1):
                 continue
+            made.append(op)
             left -= needed
-            remark(
-                last, "passed", "is computed once for each distance and head", distances=table.distances,
-                heads=table.heads,
-            )  # fmt: skip
+            extents = {"distances": table.distances, "heads": table.heads}
+            remark(op, "passed", "is computed once for each distance and head", **extents)
+        erase_unused(function, made)

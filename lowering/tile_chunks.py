@@ -10,6 +10,7 @@ made anew for 8 registers after the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 from mlir import ir
 from mlir.dialects import ub, vector
 
@@ -48,6 +49,8 @@ class Chunks:
 
     def _add(self, root: ir.Operation) -> None:
         block = root.block
+        if root.name in _READ:
+            return  # nothing is computed of it here
         if root.name != "kv.tile_mask":
             following = users(root.results[0])
             if any(user.name == "kv.tile_mask" and user.block == block for user in following):

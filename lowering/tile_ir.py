@@ -27,6 +27,7 @@ BARRIER_BYTES = 8  # of an mbarrier
 BARRIERS_BYTES = 1024  # more than all barriers of a block take
 NO_PAGE = 1 << 30  # outside of every pool: copies of it by TMA are zeros
 # Ops whose results are computed from their operands' elements at the same place.
+_POSITIONS = ("kv.tile_index", "kv.tile_broadcast", "tensor.splat")
 _ELEMENTWISE = ("arith.", "math.")
 
 
@@ -83,6 +84,11 @@ def with_layout(value: ir.Value, layout: str | None) -> ir.Type:
 def is_elementwise(op: ir.Operation) -> bool:
     """Whether an op computes every element of its one result from the operands' elements at the same place."""
     return op.name.startswith(_ELEMENTWISE) and len(op.results) == 1 and len(op.regions) == 0
+
+
+def is_position(op: ir.Operation) -> bool:
+    """Whether an op computes positions, of numbers and of others."""
+    return op.name in _POSITIONS or is_elementwise(op)
 
 
 def splat_of(value: ir.Value) -> Any:
@@ -200,6 +206,6 @@ def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) 
 __all__ = [
     "BARRIERS_BYTES", "BARRIER_BYTES", "MMA", "NO_PAGE", "SWIZZLE", "WARP", "WARPGROUP", "WARPGROUP_ROWS", "WGMMA",
     "AtPoint", "attributes_of", "backward", "cloned", "constant_int", "element", "instruction_of", "is_elementwise",
-    "is_tile", "layout_of", "producers_of", "rank", "schedule_of", "shape", "splat_of", "tile_of", "tile_type", "tiled",
-    "users", "with_layout",
+    "is_position", "is_tile", "layout_of", "producers_of", "rank", "schedule_of", "shape", "splat_of", "tile_of",
+    "tile_type", "tiled", "users", "with_layout",
 ]  # fmt: skip

@@ -208,7 +208,7 @@ gpu.module @kernels {
 gpu.module @kernels {
   gpu.func @both_ways(%x: tensor<64x64xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64xf32>
-    // expected-error @below {{'kv.tile_broadcast' op meets a vector along the rows and along the columns: compute it once for each}}
+    // expected-error @below {{'kv.tile_broadcast' op meets vectors that run along different dimensions of tiles: compute it once for each}}
     %y = "kv.tile_broadcast"(%m) {dimension = 1 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
     gpu.return
   }

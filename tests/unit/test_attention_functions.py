@@ -380,6 +380,50 @@ def test_gathers_are_narrowed_by_a_pass_of_their_own():
     assert plain.asm["ptx"] != made.asm["ptx"]
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("target", "group"), [("sm_90a", 4), ("sm_90a", 3), ("sm_80", 2)])
+def test_what_tiles_repeat_is_computed_once_for_each_distance_and_head(target, group):
+    """Rows of several tokens and heads, the last ones of a sequence, tiles before and behind the diagonal."""
+    rng, problem = problem_of(24, cached=[120, 0], new=[30, 7], num_heads=1)
+    query = query_of(rng, problem, group)
+    r1, bias = rng.random(group).astype(np.float32), rng.standard_normal((group, 8)).astype(np.float32)
+    buckets = t5_buckets(150, 8, 60)
+
+    def score(score, b, h, q, k, r1, bias, buckets):
+        return score - r1[h] * kv.math.log(1.0 + kv.f32(kv.math.abs(q - k))) + bias[h, buckets[q - k]]
+
+    def numpy_score(x, b, h, q, k):
+        return x - r1[h] * np.log(1 + np.abs(q - k)) + bias[h, buckets[np.maximum(q - k, 0)]]
+
+    given = {"score": (score, r1, bias, buckets), "target": target, "schedule": {"kind": "tile"}}
+    check(problem, query, numpy_score, **given)
+    attributes, arrays = reads._modified(given["score"], "causal", None, None, None, "")
+    operands = (problem.collection, 1, query, problem.row_offsets, 0.1, query.copy(), *[None] * 6, *arrays)
+    made = reads._ATTENTION.compile(operands, attributes, given["schedule"], target)
+    assert '"kv.tile_windows"' in made.stages["tabulate-kv-scores"]
+    with kv.pipeline(disable=["tabulate-kv-scores"]):
+        plain = reads._ATTENTION.compile(operands, attributes, given["schedule"], target)
+    assert plain.asm["ptx"] != made.asm["ptx"]
+
+
+def test_scores_that_depend_on_more_than_a_distance_and_a_head_are_computed_for_every_pair():
+    rng, problem = problem_of(25, cached=[40, 0], new=[20, 7], num_heads=1)
+    query, by_query = query_of(rng, problem, 2), rng.standard_normal((2, 60)).astype(np.float32)
+    buckets, by_pair = t5_buckets(60, 8, 20), rng.standard_normal((60, 8)).astype(np.float32)
+    check(
+        problem, query,
+        lambda x, b, h, q, k: (
+            x + by_query[b, q] * (1 + np.abs(q - k)) ** 0.5 + by_pair[k, buckets[np.maximum(q - k, 0)]]
+        ),
+        score=(
+            lambda s, b, h, q, k, by_query, by_pair, buckets: (
+                s + by_query[b, q] * kv.math.sqrt(1.0 + kv.f32(kv.math.abs(q - k))) + by_pair[k, buckets[q - k]]
+            ),
+            by_query, by_pair, buckets,
+        ),
+    )  # fmt: skip
+
+
 def test_the_padded_form_and_operands_take_functions():
     rng, problem = problem_of(15, num_heads=1)
     query, slopes = query_of(rng, problem, 2), np.array([0.5, 0.25], np.float32)
