@@ -175,17 +175,16 @@ def difference_of(value: ir.Value) -> Difference | None:
     op = defining_op(value)
     if op is None or op.name not in ("arith.subi", "arith.subf"):
         return None
-    sides = [_repeated(x) for x in op.operands]
-    if None in sides or {dimension for dimension, _ in sides} != {0, 1}:
+    left, right = (_repeated(x) for x in op.operands)
+    if left is None or right is None or {left[0], right[0]} != {0, 1}:
         return None
-    negative, number = sides[0][0] == 1, op.name == "arith.subf"
-    by_dimension = dict(sides)
-    query, key = by_dimension[0], by_dimension[1]
+    negative, number = left[0] == 1, op.name == "arith.subf"
+    query, key = (right[1], left[1]) if negative else (left[1], right[1])
     if number:
-        counted = _from_base(query), _from_base(key)
-        if None in counted or counted[0][1] != counted[1][1]:
+        of_query, of_key = _from_base(query), _from_base(key)
+        if of_query is None or of_key is None or of_query[1] != of_key[1]:
             return None
-        query, key = counted[0][0], counted[1][0]
+        query, key = of_query[0], of_key[0]
     first = _first_of(key)
     return None if first is None or str(element(query)) != "i32" else Difference(query, first, negative, number)
 

@@ -122,7 +122,7 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     table, in any order; negative ones and those past the row name nothing, and one that is listed twice counts twice.
     page_counts [B, H] i32: how many entries of a list count, from the first on; at most K do.
 
-    block_mask, over collections, with a mask that is a function: what kv.block_mask wrote for the same mask, arrays,
+    block_mask, with a mask that is a function: what kv.block_mask wrote for the same mask, arrays,
     queries and lengths, and with the attributes block_rows and block_keys, the extents of its tiles. Tiles that it does
     not list are not visited; the mask is not asked about tiles that it calls whole.
     """
@@ -219,15 +219,19 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, 
 class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """Which tiles of keys each tile of query rows sees by a mask that is a function: what attention walks over.
 
-    query: [T, Hq, D] with row_offsets, or [B, S, Hq, D] with valid_lengths, of which only the extents are read;
-    kv_offsets, mask and array0 to array3 as in kv.attention. A tile of query rows is ``rows`` of one KV head (tokens
-    times its query heads, as attention numbers them), one of keys is ``keys`` tokens. blocks: i32 [tiles, 1 or H, 1 +
-    most], written: for each tile of rows, and KV head, how many tiles of keys it sees anything in, and then these in
-    ascending order, each as twice its number, plus 1 where every row of the tile sees every key of it. Where the mask
-    depends on the query head blocks have H in dimension 1, else 1 will do.
+    collection: one, or an operand of keys, of which the lengths count. query: [T, Hq, D] with row_offsets, or [B,
+    S, Hq, D] with valid_lengths, of which only the extents are read; kv_offsets, mask and array0 to array3 as in
+    kv.attention. A tile of query rows is ``rows`` of one KV head (tokens times its query heads, as attention
+    numbers them), one of keys is ``keys`` tokens. blocks: i32 [tiles, 1 or H, 1 + most], written: for each tile of
+    rows, and KV head, how many tiles of keys it sees anything in, and then these in ascending order, each as twice
+    its number, plus 1 where every row of the tile sees every key of it. Where the mask depends on the query head
+    blocks have H in dimension 1, else 1 will do.
+
+    pages and page_counts, as in kv.attention: only tiles of these pages are listed, in the lists' order, for each KV
+    head. keys divides the page size.
     """
 
-    collection: Operand[CollectionType]
+    collection: Operand[Any]
     query: Operand[Any]
     blocks: Operand[Any]
     row_offsets: Operand[Any] | None = None
@@ -237,6 +241,8 @@ class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, 
     array1: Operand[Any] | None = None
     array2: Operand[Any] | None = None
     array3: Operand[Any] | None = None
+    pages: Operand[Any] | None = None
+    page_counts: Operand[Any] | None = None
     mask: ir.StringAttr
     rows: ir.IntegerAttr
     keys: ir.IntegerAttr
@@ -249,9 +255,11 @@ class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, 
     )
 
     def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
+        spec = verify.handle(self, self.collection, ("collection", "operand"))
         if spec is None or not not_mla(self, spec):
             return False
+        if self.kv_offsets is not None and not spec.of_cache:
+            return verify.fail(self, f"kv_offsets needs a cache, got a {spec.kind} operand, which has all keys")
         if not is_function(verify.string(self.mask)):
             return verify.fail(self, f"mask must be the name of a function, NAME@DIGEST, got {self.mask}")
         if (self.row_offsets is None) == (self.valid_lengths is None):
@@ -270,7 +278,14 @@ class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, 
             and offsets(self, extents, name)
             and (self.kv_offsets is None or offsets(self, self.kv_offsets, "kv_offsets"))
             and _block_lists(self, self.blocks, "blocks")
+            and _chosen_pages(self, spec)
+            and self._pages_of_tiles(spec)
         )
+
+    def _pages_of_tiles(self, spec: CacheSpec) -> bool:
+        keys = verify.integer(self.keys)
+        fits = self.pages is None or (keys is not None and spec.page_size % keys == 0)
+        return fits or verify.fail(self, f"keys must divide a listed page's {spec.page_size} tokens, got {keys}")
 
 
 class OperandAttentionOp(
@@ -278,9 +293,10 @@ class OperandAttentionOp(
 ):
     """kv.attention whose keys and values are attention operands: of caches, dense or ragged buffers.
 
-    keys, values: operands with the same parameters, and not of scales. Over caches everything is as in kv.attention.
-    Dense and ragged operands hold every key, the step's own too: sequence b has cache_length(b) keys, its queries are
-    the last ones, so that query i of n stands at position cache_length(b) - n + i; kv_offsets is refused.
+    keys, values: operands with the same parameters, and not of scales. Over caches everything is as in
+    kv.attention. Dense and ragged operands hold every key, the step's own too: sequence b has cache_length(b) keys,
+    its queries are the last ones, so that query i of n stands at position cache_length(b) - n + i; kv_offsets is
+    refused. block_mask is as in kv.attention, of the keys' operand.
 
     (An operation of its own, since kv.attention names a layer of a collection, which operands have not.)
     """
@@ -301,6 +317,7 @@ class OperandAttentionOp(
     array1: Operand[Any] | None = None
     array2: Operand[Any] | None = None
     array3: Operand[Any] | None = None
+    block_mask: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr
     softcap: ir.FloatAttr
@@ -324,7 +341,7 @@ class OperandAttentionOp(
             return verify.fail(self, "needs operands of keys and values, got one that shows a cache's scales")
         if self.kv_offsets is not None and not spec.of_cache:
             return verify.fail(self, f"kv_offsets needs operands of caches, got {spec.kind} ones, which have all keys")
-        return not_mla(self, spec) and _attends(self, spec) and offsets(self, self.row_offsets)
+        return not_mla(self, spec) and _attends(self, spec) and offsets(self, self.row_offsets) and _listed_tiles(self)
 
 
 def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
@@ -374,7 +391,7 @@ def _listed_tiles(op: Any) -> bool:
         return not given or verify.fail(op, f"{given[0]} needs block_mask, whose tiles it is of")
     if not is_function(verify.string(op.mask)):
         return verify.fail(op, f"block_mask needs a mask that is a function, got {op.mask}")
-    if op.pages is not None:
+    if getattr(op, "pages", None) is not None:
         return verify.fail(op, "block_mask and pages must not both be given: each says which keys are visited")
     return _block_lists(op, op.block_mask, "block_mask") and _tile_extents(op, BLOCK_TILE)
 

@@ -50,11 +50,6 @@ def pages_of(op: Any) -> list[ir.Value | None]:
     return [None, None] if of_operands(op) else [op.pages, op.page_counts]
 
 
-def block_mask_of(op: Any) -> ir.Value | None:
-    """The block mask of an attention; operands have none."""
-    return None if of_operands(op) else op.block_mask
-
-
 def case_of(op: Any, at: Expansion) -> Case:
     """The case of an attention."""
     spec = at.spec(op.keys if of_operands(op) else op.collection)
@@ -197,9 +192,9 @@ def expand(op: Any, at: Expansion) -> None:
     elif kind == "tile":
         config = tile_schedule.chosen(case, at.target, at.schedule)
         source = (op.keys, op.values, None) if of_operands(op) else (op.collection, op.collection, op.layer)
-        tile_schedule.launch(config, at, op, operands(op), source, [*pages_of(op), block_mask_of(op)])
+        tile_schedule.launch(config, at, op, operands(op), source, [*pages_of(op), op.block_mask])
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
-        attention_tiles.launch_host(case, at, op, operands(op), [*pages_of(op), block_mask_of(op)])
+        attention_tiles.launch_host(case, at, op, operands(op), [*pages_of(op), op.block_mask])
     else:
         launch_rows(kind, case, at, op.query, operands(op) + pages_of(op) + arrays_of(op))
 

@@ -21,6 +21,7 @@ from .attention_common import Case, start_of
 from .attention_queries import extents_of, heads_of, is_padded, queries_of, tiles_of
 from .base import Expansion
 from .block import warp_scan
+from .chosen_pages import chosen_pages
 from .common import WARP, begin, starts_early
 from .key_tiles import WHOLE
 from .softmax import arrays_read, first_key, shown
@@ -34,6 +35,9 @@ SEEN = 2  # with WHOLE: what the first kernel finds of a tile; 0: nothing is see
 class Tiles:
     """What the kernels are specialised for: a case, of which the mask and the heads count, and the tiles' extents.
 
+    Tiles of keys are numbered as they lie in the sequence, or, where lists say which pages there are, one page of the
+    list after the other.
+
     ``by_head``: the mask depends on the query head. ``lanes`` threads have a tile.
     """
 
@@ -42,6 +46,11 @@ class Tiles:
     keys: int
     by_head: bool
     lanes: int
+
+    @property
+    def per_page(self) -> int:
+        """Tiles of a page of a list."""
+        return self.case.spec.page_size // self.keys
 
     @kv.func
     def asked(self, row0: Any, count: Any) -> tuple[Any, Any]:
@@ -82,15 +91,25 @@ class Tiles:
         return kv.where(some, kv.where(whole, kv.i32(SEEN + WHOLE), SEEN), 0)
 
     @kv.func
-    def extent(self, collection: Any, queries: Any, number: Any) -> tuple[Any, ...]:
-        """(sequence, position of its first query, first row, rows, keys, (first, end) of the tiles of keys) of a tile
-        of rows; without rows there are none.
+    def extent(self, collection: Any, queries: Any, number: Any, head: Any, chosen: Any) -> tuple[Any, ...]:
+        """(sequence, position of its first query, first row, rows, keys, the first tile of keys that is seen, the end
+        of those that are looked at) of a tile of rows; without rows there are none.
         """
         b, _, row0, count = queries.tile(number, self.case.group, self.rows)
-        start, num_keys = start_of(self.case, collection, None, queries, b)
+        start, num_keys = start_of(self.case, collection, collection, queries, b)
         first = kv.i32(first_key(self.case, start + row0 // self.case.group)) // self.keys
-        end = kv.where(row0 < count, (num_keys + (self.keys - 1)) // self.keys, 0)
-        return b, start, row0, count, num_keys, first, end
+        if chosen is None:
+            tiles = (num_keys + (self.keys - 1)) // self.keys
+        else:
+            tiles = chosen.count(b, head) * self.per_page
+        return b, start, row0, count, num_keys, first, kv.where(row0 < count, tiles, 0)
+
+    @kv.func
+    def tile(self, chosen: Any, b: Any, head: Any, i: Any) -> Any:
+        """The number of a tile of keys in its sequence."""
+        if chosen is None:
+            return i
+        return chosen.first_token_of(b, head, i // self.per_page) // self.keys + i % self.per_page
 
 
 def ask_kernel(t: Tiles, early: bool) -> Any:
@@ -100,20 +119,22 @@ def ask_kernel(t: Tiles, early: bool) -> Any:
     def ask_block_mask(
         collection, query, extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
         blocks: kv.Buffer[i32, 3], chunks: i32, array0=None, array1=None, array2=None, array3=None,
+        pages=None, page_counts=None,
     ):  # fmt: skip
         begin(early)
         chunk, place = kv.block_id.x % chunks * CHUNK, kv.block_id.x // chunks
         head, number = place % blocks.shape[1], place // blocks.shape[1]
         queries = queries_of(t.case.padded, extents, query, kv_offsets)
-        b, start, row0, count, num_keys, first, end = t.extent(collection, queries, number)
+        chosen = chosen_pages(collection, pages, page_counts)
+        b, start, row0, count, num_keys, first, end = t.extent(collection, queries, number, head, chosen)
         end = kv.math.min(kv.math.min(end, blocks.shape[2] - 1), chunk + CHUNK)
         arrays = arrays_read(array0, array1, array2, array3)
-        for tile in range(chunk + kv.warp_id(), end, WARPS):
-            found = kv.i32(0)
+        for i in range(chunk + kv.warp_id(), end, WARPS):
+            tile, found = t.tile(chosen, b, head, i), kv.i32(0)
             if tile >= first:
                 found = t.state(b, head, start, row0, count, num_keys, tile, arrays)
             if kv.lane_id() == 0:
-                blocks[number, head, 1 + tile] = found
+                blocks[number, head, 1 + i] = found
 
     return ask_block_mask
 
@@ -124,23 +145,24 @@ def list_kernel(t: Tiles, early: bool) -> Any:
     @kv.kernel(block=(WARPS * WARP, 1, 1))
     def list_block_mask(
         collection, query, extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
-        blocks: kv.Buffer[i32, 3],
+        blocks: kv.Buffer[i32, 3], pages=None, page_counts=None,
     ):  # fmt: skip
         begin(early)
         place, lane = kv.block_id.x * WARPS + kv.warp_id(), kv.lane_id()
         if place < blocks.shape[0] * blocks.shape[1]:
             head, number = place % blocks.shape[1], place // blocks.shape[1]
             queries = queries_of(t.case.padded, extents, query, kv_offsets)
-            *_, end = t.extent(collection, queries, number)
+            chosen = chosen_pages(collection, pages, page_counts)
+            b, *_, end = t.extent(collection, queries, number, head, chosen)
             end, listed = kv.math.min(end, blocks.shape[2] - 1), kv.i32(0)
             for first in range(0, end, WARP):
-                tile, found = first + lane, kv.i32(0)
-                if tile < end:
-                    found = blocks[number, head, 1 + tile]
+                i, found = first + lane, kv.i32(0)
+                if i < end:
+                    found = blocks[number, head, 1 + i]
                 # Behind it all lanes have read, and entries move to their own places or before.
                 last = warp_scan(kv.where(found != 0, 1, 0))
                 if found != 0:
-                    blocks[number, head, listed + last] = tile * 2 + (found & WHOLE)
+                    blocks[number, head, listed + last] = t.tile(chosen, b, head, i) * 2 + (found & WHOLE)
                 listed = listed + kv.shuffle_idx(last, WARP - 1)
             if lane == 0:
                 blocks[number, head, 0] = listed
@@ -154,14 +176,17 @@ def host_kernel(t: Tiles) -> Any:
     @kv.kernel
     def block_mask(
         collection, query, extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
-        blocks: kv.Buffer[i32, 3], array0=None, array1=None, array2=None, array3=None,
+        blocks: kv.Buffer[i32, 3], array0=None, array1=None, array2=None, array3=None, pages=None, page_counts=None,
     ):  # fmt: skip
         head, number = kv.block_id.x, kv.block_id.y
         queries = queries_of(t.case.padded, extents, query, kv_offsets)
-        b, start, row0, count, num_keys, first, end = t.extent(collection, queries, number)
+        chosen = chosen_pages(collection, pages, page_counts)
+        b, start, row0, count, num_keys, first, end = t.extent(collection, queries, number, head, chosen)
         arrays, listed = arrays_read(array0, array1, array2, array3), kv.i32(0)
-        for tile in range(first, kv.math.min(end, blocks.shape[2] - 1)):
-            found = t.state(b, head, start, row0, count, num_keys, tile, arrays)
+        for i in range(first if chosen is None else 0, kv.math.min(end, blocks.shape[2] - 1)):
+            tile, found = t.tile(chosen, b, head, i), kv.i32(0)
+            if tile >= first:
+                found = t.state(b, head, start, row0, count, num_keys, tile, arrays)
             if found != 0:
                 listed = listed + 1
                 blocks[number, head, listed] = tile * 2 + (found & WHOLE)
@@ -179,12 +204,12 @@ def expand(op: Any, at: Expansion) -> None:
     by_head = functions.registered(case.mask).by_head
     t = Tiles(case, op.rows.value, op.keys.value, by_head, 1 if host else WARP)
     tiles, lists = tiles_of(op, at, case.group, t.rows), at.dim(op.blocks, 1)
-    given = [op.collection, op.query, extents_of(op), op.kv_offsets, op.blocks]
+    given, listed = [op.collection, op.query, extents_of(op), op.kv_offsets, op.blocks], [op.pages, op.page_counts]
     if host:
-        at.launch(host_kernel(t), [*given, *arrays_of(op)], (lists, tiles, 1), (1, 1, 1), key=t)
+        at.launch(host_kernel(t), [*given, *arrays_of(op), *listed], (lists, tiles, 1), (1, 1, 1), key=t)
         return
     chunks, early, threads = (at.dim(op.blocks, 2) + (CHUNK - 2)) // CHUNK, starts_early(at), (WARPS * WARP, 1, 1)
-    args = [*given, chunks, *arrays_of(op)]
+    args = [*given, chunks, *arrays_of(op), *listed]
     at.launch(ask_kernel(t, early), args, (tiles * lists * chunks, 1, 1), threads, key=t, programmatic=early)
     blocks = (tiles * lists + (WARPS - 1)) // WARPS
-    at.launch(list_kernel(t, early), given, (blocks, 1, 1), threads, key=t, programmatic=early)
+    at.launch(list_kernel(t, early), [*given, *listed], (blocks, 1, 1), threads, key=t, programmatic=early)

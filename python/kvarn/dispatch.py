@@ -228,6 +228,8 @@ class Operation:
         Operands that must not share memory.
     single : sequence of str
         Data buffers that are read element by element: how their rows are aligned does not matter.
+    handles : mapping of str to str
+        For operands that are handles of another kind than their names say: ``{"collection": "operand"}``.
     """
 
     def __init__(
@@ -238,6 +240,7 @@ class Operation:
         written: Sequence[str] = ("out", "query_out", "lse"),
         no_alias: Sequence[NoAlias] = (),
         single: Sequence[str] = (),
+        handles: Mapping[str, str] | None = None,
     ) -> None:
         op_class = op_class_of(name)
         self.name, self.title = name, "kv.ops." + name.removeprefix("kv.")
@@ -248,7 +251,7 @@ class Operation:
         caches = ("source", "destination", "cache") if name == "kv.convert" else ("cache",)
         collections = ("collection", "index_collection", "source_pool", "destination_pool")
         kinds = {**dict.fromkeys(caches, "cache"), **dict.fromkeys(collections, "collection")}
-        kinds |= dict.fromkeys(("keys", "values"), "operand")
+        kinds |= {**dict.fromkeys(("keys", "values"), "operand"), **(handles or {})}
         self._handles = {n: kinds[n] for n in self.operands if n in kinds}
         self._written, self._no_alias, self._single = set(written), tuple(no_alias), frozenset(single)
         if effects.writes_cache(op_class):

@@ -11,6 +11,7 @@ from reference import attention as reference
 from reference import block_masks
 from reference.attention_cases import assert_same_bits, sentinel
 from reference.attention_functions import document, problem_of, query_of, t5, t5_buckets
+from reference.operands import dense_parts, ragged_parts
 from reference.places import Place
 from reference.random_caches import Problem
 
@@ -195,6 +196,102 @@ def test_a_padded_batch_and_rows_that_see_nothing(place):
     assert_same_bits(np.concatenate([out[0, :5], out[2, :20]]), want)
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("form", ["caches", "dense", "ragged"])
+def test_operands_of_keys_have_block_masks(place, form):
+    rng, problem = problem_of(12, cached=[90, 0, 30], new=[6, 40, 1], num_heads=1)
+    query, ids = place.put(query_of(rng, problem, 2)), place.put(documents(rng, 3))
+    mask, offsets = (kv.masks.causal & document, ids), place.put(problem.row_offsets)
+    if form == "caches":
+        caches = place.collection(problem.collection)
+        keys, values = (KVCacheMHAOperand(x) for x in (caches.get_key_cache(1), caches.get_value_cache(1)))
+    else:
+        parts = (dense_parts if form == "dense" else ragged_parts)(problem, 1)
+        keys, values = (make(*(x if x is None else place.put(x) for x in given)) for make, given in parts)
+    block_mask = kv.ops.block_mask(keys, query, offsets, mask, **TILE)
+    want_lists, _, _ = made(place, problem, place.get(query), (kv.masks.causal & document, place.get(ids)))
+    assert block_masks.entries(place.get(block_mask.blocks)) == block_masks.entries(place.get(want_lists.blocks))
+    schedule = {} if place.name == "host" else {"kind": "tile", **TILE}
+    out, lse = attended(place, (keys, values, query, offsets), block_mask=block_mask)
+    want, want_lse = attended(place, (keys, values, query, offsets), mask=mask, schedule=schedule)
+    assert_same_bits(out, want)
+    assert_same_bits(lse, want_lse)
+
+
+def test_sources_of_a_list_have_block_masks_of_their_own(place):
+    """One source by a block mask, one by another, one by a mask."""
+    rng, problem = problem_of(13, cached=[30, 0], new=[6, 40], num_heads=1)
+    other = problem_of(14, cached=[70, 9], new=[6, 40], num_heads=1)[1]
+    query, ids = query_of(rng, problem, 2), documents(rng, 2)
+    first, given, mask = made(place, problem, query, (kv.masks.causal & document, ids))
+    second, (memory, *_), _ = made(place, other, query, (kv.masks.sliding_window(40),))
+    sources = ([given[0], memory, given[0]], [1, 1, 0], *given[2:])
+    out, lse = attended(place, sources, block_mask=[first, second, None], mask=["causal", "causal", "null"])
+    want, want_lse = attended(place, sources, mask=[mask, kv.masks.sliding_window(40), "null"])
+    np.testing.assert_allclose(out.astype(np.float64), want.astype(np.float64), rtol=4e-3, atol=4e-3)
+    np.testing.assert_allclose(lse, want_lse, rtol=2e-3, atol=2e-3)
+
+
+def test_trees_of_drafts_have_block_masks(place):
+    """Cached keys, of which a document hides some, and a step's own tokens, of which each sees its ancestors."""
+    rng, problem = problem_of(15, cached=[100, 0], new=[40, 6], num_heads=1)
+    query, ids = query_of(rng, problem, 2), (np.arange(200, dtype=np.int32)[None].repeat(2, 0) >= 64).astype(np.int32)
+    parents = [rng.integers(0, i) if i else -1 for i in range(46)]
+    seen = np.eye(64, dtype=bool)[:46]
+    for of_sequence in (range(1, 40), range(41, 46)):
+        for i in of_sequence:
+            seen[i, : i % 40] = seen[i // 40 * 40 + parents[i % 40] % (i % 40), : i % 40]
+            seen[i, i // 40 * 0 + i % 40] = True
+    seen[40:, 40:] = False
+    bits = place.put(np.packbits(seen, axis=1, bitorder="little").view(np.int32))
+    c, q, offsets = place.collection(problem.collection), place.put(query), place.put(problem.row_offsets)
+    mask = (document, place.put(ids))
+    block_mask = kv.ops.block_mask(c, q, offsets, mask, tree=bits, **TILE)
+    out, _ = attended(place, (c, 1, q, offsets), block_mask=block_mask)
+    schedule = {} if place.name == "host" else {"kind": "tile", **TILE}
+    want, _ = attended(place, (c, 1, q, offsets), mask=mask, tree=bits, schedule=schedule)
+    assert_same_bits(out, want)
+    lists = block_masks.entries(place.get(block_mask.blocks))
+    assert lists[0][0][0] == 2 * 2 + 1, "the first document's tiles are not listed, the second's cached ones whole"
+    alone = kv.ops.block_mask(c, q, offsets, tree=bits, **TILE)
+    out, _ = attended(place, (c, 1, q, offsets), block_mask=alone)
+    assert_same_bits(out, attended(place, (c, 1, q, offsets), tree=bits, schedule=schedule)[0])
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_of_lists_of_pages_tiles_are_listed_as_pages_are(place, counted):
+    """In their order, one that is listed twice twice, and none of what names no page."""
+    rng, problem = problem_of(16, cached=[90, 0], new=[6, 40], page_size=32)
+    query, ids = query_of(rng, problem, 2), documents(rng, 2, 140, 2)
+    lists = np.array(
+        [[[2, 0, -1, 1, 1, 7], [1, 2, 0, 0, 2, 2]], [[0, 1, -5, 1, 0, 0], [1, 0, 2, 2**30, 0, 1]]], np.int32
+    )
+    counts = place.put(np.array([[5, 3], [2, 9]], np.int32)) if counted else None
+    pages, tile = place.put(lists), {"rows": 64, "keys": 16}
+    block_mask, given, mask = made(
+        place, problem, query, (kv.masks.causal & document, ids), pages=pages, page_counts=counts, **tile
+    )  # fmt: skip
+    out, lse = attended(place, given, block_mask=block_mask)
+    schedule = {} if place.name == "host" else {"kind": "tile", **tile}
+    want, want_lse = attended(place, given, mask=mask, pages=pages, page_counts=counts, schedule=schedule)
+    np.testing.assert_allclose(out.astype(np.float64), want.astype(np.float64), rtol=4e-3, atol=4e-3)
+    np.testing.assert_allclose(lse, want_lse, rtol=2e-3, atol=2e-3)
+    found = block_masks.entries(place.get(block_mask.blocks))[0][0]
+    assert [entry // 2 // 2 for entry in found] == sorted([entry // 4 for entry in found], key=[2, 0, 1].index)
+
+
+def test_tiles_of_listed_pages_divide_them():
+    with kv.emulated("sm_90a"):
+        rng, problem = problem_of(17, cached=[90], new=[1], page_size=48, num_heads=1)
+        query, pages = query_of(rng, problem, 2), np.array([[[1, 0]]], np.int32)
+        given = (problem.collection, 1, query, problem.row_offsets)
+        block_mask = kv.ops.block_mask(problem.collection, *given[2:], pages=pages)
+        out, _ = attended(Place(), given, block_mask=block_mask)
+        want, _ = attended(Place(), given, pages=pages, schedule={"kind": "tile"})
+    assert block_mask.keys == 48
+    np.testing.assert_allclose(out.astype(np.float64), want.astype(np.float64), rtol=4e-3, atol=4e-3)
+
+
 def test_a_block_mask_is_made_anew_in_the_same_memory(place):
     rng, problem = problem_of(8, **BATCH, num_heads=1)
     query = query_of(rng, problem, 1)
@@ -242,9 +339,9 @@ def of_shorter(block_mask: Any, given: Any) -> None:
     kv.ops.attention(*given, block_mask=block_mask)
 
 
-def of_operands(block_mask: Any, given: Any) -> None:
-    keys, values = (KVCacheMHAOperand(x) for x in (given[0].get_key_cache(0), given[0].get_value_cache(0)))
-    kv.ops.attention(keys, values, *given[2:], block_mask=block_mask)
+def of_dense(block_mask: Any, given: Any) -> None:
+    keys = kv.LayoutTensorMHAOperand(np.zeros((2, 24, 1, 32), np.float16))
+    kv.ops.block_mask(keys, *given[2:], kv.masks.causal, kv_offsets=np.zeros(3, np.uint32))
 
 
 @pytest.mark.parametrize(
@@ -260,7 +357,10 @@ def of_operands(block_mask: Any, given: Any) -> None:
         (of_attention, {"mask": kv.masks.causal}, "mask, window, chunk, tree and pages must be left out"),
         (of_attention, {"window": 3}, "mask, window, chunk, tree and pages must be left out"),
         (of_shorter, {}, "block_mask must have shape [2, 1, 2], got [1, 1, 2]"),
-        (of_operands, {}, "block_mask must be None for operands"),
+        (of_dense, {}, "kv_offsets must be None for dense operands"),
+        (of_mask, {"pages": np.zeros((2, 1, 1), np.int32), "keys": 12}, "keys must divide the 16 tokens of"),
+        (of_mask, {"page_counts": np.zeros((2, 1), np.int32)}, "page_counts must be None without pages"),
+        (of_mask, {"tree": np.zeros((5, 1), np.int32), "kv_offsets": np.zeros(3, np.uint32)}, "tree must be None"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_by_name(call, options, message):

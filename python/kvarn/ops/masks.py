@@ -4,22 +4,28 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from kvarn import settings
 from kvarn.block_mask import BlockMask
+from kvarn.caches import MHAOperand
 from kvarn.dialect.dtypes import i32
+from kvarn.dialect.layout import RAGGED, SCALES
 from kvarn.dialect.ops.attention import BLOCK_TILE
 from kvarn.dispatch import Operation, Schedule
 from kvarn.dsl.functions import registered
+from kvarn.dsl.masks import named
 from kvarn.lowering.target import of_capability
 from kvarn.runtime import buffers, device
 from kvarn.runtime.binding import HOST, ordinal_of
 from kvarn.runtime.overlap import NoAlias
 
 from . import checks, functions
+from .drafts import with_tree
+from .pages import check_pages
 
 TITLE = "kv.ops.block_mask"
 
@@ -27,6 +33,10 @@ TITLE = "kv.ops.block_mask"
 def _check(seen: SimpleNamespace) -> None:
     spec, c, query = checks.spec_of(seen), seen.collection, seen.query
     checks.with_values(spec, TITLE)
+    if spec.kind == SCALES:
+        raise TypeError(f"{TITLE}: keys must be an operand of keys, got one that shows a cache's scales")
+    if seen.kv_offsets is not None and not spec.of_cache:
+        raise ValueError(f"{TITLE}: kv_offsets must be None for {spec.kind} operands: they say how many keys there are")
     padded = seen.valid_lengths is not None
     leading = (c.batch_size, "S") if padded else ("T",)
     checks.has_shape(query, (*leading, "Hq", spec.head_size), f"{TITLE}: query")
@@ -43,17 +53,23 @@ def _check(seen: SimpleNamespace) -> None:
         checks.offsets(seen.kv_offsets, c.batch_size, f"{TITLE}: kv_offsets")
     for i, name in enumerate(functions.ARRAYS):
         functions.check(getattr(seen, name), f"{TITLE}: array {i} of the mask")
-    by_head = registered(seen.attributes["mask"]).by_head
-    check_blocks(seen, "blocks", TITLE, (seen.attributes["rows"], seen.attributes["keys"]), by_head)
+    check_pages(seen, TITLE)
+    tile, by_head = (seen.attributes["rows"], seen.attributes["keys"]), registered(seen.attributes["mask"]).by_head
+    if seen.pages is not None and spec.page_size % tile[1]:
+        raise ValueError(f"{TITLE}: keys must divide the {spec.page_size} tokens of a listed page, got {tile[1]}")
+    check_blocks(seen, "blocks", TITLE, tile, by_head)
 
 
 def check_blocks(seen: SimpleNamespace, name: str, title: str, tile: tuple[int, int], by_head: bool) -> None:
     """What the lists of a block mask must be, of a collection and a query that were checked."""
-    shape = blocks_shape(seen.collection, seen.query.shape, tile, by_head)
-    given = getattr(seen, name)
-    heads = shape[1] if by_head or given.shape[1:2] != (seen.collection.num_heads,) else given.shape[1]
-    checks.has_shape(given, (shape[0], heads, shape[2]), f"{title}: {name}")
-    if shape[0] * heads * shape[2] >= 2**31:
+    source, given = checks.handle_of(seen), getattr(seen, name)
+    pages = seen.pages.shape if name == "blocks" and seen.pages is not None else None
+    shape = blocks_shape(source, seen.query.shape, tile, by_head, pages)
+    if pages is None and len(given.shape) == 3:  # heads may have lists each, and lists of pages be longer
+        heads = given.shape[1] if given.shape[1] == source.num_heads else shape[1]
+        shape = (shape[0], heads, shape[2] if name == "blocks" else max(shape[2], given.shape[2]))
+    checks.has_shape(given, shape, f"{title}: {name}")
+    if math.prod(shape) >= 2**31:
         raise ValueError(
             f"{title}: {name} must have fewer than 2**31 elements, got shape {list(shape)}: split the call"
         )
@@ -67,19 +83,41 @@ def check_block_mask(seen: SimpleNamespace, title: str) -> None:
         check_blocks(seen, "block_mask", title, tile, by_head)
 
 
-def blocks_shape(collection: Any, query: tuple[int, ...], tile: tuple[int, int], by_head: bool) -> tuple[int, int, int]:
-    """The shape of the lists of a block mask: as many tiles as attention numbers, each with room for all keys."""
-    (rows, keys), batch, at = tile, collection.batch_size, collection._at
-    group = query[-2] // collection.num_heads
+def blocks_shape(
+    source: Any, query: tuple[int, ...], tile: tuple[int, int], by_head: bool, pages: tuple[int, ...] | None = None
+) -> tuple[int, int, int]:
+    """The shape of the lists of a block mask: as many tiles as attention numbers, each with room for all keys.
+
+    ``pages``: the shape of lists of pages, of which every KV head has its own.
+    """
+    (rows, keys), batch = tile, source.batch_size
+    group = query[-2] // source.num_heads
     tiles = batch * -(-(query[1] * group) // rows) if len(query) == 4 else query[0] * group // rows + batch
-    slots = at["lookup_columns"] * collection.page_size if collection.cache_spec.paged else at["capacity"]
-    return tiles, collection.num_heads if by_head else 1, 1 + -(-slots // keys)
+    most = -(-_slots(source) // keys)
+    if pages is not None:
+        most = max(most, pages[2] * (source.page_size // keys))
+    return tiles, source.num_heads if by_head or pages is not None else 1, 1 + most
+
+
+def _slots(source: Any) -> int:
+    """Tokens that a sequence of a collection or an operand has room for."""
+    of_operand = isinstance(source, MHAOperand)
+    spec, at = (source.spec.cache, source._model._at) if of_operand else (source.cache_spec, source._at)
+    if spec.kind == RAGGED:
+        return at["num_blocks"]
+    return at["lookup_columns"] * spec.page_size if spec.paged else at["capacity"]
 
 
 _ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
-_BLOCK_MASK = Operation(
-    "kv.block_mask", {"query": 1, **_ARRAYS}, _check, written=("blocks",), single=("query", *_ARRAYS),
-    no_alias=[NoAlias("blocks", name) for name in ("row_offsets", "valid_lengths", *_ARRAYS)],
+_LISTS = ("pages", "page_counts")
+_NO_ALIAS = [NoAlias("blocks", name) for name in ("row_offsets", "valid_lengths", *_ARRAYS, *_LISTS)]
+# Of collections, and of operands.
+_BLOCK_MASK, _OPERAND_BLOCK_MASK = (
+    Operation(
+        "kv.block_mask", {"query": 1, **_ARRAYS}, _check, written=("blocks",), single=("query", *_ARRAYS),
+        no_alias=_NO_ALIAS, handles={"collection": kind},
+    )
+    for kind in ("collection", "operand")
 )  # fmt: skip
 
 
@@ -91,6 +129,9 @@ def block_mask(
     *,
     valid_lengths: Any = None,
     kv_offsets: Any = None,
+    tree: Any = None,
+    pages: Any = None,
+    page_counts: Any = None,
     rows: int | None = None,
     keys: int | None = None,
     blocks: Any = None,
@@ -106,19 +147,23 @@ def block_mask(
 
     Parameters
     ----------
-    collection : KV cache collection
-        With values (not MLA). Of one layer or any: the lengths count.
+    collection : KV cache collection, or attention operand
+        With values (not MLA), of one layer or any; or the keys' operand. The lengths count.
     query : array-like [T, Hq, D], or with ``valid_lengths`` [B, S, Hq, D]
         As attention will get it: only its shape and dtype count.
     row_offsets : uint32 or int32 array-like [B + 1]
         Or ``valid_lengths``, uint32 or int32 [B], of a padded batch (:func:`attention_padded`).
     mask : function, or tuple of a function and its arrays
-        As of :func:`attention`.
+        As of :func:`attention`. With a tree or pages it may be left out: ``kv.masks.causal``.
     kv_offsets : uint32 or int32 array-like [B + 1], optional
         As attention will get them.
+    tree : int32 array-like [T, W], or uint64 array-like [T], optional
+        As of :func:`attention`: the mask's and the tree's are listed.
+    pages, page_counts : int32 array-like [B, H, K] and [B, H], optional
+        As of :func:`attention`: of these pages alone tiles are listed, in their order.
     rows, keys : int, optional
         Query rows and keys of a tile: those that attention takes for this case (by default), or others that its
-        schedule allows. On a GPU multiples of 64 and 16.
+        schedule allows. On a GPU multiples of 64 and 16. With pages keys divide the page size.
     blocks : int32 array-like [tiles, 1 or H, 1 + most], optional
         Where it goes: ``blocks`` of an earlier one for the same shapes. When not given it is allocated by the query's
         library.
@@ -139,6 +184,13 @@ def block_mask(
     """
     if (row_offsets is None) == (valid_lengths is None):
         raise ValueError(f"{TITLE}: row_offsets or valid_lengths must be given, and not both")
+    if tree is not None:
+        if isinstance(collection, MHAOperand) or kv_offsets is not None:
+            raise ValueError(f"{TITLE}: tree must be None for operands and with kv_offsets: it is of a step's tokens")
+        mask = "causal" if mask is None else mask
+        mask, _, _ = with_tree((mask, None, None), tree, collection, query, row_offsets, TITLE)
+    elif mask is None and pages is not None:
+        mask = named("causal", 0)
     whole = mask if isinstance(mask, tuple) and mask else (mask,)
     if not callable(whole[0]):
         raise TypeError(f"{TITLE}: mask must be a function, such as kv.masks.causal, got {whole[0]!r}")
@@ -147,24 +199,29 @@ def block_mask(
     arrays = functions.joined((), arrays, TITLE)
     shape = checks.shape_of(query, f"{TITLE}: query", 3 if valid_lengths is None else 4)
     if rows is None or keys is None:
-        found = _extents(collection, query, shape, name, valid_lengths is not None, schedule)
+        found = _extents(collection, query, shape, name, valid_lengths is not None, pages is not None, schedule)
         rows, keys = (f if given is None else given for given, f in zip((rows, keys), found, strict=True))
     rows, keys = (checks.count(n, what, TITLE, 2) for n, what in ((rows, "rows"), (keys, "keys")))
     if blocks is None:
-        made = blocks_shape(collection, shape, (rows, keys), registered(name).by_head)
+        listed = None if pages is None else checks.shape_of(pages, f"{TITLE}: pages", 3)
+        made = blocks_shape(collection, shape, (rows, keys), registered(name).by_head, listed)
         blocks = checks.empty(query, made, i32, "blocks", TITLE)
     operands = (collection, query, blocks, row_offsets, valid_lengths, kv_offsets, *arrays)
-    _BLOCK_MASK(operands, (("mask", name), ("rows", rows), ("keys", keys)), None, stream)
+    if pages is not None or page_counts is not None:
+        operands = (*operands, *(None,) * (len(functions.ARRAYS) - len(arrays)), pages, page_counts)
+    operation = _OPERAND_BLOCK_MASK if isinstance(collection, MHAOperand) else _BLOCK_MASK
+    operation(operands, (("mask", name), ("rows", rows), ("keys", keys)), None, stream)
     return BlockMask(blocks, rows, keys, whole)
 
 
 def _extents(
-    collection: Any, query: Any, shape: tuple[int, ...], mask: str, padded: bool, schedule: Any
+    collection: Any, query: Any, shape: tuple[int, ...], mask: str, padded: bool, pages: bool, schedule: Any
 ) -> tuple[int, int]:
     """Query rows and keys of a tile of attention over a collection by a schedule."""
     from .reads import scheduled
 
-    entries = scheduled(collection, schedule)
+    of_operand = isinstance(collection, MHAOperand)
+    entries = schedule if of_operand else scheduled(collection, schedule)
     if entries is not None and not isinstance(entries, Mapping):
         raise TypeError(f"{TITLE}: the schedule's entries must be given as a mapping, got {entries!r}")
     emulation, ordinal = settings.emulation(), ordinal_of(collection.device, f"{TITLE}: collection")
@@ -175,21 +232,29 @@ def _extents(
     dtype = buffers.view(query, name=f"{TITLE}: query").dtype
     try:
         given = tuple(sorted((entries or {}).items()))
-        return _extents_of(collection.cache_spec, dtype, shape[-2], mask, padded, given, target)
+        spec = collection.spec.cache if of_operand else collection.cache_spec
+        return _extents_of(spec, dtype, shape[-2], mask, padded, pages, given, target)
     except ValueError as error:
         raise ValueError(f"{TITLE}: {error}") from None
 
 
 @functools.lru_cache(maxsize=1024)
 def _extents_of(
-    spec: Any, dtype: Any, heads: int, mask: str, padded: bool, schedule: tuple[tuple[str, Any], ...], target: str
+    spec: Any,
+    dtype: Any,
+    heads: int,
+    mask: str,
+    padded: bool,
+    pages: bool,
+    schedule: tuple[tuple[str, Any], ...],
+    target: str,
 ) -> tuple[int, int]:
     """As :func:`_extents`, of what they depend on."""
     from kvarn.lowering.expand.attention import block_extents
     from kvarn.lowering.expand.attention_common import Case
     from kvarn.lowering.target import by_name
 
-    case = Case(spec, dtype, dtype, heads, spec.head_size, mask=mask, padded=padded)
+    case = Case(spec, dtype, dtype, heads, spec.head_size, mask=mask, padded=padded, pages=pages)
     return block_extents(case, by_name(target), dict(schedule))
 
 

@@ -14,6 +14,25 @@ from . import checks
 from .checks import layer_of
 
 
+def check_pages(seen: SimpleNamespace, title: str) -> None:
+    """What lists of pages must be, of a query that was checked."""
+    if getattr(seen, "pages", None) is None:
+        if getattr(seen, "page_counts", None) is not None:
+            raise ValueError(f"{title}: page_counts must be None without pages, whose entries it counts")
+        return
+    spec, batch = checks.spec_of(seen), checks.handle_of(seen).batch_size
+    if not spec.paged:
+        raise ValueError(f"{title}: pages needs a collection with pages, got a {spec.kind} one")
+    checks.has_shape(seen.pages, (batch, spec.num_heads, "K"), f"{title}: pages")
+    if not 1 <= seen.pages.shape[2] < 2**31 // spec.page_size:
+        raise ValueError(
+            f"{title}: pages must have at least one entry a list, which may be -1, and fewer than 2**31 tokens, got "
+            f"{seen.pages.shape[2]} entries"
+        )
+    if seen.page_counts is not None:
+        checks.has_shape(seen.page_counts, (batch, spec.num_heads), f"{title}: page_counts")
+
+
 def _check_summaries(seen: SimpleNamespace, title: str) -> None:
     spec, c = checks.spec_of(seen), seen.collection
     if not spec.paged:

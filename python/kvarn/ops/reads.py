@@ -21,6 +21,7 @@ from . import checks, functions, sources
 from .checks import layer_of
 from .drafts import with_tree
 from .masks import check_block_mask, mask_of
+from .pages import check_pages
 
 _FEW = 16  # new tokens of a sequence up to which the code depends on how many there may be
 _VECTORS = ("query", "out", "key", "value", "prior")  # operands whose rows are read or written in vectors
@@ -72,7 +73,7 @@ def _check_attention(seen: SimpleNamespace) -> None:
     checks.with_values(spec, title)
     check_rows(seen, title, spec.head_size, spec.head_size, ("f32",))
     _check_rest(seen, title)
-    _check_pages(seen, title)
+    check_pages(seen, title)
     check_block_mask(seen, title)
 
 
@@ -83,7 +84,7 @@ def _check_attention_padded(seen: SimpleNamespace) -> None:
     checks.few_enough(seen.query.shape, f"{title}: query")
     checks.has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
     _check_rest(seen, title)
-    _check_pages(seen, title)
+    check_pages(seen, title)
     check_block_mask(seen, title)
 
 
@@ -103,25 +104,6 @@ def check_keys(seen: SimpleNamespace, title: str) -> None:
         checks.offsets(seen.kv_offsets, checks.handle_of(seen).batch_size, f"{title}: kv_offsets")
     for i, name in enumerate(functions.ARRAYS):
         functions.check(getattr(seen, name), f"{title}: array {i} of the score and the mask")
-
-
-def _check_pages(seen: SimpleNamespace, title: str) -> None:
-    """What lists of pages must be, of a query that was checked."""
-    if getattr(seen, "pages", None) is None:
-        if getattr(seen, "page_counts", None) is not None:
-            raise ValueError(f"{title}: page_counts must be None without pages, whose entries it counts")
-        return
-    spec, batch = checks.spec_of(seen), checks.handle_of(seen).batch_size
-    if not spec.paged:
-        raise ValueError(f"{title}: pages needs a collection with pages, got a {spec.kind} one")
-    checks.has_shape(seen.pages, (batch, spec.num_heads, "K"), f"{title}: pages")
-    if not 1 <= seen.pages.shape[2] < 2**31 // spec.page_size:
-        raise ValueError(
-            f"{title}: pages must have at least one entry a list, which may be -1, and fewer than 2**31 tokens, got "
-            f"{seen.pages.shape[2]} entries"
-        )
-    if seen.page_counts is not None:
-        checks.has_shape(seen.page_counts, (batch, spec.num_heads), f"{title}: page_counts")
 
 
 def check_ends(seen: SimpleNamespace, title: str, value_size: int) -> None:
@@ -279,8 +261,9 @@ def attention(
     page_counts : int32 array-like [B, H], optional
         Entries of each list that count, from the first on. Default: K. What lies behind is not read.
     block_mask : BlockMask, optional
-        What :func:`block_mask` made of a mask for this step: it stands for the mask, which is left out. Of a
-        collection; not with a tree, with pages or with a window or chunk beside it. On a GPU by kind tile.
+        What :func:`block_mask` made of a mask for this step: it stands for the mask, which is left out, as are a tree,
+        pages, a window and a chunk, which :func:`block_mask` takes. Of the collection, or of the keys' operand; of a
+        list of sources an entry each. On a GPU by kind tile.
     shared : SharedPrefixes, optional
         Sequences whose prefixes are read once, planned for this collection, which has pages. Masks ``"causal"`` and
         ``"null"``; the result is that without, up to rounding. Schedules are a list of two: of the prefixes, and of
@@ -333,8 +316,6 @@ def attention(
         return sources.attention(attention, collection, layer, query, row_offsets, options, title)
     of_operands = isinstance(collection, MHAOperand)
     if block_mask is not None:
-        if of_operands:
-            raise ValueError(f"{title}: block_mask must be None for operands: it is of a collection")
         mask = mask_of(block_mask, (mask, window, chunk, tree, pages), title)
     if of_operands and not isinstance(layer, MHAOperand):
         raise TypeError(f"{title}: values must be an operand like the keys, got {type(layer).__name__}")
@@ -359,6 +340,8 @@ def attention(
             raise ValueError(
                 f"{title}: pages and page_counts must be None for operands: they are those of a collection"
             )
+        if block_mask is not None:
+            operands, attributes = with_blocks(_OPERAND_ATTENTION, operands, attributes, block_mask)
         _OPERAND_ATTENTION(operands, attributes, schedule, stream)
     else:
         operands, attributes = with_lists(operands, attributes, pages, page_counts, block_mask)
@@ -481,10 +464,16 @@ def with_lists(
     if pages is None and page_counts is None and block_mask is None:
         return operands, attributes
     operands = (*operands, *(None,) * (_FIRST_LIST - len(operands)), pages, page_counts)
-    if block_mask is None:
-        return operands, attributes
+    return (operands, attributes) if block_mask is None else with_blocks(_ATTENTION, operands, attributes, block_mask)
+
+
+def with_blocks(
+    operation: Operation, operands: tuple[Any, ...], attributes: tuple[Any, ...], block_mask: BlockMask
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The operands of an attention up to its block mask, and the attributes with the extents of its tiles."""
+    missing = operation.operands.index("block_mask") - len(operands)
     extents = zip(BLOCK_TILE, (block_mask.rows, block_mask.keys), strict=True)
-    return (*operands, block_mask.blocks), (*attributes, *extents)
+    return (*operands, *(None,) * missing, block_mask.blocks), (*attributes, *extents)
 
 
 _FIRST_LIST = _ATTENTION.operands.index("pages")
