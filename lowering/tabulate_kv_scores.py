@@ -28,7 +28,7 @@ from mlir.dialects import arith
 from kvarn.dialect.dtypes import i32
 from kvarn.dialect.layout import align_up
 from kvarn.dialect.ops.tile import TileIndexOp, TileWindowsOp, tile_type
-from kvarn.dsl import machine
+from kvarn.dsl import ptx
 from kvarn.dsl.values import Value
 
 from .index import const
@@ -411,7 +411,7 @@ def tabulate(loop: ir.Operation, op: ir.Operation, table: Table, number: int) ->
     with ir.InsertionPoint(op), op.location:
         if op.block == loop.regions[0].blocks[0]:
             # Else LLVM reads before the loop what is of heads alone, and holds it in registers that there are not.
-            table.zero = machine.unknown(Value(const(0), i32)).ir
+            table.zero = ptx.unknown(Value(const(0), i32)).ir
         windows = TileWindowsOp(table.of(tile), starts, tile.type).operation
         windows.attributes["table"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
     tile.replace_all_uses_with(windows.results[0])

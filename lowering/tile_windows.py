@@ -16,7 +16,7 @@ from mlir import ir
 
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.register_layout import RegisterLayout
-from kvarn.dsl import machine
+from kvarn.dsl import ptx
 from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value, where
 
@@ -60,15 +60,15 @@ def staged(op: Any, place: Pointer, vector: RegisterLayout, layout: RegisterLayo
     barrier = threads.group + GROUP_BARRIER
     mine = place + threads.group * bytes_of(vector.shape[1])
     own = vector.thread_offset(threads.lane, threads.warp)[1]
-    machine.syncwarp()
-    machine.named_barrier(barrier, WARPGROUP)  # all have read what was there
+    ptx.syncwarp()
+    ptx.named_barrier(barrier, WARPGROUP)  # all have read what was there
     target = mine + ITEM * own
     for register, x in enumerate(elements(op.source)):
         at = target + ITEM * vector.register_offset(register)[1]
         at.store(Value(x, f32))
         (at + (second + ITEM)).store(Value(x, f32))
-    machine.syncwarp()
-    machine.named_barrier(barrier, WARPGROUP)
+    ptx.syncwarp()
+    ptx.named_barrier(barrier, WARPGROUP)
     column, rows = layout.thread_offset(threads.lane, threads.warp)[1], []
     for start in map(scalar, elements(op.starts)):
         odd = start & 1
