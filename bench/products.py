@@ -2,13 +2,16 @@
 """QKV projections into a cache beside a product and an append of its own: python -m bench.products [--tokens 1,8192]
 
 µs of ``kv.ops.project_append`` with RoPE, of torch's product, and of torch's product and ``kv.ops.rope_append`` after
-it, in CUDA graphs over weights that are not in the L2 cache. Before a line is timed its queries, keys and values are
-checked against a product in float32 over the same operands, in a pool of random pages that is NaN but for them.
+it, in CUDA graphs over weights that are not in the L2 cache. ``--forms``: also with a bias and norms, or of a
+padded batch. Sequences are of unequal lengths, one is empty. Before a line is timed its queries,
+keys and values are checked against a product in float32 over the same operands, in a pool of random pages that is NaN
+but for them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,20 +26,28 @@ QUERY_HEADS, HEADS, SIZE, PAGE, CACHED = 32, 8, 128, 16, 37
 COLUMNS = (QUERY_HEADS + 2 * HEADS) * SIZE
 TOKENS = (1, 8, 64, 256, 512, 1024, 8192)
 REPEATS = 7
-TOLERANCE = 0.05  # of the largest element
-HEAD = ["tokens", "K", "kvarn, µs", "product", "product, then append", "TFLOP/s", "TB/s of the weight"]
+FORMS = ("rope", "norm", "padded")
+EPS = 1e-5
+TOLERANCE = 0.02  # of the largest element
+HEAD = ["form", "tokens", "K", "kvarn, µs", "product", "product, then append", "TFLOP/s", "TB/s of the weight"]
 COLD = 200 << 20  # bytes of weights that a graph reads, several times the L2 cache
 
 
 class Step:
-    """Operands of one projection, and what it must give."""
+    """Operands of one projection, and what it must give.
 
-    def __init__(self, torch: Any, tokens: int, k: int, eight_bits: bool) -> None:
+    Attributes
+    ----------
+    form : str
+        ``rope``; ``norm``, with a bias and RMS norms as well; ``padded``, a batch whose last sequence is short.
+    """
+
+    def __init__(self, torch: Any, tokens: int, k: int, eight_bits: bool, form: str, schedule: Any) -> None:
         import kvarn as kv
 
-        self.torch, self.eight_bits = torch, eight_bits
+        self.torch, self.eight_bits, self.form, self.schedule = torch, eight_bits, form, schedule
         draw = np.random.default_rng(7)
-        new = np.full(min(tokens, 8), tokens // min(tokens, 8))
+        new = lengths_of(tokens, form, draw)
         pages = -(-(CACHED + new) // PAGE)
         order = draw.permutation(pages.sum() + 2) + 1
         entries = np.zeros((len(new), pages.max()), np.int32)
@@ -45,14 +56,24 @@ class Step:
         self.table = torch.from_numpy(entries).cuda()
         self.blocks = torch.empty((len(order) + 1, 2, 1, PAGE, HEADS, SIZE), dtype=torch.bfloat16, device="cuda")
         lengths = torch.full((len(new),), CACHED, dtype=torch.int32, device="cuda")
-        longest = CACHED + int(new.max())
-        self.collection = kv.PagedKVCacheCollection(self.blocks, lengths, self.table, int(new.max()), longest)
-        self.offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(new)]).astype(np.int32)).cuda()
-        self.sequence = torch.from_numpy(np.repeat(np.arange(len(new)), new)).cuda()
-        self.position = torch.from_numpy(CACHED + np.concatenate([np.arange(n) for n in new])).cuda()
+        width = tokens // len(new) if form == "padded" else int(new.max())
+        longest = CACHED + width
+        self.collection = kv.PagedKVCacheCollection(self.blocks, lengths, self.table, width, longest)
+        rows = np.full(len(new), width) if form == "padded" else new
+        ends = np.concatenate([[0], np.cumsum(rows)])
+        self.offsets = torch.from_numpy(ends.astype(np.int32)).cuda()
+        self.counts = torch.from_numpy(new.astype(np.int32)).cuda()
+        self.sequence = torch.from_numpy(np.repeat(np.arange(len(new)), rows)).cuda()
+        step = np.concatenate([np.arange(n) for n in rows])
+        self.position = torch.from_numpy(CACHED + step).cuda()
+        self.kept = torch.from_numpy(step < np.repeat(new, rows)).cuda()
         turns = torch.rand((longest, SIZE // 2), device="cuda") * 6.28
         self.freqs = torch.stack([turns.cos(), turns.sin()], -1).reshape(longest, SIZE)
         self.out = torch.empty((tokens, QUERY_HEADS, SIZE), dtype=torch.bfloat16, device="cuda")
+        self.bias, self.gammas = None, {}
+        if form == "norm":
+            self.bias = torch.randn((COLUMNS,), device="cuda").bfloat16()
+            self.gammas = {name: torch.rand((SIZE,), device="cuda") + 0.5 for name in ("q_gamma", "k_gamma")}
         x = torch.randn((tokens, k), device="cuda")
         copies = max(2, COLD // (COLUMNS * k * (1 if eight_bits else 2)))
         self.x, self.x_scale = self.operand(x)
@@ -68,23 +89,41 @@ class Step:
     def product(self, weight: tuple[Any, Any]) -> Any:
         """torch's, in bf16."""
         if not self.eight_bits:
+            if self.bias is not None:
+                return self.torch.addmm(self.bias, self.x, weight[0].t())
             return self.torch.mm(self.x, weight[0].t())
-        scales = {"scale_a": self.x_scale, "scale_b": weight[1].t()}
+        scales = {"scale_a": self.x_scale, "scale_b": weight[1].t(), "bias": self.bias}
         return self.torch._scaled_mm(self.x, weight[0].t(), out_dtype=self.torch.bfloat16, **scales)
+
+    @property
+    def turned(self) -> dict[str, Any]:
+        """What both forms of the operation take."""
+        return {"interleaved": False, "eps": EPS, **self.gammas}
 
     def project(self, weight: tuple[Any, Any]) -> None:
         import kvarn as kv
 
-        kv.ops.project_append(
-            self.collection, 0, self.x, weight[0], self.offsets, x_scale=self.x_scale, weight_scale=weight[1],
-            freqs_cis=self.freqs, interleaved=False, query_out=self.out,
-        )  # fmt: skip
+        given = {
+            "bias": self.bias, "x_scale": self.x_scale, "weight_scale": weight[1], "freqs_cis": self.freqs,
+            "schedule": self.schedule, **self.turned,
+        }  # fmt: skip
+        if self.form == "padded":
+            batch = len(self.counts)
+            x, out = self.x.view(batch, -1, self.x.shape[1]), self.out.view(batch, -1, QUERY_HEADS, SIZE)
+            kv.ops.project_append_padded(self.collection, 0, x, weight[0], self.counts, query_out=out, **given)
+        else:
+            kv.ops.project_append(
+                self.collection, 0, self.x, weight[0], self.offsets, query_out=self.out, **given
+            )  # fmt: skip
 
     def two_steps(self, weight: tuple[Any, Any]) -> None:
+        """Of a padded batch the rows behind the sequences are written too, which costs little."""
         import kvarn as kv
 
         q, k, v = self.heads_of(self.product(weight))
-        kv.ops.rope_append(self.collection, 0, q, k, v, self.offsets, self.freqs, interleaved=False, query_out=self.out)
+        kv.ops.rope_append(
+            self.collection, 0, q, k, v, self.offsets, self.freqs, query_out=self.out, **self.turned
+        )  # fmt: skip
 
     def heads_of(self, products: Any) -> list[Any]:
         """Queries, keys and values."""
@@ -99,12 +138,18 @@ class Step:
         (w, w_scale), x = self.weights[0], self.x.float()
         w = w.float() if w_scale is None else w.float() * w_scale
         x = x if self.x_scale is None else x * self.x_scale
-        q, k, v = (part.float() for part in self.heads_of((x @ w.t()).bfloat16()))
+        product = x @ w.t()
+        if self.bias is not None:
+            product += self.bias.float()
+        q, k, v = (part.float() for part in self.heads_of(product.bfloat16()))
         cos, sin = (self.freqs[self.position][:, None, i::2] for i in (0, 1))
-        for part in (q, k):
+        for part, gamma in ((q, self.gammas.get("q_gamma")), (k, self.gammas.get("k_gamma"))):
+            if gamma is not None:
+                part *= (part.square().mean(-1, keepdim=True) + EPS).rsqrt() * gamma
             re, im = part[..., : SIZE // 2].clone(), part[..., SIZE // 2 :].clone()
             part[..., : SIZE // 2], part[..., SIZE // 2 :] = re * cos - im * sin, re * sin + im * cos
         pages, slots = self.table[self.sequence, self.position // PAGE].long(), self.position % PAGE
+        pages, slots, k, v = pages[self.kept], slots[self.kept], k[self.kept], v[self.kept]
         found = (self.out, self.blocks[pages, 0, 0, slots], self.blocks[pages, 1, 0, slots])
         worst = max(((f.float() - w).abs().max() / w.abs().max()).item() for f, w in zip(found, (q, k, v), strict=True))
         elsewhere = (~self.blocks.isnan()).sum().item() != k.numel() + v.numel()
@@ -123,16 +168,30 @@ class Step:
         return float(np.median(found[1:]))
 
 
-def line(torch: Any, tokens: int, k: int, eight_bits: bool) -> list[str]:
+def lengths_of(tokens: int, form: str, draw: np.random.Generator) -> Any:
+    """New tokens of each sequence: of several one has none, and of a padded batch the last is a token short."""
+    batch = min(tokens, 8)
+    if form == "padded":
+        new = np.full(batch, tokens // batch)
+        new[-1] -= 1 if batch > 1 else 0
+        return new
+    if tokens < 16:
+        return np.full(batch, tokens // batch)
+    ends = np.sort(draw.choice(np.arange(1, tokens), batch - 2, replace=False))
+    return np.diff(np.concatenate([[0], ends[:3], ends[2:], [tokens]]))
+
+
+def line(torch: Any, tokens: int, k: int, eight_bits: bool, form: str, schedule: Any = None) -> list[str]:
     """One line of the table."""
-    step = Step(torch, tokens, k, eight_bits)
+    step = Step(torch, tokens, k, eight_bits, form, schedule)
     error = step.error()
+    first = [form, f"{tokens}", f"{k}"]
     if not error < TOLERANCE:
-        return [f"{tokens}", f"{k}", "wrong", f"{error:.3g}", "", "", ""]
+        return [*first, "wrong", f"{error:.3g}", "", "", ""]
     own, product, both = (step.time(call) for call in (step.project, step.product, step.two_steps))
     flops, read = 2 * tokens * COLUMNS * k, COLUMNS * k * (1 if eight_bits else 2)
     times = [f"{t:.1f}" for t in (own, product, both)]
-    return [f"{tokens}", f"{k}", *times, f"{flops / own / 1e6:.0f}", f"{read / own / 1e6:.2f}"]
+    return [*first, *times, f"{flops / own / 1e6:.0f}", f"{read / own / 1e6:.2f}"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -140,6 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="tokens of a step, with commas between")
     parser.add_argument("--hidden", default="4096,8192", help="K, with commas between")
     parser.add_argument("--types", default="bf16,f8e4m3", help="of the operands, with commas between")
+    parser.add_argument("--forms", default="rope", help=f"with commas between, of {', '.join(FORMS)}")
+    parser.add_argument("--schedule", type=json.loads, help="entries of project_append's schedule, as JSON")
     given = parser.parse_args(arguments)
     try:
         import torch  # type: ignore[import-not-found]
@@ -152,8 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.manual_seed(0)
     for name in given.types.split(","):
         lines = [
-            line(torch, int(tokens), int(k), name == "f8e4m3")
-            for k in given.hidden.split(",") for tokens in given.tokens.split(",")
+            line(torch, int(tokens), int(k), name == "f8e4m3", form, given.schedule)
+            for form in given.forms.split(",") for k in given.hidden.split(",") for tokens in given.tokens.split(",")
         ]  # fmt: skip
         print(f"\n{name}, {torch.cuda.get_device_name()}\n")
         print(table([HEAD, *lines], markdown=True))
