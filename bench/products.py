@@ -27,6 +27,8 @@ COLUMNS = (QUERY_HEADS + 2 * HEADS) * SIZE
 TOKENS = (1, 8, 64, 256, 512, 1024, 8192)
 REPEATS = 7
 FORMS = ("rope", "norm", "padded")
+TYPES = {"bf16": 16, "f8e4m3": 8, "uint4b8": 4, "mxfp8": 8}  # bits of the weight
+GROUPS = {"uint4b8": 128, "mxfp8": 32}  # elements of K that share a scale; x is of bf16 then
 EPS = 1e-5
 TOLERANCE = 0.02  # of the largest element
 HEAD = ["form", "tokens", "K", "kvarn, µs", "product", "product, then append", "TFLOP/s", "TB/s of the weight"]
@@ -38,14 +40,16 @@ class Step:
 
     Attributes
     ----------
+    type : str
+        Of TYPES. Of weights with scales by groups torch multiplies the values, in bf16.
     form : str
         ``rope``; ``norm``, with a bias and RMS norms as well; ``padded``, a batch whose last sequence is short.
     """
 
-    def __init__(self, torch: Any, tokens: int, k: int, eight_bits: bool, form: str, schedule: Any) -> None:
+    def __init__(self, torch: Any, tokens: int, k: int, type: str, form: str, schedule: Any) -> None:
         import kvarn as kv
 
-        self.torch, self.eight_bits, self.form, self.schedule = torch, eight_bits, form, schedule
+        self.torch, self.type, self.form, self.schedule = torch, type, form, schedule
         draw = np.random.default_rng(7)
         new = lengths_of(tokens, form, draw)
         pages = -(-(CACHED + new) // PAGE)
@@ -75,37 +79,54 @@ class Step:
             self.bias = torch.randn((COLUMNS,), device="cuda").bfloat16()
             self.gammas = {name: torch.rand((SIZE,), device="cuda") + 0.5 for name in ("q_gamma", "k_gamma")}
         x = torch.randn((tokens, k), device="cuda")
-        copies = max(2, COLD // (COLUMNS * k * (1 if eight_bits else 2)))
-        self.x, self.x_scale = self.operand(x)
-        self.weights = [self.operand(torch.randn((COLUMNS, k), device="cuda") / k**0.5) for _ in range(copies)]
+        copies = max(2, COLD // (COLUMNS * k * TYPES[type] // 8))
+        self.x, self.x_scale, _ = self.operand(x, "bf16" if type in GROUPS else type)
+        self.weights = [
+            self.operand(torch.randn((COLUMNS, k), device="cuda") / k**0.5, type) for _ in range(copies)
+        ]  # fmt: skip
 
-    def operand(self, values: Any) -> tuple[Any, Any]:
-        """Values in bf16, or in 8 bits with a scale a row."""
-        if not self.eight_bits:
-            return values.bfloat16(), None
-        scale = values.abs().amax(1, keepdim=True) / 448
-        return (values / scale).to(self.torch.float8_e4m3fn), scale
+    def operand(self, values: Any, type: str) -> tuple[Any, Any, Any]:
+        """Elements, their scales or None, and the values in bf16 where scales are of groups."""
+        torch = self.torch
+        if type == "bf16":
+            return values.bfloat16(), None, None
+        if type == "f8e4m3":
+            scale = values.abs().amax(1, keepdim=True) / 448
+            return (values / scale).to(torch.float8_e4m3fn), scale, None
+        groups = values.unflatten(1, (-1, GROUPS[type]))
+        most = groups.abs().amax(2, keepdim=True)
+        if type == "mxfp8":
+            scale = (most / 448).log2().ceil().exp2()
+            elements = (groups / scale).to(torch.float8_e4m3fn)
+            value = (elements.float() * scale).flatten(1).bfloat16()
+            return elements.flatten(1), scale.flatten(1).to(torch.float8_e8m0fnu), value
+        scale = (most / 7).bfloat16()
+        codes = (groups / scale.float()).round().clamp(-8, 7)
+        value = (codes * scale.float()).flatten(1).bfloat16()
+        codes = (codes.flatten(1) + 8).to(torch.uint8)
+        return codes[:, ::2] | (codes[:, 1::2] << 4), scale.flatten(1), value
 
-    def product(self, weight: tuple[Any, Any]) -> Any:
+    def product(self, weight: tuple[Any, Any, Any]) -> Any:
         """torch's, in bf16."""
-        if not self.eight_bits:
-            if self.bias is not None:
-                return self.torch.addmm(self.bias, self.x, weight[0].t())
-            return self.torch.mm(self.x, weight[0].t())
-        scales = {"scale_a": self.x_scale, "scale_b": weight[1].t(), "bias": self.bias}
-        return self.torch._scaled_mm(self.x, weight[0].t(), out_dtype=self.torch.bfloat16, **scales)
+        if self.type == "f8e4m3":
+            scales = {"scale_a": self.x_scale, "scale_b": weight[1].t(), "bias": self.bias}
+            return self.torch._scaled_mm(self.x, weight[0].t(), out_dtype=self.torch.bfloat16, **scales)
+        multiplied = (weight[0] if weight[2] is None else weight[2]).t()
+        if self.bias is not None:
+            return self.torch.addmm(self.bias, self.x, multiplied)
+        return self.torch.mm(self.x, multiplied)
 
     @property
     def turned(self) -> dict[str, Any]:
         """What both forms of the operation take."""
         return {"interleaved": False, "eps": EPS, **self.gammas}
 
-    def project(self, weight: tuple[Any, Any]) -> None:
+    def project(self, weight: tuple[Any, Any, Any]) -> None:
         import kvarn as kv
 
         given = {
             "bias": self.bias, "x_scale": self.x_scale, "weight_scale": weight[1], "freqs_cis": self.freqs,
-            "schedule": self.schedule, **self.turned,
+            "weight_format": "uint4b8" if self.type == "uint4b8" else "plain", "schedule": self.schedule, **self.turned,
         }  # fmt: skip
         if self.form == "padded":
             batch = len(self.counts)
@@ -116,7 +137,7 @@ class Step:
                 self.collection, 0, self.x, weight[0], self.offsets, query_out=self.out, **given
             )  # fmt: skip
 
-    def two_steps(self, weight: tuple[Any, Any]) -> None:
+    def two_steps(self, weight: tuple[Any, Any, Any]) -> None:
         """Of a padded batch the rows behind the sequences are written too, which costs little."""
         import kvarn as kv
 
@@ -135,8 +156,8 @@ class Step:
         self.blocks.fill_(float("nan"))
         self.out.fill_(float("nan"))
         self.project(self.weights[0])
-        (w, w_scale), x = self.weights[0], self.x.float()
-        w = w.float() if w_scale is None else w.float() * w_scale
+        (w, w_scale, value), x = self.weights[0], self.x.float()
+        w = value.float() if value is not None else w.float() if w_scale is None else w.float() * w_scale
         x = x if self.x_scale is None else x * self.x_scale
         product = x @ w.t()
         if self.bias is not None:
@@ -155,7 +176,7 @@ class Step:
         elsewhere = (~self.blocks.isnan()).sum().item() != k.numel() + v.numel()
         return float("inf") if elsewhere else worst
 
-    def time(self, call: Callable[[tuple[Any, Any]], Any]) -> float:
+    def time(self, call: Callable[[tuple[Any, Any, Any]], Any]) -> float:
         """µs of a call, the median of some replays of a graph that has it for every weight."""
         cuda = self.torch.cuda
         call(self.weights[0])
@@ -181,15 +202,15 @@ def lengths_of(tokens: int, form: str, draw: np.random.Generator) -> Any:
     return np.diff(np.concatenate([[0], ends[:3], ends[2:], [tokens]]))
 
 
-def line(torch: Any, tokens: int, k: int, eight_bits: bool, form: str, schedule: Any = None) -> list[str]:
+def line(torch: Any, tokens: int, k: int, type: str, form: str, schedule: Any = None) -> list[str]:
     """One line of the table."""
-    step = Step(torch, tokens, k, eight_bits, form, schedule)
+    step = Step(torch, tokens, k, type, form, schedule)
     error = step.error()
     first = [form, f"{tokens}", f"{k}"]
     if not error < TOLERANCE:
         return [*first, "wrong", f"{error:.3g}", "", "", ""]
     own, product, both = (step.time(call) for call in (step.project, step.product, step.two_steps))
-    flops, read = 2 * tokens * COLUMNS * k, COLUMNS * k * (1 if eight_bits else 2)
+    flops, read = 2 * tokens * COLUMNS * k, COLUMNS * k * TYPES[type] // 8
     times = [f"{t:.1f}" for t in (own, product, both)]
     return [*first, *times, f"{flops / own / 1e6:.0f}", f"{read / own / 1e6:.2f}"]
 
@@ -198,7 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.products", description=__doc__)
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="tokens of a step, with commas between")
     parser.add_argument("--hidden", default="4096,8192", help="K, with commas between")
-    parser.add_argument("--types", default="bf16,f8e4m3", help="of the operands, with commas between")
+    parser.add_argument(
+        "--types", default="bf16,f8e4m3", help=f"of the weight, with commas between, of {', '.join(TYPES)}"
+    )
     parser.add_argument("--forms", default="rope", help=f"with commas between, of {', '.join(FORMS)}")
     parser.add_argument("--schedule", type=json.loads, help="entries of project_append's schedule, as JSON")
     given = parser.parse_args(arguments)
@@ -213,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.manual_seed(0)
     for name in given.types.split(","):
         lines = [
-            line(torch, int(tokens), int(k), name == "f8e4m3", form, given.schedule)
+            line(torch, int(tokens), int(k), name, form, given.schedule)
             for form in given.forms.split(",") for k in given.hidden.split(",") for tokens in given.tokens.split(",")
         ]  # fmt: skip
         print(f"\n{name}, {torch.cuda.get_device_name()}\n")

@@ -469,6 +469,9 @@ PROJECTED_FEW = Kind(
         Entry("atoms", "Runs of 128 bytes of a row that are read at a time.", "1", choices=(1, 2, 4)),
     ),
 )
+PROJECTED_PACKED = Kind(
+    "packed", "up to 256 tokens and a weight with scales by groups, converted in registers; mma.sync"
+)
 PLAIN_HOST = Kind("host", "one thread a token", on_host=True)
 PLAIN = Kind("simt", "the threads of a block share tokens", (THREADS,))
 FIXED = Kind("simt", "a division of the work that nothing changes")
@@ -488,7 +491,7 @@ OPERATIONS: dict[str, Operation] = {
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT), _PROMISES),
     **dict.fromkeys(
         ("kv.project_append", "kv.project_append_padded"),
-        Operation((PROJECTED_HOST, PROJECTED_SIMT, PROJECTED, PROJECTED_FEW), (MAX_TOKENS,)),
+        Operation((PROJECTED_HOST, PROJECTED_SIMT, PROJECTED, PROJECTED_FEW, PROJECTED_PACKED), (MAX_TOKENS,)),
     ),
     **dict.fromkeys(
         (

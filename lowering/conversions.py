@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
 from kvarn.dsl import ptx
+from kvarn.dsl.arithmetic import literal
 from kvarn.dsl.ptx import inline_asm
 from kvarn.dsl.values import Value, bitcast, cast
 
@@ -68,3 +69,59 @@ def converted(words: Sequence[Value], factors: Sequence[Value], stored: DType, d
         return pairs
     each = len(pairs) // len(factors)
     return [x for i, factor in enumerate(factors) for x in times(pairs[i * each : (i + 1) * each], factor, dtype)]
+
+
+# --- elements of 4 bits ----------------------------------------------------------------------------
+
+# What makes a number of 4 bits in a half's mantissa: the bits above it, and minus the number that they are.
+_ABOVE = {bf16: (0x43004300, {0: 0xC300C300, 8: 0xC308C308}), f16: (0x64006400, {0: 0xE400E400, 8: 0xE408E408})}
+_ONE = {bf16: 0x3F803F80, f16: 0x3C003C00}
+# Of e2m1: how far its exponent and mantissa move down, their bits then, and the power of two that is missing.
+_E2M1 = {bf16: (6, 0x01C001C0, 0x7E807E80), f16: (3, 0x0E000E00, 0x74007400)}
+
+
+def _word(bits: int) -> Value:
+    return Value(literal(bits - (1 << 32) if bits >> 31 else bits, i32), i32)
+
+
+def fma_pairs(a: Value, b: Value, c: Value, dtype: DType) -> Value:
+    """a * b + c of two halves of ``dtype``, each rounded once."""
+    return Value(inline_asm(f"fma.rn.{dtype.name}x2 $0, $1, $2, $3;", "=r,r,r,r", [a.ir, b.ir, c.ir], "i32"), i32)
+
+
+def pairs_of_four_bits(word: Value, weight_format: str, dtype: DType) -> list[Value]:
+    """Eight elements of 4 bits as four words of two bf16 or f16, in order and exactly; see ``weight_groups``."""
+    if weight_format == "e2m1":
+        shift, mask, factor = _E2M1[dtype]
+        even, odd = (word << 4) & _word(0xF0F0F0F0), word & _word(0xF0F0F0F0)
+        found = []
+        for selector in (0x4000, 0x5010, 0x6020, 0x7030):  # an element in the high byte of each half
+            pair = ptx.prmt(even, odd, selector)
+            bits = (pair & _word(0x80008000)) | ((pair >> shift) & mask)
+            found.append(fma_pairs(bits, _word(factor), _word(0x80008000), dtype))
+        return found
+    if weight_format == "int4":
+        word = word ^ _word(0x88888888)
+    above, low = _ABOVE[dtype]
+    even, odd = word & _word(0x0F0F0F0F), (word >> 4) & _word(0x0F0F0F0F)
+    offset = _word(low[0 if weight_format == "uint4" else 8])
+    found = []
+    for selector in (0x0400, 0x0501, 0x0602, 0x0703):  # an element in the low byte of each half
+        bits = (ptx.prmt(even, odd, selector) & _word(0x00FF00FF)) | above
+        found.append(fma_pairs(bits, _word(_ONE[dtype]), offset, dtype))
+    return found
+
+
+def scaled_pairs(pairs: Sequence[Value], scale: Value, low: Value | None, exact: bool, dtype: DType) -> list[Value]:
+    """Pairs times an f32, minus another, rounded; ``exact``: ``dtype`` has both, so that pairs are multiplied."""
+    if not exact:
+        found = []
+        for pair in pairs:
+            wide = cast(bitcast(pair, dtype), f32)
+            both = [wide[i] * scale if low is None else wide[i] * scale - low for i in range(2)]
+            found.append(ptx.pack_f16x2(*both) if dtype is f16 else ptx.pack_bf16x2(*both))
+        return found
+    pack = ptx.pack_f16x2 if dtype is f16 else ptx.pack_bf16x2
+    factor = pack(scale, scale)
+    rest = _word(0x80008000) if low is None else pack(-low, -low)
+    return [fma_pairs(pair, factor, rest, dtype) for pair in pairs]

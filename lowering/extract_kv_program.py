@@ -104,26 +104,31 @@ class Extractor:
         while op.name == "memref.cast":
             op = defining_op(op.operands[0])
         if op.name == "memref.alloc":
-            key = hash(op.results[0])
-            type_ = ir.MemRefType(op.results[0].type)
-            columns = list(type_.shape[1:])
-            if key not in self.workspaces:
-                name = f"workspace{len(self.workspaces)}"
-                size = self.expression(op.operands[0], op)
-                each = math.prod(columns) * dtypes.by_mlir(str(type_.element_type)).itemsize
-                size = ["mul", size, each] if each > 1 else size
-                self.workspaces[key] = {"name": name, "bytes": size, "zeroed": "kv.zeroed" in op.attributes}
-            return ["workspace", self.workspaces[key]["name"], *columns]
+            return ["workspace", self.workspace(op), *ir.MemRefType(op.results[0].type).shape[1:]]
         if op.name == "kv.tensor_map":
             rows = defining_op(op.operands[0])
             if rows is not None and rows.name == "kv.buffer_operand":
-                spec = types.spec_of(rows.results[0].type)
-                return ["tensor_map", self._known(rows.operands[0], op), "rows", spec.num_heads, spec.head_size]
+                spec, made = types.spec_of(rows.results[0].type), defining_op(rows.operands[0])
+                scratch = made is not None and made.name == "memref.alloc"
+                of = self.workspace(made) if scratch else self._known(rows.operands[0], op)
+                return ["tensor_map", of, "rows", spec.num_heads, spec.head_size]
             half, layer = ir.StringAttr(op.attributes["half"]).value, list(op.operands)[1:]
             return ["tensor_map", self._known(op.operands[0], op), half, *(self.expression(v, op) for v in layer)]
         if isinstance(value.type, ir.MemRefType) or types.type_name(value.type) is not None:
             fail(user, f"must be given arguments of the program, workspaces or their descriptors, got {value.type}")
         return self.expression(value, user)
+
+    def workspace(self, op: ir.Operation) -> str:
+        """The name of a workspace, whose size is noted the first time."""
+        key = hash(op.results[0])
+        if key not in self.workspaces:
+            type_ = ir.MemRefType(op.results[0].type)
+            size = self.expression(op.operands[0], op)
+            each = math.prod(type_.shape[1:]) * dtypes.by_mlir(str(type_.element_type)).itemsize
+            size = ["mul", size, each] if each > 1 else size
+            name, zeroed = f"workspace{len(self.workspaces)}", "kv.zeroed" in op.attributes
+            self.workspaces[key] = {"name": name, "bytes": size, "zeroed": zeroed}
+        return self.workspaces[key]["name"]
 
     def step(self, launch: ir.Operation) -> dict[str, Any]:
         """One launch as data."""

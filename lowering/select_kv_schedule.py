@@ -85,7 +85,8 @@ def projection_entries(op: Any, at: Expansion, without: Collection[str]) -> dict
     case = projection.Projection.of(op, at)
     kind = projection.kind_of(op, at, case)
     if kind == "simt":
-        for why in projection_tiles.problems(case, at.target, row_alignment(op)):
+        plain = projection.plain_case(case) if case.scaling == "group" else case
+        for why in projection_tiles.problems(plain, at.target, row_alignment(op)):
             remark(op.operation, "missed", f"kind {kind} is slower than others: a schedule of kind tile {why}")
     return {"kind": kind}
 

@@ -14,17 +14,18 @@ from mlir import ir
 from .. import verify
 from ..base import Kv
 from ..contents import Counts, Lengths, Offsets
-from ..dtypes import DType, bf16, by_mlir
+from ..dtypes import DType, bf16, by_mlir, by_name
 from ..effects import ReadsMemory, TierOne, WritesCache, WritesMemory
 from ..ext import I32, Operand
 from ..layout import CacheSpec
 from ..types import CollectionType
 from .operations import FLOATS, not_mla, offsets, storable, token_rows
 from .rotary import freqs_table
+from .weight_groups import FORMATS, PLAIN, PLAIN_TYPES, Groups, groups_of, packed
 
 SCALED = "f8e4m3"  # what scales go with
 SCALED_MLIR = "f8E4M3FN"
-SCALINGS = ("none", "tensor", "row", "block")
+SCALINGS = ("none", "tensor", "row", "block", "group")
 BLOCK = 128  # elements of K, and rows of the weight, that share a scale where scales are of blocks
 
 
@@ -83,14 +84,11 @@ class _Projection(Kv.Operation):
         spec = verify.handle(self, self.collection, ("collection",))
         if spec is None:
             return False
-        elements = (*FLOATS, SCALED_MLIR)
-        if not all(verify.memref(self, v, 2, elements, n) for v, n in ((self.x, "x"), (self.weight, "weight"))):
+        if not verify.one_of(self, "scaling", SCALINGS) or not verify.one_of(self, "weight_format", FORMATS):
+            return False
+        if not self._verify_elements():
             return False
         x, weight = ir.MemRefType(self.x.type), ir.MemRefType(self.weight.type)
-        if x.is_dynamic_dim(1) or weight.is_dynamic_dim(0) or weight.is_dynamic_dim(1):
-            return verify.fail(self, f"x and weight must have static K, and weight static N, got {x} and {weight}")
-        if x.shape[1] != weight.shape[1] or x.element_type != weight.element_type:
-            return verify.fail(self, f"x and weight must have one K and one element type, got {x} and {weight}")
         queries = ((self.query_out, "query_out"), (self.index_query_out, "index_query_out"))
         for value, name in queries:
             if value is None:
@@ -107,6 +105,40 @@ class _Projection(Kv.Operation):
             and self._verify_turns(spec)
             and offsets(self, getattr(self, table), table)
         )
+
+    def _verify_elements(self) -> bool:
+        """x and weight have one K, and types that go together."""
+        grouped = self.scaling.value == "group"
+        elements = (*FLOATS, SCALED_MLIR)
+        of_x = (*elements, "i8") if grouped else elements
+        of_weight = tuple(dict.fromkeys(by_name(n).mlir for n in PLAIN_TYPES)) if grouped else elements
+        if not all(
+            verify.memref(self, v, 2, types, n)
+            for v, types, n in ((self.x, of_x, "x"), (self.weight, of_weight, "weight"))
+        ):
+            return False
+        x, weight = ir.MemRefType(self.x.type), ir.MemRefType(self.weight.type)
+        if x.is_dynamic_dim(1) or weight.is_dynamic_dim(0) or weight.is_dynamic_dim(1):
+            return verify.fail(self, f"x and weight must have static K, and weight static N, got {x} and {weight}")
+        name, one = self.weight_format.value, (x.element_type == weight.element_type)
+        if not grouped:
+            if packed(name):
+                return verify.fail(self, f"needs scaling group with weight_format {name}, got {self.scaling.value}")
+            if x.shape[1] != weight.shape[1] or not one:
+                return verify.fail(self, f"x and weight must have one K and one element type, got {x} and {weight}")
+            return True
+        if packed(name) and str(weight.element_type) != "i8":
+            return verify.fail(self, f"weight must have bytes of two elements with weight_format {name}, got {weight}")
+        if quantized_x(self) and not (
+            one and (name in (PLAIN, "e2m1")) and (name != PLAIN or x.element_type != ir.IntegerType.get_signless(8))
+        ):
+            return verify.fail(
+                self, "x must be of floats, or f8E4M3FN as a weight of weight_format plain, or bytes as one of e2m1, "
+                f"got {x} with {weight} and weight_format {name}"
+            )  # fmt: skip
+        if k_of(self, self.x) != k_of(self, self.weight):
+            return verify.fail(self, f"x and weight must have one K, got {x} and {weight} of weight_format {name}")
+        return True
 
     def _verify_bands(self, spec: CacheSpec, columns: int) -> bool:
         index = None
@@ -133,7 +165,7 @@ class _Projection(Kv.Operation):
         for value, name in outs:
             if str(ir.MemRefType(value.type).element_type) != rounded:
                 return verify.fail(self, f"{name} must have elements of type {rounded}, got {value.type}")
-        if element != SCALED_MLIR and rounded != element:
+        if element in FLOATS and rounded != element:
             return verify.fail(self, f"query_out must have the element type of x, {element}, got {rounded}")
         specs = [(spec, "collection")]
         if self.index_collection is not None:
@@ -146,10 +178,12 @@ class _Projection(Kv.Operation):
         return True
 
     def _verify_scales(self, element: str) -> bool:
-        if not verify.one_of(self, "scaling", SCALINGS):
-            return False
         scaling = self.scaling.value
         given = [v is not None for v in (self.x_scale, self.weight_scale)]
+        if scaling == "group":
+            return self._verify_groups()
+        if self.weight_min is not None or self.tensor_scale is not None:
+            return verify.fail(self, f"takes weight_min and tensor_scale with scaling group, got {scaling}")
         if (scaling == "none") == any(given) or len(set(given)) > 1:
             return verify.fail(self, f"takes x_scale and weight_scale unless scaling is none, got scaling {scaling}")
         if scaling == "none":
@@ -159,6 +193,23 @@ class _Projection(Kv.Operation):
         return all(
             verify.memref(self, v, 2, ("f32",), n)
             for v, n in ((self.x_scale, "x_scale"), (self.weight_scale, "weight_scale"))
+        )
+
+    def _verify_groups(self) -> bool:
+        if self.weight_scale is None or (self.x_scale is None) == quantized_x(self):
+            return verify.fail(
+                self, "takes weight_scale with scaling group, and x_scale where x is of f8E4M3FN or bytes"
+            )
+        for name in ("x", "weight"):
+            if getattr(self, f"{name}_scale") is not None:
+                found = groups_in(self, name)
+                if isinstance(found, str):
+                    return verify.fail(self, found)
+        if self.weight_min is not None and self.weight_min.type != self.weight_scale.type:
+            return verify.fail(self, f"weight_min must be of the type of weight_scale, got {self.weight_min.type}")
+        return self.tensor_scale is None or (
+            verify.memref(self, self.tensor_scale, 2, ("f32",), "tensor_scale")
+            and all(verify.static_dim(self, self.tensor_scale, i, 1, "tensor_scale") for i in range(2))
         )
 
     def _verify_turns(self, spec: CacheSpec) -> bool:
@@ -180,6 +231,32 @@ class _Projection(Kv.Operation):
                 for v, n in gammas
             )
         )
+
+
+def quantized_x(op: Any) -> bool:
+    """Whether the rows of tokens, with scaling group, have scales of their own."""
+    return str(ir.MemRefType(op.x.type).element_type) not in FLOATS
+
+
+def k_of(op: Any, buffer: ir.Value) -> int:
+    """Elements of a row of x or of the weight: of packed ones two a byte."""
+    type_ = ir.MemRefType(buffer.type)
+    return type_.shape[1] * (2 if packed(op.weight_format.value) and str(type_.element_type) == "i8" else 1)
+
+
+def groups_in(op: Any, name: str) -> Groups | str:
+    """The groups of ``x`` or ``weight``, or what is wrong with their scales."""
+    scale, of = getattr(op, f"{name}_scale"), getattr(op, name)
+    if not isinstance(scale.type, ir.MemRefType):
+        return f"{name}_scale must be a memref, got {scale.type}"
+    type_, rows = ir.MemRefType(scale.type), ir.MemRefType(of.type)
+    shape = [None if type_.is_dynamic_dim(i) else type_.shape[i] for i in range(type_.rank)]
+    count = None if rows.is_dynamic_dim(0) else rows.shape[0]
+    try:
+        element = by_mlir(str(type_.element_type)).name
+    except ValueError:
+        element = str(type_.element_type)
+    return groups_of(shape, element, count, k_of(op, of), f"{name}_scale")
 
 
 def rounded_to(spec: CacheSpec, x: DType, out: DType | None) -> DType:
@@ -212,6 +289,11 @@ class ProjectAppendOp(_Projection, name="project_append", traits=[TierOne, Write
     Without query_out the first are left out, and N = H * D leaves the values out too. freqs and gammas as of
     kv.rope_append; neither is of an index collection. scaling: ``tensor``, x_scale and weight_scale [1, 1] f32;
     ``row``, [T, 1] and [N, 1]; ``block``, [T, ceil(K / 128)] and [ceil(N / 128), ceil(K / 128)].
+
+    ``group``: the weight's elements, 8-bit ones or by weight_format of 4 bits in bytes [N, K / 2], have the scales of
+    groups of K, weight_scale [N, K / g] or as sm_100 has them, minus weight_min of the same type (``weight_groups``).
+    x is of floats, or of the weight's elements with an x_scale of its own. Values are rounded to x's type, of a
+    quantized x to bf16; products are multiplied by tensor_scale [1, 1].
     """
 
     collection: Operand[CollectionType]
@@ -223,12 +305,15 @@ class ProjectAppendOp(_Projection, name="project_append", traits=[TierOne, Write
     bias: Operand[Any] | None = None
     x_scale: Operand[Any] | None = None
     weight_scale: Operand[Any] | None = None
+    weight_min: Operand[Any] | None = None
+    tensor_scale: Operand[Any] | None = None
     freqs: Operand[Any] | None = None
     q_gamma: Operand[Any] | None = None
     k_gamma: Operand[Any] | None = None
     index_collection: Operand[CollectionType] | None = None
     index_query_out: Operand[Any] | None = None
     scaling: ir.StringAttr
+    weight_format: ir.StringAttr
     interleaved: ir.BoolAttr
     eps: ir.FloatAttr
 
@@ -259,12 +344,15 @@ class ProjectAppendPaddedOp(
     bias: Operand[Any] | None = None
     x_scale: Operand[Any] | None = None
     weight_scale: Operand[Any] | None = None
+    weight_min: Operand[Any] | None = None
+    tensor_scale: Operand[Any] | None = None
     freqs: Operand[Any] | None = None
     q_gamma: Operand[Any] | None = None
     k_gamma: Operand[Any] | None = None
     index_collection: Operand[CollectionType] | None = None
     index_query_out: Operand[Any] | None = None
     scaling: ir.StringAttr
+    weight_format: ir.StringAttr
     interleaved: ir.BoolAttr
     eps: ir.FloatAttr
 

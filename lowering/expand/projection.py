@@ -18,7 +18,7 @@ from kvarn import dsl as kv
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import CacheSpec
-from kvarn.dialect.ops.projection import BLOCK, Band, bands_of, rounding_of
+from kvarn.dialect.ops.projection import BLOCK, Band, bands_of, k_of, rounding_of
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 
@@ -42,6 +42,7 @@ from .common import (
     whole_warps,
 )
 from .head_writer import HeadWriter, Norm, TokenItems
+from .projection_groups import Stored, computed_with, plain_case, with_values
 from .quantize import Quantizer
 from .rotation import Angles, Rotation
 
@@ -62,7 +63,10 @@ class Projection:
     spec, index : CacheSpec
         Of the cache and, or None, of the indexer's.
     scaling : str
+        ``total`` of the values of elements with scales by groups: one number times all products.
     bias, padded : bool
+    total : bool
+        Whether there is such a number.
     """
 
     x: DType
@@ -74,19 +78,24 @@ class Projection:
     scaling: str
     bias: bool
     padded: bool
+    total: bool = False
 
     @staticmethod
     def of(op: Any, at: Expansion) -> Projection:
         spec = at.spec(op.collection)
         index = None if op.index_collection is None else at.spec(op.index_collection)
-        columns, k = at.static_dim(op.weight, 0), at.static_dim(op.weight, 1)
+        columns, k = at.static_dim(op.weight, 0), k_of(op, op.weight)
         of_index = None if index is None else (index, op.heads_of(op.index_query_out))
         bands = bands_of(spec, columns, op.heads_of(op.query_out), of_index)
         assert not isinstance(bands, str), bands
         rounded = rounding_of(op)
         padded = op.operation.name == "kv.project_append_padded"
-        scaling = op.scaling.value
-        return Projection(at.dtype(op.x), rounded, k, tuple(bands), spec, index, scaling, op.bias is not None, padded)
+        scaling, x = op.scaling.value, at.dtype(op.x)
+        if scaling == "group":
+            x = computed_with(op, at)
+        return Projection(
+            x, rounded, k, tuple(bands), spec, index, scaling, op.bias is not None, padded, op.tensor_scale is not None
+        )
 
     @property
     def columns(self) -> int:
@@ -233,6 +242,8 @@ def scaled(case: Projection, c: Any, row: Any, column: Any, bias: Any, x_scale: 
         c = c * (x_scale[row, 0] * weight_scale[column, 0])
     elif case.scaling == "tensor":
         c = c * (x_scale[0, 0] * weight_scale[0, 0])
+    elif case.scaling == "total":
+        c = c * weight_scale[0, 0]
     if bias is not None:
         c = c + kv.f32(bias[column])
     return c
@@ -247,6 +258,8 @@ def scaled_tile(
         c = c * x_scale.gather(row, 0, mask=exists)[:, None] * weight_scale.gather(column, 0)[None, :]
     elif case.scaling == "tensor":
         c = c * (x_scale[0, 0] * weight_scale[0, 0])
+    elif case.scaling == "total":
+        c = c * weight_scale[0, 0]
     if bias is not None:
         c = c + kv.f32(bias.gather(column))[None, :]
     return c
@@ -414,12 +427,19 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
     ValueError
         If the kind that is given does not take the case.
     """
-    from . import projection_few, projection_tiles
+    from . import projection_few, projection_packed, projection_tiles
 
     kind, tokens = at.schedule.get("kind"), at.schedule.get("max_tokens")
-    why = {
-        "tile": projection_tiles.problems(case, at.target, row_alignment(op)),
-        "few": wgmma_problems(case, at.target, row_alignment(op)),
+    alignment, why = row_alignment(op), {}
+    if case.scaling == "group":
+        stored = Stored.of(op, at, "weight")
+        why["packed"] = projection_packed.problems(case, stored, at.target, alignment, tokens)
+        case = plain_case(case)
+    else:
+        why["packed"] = [f"needs scaling group, got {case.scaling}"]
+    why |= {
+        "few": wgmma_problems(case, at.target, alignment),
+        "tile": projection_tiles.problems(case, at.target, alignment),
     }
     if tokens is None or tokens > projection_few.TOKENS[-1]:
         why["few"].append(f"needs max_tokens of at most {projection_few.TOKENS[-1]}, got {tokens}")
@@ -429,14 +449,19 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
         return kind
     if at.target.is_host:
         return "host"
-    return next((kind for kind in ("few", "tile") if not why[kind]), "simt")
+    return next((kind for kind in ("packed", "few", "tile") if not why[kind]), "simt")
 
 
 @expands("kv.project_append", "kv.project_append_padded")
 def project_append(op: Any, at: Expansion) -> None:
-    from . import projection_few, projection_tiles
+    from . import projection_few, projection_packed, projection_tiles
 
     case = Projection.of(op, at)
+    if at.kind == "packed":
+        projection_packed.launch(op, projection_packed.chosen(op, case, at), at)
+        return
+    if case.scaling == "group":
+        op, case = with_values(op, at, "x", "weight"), plain_case(case)
     if at.kind == "few":
         projection_few.launch(op, projection_few.chosen(case, at.schedule), at)
         return

@@ -13,11 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mlir import ir
+
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.projection import BLOCK
 from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.lowering.index import Ix
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import BARRIERS_BYTES, SWIZZLE, WARP
 
@@ -251,6 +254,12 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
         product_kernel(config, early), [op.x, op.weight, *maps, partials, *scales], (blocks * some, 1, 1),
         (config.threads, 1, 1), key=config, programmatic=early, attributes={"kv.schedule": schedule},
     )  # fmt: skip
+    finish_partials(op, config, at, partials, blocks)
+
+
+def finish_partials(op: Any, config: Config, at: Expansion, partials: ir.Value, blocks: Ix) -> None:
+    """Launch what adds the partial results of so many blocks and writes heads."""
+    case, early, tokens = config.case, starts_early(at), at.dim(op.x, 0)
     for bands in Written.all_of(case):
         writer = bands.writer(op, at, case.rounded)
         collection, query_out, freqs, *gammas = bands.operands(op)

@@ -197,7 +197,8 @@ class Step:
     expression for a scalar, ``("workspace", name)`` for a buffer of one dimension, ``("workspace", name, columns)`` for
     one of rows, or ``("tensor_map", i, half, layer)`` for a TMA descriptor, made at launch, of the program's i-th
     argument: ``half`` is ``"key"`` or ``"value"``, and ``layer``
-    an expression that a collection alone has. The tile is that of the entry's argument.
+    an expression that a collection alone has. The tile is that of the entry's argument. ``("tensor_map", i, "rows",
+    heads, size)`` describes the rows of a buffer, or of a workspace where i is its name.
     """
 
     entry: str

@@ -520,7 +520,8 @@ def _entries(schedule: Any, title: str) -> tuple[tuple[tuple[str, Any], ...], tu
 
 def _describes(step_arg: Any) -> bool:
     """Whether an argument of a step is the TMA descriptor of a buffer's rows: its bytes are of the buffer's address."""
-    return isinstance(step_arg, (tuple, list)) and len(step_arg) == 5 and step_arg[0] == "tensor_map"
+    of_rows = isinstance(step_arg, (tuple, list)) and len(step_arg) == 5 and step_arg[0] == "tensor_map"
+    return of_rows and not isinstance(step_arg[1], str)  # a workspace's address is none that a call gives
 
 
 def _nothing(values: Sequence[Any]) -> None:

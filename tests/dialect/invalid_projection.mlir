@@ -7,7 +7,7 @@
 func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6016x64xbf16>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>) {
   // expected-error @below {{'kv.project_append' op weight must have 6144 rows (4096 of query + 1024 of key + 1024 of value), got 6016}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xbf16>, memref<6016x64xbf16>, memref<?xi32>, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -19,7 +19,7 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6016x64xbf
 func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x32xbf16>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>) {
   // expected-error @below {{'kv.project_append' op x and weight must have one K and one element type, got memref<?x64xbf16> and memref<6144x32xbf16>}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xbf16>, memref<6144x32xbf16>, memref<?xi32>, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -31,7 +31,7 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x32xbf
 func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<?x64xbf16>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>) {
   // expected-error @below {{'kv.project_append' op x and weight must have static K, and weight static N, got memref<?x64xbf16> and memref<?x64xbf16>}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xbf16>, memref<?x64xbf16>, memref<?xi32>, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -43,7 +43,7 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<?x64xbf16>
 func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf16>, %o: memref<?xi32>, %q: memref<?x32x128xf16>) {
   // expected-error @below {{'kv.project_append' op query_out must have the element type of x, bf16, got f16}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xbf16>, memref<6144x64xbf16>, memref<?xi32>, memref<?x32x128xf16>) -> ()
   return
 }
@@ -55,7 +55,7 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf
 func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xf16>, %w: memref<6144x64xf16>, %o: memref<?xi32>, %q: memref<?x32x128xf16>) {
   // expected-error @below {{'kv.project_append' op collection must take f16, which products are rounded to, got bf16}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xf16>, memref<6144x64xf16>, memref<?xi32>, memref<?x32x128xf16>) -> ()
   return
 }
@@ -67,7 +67,7 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xf16>, %w: memref<6144x64xf16
 func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf16>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>) {
   // expected-error @below {{'kv.project_append' op takes x_scale and weight_scale unless scaling is none, got scaling row}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
-    {scaling = "row", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "row", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xbf16>, memref<6144x64xbf16>, memref<?xi32>, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -80,7 +80,7 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf
   // expected-error @below {{'kv.project_append' op takes scales with x and weight of f8E4M3FN, got bf16}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q,
       x_scale = %s, weight_scale = %s)
-    {scaling = "tensor", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "tensor", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xbf16>, memref<6144x64xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<1x1xf32>, memref<1x1xf32>) -> ()
   return
 }
@@ -92,7 +92,7 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf
 func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf16>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>) {
   // expected-error @below {{'kv.project_append' op scaling must be one of none, tensor, row, block, got "column"}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
-    {scaling = "column", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "column", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xbf16>, memref<6144x64xbf16>, memref<?xi32>, memref<?x32x128xbf16>) -> ()
   return
 }
@@ -105,7 +105,7 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf
   // expected-error @below {{'kv.project_append' op takes q_gamma and k_gamma together or neither}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q,
       q_gamma = %g)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xbf16>, memref<6144x64xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<128xf32>) -> ()
   return
 }
@@ -117,7 +117,7 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf
 func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<2048x64xbf16>, %o: memref<?xi32>, %f: memref<?x128xf32>) {
   // expected-error @below {{'kv.project_append_padded' op needs query_out with freqs or gammas}}
   "kv.project_append_padded"(collection = %c, layer = %i, x = %x, weight = %w, valid_lengths = %o, freqs = %f)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xbf16>, memref<2048x64xbf16>, memref<?xi32>, memref<?x128xf32>) -> ()
   return
 }
@@ -129,7 +129,7 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<2048x64xbf
 func.func @rule(%c: !latent, %i: i32, %x: memref<?x64xbf16>, %w: memref<1152x64xbf16>, %o: memref<?xi32>, %q: memref<?x1x576xbf16>, %f: memref<?x64xf32>) {
   // expected-error @below {{'kv.project_append' op needs a collection with values (is_mla = false)}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, freqs = %f)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!latent, i32, memref<?x64xbf16>, memref<1152x64xbf16>, memref<?xi32>, memref<?x1x576xbf16>, memref<?x64xf32>) -> ()
   return
 }
@@ -142,7 +142,7 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf
   // expected-error @below {{'kv.project_append' op takes index_collection and index_query_out together or neither}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q,
       index_collection = %n)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xbf16>, memref<6144x64xbf16>, memref<?xi32>, memref<?x32x128xbf16>, !pool) -> ()
   return
 }
@@ -154,7 +154,7 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf
 func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf16>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>, %b: memref<4096xbf16>) {
   // expected-error @below {{'kv.project_append' op bias must have 6144 in dimension 0, got 4096}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, bias = %b)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xbf16>, memref<6144x64xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<4096xbf16>) -> ()
   return
 }

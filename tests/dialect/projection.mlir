@@ -15,31 +15,31 @@ func.func @projections(%pool: !pool, %index: !index, %layer: i32, %x: memref<?x4
                        %gamma: memref<128xf32>, %iq: memref<?x4x64xbf16>) {
   // CHECK: "kv.project_append"({{.*}}scaling = "none"
   "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %w, row_offsets = %offsets, query_out = %q)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x4096xbf16>, memref<6144x4096xbf16>, memref<?xi32>, !q) -> ()
   // CHECK: "kv.project_append"({{.*}}interleaved = false
   "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %w, row_offsets = %offsets,
       query_out = %q, bias = %bias, freqs = %freqs, q_gamma = %gamma, k_gamma = %gamma)
-    {scaling = "none", interleaved = false, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = false, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x4096xbf16>, memref<6144x4096xbf16>, memref<?xi32>, !q, memref<6144xbf16>, memref<?x128xf32>, memref<128xf32>, memref<128xf32>) -> ()
   // CHECK: "kv.project_append"({{.*}}memref<?x4x64xbf16>) -> ()
   "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %wi, row_offsets = %offsets,
       query_out = %q, index_collection = %index, index_query_out = %iq)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x4096xbf16>, memref<6464x4096xbf16>, memref<?xi32>, !q, !index, memref<?x4x64xbf16>) -> ()
   // Keys and values, and keys alone.
   // CHECK: "kv.project_append"({{.*}}memref<2048x4096xbf16>, memref<?xi32>) -> ()
   "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %wkv, row_offsets = %offsets)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x4096xbf16>, memref<2048x4096xbf16>, memref<?xi32>) -> ()
   // CHECK: "kv.project_append"({{.*}}memref<1024x4096xbf16>, memref<?xi32>) -> ()
   "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %wk, row_offsets = %offsets)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x4096xbf16>, memref<1024x4096xbf16>, memref<?xi32>) -> ()
   // CHECK: "kv.project_append_padded"(
   "kv.project_append_padded"(collection = %pool, layer = %layer, x = %x, weight = %w, valid_lengths = %offsets,
       query_out = %q)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x4096xbf16>, memref<6144x4096xbf16>, memref<?xi32>, !q) -> ()
   return
 }
@@ -50,7 +50,7 @@ func.func @scales(%pool: !pool, %layer: i32, %x: memref<?x4096xf8E4M3FN>, %w: me
   // CHECK: "kv.project_append"({{.*}}scaling = "block"
   "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %w, row_offsets = %offsets,
       query_out = %q, x_scale = %xs, weight_scale = %ws)
-    {scaling = "block", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "block", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x4096xf8E4M3FN>, memref<6144x4096xf8E4M3FN>, memref<?xi32>, !q, memref<?x32xf32>, memref<48x32xf32>) -> ()
   return
 }
@@ -60,7 +60,7 @@ func.func @latent(%pool: !latent, %layer: i32, %x: memref<?x64xbf16>, %w: memref
                   %q: memref<?x1x192xbf16>) {
   // CHECK: "kv.project_append"({{.*}}memref<768x64xbf16>
   "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %w, row_offsets = %offsets, query_out = %q)
-    {scaling = "none", interleaved = true, eps = 1.0e-6 : f32}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!latent, i32, memref<?x64xbf16>, memref<768x64xbf16>, memref<?xi32>, memref<?x1x192xbf16>) -> ()
   return
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.dialect.ops.projection import BLOCK, SCALED, bands_of, rounded_to
+from kvarn.dialect.ops.weight_groups import ATOM, FORMATS, PACKED, PLAIN, PLAIN_TYPES, groups_of
 from kvarn.dispatch import FixedSchedule, Operation, Schedule
 from kvarn.runtime import buffers
 from kvarn.runtime.buffers import BufferView
@@ -28,18 +29,22 @@ def _packed(view: BufferView, name: str) -> None:
 
 def _check(seen: SimpleNamespace, title: str, rows: str) -> None:
     spec = checks.spec_of(seen)
+    grouped = seen.attributes["scaling"] == "group"
     for name in ("x", "weight"):
         view = getattr(seen, name)
         checks.has_shape(view, (rows if name == "x" else "N", "K"), f"{title}: {name}")
-        checks.has_dtype(view, (*checks.FLOATS, SCALED), f"{title}: {name}")
+        if not grouped:
+            checks.has_dtype(view, (*checks.FLOATS, SCALED), f"{title}: {name}")
         _packed(view, f"{title}: {name}")
     (tokens, k), (columns, _) = seen.x.shape, seen.weight.shape
     most = seen.schedule.get("max_tokens", tokens)
     if tokens > most:
         raise ValueError(f"{title}: x must have no more than the schedule's max_tokens = {most} rows, got {tokens}")
-    if k < 1 or seen.weight.shape[1] != k:
+    if grouped:
+        _check_groups(seen, title)
+    elif k < 1 or seen.weight.shape[1] != k:
         raise ValueError(f"{title}: weight must have the K = {k} of x, at least 1, got shape {list(seen.weight.shape)}")
-    if seen.weight.dtype != seen.x.dtype:
+    elif seen.weight.dtype != seen.x.dtype:
         raise TypeError(f"{title}: weight must have the dtype of x, {seen.x.dtype.name}, got {seen.weight.dtype.name}")
     queries = {n: getattr(seen, n) for n in ("query_out", "index_query_out")}
     for name, view in queries.items():
@@ -67,7 +72,8 @@ def _check(seen: SimpleNamespace, title: str, rows: str) -> None:
     if seen.bias is not None:
         checks.has_shape(seen.bias, (columns,), f"{title}: bias")
         checks.has_dtype(seen.bias, checks.FLOATS, f"{title}: bias")
-    _check_scales(seen, title)
+    if not grouped:
+        _check_scales(seen, title)
     if (seen.q_gamma is None) != (seen.k_gamma is None):
         raise ValueError(f"{title}: q_gamma and k_gamma must be given together or not at all")
     if seen.freqs is None and seen.q_gamma is None:
@@ -90,7 +96,7 @@ def _check_types(seen: SimpleNamespace, spec: CacheSpec, title: str) -> None:
     for name, view in outs:
         if view.dtype != rounded:
             raise TypeError(f"{title}: {name} must have dtype {rounded.name}, got {view.dtype.name}")
-    if seen.x.dtype.name != SCALED and seen.x.dtype != rounded:
+    if seen.x.dtype.name in checks.FLOATS and seen.x.dtype != rounded:
         raise TypeError(
             f"{title}: x must have dtype {rounded.name}, which products are rounded to, got {seen.x.dtype.name}"
         )
@@ -101,6 +107,38 @@ def _check_types(seen: SimpleNamespace, spec: CacheSpec, title: str) -> None:
                 f"{title}: {name} of {handle.spec.cache.dtype.name} cannot take the {rounded.name} that products are "
                 "rounded to"
             )
+
+
+def _check_groups(seen: SimpleNamespace, title: str) -> None:
+    """Elements with scales by groups: types that go together, one K, and scales of its groups."""
+    name, x, weight = seen.attributes["weight_format"], seen.x, seen.weight
+    checks.has_dtype(weight, ("u8", "i8") if name in PACKED else PLAIN_TYPES, f"{title}: weight")
+    if x.dtype.name not in checks.FLOATS:
+        same = x.dtype == weight.dtype and (name == "e2m1" or (name == PLAIN and x.dtype.name == SCALED))
+        if not same:
+            raise TypeError(
+                f"{title}: x must be of floats, or {SCALED} as its weight, or bytes as a weight of e2m1, got "
+                f"{x.dtype.name} with a weight of {weight.dtype.name} and weight_format {name!r}"
+            )
+    k, of_weight = (v.shape[1] * (2 if name in PACKED and v.dtype.bits == 8 else 1) for v in (x, weight))
+    if k != of_weight:
+        raise ValueError(f"{title}: weight must have the K = {k} of x, got rows of {of_weight} elements")
+    if seen.weight_scale is None or (seen.x_scale is None) != (x.dtype.name in checks.FLOATS):
+        raise ValueError(f"{title}: weight_scale must be given, and x_scale if x has no floats, and only then")
+    for what, scale, rows in (
+        ("x_scale", seen.x_scale, x.shape[0]),
+        ("weight_scale", seen.weight_scale, weight.shape[0]),
+    ):
+        if scale is not None:
+            found = groups_of(scale.shape, scale.dtype.name, rows, k, f"{title}: {what}")
+            if isinstance(found, str):
+                raise ValueError(found)
+    if seen.weight_min is not None:
+        checks.has_shape(seen.weight_min, tuple(seen.weight_scale.shape), f"{title}: weight_min")
+        checks.has_dtype(seen.weight_min, (seen.weight_scale.dtype.name,), f"{title}: weight_min")
+    if seen.tensor_scale is not None:
+        checks.has_shape(seen.tensor_scale, (1, 1), f"{title}: tensor_scale")
+        checks.has_dtype(seen.tensor_scale, ("f32",), f"{title}: tensor_scale")
 
 
 def _check_scales(seen: SimpleNamespace, title: str) -> None:
@@ -133,11 +171,12 @@ def _check_padded(seen: SimpleNamespace) -> None:
 
 
 _STATIC = {
-    "x": 1, "weight": 0, "query_out": 1, "bias": 0, "x_scale": 1, "weight_scale": 0, "freqs": 1, "q_gamma": 0,
+    "x": 1, "weight": 0, "query_out": 1, "bias": 0, "x_scale": 1, "weight_scale": 0, "weight_min": 0, "tensor_scale": 0,
+    "freqs": 1, "q_gamma": 0,
     "k_gamma": 0, "index_query_out": 1,
 }  # fmt: skip
 _WRITTEN = ("query_out", "index_query_out")
-_SINGLE = ("bias", "x_scale", "weight_scale")
+_SINGLE = ("bias", "x_scale", "weight_scale", "weight_min", "tensor_scale")
 _RAGGED = Operation("kv.project_append", _STATIC, _check_ragged, _WRITTEN, single=_SINGLE)
 _PADDED = Operation("kv.project_append_padded", _STATIC, _check_padded, _WRITTEN, single=_SINGLE)
 
@@ -152,6 +191,9 @@ def project_append(
     bias: Any = None,
     x_scale: Any = None,
     weight_scale: Any = None,
+    weight_min: Any = None,
+    tensor_scale: Any = None,
+    weight_format: str = PLAIN,
     freqs_cis: Any = None,
     interleaved: bool = True,
     q_gamma: Any = None,
@@ -177,14 +219,25 @@ def project_append(
     collection : KV cache collection
     layer : int
     x : f32, f16, bf16 or f8e4m3 array-like [T, K]
-        The dtype of the queries, or f8e4m3. Rows lie one behind the other.
+        The dtype of the queries, or f8e4m3. Rows lie one behind the other. With scales by groups also uint8 [T, K / 2].
     weight : array-like [N, K]
-        Of x's dtype. Rows lie one behind the other.
+        Of x's dtype, or with scales by groups; then of 8 bits, or uint8 [N, K / 2]. Rows lie one behind the other.
     row_offsets : uint32 or int32 array-like [B + 1]
     bias : f32, f16 or bf16 array-like [N], optional
     x_scale, weight_scale : f32 array-like, optional
         What products of f8e4m3 are multiplied by: [1, 1] both, [T, 1] and [N, 1], or, for blocks of 128,
-        [T, ceil(K / 128)] and [ceil(N / 128), ceil(K / 128)].
+        [T, ceil(K / 128)] and [ceil(N / 128), ceil(K / 128)]. By groups of the K of a weight of other elements than
+        x: weight_scale [N, K / g] of f32, f16, bf16, f8e4m3 or f8e8m0, g a multiple of 8, or [ceil(N / 128),
+        ceil(K / (4 g)), 32, 4, 4], as tensor cores of sm_100 read them: f8e8m0 of 32 or f8e4m3 of 16 elements. So are
+        the x_scale of an x of the weight's elements: f8e4m3, or e2m1.
+    weight_min : array-like, optional
+        Of shape and dtype of a weight_scale by groups: a value is element * scale - minimum.
+    tensor_scale : f32 array-like [1, 1], optional
+        What products of values with scales by groups are multiplied by.
+    weight_format : {"plain", "uint4b8", "int4", "uint4", "e2m1"}
+        ``plain``: elements are those of the array (i8, f8e4m3, f8e5m2). Others are 4 bits, two a byte, the first in
+        the low half: minus 8 (GPTQ), of two's complement, without a sign, and FP4. Values are rounded to x's dtype, of
+        an x with scales by groups to bf16, before they are multiplied.
     freqs_cis, interleaved, q_gamma, k_gamma, eps
         As of :func:`rope_append`; each optional.
     query_out : array-like [T, Hq, Dq], optional
@@ -206,8 +259,9 @@ def project_append(
     """
     title = "kv.ops.project_append"
     return _run(
-        _RAGGED, title, collection, layer, x, weight, row_offsets, bias, x_scale, weight_scale, freqs_cis, interleaved,
-        q_gamma, k_gamma, eps, query_out, query_size, index_collection, index_query_out, schedule, stream,
+        _RAGGED, title, collection, layer, x, weight, row_offsets, bias, x_scale, weight_scale, weight_min,
+        tensor_scale, weight_format, freqs_cis, interleaved, q_gamma, k_gamma, eps, query_out, query_size,
+        index_collection, index_query_out, schedule, stream,
     )  # fmt: skip
 
 
@@ -221,6 +275,9 @@ def project_append_padded(
     bias: Any = None,
     x_scale: Any = None,
     weight_scale: Any = None,
+    weight_min: Any = None,
+    tensor_scale: Any = None,
+    weight_format: str = PLAIN,
     freqs_cis: Any = None,
     interleaved: bool = True,
     q_gamma: Any = None,
@@ -243,9 +300,9 @@ def project_append_padded(
         Keys and values of tokens t >= ``valid_lengths[b]`` are not written; queries of all tokens are.
     query_out, index_query_out : array-like [B, S, Hq, Dq], optional
         Contiguous.
-    collection, layer, weight, bias, x_scale, weight_scale, freqs_cis, interleaved, q_gamma, k_gamma, eps
+    collection, layer, weight, bias, x_scale, weight_scale, weight_min, tensor_scale, weight_format, freqs_cis
         As of :func:`project_append`; T is B * S.
-    query_size, index_collection, schedule, stream
+    interleaved, q_gamma, k_gamma, eps, query_size, index_collection, schedule, stream
         As of :func:`project_append`.
 
     Returns
@@ -263,8 +320,9 @@ def project_append_padded(
     if index_query_out is not None:
         index_query_out = _as_queries(index_query_out, shape, f"{title}: index_query_out")
     found = _run(
-        _PADDED, title, collection, layer, x, weight, valid_lengths, bias, x_scale, weight_scale, freqs_cis,
-        interleaved, q_gamma, k_gamma, eps, query_out, query_size, index_collection, index_query_out, schedule, stream,
+        _PADDED, title, collection, layer, x, weight, valid_lengths, bias, x_scale, weight_scale, weight_min,
+        tensor_scale, weight_format, freqs_cis, interleaved, q_gamma, k_gamma, eps, query_out, query_size,
+        index_collection, index_query_out, schedule, stream,
     )  # fmt: skip
     if given is not None or found is None:
         return given
@@ -288,7 +346,8 @@ def _as_rows(array: Any, shape: tuple[int, ...], name: str) -> Any:
 
 def _run(
     operation: Operation, title: str, collection: Any, layer: Any, x: Any, weight: Any, table: Any, bias: Any,
-    x_scale: Any, weight_scale: Any, freqs: Any, interleaved: Any, q_gamma: Any, k_gamma: Any, eps: Any,
+    x_scale: Any, weight_scale: Any, weight_min: Any, tensor_scale: Any, weight_format: Any,
+    freqs: Any, interleaved: Any, q_gamma: Any, k_gamma: Any, eps: Any,
     query_out: Any, query_size: Any, index_collection: Any, index_query_out: Any, schedule: Schedule, stream: Any,
 ) -> Any:  # fmt: skip
     layer = layer_of(collection, layer, title)
@@ -298,10 +357,17 @@ def _run(
         eps = checks.number(eps, "eps", title)
     if query_out is None:
         query_out = _queries(collection, x, weight, query_size, index_collection, index_query_out, title)
-    attributes = (("scaling", _scaling(x_scale, weight_scale, title)), ("interleaved", bool(interleaved)), ("eps", eps))
+    if weight_format not in FORMATS:
+        raise ValueError(f"{title}: weight_format must be one of {', '.join(FORMATS)}, got {weight_format!r}")
+    scaling = _scaling(x, weight, x_scale, weight_scale, weight_format, title)
+    if scaling != "group" and not (weight_min is tensor_scale is None):
+        raise ValueError(f"{title}: weight_min and tensor_scale go with scales by groups, got scales of {scaling}")
+    attributes = (
+        ("scaling", scaling), ("weight_format", weight_format), ("interleaved", bool(interleaved)), ("eps", eps),
+    )  # fmt: skip
     operands = (
-        collection, layer, x, weight, table, query_out, bias, x_scale, weight_scale, freqs, q_gamma, k_gamma,
-        index_collection, index_query_out,
+        collection, layer, x, weight, table, query_out, bias, x_scale, weight_scale, weight_min, tensor_scale, freqs,
+        q_gamma, k_gamma, index_collection, index_query_out,
     )  # fmt: skip
     operation(operands, attributes, _scheduled(collection, x, schedule, title), stream)
     return query_out
@@ -321,15 +387,29 @@ def _scheduled(collection: Any, x: Any, schedule: Schedule, title: str) -> Sched
     return known if schedule is None else {**known, **schedule}
 
 
-def _scaling(x_scale: Any, weight_scale: Any, title: str) -> str:
-    if x_scale is None or weight_scale is None:
+def _scaling(x: Any, weight: Any, x_scale: Any, weight_scale: Any, weight_format: str, title: str) -> str:
+    """What scales are of. Those by groups are told by their type and shape: no others are [N, more than one]."""
+    if weight_scale is None or (x_scale is None and _dtype(x, f"{title}: x") not in checks.FLOATS):
+        if weight_format != PLAIN:
+            raise ValueError(f"{title}: weight_scale must be given with weight_format {weight_format!r}")
         return "none" if x_scale is weight_scale else "tensor"  # one alone is refused with the other checks
-    x, weight = (
+    scale = buffers.view(weight_scale, name=f"{title}: weight_scale")
+    rows = checks.shape_of(weight, f"{title}: weight", 2)[0]
+    shape = scale.shape
+    interleaved, of_rows = len(shape) == 2 + len(ATOM), len(shape) == 2 and shape[0] == rows and shape[1] > 1
+    of_groups = interleaved or scale.dtype.name != "f32" or (of_rows and cdiv(rows, BLOCK) != rows)
+    if weight_format != PLAIN or x_scale is None or of_groups:
+        return "group"
+    of_x, of_weight = (
         checks.shape_of(s, f"{title}: {n}", 2) for s, n in ((x_scale, "x_scale"), (weight_scale, "weight_scale"))
     )
-    if x[1] > 1 or weight[1] > 1:
+    if of_x[1] > 1 or of_weight[1] > 1:
         return "block"
-    return "tensor" if weight[0] == 1 else "row"
+    return "tensor" if of_weight[0] == 1 else "row"
+
+
+def _dtype(array: Any, name: str) -> str:
+    return buffers.view(array, name=name).dtype.name
 
 
 def _queries(
@@ -355,7 +435,7 @@ def _queries(
     tokens: int = checks.shape_of(x, f"{title}: x", 2)[0]
     dtype = buffers.view(x, name=f"{title}: x").dtype
     rounded = rounded_to(spec, dtype, None)
-    if dtype.name != SCALED:
+    if dtype.name in checks.FLOATS:
         rounded = dtype
     return checks.empty(x, (tokens, (columns - rest) // of_head, of_head), None if rounded is dtype else rounded,
                         "query_out", title)  # fmt: skip

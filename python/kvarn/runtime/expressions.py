@@ -155,10 +155,13 @@ def _program_argument(program: Artifact, index: Any) -> Arg:
 def _launch_map(program: Artifact, entry: Entry, target: Arg, item: Any, maps: list[LaunchMap]) -> str:
     """Source that makes the descriptor of ``("tensor_map", argument, half[, layer])``; its maker goes to ``maps``.
 
-    Or of ``("tensor_map", argument, "rows", heads, size)``: a buffer's rows as a dense operand of one sequence.
+    Or of ``("tensor_map", argument, "rows", heads, size)``: a buffer's rows as a dense operand of one sequence. Instead
+    of an argument's number it may have the name of a workspace of such rows.
     """
     about = f"argument {target.name!r} of kernel {entry.name!r}"
     of_rows = len(item) == 5 and item[2] == "rows"
+    if of_rows and isinstance(item[1], str):
+        return _workspace_map(program, target, item, maps, about)
     if not of_rows and (len(item) not in (3, 4) or item[2] not in ("key", "value")):
         raise ValueError(f"{about} must be given a descriptor as (tensor_map, argument, half, layer), got {item!r}")
     given = _program_argument(program, item[1])
@@ -193,6 +196,24 @@ def _rows_map(program: Artifact, given: Arg, target: Arg, item: Any, maps: list[
     return f"m[{len(maps) - 1}](d, {places['data']}, {spec.row_size}, 1, {places['shape0']})"
 
 
+def _workspace_map(program: Artifact, target: Arg, item: Any, maps: list[LaunchMap], about: str) -> str:
+    if target.kind != "tensormap" or not isinstance(target.spec, TmaSpec) or target.spec.form != "tiled":
+        raise ValueError(f"{about} is given a descriptor and must take a tiled one, got a {target.kind}")
+    spec = OperandData(DENSE, target.spec.dtype, item[3], item[4])
+    where = _workspace(program, item[1])
+    maps.append(LaunchMap(target.spec, spec, f"workspace {item[1]!r} of {program.name!r}", l2_promotion=256))
+    rows = f"{where}[1] // {spec.row_size * spec.dtype.itemsize}"
+    return f"m[{len(maps) - 1}](d, {where}[0], {spec.row_size}, 1, {rows})"
+
+
+def _workspace(program: Artifact, name: Any) -> str:
+    """Source of the address and the bytes of a workspace."""
+    names = [w.name for w in program.workspaces]
+    if name not in names:
+        raise ValueError(f"program {program.name!r} has no workspace {name!r}: it has {', '.join(names) or 'none'}")
+    return f"w[{names.index(name)}]"
+
+
 def _workspace_extents(entry: Entry, target: Arg, columns: Any, where: str) -> str:
     """Source of the shape and the strides of a workspace as a kernel's buffer."""
     rank = 1 + len(columns)
@@ -222,12 +243,7 @@ def _step_argument(program: Artifact, entry: Entry, i: int, item: Any, maps: lis
             )
         return f"*a[{index}]"
     if isinstance(item, (list, tuple)) and len(item) in (2, 3) and item[0] == "workspace":
-        names = [w.name for w in program.workspaces]
-        if item[1] not in names:
-            raise ValueError(
-                f"program {program.name!r} has no workspace {item[1]!r}: it has {', '.join(names) or 'none'}"
-            )
-        where = f"w[{names.index(item[1])}]"
+        where = _workspace(program, item[1])
         return f"{where}[0], {_workspace_extents(entry, target, item[2:], where)}"
     if target.kind != "scalar":
         raise ValueError(
