@@ -51,6 +51,9 @@ class Expansion:
         type_ = ir.MemRefType(buffer.type)
         if not type_.is_dynamic_dim(index):
             return Ix(const(type_.shape[index]))
+        made = buffer.owner if isinstance(buffer, ir.OpResult) else None
+        if made is not None and made.name == "memref.alloc":  # a workspace
+            return Ix(arith.index_cast(ir.IntegerType.get_signless(32), made.operands[0]))
         extent = memref.dim(buffer, arith.constant(ir.IndexType.get(), index))
         return Ix(arith.index_cast(ir.IntegerType.get_signless(32), extent))
 

@@ -90,7 +90,7 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: an unknown way of scaling.
 func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf16>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>) {
-  // expected-error @below {{'kv.project_append' op scaling must be one of none, tensor, row, block, got "column"}}
+  // expected-error @below {{'kv.project_append' op scaling must be one of none, tensor, row, block, group, got "column"}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
     {scaling = "column", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xbf16>, memref<6144x64xbf16>, memref<?xi32>, memref<?x32x128xbf16>) -> ()
@@ -156,6 +156,150 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, bias = %b)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xbf16>, memref<6144x64xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<4096xbf16>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: a format that is known.
+func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x32xi8>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>, %weight_scale: memref<6144x2xbf16>) {
+  // expected-error @below {{'kv.project_append' op weight_format must be one of plain, uint4b8, int4, uint4, e2m1, got "int3"}}
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, weight_scale = %weight_scale)
+    {scaling = "group", weight_format = "int3", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x64xbf16>, memref<6144x32xi8>, memref<?xi32>, memref<?x32x128xbf16>, memref<6144x2xbf16>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: packed elements have scales by groups.
+func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf16>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>) {
+  // expected-error @below {{'kv.project_append' op needs scaling group with weight_format uint4b8, got none}}
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
+    {scaling = "none", weight_format = "uint4b8", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x64xbf16>, memref<6144x64xbf16>, memref<?xi32>, memref<?x32x128xbf16>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: packed elements are two a byte.
+func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xi8>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>, %weight_scale: memref<6144x2xbf16>) {
+  // expected-error @below {{'kv.project_append' op x and weight must have one K, got memref<?x64xbf16> and memref<6144x64xi8> of weight_format uint4b8}}
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, weight_scale = %weight_scale)
+    {scaling = "group", weight_format = "uint4b8", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x64xbf16>, memref<6144x64xi8>, memref<?xi32>, memref<?x32x128xbf16>, memref<6144x2xbf16>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: packed elements are in bytes.
+func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x32xf8E4M3FN>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>, %weight_scale: memref<6144x2xbf16>) {
+  // expected-error @below {{'kv.project_append' op weight must have bytes of two elements with weight_format uint4b8, got memref<6144x32xf8E4M3FN>}}
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, weight_scale = %weight_scale)
+    {scaling = "group", weight_format = "uint4b8", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x64xbf16>, memref<6144x32xf8E4M3FN>, memref<?xi32>, memref<?x32x128xbf16>, memref<6144x2xbf16>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: groups divide K.
+func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x32xi8>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>, %weight_scale: memref<6144x3xbf16>) {
+  // expected-error @below {{'kv.project_append' op weight_scale must have groups of a multiple of 8 elements that divide K = 64, got 3}}
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, weight_scale = %weight_scale)
+    {scaling = "group", weight_format = "uint4b8", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x64xbf16>, memref<6144x32xi8>, memref<?xi32>, memref<?x32x128xbf16>, memref<6144x3xbf16>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: every row has scales.
+func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x32xi8>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>, %weight_scale: memref<6000x2xbf16>) {
+  // expected-error @below {{'kv.project_append' op weight_scale must have shape [6144, 2], got [6000, 2]}}
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, weight_scale = %weight_scale)
+    {scaling = "group", weight_format = "uint4b8", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x64xbf16>, memref<6144x32xi8>, memref<?xi32>, memref<?x32x128xbf16>, memref<6000x2xbf16>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: interleaved scales are of e8m0 or e4m3.
+func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x32xi8>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>, %weight_scale: memref<48x1x32x4x4xbf16>) {
+  // expected-error @below {{'kv.project_append' op weight_scale of rank 5 must be of f8e4m3 or f8e8m0, got bf16}}
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, weight_scale = %weight_scale)
+    {scaling = "group", weight_format = "uint4b8", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x64xbf16>, memref<6144x32xi8>, memref<?xi32>, memref<?x32x128xbf16>, memref<48x1x32x4x4xbf16>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: interleaved scales come in atoms.
+func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x32xi8>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>, %weight_scale: memref<48x2x32x4x4xf8E8M0FNU>) {
+  // expected-error @below {{'kv.project_append' op weight_scale must have shape [48, 1, 32, 4, 4], got [48, 2, 32, 4, 4]}}
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, weight_scale = %weight_scale)
+    {scaling = "group", weight_format = "uint4b8", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x64xbf16>, memref<6144x32xi8>, memref<?xi32>, memref<?x32x128xbf16>, memref<48x2x32x4x4xf8E8M0FNU>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: floats have no scales.
+func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x32xi8>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>, %x_scale: memref<?x2xbf16>, %weight_scale: memref<6144x2xbf16>) {
+  // expected-error @below {{'kv.project_append' op takes weight_scale with scaling group, and x_scale where x is of f8E4M3FN or bytes}}
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, x_scale = %x_scale, weight_scale = %weight_scale)
+    {scaling = "group", weight_format = "uint4b8", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x64xbf16>, memref<6144x32xi8>, memref<?xi32>, memref<?x32x128xbf16>, memref<?x2xbf16>, memref<6144x2xbf16>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: quantized tokens are of the elements of the weight.
+func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xf8E4M3FN>, %w: memref<6144x32xi8>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>, %x_scale: memref<?x2xbf16>, %weight_scale: memref<6144x2xbf16>) {
+  // expected-error @below {{'kv.project_append' op x must be of floats, or f8E4M3FN as a weight of weight_format plain, or bytes as one of e2m1, got memref<?x64xf8E4M3FN> with memref<6144x32xi8> and weight_format uint4b8}}
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, x_scale = %x_scale, weight_scale = %weight_scale)
+    {scaling = "group", weight_format = "uint4b8", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x64xf8E4M3FN>, memref<6144x32xi8>, memref<?xi32>, memref<?x32x128xbf16>, memref<?x2xbf16>, memref<6144x2xbf16>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: minima are like scales.
+func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x32xi8>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>, %weight_scale: memref<6144x2xbf16>, %weight_min: memref<6144x2xf32>) {
+  // expected-error @below {{'kv.project_append' op weight_min must be of the type of weight_scale, got memref<6144x2xf32>}}
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, weight_scale = %weight_scale, weight_min = %weight_min)
+    {scaling = "group", weight_format = "uint4b8", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x64xbf16>, memref<6144x32xi8>, memref<?xi32>, memref<?x32x128xbf16>, memref<6144x2xbf16>, memref<6144x2xf32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: one number is for products of groups.
+func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf16>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>, %tensor_scale: memref<1x1xf32>) {
+  // expected-error @below {{'kv.project_append' op takes weight_min and tensor_scale with scaling group, got none}}
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, tensor_scale = %tensor_scale)
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x64xbf16>, memref<6144x64xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<1x1xf32>) -> ()
   return
 }
 

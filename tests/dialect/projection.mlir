@@ -55,6 +55,32 @@ func.func @scales(%pool: !pool, %layer: i32, %x: memref<?x4096xf8E4M3FN>, %w: me
   return
 }
 
+// CHECK-LABEL: func.func @groups
+func.func @groups(%pool: !pool, %layer: i32, %x: memref<?x4096xbf16>, %w: memref<6144x2048xi8>, %w8: memref<6144x4096xf8E4M3FN>,
+                  %x4: memref<?x2048xi8>, %x8: memref<?x4096xf8E4M3FN>, %offsets: memref<?xi32>, %q: !q,
+                  %s: memref<6144x32xbf16>, %xs: memref<?x128xf8E8M0FNU>, %ws: memref<48x32x32x4x4xf8E8M0FNU>,
+                  %xs4: memref<?x64x32x4x4xf8E4M3FN>, %ws4: memref<48x64x32x4x4xf8E4M3FN>, %one: memref<1x1xf32>) {
+  // 4 bits with scales and minima of 128 elements.
+  // CHECK: "kv.project_append"({{.*}}scaling = "group", weight_format = "uint4"
+  "kv.project_append"(collection = %pool, layer = %layer, x = %x, weight = %w, row_offsets = %offsets,
+      query_out = %q, weight_scale = %s, weight_min = %s)
+    {scaling = "group", weight_format = "uint4", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x4096xbf16>, memref<6144x2048xi8>, memref<?xi32>, !q, memref<6144x32xbf16>, memref<6144x32xbf16>) -> ()
+  // MXFP8: tokens with scales [T, K / 32], a weight with those of tensor cores.
+  // CHECK: "kv.project_append"({{.*}}weight_format = "plain"
+  "kv.project_append"(collection = %pool, layer = %layer, x = %x8, weight = %w8, row_offsets = %offsets,
+      query_out = %q, x_scale = %xs, weight_scale = %ws)
+    {scaling = "group", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x4096xf8E4M3FN>, memref<6144x4096xf8E4M3FN>, memref<?xi32>, !q, memref<?x128xf8E8M0FNU>, memref<48x32x32x4x4xf8E8M0FNU>) -> ()
+  // FP4 with one number for all.
+  // CHECK: "kv.project_append"({{.*}}weight_format = "e2m1"
+  "kv.project_append"(collection = %pool, layer = %layer, x = %x4, weight = %w, row_offsets = %offsets,
+      query_out = %q, x_scale = %xs4, weight_scale = %ws4, tensor_scale = %one)
+    {scaling = "group", weight_format = "e2m1", interleaved = true, eps = 1.0e-6 : f32}
+    : (!pool, i32, memref<?x2048xi8>, memref<6144x2048xi8>, memref<?xi32>, !q, memref<?x64x32x4x4xf8E4M3FN>, memref<48x64x32x4x4xf8E4M3FN>, memref<1x1xf32>) -> ()
+  return
+}
+
 // CHECK-LABEL: func.func @latent
 func.func @latent(%pool: !latent, %layer: i32, %x: memref<?x64xbf16>, %w: memref<768x64xbf16>, %offsets: memref<?xi32>,
                   %q: memref<?x1x192xbf16>) {
