@@ -33,6 +33,7 @@ from .rotation import Angles
 TOKENS = (8, 16, 32, 64, 128, 256)  # what max_tokens is rounded up to
 FINISH_BYTES = 12 << 10  # of blocks of the second kernel, which wait beside one of the first
 MOST_STAGES = 10
+FETCHED = 1024  # bytes of a row that are asked for before kernels ahead have ended: 128 KiB a block
 KINDS = ("query", "key", "value")
 WIDTH, TOGETHER = 4, 4  # tokens of a load of a column; partial results whose loads a thread has under way
 FINISH_THREADS = 256
@@ -112,17 +113,19 @@ def product_kernel(config: Config, early: bool) -> Any:
         x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], x_map, weight_map, partials: kv.Buffer[f32, 2],
         x_scale=None, weight_scale=None,
     ):  # fmt: skip
+        if early:
+            fetch_ahead(config, weight)
         begin(early)
         left, right = kv.buffer_operand(weight, steps, config.step), kv.buffer_operand(x, steps, config.step)
         low = part_of(config, kv.block_id.x, kv.grid_dim.x)
         high = part_of(config, kv.block_id.x + 1, kv.grid_dim.x)
         for p in range(low // steps, (high + (steps - 1)) // steps):
-            token = kv.tile_index(N)
             c = kv.full((M, N), 0.0)
             for j in range(kv.math.max(low - p * steps, 0), kv.math.min(high - p * steps, steps)):
                 a = left.tile(0, j, p * M, case.columns, rows=M, tail="any", descriptor=weight_map)
                 b = right.tile(0, j, 0, x.shape[0], rows=N, tail="any", descriptor=x_map)
                 if case.scaling == "block":  # one a step and tile of rows
+                    token = kv.tile_index(N)
                     scale = x_scale.gather(token, j, mask=token < x.shape[0]) * weight_scale[p * M // BLOCK, j]
                     c = c + kv.dot(a, b.T) * scale[None, :]
                 else:
@@ -130,6 +133,21 @@ def product_kernel(config: Config, early: bool) -> Any:
             partials.store_rows((kv.block_id.x + p) * M + kv.tile_index(M), value=c)
 
     return project_few
+
+
+@kv.func
+def fetch_ahead(config: Config, weight: Any, bytes_of_step: int = 0) -> None:
+    """Ask for the first steps of a block's weight while the kernels ahead are still under way, which need not end."""
+    steps, length = config.steps, bytes_of_step or config.step * config.case.x.itemsize
+    low = part_of(config, kv.block_id.x, kv.grid_dim.x)
+    high = part_of(config, kv.block_id.x + 1, kv.grid_dim.x)
+    tile = low // steps
+    first = low - tile * steps
+    row = tile * config.rows + kv.thread_id.x
+    if (kv.thread_id.x < config.rows) & (row < config.case.columns):
+        many = kv.math.min(kv.math.min(high - low, steps - first), FETCHED // length)
+        start = weight.address(row, 0) + first * length
+        kv.cp_async_bulk_prefetch(start, many * length)
 
 
 @kv.func
@@ -195,6 +213,8 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
         freqs: kv.Optional[kv.Buffer[f32, 2]], query_out=None, bias=None, x_scale=None, weight_scale=None,
         q_gamma=None, k_gamma=None,
     ):  # fmt: skip
+        if early:  # all blocks find room beside the first kernel's: the next one may have what those leave
+            kv.griddepcontrol_launch_dependents()
         array = kv.shared(group * pitch, case.rounded, alignment=16)
         number, token0 = kv.block_id.x, kv.block_id.y * group
         first = 0
@@ -217,7 +237,8 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
                         cache = collection.get_key_cache(layer) if kind == "key" else collection.get_value_cache(layer)
                         kept = active & inside & holds(collection, position)
                         places.append((local, part, token, b, position, kept, cache.raw_page(b, position), at))
-                begin(early)
+                if early:
+                    kv.griddepcontrol_wait()
                 gather(array, band, head, token0, tokens, partials, blocks, bias, x_scale, weight_scale)
                 kv.barrier()
                 for local, part, token, b, position, written, page, at in kv.static(places):

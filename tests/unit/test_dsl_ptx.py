@@ -64,6 +64,7 @@ def ampere(a: BF, o: F, c: U, n: kv.i32):
 def hopper(a: BF, c: W):
     s = kv.shared((4, 16, 64), kv.bf16, alignment=128)
     bar = kv.shared(2, kv.i64, alignment=16)
+    kv.cp_async_bulk_prefetch(a.address(0, 0), 64)
     kv.griddepcontrol_wait()
     if kv.thread_id.x == 0:
         kv.mbarrier_init(bar.ptr(0), 1)

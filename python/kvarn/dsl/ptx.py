@@ -21,8 +21,8 @@ from .memory import GLOBAL, SHARED, Pointer
 from .values import Numeric, Value, as_value, bitcast, cast, describe, i32_value, plain
 
 __all__ = [
-    "ballot", "cluster_barrier", "cluster_rank", "cp_async", "cp_async_bulk", "cp_async_commit",
-    "cp_async_mbarrier_arrive", "cp_async_wait",
+    "ballot", "cluster_barrier", "cluster_rank", "cp_async", "cp_async_bulk", "cp_async_bulk_prefetch",
+    "cp_async_commit", "cp_async_mbarrier_arrive", "cp_async_wait",
     "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_bf16x4", "cvt_e4m3x4_to_f16x4",
     "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4",
     "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "globaltimer", "griddepcontrol_launch_dependents",
@@ -174,6 +174,15 @@ def cp_async_bulk(to: Pointer, source: Pointer, bytes: Any, barrier: Pointer) ->
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", "r,l,r,r,~{memory}",
         operands, effects=True,
     )  # fmt: skip
+
+
+def cp_async_bulk_prefetch(source: Pointer, bytes: Any) -> None:
+    """Ask for ``bytes`` (a multiple of 16) of device memory in the L2 cache, ahead of their use. sm_90 and later.
+
+    Nothing waits for them, and nothing is read: it may come before what this memory's writers are waited for.
+    """
+    operands = [_pointer(source, GLOBAL, "the source").address().ir, i32_value(bytes, "bytes")]
+    inline_asm("cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r,~{memory}", operands, effects=True)
 
 
 def load_nc(pointer: Pointer, dtype: DType = i32, width: int = 4) -> Any:
