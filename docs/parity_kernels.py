@@ -19,7 +19,6 @@ from parity_rows import (
 
 PROJECTION = "tests/dialect/projection.mlir"
 WHOLE = No("an operation on whole caches")
-NO_FOUR_BITS = "kv.ops.project_append takes bf16, f16, f32 and f8e4m3 weights: dequantize others before"
 
 
 def kernel(member: str, name: str, tests: tuple[Cell, Cell], note: str = "", lit: str = OPS) -> Row:
@@ -31,8 +30,8 @@ def projection(member: str, name: str, test: str, note: str = "") -> Row:
     return kernel(member, name, op_test("projection", test), note, PROJECTION)
 
 
-def missing(member: str, note: str) -> Row:
-    return Row("kernels", member, None, None, None, None, None, None, note)
+def groups(member: str, test: str, note: str) -> Row:
+    return kernel(member, "project_append", op_test("projection_groups", test), note, PROJECTION)
 
 
 def refused(member: str, error: str, name: str, lit: str, test: str) -> Row:
@@ -56,7 +55,10 @@ KERNELS = [
                "and RMS norm and RoPE of queries and keys"),
     projection("fused QKV matmul, with scales (FP8)", "project_append",
                "test_products_of_8_bits_have_scales", "of tensors, of rows, of blocks of 128"),
-    *(missing(f"fused QKV matmul, {what}", NO_FOUR_BITS) for what in ("FP4 and MXFP8", "GPTQ and GGUF int4")),
+    groups("fused QKV matmul, FP4 and MXFP8", "test_tokens_may_have_groups_of_their_own",
+           "scales by 16 and 32 elements, of rows or as tensor cores of sm_100 read them; elements become bf16"),
+    groups("fused QKV matmul, GPTQ and GGUF int4", "test_groups_of_a_weight_have_scales",
+           "kv.weights takes tensors of both; 4 bits are converted in registers"),
     projection("fused QKV matmul, with an indexer's bands", "project_append",
                "test_an_indexer_has_bands_and_a_cache_of_its_own"),
     projection("kv_matmul, ragged", "project_append", "test_a_weight_may_have_no_queries_and_no_values"),

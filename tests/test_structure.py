@@ -77,6 +77,7 @@ ALLOWED = {
     "kvarn.lowering": {"now": {"kvarn.dialect", "kvarn.dsl", *BASE, *MLIR}, "lazy": set()},
     "kvarn.dsl": {"now": {"kvarn.dialect", *BASE, *MLIR}, "lazy": {"numpy"}},
     **{name: {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": CUDA} for name in RUNTIME_SIDE},
+    "kvarn.weights": {"now": {"numpy"}, "lazy": set()},
     "kvarn.prefixes": {"now": {*RUNTIME_SIDE, *NUMERIC}, "lazy": {"kvarn.ops"}},
     "kvarn.drafts": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.ops"}},
     "kvarn.runtime.host": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.dialect", *MLIR}},

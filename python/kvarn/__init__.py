@@ -58,7 +58,7 @@ _LAZY = {
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}
 _SUBMODULES = (
     "ops", "compiler", "compiled", "dispatch", "caches", "dsl", "errors", "env", "runtime", "tools", "artifact",
-    "hybrid", "manager", "dialect", "lowering", "emulator", "parallel",
+    "hybrid", "manager", "dialect", "lowering", "emulator", "parallel", "weights",
 )  # fmt: skip
 # Modules that are no public names; without them `from kvarn import settings` would look among the DSL's names first.
 _INNER = (

@@ -27,6 +27,7 @@ from kvarn import ops as ops
 from kvarn import parallel as parallel
 from kvarn import runtime as runtime
 from kvarn import tools as tools
+from kvarn import weights as weights
 from kvarn._version import __version__ as __version__
 from kvarn.block_mask import (
     BlockMask as BlockMask,
@@ -203,6 +204,9 @@ from kvarn.dsl.ptx import (
 )
 from kvarn.dsl.ptx import (
     cp_async_bulk as cp_async_bulk,
+)
+from kvarn.dsl.ptx import (
+    cp_async_bulk_prefetch as cp_async_bulk_prefetch,
 )
 from kvarn.dsl.ptx import (
     cp_async_commit as cp_async_commit,

@@ -20,7 +20,7 @@ SUITES = (
     "unit.test_ops_append", "unit.test_ops_rope", "unit.test_ops_rotary", "unit.test_ops_copies",
     "unit.test_ops_convert", "unit.test_ops_transfer", "unit.test_ops_ragged", "unit.test_ops_updates",
     "unit.test_ops_edges", "unit.test_shared_prefixes", "unit.test_sources",
-    "unit.test_mla_prior", "unit.test_ops_projection", "unit.test_attention_narrow",
+    "unit.test_mla_prior", "unit.test_ops_projection", "unit.test_ops_projection_groups", "unit.test_attention_narrow",
     "unit.test_attention_pages", "unit.test_page_choice", "unit.test_ops_drafts", "unit.test_indexer",
     "unit.test_block_mask",
 )  # fmt: skip
@@ -42,6 +42,8 @@ NOT_HERE = (
     "test_runs_are_joined_only_when_both_sides_go_on",
     "test_the_mask_is_not_asked_about_tiles_that_are_seen_whole",
     "test_tiles_that_attention_does_not_have_are_refused",
+    "test_a_weight_of_gptq_is_taken_as_its_words_say",
+    "test_a_tensor_of_gguf_has_the_values_that_gguf_says",
 )
 
 

@@ -144,6 +144,7 @@ EXPECTED = {
         r"fence\.mbarrier_init": 1,
         r"elect\.sync": 1,
         r"mbarrier\.arrive\.expect_tx\.shared\.b64": 1,
+        r"cp\.async\.bulk\.prefetch\.L2\.global": 1,
         r"cp\.async\.bulk\.shared::cluster\.global\.mbarrier::complete_tx::bytes": 1,
         r"mbarrier\.try_wait\.parity\.shared\.b64": 1,
         r"cvt\.rn\.f16x2\.e4m3x2": 3,

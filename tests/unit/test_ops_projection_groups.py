@@ -115,7 +115,7 @@ def test_a_padded_batch_takes_weights_with_groups(place):
     check(place, weight, "uint4b8", padded=True, new=(3, 0, 4))
 
 
-def test_a_batch_without_tokens_writes_nothing(place):
+def test_a_batch_without_tokens_takes_weights_with_groups(place):
     weight = random_groups(np.random.default_rng(5), ROWS, 128, 64, "uint4b8", "bf16")
     check(place, weight, "uint4b8", new=(0, 0, 0))
 
@@ -149,6 +149,45 @@ def test_what_does_not_fit_is_refused_by_name():
     for error, message, rows, weight, options in cases:
         with pytest.raises(error, match=message):
             kv.ops.project_append(c, 0, rows, weight, off, **options)
+
+
+def test_a_weight_of_gptq_is_taken_as_its_words_say():
+    rng = np.random.default_rng(8)
+    codes, scales = rng.integers(0, 16, (64, 24)), rng.random((2, 24)).astype(np.float16)
+    shifts = np.arange(0, 32, 4, dtype=np.uint32)[None, :, None]
+    words = np.bitwise_or.reduce(codes.astype(np.uint32).reshape(8, 8, 24) << shifts, axis=1)
+    found = kv.weights.from_gptq(words.view(np.int32), scales)
+    values = (codes - 8) * np.repeat(scales.astype(np.float64), 32, 0)
+    np.testing.assert_array_equal(values_of(found), values.T)
+    with pytest.raises(ValueError, match=r"scales must be \[K / g, 24\] with groups that divide K = 64, got \[3, 24\]"):
+        kv.weights.from_gptq(words, np.ones((3, 24), np.float16))
+
+
+@pytest.mark.parametrize("type_", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+def test_a_tensor_of_gguf_has_the_values_that_gguf_says(type_):
+    gguf = pytest.importorskip("gguf")
+    size, read = getattr(gguf.GGMLQuantizationType, type_), np.random.default_rng(9)
+    _, length = gguf.GGML_QUANT_SIZES[size]
+    blocks = read.integers(0, 256, (5, 3, length), np.uint8)
+    # Random bytes are no numbers everywhere: what is f16 gets some.
+    places = {"Q4_1": [0, 2], "Q4_K": [0, 2], "Q6_K": [208]}.get(type_, [0])
+    for place in places:
+        blocks[..., place : place + 2] = read.uniform(-2, 2, (5, 3, 1)).astype(np.float16).view(np.uint8)
+    blocks = blocks.reshape(5, -1)
+    found = kv.weights.from_gguf(blocks, type_)
+    np.testing.assert_allclose(values_of(found), gguf.dequantize(blocks, size), rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match=f"whole blocks of {length} bytes"):
+        kv.weights.from_gguf(blocks[:, 1:], type_)
+
+
+def values_of(found: dict[str, Any]) -> np.ndarray:
+    """The values of a weight as the operation takes it."""
+    elements, offset = found["weight"], {"uint4b8": 8}.get(found["weight_format"], 0)
+    if found["weight_format"] != "plain":
+        elements = np.stack([elements & 15, elements >> 4], -1).reshape(len(elements), -1)
+    size = elements.shape[1] // found["weight_scale"].shape[1]
+    spread = [np.repeat(found[n].astype(np.float64), size, 1) for n in ("weight_scale", "weight_min") if n in found]
+    return (elements.astype(np.float64) - offset) * spread[0] - (spread[1] if len(spread) > 1 else 0)
 
 
 @pytest.mark.parametrize("place", ["sm_90a"], indirect=True)

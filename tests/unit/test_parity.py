@@ -38,8 +38,11 @@ def test_a_member_has_one_row(parity):
 
 
 def test_the_counts_are_those_of_the_rows(parity):
-    total, host, gpu = parity.counts(parity.ROWS)
-    assert f"**{total} rows; {host} complete on the host, {gpu} on a GPU.**" in parity.page()
+    total, host, gpu, another = parity.counts(parity.ROWS)
+    left = total - gpu - another
+    said = f"**{total} rows; {host} complete on the host, {gpu} on a GPU; {another} more need sm_100a; "
+    assert f"{said}{left or 'none'} {'is' if left < 2 else 'are'} open.**" in parity.page()
+    assert another == sum(row.gpu is not None and "needs sm_100a" in str(row.gpu) for row in parity.ROWS)
     assert parity.page().count("**missing**") == sum(
         getattr(row, cell) is None for row in parity.ROWS for cell in (*parity.CELLS, "gpu")
     )
