@@ -196,7 +196,8 @@ def cell(value: Any) -> str:
 def counts(rows: Iterable[Row]) -> tuple[int, int, int, int]:
     """Rows, complete on the host, complete on a GPU, and complete but for a GPU that the tests have not."""
     listed = list(rows)
-    return (len(listed), *(sum(map(f, listed)) for f in (complete_on_host, complete_on_gpu, needs_another)))
+    host, gpu, another = (sum(map(f, listed)) for f in (complete_on_host, complete_on_gpu, needs_another))
+    return len(listed), host, gpu, another
 
 
 def page() -> str:
