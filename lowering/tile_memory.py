@@ -375,7 +375,7 @@ def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -
         at = AtPoint()
         indices = [scalar(at(x, row.ir)) for x in op.indices]
         target = place + layout.chunk_offset(row, chunk)
-        stored = _stored(op, layout.columns, chunk, width)
+        stored = _stored(op, layout, chunk)
         with functional.when(_condition(at, op.mask, row) & stored):
             target.store(buffer.load(*indices, chunk * width, width=width))
         with functional.when(~(_condition(at, op.mask, row) & stored)):
@@ -387,18 +387,20 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
     """Threads copy rows of a buffer by cp.async, see them there, and arrive at their barrier."""
     layout = stages.layout
     width = CHUNK // layout.itemsize
-    chunks = layout.columns // width
+    lanes, chunks = chunks_of_lanes(layout)
     source = buffer_of(op.source)
     stage, _ = stages.stage(scalar(op.n))
     place = stages.tile(stage)
-    with functional.loop(thread, layout.rows * chunks, threads) as i:
+    with functional.loop(thread, layout.rows * lanes, threads) as i:
         ptx.syncwarp()  # which keeps LLVM from unrolling: a producer of few registers would spill
         i = Value(i.ir, i32, nonneg=True)
-        row, chunk = i // chunks, i % chunks
-        at = AtPoint()
-        address = source.address(*(scalar(at(x, row.ir)) for x in op.indices), chunk * width)
-        there = where(_condition(at, op.mask, row) & _stored(op, layout.columns, chunk, width), CHUNK, 0)
-        ptx.cp_async(place + layout.chunk_offset(row, chunk), address, CHUNK, there)
+        row, at = i // lanes, AtPoint()
+        indices, exists = [scalar(at(x, row.ir)) for x in op.indices], _condition(at, op.mask, row)
+        for first in chunks:
+            chunk = first + i % lanes
+            there = where(exists & _stored(op, layout, chunk, first + lanes), CHUNK, 0)
+            address = source.address(*indices, chunk * width)
+            ptx.cp_async(place + layout.chunk_offset(row, chunk), address, CHUNK, there)
     ptx.cp_async_commit()
     ptx.cp_async_wait(0)
     ptx.fence_proxy_async()
@@ -418,18 +420,30 @@ def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:
 def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
     """Each warp writes its own 16 rows of a staged tile to a buffer."""
     width = CHUNK // layout.itemsize
-    chunks = layout.columns // width
+    lanes, chunks = chunks_of_lanes(layout)
     buffer = buffer_of(op.buffer)
     ptx.syncwarp()
-    with functional.loop(threads.lane, 16 * chunks, WARP) as i:
+    with functional.loop(threads.lane, 16 * lanes, WARP) as i:
         i = Value(i.ir, i32, nonneg=True)
-        row, chunk = threads.warp * 16 + i // chunks, i % chunks
-        at = AtPoint()
-        with functional.when(_condition(at, op.mask, row) & _stored(op, layout.columns, chunk, width)):
+        row, at = threads.warp * 16 + i // lanes, AtPoint()
+        with functional.when(_condition(at, op.mask, row)):
             indices = [scalar(at(x, row.ir)) for x in op.indices]
-            buffer.store(
-                *indices, chunk * width, value=(place + layout.chunk_offset(row, chunk)).load(buffer.dtype, width)
-            )
+            for first in chunks:
+                chunk = first + i % lanes
+                there = _stored(op, layout, chunk, first + lanes)
+                with contextlib.nullcontext() if there is True else functional.when(there):
+                    value = (place + layout.chunk_offset(row, chunk)).load(buffer.dtype, width)
+                    buffer.store(*indices, chunk * width, value=value)
+
+
+def chunks_of_lanes(layout: SharedLayout) -> tuple[int, range]:
+    """(neighbouring lanes that share a row, the first of them's chunks): each has one of every panel.
+
+    So an address is computed once a row, and what lanes access at a time is a panel's whole line.
+    """
+    chunks = layout.row_bytes // CHUNK
+    lanes = min(layout.pitch // CHUNK, chunks)
+    return lanes, range(0, chunks, lanes)
 
 
 def rows_held(op: Any, layout: RegisterLayout, threads: Threads) -> tuple[list[ir.Value], list[ir.Value]]:
@@ -457,10 +471,10 @@ def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
                 buffer.store(*indices, column + at, value=vector(buffer.dtype, pair))
 
 
-def _stored(op: Any, columns: int, chunk: Value, width: int) -> Value | bool:
-    """Whether a chunk of a row of so many columns is one that the buffer has."""
-    stored = stored_columns(op, columns)
-    return True if stored == columns else chunk < stored // width
+def _stored(op: Any, layout: SharedLayout, chunk: Value, end: int = 0) -> Value | bool:
+    """Whether a chunk of a row, one before ``end``, is one that the buffer has."""
+    stored = stored_columns(op, layout.columns) * layout.itemsize // CHUNK
+    return True if stored >= (end or layout.row_bytes // CHUNK) else chunk < stored
 
 
 def _condition(at: AtPoint, mask: ir.Value, row: Value) -> Value:
