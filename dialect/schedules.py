@@ -458,8 +458,17 @@ PROJECTED_HOST = Kind("host", "tiles of 16 tokens as vector loops, on the host",
 PROJECTED_SIMT = Kind("simt", "a warp a column of 8 tokens; takes every case, on every GPU")
 PROJECTED = Kind(
     "tile",
-    "tiles of 128 tokens by wgmma and TMA, written to the cache as they are done; by mma.sync, through memory, where "
-    "there is no wgmma",
+    "tiles of up to 128 tokens by wgmma and TMA, written to the cache as they are done; by mma.sync, through memory, "
+    "where there is no wgmma",
+    (
+        Entry("rows", "Tokens of a tile: 64 for each warpgroup.", "128; 64 of few tokens", choices=(64, 128)),
+        Entry(
+            "columns",
+            "Columns of a tile: rows of the weight.",
+            "256, or fewer for whole heads and for few tokens",
+            choices=(48, 64, 96, 128, 192, 256),
+        ),
+    ),
 )
 PROJECTED_FEW = Kind(
     "few",

@@ -31,7 +31,6 @@ from .common import (
     Rows,
     StoredHead,
     Work,
-    begin,
     head_and_lane,
     holds,
     most_lanes,
@@ -47,6 +46,7 @@ from .quantize import Quantizer
 from .rotation import Angles, Rotation
 
 HOST_ROWS, HOST_COLUMNS, HOST_STEP = 16, 64, 64  # of a tile on the host
+FETCHED = 1024  # bytes of a row of the weight that are asked for before kernels ahead have ended
 SIMT_ROWS, SIMT_WARPS = 8, 4  # tokens of a warp of the simple product, and its warps
 
 
@@ -204,13 +204,16 @@ def finish_kernel(case: Projection, bands: Written, work: Work, writer: HeadWrit
         collection, layer: kv.i32, products, tokens: kv.i32, table, freqs: kv.Optional[kv.Buffer[f32, 2]],
         query_out: kv.Optional[kv.Buffer[case.rounded, 3]], q_gamma=None, k_gamma=None,
     ):  # fmt: skip
+        if early:
+            kv.griddepcontrol_launch_dependents()
         token, first = work.place()
         if (token < tokens) & (first < work.items):
             # Places are looked up while the products are still under way: the kernel before has waited for all others.
             b, inside, i = place_of(case.padded, table, token, tokens)
             position = collection.cache_length(b) + i
             kept = inside & holds(collection, position)
-            begin(early)
+            if early:
+                kv.griddepcontrol_wait()
             angles = Angles(freqs, rows, (position,))
             for item in range(first, work.items, work.step):
                 if bands.query is not None:
@@ -301,6 +304,17 @@ def operand_problems(case: Projection, alignment: int, types: tuple[DType, ...])
     if alignment < 16:
         found.append(f"needs rows aligned to 16 bytes, got {alignment}")
     return found
+
+
+@kv.func
+def fetch_rows(weight: Any, row0: Any, rows: int, count: int, first: Any, length: Any) -> None:
+    """Ask for bytes from ``first`` on of rows of a weight in the L2; ``count`` rows exist, and a thread has one.
+
+    Nothing is read, so it may come before kernels ahead are waited for.
+    """
+    row = row0 + kv.thread_id.x
+    if (kv.thread_id.x < rows) & (row < count):
+        kv.cp_async_bulk_prefetch(weight.address(row, 0) + first, length)
 
 
 def operand_maps(op: Any, at: Expansion, step: int, x_rows: int, weight_rows: int) -> list[Any]:
@@ -466,6 +480,6 @@ def project_append(op: Any, at: Expansion) -> None:
         projection_few.launch(op, projection_few.chosen(case, at.schedule), at)
         return
     if at.kind == "tile":
-        projection_tiles.launch(op, projection_tiles.chosen(case, at.target, at.schedule.get("max_tokens")), at)
+        projection_tiles.launch(op, projection_tiles.chosen(case, at.target, at.schedule), at)
         return
     finish(op, case, at, *products_of(op, case, at))

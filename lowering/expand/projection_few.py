@@ -27,13 +27,22 @@ from kvarn.lowering.tile_ir import BARRIERS_BYTES, SWIZZLE, WARP
 from .base import Expansion
 from .common import Head, StoredHead, as_vector, begin, holds, starts_early
 from .head_writer import HeadWriter
-from .projection import Projection, Warpgroups, Written, operand_maps, place_of, scaled, table_of
+from .projection import (
+    FETCHED,
+    Projection,
+    Warpgroups,
+    Written,
+    fetch_rows,
+    operand_maps,
+    place_of,
+    scaled,
+    table_of,
+)
 from .rotation import Angles
 
 TOKENS = (8, 16, 32, 64, 128, 256)  # what max_tokens is rounded up to
 FINISH_BYTES = 12 << 10  # of blocks of the second kernel, which wait beside one of the first
 MOST_STAGES = 10
-FETCHED = 1024  # bytes of a row that are asked for before kernels ahead have ended: 128 KiB a block
 KINDS = ("query", "key", "value")
 WIDTH, TOGETHER = 4, 4  # tokens of a load of a column; partial results whose loads a thread has under way
 FINISH_THREADS = 256
@@ -137,17 +146,14 @@ def product_kernel(config: Config, early: bool) -> Any:
 
 @kv.func
 def fetch_ahead(config: Config, weight: Any, bytes_of_step: int = 0) -> None:
-    """Ask for the first steps of a block's weight while the kernels ahead are still under way, which need not end."""
+    """Ask for the first steps of a block's weight while the kernels ahead are still under way."""
     steps, length = config.steps, bytes_of_step or config.step * config.case.x.itemsize
     low = part_of(config, kv.block_id.x, kv.grid_dim.x)
     high = part_of(config, kv.block_id.x + 1, kv.grid_dim.x)
     tile = low // steps
     first = low - tile * steps
-    row = tile * config.rows + kv.thread_id.x
-    if (kv.thread_id.x < config.rows) & (row < config.case.columns):
-        many = kv.math.min(kv.math.min(high - low, steps - first), FETCHED // length)
-        start = weight.address(row, 0) + first * length
-        kv.cp_async_bulk_prefetch(start, many * length)
+    many = kv.math.min(kv.math.min(high - low, steps - first), FETCHED // length)
+    fetch_rows(weight, tile * config.rows, config.rows, config.case.columns, first * length, many * length)
 
 
 @kv.func

@@ -185,10 +185,10 @@ def product_kernel(config: Config, early: bool) -> Any:
             held = loaded(weight, scales, minima, rows, first, last, t)
             for j in range(first, last, TOGETHER):
                 half = (j - first) // TOGETHER & 1
+                ahead = loaded(weight, scales, minima, rows, j + TOGETHER, last, t)
                 kv.cp_async_wait(0)
                 kv.barrier()
                 start(x, array, 1 - half, token0, j + TOGETHER, last)
-                ahead = loaded(weight, scales, minima, rows, j + TOGETHER, last, t)
                 for step in kv.static(range(TOGETHER)):
                     a = [
                         weight_pairs(config, words, [kv.f32(s) for s in of_groups], [kv.f32(m) for m in lows])

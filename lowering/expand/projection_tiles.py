@@ -13,6 +13,7 @@ all threads copy by cp.async, and a block has one tile.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +29,11 @@ from .base import Expansion
 from .common import Head, StoredHead, as_vector, begin, holds, starts_early
 from .head_writer import HeadWriter
 from .projection import (
+    FETCHED,
     Projection,
     Warpgroups,
     Written,
+    fetch_rows,
     finish,
     operand_maps,
     operand_problems,
@@ -43,7 +46,8 @@ from .rotation import Angles
 
 MULTIPROCESSORS = 132  # of an H100 or H200, for which tiles are chosen
 MANY = 1 << 16  # tokens, where their number is not known
-THROUGH_MEMORY = 32  # what a workspace costs, in columns of a tile
+THROUGH_MEMORY = 64  # what a workspace costs, in cycles of a step of a tile
+MOST_STAGES = 12
 WARP_ROWS = 16
 MOST_TOGETHER = 4  # items of a thread whose angles and pages are looked up at one time
 COLUMNS_BY_MMA = 128
@@ -123,29 +127,44 @@ def columns_of(case: Projection) -> tuple[int, int] | None:
     return None
 
 
-def chosen(case: Projection, target: Target, tokens: int | None = None) -> Config:
+def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Config:
     """The widest tiles that the bands allow, and the stages that fit.
 
-    With at most ``tokens`` tokens, other tiles where the device is done with all sooner: rounds of one tile a
-    multiprocessor take as long as a tile has columns.
+    With at most ``max_tokens`` tokens, other tiles where the device is done with all sooner, see :func:`cycles`.
+
+    Raises
+    ------
+    ValueError
+        If the rows and columns that are given have no two stages.
     """
     if instruction_for(case, target) == MMA:
         return _chosen_by_mma(case, target)
-    found = columns_of(case)
-    choices = [] if found is None else [found]
+    tokens, found = schedule.get("max_tokens"), columns_of(case)
+    choices = [] if found is None else [(128, *found)]
     if found is None or tokens is not None:
-        choices += [(columns, 0) for columns in ((128,) if case.scaling == "block" else (256, 192, 128))]
-
-    def cost(choice: tuple[int, int]) -> int:
-        tiles = cdiv(tokens or MANY, Config.rows) * cdiv(case.columns, choice[0])
-        return cdiv(tiles, MULTIPROCESSORS) * choice[0] + (0 if choice[1] else THROUGH_MEMORY)
-
-    columns, part = min(choices, key=cost)
-    for stages in range(6, 1, -1):
-        config = Config(case, columns=columns, part=part, stages=stages)
+        narrow = (128, 64) if case.scaling == "block" else (256, 192, 128, 96, 64, 48)
+        choices += [(rows, columns, 0) for rows in (128, 64) for columns in narrow]
+    given = {name: schedule[name] for name in ("rows", "columns") if name in schedule}
+    choices = [c for c in choices if all(dict(rows=c[0], columns=c[1])[name] == n for name, n in given.items())]
+    choices = choices or [(given.get("rows", 128), given.get("columns", 128), 0)]
+    rows, columns, part = min(choices, key=lambda c: cycles(case, *c, tokens or MANY))
+    for stages in range(MOST_STAGES, 1, -1):
+        config = Config(case, rows=rows, columns=columns, part=part, stages=stages)
         if config.shared_bytes <= target.shared_bytes:
             return config
-    raise ValueError(f"two stages of {columns} columns must fit {target.shared_bytes} bytes of shared memory")
+    raise ValueError(f"two stages of {rows} x {columns} must fit {target.shared_bytes} bytes of shared memory")
+
+
+def cycles(case: Projection, rows: int, columns: int, part: int, tokens: int) -> float:
+    """About what a step of K takes of all tiles: the most of what multiplies, copies to one multiprocessor and to all.
+
+    Copies from the L2 come at 51 bytes a cycle to one multiprocessor, and at 4400 to all (measured on an H200).
+    """
+    tiles = cdiv(tokens, rows) * cdiv(case.columns, columns)
+    products, copies = rows * columns / 32, (rows + columns) * SWIZZLE
+    rounds = cdiv(tiles, MULTIPROCESSORS) if tokens < MANY else tiles / MULTIPROCESSORS
+    of_one = rounds * max(products, copies / 51)
+    return max(of_one, tiles * copies / 4400) + (0 if part else THROUGH_MEMORY * rounds)
 
 
 def _chosen_by_mma(case: Projection, target: Target) -> Config:
@@ -187,8 +206,8 @@ class Epilogue:
         return heads, align_up(WARP_ROWS * heads * per_head, WARP)
 
 
-def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> Any:
-    """The kernel. ``epilogues``: of the cache and, with an indexer, of its cache."""
+def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool, ahead: int) -> Any:
+    """The kernel. ``epilogues``: of the cache and, with an indexer, of its cache; ``ahead``: bytes of rows to fetch."""
     case, M, N, STEP = config.case, config.rows, config.columns, config.step
     panels, steps = cdiv(case.columns, N), case.k // STEP
 
@@ -255,6 +274,8 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         index_collection: kv.Optional[kv.KVCacheCollection] = None, index_query_out=None,
         workspace: kv.Optional[kv.Buffer[case.rounded, 2]] = None,
     ):  # fmt: skip
+        if early and ahead:
+            fetch_rows(weight, raster(kv.block_id.x, row_tiles)[1] * N, N, case.columns, 0, ahead)
         begin(early)
         tokens = x.shape[0]
         left, right = kv.buffer_operand(x, steps, STEP), kv.buffer_operand(weight, steps, STEP)
@@ -319,9 +340,11 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     schedule["instruction"] = config.instruction
     blocks = row_tiles * panels
     blocks = blocks.least(at.device("multiprocessors")) if by_wgmma else blocks
+    # Of few tokens few blocks share a weight's rows.
+    ahead = min(FETCHED, case.k * case.x.itemsize) if by_wgmma and "max_tokens" in at.schedule else 0
     at.launch(
-        kernel_of(config, epilogues, early), args, (blocks, 1, 1), (config.threads, 1, 1), key=(config, epilogues),
-        programmatic=early, attributes={"kv.schedule": schedule},
+        kernel_of(config, epilogues, early, ahead), args, (blocks, 1, 1), (config.threads, 1, 1),
+        key=(config, epilogues, ahead), programmatic=early, attributes={"kv.schedule": schedule},
     )  # fmt: skip
     if workspace is not None:
         finish(op, case, at, workspace, config.columns)

@@ -324,6 +324,16 @@ def test_products_whose_tiles_have_no_whole_heads_go_through_memory(place, case)
     check(place, problem, heads=2, k=64, schedule=schedule, bias=bias, freqs=angles(rng, 60, 64), rounding=True)
 
 
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("rows", "columns"), [(64, 48), (64, 64), (128, 96), (64, 192)])
+@on_gpus
+def test_tiles_of_every_shape_give_the_same(place, rows, columns):
+    rng = np.random.default_rng(21)
+    problem = random_problem(rng, "paged", "bf16", head_size=64, cached=[5, 0, 33, 16], new=[3, 61, 0, 9])
+    schedule = {"kind": "tile", "max_tokens": 128, "rows": rows, "columns": columns}
+    check(place, problem, heads=2, k=192, schedule=schedule, spare=2)
+
+
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(("dtype", "size"), [("bf16", 64), ("f16", 80), ("f32", 24)])
 @pytest.mark.parametrize("place", ["sm_80"], indirect=True)
