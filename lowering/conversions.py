@@ -74,7 +74,7 @@ def converted(words: Sequence[Value], factors: Sequence[Value], stored: DType, d
 # --- elements of 4 bits ----------------------------------------------------------------------------
 
 # What makes a number of 4 bits in a half's mantissa: the bits above it, and minus the number that they are.
-_ABOVE = {bf16: (0x43004300, {0: 0xC300C300, 8: 0xC308C308}), f16: (0x64006400, {0: 0xE400E400, 8: 0xE408E408})}
+_ABOVE = {bf16: (0x43434343, {0: 0xC300C300, 8: 0xC308C308}), f16: (0x64646464, {0: 0xE400E400, 8: 0xE408E408})}
 _ONE = {bf16: 0x3F803F80, f16: 0x3C003C00}
 # Of e2m1: how far its exponent and mantissa move down, their bits then, and the power of two that is missing.
 _E2M1 = {bf16: (6, 0x01C001C0, 0x7E807E80), f16: (3, 0x0E000E00, 0x74007400)}
@@ -90,26 +90,34 @@ def fma_pairs(a: Value, b: Value, c: Value, dtype: DType) -> Value:
 
 
 def pairs_of_four_bits(word: Value, weight_format: str, dtype: DType) -> list[Value]:
-    """Eight elements of 4 bits as four words of two bf16 or f16, in order and exactly; see ``weight_groups``."""
+    """Eight elements of 4 bits as four words of two bf16 or f16, exactly; see ``weight_groups``.
+
+    Their order is that of :func:`in_order_of_four_bits`: bytes of the same half of a byte stand together.
+    """
+    found, low = [], 0x0F0F0F0F
     if weight_format == "e2m1":
         shift, mask, factor = _E2M1[dtype]
-        even, odd = (word << 4) & _word(0xF0F0F0F0), word & _word(0xF0F0F0F0)
-        found = []
-        for selector in (0x4000, 0x5010, 0x6020, 0x7030):  # an element in the high byte of each half
-            pair = ptx.prmt(even, odd, selector)
-            bits = (pair & _word(0x80008000)) | ((pair >> shift) & mask)
-            found.append(fma_pairs(bits, _word(factor), _word(0x80008000), dtype))
+        zero = _word(0)
+        for half in ((word << 4) & _word(low << 4), word & _word(low << 4)):
+            for selector in (0x1404, 0x3424):  # an element in the high byte of each half of a word
+                pair = ptx.prmt(half, zero, selector)
+                bits = (pair & _word(0x80008000)) | ((pair >> shift) & mask)
+                found.append(fma_pairs(bits, _word(factor), _word(0x80008000), dtype))
         return found
     if weight_format == "int4":
         word = word ^ _word(0x88888888)
-    above, low = _ABOVE[dtype]
-    even, odd = word & _word(0x0F0F0F0F), (word >> 4) & _word(0x0F0F0F0F)
-    offset = _word(low[0 if weight_format == "uint4" else 8])
-    found = []
-    for selector in (0x0400, 0x0501, 0x0602, 0x0703):  # an element in the low byte of each half
-        bits = (ptx.prmt(even, odd, selector) & _word(0x00FF00FF)) | above
-        found.append(fma_pairs(bits, _word(_ONE[dtype]), offset, dtype))
+    above, offsets = _ABOVE[dtype]
+    offset = _word(offsets[0 if weight_format == "uint4" else 8])
+    for half in (word & low, (word >> 4) & low):
+        for selector in (0x4140, 0x4342):  # an element in the low byte of each half, below the byte of ``above``
+            bits = ptx.prmt(half, _word(above), selector)
+            found.append(fma_pairs(bits, _word(_ONE[dtype]), offset, dtype))
     return found
+
+
+def in_order_of_four_bits(words: Sequence[Value]) -> list[Value]:
+    """Eight 16-bit elements in four words, as :func:`pairs_of_four_bits` has those of a weight: 0 2, 4 6, 1 3, 5 7."""
+    return [ptx.prmt(words[i], words[i + 1], selector) for selector in (0x5410, 0x7632) for i in (0, 2)]
 
 
 def scaled_pairs(pairs: Sequence[Value], scale: Value, low: Value | None, exact: bool, dtype: DType) -> list[Value]:

@@ -16,7 +16,7 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e8m0, f16, f32, i32
 from kvarn.dialect.layout import cdiv
-from kvarn.lowering.conversions import pairs_of, pairs_of_four_bits, scaled_pairs
+from kvarn.lowering.conversions import in_order_of_four_bits, pairs_of, pairs_of_four_bits, scaled_pairs
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import SWIZZLE, WARP
 
@@ -146,6 +146,18 @@ def product_kernel(config: Config, early: bool) -> Any:
         kv.cp_async_commit()
 
     @kv.func
+    def arrive(array, half):
+        """Wait for a thread's own copies, and bring their elements into the weight's order."""
+        kv.cp_async_wait(0)
+        for i in kv.static(range(cdiv(HALF, THREADS) if stored.packed else 0)):
+            c = i * THREADS + kv.thread_id.x
+            if c < HALF:
+                step, token = c // CHUNKS % TOGETHER, c // (CHUNKS * TOGETHER)
+                place = array.ptr() + chunk_at(half, step, token, c % CHUNKS) * BYTES
+                words = place.load(i32, 4)
+                place.store(kv.vector(i32, in_order_of_four_bits([words[n] for n in range(4)])))
+
+    @kv.func
     def loaded(weight, scales, minima, rows, first, last, t):
         """What a thread has of some steps: of each step and row words, scales and minima."""
         found = []
@@ -180,15 +192,17 @@ def product_kernel(config: Config, early: bool) -> Any:
             row0 = p * few.rows + warp * ROWS + g
             rows = [kv.math.min(row0 + 8 * r, columns - 1) for r in range(2)]
             sums = [kv.f32(0.0)] * (4 * (N // COLUMNS))
+            own = [chunk_at(0, 0, g, t * OWN + c) * BYTES for c in range(OWN)]  # of eight tokens in the first step
             kv.barrier()  # the tile before may still be multiplied
             start(x, array, 0, token0, first, last)
             held = loaded(weight, scales, minima, rows, first, last, t)
             for j in range(first, last, TOGETHER):
                 half = (j - first) // TOGETHER & 1
                 ahead = loaded(weight, scales, minima, rows, j + TOGETHER, last, t)
-                kv.cp_async_wait(0)
+                arrive(array, half)
                 kv.barrier()
                 start(x, array, 1 - half, token0, j + TOGETHER, last)
+                places = [array.ptr() + (place + half * (HALF * BYTES)) for place in own]
                 for step in kv.static(range(TOGETHER)):
                     a = [
                         weight_pairs(config, words, [kv.f32(s) for s in of_groups], [kv.f32(m) for m in lows])
@@ -196,8 +210,7 @@ def product_kernel(config: Config, early: bool) -> Any:
                     ]
                     for n in kv.static(range(N // COLUMNS)):
                         for c in kv.static(range(OWN)):
-                            place = array.ptr() + chunk_at(half, step, n * COLUMNS + g, t * OWN + c) * BYTES
-                            b = place.load(i32, 4)
+                            b = (places[c] + (step * N + n * COLUMNS) * CHUNKS * BYTES).load(i32, 4)
                             for u in kv.static(range(2)):
                                 i = 4 * c + 2 * u
                                 sums[4 * n : 4 * n + 4] = kv.mma_m16n8k16(
