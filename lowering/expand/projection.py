@@ -20,7 +20,7 @@ from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.ops.projection import BLOCK, Band, bands_of, k_of, rounding_of
 from kvarn.lowering.target import Target
-from kvarn.lowering.tile_ir import SWIZZLE, WARPGROUP, WARPGROUP_ROWS
+from kvarn.lowering.tile_ir import MMA, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 
 from . import expands
 from .base import Expansion
@@ -41,7 +41,7 @@ from .common import (
     whole_warps,
 )
 from .head_writer import HeadWriter, Norm, TokenItems
-from .projection_groups import Stored, computed_with, plain_case, with_values
+from .projection_groups import Stored, computed_with, plain_case, with_floats, with_values
 from .quantize import Quantizer
 from .rotation import Angles, Rotation
 
@@ -480,6 +480,9 @@ def project_append(op: Any, at: Expansion) -> None:
         projection_few.launch(op, projection_few.chosen(case, at.schedule), at)
         return
     if at.kind == "tile":
+        by_mma = projection_tiles.instruction_for(case, at.target) == MMA
+        if by_mma and case.x is f8e4m3:
+            op, case = with_floats(op, at), projection_tiles.multiplied_by_mma(case)
         projection_tiles.launch(op, projection_tiles.chosen(case, at.target, at.schedule), at)
         return
     finish(op, case, at, *products_of(op, case, at))

@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlir import ir
+
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bf16, f32
 from kvarn.dialect.ops.projection import groups_in, quantized_x
@@ -32,7 +34,7 @@ class Stored:
     format : str
         Of ``weight_groups.FORMATS``.
     dtype, scale : DType
-        Of the buffer, and of the scales.
+        Of the buffer, and of the scales; None without.
     k : int
         Elements of a row.
     groups : Groups
@@ -42,7 +44,7 @@ class Stored:
 
     format: str
     dtype: DType
-    scale: DType
+    scale: DType | None
     k: int
     groups: Groups
     minimum: bool = False
@@ -95,12 +97,14 @@ def dequantize_kernel(stored: Stored, dtype: DType, alignment: int) -> Any:
     of_out = Rows(width, 16)
 
     @kv.kernel
-    def dequantize(elements, scales, out: kv.Buffer[dtype, 2], minima=None):
+    def dequantize(elements, out: kv.Buffer[dtype, 2], scales=None, minima=None):
         row = kv.block_id.x
         for unit in range(kv.thread_id.x, stored.k // width, kv.block_dim.x):
             at = stored.groups.index(row, unit * width // stored.groups.size)
-            scale = kv.f32(scales[at])
-            found = [x * scale for x in values_of(stored, of_buffer.load(elements, row, unit * of_buffer.width))]
+            found = values_of(stored, of_buffer.load(elements, row, unit * of_buffer.width))
+            if scales is not None:
+                scale = kv.f32(scales[at])
+                found = [x * scale for x in found]
             if minima is not None:
                 low = kv.f32(minima[at])
                 found = [x - low for x in found]
@@ -134,17 +138,27 @@ def with_values(op: Any, at: Expansion, *names: str) -> WithOperands:
 
     ``weight_scale`` is then the one number that products are multiplied by.
     """
-    dtype, others = computed_with(op, at), {"x_scale": None, "weight_scale": op.tensor_scale}
+    others: dict[str, Any] = {"x_scale": None, "weight_scale": op.tensor_scale}
     for name in names:
-        if name == "x" and not quantized_x(op):
-            continue
-        stored = Stored.of(op, at, name)
-        rows = at.dim(getattr(op, name), 0)
-        out = at.workspace(rows, dtype=dtype, columns=stored.k)
-        kernel = dequantize_kernel(stored, dtype, row_alignment(at.op))
-        minima = op.weight_min if name == "weight" else None
-        args = [getattr(op, name), getattr(op, f"{name}_scale"), out, minima]
-        threads = 1 if at.target.is_host else THREADS
-        at.launch(kernel, args, (rows, 1, 1), (threads, 1, 1), key=(stored, dtype, row_alignment(at.op)))
-        others[name] = out
+        if name == "weight" or quantized_x(op):
+            minima = op.weight_min if name == "weight" else None
+            scales = getattr(op, f"{name}_scale")
+            others[name] = _written(op, at, name, Stored.of(op, at, name), computed_with(op, at), scales, minima)
     return WithOperands(op, **others)
+
+
+def with_floats(op: Any, at: Expansion) -> WithOperands:
+    """Launch what writes operands of f8e4m3 as bf16, which has them exactly; their scales stay what they are."""
+    k = at.static_dim(op.x, 1)
+    stored = Stored(PLAIN, at.dtype(op.x), None, k, Groups(1, k, False))
+    return WithOperands(op, **{name: _written(op, at, name, stored, bf16, None, None) for name in ("x", "weight")})
+
+
+def _written(op: Any, at: Expansion, name: str, stored: Stored, dtype: DType, scales: Any, minima: Any) -> ir.Value:
+    elements = getattr(op, name)
+    rows, alignment = at.dim(elements, 0), row_alignment(at.op)
+    out = at.workspace(rows, dtype=dtype, columns=stored.k)
+    kernel, threads = dequantize_kernel(stored, dtype, alignment), 1 if at.target.is_host else THREADS
+    args = [elements, out, scales, minima]
+    at.launch(kernel, args, (rows, 1, 1), (threads, 1, 1), key=(stored, dtype, alignment))
+    return out

@@ -7,18 +7,18 @@ warp normalises, rotates, quantizes and writes those of its 16 tokens while the 
 
 Where heads are not whole in a tile, or narrower tiles fill the device better, products go through a workspace instead,
 and another kernel writes the heads. So they do where products are mma.sync's: on GPUs without wgmma, and of f32. There
-all threads copy by cp.async, and a block has one tile.
+all threads copy by cp.async, and a block has one tile; f8e4m3 is written as bf16 before.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import bf16, f16, f32
+from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.projection import BLOCK, Band
 from kvarn.dialect.shared_layout import SharedLayout
@@ -114,7 +114,12 @@ def mma_problems(case: Projection, target: Target, alignment: int) -> list[str]:
     """Why products by mma.sync do not take a case, one sentence each; empty when they do."""
     if not target.has("mma_bf16"):
         return [f"needs a GPU, got {target.name}"]
-    return operand_problems(case, alignment, (bf16, f16, f32))
+    return operand_problems(multiplied_by_mma(case), alignment, (bf16, f16, f32))
+
+
+def multiplied_by_mma(case: Projection) -> Projection:
+    """The case as mma.sync has it: f8e4m3 is converted before."""
+    return replace(case, x=bf16) if case.x is f8e4m3 else case
 
 
 def columns_of(case: Projection) -> tuple[int, int] | None:
@@ -288,7 +293,8 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool, ahea
                 a = left.tile(0, j, token0, tokens, rows=M, tail="any", descriptor=x_map)
                 b = right.tile(0, j, panel * N, case.columns, rows=N, tail="any", descriptor=weight_map)
                 if case.scaling == "block":  # which a step of K has, and a tile's columns share
-                    scale = x_scale.gather(row, j, mask=row < tokens) * weight_scale[panel * N // BLOCK, j]
+                    block = j * STEP // BLOCK
+                    scale = x_scale.gather(row, block, mask=row < tokens) * weight_scale[panel * N // BLOCK, block]
                     c = c + kv.dot(a, b.T) * scale[:, None]
                 else:
                     c = kv.dot(a, b.T, c)

@@ -344,6 +344,13 @@ def test_products_by_mma_go_through_memory(place, dtype, size):
     check(place, problem, dtype, heads=3, k=192, spare=2, schedule={"kind": "tile"}, bias=bias)
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("scaling", ["tensor", "row", "block"])
+@pytest.mark.parametrize("place", ["sm_80", "sm_100a"], indirect=True)
+def test_8_bits_are_multiplied_as_bf16_by_mma(place, scaling):
+    check_scales(place, scaling, 64, {"kind": "tile"})
+
+
 def test_more_tokens_than_were_promised_are_refused():
     c = random_problem(np.random.default_rng(17), "paged", "f32", cached=[1], new=[9]).collection
     x, weight = np.ones((9, 8), np.float32), np.ones((64, 8), np.float32)
