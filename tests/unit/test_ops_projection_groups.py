@@ -70,13 +70,13 @@ FORMATS = [
 ]
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(64)
 @pytest.mark.parametrize(("element", "size", "scale", "options"), FORMATS)
 def test_groups_of_a_weight_have_scales(place, element, size, scale, options):
     check(place, random_groups(np.random.default_rng(0), ROWS, 256, size, element, scale, **options), element)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(64)
 @pytest.mark.parametrize(("element", "size", "scale", "options"), FORMATS)
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("place", ["sm_80", "sm_90a", "sm_100a"], indirect=True)
@@ -93,10 +93,10 @@ def test_more_tokens_than_a_block_has_take_more_blocks(place):
     check(place, weight, "uint4b8", new=(3, 0, 70), schedule={"max_tokens": 128})
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(64)
 @pytest.mark.parametrize(("element", "size", "scale"), [("e2m1", 16, "f8e4m3"), ("f8e4m3", 32, "f8e8m0")])
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("max_tokens", [None, 16])
+@pytest.mark.parametrize("max_tokens", [16, None])
 def test_tokens_may_have_groups_of_their_own(place, element, size, scale, interleaved, max_tokens):
     rng = np.random.default_rng(2)
     weight, x = (random_groups(rng, n, 192, size, element, scale, interleaved=interleaved) for n in (ROWS, 14))
@@ -104,7 +104,7 @@ def test_tokens_may_have_groups_of_their_own(place, element, size, scale, interl
     check(place, weight, element, x=x, total=0.25, schedule=schedule)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(64)
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_values_are_rounded_to_the_type_of_tokens(place, dtype):
     weight = random_groups(np.random.default_rng(3), ROWS, 24, 24, "int4", "f16", minima=True)
