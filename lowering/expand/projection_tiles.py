@@ -122,14 +122,16 @@ def multiplied_by_mma(case: Projection) -> Projection:
     return replace(case, x=bf16) if case.x is f8e4m3 else case
 
 
-def columns_of(case: Projection) -> tuple[int, int] | None:
-    """Columns of the widest tile with whole heads, and of the parts that are written together; None without one."""
+def whole_tiles(case: Projection) -> list[tuple[int, int]]:
+    """Columns of tiles with whole heads, the widest first, and of the parts of each that are written together."""
+    found = []
     for columns in (128, 64) if case.scaling == "block" else (256, 192, 128, 64):
         for part in (columns // 2, columns):
             whole = all(b.heads * b.size % part == 0 and part % b.size == 0 for b in case.bands)
             if part % 64 == 0 and whole and case.columns % columns == 0:
-                return columns, part
-    return None
+                found.append((columns, part))
+                break
+    return found
 
 
 def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Config:
@@ -144,15 +146,17 @@ def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Con
     """
     if instruction_for(case, target) == MMA:
         return _chosen_by_mma(case, target)
-    tokens, found = schedule.get("max_tokens"), columns_of(case)
-    choices = [] if found is None else [(128, *found)]
-    if found is None or tokens is not None:
+    tokens, whole = schedule.get("max_tokens"), whole_tiles(case)
+    choices = [(128, *tile) for tile in (whole if tokens is not None or "columns" in schedule else whole[:1])]
+    if not whole or tokens is not None:
         narrow = (128, 64) if case.scaling == "block" else (256, 192, 128, 96, 64, 48)
         choices += [(rows, columns, 0) for rows in (128, 64) for columns in narrow]
-    given = {name: schedule[name] for name in ("rows", "columns") if name in schedule}
-    choices = [c for c in choices if all(dict(rows=c[0], columns=c[1])[name] == n for name, n in given.items())]
-    choices = choices or [(given.get("rows", 128), given.get("columns", 128), 0)]
-    rows, columns, part = min(choices, key=lambda c: cycles(case, *c, tokens or MANY))
+    given = {name: schedule[name] for name in ("rows", "columns", "fused") if name in schedule}
+    kept = [c for c in choices if given.items() <= {"rows": c[0], "columns": c[1], "fused": c[2] > 0}.items()]
+    if not kept and given.get("fused"):
+        raise ValueError(f"a schedule with fused needs tiles of 128 rows with whole heads, got {dict(schedule)}")
+    kept = kept or [(given.get("rows", 128), given.get("columns", 128), 0)]
+    rows, columns, part = min(kept, key=lambda c: cycles(case, *c, tokens or MANY))
     for stages in range(MOST_STAGES, 1, -1):
         config = Config(case, rows=rows, columns=columns, part=part, stages=stages)
         if config.shared_bytes <= target.shared_bytes:
