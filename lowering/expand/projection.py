@@ -31,6 +31,7 @@ from .common import (
     Rows,
     StoredHead,
     Work,
+    begin,
     head_and_lane,
     holds,
     most_lanes,
@@ -46,7 +47,8 @@ from .quantize import Quantizer
 from .rotation import Angles, Rotation
 
 HOST_ROWS, HOST_COLUMNS, HOST_STEP = 16, 64, 64  # of a tile on the host
-FETCHED = 1024  # bytes of a row of the weight that are asked for before kernels ahead have ended
+# Kinds for so many tokens at most, the first that takes a case (measured on an H200: docs/products.md).
+BEST = (("packed", 64), ("few", 32), ("tile", None), ("few", None), ("packed", None))
 SIMT_ROWS, SIMT_WARPS = 8, 4  # tokens of a warp of the simple product, and its warps
 
 
@@ -204,16 +206,13 @@ def finish_kernel(case: Projection, bands: Written, work: Work, writer: HeadWrit
         collection, layer: kv.i32, products, tokens: kv.i32, table, freqs: kv.Optional[kv.Buffer[f32, 2]],
         query_out: kv.Optional[kv.Buffer[case.rounded, 3]], q_gamma=None, k_gamma=None,
     ):  # fmt: skip
-        if early:
-            kv.griddepcontrol_launch_dependents()
         token, first = work.place()
         if (token < tokens) & (first < work.items):
             # Places are looked up while the products are still under way: the kernel before has waited for all others.
             b, inside, i = place_of(case.padded, table, token, tokens)
             position = collection.cache_length(b) + i
             kept = inside & holds(collection, position)
-            if early:
-                kv.griddepcontrol_wait()
+            begin(early)
             angles = Angles(freqs, rows, (position,))
             for item in range(first, work.items, work.step):
                 if bands.query is not None:
@@ -304,17 +303,6 @@ def operand_problems(case: Projection, alignment: int, types: tuple[DType, ...])
     if alignment < 16:
         found.append(f"needs rows aligned to 16 bytes, got {alignment}")
     return found
-
-
-@kv.func
-def fetch_rows(weight: Any, row0: Any, rows: int, count: int, first: Any, length: Any) -> None:
-    """Ask for bytes from ``first`` on of rows of a weight in the L2; ``count`` rows exist, and a thread has one.
-
-    Nothing is read, so it may come before kernels ahead are waited for.
-    """
-    row = row0 + kv.thread_id.x
-    if (kv.thread_id.x < rows) & (row < count):
-        kv.cp_async_bulk_prefetch(weight.address(row, 0) + first, length)
 
 
 def operand_maps(op: Any, at: Expansion, step: int, x_rows: int, weight_rows: int) -> list[Any]:
@@ -463,7 +451,9 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
         return kind
     if at.target.is_host:
         return "host"
-    return next((kind for kind in ("packed", "few", "tile") if not why[kind]), "simt")
+    return next(
+        (kind for kind, most in BEST if not why[kind] and (most is None or (tokens or most + 1) <= most)), "simt"
+    )
 
 
 @expands("kv.project_append", "kv.project_append_padded")

@@ -27,17 +27,7 @@ from kvarn.lowering.tile_ir import BARRIERS_BYTES, SWIZZLE, WARP
 from .base import Expansion
 from .common import Head, StoredHead, as_vector, begin, holds, starts_early
 from .head_writer import HeadWriter
-from .projection import (
-    FETCHED,
-    Projection,
-    Warpgroups,
-    Written,
-    fetch_rows,
-    operand_maps,
-    place_of,
-    scaled,
-    table_of,
-)
+from .projection import Projection, Warpgroups, Written, operand_maps, place_of, scaled, table_of
 from .rotation import Angles
 
 TOKENS = (8, 16, 32, 64, 128, 256)  # what max_tokens is rounded up to
@@ -122,8 +112,6 @@ def product_kernel(config: Config, early: bool) -> Any:
         x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], x_map, weight_map, partials: kv.Buffer[f32, 2],
         x_scale=None, weight_scale=None,
     ):  # fmt: skip
-        if early:
-            fetch_ahead(config, weight)
         begin(early)
         left, right = kv.buffer_operand(weight, steps, config.step), kv.buffer_operand(x, steps, config.step)
         low = part_of(config, kv.block_id.x, kv.grid_dim.x)
@@ -142,18 +130,6 @@ def product_kernel(config: Config, early: bool) -> Any:
             partials.store_rows((kv.block_id.x + p) * M + kv.tile_index(M), value=c)
 
     return project_few
-
-
-@kv.func
-def fetch_ahead(config: Config, weight: Any, bytes_of_step: int = 0) -> None:
-    """Ask for the first steps of a block's weight while the kernels ahead are still under way."""
-    steps, length = config.steps, bytes_of_step or config.step * config.case.x.itemsize
-    low = part_of(config, kv.block_id.x, kv.grid_dim.x)
-    high = part_of(config, kv.block_id.x + 1, kv.grid_dim.x)
-    tile = low // steps
-    first = low - tile * steps
-    many = kv.math.min(kv.math.min(high - low, steps - first), FETCHED // length)
-    fetch_rows(weight, tile * config.rows, config.rows, config.case.columns, first * length, many * length)
 
 
 @kv.func
@@ -219,8 +195,6 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
         freqs: kv.Optional[kv.Buffer[f32, 2]], query_out=None, bias=None, x_scale=None, weight_scale=None,
         q_gamma=None, k_gamma=None,
     ):  # fmt: skip
-        if early:  # all blocks find room beside the first kernel's: the next one may have what those leave
-            kv.griddepcontrol_launch_dependents()
         array = kv.shared(group * pitch, case.rounded, alignment=16)
         number, token0 = kv.block_id.x, kv.block_id.y * group
         first = 0
@@ -243,8 +217,7 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
                         cache = collection.get_key_cache(layer) if kind == "key" else collection.get_value_cache(layer)
                         kept = active & inside & holds(collection, position)
                         places.append((local, part, token, b, position, kept, cache.raw_page(b, position), at))
-                if early:
-                    kv.griddepcontrol_wait()
+                begin(early)
                 gather(array, band, head, token0, tokens, partials, blocks, bias, x_scale, weight_scale)
                 kv.barrier()
                 for local, part, token, b, position, written, page, at in kv.static(places):

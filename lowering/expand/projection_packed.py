@@ -22,7 +22,7 @@ from kvarn.lowering.tile_ir import SWIZZLE, WARP
 
 from .base import Expansion
 from .common import BYTES, begin, starts_early
-from .projection_few import TOKENS, fetch_ahead, finish_partials, part_of
+from .projection_few import TOKENS, finish_partials, part_of
 from .projection_few import Config as Few
 from .projection_groups import Stored, plain_case, with_values
 
@@ -178,8 +178,6 @@ def product_kernel(config: Config, early: bool) -> Any:
     def project_packed(
         x: kv.Buffer[few.case.x, 2], weight, scales, partials: kv.Buffer[f32, 2], minima=None,
     ):  # fmt: skip
-        if early:
-            fetch_ahead(few, weight, LANES * BYTES)
         begin(early)
         array = kv.shared(2 * HALF * BYTES // few.case.x.itemsize, few.case.x, alignment=128)
         lane, warp = kv.thread_id.x % WARP, kv.thread_id.x // WARP

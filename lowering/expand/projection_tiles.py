@@ -29,11 +29,9 @@ from .base import Expansion
 from .common import Head, StoredHead, as_vector, begin, holds, starts_early
 from .head_writer import HeadWriter
 from .projection import (
-    FETCHED,
     Projection,
     Warpgroups,
     Written,
-    fetch_rows,
     finish,
     operand_maps,
     operand_problems,
@@ -46,7 +44,6 @@ from .rotation import Angles
 
 MULTIPROCESSORS = 132  # of an H100 or H200, for which tiles are chosen
 MANY = 1 << 16  # tokens, where their number is not known
-THROUGH_MEMORY = 64  # what a workspace costs, in cycles of a step of a tile
 MOST_STAGES = 12
 WARP_ROWS = 16
 MOST_TOGETHER = 4  # items of a thread whose angles and pages are looked up at one time
@@ -150,7 +147,7 @@ def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Con
     choices = [(128, *tile) for tile in (whole if tokens is not None or "columns" in schedule else whole[:1])]
     if not whole or tokens is not None:
         narrow = (128, 64) if case.scaling == "block" else (256, 192, 128, 96, 64, 48)
-        choices += [(rows, columns, 0) for rows in (128, 64) for columns in narrow]
+        choices += [(64 if (tokens or MANY) <= 64 else 128, columns, 0) for columns in narrow]
     given = {name: schedule[name] for name in ("rows", "columns", "fused") if name in schedule}
     kept = [c for c in choices if given.items() <= {"rows": c[0], "columns": c[1], "fused": c[2] > 0}.items()]
     if not kept and given.get("fused"):
@@ -165,15 +162,17 @@ def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Con
 
 
 def cycles(case: Projection, rows: int, columns: int, part: int, tokens: int) -> float:
-    """About what a step of K takes of all tiles: the most of what multiplies, copies to one multiprocessor and to all.
+    """About what a step of K takes, and its share of what comes after it.
 
-    Copies from the L2 come at 51 bytes a cycle to one multiprocessor, and at 4400 to all (measured on an H200).
+    The most of what multiplies and copies in one multiprocessor, 48 bytes a cycle, of what the L2 gives all of them,
+    5500, and of what memory gives of the weight, 2450: fitted to what 40 tiles took on an H200 (docs/products.md).
     """
     tiles = cdiv(tokens, rows) * cdiv(case.columns, columns)
-    products, copies = rows * columns / 32, (rows + columns) * SWIZZLE
     rounds = cdiv(tiles, MULTIPROCESSORS) if tokens < MANY else tiles / MULTIPROCESSORS
-    of_one = rounds * max(products, copies / 51)
-    return max(of_one, tiles * copies / 4400) + (0 if part else THROUGH_MEMORY * rounds)
+    copies = (rows + columns) * SWIZZLE
+    of_one = rounds * max(rows * columns / 28, copies / 48)
+    after = rounds * (columns * 0.7 if part else 64)
+    return max(of_one, tiles * copies / 5500, case.columns * SWIZZLE / 2450) + after
 
 
 def _chosen_by_mma(case: Projection, target: Target) -> Config:
@@ -215,8 +214,8 @@ class Epilogue:
         return heads, align_up(WARP_ROWS * heads * per_head, WARP)
 
 
-def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool, ahead: int) -> Any:
-    """The kernel. ``epilogues``: of the cache and, with an indexer, of its cache; ``ahead``: bytes of rows to fetch."""
+def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> Any:
+    """The kernel. ``epilogues``: of the cache and, with an indexer, of its cache."""
     case, M, N, STEP = config.case, config.rows, config.columns, config.step
     panels, steps = cdiv(case.columns, N), case.k // STEP
 
@@ -283,8 +282,6 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool, ahea
         index_collection: kv.Optional[kv.KVCacheCollection] = None, index_query_out=None,
         workspace: kv.Optional[kv.Buffer[case.rounded, 2]] = None,
     ):  # fmt: skip
-        if early and ahead:
-            fetch_rows(weight, raster(kv.block_id.x, row_tiles)[1] * N, N, case.columns, 0, ahead)
         begin(early)
         tokens = x.shape[0]
         left, right = kv.buffer_operand(x, steps, STEP), kv.buffer_operand(weight, steps, STEP)
@@ -350,11 +347,9 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     schedule["instruction"] = config.instruction
     blocks = row_tiles * panels
     blocks = blocks.least(at.device("multiprocessors")) if by_wgmma else blocks
-    # Of few tokens few blocks share a weight's rows.
-    ahead = min(FETCHED, case.k * case.x.itemsize) if by_wgmma and "max_tokens" in at.schedule else 0
     at.launch(
-        kernel_of(config, epilogues, early, ahead), args, (blocks, 1, 1), (config.threads, 1, 1),
-        key=(config, epilogues, ahead), programmatic=early, attributes={"kv.schedule": schedule},
+        kernel_of(config, epilogues, early), args, (blocks, 1, 1), (config.threads, 1, 1),
+        key=(config, epilogues), programmatic=early, attributes={"kv.schedule": schedule},
     )  # fmt: skip
     if workspace is not None:
         finish(op, case, at, workspace, config.columns)
