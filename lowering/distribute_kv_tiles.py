@@ -250,8 +250,9 @@ class Distribution:
         if str(tile.element_type) == "f32":
             held = tile_memory.rows_held(op.opview, register_layout(value.type), self.threads)
             made = TileStoreDirectOp(value, op.opview.buffer, *held)
-            if "stored" in op.attributes:
-                made.operation.attributes["stored"] = op.attributes["stored"]
+            for name in ("stored", "first_column"):
+                if name in op.attributes:
+                    made.operation.attributes[name] = op.attributes[name]
             op.erase()
             return
         if str(tile.element_type) not in ("bf16", "f16"):

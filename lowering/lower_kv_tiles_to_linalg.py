@@ -24,6 +24,7 @@ from mlir.dialects import arith, linalg, scf, tensor, vector
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import by_mlir
 from kvarn.dialect.layout import CacheSpec, lowbit
+from kvarn.dialect.ops.tile import stored_from
 from kvarn.dsl.handles import Cache, Operand
 from kvarn.dsl.memory import Buffer, BufferSpec
 from kvarn.dsl.values import Value, Vector
@@ -302,7 +303,7 @@ def lower_load_rows(op: Any) -> ir.Value:
 
 @rules.lowers("kv.tile_store_rows")
 def lower_store_rows(op: Any) -> None:
-    buffer, (rows, columns) = buffer_of(op.buffer), shape(op.value)
+    buffer, (rows, columns), first = buffer_of(op.buffer), shape(op.value), stored_from(op)
     _require_stored(op)
     with loop(rows) as (row, _):
         at = index(row.ir)
@@ -318,9 +319,9 @@ def lower_store_rows(op: Any) -> None:
                     value: Any = Vector(
                         vector.transfer_read(type_, op.value, place, minor, padding, [True]), buffer.dtype, width
                     )
-                    buffer.store(*indices, column, value=value, alignment=buffer.dtype.itemsize)
+                    buffer.store(*indices, first + column, value=value, alignment=buffer.dtype.itemsize)
                 else:
-                    buffer[(*indices, column)] = Value(tensor.extract(op.value, place), buffer.dtype)
+                    buffer[(*indices, first + column)] = Value(tensor.extract(op.value, place), buffer.dtype)
             scf.yield_([])
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, f32, i32
-from kvarn.dialect.layout import CacheSpec, cdiv, page_and_slot
+from kvarn.dialect.layout import CacheSpec, align_up, cdiv, page_and_slot
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, gpu, ptx, tma
 from kvarn.dsl import math as kv_math
@@ -28,17 +28,27 @@ from .tile_threads import scalar, warp_of
 GROUP = 8  # neighbouring lanes, which have as many rows: a swizzle's period
 
 
-def copy_boxes(op: Any, layout: SharedLayout, place: Pointer, full: Pointer, lane: Value) -> None:
-    """One warp copies a tile: lane i the box of tokens first + i * box rows, in all swizzle atoms of columns."""
+def boxes_of(op: Any, layout: SharedLayout) -> int:
+    """Boxes of a tile's rows."""
+    return layout.rows // types.tma_spec_of(op.descriptor.type).rows
+
+
+def copy_boxes(
+    op: Any, layout: SharedLayout, place: Pointer, full: Pointer, lane: Value, warp: Value | None = None, warps: int = 1
+) -> None:
+    """Copy a tile: lane i the box of tokens first + i * box rows, in all swizzle atoms of columns.
+
+    With ``warps`` of them warp w has the boxes w, w + warps and so on: an SM takes some 50 ns for each of a warp.
+    """
     map = tma.TensorMap(op.descriptor, types.tma_spec_of(op.descriptor.type))
-    rows = map.rows
-    boxes = layout.rows // rows
+    rows, boxes = map.rows, boxes_of(op, layout)
+    own = boxes if warp is None else (boxes - 1 - warp) // warps + 1
     with functional.when(lane == 0):
-        ptx.mbarrier_arrive_expect_tx(full, boxes * layout.panels * map.box_bytes)
+        ptx.mbarrier_arrive_expect_tx(full, own * (layout.panels * map.box_bytes))
     ptx.syncwarp()
     token = scalar(op.first) + lane * rows
     slot = page_and_slot(types.spec_of(op.cache.type), Value(token.ir, i32, nonneg=True))[1]
-    with functional.when(lane < boxes):
+    with functional.when((lane < boxes) if warp is None else (lane < boxes) & (lane % warps == warp)):
         for panel in range(layout.panels):
             column = op.first_column.value + panel * layout.panel_columns
             coordinates = (scalar(op.pages), slot, scalar(op.head), column)
@@ -69,10 +79,23 @@ class StagedBoxes:
         self.spec, self.layout, self.threads = types.spec_of(op.cache.type), layout, threads
         self.staged = staged_boxes(self.spec, layout.rows, layout.columns, slots)
         self.scales = scales_of_row(self.spec)
+        self.copying_boxes = min(threads // WARP, boxes_of(op, self.staged))  # warps
         self.memory = Pointer(ops.alloc_shared(self.staged.bytes, self.staged.alignment), SHARED)
         self.barriers = Pointer(ops.alloc_shared(2 * slots * BARRIER_BYTES, BARRIER_BYTES), SHARED)
         self.slot_scales = layout.rows * 4 * self.scales
         self.scale_memory = Pointer(ops.alloc_shared(max(slots * self.slot_scales, CHUNK), CHUNK), SHARED)
+
+    @property
+    def scales_of_copy(self) -> int:
+        """Scales that a thread copies at a time."""
+        return next(w for w in (4, 2, 1) if self.scales % w == 0)
+
+    @property
+    def copying_scales(self) -> int:
+        """Threads, of whole warps, that copy scales."""
+        if not self.scales:
+            return 0
+        return min(self.threads, align_up(self.layout.rows * self.scales // self.scales_of_copy, WARP))
 
     def slot(self, n: Value) -> tuple[Value, Value]:
         """(slot, parity of its phase) of use n; slots are a power of two."""
@@ -87,32 +110,35 @@ class StagedBoxes:
     def initialize(self) -> None:
         """Set the barriers up: who starts boxes and all who copy scales fill a slot, every warp has read it."""
         for slot in range(self.slots):
-            copies = 1 + (self.threads if self.scales else 0)
+            copies = self.copying_boxes + self.copying_scales
             ptx.mbarrier_init(self.barriers + slot * BARRIER_BYTES, copies, f"landed[{slot}]")
             read = self.barriers + (slot + self.slots) * BARRIER_BYTES
             ptx.mbarrier_init(read, self.threads // WARP, f"read[{slot}]")
 
     def start(self, op: Any, n: Value, thread: Value) -> None:
-        """Start the copies of use n: the first warp those of the boxes, all threads those of scales."""
+        """Start the copies of use n: every warp its boxes, of which there may be fewer, and its threads' scales."""
         warp, (slot, parity) = warp_of(thread), self.slot(n)
-        if self.scales:
+        place, lane = self.memory + self.staged.stage_offset(slot), thread & (WARP - 1)
+        with self.of_warps(warp, max(self.copying_boxes, self.copying_scales // WARP)):
             ptx.mbarrier_wait(self.read(slot), parity ^ 1, name="read")
-            self.start_scales(op, slot, thread)
-        with functional.when(warp == 0):
-            if not self.scales:
-                ptx.mbarrier_wait(self.read(slot), parity ^ 1, name="read")
-            place = self.memory + self.staged.stage_offset(slot)
-            copy_boxes(op, self.staged, place, self.landed(slot), thread & (WARP - 1))
+            with self.of_warps(warp, self.copying_boxes):
+                copy_boxes(op, self.staged, place, self.landed(slot), lane, warp, self.copying_boxes)
+            if self.scales:
+                with self.of_warps(warp, self.copying_scales // WARP):
+                    self.start_scales(op, slot, thread)
+
+    def of_warps(self, warp: Value, count: int) -> contextlib.AbstractContextManager[Any]:
+        """The first so many warps, or all without a branch."""
+        return contextlib.nullcontext() if count == self.threads // WARP else functional.when(warp < count)
 
     def start_scales(self, op: Any, slot: Value, thread: Value) -> None:
         """Start a thread's copies of scales: of tokens that do not exist, zeros."""
-        widest = next(w for w in (4, 2, 1) if self.scales % w == 0)  # of one copy
-        each = self.scales // widest
+        widest, each = self.scales_of_copy, self.scales // self.scales_of_copy
         first, count = scalar(op.first), scalar(op.count)
         last = kv_math.max(count - 1, 0)
         total, box = self.layout.rows * each, types.tma_spec_of(op.descriptor.type).rows
-        for s in range(cdiv(total, self.threads)):
-            i = Value((thread + s * self.threads).ir, i32, nonneg=True)
+        for s in range(cdiv(total, self.copying_scales)):
+            i = Value((thread + s * self.copying_scales).ir, i32, nonneg=True)
             row, part = i // each, i % each
             token = first + row
             at = Value(kv_math.max(kv_math.min(token, last), 0).ir, i32, nonneg=True)

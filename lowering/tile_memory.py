@@ -16,7 +16,7 @@ from mlir import ir
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, bool_, by_mlir, f32, i32, u32
 from kvarn.dialect.layout import RAGGED, cdiv, lowbit
-from kvarn.dialect.ops.tile import stored_columns
+from kvarn.dialect.ops.tile import stored_columns, stored_from
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, memory, ptx
@@ -79,11 +79,10 @@ class Stages:
         made.finished = any(user.name == "kv.copy_finish" for user in users_of)
         starts = [user.opview for user in users_of if user.name == "kv.copy_start"]
         made.told = not grouped and copy == "cp_async" and any(start.pages is not None for start in starts)
-        # A proxy fence waits for all copies by cp.async that a thread has under way, of later tiles too.
-        by_threads = any(s.descriptor is None or types.spec_of(s.cache.type).quantized for s in starts)
-        made.unfenced = made.told or (not grouped and copy in STAGINGS and by_threads)
+        # A proxy fence waits for all copies and look-ups that a thread has under way, of later tiles too.
+        made.unfenced = made.told or (not grouped and copy in STAGINGS)
         if copy in STAGINGS:
-            kind = Staging if starts[0].descriptor is None else StagedBoxes
+            kind = Staging if starts[0].descriptor is None and starts[0].pages is None else StagedBoxes
             if copy == "transposed":
                 made.staging = Transposition(starts[0], layout, copying)
             else:
@@ -91,9 +90,9 @@ class Stages:
         return made
 
     def initialize(self, consumers: int) -> None:
-        """Set the barriers up: all that copy fill a stage (by TMA one), ``consumers`` warps release it."""
+        """Set the barriers up: warps that copy fill a stage, or what tells of itself, and ``consumers`` release it."""
         for stage in range(0 if self.grouped else self.count):
-            copies = 1 if self.copy == "tma" else self.copying
+            copies = 1 if self.copy == "tma" else self.copying if self.told else self.copying // WARP
             ptx.mbarrier_init(self.full + stage * BARRIER_BYTES, copies, f"full_{self.name}[{stage}]")
             ptx.mbarrier_init(self.empty + stage * BARRIER_BYTES, consumers, f"empty_{self.name}[{stage}]")
         if self.staging is not None:
@@ -128,6 +127,13 @@ class Stages:
         if self.unfenced:  # the writes are of the generic proxy
             ptx.fence_proxy_async()
         return self.tile(stage)
+
+    def filled(self, stage: Any, thread: Value) -> None:
+        """A warp arrives: its threads have written to a stage, and products see it."""
+        if not self.unfenced:
+            ptx.fence_proxy_async()
+        ptx.syncwarp()
+        ptx.mbarrier_arrive(self.full + stage * BARRIER_BYTES, (thread & (WARP - 1)) == 0)
 
     def release(self, n: Value, threads: Threads) -> None:
         stage, _ = self.stage(n)
@@ -256,11 +262,8 @@ def finish_rows(stages: Stages, n: Value, thread: Value, pending: int) -> None:
         stages.staging.finish(n, thread, pending, stages.tile(stage), stages.dtype)
     else:
         ptx.cp_async_wait(pending)
-    if stages.grouped:
-        return
-    if not stages.unfenced:
-        ptx.fence_proxy_async()
-    ptx.mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
+    if not stages.grouped:
+        stages.filled(stage, thread)
 
 
 def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, threads: int, producer: bool) -> None:
@@ -296,7 +299,7 @@ def convert_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
     """Threads load a tile, convert it and store it; rows past the end are zeros."""
     layout = stages.layout
     stage, _ = stages.stage(scalar(op.n))
-    place, full = stages.tile(stage), stages.full + stage * BARRIER_BYTES
+    place = stages.tile(stage)
     cache, first, count = handle_of(op.cache), scalar(op.first), scalar(op.count)
     dtype = stages.dtype
     width = CHUNK // layout.itemsize
@@ -314,8 +317,7 @@ def convert_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
         value = where(exists, loaded, vector(dtype, width))
         (place + layout.chunk_offset(row, chunk)).store(value)
     if not stages.grouped:
-        ptx.fence_proxy_async()
-        ptx.mbarrier_arrive(full)
+        stages.filled(stage, thread)
 
 
 def dequantized(cache: Any, b: Value, head: Value, token: Value, column: Value, width: int, dtype: DType) -> Any:
@@ -403,8 +405,7 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
             ptx.cp_async(place + layout.chunk_offset(row, chunk), address, CHUNK, there)
     ptx.cp_async_commit()
     ptx.cp_async_wait(0)
-    ptx.fence_proxy_async()
-    ptx.mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
+    stages.filled(stage, thread)
 
 
 def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:
@@ -421,7 +422,7 @@ def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) 
     """Each warp writes its own 16 rows of a staged tile to a buffer."""
     width = CHUNK // layout.itemsize
     lanes, chunks = chunks_of_lanes(layout)
-    buffer = buffer_of(op.buffer)
+    buffer, start = buffer_of(op.buffer), stored_from(op)
     ptx.syncwarp()
     with functional.loop(threads.lane, 16 * lanes, WARP) as i:
         i = Value(i.ir, i32, nonneg=True)
@@ -433,7 +434,7 @@ def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) 
                 there = _stored(op, layout, chunk, first + lanes)
                 with contextlib.nullcontext() if there is True else functional.when(there):
                     value = (place + layout.chunk_offset(row, chunk)).load(buffer.dtype, width)
-                    buffer.store(*indices, chunk * width, value=value)
+                    buffer.store(*indices, start + chunk * width, value=value)
 
 
 def chunks_of_lanes(layout: SharedLayout) -> tuple[int, range]:
@@ -460,7 +461,7 @@ def rows_held(op: Any, layout: RegisterLayout, threads: Threads) -> tuple[list[i
 def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
     """Every thread writes what it holds of a tile to rows of a buffer, two neighbours of f32 at a time."""
     buffer, values = buffer_of(op.buffer), elements(op.source)
-    column = layout.thread_offset(threads.lane, threads.warp)[1]
+    column = layout.thread_offset(threads.lane, threads.warp)[1] + stored_from(op)
     rank, stored = len(list(op.indices)) // len(list(op.masks)), stored_columns(op, layout.shape[1])
     places = {layout.register_offset(r): r for r in range(layout.registers)}
     for i, (row, mask) in enumerate(zip(layout.rows_a_thread, op.masks, strict=True)):

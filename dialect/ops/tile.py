@@ -341,7 +341,7 @@ class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):
 
 class TileStoreRowsOp(Kv.Operation, name="tile_store_rows", traits=[WritesMemory]):
     """Write rows of a buffer, the mirror of ``kv.tile_load_rows``: rows whose mask is false are not written, nor are
-    columns from ``stored`` on.
+    columns from ``stored`` on. The tile's first column is the buffer's ``first_column``, 0 where it is not said.
     """
 
     value: Operand[Any]
@@ -351,6 +351,9 @@ class TileStoreRowsOp(Kv.Operation, name="tile_store_rows", traits=[WritesMemory
 
     def verify_invariants(self) -> bool:
         tile = _tile(self, self.value, "the value", 2)
+        first = stored_from(self)
+        if first < 0 or first % COLUMN_STEP:
+            return verify.fail(self, f"first_column must be a multiple of {COLUMN_STEP}, got {first}")
         return tile is not None and verify_rows(self, self.buffer, tile)
 
 
@@ -369,6 +372,12 @@ def stored_columns(op: Any, columns: int) -> int:
     """The columns of a tile of rows that its buffer has, of so many."""
     attributes = op.operation.attributes
     return ir.IntegerAttr(attributes["stored"]).value if "stored" in attributes else columns
+
+
+def stored_from(op: Any) -> int:
+    """The column of a buffer's rows where a tile of rows starts."""
+    attributes = op.operation.attributes
+    return ir.IntegerAttr(attributes["first_column"]).value if "first_column" in attributes else 0
 
 
 def _vectors(op: Any, values: Sequence[ir.Value], shape: Sequence[int]) -> bool:
@@ -521,10 +530,13 @@ def tile_load_rows(
 
 
 def tile_store_rows(
-    value: ir.Value, buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value, stored: int | None = None
-) -> None:
-    """Write a tile, or its columns before ``stored``, to rows of a buffer."""
+    value: ir.Value, buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value, stored: int | None = None,
+    first_column: int = 0,
+) -> None:  # fmt: skip
+    """Write a tile, or its columns before ``stored``, to rows of a buffer from a column on."""
     op = TileStoreRowsOp(value, buffer, mask, list(indices)).operation
+    if first_column:
+        op.attributes["first_column"] = i64_attr(first_column)
     if stored is not None and stored != ir.RankedTensorType(value.type).shape[1]:
         op.attributes["stored"] = i64_attr(stored)
 

@@ -37,7 +37,7 @@ NARROW_WEIGHTS = 4.0  # powers of two that weights of 8 bits have above those of
 
 def attention_kernel(
     case: Case, rows: int, keys: int, threads: int, options: dict[str, Any], clean: bool = False, least: int = 1,
-    bounded: bool = False, looped: bool = True,
+    bounded: bool = False, looped: bool = True, section: tuple[int, int] | None = None,
 ) -> Any:  # fmt: skip
     """The kernel of a case, for tiles of ``rows`` query rows and ``keys`` keys.
 
@@ -48,9 +48,11 @@ def attention_kernel(
     ``clean``: values that no row of a tile sees are zeros, whatever they were: a weight of zero times NaN is NaN; and
     heads are taken as they are. Otherwise they have columns of zeros up to whole steps of the products.
     ``bounded``: so are values past the last that a tile's last row sees, of causal masks. ``looped``: a block may take
-    several tiles of rows; else there are as many blocks as tiles.
+    several tiles of rows; else there are as many blocks as tiles. ``section``: (first, how many) columns of values, and
+    of the output, that this kernel has; without, all of them.
     """
-    M, N, G, D, V = rows, keys, case.group, case.size, case.value_size
+    FIRST, values = section or (0, case.value_size)
+    M, N, G, D, V = rows, keys, case.group, case.size, values
     if not clean:
         D, V = align_up(D, COLUMN_STEP), align_up(V, COLUMN_STEP)
     narrow = case.query.bits == 8
@@ -66,10 +68,10 @@ def attention_kernel(
         o = o * factor[:, None]
         if prior is not None:
             d, of_prior = kv.tile_index(V)[None, :], of_prior[:, None]
-            there = exists[:, None] & (of_prior != 0.0) & (d < case.value_size)
+            there = exists[:, None] & (of_prior != 0.0) & (d < values)
             at = [i[:, None] if isinstance(i, Tile) else i for i in place]
-            o = with_prior(o, prior.gather(*at, d, mask=there), of_prior)
-        out.store_rows(*place, value=case.out(o), mask=exists, stored=case.value_size)
+            o = with_prior(o, prior.gather(*at, d + FIRST, mask=there), of_prior)
+        out.store_rows(*place, value=case.out(o), mask=exists, stored=values, first_column=FIRST)
         if lse is not None:
             lse.scatter(*place, value=log_sum_exp(m, l), mask=exists)
 
@@ -149,7 +151,8 @@ def attention_kernel(
                     first_at, there, whole = blocks.at(number, head, j, num_keys)
                     first, until = kv.where(there, first_at, 0), kv.where(there, end, 0)
                 k = k_rows.tile(b, head, first, until, columns=D, tail="any", descriptor=key_map, **of_tile)
-                v = v_rows.tile(b, head, first, until, begin=begin, columns=V, descriptor=value_map, **of_tile)
+                of_values = {"columns": V, "first_column": FIRST, "descriptor": value_map}
+                v = v_rows.tile(b, head, first, until, begin=begin, **of_values, **of_tile)
                 k_at = (first_at + kv.tile_index(N))[None, :]
                 x = kv.dot(q, k.T)
                 at = b, h[:, None], q_at, k_at

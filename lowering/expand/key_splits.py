@@ -69,13 +69,16 @@ def partial_row(tile: Any, max_splits: Any, split: Any, rows: int) -> Any:
     return (tile * max_splits + split) * rows
 
 
-def combine_kernel(case: Case, rows: int, keys: int, least: int, programmatic: bool = True) -> Any:
+def combine_kernel(
+    case: Case, rows: int, keys: int, least: int, programmatic: bool = True, section: tuple[int, int] | None = None
+) -> Any:
     """The kernel that combines the partial results of tiles of ``rows`` query rows and ``keys`` keys.
 
     A warp has a row. Rows of tiles that were not split are written already. ``programmatic``: it may be launched while
-    the kernel before it ends.
+    the kernel before it ends. ``section``: (first, how many) columns of values that the partial results have.
     """
-    V, turns = case.value_size, cdiv(case.value_size, 32 * WIDTH)
+    FIRST, V = section or (0, case.value_size)
+    turns = cdiv(V, 32 * WIDTH)
 
     @kv.func
     def weights_of(ends, row, num_splits, lane):
@@ -131,8 +134,8 @@ def combine_kernel(case: Case, rows: int, keys: int, least: int, programmatic: b
                             o = o + held[j] * kv.where(s + j < num_splits, kv.shuffle_idx(mine, (s + j) & 31), 0.0)
                     o = o * factor
                     if prior is not None:
-                        o = with_prior(o, prior.load(*place, d, width=WIDTH), of_prior)
-                    out.store(*place, d, value=case.out(o))
+                        o = with_prior(o, prior.load(*place, FIRST + d, width=WIDTH), of_prior)
+                    out.store(*place, FIRST + d, value=case.out(o))
                 if lse is not None:
                     if lane == 0:
                         lse[place] = log_sum_exp(m, l)

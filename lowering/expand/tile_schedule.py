@@ -44,6 +44,8 @@ MOST_BY_MMA = {1: 160, 2: 160, 3: 96}  # likewise, beside words of B on their wa
 SHARED_COLUMNS = 192  # of a product that has enough of the registers with which threads of four warpgroups start
 TURNS_FROM = 128  # columns of heads above which two warpgroups over 8-bit caches start their products by turns
 MOST_CONVERTING = 2  # warpgroups that convert what lies in staging memory
+MOST_COLUMNS = 512  # of a head
+MOST_OF_VALUES = 256  # columns of values that the registers of a warpgroup have sums of
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
 BOX_ROWS = 64  # most rows of a TMA box
@@ -119,8 +121,20 @@ class TileConfig:
         return align_up(self.case.size, COLUMN_STEP)
 
     @property
+    def sections(self) -> list[tuple[int, int]]:
+        """(first, how many) columns of values of the kernels that share a case: one, of wide heads two.
+
+        Each has all scores, and so nothing but registers to share: three products for two, beside the 64 rows a block
+        that one kernel would have, which read twice as much from the L2.
+        """
+        size = self.case.value_size
+        each = align_up(cdiv(size, cdiv(size, MOST_OF_VALUES)), COLUMN_STEP)
+        return [(first, min(each, size - first)) for first in range(0, size, each)]
+
+    @property
     def value_columns(self) -> int:
-        return align_up(self.case.value_size, COLUMN_STEP)
+        """Columns of a section of values, likewise."""
+        return align_up(self.sections[0][1], COLUMN_STEP)
 
     @property
     def registers(self) -> int:
@@ -221,8 +235,8 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     if spec.is_mla or case.rope:
         found.append("needs a collection with values, got an MLA one")
-    if spec.head_size % 8 or not 8 <= spec.head_size <= 256:
-        found.append(f"needs a head size of a multiple of 8 up to 256, got {spec.head_size}")
+    if spec.head_size % 8 or not 8 <= spec.head_size <= MOST_COLUMNS:
+        found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
     if case.pages and spec.page_size % LEAST_LISTED:
         found.append(f"takes lists of pages of a multiple of {LEAST_LISTED} tokens, got {spec.page_size}")
     if row_alignment < 16:
@@ -254,15 +268,15 @@ def of_boxes(config: TileConfig) -> bool:
 def staged_by_tma(config: TileConfig) -> bool:
     """Whether tiles are TMA boxes of elements that threads convert.
 
-    Three warpgroups that multiply leave registers for nothing else. With fewer, boxes pay where heads fill them, and
-    with scales where a chunk has one and many rows share it (H200, 4 x 4096: heads of 128 1242 against 1293 us, with
-    scales 1980 against 2190 us in granules of 32, 2078 against 1704 in granules of 8; heads of 80 1188 against 1077).
+    Three warpgroups that multiply leave registers for nothing else. With fewer, boxes pay but where a chunk has several
+    scales (H200, 4 x 4096 in granules of 8: 2078 against 1704 us).
     """
     spec, size = config.case.spec, config.case.size
     if not (config.staged and of_boxes(config) and size % CHUNK == 0 and row_unit(spec, size) == CHUNK):
         return False
-    shared = not spec.quantized or (config.consumers > 1 and spec.granularity >= CHUNK)
-    return config.consumers > 2 or (size % SWIZZLE == 0 and shared)
+    if spec.quantized and len(config.sections) > 1:  # scales are copied of whole heads
+        return False
+    return config.consumers > 2 or not spec.quantized or spec.granularity >= CHUNK
 
 
 def why_not(config: TileConfig, target: Target) -> str | None:
@@ -443,28 +457,44 @@ def launch(
     """Launch the kernel; ``source`` is (keys, values, layer), the collection twice where they are its, ``lists`` those
     of pages, and the block mask.
     """
+    tiles, multiprocessors = tiles_of(op, at, config.case.group, config.rows), at.device("multiprocessors")
+    splits = None
+    if config.splits != 1:
+        # Rows fill no fewer tiles than this, and every sequence of a batch has one.
+        rows = at.dim(op.query, 0) * (at.dim(op.query, 1) if config.case.padded else at.constant(1))
+        filled = tiles if config.case.padded else ((rows * config.case.group + (config.rows - 1)) // config.rows)
+        filled = filled.greatest(batch_of(op, at)).greatest(at.constant(1)) * config.case.spec.num_heads
+        splits = at.constant(config.splits or 1)
+        if not config.splits:
+            splits = splits_for(filled, batch_of(op, at), longest_of(op, at), multiprocessors)
+    maps = descriptors(config, at, *source)
+    for section in config.sections:
+        _launch_section(config, section, at, op, args, (tiles, multiprocessors, splits), maps, lists)
+
+
+def _launch_section(
+    config: TileConfig, section: tuple[int, int], at: Expansion, op: Any, args: list[ir.Value | None],
+    counts: tuple[Ix, Ix, Ix | None], maps: list[Any], lists: Sequence[ir.Value | None],
+) -> None:  # fmt: skip
+    """Launch the kernel of some columns of values; ``counts`` are tiles of rows, multiprocessors and splits."""
     from .attention_tiles import attention_kernel
 
-    case = config.case
+    case, (tiles, multiprocessors, splits) = config.case, counts
     spare = at.target.shared_bytes // config.blocks(at.target) - config.shared_bytes
     schedule = {"consumers": config.consumers, "spare": max(spare, 0), **config.entries()}
     options = {"min_blocks": config.blocks(at.target)}
     kernel = attention_kernel(
         case, config.rows, config.keys, config.threads, options, least=config.least, bounded=config.instruction == MMA,
-        looped=config.persistent or config.instruction != MMA,
+        looped=config.persistent or config.instruction != MMA, section=section,
     )  # fmt: skip
-    tiles, multiprocessors = tiles_of(op, at, case.group, config.rows), at.device("multiprocessors")
+    collection, layer, keys, values, query, extents, kv_offsets, scale, out, sinks, lse, slopes, *prior = args
+    lse = lse if section[0] == 0 else None  # which the first of several writes
+    args = [collection, layer, keys, values, query, extents, kv_offsets, scale, out, sinks, lse, slopes, *prior]
     units = tiles * case.spec.num_heads
     blocks = units.least(multiprocessors) if config.persistent else units
-    parts, combined, splits, several = [None, None, None], None, None, None
-    if config.splits != 1:
-        # Rows fill no fewer tiles than this, and every sequence of a batch has one.
-        rows = at.dim(op.query, 0) * (at.dim(op.query, 1) if case.padded else at.constant(1))
-        filled = tiles if case.padded else ((rows * case.group + (config.rows - 1)) // config.rows)
-        filled = filled.greatest(batch_of(op, at)).greatest(at.constant(1)) * case.spec.num_heads
-        splits = at.constant(config.splits or 1)
-        if not config.splits:
-            splits = splits_for(filled, batch_of(op, at), longest_of(op, at), multiprocessors)
+    parts: list[Any] = [None, None, None]
+    several = None
+    if splits is not None:
         several = (splits - 1).least(at.constant(1))
         slots = several * units * splits * config.rows + 1
         parts = [
@@ -475,29 +505,17 @@ def launch(
         units_of_all = units * splits
         blocks = units_of_all.least(multiprocessors) if config.persistent else units_of_all
     queue = at.workspace(4, zeroed=True) if config.persistent and config.producer else None
-    given = [*args, tiles, *descriptors(config, at, *source), *parts, queue, *arrays_of(op), *lists]
-    at.launch(kernel, given, (blocks, 1, 1), (config.threads, 1, 1), key=config, attributes={"kv.schedule": schedule})
-    if splits is not None and several is not None:
-        collection, layer, keys, values, _, extents, kv_offsets, _, out, sinks, lse, _, *prior = args
-        combined = [
-            collection,
-            layer,
-            keys,
-            values,
-            extents,
-            kv_offsets,
-            out,
-            sinks,
-            lse,
-            *prior,
-            *parts,
-            tiles,
-            lists[-1],
-        ]
-        grid = several * units * (config.rows // WARPS)
-        early = at.target.has("pdl")
-        kernel = combine_kernel(case, config.rows, config.keys, config.least, early)
-        at.launch(kernel, combined, (grid, 1, 1), (32 * WARPS, 1, 1), key=config, programmatic=early)
+    given = [*args, tiles, *maps, *parts, queue, *arrays_of(op), *lists]
+    key = config, section
+    at.launch(kernel, given, (blocks, 1, 1), (config.threads, 1, 1), key=key, attributes={"kv.schedule": schedule})
+    if several is None:
+        return
+    before = [collection, layer, keys, values, extents, kv_offsets, out, sinks, lse, *prior]
+    combined = [*before, *parts, tiles, lists[-1]]
+    grid = several * units * (config.rows // WARPS)
+    early = at.target.has("pdl")
+    kernel = combine_kernel(case, config.rows, config.keys, config.least, early, section)
+    at.launch(kernel, combined, (grid, 1, 1), (32 * WARPS, 1, 1), key=key, programmatic=early)
 
 
 def descriptors(config: TileConfig, at: Expansion, keys: ir.Value, values: ir.Value, layer: Any) -> list[Any]:

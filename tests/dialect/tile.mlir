@@ -80,6 +80,7 @@ func.func @windows(%x: tensor<256xf32>, %i: tensor<64xi32>, %y: tensor<256xf32, 
 // CHECK-LABEL: func.func @buffers
 // CHECK:         %[[X:.*]] = "kv.tile_load_rows"(%{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}) : (memref<?x?x128xbf16>, tensor<64xi1>, tensor<64xi32>, tensor<64xi32>) -> tensor<64x128xbf16>
 // CHECK:         "kv.tile_store_rows"(%[[X]], %{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}) : (tensor<64x128xbf16>, memref<?x?x128xbf16>, tensor<64xi1>, tensor<64xi32>, tensor<64xi32>) -> ()
+// CHECK:         "kv.tile_store_rows"(%[[X]], {{.*}}) {first_column = 16 : i64, stored = 112 : i64}
 // CHECK:         %[[Y:.*]] = "kv.tile_gather"(%{{.*}}, %{{.*}}, %{{.*}}) : (memref<?xf32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64xf32>
 // CHECK:         "kv.tile_gather"(%{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}) : (memref<?x?xf32>, tensor<8x64xi1>, tensor<8x64xi32>, tensor<8x64xi32>) -> tensor<8x64xf32>
 // CHECK:         "kv.tile_scatter"(%[[Y]], %{{.*}}, %{{.*}}, %{{.*}}) : (tensor<64xf32>, memref<?xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
@@ -87,6 +88,7 @@ func.func @buffers(%rows: memref<?x?x128xbf16>, %v: memref<?xf32>, %m: memref<?x
                    %i: tensor<64xi32>, %seen: tensor<8x64xi1>, %j: tensor<8x64xi32>) {
   %x = "kv.tile_load_rows"(%rows, %exists, %i, %i) : (memref<?x?x128xbf16>, tensor<64xi1>, tensor<64xi32>, tensor<64xi32>) -> tensor<64x128xbf16>
   "kv.tile_store_rows"(%x, %rows, %exists, %i, %i) : (tensor<64x128xbf16>, memref<?x?x128xbf16>, tensor<64xi1>, tensor<64xi32>, tensor<64xi32>) -> ()
+  "kv.tile_store_rows"(%x, %rows, %exists, %i, %i) {first_column = 16 : i64, stored = 112 : i64} : (tensor<64x128xbf16>, memref<?x?x128xbf16>, tensor<64xi1>, tensor<64xi32>, tensor<64xi32>) -> ()
   %y = "kv.tile_gather"(%v, %exists, %i) : (memref<?xf32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64xf32>
   %z = "kv.tile_gather"(%m, %seen, %j, %j) : (memref<?x?xf32>, tensor<8x64xi1>, tensor<8x64xi32>, tensor<8x64xi32>) -> tensor<8x64xf32>
   "kv.tile_scatter"(%y, %v, %exists, %i) : (tensor<64xf32>, memref<?xf32>, tensor<64xi1>, tensor<64xi32>) -> ()

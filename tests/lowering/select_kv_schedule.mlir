@@ -176,7 +176,7 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 // CHECK:         kind = "tile"
 // CHECK:         kind = "simt"
 // REMARK:      remark: missed: kind simt is slower than others: a kernel of kind decode needs a head size of a multiple of 8 up to 512, got 20 [select-kv-schedule]
-// REMARK:      remark: missed: kind simt is slower than others: a kernel of kind tile needs a head size of a multiple of 8 up to 256, got 20
+// REMARK:      remark: missed: kind simt is slower than others: a kernel of kind tile needs a head size of a multiple of 8 up to 512, got 20
 // REMARK-NOT:  remark:
 func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %offsets: !table, %scale: f32, %out: !rows, %to: !whole) {
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()

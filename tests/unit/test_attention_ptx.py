@@ -338,6 +338,26 @@ def test_nothing_depends_on_the_order_of_warps_and_copies(schedule, new, head_si
         np.testing.assert_array_equal(other, first)
 
 
+@pytest.mark.sampled(101)
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "page_size", "target", "schedule", "options"),
+    [("bf16", 512, 16, "sm_90a", {}, {}), ("bf16", 512, 64, "sm_90a", {"rows": 64}, {"mask": "chunked", "chunk": 24}),
+     ("f16", 264, 5, "sm_90a", {"rows": 64, "splits": 2}, {"cached": [2070], "mask": "sliding_window", "window": 2060}),
+     ("bf16", 320, 16, "sm_80", {}, {}), ("f8e4m3", 512, 16, "sm_90a", {}, {}), ("f32", 384, 16, "sm_90a", {}, {})],
+)  # fmt: skip
+def test_columns_of_wide_heads_are_of_two_kernels(dtype, head_size, page_size, target, schedule, options):
+    """Each writes its own columns, the first the log-sum-exp; also where keys are split and combined."""
+    options = dict(options)
+    rng, problem = problem_of(
+        44, dtype=dtype, cached=options.pop("cached", [21]), new=[9] if head_size > 264 else [1],
+        head_size=head_size, page_size=page_size, num_heads=1,
+    )  # fmt: skip
+    query = query_of(rng, problem, 4, dtype if dtype in ("bf16", "f32") else "f16")
+    check(
+        problem, query, {"kind": "tile", **schedule}, target, sinks=rng.standard_normal(4).astype(np.float32), **options
+    )
+
+
 @pytest.mark.parametrize("quantized", [False, True])
 def test_latent_rows(quantized):
     storage = {"dtype": "f8e4m3", "scale_dtype": "f32"} if quantized else {"dtype": "f16"}

@@ -141,13 +141,20 @@ class Buffer:
         made = ops.tile_load_rows(self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape), columns, stored)
         return tiles.Tile(made, self.dtype, (*shape, columns))
 
-    def store_rows(self, *index: Any, value: tiles.Tile, mask: Any = True, stored: int | None = None) -> None:
-        """Write a tile of rows, the mirror of :meth:`load_rows`: rows whose ``mask`` is false are not written."""
+    def store_rows(
+        self, *index: Any, value: tiles.Tile, mask: Any = True, stored: int | None = None, first_column: int = 0
+    ) -> None:
+        """Write a tile of rows, the mirror of :meth:`load_rows`: rows whose ``mask`` is false are not written.
+
+        They are written from ``first_column`` on, a multiple of 16.
+        """
         self._check_written()
         self._check_rank((*index, 0))
         shape = tiles.shape_of_indices("an index", *index, mask)
         value = as_value(value, self.dtype, f"what is stored in a {self!r}")
-        ops.tile_store_rows(value.ir, self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape), stored)
+        ops.tile_store_rows(
+            value.ir, self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape), stored, first_column
+        )
 
     def gather(self, *index: Any, mask: Any = True) -> tiles.Tile:
         """``self[index]`` for every element of index tiles; 0, and nothing read, where ``mask`` is false."""
