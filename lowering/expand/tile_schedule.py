@@ -176,13 +176,10 @@ class TileConfig:
         if not self.staged:
             return 0
         copying, spec = WARPGROUP * (self.producers if self.producer else self.consumers), self.case.spec
-        return sum(
-            max(
-                staging_bytes(spec, self.keys, n, copying, self.slots),
-                staged_boxes_bytes(spec, self.keys, n, self.slots),
-            )
-            for n in (self.columns, self.value_columns)
-        )
+        both = (self.columns, self.value_columns)
+        if staged_by_tma(self):
+            return sum(staged_boxes_bytes(spec, self.keys, n, self.slots) for n in both)
+        return sum(staging_bytes(spec, self.keys, n, copying, self.slots) for n in both)
 
     @property
     def converts(self) -> bool:
