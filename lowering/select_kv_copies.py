@@ -214,7 +214,7 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, target: Targe
     with ir.InsertionPoint(load), load.location:
         n = use_number(loop) if loop is not None else const(0)
         first, pages, begin = op.first, None, None
-        if by_tma and op.descriptor is not None and copy in ("tma", "staged"):
+        if by_tma and op.descriptor is not None and copy in ("tma", "staged", "transposed"):
             box = types.tma_spec_of(op.descriptor.type).rows
             rows = i64_attr(shape(op.tile)[0])
             pages = staging.TilePagesOp(
@@ -223,7 +223,7 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, target: Targe
         elif copy == "cp_async" and spec.paged and shape(op.tile)[0] <= WARPGROUP and not by_pages(op, by_tma):
             rows = i64_attr(shape(op.tile)[0])
             pages = staging.TileRowPagesOp(table_of(op.cache), op.batch, first, op.count, rows).operation.results[0]
-        elif copy == "transposed":
+        if copy == "transposed":
             begin = op.begin
         staging.ProducerAcquireOp(buffer, n)
         staging.CopyStartOp(

@@ -18,12 +18,12 @@ from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, i32
 from kvarn.dialect.layout import page_and_slot
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
-from kvarn.dsl import functional, ptx, tma
+from kvarn.dsl import functional, gpu, ptx, tma
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
 from kvarn.dsl.values import Value, vector, where
 
-from .tile_ir import BARRIER_BYTES, NO_PAGE, SWIZZLE, WARP
+from .tile_ir import BARRIER_BYTES, SWIZZLE, WARP
 from .tile_threads import scalar, warp_of
 
 GROUP = 16  # rows that a warp transposes at a time
@@ -77,11 +77,9 @@ class Transposition:
             ptx.mbarrier_arrive_expect_tx(full, own * (boxes * self.staged.panels * map.box_bytes))
         ptx.syncwarp()
         row = (warp + lane // boxes * self.warps) * GROUP + lane % boxes * map.rows
-        first, count = scalar(op.first), scalar(op.count)
-        token = Value((first + row).ir, i32, nonneg=True)
+        token = Value((scalar(op.first) + row).ir, i32, nonneg=True)
+        page = gpu.shuffle_idx(scalar(op.pages), row // map.rows & (WARP - 1))  # looked up a tile ahead
         with functional.when(lane < own * boxes):
-            at = Value(kv_math.max(kv_math.min(token, count - 1), 0).ir, i32, nonneg=True)
-            page = where(token < count, Value(ops.page(op.cache, op.batch, at.ir), i32), NO_PAGE)
             for panel in range(self.staged.panels):
                 column = op.first_column.value + panel * self.staged.panel_columns
                 coordinates = (page, page_and_slot(spec, token)[1], scalar(op.head), column)
