@@ -494,15 +494,6 @@ func.func @rule(%x: tensor<64x128xf32>, %b: memref<?x128xbf16>, %m: tensor<64xi1
 
 // -----
 
-// Rule: rows are stored from a whole step of columns on.
-func.func @rule(%x: tensor<64x128xbf16>, %b: memref<?x128xbf16>, %m: tensor<64xi1>, %i: tensor<64xi32>) {
-  // expected-error @below {{'kv.tile_store_rows' op first_column must be a multiple of 16, got 8}}
-  "kv.tile_store_rows"(%x, %b, %m, %i) {first_column = 8 : i64} : (tensor<64x128xbf16>, memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> ()
-  return
-}
-
-// -----
-
 // Rule: elements are gathered from a buffer.
 func.func @rule(%b: tensor<64xf32>, %m: tensor<64xi1>, %i: tensor<64xi32>) {
   // expected-error @below {{'kv.tile_gather' op the buffer must be a memref of rank 1, got tensor<64xf32>}}

@@ -26,3 +26,12 @@ func.func @shapes(%x: tensor<4x8xf32>) {
   %t = "kv.cast"(%x) : (tensor<4x8xf32>) -> tensor<8x4xf8E4M3FN>
   return
 }
+
+// -----
+
+// Rule: rows are stored from a whole step of columns on.
+func.func @rule(%x: tensor<64x128xbf16>, %b: memref<?x128xbf16>, %m: tensor<64xi1>, %i: tensor<64xi32>) {
+  // expected-error @below {{'kv.tile_store_rows' op first_column must be a multiple of 16, got 8}}
+  "kv.tile_store_rows"(%x, %b, %m, %i) {first_column = 8 : i64} : (tensor<64x128xbf16>, memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> ()
+  return
+}
