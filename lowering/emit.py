@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable
 
 from mlir import ir
-from mlir.dialects import gpu, llvm
+from mlir.dialects import llvm
 from mlir.passmanager import PassManager
 
+from . import nvptx
 from .pass_base import fail
 from .rewrite import in_modules, walk
 from .target import ISA_MARKS, OP_NEEDS, Target, runs
@@ -109,37 +110,34 @@ def _kind_and_bits(type_: ir.Type) -> tuple[str, int]:
 _LINES = "builtin.module(ensure-debug-info-scope-on-llvm-func{emission-kind=DebugDirectivesOnly})"
 
 
-def ptx(module: ir.Module, target: Target, level: int = 3, lineinfo: bool = False) -> str:
+def ptx(module: ir.Module, target: Target, lineinfo: bool = False) -> str:
     """PTX of a module in the LLVM dialect, with ``.loc`` lines of its source on request; the module stays as it was."""
     with module.context, ir.Location.unknown():
+        if not in_modules(module, "gpu.module"):
+            raise ValueError("the module has no gpu.module to emit")
         major, minor = isa_for(module, target)
-        copy = module.operation.clone()
-        features = f"+ptx{major}{minor}"
-        attribute = ir.Attribute.parse(f'#nvvm.target<chip="{target.name}", features="{features}", O={level}>')
-        for scope in in_modules(copy, "gpu.module"):
-            scope.attributes["targets"] = ir.ArrayAttr.get([attribute])
+        flat = _flat(module)
         if lineinfo:
-            PassManager.parse(_LINES).run(copy.operation)
-        PassManager.parse("builtin.module(gpu-module-to-binary{format=isa opts= section= toolkit=})").run(
-            copy.operation
-        )
-        for binary in in_modules(copy, "gpu.binary"):
-            code = gpu.ObjectAttr(binary.opview.objects[0]).object
-            text = (code if isinstance(code, str) else bytes(code).decode()).rstrip("\0")
-            major, minor = required_isa(text, target)
-            return _VERSION.sub(f".version {major}.{minor}", text, count=1)
-    raise ValueError("the module has no gpu.module to emit")
+            PassManager.parse(_LINES).run(flat.operation)
+        text = nvptx.ptx(flat, target.name, f"+ptx{major}{minor}")
+        major, minor = required_isa(text, target)
+        return _VERSION.sub(f".version {major}.{minor}", text, count=1)
 
 
 def llvm_ir(module: ir.Module) -> str:
     """LLVM IR of a module in the LLVM dialect, a GPU module's contents lifted out."""
     with module.context, ir.Location.unknown():
-        flat = ir.Module.create()
-        scopes = in_modules(module, "gpu.module")
-        source = scopes[0].regions[0].blocks[0] if scopes else module.body
-        for op in source.operations:
-            flat.body.append(op.operation.clone())
-        return llvm.translate_module_to_llvmir(flat.operation)
+        return llvm.translate_module_to_llvmir(_flat(module).operation)
+
+
+def _flat(module: ir.Module) -> ir.Module:
+    """A copy with the contents of a GPU module, when there is one, as its own."""
+    flat = ir.Module.create()
+    scopes = in_modules(module, "gpu.module")
+    source = scopes[0].regions[0].blocks[0] if scopes else module.body
+    for op in source.operations:
+        flat.body.append(op.operation.clone())
+    return flat
 
 
 def isa_of(text: str) -> str:

@@ -158,12 +158,18 @@ def _encode(name: str, declared: EffectsLike) -> tuple[list[Any], int, bool]:
 def _pointer(context: ir.Context) -> int:
     if not isinstance(context, ir.Context):
         raise TypeError(f"attach takes an mlir.ir.Context, got {type(context).__name__}")
-    capsule = context._CAPIPtr  # type: ignore[attr-defined]
+    return behind(context)
+
+
+def behind(bound: Any) -> int:
+    """Address of the C++ object behind one of the bindings' (a context, an operation), for MLIR's C API; ValueError
+    when it is no longer alive."""
+    capsule = bound._CAPIPtr
     python = ctypes.pythonapi
     python.PyCapsule_GetName.restype, python.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
     python.PyCapsule_GetPointer.restype = ctypes.c_void_p
     python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     pointer = python.PyCapsule_GetPointer(capsule, python.PyCapsule_GetName(capsule))
     if not pointer:
-        raise ValueError("the context is no longer alive")
+        raise ValueError(f"the {type(bound).__name__.lower()} is no longer alive")
     return pointer
