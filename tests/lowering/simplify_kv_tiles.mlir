@@ -37,3 +37,52 @@ gpu.module @kernels {
     gpu.return
   }
 }
+
+// -----
+
+gpu.module @kernels {
+  // One comparison an element where a row's bound and the number of columns hold both; the third condition stays.
+  // CHECK-LABEL: gpu.func @bounds
+  // CHECK-DAG:     %[[LAST:.*]] = arith.subi %{{.*}}, %c1_i32
+  // CHECK-DAG:     %[[SPLAT:.*]] = tensor.splat %[[LAST]] : tensor<16xi32>
+  // CHECK:         %[[LEAST:.*]] = arith.minsi %{{.*}}, %[[SPLAT]] : tensor<16xi32>
+  // CHECK:         %[[EVERY:.*]] = "kv.tile_broadcast"(%[[LEAST]]) {dimension = 0 : i64}
+  // CHECK:         %[[HOLDS:.*]] = arith.cmpi sle, %{{.*}}, %[[EVERY]] : tensor<16x8xi32>
+  // CHECK-NOT:     arith.cmpi
+  // CHECK:         %[[MASK:.*]] = arith.andi %[[HOLDS]], %{{.*}} : tensor<16x8xi1>
+  // CHECK:         "kv.tile_mask"(%{{.*}}, %[[MASK]])
+  gpu.func @bounds(%n: i32, %x: tensor<16x8xf32>, %bound: tensor<16xi32>, %other: tensor<16x8xi1>, %stored: tensor<16xi1>,
+      %out: memref<?x?xf32, strided<[?, 1]>, 1>) kernel attributes {kv.tiled} {
+    %index = "kv.tile_index"() : () -> tensor<8xi32>
+    %splat = tensor.splat %n : tensor<8xi32>
+    %below = arith.cmpi slt, %index, %splat : tensor<8xi32>
+    %below2 = "kv.tile_broadcast"(%below) {dimension = 1 : i64} : (tensor<8xi1>) -> tensor<16x8xi1>
+    %columns = "kv.tile_broadcast"(%index) {dimension = 1 : i64} : (tensor<8xi32>) -> tensor<16x8xi32>
+    %rows = "kv.tile_broadcast"(%bound) {dimension = 0 : i64} : (tensor<16xi32>) -> tensor<16x8xi32>
+    %seen = arith.cmpi sle, %columns, %rows : tensor<16x8xi32>
+    %both = arith.andi %seen, %other : tensor<16x8xi1>
+    %mask = arith.andi %both, %below2 : tensor<16x8xi1>
+    %y = "kv.tile_mask"(%x, %mask) : (tensor<16x8xf32>, tensor<16x8xi1>) -> tensor<16x8xf32>
+    "kv.tile_store_rows"(%y, %out, %stored, %bound) : (tensor<16x8xf32>, memref<?x?xf32, strided<[?, 1]>, 1>, tensor<16xi1>, tensor<16xi32>) -> ()
+    gpu.return
+  }
+
+  // Left alone: bounds that hold other numbers of columns.
+  // CHECK-LABEL: gpu.func @others
+  // CHECK:         arith.cmpi slt
+  // CHECK:         arith.cmpi sle
+  gpu.func @others(%n: i32, %x: tensor<16x8xf32>, %bound: tensor<16xi32>, %places: tensor<8xi32>, %stored: tensor<16xi1>,
+      %out: memref<?x?xf32, strided<[?, 1]>, 1>) kernel attributes {kv.tiled} {
+    %index = "kv.tile_index"() : () -> tensor<8xi32>
+    %splat = tensor.splat %n : tensor<8xi32>
+    %below = arith.cmpi slt, %index, %splat : tensor<8xi32>
+    %below2 = "kv.tile_broadcast"(%below) {dimension = 1 : i64} : (tensor<8xi1>) -> tensor<16x8xi1>
+    %columns = "kv.tile_broadcast"(%places) {dimension = 1 : i64} : (tensor<8xi32>) -> tensor<16x8xi32>
+    %rows = "kv.tile_broadcast"(%bound) {dimension = 0 : i64} : (tensor<16xi32>) -> tensor<16x8xi32>
+    %seen = arith.cmpi sle, %columns, %rows : tensor<16x8xi32>
+    %mask = arith.andi %seen, %below2 : tensor<16x8xi1>
+    %y = "kv.tile_mask"(%x, %mask) : (tensor<16x8xf32>, tensor<16x8xi1>) -> tensor<16x8xf32>
+    "kv.tile_store_rows"(%y, %out, %stored, %bound) : (tensor<16x8xf32>, memref<?x?xf32, strided<[?, 1]>, 1>, tensor<16xi1>, tensor<16xi32>) -> ()
+    gpu.return
+  }
+}
