@@ -35,10 +35,10 @@ $(VENV)/.installed: $(BIN)/python $(INPUTS)
 setup: $(VENV)/.installed ## set up .venv: kvarn (editable) and everything the other targets need
 
 check: setup ## lint, type check, and every test, lit's included (ARGS="-k paged" picks some)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check-all: setup ## what check does, with every case of the tests of which it takes a sample
-	@KVARN_TEST_ALL=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@KVARN_TEST_ALL=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test: setup ## the tests without the linters, one process (ARGS="tests/unit -x")
 	@$(BIN)/python -m pytest --ignore tests/test_lint.py $(ARGS)

@@ -14,6 +14,7 @@ _STDERR = pytest.StashKey[int]()  # as it was before pytest captured it
 # One in so many cases of a suite of operations runs as GPU code in the interpreter, and on the host; of the cases of
 # any other test that has more than MANY, one in OF_MANY.
 INTERPRETED, HOSTED, MANY, OF_MANY = 8, 4, 8, 3
+FIRST = ("test_lint.py", "test_lit.py")  # files of pyright and of lit
 GPU_SECONDS = 120  # that a test on a GPU may take: a kernel that hangs takes everything after it along
 
 
@@ -34,6 +35,14 @@ def pytest_runtest_setup(item):
 
 
 def pytest_collection_modifyitems(config, items):
+    _sample(config, items)
+    # Files go to workers in this order (make check: --no-loadscope-reorder): what is long and one test goes first, then
+    # by the number of tests, so that no worker has a long file left when the other is done.
+    sizes = collections.Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.name not in FIRST, -sizes[item.path], item.path))
+
+
+def _sample(config, items):
     """Of the cases of a sampled test one in n by its name's hash, and the first: the suite has to end in minutes."""
     if os.environ.get("KVARN_TEST_ALL") or any("::" in argument for argument in config.args):
         return

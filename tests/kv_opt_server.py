@@ -25,12 +25,23 @@ def call(path: str, arguments: list[str]) -> int:
 
 def serve(path: str) -> None:
     """Answer calls until standard input ends."""
+    import gc
+    import importlib
+    import pkgutil
     import select
 
-    from mlir import ir  # noqa: F401
+    import kvarn.lowering.expand
+    from kvarn import compiler, emulator  # noqa: F401
+    from kvarn.dialect import kv
+    from kvarn.tools import kv_opt, opt_emit, opt_run  # noqa: F401
 
-    from kvarn.lowering import pipeline  # noqa: F401
-    from kvarn.tools import kv_opt, opt_run  # noqa: F401
+    # Passes and expansions are imported where they are first needed, which takes a new process longer than most calls.
+    for package in (kvarn.lowering, kvarn.lowering.expand):
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
+    kv.make_context()
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page that it looks at
 
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
