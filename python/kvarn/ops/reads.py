@@ -155,6 +155,14 @@ _GIVEN = (
     "out", "lse", "kv_offsets", "alibi_slopes", "prior", "tree", "pages", "page_counts", "shared", "schedule",
 )  # fmt: skip
 _GIVEN_PADDED = tuple("valid_lengths" if name == "row_offsets" else name for name in _GIVEN)
+_FIRST_OPTION = _GIVEN.index("scale")
+
+
+def options_of(given: tuple[Any, ...], **more: Any) -> dict[str, Any]:
+    """The arguments by keyword of an attention over one of several sources, from those in the order of ``_GIVEN``."""
+    options = dict(zip(_GIVEN[_FIRST_OPTION:], given[_FIRST_OPTION:], strict=True))
+    del options["shared"]
+    return {**options, **more}
 
 
 def attention(
@@ -291,24 +299,19 @@ def attention(
         If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.attention"
-    given = answer = None
+    answer = None
     if out is None and is_torch(query.__class__) and collection.__class__ is not list and shared is None:
         out = checks.empty_result(query, "out", title)
+    given = (
+        collection, layer, query, row_offsets, scale, score, mask, window, chunk, sinks, softcap, out, lse,
+        kv_offsets, alibi_slopes, prior, tree, pages, page_counts, shared, schedule,
+    )  # fmt: skip
     if out is not None and block_mask is None and not (return_lse and lse is None):
-        given = (
-            collection, layer, query, row_offsets, scale, score, mask, window, chunk, sinks, softcap, out, lse,
-            kv_offsets, alibi_slopes, prior, tree, pages, page_counts, shared, schedule,
-        )  # fmt: skip
         answer = _ATTENTION.again(given, stream)
         if answer is True:
             return (out, lse) if return_lse else out
     if collection.__class__ is list or shared is not None:
-        options = {
-            "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk, "sinks": sinks,
-            "softcap": softcap, "out": out, "return_lse": return_lse, "lse": lse, "kv_offsets": kv_offsets,
-            "alibi_slopes": alibi_slopes, "prior": prior, "tree": tree, "pages": pages, "page_counts": page_counts,
-            "block_mask": block_mask, "schedule": schedule, "stream": stream,
-        }  # fmt: skip
+        options = options_of(given, return_lse=return_lse, block_mask=block_mask, stream=stream)
         if collection.__class__ is not list:
             return sources.attention_shared(attention, collection, layer, query, row_offsets, shared, options, title)
         if shared is not None:
@@ -345,7 +348,7 @@ def attention(
         _OPERAND_ATTENTION(operands, attributes, schedule, stream)
     else:
         operands, attributes = with_lists(operands, attributes, pages, page_counts, block_mask)
-        unknown = (_GIVEN, given, answer) if given and answer else None
+        unknown = (_GIVEN, given, answer) if answer else None
         _ATTENTION(operands, attributes, scheduled(collection, schedule), stream, unknown=unknown)
     return (out, lse) if return_lse else out
 
@@ -419,22 +422,17 @@ def attention_padded(
         If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.attention_padded"
-    given = answer = None
+    answer = None
+    given = (
+        collection, layer, query, valid_lengths, scale, score, mask, window, chunk, sinks, softcap, out, lse,
+        kv_offsets, alibi_slopes, prior, tree, pages, page_counts, None, schedule,
+    )  # fmt: skip
     if out is not None and block_mask is None and not (return_lse and lse is None):
-        given = (
-            collection, layer, query, valid_lengths, scale, score, mask, window, chunk, sinks, softcap, out, lse,
-            kv_offsets, alibi_slopes, prior, tree, pages, page_counts, None, schedule,
-        )  # fmt: skip
         answer = _ATTENTION_PADDED.again(given, stream)
         if answer is True:
             return (out, lse) if return_lse else out
     if collection.__class__ is list:
-        options = {
-            "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk, "sinks": sinks,
-            "softcap": softcap, "out": out, "return_lse": return_lse, "lse": lse, "kv_offsets": kv_offsets,
-            "alibi_slopes": alibi_slopes, "prior": prior, "tree": tree, "pages": pages, "page_counts": page_counts,
-            "block_mask": block_mask, "schedule": schedule, "stream": stream,
-        }  # fmt: skip
+        options = options_of(given, return_lse=return_lse, block_mask=block_mask, stream=stream)
         return sources.attention(attention_padded, collection, layer, query, valid_lengths, options, title)
     layer = layer_of(collection, layer, title)
     if block_mask is not None:
@@ -452,7 +450,7 @@ def attention_padded(
     operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets, alibi_slopes)
     operands = (*operands, *prior_of(prior, title), *arrays)
     operands, attributes = with_lists(operands, attributes, pages, page_counts, block_mask)
-    unknown = (_GIVEN_PADDED, given, answer) if given and answer else None
+    unknown = (_GIVEN_PADDED, given, answer) if answer else None
     _ATTENTION_PADDED(operands, attributes, scheduled(collection, schedule), stream, unknown=unknown)
     return (out, lse) if return_lse else out
 
