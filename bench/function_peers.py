@@ -17,8 +17,6 @@ TOLERANCE = 0.02
 
 def flashinfer(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
     """A custom mask over pages: a bit for every query and key, packed by the plan."""
-    if p.row.kind == "functions" and not p.row.shape.documents:
-        return  # there is no score of one's own without a kernel of one's own
     shape, pages, (keys, values) = p.row.shape, p.cached.pages, p.cached.parts
 
     def make() -> Callable[[int], Any]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from . import function_peers
+from .cases import Row
 from .kvarn_rows import Offer
 from .problems import problem
 
@@ -36,7 +37,11 @@ def _once(name: str, make: Callable[[], Any]) -> Any:
 
 
 def _is_fp8(p: Any) -> bool:
-    return p.row.dtype != "bf16"
+    return _of_8_bits(p.row)
+
+
+def _of_8_bits(row: Row) -> bool:
+    return row.dtype != "bf16"
 
 
 def _vllm_library(pattern: str) -> None:
@@ -66,11 +71,7 @@ def flashinfer(p: Any) -> Iterator[Offer]:
     workspace = _once(
         "flashinfer", lambda: p.arrays.torch.zeros(512 << 20, dtype=p.arrays.torch.uint8, device=p.arrays.device)
     )
-    yield from _FLASHINFER.get(p.row.kind, _none)(p, fi, workspace)
-
-
-def _none(*_: Any) -> Iterator[Offer]:
-    return iter(())
+    yield from _FLASHINFER[p.row.kind](p, fi, workspace)
 
 
 def _fi_decode(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
@@ -241,8 +242,6 @@ def _fi_prefill(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
 
 
 def _fi_mla(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
-    if _is_fp8(p):  # its kernels take latent rows of 16 bits only
-        return
     shape, pages, (cache,) = p.row.shape, p.cached.pages, p.cached.parts
     split = shape.value_size
 
@@ -299,8 +298,6 @@ def _fa3_forward(
 
 def fa3(p: Any) -> Iterator[Offer]:
     """FlashAttention-3 of vLLM, paged."""
-    if p.row.kind not in ("decode", "prefill", "mla"):
-        return
     _vllm_library("_vllm_fa3_C*.so")
     if p.row.kind == "mla":
         yield from _fa3_mla(p)
@@ -320,8 +317,6 @@ def fa3(p: Any) -> Iterator[Offer]:
 
 def _fa3_mla(p: Any) -> Iterator[Offer]:
     """What vLLM takes for latent rows on Hopper."""
-    if _is_fp8(p):  # its kernel takes latent rows of 16 bits only
-        return
     shape, (cache,) = p.row.shape, p.cached.parts
     split, rows = shape.value_size, cache.view(p.layers, -1, shape.page, 1, shape.size)
 
@@ -337,8 +332,6 @@ def _fa3_mla(p: Any) -> Iterator[Offer]:
 
 def flashmla(p: Any) -> Iterator[Offer]:
     """FlashMLA, dense; over rows of 8 bits with a query of 8 bits, which is what it takes."""
-    if p.row.kind != "mla" or p.row.shape.page != FLASHMLA_PAGE or p.row.shape.rope:
-        return
     shape, (cache,), torch = p.row.shape, p.cached.parts, p.arrays.torch
     _vllm_library("_flashmla_extension_C*.so" if _is_fp8(p) else "_flashmla_C*.so")
     query = p.query.to(cache.dtype) if _is_fp8(p) else p.query
@@ -383,8 +376,6 @@ def flashmla(p: Any) -> Iterator[Offer]:
 
 def vllm_cache(p: Any) -> Iterator[Offer]:
     """vLLM's cache kernels: append, rotary embedding and append, gather."""
-    if p.row.kind not in ("append", "gather"):
-        return
     _vllm_library("_C_stable_libtorch*.so")
     torch, shape = p.arrays.torch, p.row.shape
     if p.row.kind == "gather":
@@ -431,8 +422,6 @@ def vllm_cache(p: Any) -> Iterator[Offer]:
 
 def triton(p: Any) -> Iterator[Offer]:
     """vLLM's unified attention, written in Triton."""
-    if p.row.kind not in ("decode", "prefill") or getattr(p.row.shape, "window", 0):
-        return
     shim = os.environ.get("PEERS_DIR") and os.path.join(os.environ["PEERS_DIR"], "vllm_shim")
     if shim and os.path.isdir(shim) and shim not in sys.path:
         sys.path.insert(0, shim)
@@ -488,7 +477,7 @@ def torch_(p: Any) -> Iterator[Offer]:
         ids = p.cached.pages.order.long()
         out = p.out.view(-1, *keys.shape[2:])
         yield Offer("torch index_select", lambda: lambda layer: torch.index_select(keys[layer], 0, ids, out=out), 0.5)
-    elif p.row.kind == "append" and not p.rope:
+    else:
         shape = p.row.shape
         keys, values = (x.view(p.layers, -1, shape.heads, shape.size) for x in p.cached.parts)
 
@@ -507,9 +496,8 @@ def flex(p: Any) -> Iterator[Offer]:
     """torch's flex attention over physical pages, which must have 128 tokens: the row with such pages."""
     if p.row.kind == "functions":
         yield from function_peers.flex(p)
-    shape = p.row.shape
-    if p.row.kind != "decode" or _is_fp8(p) or p.row.name not in ("b16_c8k", "b64_c4k"):
         return
+    shape = p.row.shape
     attention = importlib.import_module("torch.nn.attention.flex_attention")
     torch = p.arrays.torch
     again = problem(p.arrays, replace(p.row, shape=replace(shape, page=128)), True)
@@ -559,6 +547,30 @@ GROUPS: dict[str, Group] = {
     "torch": torch_,
     "flex": flex,
 }
+_TAKES: dict[str, Callable[[Row], bool]] = {
+    "flashinfer": lambda row: (
+        row.kind in _FLASHINFER
+        and not (row.kind == "mla" and _of_8_bits(row))
+        and not (row.kind == "functions" and not row.shape.documents)  # a score of one's own: a kernel of one's own
+    ),
+    "fa3": lambda row: row.kind in ("decode", "prefill") or (row.kind == "mla" and not _of_8_bits(row)),
+    "flashmla": lambda row: row.kind == "mla" and row.shape.page == FLASHMLA_PAGE and not row.shape.rope,
+    "vllm": lambda row: row.kind in ("append", "gather"),
+    "triton": lambda row: row.kind in ("decode", "prefill") and not getattr(row.shape, "window", 0),
+    "torch": lambda row: row.kind == "gather" or (row.kind == "append" and not row.shape.rope),
+    "flex": lambda row: row.kind == "functions" or row.name in ("b16_c8k", "b64_c4k"),
+}
+
+
+def takes(group: str, row: Row) -> bool:
+    """Whether a group has something for a row."""
+    return _TAKES[group](row)
+
+
+def offers(group: str, p: Any) -> Iterator[Offer]:
+    """What a group has for the row of a problem."""
+    if takes(group, p.row):
+        yield from GROUPS[group](p)
 
 
 def available() -> list[str]:

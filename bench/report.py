@@ -19,6 +19,7 @@ from typing import Any
 from .cases import GROUP_GOALS, RANGE, SMALL, TABLE, Goal, Row
 from .kvarn_rows import OPTIONS
 
+NOT_OFFERED = "not offered"  # the note of a row for which a group of peers has nothing
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 Record = dict[str, Any]
@@ -222,8 +223,17 @@ def failures(results: Results) -> list[str]:
     return [
         f"{r.get('case')}: {r['who']}: {r.get('note', 'failed')}"
         for r in results.records
-        if r.get("kind") != "machine" and "who" in r and not r["ok"]
+        if r.get("kind") != "machine" and "who" in r and not r["ok"] and r.get("note") != NOT_OFFERED
     ]
+
+
+def not_offered(results: Results) -> list[str]:
+    """A line for each group of peers that has nothing for some rows, with their names."""
+    rows: dict[str, list[str]] = {}
+    for r in results.records:
+        if r.get("note") == NOT_OFFERED:
+            rows.setdefault(r["who"], []).append(r["case"])
+    return [f"{who}: {', '.join(names)}" for who, names in rows.items()]
 
 
 def text(results: Results) -> str:
@@ -237,6 +247,8 @@ def text(results: Results) -> str:
     failed = failures(results)
     if failed:
         parts.append("without a result:\n" + "\n".join("  " + line for line in failed))
+    if nothing := not_offered(results):
+        parts.append(f"{NOT_OFFERED}:\n" + "\n".join("  " + line for line in nothing))
     return "\n\n".join(parts)
 
 

@@ -51,7 +51,7 @@ def contestants(library: Any, row: Row, groups: Sequence[str]) -> Iterator[Conte
     """kvarn and what the groups offer for a row, each checked."""
     for group in ("kvarn", *groups):
         p = problem(library, row, split=group != "kvarn")
-        for offer in kvarn_rows.offers(p) if group == "kvarn" else peers.GROUPS[group](p):
+        for offer in kvarn_rows.offers(p) if group == "kvarn" else peers.offers(group, p):
             call = offer.make()
             error = offer.checked(call, p)
             yield Contestant(offer.who, call, p.layers, error, error <= offer.tolerance)

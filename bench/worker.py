@@ -23,6 +23,7 @@ from kvarn.tools.arrays import Arrays, arrays
 from . import kvarn_rows, peers, timing
 from .cases import RANGE, SMALL, TABLE, Row
 from .problems import problem
+from .report import NOT_OFFERED
 
 LOST = 3  # exit status: the GPU's context is gone, only a new process can go on
 _FATAL = (
@@ -122,7 +123,11 @@ def measure(offer: kvarn_rows.Offer, p: Any, library: Arrays) -> dict[str, Any]:
 def run_rows(group: str, rows: list[Row], library: Arrays, sink: Sink, deadline: float) -> None:
     """Measure the rows of a group until the deadline."""
     for row in rows:
-        if deadline - time.time() < 3:
+        if group != "kvarn" and not peers.takes(group, row):
+            if sink.wants(group, row.name):
+                sink.put({"kind": row.kind, "case": row.name, "who": group, "ok": False, "note": NOT_OFFERED})
+                sink.put({"done": [group, row.name]})
+        elif deadline - time.time() < 3:
             sink.put({"kind": row.kind, "case": row.name, "who": group, "ok": False, "note": "no time left"})
         elif sink.wants(group, row.name):
             _run_row(group, row, library, sink)
@@ -136,7 +141,7 @@ def _run_row(group: str, row: Row, library: Arrays, sink: Sink) -> None:
     sink.begin(group, row.name)
     try:
         p = problem(library, row, split=group != "kvarn")
-        for offer in kvarn_rows.offers(p) if group == "kvarn" else peers.GROUPS[group](p):
+        for offer in kvarn_rows.offers(p) if group == "kvarn" else peers.offers(group, p):
             if sink.begin(group, row.name, offer.who):
                 try:
                     record = measure(offer, p, library)

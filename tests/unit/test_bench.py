@@ -183,6 +183,17 @@ def test_rows_past_the_deadline_say_so(tmp_path, library):
     assert worker.read_records(tmp_path / "x.jsonl")[0]["note"] == "no time left"
 
 
+def test_rows_that_a_group_has_nothing_for_are_not_offered_once_and_are_no_failures(tmp_path, library):
+    for _ in range(2):  # as when the group's process is started again
+        with contextlib.closing(worker.Sink(tmp_path / "x.jsonl")) as sink:
+            worker.run_rows("fa3", [SMALL["small_gather"]], library, sink, 0.0)
+    records = [r for r in worker.read_records(tmp_path / "x.jsonl") if "who" in r]
+    assert [r["note"] for r in records] == ["not offered"]
+    results = report.Results(records)
+    assert not report.failures(results)
+    assert report.not_offered(results) == ["fa3: small_gather"]
+
+
 def test_a_wrong_result_is_no_measurement(library):
     p = problems.problem(library, SMALL["small_gather"], split=False)
     record = worker.measure(kvarn_rows.Offer("nobody", lambda: lambda layer: None, 0.5), p, library)
