@@ -367,14 +367,6 @@ SPLITS = Entry(
     most=64,
 )
 
-KEYS_AHEAD = Entry(
-    "overlap",
-    "Whether the keys of the next tile are multiplied during a softmax, where operands are swapped: up to 32 query "
-    "rows, or rows of 8 bits. A tile more must be there then.",
-    "false",
-    bool,
-)
-
 KEY_SPLITS = Entry(
     "splits",
     "Blocks that share the keys of a tile of query rows, at most; 1024 keys or more each. Their partial results are "
@@ -451,7 +443,7 @@ DECODE = Kind(
 LATENT = Kind(
     "latent",
     "64 query rows of latent keys a block on the tensor cores, or up to 32",
-    (SPLITS, KEYS_AHEAD),
+    (SPLITS,),
     rules=(_invariant_latent,),
 )
 PROJECTED_HOST = Kind("host", "tiles of 16 tokens as vector loops, on the host", on_host=True)

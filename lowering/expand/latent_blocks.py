@@ -11,8 +11,9 @@ from .latent_common import LatentConfig
 MOST_ROWS = 32  # of a block with 16-bit keys
 SMALL_BYTES = 6144  # more than maxima, factors, sums and barriers take
 # Registers of a thread of scores, of values and of the producer with many query rows; where it does more than to start
-# copies by TMA; where scores adds up what scales come between.
-REGISTERS, NOTED, ADDED = (120, 184, 24), (112, 184, 32), (136, 176, 24)
+# copies by TMA; where keys and values have several scales. Then the first two for more: :func:`few_for_values`.
+REGISTERS, NOTED, SEVERAL = (120, 184, 24), (112, 184, 32), (136, 176, 24)
+MORE, MORE_NOTED = (152, 168, 24), (144, 168, 32)
 TILES = 4  # that the ring holds at most
 LISTS = 8  # tiles whose listed keys and scales are known: more than the ring holds
 
@@ -42,9 +43,30 @@ def registers_of(c: LatentConfig) -> tuple[int, int, int] | None:
     """Of a thread of scores, of values and of the producer; None where all have the same."""
     if c.rows <= MOST_ROWS:
         return None
+    if few_for_values(c):
+        return MORE if c.copy == "tma" else MORE_NOTED
     if c.granules:
-        return ADDED
+        return SEVERAL
     return REGISTERS if c.copy == "tma" else NOTED
+
+
+def few_for_values(c: LatentConfig) -> bool:
+    """Whether scores needs so many registers that values has few: for sums of several scales, or functions."""
+    return c.stored and (c.case.functions or (c.granules > 0 and latent_stored.direct(c)))
+
+
+def takes_turns(c: LatentConfig) -> bool:
+    """Whether values waits with a tile until the keys of the next one are multiplied, so that neither slows the other.
+
+    With many query rows the tensor cores are what both need, and only values can use them during a softmax. Where
+    several scales multiply what is converted, values takes longer than that.
+    """
+    return c.rows > MOST_ROWS and not c.granules
+
+
+def value_steps(c: LatentConfig) -> int:
+    """Steps of 16 keys whose values are multiplied at a time, where they are converted."""
+    return 1 if few_for_values(c) else 2
 
 
 def query_layout_of(c: LatentConfig) -> SharedLayout:

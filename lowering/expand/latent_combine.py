@@ -3,7 +3,7 @@
 
 Partial results are normalized rows in the query's type and their log-sum-exps: a fourth of what f32 would be to write
 and read, and rounded as the output is. Sinks and a result over other keys are combined with them here. Few splits: a
-warp a row. Many: a block a row and 128 columns, each warp every fourth split, eight loads at a time.
+warp a row. Many: a block a row and 128 columns, each warp every fourth split, all loads at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .partial_results import LOWEST, finished, log_sum_exp, weight, with_prior
 
 WARPS = 4
 COLUMNS = 128
-TOGETHER = 8
+MOST_SPLITS = 64
 MANY = 8  # splits from which a block has a row
 
 
@@ -91,30 +91,41 @@ def combine_kernel(c: LatentConfig) -> Any:
             write(out, sums[n], factor, prior, of_prior, token, h, n * COLUMNS + lane * 4)
 
     @kv.func
-    def many_splits(out, sinks, prior, lse, parts, place, tiles, number, row, splits, sums_at, warp_l, warp, lane):
+    def loaded(parts, tiles, number, splits, row, column, warp, lane):
+        """(log-sum-exps of the splits, of which a lane has every 32nd, its columns of each fourth split of the warp).
+
+        All loads are under way at once; of splits that there are not the last one is loaded.
+        """
+        ends, found = [], []
+        for first in kv.static(range(0, MOST_SPLITS, 32)):
+            at = lse_of(c, parts, tiles, number, splits, kv.math.min(first + lane, splits - 1), row)
+            ends.append(kv.where(first + lane < splits, at.load(f32), NEVER))
+        for first in kv.static(range(0, MOST_SPLITS, WARPS)):
+            at = part_of(c, parts, number, splits, kv.math.min(first + warp, splits - 1), row)
+            found.append((at + column * c.part.itemsize).load(c.part, 4))
+        return ends, found
+
+    @kv.func
+    def many_splits(out, sinks, prior, lse, place, row, ends, found, sums_at, column, warp, lane):
         """A block has 128 columns of a row."""
         _, token0, row0, _ = place
-        column = kv.block_id.y * COLUMNS + lane * 4
-        m = m_of(parts, tiles, number, splits, row, lane)
-        l, sums = kv.f32(0.0), kv.vector(f32, 4)
-        for first in range(warp, splits, WARPS * TOGETHER):
-            found, factors = [], []
-            for k in kv.static(range(TOGETHER)):
-                s = kv.math.min(first + k * WARPS, splits - 1)
-                found.append(load(parts, number, splits, s, row, column))
-                factor = factor_of(parts, tiles, number, splits, s, row, m)
-                factors.append(kv.where(first + k * WARPS < splits, factor, 0.0))
-            for k in kv.static(range(TOGETHER)):
-                l = l + factors[k]
-                sums = sums + weighted(found[k], factors[k])
+        m = ends[0]
+        for end in kv.static(ends[1:]):
+            m = kv.math.max(m, end)
+        m = kv.math.max(kv.warp_reduce(m, "max"), LOWEST)
+        factors = [weight(end, m, end != NEVER) for end in ends]
+        l = factors[0]
+        for factor in kv.static(factors[1:]):
+            l = l + factor
+        l, sums = kv.warp_reduce(l, "add"), kv.vector(f32, 4)
+        for k in kv.static(range(len(found))):
+            factor = kv.shuffle_idx(factors[k * WARPS // 32], k * WARPS % 32 + warp)
+            sums = sums + weighted(kv.f32(found[k]), factor)
         sums_at.store(warp, lane * 4, value=sums)
-        if lane == 0:
-            warp_l[warp] = l
         kv.barrier()
         if warp == 0:
             for w in kv.static(range(1, WARPS)):
                 sums = sums + sums_at.load(w, lane * 4, width=4)
-                l = l + warp_l[w]
             token, h = token0 + (row0 + row) // heads, (row0 + row) % heads
             factor, of_prior = factors_of(m, l, sinks, prior, lse, token, h, (lane == 0) & (kv.block_id.y == 0))
             write(out, sums, factor, prior, of_prior, token, h, column)
@@ -126,21 +137,21 @@ def combine_kernel(c: LatentConfig) -> Any:
         prior: kv.Optional[kv.Buffer[f32, 3]], prior_lse: kv.Optional[kv.Buffer[f32, 2]],
     ):  # fmt: skip
         sums_at = kv.shared((WARPS, COLUMNS), f32)
-        warp_l = kv.shared(WARPS, f32)
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
+        prior = None if prior is None else (prior, prior_lse)
+        queries = queries_of(out, row_offsets)
         if splits < MANY:
             item = kv.block_id.x * WARPS + warp
-        else:
-            item = kv.block_id.x
-        number, row = item // c.rows, item % c.rows
-        place = place_of(c, queries_of(out, row_offsets), number)
-        prior = None if prior is None else (prior, prior_lse)
-        if place[2] + row < place[3]:
-            if splits < MANY:
+            number, row = item // c.rows, item % c.rows
+            place = place_of(c, queries, number)
+            if place[2] + row < place[3]:
                 few_splits(out, sinks, prior, lse, parts, place, tiles, number, row, splits, lane)
-            else:
-                many_splits(
-                    out, sinks, prior, lse, parts, place, tiles, number, row, splits, sums_at, warp_l, warp, lane
-                )
+        else:
+            number, row = kv.block_id.x // c.rows, kv.block_id.x % c.rows
+            column = kv.block_id.y * COLUMNS + lane * 4
+            ends, found = loaded(parts, tiles, number, splits, row, column, warp, lane)
+            place = place_of(c, queries, number)
+            if place[2] + row < place[3]:
+                many_splits(out, sinks, prior, lse, place, row, ends, found, sums_at, column, warp, lane)
 
     return latent_combine

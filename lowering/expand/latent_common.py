@@ -14,10 +14,12 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, f16
 from kvarn.dialect.layout import cdiv
+from kvarn.dialect.ops.attention import is_function
 from kvarn.dialect.shared_layout import SharedLayout
 
 from .attention_common import Case, interval, start_of
 from .attention_queries import RaggedQueries
+from .softmax import first_key, modified_one, shown
 
 KEYS = 64  # of a tile
 WIDE = 64  # query rows of a block, or fewer with swapped operands
@@ -45,8 +47,6 @@ class LatentConfig:
         Whether lists say which rows of the pool a token sees.
     box_rows : int
         Rows that TMA copies at a time; 0: threads copy, row by row.
-    overlap : bool
-        Whether the keys of the next tile are multiplied during a softmax, where operands are swapped.
     parted : bool
         Whether all results are partial ones, of one split too: where the combination does more than to combine them.
     """
@@ -57,7 +57,6 @@ class LatentConfig:
     listed: bool = False
     box_rows: int = KEYS
     parted: bool = False
-    overlap: bool = False
 
     @property
     def part(self) -> DType:
@@ -195,10 +194,28 @@ def keys_of(c, start, num_keys, row0, rows, splits, split):
     heads = c.case.heads
     first, whole_end = interval(c.case, start + row0 // heads, num_keys)
     whole_first, last = interval(c.case, start + (kv.math.min(row0 + c.rows, rows) - 1) // heads, num_keys)
+    if is_function(c.case.mask):
+        first = kv.i32(first_key(c.case, start + row0 // heads))
     begin, end = first // KEYS, (last + (KEYS - 1)) // KEYS
     share = (kv.math.max(end - begin, 0) + (splits - 1)) // splits
     begin = begin + split * share
     return first, last, whole_first, whole_end, begin, kv.math.min(end, begin + share) - begin
+
+
+@kv.func
+def of_functions(c, s, units, elements, b, place, start, base, arrays):
+    """Scores in powers of two after the function that was given, minus infinity where one hides a key.
+
+    ``units`` makes base-2 scores of products; ``elements``: the row and the key of a score, in its tile.
+    """
+    _, _, row0, rows = place
+    for k in kv.static(range(len(s))):
+        row, key = elements[k]
+        at = kv.math.min(row0 + row, rows - 1)
+        h, q, token = at % c.case.heads, start + at // c.case.heads, base + key
+        s[k] = modified_one(c.case, s[k] * units[k], b, h, q, token, arrays)
+        if is_function(c.case.mask):
+            s[k] = kv.where(shown(c.case, b, h, q, token, arrays), s[k], float("-inf"))
 
 
 # --- query rows and values -------------------------------------------------------------------------

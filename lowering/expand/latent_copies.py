@@ -104,8 +104,11 @@ def places_of(c, rows, base, thread):
 
 
 @kv.func
-def copy_boxes(c, rows, places, place, boxes, thread):
-    """Start copying this thread's chunks of some boxes of a tile to ``place`` on, a group of copies."""
+def copy_boxes(c, rows, places, place, barrier, boxes, thread):
+    """Start copying this thread's chunks of some boxes of a tile to ``place`` on; ``barrier`` learns when it is done.
+
+    Whose products read them waits for the barrier and orders the copies before them (:func:`wait_for`).
+    """
     first, count = boxes
     lane, chunk = thread & (lanes_of(c) - 1), 16 // c.case.spec.dtype.itemsize
     source = kv.operand(rows.cache)  # whose pointers are for reading
@@ -121,20 +124,20 @@ def copy_boxes(c, rows, places, place, boxes, thread):
             from_ = source.block_paged_ptr(rows.b, token, 0, column, page=page)
             size = kv.where(exists, 16, kv.i32(0))
             kv.cp_async(place + (box * c.box.bytes + c.box.chunk_offset(row, lane)), from_, zero_fill_size=size)
-    kv.cp_async_commit()
+    kv.cp_async_mbarrier_arrive(barrier)
 
 
 @kv.func
-def copied(barrier, pending):
-    """All but the last ``pending`` groups of copies are there, and seen by products."""
-    kv.cp_async_wait(pending)
-    kv.fence_proxy_async()
-    kv.mbarrier_arrive(barrier)
+def wait_for(c, barrier, phase):
+    """Wait for boxes that products are to read."""
+    kv.mbarrier_wait(barrier, phase)
+    if c.copy == "rows":
+        kv.fence_proxy_async()
 
 
 @kv.func
-def note_rows(c, places, seen_at, thread):
-    """Write which rows of a tile there are, a bit each."""
+def note_rows(c, places, seen_at, barrier, thread):
+    """Write which rows of a tile there are, a bit each; each warp arrives at ``barrier``."""
     word, lanes = kv.u32(0), lanes_of(c)
     for turn in kv.static(range(turns_of(c))):
         bits = kv.ballot(places[turn][2])  # lanes beside each other have one row
@@ -143,3 +146,4 @@ def note_rows(c, places, seen_at, thread):
             word = word | (bit << (turn * (32 // lanes)))
     if (thread & 31) == 0:
         (seen_at + (thread >> 5) * 2).store(kv.u16(word))
+        kv.mbarrier_arrive(barrier)

@@ -24,7 +24,7 @@ from kvarn.dialect.dtypes import f32, i8, i32
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.tile_ir import BARRIER_BYTES
 
-from . import latent_blocks, latent_copies, latent_results, latent_stored
+from . import latent_blocks, latent_copies, latent_results, latent_ring, latent_stored
 from .attention_common import interval
 from .latent_blocks import LISTS
 from .latent_common import (
@@ -38,12 +38,14 @@ from .latent_common import (
     extents_of,
     keys_of,
     load_query,
+    of_functions,
     pack,
     place_of,
     queries_of,
 )
+from .latent_ring import Ring
 from .partial_results import LOG2E, LOWEST, normalizer
-from .softmax import SLACK
+from .softmax import SLACK, arrays_read
 
 
 def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
@@ -52,13 +54,11 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     COLUMNS = N // 8  # column tiles
     OWNERS = 1 << (COLUMNS - 1).bit_length()  # groups of lanes that each own the columns of one, or of none
     WIDTH = 8 * OWNERS
-    RING = latent_blocks.ring_boxes(c, shared_bytes)
-    rest = c.boxes - c.value_boxes
-    order = [*range(c.value_boxes, c.boxes), *range(c.value_boxes)]  # what is no value is free first
+    r = Ring(c, latent_blocks.ring_boxes(c, shared_bytes))
+    RING, rest, order = r.slots, r.rest, r.order
     query_layout, weights_layout = latent_blocks.query_layout_of(c), SharedLayout(N, KEYS, 2, 128)
     value_steps = list(zip(BOX.row_steps(), weights_layout.k_steps(), strict=True))
     halves_of = [weights_layout.k_steps()[:2], weights_layout.k_steps()[2:]]
-    DEPTH = min(c.boxes, 8)  # boxes whose copies are under way behind the producer
     BOX_BYTES, NOTES = c.box.bytes, c.notes_bytes
     CONSUMERS, GROUPS, PAIR = latent_blocks.consumers_of(c), latent_blocks.value_groups(c), latent_blocks.blocks_of(c)
     ONE_SUM = c.stored and latent_stored.one_sum(c)
@@ -66,6 +66,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     AT_ONCE = not c.stored or (latent_stored.direct(c) and not (N > latent_blocks.MOST_ROWS and c.granules))
     MINE = c.value_boxes // GROUPS  # boxes of a warpgroup of values
     CLEARED = c.copy == "tma" and case.spec.dtype is not i8  # which has no NaN
+    STEPS, TURNS = latent_blocks.value_steps(c), latent_blocks.takes_turns(c)
     registers, launched = latent_blocks.registers_of(c), 65536 // latent_blocks.threads_of(c) // 8 * 8
 
     def key_steps(box: int) -> list[tuple[int, int]]:
@@ -77,17 +78,6 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         """Give or take registers for a role: 0 scores, 1 values, 2 the producer."""
         if registers is not None and registers[role] != launched:
             kv.setmaxnreg(registers[role], "increase" if registers[role] > launched else "decrease")
-
-    @kv.func
-    def advance(slot, phase, count):
-        """(slot, phase of its barriers) of the box that comes ``count`` later."""
-        slot = slot + count
-        over = slot >= RING
-        return kv.where(over, slot - RING, slot), kv.where(over, phase ^ 1, phase)
-
-    @kv.func
-    def release(barrier, lane):
-        kv.mbarrier_arrive(barrier, lane == 0)
 
     @kv.func
     def masked(s, seen, start, num_keys, row0, rows, base, warp, lane):
@@ -114,7 +104,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             if (base < first) | (base + KEYS > last):
                 kv.named_barrier(SCORES_BARRIER, 128)  # all of them have multiplied the keys
                 for box in kv.static(range(c.value_boxes)):
-                    of_box, _ = advance(slot, kv.i32(0), rest + box)
+                    of_box, _ = latent_ring.advance(r, slot, kv.i32(0), rest + box)
                     clear_rows(c.box, ring + of_box * BOX_BYTES, 1, first - base, last - base, warp * 32 + lane, 128)
         if c.listed:
             low, high = seen_at.load(kv.u32), (seen_at + 4).load(kv.u32)
@@ -161,6 +151,13 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         return most
 
     @kv.func
+    def units_at(unit, units, n, lane):
+        """What makes base-2 scores of products, of a thread's two columns of a column tile."""
+        if c.stored and not case.functions:
+            return (units + (8 * n + (lane & 3) * 2) * 4).load(kv.f32, 2)
+        return [unit] * 2
+
+    @kv.func
     def hand_on(s, alpha, weights, factors, p_full, warp, lane, owned):
         """Weights, transposed, and factors to shared memory."""
         for n in kv.static(range(0, COLUMNS, 2)):
@@ -172,27 +169,25 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             (factors + owned * 4).store(kv.vector(f32, alpha))
         kv.fence_proxy_async()
         kv.syncwarp()
-        release(p_full, lane)
+        latent_ring.release(p_full, lane)
 
     @kv.func
     def start_keys(q_tile, ring, full, slot, phase):
         """(S^T of a tile under way, in the parts that are to be added; slot and phase of the box behind it)."""
         flying = []
         for group in kv.static(latent_stored.groups_of(c, order) if c.stored else [order]):
-            s = N
+            s = None
             if ONE_SUM and flying:  # of another kind of product, which must be done
                 s, flying = kv.wgmma_wait(0, *flying)[0], []
             for j in kv.static(group):
-                kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
+                latent_copies.wait_for(c, full + slot * BARRIER_BYTES, phase)
                 box = ring + slot * BOX_BYTES
                 if c.stored:
-                    panel, steps, kind = latent_stored.direct_steps(c, j)
-                    keys = latent_stored.key_descriptor(box)
+                    s = latent_stored.start_direct(c, s, q_tile, box, j)
                 else:
-                    panel, steps, kind, keys = j, key_steps(j), dtype, kv.wgmma_descriptor(box)
-                rows_of = kv.wgmma_descriptor(q_tile + panel * query_layout.panel_bytes)
-                s = kv.wgmma_start(s, keys, rows_of, steps, kind)
-                slot, phase = advance(slot, phase, 1)
+                    rows_of = kv.wgmma_descriptor(q_tile + j * query_layout.panel_bytes)
+                    s = kv.wgmma_start(N if s is None else s, kv.wgmma_descriptor(box), rows_of, key_steps(j), dtype)
+                slot, phase = latent_ring.advance(r, slot, phase, 1)
             flying = [*flying, s]
         return flying, slot, phase
 
@@ -203,7 +198,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         if not c.stored:
             return flying[0]
         if ONE_SUM:
-            return flying[0]
+            return latent_stored.of_both_terms(c, flying[0])
         s, groups = None, latent_stored.groups_of(c, order)
         notes = noted(notes_at, notes_full, i)
         for n in kv.static(range(len(groups))):
@@ -213,7 +208,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     @kv.func
     def noted(notes_at, notes_full, i):
         """The notes of tile i, once they are there."""
-        if c.scaled:
+        if c.scaled or c.listed:
             kv.mbarrier_wait(notes_full + (i & (LISTS - 1)) * BARRIER_BYTES, (i // LISTS) & 1)
         return notes_at + (i & (LISTS - 1)) * NOTES
 
@@ -222,14 +217,11 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         """(S^T of a tile, slot and phase of the box behind it), a group at a time: for more there are no registers."""
         s = None
         for group in kv.static(latent_stored.groups_of(c, order)):
-            sums = N
+            sums = None
             for j in kv.static(group):
-                kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
-                panel, steps, kind = latent_stored.direct_steps(c, j)
-                keys = latent_stored.key_descriptor(ring + slot * BOX_BYTES)
-                rows_of = kv.wgmma_descriptor(q_tile + panel * query_layout.panel_bytes)
-                sums = kv.wgmma_start(sums, keys, rows_of, steps, kind)
-                slot, phase = advance(slot, phase, 1)
+                latent_copies.wait_for(c, full + slot * BARRIER_BYTES, phase)
+                sums = latent_stored.start_direct(c, sums, q_tile, ring + slot * BOX_BYTES, j)
+                slot, phase = latent_ring.advance(r, slot, phase, 1)
             before = [] if s is None else [s]  # through the wait: else LLVM adds all at the end
             sums, *before = kv.wgmma_wait(0, sums, *before)
             s = latent_stored.added(c, before[0] if before else None, sums, group[0], notes, warp, lane)
@@ -245,7 +237,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             panel, places = latent_stored.query_place(c, order[n])
             rows_of = kv.wgmma_descriptor(q_tile + panel * query_layout.panel_bytes)
             steps = latent_stored.key_steps(c, order[n], words, notes, warp, lane)
-            slot, phase = advance(slot, phase, 1)
+            slot, phase = latent_ring.advance(r, slot, phase, 1)
             if n + 1 < c.boxes:
                 kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
                 words = latent_stored.load_keys(ring + slot * BOX_BYTES, warp, lane)
@@ -257,13 +249,13 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     def release_rest(empty, of_tile, lane):
         """Give back the boxes of a tile that are no values."""
         for j in kv.static(range(rest)):
-            at, _ = advance(of_tile, kv.i32(0), j)
-            release(empty + at * BARRIER_BYTES, lane)
+            at, _ = latent_ring.advance(r, of_tile, kv.i32(0), j)
+            latent_ring.release(empty + at * BARRIER_BYTES, lane)
 
     @kv.func
     def softmax_of(
         s, i, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty, notes_full, span,
-        place, extents, scale, m, sums, highest, warp, lane,
+        place, extents, scale, functions, m, sums, highest, warp, lane,
     ):  # fmt: skip
         """The softmax of tile i, whose weights it hands on."""
         which, notes = i & 1, noted(notes_at, notes_full, i)
@@ -282,6 +274,15 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             change = kv.bitcast(kv.math.max(127 + highest[0] - above, 0) << 23, f32)
             highest[0] = above
         base = (span[4] + i) * KEYS
+        if case.functions:
+            elements, units_of = [], []
+            for k in kv.static(range(len(s))):
+                column = k // 4 * 8 + (lane & 3) * 2 + k % 2
+                elements.append((column, warp * 16 + (lane >> 2) + 8 * (k // 2 % 2)))
+                units_of.append((units + column * 4).load(kv.f32) if c.stored else unit)
+            b, arrays = functions
+            of_functions(c, s, units_of, elements, b, place, extents[0], base, arrays)
+            unit, unit_of = kv.f32(1.0), [kv.f32(1.0)] * 2
         visible(s, ring, of_tile, seen_at + (i & (LISTS - 1)) * 8, span, place, extents, base, warp, lane)
         most = top_of(s, maxima + which * (4 * WIDTH * 4), warp, lane, owned)
         for x in kv.static(range(2)):
@@ -295,9 +296,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 sums[h] = sums[h] * rescale[h]
         tops = of_all(m, lane)
         for n in kv.static(range(COLUMNS)):
-            units_of = [unit] * 2
-            if c.stored:
-                units_of = (units + (8 * n + (lane & 3) * 2) * 4).load(kv.f32, 2)
+            units_of = units_at(unit, units, n, lane)
             for x in kv.static(range(2)):
                 h = 2 * n + x
                 for u in kv.static(range(2)):
@@ -314,44 +313,31 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     @kv.func
     def scores(
         q_tile, ring, weights, maxima, factors, sums_at, units, final, ends, seen_at, notes_at, full, empty, p_full,
-        p_empty, notes_full, span, place, extents, scale, warp, lane,
+        p_empty, turns, notes_full, span, place, extents, scale, functions, warp, lane,
     ):  # fmt: skip
         tiles = span[5]
         owned = (lane >> 2) // (8 // OWNERS) * 8 + (lane & 3) * 2
         m, sums, highest = [kv.f32(LOWEST)] * 2, [kv.f32(0.0)] * (2 * COLUMNS), [kv.i32(1)]
         slot, phase, of_tile = kv.i32(0), kv.i32(0), kv.i32(0)
-        if AT_ONCE and c.overlap:
-            flying, slot, phase = start_keys(q_tile, ring, full, slot, phase)
-            s = finished_keys(flying, notes_at, notes_full, kv.i32(0), warp, lane)
-            release_rest(empty, of_tile, lane)
-            for i in range(1, tiles):
-                before, of_tile = of_tile, slot
-                flying, slot, phase = start_keys(q_tile, ring, full, slot, phase)
-                softmax_of(
-                    s, i - 1, ring, before, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty,
-                    notes_full, span, place, extents, scale, m, sums, highest, warp, lane,
-                )  # fmt: skip
-                s = finished_keys(flying, notes_at, notes_full, i, warp, lane)
-                release_rest(empty, of_tile, lane)
-            softmax_of(
-                s, tiles - 1, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty,
-                notes_full, span, place, extents, scale, m, sums, highest, warp, lane,
-            )  # fmt: skip
-        else:
-            for i in range(tiles):
-                of_tile = slot
+        for i in range(tiles):
+            of_tile = slot
+            with kv.trace("multiply keys"):
                 if AT_ONCE:
                     flying, slot, phase = start_keys(q_tile, ring, full, slot, phase)
+                    give_turn(turns, i - 1, lane)
                     s = finished_keys(flying, notes_at, notes_full, i, warp, lane)
                 else:
                     multiply = multiply_groups if latent_stored.direct(c) else multiply_converted
                     notes = noted(notes_at, notes_full, i)
                     s, slot, phase = multiply(q_tile, ring, full, notes, slot, phase, warp, lane)
-                release_rest(empty, of_tile, lane)
+                    give_turn(turns, i - 1, lane)
+            release_rest(empty, of_tile, lane)
+            with kv.trace("softmax"):
                 softmax_of(
                     s, i, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty,
-                    notes_full, span, place, extents, scale, m, sums, highest, warp, lane,
+                    notes_full, span, place, extents, scale, functions, m, sums, highest, warp, lane,
                 )  # fmt: skip
+        give_turn(turns, tiles - 1, lane)
         for k in kv.static((4, 8, 16)):
             sums = [x + kv.shuffle_xor(x, k) for x in sums]
         if lane < 4:
@@ -371,12 +357,26 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
 
     @kv.func
-    def add_stored(o, p, ring, notes, full, empty, slot, phase, group, warp, lane):
+    def give_turn(turns, i, lane):
+        """Let values multiply tile i: the keys of the one behind it are multiplied, a softmax is to come."""
+        if TURNS:
+            kv.mbarrier_arrive(turns + (i & 1) * BARRIER_BYTES, (lane == 0) & (i >= 0))
+
+    @kv.func
+    def wait_for_turn(turn, parity):
+        if TURNS:
+            with kv.trace("wait for its turn"):
+                kv.mbarrier_wait(turn, parity)
+
+    @kv.func
+    def add_stored(o, p, ring, notes, full, empty, turn, parity, slot, phase, group, warp, lane):
         """O^T plus a tile's values, of a warpgroup's boxes; what is multiplied next is loaded before a wait.
 
         But not where there are several scales a row: registers do not suffice.
         """
         words = None
+        if c.granules:
+            wait_for_turn(turn, parity)
         for n in kv.static(range(2 * MINE)):
             j, half = n // 2, n % 2
             if half == 0 and (n == 0 or c.granules):
@@ -384,26 +384,30 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             if n == 0 or c.granules:
                 words = latent_stored.load_values(ring + slot * BOX_BYTES, half, warp, lane)
             steps = latent_stored.value_steps(c, group * MINE + j, half, words, notes, warp, lane)
+            if n == 0 and not c.granules:
+                wait_for_turn(turn, parity)
             if half == 1:
                 kv.syncwarp()
-                release(empty + slot * BARRIER_BYTES, lane)
-                slot, phase = advance(slot, phase, 1)
+                latent_ring.release(empty + slot * BARRIER_BYTES, lane)
+                slot, phase = latent_ring.advance(r, slot, phase, 1)
             if not c.granules and n + 1 < 2 * MINE:
                 if half == 1:
                     kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
                 words = latent_stored.load_values(ring + slot * BOX_BYTES, 1 - half, warp, lane)
-            o[j] = kv.wgmma_start(o[j], steps, p, halves_of[half], dtype)
-            o = kv.wgmma_wait(1, *o)
+            for k in kv.static(range(0, 2, STEPS)):
+                o[j] = kv.wgmma_start(o[j], steps[k : k + STEPS], p, halves_of[half][k : k + STEPS], dtype)
+                o = kv.wgmma_wait(1, *o)
         return kv.wgmma_wait(0, *o), slot, phase
 
     @kv.func
-    def values(ring, weights, factors, final, notes_at, full, empty, p_full, p_empty, tiles, group, warp, lane):
+    def values(ring, weights, factors, final, notes_at, full, empty, p_full, p_empty, turns, tiles, group, warp, lane):
         column = (lane & 3) * 2
         o = [[kv.f32(0.0)] * (N // 2) for _ in range(MINE)]
         slot, phase = kv.i32(0), kv.i32(0)
         for i in range(tiles):
             which = i & 1
-            kv.mbarrier_wait(p_full + which * BARRIER_BYTES, (i >> 1) & 1)
+            with kv.trace("wait for weights"):
+                kv.mbarrier_wait(p_full + which * BARRIER_BYTES, (i >> 1) & 1)
             alpha = [(factors + (which * WIDTH + 8 * n + column) * 4).load(kv.f32, 2) for n in range(COLUMNS)]
             moved = alpha[0][0] != 1.0
             for n in kv.static(range(COLUMNS)):
@@ -412,90 +416,33 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 for j in kv.static(range(MINE)):
                     for k in kv.static(range(N // 2)):
                         o[j][k] = o[j][k] * alpha[k // 4][k % 2]
-            slot, phase = advance(slot, phase, rest + group * MINE)
+            slot, phase = latent_ring.advance(r, slot, phase, rest + group * MINE)
             first = slot
             p = kv.wgmma_descriptor(weights + which * weights_layout.bytes)
             notes = notes_at + (i & (LISTS - 1)) * NOTES
-            if c.stored:
-                o, slot, phase = add_stored(o, p, ring, notes, full, empty, slot, phase, group, warp, lane)
-            else:
-                for j in kv.static(range(MINE)):
-                    kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
-                    box = kv.wgmma_descriptor(ring + slot * BOX_BYTES)
-                    o[j] = kv.wgmma_start(o[j], box, p, value_steps, dtype, trans_a=True)
-                    slot, phase = advance(slot, phase, 1)
-                here = first
-                for j in kv.static(range(MINE)):
-                    o = kv.wgmma_wait(MINE - 1 - j, *o)
-                    release(empty + here * BARRIER_BYTES, lane)
-                    here, _ = advance(here, phase, 1)
-            slot, phase = advance(slot, phase, (GROUPS - 1 - group) * MINE)
-            release(p_empty + which * BARRIER_BYTES, lane)
+            with kv.trace("multiply values"):
+                if c.stored:
+                    turn = turns + which * BARRIER_BYTES
+                    o, slot, phase = add_stored(
+                        o, p, ring, notes, full, empty, turn, (i >> 1) & 1, slot, phase, group, warp, lane
+                    )
+                else:
+                    for j in kv.static(range(MINE)):
+                        latent_copies.wait_for(c, full + slot * BARRIER_BYTES, phase)
+                        box = kv.wgmma_descriptor(ring + slot * BOX_BYTES)
+                        o[j] = kv.wgmma_start(o[j], box, p, value_steps, dtype, trans_a=True)
+                        slot, phase = latent_ring.advance(r, slot, phase, 1)
+                    here = first
+                    for j in kv.static(range(MINE)):
+                        o = kv.wgmma_wait(MINE - 1 - j, *o)
+                        latent_ring.release(empty + here * BARRIER_BYTES, lane)
+                        here, _ = latent_ring.advance(r, here, phase, 1)
+            slot, phase = latent_ring.advance(r, slot, phase, (GROUPS - 1 - group) * MINE)
+            latent_ring.release(p_empty + which * BARRIER_BYTES, lane)
         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
         inverse = [(final + (8 * n + column) * 4).load(kv.f32, 2) for n in range(COLUMNS)]
         for j in kv.static(range(MINE)):
             latent_results.put_columns(c, ring, o[j], inverse, group * MINE + j, warp, lane)
-
-    @kv.func
-    def note(notes_at, notes_full, scales, i, lane):
-        """A warp writes the scales of tile i, behind its boxes: what was there is read."""
-        latent_stored.write_notes(c, notes_at + (i & (LISTS - 1)) * NOTES, scales, lane)
-        release(notes_full + (i & (LISTS - 1)) * BARRIER_BYTES, lane)
-
-    @kv.func
-    def produce_by_tma(key_map, cache, ring, full, empty, span, b, lane):
-        _, last, _, _, begin, tiles = span
-        pages = latent_copies.pages_of(key_map, cache, b, begin * KEYS, last, lane)
-        slot, phase = kv.i32(0), kv.i32(1)
-        for i in range(tiles):
-            here, base = pages, (begin + i) * KEYS
-            pages = latent_copies.pages_of(key_map, cache, b, base + KEYS, last, lane)
-            for j in kv.static(order):
-                kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase)
-                place, barrier = ring + slot * BOX_BYTES, full + slot * BARRIER_BYTES
-                latent_copies.boxes_by_tma(c, key_map, cache, place, barrier, here, base, (j, 1), lane)
-                slot, phase = advance(slot, phase, 1)
-
-    @kv.func
-    def produce_notes(rows, notes_at, full, notes_full, span, lane):
-        """A warp beside that of the copies: once a tile's first box is there, what lay where its notes go is read."""
-        begin, tiles = span[4], span[5]
-        following = latent_stored.places_of(rows, begin * KEYS, lane)
-        slot, phase = kv.i32(0), kv.i32(0)
-        for i in range(tiles):
-            scales = latent_stored.load_scales(c, rows, following)
-            following = latent_stored.places_of(rows, (begin + i + 1) * KEYS, lane)
-            kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
-            note(notes_at, notes_full, scales, i, lane)
-            slot, phase = advance(slot, phase, c.boxes)
-
-    @kv.func
-    def produce_rows(rows, ring, seen_at, notes_at, full, empty, notes_full, span, thread):
-        begin, tiles = span[4], span[5]
-        following = latent_copies.places_of(c, rows, begin * KEYS, thread)
-        scaled = latent_stored.places_of(rows, begin * KEYS, thread & 31) if c.scaled else []
-        slot, phase, done = kv.i32(0), kv.i32(1), kv.i32(0)
-        for i in range(tiles):
-            places = following
-            following = latent_copies.places_of(c, rows, (begin + i + 1) * KEYS, thread)
-            scales = latent_stored.load_scales(c, rows, scaled) if c.scaled else []
-            if c.scaled:
-                scaled = latent_stored.places_of(rows, (begin + i + 1) * KEYS, thread & 31)
-            if c.listed:
-                latent_copies.note_rows(c, places, seen_at + (i & (LISTS - 1)) * 8, thread)
-            for n in kv.static(range(c.boxes)):
-                kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase)
-                latent_copies.copy_boxes(c, rows, places, ring + slot * BOX_BYTES, (order[n], 1), thread)
-                slot, phase = advance(slot, phase, 1)
-                if (i > 0) | (n >= DEPTH):
-                    latent_copies.copied(full + done * BARRIER_BYTES, DEPTH)
-                    done, _ = advance(done, phase, 1)
-            if c.scaled:
-                if thread < 32:
-                    note(notes_at, notes_full, scales, i, thread)
-        for n in kv.static(range(DEPTH)):
-            latent_copies.copied(full + done * BARRIER_BYTES, DEPTH - 1 - n)
-            done, _ = advance(done, phase, 1)
 
     @kv.kernel(block=(latent_blocks.threads_of(c), 1, 1), min_blocks=1, cluster=(1, PAIR, 1) if PAIR > 1 else None)
     def attention_latent_few(
@@ -503,6 +450,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Optional[kv.Buffer[case.out, 3]],
         parts: kv.Buffer[i8, 1], indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
         key_map: kv.Optional[kv.TensorMap], kv_offsets: kv.Optional[kv.Buffer[i32, 1]] = None,
+        array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
         memory = kv.shared(RING * BOX_BYTES + query_layout.bytes + 2 * weights_layout.bytes, kv.u8, alignment=1024)
         ring = memory.ptr()
@@ -515,11 +463,12 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         ends, units = final + WIDTH * 4, final + 2 * WIDTH * 4
         seen_at = kv.shared(2 * LISTS, kv.u32, alignment=8).ptr()
         notes_at = kv.shared(LISTS * NOTES, kv.u8, alignment=16).ptr() if NOTES else seen_at
-        full = kv.shared(2 * RING + 4 + LISTS, kv.i64).ptr()
+        full = kv.shared(2 * RING + 6 + LISTS, kv.i64).ptr()
         empty = full + RING * BARRIER_BYTES
         p_full = empty + RING * BARRIER_BYTES
         p_empty = p_full + 2 * BARRIER_BYTES
-        notes_full = p_empty + 2 * BARRIER_BYTES
+        turns = p_empty + 2 * BARRIER_BYTES
+        notes_full = turns + 2 * BARRIER_BYTES
         thread, lane = kv.thread_id.x, kv.thread_id.x & 31
         role = kv.shuffle_idx(thread >> 7, 0)
         if thread == 0:
@@ -529,19 +478,25 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             for n in kv.static(range(2)):
                 kv.mbarrier_init(p_full + n * BARRIER_BYTES, 4)
                 kv.mbarrier_init(p_empty + n * BARRIER_BYTES, 4 * GROUPS)
+                kv.mbarrier_init(turns + n * BARRIER_BYTES, 4)
             for n in kv.static(range(LISTS)):
-                kv.mbarrier_init(notes_full + n * BARRIER_BYTES, 1)
+                kv.mbarrier_init(notes_full + n * BARRIER_BYTES, c.scaled + (4 if c.listed else 0) or 1)
             kv.fence_mbarrier_init()
+            if c.copy == "tma":
+                kv.tma.prefetch(key_map)
         kv.barrier()
         rank = kv.cluster_rank() if PAIR > 1 else kv.i32(0)
         splits, split, number = kv.grid_dim.y // PAIR, kv.block_id.y // PAIR, kv.grid_dim.x - 1 - kv.block_id.x
-        queries = queries_of(query, row_offsets, kv_offsets)
+        queries, arrays = queries_of(query, row_offsets, kv_offsets), arrays_read(array0, array1, array2, array3)
         b, token0, row0, rows = place_of(c, queries, number)
         some = kv.bool(False)
+        if c.tiles:  # a block's sequence is known: its length is read with its offsets
+            extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
         if row0 < rows:
             place = (number, token0, row0, rows)
             cache = collection.get_key_cache(layer)
-            extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
+            if not c.tiles:
+                extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
             span = keys_of(c, *extents, row0, rows, kv.grid_dim.y, kv.block_id.y)
             tiles = span[5]
             some = tiles > 0
@@ -551,31 +506,35 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                     source = latent_copies.Rows(c, cache, indices, b, token0, span[0], span[1])
                     if c.copy == "tma":
                         if thread < CONSUMERS + 32:
-                            produce_by_tma(key_map, cache, ring, full, empty, span, b, lane)
+                            latent_ring.produce_by_tma(r, key_map, cache, ring, full, empty, span, b, lane)
                         elif c.scaled and thread < CONSUMERS + 64:
-                            produce_notes(source, notes_at, full, notes_full, span, lane)
+                            latent_ring.produce_notes(r, source, notes_at, full, notes_full, span, lane)
                     else:
-                        produce_rows(source, ring, seen_at, notes_at, full, empty, notes_full, span, thread - CONSUMERS)
+                        latent_ring.produce_rows(
+                            r, source, ring, seen_at, notes_at, full, empty, notes_full, span, thread - CONSUMERS
+                        )
                 else:
                     warp = (thread & 127) >> 5
-                    if c.stored:
-                        latent_stored.load_query(
-                            c, query, q_tile, units, token0, row0, rows, scale, thread >> 5, lane, CONSUMERS // 32
-                        )
-                    else:
-                        load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, thread, CONSUMERS)
-                    kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
+                    with kv.trace("load query"):
+                        if c.stored:
+                            latent_stored.load_query(
+                                c, query, q_tile, units, token0, row0, rows, scale, thread >> 5, lane, CONSUMERS // 32
+                            )
+                        else:
+                            load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, thread, CONSUMERS)
+                        kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
                     if role == 0:
                         take_registers(0)
                         scores(
                             q_tile, ring, weights, maxima, factors, sums_at, units, final, ends, seen_at, notes_at,
-                            full, empty, p_full, p_empty, notes_full, span, place, extents, scale, warp, lane,
+                            full, empty, p_full, p_empty, turns, notes_full, span, place, extents, scale,
+                            (b, arrays), warp, lane,
                         )  # fmt: skip
                     else:
                         take_registers(1)
                         values(
-                            ring, weights, factors, final, notes_at, full, empty, p_full, p_empty, tiles, role - 1,
-                            warp, lane,
+                            ring, weights, factors, final, notes_at, full, empty, p_full, p_empty, turns, tiles,
+                            role - 1, warp, lane,
                         )  # fmt: skip
             else:
                 if thread < N:
@@ -586,14 +545,15 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             kv.barrier()
         if row0 < rows:
             if thread < CONSUMERS:
-                if PAIR > 1:
-                    latent_results.combine_in_cluster(
-                        c, ring, ends, rank, parts, out, (number, token0, row0, rows), splits, split, thread
-                    )
-                else:
-                    latent_results.write_own(
-                        c, ring, ends, parts, out, (number, token0, row0, rows), splits, split, some, thread
-                    )
+                with kv.trace("combine and write"):
+                    if PAIR > 1:
+                        latent_results.combine_in_cluster(
+                            c, ring, ends, rank, parts, out, (number, token0, row0, rows), splits, split, thread
+                        )
+                    else:
+                        latent_results.write_own(
+                            c, ring, ends, parts, out, (number, token0, row0, rows), splits, split, some, thread
+                        )
         if PAIR > 1:
             kv.cluster_barrier()  # no block ends while the other reads its memory
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvarn.dialect.dtypes import bf16, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
+from kvarn.dialect.ops.attention import arrays_of
 from kvarn.lowering.target import Target
 
 from . import latent_blocks, latent_combine, latent_few, latent_stored, latent_wide
@@ -15,7 +16,6 @@ from .attention_common import Case, tile_count
 from .base import Expansion
 from .latent_common import BOX_COLUMNS, KEYS, WIDE, LatentConfig, ends_apart
 
-MOST_SPLITS = 64
 MOST_TILES = 16  # of a sequence whose most new tokens are known: more are found through the row offsets
 SPLIT_TILES = 2  # tiles of keys that a split has at least, where the context is known to be that long
 ATOM_ROWS = 8  # what TMA copies of a box starts at swizzle atoms
@@ -83,8 +83,7 @@ def config_of(case: Case, at: Expansion, op: Any) -> LatentConfig:
     rows = align_up(most, 8) if 0 < most <= few else WIDE
     tiles = 0 if listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
     copied = box_rows(case, at, op.collection, listed)
-    overlap = at.schedule.get("overlap", False)
-    return LatentConfig(case, rows, tiles, listed, copied, ends_apart(case, op), overlap)
+    return LatentConfig(case, rows, tiles, listed, copied, ends_apart(case, op))
 
 
 def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
@@ -103,7 +102,7 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
     if "splits" in at.schedule:
         splits = at.constant(at.schedule["splits"])
     else:
-        splits = (at.device("multiprocessors") // (needed * blocks)).least(at.constant(MOST_SPLITS))
+        splits = (at.device("multiprocessors") // (needed * blocks)).least(at.constant(latent_combine.MOST_SPLITS))
         longest = at.dim(op.indices, 1) if config.listed else at.field(op.collection, "max_cache_length")
         least = SPLIT_TILES * KEYS * blocks
         splits = splits.least((longest + (least - 1)) // least)
@@ -121,7 +120,8 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
         kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_blocks.threads_of(config)
     else:
         kernel, threads = latent_wide.latent_kernel(config), latent_wide.threads_of(config)
-    at.launch(kernel, [*args, key_map, op.kv_offsets], (tiles, splits * blocks, 1), (threads, 1, 1), key=config)
+    blocks_of_all = (tiles, splits * blocks, 1)
+    at.launch(kernel, [*args, key_map, op.kv_offsets, *arrays_of(op)], blocks_of_all, (threads, 1, 1), key=config)
     blocks, columns = latent_combine.grid(config, tiles, splits)
     combined = [op.row_offsets, op.out, parts, tiles, splits, op.sinks, op.lse, op.prior, op.prior_lse]
     threads = (32 * latent_combine.WARPS, 1, 1)

@@ -5,9 +5,10 @@ Tiles of keys lie in shared memory as bytes, half of what converted ones would b
 by a conversion. Keys, and values transposed, are operand A.
 
 - *Keys* of e4m3 are multiplied as they are. A bf16 has 8 bits of significand, and an e4m3 has 4: a query row, times a
-  power of two, is the sum of two rows of e4m3, exactly but for elements 2^-10 of the row's largest, whose error is
-  2^-18 of that. Both products together cost what one of bf16 would. Products of 8 bits keep about 14 bits of a sum: up
-  to 32 query rows, and where there are several scales a row, f32 adds what they make of :data:`TOGETHER` boxes.
+  power of two, is the sum of two rows of e4m3, exactly but for elements below 2^-9 of the row's largest, whose error is
+  2^-17 of that. Both products together cost what one of bf16 would. Products of 8 bits keep about 14 bits of a sum: up
+  to 32 query rows, and where there are several scales a row, f32 adds what they make of :data:`TOGETHER` boxes. With
+  more query rows both terms are columns of one product (:func:`wide_terms`), which reads keys once.
 - Other keys, and those of an f16 query, are converted on the way to the registers of operand A. A thread loads 16 bytes
   of a row, and the query's columns lie in the order that this gives.
 - *Values* are too: ``ldmatrix`` transposes pairs of bytes, two columns by two keys in a word. f16 holds every 8-bit
@@ -40,7 +41,7 @@ TOGETHER = 2  # boxes of keys that products of 8 bits sum up
 MOST_SUMMED = 32  # query rows up to which there are registers for what f32 adds
 # The query's largest element of a row is 2^TOP to 2^(TOP + 1), of e4m3 and of f16.
 TOP_OF_BYTES, TOP = 7, 14
-ROWS_TOGETHER = 3  # of the query whose loads a warp has under way
+ROWS_TOGETHER = 6  # of the query whose loads a warp has under way
 LEAST_BITS = 41  # of the exponent of a query row's largest element, so that all powers of two are normal
 
 
@@ -53,6 +54,15 @@ def direct(c: LatentConfig) -> bool:
 def one_sum(c: LatentConfig) -> bool:
     """Whether all boxes of keys are summed by products: with many query rows, where no scales come between."""
     return c.rows > MOST_SUMMED and not c.granules
+
+
+def wide_terms(c: LatentConfig) -> bool:
+    """Whether both terms of the query are columns of one product, the second ones behind all first ones.
+
+    A product of 64 columns reads as much shared memory as there is time for; one of 128 reads keys half as often. Not
+    where sums of bf16 keys would have to be made wider before.
+    """
+    return direct(c) and one_sum(c) and not c.case.rope
 
 
 def groups_of(c: LatentConfig, order: list[int]) -> list[list[int]]:
@@ -97,6 +107,11 @@ def query_layout(c: LatentConfig) -> SharedLayout:
     return SharedLayout(c.rows, panels * BYTE_BOX.columns, 2, 128)
 
 
+def terms_layout(c: LatentConfig) -> SharedLayout:
+    """A panel of 8-bit elements where both terms are columns of a product: rows of the first, rows of the second."""
+    return SharedLayout(2 * c.rows, BYTE_BOX.columns, 1, BYTE_BOX.columns)
+
+
 def query_place(c: LatentConfig, box: int) -> tuple[int, list[int]]:
     """(panel, bytes of the steps) of the query's columns that a box of keys is multiplied with."""
     if not is_rope(c, box):
@@ -128,11 +143,7 @@ def load_query(c, query, tile, units, token0, row0, rows, scale, warp, lane, war
         for n in kv.static(range(together)):
             row = first + n * warps
             if row < c.rows:
-                mine = [
-                    [kv.f32(x) for word in words for x in kv.bitcast(word, case.query)]
-                    for words in found[n * turns : (n + 1) * turns]
-                ]
-                store_row(c, tile, units, row, mine, scale, lane)
+                store_row(c, tile, units, row, found[n * turns : (n + 1) * turns], scale, lane)
     kv.fence_proxy_async()
 
 
@@ -149,50 +160,92 @@ def store_row(c, tile, units, row, found, scale, lane):
     """A row of the query, of which a lane has every 32nd chunk, times a power of two and the scale's sign."""
     layout, top = query_layout(c), TOP_OF_BYTES if direct(c) else TOP
     first_rope = content_boxes(c) * (BYTE_BOX.columns // 8)
-    most = kv.f32(0.0)
-    for elements in kv.static(found):
-        for x in kv.static(elements):
-            most = kv.math.max(most, kv.math.abs(x))
-    bits = kv.math.max(kv.bitcast(kv.warp_reduce(most, "max"), kv.i32) >> 23, LEAST_BITS)
+    bits = kv.math.max(kv.bitcast(kv.warp_reduce(largest(c, found), "max"), kv.i32) >> 23, LEAST_BITS)
     factor = kv.bitcast((2 * 127 + top - bits) << 23, f32)
     factor = kv.where(scale < 0.0, -factor, factor)
     if lane == 0:
         unit = kv.bitcast((bits - top) << 23, f32)
         (units + row * 4).store(kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E * unit)
     for turn in kv.static(range(len(found))):
-        chunk, x = turn * 32 + lane, [element * factor for element in found[turn]]
-        if chunk < first_rope:
-            store_content(c, tile, row, chunk, x)
-        elif chunk < layout.columns // 8:
-            store_rope(c, tile, row, chunk, x)
+        chunk = turn * 32 + lane
+        if direct(c):
+            scaled = [
+                _word("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [w, pack(bf16, factor, factor)]) for w in found[turn]
+            ]
+            if chunk < first_rope:
+                store_terms(c, tile, row, chunk, scaled)
+            elif chunk < layout.columns // 8:
+                (tile + layout.chunk_offset(row, chunk)).store(kv.vector(kv.i32, scaled))
+        else:
+            x = [element * factor for word in found[turn] for element in two_of(c, word)]
+            if chunk < first_rope:
+                store_content(c, tile, row, chunk, x)
+            elif chunk < layout.columns // 8:
+                store_rope(c, tile, row, chunk, x)
+
+
+def two_of(c: LatentConfig, word: Any) -> list[Any]:
+    """The elements of a word of the query, as f32."""
+    if c.case.query is bf16:
+        return [kv.bitcast(x, f32) for x in (word << 16, word & kv.i32(-(1 << 16)))]
+    return [kv.f32(x) for x in kv.bitcast(word, f16)]
+
+
+@kv.func
+def largest(c, found):
+    """The largest magnitude of words of the query."""
+    most = kv.i32(0)
+    for words in kv.static(found):
+        for word in kv.static(words):
+            one = word & kv.i32(0x7FFF7FFF)
+            most = _word(f"max.{c.case.query.name}x2 $0, $1, $2;", "=r,r,r", [most, one])
+    first, second = two_of(c, most)
+    return kv.math.max(first, second)
+
+
+@kv.func
+def store_terms(c, tile, row, chunk, words):
+    """8 columns of the query that are multiplied with 8-bit keys as they are stored: each the sum of two e4m3.
+
+    The first has the upper four bits of the significand, the second those that are left.
+    """
+    layout, panel, n = query_layout(c), chunk // 8, chunk % 8
+    first, second = [], []
+    for word in kv.static(words):
+        both = pack(f16, *two_of(c, word))
+        upper = both & kv.i32(0xFF80FF80 - (1 << 32))
+        first, second = [*first, upper], [*second, _word("sub.rn.f16x2 $0, $1, $2;", "=r,r,r", [both, upper])]
+    for term in kv.static(range(2)):
+        if wide_terms(c):
+            of_row = panel * layout.panel_bytes + terms_layout(c).chunk_offset(row + term * c.rows, n // 2)
+        else:
+            of_row = layout.chunk_offset(row, panel * 8 + n // 2 + 4 * term)
+        x = second if term else first
+        (tile + (of_row + n % 2 * 8)).store(kv.vector(kv.i32, [bytes_of(x[0], x[1]), bytes_of(x[2], x[3])]))
+
+
+def bytes_of(first: Any, second: Any) -> Value:
+    """Four e4m3 of two pairs of f16."""
+    text = [f"cvt.rn.satfinite.e4m3x2.f16x2 {to}, ${number};" for to, number in (("a", 1), ("b", 2))]
+    return _word(f"{{ .reg .b16 a, b; {' '.join(text)} mov.b32 $0, {{a, b}}; }}", "=r,r,r", [first, second])
 
 
 @kv.func
 def store_content(c, tile, row, chunk, x):
-    """8 columns of the query that are multiplied with 8-bit keys, in the order of the keys' fragments or bytes."""
+    """8 columns of the query that are multiplied with 8-bit keys, in the order of the keys' fragments."""
     layout, panel, n = query_layout(c), chunk // 8, chunk % 8
-    if direct(c):
-        for half in kv.static(range(2)):
-            high = kv.f8e4m3(kv.vector(f32, x[4 * half : 4 * half + 4]))
-            low = kv.f8e4m3(kv.vector(f32, x[4 * half : 4 * half + 4]) - kv.f32(high))
-            for part, behind in kv.static(((high, 0), (low, 4))):
-                to = layout.chunk_offset(row, panel * 8 + n // 2 + behind) + n % 2 * 8 + half * 4
-                (tile + to).store(part)
-    else:
-        for k in kv.static(range(2)):
-            for odd in kv.static(range(2)):
-                to = layout.chunk_offset(row, panel * 8 + 2 * (2 * (n % 2) + k) + odd) + n // 2 * 4
-                (tile + to).store(pack(f16, x[4 * k + odd], x[4 * k + 2 + odd]))
+    for k in kv.static(range(2)):
+        for odd in kv.static(range(2)):
+            to = layout.chunk_offset(row, panel * 8 + 2 * (2 * (n % 2) + k) + odd) + n // 2 * 4
+            (tile + to).store(pack(f16, x[4 * k + odd], x[4 * k + 2 + odd]))
 
 
 @kv.func
 def store_rope(c, tile, row, chunk, x):
-    """8 columns of the query that are multiplied with bf16 keys."""
+    """8 columns of the query that are multiplied with converted bf16 keys."""
     layout, panel, n = query_layout(c), chunk // 8, chunk % 8
     for k in kv.static(range(4)):
-        to = layout.chunk_offset(row, panel * 8 + n) + k * 4
-        if not direct(c):
-            to = layout.chunk_offset(row, panel * 8 + n // 4 * 4 + k) + n % 4 * 4
+        to = layout.chunk_offset(row, panel * 8 + n // 4 * 4 + k) + n % 4 * 4
         (tile + to).store(pack(rope_type(c), x[2 * k], x[2 * k + 1]))
 
 
@@ -226,18 +279,33 @@ def key_descriptor(box: Any) -> Any:
     return descriptor_at(box, BYTE_BOX.descriptor())
 
 
-def direct_steps(c: LatentConfig, box: int) -> tuple[int, list[tuple[int, int]], DType]:
-    """(panel of the query, bytes of the steps in keys and query, type) of the products of a box as it is stored."""
-    panel, places = query_place(c, box)
+def start_direct(c: LatentConfig, sums: Any, tile: Any, place: Any, box: int) -> Any:
+    """Start the products of a box of keys, as it is stored at ``place``, added to ``sums``, which may be None."""
+    panel, query_steps = query_place(c, box)
+    rows_at = tile + panel * query_layout(c).panel_bytes
+    rows, columns, key_steps = kv.wgmma_descriptor(rows_at), c.rows, BYTE_BOX.k_steps()
     if is_rope(c, box):
-        return panel, list(zip(BYTE_BOX.k_steps(), places, strict=True)), bf16
-    return panel, [(x, high + x) for high in (0, BYTE_BOX.columns) for x in BYTE_BOX.k_steps()], f8e4m3
+        steps, kind = list(zip(key_steps, query_steps, strict=True)), bf16
+    elif wide_terms(c):
+        rows, columns = descriptor_at(rows_at, terms_layout(c).descriptor()), 2 * c.rows
+        steps, kind = [(x, x) for x in key_steps], f8e4m3
+        if sums is not None:  # of one term, or of other products
+            sums = [*sums, *[kv.f32(0.0)] * (columns // 2 - len(sums))]
+    else:
+        steps, kind = [(x, high + x) for high in (0, BYTE_BOX.columns) for x in key_steps], f8e4m3
+    return kv.wgmma_start(columns if sums is None else sums, key_descriptor(place), rows, steps, kind)
+
+
+def of_both_terms(c: LatentConfig, sums: list[Any]) -> list[Any]:
+    """Scores, from sums of both terms where they are columns of one product."""
+    count = c.rows // 2
+    return [sums[k] + sums[count + k] for k in range(count)] if len(sums) > count else sums
 
 
 @kv.func
 def added(c, s, sums, box, notes, warp, lane):
     """Scores plus those of a group of boxes, times what its scale has behind the row's factor."""
-    row, factors = warp * 16 + (lane >> 2), [kv.f32(1.0)] * 2
+    row, factors, sums = warp * 16 + (lane >> 2), [kv.f32(1.0)] * 2, of_both_terms(c, sums)
     if c.granules:
         factors = [inverse_at(notes, row + 8 * u) for u in range(2)]
         if not is_rope(c, box):

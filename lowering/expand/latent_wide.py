@@ -7,7 +7,8 @@
 - *Scores* has the left columns. For tile i it starts O += P V of tile i - 1, its weights still in registers, and hands
   them to the other warpgroup through shared memory; right behind it in the queue Q K^T of tile i starts, box by box as
   they arrive. Then the softmax of tile i: the only time when this warpgroup has no product under way.
-- *Values* has the right columns: it waits for weights and factors, and adds.
+- *Values* has the right columns: it waits for weights and factors, and adds. Where there are many tiles it waits until
+  Q K^T of the next tile has been started, and so adds during that softmax and not against those products.
 
 Barriers of a stage: ``full`` and ``empty`` for the left boxes, the right ones and those that are no values. Weights
 have ``p_full`` and ``p_empty``.
@@ -43,15 +44,17 @@ from .latent_common import (
     keys_of,
     load_query,
     lse_of,
+    of_functions,
     pack,
     place_of,
     queries_of,
     write_rows,
 )
 from .partial_results import LOG2E, LOWEST, normalizer
-from .softmax import SLACK
+from .softmax import SLACK, arrays_read
 
 STAGES = 2
+LONG = 32  # tiles from which it pays that values waits for its turn
 OF_BOX = 32  # sums of a thread for a box of columns
 # Registers of a thread of the producer, of scores, of values: together those that the block starts with.
 REGISTERS = {"tma": (24, 240, 240), "rows": (40, 232, 232)}
@@ -73,7 +76,7 @@ def threads_of(c: LatentConfig) -> int:
 
 def shared_bytes(c: LatentConfig) -> int:
     """Query, stages, weights, a factor and an end a row, barriers, and which keys of a stage there are."""
-    return (1 + STAGES) * c.boxes * BOX.bytes + WEIGHTS.bytes + 2 * 4 * WIDE + 16 * BARRIER_BYTES + 8 * STAGES
+    return (1 + STAGES) * c.boxes * BOX.bytes + WEIGHTS.bytes + 2 * 4 * WIDE + 18 * BARRIER_BYTES + 8 * STAGES
 
 
 def latent_kernel(c: LatentConfig) -> Any:
@@ -125,6 +128,22 @@ def latent_kernel(c: LatentConfig) -> Any:
                         token = base + n * 8 + (lane & 3) * 2 + i
                         shown = (token >= low) & (token < high)
                     s[k] = kv.where(shown, s[k], float("-inf"))
+
+    @kv.func
+    def weights_of(
+        s, m, total, alpha, unit, tile, seen_at, seen_full, span, place, extents, base, functions, warp, lane
+    ):
+        """The softmax of a tile: weights as operand A."""
+        if case.functions:
+            b, arrays = functions
+            elements = [
+                (warp * 16 + (lane >> 2) + 8 * (k // 2 % 2), k // 4 * 8 + (lane & 3) * 2 + k % 2) for k in range(len(s))
+            ]
+            of_functions(c, s, [unit] * len(s), elements, b, place, extents[0], base, arrays)
+            unit = kv.f32(1.0)
+        visible(s, tile, seen_at, seen_full, span, place, extents, base, warp, lane)
+        softmax(s, m, total, alpha, unit)
+        return packed(s)
 
     @kv.func
     def softmax(s, m, total, alpha, unit):
@@ -200,7 +219,7 @@ def latent_kernel(c: LatentConfig) -> Any:
                 lse_of(c, parts, kv.grid_dim.x, place[0], splits, kv.block_id.y, thread).store(kv.f32(NEVER))
 
     @kv.func
-    def visible(s, tile, seen_at, span, place, extents, base, warp, lane):
+    def visible(s, tile, seen_at, seen_full, span, place, extents, base, warp, lane):
         """Take what rows do not see out of a tile's scores, and what no row sees out of its values."""
         first, last, whole_first, whole_end, _, _ = span
         if c.copy == "tma":
@@ -209,7 +228,11 @@ def latent_kernel(c: LatentConfig) -> Any:
                 clear_rows(BOX, tile, c.value_boxes, first - base, last - base, warp * 32 + lane, 128)
                 kv.fence_proxy_async()
                 kv.named_barrier(SCORES_BARRIER, 128)
-        seen = [seen_at.load(kv.u32), (seen_at + 4).load(kv.u32)] if c.listed else []
+        seen = []
+        if c.listed:
+            stage_full, parity = seen_full
+            kv.mbarrier_wait(stage_full, parity)
+            seen = [seen_at.load(kv.u32), (seen_at + 4).load(kv.u32)]
         if c.listed:
             some = (seen[0] & seen[1]) != 0xFFFFFFFF
         else:
@@ -219,8 +242,8 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def left_columns(
-        q_tile, stages, weights, factors, ends, seen_at, full, empty, p_full, p_empty, span, place, extents, scale,
-        parts, out, splits, warp, lane,
+        q_tile, stages, weights, factors, ends, seen_at, seen_full, full, empty, p_full, p_empty, turns, span, place,
+        extents, scale, parts, out, splits, functions, warp, lane,
     ):  # fmt: skip
         begin, tiles = span[4], span[5]
         unit = kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
@@ -228,14 +251,28 @@ def latent_kernel(c: LatentConfig) -> Any:
         m, total, alpha = [kv.f32(LOWEST)] * 2, [kv.f32(0.0)] * 2, [kv.f32(1.0)] * 2
         s = KEYS
         for g in kv.static(range(len(groups))):
-            kv.mbarrier_wait(barrier_of(full, 0, g), 0)
+            latent_copies.wait_for(c, barrier_of(full, 0, g), 0)
             s = kv.wgmma_start(s, q, kv.wgmma_descriptor(stages), key_steps(g), dtype)
         s = kv.wgmma_wait(0, s)[0]
         for g in kv.static(range(LEFT)):
             release(barrier_of(empty, 0, g), lane)
-        visible(s, stages, seen_at, span, place, extents, begin * KEYS, warp, lane)
-        softmax(s, m, total, alpha, unit)
-        p = packed(s)
+        p = weights_of(
+            s,
+            m,
+            total,
+            alpha,
+            unit,
+            stages,
+            seen_at,
+            (seen_full, 0),
+            span,
+            place,
+            extents,
+            begin * KEYS,
+            functions,
+            warp,
+            lane,
+        )
         o = [kv.f32(0.0)] * (groups[LEFT][1] * OF_BOX)
         for i in range(1, tiles):
             stage, before = i & 1, (i - 1) & 1
@@ -245,23 +282,30 @@ def latent_kernel(c: LatentConfig) -> Any:
             kv.mbarrier_wait(p_empty, i & 1)
             hand_on(p, alpha, weights, factors, p_full, warp, lane)
             s = KEYS
-            for g in kv.static(range(len(groups))):
-                kv.mbarrier_wait(barrier_of(full, stage, g), (i >> 1) & 1)
-                s = kv.wgmma_start(s, q, kv.wgmma_descriptor(tile), key_steps(g), dtype)
-                if g == 0:
-                    o, s = kv.wgmma_wait(1, o, s)  # O + P V is done
-                    release(barrier_of(empty, before, LEFT), lane)
-            s = kv.wgmma_wait(0, s)[0]
+            with kv.trace("multiply"):
+                for g in kv.static(range(len(groups))):
+                    latent_copies.wait_for(c, barrier_of(full, stage, g), (i >> 1) & 1)
+                    s = kv.wgmma_start(s, q, kv.wgmma_descriptor(tile), key_steps(g), dtype)
+                    if g == RIGHT:
+                        release(turns + before * BARRIER_BYTES, lane)
+                    if g == 0:
+                        o, s = kv.wgmma_wait(1, o, s)  # O + P V is done
+                        release(barrier_of(empty, before, LEFT), lane)
+                s = kv.wgmma_wait(0, s)[0]
             for g in kv.static(range(LEFT)):
                 release(barrier_of(empty, stage, g), lane)
-            visible(s, tile, seen_at + stage * 8, span, place, extents, (begin + i) * KEYS, warp, lane)
-            softmax(s, m, total, alpha, unit)
-            p = packed(s)
+            with kv.trace("softmax"):
+                p = weights_of(
+                    s, m, total, alpha, unit, tile, seen_at + stage * 8,
+                    (seen_full + stage * BARRIER_BYTES, (i >> 1) & 1), span, place, extents, (begin + i) * KEYS,
+                    functions, warp, lane,
+                )  # fmt: skip
         rescaled(o, alpha)
         tile = stages + ((tiles - 1) & 1) * TILE
         start_values(o, p, tile, value_steps)
         kv.mbarrier_wait(p_empty, tiles & 1)
         hand_on(p, alpha, weights, factors, p_full, warp, lane)
+        release(turns + ((tiles - 1) & 1) * BARRIER_BYTES, lane)
         o = kv.wgmma_wait(0, o)[0]
         inverse = [kv.f32(0.0)] * 2
         for u in kv.static(range(2)):
@@ -275,12 +319,13 @@ def latent_kernel(c: LatentConfig) -> Any:
                     lse = kv.where(total[u] == 0.0, NEVER, m[u] + kv.math.log2(total[u]))
                     lse_of(c, parts, kv.grid_dim.x, place[0], splits, kv.block_id.y, row).store(lse)
         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)  # the query is read: its place is free
-        write_columns(o, inverse, q_tile, 0, parts, out, place, splits, warp, lane)
+        with kv.trace("write"):
+            write_columns(o, inverse, q_tile, 0, parts, out, place, splits, warp, lane)
 
     @kv.func
     def right_columns(
-        q_tile, stages, weights, factors, ends, full, empty, p_full, p_empty, span, place, parts, out, splits, warp,
-        lane,
+        q_tile, stages, weights, factors, ends, full, empty, p_full, p_empty, turns, span, place, parts, out, splits,
+        warp, lane,
     ):  # fmt: skip
         p = kv.wgmma_descriptor(weights)
         steps = list(zip(WEIGHTS.k_steps(), value_steps, strict=True))
@@ -288,16 +333,22 @@ def latent_kernel(c: LatentConfig) -> Any:
         row = warp * 16 + (lane >> 2)
         for i in range(span[5]):
             stage = i & 1
-            kv.mbarrier_wait(p_full, i & 1)
+            with kv.trace("wait for weights"):
+                kv.mbarrier_wait(p_full, i & 1)
             rescaled(o, [(factors + row * 4).load(kv.f32), (factors + (row + 8) * 4).load(kv.f32)])
-            kv.mbarrier_wait(barrier_of(full, stage, RIGHT), (i >> 1) & 1)
-            start_values(o, p, stages + stage * TILE + right_bytes, steps)
-            o = kv.wgmma_wait(0, o)[0]
+            with kv.trace("wait for its turn"):
+                if span[5] >= LONG:
+                    kv.mbarrier_wait(turns + stage * BARRIER_BYTES, (i >> 1) & 1)
+            with kv.trace("multiply"):
+                latent_copies.wait_for(c, barrier_of(full, stage, RIGHT), (i >> 1) & 1)
+                start_values(o, p, stages + stage * TILE + right_bytes, steps)
+                o = kv.wgmma_wait(0, o)[0]
             release(barrier_of(empty, stage, RIGHT), lane)
             release(p_empty, lane)
         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
         inverse = [(ends + row * 4).load(kv.f32), (ends + (row + 8) * 4).load(kv.f32)]
-        write_columns(o, inverse, q_tile + right_bytes, right_column, parts, out, place, splits, warp, lane)
+        with kv.trace("write"):
+            write_columns(o, inverse, q_tile + right_bytes, right_column, parts, out, place, splits, warp, lane)
 
     @kv.func
     def produce_by_tma(key_map, cache, stages, full, empty, span, b, lane):
@@ -314,7 +365,7 @@ def latent_kernel(c: LatentConfig) -> Any:
                 )
 
     @kv.func
-    def produce_rows(rows, stages, seen_at, full, empty, span, thread):
+    def produce_rows(rows, stages, seen_at, seen_full, full, empty, span, thread):
         begin, tiles = span[4], span[5]
         following = latent_copies.places_of(c, rows, begin * KEYS, thread)
         for i in range(tiles):
@@ -323,14 +374,9 @@ def latent_kernel(c: LatentConfig) -> Any:
             for g in kv.static(range(len(groups))):
                 kv.mbarrier_wait(barrier_of(empty, stage, g), ((i >> 1) & 1) ^ 1)
                 place = stages + (stage * TILE + groups[g][0] * BOX.bytes)
-                latent_copies.copy_boxes(c, rows, places, place, groups[g], thread)
+                latent_copies.copy_boxes(c, rows, places, place, barrier_of(full, stage, g), groups[g], thread)
                 if g == LEFT and c.listed:
-                    latent_copies.note_rows(c, places, seen_at + stage * 8, thread)
-                if g > 0:
-                    latent_copies.copied(barrier_of(full, stage, g - 1), 1)
-                elif i > 0:
-                    latent_copies.copied(barrier_of(full, (i - 1) & 1, RIGHT), 1)
-        latent_copies.copied(barrier_of(full, (tiles - 1) & 1, RIGHT), 0)
+                    latent_copies.note_rows(c, places, seen_at + stage * 8, seen_full + stage * BARRIER_BYTES, thread)
 
     @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1)
     def attention_latent(
@@ -338,16 +384,19 @@ def latent_kernel(c: LatentConfig) -> Any:
         row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Optional[kv.Buffer[case.out, 3]],
         parts: kv.Buffer[i8, 1], indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
         key_map: kv.Optional[kv.TensorMap], kv_offsets: kv.Optional[kv.Buffer[i32, 1]] = None,
+        array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
         memory = kv.shared((1 + STAGES) * TILE + WEIGHTS.bytes, kv.u8, alignment=1024).ptr()
         small = kv.shared(2 * WIDE, kv.f32).ptr()
-        barriers = kv.shared(2 * STAGES * len(groups) + 2, kv.i64).ptr()
+        barriers = kv.shared(2 * STAGES * len(groups) + 2 + 2 * STAGES, kv.i64).ptr()
         seen_at = kv.shared(2 * STAGES, kv.u32, alignment=8).ptr()
         q_tile, stages, weights = memory, memory + TILE, memory + (1 + STAGES) * TILE
         factors, ends = small, small + 4 * WIDE
         full, empty = barriers, barriers + STAGES * len(groups) * BARRIER_BYTES
         p_full = empty + STAGES * len(groups) * BARRIER_BYTES
         p_empty = p_full + BARRIER_BYTES
+        seen_full = p_empty + BARRIER_BYTES
+        turns = seen_full + STAGES * BARRIER_BYTES
         thread, lane = kv.thread_id.x, kv.thread_id.x & 31
         role = kv.shuffle_idx(thread >> 7, 0)
         if thread == 0:
@@ -356,15 +405,23 @@ def latent_kernel(c: LatentConfig) -> Any:
                 kv.mbarrier_init(empty + n * BARRIER_BYTES, 4)
             kv.mbarrier_init(p_full, 4)
             kv.mbarrier_init(p_empty, 4)
+            for n in kv.static(range(STAGES)):
+                kv.mbarrier_init(seen_full + n * BARRIER_BYTES, 4)
+                kv.mbarrier_init(turns + n * BARRIER_BYTES, 4)
             kv.fence_mbarrier_init()
+            if c.copy == "tma":
+                kv.tma.prefetch(key_map)
         kv.barrier()
         splits, number = kv.grid_dim.y, kv.grid_dim.x - 1 - kv.block_id.x
-        queries = queries_of(query, row_offsets, kv_offsets)
+        queries, arrays = queries_of(query, row_offsets, kv_offsets), arrays_read(array0, array1, array2, array3)
         b, token0, row0, rows = place_of(c, queries, number)
+        if c.tiles:  # a block's sequence is known: its length is read with its offsets
+            extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
         if row0 < rows:
             place = (number, token0, row0, rows)
             cache = collection.get_key_cache(layer)
-            extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
+            if not c.tiles:
+                extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
             span = keys_of(c, *extents, row0, rows, splits, kv.block_id.y)
             tiles = span[5]
             producer, left, right = REGISTERS[c.copy]
@@ -376,24 +433,25 @@ def latent_kernel(c: LatentConfig) -> Any:
                             produce_by_tma(key_map, cache, stages, full, empty, span, b, lane)
                     else:
                         source = latent_copies.Rows(c, cache, indices, b, token0, span[0], span[1])
-                        produce_rows(source, stages, seen_at, full, empty, span, thread)
+                        produce_rows(source, stages, seen_at, seen_full, full, empty, span, thread)
             else:
                 consumer = thread - 128
                 warp = (thread & 127) >> 5
                 if tiles > 0:
-                    load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, consumer, CONSUMERS)
-                    kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
+                    with kv.trace("load query"):
+                        load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, consumer, CONSUMERS)
+                        kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
                     if role == 1:
                         kv.setmaxnreg(left, "increase")
                         left_columns(
-                            q_tile, stages, weights, factors, ends, seen_at, full, empty, p_full, p_empty, span, place,
-                            extents, scale, parts, out, splits, warp, lane,
+                            q_tile, stages, weights, factors, ends, seen_at, seen_full, full, empty, p_full, p_empty,
+                            turns, span, place, extents, scale, parts, out, splits, (b, arrays), warp, lane,
                         )  # fmt: skip
                     else:
                         kv.setmaxnreg(right, "increase")
                         right_columns(
-                            q_tile, stages, weights, factors, ends, full, empty, p_full, p_empty, span, place, parts,
-                            out, splits, warp, lane,
+                            q_tile, stages, weights, factors, ends, full, empty, p_full, p_empty, turns, span, place,
+                            parts, out, splits, warp, lane,
                         )  # fmt: skip
                 else:
                     write_nothing(parts, out, place, splits, consumer)

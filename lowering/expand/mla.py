@@ -48,8 +48,6 @@ def latent_problems(op: Any, at: Expansion) -> list[str]:
 
 def wgmma_problems(op: Any, at: Expansion) -> list[str]:
     """Why the kernels on wgmma do not take an operation, one sentence each; empty when they do."""
-    if case_of(op, at).functions:
-        return ["takes no score or mask that is a function"]
     return problems_of(latent_schedule, op, at)
 
 

@@ -109,6 +109,19 @@ def test_every_way_to_lay_out_the_work_gives_attention(page_size, heads, new, sp
     np.testing.assert_allclose(PLACE.get(out).astype(np.float64), want, rtol=0, atol=TOLERANCE["bf16"])
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f8e4m3"])
+def test_a_block_of_many_tiles_gives_attention(dtype):
+    shape = {"head_size": 576, "page_size": 64, "cached": [2500, 2040], "new": [1, 1]}
+    rng, problem = unit.latent_problem(14, dtype=dtype, **shape)
+    query = random_values(rng, (problem.tokens, 128, 576), dtypes.bf16)
+    want, _ = reference.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=512)
+    out = kv.ops.mla_attention(
+        PLACE.collection(problem.collection), 1, PLACE.put(query), PLACE.put(problem.row_offsets),
+        schedule={"kind": "latent", "splits": 1},
+    )  # fmt: skip
+    np.testing.assert_allclose(PLACE.get(out).astype(np.float64), want, rtol=0, atol=TOLERANCE["bf16"])
+
+
 @pytest.mark.parametrize("kind", ["simt", "latent"])
 @pytest.mark.parametrize(("dtype", "scales"), [("bf16", {}), ("f8e4m3", {"scale_dtype": "f32"})])
 def test_a_query_sees_the_rows_that_it_lists(kind, dtype, scales):

@@ -208,10 +208,9 @@ func.func @slower_latent(%c: !rows, %layer: i32, %q: !queries, %offsets: !table,
 !values = memref<?x16x512xbf16, strided<[?, ?, 1]>, 1>
 !table = memref<?xi32, strided<[1]>, 1>
 
-// Functions over latent rows are for the kernel of mma.sync; offsets of keys are for every one.
+// Functions over latent rows and offsets of keys are for every kernel of kind latent.
 // CHECK-LABEL: func.func @functions_of_latent
 // CHECK-COUNT-2: schedule = {kind = "latent"}
-// REMARK:      remark: missed: kind latent is slower than others: that of kind latent on wgmma takes no score or mask that is a function
 // REMARK-NOT:  remark:
 func.func @functions_of_latent(%c: !pool, %layer: i32, %q: !queries, %offsets: !table, %scale: f32, %out: !values) {
   "kv.mla_attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, value_size = 512 : i64, mask = "causal", score = "t5@0123", span = 0 : i64} : (!pool, i32, !queries, !table, f32, !values) -> ()

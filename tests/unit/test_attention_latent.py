@@ -46,7 +46,6 @@ class Shape:
     page_size: int = 64
     mask: tuple[str, int] = ("causal", 0)
     splits: int | None = None
-    overlap: bool = False
     cached: tuple[int, ...] = (130, 0, 61, 7, 0)
     new: tuple[int, ...] = (2, 1, 3, 0, 0)
 
@@ -65,8 +64,6 @@ class Shape:
             schedule["max_queries"] = self.most
         if self.splits:
             schedule["splits"] = self.splits
-        if self.overlap:
-            schedule["overlap"] = True
         mask, span = self.mask
         if self.inline:
             stored = store_scaled_rows(rng, problem, columns - self.rope, self.rope, self.inline)
@@ -94,7 +91,7 @@ CASES = {
     "64 rows, no bound of new tokens": Shape(most=0),
     "heads of one token over two blocks": Shape(heads=72, **ONE),
     "partial results": Shape(splits=3),
-    "more splits than tiles": Shape(splits=7, cached=(130, 0), new=(2, 1)),
+    "more splits than tiles": Shape(splits=33, cached=(130, 0), new=(2, 1)),
     "f16": Shape(dtype="f16", query="f16"),
     "no column that is no value": Shape(size=128),
     "four boxes of values": Shape(size=288, value_size=256),
@@ -131,6 +128,9 @@ CASES = {
     "rows that end in bf16": Shape(dtype="f8e4m3", size=128 + 2 * 16, rope=16),
     "scaled rows that end in bf16": Shape(dtype="f8e4m3", size=128 + 2 * 16, rope=16, granularity=160, page_size=16),
     "rows with their scales in them": Shape(dtype="f8e4m3", size=128 + 16 + 2 * 16, rope=16, inline=32),
+    "rows with scales of whole boxes in them": Shape(
+        dtype="f8e4m3", size=256 + 16 + 2 * 16, value_size=256, rope=16, inline=64
+    ),
     "few rows with their scales in them": Shape(dtype="f8e4m3", size=128 + 16 + 2 * 16, rope=16, inline=32, **ONE),
     "few 8-bit rows": Shape(dtype="f8e4m3", **ONE),
     "few 8-bit rows, f16": Shape(dtype="f8e4m3", query="f16", **ONE),
@@ -138,9 +138,6 @@ CASES = {
     "few 8-bit rows with three scales": Shape(dtype="f8e4m3", granularity=48, page_size=5, **ONE),
     "few 8-bit rows, 32 of two tokens": Shape(dtype="f8e4m3", granularity=144, most=2, new=(2, 1, 2, 0, 0)),
     "few rows that end in bf16": Shape(dtype="f8e4m3", size=128 + 2 * 16, rope=16, **ONE),
-    "8-bit rows, keys ahead": Shape(dtype="f8e4m3", granularity=144, overlap=True),
-    "few 8-bit rows, keys ahead": Shape(dtype="f8e4m3", overlap=True, **ONE),
-    "few rows, keys ahead": Shape(overlap=True, splits=2, **ONE),
     "few scaled rows that end in bf16": Shape(dtype="f8e4m3", size=128 + 2 * 16, rope=16, granularity=160, **ONE),
 }
 

@@ -157,15 +157,18 @@ def test_what_has_no_positions_takes_no_functions():
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("dtype", "target", "splits"), [("f16", "sm_90a", 1), ("f8e4m3", "sm_80", 2), ("bf16", "sm_90a", 3)]
-)
-def test_tensor_cores_over_latent_rows_take_functions(dtype, target, splits):
+    ("dtype", "target", "heads", "schedule"),
+    [("f16", "sm_90a", 16, {"splits": 1}), ("f8e4m3", "sm_80", 16, {"splits": 2}),
+     ("bf16", "sm_90a", 16, {"splits": 3}), ("bf16", "sm_90a", 2, {"max_queries": 9}),
+     ("f8e4m3", "sm_90a", 2, {"max_queries": 9, "splits": 2}), ("f8e4m3", "sm_90a", 16, {})],
+)  # fmt: skip
+def test_tensor_cores_over_latent_rows_take_functions(dtype, target, heads, schedule):
     rng, problem = latent_problem(7, dtype=dtype, head_size=144, cached=[50, 0, 70], new=[2, 9, 1])
-    query = query_of(rng, problem, 16)
-    bias, buckets = rng.standard_normal((16, 16)).astype(np.float32), t5_buckets(60)
+    query = query_of(rng, problem, heads)
+    bias, buckets = rng.standard_normal((heads, 16)).astype(np.float32), t5_buckets(60)
     ids = np.sort(rng.integers(0, 3, (3, 80)), axis=1).astype(np.int32)
     found = attend(
-        Interpreted(target), problem, query, size=128, schedule={"kind": "latent", "splits": splits},
+        Interpreted(target), problem, query, size=128, schedule={"kind": "latent"} | schedule,
         score=(lambda s, b, h, q, k, bias, buckets: 2.0 * (s + bias[h, buckets[q - k]]), bias, buckets),
         mask=(kv.masks.sliding_window(40) & document, ids),
     )  # fmt: skip
@@ -176,10 +179,11 @@ def test_tensor_cores_over_latent_rows_take_functions(dtype, target, splits):
     close(found, want, 2e-2)
 
 
-def test_tensor_cores_are_asked_about_keys_of_other_offsets_and_before_a_window_anything_may_be():
+@pytest.mark.parametrize(("target", "most"), [("sm_90a", 2), ("sm_80", None), ("sm_90a", None)])
+def test_tensor_cores_are_asked_about_keys_of_other_offsets_and_before_a_window_anything_may_be(target, most):
     rng, problem = latent_problem(8, dtype="f16", head_size=144, cached=[70, 30], new=[2, 1])
-    query, offsets = query_of(rng, problem, 16), np.zeros(3, np.uint32)
-    latent, place = {"kind": "latent"}, Interpreted("sm_80")
+    query, offsets = query_of(rng, problem, 8), np.zeros(3, np.uint32)
+    latent, place = {"kind": "latent"} | ({"max_queries": most} if most else {}), Interpreted(target)
     found = attend(place, problem, query, size=128, schedule=latent, mask="null", kv_offsets=offsets)
     close(found, model(problem, query, 128, mask=lambda b, h, q, k: True, kv_offsets=offsets), 4e-3)
     options = {"mask": kv.masks.sliding_window(20) & (lambda b, h, q, k: k % 2 == 0), "schedule": latent}

@@ -223,15 +223,20 @@ def convert(t: Block, i: Instruction) -> Any:
             t.put(d, m, high.astype(np.uint32) << np.uint32(16) | low)
 
         return widen
-    if to[:4] in _SMALL and source == "f32":
+    if to[:4] in _SMALL and source in ("f32", "f16x2"):
         small = _SMALL[to[:4]]
+
+        def halves_of(word: np.ndarray) -> list[np.ndarray]:
+            return [(word >> np.uint32(s)).astype(np.uint16).view(np.float16).astype(np.float32) for s in (16, 0)]
 
         def narrow(m: Lanes) -> None:
             limit = float(ml_dtypes.finfo(small).max)
-            high, low = (
-                np.clip(t.value(g, m, np.float32), -limit, limit).astype(small).view(np.uint8).astype(np.uint16)
-                for g in given
+            pair = (
+                [t.value(g, m, np.float32) for g in given]
+                if source == "f32"
+                else halves_of(t.value(given[0], m, np.uint32))
             )
+            high, low = (np.clip(x, -limit, limit).astype(small).view(np.uint8).astype(np.uint16) for x in pair)
             t.put(d, m, high << np.uint16(8) | low)
 
         return narrow
