@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from reference import attention as reference
@@ -16,6 +20,36 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 GROUPS = [(40, 24), (20, 9), (4, 0)]
+
+
+def replays(
+    place: Torch, problem: Any, at: Any, query: Any, shared: Any, columns: int, operation: Any, model: Any
+) -> Callable[[], None]:
+    """Run a step over shared prefixes, check it and capture it; what replays it over poisoned results and checks."""
+    offsets, rows = place.put(problem.row_offsets), place.put(query)
+    out = torch.empty((*rows.shape[:2], columns), dtype=rows.dtype, device="cuda")
+    lse = torch.empty(rows.shape[:2], dtype=torch.float32, device="cuda")
+
+    def step() -> None:
+        shared.plan(at, offsets)
+        operation(at, LAYER, rows, offsets, shared=shared, out=out, lse=lse)
+
+    def check() -> None:
+        want = model(problem.collection, LAYER, query, problem.row_offsets)
+        close((place.get(out), place.get(lse)), want, 2e-2)
+
+    step()
+    check()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+
+    def replay() -> None:
+        out.fill_(float("nan"))
+        graph.replay()
+        check()
+
+    return replay
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("bf16", 128), ("f16", 64), ("f8e4m3", 128)])
@@ -33,32 +67,14 @@ def test_a_graph_follows_lengths_and_groups(dtype, size):
     room = 5  # groups, some without sequences
     sequences = place.put(np.concatenate([ends, np.full(room + 1 - len(ends), batch)]).astype(np.int32))
     shared = kv.SharedPrefixes(sequences, place.put(np.concatenate([lengths, np.zeros(room - 3, np.int32)])))
-    offsets, rows = place.put(problem.row_offsets), place.put(query)
-    out, lse = torch.empty_like(rows), torch.empty(rows.shape[:2], dtype=torch.float32, device="cuda")
-
-    def step() -> None:
-        shared.plan(at, offsets)
-        kv.ops.attention(at, LAYER, rows, offsets, shared=shared, out=out, lse=lse)
-
-    def check() -> None:
-        want = reference.attention(c, LAYER, query, problem.row_offsets)
-        close((place.get(out), place.get(lse)), want, 2e-2)
-
-    step()
-    check()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    out.fill_(float("nan"))
-    graph.replay()
-    check()
+    replay = replays(place, problem, at, query, shared, size, kv.ops.attention, reference.attention)
+    replay()
     c.cache_lengths[:] -= c.cache_lengths % 7 == 3  # some had a token less
     at.cache_lengths.copy_(place.put(np.array(c.cache_lengths)))
     # The first group in two, the second one with less of its prefix.
     sequences.copy_(place.put(np.array([0, 10, 40, 60, batch, batch], np.int32)))
     shared.lengths.copy_(place.put(np.array([24, 20, 4, 0, 0], np.int32) * page))
-    graph.replay()
-    check()
+    replay()
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f8e4m3"])
@@ -69,26 +85,9 @@ def test_prefixes_of_latent_rows_in_a_graph(dtype):
     behind = [int(n) for n in np.random.default_rng(2).integers(1, 90, batch)]
     rng, problem = shared_problem(groups, behind, [1] * batch, dtype=dtype, page=page, size=576, heads=1, is_mla=True)
     c, query = problem.collection, random_query(rng, problem, 16, "bf16" if dtype == "f8e4m3" else None)
-    at, offsets, rows = place.collection(c), place.put(problem.row_offsets), place.put(query)
-    shared = kv.SharedPrefixes(*map(place.put, groups_of(groups, page)))
-    out = torch.empty((*rows.shape[:2], 512), dtype=rows.dtype, device="cuda")
-    lse = torch.empty(rows.shape[:2], dtype=torch.float32, device="cuda")
-
-    def step() -> None:
-        shared.plan(at, offsets)
-        kv.ops.mla_attention(at, LAYER, rows, offsets, shared=shared, out=out, lse=lse)
-
-    def check() -> None:
-        want = reference.mla_attention(c, LAYER, query, problem.row_offsets, value_size=512)
-        close((place.get(out), place.get(lse)), want, 2e-2)
-
-    step()
-    check()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    at, shared = place.collection(c), kv.SharedPrefixes(*map(place.put, groups_of(groups, page)))
+    model = functools.partial(reference.mla_attention, value_size=512)
+    replay = replays(place, problem, at, query, shared, 512, kv.ops.mla_attention, model)
     c.cache_lengths[:] -= c.cache_lengths % 7 == 3
     at.cache_lengths.copy_(place.put(np.array(c.cache_lengths)))
-    out.fill_(float("nan"))
-    graph.replay()
-    check()
+    replay()
