@@ -244,12 +244,18 @@ def _with_ptxas(path: str, ptx: str, chip: str, options: Sequence[str]) -> Assem
     with tempfile.TemporaryDirectory(prefix="kvarn-") as folder:
         source, made = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
-        command = [path, "-v", f"-arch={chip}", *options, str(source), "-o", str(made)]
+        command = [path, "-v", f"-arch={chip}", *_side_by_side(path, ptx), *options, str(source), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True)
         log = (done.stdout + done.stderr).replace(str(source), "kernel.ptx").strip()
         if done.returncode:
             raise _assembly_error(chip, log, ptx)
         return Assembled(made.read_bytes(), figures(log), f"ptxas {tool_version(path)}".strip(), log)
+
+
+def _side_by_side(path: str, ptx: str) -> list[str]:
+    """Options that let ptxas compile the kernels of a text in threads; the code is the same."""
+    major = tool_version(path).partition(".")[0]
+    return ["--split-compile=2"] if ptx.count(".entry") > 1 and major.isdecimal() and int(major) >= 13 else []
 
 
 def _assembly_error(chip: str, log: str, ptx: str) -> AssemblyError:
