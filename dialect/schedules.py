@@ -354,6 +354,11 @@ PING_PONG = Entry(
     "ping_pong", "Whether two warpgroups start their products by turns.",
     "false; true for heads over 128 with 8-bit queries, or 8-bit caches that no TMA boxes bring", bool,
 )  # fmt: skip
+ONE_WAIT = Entry(
+    "one_wait", "Whether both products of an iteration are waited for before the softmax, whose weights then take half "
+    "the registers (`pipeline-kv-loops`); else that of the values is under way during it.",
+    "false; true of caches that no TMA boxes copy as they are", bool,
+)  # fmt: skip
 PERSISTENT = Entry(
     "persistent",
     "Whether there is a block a multiprocessor that takes tile after tile, or a block a tile.",
@@ -426,6 +431,7 @@ TILED = Kind(
         PRODUCERS,
         SLOTS,
         OVERLAP,
+        ONE_WAIT,
         PING_PONG,
         PERSISTENT,
         KEY_SPLITS,

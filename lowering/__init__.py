@@ -37,6 +37,7 @@ NAMES = (
     "defer-kv-reductions",
     "pipeline-kv-loops",
     "queue-kv-rounds",
+    "skip-kv-maxima",
     "skip-kv-rescales",
     "simplify-kv-tiles",
     "trace-kv-phases",

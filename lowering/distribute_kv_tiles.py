@@ -33,7 +33,7 @@ from .assign_kv_layouts import ACCUMULATORS
 from .index import pointer
 from .pass_base import fail, kv_pass
 from .pipeline_kv_loops import STRICT
-from .rewrite import defining_op, enclosing, ops_named, replace, walk
+from .rewrite import defining_op, enclosing, is_inside, ops_named, replace, walk
 from .specialize_kv_warps import ROLES
 from .tile_chunks import Chunks
 from .tile_copies import SLOTS
@@ -65,7 +65,7 @@ from .tile_threads import (
     shared_layout,
     vector_type,
 )
-from .tile_values import RULES
+from .tile_values import RULES, WEIGHTS
 
 _CHEAP = ("kv.tile_broadcast", "tensor.splat", "arith.constant")
 _MADE = ("kv.make_stages", "kv.make_queue")
@@ -96,6 +96,7 @@ class Distribution:
         self.stages: dict[ir.Value, Any] = {}  # circular buffers and queues, by what stands for them
         self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes with it
         self.chunks = Chunks(function)
+        self.weights: dict[ir.Value, ir.Value] = {}  # converted, by what they were
         self.places: dict[SharedLayout, Pointer] = {}  # where kv.tile_stage puts tiles
         self.tables: dict[Any, Pointer] = {}  # where kv.tile_windows has its vectors
         self.staged: list[tuple[SharedLayout, Pointer]] = []  # tiles of rows that were loaded: free once they were read
@@ -140,6 +141,8 @@ class Distribution:
                     fail(op, "takes a tile, and no rule says what a thread does of it")
             if op.name in _PRODUCTS:
                 self.products[op.result] = self.product(op.opview)
+        for op in ops_named(self.function, "kv.tile_ready"):
+            self.weigh(defining_op(op.operands[0]), op)
         if self.threads.first and not any(ROLES in op.attributes for op in self.ops()):
             self.confine()
         of_rows = dict(zip(_ROWS, (self.load_rows, self.store_rows, self.copy_rows), strict=True))
@@ -153,6 +156,14 @@ class Distribution:
                 if is_tile(op.results[0]) and not any(True for _ in op.results[0].uses):
                     op.erase()
         self.sink()
+
+    def weigh(self, conversion: ir.Operation | None, ready: ir.Operation) -> None:
+        """Let weights be summed up and converted at the same time, where they are to be ready in few bits."""
+        if conversion is None or conversion.name != "arith.truncf" or rank(ready.result) != 2:
+            return
+        for user in users(conversion.operands[0]):
+            if user.name == "kv.tile_reduce" and "kv.partial" in user.attributes and user.block == ready.block:
+                user.attributes[WEIGHTS] = ir.TypeAttr.get(element(ready.result))
 
     def confine(self) -> None:
         """Keep a producer that has nothing to do out of what the consumers do."""
@@ -243,11 +254,15 @@ class Distribution:
     def store_rows(self, op: ir.Operation) -> None:
         """Through shared memory, where rows of the query were until they were read: every warp has its own there.
 
-        Rows of f32 go from registers: four lanes have 32 bytes of a row, which is what memory takes at a time.
+        Rows of f32 go from registers: four lanes have 32 bytes of a row, which is what memory takes at a time. So do
+        those of 16 bits where the next rows of the query are on their way already.
         """
         value = op.opview.value
         tile = ir.RankedTensorType(value.type)
-        if str(tile.element_type) == "f32":
+        layout = shared_layout(value.type)
+        free = [p for held, p in self.staged if held.bytes >= layout.bytes and held.rows == layout.rows]
+        free += self.waited_for(op, layout)
+        if str(tile.element_type) == "f32" or (self.released(op) and not free):
             held = tile_memory.rows_held(op.opview, register_layout(value.type), self.threads)
             made = TileStoreDirectOp(value, op.opview.buffer, *held)
             for name in ("stored", "first_column"):
@@ -258,9 +273,6 @@ class Distribution:
         if str(tile.element_type) not in ("bf16", "f16"):
             what = f"stores rows of bf16, f16 or f32 on this target, got {tile.element_type}"
             fail(op, f"{what}: convert, or write with scatter")
-        layout = shared_layout(value.type)
-        free = [p for held, p in self.staged if held.bytes >= layout.bytes and held.rows == layout.rows]
-        free += self.waited_for(op, layout)
         place = free[0] if free else self.allocate(layout)
         if free:  # the warps of a warpgroup read all of its rows
             ptx.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
@@ -271,12 +283,10 @@ class Distribution:
     def waited_for(self, op: ir.Operation, layout: SharedLayout) -> list[Pointer]:
         """The stages of rows that are held where an op stands, and released behind it."""
         found = []
-        loop = enclosing(op, "scf.for", "scf.while")
-        around = [] if loop is None else loop.regions[-1].blocks[0].operations
-        for wait in [o.operation for o in around if o.operation.name == "kv.consumer_wait"]:
+        for wait in self.waits_for_rows(op):
             stages = self.stages[wait.operands[0]]
             held = stages.layout
-            if stages.of_rows and held.rows == layout.rows and held.row_bytes >= layout.row_bytes:
+            if not self.is_released(wait, op) and held.rows == layout.rows and held.row_bytes >= layout.row_bytes:
                 found.append(stages.tile(stages.stage(scalar(wait.operands[1]))[0]))
         return found
 
@@ -289,6 +299,26 @@ class Distribution:
                 made = ops.alloc_shared(tile_windows.bytes_of(length) * self.threads.consumers, 16)
             self.tables[key] = Pointer(made, SHARED_SPACE)
         return self.tables[key]
+
+    def waits_for_rows(self, op: ir.Operation) -> list[ir.Operation]:
+        """The waits for copied rows in the loop around an op."""
+        loop = enclosing(op, "scf.for", "scf.while")
+        around = [] if loop is None else loop.regions[-1].blocks[0].operations
+        waits = [o.operation for o in around if o.operation.name == "kv.consumer_wait"]
+        return [wait for wait in waits if self.stages[wait.operands[0]].of_rows]
+
+    def is_released(self, wait: ir.Operation, op: ir.Operation) -> bool:
+        """Whether what a wait is for has been released where an op stands."""
+        for other in wait.block.operations:
+            if other.operation.name == "kv.consumer_release" and other.operation.operands[0] == wait.operands[0]:
+                return True
+            if other.operation == op or is_inside(op, other.operation):
+                return False
+        return False
+
+    def released(self, op: ir.Operation) -> bool:
+        """Whether rows that the loop around an op waits for have been released where it stands."""
+        return any(self.is_released(wait, op) for wait in self.waits_for_rows(op))
 
     def allocate(self, layout: SharedLayout) -> Pointer:
         """Shared memory, at the kernel's start."""
@@ -396,7 +426,9 @@ def _initialize(op: Any, d: Distribution) -> None:
 @RULES.lowers("kv.producer_acquire")
 def _acquire(op: Any, d: Distribution) -> None:
     with _copying(d, op, d.stages[op.buffer]):
-        d.stages[op.buffer].acquire(scalar(op.n), SLEEP if ROLE in op.operation.attributes else 0)
+        # Who fills the one stage of a buffer is waited for.
+        sleeps = ROLE in op.operation.attributes and d.stages[op.buffer].count > 1
+        d.stages[op.buffer].acquire(scalar(op.n), SLEEP if sleeps else 0)
 
 
 @RULES.lowers("kv.tile_pages")
@@ -491,7 +523,11 @@ def _turns(d: Distribution) -> int:
 
 @RULES.lowers("kv.tile_ready")
 def _ready(op: Any, d: Distribution) -> ir.Value:
-    return tile_products.pinned(op.source, STRICT in op.operation.attributes)
+    conversion, strict = defining_op(op.source), STRICT in op.operation.attributes
+    if conversion is not None and conversion.name == "arith.truncf" and conversion.operands[0] in d.weights:
+        made = d.weights[conversion.operands[0]]
+        return tile_products.pinned(made, strict) if strict else made
+    return tile_products.pinned(op.source, strict)
 
 
 @RULES.lowers("kv.is_role")

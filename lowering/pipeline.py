@@ -194,6 +194,7 @@ def _gpu_tiles(target: Target, trace: int) -> list[Step]:
         _kv("defer-kv-reductions", "before the rotation, which takes the loop apart", True),
         _kv("pipeline-kv-loops", "after the copies left: what is rotated are products and their waits", True),
         _kv("queue-kv-rounds", "after the roles have loops of their own, and nothing looks at those any more", True),
+        _kv("skip-kv-maxima", "after the rotation, whose first iteration has no maximum yet", True),
         _kv("skip-kv-rescales", "after the rotation, which moves the rescale", True),
         _kv("simplify-kv-tiles", "what the passes over tiles left over, before every op becomes many", True),
         *([_kv("trace-kv-phases", "on request, when waits and copies stand where they stay", True)] if trace else []),

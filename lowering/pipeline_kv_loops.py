@@ -8,8 +8,10 @@ rows by cp.async finishes a copy when it has started one or two more. Of product
 *Lookups.* The pages of a tile are looked up one iteration before its copy is started.
 
 *Products.* A loop with two products of which the second needs the first (Q K^T, softmax, P V) is rotated: iteration i
-starts S = Q K_i^T and O += P V_(i-1), waits for the first alone, and computes P_i while the second is under way. The
-first operand of the second product and its accumulator are carried; its loads, waits and releases lag by one iteration.
+starts S = Q K_i^T and O += P V_(i-1) together, waits for the first alone, and computes P_i while the second is under
+way, in registers of its own. With ``one_wait`` of a schedule it waits for both: the weights take no more registers, and
+other warpgroups fill the tensor cores. The first operand of the second product and its accumulator are carried; its
+loads, waits and releases lag by one iteration.
 
 *Turns* (``ping_pong`` of a schedule). Two consumer warpgroups start their products by turns, so that the tensor cores
 work for one while the other is in its softmax.
@@ -19,6 +21,7 @@ After:   softmax(kv.dot %q, %k0)
          scf.for %i iter_args(%m, %l, %c, %p) { %s = kv.dot_start %q, %k ; %o = kv.dot_start %p, %v', %c
          kv.dot_wait %s, %o {pending = 1} ; softmax ; kv.dot_wait %o {pending = 0} ; %c2 = %o * %alpha }
          kv.dot %p, %v', %c
+One wait: kv.dot_wait %s, %o {pending = 0} ; softmax ; %c2 = %o * %alpha
 """
 
 from __future__ import annotations
@@ -170,7 +173,7 @@ def sums_of(r: Rotation, results: set[ir.Value]) -> list[ir.Value]:
     return [v for v in found if weights in backward([defining_op(v)], inside.__contains__)]
 
 
-def rotate(r: Rotation, ping_pong: bool) -> None:
+def rotate(r: Rotation, ping_pong: bool, one_wait: bool) -> None:
     """Replace a loop by its rotated form; nothing happens in it where it has no iteration."""
 
     def turn(op: type, groups: str) -> None:
@@ -188,6 +191,7 @@ def rotate(r: Rotation, ping_pong: bool) -> None:
     lower, upper, step = list(r.loop.operands)[:3]
     inits = list(r.loop.operands)[3:]
     a, c = r.second.opview.a, r.second.opview.c
+    frees = [op for op in lag_ops if op != r.second and op.name not in _WAITS]
 
     def carried_after(values: dict[ir.Value, ir.Value]) -> list[ir.Value]:
         kept = [values.get(v, v) for i, v in enumerate(r.yielded) if i != accumulator]
@@ -197,6 +201,33 @@ def rotate(r: Rotation, ping_pong: bool) -> None:
         values = {r.block.arguments[0]: index, a: p, c: acc}
         emit(scalars, values)
         return values
+
+    def after_one_wait(scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value]) -> None:
+        scores, sums = staging.dot_wait([scores, sums], 0)
+        values.update({r.first.result: scores, arguments[1 + accumulator]: sums})
+        emit(frees, previous)
+        emit([op for op in r.ops if op in late_ops or op in early[after_first:]], values)
+
+    def after_two_waits(scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value]) -> None:
+        scores, sums = staging.dot_wait([scores, sums], 1)
+        values[r.first.result] = scores
+        emit(early[after_first:], values)
+        # What the second product is to overlap: operands of what waits for it, and what sums its weights up.
+        results = {v for op in early[after_first:] for v in op.results}
+        packed = [op for op in r.ops if op in late_ops and op.result == a and element(a).width == 16]
+        emit(packed, values)
+        for made in dict.fromkeys(v for op in r.ops if op in late_ops and op not in packed for v in op.operands):
+            if made in results:
+                values[made] = ready(values[made])
+        for made in sums_of(r, results):
+            values[made] = ready(values[made])
+            defining_op(values[made]).attributes[STRICT] = ir.UnitAttr.get()
+        (values[arguments[1 + accumulator]],) = staging.dot_wait([sums], 0)
+        emit(frees, previous)
+        if packed:
+            values[a] = staging.TileReadyOp(values[a], a.type).operation.results[0]
+            defining_op(values[a]).attributes[STRICT] = ir.UnitAttr.get()
+        emit([op for op in r.ops if op in late_ops and op not in packed], values)
 
     arguments = list(r.block.arguments)
     others = [arg for i, arg in enumerate(arguments[1:]) if i != accumulator]
@@ -224,21 +255,7 @@ def rotate(r: Rotation, ping_pong: bool) -> None:
                     emit(waits, previous)
                 sums = start(r.second, previous)
                 turn(staging.TurnPassOp, "all")
-                scores, sums = staging.dot_wait([scores, sums], 1)
-                values[r.first.result] = scores
-                emit(early[after_first:], values)
-                # What the second product is to overlap: operands of what waits for it, and what sums its weights up.
-                results = {v for op in early[after_first:] for v in op.results}
-                for made in dict.fromkeys(v for op in r.ops if op in late_ops for v in op.operands):
-                    if made in results:
-                        values[made] = ready(values[made])
-                for made in sums_of(r, results):
-                    values[made] = ready(values[made])
-                    defining_op(values[made]).attributes[STRICT] = ir.UnitAttr.get()
-                (sums,) = staging.dot_wait([sums], 0)
-                emit([op for op in lag_ops if op != r.second and op.name not in _WAITS], previous)
-                values[arguments[1 + accumulator]] = sums
-                emit([op for op in r.ops if op in late_ops], values)
+                (after_one_wait if one_wait else after_two_waits)(scores, sums, values)
                 scf.yield_(carried_after(values))
             turn(staging.TurnWaitOp, "first")
             results = list(loop.results)
@@ -423,4 +440,5 @@ def run(module: ir.Module, options: Options) -> None:
                 _say_unrotated(loop)
             if found is not None and performs(loop, "rotate"):
                 remark(loop, "passed", "the second product of an iteration runs beside the next one's first")
-                rotate(found, schedule.get("ping_pong", False) and schedule.get("consumers") == 2)
+                turns = schedule.get("ping_pong", False) and schedule.get("consumers") == 2
+                rotate(found, turns, schedule.get("one_wait", False))

@@ -47,6 +47,7 @@ from .tile_ir import (
     constant_int,
     element,
     instruction_of,
+    is_tile,
     layout_of,
     schedule_of,
     shape,
@@ -189,13 +190,17 @@ def carry(loop: ir.Operation, grown: Callable[[], ir.Value]) -> tuple[ir.Operati
 
 
 def last_use(op: ir.Operation) -> ir.Operation:
-    """The last op of an op's block that uses its result, looking into regions."""
+    """The last op of an op's block that uses its result, looking into regions, or what another makes of it in place."""
     block, last = op.block, op
-    inside = []
-    for user in users(op.result):
-        while user.block != block:
-            user = user.parent.operation
-        inside.append(user)
+    inside: list[ir.Operation] = []
+    values = [op.result]
+    while values:
+        for user in users(values.pop()):
+            while user.block != block:
+                user = user.parent.operation
+            if user not in inside:
+                inside.append(user)
+                values += [v for v in user.results if is_tile(v) and layout_of(v.type) in IN_SHARED]
     for other in block.operations:
         if other.operation in inside:
             last = other.operation
@@ -244,7 +249,11 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, target: Targe
 
 
 def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, taken: set[str]) -> None:
-    """Replace one load of rows in a loop by a copy, a wait, and a release after what stores rows through its tile."""
+    """Replace one load of rows in a loop by a copy, a wait and a release.
+
+    The release stands behind what stores rows through the tile; where there is one stage, behind the last use of the
+    tile, since the next rows are waited for.
+    """
     op = load.opview
     loop, number = carry(enclosing(load, "scf.for"), lambda: const(1))
     with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), load.location:
@@ -259,7 +268,7 @@ def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, taken: s
     load.result.replace_all_uses_with(tile)
     load.erase()
     stores = [x.operation for x in loop.regions[0].blocks[0].operations if ops_named(x, "kv.tile_store_rows")]
-    following = stores[-1] if stores else last_use(tile.owner.operation)
+    following = stores[-1] if stores and stages > 1 else last_use(tile.owner.operation)
     with ir.InsertionPoint.after(following), following.location:
         staging.ConsumerReleaseOp(buffer, n)
 

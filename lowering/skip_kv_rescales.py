@@ -16,12 +16,13 @@ from mlir import ir
 from mlir.dialects import arith, scf
 
 from kvarn.dialect.ops.tile import WarpAnyOp
+from kvarn.dsl import ptx
 
 from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, enclosing, ops_named
 from .rewrites import performs
-from .tile_ir import cloned, rank, tiled
+from .tile_ir import cloned, rank, splat_of, tiled
 
 _FACTORS = ("math.exp2", "math.exp")  # 1 wherever what they take is 0: a maximum that did not move
 
@@ -37,9 +38,24 @@ def factor_of(op: ir.Operation) -> tuple[ir.Value, ir.Operation] | None:
         made = defining_op(spread.operands[0])
         while made is not None and made.name == "kv.tile_ready":  # of a loop that was rotated
             made = defining_op(made.operands[0])
-        if ir.IntegerAttr(spread.attributes["dimension"]).value == 0 and made is not None and made.name in _FACTORS:
+        factors = made is not None and (made.name in _FACTORS or known(spread.operands[0]) is not None)
+        if ir.IntegerAttr(spread.attributes["dimension"]).value == 0 and factors:
             return op.operands[one], spread
     return None
+
+
+def known(factors: ir.Value) -> ir.Value | None:
+    """The condition of the warps that have other factors than 1, where a branch on it makes them."""
+    made = defining_op(factors)
+    if made is None or made.name != "scf.if":
+        return None
+    condition = defining_op(made.operands[0])
+    number = list(made.results).index(factors)
+    otherwise = made.regions[1].blocks[0]
+    one = splat_of(otherwise.operations[len(otherwise.operations) - 1].operation.operands[number])
+    if condition is None or condition.name != "kv.warp_any" or one is None or ir.FloatAttr(one).value != 1.0:
+        return None
+    return made.operands[0]
 
 
 @kv_pass()
@@ -53,13 +69,17 @@ def run(module: ir.Module, options: Any) -> None:
             remark(op, "passed", "rescale is skipped where no maximum moved")
             factors = spread.operands[0]
             with ir.InsertionPoint(op), op.location:
-                one = arith.constant(
-                    factors.type,
-                    ir.DenseElementsAttr.get_splat(factors.type, ir.FloatAttr.get(ir.F32Type.get(), 1.0)),
-                )
-                moved = WarpAnyOp(arith.cmpf(arith.CmpFPredicate.UNE, factors, one)).operation.results[0]
+                moved = known(factors)
+                if moved is None:
+                    type_ = factors.type
+                    one = arith.constant(
+                        type_, ir.DenseElementsAttr.get_splat(type_, ir.FloatAttr.get(ir.F32Type.get(), 1.0))
+                    )
+                    moved = WarpAnyOp(arith.cmpf(arith.CmpFPredicate.UNE, factors, one)).operation.results[0]
                 branch = scf.IfOp(moved, [op.result.type], has_else=True)
                 with ir.InsertionPoint(branch.then_block):
+                    if known(factors) is not None:
+                        ptx.syncwarp()  # else ptxas makes predicates of a branch that is decided long before
                     values: dict[ir.Value, ir.Value] = {}
                     cloned(spread, values)
                     scf.yield_([cloned(op, values).result])

@@ -9,6 +9,7 @@ made anew for 8 registers after the other.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mlir import ir
@@ -71,12 +72,18 @@ class Chunks:
 
     def computed(self, value: ir.Value) -> ir.Value:
         """A vector, computed chunk by chunk at the insertion point."""
-        lanes = ir.VectorType(value.type).shape[0]
-        parts, made = _Parts(self, ir.InsertionPoint.current.block), ub.PoisonOp(value.type).result
-        for start in range(0, lanes, CHUNK):
-            part = parts.of(value, tuple(range(start, min(start + CHUNK, lanes))))
-            made = vector.insert_strided_slice(part, made, [start], [1])
+        made = ub.PoisonOp(value.type).result
+        for lanes, part in self.parts(value):
+            made = vector.insert_strided_slice(part, made, [lanes.start], [1])
         return made
+
+    def parts(self, value: ir.Value) -> Iterator[tuple[range, ir.Value]]:
+        """The lanes of a vector a few at a time: (which, they), computed at the insertion point when asked for."""
+        lanes = ir.VectorType(value.type).shape[0]
+        parts = _Parts(self, ir.InsertionPoint.current.block)
+        for start in range(0, lanes, CHUNK):
+            some = range(start, min(start + CHUNK, lanes))
+            yield some, parts.of(value, tuple(some))
 
 
 class _Parts:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlir import ir
+from mlir.dialects import vector as mlir_vector
 
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, bool_, by_mlir, f32, i32, u32
@@ -38,6 +39,7 @@ CONSUMERS_BARRIER = 1  # the named barrier of all consumers
 GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
 QUEUE_SLOTS = 2  # as slots and parities are computed
 SWIZZLE_ROWS = 8  # the period of a swizzle
+BLOCK_COLUMNS = 8  # of an accumulator, which four lanes hold of a row
 STAGINGS = ("staged", "transposed")  # how buffers are filled that have staging memory
 SIGNS = {1: 0x80808080, 2: 0x80008000, 4: 0x80000000}  # the bits of a word that are signs, by the size of an element
 
@@ -459,17 +461,47 @@ def rows_held(op: Any, layout: RegisterLayout, threads: Threads) -> tuple[list[i
 
 
 def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
-    """Every thread writes what it holds of a tile to rows of a buffer, two neighbours of f32 at a time."""
+    """Every thread writes what it holds of a tile to rows of a buffer: two neighbours of f32, or four of 16 bits."""
     buffer, values = buffer_of(op.buffer), elements(op.source)
     column = layout.thread_offset(threads.lane, threads.warp)[1] + stored_from(op)
     rank, stored = len(list(op.indices)) // len(list(op.masks)), stored_columns(op, layout.shape[1])
     places = {layout.register_offset(r): r for r in range(layout.registers)}
+    wide = buffer.dtype.bits == 32
     for i, (row, mask) in enumerate(zip(layout.rows_a_thread, op.masks, strict=True)):
         indices = [scalar(x) for x in list(op.indices)[i * rank : (i + 1) * rank]]
+        if wide:
+            pairs = [at for at in layout.columns_a_thread[::2] if at < stored]
+            written = [(column + at, [values[places[row, at + u]] for u in range(2)]) for at in pairs]
+        else:
+            written = _fours(values, places, row, range(0, stored, 2 * BLOCK_COLUMNS), threads.lane)
         with functional.when(_bool(mask)):
-            for at in [at for at in layout.columns_a_thread[::2] if at < stored]:
-                pair = [Value(values[places[row, at + u]], buffer.dtype) for u in range(2)]
-                buffer.store(*indices, column + at, value=vector(buffer.dtype, pair))
+            for at, held in written:
+                with (
+                    functional.when(at < stored)
+                    if stored % (2 * BLOCK_COLUMNS) and not wide
+                    else contextlib.nullcontext()
+                ):
+                    buffer.store(*indices, at, value=vector(buffer.dtype, [Value(x, buffer.dtype) for x in held]))
+
+
+def _fours(
+    values: Sequence[ir.Value], places: dict[tuple[int, int], int], row: int, firsts: range, lane: Value
+) -> list[tuple[Value, list[ir.Value]]]:
+    """(column, elements) of four neighbours of 16 bits of a row, of every 16 columns.
+
+    Four lanes have two elements each of 8 columns. Neighbouring lanes exchange those of one 8 for those of the next, so
+    that four lanes write 32 bytes of a row, what memory takes at a time.
+    """
+    odd, found = (lane & 1) == 1, []
+    column = (lane & 1) * BLOCK_COLUMNS + ((lane >> 1) & 1) * 4
+    for first in firsts:
+        pairs = [[values[places[row, at + u]] for u in range(2)] for at in (first, first + BLOCK_COLUMNS)]
+        low, high = (scalar(words(from_elements(pair))[0]) for pair in pairs)
+        other = kv_gpu.shuffle_xor(where(odd, low, high), 1)
+        both = from_elements([where(odd, other, low).ir, where(odd, high, other).ir])
+        type_ = ir.VectorType.get([4], values[0].type)
+        found.append((column + first, elements(mlir_vector.bitcast(type_, both))))
+    return found
 
 
 def _stored(op: Any, layout: SharedLayout, chunk: Value, end: int = 0) -> Value | bool:

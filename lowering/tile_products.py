@@ -102,8 +102,21 @@ def pinned(value: ir.Value, strict: bool) -> ir.Value:
     product that should fill the softmax is waited for before it. It moves no wait over an instruction with effects that
     depends on the values, here one that is never executed.
     """
+    if ir.VectorType(value.type).element_type.width != 32:
+        text = "mov.b32 $0, $1;" if strict else ""
+        return of_words(pinned_words(value, text), value.type)
     flat = elements(value)
     return from_elements(_tied(_after(len(flat)) if strict else "", flat))
+
+
+def pinned_words(value: ir.Value, text: str = "") -> list[ir.Value]:
+    """The words of a vector of fewer bits, each where it is; or where PTX puts it, which is later."""
+    return [inline_asm(text, f"=r,{'r' if text else 0}", [word], "i32", effects=True) for word in words(value)]
+
+
+def of_words(held: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
+    """The vector of a type that words are; as one conversion, which LLVM moves behind branches."""
+    return vector.bitcast(type_, from_elements(held))
 
 
 def _after(count: int) -> str:

@@ -7,6 +7,7 @@ the op's results.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlir import ir
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from .distribute_kv_tiles import Distribution
 
 RULES = Rules()  # by the name of the op
+WEIGHTS = "kv.weights"  # on sums of what is converted at the same time: the type
 
 
 @RULES.lowers("kv.tile_index")
@@ -100,12 +102,28 @@ def _reduce(op: Any, d: Distribution) -> ir.Value:
         fail(op, "folds elements that are not f32: only those can be folded here, convert them first")
     layout = register_layout(op.operation.attributes["kv.tile"].value)
     combine, rows = _COMBINE[op.kind.value], layout.row_registers
+    if WEIGHTS in op.operation.attributes:
+        return _weigh(op, d, rows, len(layout.rows_a_thread))
     parts = []
     for row in range(len(layout.rows_a_thread)):
         parts.append(folded(shuffled(op.source, [r for r, of in enumerate(rows) if of == row]), combine))
     if "kv.partial" in op.operation.attributes:
         return from_elements(parts)
     return from_elements([over_lanes(x, layout, combine) for x in parts])
+
+
+def _weigh(op: Any, d: Distribution, rows: Sequence[int], count: int) -> ir.Value:
+    """Sums of a thread's weights, which are converted on the way, a few at a time: few registers hold them in f32."""
+    narrow = ir.TypeAttr(op.operation.attributes[WEIGHTS]).value
+    sums: list[ir.Value | None] = [None] * count
+    words: list[ir.Value] = []
+    for lanes, part in d.chunks.parts(op.source):
+        words += tile_products.pinned_words(arith.truncf(ir.VectorType.get([len(lanes)], narrow), part))
+        for row, known in enumerate(sums):
+            own = shuffled(part, [i for i, lane in enumerate(lanes) if rows[lane] == row])
+            sums[row] = own if known is None else arith.addf(known, own)
+    d.weights[op.source] = tile_products.of_words(words, ir.VectorType.get(ir.VectorType(op.source.type).shape, narrow))
+    return from_elements([folded(x, arith.addf) for x in sums])
 
 
 @RULES.lowers("kv.tile_reduce_lanes")

@@ -429,8 +429,10 @@ class TileReadyOp(Kv.Operation, name="tile_ready", traits=[_Synchronizes]):
 
     def verify_invariants(self) -> bool:
         type_ = tile_of(self.source)
-        if type_ is None or layout_of(type_) in IN_SHARED or str(type_.element_type) != "f32":
-            return verify.fail(self, f"the operand must be a tile of f32 in registers, got {self.source.type}")
+        if type_ is None or layout_of(type_) in IN_SHARED or str(type_.element_type) not in ("f32", "bf16", "f16"):
+            return verify.fail(
+                self, f"the operand must be a tile of f32, bf16 or f16 in registers, got {self.source.type}"
+            )
         return same_type(self, self.source)
 
 

@@ -64,7 +64,7 @@ class TileConfig:
         Query rows of a block, and keys of a tile.
     stages, query_stages : int
         Tiles of keys, and of values, in shared memory; and of query rows.
-    producer, overlap, ping_pong, persistent : bool
+    producer, overlap, one_wait, ping_pong, persistent : bool
         As the schedule's entries.
     producers, slots : int
         As the schedule's entries.
@@ -83,6 +83,7 @@ class TileConfig:
     producers: int = 1
     slots: int = SLOTS
     overlap: bool = True
+    one_wait: bool = False
     ping_pong: bool = False
     persistent: bool = True
     splits: int = 0
@@ -140,7 +141,15 @@ class TileConfig:
     def registers(self) -> int:
         """Registers of a thread for one tile's scores and weights, and for the sums."""
         held = self.columns // 4 if self.instruction == MMA and self.holds_query else 0
-        return self.keys // 2 + self.keys * self.itemsize // 8 + self.value_columns // 2 + held
+        weights = self.keys * self.itemsize // 8
+        if self.beside:
+            weights *= 2
+        return self.keys // 2 + weights + self.value_columns // 2 + held
+
+    @property
+    def beside(self) -> bool:
+        """Whether weights are narrowed while products read those of the tile before."""
+        return self.instruction == WGMMA and self.overlap and not self.one_wait and self.itemsize == 2
 
     @property
     def holds_query(self) -> bool:
@@ -350,6 +359,8 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     narrow = max(case.size, case.value_size) <= NARROW and copies_by_tma(TileConfig(case))
     three = given.get("producer", True) and not given.get("ping_pong", False)
     wide: dict[str, Any] = {"rows": 192, "stages": 3} if narrow and three else {}
+    if case.query.bits == 16 and not copies_by_tma(TileConfig(case)):
+        wide["one_wait"] = True  # who addresses or converts rows takes the registers of weights beside others
     if case.query.bits == 8 and given.get("rows", TileConfig.rows) == 2 * WARPGROUP_ROWS:
         # Products of 8 bits are short beside the softmax (H200, 4 x 4096, heads of 256: 1467 against 1656 us).
         wide["ping_pong"] = max(case.size, case.value_size) > TURNS_FROM

@@ -13,8 +13,8 @@
 
 gpu.module @kernels {
   // The first product of iteration i and the second of iteration i - 1 start together; the first alone is waited for
-  // before the softmax, the second behind it. What waits for the second is ready before it: weights, and of the factors
-  // the vector, not its broadcast. The wait and the release of the values lag by one iteration. Before the loop stands
+  // before the softmax, the second behind it. What waits for the second is ready before it: of the factors the vector,
+  // not its broadcast, and weights, which come to the registers of the product when it has read those before. The wait and the release of the values lag by one iteration. Before the loop stands
   // the first softmax, behind it the last product; nothing happens where there is no iteration.
   // CHECK-LABEL: gpu.func @rotate
   // CHECK-SAME:    %[[COUNT:[a-z0-9]+]]: i32
@@ -38,13 +38,14 @@ gpu.module @kernels {
   // CHECK:             "kv.tile_reduce"(%[[BOTH]]#0)
   // CHECK:             %[[ALPHA:.*]] = math.exp2
   // CHECK:             %[[P:.*]] = math.exp2
-  // CHECK-DAG:         %[[PR:.*]] = "kv.tile_ready"(%[[P]])
-  // CHECK-DAG:         %[[AR:.*]] = "kv.tile_ready"(%[[ALPHA]])
+  // CHECK:             %[[NARROW:.*]] = arith.truncf %[[P]]
+  // CHECK:             %[[AR:.*]] = "kv.tile_ready"(%[[ALPHA]])
   // CHECK:             %[[SPREAD:.*]] = "kv.tile_broadcast"(%[[AR]])
   // CHECK:             %[[DONE:.*]] = "kv.dot_wait"(%[[BOTH]]#1) {pending = 0 : i64}
   // CHECK-NEXT:        "kv.consumer_release"(%[[VALUES]], %[[BEFORE]])
-  // CHECK-DAG:         arith.truncf %[[PR]]
-  // CHECK-DAG:         arith.mulf %[[DONE]], %[[SPREAD]]
+  // CHECK-NEXT:        %[[NEXT:.*]] = "kv.tile_ready"(%[[NARROW]]) {kv.strict}
+  // CHECK-NEXT:        arith.mulf %[[DONE]], %[[SPREAD]]
+  // CHECK:             scf.yield {{.*}}%[[NEXT]]
   // CHECK:           "kv.consumer_wait"(%[[VALUES]],
   // CHECK:           "kv.dot"
   // CHECK:           "kv.consumer_release"(%[[VALUES]],
@@ -55,7 +56,46 @@ gpu.module @kernels {
   // NONE-LABEL:  gpu.func @rotate
   // NONE-NOT:      kv.dot_start
   // NONE:          gpu.return
-  gpu.func @rotate(%n: i32, %q: !q, %zero: !sums, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64}} {
+  gpu.func @rotate(%n: i32, %q: !q, %zero: !sums, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, one_wait = false}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %lowest, %o = %zero) -> (!row, !sums) : i32 {
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %top = "kv.tile_reduce"(%s) {kind = "max", axis = 1 : i64} : (!scores) -> !row
+      %d = arith.subf %m, %top : !row
+      %alpha = math.exp2 %d : !row
+      %p = math.exp2 %s : !scores
+      %w = arith.truncf %p : !scores to !weights
+      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
+      %spread = "kv.tile_broadcast"(%alpha) {dimension = 0 : i64} : (!row) -> !sums
+      %scaled = arith.mulf %o, %spread : !sums
+      %o2 = "kv.dot"(%w, %v, %scaled) {transpose_b = false} : (!weights, !tile, !sums) -> !sums
+      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
+      scf.yield %top, %o2 : !row, !sums
+    }
+    "kv.tile_store_rows"(%r#1, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // Both products are waited for at once: stages are released, and the softmax follows as it was, weights narrowed.
+  // CHECK-LABEL: gpu.func @one_wait
+  // CHECK:           scf.for
+  // CHECK:             %[[S:.*]] = "kv.dot_start"(%{{.*}}, %{{.*}}) {transpose_b = true}
+  // CHECK:             %[[O:.*]] = "kv.dot_start"({{.*}}) {transpose_b = false}
+  // CHECK-NEXT:        %[[BOTH:.*]]:2 = "kv.dot_wait"(%[[S]], %[[O]]) {pending = 0 : i64}
+  // CHECK-NEXT:        "kv.consumer_release"
+  // CHECK-NEXT:        "kv.consumer_release"
+  // CHECK-NOT:         kv.tile_ready
+  // CHECK:             %[[P:.*]] = math.exp2 %[[BOTH]]#0
+  // CHECK-NEXT:        arith.truncf %[[P]]
+  // CHECK-NOT:         kv.dot_wait
+  // CHECK:             arith.mulf %[[BOTH]]#1
+  // CHECK:             scf.yield
+  gpu.func @one_wait(%n: i32, %q: !q, %zero: !sums, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, one_wait = true}} {
     %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     %c0 = arith.constant 0 : i32

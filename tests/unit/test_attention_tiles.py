@@ -141,6 +141,13 @@ def test_a_scale_may_have_any_sign(scale):
     check(batch([40], [9]), Choice(), scale=scale)
 
 
+# Scores of 20 powers of two and more above one another: weights of f16 would be infinite with the first maximum.
+@pytest.mark.parametrize("entries", [(), (("overlap", False),), (("one_wait", False),)], ids=str)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_a_maximum_moves_where_later_scores_are_larger(dtype, entries):
+    check(batch([260, 130], [33, 5], dtype=dtype), Choice(consumers=2, entries=entries), scale=2.0)
+
+
 def test_a_query_may_be_of_f16():
     check(batch([40], [9], dtype="f16"), Choice())
 
@@ -161,6 +168,7 @@ SCHEDULES = {
     "no producer": Choice(producer=False),
     "no producer, cp.async": Choice(producer=False, maps=False),
     "no overlap": Choice(entries=(("overlap", False),)),
+    "values beside the softmax": Choice(consumers=2, entries=(("one_wait", False),)),
     "tiles of 16 keys": Choice(keys=16),
     "tiles of 96 keys": Choice(keys=96),
     "one persistent block": Choice(blocks=1),
@@ -256,7 +264,7 @@ def test_the_order_of_copies_by_rows_changes_no_result(dtype, page_size, choice,
 
 TILE_PASSES = (
     "split-kv-loops", "specialize-kv-warps", "defer-kv-reductions", "pipeline-kv-loops", "queue-kv-rounds",
-    "skip-kv-rescales", "simplify-kv-tiles",
+    "skip-kv-maxima", "skip-kv-rescales", "simplify-kv-tiles",
 )  # fmt: skip
 
 

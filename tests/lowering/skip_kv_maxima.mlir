@@ -1,0 +1,106 @@
+// RUN: kv-opt %s --skip-kv-maxima | FileCheck %s
+
+!tile = tensor<64x64xf32, "wgmma">
+!row = tensor<64xf32, "rows(wgmma)">
+!weights = tensor<64x64xbf16, "wgmma">
+
+gpu.module @kernels {
+  // Weights with the maximum so far; what was there for warps in which a sum of weights has grown.
+  // CHECK-LABEL: gpu.func @softmax
+  // CHECK-SAME:    (%[[X:[^:]*]]: tensor<64x64xf32, "wgmma">
+  // CHECK:         scf.for %{{.*}} iter_args(%[[M:.*]] = %{{.*}}, %[[L:.*]] = %{{.*}}, %[[O:.*]] = %{{.*}}, %{{.*}} = %{{.*}})
+  // CHECK-NOT:       kind = "max"
+  // CHECK:           %[[KEPT:.*]] = "kv.tile_broadcast"(%[[M]])
+  // CHECK:           %[[P:.*]] = math.exp2
+  // CHECK:           %[[S:.*]] = "kv.tile_reduce"(%[[P]]) {{.*}}kv.partial
+  // CHECK:           %[[L0:.*]] = arith.addf %[[L]], %[[S]]
+  // CHECK:           %[[NARROW:.*]] = arith.truncf %[[P]]
+  // CHECK:           %[[READY:.*]] = "kv.tile_ready"(%[[NARROW]])
+  // CHECK:           %[[GROWN:.*]] = arith.cmpf ogt, %[[S]], %{{.*}}
+  // CHECK:           %[[ANY:.*]] = "kv.warp_any"(%[[GROWN]])
+  // CHECK:           %[[FOUND:.*]]:4 = scf.if %[[ANY]]
+  // CHECK:             %[[TOP:.*]] = "kv.tile_reduce"(%[[X]]) {{.*}}kind = "max"
+  // CHECK:             %[[MOST:.*]] = "kv.tile_reduce_lanes"(%[[S]]) {kind = "max"}
+  // CHECK:             %[[MOVES:.*]] = arith.cmpf ogt, %[[MOST]]
+  // CHECK:             arith.select %[[MOVES]], %{{.*}}, %[[M]]
+  // CHECK:             math.exp2
+  // CHECK:           } else {
+  // CHECK:             scf.yield %[[M]], %{{.*}}, %[[L0]], %[[READY]]
+  // CHECK:           %[[ALPHA:.*]] = "kv.tile_broadcast"(%[[FOUND]]#1)
+  // CHECK:           arith.mulf %[[O]], %[[ALPHA]]
+  // CHECK:           scf.yield %[[FOUND]]#0, %[[FOUND]]#2, %{{.*}}, %[[FOUND]]#3
+  gpu.func @softmax(%x: !tile, %start: !row, %zero: !row, %none: !tile, %first: !weights, %unit: f32, %n: i32, %out: memref<?x64xbf16>, %every: tensor<64xi1, "rows(wgmma)">, %at: tensor<64xi32, "rows(wgmma)">) kernel attributes {kv.tiled} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %slack = arith.constant dense<8.0> : !row
+    %of_rows = tensor.splat %unit : !row
+    %of_tile = tensor.splat %unit : !tile
+    %r:4 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %start, %l = %zero, %o = %none, %p = %first) -> (!row, !row, !tile, !weights) : i32 {
+      %max = "kv.tile_reduce"(%x) {axis = 1 : i64, kind = "max"} : (!tile) -> !row
+      %top = arith.mulf %max, %of_rows : !row
+      %bound = arith.addf %m, %slack : !row
+      %above = arith.cmpf ogt, %top, %bound : !row
+      %m2 = arith.select %above, %top, %m : tensor<64xi1, "rows(wgmma)">, !row
+      %moved = arith.subf %m, %m2 : !row
+      %alpha = math.exp2 %moved : !row
+      %scaled = arith.mulf %x, %of_tile : !tile
+      %spread = "kv.tile_broadcast"(%m2) {dimension = 0 : i64} : (!row) -> !tile
+      %power = arith.subf %scaled, %spread : !tile
+      %w = math.exp2 %power : !tile
+      %kept = arith.mulf %l, %alpha : !row
+      %sum = "kv.tile_reduce"(%w) {axis = 1 : i64, kind = "add", kv.partial} : (!tile) -> !row
+      %l2 = arith.addf %kept, %sum : !row
+      %narrow = arith.truncf %w : !tile to !weights
+      %factors = "kv.tile_broadcast"(%alpha) {dimension = 0 : i64} : (!row) -> !tile
+      %o2 = arith.mulf %o, %factors : !tile
+      scf.yield %m2, %l2, %o2, %narrow : !row, !row, !tile, !weights
+    }
+    "kv.tile_store_rows"(%r#3, %out, %every, %at) : (!weights, memref<?x64xbf16>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // Left alone: a maximum that is of other scores than the weights, and one that moves below the largest score.
+  // CHECK-LABEL: gpu.func @others
+  // CHECK-NOT:     kv.warp_any
+  // CHECK:         gpu.return
+  gpu.func @others(%x: !tile, %y: !tile, %start: !row, %zero: !row, %n: i32, %out: memref<?x64xf32>, %every: tensor<64xi1, "rows(wgmma)">, %at: tensor<64xi32, "rows(wgmma)">) kernel attributes {kv.tiled} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %slack = arith.constant dense<8.0> : !row
+    %four = arith.constant dense<4.0> : !row
+    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %start, %l = %zero) -> (!row, !row) : i32 {
+      %top = "kv.tile_reduce"(%x) {axis = 1 : i64, kind = "max"} : (!tile) -> !row
+      %bound = arith.addf %m, %slack : !row
+      %above = arith.cmpf ogt, %top, %bound : !row
+      %m2 = arith.select %above, %top, %m : tensor<64xi1, "rows(wgmma)">, !row
+      %moved = arith.subf %m, %m2 : !row
+      %alpha = math.exp2 %moved : !row
+      %spread = "kv.tile_broadcast"(%m2) {dimension = 0 : i64} : (!row) -> !tile
+      %power = arith.subf %y, %spread : !tile
+      %w = math.exp2 %power : !tile
+      %kept = arith.mulf %l, %alpha : !row
+      %sum = "kv.tile_reduce"(%w) {axis = 1 : i64, kind = "add", kv.partial} : (!tile) -> !row
+      %l2 = arith.addf %kept, %sum : !row
+      scf.yield %m2, %l2 : !row, !row
+    }
+    %q:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %r#0, %l = %r#1) -> (!row, !row) : i32 {
+      %top = "kv.tile_reduce"(%x) {axis = 1 : i64, kind = "max"} : (!tile) -> !row
+      %bound = arith.addf %m, %slack : !row
+      %above = arith.cmpf ogt, %top, %bound : !row
+      %lower = arith.subf %top, %four : !row
+      %m2 = arith.select %above, %lower, %m : tensor<64xi1, "rows(wgmma)">, !row
+      %moved = arith.subf %m, %m2 : !row
+      %alpha = math.exp2 %moved : !row
+      %spread = "kv.tile_broadcast"(%m2) {dimension = 0 : i64} : (!row) -> !tile
+      %power = arith.subf %x, %spread : !tile
+      %w = math.exp2 %power : !tile
+      %kept = arith.mulf %l, %alpha : !row
+      %sum = "kv.tile_reduce"(%w) {axis = 1 : i64, kind = "add", kv.partial} : (!tile) -> !row
+      %l2 = arith.addf %kept, %sum : !row
+      scf.yield %m2, %l2 : !row, !row
+    }
+    %alpha = "kv.tile_broadcast"(%q#1) {dimension = 0 : i64} : (!row) -> !tile
+    "kv.tile_store_rows"(%alpha, %out, %every, %at) : (!tile, memref<?x64xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+}
