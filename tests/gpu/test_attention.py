@@ -196,6 +196,15 @@ def test_each_head_size(kind, head_size, dtype):
         check(problem, query_of(rng, problem, 4), kind)
 
 
+@pytest.mark.parametrize("kind", [None, *KINDS])
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_maxima_move_where_later_scores_are_larger(kind, head_size, dtype):
+    """Scores of many powers of two above one another: weights of f16 would be infinite with the first maximum."""
+    rng, problem = problem_of(8, dtype=dtype, cached=[900, 40, 333], new=[70, 129, 9], head_size=head_size)
+    check(problem, query_of(rng, problem, 4), kind, scale=16 / head_size**0.5)
+
+
 @needs_tiles
 @pytest.mark.parametrize("page_size", [1, 5, 7, 16, 48])
 @pytest.mark.parametrize("head_size", [8, 24, 72, 80, 120, 128, 200, 256])
