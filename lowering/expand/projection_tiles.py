@@ -45,6 +45,8 @@ from .rotation import Angles
 MULTIPROCESSORS = 132  # of an H100 or H200, for which tiles are chosen
 MANY = 1 << 16  # tokens, where their number is not known
 MOST_STAGES = 12
+MOST_REGISTERS = 136  # which leave those of a block of the second kernel
+FINISH_BYTES = 4 << 10  # of shared memory, which blocks of the second kernel have at least
 WARP_ROWS = 16
 MOST_TOGETHER = 4  # items of a thread whose angles and pages are looked up at one time
 COLUMNS_BY_MMA = 128
@@ -79,6 +81,11 @@ class Config(Warpgroups):
         return WARPGROUP * (self.consumers + (self.instruction == WGMMA))
 
     @property
+    def registers(self) -> int | None:
+        """Most registers of a thread, where blocks of the second kernel then find room beside one, and wait there."""
+        return MOST_REGISTERS if self.instruction == WGMMA and not self.part and self.columns <= 192 else None
+
+    @property
     def step(self) -> int:
         """Elements of K of a step: what a swizzle atom holds."""
         return SWIZZLE // self.case.x.itemsize
@@ -89,7 +96,8 @@ class Config(Warpgroups):
             SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE, self.stages).bytes
             for n in (self.rows, self.columns)
         )
-        return operands + SharedLayout(self.rows, self.part or self.columns, 2, SWIZZLE).bytes + BARRIERS_BYTES
+        beside = 0 if self.registers is None else FINISH_BYTES
+        return operands + SharedLayout(self.rows, self.part or self.columns, 2, SWIZZLE).bytes + BARRIERS_BYTES + beside
 
 
 def problems(case: Projection, target: Target, alignment: int) -> list[str]:
@@ -274,7 +282,9 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                 else:
                     writer.value(source, cache, b, head0 + h, position, part, written, page)
 
-    @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
+    options: dict[str, Any] = {"max_registers": config.registers} if config.registers else {"min_blocks": 1}
+
+    @kv.kernel(block=(config.threads, 1, 1), **options)
     def project_append(
         collection, layer: kv.i32, x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], table, row_tiles: kv.i32,
         x_map=None, weight_map=None, query_out=None, bias=None, x_scale=None, weight_scale=None,
@@ -288,7 +298,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         for unit in range(kv.block_id.x, row_tiles * panels, kv.grid_dim.x):
             tile, panel = raster(unit, row_tiles)
             token0 = tile * M
-            row, column = token0 + kv.tile_index(M), panel * N + kv.tile_index(N)
+            row, column = token0 + kv.tile_index(M), None
             c = kv.full((M, N), 0.0)
             for j in range(0, steps):
                 a = left.tile(0, j, token0, tokens, rows=M, tail="any", descriptor=x_map)
@@ -299,7 +309,8 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                     c = c + kv.dot(a, b.T) * scale[:, None]
                 else:
                     c = kv.dot(a, b.T, c)
-            column = kv.math.min(column, case.columns - 1)
+            if case.bias or case.scaling == "row":
+                column = kv.math.min(panel * N + kv.tile_index(N), case.columns - 1)
             c = scaled_tile(case, c, row, row < tokens, column, bias, x_scale, weight_scale)
             products = case.rounded(c)
             if workspace is not None:
@@ -345,6 +356,8 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     by_wgmma = config.instruction == WGMMA
     schedule = {"consumers": config.consumers, "producer": by_wgmma, "stages": config.stages}
     schedule["instruction"] = config.instruction
+    if by_wgmma:
+        schedule["registers"] = config.registers is None
     blocks = row_tiles * panels
     blocks = blocks.least(at.device("multiprocessors")) if by_wgmma else blocks
     at.launch(
