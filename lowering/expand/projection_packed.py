@@ -147,7 +147,7 @@ def product_kernel(config: Config, early: bool) -> Any:
 
     @kv.func
     def arrive(array, half):
-        """Wait for a thread's own copies, and bring their elements into the weight's order."""
+        """Wait for the copies of a thread, and put their elements into the order of the weight's."""
         kv.cp_async_wait(0)
         for i in kv.static(range(cdiv(HALF, THREADS) if stored.packed else 0)):
             c = i * THREADS + kv.thread_id.x
@@ -189,14 +189,14 @@ def product_kernel(config: Config, early: bool) -> Any:
             first, last = kv.math.max(low - p * steps, 0), kv.math.min(high - p * steps, steps)
             row0 = p * few.rows + warp * ROWS + g
             rows = [kv.math.min(row0 + 8 * r, columns - 1) for r in range(2)]
-            sums = [kv.f32(0.0)] * (4 * (N // COLUMNS))
+            accumulators = [kv.f32(0.0)] * (4 * (N // COLUMNS))
             own = [chunk_at(0, 0, g, t * OWN + c) * BYTES for c in range(OWN)]  # of eight tokens in the first step
             kv.barrier()  # the tile before may still be multiplied
             start(x, array, 0, token0, first, last)
             held = loaded(weight, scales, minima, rows, first, last, t)
             for j in range(first, last, TOGETHER):
                 half = (j - first) // TOGETHER & 1
-                ahead = loaded(weight, scales, minima, rows, j + TOGETHER, last, t)
+                prefetched = loaded(weight, scales, minima, rows, j + TOGETHER, last, t)
                 arrive(array, half)
                 kv.barrier()
                 start(x, array, 1 - half, token0, j + TOGETHER, last)
@@ -211,16 +211,16 @@ def product_kernel(config: Config, early: bool) -> Any:
                             b = (places[c] + (step * N + n * COLUMNS) * CHUNKS * BYTES).load(i32, 4)
                             for u in kv.static(range(2)):
                                 i = 4 * c + 2 * u
-                                sums[4 * n : 4 * n + 4] = kv.mma_m16n8k16(
+                                accumulators[4 * n : 4 * n + 4] = kv.mma_m16n8k16(
                                     [a[0][i], a[1][i], a[0][i + 1], a[1][i + 1]], [b[2 * u], b[2 * u + 1]],
-                                    sums[4 * n : 4 * n + 4], few.case.x,
+                                    accumulators[4 * n : 4 * n + 4], few.case.x,
                                 )  # fmt: skip
-                held = ahead
+                held = prefetched
             kv.cp_async_wait(0)
             row = (kv.block_id.x + p) * few.rows + warp * ROWS + g
             for n in kv.static(range(N // COLUMNS)):
                 for r in kv.static(range(2)):
-                    pair = kv.vector(f32, sums[4 * n + 2 * r : 4 * n + 2 * r + 2])
+                    pair = kv.vector(f32, accumulators[4 * n + 2 * r : 4 * n + 2 * r + 2])
                     partials.store(row + 8 * r, token0 + n * COLUMNS + 2 * t, value=pair)
 
     return project_packed

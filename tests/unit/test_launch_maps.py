@@ -138,6 +138,7 @@ def test_targets_before_sm_90_have_no_descriptors(target):
         (("tensor_map", 0, "key"), "must be given the descriptor of a collection's layer, a cache or an operand, got"),
         (("tensor_map", 0, "rope", 0), r"as \(tensor_map, argument, half, layer\), got \('tensor_map', 0, 'rope', 0\)"),
         (("tensor_map", 9, "key", 0), "argument index must be from 0 to 3, got 9"),
+        (("tensor_map", "rows0", "rows", 1, 64), "has no workspace 'rows0': it has none"),
         (("tensor_map", 2, "key"), "got .* of the buffer 'out'"),
         (("tensor_map", 0, "key", ("arg", 0, "blocks")), "blocks"),
         (("arg", 0), "is not of the kind of the program's argument"),

@@ -325,7 +325,7 @@ def test_products_whose_tiles_have_no_whole_heads_go_through_memory(place, case)
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("rows", "columns"), [(64, 48), (64, 64), (128, 96), (64, 192)])
+@pytest.mark.parametrize(("rows", "columns"), [(64, 48), (128, 96), (64, 64), (64, 192)])
 @on_gpus
 def test_tiles_of_every_shape_give_the_same(place, rows, columns):
     rng = np.random.default_rng(21)
