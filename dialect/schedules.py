@@ -470,14 +470,12 @@ PROJECTED = Kind(
 )
 PROJECTED_FEW = Kind(
     "few",
-    "up to 256 tokens by wgmma, at the rate at which memory gives the weight",
+    "up to 256 tokens, at the rate at which memory gives the weight: by wgmma, or by mma.sync, converted in registers, "
+    "where there is none or the weight has scales by groups",
     (
-        Entry("rows", "Rows of the weight of a tile: 64 for each warpgroup.", "128", choices=(64, 128)),
-        Entry("atoms", "Runs of 128 bytes of a row that are read at a time.", "1", choices=(1, 2, 4)),
+        Entry("rows", "By wgmma, rows of the weight of a tile: 64 for each warpgroup.", "128", choices=(64, 128)),
+        Entry("atoms", "By wgmma, runs of 128 bytes of a row that are read at a time.", "1", choices=(1, 2, 4)),
     ),
-)
-PROJECTED_PACKED = Kind(
-    "packed", "up to 256 tokens and a weight with scales by groups, converted in registers; mma.sync"
 )
 PLAIN_HOST = Kind("host", "one thread a token", on_host=True)
 PLAIN = Kind("simt", "the threads of a block share tokens", (THREADS,))
@@ -498,7 +496,7 @@ OPERATIONS: dict[str, Operation] = {
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT), _PROMISES),
     **dict.fromkeys(
         ("kv.project_append", "kv.project_append_padded"),
-        Operation((PROJECTED_HOST, PROJECTED_SIMT, PROJECTED, PROJECTED_FEW, PROJECTED_PACKED), (MAX_TOKENS,)),
+        Operation((PROJECTED_HOST, PROJECTED_SIMT, PROJECTED, PROJECTED_FEW), (MAX_TOKENS,)),
     ),
     **dict.fromkeys(
         (

@@ -42,13 +42,12 @@ from .common import (
     whole_warps,
 )
 from .head_writer import HeadWriter, Norm, TokenItems
-from .projection_groups import Stored, computed_with, plain_case, with_floats, with_values
+from .projection_groups import computed_with, plain_case, with_floats, with_values
 from .quantize import Quantizer
 from .rotation import Angles, Rotation
 
 HOST_ROWS, HOST_COLUMNS, HOST_STEP = 16, 64, 64  # of a tile on the host
-# Kinds for so many tokens at most, the first that takes a case (measured on an H200: docs/products.md).
-BEST = (("packed", 64), ("few", 32), ("tile", None), ("few", None), ("packed", None))
+FEW_BY_WGMMA, FEW_BY_MMA = 32, 64  # tokens up to which kind few is the fastest (on an H200: docs/products.md)
 SIMT_ROWS, SIMT_WARPS = 8, 4  # tokens of a warp of the simple product, and its warps
 
 
@@ -429,40 +428,42 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
     ValueError
         If the kind that is given does not take the case.
     """
-    from . import projection_few, projection_packed, projection_tiles
+    from . import projection_few, projection_few_mma, projection_tiles
 
     kind, tokens = at.schedule.get("kind"), at.schedule.get("max_tokens")
-    alignment, why = row_alignment(op), {}
-    if case.scaling == "group":
-        stored = Stored.of(op, at, "weight")
-        why["packed"] = projection_packed.problems(case, stored, at.target, alignment, tokens)
-        case = plain_case(case)
+    alignment, by_wgmma = row_alignment(op), few_by_wgmma(case, at.target)
+    if by_wgmma:
+        few = wgmma_problems(case, at.target, alignment)
     else:
-        why["packed"] = [f"needs scaling group, got {case.scaling}"]
-    why |= {
-        "few": wgmma_problems(case, at.target, alignment),
-        "tile": projection_tiles.problems(case, at.target, alignment),
-    }
+        stored = projection_few_mma.stored_weight(op, at, case)
+        few = projection_few_mma.problems(case, stored, at.target, alignment)
     if tokens is None or tokens > projection_few.TOKENS[-1]:
-        why["few"].append(f"needs max_tokens of at most {projection_few.TOKENS[-1]}, got {tokens}")
+        few.append(f"needs max_tokens of at most {projection_few.TOKENS[-1]}, got {tokens}")
+    values = plain_case(case) if case.scaling == "group" else case
+    why = {"few": few, "tile": projection_tiles.problems(values, at.target, alignment)}
     if kind is not None:
         for problem in why.get(kind, ()):
             raise ValueError(f"a schedule of kind {kind} {problem}")
         return kind
     if at.target.is_host:
         return "host"
-    return next(
-        (kind for kind, most in BEST if not why[kind] and (most is None or (tokens or most + 1) <= most)), "simt"
-    )
+    best = FEW_BY_WGMMA if by_wgmma else FEW_BY_MMA
+    first = "few" if tokens is not None and tokens <= best else "tile"
+    return next((kind for kind in (first, "tile", "few") if not why[kind]), "simt")
+
+
+def few_by_wgmma(case: Projection, target: Target) -> bool:
+    """Whether products of few tokens are wgmma's: of a weight with scales by groups they are mma.sync's everywhere."""
+    return target.has("wgmma") and case.scaling != "group"
 
 
 @expands("kv.project_append", "kv.project_append_padded")
 def project_append(op: Any, at: Expansion) -> None:
-    from . import projection_few, projection_packed, projection_tiles
+    from . import projection_few, projection_few_mma, projection_tiles
 
     case = Projection.of(op, at)
-    if at.kind == "packed":
-        projection_packed.launch(op, projection_packed.chosen(op, case, at), at)
+    if at.kind == "few" and not few_by_wgmma(case, at.target):
+        projection_few_mma.launch(op, projection_few_mma.chosen(op, case, at), at)
         return
     if case.scaling == "group":
         op, case = with_values(op, at, "x", "weight"), plain_case(case)
@@ -472,7 +473,7 @@ def project_append(op: Any, at: Expansion) -> None:
     if at.kind == "tile":
         by_mma = projection_tiles.instruction_for(case, at.target) == MMA
         if by_mma and case.x is f8e4m3:
-            op, case = with_floats(op, at), projection_tiles.multiplied_by_mma(case)
+            op, case = with_floats(op, at, "x", "weight"), projection_tiles.multiplied_by_mma(case)
         projection_tiles.launch(op, projection_tiles.chosen(case, at.target, at.schedule), at)
         return
     finish(op, case, at, *products_of(op, case, at))

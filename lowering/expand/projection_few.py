@@ -50,12 +50,15 @@ class Config(Warpgroups):
         Rows of the weight of a tile.
     atoms : int
         Swizzle atoms of a row that a step of K has: what is read of it at one time.
+    step_of : int
+        Elements of K of a step where it has no atoms; 0 where it has.
     """
 
     case: Projection
     tokens: int
     rows: int = 128
     atoms: int = 1
+    step_of: int = 0
 
     @property
     def registers(self) -> int | None:
@@ -67,7 +70,7 @@ class Config(Warpgroups):
     @property
     def step(self) -> int:
         """Elements of K of a step."""
-        return self.atoms * SWIZZLE // self.case.x.itemsize
+        return self.step_of or self.atoms * SWIZZLE // self.case.x.itemsize
 
     @property
     def steps(self) -> int:

@@ -3,7 +3,7 @@
 
 :func:`dequantized` writes the values of the weight, and of quantized rows of tokens, in the type that is computed with;
 then every kernel of products takes them. Few tokens have a kernel that reads the weight as it is stored
-(projection_packed.py).
+(projection_few_mma.py).
 """
 
 from __future__ import annotations
@@ -147,11 +147,16 @@ def with_values(op: Any, at: Expansion, *names: str) -> WithOperands:
     return WithOperands(op, **others)
 
 
-def with_floats(op: Any, at: Expansion) -> WithOperands:
+def plain_weight(op: Any, at: Expansion) -> Stored:
+    """A weight, and rows of tokens like it, without scales by groups."""
+    k = at.static_dim(op.weight, 1)
+    return Stored(PLAIN, at.dtype(op.weight), None, k, Groups(1, k, False))
+
+
+def with_floats(op: Any, at: Expansion, *names: str) -> WithOperands:
     """Launch what writes operands of f8e4m3 as bf16, which has them exactly; their scales stay what they are."""
-    k = at.static_dim(op.x, 1)
-    stored = Stored(PLAIN, at.dtype(op.x), None, k, Groups(1, k, False))
-    return WithOperands(op, **{name: _written(op, at, name, stored, bf16, None, None) for name in ("x", "weight")})
+    stored = plain_weight(op, at)
+    return WithOperands(op, **{name: _written(op, at, name, stored, bf16, None, None) for name in names})
 
 
 def _written(op: Any, at: Expansion, name: str, stored: Stored, dtype: DType, scales: Any, minima: Any) -> ir.Value:

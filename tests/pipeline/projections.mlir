@@ -19,7 +19,7 @@
 // CHECK:         gpu.launch_func @kernels::@project_few_finish blocks
 // CHECK:         gpu.launch_func @kernels::@project_append blocks
 // CHECK:         gpu.launch_func @kernels::@project_finish blocks
-// CHECK:         gpu.launch_func @kernels::@project_packed blocks
+// CHECK:         gpu.launch_func @kernels::@project_few_2 blocks
 // CHECK:         gpu.launch_func @kernels::@project_few_finish
 // CHECK:         %[[VALUES:.+]] = memref.alloc({{.*}}) : memref<?x256xbf16, strided<[256, 1]>, 1>
 // CHECK:         gpu.launch_func @kernels::@dequantize blocks
@@ -27,21 +27,24 @@
 // CHECK:         gpu.launch_func @kernels::@project_append
 // CHECK-NOT:     kv.project_append
 // CHECK:         return
-// CHECK:       gpu.func @project_packed
+// CHECK:       gpu.func @project_few_2(
 // CHECK:         prmt.b32
 // CHECK:         nvvm.mma.sync
-// Without wgmma products of bf16 are of mma.sync, whatever their tokens.
+// Without wgmma all are mma.sync's, of few tokens in even parts too.
 // AMPERE-LABEL: func.func @products
-// AMPERE-NOT:     project_few blocks
-// AMPERE-COUNT-2: gpu.launch_func @kernels::@project_append
-// AMPERE:         gpu.launch_func @kernels::@project_packed
-// AMPERE:         gpu.launch_func @kernels::@dequantize
+// AMPERE:         gpu.launch_func @kernels::@project_few blocks
+// AMPERE:         gpu.launch_func @kernels::@project_few_finish blocks
+// AMPERE:         gpu.launch_func @kernels::@project_few_2 blocks
+// AMPERE:         gpu.launch_func @kernels::@project_few_3 blocks
+// AMPERE:         gpu.launch_func @kernels::@dequantize blocks
+// AMPERE:         gpu.launch_func @kernels::@project_append blocks
 // AMPERE:         return
+// AMPERE:       nvvm.mma.sync
 // HOST-LABEL: func.func @products
 // HOST:         gpu.launch_func @kernels::@project blocks
 // HOST:         gpu.launch_func @kernels::@project_finish blocks
 // HOST:         gpu.launch_func @kernels::@dequantize blocks
-// HOST-NOT:     project_packed
+// HOST-NOT:     project_few
 // HOST:         return
 func.func @products(%c: !pool, %i: i32, %x: !x, %w: !w, %w4: !w4, %s: !s, %o: !table, %q: !q) {
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)

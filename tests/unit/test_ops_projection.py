@@ -351,6 +351,20 @@ def test_8_bits_are_multiplied_as_bf16_by_mma(place, scaling):
     check_scales(place, scaling, 64, {"kind": "tile"})
 
 
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize(("dtype", "k"), [("bf16", 160), ("f16", 64), ("f8e4m3", 256)])
+@pytest.mark.parametrize("place", ["sm_80", "sm_100a"], indirect=True)
+def test_few_tokens_by_mma_read_the_weight_as_it_is(place, dtype, k):
+    rng = np.random.default_rng(22)
+    schedule = {"kind": "few", "max_tokens": 32}
+    if dtype == "f8e4m3":
+        check_scales(place, "row", 64, schedule)
+        return
+    problem = random_problem(rng, "paged", dtype, head_size=64, **SHAPE)
+    bias = exact(rng, ((3 + 4) * 64,), "f32")
+    check(place, problem, dtype, heads=3, k=k, spare=2, schedule=schedule, bias=bias)
+
+
 def test_more_tokens_than_were_promised_are_refused():
     c = random_problem(np.random.default_rng(17), "paged", "f32", cached=[1], new=[9]).collection
     x, weight = np.ones((9, 8), np.float32), np.ones((64, 8), np.float32)

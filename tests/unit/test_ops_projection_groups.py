@@ -84,7 +84,7 @@ def test_few_tokens_read_a_weight_as_it_is_stored(place, dtype, element, size, s
     if dtype == "f16" and place.target == "sm_80" and element.startswith("f8"):
         pytest.skip("sm_80 has no instructions that convert 8-bit floats to f16")
     weight = random_groups(np.random.default_rng(0), ROWS, 256, size, element, scale, **options)
-    check(place, weight, element, dtype=dtype, schedule={"kind": "packed", "max_tokens": 16})
+    check(place, weight, element, dtype=dtype, schedule={"kind": "few", "max_tokens": 16})
 
 
 @pytest.mark.parametrize("place", ["sm_90a"], indirect=True)
@@ -195,5 +195,5 @@ def values_of(found: dict[str, Any]) -> np.ndarray:
 @pytest.mark.parametrize("place", ["sm_90a"], indirect=True)
 def test_a_kind_that_does_not_take_the_groups_says_why(place):
     weight = random_groups(np.random.default_rng(7), ROWS, 144, 24, "uint4b8", "bf16")
-    with pytest.raises(Exception, match="kind packed needs a K of a multiple of 128, got 144"):
-        check(place, weight, "uint4b8", schedule={"kind": "packed", "max_tokens": 16})
+    with pytest.raises(Exception, match="kind few needs a K of a multiple of 128, got 144"):
+        check(place, weight, "uint4b8", schedule={"kind": "few", "max_tokens": 16})

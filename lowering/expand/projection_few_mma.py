@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append of few tokens and a weight with scales by groups, read as it is stored: kind ``packed``.
+"""kv.project_append of few tokens by mma.sync, over a weight as it is stored: kind ``few`` where wgmma does not fit.
 
-As in kind ``few`` the weight has the rows, tiles of it times steps of K are cut into one even part a block, and a
-second kernel adds partial results and writes heads. Products are mma.sync's, whose operand A a thread converts in
-registers: it loads 16 bytes of each of two rows, the next step's while it multiplies. Which elements of K a step of the
-products has does not matter as long as both operands agree, so a thread's are neighbours: what it loads needs no
-exchange, and lies in few groups. Tokens come to shared memory by cp.async.
+As by wgmma (projection_few.py) the weight has the rows, tiles of it times steps of K are cut into one even part a
+block, and a second kernel adds partial results and writes heads. A thread loads 16 bytes of each of two rows, those of
+the next steps while it multiplies, and makes fragments of operand A of them in registers: elements of 4 and 8 bits are
+converted there. Which elements of K a step of the products has does not matter as long as both operands agree, so a
+thread's are neighbours: what it loads needs no exchange, and lies in few groups. Tokens come to shared memory by
+cp.async.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e8m0, f16, f32, i32
 from kvarn.dialect.layout import cdiv
 from kvarn.lowering.conversions import in_order_of_four_bits, pairs_of, pairs_of_four_bits, scaled_pairs
 from kvarn.lowering.target import Target
-from kvarn.lowering.tile_ir import SWIZZLE, WARP
+from kvarn.lowering.tile_ir import WARP
 
 from .base import Expansion
 from .common import BYTES, begin, starts_early
+from .projection import Projection
 from .projection_few import TOKENS, finish_partials, part_of
 from .projection_few import Config as Few
-from .projection_groups import Stored, plain_case, with_values
+from .projection_groups import Stored, plain_case, plain_weight, with_floats, with_values
+from .projection_tiles import multiplied_by_mma
 
 WARPS = 8
 THREADS = WARPS * WARP
@@ -65,16 +68,25 @@ class Config:
 
 
 def elements_of(stored: Stored) -> int:
-    return 2 * BYTES if stored.packed else BYTES
+    return 2 * BYTES if stored.packed else BYTES // stored.dtype.itemsize
 
 
-def problems(case: Any, stored: Stored, target: Target, alignment: int, tokens: int | None) -> list[str]:
+def stored_weight(op: Any, at: Expansion, case: Projection) -> Stored:
+    return Stored.of(op, at, "weight") if case.scaling == "group" else plain_weight(op, at)
+
+
+def multiplied(case: Projection) -> Projection:
+    """The case of the products: of values of groups, and of bf16 for f8e4m3."""
+    return multiplied_by_mma(plain_case(case) if case.scaling == "group" else case)
+
+
+def problems(case: Projection, stored: Stored, target: Target, alignment: int) -> list[str]:
     """Why the kernel does not take a case, one sentence each; empty when it does."""
-    each, found = elements_of(stored), []
+    case, each, found = multiplied(case), elements_of(stored), []
     if not target.has("mma_bf16"):
         return [f"needs a GPU, got {target.name}"]
-    if tokens is None or tokens > TOKENS[-1]:
-        found.append(f"needs max_tokens of at most {TOKENS[-1]}, got {tokens}")
+    if case.scaling == "block":
+        found.append("by mma.sync needs scales of rows or groups, got those of blocks")
     if case.x not in WITHIN:
         found.append(f"needs products of bf16 or f16, got {case.x.name}")
     elif case.x is f16 and stored.dtype.name.startswith("f8") and not target.has("f8_convert"):
@@ -88,12 +100,21 @@ def problems(case: Any, stored: Stored, target: Target, alignment: int, tokens: 
     return found
 
 
-def chosen(op: Any, case: Any, at: Expansion) -> Config:
-    stored = Stored.of(op, at, "weight")
+def chosen(op: Any, case: Projection, at: Expansion) -> Config:
+    """The configuration of a case.
+
+    Raises
+    ------
+    ValueError
+        If the schedule has entries of the kernel by wgmma.
+    """
+    other = [name for name in ("rows", "atoms") if name in at.schedule]
+    if other:
+        raise ValueError(f"the schedule's {' and '.join(other)} are of products by wgmma, which this case has not")
+    stored, plain = stored_weight(op, at, case), multiplied(case)
     tokens = next(n for n in TOKENS if n >= at.schedule["max_tokens"])
-    plain = plain_case(case)
-    atoms = LANES * elements_of(stored) * plain.x.itemsize // SWIZZLE
-    return Config(Few(plain, tokens, rows=WARPS * ROWS, atoms=atoms), stored)
+    step = LANES * elements_of(stored)
+    return Config(Few(plain, tokens, rows=WARPS * ROWS, step_of=step), stored)
 
 
 @kv.func
@@ -103,8 +124,12 @@ def weight_pairs(config: Config, words: Any, scales: Any, lows: Any) -> list[Any
     for w in kv.static(range(BYTES // 4)):
         if stored.packed:
             found += pairs_of_four_bits(words[w], stored.format, config.dtype)
+        elif stored.dtype is config.dtype:
+            found.append(words[w])
         else:
             found += pairs_of(words[w], stored.dtype, config.dtype)
+    if not scales:
+        return found
     many = len(found) // len(scales)
     return [
         pair
@@ -166,7 +191,7 @@ def product_kernel(config: Config, early: bool) -> Any:
             for row in rows:
                 words = weight.address(row, d // 2 if stored.packed else d).load(i32, 4, invariant=True)
                 of_groups, lows = [], []
-                for i in kv.static(range(per_thread)):
+                for i in kv.static(range(per_thread if scales is not None else 0)):
                     place = stored.groups.index(row, d // stored.groups.size + i)
                     of_groups.append(scales[place])
                     if minima is not None:
@@ -175,8 +200,8 @@ def product_kernel(config: Config, early: bool) -> Any:
         return found
 
     @kv.kernel(block=(THREADS, 1, 1), min_blocks=BLOCKS)
-    def project_packed(
-        x: kv.Buffer[few.case.x, 2], weight, scales, partials: kv.Buffer[f32, 2], minima=None,
+    def project_few(
+        x: kv.Buffer[few.case.x, 2], weight, partials: kv.Buffer[f32, 2], scales=None, minima=None,
     ):  # fmt: skip
         begin(early)
         array = kv.shared(2 * HALF * BYTES // few.case.x.itemsize, few.case.x, alignment=128)
@@ -223,18 +248,22 @@ def product_kernel(config: Config, early: bool) -> Any:
                     pair = kv.vector(f32, accumulators[4 * n + 2 * r : 4 * n + 2 * r + 2])
                     partials.store(row + 8 * r, token0 + n * COLUMNS + 2 * t, value=pair)
 
-    return project_packed
+    return project_few
 
 
 def launch(op: Any, config: Config, at: Expansion) -> None:
-    """Launch what dequantizes tokens, where they are quantized, and both kernels."""
-    few, early = config.few, starts_early(at)
-    given, op = op, with_values(op, at, "x")
+    """Launch what converts tokens, where they have 8 or 4 bits, and both kernels."""
+    few, early, given = config.few, starts_early(at), op
+    scales = minima = None
+    if op.scaling.value == "group":
+        op, scales, minima = with_values(op, at, "x"), op.weight_scale, op.weight_min
+    elif at.dtype(op.x) is not few.case.x:
+        op = with_floats(op, at, "x")
     tokens = at.dim(op.x, 0)
     blocks = (at.device("multiprocessors") * BLOCKS).least(at.constant(few.tiles * few.steps))
     some = tokens.least(at.constant(1))
     partials = at.workspace((blocks + few.tiles) * few.rows, dtype=f32, columns=few.tokens)
-    args = [op.x, given.weight, given.weight_scale, partials, given.weight_min]
+    args = [op.x, given.weight, partials, scales, minima]
     at.launch(
         product_kernel(config, early), args, (blocks * some, few.tokens // config.tokens, 1), (THREADS, 1, 1),
         key=config, programmatic=early,
