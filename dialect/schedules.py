@@ -315,8 +315,8 @@ COMBINE = Entry(
 )
 SPLIT = Entry(
     "split",
-    "Tokens of a sequence's longest split, which then depends on its own length alone; 0: the batch is cut evenly.",
-    "0; 512 with `batch_invariant`",
+    "Tokens of a sequence's splits, at least: it then has up to 64, by its own length alone; 0: the batch is cut evenly.",
+    "0; two tiles with `batch_invariant`",
     least=0,
 )
 ROWS = Entry(

@@ -3,8 +3,8 @@
 
 A block takes one tile of the output (16 elements of the head dimension, the 8 query rows of a column tile) of one
 sequence and KV head. Its ``combine`` warps share the partial results, combine them online, and stage what each has in
-shared memory; those of fixed splits are staged one by one and added in order. Sequences of one split were written by
-the first kernel.
+shared memory; those of fixed splits are staged one by one and added as the first kernel would. Sequences of one split
+were written by the first kernel, and of fixed splits those that one of its work units had.
 """
 
 from __future__ import annotations
@@ -15,16 +15,22 @@ import kvarn as kv
 
 from .attention_queries import queries_of
 from .chosen_pages import chosen_pages
-from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, Config
+from .decode_fixed_splits import first_slot, item_size
+from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, RADIX, TREE_LEVELS, Config
 from .decode_split_kv import split_kv
-from .partial_results import added, finished, log_sum_exp, weight, with_prior
+from .partial_results import added, finished, log_sum_exp, of_both, weight, with_prior
 
 
 def combine_kernel(c: Config) -> Any:
     """The combine kernel of a configuration."""
     G, NT, KS = c.head_rows, c.column_tiles, c.row_steps
     work, WARPS = split_kv(c), c.combine
-    TOGETHER = 4  # splits whose loads a warp has under way
+    TOGETHER = 5 if c.split else 4  # splits whose loads a warp has under way
+
+    @kv.func
+    def load(of, nt, t):
+        """((maximum, maximum, sum, sum), four outputs) of a partial result."""
+        return [(of + (nt * (KS + 1) + quad) * 512).load(kv.f32, 4) for quad in (KS, t)]
 
     @kv.func
     def fetch(units, partials, tile_indptr, b, part, nt, t, r, last, lane):
@@ -35,7 +41,7 @@ def combine_kernel(c: Config) -> Any:
         found = []
         for j in kv.static(range(TOGETHER)):
             of = work.partial_of(units, partials, tile_indptr, b, part, kv.math.min(r + j * WARPS, last), lane)
-            found.append([(of + (nt * (KS + 1) + quad) * 512).load(kv.f32, 4) for quad in (KS, t)])
+            found.append(load(of, nt, t))
         return found
 
     @kv.func
@@ -59,35 +65,84 @@ def combine_kernel(c: Config) -> Any:
         return m, l, o
 
     @kv.func
-    def stage(units, partials, tile_indptr, b, part, nt, t, first, last, staged, lane, warp):
-        """Stage every split's (maximum, maximum, sum, sum, four outputs) in shared memory."""
+    def stage(units, partials, tile_indptr, b, part, nt, t, first, last, count, staged, sizes, lane, warp):
+        """Stage every item's (maximum, maximum, sum, sum, four outputs), and its size, by its first split."""
         for r in range(first + warp, last + 1, TOGETHER * WARPS):
-            held = fetch(units, partials, tile_indptr, b, part, nt, t, r, last, lane)
+            owns = [work.split_at(units, tile_indptr, b, kv.math.min(r + j * WARPS, last)) for j in range(TOGETHER)]
+            held = [
+                load(
+                    work.partial_of(units, partials, kv.math.min(r + j * WARPS, last), first_slot(own), part, lane),
+                    nt,
+                    t,
+                )
+                for j, own in enumerate(owns)
+            ]
             for j in kv.static(range(TOGETHER)):
-                slot = kv.math.min(r + j * WARPS, last) - first
-                for i in kv.static(range(4)):
-                    staged[slot, i, lane] = held[j][0][i]
-                    staged[slot, 4 + i, lane] = held[j][1][i]
+                if r + j * WARPS <= last:
+                    p, slot, end = owns[j], first_slot(owns[j]), work.split_at(units, tile_indptr, b, r + j * WARPS + 1)
+                    of_it = held[j]
+                    while p < end:
+                        size = item_size(p, end, count)
+                        for i in kv.static(range(4)):
+                            staged[p, i, lane] = of_it[0][i]
+                            staged[p, 4 + i, lane] = of_it[1][i]
+                        if lane == 0:
+                            sizes[p] = size
+                        p, slot = p + size, slot + 1
+                        if p < end:
+                            of_it = load(work.partial_of(units, partials, r + j * WARPS, slot, part, lane), nt, t)
 
     @kv.func
-    def finish(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, nt, t, staged, count, lane, u):
-        """Combine the first ``count`` that are staged, in order; write rows u, u + 2, ...: each lane its own elements.
+    def added_node(staged, sizes, first, step, lane, u):
+        """(maximum, sum, outputs) of row u after the items at ``first`` and the next in steps of ``step``, in order."""
+        found = [[staged[first + i * step, k + u, lane] for k in (0, 2, 4, 6)] for i in range(RADIX)]
+        m, *sums = found[0]
+        for i in kv.static(range(1, RADIX)):
+            if sizes[first + i * step] > 0:
+                m, sums = of_both(m, sums, found[i][0], found[i][1:])
+        return m, sums
 
-        Of splits, this adds as the first kernel does: which of them combines changes no bit.
+    @kv.func
+    def tree(staged, sizes, lane, warp):
+        """Add the items of each node but the root, a warp a node and row: where a node begins, its result is staged."""
+        for level in kv.static(range(1, TREE_LEVELS)):
+            nodes = MOST_SPLITS // RADIX**level
+            for task in range(warp, 2 * nodes, WARPS):
+                first, u = task // 2 * RADIX**level, task % 2
+                if sizes[first] > 0:
+                    m, sums = added_node(staged, sizes, first, RADIX ** (level - 1), lane, u)
+                    for k, x in kv.static(zip((0, 2, 4, 6), [m, *sums], strict=True)):
+                        staged[first, k + u, lane] = x
+            kv.barrier()
+
+    @kv.func
+    def sums_of(staged, count, lane, u):
+        """(maximum, sum, outputs) of row u after the first ``count`` that are staged, each warp's."""
+        top = kv.f32(NEVER)
+        for w in range(0, count, 4):
+            for j in kv.static(range(4)):
+                top = kv.math.max(top, staged[kv.math.min(w + j, count - 1), u, lane])
+        total, o = kv.f32(0.0), [kv.f32(0.0), kv.f32(0.0)]
+        for w in range(0, count, 4):
+            for j in kv.static(range(4)):
+                here = kv.math.min(w + j, count - 1)
+                of_it = weight(staged[here, u, lane], top, w + j < count)
+                theirs = [staged[here, i + u, lane] for i in (2, 4, 6)]
+                total, o[0], o[1] = added([total, *o], theirs, [of_it])
+        return top, [total, *o]
+
+    @kv.func
+    def finish(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, nt, t, staged, sizes, lane, u):
+        """Combine what is staged, in order; write rows u, u + 2, ...: each lane its own elements.
+
+        Of fixed splits, this adds as the first kernel does: which of them combines changes no bit.
         """
         row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
         if row < n * G:
-            top = kv.f32(NEVER)
-            for w in range(0, count, 4):
-                for j in kv.static(range(4)):
-                    top = kv.math.max(top, staged[kv.math.min(w + j, count - 1), u, lane])
-            total, o = kv.f32(0.0), [kv.f32(0.0), kv.f32(0.0)]
-            for w in range(0, count, 4):
-                for j in kv.static(range(4)):
-                    here = kv.math.min(w + j, count - 1)
-                    of_it = weight(staged[here, u, lane], top, w + j < count)
-                    theirs = [staged[here, i + u, lane] for i in (2, 4, 6)]
-                    total, o[0], o[1] = added([total, *o], theirs, [of_it])
+            if c.split:
+                top, (total, *o) = added_node(staged, sizes, 0, MOST_SPLITS // RADIX, lane, u)
+            else:
+                top, (total, *o) = sums_of(staged, kv.i32(WARPS), lane, u)
             h = head * G + row % G
             token = queries.at(queries.base(b), row // G)
             sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*token, h)]
@@ -114,52 +169,63 @@ def combine_kernel(c: Config) -> Any:
 
     @kv.func
     def body(
-        collection, extents, kv_offsets, out, partials, max_units, max_splits, sinks, lse, prior, prior_lse, pages,
+        collection, extents, kv_offsets, out, partials, max_units, sinks, lse, prior, prior_lse, pages,
         page_counts,
     ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, out, kv_offsets)
         batch = queries.sequences
-        staged = kv.shared((MOST_SPLITS if c.split else WARPS, 8, 32), kv.f32)
+        staged, sizes = kv.shared((MOST_SPLITS if c.split else WARPS, 8, 32), kv.f32), None
+        if c.split:
+            sizes = kv.shared(MOST_SPLITS, kv.i32)
+            for i in range(kv.thread_id.x, MOST_SPLITS, 32 * WARPS):
+                sizes[i] = 0
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
         chosen = chosen_pages(collection, pages, page_counts)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, WARPS)
-        units = work.work_units(max_units, max_splits, total, tile_indptr, batch)
+        units = work.work_units(max_units, total, tile_indptr, batch)
         tile = kv.block_id.x
         t, rest = tile % KS, tile // KS
         nt, rest = rest % NT, rest // NT
         part, b = rest % c.row_groups, rest // c.row_groups
         head, row0 = part // c.parts, part % c.parts * c.warp_rows
         n = queries.length(b)
-        first, last = kv.i32(0), kv.i32(0)
+        first, last, count = kv.i32(0), kv.i32(0), kv.i32(1)
         if (tile_indptr[b + 1] > tile_indptr[b]) & (row0 < n * G):
-            first, last = work.splits(units, tile_indptr, b)
+            first, last = work.units_of(units, tile_indptr, b)
+            if c.split:  # of the units that would have tiles, those that have splits
+                count = work.split_count(tile_indptr, b)
+                while work.split_at(units, tile_indptr, b, first + 1) == 0:
+                    first = first + 1
+                while work.split_at(units, tile_indptr, b, last) == count:
+                    last = last - 1
         # Every block waits, so that this kernel ends after the first one, whatever there is to combine.
         if c.programmatic:
             kv.griddepcontrol_wait()
             kv.griddepcontrol_launch_dependents()
         if first != last:
-            count = last - first + 1
             if c.split:
-                stage(units, partials, tile_indptr, b, part, nt, t, first, last, staged, lane, warp)
+                kv.barrier()
+                stage(units, partials, tile_indptr, b, part, nt, t, first, last, count, staged, sizes, lane, warp)
             else:
                 m, l, o = combined(units, partials, tile_indptr, b, part, nt, t, first, last, lane, warp)
                 for i, x in kv.static(enumerate([*m, *l, *o])):
                     staged[warp, i, lane] = x
-                count = kv.i32(WARPS)
             kv.barrier()
+            if c.split:
+                tree(staged, sizes, lane, warp)
             for u in range(warp, 2, WARPS):
-                finish(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, nt, t, staged, count, lane, u)
+                finish(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, nt, t, staged, sizes, lane, u)
 
     @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, 32 // WARPS))
     def attention_combine(
         collection: kv.KVCacheCollection, extents: kv.Buffer[kv.i32, 1], kv_offsets: kv.Optional[kv.Buffer[kv.i32, 1]],
-        out: kv.Buffer[c.out, c.rank], partials: kv.Buffer[kv.i8, 1], max_units: kv.i32, max_splits: kv.i32,
+        out: kv.Buffer[c.out, c.rank], partials: kv.Buffer[kv.i8, 1], max_units: kv.i32,
         sinks: kv.Optional[kv.Buffer[kv.f32, 1]], lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
         prior: kv.Optional[kv.Buffer[kv.f32, c.rank]], prior_lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
         pages: kv.Optional[kv.Buffer[kv.i32, 3]], page_counts: kv.Optional[kv.Buffer[kv.i32, 2]],
     ):  # fmt: skip
-        rest = max_units, max_splits, sinks, lse, prior, prior_lse, pages, page_counts
+        rest = max_units, sinks, lse, prior, prior_lse, pages, page_counts
         body(collection, extents, kv_offsets, out, partials, *rest)
 
     return attention_combine

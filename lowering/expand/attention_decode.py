@@ -40,9 +40,10 @@ from .attention_queries import batch_of, extents_of, heads_of, is_padded, querie
 from .base import Expansion
 from .chosen_pages import chosen_pages
 from .common import row_alignment
+from .decode_fixed_splits import first_slot
 from .decode_products import products
 from .decode_results import results
-from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, SHORT_SPLITS, Config, configured
+from .decode_schedule import COLUMNS, NEVER, Config, configured
 from .decode_split_kv import split_kv
 from .decode_streaming import streaming
 from .partial_results import LN2, LOG2E
@@ -256,8 +257,8 @@ def decode_kernel(c: Config) -> Any:
 
     @kv.func
     def body(
-        collection, layer, query, extents, kv_offsets, scale, out, partials, counters, max_splits, sinks, lse, slopes,
-        prior, prior_lse, pages, page_counts, arrays,
+        collection, layer, query, extents, kv_offsets, scale, out, partials, counters, sinks, lse, slopes, prior,
+        prior_lse, pages, page_counts, arrays,
     ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, query, kv_offsets)
@@ -279,7 +280,7 @@ def decode_kernel(c: Config) -> Any:
         part = (kv.block_id.x % HG) * NW + warp
         head, row0 = part // c.parts, part % c.parts * c.warp_rows
         r = kv.block_id.x // HG
-        units = work.work_units(kv.grid_dim.x // HG, max_splits, total, tile_indptr, batch)
+        units = work.work_units(kv.grid_dim.x // HG, total, tile_indptr, batch)
         begin, end = kv.i32(0), kv.i32(0)
         if (r < units.count) & (total > 0):
             begin, end = work.bounds(units, tile_indptr, batch, r)
@@ -309,10 +310,14 @@ def decode_kernel(c: Config) -> Any:
                 start_next()
             q, q_place = multiply.empty_query(), mine + c.stages * c.stage_bytes
             taken = kv.i32(0)  # splits that this work unit has had of the sequence
+            held = SimpleNamespace(own=kv.i32(0), item=kv.i32(0), slot=kv.i32(0))
+            nodes = q_place + (c.query_bytes + lane * 16)
             while batch_tile < end:
                 if c.split:
                     if taken == 0:
                         q = multiply.query(query, queries, b, head, row0, n, lane, q_place)
+                        held.own = work.split_of(units, tile_indptr, b, batch_tile, r)
+                        held.item, held.slot = held.own, first_slot(held.own)
                 else:
                     q = multiply.query(query, queries, b, head, row0, n, lane, q_place)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
@@ -356,10 +361,12 @@ def decode_kernel(c: Config) -> Any:
                 # A warp without rows of the sequence leaves nothing, and nobody waits for it.
                 if row0 < rows * G:
                     with kv.trace("combine and write"):
-                        if results_of.finish(
-                            units, partials, counters, tile_indptr, done, part, row0, own, taken, more, m, l, o, rows,
-                            lane,
-                        ):  # fmt: skip
+                        at = (units, partials, counters, tile_indptr, done, part, row0)
+                        if c.split:
+                            whole = results_of.finish_fixed(*at, r, own, held, more, nodes, m, l, o, rows, lane)
+                        else:
+                            whole = results_of.finish(*at, own, taken, more, m, l, o, rows, lane)
+                        if whole:
                             results_of.write_out(
                                 out, sinks, lse, prior, prior_lse, queries, done, head, row0, rows, m, l, o, lane
                             )
@@ -375,13 +382,13 @@ def decode_kernel(c: Config) -> Any:
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[c.query, c.rank],
         extents: kv.Buffer[kv.i32, 1], kv_offsets: kv.Optional[kv.Buffer[kv.i32, 1]], scale: kv.f32,
         out: kv.Buffer[c.out, c.rank], partials: kv.Buffer[kv.i8, 1], counters: kv.Buffer[kv.i8, 1],
-        max_splits: kv.i32, sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
+        sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
         lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]], slopes: kv.Optional[kv.Buffer[kv.f32, 1]],
         prior: kv.Optional[kv.Buffer[kv.f32, c.rank]], prior_lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
         pages: kv.Optional[kv.Buffer[kv.i32, 3]], page_counts: kv.Optional[kv.Buffer[kv.i32, 2]],
         array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
-        rest = partials, counters, max_splits, sinks, lse, slopes, prior, prior_lse, pages, page_counts
+        rest = partials, counters, sinks, lse, slopes, prior, prior_lse, pages, page_counts
         rest = *rest, arrays_read(array0, array1, array2, array3)
         body(collection, layer, query, extents, kv_offsets, scale, out, *rest)
 
@@ -407,24 +414,17 @@ def expand_decode(op: Any, at: Expansion) -> None:
         one - max_units.least(one)
     )  # where the heads alone are more blocks than the device is to have
     batch = batch_of(op, at)
-    max_splits, partial_results = max_units, max_units * 2  # a unit leaves two partial results at most
-    if config.split:
-        capacity = at.field(op.collection, "capacity")
-        if spec.paged:
-            capacity = capacity * at.field(op.collection, "lookup_columns")
-        # No fewer than any length that the table holds is cut into: a sequence's splits must not follow the capacity.
-        max_splits = (capacity // config.split_tokens + SHORT_SPLITS + 1).least(MOST_SPLITS)
-        partial_results = max_splits * batch
+    partial_results = max_units * (config.unit_slots if config.split else 2)
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)
     args = [op.collection, op.layer, op.query, extents_of(op), op.kv_offsets, op.scale, op.out, partials, counters]
-    args += [max_splits, op.sinks, op.lse, op.alibi_slopes, op.prior, op.prior_lse, op.pages, op.page_counts]
+    args += [op.sinks, op.lse, op.alibi_slopes, op.prior, op.prior_lse, op.pages, op.page_counts]
     args += arrays_of(op)
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), args, (max_units * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:
         blocks = batch * (config.row_groups * config.column_tiles * config.row_steps)
-        args = [op.collection, extents_of(op), op.kv_offsets, op.out, partials, max_units, max_splits]
+        args = [op.collection, extents_of(op), op.kv_offsets, op.out, partials, max_units]
         args += [op.sinks, op.lse, op.prior, op.prior_lse, op.pages, op.page_counts]
         threads = (32 * config.combine, 1, 1)
         at.launch(combine_kernel(config), args, (blocks, 1, 1), threads, key=config, programmatic=early)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import kvarn as kv
 
+from .decode_fixed_splits import fixed_splits
 from .decode_schedule import COLUMNS, NEVER, Config
 from .partial_results import added, finished, log_sum_exp, weight, with_prior
 
@@ -87,9 +88,9 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def write_partial(to, row0, m, l, o, n, lane):
-        """Leave a partial result in the workspace, as the lanes hold it."""
+        """Leave a partial result, as the lanes hold it; of no number of queries all lanes do."""
         for nt in kv.static(range(NT)):
-            if rows_here(nt, row0, n, lane):
+            if True if n is None else rows_here(nt, row0, n, lane):
                 for t in kv.static(range(KS)):
                     four = kv.from_lanes([o[(nt * KS + t) * 4 + i] for i in range(4)], kv.f32)
                     (to + (nt * (KS + 1) + t) * 512).store(four)
@@ -172,7 +173,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         ``own`` is the split that the registers hold, the last of ``taken`` that the work unit has had of the sequence;
         ``more`` are to come.
         """
-        first, last = work.splits(units, tile_indptr, b)
+        first, last = work.units_of(units, tile_indptr, b)
         whole = first == last
         if first != last:
             write_partial(work.partial_of(units, partials, tile_indptr, b, part, own, lane), row0, m, l, o, n, lane)
@@ -199,4 +200,5 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                         combining(units, partials, tile_indptr, b, part, row0, n, first, last, m, l, o, lane)
         return whole
 
-    return SimpleNamespace(write_out=write_out, finish=finish)
+    fixed = fixed_splits(c, work, write_partial, rows_here)
+    return SimpleNamespace(write_out=write_out, finish=finish, finish_fixed=fixed.finish)

@@ -23,11 +23,10 @@ WARP_ROWS = 2 * COLUMNS  # most query rows of a warp; a head with more is shared
 MOST_COLUMNS = 512  # of a head
 LEAST_GRANULE = 4  # elements that a lane has of a row in one step
 _HELD = 64  # scales of a tile's token that a lane has on their way to shared memory, at most
-# What a batch-invariant schedule fixes: nothing that changes the order of a sequence's additions may follow the batch.
-# (Who combines may: both ways to combine add fixed splits in one order.)
-INVARIANT = {"split": 512}
 MOST_QUERIES = 8  # new tokens of a sequence that still count as a decode
-MOST_SPLITS, SHORT_SPLITS = 64, 8  # fixed splits of a sequence, and of one that is short
+# Fixed splits are added as a tree: its nodes have RADIX parts, and those of the root are nodes of the second level.
+RADIX, TREE_LEVELS = 8, 2
+MOST_SPLITS = RADIX**TREE_LEVELS  # fixed splits of a sequence
 
 
 @dataclass(frozen=True)
@@ -145,9 +144,28 @@ class Config:
         return self.spec.num_scales if self.spec.quantized else 0
 
     @property
-    def split_tokens(self) -> int:
-        """Tokens of the longest fixed split of a sequence with no more than the most: whole tiles."""
-        return max(self.split // self.tile, 1) * self.tile
+    def split_tiles(self) -> int:
+        """Tiles of a fixed split, at least."""
+        return max(self.split // self.tile, 1)
+
+    @property
+    def most_splits(self) -> int:
+        """Fixed splits of a sequence: as many as one alone needs to be work for a device, whose heads are too."""
+        return max(RADIX, min(MOST_SPLITS, 512 // self.spec.num_heads))
+
+    @property
+    def unit_slots(self) -> int:
+        """Partial results that a work unit leaves at most where splits are fixed.
+
+        Of the sequence that it begins in fewer than the most that a tree has of a level, before its largest node and
+        after; of another one that it ends in one of each level.
+        """
+        return (RADIX + 1) * TREE_LEVELS
+
+    @property
+    def node_bytes(self) -> int:
+        """Shared memory of the nodes of the tree that a warp is adding to."""
+        return TREE_LEVELS * self.quads * 512 if self.split else 0
 
     @property
     def rows(self) -> int:
@@ -226,8 +244,8 @@ class Config:
 
     @property
     def warp_bytes(self) -> int:
-        """Shared memory of one warp: its stages, and query rows that are not in registers."""
-        return self.stages * self.stage_bytes + self.query_bytes
+        """Shared memory of one warp: its stages, query rows that are not in registers, and nodes of fixed splits."""
+        return self.stages * self.stage_bytes + self.query_bytes + self.node_bytes
 
     @property
     def quads(self) -> int:
@@ -251,11 +269,19 @@ class Config:
         # Nothing of the batch may decide the tile of a batch-invariant schedule, so nothing makes it smaller either.
         open_ = {"warps": 1, "stages": 2, "tile": tile_of(self) if schedule.get("batch_invariant") else 16}
         if schedule.get("batch_invariant"):
-            open_ |= INVARIANT
+            open_ |= invariant(open_["tile"])
         least = replace(self, **open_ | {name: schedule[name] for name in ENTRIES if name in schedule})
         return max(
             (block_bytes(least), "a block of the decode kernel"), (combine_bytes(least), "a block that combines")
         )
+
+
+def invariant(tile: int) -> dict[str, int]:
+    """What a batch-invariant schedule fixes, given its tile, which follows from the case alone.
+
+    Nothing that changes the order of a sequence's additions may follow the batch. (Who combines may.)
+    """
+    return {"split": 2 * tile}
 
 
 def problems(
@@ -384,7 +410,7 @@ def combine_bytes(config: Config) -> int:
     if not config.combine:
         return 0
     counts = 4 * (config.max_batch + 1 + config.combine) if config.max_batch > 1 else 0
-    return (MOST_SPLITS if config.split else config.combine) * 1024 + counts + 128 + RESERVED_BYTES
+    return (MOST_SPLITS if config.split else config.combine) * 1024 + 4 * MOST_SPLITS + counts + 128 + RESERVED_BYTES
 
 
 def _used_bytes(config: Config) -> int:

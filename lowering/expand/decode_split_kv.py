@@ -7,8 +7,9 @@ of one sequence is a *split*, and each split of a sequence of several leaves a p
 - evenly: work units of equally many tiles. A sequence's splits are numbered by their units, and where it is cut depends
   on the sequences around it.
 - in fixed splits: a sequence is cut by its own length alone, whatever else is in the batch, so that its result is the
-  same bit for bit. Work units begin and end at splits. A split is an eighth of the sequence, at least 128 and at most
-  ``c.split`` tokens, more only where a sequence would have more splits than the workspace holds (``max_splits``).
+  same bit for bit. Work units begin and end at splits. A sequence has at most ``c.most_splits`` of them, of at least
+  ``c.split`` tokens: short enough that units are even, and that one sequence is work for the whole device. How their
+  results are added is :mod:`decode_fixed_splits`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kvarn.dialect.ops.attention import is_function
 from .attention_common import last_not_above
 from .block import block_scan
 from .common import at_most
-from .decode_schedule import SHORT_SPLITS, Config
+from .decode_schedule import Config
 from .softmax import first_key
 
 
@@ -41,7 +42,7 @@ class OneSequence:
 
 def split_kv(c: Config) -> SimpleNamespace:
     """The functions of the scheduler, for a configuration."""
-    TT, LONGEST, SHORTEST = c.tile, c.split_tokens // c.tile, max(min(c.split, 128) // c.tile, 1)
+    TT = c.tile
 
     @kv.func
     def extent(collection, queries, b):
@@ -104,7 +105,7 @@ def split_kv(c: Config) -> SimpleNamespace:
         return kv.i32(kv.u32(a) // kv.u32(b))  # what is divided here is not negative: fewer instructions
 
     @kv.func
-    def work_units(max_units, max_splits, total, tile_indptr, batch):
+    def work_units(max_units, total, tile_indptr, batch):
         """The work units of the batch: as many as there are blocks, while each gets some tiles.
 
         When every sequence has the same tiles, a few units fewer may cut none of them, or all alike, and no block
@@ -120,7 +121,7 @@ def split_kv(c: Config) -> SimpleNamespace:
                     alike = kv.where(alike * few == batch, alike, 0)
                 count = kv.where(alike * 16 >= count * 15, alike, count)
         each = quotient(total, count)
-        return SimpleNamespace(count=count, total=total, each=each, longer=total - each * count, max_splits=max_splits)
+        return SimpleNamespace(count=count, total=total, each=each, longer=total - each * count)
 
     @kv.func
     def partial_at(partials, which, head, lane):
@@ -153,7 +154,7 @@ def split_kv(c: Config) -> SimpleNamespace:
         return found
 
     @kv.func
-    def even_splits(units, tile_indptr, b):
+    def units_of(units, tile_indptr, b):
         return unit_with(units, tile_indptr[b]), unit_with(units, tile_indptr[b + 1] - 1)
 
     @kv.func
@@ -169,18 +170,23 @@ def split_kv(c: Config) -> SimpleNamespace:
     # --- in fixed splits -------------------------------------------------------------------------
 
     @kv.func
-    def tiles_of_split(units, tile_indptr, b):
-        """Tiles of a split of a sequence."""
+    def tiles_of_split(tile_indptr, b):
+        """Tiles of a split of a sequence; its last may have fewer."""
         tiles = tile_indptr[b + 1] - tile_indptr[b]
-        each = kv.math.min(kv.math.max(quotient(tiles + (SHORT_SPLITS - 1), SHORT_SPLITS), SHORTEST), LONGEST)
-        return kv.math.max(quotient(tiles + (units.max_splits - 1), units.max_splits), each)
+        return kv.math.max(quotient(tiles + (c.most_splits - 1), c.most_splits), c.split_tiles)
 
     @kv.func
-    def nearest_split(units, tile_indptr, batch, tile):
-        found = units.total
-        if tile < units.total:
+    def split_count(tile_indptr, b):
+        each = tiles_of_split(tile_indptr, b)
+        return quotient(tile_indptr[b + 1] - tile_indptr[b] + (each - 1), each)
+
+    @kv.func
+    def nearest_split(tile_indptr, batch, total, tile):
+        """The tile of the batch at which a split begins, nearest to a tile."""
+        found = total
+        if tile < total:
             b = last_not_above(tile_indptr, batch, tile)
-            each = tiles_of_split(units, tile_indptr, b)
+            each = tiles_of_split(tile_indptr, b)
             split = quotient(tile - tile_indptr[b] + (each >> 1), each)
             found = kv.math.min(tile_indptr[b] + split * each, tile_indptr[b + 1])
         return found
@@ -188,31 +194,37 @@ def split_kv(c: Config) -> SimpleNamespace:
     @kv.func
     def fixed_bounds(units, tile_indptr, batch, r):
         begin, end = unit_start(units, r), unit_start(units, r + 1)
-        return nearest_split(units, tile_indptr, batch, begin), nearest_split(units, tile_indptr, batch, end)
+        return [nearest_split(tile_indptr, batch, units.total, x) for x in (begin, end)]
+
+    @kv.func
+    def split_at(units, tile_indptr, b, r):
+        """The split of a sequence that a work unit begins with: 0 or all of them where it begins in another one."""
+        tile = kv.math.max(unit_start(units, r) - tile_indptr[b], 0)
+        found = split_count(tile_indptr, b)
+        if tile < tile_indptr[b + 1] - tile_indptr[b]:
+            each = tiles_of_split(tile_indptr, b)
+            found = kv.math.min(quotient(tile + (each >> 1), each), found)
+        return found
 
     @kv.func
     def fixed_split_of(units, tile_indptr, b, batch_tile, r):
-        return quotient(batch_tile - tile_indptr[b], tiles_of_split(units, tile_indptr, b))
+        return quotient(batch_tile - tile_indptr[b], tiles_of_split(tile_indptr, b))
 
     @kv.func
     def fixed_split_end(units, tile_indptr, b, batch_tile, end):
-        each = tiles_of_split(units, tile_indptr, b)
-        return kv.math.min(tile_indptr[b] + (quotient(batch_tile - tile_indptr[b], each) + 1) * each, end)
+        return kv.math.min(batch_tile + tiles_of_split(tile_indptr, b), end)
 
     @kv.func
-    def fixed_splits(units, tile_indptr, b):
-        tiles = tile_indptr[b + 1] - tile_indptr[b]
-        return tiles * 0, quotient(tiles - 1, tiles_of_split(units, tile_indptr, b))
-
-    @kv.func
-    def fixed_partial_of(units, partials, tile_indptr, b, head, split, lane):
-        return partial_at(partials, b * units.max_splits + split, head, lane)
+    def fixed_partial_of(units, partials, r, slot, head, lane):
+        return partial_at(partials, r * c.unit_slots + slot, head, lane)
 
     return SimpleNamespace(
         extent=extent, first_tile=first_tile, count_tiles=count_tiles, work_units=work_units,
-        # (first tile, end) of a unit; where a split ends, given the end of the unit's part of the sequence; (first,
-        # last) split of a sequence; the split that begins at a tile; where a split's partial result lies
+        # (first tile, end) of a unit; where a split ends, given the end of the unit's part of the sequence; the split
+        # that begins at a tile; where a partial result lies
         bounds=fixed_bounds if c.split else even_bounds, split_end=fixed_split_end if c.split else even_split_end,
-        splits=fixed_splits if c.split else even_splits, split_of=fixed_split_of if c.split else even_split_of,
+        split_of=fixed_split_of if c.split else even_split_of,
         partial_of=fixed_partial_of if c.split else even_partial_of,
+        # (first, last) unit with tiles of a sequence
+        units_of=units_of, split_count=split_count, split_at=split_at,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .decode_schedule import INVARIANT, Config, tile_of, warps_of
+from .decode_schedule import Config, invariant, tile_of, warps_of
 
 # Bytes of K and V that one tile of the measured shapes moves (16 tokens of 128 two-byte elements, or 32 of one byte).
 _TILE_BYTES = 8192
@@ -20,7 +20,7 @@ _TILE_BYTES = 8192
 _FEW = ((1, 16, 2), (4, 16, 4))
 
 
-def entries(config: Config, invariant: bool = False) -> dict[str, Any]:
+def entries(config: Config, batch_invariant: bool = False) -> dict[str, Any]:
     """The schedule of a case: of the configuration only the case is read."""
     warps = warps_of(config.row_groups)
     tile = tile_of(config)
@@ -38,7 +38,7 @@ def entries(config: Config, invariant: bool = False) -> dict[str, Any]:
                 found["blocks"] = max(1, 4 // warps)
             break
     else:
-        plain = config.column_tiles == 1 and not (config.scales or small_pages or invariant)
+        plain = config.column_tiles == 1 and not (config.scales or small_pages or batch_invariant)
         if plain and config.narrow and config.row_bytes == 128:
             found["tile"] = 16  # half as much in flight
-    return found | INVARIANT if invariant else found
+    return found | invariant(tile) if batch_invariant else found

@@ -33,6 +33,15 @@ def added(sums: Sequence[Any], values: Sequence[Any], weights: Sequence[Any]) ->
     return [kv.math.fma(x, weights[i % len(weights)], s) for i, (s, x) in enumerate(zip(sums, values, strict=True))]
 
 
+def of_both(
+    m: Any, sums: Sequence[Any], other: Any, values: Sequence[Any], exp2: Any = kv.ex2
+) -> tuple[Any, list[Any]]:
+    """(m, sums) of a row after two partial results of it, one after the other: of m and sums, and other and values."""
+    m_new = kv.math.max(m, other)
+    alpha, beta = weight(m, m_new, exp2=exp2), weight(other, m_new, exp2=exp2)
+    return m_new, added([s * alpha for s in sums], values, [beta])
+
+
 def with_score(m: Any, l: Any, score: Any, exp2: Any = kv.ex2) -> tuple[Any, Any, Any, Any]:
     """(m, l, weight of what there was, weight of the score) after one more score, in base 2."""
     m_new = kv.math.max(m, score)

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Fixed splits of decode attention: their partial results are added as a tree that a sequence's length alone decides.
+
+``RADIX`` neighbouring splits are a node, ``RADIX`` of these a node of the next level, and the root has the rest; what a
+node has is that of its parts, added from left to right. A work unit keeps the nodes that begin in it in shared memory
+and adds to them whenever a split ends, so that a sequence in one unit never leaves the multiprocessor. Where a unit
+begins or ends inside a sequence, it leaves an *item* in the workspace for each run of splits that it has added:
+
+- a node whose parent begins before the unit: :data:`ORPHAN` s, in ascending and then descending sizes;
+- at its end, the nodes that are not complete.
+
+So a cut costs a few items, whatever it is between. The warp that finds itself last goes through a sequence's items in
+order and adds each where the tree has it: the same operations on the same numbers, whoever has done which of them.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import kvarn as kv
+
+from .decode_schedule import RADIX, TREE_LEVELS, Config
+from .partial_results import of_both
+
+OPEN, ORPHAN, WHOLE = range(3)  # a result is in a node that has others to come; is to be left; is the sequence's
+SHIFT = RADIX.bit_length() - 1
+ROOT = TREE_LEVELS - 1  # the level of the root's parts
+
+
+@kv.func
+def item_size(p: Any, end: Any, count: Any) -> Any:
+    """Splits of the item that begins at p, of a unit that has a sequence's splits up to ``end`` of ``count``.
+
+    The largest node that begins there, if the unit has it whole; else as many whole parts of it as there are.
+    """
+    size, left = kv.i32(1), end - p
+    parts = left
+    for k in kv.static(range(1, TREE_LEVELS)):
+        size = kv.where((p & (RADIX**k - 1)) == 0, RADIX**k, size)
+        parts = kv.where(left >= RADIX**k, left & -(RADIX**k), parts)
+    size = kv.where(p == 0, RADIX**TREE_LEVELS, size)
+    return kv.where((end == count) | (size <= left), kv.math.min(size, left), parts)
+
+
+@kv.func
+def first_slot(own: Any) -> Any:
+    """Where a unit's items of a sequence are, of which it has the splits from ``own`` on: it begins one at most."""
+    return kv.where(own == 0, RADIX * TREE_LEVELS, 0)
+
+
+@kv.func
+def level_of(size: Any) -> Any:
+    """The level of the parts that an item consists of."""
+    found = kv.i32(0)
+    for k in kv.static(range(1, TREE_LEVELS)):
+        found = found + kv.i32(size >= RADIX**k)
+    return found
+
+
+def fixed_splits(c: Config, work: SimpleNamespace, write_partial: Any, rows_here: Any) -> SimpleNamespace:
+    """The functions over a warp's m, l and o, for a configuration and its scheduler.
+
+    ``nodes`` are the warp's places in shared memory, one a level; ``held`` what a unit remembers of a sequence: its
+    first split (``own``), the first that no item has (``item``), and where the next item goes (``slot``).
+    """
+    NT, KS = c.column_tiles, c.row_steps
+    # Items whose loads are under way together: what registers allow.
+    TOGETHER = max(1, min(3, 24 // (KS * NT)))
+
+    @kv.func
+    def load(place):
+        """A partial result as its lanes wrote it: (m, l, o)."""
+        m, l, o = [], [], []
+        for nt in kv.static(range(NT)):
+            for t in kv.static(range(KS)):
+                four = (place + (nt * (KS + 1) + t) * 512).load(kv.f32, 4)
+                o.extend([four[i] for i in range(4)])
+            four = (place + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
+            m.extend([four[0], four[1]])
+            l.extend([four[2], four[3]])
+        return m, l, o
+
+    @kv.func
+    def add_before(place, m, l, o):
+        """Add what lies at a place to m, l and o, in front of them."""
+        before_m, before_l, before_o = load(place)
+        for nt in kv.static(range(NT)):
+            for u in kv.static(range(2)):
+                row, mine = 2 * nt + u, range(nt * KS * 4 + u, (nt + 1) * KS * 4, 2)
+                m[row], sums = of_both(
+                    before_m[row],
+                    [before_l[row], *(before_o[i] for i in mine)],
+                    m[row],
+                    [l[row], *(o[i] for i in mine)],
+                )
+                l[row] = sums[0]
+                for j, i in kv.static(enumerate(mine)):
+                    o[i] = sums[1 + j]
+
+    @kv.func
+    def push(nodes, m, l, o, level, p, end, own, count):
+        """Add the result of the splits [p, end), which are parts of a level, to its node, and that to its parent, ...
+
+        m, l and o become those of the splits up to ``end`` that the last of these nodes has.
+        """
+        outcome, going = kv.i32(OPEN), kv.bool(True)
+        while going:
+            parts = kv.i32(1) << ((level + 1) * SHIFT)
+            node = kv.where(level == ROOT, 0, p & -parts)
+            place = nodes + level * (c.quads * 512)
+            if node < own:
+                outcome, going = kv.i32(ORPHAN), kv.bool(False)
+            else:
+                if node != p:
+                    add_before(place, m, l, o)
+                if (end == count) | ((level < ROOT) & ((end & (parts - 1)) == 0)):
+                    going = level < ROOT
+                    outcome = kv.where(going, OPEN, WHOLE)
+                    p, level = node, level + 1
+                else:
+                    write_partial(place, 0, m, l, o, None, 0)
+                    going = kv.bool(False)
+        return outcome
+
+    @kv.func
+    def leave(units, partials, part, row0, r, held, end, m, l, o, n, lane):
+        """Leave the item of the splits up to ``end``."""
+        to = work.partial_of(units, partials, r, held.slot, part, lane)
+        write_partial(to, row0, m, l, o, n, lane)
+        held.slot, held.item = held.slot + 1, end
+
+    @kv.func
+    def leave_nodes(units, partials, part, row0, r, held, end, count, nodes, n, lane):
+        """Leave what the nodes have that others complete."""
+        while held.item < end:
+            size = item_size(held.item, end, count)
+            m, l, o = load(nodes + level_of(size) * (c.quads * 512))
+            leave(units, partials, part, row0, r, held, held.item + size, m, l, o, n, lane)
+
+    @kv.func
+    def take(units, partials, tile_indptr, b, part, at, count, lane):
+        """The next item of a sequence: (its first split, how many, its result); none when there are no more."""
+        p, size = at.p, kv.where(at.p < count, item_size(at.p, at.end, count), 0)
+        found = load(work.partial_of(units, partials, at.r, at.slot, part, lane))
+        if p + size < count:
+            at.p, at.slot = p + size, at.slot + 1
+            while at.p >= at.end:
+                at.slot = kv.i32(0)
+                at.r, at.end = at.r + 1, work.split_at(units, tile_indptr, b, at.r + 2)
+        else:
+            at.p = count
+        return p, size, found
+
+    @kv.func
+    def combine(units, partials, tile_indptr, b, part, row0, n, begin, count, nodes, m, l, o, lane):
+        """Add a sequence's items from split ``begin`` on, in order, to the nodes of those before.
+
+        Lanes without rows read what their neighbours do: theirs was never written, and memory need not move it.
+        """
+        holder = kv.where(rows_here(0, row0, n, lane), lane, lane & ~3)
+        r, _ = work.units_of(units, tile_indptr, b)
+        end = work.split_at(units, tile_indptr, b, r + 1)
+        while end <= begin:
+            r = r + 1
+            end = work.split_at(units, tile_indptr, b, r + 1)
+        at = SimpleNamespace(r=r, p=begin, end=end, slot=first_slot(begin))
+        while at.p < count:
+            items = [take(units, partials, tile_indptr, b, part, at, count, holder) for _ in range(TOGETHER)]
+            for p, size, found in kv.static(items):
+                if size > 0:
+                    for mine, theirs in kv.static(zip((m, l, o), found, strict=True)):
+                        for i, x in kv.static(enumerate(theirs)):
+                            mine[i] = x
+                    push(nodes, m, l, o, level_of(size), p, p + size, 0, count)
+
+    @kv.func
+    def finish(
+        units, partials, counters, tile_indptr, b, part, row0, r, split, held, more, nodes, m, l, o, n, lane,
+    ):  # fmt: skip
+        """Whether this warp has the whole result of a sequence, after one of its splits; if not, it has left its part.
+
+        ``more`` splits of the sequence are to come in this unit.
+        """
+        count, end = work.split_count(tile_indptr, b), split + 1
+        outcome = push(nodes, m, l, o, kv.i32(0), split, end, held.own, count)
+        if outcome == ORPHAN:
+            leave(units, partials, part, row0, r, held, end, m, l, o, n, lane)
+        whole = outcome == WHOLE
+        if ~(more | whole):
+            if c.combine:
+                leave_nodes(units, partials, part, row0, r, held, end, count, nodes, n, lane)
+            else:
+                taken = end - held.own
+                others = count - taken
+                counter = counters.address(0) + (b * c.row_groups + part) * 4
+                arrived = kv.i32(0)
+                if lane == 0:
+                    arrived = counter.load(kv.i32, order="acquire")
+                arrived, begin = kv.shuffle_idx(arrived, 0), end
+                # The last one goes on from its nodes where these are of all splits before.
+                if (arrived != others) | (held.own > 0):
+                    begin = kv.i32(0)
+                    leave_nodes(units, partials, part, row0, r, held, end, count, nodes, n, lane)
+                    if arrived != others:  # somebody is still at work: tell of this part, and look again
+                        kv.syncwarp()
+                        if lane == 0:
+                            arrived = counter.atomic("add", taken, order="acq_rel")
+                        arrived = kv.shuffle_idx(arrived, 0)
+                if arrived == others:
+                    kv.syncwarp()
+                    if lane == 0:
+                        counter.store(kv.i32(0))
+                    whole = kv.bool(True)
+                    combine(units, partials, tile_indptr, b, part, row0, n, begin, count, nodes, m, l, o, lane)
+        return whole
+
+    return SimpleNamespace(finish=finish)
