@@ -103,9 +103,9 @@ class Optimized(Place):
 class Interpreted(Place):
     """The code for a GPU, in the PTX interpreter."""
 
-    def __init__(self, target: str = "sm_90a", order: Any = None) -> None:
+    def __init__(self, target: str = "sm_90a", order: Any = None, multiprocessors: int = 2) -> None:
         self.name = self.target = target
-        self.order = order
+        self.order, self.multiprocessors = order, multiprocessors
 
     def launch(self, kernel: Any, grid: Any, block: Any, *args: Any) -> None:
         """Run a kernel of the kernel language."""
@@ -132,7 +132,7 @@ class Interpreted(Place):
         def call(
             operation: Any, operands: Any, attributes: Any = (), schedule: Any = None, stream: Any = None, **_: Any
         ) -> None:
-            emulated.run(operation, operands, attributes, schedule, self.target)
+            emulated.run(operation, operands, attributes, schedule, self.target, self.multiprocessors, self.order)
 
         with _called(call):
             yield
