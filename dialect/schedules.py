@@ -315,7 +315,7 @@ COMBINE = Entry(
 )
 SPLIT = Entry(
     "split",
-    "Tokens of a sequence's splits, at least: it then has up to 64, by its own length alone; 0: the batch is cut evenly.",
+    "Tokens of a sequence's splits, at least: it has up to 64, by its own length alone; 0: the batch is cut evenly.",
     "0; two tiles with `batch_invariant`",
     least=0,
 )

@@ -365,7 +365,7 @@ def decode_kernel(c: Config) -> Any:
                         if c.split:
                             whole = results_of.finish_fixed(*at, r, own, held, more, nodes, m, l, o, rows, lane)
                         else:
-                            whole = results_of.finish(*at, own, taken, more, m, l, o, rows, lane)
+                            whole = results_of.finish(*at, r, m, l, o, rows, lane)
                         if whole:
                             results_of.write_out(
                                 out, sinks, lse, prior, prior_lse, queries, done, head, row0, rows, m, l, o, lane

@@ -21,7 +21,6 @@ from typing import Any
 import kvarn as kv
 
 from .decode_schedule import RADIX, TREE_LEVELS, Config
-from .partial_results import of_both
 
 OPEN, ORPHAN, WHOLE = range(3)  # a result is in a node that has others to come; is to be left; is the sequence's
 SHIFT = RADIX.bit_length() - 1
@@ -58,45 +57,14 @@ def level_of(size: Any) -> Any:
     return found
 
 
-def fixed_splits(c: Config, work: SimpleNamespace, write_partial: Any, rows_here: Any) -> SimpleNamespace:
-    """The functions over a warp's m, l and o, for a configuration and its scheduler.
+def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> Any:
+    """What ends a split, for a configuration, its scheduler and the functions of its partial results.
 
     ``nodes`` are the warp's places in shared memory, one a level; ``held`` what a unit remembers of a sequence: its
     first split (``own``), the first that no item has (``item``), and where the next item goes (``slot``).
     """
-    NT, KS = c.column_tiles, c.row_steps
     # Items whose loads are under way together: what registers allow.
-    TOGETHER = max(1, min(3, 24 // (KS * NT)))
-
-    @kv.func
-    def load(place):
-        """A partial result as its lanes wrote it: (m, l, o)."""
-        m, l, o = [], [], []
-        for nt in kv.static(range(NT)):
-            for t in kv.static(range(KS)):
-                four = (place + (nt * (KS + 1) + t) * 512).load(kv.f32, 4)
-                o.extend([four[i] for i in range(4)])
-            four = (place + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
-            m.extend([four[0], four[1]])
-            l.extend([four[2], four[3]])
-        return m, l, o
-
-    @kv.func
-    def add_before(place, m, l, o):
-        """Add what lies at a place to m, l and o, in front of them."""
-        before_m, before_l, before_o = load(place)
-        for nt in kv.static(range(NT)):
-            for u in kv.static(range(2)):
-                row, mine = 2 * nt + u, range(nt * KS * 4 + u, (nt + 1) * KS * 4, 2)
-                m[row], sums = of_both(
-                    before_m[row],
-                    [before_l[row], *(before_o[i] for i in mine)],
-                    m[row],
-                    [l[row], *(o[i] for i in mine)],
-                )
-                l[row] = sums[0]
-                for j, i in kv.static(enumerate(mine)):
-                    o[i] = sums[1 + j]
+    TOGETHER = max(1, min(3, 24 // (c.row_steps * c.column_tiles)))
 
     @kv.func
     def push(nodes, m, l, o, level, p, end, own, count):
@@ -113,21 +81,21 @@ def fixed_splits(c: Config, work: SimpleNamespace, write_partial: Any, rows_here
                 outcome, going = kv.i32(ORPHAN), kv.bool(False)
             else:
                 if node != p:
-                    add_before(place, m, l, o)
+                    partial.add(partial.load(place), m, l, o)
                 if (end == count) | ((level < ROOT) & ((end & (parts - 1)) == 0)):
                     going = level < ROOT
                     outcome = kv.where(going, OPEN, WHOLE)
                     p, level = node, level + 1
                 else:
-                    write_partial(place, 0, m, l, o, None, 0)
+                    partial.keep(place, m, l, o)
                     going = kv.bool(False)
         return outcome
 
     @kv.func
-    def leave(units, partials, part, row0, r, held, end, m, l, o, n, lane):
+    def leave_item(units, partials, part, row0, r, held, end, m, l, o, n, lane):
         """Leave the item of the splits up to ``end``."""
         to = work.partial_of(units, partials, r, held.slot, part, lane)
-        write_partial(to, row0, m, l, o, n, lane)
+        partial.leave(to, m, l, o, row0, n, lane)
         held.slot, held.item = held.slot + 1, end
 
     @kv.func
@@ -135,14 +103,14 @@ def fixed_splits(c: Config, work: SimpleNamespace, write_partial: Any, rows_here
         """Leave what the nodes have that others complete."""
         while held.item < end:
             size = item_size(held.item, end, count)
-            m, l, o = load(nodes + level_of(size) * (c.quads * 512))
-            leave(units, partials, part, row0, r, held, held.item + size, m, l, o, n, lane)
+            m, l, o = partial.load(nodes + level_of(size) * (c.quads * 512))
+            leave_item(units, partials, part, row0, r, held, held.item + size, m, l, o, n, lane)
 
     @kv.func
     def take(units, partials, tile_indptr, b, part, at, count, lane):
         """The next item of a sequence: (its first split, how many, its result); none when there are no more."""
         p, size = at.p, kv.where(at.p < count, item_size(at.p, at.end, count), 0)
-        found = load(work.partial_of(units, partials, at.r, at.slot, part, lane))
+        found = partial.load(work.partial_of(units, partials, at.r, at.slot, part, lane))
         if p + size < count:
             at.p, at.slot = p + size, at.slot + 1
             while at.p >= at.end:
@@ -154,11 +122,8 @@ def fixed_splits(c: Config, work: SimpleNamespace, write_partial: Any, rows_here
 
     @kv.func
     def combine(units, partials, tile_indptr, b, part, row0, n, begin, count, nodes, m, l, o, lane):
-        """Add a sequence's items from split ``begin`` on, in order, to the nodes of those before.
-
-        Lanes without rows read what their neighbours do: theirs was never written, and memory need not move it.
-        """
-        holder = kv.where(rows_here(0, row0, n, lane), lane, lane & ~3)
+        """Add a sequence's items from split ``begin`` on, in order, to the nodes of those before."""
+        holder = partial.holder(row0, n, lane)
         r, _ = work.units_of(units, tile_indptr, b)
         end = work.split_at(units, tile_indptr, b, r + 1)
         while end <= begin:
@@ -185,7 +150,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, write_partial: Any, rows_here
         count, end = work.split_count(tile_indptr, b), split + 1
         outcome = push(nodes, m, l, o, kv.i32(0), split, end, held.own, count)
         if outcome == ORPHAN:
-            leave(units, partials, part, row0, r, held, end, m, l, o, n, lane)
+            leave_item(units, partials, part, row0, r, held, end, m, l, o, n, lane)
         whole = outcome == WHOLE
         if ~(more | whole):
             if c.combine:
@@ -194,25 +159,17 @@ def fixed_splits(c: Config, work: SimpleNamespace, write_partial: Any, rows_here
                 taken = end - held.own
                 others = count - taken
                 counter = counters.address(0) + (b * c.row_groups + part) * 4
-                arrived = kv.i32(0)
-                if lane == 0:
-                    arrived = counter.load(kv.i32, order="acquire")
-                arrived, begin = kv.shuffle_idx(arrived, 0), end
+                arrived, begin = partial.arrived(counter, lane), end
                 # The last one goes on from its nodes where these are of all splits before.
                 if (arrived != others) | (held.own > 0):
                     begin = kv.i32(0)
                     leave_nodes(units, partials, part, row0, r, held, end, count, nodes, n, lane)
                     if arrived != others:  # somebody is still at work: tell of this part, and look again
-                        kv.syncwarp()
-                        if lane == 0:
-                            arrived = counter.atomic("add", taken, order="acq_rel")
-                        arrived = kv.shuffle_idx(arrived, 0)
+                        arrived = partial.tell(counter, taken, lane)
                 if arrived == others:
-                    kv.syncwarp()
-                    if lane == 0:
-                        counter.store(kv.i32(0))
+                    partial.begin_again(counter, lane)
                     whole = kv.bool(True)
                     combine(units, partials, tile_indptr, b, part, row0, n, begin, count, nodes, m, l, o, lane)
         return whole
 
-    return SimpleNamespace(finish=finish)
+    return finish

@@ -314,11 +314,21 @@ def test_decode_shares_many_rows_of_a_head_among_warps(heads, new):
     decode_cases.many_rows(places.Interpreted(), heads, [70, 40, 9, 0][: len(new)], new)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "split", "cached"), [("f16", 64, [77, 3, 300, 90]), ("f8e4m3", 64, [300, 3]), ("f16", 512, [1100, 1500])]
-)
+@pytest.mark.parametrize(("dtype", "split", "cached"), [("f16", 16, [77, 3, 300, 90]), ("f8e4m3", 64, [300, 3])])
 def test_a_batch_invariant_sequence_is_the_same_bits_in_any_batch(dtype, split, cached):
     decode_cases.batch_invariance(places.Interpreted(), dtype, split, cached, [1, 2, 1, 1][: len(cached)])
+
+
+def test_how_many_units_have_a_batch_invariant_sequence_and_which_ends_last_changes_no_bit():
+    rng, problem = decode_cases.problem_of(20, "f16", cached=[1000, 130, 560], new=[1, 2, 0], head_size=32, num_heads=1)
+    query, schedule = decode_cases.queries(rng, problem, 4, "f16"), {"batch_invariant": True, "split": 16}
+    first = None
+    for multiprocessors, order, warps in ((1, "forward", 0), (3, "backward", 0), (9, "random", 0), (13, "random", 4)):
+        place = places.Interpreted(order=emulated.order_of(order), multiprocessors=multiprocessors)
+        got = decode_cases.check(place, problem, query, {**schedule, "combine": warps, "min_tiles": 1})
+        for found, wanted in zip(got, first or got, strict=True):
+            decode_cases.assert_same_bits(found, wanted)
+        first = first or got
 
 
 def test_an_early_decode_sees_the_token_that_was_just_appended():

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A warp's partial result (m, l, o) in memory, as its lanes hold it, and who is the last of a sequence to leave one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import kvarn as kv
+
+from .decode_schedule import COLUMNS, Config
+from .partial_results import of_both
+
+
+def partials_of(c: Config) -> SimpleNamespace:
+    """The functions for a configuration.
+
+    ``place`` points to a lane's part of a partial result, in the workspace or in shared memory.
+    """
+    NT, KS = c.column_tiles, c.row_steps
+
+    @kv.func
+    def rows_here(nt, row0, n, lane):
+        """Whether a lane's columns of a tile hold rows of a sequence of n queries."""
+        return row0 + nt * COLUMNS + (lane & 3) * 2 < n * c.head_rows
+
+    @kv.func
+    def holder(row0, n, lane):
+        """The lane whose part a lane reads: without rows, which nobody wrote, its neighbour's, already read."""
+        return kv.where(rows_here(0, row0, n, lane), lane, lane & ~3)
+
+    @kv.func
+    def store(place, m, l, o, nt):
+        for t in kv.static(range(KS)):
+            four = kv.from_lanes([o[(nt * KS + t) * 4 + i] for i in range(4)], kv.f32)
+            (place + (nt * (KS + 1) + t) * 512).store(four)
+        four = kv.from_lanes([m[2 * nt], m[2 * nt + 1], l[2 * nt], l[2 * nt + 1]], kv.f32)
+        (place + (nt * (KS + 1) + KS) * 512).store(four)
+
+    @kv.func
+    def keep(place, m, l, o):
+        """Leave a partial result for oneself."""
+        for nt in kv.static(range(NT)):
+            store(place, m, l, o, nt)
+
+    @kv.func
+    def leave(place, m, l, o, row0, n, lane):
+        """Leave a partial result of the rows that there are."""
+        for nt in kv.static(range(NT)):
+            if rows_here(nt, row0, n, lane):
+                store(place, m, l, o, nt)
+
+    @kv.func
+    def load(place):
+        """A partial result: (m, l, o)."""
+        m, l, o = [], [], []
+        for nt in kv.static(range(NT)):
+            for t in kv.static(range(KS)):
+                four = (place + (nt * (KS + 1) + t) * 512).load(kv.f32, 4)
+                o.extend([four[i] for i in range(4)])
+            four = (place + (nt * (KS + 1) + KS) * 512).load(kv.f32, 4)
+            m.extend([four[0], four[1]])
+            l.extend([four[2], four[3]])
+        return m, l, o
+
+    @kv.func
+    def add(before, m, l, o):
+        """Make m, l and o those of a partial result before and their own."""
+        before_m, before_l, before_o = before
+        for nt in kv.static(range(NT)):
+            for u in kv.static(range(2)):
+                row, mine = 2 * nt + u, range(nt * KS * 4 + u, (nt + 1) * KS * 4, 2)
+                m[row], sums = of_both(
+                    before_m[row],
+                    [before_l[row], *(before_o[i] for i in mine)],
+                    m[row],
+                    [l[row], *(o[i] for i in mine)],
+                )
+                l[row] = sums[0]
+                for j, i in kv.static(enumerate(mine)):
+                    o[i] = sums[1 + j]
+
+    @kv.func
+    def arrived(counter, lane):
+        """What the others have told of a sequence, whose results may then be read."""
+        found = kv.i32(0)
+        if lane == 0:
+            found = counter.load(kv.i32, order="acquire")
+        return kv.shuffle_idx(found, 0)
+
+    @kv.func
+    def tell(counter, count, lane):
+        """Tell of results that lie in the workspace; what the others had told before."""
+        kv.syncwarp()
+        found = kv.i32(0)
+        if lane == 0:
+            found = counter.atomic("add", count, order="acq_rel")
+        return kv.shuffle_idx(found, 0)
+
+    @kv.func
+    def begin_again(counter, lane):
+        """Leave the counter for the next launch; what the others left may be read by all lanes."""
+        kv.syncwarp()
+        if lane == 0:
+            counter.store(kv.i32(0))
+
+    return SimpleNamespace(
+        holder=holder, keep=keep, leave=leave, load=load, add=add, arrived=arrived, tell=tell, begin_again=begin_again
+    )  # fmt: skip
