@@ -16,9 +16,9 @@ need them. Softmax is online, in base 2.
 
 Combining. A sequence inside one work unit is written at once. Otherwise each unit leaves a partial result in the
 workspace, and the warp that finds itself last (an atomic counter a sequence and head) combines them in the units' order
-(:mod:`decode_results`). Batches of few sequences have many partial results each: there a second kernel combines them,
-with a block for every 16 elements of the head, launched programmatically so that it waits on the device when the first
-ends.
+(:mod:`decode_results`; where splits are fixed, :mod:`decode_fixed_splits`). Batches of few sequences have many partial
+results each: there a second kernel combines them, with a block for every 16 elements of the head, launched
+programmatically so that it waits on the device when the first ends.
 
 8-bit elements are converted to f16 in pairs. K's bytes keep their order in a register, which permutes the head
 dimension inside each 16; the query is read with the same permutation. Scales of K multiply the scores; those of V
