@@ -7,9 +7,9 @@ of one sequence is a *split*, and each split of a sequence of several leaves a p
 - evenly: work units of equally many tiles. A sequence's splits are numbered by their units, and where it is cut depends
   on the sequences around it.
 - in fixed splits: a sequence is cut by its own length alone, whatever else is in the batch, so that its result is the
-  same bit for bit. Work units begin and end at splits. A sequence has at most ``c.most_splits`` of them, of at least
-  ``c.split`` tokens: short enough that units are even, and that one sequence is work for the whole device. How their
-  results are added is :mod:`decode_fixed_splits`.
+  same bit for bit. Work units begin and end at splits. A sequence has ``c.most_splits`` of them, fewer where they would
+  be shorter than ``c.split``: enough for units that are even, and for one sequence to be work for the whole device. How
+  their results are added is :mod:`decode_fixed_splits`.
 """
 
 from __future__ import annotations
@@ -170,49 +170,53 @@ def split_kv(c: Config) -> SimpleNamespace:
     # --- in fixed splits -------------------------------------------------------------------------
 
     @kv.func
-    def tiles_of_split(tile_indptr, b):
-        """Tiles of a split of a sequence; its last may have fewer."""
-        tiles = tile_indptr[b + 1] - tile_indptr[b]
-        return kv.math.max(quotient(tiles + (c.most_splits - 1), c.most_splits), c.split_tiles)
-
-    @kv.func
     def split_count(tile_indptr, b):
-        each = tiles_of_split(tile_indptr, b)
-        return quotient(tile_indptr[b + 1] - tile_indptr[b] + (each - 1), each)
+        tiles = tile_indptr[b + 1] - tile_indptr[b]
+        return kv.math.max(kv.math.min(tiles // c.split_tiles, c.most_splits), 1)
 
     @kv.func
-    def nearest_split(tile_indptr, batch, total, tile):
-        """The tile of the batch at which a split begins, nearest to a tile."""
+    def split_start(tile_indptr, b, split):
+        """The tile of the batch that a split of a sequence begins with: splits differ by a tile at most."""
+        tiles = tile_indptr[b + 1] - tile_indptr[b]
+        return tile_indptr[b] + quotient(split * tiles, split_count(tile_indptr, b))
+
+    @kv.func
+    def nearest_split(tile_indptr, b, tile):
+        """The split that begins nearest to a tile of the batch, which is of the sequence."""
+        tiles = tile_indptr[b + 1] - tile_indptr[b]
+        return quotient((tile - tile_indptr[b]) * split_count(tile_indptr, b) + (tiles >> 1), tiles)
+
+    @kv.func
+    def at_split(tile_indptr, batch, total, tile):
+        """The tile of the batch nearest to one, with which a split begins."""
         found = total
         if tile < total:
             b = last_not_above(tile_indptr, batch, tile)
-            each = tiles_of_split(tile_indptr, b)
-            split = quotient(tile - tile_indptr[b] + (each >> 1), each)
-            found = kv.math.min(tile_indptr[b] + split * each, tile_indptr[b + 1])
+            found = split_start(tile_indptr, b, nearest_split(tile_indptr, b, tile))
         return found
 
     @kv.func
     def fixed_bounds(units, tile_indptr, batch, r):
-        begin, end = unit_start(units, r), unit_start(units, r + 1)
-        return [nearest_split(tile_indptr, batch, units.total, x) for x in (begin, end)]
+        return [at_split(tile_indptr, batch, units.total, unit_start(units, x)) for x in (r, r + 1)]
 
     @kv.func
     def split_at(units, tile_indptr, b, r):
         """The split of a sequence that a work unit begins with: 0 or all of them where it begins in another one."""
-        tile = kv.math.max(unit_start(units, r) - tile_indptr[b], 0)
+        tile = kv.math.max(unit_start(units, r), tile_indptr[b])
         found = split_count(tile_indptr, b)
-        if tile < tile_indptr[b + 1] - tile_indptr[b]:
-            each = tiles_of_split(tile_indptr, b)
-            found = kv.math.min(quotient(tile + (each >> 1), each), found)
+        if tile < tile_indptr[b + 1]:
+            found = nearest_split(tile_indptr, b, tile)
         return found
 
     @kv.func
     def fixed_split_of(units, tile_indptr, b, batch_tile, r):
-        return quotient(batch_tile - tile_indptr[b], tiles_of_split(tile_indptr, b))
+        """The split that begins with a tile, which is one's first."""
+        tiles = tile_indptr[b + 1] - tile_indptr[b]
+        return quotient((batch_tile - tile_indptr[b]) * split_count(tile_indptr, b) + (tiles - 1), tiles)
 
     @kv.func
     def fixed_split_end(units, tile_indptr, b, batch_tile, end):
-        return kv.math.min(batch_tile + tiles_of_split(tile_indptr, b), end)
+        return split_start(tile_indptr, b, fixed_split_of(units, tile_indptr, b, batch_tile, 0) + 1)
 
     @kv.func
     def fixed_partial_of(units, partials, r, slot, head, lane):
