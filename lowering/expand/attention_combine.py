@@ -4,7 +4,7 @@
 A block takes one tile of the output (16 elements of the head dimension, the 8 query rows of a column tile) of one
 sequence and KV head. Its ``combine`` warps share the partial results, combine them online, and stage what each has in
 shared memory; those of fixed splits are staged one by one and added as the first kernel would. Sequences of one split
-were written by the first kernel, and of fixed splits those that one of its work units had.
+were written by the first kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import kvarn as kv
 
 from .attention_queries import queries_of
 from .chosen_pages import chosen_pages
-from .decode_fixed_splits import first_slot, item_size
+from .decode_partials import lane_sum
 from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, RADIX, TREE_LEVELS, Config
 from .decode_split_kv import split_kv
 from .partial_results import added, finished, log_sum_exp, of_both, weight, with_prior
@@ -25,7 +25,7 @@ def combine_kernel(c: Config) -> Any:
     """The combine kernel of a configuration."""
     G, NT, KS = c.head_rows, c.column_tiles, c.row_steps
     work, WARPS = split_kv(c), c.combine
-    TOGETHER = 5 if c.split else 4  # splits whose loads a warp has under way
+    TOGETHER = 4  # splits whose loads a warp has under way
 
     @kv.func
     def load(of, nt, t):
@@ -65,52 +65,34 @@ def combine_kernel(c: Config) -> Any:
         return m, l, o
 
     @kv.func
-    def stage(units, partials, tile_indptr, b, part, nt, t, first, last, count, staged, sizes, lane, warp):
-        """Stage every item's (maximum, maximum, sum, sum, four outputs), and its size, by its first split."""
-        for r in range(first + warp, last + 1, TOGETHER * WARPS):
-            owns = [work.split_at(units, tile_indptr, b, kv.math.min(r + j * WARPS, last)) for j in range(TOGETHER)]
-            held = [
-                load(
-                    work.partial_of(units, partials, kv.math.min(r + j * WARPS, last), first_slot(own), part, lane),
-                    nt,
-                    t,
-                )
-                for j, own in enumerate(owns)
-            ]
-            for j in kv.static(range(TOGETHER)):
-                if r + j * WARPS <= last:
-                    p, slot, end = owns[j], first_slot(owns[j]), work.split_at(units, tile_indptr, b, r + j * WARPS + 1)
-                    of_it = held[j]
-                    while p < end:
-                        size = item_size(p, end, count)
-                        for i in kv.static(range(4)):
-                            staged[p, i, lane] = of_it[0][i]
-                            staged[p, 4 + i, lane] = of_it[1][i]
-                        if lane == 0:
-                            sizes[p] = size
-                        p, slot = p + size, slot + 1
-                        if p < end:
-                            of_it = load(work.partial_of(units, partials, r + j * WARPS, slot, part, lane), nt, t)
+    def stage(partials, b, part, nt, t, count, staged, lane, warp):
+        """Stage every split's (maximum, maximum, sum, sum, four outputs) in shared memory."""
+        for s in range(warp, count, TOGETHER * WARPS):
+            places = [kv.math.min(s + j * WARPS, count - 1) for j in range(TOGETHER)]
+            held = [load(work.slot_of(partials, b * c.most_splits + place, part, lane), nt, t) for place in places]
+            for place, (ml, four) in kv.static(zip(places, held, strict=True)):
+                for i in kv.static(range(4)):
+                    staged[place, i, lane] = ml[i]
+                    staged[place, 4 + i, lane] = four[i]
 
     @kv.func
-    def added_node(staged, sizes, first, step, lane, u):
-        """(maximum, sum, outputs) of row u after the items at ``first`` and the next in steps of ``step``, in order."""
+    def node(staged, first, step, count, lane, u):
+        """(maximum, sum, outputs) of row u of the splits staged at ``first`` and the next in steps, in order."""
         found = [[staged[first + i * step, k + u, lane] for k in (0, 2, 4, 6)] for i in range(RADIX)]
         m, *sums = found[0]
         for i in kv.static(range(1, RADIX)):
-            if sizes[first + i * step] > 0:
+            if first + i * step < count:
                 m, sums = of_both(m, sums, found[i][0], found[i][1:])
         return m, sums
 
     @kv.func
-    def tree(staged, sizes, lane, warp):
-        """Add the items of each node but the root, a warp a node and row: where a node begins, its result is staged."""
+    def tree(staged, count, lane, warp):
+        """Add the splits of each node but the root, a warp a node and row: its result is staged where it begins."""
         for level in kv.static(range(1, TREE_LEVELS)):
-            nodes = MOST_SPLITS // RADIX**level
-            for task in range(warp, 2 * nodes, WARPS):
+            for task in range(warp, 2 * (MOST_SPLITS // RADIX**level), WARPS):
                 first, u = task // 2 * RADIX**level, task % 2
-                if sizes[first] > 0:
-                    m, sums = added_node(staged, sizes, first, RADIX ** (level - 1), lane, u)
+                if first < count:
+                    m, sums = node(staged, first, RADIX ** (level - 1), count, lane, u)
                     for k, x in kv.static(zip((0, 2, 4, 6), [m, *sums], strict=True)):
                         staged[first, k + u, lane] = x
             kv.barrier()
@@ -132,17 +114,18 @@ def combine_kernel(c: Config) -> Any:
         return top, [total, *o]
 
     @kv.func
-    def finish(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, nt, t, staged, sizes, lane, u):
+    def finish(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, nt, t, staged, count, lane, u):
         """Combine what is staged, in order; write rows u, u + 2, ...: each lane its own elements.
 
         Of fixed splits, this adds as the first kernel does: which of them combines changes no bit.
         """
+        if c.split:
+            top, (total, *o) = node(staged, 0, MOST_SPLITS // RADIX, count, lane, u)
+            total = lane_sum(total)
+        else:
+            top, (total, *o) = sums_of(staged, kv.i32(WARPS), lane, u)
         row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
         if row < n * G:
-            if c.split:
-                top, (total, *o) = added_node(staged, sizes, 0, MOST_SPLITS // RADIX, lane, u)
-            else:
-                top, (total, *o) = sums_of(staged, kv.i32(WARPS), lane, u)
             h = head * G + row % G
             token = queries.at(queries.base(b), row // G)
             sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*token, h)]
@@ -175,11 +158,7 @@ def combine_kernel(c: Config) -> Any:
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, out, kv_offsets)
         batch = queries.sequences
-        staged, sizes = kv.shared((MOST_SPLITS if c.split else WARPS, 8, 32), kv.f32), None
-        if c.split:
-            sizes = kv.shared(MOST_SPLITS, kv.i32)
-            for i in range(kv.thread_id.x, MOST_SPLITS, 32 * WARPS):
-                sizes[i] = 0
+        staged = kv.shared((MOST_SPLITS if c.split else WARPS, 8, 32), kv.f32)
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
         chosen = chosen_pages(collection, pages, page_counts)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, WARPS)
@@ -190,32 +169,28 @@ def combine_kernel(c: Config) -> Any:
         part, b = rest % c.row_groups, rest // c.row_groups
         head, row0 = part // c.parts, part % c.parts * c.warp_rows
         n = queries.length(b)
-        first, last, count = kv.i32(0), kv.i32(0), kv.i32(1)
+        first, last = kv.i32(0), kv.i32(0)
         if (tile_indptr[b + 1] > tile_indptr[b]) & (row0 < n * G):
-            first, last = work.units_of(units, tile_indptr, b)
-            if c.split:  # of the units that would have tiles, those that have splits
-                count = work.split_count(tile_indptr, b)
-                while work.split_at(units, tile_indptr, b, first + 1) == 0:
-                    first = first + 1
-                while work.split_at(units, tile_indptr, b, last) == count:
-                    last = last - 1
+            if c.split:
+                last = work.split_count(tile_indptr, b) - 1
+            else:
+                first, last = work.units_of(units, tile_indptr, b)
         # Every block waits, so that this kernel ends after the first one, whatever there is to combine.
         if c.programmatic:
             kv.griddepcontrol_wait()
             kv.griddepcontrol_launch_dependents()
         if first != last:
             if c.split:
-                kv.barrier()
-                stage(units, partials, tile_indptr, b, part, nt, t, first, last, count, staged, sizes, lane, warp)
+                stage(partials, b, part, nt, t, last + 1, staged, lane, warp)
             else:
                 m, l, o = combined(units, partials, tile_indptr, b, part, nt, t, first, last, lane, warp)
                 for i, x in kv.static(enumerate([*m, *l, *o])):
                     staged[warp, i, lane] = x
             kv.barrier()
             if c.split:
-                tree(staged, sizes, lane, warp)
+                tree(staged, last + 1, lane, warp)
             for u in range(warp, 2, WARPS):
-                finish(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, nt, t, staged, sizes, lane, u)
+                finish(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, nt, t, staged, last + 1, lane, u)
 
     @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, 32 // WARPS))
     def attention_combine(

@@ -40,7 +40,7 @@ from .attention_queries import batch_of, extents_of, heads_of, is_padded, querie
 from .base import Expansion
 from .chosen_pages import chosen_pages
 from .common import row_alignment
-from .decode_fixed_splits import first_slot
+from .decode_partials import lane_sum
 from .decode_products import products
 from .decode_results import results
 from .decode_schedule import COLUMNS, NEVER, Config, configured
@@ -91,6 +91,11 @@ def decode_kernel(c: Config) -> Any:
                     row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
                     found.append((slopes[head * G + row % G] * LOG2E, start + row // G))
         return found
+
+    @kv.func
+    def add_lanes(l):
+        for u in kv.static(range(2 * NT)):
+            l[u] = lane_sum(l[u])
 
     @kv.func
     def rescale(o, by):
@@ -310,20 +315,20 @@ def decode_kernel(c: Config) -> Any:
                 start_next()
             q, q_place = multiply.empty_query(), mine + c.stages * c.stage_bytes
             taken = kv.i32(0)  # splits that this work unit has had of the sequence
-            held = SimpleNamespace(own=kv.i32(0), item=kv.i32(0), slot=kv.i32(0))
+            held = SimpleNamespace()
+            if c.split:
+                results_of.begin_fixed(held, tile_indptr, b, batch_tile)
             nodes = q_place + (c.query_bytes + lane * 16)
             while batch_tile < end:
                 if c.split:
                     if taken == 0:
                         q = multiply.query(query, queries, b, head, row0, n, lane, q_place)
-                        held.own = work.split_of(units, tile_indptr, b, batch_tile, r)
-                        held.item, held.slot = held.own, first_slot(held.own)
                 else:
                     q = multiply.query(query, queries, b, head, row0, n, lane, q_place)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
                 alibi = alibi_of(slopes, head, row0, start, lane)
-                split_end = work.split_end(units, tile_indptr, b, batch_tile, until)
+                split_end = kv.math.min(batch_tile + held.each, until) if c.split else until
                 split_last = kv.math.min(tile + (split_end - batch_tile), last)
                 for i in range(tile, split_last):
                     to = kv.where(stage == 0, NS - 1, stage - 1)
@@ -344,7 +349,7 @@ def decode_kernel(c: Config) -> Any:
                             start, alibi, arrays,
                         )  # fmt: skip
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
-                done, rows, own = b, n, work.split_of(units, tile_indptr, b, batch_tile, r)
+                done, rows = b, n
                 batch_tile, tile, taken = split_end, split_last, taken + 1
                 more = batch_tile < until
                 if c.max_batch > 1:
@@ -353,9 +358,8 @@ def decode_kernel(c: Config) -> Any:
                         keys, first, start, n, tile, last, until = segment(
                             collection, queries, tile_indptr, b, batch_tile, end, row0
                         )
-                for u in kv.static(range(2 * NT)):
-                    for k in kv.static((4, 8, 16)):
-                        l[u] = l[u] + kv.shuffle_xor(l[u], k)
+                if not c.split:  # sums of fixed splits stay those of lanes until the last is added
+                    add_lanes(l)
                 if GC:
                     rescale(o, unit[0])
                 # A warp without rows of the sequence leaves nothing, and nobody waits for it.
@@ -363,15 +367,20 @@ def decode_kernel(c: Config) -> Any:
                     with kv.trace("combine and write"):
                         at = (units, partials, counters, tile_indptr, done, part, row0)
                         if c.split:
-                            whole = results_of.finish_fixed(*at, r, own, held, more, nodes, m, l, o, rows, lane)
+                            whole = results_of.finish_fixed(*at, r, held, more, nodes, m, l, o, rows, lane)
                         else:
                             whole = results_of.finish(*at, r, m, l, o, rows, lane)
                         if whole:
+                            if c.split:
+                                add_lanes(l)
                             results_of.write_out(
                                 out, sinks, lse, prior, prior_lse, queries, done, head, row0, rows, m, l, o, lane
                             )
-                if b != done:
-                    taken = kv.i32(0)
+                if c.split:
+                    held.split = held.split + 1
+                    if b != done:
+                        taken = kv.i32(0)
+                        results_of.begin_fixed(held, tile_indptr, b, batch_tile)
             kv.cp_async_wait(0)
         else:
             if c.programmatic and c.early:
@@ -415,6 +424,8 @@ def expand_decode(op: Any, at: Expansion) -> None:
     )  # where the heads alone are more blocks than the device is to have
     batch = batch_of(op, at)
     partial_results = max_units * (config.unit_slots if config.split else 2)
+    if config.split and config.combine:
+        partial_results = batch * config.most_splits
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)
     args = [op.collection, op.layer, op.query, extents_of(op), op.kv_offsets, op.scale, op.out, partials, counters]

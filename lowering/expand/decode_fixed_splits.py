@@ -9,6 +9,9 @@ begins or ends inside a sequence, it leaves an *item* in the workspace for each 
 - a node whose parent begins before the unit: :data:`ORPHAN` s, in ascending and then descending sizes;
 - at its end, the nodes that are not complete.
 
+Batches of few sequences leave every split, which a second kernel adds as the tree has them
+(:mod:`attention_combine`).
+
 So a cut costs a few items, whatever it is between. The warp that finds itself last goes through a sequence's items in
 order and adds each where the tree has it: the same operations on the same numbers, whoever has done which of them.
 """
@@ -58,10 +61,11 @@ def level_of(size: Any) -> Any:
 
 
 def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> Any:
-    """What ends a split, for a configuration, its scheduler and the functions of its partial results.
+    """What begins a sequence and ends a split, for a configuration, its scheduler and functions of partial results.
 
-    ``nodes`` are the warp's places in shared memory, one a level; ``held`` what a unit remembers of a sequence: its
-    first split (``own``), the first that no item has (``item``), and where the next item goes (``slot``).
+    ``nodes`` are the warp's places in shared memory, one a level; ``held`` what a unit remembers of a sequence: tiles
+    of a split (``each``), splits (``count``), the first that it has (``own``), the one that it is at (``split``), the
+    first that no item has (``item``), and where the next item goes (``slot``).
     """
     # Items whose loads are under way together: what registers allow.
     TOGETHER = max(1, min(3, 24 // (c.row_steps * c.column_tiles)))
@@ -94,15 +98,15 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
     @kv.func
     def leave_item(units, partials, part, row0, r, held, end, m, l, o, n, lane):
         """Leave the item of the splits up to ``end``."""
-        to = work.partial_of(units, partials, r, held.slot, part, lane)
+        to = work.slot_of(partials, r * c.unit_slots + held.slot, part, lane)
         partial.leave(to, m, l, o, row0, n, lane)
         held.slot, held.item = held.slot + 1, end
 
     @kv.func
-    def leave_nodes(units, partials, part, row0, r, held, end, count, nodes, n, lane):
+    def leave_nodes(units, partials, part, row0, r, held, end, nodes, n, lane):
         """Leave what the nodes have that others complete."""
         while held.item < end:
-            size = item_size(held.item, end, count)
+            size = item_size(held.item, end, held.count)
             m, l, o = partial.load(nodes + level_of(size) * (c.quads * 512))
             leave_item(units, partials, part, row0, r, held, held.item + size, m, l, o, n, lane)
 
@@ -110,7 +114,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
     def take(units, partials, tile_indptr, b, part, at, count, lane):
         """The next item of a sequence: (its first split, how many, its result); none when there are no more."""
         p, size = at.p, kv.where(at.p < count, item_size(at.p, at.end, count), 0)
-        found = partial.load(work.partial_of(units, partials, at.r, at.slot, part, lane))
+        found = partial.load(work.slot_of(partials, at.r * c.unit_slots + at.slot, part, lane))
         if p + size < count:
             at.p, at.slot = p + size, at.slot + 1
             while at.p >= at.end:
@@ -140,36 +144,51 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
                     push(nodes, m, l, o, level_of(size), p, p + size, 0, count)
 
     @kv.func
-    def finish(
-        units, partials, counters, tile_indptr, b, part, row0, r, split, held, more, nodes, m, l, o, n, lane,
-    ):  # fmt: skip
+    def begin(held, tile_indptr, b, batch_tile):
+        """Remember a sequence of which a tile is the unit's first."""
+        held.each, held.count = work.tiles_of_split(tile_indptr, b), work.split_count(tile_indptr, b)
+        held.own = work.split_of(tile_indptr, b, batch_tile)
+        held.split, held.item, held.slot = held.own, held.own, first_slot(held.own)
+
+    @kv.func
+    def finish(units, partials, counters, tile_indptr, b, part, row0, r, held, more, nodes, m, l, o, n, lane):
         """Whether this warp has the whole result of a sequence, after one of its splits; if not, it has left its part.
 
         ``more`` splits of the sequence are to come in this unit.
         """
-        count, end = work.split_count(tile_indptr, b), split + 1
-        outcome = push(nodes, m, l, o, kv.i32(0), split, end, held.own, count)
-        if outcome == ORPHAN:
-            leave_item(units, partials, part, row0, r, held, end, m, l, o, n, lane)
-        whole = outcome == WHOLE
-        if ~(more | whole):
-            if c.combine:
-                leave_nodes(units, partials, part, row0, r, held, end, count, nodes, n, lane)
-            else:
-                taken = end - held.own
-                others = count - taken
-                counter = counters.address(0) + (b * c.row_groups + part) * 4
-                arrived, begin = partial.arrived(counter, lane), end
-                # The last one goes on from its nodes where these are of all splits before.
-                if (arrived != others) | (held.own > 0):
-                    begin = kv.i32(0)
-                    leave_nodes(units, partials, part, row0, r, held, end, count, nodes, n, lane)
-                    if arrived != others:  # somebody is still at work: tell of this part, and look again
-                        arrived = partial.tell(counter, taken, lane)
-                if arrived == others:
-                    partial.begin_again(counter, lane)
-                    whole = kv.bool(True)
-                    combine(units, partials, tile_indptr, b, part, row0, n, begin, count, nodes, m, l, o, lane)
+        whole = held.count == 1
+        if c.combine:
+            if ~whole:
+                to = work.slot_of(partials, b * c.most_splits + held.split, part, lane)
+                partial.leave(to, m, l, o, row0, n, lane)
+        else:
+            end = held.split + 1
+            outcome = push(nodes, m, l, o, kv.i32(0), held.split, end, held.own, held.count)
+            if outcome == ORPHAN:
+                leave_item(units, partials, part, row0, r, held, end, m, l, o, n, lane)
+            whole = outcome == WHOLE
+            if ~(more | whole):
+                whole = last(
+                    units, partials, counters, tile_indptr, b, part, row0, r, held, end, nodes, m, l, o, n, lane
+                )
         return whole
 
-    return finish
+    @kv.func
+    def last(units, partials, counters, tile_indptr, b, part, row0, r, held, end, nodes, m, l, o, n, lane):
+        """Whether this warp is the last to end with a sequence, of which it has no more: then it combines all of it."""
+        taken = end - held.own
+        others = held.count - taken
+        counter = counters.address(0) + (b * c.row_groups + part) * 4
+        arrived, first = partial.arrived(counter, lane), end
+        # The last one goes on from its nodes where these are of all splits before.
+        if (arrived != others) | (held.own > 0):
+            first = kv.i32(0)
+            leave_nodes(units, partials, part, row0, r, held, end, nodes, n, lane)
+            if arrived != others:  # somebody is still at work: tell of this part, and look again
+                arrived = partial.tell(counter, taken, lane)
+        if arrived == others:
+            partial.begin_again(counter, lane)
+            combine(units, partials, tile_indptr, b, part, row0, n, first, held.count, nodes, m, l, o, lane)
+        return arrived == others
+
+    return SimpleNamespace(begin=begin, finish=finish)

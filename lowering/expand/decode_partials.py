@@ -4,11 +4,20 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import kvarn as kv
 
 from .decode_schedule import COLUMNS, Config
 from .partial_results import of_both
+
+
+@kv.func
+def lane_sum(x: Any) -> Any:
+    """The sum over the lanes that have the same rows, every fourth."""
+    for k in kv.static((4, 8, 16)):
+        x = x + kv.shuffle_xor(x, k)
+    return x
 
 
 def partials_of(c: Config) -> SimpleNamespace:

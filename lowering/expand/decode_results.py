@@ -129,4 +129,5 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                     combine(units, partials, tile_indptr, b, part, row0, n, begin, last, m, l, o, lane)
         return whole
 
-    return SimpleNamespace(write_out=write_out, finish=finish, finish_fixed=fixed_splits(c, work, partial))
+    fixed = fixed_splits(c, work, partial)
+    return SimpleNamespace(write_out=write_out, finish=finish, begin_fixed=fixed.begin, finish_fixed=fixed.finish)

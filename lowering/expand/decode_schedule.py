@@ -145,7 +145,7 @@ class Config:
 
     @property
     def split_tiles(self) -> int:
-        """Tiles of a fixed split, at least."""
+        """Tiles of a fixed split, at least; two where a sequence is too short for half of the most."""
         return max(self.split // self.tile, 1)
 
     @property
@@ -165,7 +165,7 @@ class Config:
     @property
     def node_bytes(self) -> int:
         """Shared memory of the nodes of the tree that a warp is adding to."""
-        return TREE_LEVELS * self.quads * 512 if self.split else 0
+        return TREE_LEVELS * self.quads * 512 if self.split and not self.combine else 0
 
     @property
     def rows(self) -> int:
@@ -281,7 +281,7 @@ def invariant(tile: int) -> dict[str, int]:
 
     Nothing that changes the order of a sequence's additions may follow the batch. (Who combines may.)
     """
-    return {"split": 2 * tile}
+    return {"split": max(64, 2 * tile)}
 
 
 def problems(

@@ -140,10 +140,6 @@ def split_kv(c: Config) -> SimpleNamespace:
         return unit_start(units, r), unit_start(units, r + 1)
 
     @kv.func
-    def even_split_end(units, tile_indptr, b, batch_tile, end):
-        return end
-
-    @kv.func
     def unit_with(units, tile):
         """The work unit that a tile of the batch belongs to."""
         edge = (units.each + 1) * units.longer
@@ -158,10 +154,6 @@ def split_kv(c: Config) -> SimpleNamespace:
         return unit_with(units, tile_indptr[b]), unit_with(units, tile_indptr[b + 1] - 1)
 
     @kv.func
-    def even_split_of(units, tile_indptr, b, batch_tile, r):
-        return r
-
-    @kv.func
     def even_partial_of(units, partials, tile_indptr, b, head, split, lane):
         """A unit leaves at most two: in slot 0 of the sequence that it starts in, in slot 1 of one that it ends in."""
         slot = kv.where(unit_start(units, split) >= tile_indptr[b], 0, 1)
@@ -170,29 +162,32 @@ def split_kv(c: Config) -> SimpleNamespace:
     # --- in fixed splits -------------------------------------------------------------------------
 
     @kv.func
-    def split_count(tile_indptr, b):
+    def tiles_of_split(tile_indptr, b):
+        """Tiles of a split of a sequence; its last may have fewer."""
         tiles = tile_indptr[b + 1] - tile_indptr[b]
-        return kv.math.max(kv.math.min(tiles // c.split_tiles, c.most_splits), 1)
+        half = kv.math.max(quotient(tiles + (c.most_splits // 2 - 1), c.most_splits // 2), 2)
+        return kv.math.max(
+            quotient(tiles + (c.most_splits - 1), c.most_splits), kv.math.min(half, kv.i32(c.split_tiles))
+        )
 
     @kv.func
-    def split_start(tile_indptr, b, split):
-        """The tile of the batch that a split of a sequence begins with: splits differ by a tile at most."""
-        tiles = tile_indptr[b + 1] - tile_indptr[b]
-        return tile_indptr[b] + quotient(split * tiles, split_count(tile_indptr, b))
+    def split_count(tile_indptr, b):
+        each = tiles_of_split(tile_indptr, b)
+        return quotient(tile_indptr[b + 1] - tile_indptr[b] + (each - 1), each)
 
     @kv.func
     def nearest_split(tile_indptr, b, tile):
-        """The split that begins nearest to a tile of the batch, which is of the sequence."""
-        tiles = tile_indptr[b + 1] - tile_indptr[b]
-        return quotient((tile - tile_indptr[b]) * split_count(tile_indptr, b) + (tiles >> 1), tiles)
+        """The tile of the batch at which a split of a sequence begins, or it ends, nearest to one of its tiles."""
+        each = tiles_of_split(tile_indptr, b)
+        split = quotient(tile - tile_indptr[b] + (each >> 1), each)
+        return kv.math.min(tile_indptr[b] + split * each, tile_indptr[b + 1])
 
     @kv.func
     def at_split(tile_indptr, batch, total, tile):
         """The tile of the batch nearest to one, with which a split begins."""
         found = total
         if tile < total:
-            b = last_not_above(tile_indptr, batch, tile)
-            found = split_start(tile_indptr, b, nearest_split(tile_indptr, b, tile))
+            found = nearest_split(tile_indptr, last_not_above(tile_indptr, batch, tile), tile)
         return found
 
     @kv.func
@@ -200,35 +195,28 @@ def split_kv(c: Config) -> SimpleNamespace:
         return [at_split(tile_indptr, batch, units.total, unit_start(units, x)) for x in (r, r + 1)]
 
     @kv.func
+    def split_of(tile_indptr, b, batch_tile):
+        """The split that begins with a tile, or the number of splits where the sequence ends with it."""
+        each = tiles_of_split(tile_indptr, b)
+        return quotient(batch_tile - tile_indptr[b] + (each - 1), each)
+
+    @kv.func
     def split_at(units, tile_indptr, b, r):
         """The split of a sequence that a work unit begins with: 0 or all of them where it begins in another one."""
         tile = kv.math.max(unit_start(units, r), tile_indptr[b])
-        found = split_count(tile_indptr, b)
         if tile < tile_indptr[b + 1]:
-            found = nearest_split(tile_indptr, b, tile)
-        return found
+            tile = nearest_split(tile_indptr, b, tile)
+        return split_of(tile_indptr, b, kv.math.min(tile, tile_indptr[b + 1]))
 
     @kv.func
-    def fixed_split_of(units, tile_indptr, b, batch_tile, r):
-        """The split that begins with a tile, which is one's first."""
-        tiles = tile_indptr[b + 1] - tile_indptr[b]
-        return quotient((batch_tile - tile_indptr[b]) * split_count(tile_indptr, b) + (tiles - 1), tiles)
-
-    @kv.func
-    def fixed_split_end(units, tile_indptr, b, batch_tile, end):
-        return split_start(tile_indptr, b, fixed_split_of(units, tile_indptr, b, batch_tile, 0) + 1)
-
-    @kv.func
-    def fixed_partial_of(units, partials, r, slot, head, lane):
-        return partial_at(partials, r * c.unit_slots + slot, head, lane)
+    def slot_of(partials, slot, head, lane):
+        """Where a lane's part of the partial result of a split, or of an item of a unit, lies."""
+        return partial_at(partials, slot, head, lane)
 
     return SimpleNamespace(
         extent=extent, first_tile=first_tile, count_tiles=count_tiles, work_units=work_units,
-        # (first tile, end) of a unit; where a split ends, given the end of the unit's part of the sequence; the split
-        # that begins at a tile; where a partial result lies
-        bounds=fixed_bounds if c.split else even_bounds, split_end=fixed_split_end if c.split else even_split_end,
-        split_of=fixed_split_of if c.split else even_split_of,
-        partial_of=fixed_partial_of if c.split else even_partial_of,
-        # (first, last) unit with tiles of a sequence
-        units_of=units_of, split_count=split_count, split_at=split_at,
+        # (first tile, end) of a unit; (first, last) unit with tiles of a sequence; where its partial result of one lies
+        bounds=fixed_bounds if c.split else even_bounds, units_of=units_of, partial_of=even_partial_of,
+        # Of fixed splits:
+        tiles_of_split=tiles_of_split, split_count=split_count, split_of=split_of, split_at=split_at, slot_of=slot_of,
     )  # fmt: skip
