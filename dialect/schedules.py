@@ -315,8 +315,9 @@ COMBINE = Entry(
 )
 SPLIT = Entry(
     "split",
-    "Tokens of a sequence's splits, at least: it has up to 64, by its own length alone; 0: the batch is cut evenly.",
-    "0; two tiles with `batch_invariant`",
+    "Tokens of a sequence's splits, at least, where it has more than half of the most, 64; its own length alone decides. "
+    "0: the batch is cut evenly.",
+    "0; 128 with `batch_invariant`, two tiles where these are more",
     least=0,
 )
 ROWS = Entry(

@@ -145,7 +145,7 @@ class Config:
 
     @property
     def split_tiles(self) -> int:
-        """Tiles of a fixed split, at least; two where a sequence is too short for half of the most."""
+        """Tiles of a fixed split, at least, where a sequence has more than half of the most."""
         return max(self.split // self.tile, 1)
 
     @property
@@ -281,7 +281,7 @@ def invariant(tile: int) -> dict[str, int]:
 
     Nothing that changes the order of a sequence's additions may follow the batch. (Who combines may.)
     """
-    return {"split": max(64, 2 * tile)}
+    return {"split": max(128, 2 * tile)}
 
 
 def problems(

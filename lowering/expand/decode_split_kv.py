@@ -7,9 +7,10 @@ of one sequence is a *split*, and each split of a sequence of several leaves a p
 - evenly: work units of equally many tiles. A sequence's splits are numbered by their units, and where it is cut depends
   on the sequences around it.
 - in fixed splits: a sequence is cut by its own length alone, whatever else is in the batch, so that its result is the
-  same bit for bit. Work units begin and end at splits. A sequence has ``c.most_splits`` of them, fewer where they would
-  be shorter than ``c.split``: enough for units that are even, and for one sequence to be work for the whole device. How
-  their results are added is :mod:`decode_fixed_splits`.
+  same bit for bit. Work units begin and end at splits. A sequence has up to ``c.most_splits`` of them, enough
+  for units that are even and for one sequence to be work for the whole device; half as many where they would be shorter
+  than ``c.split``, and fewer where they would have less than two tiles. How their results are added is
+  :mod:`decode_fixed_splits`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from .decode_schedule import Config, invariant, tile_of, warps_of
 _TILE_BYTES = 8192
 # (most sequences, warps of a combine block, fewest tiles of a unit); beyond the last the kernel combines by itself.
 _FEW = ((1, 16, 2), (4, 16, 4))
-_FEW_FIXED = ((1, 16, 2), (8, 16, 4))  # where splits are fixed, which are more
 
 
 def entries(config: Config, batch_invariant: bool = False) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def entries(config: Config, batch_invariant: bool = False) -> dict[str, Any]:
     # convert 8 bits have enough to do: more of them are slower.
     wanted = (8 if busy else 4) * (1 if config.narrow else max(1, _TILE_BYTES // stage))
     found = {"warps": warps, "tile": tile, "blocks": max(1, wanted // warps), "stages": 2, "combine": 0}
-    for most, combine_warps, min_tiles in _FEW_FIXED if batch_invariant else _FEW:
+    for most, combine_warps, min_tiles in _FEW:
         if config.max_batch <= most:
             found |= {"combine": combine_warps, "min_tiles": min_tiles}
             if most == 1:

@@ -42,16 +42,16 @@ func.func @many_sequences(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %
 
 // A batch-invariant sequence is cut by its own length into tiles of one size, whatever the table has for the batch.
 // CHECK-LABEL: func.func @invariant_one
-// CHECK:         batch_invariant = true, {{.*}}combine = 16 : i64, {{.*}}split = 64 : i64, {{.*}}tile = 16 : i64
+// CHECK:         batch_invariant = true, {{.*}}combine = 16 : i64, {{.*}}split = 128 : i64, {{.*}}tile = 16 : i64
 // TUNED-LABEL: func.func @invariant_one
-// TUNED:         blocks = 3 : i64, combine = 8 : i64, {{.*}}split = 64 : i64, {{.*}}tile = 16 : i64
+// TUNED:         blocks = 3 : i64, combine = 8 : i64, {{.*}}split = 128 : i64, {{.*}}tile = 16 : i64
 func.func @invariant_one(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
 // CHECK-LABEL: func.func @invariant_many
-// CHECK:         batch_invariant = true, {{.*}}combine = 0 : i64, {{.*}}split = 64 : i64, {{.*}}tile = 16 : i64
+// CHECK:         batch_invariant = true, {{.*}}combine = 0 : i64, {{.*}}split = 128 : i64, {{.*}}tile = 16 : i64
 func.func @invariant_many(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
@@ -129,10 +129,10 @@ func.func @others(%c: !pool, %latent: !latent, %keys: !keys, %layer: i32, %q: !r
 
 // A schedule that says all of it stays as it is.
 // CHECK-LABEL: func.func @complete
-// CHECK:         schedule = {blocks = 2 : i64, combine = 8 : i64, early = true, kind = "decode", max_batch = 4 : i64, max_queries = 1 : i64, min_tiles = 3 : i64, split = 64 : i64, stages = 3 : i64, tile = 32 : i64, warps = 2 : i64}
+// CHECK:         schedule = {blocks = 2 : i64, combine = 8 : i64, early = true, kind = "decode", max_batch = 4 : i64, max_queries = 1 : i64, min_tiles = 3 : i64, split = 128 : i64, stages = 3 : i64, tile = 32 : i64, warps = 2 : i64}
 // REFUSED: the schedule's kind must be host on host, got 'decode'
 func.func @complete(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 2 : i64, combine = 8 : i64, early = true, kind = "decode", max_batch = 4 : i64, max_queries = 1 : i64, min_tiles = 3 : i64, split = 64 : i64, stages = 3 : i64, tile = 32 : i64, warps = 2 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 2 : i64, combine = 8 : i64, early = true, kind = "decode", max_batch = 4 : i64, max_queries = 1 : i64, min_tiles = 3 : i64, split = 128 : i64, stages = 3 : i64, tile = 32 : i64, warps = 2 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
