@@ -315,7 +315,7 @@ COMBINE = Entry(
 )
 SPLIT = Entry(
     "split",
-    "Tokens of a sequence's splits, at least, where it has more than half of the most, 64; its own length alone decides. "
+    "Tokens of a sequence's splits, at least, where it has more than 32 of up to 64; its own length alone decides. "
     "0: the batch is cut evenly.",
     "0; 128 with `batch_invariant`, two tiles where these are more",
     least=0,
