@@ -14,14 +14,15 @@ from mlir.passmanager import PassManager
 from . import nvptx
 from .pass_base import fail
 from .rewrite import in_modules, walk
-from .target import ISA_MARKS, OP_NEEDS, Target, runs
+from .target import ISA_MARKS, LATER_ISA_MARKS, OP_NEEDS, Target, runs
 
 _VERSION = re.compile(r"^\.version (\d+)\.(\d+)$", re.M)
 
 
 def required_isa(ptx: str, target: Target) -> tuple[int, int]:
     """The lowest PTX ISA that the text needs: its target's own, or that of a newer instruction in it."""
-    return max([target.isa, *(isa for mark, isa in ISA_MARKS if mark in ptx)])
+    later = (isa for chip, mark, isa in LATER_ISA_MARKS if chip == target.name and mark in ptx)
+    return max([target.isa, *(isa for mark, isa in ISA_MARKS if mark in ptx), *later])
 
 
 def isa_for(module: ir.Module, target: Target) -> tuple[int, int]:

@@ -106,6 +106,9 @@ ISA_MARKS = (
     ("wgmma.", (8, 0)),
 )
 
+# The same, of what a chip got with a later ISA than those after it: (chip, mark, PTX ISA).
+LATER_ISA_MARKS = (("sm_89", "e4m3x2", (8, 1)), ("sm_89", "e5m2x2", (8, 1)))
+
 # Ops that LLVM would end the process on where it has no instruction for them: (lowest chip, PTX ISA).
 OP_NEEDS = {
     "nvvm.cluster.arrive": ("sm_90", (7, 8)),

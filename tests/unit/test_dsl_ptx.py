@@ -392,3 +392,14 @@ def test_every_e4m3_becomes_the_bf16_of_its_value():
     wanted = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     wanted[[127, 255]] = 480.0, -480.0  # the NaNs
     np.testing.assert_array_equal(found.reshape(-1).view(ml_dtypes.bfloat16).astype(np.float32), wanted)
+
+
+@kv.kernel(block=1)
+def widened(a: W):
+    a[0] = kv.cvt_e4m3x4_to_f16x4(a[0])[0]
+
+
+@pytest.mark.parametrize(("target", "version"), [("sm_89", "8.1"), ("sm_90", "7.8")])
+def test_a_chip_that_got_an_instruction_later_has_the_isa_that_it_needs(target, version):
+    """sm_89 converts 8-bit floats since PTX 8.1, sm_90 since 7.8."""
+    assert f"\n.version {version}\n" in kv.compile(widened, W, target=target).asm["ptx"]
