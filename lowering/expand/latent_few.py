@@ -158,6 +158,22 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         return [unit] * 2
 
     @kv.func
+    def exceeded(s, tops, unit, units, flags, warp, lane):
+        """Whether a maximum has to move, of any column: most tiles leave all as they are and need no more."""
+        over = [kv.f32(LOWEST)] * 2
+        for n in kv.static(range(COLUMNS)):
+            units_of = units_at(unit, units, n, lane)
+            for x in kv.static(range(2)):
+                most = kv.math.max(s[4 * n + x], s[4 * n + 2 + x])
+                over[x] = kv.math.max(over[x], kv.math.fma(most, units_of[x], -tops[2 * n + x]))
+        mine = kv.ballot(kv.math.max(over[0], over[1]) > SLACK)
+        if lane == 0:
+            (flags + warp * 4).store(mine)
+        kv.named_barrier(SCORES_BARRIER, 128)
+        found = flags.load(kv.u32, 4)
+        return (found[0] | found[1] | found[2] | found[3]) != 0
+
+    @kv.func
     def hand_on(s, alpha, weights, factors, p_full, warp, lane, owned):
         """Weights, transposed, and factors to shared memory."""
         for n in kv.static(range(0, COLUMNS, 2)):
@@ -255,7 +271,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     @kv.func
     def softmax_of(
         s, i, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty, notes_full, span,
-        place, extents, scale, functions, m, sums, highest, warp, lane,
+        place, extents, scale, functions, flags, m, tops, sums, highest, warp, lane,
     ):  # fmt: skip
         """The softmax of tile i, whose weights it hands on."""
         which, notes = i & 1, noted(notes_at, notes_full, i)
@@ -284,17 +300,16 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             of_functions(c, s, units_of, elements, b, place, extents[0], base, arrays)
             unit, unit_of = kv.f32(1.0), [kv.f32(1.0)] * 2
         visible(s, ring, of_tile, seen_at + (i & (LISTS - 1)) * 8, span, place, extents, base, warp, lane)
-        most = top_of(s, maxima + which * (4 * WIDTH * 4), warp, lane, owned)
-        for x in kv.static(range(2)):
-            top = most[x] * unit_of[x]
-            top = kv.where(top > m[x] + SLACK, top, m[x])
-            alpha[x] = kv.ex2(m[x] - top)
-            m[x] = top
-        if kv.ballot((alpha[0] != 1.0) | (alpha[1] != 1.0)) != 0:
-            rescale = of_all(alpha, lane)
+        if exceeded(s, tops, unit, units, flags + which * 16, warp, lane):
+            most = top_of(s, maxima + which * (4 * WIDTH * 4), warp, lane, owned)
+            for x in kv.static(range(2)):
+                top = most[x] * unit_of[x]
+                top = kv.where(top > m[x] + SLACK, top, m[x])
+                alpha[x] = kv.ex2(m[x] - top)
+                m[x] = top
+            moved, rescale = of_all(m, lane), of_all(alpha, lane)
             for h in kv.static(range(2 * COLUMNS)):
-                sums[h] = sums[h] * rescale[h]
-        tops = of_all(m, lane)
+                tops[h], sums[h] = moved[h], sums[h] * rescale[h]
         for n in kv.static(range(COLUMNS)):
             units_of = units_at(unit, units, n, lane)
             for x in kv.static(range(2)):
@@ -313,11 +328,12 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     @kv.func
     def scores(
         q_tile, ring, weights, maxima, factors, sums_at, units, final, ends, seen_at, notes_at, full, empty, p_full,
-        p_empty, turns, notes_full, span, place, extents, scale, functions, warp, lane,
+        p_empty, turns, notes_full, flags, span, place, extents, scale, functions, warp, lane,
     ):  # fmt: skip
         tiles = span[5]
         owned = (lane >> 2) // (8 // OWNERS) * 8 + (lane & 3) * 2
-        m, sums, highest = [kv.f32(LOWEST)] * 2, [kv.f32(0.0)] * (2 * COLUMNS), [kv.i32(1)]
+        m, highest = [kv.f32(LOWEST)] * 2, [kv.i32(1)]
+        tops, sums = [kv.f32(LOWEST)] * (2 * COLUMNS), [kv.f32(0.0)] * (2 * COLUMNS)
         slot, phase, of_tile = kv.i32(0), kv.i32(0), kv.i32(0)
         for i in range(tiles):
             of_tile = slot
@@ -335,7 +351,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             with kv.trace("softmax"):
                 softmax_of(
                     s, i, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty,
-                    notes_full, span, place, extents, scale, functions, m, sums, highest, warp, lane,
+                    notes_full, span, place, extents, scale, functions, flags, m, tops, sums, highest, warp, lane,
                 )  # fmt: skip
         give_turn(turns, tiles - 1, lane)
         for k in kv.static((4, 8, 16)):
@@ -458,6 +474,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         weights = q_tile + query_layout.bytes
         maxima = kv.shared((2 + 1) * 4 * WIDTH, kv.f32, alignment=8).ptr()
         sums_at = maxima + 2 * 4 * WIDTH * 4
+        flags = kv.shared(2 * 4, kv.u32, alignment=16).ptr()
         factors = kv.shared(5 * WIDTH, kv.f32, alignment=8).ptr()
         final = factors + 2 * WIDTH * 4
         ends, units = final + WIDTH * 4, final + 2 * WIDTH * 4
@@ -527,7 +544,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                         take_registers(0)
                         scores(
                             q_tile, ring, weights, maxima, factors, sums_at, units, final, ends, seen_at, notes_at,
-                            full, empty, p_full, p_empty, turns, notes_full, span, place, extents, scale,
+                            full, empty, p_full, p_empty, turns, notes_full, flags, span, place, extents, scale,
                             (b, arrays), warp, lane,
                         )  # fmt: skip
                     else:
