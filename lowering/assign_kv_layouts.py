@@ -7,7 +7,7 @@ everything computed from it element by element, and the vectors that meet it, fo
 no other form; A in shared memory where it is loaded, in registers where it is computed.
 ``mma.sync``: warps stacked in 16 rows each; B in shared memory; A in registers, also rows of a buffer of no more than
 128 columns. Vectors along the rows are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``, or of ``mma``; those of
-which tiles show windows are ``spread`` over a warpgroup's threads. Tiles
+tables are ``spread`` over a warpgroup's threads. Tiles
 that only say which rows are loaded or stored are computed element by element where they are used, and take no layout
 of their own. Which instruction it is says the schedule's ``instruction``, or the target: wgmma where it has it.
 
@@ -147,8 +147,9 @@ def vectors_of(function: ir.Operation, accumulator: str, warps: int) -> Vectors:
             found.run_along(op, op.operands[0], ir.IntegerAttr(op.attributes["dimension"]).value)
         elif op.name == "kv.tile_reduce":
             found.run_along(op, op.results[0], 1 - ir.IntegerAttr(op.attributes["axis"]).value)
-        elif op.name == "kv.tile_windows":
+        elif op.name == "kv.table_store":
             found.run_along(op, op.operands[0], ALONE)
+        elif op.name == "kv.tile_windows":
             found.run_along(op, op.operands[1], 0)
         elif op.name in ("kv.tile_gather", "kv.tile_scatter"):
             found.join(op, [v for v in (*op.operands, *op.results) if rank(v) == 1] or [op.operands[0]])

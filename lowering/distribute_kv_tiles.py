@@ -28,7 +28,7 @@ from kvarn.dsl.memory import SHARED as SHARED_SPACE
 from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value, where
 
-from . import tile_memory, tile_mma, tile_products, tile_windows
+from . import tile_memory, tile_mma, tile_products
 from .assign_kv_layouts import ACCUMULATORS
 from .index import pointer
 from .pass_base import fail, kv_pass
@@ -98,7 +98,6 @@ class Distribution:
         self.chunks = Chunks(function)
         self.weights: dict[ir.Value, ir.Value] = {}  # converted, by what they were
         self.places: dict[SharedLayout, Pointer] = {}  # where kv.tile_stage puts tiles
-        self.tables: dict[Any, Pointer] = {}  # where kv.tile_windows has its vectors
         self.staged: list[tuple[SharedLayout, Pointer]] = []  # tiles of rows that were loaded: free once they were read
 
     # --- roles -----------------------------------------------------------------------------------------
@@ -289,16 +288,6 @@ class Distribution:
             if not self.is_released(wait, op) and held.rows == layout.rows and held.row_bytes >= layout.row_bytes:
                 found.append(stages.tile(stages.stage(scalar(wait.operands[1]))[0]))
         return found
-
-    def windows_of(self, op: Any, length: int) -> Pointer:
-        """Memory of all warpgroups for the windows of a vector: copies of one op, in other iterations, share it."""
-        attributes = op.operation.attributes
-        key = attributes["table"].value if "table" in attributes else op.operation.results[0]
-        if key not in self.tables:
-            with ir.InsertionPoint.at_block_begin(self.body):
-                made = ops.alloc_shared(tile_windows.bytes_of(length) * self.threads.consumers, 16)
-            self.tables[key] = Pointer(made, SHARED_SPACE)
-        return self.tables[key]
 
     def waits_for_rows(self, op: ir.Operation) -> list[ir.Operation]:
         """The waits for copied rows in the loop around an op."""
@@ -549,7 +538,7 @@ def _set_registers(op: Any, d: Distribution) -> None:
 def annotate(function: ir.Operation) -> None:
     """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
     stores = "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared", "kv.tile_store_direct"
-    for op in ops_named(function, "kv.tile_reduce", "kv.tile_reduce_lanes", "kv.tile_windows", *stores):
+    for op in ops_named(function, "kv.tile_reduce", "kv.tile_reduce_lanes", "kv.table_store", *stores):
         op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)
 
 

@@ -8,10 +8,8 @@ rows by cp.async finishes a copy when it has started one or two more. Of product
 *Lookups.* The pages of a tile are looked up one iteration before its copy is started.
 
 *Products.* A loop with two products of which the second needs the first (Q K^T, softmax, P V) is rotated: iteration i
-starts S = Q K_i^T and O += P V_(i-1) together, waits for the first alone, and computes P_i while the second is under
-way, in registers of its own. With ``one_wait`` of a schedule it waits for both: the weights take no more registers, and
-other warpgroups fill the tensor cores. The first operand of the second product and its accumulator are carried; its
-loads, waits and releases lag by one iteration.
+                emit([op for op in early[after_first:] if op in tables], values)
+                (after_one_wait if one_wait else after_two_waits)(scores, sums, values)
 
 *Turns* (``ping_pong`` of a schedule). Two consumer warpgroups start their products by turns, so that the tensor cores
 work for one while the other is in its softmax.
@@ -163,6 +161,12 @@ def ready(value: ir.Value) -> ir.Value:
     return staging.TileReadyOp(value, value.type).operation.results[0]
 
 
+def meanwhile(ops: list[ir.Operation]) -> set[ir.Operation]:
+    """Of ops behind the first product, those that make tables of positions, which need no product."""
+    stores = [op for op in ops if any(x.name == "kv.table_store" for x in walk(op))]
+    return backward(stores, set(ops).__contains__)
+
+
 def sums_of(r: Rotation, results: set[ir.Value]) -> list[ir.Value]:
     """The carried vectors among ``results`` that need the second product's weights."""
     weights = defining_op(r.second.opview.a)
@@ -187,6 +191,8 @@ def rotate(r: Rotation, ping_pong: bool, one_wait: bool) -> None:
     late_ops = late(r, lag)
     early = [op for op in r.ops if op not in lag and op not in late_ops]
     after_first = early.index(r.first) + 1
+    tables = meanwhile(early[after_first:])
+    rest = [op for op in early[after_first:] if op not in tables]
     accumulator = r.yielded.index(r.second.result)
     lower, upper, step = list(r.loop.operands)[:3]
     inits = list(r.loop.operands)[3:]
@@ -206,12 +212,12 @@ def rotate(r: Rotation, ping_pong: bool, one_wait: bool) -> None:
         scores, sums = staging.dot_wait([scores, sums], 0)
         values.update({r.first.result: scores, arguments[1 + accumulator]: sums})
         emit(frees, previous)
-        emit([op for op in r.ops if op in late_ops or op in early[after_first:]], values)
+        emit([op for op in r.ops if op in late_ops or op in rest], values)
 
     def after_two_waits(scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value]) -> None:
         scores, sums = staging.dot_wait([scores, sums], 1)
         values[r.first.result] = scores
-        emit(early[after_first:], values)
+        emit(rest, values)
         # What the second product is to overlap: operands of what waits for it, and what sums its weights up.
         results = {v for op in early[after_first:] for v in op.results}
         packed = [op for op in r.ops if op in late_ops and op.result == a and element(a).width == 16]
@@ -255,6 +261,7 @@ def rotate(r: Rotation, ping_pong: bool, one_wait: bool) -> None:
                     emit(waits, previous)
                 sums = start(r.second, previous)
                 turn(staging.TurnPassOp, "all")
+                emit([op for op in early[after_first:] if op in tables], values)
                 (after_one_wait if one_wait else after_two_waits)(scores, sums, values)
                 scf.yield_(carried_after(values))
             turn(staging.TurnWaitOp, "first")

@@ -12,10 +12,12 @@ may be none of the tile's, so arrays are read by distances only at indices that 
 
 Before:  %d = %q - %k ; %i = kv.tile_gather %buckets, %d ; %bias = kv.tile_gather %table, %h, %i : tensor<128x128xf32>
          %y = %x + %bias
-After:   %n = kv.tile_index : tensor<768xi32>                     // 168 distances of a head, then the next head's
+After:   %t = kv.make_table {length = 768}
+         %n = kv.tile_index : tensor<768xi32>                     // 168 distances of a head, then the next head's
          %d = splat(high(%q) - %first_key) - %n % 168
          %i = kv.tile_gather %buckets, %d ; %bias = kv.tile_gather %table, %h + %n / 168, %i : tensor<768xf32>
-         %y = %x + kv.tile_windows %bias, (%h - low(%h)) * 168 + high(%q) - %q
+         kv.table_store %bias, %t
+         %y = %x + kv.tile_windows %t, (%h - low(%h)) * 168 + high(%q) - %q
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlir import ir
-from mlir.dialects import arith
+from mlir.dialects import arith, scf
 
 from kvarn.dialect.dtypes import i32
 from kvarn.dialect.layout import align_up
-from kvarn.dialect.ops.tile import TileIndexOp, TileWindowsOp, tile_type
+from kvarn.dialect.ops.common import i64_attr
+from kvarn.dialect.ops.staging import MakeTableOp, TableStoreOp, TileWindowsOp
+from kvarn.dialect.ops.tile import TileIndexOp, tile_type
 from kvarn.dsl import ptx
 from kvarn.dsl.values import Value
 
@@ -67,9 +71,11 @@ _DEAR = ("kv.tile_gather", "math.", "arith.div", "arith.rem")
 
 @dataclass(frozen=True)
 class Options:
-    """most: bytes of shared memory for all windows of a kernel, where its schedule leaves as many."""
+    """most: bytes of shared memory for all windows of a kernel, where its schedule leaves as many; cheap: also what
+    takes additions and products alone, two or more."""
 
     most: int = 32768
+    cheap: bool = False
 
 
 class Impossible(Exception):
@@ -196,6 +202,7 @@ class Scan:
         self.difference: Difference | None = None
         self.head: ir.Value | None = None
         self.dear = False  # whether one of them costs more than a look
+        self.work = 0  # ops that depend on the distance
         self._found: dict[ir.Value, frozenset[str]] = {}
 
     @property
@@ -222,6 +229,7 @@ class Scan:
             if (known.query, known.first) != (difference.query, difference.first):
                 raise Impossible("two differences")
             self.difference = known
+            self.work += 1
             return frozenset((DISTANCE,))
         if op.name == "kv.tile_broadcast":
             if ir.IntegerAttr(op.attributes["dimension"]).value == 1:
@@ -253,9 +261,11 @@ class Scan:
             for index, needs in zip(operands[1:], found[1:], strict=True):
                 if DISTANCE in needs and not _held(index):
                     raise Impossible("an index by distance that is not held to the array")
+        needs = frozenset().union(*found)
         if rank(op.results[0]) == 2:
             self.dear |= op.name.startswith(_DEAR)
-        return frozenset().union(*found)
+            self.work += DISTANCE in needs
+        return needs
 
 
 def _is_number(value: ir.Value) -> bool:
@@ -273,20 +283,20 @@ def _held(index: ir.Value) -> bool:
     return len(names) == 2
 
 
-def scanned(op: ir.Operation) -> Scan | None:
-    """What an op's tile is a function of; None where it is none of a distance."""
+def scanned(op: ir.Operation, cheap: bool) -> Scan | None:
+    """What an op's tile is a function of; None where it is none of a distance, or costs too little."""
     scan = Scan()
     try:
         scan.of(op.results[0])
     except Impossible:
         return None
-    return scan if scan.difference is not None and scan.dear else None
+    return scan if scan.difference is not None and (scan.dear or (cheap and scan.work > 1)) else None
 
 
-def function_of(op: ir.Operation) -> ir.Operation | None:
+def function_of(op: ir.Operation, cheap: bool) -> ir.Operation | None:
     """The last op of a chain from here on whose numbers are still a function of a distance and a head."""
     found = None
-    while rank(op.results[0]) == 2 and scanned(op) is not None:
+    while rank(op.results[0]) == 2 and scanned(op, cheap) is not None:
         if str(element(op.results[0])) == "f32":
             found = op
         following = users(op.results[0])
@@ -399,7 +409,7 @@ def _splat(type_: ir.Type, value: ir.Value) -> ir.Value:
     return ir.Operation.create("tensor.splat", [type_], [value]).result
 
 
-def tabulate(loop: ir.Operation, op: ir.Operation, table: Table, number: int) -> bool:
+def tabulate(function: ir.Operation, loop: ir.Operation, op: ir.Operation, table: Table) -> bool:
     """Put windows of a table in the place of a tile; False where bounds are not known."""
     tile = op.results[0]
     try:
@@ -408,14 +418,41 @@ def tabulate(loop: ir.Operation, op: ir.Operation, table: Table, number: int) ->
             starts = table.starts()
     except Unknown:
         return False
+    length = i64_attr(table.length)
+    with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), op.location:
+        place = MakeTableOp(length, ir.Type.parse("!llvm.ptr<3>")).operation.results[0]
+    store(loop, op, table, place)
     with ir.InsertionPoint(op), op.location:
-        if op.block == loop.regions[0].blocks[0]:
-            # Else LLVM reads before the loop what is of heads alone, and holds it in registers that there are not.
-            table.zero = ptx.unknown(Value(const(0), i32)).ir
-        windows = TileWindowsOp(table.of(tile), starts, tile.type).operation
-        windows.attributes["table"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
+        windows = TileWindowsOp(place, starts, length, tile.type).operation
     tile.replace_all_uses_with(windows.results[0])
     return True
+
+
+def store(loop: ir.Operation, op: ir.Operation, table: Table, place: ir.Value) -> None:
+    """Make the table of an op's tile: where the op stands, or before the branch in which it does.
+
+    Of what a branch of the loop's body computes, its tile alone waits for products: ``pipeline-kv-loops`` moves what
+    stands before it.
+    """
+    body, branch = loop.regions[0].blocks[0], op.parent.operation
+    if op.block == body:
+        with ir.InsertionPoint(op), op.location:
+            # Else LLVM reads before the loop what is of heads alone, and holds it in registers that there are not.
+            table.zero = ptx.unknown(Value(const(0), i32)).ir
+            TableStoreOp(table.of(op.results[0]), place)
+        return
+    outside = branch.name == "scf.if" and branch.block == body
+    with ir.InsertionPoint(branch if outside else op), op.location:
+        taken = branch.operands[0] if outside else const(1, 1)
+        if outside and op.block.region != branch.regions[0]:
+            taken = arith.xori(taken, const(1, 1))
+        made = scf.IfOp(taken)
+        with ir.InsertionPoint(made.then_block):
+            TableStoreOp(table.of(op.results[0]), place)
+            scf.yield_([])
+    needs = {v for o in made.then_block.operations for v in o.operands}
+    if outside and any(maker is not None and is_inside(maker, branch) for maker in map(defining_op, needs)):
+        made.operation.move_before(op)
 
 
 def erase_unused(function: ir.Operation, roots: list[ir.Operation]) -> None:
@@ -431,18 +468,20 @@ def _is_before(value: ir.Value, loop: ir.Operation) -> bool:
     return maker is not None and not is_inside(maker, loop)
 
 
-def functions(function: ir.Operation) -> list[tuple[ir.Operation, ir.Operation]]:
+def functions(function: ir.Operation, cheap: bool) -> list[tuple[ir.Operation, ir.Operation]]:
     """(op, its loop) of the tiles of a kernel that are functions of a distance and a head, of positions that the loop
     does not compute.
     """
     found: dict[ir.Value, tuple[ir.Operation, ir.Operation]] = {}
     for op in walk(function)[1:]:
-        if not op.name.startswith(_DEAR) or len(op.results) != 1 or rank(op.results[0]) != 2:
+        if not (op.name.startswith(_DEAR) or (cheap and is_elementwise(op))) or len(op.results) != 1:
             continue
-        loop, last = enclosing(op, "scf.for"), function_of(op)
+        loop, last = enclosing(op, "scf.for"), function_of(op, cheap)
         if last is None or loop is None or str(loop.operands[0].type) != "i32":
             continue
-        if all(_is_before(x, loop) for x in scanned(last).positions) and not any(map(writes_buffers, walk(loop)[1:])):
+        if all(_is_before(x, loop) for x in scanned(last, cheap).positions) and not any(
+            map(writes_buffers, walk(loop)[1:])
+        ):
             found[last.results[0]] = last, loop
     return list(found.values())
 
@@ -454,8 +493,8 @@ def run(module: ir.Module, options: Options) -> None:
         threads = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
         groups = schedule.get("consumers", threads // WARPGROUP)
         left, made = min(options.most, schedule.get("spare", options.most)), []
-        for op, loop in functions(function):
-            scan = scanned(op)
+        for op, loop in functions(function, options.cheap):
+            scan = scanned(op, options.cheap)
             if scan is None:  # of another that has a table now
                 continue
             table = Table(loop, scan, op.results[0])
@@ -464,7 +503,7 @@ def run(module: ir.Module, options: Options) -> None:
                 why = f"{table.heads} x {table.distances} elements of a tile, {needed} bytes where {left} are left"
                 remark(op, "missed", f"is computed for every element: there are {why}")
                 continue
-            if not performs(op, "tabulate") or not tabulate(loop, op, table, len(made) + 1):
+            if not performs(op, "tabulate") or not tabulate(function, loop, op, table):
                 continue
             made.append(op)
             left -= needed

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlir import ir
 from mlir.dialects import arith, vector
 
+from kvarn.dialect import ops
 from kvarn.dialect.dtypes import bool_
 from kvarn.dialect.ops.tile import SHARED
 from kvarn.dsl import ptx
@@ -168,10 +169,21 @@ def _gather(op: Any, d: Distribution) -> ir.Value:
     return tile_memory.gathered(op.buffer, op.mask, list(op.indices))
 
 
+@RULES.lowers("kv.make_table")
+def _make_table(op: Any, d: Distribution) -> ir.Value:
+    with ir.InsertionPoint.at_block_begin(d.body):
+        return ops.alloc_shared(tile_windows.bytes_of(op.length.value) * d.threads.consumers, tile_windows.ALIGNMENT)
+
+
+@RULES.lowers("kv.table_store")
+def _table_store(op: Any, d: Distribution) -> None:
+    tile_windows.store(op, register_layout(op.operation.attributes["kv.tile"].value), d.threads)
+
+
 @RULES.lowers("kv.tile_windows")
 def _windows(op: Any, d: Distribution) -> ir.Value:
-    vector, layout = register_layout(op.operation.attributes["kv.tile"].value), register_layout(op.tile.type)
-    found = tile_windows.staged(op, d.windows_of(op, vector.shape[1]), vector, layout, d.threads)
+    layout = register_layout(op.tile.type)
+    found = tile_windows.windows(op, layout, d.threads)
     if op.operation.result in d.chunks.waiting:
         return d.chunks.defer(found, vector_type(op.tile.type))
     return found.lanes(range(layout.registers))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Windows of vectors in shared memory: what distribute-kv-tiles makes of ``kv.tile_windows``.
+"""Tables in shared memory and windows of them: what distribute-kv-tiles makes of ``kv.tile_windows`` and its kin.
 
 A warpgroup writes the vector to memory of its own, and its threads read their rows' elements there, two neighbours at a
 time. These are aligned where the window begins at an even element; for the others there is a copy that begins one
@@ -17,7 +17,7 @@ from mlir import ir
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dsl import ptx
-from kvarn.dsl.memory import Pointer
+from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.values import Value, where
 
 from .pass_base import fail
@@ -28,6 +28,7 @@ from .tile_threads import Threads, elements, from_elements, scalar
 ITEM = 4  # bytes of an element
 PAIR = 2  # elements of an access
 PADDING = 16  # bytes of a warpgroup's memory beside the copies
+ALIGNMENT = 16
 
 
 def bytes_of(length: int) -> int:
@@ -52,25 +53,38 @@ class Windows:
         return from_elements(found)
 
 
-def staged(op: Any, place: Pointer, vector: RegisterLayout, layout: RegisterLayout, threads: Threads) -> Windows:
-    """Write the vector; where the windows of a thread's rows begin."""
-    if (0, 1) not in layout.register_bases or layout.register_bases[0] != (0, 1):
-        fail(op, f"needs a layout in which threads hold pairs of columns, got {layout}")
-    second = ITEM * vector.shape[1]  # where the copy begins, whose first element is nobody's
-    barrier = threads.group + GROUP_BARRIER
-    mine = place + threads.group * bytes_of(vector.shape[1])
+def store(op: Any, vector: RegisterLayout, threads: Threads) -> None:
+    """A warpgroup's threads write a table of their own, and the copy."""
+    second = ITEM * vector.shape[1]
+    mine = _of_group(op.place, vector.shape[1], threads)
     own = vector.thread_offset(threads.lane, threads.warp)[1]
-    ptx.syncwarp()
-    ptx.named_barrier(barrier, WARPGROUP)  # all have read what was there
+    _meet(threads)  # all have read what was there
     target = mine + ITEM * own
     for register, x in enumerate(elements(op.source)):
         at = target + ITEM * vector.register_offset(register)[1]
         at.store(Value(x, f32))
-        (at + (second + ITEM)).store(Value(x, f32))
-    ptx.syncwarp()
-    ptx.named_barrier(barrier, WARPGROUP)
+        (at + (second + ITEM)).store(Value(x, f32))  # of the copy the first element is nobody's
+    _meet(threads)
+
+
+def windows(op: Any, layout: RegisterLayout, threads: Threads) -> Windows:
+    """Where the windows of a thread's rows begin."""
+    if not layout.register_bases or layout.register_bases[0] != (0, 1):
+        fail(op, f"needs a layout in which threads hold pairs of columns, got {layout}")
+    length = op.length.value
+    mine, second = _of_group(op.place, length, threads), ITEM * length
     column, rows = layout.thread_offset(threads.lane, threads.warp)[1], []
     for start in map(scalar, elements(op.starts)):
         odd = start & 1
         rows.append(mine + (ITEM * (start - odd + column) + where(odd == 1, second + PAIR * ITEM, 0)))
     return Windows(rows, layout)
+
+
+def _of_group(place: ir.Value, length: int, threads: Threads) -> Pointer:
+    return Pointer(place, SHARED) + threads.group * bytes_of(length)
+
+
+def _meet(threads: Threads) -> None:
+    """The warps of a warpgroup wait for one another."""
+    ptx.syncwarp()
+    ptx.named_barrier(threads.group + GROUP_BARRIER, WARPGROUP)

@@ -55,6 +55,12 @@ class _CopiesRows(EffectModel):
     effects = (Effect(READ, MEMORY), Effect(WRITE, MEMORY))
 
 
+class _ReadsTable(EffectModel):
+    """Reads shared memory that the kernel writes."""
+
+    effects = (Effect(READ, MEMORY),)
+
+
 class StagesType(Kv.Type, name="stages"):
     """A circular buffer of tiles in shared memory, with its barriers."""
 
@@ -355,6 +361,71 @@ class TileStageOp(Kv.Operation, name="tile_stage", traits=[_Synchronizes]):
             return verify.fail(self, f"columns must lie in the tile's {type_.shape[1]}, got {columns} from {first} on")
         got = self.operation.results[0].type
         return str(got) == "!llvm.ptr<3>" or verify.fail(self, f"the result must be !llvm.ptr<3>, got {got}")
+
+
+class MakeTableOp(Kv.Operation, name="make_table", traits=[AllocatesShared]):
+    """Allocate shared memory for vectors of so many f32, one a warpgroup, at the kernel's start: tables of functions.
+
+    Attribute: length. Result: where it lies.
+    """
+
+    length: ir.IntegerAttr
+    place: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        return _table_length(self) and _place_in_shared(self, self.operation.results[0])
+
+
+class TableStoreOp(Kv.Operation, name="table_store", traits=[_Synchronizes]):
+    """Write a vector of f32 to a table: a warpgroup has read what was there, and sees it all afterwards."""
+
+    source: Operand[Any]
+    place: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        type_ = tile_of(self.source)
+        if type_ is None or type_.rank != 1 or str(type_.element_type) != "f32":
+            return verify.fail(self, f"the operand must be a vector of f32, got {self.source.type}")
+        return _place_in_shared(self, self.place)
+
+
+class TileWindowsOp(Kv.Operation, name="tile_windows", traits=[_ReadsTable]):
+    """A tile whose rows are windows of a table: element (i, j) is its element ``starts[i] + j``.
+
+    So is any function of a difference of positions, which takes few values in a tile, repeated along its diagonals:
+    each is computed once. Operands: place, of a table; starts, one i32 a row, from which on the table has as many
+    elements as the tile has columns. Attribute: length, the table's.
+    """
+
+    place: Operand[Any]
+    starts: Operand[Any]
+    length: ir.IntegerAttr
+    tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        tile, starts = tile_of(self.operation.results[0]), tile_of(self.starts)
+        if tile is None or tile.rank != 2 or str(tile.element_type) != "f32":
+            return verify.fail(
+                self, f"the result must be a tile of rank 2 of f32, got {self.operation.results[0].type}"
+            )
+        if starts is None or list(starts.shape) != [tile.shape[0]] or str(starts.element_type) != "i32":
+            return verify.fail(self, f"the starts must be {tile.shape[0]}xi32, got {self.starts.type}")
+        if not _table_length(self) or not _place_in_shared(self, self.place):
+            return False
+        length = verify.integer(self.length)
+        fits = length is not None and length >= tile.shape[1]
+        return fits or verify.fail(self, f"length must be at least a row's {tile.shape[1]} elements, got {length}")
+
+
+def _table_length(op: Any) -> bool:
+    """Whether a table's length is one that a warpgroup's threads hold evenly."""
+    length, threads = verify.integer(op.length), LANES * WARPGROUP_WARPS
+    good = length is not None and length > 0 and length % threads == 0
+    return good or verify.fail(op, f"length must be a positive multiple of {threads}, got {op.length}")
+
+
+def _place_in_shared(op: Any, place: ir.Value) -> bool:
+    return str(place.type) == "!llvm.ptr<3>" or verify.fail(op, f"place must be !llvm.ptr<3>, got {place.type}")
 
 
 class TileStoreDirectOp(Kv.Operation, name="tile_store_direct", traits=[WritesMemory]):

@@ -431,36 +431,6 @@ class TileScatterOp(Kv.Operation, name="tile_scatter", traits=[WritesMemory]):
         return _vectors(self, [self.mask, *self.indices], tile.shape)
 
 
-class TileWindowsOp(Kv.Operation, name="tile_windows", traits=[Pure]):
-    """A tile whose rows are windows of one vector: element (i, j) is ``source[starts[i] + j]``.
-
-    So is any function of a difference of positions, which takes few values in a tile, repeated along its diagonals:
-    each is computed once. Operands: source, a vector; starts, one i32 a row, from which on the source has as many
-    elements as the tile has columns. Attribute ``table``, optional: of ops with one number, none is read
-    after the next has been computed, so that they share memory.
-    """
-
-    source: Operand[Any]
-    starts: Operand[Any]
-    tile: Result[Any]
-
-    def verify_invariants(self) -> bool:
-        tile, source = (
-            _tile(self, self.operation.results[0], "the result", 2),
-            _tile(self, self.source, "the source", 1),
-        )
-        starts = _tile(self, self.starts, "the starts", 1)
-        if tile is None or source is None or starts is None:
-            return False
-        if tile.element_type != source.element_type:
-            return verify.fail(self, f"the result must have the elements of {source}, got {tile}")
-        if starts.shape[0] != tile.shape[0] or str(starts.element_type) != "i32":
-            return verify.fail(self, f"the starts must be {tile.shape[0]}xi32, got {self.starts.type}")
-        if source.shape[0] < tile.shape[1]:
-            return verify.fail(self, f"the source must have at least a row's {tile.shape[1]} elements, got {source}")
-        return True
-
-
 # --- wrappers --------------------------------------------------------------------------------------
 
 

@@ -557,39 +557,3 @@ func.func @rule(%c: !fp8, %i: i32, %d: !map) {
   "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32, !map) -> ()
   return
 }
-
-// -----
-
-// Rule: a window has the elements of what it shows.
-func.func @rule(%x: tensor<256xf16>, %i: tensor<64xi32>) {
-  // expected-error @below {{'kv.tile_windows' op the result must have the elements of tensor<256xf16>, got tensor<64x128xf32>}}
-  %0 = "kv.tile_windows"(%x, %i) : (tensor<256xf16>, tensor<64xi32>) -> tensor<64x128xf32>
-  return
-}
-
-// -----
-
-// Rule: every row has a window.
-func.func @rule(%x: tensor<256xf32>, %i: tensor<32xi32>) {
-  // expected-error @below {{'kv.tile_windows' op the starts must be 64xi32, got tensor<32xi32>}}
-  %0 = "kv.tile_windows"(%x, %i) : (tensor<256xf32>, tensor<32xi32>) -> tensor<64x128xf32>
-  return
-}
-
-// -----
-
-// Rule: a window is no longer than what it shows.
-func.func @rule(%x: tensor<64xf32>, %i: tensor<64xi32>) {
-  // expected-error @below {{'kv.tile_windows' op the source must have at least a row's 128 elements, got tensor<64xf32>}}
-  %0 = "kv.tile_windows"(%x, %i) : (tensor<64xf32>, tensor<64xi32>) -> tensor<64x128xf32>
-  return
-}
-
-// -----
-
-// Rule: a vector is spread over whole warpgroups, and they over it.
-func.func @rule(%x: tensor<100xf32, "spread:4">, %i: tensor<64xi32>) {
-  // expected-error @below {{'kv.tile_windows' op the source has no layout that is known: columns must be a positive multiple of the 128}}
-  %0 = "kv.tile_windows"(%x, %i) : (tensor<100xf32, "spread:4">, tensor<64xi32>) -> tensor<64x64xf32>
-  return
-}

@@ -68,15 +68,6 @@ func.func @loads(%c: !cache, %f: !fp8, %d: !dense, %m: !map, %i: i32) {
   return
 }
 
-// CHECK-LABEL: func.func @windows
-// CHECK:         "kv.tile_windows"(%{{.*}}, %{{.*}}) : (tensor<256xf32>, tensor<64xi32>) -> tensor<64x128xf32>
-// CHECK:         "kv.tile_windows"(%{{.*}}, %{{.*}}) {table = 3 : i64} : (tensor<256xf32, "spread:8">, tensor<128xi32, "rows(wgmma)">) -> tensor<128x128xf32, "wgmma">
-func.func @windows(%x: tensor<256xf32>, %i: tensor<64xi32>, %y: tensor<256xf32, "spread:8">, %j: tensor<128xi32, "rows(wgmma)">) {
-  %0 = "kv.tile_windows"(%x, %i) : (tensor<256xf32>, tensor<64xi32>) -> tensor<64x128xf32>
-  %1 = "kv.tile_windows"(%y, %j) {table = 3 : i64} : (tensor<256xf32, "spread:8">, tensor<128xi32, "rows(wgmma)">) -> tensor<128x128xf32, "wgmma">
-  return
-}
-
 // CHECK-LABEL: func.func @buffers
 // CHECK:         %[[X:.*]] = "kv.tile_load_rows"(%{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}) : (memref<?x?x128xbf16>, tensor<64xi1>, tensor<64xi32>, tensor<64xi32>) -> tensor<64x128xbf16>
 // CHECK:         "kv.tile_store_rows"(%[[X]], %{{.*}}, %{{.*}}, %{{.*}}, %{{.*}}) : (tensor<64x128xbf16>, memref<?x?x128xbf16>, tensor<64xi1>, tensor<64xi32>, tensor<64xi32>) -> ()

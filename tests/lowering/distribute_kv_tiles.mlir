@@ -113,10 +113,10 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // A vector goes to shared memory twice, the second time one element later, so that a row's elements are read by pairs
-  // wherever its window begins; what was there has been read by then, and ops with one number have one memory.
-  // CHECK-LABEL: gpu.func @windows
-  // CHECK:         %[[P:.*]] = "kv.alloc_shared"() {alignment = 16 : i64, bytes = 2064 : i64}
+  // A table goes to shared memory twice, the second time one element later, so that a row's elements are read by pairs
+  // wherever its window begins; what was there has been read by then.
+  // CHECK-LABEL: gpu.func @tables
+  // CHECK:         "kv.alloc_shared"() {alignment = 16 : i64, bytes = 2064 : i64}
   // CHECK-NOT:     kv.alloc_shared
   // CHECK:         nvvm.barrier
   // CHECK-COUNT-4: llvm.store %{{.*}} : f32, !llvm.ptr<3>
@@ -124,20 +124,17 @@ gpu.module @kernels {
   // CHECK-COUNT-2: arith.andi %{{.*}}, %c1_i32
   // CHECK-COUNT-16: llvm.load %{{.*}} : !llvm.ptr<3> -> vector<2xf32>
   // CHECK-NOT:     llvm.load
-  // CHECK:         nvvm.barrier
-  // CHECK:         nvvm.barrier
-  // CHECK:         llvm.load %{{.*}} : !llvm.ptr<3> -> vector<2xf32>
-  gpu.func @windows(%n: i32, %out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+  // CHECK:         gpu.return
+  gpu.func @tables(%n: i32, %out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %t = "kv.make_table"() {length = 256 : i64} : () -> !llvm.ptr<3>
     %true = arith.constant dense<true> : tensor<64xi1, "rows(wgmma)">
     %at = "kv.tile_index"() : () -> tensor<64xi32, "rows(wgmma)">
     %i = "kv.tile_index"() : () -> tensor<256xi32, "spread:4">
     %x = arith.sitofp %i : tensor<256xi32, "spread:4"> to tensor<256xf32, "spread:4">
-    %w = "kv.tile_windows"(%x, %at) {table = 1 : i64} : (tensor<256xf32, "spread:4">, tensor<64xi32, "rows(wgmma)">) -> !tile
+    "kv.table_store"(%x, %t) : (tensor<256xf32, "spread:4">, !llvm.ptr<3>) -> ()
+    %w = "kv.tile_windows"(%t, %at) {length = 256 : i64} : (!llvm.ptr<3>, tensor<64xi32, "rows(wgmma)">) -> !tile
     %m = "kv.tile_reduce"(%w) {kind = "max", axis = 1 : i64} : (!tile) -> !row
     "kv.tile_scatter"(%m, %out, %true, %at) : (!row, memref<?xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
-    %v = "kv.tile_windows"(%x, %at) {table = 1 : i64} : (tensor<256xf32, "spread:4">, tensor<64xi32, "rows(wgmma)">) -> !tile
-    %l = "kv.tile_reduce"(%v) {kind = "min", axis = 1 : i64} : (!tile) -> !row
-    "kv.tile_scatter"(%l, %out, %true, %at) : (!row, memref<?xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
     gpu.return
   }
 

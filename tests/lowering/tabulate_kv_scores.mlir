@@ -11,13 +11,15 @@ gpu.module @kernels {
   // lies between and behind repeats the last. Rows of a head begin where their query's distance to the first key lies.
   // CHECK-LABEL: gpu.func @by_head(
   // CHECK-SAME:    %[[FIRST:[a-z0-9]+]]: i32, %[[N:[a-z0-9]+]]: i32, %[[X:[a-z0-9]+]]: tensor<64x32xf32>
+  // CHECK:         %[[PLACE:.*]] = "kv.make_table"() {length = 384 : i64}
   // CHECK:         %[[OF_HEADS:.*]] = arith.muli %{{.*}} : tensor<64xi32>
   // CHECK:         %[[STARTS:.*]] = arith.addi %[[OF_HEADS]], %{{.*}} : tensor<64xi32>
   // CHECK:         scf.for
   // CHECK:           %[[I:.*]] = "kv.tile_index"() : () -> tensor<384xi32>
   // CHECK:           arith.divui %{{.*}}, %{{.*}} : tensor<384xi32>
   // CHECK:           %[[TABLE:.*]] = "kv.tile_gather"({{.*}}) -> tensor<384xf32>
-  // CHECK:           %[[BIAS:.*]] = "kv.tile_windows"(%[[TABLE]], %[[STARTS]]) {table = 1 : i64} : (tensor<384xf32>, tensor<64xi32>) -> tensor<64x32xf32>
+  // CHECK:           "kv.table_store"(%[[TABLE]], %[[PLACE]]) : (tensor<384xf32>, !llvm.ptr<3>) -> ()
+  // CHECK:           %[[BIAS:.*]] = "kv.tile_windows"(%[[PLACE]], %[[STARTS]]) {length = 384 : i64} : (!llvm.ptr<3>, tensor<64xi32>) -> tensor<64x32xf32>
   // CHECK:           arith.addf %[[X]], %[[BIAS]]
   // CHECK:         gpu.return
   // FEW-LABEL:   gpu.func @by_head(
@@ -63,7 +65,8 @@ gpu.module @kernels {
   // CHECK-LABEL: gpu.func @of_distance(
   // CHECK:         scf.for
   // CHECK:           math.log %{{.*}} : tensor<128xf32>
-  // CHECK:           "kv.tile_windows"({{.*}}) {table = 1 : i64} : (tensor<128xf32>, tensor<64xi32>) -> tensor<64x32xf32>
+  // CHECK:           "kv.table_store"({{.*}}) : (tensor<128xf32>, !llvm.ptr<3>) -> ()
+  // CHECK:           "kv.tile_windows"({{.*}}) {length = 128 : i64} : (!llvm.ptr<3>, tensor<64xi32>) -> tensor<64x32xf32>
   // CHECK-NOT:       kv.tile_windows
   // CHECK:         gpu.return
   gpu.func @of_distance(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
@@ -93,6 +96,50 @@ gpu.module @kernels {
       %w = arith.addf %y, %d : !tile
       %z = arith.mulf %o, %w : !tile
       scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // The table of a tile in a branch is made before the branch, where that is taken, for the pipeline to move.
+  // CHECK-LABEL: gpu.func @in_a_branch(
+  // CHECK:         scf.for
+  // CHECK:           %[[FAR:.*]] = arith.cmpi sge
+  // CHECK:           %[[NEAR:.*]] = arith.cmpi slt
+  // CHECK:           scf.if %[[NEAR]] {
+  // CHECK:             "kv.table_store"
+  // CHECK:           }
+  // CHECK:           scf.if %[[FAR]] -> (tensor<64x32xf32>) {
+  // CHECK:           } else {
+  // CHECK-NOT:         kv.table_store
+  // CHECK:             "kv.tile_windows"
+  // CHECK:         gpu.return
+  gpu.func @in_a_branch(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %row = "kv.tile_index"() : () -> tensor<64xi32>
+    %b = tensor.splat %first : tensor<64xi32>
+    %q = arith.addi %b, %row : tensor<64xi32>
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %far = arith.cmpi sge, %first, %base : i32
+      %y = scf.if %far -> (!tile) {
+        scf.yield %x : !tile
+      } else {
+        %kb = tensor.splat %base : tensor<32xi32>
+        %ki = "kv.tile_index"() : () -> tensor<32xi32>
+        %k = arith.addi %kb, %ki : tensor<32xi32>
+        %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> !at
+        %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> !at
+        %d = arith.subi %ks, %qs : !at
+        %e = arith.sitofp %d : !at to !tile
+        %root = math.sqrt %e : !tile
+        %z = arith.subf %x, %root : !tile
+        scf.yield %z : !tile
+      }
+      %w = arith.mulf %o, %y : !tile
+      scf.yield %w : !tile
     }
     "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
     gpu.return
