@@ -16,12 +16,12 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bf16, f32
 from kvarn.dialect.layout import RAGGED, CacheSpec, lowbit
 from kvarn.dialect.ops.attention import is_function
+from kvarn.dsl import functions, masks, scores
 
 from .common import at_most, narrowed
 from .partial_results import LOG2E
 
 SCALE_BYTES = 4  # of a scale that lies in a latent row
-CAUSAL_MASKS = ("causal", "sliding_window", "chunked_causal")
 
 
 @dataclass(frozen=True)
@@ -103,29 +103,39 @@ class Case:
         return bool(self.score) or is_function(self.mask)
 
     @property
-    def causal(self) -> bool:
-        return self.mask in CAUSAL_MASKS
-
-    @property
     def whole(self) -> bool:
         """Whether the lengths count every key, and not only those of earlier steps."""
         return not self.spec.of_cache
 
 
-def interval(case: Case, position: Any, num_keys: Any) -> tuple[Any, Any]:
-    """The keys that a query at an absolute position sees: (first, end); none when end <= first."""
-    first, end = kv.i32(0), num_keys
-    if case.causal:
-        end = kv.math.min(end, position + 1)
-    if case.mask == "sliding_window":
-        first = kv.math.max(position - (case.span - 1), 0)
-    if case.mask in ("chunked", "chunked_causal"):
-        first = (position // case.span) * case.span
-    if case.mask == "chunked":
-        end = kv.math.min(end, first + case.span)
-    if case.whole and "chunked" in case.mask:
-        first = kv.math.max(first, 0)  # a query before the first key stands at a negative position
-    return first, end
+def mask_of(case: Any) -> masks.Mask | functions.Registered | None:
+    """The mask of a case: the function that was given, or that of a name; None where every key is seen."""
+    return functions.registered(case.mask) if is_function(case.mask) else masks.named(case.mask, case.span)
+
+
+def has_first(case: Any) -> bool:
+    """Whether the mask of a case says which key is the first."""
+    mask = mask_of(case)
+    return mask is not None and mask.first is not None
+
+
+def first_key(case: Any, q: Any) -> Any:
+    """The first key that a query at a position, or a later one, may see, as far as the mask says."""
+    return kv.math.max(mask_of(case).first(q), 0) if has_first(case) else kv.i32(0)
+
+
+def end_key(case: Any, q: Any, num_keys: Any) -> Any:
+    """The end of the keys that a query at a position, or an earlier one, may see, as far as the mask says."""
+    mask = mask_of(case)
+    return num_keys if mask is None or mask.end is None else kv.math.min(num_keys, mask.end(q))
+
+
+def interval(case: Any, position: Any, num_keys: Any) -> tuple[Any, Any]:
+    """The keys that a query at an absolute position may see: (first, end); none when end <= first.
+
+    Of masks by name it sees all of them; one that is a function is to be asked about each.
+    """
+    return first_key(case, position), end_key(case, position, num_keys)
 
 
 @kv.func
@@ -259,13 +269,14 @@ def read_rope(case: Case, cache: Any, b: Any, head: Any, token: Any, column: int
 
 def sloped(score: Any, slope: Any, token: Any, position: Any) -> Any:
     """A base-2 score and the slope of its head, in base 2 too, times the way from query to key; slope None: without."""
-    return score if slope is None else score + slope * kv.f32(token - position)
+    return score if slope is None else scores.alibi(score, None, 0, position, token, [slope])
 
 
-def softcapped(case: Case, score: Any, exp2: Any) -> Any:
-    """A base-2 score, bent by the cap when there is one: cap * tanh(score / cap)."""
-    if not case.softcap:
-        return score
-    # tanh(x) = 1 - 2 / (1 + e^2x); e^2x beyond f32's range still gives the limits -1 and 1.
-    power = exp2(kv.math.min(score * (2.0 / case.softcap), 126.0))
-    return (case.softcap * LOG2E) - (2.0 * case.softcap * LOG2E) / (1.0 + power)
+def softcapped(case: Any, score: Any, **by: Any) -> Any:
+    """A base-2 score, bent by the cap, in base 2 too, when there is one; ``by`` says what computes it."""
+    return scores.softcap(case.softcap * LOG2E, **by)(score, *[None] * 4) if case.softcap else score
+
+
+def fast_softcapped(case: Any, score: Any) -> Any:
+    """The same by a GPU's fast instructions, within 2^-21 of the cap."""
+    return softcapped(case, score, exp2=kv.ex2, divide=lambda a, b: kv.rcp(b) * a)

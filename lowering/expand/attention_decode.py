@@ -35,7 +35,7 @@ import kvarn as kv
 from kvarn.dialect.ops.attention import arrays_of, is_function, score_of
 
 from .attention_combine import combine_kernel
-from .attention_common import last_not_above, sloped
+from .attention_common import end_key, fast_softcapped, first_key, has_first, last_not_above, sloped
 from .attention_queries import batch_of, extents_of, heads_of, is_padded, queries_of
 from .base import Expansion
 from .chosen_pages import chosen_pages
@@ -46,7 +46,7 @@ from .decode_results import results
 from .decode_schedule import COLUMNS, NEVER, Config, configured
 from .decode_split_kv import split_kv
 from .decode_streaming import streaming
-from .partial_results import LN2, LOG2E
+from .partial_results import LOG2E
 from .softmax import arrays_read, modified_one, shown
 
 
@@ -70,15 +70,7 @@ def decode_kernel(c: Config) -> Any:
     def masked(s, token, nt, i, lane, b, head, row0, keys, start, arrays):
         """A score, minus infinity where the query row may not see the token."""
         h, position = query_of(nt, i, lane, head, row0, start)
-        seen = token < keys
-        if c.causal:
-            seen = seen & (token <= position)
-        if c.mask == "sliding_window":
-            seen = seen & (token > position - c.span)
-        if c.chunked:
-            seen = seen & (token // c.span == position // c.span)
-        if is_function(c.mask):
-            seen = seen & shown(c, b, h, position, token, arrays)
+        seen = (token < keys) & shown(c, b, h, position, token, arrays)
         return kv.where(seen, s, float("-inf"))
 
     @kv.func
@@ -128,10 +120,7 @@ def decode_kernel(c: Config) -> Any:
             for nt in kv.static(range(NT)):
                 found = of_tile[nt]
                 for i in kv.static(range(4)):
-                    if c.softcap:
-                        scores.append(kv.math.tanh(found[i] * (scale * (LN2 / c.softcap))) * (c.softcap * LOG2E))
-                    else:
-                        scores.append(found[i] * scale)
+                    scores.append(fast_softcapped(c, found[i] * scale))
                     if alibi:
                         slope, position = alibi[2 * nt + i % 2]
                         token = stream.token_of(tile, mt * 16 + (lane >> 2) + 8 * (i // 2), tokens)
@@ -141,18 +130,13 @@ def decode_kernel(c: Config) -> Any:
                         h, position = query_of(nt, i, lane, head, row0, start)
                         scores[-1] = modified_one(c, scores[-1], b, h, position, token, arrays)
         # Only tiles at the ends of what rows see need the mask: every row sees [last row's first, first row's end).
-        seen_end = kv.math.min(start + 1, keys) if c.causal else keys
+        seen_first, seen_end = first_key(c, start + c.max_queries - 1), end_key(c, start, keys)
         if c.pages:
-            seen_first = start + c.max_queries - c.span if c.mask == "sliding_window" else first
             edge = ~stream.within(tile, tokens, lane, seen_first, seen_end)
         else:
             edge = tile * TT + TT > seen_end
-            if c.mask == "sliding_window":
-                edge = edge | (tile * TT < start + c.max_queries - c.span)
-            if c.chunked:
-                edge = edge | (tile * TT < first)
-        if c.chunked:
-            edge = edge | ((start + c.max_queries - 1) // c.span != start // c.span)
+            if has_first(c):
+                edge = edge | (tile * TT < seen_first)
         if is_function(c.mask):
             edge = True
         if edge:

@@ -44,7 +44,7 @@ from .base import Expansion
 from .latent_common import ends_apart
 from .mla_rows import Listed, ListedKeys
 from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp, normalizer, weight, with_prior
-from .softmax import arrays_read, first_key, modified_one, shown
+from .softmax import arrays_read, modified_one, shown
 
 ROWS = 64
 WARPS = 8
@@ -319,8 +319,6 @@ def latent_kernel(g: Tiles) -> Any:
             # What the tile's first and last rows see bounds what any of its rows does.
             first, first_end = interval(case, cached + row0 // G, num_keys)
             last_first, last = interval(case, cached + (kv.math.min(row0 + ROWS, rows) - 1) // G, num_keys)
-            if is_function(case.mask):
-                first = kv.i32(first_key(case, cached + row0 // G))
             begin, end = first // N, (last + (N - 1)) // N
             share = (kv.math.max(end - begin, 0) + (kv.grid_dim.y - 1)) // kv.grid_dim.y
             begin = begin + kv.block_id.y * share

@@ -25,6 +25,7 @@ from .attention_common import (
     Case,
     caches_of,
     column_vectors,
+    fast_softcapped,
     interval,
     load_width,
     place_of,
@@ -36,7 +37,7 @@ from .attention_common import (
 from .attention_queries import queries_of
 from .chosen_pages import chosen_pages
 from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
-from .softmax import arrays_read, first_key, modified_one, shown
+from .softmax import arrays_read, modified_one, shown
 
 LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
 KEYS = 8  # keys that the host takes at a time
@@ -81,7 +82,7 @@ def host_kernel(case: Case) -> Any:
             for w, total in sums.items():
                 part = lane_sum(total) if w > 1 else total
                 score = part if score is None else score + part
-            score = sloped(softcapped(case, score, exp2), slope, token, position)
+            score = sloped(softcapped(case, score, exp2=exp2), slope, token, position)
             found.append(modified_one(case, score, b, h, position, token, arrays))
         return found
 
@@ -136,8 +137,6 @@ def host_kernel(case: Case) -> Any:
             source = collection or key_operand
             b, position, num_keys = place_of(case, source, value_operand, queries, row)
             first, end = interval(case, position, num_keys)
-            if hides:
-                first = kv.i32(first_key(case, position))
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
             head, here = h // case.group, queries.numbered(row)
             factor = scale * LOG2E
@@ -211,7 +210,7 @@ def simt_kernel(case: Case) -> Any:
         for d, w in kv.static(rope_vectors):
             key = read_rope(case, keys, b, head, token, d, w, page)
             total = product(total, q.load(warp, d, width=w, alignment=4), key)
-        return softcapped(case, total, kv.ex2)
+        return fast_softcapped(case, total)
 
     @kv.func
     def take_all(keys, values, q, warp, lane, b, h, first, end, position, slope, arrays, state, sums):
@@ -221,7 +220,9 @@ def simt_kernel(case: Case) -> Any:
             token = kv.math.min(base + lane, end - 1)
             score = sloped(score_of(keys, q, warp, b, head, token), slope, token, position)
             score = modified_one(case, score, b, h, position, token, arrays)
-            seen = (base + lane < end) & shown(case, b, h, position, token, arrays)
+            seen = base + lane < end
+            if hides:
+                seen = seen & shown(case, b, h, position, token, arrays)
             score = kv.where(seen, score, NO_VALUE)
             higher = kv.math.max(state[0], kv.warp_reduce(score, "max"))
             alpha = kv.ex2(state[0] - higher)
@@ -263,8 +264,6 @@ def simt_kernel(case: Case) -> Any:
             source = collection or key_operand
             b, position, num_keys = place_of(case, source, value_operand, queries, row)
             first, end = interval(case, position, num_keys)
-            if hides:
-                first = kv.i32(first_key(case, position))
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
             top, total = kv.f32(LOWEST), kv.f32(0.0)
             slope = None if slopes is None else slopes[h] * LOG2E

@@ -21,14 +21,14 @@ from kvarn.dialect.ops.tile import COLUMN_STEP
 from kvarn.dsl import functions
 from kvarn.dsl.tiles import Tile
 
-from .attention_common import Case, caches_of, start_of
+from .attention_common import Case, caches_of, end_key, first_key, mask_of, start_of
 from .attention_queries import queries_of, tiles_of
 from .base import Expansion
 from .chosen_pages import chosen_pages
 from .key_splits import key_range, partial_row, quotient, split_of
 from .key_tiles import KeyTiles
 from .partial_results import LOG2E, LOWEST, finished, log_sum_exp, with_prior
-from .softmax import arrays_read, first_key, mask_of, modified, modifies, online_softmax, seen_by
+from .softmax import arrays_read, modified, modifies, online_softmax, seen_by
 
 # Query rows and keys of a tile on the host: what stays in its first caches.
 HOST_ROWS, HOST_KEYS = 16, 32
@@ -47,9 +47,9 @@ def attention_kernel(
 
     ``clean``: values that no row of a tile sees are zeros, whatever they were: a weight of zero times NaN is NaN; and
     heads are taken as they are. Otherwise they have columns of zeros up to whole steps of the products.
-    ``bounded``: so are values past the last that a tile's last row sees, of causal masks. ``looped``: a block may take
-    several tiles of rows; else there are as many blocks as tiles. ``section``: (first, how many) columns of values, and
-    of the output, that this kernel has; without, all of them.
+    ``bounded``: so are values past the last that a tile's last row sees, as far as the mask says. ``looped``: a block
+    may take several tiles of rows; else there are as many blocks as tiles. ``section``: (first, how many) columns of
+    values, and of the output, that this kernel has; without, all of them.
     """
     FIRST, values = section or (0, case.value_size)
     M, N, G, D, V = rows, keys, case.group, case.size, values
@@ -122,8 +122,8 @@ def attention_kernel(
             m, l, o = kv.full(M, LOWEST), kv.full(M, 0.0), kv.full((M, V), 0.0)
             unit = kv.f32(LOG2E) if modifying else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
             end = num_keys
-            if (clean and case.mask == "causal") or (bounded and case.causal):
-                end = kv.math.min(num_keys, start + (kv.math.min(row0 + M, count) - 1) // G + 1)
+            if clean or bounded:
+                end = end_key(case, start + (kv.math.min(row0 + M, count) - 1) // G, num_keys)
             first_tile, end_tile = 0, (num_keys + (N - 1)) // N
             several, chosen, listed = False, chosen_pages(collection, pages, page_counts), kv.i32(0)
             if chosen is not None:

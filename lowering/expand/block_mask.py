@@ -17,14 +17,14 @@ from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dsl import functions
 
 from . import expands
-from .attention_common import Case, start_of
+from .attention_common import Case, first_key, start_of
 from .attention_queries import extents_of, heads_of, is_padded, queries_of, tiles_of
 from .base import Expansion
 from .block import warp_scan
 from .chosen_pages import chosen_pages
 from .common import WARP, begin, starts_early
 from .key_tiles import WHOLE
-from .softmax import arrays_read, first_key, shown
+from .softmax import arrays_read, shown
 
 WARPS = 4  # of a block
 CHUNK = 8  # tiles of keys of a block

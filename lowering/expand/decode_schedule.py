@@ -253,14 +253,6 @@ class Config:
         return self.column_tiles * (self.row_steps + 1)
 
     @property
-    def causal(self) -> bool:
-        return self.mask in ("causal", "sliding_window", "chunked_causal")
-
-    @property
-    def chunked(self) -> bool:
-        return self.mask in ("chunked", "chunked_causal")
-
-    @property
     def mma(self) -> DType:
         return kv.f16 if self.narrow else self.spec.dtype
 

@@ -20,13 +20,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import kvarn as kv
-from kvarn.dialect.ops.attention import is_function
 
-from .attention_common import last_not_above
+from .attention_common import first_key, last_not_above
 from .block import block_scan
 from .common import at_most
 from .decode_schedule import Config
-from .softmax import first_key
 
 
 @dataclass(frozen=True)
@@ -51,14 +49,7 @@ def split_kv(c: Config) -> SimpleNamespace:
         start = collection.cache_length(b)
         n = queries.length(b)
         keys = kv.where(n > 0, at_most(start + queries.new_keys(b), collection.token_capacity()), 0)
-        first = start * 0
-        if c.mask == "sliding_window":
-            first = kv.math.max(start - (c.span - 1), 0)
-        if c.chunked:
-            first = (start // c.span) * c.span
-        if is_function(c.mask):
-            first = kv.i32(first_key(c, start))
-        return keys, kv.math.min(first, keys), start, n
+        return keys, kv.math.min(first_key(c, start), keys), start, n
 
     @kv.func
     def first_tile(first):

@@ -18,11 +18,10 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import cdiv
 
-from .attention_common import Case, start_of
+from .attention_common import Case, end_key, first_key, start_of
 from .attention_queries import queries_of
 from .key_tiles import KeyTiles
 from .partial_results import LOWEST, finished, log_sum_exp, weight, with_prior
-from .softmax import first_key
 
 MOST_SPLITS = 32  # a lane of a warp has the m and l of each
 LEAST_KEYS = 1024  # of one of several splits: fewer take less time than the combination
@@ -34,10 +33,7 @@ TOGETHER = 4  # splits whose loads a warp has under way
 @kv.func
 def key_range(case: Case, keys: int, rows: int, start: Any, row0: Any, count: Any, num_keys: Any) -> tuple[Any, Any]:
     """(first, end) of the tiles of keys that the rows [row0, row0 + rows) of a sequence's ``count`` walk over."""
-    end = num_keys
-    if case.causal:
-        last = start + (kv.math.min(row0 + rows, count) - 1) // case.group
-        end = kv.math.min(num_keys, last + 1)
+    end = end_key(case, start + (kv.math.min(row0 + rows, count) - 1) // case.group, num_keys)
     low = kv.i32(first_key(case, start + row0 // case.group)) // keys
     return low, kv.math.max((end + (keys - 1)) // keys, low)
 

@@ -12,28 +12,16 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bool_, f32
-from kvarn.dialect.ops.attention import is_function
-from kvarn.dsl import functions, masks, scores, tiles
+from kvarn.dsl import functions, scores, tiles
 from kvarn.dsl.values import describe
 
-from .attention_common import Case
+from .attention_common import Case, mask_of
 from .partial_results import LN2, LOG2E, weight
 
 SLACK = 8.0  # how far, in powers of two, scores may exceed the running maximum before it moves: weights stay below 2^8
 
 
 # --- masks -----------------------------------------------------------------------------------------
-
-
-def mask_of(case: Case) -> masks.Mask | functions.Registered | None:
-    """The mask of a case: the function that was given, or that of a name; None where every key is seen."""
-    return functions.registered(case.mask) if is_function(case.mask) else masks.named(case.mask, case.span)
-
-
-def first_key(case: Case, q: Any) -> Any:
-    """The first key that a query at a position, or a later one, may see, as far as the mask says."""
-    mask = mask_of(case)
-    return 0 if mask is None or mask.first is None else kv.math.max(mask.first(q), 0)
 
 
 @kv.func
@@ -47,10 +35,10 @@ def seen_by(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any, arrays: A
 
 @kv.func
 def shown(case: Case, b: Any, h: Any, q: Any, k: Any, arrays: Any) -> Any:
-    """Whether a mask that was given as a function shows one key to one query; True for another mask."""
-    if not is_function(case.mask):
+    """Whether the mask shows one key to one query."""
+    mask = mask_of(case)
+    if mask is None:
         return True
-    mask = functions.registered(case.mask)
     return returned("mask", "a bool", mask.function(b, h, q, k, *arrays[len(arrays) - mask.arrays :]), bool_)
 
 

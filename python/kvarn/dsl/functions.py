@@ -30,8 +30,8 @@ class Registered:
         As the front end traces it.
     arrays : int
         Arrays that it takes after the positions.
-    first : callable or None
-        Of a mask: the first key that a query may see.
+    first, end : callable or None
+        Of a mask: the first key that a query may see, and the end of those.
     portable : bool
         Whether the name means the same in another process.
     by_head : bool
@@ -43,6 +43,7 @@ class Registered:
     first: Callable[[Any], Any] | None = None
     portable: bool = True
     by_head: bool = True
+    end: Callable[[Any], Any] | None = None
 
 
 _registered: dict[str, Registered] = {}

@@ -34,6 +34,8 @@ class Mask:
     first : callable, optional
         ``first(q)``: no query at position q or later sees a key before it. What lies before may then be anything, pages
         of others as well.
+    end : callable, optional
+        ``end(q)``: no query at position q or before sees a key from it on.
 
     Attributes
     ----------
@@ -49,8 +51,9 @@ class Mask:
         first: Callable[[Any], Any] | None = None,
         arrays: int | None = None,
         by_head: bool | None = None,
+        end: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.function, self.first = function, first
+        self.function, self.first, self.end = function, first, end
         self.arrays = array_count(function, POSITIONS) if arrays is None else arrays
         self.by_head = looks_at_head(function) if by_head is None else by_head
 
@@ -124,9 +127,14 @@ def _both(a: Mask, b: Mask) -> Mask:
     def both(b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
         return one(b, h, q, k, *arrays[:split]) & other(b, h, q, k, *arrays[split:])
 
-    firsts = [m.first for m in (a, b) if m.first is not None]
-    first = None if not firsts else firsts[0] if len(firsts) == 1 else lambda q: kv_math.max(*(f(q) for f in firsts))
-    return Mask(both, first, a.arrays + b.arrays, a.by_head or b.by_head)
+    first = _of_known(kv_math.max, a.first, b.first)
+    end = _of_known(kv_math.min, a.end, b.end)
+    return Mask(both, first, a.arrays + b.arrays, a.by_head or b.by_head, end)
+
+
+def _of_known(fold: Any, a: Any, b: Any) -> Any:
+    """One bound of two, as far as they are known."""
+    return (lambda q: fold(a(q), b(q))) if a is not None and b is not None else a or b
 
 
 def _either(a: Mask, b: Mask) -> Mask:
@@ -146,7 +154,7 @@ def _causal(b: Any, h: Any, q: Any, k: Any) -> Any:
     return k <= q
 
 
-causal = Mask(_causal)
+causal = Mask(_causal, end=lambda q: q + 1)
 """A query sees the keys up to its own position."""
 
 
@@ -157,7 +165,7 @@ def sliding_window(size: int) -> Mask:
     def window(b: Any, h: Any, q: Any, k: Any) -> Any:
         return (k <= q) & (k > q - size)
 
-    return Mask(window, lambda q: q - (size - 1))
+    return Mask(window, lambda q: q - (size - 1), end=lambda q: q + 1)
 
 
 def chunked(size: int) -> Mask:
@@ -168,7 +176,7 @@ def chunked(size: int) -> Mask:
         first = (q // size) * size
         return (k >= first) & (k < first + size)
 
-    return Mask(chunk, lambda q: (q // size) * size)
+    return Mask(chunk, lambda q: (q // size) * size, end=lambda q: (q // size) * size + size)
 
 
 def chunked_causal(size: int) -> Mask:
@@ -178,7 +186,7 @@ def chunked_causal(size: int) -> Mask:
     def chunk(b: Any, h: Any, q: Any, k: Any) -> Any:
         return (k <= q) & (k >= (q // size) * size)
 
-    return Mask(chunk, lambda q: (q // size) * size)
+    return Mask(chunk, lambda q: (q // size) * size, end=lambda q: q + 1)
 
 
 def named(name: str, span: int) -> Mask | None:

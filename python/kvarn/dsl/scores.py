@@ -8,6 +8,7 @@ absolute positions of queries and keys, and the arrays that were given beside it
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -17,16 +18,21 @@ from .values import f32
 __all__ = ["alibi", "softcap"]
 
 
-def softcap(cap: float) -> Callable[..., Any]:
-    """``cap * tanh(score / cap)``, as a function for ``score=``: scores stay between ``-cap`` and ``cap``."""
+def softcap(
+    cap: float, exp2: Callable[..., Any] = kv_math.exp2, divide: Callable[..., Any] = operator.truediv
+) -> Callable[..., Any]:
+    """``cap * tanh(score / cap)``, as a function for ``score=``: scores stay between ``-cap`` and ``cap``.
+
+    ``exp2`` and ``divide`` are what it is computed by.
+    """
     if isinstance(cap, bool) or not isinstance(cap, (int, float)) or not cap > 0:
         raise ValueError(f"kv.scores.softcap takes a positive number, got {cap!r}")
     cap = float(cap)
 
     def softcapped(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         # tanh(y) = 1 - 2 / (1 + e^2y): exact at both ends, and two of the fast instructions.
-        e = kv_math.exp2(score * (2.0 * math.log2(math.e) / cap))
-        return cap - (2.0 * cap) / (e + 1.0)
+        e = exp2(score * (2.0 * math.log2(math.e) / cap))
+        return cap - divide(2.0 * cap, e + 1.0)
 
     return softcapped
 

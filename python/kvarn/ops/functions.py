@@ -54,13 +54,13 @@ def given(what: Any, role: str, title: str) -> tuple[str | None, tuple[Any, ...]
             f"got {type(function).__name__}"
         )
     try:
-        function, first, count, by_head = _unwrapped(function, role)
+        function, first, count, by_head, end = _unwrapped(function, role)
         name = _name(function)
     except TypeError as error:
         raise TypeError(f"{title}: {role}: {error}") from None
     if count != len(arrays):
         raise TypeError(f"{title}: {role} takes {count} arrays, which must stand beside it, got {len(arrays)}")
-    register(name, Registered(function, count, first, f"@{LOCAL}" not in name, by_head))
+    register(name, Registered(function, count, first, f"@{LOCAL}" not in name, by_head, end))
     return name, tuple(arrays)
 
 
@@ -101,15 +101,17 @@ def check(view: BufferView | None, name: str) -> None:
         raise ValueError(f"{name} must have at least one element, got shape {list(view.shape)}")
 
 
-def _unwrapped(function: Any, role: str) -> tuple[Any, Any, int, bool]:
-    """The function to trace, its first key, the arrays that it takes, and whether it looks at the query head."""
+def _unwrapped(function: Any, role: str) -> tuple[Any, Any, int, bool, Any]:
+    """The function to trace, its first key, the arrays that it takes, whether it looks at the query head, and the end
+    of its keys.
+    """
     if isinstance(function, Mask):
         if role != "mask":
             raise TypeError(f"{function!r} is a mask, which goes to mask=")
-        return function.function, function.first, function.arrays, function.by_head
+        return function.function, function.first, function.arrays, function.by_head, function.end
     if role != "mask":
-        return function, None, array_count(function, ("score", *POSITIONS)), True
-    return function, None, array_count(function, POSITIONS), looks_at_head(function)
+        return function, None, array_count(function, ("score", *POSITIONS)), True, None
+    return function, None, array_count(function, POSITIONS), looks_at_head(function), None
 
 
 # --- names -----------------------------------------------------------------------------------------
