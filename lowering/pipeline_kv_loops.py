@@ -51,11 +51,12 @@ _WAITS = ("kv.consumer_wait", "kv.tile_clear")
 @dataclass(frozen=True)
 class Options:
     """copies: prefetch copies; lookups: prefetch page lookups; products: rotate loops of two products (default: as the
-    schedule says)."""
+    schedule says); tables: make tables while products are under way."""
 
     copies: bool = True
     lookups: bool = True
     products: bool | None = None
+    tables: bool = True
 
 
 # --- products --------------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ def sums_of(r: Rotation, results: set[ir.Value]) -> list[ir.Value]:
     return [v for v in found if weights in backward([defining_op(v)], inside.__contains__)]
 
 
-def rotate(r: Rotation, ping_pong: bool, one_wait: bool) -> None:
+def rotate(r: Rotation, ping_pong: bool, one_wait: bool, ahead: bool) -> None:
     """Replace a loop by its rotated form; nothing happens in it where it has no iteration."""
 
     def turn(op: type, groups: str) -> None:
@@ -191,7 +192,7 @@ def rotate(r: Rotation, ping_pong: bool, one_wait: bool) -> None:
     late_ops = late(r, lag)
     early = [op for op in r.ops if op not in lag and op not in late_ops]
     after_first = early.index(r.first) + 1
-    tables = meanwhile(early[after_first:])
+    tables = meanwhile(early[after_first:]) if ahead else set()
     rest = [op for op in early[after_first:] if op not in tables]
     accumulator = r.yielded.index(r.second.result)
     lower, upper, step = list(r.loop.operands)[:3]
@@ -448,4 +449,4 @@ def run(module: ir.Module, options: Options) -> None:
             if found is not None and performs(loop, "rotate"):
                 remark(loop, "passed", "the second product of an iteration runs beside the next one's first")
                 turns = schedule.get("ping_pong", False) and schedule.get("consumers") == 2
-                rotate(found, turns, schedule.get("one_wait", False))
+                rotate(found, turns, schedule.get("one_wait", False), options.tables)

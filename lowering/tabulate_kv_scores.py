@@ -28,7 +28,6 @@ from mlir import ir
 from mlir.dialects import arith, scf
 
 from kvarn.dialect.dtypes import i32
-from kvarn.dialect.layout import align_up
 from kvarn.dialect.ops.common import i64_attr
 from kvarn.dialect.ops.staging import MakeTableOp, TableStoreOp, TileWindowsOp
 from kvarn.dialect.ops.tile import TileIndexOp, tile_type
@@ -58,7 +57,7 @@ from .tile_ir import (
     tiled,
     users,
 )
-from .tile_windows import bytes_of
+from .tile_windows import bytes_of, extents
 
 BANKS, PAIRS = (
     32,
@@ -324,10 +323,7 @@ class Table:
         query, columns = self.difference.query, shape(tile)[1]
         self.distances = spread_of(query) + columns
         self.heads = 1 if self.head is None else spread_of(self.head) + 1
-        self.pitch = self.distances
-        if self.heads > 1:
-            self.pitch = align_up(self.distances - PAIRS, BANKS) + PAIRS
-        self.length = align_up(self.heads * self.pitch, WARPGROUP)
+        self.pitch, self.length = extents(self.distances, self.heads)
         self.loop, self.columns = loop, columns
         self.zero: ir.Value | None = None  # what keeps a table in its loop
         self._made: dict[ir.Value, ir.Value] = {}

@@ -15,6 +15,7 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect.dtypes import f32
+from kvarn.dialect.layout import align_up
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dsl import ptx
 from kvarn.dsl.memory import SHARED, Pointer
@@ -29,6 +30,14 @@ ITEM = 4  # bytes of an element
 PAIR = 2  # elements of an access
 PADDING = 16  # bytes of a warpgroup's memory beside the copies
 ALIGNMENT = 16
+# Windows of neighbouring heads begin so far from one another that a warp's pairs of columns lie in other banks.
+BANKS, PAIRS = 32, 8
+
+
+def extents(distances: int, heads: int) -> tuple[int, int]:
+    """(elements from one head's window to the next's, elements of all) of a table of so many distances and heads."""
+    pitch = distances if heads == 1 else align_up(distances - PAIRS, BANKS) + PAIRS
+    return pitch, align_up(heads * pitch, WARPGROUP)
 
 
 def bytes_of(length: int) -> int:

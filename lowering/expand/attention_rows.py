@@ -144,8 +144,7 @@ def host_kernel(case: Case) -> Any:
                 kv.f32(query.load(*here, h, d, width=w, alignment=case.query.itemsize)) * factor
                 for d, w in key_vectors + rope_vectors
             ]
-            # A sink is a key of weight one and value zero that stands before all others.
-            state = [sinks[h] * LOG2E, kv.f32(1.0)] if sinks is not None else [kv.f32(LOWEST), kv.f32(0.0)]
+            state = [kv.f32(LOWEST), kv.f32(0.0)]
             sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_vectors]
             arrays = arrays_read(array0, array1, array2, array3)
             how = (None if slopes is None else slopes[h] * LOG2E, h, position, arrays)
@@ -158,8 +157,8 @@ def host_kernel(case: Case) -> Any:
                     token = chosen.first_token(b, head, entry, count)
                     low, high = kv.math.max(first, token), kv.math.min(end, token + spec.page_size)
                     take_all(keys, values, q, b, head, low, high, state, sums, how)
-            before = None if prior is None else prior_lse[(*here, h)]
-            *state, inverse, of_prior = finished(*state, prior=before, exp2=exp2)
+            sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*here, h)]
+            *state, inverse, of_prior = finished(*state, sink, before, exp2)
             for n, (d, w) in enumerate(value_vectors):
                 x = sums[n] * inverse
                 if prior is not None:
@@ -265,14 +264,10 @@ def simt_kernel(case: Case) -> Any:
             b, position, num_keys = place_of(case, source, value_operand, queries, row)
             first, end = interval(case, position, num_keys)
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
-            top, total = kv.f32(LOWEST), kv.f32(0.0)
             slope = None if slopes is None else slopes[h] * LOG2E
-            if sinks is not None:
-                top = sinks[h] * LOG2E
-                total = kv.where(lane == 0, 1.0, kv.f32(0.0))  # the lanes' sums are added at the end
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
             arrays = arrays_read(array0, array1, array2, array3)
-            state, chosen = [top, total], chosen_pages(source, pages, page_counts)
+            state, chosen = [kv.f32(LOWEST), kv.f32(0.0)], chosen_pages(source, pages, page_counts)
             if chosen is None:
                 take_all(keys, values, q, warp, lane, b, h, first, end, position, slope, arrays, state, sums)
             else:
@@ -283,8 +278,8 @@ def simt_kernel(case: Case) -> Any:
                     low, high = kv.math.max(first, token), kv.math.min(end, token + spec.page_size)
                     take_all(keys, values, q, warp, lane, b, h, low, high, position, slope, arrays, state, sums)
             top, total = state
-            before = None if prior is None else prior_lse[(*here, h)]
-            top, total, inverse, of_prior = finished(top, kv.warp_reduce(total, "add"), prior=before)
+            sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*here, h)]
+            top, total, inverse, of_prior = finished(top, kv.warp_reduce(total, "add"), sink, before)
             for n in kv.static(range(turns)):
                 column = lane + 32 * n
                 if column < columns:

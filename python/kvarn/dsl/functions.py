@@ -72,6 +72,11 @@ def registered(name: str) -> Registered:
     return _registered[name]
 
 
+def reads_arrays(name: str) -> bool:
+    """Whether the function of a name may read arrays: one that this process was not given may."""
+    return name not in _registered or _registered[name].arrays > 0
+
+
 def are_portable(attributes: Iterable[Any]) -> bool:
     """Whether all functions that attributes name mean the same in another process."""
     return all(_registered[a].portable for a in attributes if isinstance(a, str) and a in _registered)
@@ -130,4 +135,4 @@ class Array:
         return f"<{self.dtype.name} array of {self.ndim} dimensions>"
 
 
-__all__ = ["Array", "Registered", "are_portable", "register", "registered"]
+__all__ = ["Array", "Registered", "are_portable", "reads_arrays", "register", "registered"]

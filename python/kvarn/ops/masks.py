@@ -127,6 +127,7 @@ def block_mask(
     row_offsets: Any = None,
     mask: Any = None,
     *,
+    score: Any = None,
     valid_lengths: Any = None,
     kv_offsets: Any = None,
     tree: Any = None,
@@ -155,6 +156,8 @@ def block_mask(
         Or ``valid_lengths``, uint32 or int32 [B], of a padded batch (:func:`attention_padded`).
     mask : function, or tuple of a function and its arrays
         As of :func:`attention`. With a tree or pages it may be left out: ``kv.masks.causal``.
+    score : function, or tuple of a function and its arrays, optional
+        As attention will get it: tiles have the extents that it takes with a score.
     kv_offsets : uint32 or int32 array-like [B + 1], optional
         As attention will get them.
     tree : int32 array-like [T, W], or uint64 array-like [T], optional
@@ -199,7 +202,9 @@ def block_mask(
     arrays = functions.joined((), arrays, TITLE)
     shape = checks.shape_of(query, f"{TITLE}: query", 3 if valid_lengths is None else 4)
     if rows is None or keys is None:
-        found = _extents(collection, query, shape, name, valid_lengths is not None, pages is not None, schedule)
+        case = {"mask": name, "score": functions.given(score, "score", TITLE)[0] or ""}
+        case |= {"padded": valid_lengths is not None, "pages": pages is not None}
+        found = _extents(collection, query, shape[-2], case, schedule)
         rows, keys = (f if given is None else given for given, f in zip((rows, keys), found, strict=True))
     rows, keys = (checks.count(n, what, TITLE, 2) for n, what in ((rows, "rows"), (keys, "keys")))
     if blocks is None:
@@ -214,10 +219,8 @@ def block_mask(
     return BlockMask(blocks, rows, keys, whole)
 
 
-def _extents(
-    collection: Any, query: Any, shape: tuple[int, ...], mask: str, padded: bool, pages: bool, schedule: Any
-) -> tuple[int, int]:
-    """Query rows and keys of a tile of attention over a collection by a schedule."""
+def _extents(collection: Any, query: Any, heads: int, case: Mapping[str, Any], schedule: Schedule) -> tuple[int, int]:
+    """Query rows and keys of a tile of attention over a collection by a schedule; ``case`` says what else it has."""
     from .reads import scheduled
 
     of_operand = isinstance(collection, MHAOperand)
@@ -233,29 +236,23 @@ def _extents(
     try:
         given = tuple(sorted((entries or {}).items()))
         spec = collection.spec.cache if of_operand else collection.cache_spec
-        return _extents_of(spec, dtype, shape[-2], mask, padded, pages, given, target)
+        return _extents_of(spec, dtype, heads, tuple(case.items()), given, target)
     except ValueError as error:
         raise ValueError(f"{TITLE}: {error}") from None
 
 
 @functools.lru_cache(maxsize=1024)
 def _extents_of(
-    spec: Any,
-    dtype: Any,
-    heads: int,
-    mask: str,
-    padded: bool,
-    pages: bool,
-    schedule: tuple[tuple[str, Any], ...],
+    spec: Any, dtype: Any, heads: int, case: tuple[tuple[str, Any], ...], schedule: tuple[tuple[str, Any], ...],
     target: str,
-) -> tuple[int, int]:
+) -> tuple[int, int]:  # fmt: skip
     """As :func:`_extents`, of what they depend on."""
     from kvarn.lowering.expand.attention import block_extents
     from kvarn.lowering.expand.attention_common import Case
     from kvarn.lowering.target import by_name
 
-    case = Case(spec, dtype, dtype, heads, spec.head_size, mask=mask, padded=padded, pages=pages)
-    return block_extents(case, by_name(target), dict(schedule))
+    made = Case(spec, dtype, dtype, heads, spec.head_size, **dict(case))
+    return block_extents(made, by_name(target), dict(schedule))
 
 
 # --- attention by them ------------------------------------------------------------------------------
