@@ -29,7 +29,7 @@ from mlir.dialects import arith, scf
 
 from kvarn.dialect.dtypes import i32
 from kvarn.dialect.ops.common import i64_attr
-from kvarn.dialect.ops.staging import MakeTableOp, TableStoreOp, TileWindowsOp
+from kvarn.dialect.ops.tables import MakeTableOp, TableStoreOp, TileWindowsOp
 from kvarn.dialect.ops.tile import TileIndexOp, tile_type
 from kvarn.dsl import ptx
 from kvarn.dsl.values import Value

@@ -37,7 +37,7 @@ PRODUCER_REST = {f"producer_warps_{i}_to_3": i for i in (1, 2, 3)}  # by role it
 ROLES = ("producer", *PRODUCER_WARPS, *PRODUCER_REST, "consumer")
 
 
-class _Synchronizes(EffectModel):
+class Synchronizes(EffectModel):
     """Waits for or signals other threads: nothing moves across it."""
 
     effects = (Effect(READ, MEMORY), Effect(WRITE, MEMORY))
@@ -53,12 +53,6 @@ class _CopiesRows(EffectModel):
     """Reads a buffer into shared memory."""
 
     effects = (Effect(READ, MEMORY), Effect(WRITE, MEMORY))
-
-
-class _ReadsTable(EffectModel):
-    """Reads shared memory that the kernel writes."""
-
-    effects = (Effect(READ, MEMORY),)
 
 
 class StagesType(Kv.Type, name="stages"):
@@ -123,7 +117,7 @@ def _only_waited_for(op: Any, value: ir.Value, what: str) -> bool:
     return verify.fail(op, f"{what} is in flight: only one kv.dot_wait may name it, got {got}")
 
 
-class ProducerAcquireOp(Kv.Operation, name="producer_acquire", traits=[_Synchronizes]):
+class ProducerAcquireOp(Kv.Operation, name="producer_acquire", traits=[Synchronizes]):
     """Wait until the consumers have released the tile of use ``n - stages``."""
 
     buffer: Operand[StagesType]
@@ -196,7 +190,7 @@ class CopyRowsStartOp(Kv.Operation, name="copy_rows_start", traits=[_CopiesRows]
         return verify_rows(self, self.source, tile)
 
 
-class CopyFinishOp(Kv.Operation, name="copy_finish", traits=[_Synchronizes]):
+class CopyFinishOp(Kv.Operation, name="copy_finish", traits=[Synchronizes]):
     """Finish the copy of use ``n`` and tell its barrier ``full``, while ``pending`` later copies of this thread go on.
 
     For buffers that are filled by ``cp_async``, ``staged`` or ``transposed``. Of one that no ``kv.copy_finish`` names,
@@ -219,14 +213,14 @@ class CopyFinishOp(Kv.Operation, name="copy_finish", traits=[_Synchronizes]):
         )
 
 
-class CopyCommitOp(Kv.Operation, name="copy_commit", traits=[_Synchronizes]):
+class CopyCommitOp(Kv.Operation, name="copy_commit", traits=[Synchronizes]):
     """End a group of copies by cp.async of this thread: those that it started since the group before, perhaps none.
 
     Of kernels whose products are mma.sync's, whose buffers have no barriers.
     """
 
 
-class CopyWaitOp(Kv.Operation, name="copy_wait", traits=[_Synchronizes]):
+class CopyWaitOp(Kv.Operation, name="copy_wait", traits=[Synchronizes]):
     """Wait until all groups of copies but every thread's last ``pending`` are there, and for all threads of the block.
 
     So everybody sees what anybody has copied, and nobody still reads what was copied before.
@@ -241,7 +235,7 @@ class CopyWaitOp(Kv.Operation, name="copy_wait", traits=[_Synchronizes]):
         return True
 
 
-class ConsumerWaitOp(Kv.Operation, name="consumer_wait", traits=[_Synchronizes]):
+class ConsumerWaitOp(Kv.Operation, name="consumer_wait", traits=[Synchronizes]):
     """Wait for the tile of use ``n``: a tile in shared memory, to be read until ``kv.consumer_release``."""
 
     buffer: Operand[StagesType]
@@ -255,14 +249,14 @@ class ConsumerWaitOp(Kv.Operation, name="consumer_wait", traits=[_Synchronizes])
         return got == tile or verify.fail(self, f"the result must be a tile of the buffer, {tile}, got {got}")
 
 
-class ConsumerReleaseOp(Kv.Operation, name="consumer_release", traits=[_Synchronizes]):
+class ConsumerReleaseOp(Kv.Operation, name="consumer_release", traits=[Synchronizes]):
     """These threads have read the tile of use ``n``."""
 
     buffer: Operand[StagesType]
     n: Operand[I32]
 
 
-class TileClearOp(Kv.Operation, name="tile_clear", traits=[_Synchronizes]):
+class TileClearOp(Kv.Operation, name="tile_clear", traits=[Synchronizes]):
     """Zeros in the rows of a tile in shared memory outside of [begin, end), which may exceed the tile; the tile."""
 
     source: Operand[Any]
@@ -323,7 +317,7 @@ class TileRowPagesOp(Kv.Operation, name="tile_row_pages", traits=[Pure]):
         return True
 
 
-class TileStoreSharedOp(Kv.Operation, name="tile_store_shared", traits=[_Synchronizes]):
+class TileStoreSharedOp(Kv.Operation, name="tile_store_shared", traits=[Synchronizes]):
     """Write this warp's rows of a tile in registers to shared memory, laid out as tiles in shared memory are."""
 
     source: Operand[Any]
@@ -337,7 +331,7 @@ class TileStoreSharedOp(Kv.Operation, name="tile_store_shared", traits=[_Synchro
         return str(got) == "!llvm.ptr<3>" or verify.fail(self, f"place must be !llvm.ptr<3>, got {got}")
 
 
-class TileStageOp(Kv.Operation, name="tile_stage", traits=[_Synchronizes]):
+class TileStageOp(Kv.Operation, name="tile_stage", traits=[Synchronizes]):
     """A copy of some columns of a tile in shared memory, laid out as tiles there are: warps read the rows they held.
 
     Operand: a tile of 16-bit elements. Attributes: the first column, and how many; multiples of 16. Result: where they
@@ -363,71 +357,6 @@ class TileStageOp(Kv.Operation, name="tile_stage", traits=[_Synchronizes]):
         return str(got) == "!llvm.ptr<3>" or verify.fail(self, f"the result must be !llvm.ptr<3>, got {got}")
 
 
-class MakeTableOp(Kv.Operation, name="make_table", traits=[AllocatesShared]):
-    """Allocate shared memory for vectors of so many f32, one a warpgroup, at the kernel's start: tables of functions.
-
-    Attribute: length. Result: where it lies.
-    """
-
-    length: ir.IntegerAttr
-    place: Result[Any]
-
-    def verify_invariants(self) -> bool:
-        return _table_length(self) and _place_in_shared(self, self.operation.results[0])
-
-
-class TableStoreOp(Kv.Operation, name="table_store", traits=[_Synchronizes]):
-    """Write a vector of f32 to a table: a warpgroup has read what was there, and sees it all afterwards."""
-
-    source: Operand[Any]
-    place: Operand[Any]
-
-    def verify_invariants(self) -> bool:
-        type_ = tile_of(self.source)
-        if type_ is None or type_.rank != 1 or str(type_.element_type) != "f32":
-            return verify.fail(self, f"the operand must be a vector of f32, got {self.source.type}")
-        return _place_in_shared(self, self.place)
-
-
-class TileWindowsOp(Kv.Operation, name="tile_windows", traits=[_ReadsTable]):
-    """A tile whose rows are windows of a table: element (i, j) is its element ``starts[i] + j``.
-
-    So is any function of a difference of positions, which takes few values in a tile, repeated along its diagonals:
-    each is computed once. Operands: place, of a table; starts, one i32 a row, from which on the table has as many
-    elements as the tile has columns. Attribute: length, the table's.
-    """
-
-    place: Operand[Any]
-    starts: Operand[Any]
-    length: ir.IntegerAttr
-    tile: Result[Any]
-
-    def verify_invariants(self) -> bool:
-        tile, starts = tile_of(self.operation.results[0]), tile_of(self.starts)
-        if tile is None or tile.rank != 2 or str(tile.element_type) != "f32":
-            return verify.fail(
-                self, f"the result must be a tile of rank 2 of f32, got {self.operation.results[0].type}"
-            )
-        if starts is None or list(starts.shape) != [tile.shape[0]] or str(starts.element_type) != "i32":
-            return verify.fail(self, f"the starts must be {tile.shape[0]}xi32, got {self.starts.type}")
-        if not _table_length(self) or not _place_in_shared(self, self.place):
-            return False
-        length = verify.integer(self.length)
-        fits = length is not None and length >= tile.shape[1]
-        return fits or verify.fail(self, f"length must be at least a row's {tile.shape[1]} elements, got {length}")
-
-
-def _table_length(op: Any) -> bool:
-    """Whether a table's length is one that a warpgroup's threads hold evenly."""
-    length, threads = verify.integer(op.length), LANES * WARPGROUP_WARPS
-    good = length is not None and length > 0 and length % threads == 0
-    return good or verify.fail(op, f"length must be a positive multiple of {threads}, got {op.length}")
-
-
-def _place_in_shared(op: Any, place: ir.Value) -> bool:
-    return str(place.type) == "!llvm.ptr<3>" or verify.fail(op, f"place must be !llvm.ptr<3>, got {place.type}")
-
-
 class TileStoreDirectOp(Kv.Operation, name="tile_store_direct", traits=[WritesMemory]):
     """Write the elements of a tile that a thread holds to rows of a buffer, neighbours in a row together.
 
@@ -449,7 +378,7 @@ class TileStoreDirectOp(Kv.Operation, name="tile_store_direct", traits=[WritesMe
         return verify.memref(self, self.buffer, rank, (str(type_.element_type),), "the buffer")
 
 
-class DotStartOp(Kv.Operation, name="dot_start", traits=[_Synchronizes]):
+class DotStartOp(Kv.Operation, name="dot_start", traits=[Synchronizes]):
     """Start ``kv.dot``: the result is in flight, and only ``kv.dot_wait`` may name it."""
 
     a: Operand[Any]
@@ -463,7 +392,7 @@ class DotStartOp(Kv.Operation, name="dot_start", traits=[_Synchronizes]):
         return verify_dot(self, self.a, self.b, self.c) and _only_waited_for(self, result, "the result")
 
 
-class DotWaitOp(Kv.Operation, name="dot_wait", traits=[_Synchronizes]):
+class DotWaitOp(Kv.Operation, name="dot_wait", traits=[Synchronizes]):
     """Wait until at most ``pending`` products are in flight; owns all that are, in the order in which they started.
 
     The results are the operands: those of the last ``pending`` are still in flight.
@@ -492,7 +421,7 @@ class DotWaitOp(Kv.Operation, name="dot_wait", traits=[_Synchronizes]):
         return all(_only_waited_for(self, r, "the newer result") for r in results[len(results) - pending :])
 
 
-class TileReadyOp(Kv.Operation, name="tile_ready", traits=[_Synchronizes]):
+class TileReadyOp(Kv.Operation, name="tile_ready", traits=[Synchronizes]):
     """A tile that has been computed when this is passed, not where it is first used: work that fills a wait."""
 
     source: Operand[Any]
@@ -541,7 +470,7 @@ class MakeQueueOp(Kv.Operation, name="make_queue", traits=[AllocatesShared]):
         return verify.memref(self, self.counter, 1, ("i8",), "the counter")
 
 
-class QueueFetchOp(Kv.Operation, name="queue_fetch", traits=[_Synchronizes]):
+class QueueFetchOp(Kv.Operation, name="queue_fetch", traits=[Synchronizes]):
     """The block's first thread takes the number of use ``n`` from the counter: ``count`` and more when there is none.
 
     Every block fetches once more than it finds numbers below ``count``; the last of these fetches resets the counter.
@@ -552,7 +481,7 @@ class QueueFetchOp(Kv.Operation, name="queue_fetch", traits=[_Synchronizes]):
     count: Operand[I32]
 
 
-class QueueNextOp(Kv.Operation, name="queue_next", traits=[_Synchronizes]):
+class QueueNextOp(Kv.Operation, name="queue_next", traits=[Synchronizes]):
     """The number of use ``n``, for the warps of a reader; each use is read once."""
 
     queue: Operand[QueueType]
@@ -573,7 +502,7 @@ class IsRoleOp(Kv.Operation, name="is_role", traits=[Pure]):
         return verify.one_of(self, "role", ROLES)
 
 
-class SetRegistersOp(Kv.Operation, name="set_registers", traits=[_Synchronizes]):
+class SetRegistersOp(Kv.Operation, name="set_registers", traits=[Synchronizes]):
     """Give this warpgroup's threads ``count`` registers each (``setmaxnreg``), more or fewer than it had."""
 
     count: ir.IntegerAttr
@@ -586,7 +515,7 @@ class SetRegistersOp(Kv.Operation, name="set_registers", traits=[_Synchronizes])
         return verify.one_of(self, "action", ("increase", "decrease"))
 
 
-class TurnWaitOp(Kv.Operation, name="turn_wait", traits=[_Synchronizes]):
+class TurnWaitOp(Kv.Operation, name="turn_wait", traits=[Synchronizes]):
     """Wait for this consumer warpgroup's turn to start products (ping-pong); the one before passes it on.
 
     Attribute ``groups``: ``all`` in a loop; ``first`` behind it, where only the first warpgroup takes the turn that is
@@ -599,7 +528,7 @@ class TurnWaitOp(Kv.Operation, name="turn_wait", traits=[_Synchronizes]):
         return verify.one_of(self, "groups", ("all", "first"))
 
 
-class TurnPassOp(Kv.Operation, name="turn_pass", traits=[_Synchronizes]):
+class TurnPassOp(Kv.Operation, name="turn_pass", traits=[Synchronizes]):
     """Give the turn to the next consumer warpgroup.
 
     Attribute ``groups``: ``all`` in a loop; ``last`` before it, where the last warpgroup gives the first its first

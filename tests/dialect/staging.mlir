@@ -113,14 +113,3 @@ func.func @roles() {
   "kv.turn_wait"() {groups = "first"} : () -> ()
   return
 }
-
-// CHECK-LABEL: func.func @tables
-// CHECK:         %[[T:.*]] = "kv.make_table"() {length = 256 : i64} : () -> !llvm.ptr<3>
-// CHECK:         "kv.table_store"(%{{.*}}, %[[T]]) : (tensor<256xf32, "spread:8">, !llvm.ptr<3>) -> ()
-// CHECK:         "kv.tile_windows"(%[[T]], %{{.*}}) {length = 256 : i64} : (!llvm.ptr<3>, tensor<128xi32, "rows(wgmma)">) -> tensor<128x128xf32, "wgmma">
-func.func @tables(%x: tensor<256xf32, "spread:8">, %i: tensor<128xi32, "rows(wgmma)">) {
-  %t = "kv.make_table"() {length = 256 : i64} : () -> !llvm.ptr<3>
-  "kv.table_store"(%x, %t) : (tensor<256xf32, "spread:8">, !llvm.ptr<3>) -> ()
-  %w = "kv.tile_windows"(%t, %i) {length = 256 : i64} : (!llvm.ptr<3>, tensor<128xi32, "rows(wgmma)">) -> tensor<128x128xf32, "wgmma">
-  return
-}

@@ -1,5 +1,6 @@
 // RUN: kv-opt %s --pipeline-kv-loops | FileCheck %s
 // RUN: kv-opt %s --pipeline-kv-loops='products=false lookups=false copies=false' | FileCheck %s --check-prefix=NONE
+// RUN: kv-opt %s --pipeline-kv-loops='tables=false' | FileCheck %s --check-prefix=WAIT
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !fp8 = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
@@ -117,6 +118,52 @@ gpu.module @kernels {
       scf.yield %top, %o2 : !row, !sums
     }
     "kv.tile_store_rows"(%r#1, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // A table of positions, with what it needs, is made when both products have started, and before one is waited for.
+  // CHECK-LABEL: gpu.func @tables
+  // CHECK:         %[[T:.*]] = "kv.make_table"
+  // CHECK:         scf.for
+  // CHECK:           "kv.dot_start"(%{{.*}}) {transpose_b = true}
+  // CHECK:           "kv.dot_start"(%{{.*}}) {transpose_b = false}
+  // CHECK:           arith.cmpi sgt
+  // CHECK-NEXT:      scf.if
+  // CHECK:             "kv.table_store"(%{{.*}}, %[[T]])
+  // CHECK:           "kv.dot_wait"(%{{.*}}) {pending = 1 : i64}
+  // CHECK-NOT:       kv.table_store
+  // CHECK:           "kv.tile_windows"(%[[T]],
+  // CHECK:           "kv.dot_wait"(%{{.*}}) {pending = 0 : i64}
+  // WAIT-LABEL:  gpu.func @tables
+  // WAIT:          scf.for
+  // WAIT:            "kv.dot_wait"(%{{.*}}) {pending = 1 : i64}
+  // WAIT:            "kv.table_store"
+  // WAIT:            "kv.tile_windows"
+  // WAIT:            "kv.dot_wait"(%{{.*}}) {pending = 0 : i64}
+  gpu.func @tables(%n: i32, %q: !q, %zero: !sums, %x: tensor<256xf32, "spread:8">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64}} {
+    %t = "kv.make_table"() {length = 256 : i64} : () -> !llvm.ptr<3>
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %zero) -> (!sums) : i32 {
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %near = arith.cmpi sgt, %j, %c1 : i32
+      scf.if %near {
+        "kv.table_store"(%x, %t) : (tensor<256xf32, "spread:8">, !llvm.ptr<3>) -> ()
+      }
+      %bias = "kv.tile_windows"(%t, %at) {length = 256 : i64} : (!llvm.ptr<3>, tensor<128xi32, "rows(wgmma)">) -> !scores
+      %y = arith.addf %s, %bias : !scores
+      %p = math.exp2 %y : !scores
+      %w = arith.truncf %p : !scores to !weights
+      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
+      %o2 = "kv.dot"(%w, %v, %o) {transpose_b = false} : (!weights, !tile, !sums) -> !sums
+      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
+      scf.yield %o2 : !sums
+    }
+    %true = arith.constant dense<true> : tensor<128xi1, "rows(wgmma)">
     gpu.return
   }
 

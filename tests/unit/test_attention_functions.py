@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 from reference import attention as reference
+from reference.attention_cases import assert_same_bits
 from reference.attention_functions import (
     LENGTHS,
     check,
@@ -318,6 +321,19 @@ def test_keys_before_a_named_window_may_be_anything_also_in_a_conjunction():
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
 
 
+@pytest.mark.parametrize("schedule", [{"kind": "simt"}, "host"])
+def test_keys_behind_the_end_of_a_mask_may_be_anything_also_in_a_conjunction(schedule):
+    """Keys of a cross attention that no query stands behind."""
+    rng, problem = problem_of(26, cached=[3], new=[120], num_heads=1)
+    query, ids, keys = query_of(rng, problem, 2)[:2], np.zeros((1, 130), np.int32), np.array([0, 120], np.uint32)
+    poisoned(problem, slice(5, 123))
+    options: dict[str, Any] = {"target": "host"} if schedule == "host" else {"schedule": schedule}
+    few = dataclasses.replace(problem, row_offsets=np.array([0, 2], np.uint32))
+    out, _ = run(few, query, mask=(kv.masks.causal & document, ids), kv_offsets=keys, **options)
+    want, _ = reference.attention(problem.collection, 1, query, few.row_offsets, kv_offsets=keys)
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
+
+
 def poisoned(problem: Problem, tokens: slice) -> None:
     """NaN in some values of sequence 0: whoever visits their tile shows it."""
     cache = problem.caches(1)[1]
@@ -404,6 +420,29 @@ def test_what_tiles_repeat_is_computed_once_for_each_distance_and_head(target, g
     with kv.pipeline(disable=["tabulate-kv-scores"]):
         plain = reads._ATTENTION.compile(operands, attributes, given["schedule"], target)
     assert plain.asm["ptx"] != made.asm["ptx"]
+
+
+def test_the_order_of_warps_changes_no_bit_of_what_tables_hold():
+    rng, problem = problem_of(27, cached=[200], new=[30], num_heads=1)
+    query, schedule = query_of(rng, problem, 4), {"kind": "tile", "keys": 32}
+    score, found = (t5, rng.standard_normal((4, 8)).astype(np.float32), t5_buckets(300, 8, 60)), []
+    for order in ("program", "random"):
+        with kv.emulated("sm_90a", order=order):
+            out = kv.ops.attention(problem.collection, 1, query, problem.row_offsets, score=score, schedule=schedule)
+        found.append(out)
+    assert_same_bits(*found)
+
+
+def test_tiles_over_8_bit_pages_leave_room_for_tables():
+    """Where a score reads arrays; a schedule that says otherwise has no table."""
+    rng, problem = problem_of(28, dtype="f8e4m3", num_heads=1, head_size=128)
+    query = query_of(rng, problem, 4)
+    score = (t5, np.zeros((4, 8), np.float32), np.zeros(60, np.int32))
+    attributes, arrays = reads._modified(score, "causal", None, None, None, "")
+    operands = (problem.collection, 1, query, problem.row_offsets, 0.1, query.copy(), *[None] * 6, *arrays)
+    for schedule, keys, table in ((None, 112, True), ({"keys": 128}, 128, False)):
+        text = reads._ATTENTION.compile(operands, attributes, schedule, "sm_90a").stages["tabulate-kv-scores"]
+        assert ("kv.make_table" in text, f"keys = {keys} : i64" in text) == (table, True)
 
 
 def test_scores_that_depend_on_more_than_a_distance_and_a_head_are_computed_for_every_pair():

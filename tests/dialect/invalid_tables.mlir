@@ -1,0 +1,62 @@
+// RUN: kv-opt %s --split-input-file --verify-diagnostics
+
+// Rule: a warpgroup's threads hold a table evenly.
+func.func @rule() {
+  // expected-error @below {{'kv.make_table' op length must be a positive multiple of 128, got 100 : i64}}
+  %t = "kv.make_table"() {length = 100 : i64} : () -> !llvm.ptr<3>
+  return
+}
+
+// -----
+
+// Rule: tables are of f32.
+func.func @rule(%x: tensor<256xf16>, %t: !llvm.ptr<3>) {
+  // expected-error @below {{'kv.table_store' op the operand must be a vector of f32, got tensor<256xf16>}}
+  "kv.table_store"(%x, %t) : (tensor<256xf16>, !llvm.ptr<3>) -> ()
+  return
+}
+
+// -----
+
+// Rule: tables lie in shared memory.
+func.func @rule(%x: tensor<256xf32>, %t: !llvm.ptr<1>) {
+  // expected-error @below {{'kv.table_store' op place must be !llvm.ptr<3>, got !llvm.ptr<1>}}
+  "kv.table_store"(%x, %t) : (tensor<256xf32>, !llvm.ptr<1>) -> ()
+  return
+}
+
+// -----
+
+// Rule: a window has the elements of what it shows.
+func.func @rule(%t: !llvm.ptr<3>, %i: tensor<64xi32>) {
+  // expected-error @below {{'kv.tile_windows' op the result must be a tile of rank 2 of f32, got tensor<64x128xf16>}}
+  %0 = "kv.tile_windows"(%t, %i) {length = 256 : i64} : (!llvm.ptr<3>, tensor<64xi32>) -> tensor<64x128xf16>
+  return
+}
+
+// -----
+
+// Rule: every row has a window.
+func.func @rule(%t: !llvm.ptr<3>, %i: tensor<32xi32>) {
+  // expected-error @below {{'kv.tile_windows' op the starts must be 64xi32, got tensor<32xi32>}}
+  %0 = "kv.tile_windows"(%t, %i) {length = 256 : i64} : (!llvm.ptr<3>, tensor<32xi32>) -> tensor<64x128xf32>
+  return
+}
+
+// -----
+
+// Rule: a window is no longer than what it shows.
+func.func @rule(%t: !llvm.ptr<3>, %i: tensor<64xi32>) {
+  // expected-error @below {{'kv.tile_windows' op length must be at least a row's 192 elements, got 128}}
+  %0 = "kv.tile_windows"(%t, %i) {length = 128 : i64} : (!llvm.ptr<3>, tensor<64xi32>) -> tensor<64x192xf32>
+  return
+}
+
+// -----
+
+// Rule: a vector is spread over whole warpgroups, and they over it.
+func.func @rule(%n: i32) {
+  // expected-error @below {{'kv.tile_index' op the result has no layout that is known: columns must be a positive multiple of the 128}}
+  %0 = "kv.tile_index"() : () -> tensor<100xi32, "spread:4">
+  return
+}
