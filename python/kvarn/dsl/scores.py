@@ -19,12 +19,13 @@ __all__ = ["alibi", "softcap"]
 
 
 def softcap(
-    cap: float, exp2: Callable[..., Any] = kv_math.exp2, divide: Callable[..., Any] = operator.truediv
+    cap: float, exp2: Callable[..., Any] | None = None, divide: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
     """``cap * tanh(score / cap)``, as a function for ``score=``: scores stay between ``-cap`` and ``cap``.
 
-    ``exp2`` and ``divide`` are what it is computed by.
+    ``exp2`` and ``divide`` are what it is computed by, when not by ``kv.math.exp2`` and ``/``.
     """
+    exp2, divide = exp2 or kv_math.exp2, divide or operator.truediv
     if isinstance(cap, bool) or not isinstance(cap, (int, float)) or not cap > 0:
         raise ValueError(f"kv.scores.softcap takes a positive number, got {cap!r}")
     cap = float(cap)
