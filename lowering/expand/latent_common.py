@@ -19,7 +19,7 @@ from kvarn.dialect.shared_layout import SharedLayout
 
 from .attention_common import Case, interval, start_of
 from .attention_queries import RaggedQueries
-from .softmax import first_key, modified_one, shown
+from .softmax import modified_one, shown
 
 KEYS = 64  # of a tile
 WIDE = 64  # query rows of a block, or fewer with swapped operands
@@ -194,8 +194,6 @@ def keys_of(c, start, num_keys, row0, rows, splits, split):
     heads = c.case.heads
     first, whole_end = interval(c.case, start + row0 // heads, num_keys)
     whole_first, last = interval(c.case, start + (kv.math.min(row0 + c.rows, rows) - 1) // heads, num_keys)
-    if is_function(c.case.mask):
-        first = kv.i32(first_key(c.case, start + row0 // heads))
     begin, end = first // KEYS, (last + (KEYS - 1)) // KEYS
     share = (kv.math.max(end - begin, 0) + (splits - 1)) // splits
     begin = begin + split * share
