@@ -3,8 +3,9 @@
 
 A tile of 128 query rows (32 tokens of 4 heads) and 128 keys has 16384 elements and 159 distances. What is computed of a
 difference of positions, and of a head, is made for each distance and head, spread over a warpgroup's threads, and the
-tile's rows are windows of that (``kv.tile_windows``). Where it costs more than a look there: where it reads arrays, or
-has functions or divisions.
+tile's rows are windows of that (``kv.tile_windows``). So is what reads arrays; what only computes is faster for every
+element where registers are enough (H200, 8 x 4096: a logarithm of the distance 2518 us, by tables 2751, ALiBi 2100 and
+2691; over fp8 pages 3325 us by tables where there were 4063).
 
 Which distances and heads a tile may have is known of the ops that compute positions, up to an upper bound of their
 number (:func:`spread_of`); the first and the last are bounds that the kernel computes before the loop. What is between
@@ -50,6 +51,7 @@ from .tile_ir import (
     is_elementwise,
     is_position,
     is_tile,
+    producers_of,
     rank,
     schedule_of,
     shape,
@@ -65,16 +67,16 @@ BANKS, PAIRS = (
 )  # windows of neighbouring heads begin so far apart that a warp's pairs of columns lie in other banks
 SAVES = 4  # elements of a warpgroup's rows for each one that is computed, at least
 DISTANCE, HEAD = "distance", "head"
-_DEAR = ("kv.tile_gather", "math.", "arith.div", "arith.rem")
+_COMPUTED = ("math.", "arith.div", "arith.rem")
 
 
 @dataclass(frozen=True)
 class Options:
-    """most: bytes of shared memory for all windows of a kernel, where its schedule leaves as many; cheap: also what
-    takes additions and products alone, two or more."""
+    """most: bytes of shared memory for all tables of a kernel, where its schedule leaves as many; computed: also what
+    reads no array, but has functions or divisions (default: where threads that convert leave others few registers)."""
 
     most: int = 32768
-    cheap: bool = False
+    computed: bool | None = None
 
 
 class Impossible(Exception):
@@ -200,8 +202,7 @@ class Scan:
     def __init__(self) -> None:
         self.difference: Difference | None = None
         self.head: ir.Value | None = None
-        self.dear = False  # whether one of them costs more than a look
-        self.work = 0  # ops that depend on the distance
+        self.reads = self.computes = False  # arrays; by what costs more than additions and products
         self._found: dict[ir.Value, frozenset[str]] = {}
 
     @property
@@ -228,7 +229,6 @@ class Scan:
             if (known.query, known.first) != (difference.query, difference.first):
                 raise Impossible("two differences")
             self.difference = known
-            self.work += 1
             return frozenset((DISTANCE,))
         if op.name == "kv.tile_broadcast":
             if ir.IntegerAttr(op.attributes["dimension"]).value == 1:
@@ -262,8 +262,8 @@ class Scan:
                     raise Impossible("an index by distance that is not held to the array")
         needs = frozenset().union(*found)
         if rank(op.results[0]) == 2:
-            self.dear |= op.name.startswith(_DEAR)
-            self.work += DISTANCE in needs
+            self.reads |= gathers
+            self.computes |= op.name.startswith(_COMPUTED)
         return needs
 
 
@@ -282,20 +282,20 @@ def _held(index: ir.Value) -> bool:
     return len(names) == 2
 
 
-def scanned(op: ir.Operation, cheap: bool) -> Scan | None:
+def scanned(op: ir.Operation, computed: bool) -> Scan | None:
     """What an op's tile is a function of; None where it is none of a distance, or costs too little."""
     scan = Scan()
     try:
         scan.of(op.results[0])
     except Impossible:
         return None
-    return scan if scan.difference is not None and (scan.dear or (cheap and scan.work > 1)) else None
+    return scan if scan.difference is not None and (scan.reads or (computed and scan.computes)) else None
 
 
-def function_of(op: ir.Operation, cheap: bool) -> ir.Operation | None:
+def function_of(op: ir.Operation, computed: bool) -> ir.Operation | None:
     """The last op of a chain from here on whose numbers are still a function of a distance and a head."""
     found = None
-    while rank(op.results[0]) == 2 and scanned(op, cheap) is not None:
+    while rank(op.results[0]) == 2 and scanned(op, computed) is not None:
         if str(element(op.results[0])) == "f32":
             found = op
         following = users(op.results[0])
@@ -464,18 +464,18 @@ def _is_before(value: ir.Value, loop: ir.Operation) -> bool:
     return maker is not None and not is_inside(maker, loop)
 
 
-def functions(function: ir.Operation, cheap: bool) -> list[tuple[ir.Operation, ir.Operation]]:
+def functions(function: ir.Operation, computed: bool) -> list[tuple[ir.Operation, ir.Operation]]:
     """(op, its loop) of the tiles of a kernel that are functions of a distance and a head, of positions that the loop
     does not compute.
     """
     found: dict[ir.Value, tuple[ir.Operation, ir.Operation]] = {}
     for op in walk(function)[1:]:
-        if not (op.name.startswith(_DEAR) or (cheap and is_elementwise(op))) or len(op.results) != 1:
+        if not op.name.startswith(("kv.tile_gather", *_COMPUTED)) or len(op.results) != 1:
             continue
-        loop, last = enclosing(op, "scf.for"), function_of(op, cheap)
+        loop, last = enclosing(op, "scf.for"), function_of(op, computed)
         if last is None or loop is None or str(loop.operands[0].type) != "i32":
             continue
-        if all(_is_before(x, loop) for x in scanned(last, cheap).positions) and not any(
+        if all(_is_before(x, loop) for x in scanned(last, computed).positions) and not any(
             map(writes_buffers, walk(loop)[1:])
         ):
             found[last.results[0]] = last, loop
@@ -488,9 +488,10 @@ def run(module: ir.Module, options: Options) -> None:
         schedule = schedule_of(function)
         threads = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
         groups = schedule.get("consumers", threads // WARPGROUP)
+        computed = producers_of(schedule) > 1 if options.computed is None else options.computed
         left, made = min(options.most, schedule.get("spare", options.most)), []
-        for op, loop in functions(function, options.cheap):
-            scan = scanned(op, options.cheap)
+        for op, loop in functions(function, computed):
+            scan = scanned(op, computed)
             if scan is None:  # of another that has a table now
                 continue
             table = Table(loop, scan, op.results[0])

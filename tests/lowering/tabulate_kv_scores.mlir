@@ -1,4 +1,5 @@
-// RUN: kv-opt %s --tabulate-kv-scores --canonicalize | FileCheck %s
+// RUN: kv-opt %s --tabulate-kv-scores='computed=true' --canonicalize | FileCheck %s
+// RUN: kv-opt %s --tabulate-kv-scores --canonicalize | FileCheck %s --check-prefix=READ
 // RUN: kv-opt %s --tabulate-kv-scores='most=1024' --canonicalize | FileCheck %s --check-prefix=FEW
 // RUN: kv-opt %s --tabulate-kv-scores --canonicalize --remarks-filter=tabulate-kv-scores 2>&1 >/dev/null | FileCheck %s --check-prefix=SAYS
 
@@ -26,6 +27,9 @@ gpu.module @kernels {
   // FEW-NOT:       kv.tile_windows
   // FEW:         gpu.return
   // SAYS-DAG:    is computed once for each distance and head
+  // READ-LABEL:  gpu.func @by_head(
+  // READ:          kv.make_table
+  // READ:        gpu.return
   gpu.func @by_head(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>, %table: memref<4x128xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %c0 = arith.constant 0 : i32
     %c1 = arith.constant 1 : i32
@@ -60,7 +64,7 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // A logarithm of the distance is computed of each once, of the floats that narrow-kv-tiles makes of positions; what one
+  // A logarithm of the distance is computed of each once, where that is asked for, of the floats that narrow-kv-tiles makes of positions; what one
   // addition costs is computed where it is needed.
   // CHECK-LABEL: gpu.func @of_distance(
   // CHECK:         scf.for
@@ -69,6 +73,9 @@ gpu.module @kernels {
   // CHECK:           "kv.tile_windows"({{.*}}) {length = 128 : i64} : (!llvm.ptr<3>, tensor<64xi32>) -> tensor<64x32xf32>
   // CHECK-NOT:       kv.tile_windows
   // CHECK:         gpu.return
+  // READ-LABEL:  gpu.func @of_distance(
+  // READ-NOT:      kv.make_table
+  // READ:        gpu.return
   gpu.func @of_distance(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %c0 = arith.constant 0 : i32
     %c1 = arith.constant 1 : i32

@@ -406,10 +406,10 @@ def test_what_tiles_repeat_is_computed_once_for_each_distance_and_head(target, g
     buckets = t5_buckets(150, 8, 60)
 
     def score(score, b, h, q, k, r1, bias, buckets):
-        return score - r1[h] * kv.math.log(1.0 + kv.f32(kv.math.abs(q - k))) + bias[h, buckets[q - k]]
+        return score + (bias[h, buckets[q - k]] - r1[h] * kv.math.log(1.0 + kv.f32(kv.math.abs(q - k))))
 
     def numpy_score(x, b, h, q, k):
-        return x - r1[h] * np.log(1 + np.abs(q - k)) + bias[h, buckets[np.maximum(q - k, 0)]]
+        return x + bias[h, buckets[np.maximum(q - k, 0)]] - r1[h] * np.log(1 + np.abs(q - k))
 
     given = {"score": (score, r1, bias, buckets), "target": target, "schedule": {"kind": "tile"}}
     check(problem, query, numpy_score, **given)
