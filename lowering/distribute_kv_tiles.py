@@ -19,7 +19,13 @@ from mlir import ir
 from mlir.dialects import scf
 
 from kvarn.dialect import ops
-from kvarn.dialect.ops.staging import PRODUCER_REST, PRODUCER_WARPS, TileStoreDirectOp, TileStoreSharedOp
+from kvarn.dialect.ops.staging import (
+    PRODUCER_GROUPS,
+    PRODUCER_REST,
+    PRODUCER_WARPS,
+    TileStoreDirectOp,
+    TileStoreSharedOp,
+)
 from kvarn.dialect.ops.tile import IN_SHARED, SHARED, SHARED_TRANSPOSED
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import functional, ptx
@@ -117,7 +123,10 @@ class Distribution:
         if self.in_producer(op):
             if ROLE not in op.attributes:
                 return self.threads.block_thread, self.threads.first
-            first = PRODUCER_REST[op.attributes[ROLE].value] * WARP
+            role = op.attributes[ROLE].value
+            if role in PRODUCER_GROUPS:
+                return self.threads.block_thread - PRODUCER_GROUPS.index(role) * WARPGROUP, WARPGROUP
+            first = PRODUCER_REST[role] * WARP
             return self.threads.block_thread - first, WARPGROUP - first
         return self.threads.thread, self.threads.consumers * WARPGROUP
 
@@ -131,7 +140,11 @@ class Distribution:
         """What ops must be asked before their operands change: extents of products, rows of buffers, roles."""
         for branch in ops_named(self.function, "scf.if"):
             role = defining_op(branch.operands[0])
-            if role is not None and role.name == "kv.is_role" and role.attributes["role"].value in PRODUCER_REST:
+            if (
+                role is not None
+                and role.name == "kv.is_role"
+                and role.attributes["role"].value in (*PRODUCER_REST, *PRODUCER_GROUPS)
+            ):
                 for op in ops_named(branch, *_COPIES, "kv.copy_finish", "kv.producer_acquire", "kv.queue_next"):
                     op.attributes[ROLE] = role.attributes["role"]
         for op in self.ops():
@@ -388,9 +401,15 @@ def _fetch(op: Any, d: Distribution) -> None:
         d.stages[op.queue].fetch(scalar(op.n), scalar(op.count))
 
 
+def _sleep(op: Any) -> int:
+    """How long those wait between looks who copy little."""
+    role = op.operation.attributes[ROLE].value if ROLE in op.operation.attributes else ""
+    return SLEEP if role in PRODUCER_REST else 0
+
+
 @RULES.lowers("kv.queue_next")
 def _next(op: Any, d: Distribution) -> ir.Value:
-    sleep = SLEEP if ROLE in op.operation.attributes else 0
+    sleep = _sleep(op)
     return d.stages[op.queue].next(scalar(op.n), d.threads.lane, sleep).ir
 
 
@@ -416,8 +435,8 @@ def _initialize(op: Any, d: Distribution) -> None:
 def _acquire(op: Any, d: Distribution) -> None:
     with _copying(d, op, d.stages[op.buffer]):
         # Who fills the one stage of a buffer is waited for.
-        sleeps = ROLE in op.operation.attributes and d.stages[op.buffer].count > 1
-        d.stages[op.buffer].acquire(scalar(op.n), SLEEP if sleeps else 0)
+        sleep = _sleep(op) if d.stages[op.buffer].count > 1 else 0
+        d.stages[op.buffer].acquire(scalar(op.n), sleep)
 
 
 @RULES.lowers("kv.tile_pages")
@@ -527,6 +546,8 @@ def _is_role(op: Any, d: Distribution) -> ir.Value:
         warp = kv_gpu.shuffle_idx(d.threads.block_thread >> 5, 0)
         return ((warp >= PRODUCER_REST[op.role.value]) & (warp < WARPGROUP // WARP)).ir
     number, producers = kv_gpu.shuffle_idx(d.threads.block_thread >> 7, 0), d.threads.first // WARPGROUP
+    if op.role.value in PRODUCER_GROUPS:
+        return (number == PRODUCER_GROUPS.index(op.role.value)).ir
     return ((number >= producers) if op.role.value == "consumer" else (number < producers)).ir
 
 

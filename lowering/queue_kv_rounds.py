@@ -30,7 +30,11 @@ from .specialize_kv_warps import ROLES
 from .tile_ir import producers_of, schedule_of, tiled
 
 WARPS = 4  # of a warpgroup
-FETCHERS = {"producer", staging.PRODUCER_WARPS[0]}  # of these roles a block has one: its first thread fetches
+FETCHERS = {
+    "producer",
+    staging.PRODUCER_WARPS[0],
+    staging.PRODUCER_GROUPS[0],
+}  # of these roles a block has one: its first thread fetches
 
 
 def role_of(loop: ir.Operation) -> str:
@@ -57,6 +61,8 @@ def warps_of(role: str, consumers: int, producers: int = 1) -> int:
         return WARPS * consumers
     if role in staging.PRODUCER_REST:
         return WARPS - staging.PRODUCER_REST[role]
+    if role in staging.PRODUCER_GROUPS:
+        return WARPS
     return 1 if role in staging.PRODUCER_WARPS else WARPS * producers
 
 

@@ -149,6 +149,19 @@ def divided(roots: list[ir.Operation]) -> dict[str, list[ir.Operation]] | None:
     return {**found, first[len(found)]: rest} if rest else found
 
 
+def by_buffers(roots: list[ir.Operation]) -> dict[str, list[ir.Operation]]:
+    """The acquisitions and copies of two warpgroups of a producer, each with a buffer that it fills by converting.
+
+    One waits for copies, another converts: together, they would wait and convert for every tile one after the other.
+    What else is copied is the second's, of whose tiles the first is needed later.
+    """
+    staged = list(dict.fromkeys(op.operands[0] for op in roots if copied_by(op) == "staged"))
+    if len(staged) != len(staging.PRODUCER_GROUPS):
+        return {"producer": roots}
+    first = [op for op in roots if op.operands[0] == staged[0]]
+    return dict(zip(staging.PRODUCER_GROUPS, (first, [op for op in roots if op not in first]), strict=True))
+
+
 def top_level(function: ir.Operation, op: ir.Operation) -> ir.Operation:
     """The op of the function's first block that an op lies in."""
     body = function.regions[0].blocks[0]
@@ -198,7 +211,9 @@ def run(module: ir.Module, options: Any) -> None:
             continue
         top = tops.pop()
         # By TMA one warp a buffer starts copies, so that none waits for another's stage; rows are copied by the others.
-        shares = divided(roots) if "tma" in kinds else {"producer": roots}
+        # Where two warpgroups convert, each has a buffer.
+        groups = kinds == {"staged"} and producers_of(schedule) == len(staging.PRODUCER_GROUPS)
+        shares = divided(roots) if "tma" in kinds else by_buffers(roots) if groups else {"producer": roots}
         if shares is None:
             remark(function, "missed", "no producer: there are more circular buffers than warps that copy")
             continue
