@@ -77,6 +77,7 @@ _CHEAP = ("kv.tile_broadcast", "tensor.splat", "arith.constant")
 _MADE = ("kv.make_stages", "kv.make_queue")
 _COPIES = ("kv.copy_start", "kv.copy_rows_start")
 _PRODUCTS = ("kv.dot", "kv.dot_start")
+SEVERAL = (*PRODUCER_REST, *PRODUCER_GROUPS)  # roles of several of the producer's warps
 # What is no rule's: control flow hands tiles on, and rows of buffers are looked at before everything else.
 _CONTROL = ("scf.for", "scf.if", "scf.while")
 _STRUCTURE = (*_CONTROL, "scf.yield", "scf.condition", "arith.constant")
@@ -140,11 +141,7 @@ class Distribution:
         """What ops must be asked before their operands change: extents of products, rows of buffers, roles."""
         for branch in ops_named(self.function, "scf.if"):
             role = defining_op(branch.operands[0])
-            if (
-                role is not None
-                and role.name == "kv.is_role"
-                and role.attributes["role"].value in (*PRODUCER_REST, *PRODUCER_GROUPS)
-            ):
+            if role is not None and role.name == "kv.is_role" and role.attributes["role"].value in SEVERAL:
                 for op in ops_named(branch, *_COPIES, "kv.copy_finish", "kv.producer_acquire", "kv.queue_next"):
                     op.attributes[ROLE] = role.attributes["role"]
         for op in self.ops():

@@ -30,11 +30,8 @@ from .specialize_kv_warps import ROLES
 from .tile_ir import producers_of, schedule_of, tiled
 
 WARPS = 4  # of a warpgroup
-FETCHERS = {
-    "producer",
-    staging.PRODUCER_WARPS[0],
-    staging.PRODUCER_GROUPS[0],
-}  # of these roles a block has one: its first thread fetches
+# Of these roles a block has one: its first thread fetches.
+FETCHERS = {"producer", staging.PRODUCER_WARPS[0], staging.PRODUCER_GROUPS[0]}
 
 
 def role_of(loop: ir.Operation) -> str:
