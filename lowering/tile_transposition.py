@@ -27,7 +27,7 @@ from .tile_ir import BARRIER_BYTES, SWIZZLE, WARP
 from .tile_threads import scalar, warp_of
 
 GROUP = 16  # rows that a warp transposes at a time
-TOGETHER = 2  # loads of 32 columns whose latency one wait covers
+TOGETHER = 4  # loads of 32 columns whose latency one wait covers
 SLOTS = 2  # tiles in staging memory
 BOUNDS_BYTES = 8
 
