@@ -406,11 +406,13 @@ def _converting(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
     """Entries of caches whose elements threads convert, where nothing is given.
 
     Two warpgroups convert; a third takes longer to share a tile than it saves (H200, 9 tokens over 48 x 4k: 211 against
-    184 us), a second takes from those who multiply narrow heads what they need (4 x 4096, heads of 64: 879 against 797
-    us), and more tiles on their way are no faster. Of wide heads that are copied row by row products take turns.
+    184 us), a second takes from several who multiply narrow heads what they need (heads of 64, 4 x 4096: 829 against
+    815 us; 16 tokens over 48 x 4k: 125 with it, 133 without), and more tiles on their way are no faster. Of wide heads
+    that are copied row by row products take turns.
     """
     config, widest = TileConfig(case, rows=given.get("rows", TileConfig.rows)), max(case.size, case.value_size)
-    most = config.most_producers if not config.staged else 1 if widest <= NARROW else MOST_CONVERTING
+    narrow = widest <= NARROW and config.consumers > 1
+    most = config.most_producers if not config.staged else 1 if narrow else MOST_CONVERTING
     found: dict[str, Any] = {"producers": max(1, min(most, config.most_producers))}
     if config.consumers == 2 and widest > TURNS_FROM and not staged_by_tma(config):
         found["ping_pong"] = True

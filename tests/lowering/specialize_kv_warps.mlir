@@ -2,6 +2,7 @@
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !eight = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!bytes = !kv.tma<"tiled", f8E4M3FN, array<i64: 1, 16, 1, 128>, array<i64: 16, 1, 128>, 128 : i64>
 !map = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
 !tile = tensor<64x128xbf16, "shared">
 !acc = tensor<128x64xf32, "wgmma">
@@ -101,7 +102,7 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Of two warpgroups that convert what they copy each has a buffer.
+  // Of two warpgroups that convert what boxes bring each has a buffer.
   // CHECK-LABEL: gpu.func @two_buffers
   // CHECK:         %[[KEYS:.*]] = "kv.make_stages"() {buffer_name = "keys"
   // CHECK:         %[[VALUES:.*]] = "kv.make_stages"() {buffer_name = "values"
@@ -114,7 +115,7 @@ gpu.module @kernels {
   // CHECK-NOT:       %[[KEYS]]
   // CHECK:           "kv.copy_start"(%[[VALUES]],
   // CHECK:         } else {
-  gpu.func @two_buffers(%c: !eight, %n: i32, %q: tensor<64x128xbf16, "shared">, %start: tensor<64x64xf32, "wgmma">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 1 : i64, producer = true, producers = 2 : i64}} {
+  gpu.func @two_buffers(%c: !eight, %n: i32, %q: tensor<64x128xbf16, "shared">, %start: tensor<64x64xf32, "wgmma">, %m: !bytes) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 1 : i64, producer = true, producers = 2 : i64}} {
     %keys = "kv.make_stages"() {buffer_name = "keys", copy = "staged", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     %values = "kv.make_stages"() {buffer_name = "values", copy = "staged", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     %c0 = arith.constant 0 : i32
@@ -123,12 +124,14 @@ gpu.module @kernels {
     %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start) -> (tensor<64x64xf32, "wgmma">) : i32 {
       %first = arith.muli %j, %c64 : i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n) {first_column = 0 : i64} : (!kv.stages, i32, !eight, i32, i32, i32, i32) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
+          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !eight, i32, i32, i32, i32, !bytes) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<64x128xbf16, "shared">, !tile, tensor<64x64xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
       "kv.producer_acquire"(%values, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(buffer = %values, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n) {first_column = 0 : i64} : (!kv.stages, i32, !eight, i32, i32, i32, i32) -> ()
+      "kv.copy_start"(buffer = %values, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
+          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !eight, i32, i32, i32, i32, !bytes) -> ()
       %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
       %t = "kv.dot"(%q, %v, %s) {transpose_b = true} : (tensor<64x128xbf16, "shared">, !tile, tensor<64x64xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
       "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
