@@ -341,7 +341,7 @@ PRODUCER = Entry(
 )  # fmt: skip
 PRODUCERS = Entry(
     "producers", "Warpgroups of the producer; more than one where they convert what they copy.",
-    "1; 2 where 8-bit elements are converted, by 64 rows or of heads over 64; 3 where they are loaded, by 64 rows", most=3,
+    "1; 2 where 8-bit elements are converted, by 64 rows or of heads over 64; 3 where loaded, by 64 rows", most=3,
 )  # fmt: skip
 SLOTS = Entry(
     "slots", "Tiles of 8-bit elements in shared memory that are still to be converted, of keys and of values.",

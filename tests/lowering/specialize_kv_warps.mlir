@@ -125,13 +125,13 @@ gpu.module @kernels {
       %first = arith.muli %j, %c64 : i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
       "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
-          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !eight, i32, i32, i32, i32, !bytes) -> ()
+          descriptor = %m, pages = %c0) {first_column = 0 : i64} : (!kv.stages, i32, !eight, i32, i32, i32, i32, !bytes, i32) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<64x128xbf16, "shared">, !tile, tensor<64x64xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
       "kv.producer_acquire"(%values, %j) : (!kv.stages, i32) -> ()
       "kv.copy_start"(buffer = %values, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
-          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !eight, i32, i32, i32, i32, !bytes) -> ()
+          descriptor = %m, pages = %c0) {first_column = 0 : i64} : (!kv.stages, i32, !eight, i32, i32, i32, i32, !bytes, i32) -> ()
       %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
       %t = "kv.dot"(%q, %v, %s) {transpose_b = true} : (tensor<64x128xbf16, "shared">, !tile, tensor<64x64xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
       "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
