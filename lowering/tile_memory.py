@@ -463,7 +463,7 @@ def rows_held(op: Any, layout: RegisterLayout, threads: Threads) -> tuple[list[i
 def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
     """Every thread writes what it holds of a tile to rows of a buffer: two neighbours of f32, or four of 16 bits."""
     buffer, values = buffer_of(op.buffer), elements(op.source)
-    column = layout.thread_offset(threads.lane, threads.warp)[1] + stored_from(op)
+    column, first = layout.thread_offset(threads.lane, threads.warp)[1], stored_from(op)
     rank, stored = len(list(op.indices)) // len(list(op.masks)), stored_columns(op, layout.shape[1])
     places = {layout.register_offset(r): r for r in range(layout.registers)}
     wide = buffer.dtype.bits == 32
@@ -481,7 +481,8 @@ def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
                     if stored % (2 * BLOCK_COLUMNS) and not wide
                     else contextlib.nullcontext()
                 ):
-                    buffer.store(*indices, at, value=vector(buffer.dtype, [Value(x, buffer.dtype) for x in held]))
+                    found = vector(buffer.dtype, [Value(x, buffer.dtype) for x in held])
+                    buffer.store(*indices, at + first, value=found)
 
 
 def _fours(
