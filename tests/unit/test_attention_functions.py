@@ -396,7 +396,7 @@ def test_gathers_are_narrowed_by_a_pass_of_their_own():
     assert plain.asm["ptx"] != made.asm["ptx"]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("target", "group"), [("sm_90a", 4), ("sm_90a", 3), ("sm_80", 2)])
 def test_what_tiles_repeat_is_computed_once_for_each_distance_and_head(target, group):
     """Rows of several tokens and heads, the last ones of a sequence, tiles before and behind the diagonal."""
