@@ -228,7 +228,7 @@ def test_tiles_of_every_head_size_page_size_and_element(dtype, quantized, head_s
     assert_close(out / biggest, want / biggest, TOLERANCE["bf16"])
 
 
-@pytest.mark.parametrize(("head_size", "page_size"), [(7, 16), (100, 16), (64, 48), (320, 16), (64, 5)])
+@pytest.mark.parametrize(("head_size", "page_size"), [(7, 16), (100, 16), (64, 48), (320, 16), (512, 5), (64, 5)])
 def test_shapes_of_no_common_size(head_size, page_size):
     rng, problem = problem_of(6, dtype="f16", head_size=head_size, page_size=page_size, longest=90)
     check(problem, query_of(rng, problem, 4))
