@@ -228,8 +228,9 @@ class Operation:
         Operands that must not share memory.
     single : sequence of str
         Data buffers that are read element by element: how their rows are aligned does not matter.
-    handles : mapping of str to str
-        For operands that are handles of another kind than their names say: ``{"collection": "operand"}``.
+    handles : mapping of str to sequence of str
+        For operands that are handles of other kinds than their names say: ``{"collection": ("collection", "operand")}``
+        may be either.
     """
 
     def __init__(
@@ -240,7 +241,7 @@ class Operation:
         written: Sequence[str] = ("out", "query_out", "lse"),
         no_alias: Sequence[NoAlias] = (),
         single: Sequence[str] = (),
-        handles: Mapping[str, str] | None = None,
+        handles: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         op_class = op_class_of(name)
         self.name, self.title = name, "kv.ops." + name.removeprefix("kv.")
@@ -250,8 +251,8 @@ class Operation:
         self.operands = tuple(f.name for f in self._fields)
         caches = ("source", "destination", "cache") if name == "kv.convert" else ("cache",)
         collections = ("collection", "index_collection", "source_pool", "destination_pool")
-        kinds = {**dict.fromkeys(caches, "cache"), **dict.fromkeys(collections, "collection")}
-        kinds |= {**dict.fromkeys(("keys", "values"), "operand"), **(handles or {})}
+        kinds = {**dict.fromkeys(caches, ("cache",)), **dict.fromkeys(collections, ("collection",))}
+        kinds |= {**dict.fromkeys(("keys", "values"), ("operand",)), **(handles or {})}
         self._handles = {n: kinds[n] for n in self.operands if n in kinds}
         self._written, self._no_alias, self._single = set(written), tuple(no_alias), frozenset(single)
         if effects.writes_cache(op_class):
@@ -446,13 +447,13 @@ class Operation:
 
     def _describe(self, about: str, name: str, operand: Any) -> tuple[OperandType, Any, Any]:
         """An operand's type, what the check sees of it, and its device."""
-        kind = self._handles.get(name)
-        if kind is not None and not (name in self._static and isinstance(operand, buffers.BufferView)):
+        kinds = self._handles.get(name)
+        if kinds is not None and not (name in self._static and isinstance(operand, buffers.BufferView)):
             spec = getattr(operand, "spec", None)
-            if not isinstance(spec, HANDLES[kind][1]):
-                raise TypeError(
-                    f"{about} must be a{'n' * (kind == 'operand')} {HANDLES[kind][2]}, got {type(operand).__name__}"
-                )
+            kind = next((kind for kind in kinds if isinstance(spec, HANDLES[kind][1])), None)
+            if kind is None:
+                wanted = " or ".join([f"a{'n' * (kind == 'operand')} {HANDLES[kind][2]}" for kind in kinds])
+                raise TypeError(f"{about} must be {wanted}, got {type(operand).__name__}")
             if operand.readonly and name in self._written:
                 raise ValueError(f"{about} is written, but its blocks are read-only")
             cache = spec if isinstance(spec, CacheSpec) else spec.cache  # type: ignore[union-attr]

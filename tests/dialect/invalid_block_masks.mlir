@@ -168,3 +168,29 @@ func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %b: m
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x?x?xi64>) -> ()
   return
 }
+
+// -----
+
+!keys = !kv.operand<"ragged", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
+!rows = memref<?x16x128xbf16>
+// Rule: an operand has all keys of a sequence, and no offsets of them.
+func.func @rule(%c: !keys, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>, %k: memref<?xi32>) {
+  // expected-error @below {{'kv.block_mask' op kv_offsets needs a cache, got a ragged operand, which has all keys}}
+  "kv.block_mask"(collection = %c, query = %q, blocks = %b, row_offsets = %o, kv_offsets = %k)
+    {mask = "f@01", rows = 64 : i64, keys = 32 : i64}
+    : (!keys, !rows, memref<?x?x?xi32>, memref<?xi32>, memref<?xi32>) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!rows = memref<?x16x128xbf16>
+// Rule: a tile of keys lies in one listed page.
+func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>, %p: memref<?x8x?xi32>, %n: memref<?x8xi32>) {
+  // expected-error @below {{'kv.block_mask' op keys must divide a listed page's 16 tokens, got 32}}
+  "kv.block_mask"(collection = %c, query = %q, blocks = %b, row_offsets = %o, pages = %p, page_counts = %n)
+    {mask = "f@01", rows = 64 : i64, keys = 32 : i64}
+    : (!pool, !rows, memref<?x?x?xi32>, memref<?xi32>, memref<?x8x?xi32>, memref<?x8xi32>) -> ()
+  return
+}

@@ -112,12 +112,9 @@ _ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
 _LISTS = ("pages", "page_counts")
 _NO_ALIAS = [NoAlias("blocks", name) for name in ("row_offsets", "valid_lengths", *_ARRAYS, *_LISTS)]
 # Of collections, and of operands.
-_BLOCK_MASK, _OPERAND_BLOCK_MASK = (
-    Operation(
-        "kv.block_mask", {"query": 1, **_ARRAYS}, _check, written=("blocks",), single=("query", *_ARRAYS),
-        no_alias=_NO_ALIAS, handles={"collection": kind},
-    )
-    for kind in ("collection", "operand")
+_BLOCK_MASK = Operation(
+    "kv.block_mask", {"query": 1, **_ARRAYS}, _check, written=("blocks",), single=("query", *_ARRAYS),
+    no_alias=_NO_ALIAS, handles={"collection": ("collection", "operand")},
 )  # fmt: skip
 
 
@@ -214,8 +211,7 @@ def block_mask(
     operands = (collection, query, blocks, row_offsets, valid_lengths, kv_offsets, *arrays)
     if pages is not None or page_counts is not None:
         operands = (*operands, *(None,) * (len(functions.ARRAYS) - len(arrays)), pages, page_counts)
-    operation = _OPERAND_BLOCK_MASK if isinstance(collection, MHAOperand) else _BLOCK_MASK
-    operation(operands, (("mask", name), ("rows", rows), ("keys", keys)), None, stream)
+    _BLOCK_MASK(operands, (("mask", name), ("rows", rows), ("keys", keys)), None, stream)
     return BlockMask(blocks, rows, keys, whole)
 
 
