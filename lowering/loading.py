@@ -75,7 +75,7 @@ def import_file(path: Path, option: str, prefix: str) -> Any:
     sys.modules[name] = loaded  # for dataclasses and inspect, which look a class's module up by name
     try:
         # From its text: cached bytecode goes by a time in seconds and the size, and an edit may change neither.
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(loaded))
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(loaded))
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise PipelineError(
