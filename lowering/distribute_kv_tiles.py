@@ -151,7 +151,7 @@ class Distribution:
             if op.name in _PRODUCTS:
                 self.products[op.result] = self.product(op.opview)
         for op in ops_named(self.function, "kv.tile_ready"):
-            self.weigh(defining_op(op.operands[0]), op)
+            self.convert_with_sums(defining_op(op.operands[0]), op)
         if self.threads.first and not any(ROLES in op.attributes for op in self.ops()):
             self.confine()
         of_rows = dict(zip(_ROWS, (self.load_rows, self.store_rows, self.copy_rows), strict=True))
@@ -166,7 +166,7 @@ class Distribution:
                     op.erase()
         self.sink()
 
-    def weigh(self, conversion: ir.Operation | None, ready: ir.Operation) -> None:
+    def convert_with_sums(self, conversion: ir.Operation | None, ready: ir.Operation) -> None:
         """Let weights be summed up and converted at the same time, where they are to be ready in few bits."""
         if conversion is None or conversion.name != "arith.truncf" or rank(ready.result) != 2:
             return
@@ -244,8 +244,7 @@ class Distribution:
         place = self.allocate(layout)
         with ir.InsertionPoint(op):
             if enclosing(op, "scf.for", "scf.while") is not None:  # all have read what the last round put there
-                ptx.syncwarp()  # whose last stores may have parted it
-                ptx.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
+                tile_memory.sync_group(self.threads)
             tile_memory.load_rows(op.opview, place, layout, self.threads)
             loaded = place.ir
             if held:

@@ -33,7 +33,7 @@ from kvarn.dialect.ops.tile import TileBroadcastOp, tile_type
 from .index import const
 from .pass_base import kv_pass
 from .remarks import remark
-from .rewrite import defining_op, is_inside, ops_named, walk
+from .rewrite import defining_op, erase_unused, is_inside, ops_named, walk
 from .rewrites import performs
 from .split_kv_loops import Bounds, Comparison, Unknown, writes_buffers
 from .tile_ir import (
@@ -48,6 +48,7 @@ from .tile_ir import (
     rank,
     shape,
     splat_of,
+    splat_tile,
     tiled,
     users,
 )
@@ -76,7 +77,7 @@ def _has_iterations(loop: ir.Operation) -> ir.Value:
 
 def _and_iterates(mask: ir.Value, loop: ir.Operation) -> ir.Value:
     """The mask of a vector that is read before a loop, of nothing where the loop has no iteration."""
-    some = ir.Operation.create("tensor.splat", [mask.type], [_has_iterations(loop)]).result
+    some = splat_tile(mask.type, _has_iterations(loop))
     return arith.andi(mask, some)
 
 
@@ -158,7 +159,7 @@ def convert_positions(op: ir.Operation, loop: ir.Operation) -> None:
     with ir.InsertionPoint(op), op.location:
         for side in repeated:
             vector = side.operands[0]
-            start = ir.Operation.create("tensor.splat", [vector.type], [base]).result
+            start = splat_tile(vector.type, base)
             numbers = tile_type(shape(vector), element(result))
             converted = ir.Operation.create("arith.sitofp", [numbers], [arith.subi(vector, start)]).result
             found.append(TileBroadcastOp(converted, side.attributes["dimension"], result.type).operation.results[0])
@@ -254,7 +255,7 @@ class Narrowed:
         if own is None:
             extents = shape(like) if form == "tile" else (shape(like)[form],)
             with ir.InsertionPoint.current if form == "tile" else self._place(value):
-                return ir.Operation.create("tensor.splat", [tile_type(extents, kind)], [value]).result
+                return splat_tile(tile_type(extents, kind), value)
         dimension = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), own)
         return TileBroadcastOp(value, dimension, tile_type(shape(like), kind)).operation.results[0]
 
@@ -351,9 +352,7 @@ def split_far(loop: ir.Operation, score: ir.Operation) -> None:
                 cloned(op, values)
             scf.yield_([values[score.results[0]]])
     score.results[0].replace_all_uses_with(branch.results[0])
-    for op in reversed(near):
-        if not any(True for _ in op.results[0].uses):
-            op.erase()
+    erase_unused(near)
     remark(loop, "passed", "in tiles far from the end arrays are read once for a row", edges=len(edges))
 
 

@@ -162,6 +162,12 @@ def ready(value: ir.Value) -> ir.Value:
     return staging.TileReadyOp(value, value.type).operation.results[0]
 
 
+def strict(value: ir.Value) -> ir.Value:
+    """What ``ready`` made, for the assembler too."""
+    defining_op(value).attributes[STRICT] = ir.UnitAttr.get()
+    return value
+
+
 def meanwhile(ops: list[ir.Operation]) -> set[ir.Operation]:
     """Of ops behind the first product, those that make tables of positions, which need no product."""
     stores = [op for op in ops if any(x.name == "kv.table_store" for x in walk(op))]
@@ -227,13 +233,11 @@ def rotate(r: Rotation, ping_pong: bool, one_wait: bool, ahead: bool) -> None:
             if made in results:
                 values[made] = ready(values[made])
         for made in sums_of(r, results):
-            values[made] = ready(values[made])
-            defining_op(values[made]).attributes[STRICT] = ir.UnitAttr.get()
+            values[made] = strict(ready(values[made]))
         (values[arguments[1 + accumulator]],) = staging.dot_wait([sums], 0)
         emit(frees, previous)
         if packed:
-            values[a] = staging.TileReadyOp(values[a], a.type).operation.results[0]
-            defining_op(values[a]).attributes[STRICT] = ir.UnitAttr.get()
+            values[a] = strict(staging.TileReadyOp(values[a], a.type).operation.results[0])
         emit([op for op in r.ops if op in late_ops and op not in packed], values)
 
     arguments = list(r.block.arguments)

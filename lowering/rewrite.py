@@ -7,7 +7,7 @@ carries the user's line. A rule returns the values that replace the op's results
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from mlir import ir
@@ -167,6 +167,13 @@ class Rules:
             self._lower(op, rule, args)
             count += 1
         return count
+
+
+def erase_unused(ops: Iterable[ir.Operation]) -> None:
+    """Erase ops of one result each, given in their order, that nobody uses, and what only they used."""
+    for op in reversed(list(ops)):
+        if not any(True for _ in op.results[0].uses):
+            op.erase()
 
 
 def replace(op: ir.Operation, values: Sequence[ir.Value] | ir.Value | None) -> None:

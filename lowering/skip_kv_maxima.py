@@ -31,7 +31,7 @@ from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, ops_named
 from .rewrites import performs
-from .tile_ir import WGMMA, backward, cloned, instruction_of, rank, splat_of, tiled, users
+from .tile_ir import WGMMA, backward, cloned, filled, instruction_of, rank, splat_of, tiled, users
 
 PARTIAL = "kv.partial"  # on sums that are each thread's own
 _ENDS = ("kv.dot", "kv.dot_start", "scf.yield")
@@ -156,7 +156,8 @@ def guess(s: Softmax) -> None:
     """Rewrite a softmax to one that begins with the maximum so far."""
     kept, results = s.select.operands[2], s.results
     with ir.InsertionPoint.after(s.after[-1]), s.after[-1].location:
-        one, most = _splat(kept, 1.0), _splat(kept, 2.0**s.slack - 1.0)  # less than a power's error below the slack
+        one = filled(kept.type, 1.0)
+        most = filled(kept.type, 2.0**s.slack - 1.0)  # less than a power's error below the slack
         same: dict[ir.Value, ir.Value] = {s.select.result: kept, s.factor.result: one}
         for op in s.after:
             if op.result in same or op == defining_op(s.factor.operands[0]):
@@ -200,11 +201,6 @@ def guess(s: Softmax) -> None:
         if op.name == "kv.tile_broadcast" and op.operands[0] in list(branch.results):
             op.move_after(at)
             at = op
-
-
-def _splat(like: ir.Value, number: float) -> ir.Value:
-    filled = ir.DenseElementsAttr.get_splat(like.type, ir.FloatAttr.get(ir.F32Type.get(), number))
-    return arith.constant(like.type, filled)
 
 
 def _packed(value: ir.Value) -> ir.Value:

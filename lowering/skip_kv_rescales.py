@@ -22,7 +22,7 @@ from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, enclosing, ops_named
 from .rewrites import performs
-from .tile_ir import cloned, rank, splat_of, tiled
+from .tile_ir import cloned, filled, rank, splat_of, tiled
 
 _FACTORS = ("math.exp2", "math.exp")  # 1 wherever what they take is 0: a maximum that did not move
 
@@ -71,10 +71,7 @@ def run(module: ir.Module, options: Any) -> None:
             with ir.InsertionPoint(op), op.location:
                 moved = known(factors)
                 if moved is None:
-                    type_ = factors.type
-                    one = arith.constant(
-                        type_, ir.DenseElementsAttr.get_splat(type_, ir.FloatAttr.get(ir.F32Type.get(), 1.0))
-                    )
+                    one = filled(factors.type, 1.0)
                     moved = WarpAnyOp(arith.cmpf(arith.CmpFPredicate.UNE, factors, one)).operation.results[0]
                 branch = scf.IfOp(moved, [op.result.type], has_else=True)
                 with ir.InsertionPoint(branch.then_block):

@@ -29,7 +29,7 @@ from .index import const
 from .memory_effects import may_write, writes
 from .pass_base import kv_pass
 from .remarks import remark
-from .rewrite import defining_op, enclosing, is_inside, ops_named, walk
+from .rewrite import defining_op, enclosing, erase_unused, is_inside, ops_named, walk
 from .rewrites import performs
 from .tile_ir import backward, cloned, constant_int, element, is_tile, shape, tiled
 
@@ -393,9 +393,7 @@ def guard(op: ir.Operation, variable: ir.Value, seen: Comparison | Whole) -> Non
     op.result.replace_all_uses_with(branch.results[0])
     op.erase()
     # What only the mask used would be merged with the copies, and computed where it is not needed.
-    for part in sorted(parts, key=_order(parts), reverse=True):
-        if not any(True for _ in part.results[0].uses):
-            part.erase()
+    erase_unused(sorted(parts, key=_order(parts)))
 
 
 def _positional(op: ir.Operation) -> bool:

@@ -38,7 +38,7 @@ from kvarn.dsl.values import Value
 from .index import const
 from .pass_base import kv_pass
 from .remarks import remark
-from .rewrite import defining_op, enclosing, is_inside, walk
+from .rewrite import defining_op, enclosing, erase_unused, is_inside, walk
 from .rewrites import performs
 from .split_kv_loops import Bounds, Linear, Unknown, is_counted, writes_buffers
 from .tile_ir import (
@@ -56,15 +56,12 @@ from .tile_ir import (
     schedule_of,
     shape,
     splat_of,
+    splat_tile,
     tiled,
     users,
 )
 from .tile_windows import bytes_of, extents
 
-BANKS, PAIRS = (
-    32,
-    8,
-)  # windows of neighbouring heads begin so far apart that a warp's pairs of columns lie in other banks
 SAVES = 4  # elements of a warpgroup's rows for each one that is computed, at least
 DISTANCE, HEAD = "distance", "head"
 _COMPUTED = ("math.", "arith.div", "arith.rem")
@@ -340,11 +337,11 @@ class Table:
     def starts(self) -> ir.Value:
         """Where the windows of the rows begin: of a query before the last distances are shorter."""
         query = self.difference.query
-        found = arith.subi(_splat(query.type, self.high), query)
+        found = arith.subi(splat_tile(query.type, self.high), query)
         if self.head is None:
             return found
-        number = arith.subi(self.head, _splat(query.type, self.first_head))
-        return arith.addi(arith.muli(number, _splat(query.type, const(self.pitch))), found)
+        number = arith.subi(self.head, splat_tile(query.type, self.first_head))
+        return arith.addi(arith.muli(number, splat_tile(query.type, const(self.pitch))), found)
 
     def of(self, value: ir.Value) -> ir.Value:
         """A vector of the table: the elements of a tile, or of a vector along its rows."""
@@ -363,20 +360,20 @@ class Table:
         """The number of a head, or of a distance in its window, of every element."""
         index = TileIndexOp(self._numbers).operation.results[0]
         if self.zero is not None:
-            index = arith.addi(index, _splat(self._numbers, self.zero))
+            index = arith.addi(index, splat_tile(self._numbers, self.zero))
         if self.head is None:
             return index
-        return (arith.divui if divided else arith.remui)(index, _splat(self._numbers, const(self.pitch)))
+        return (arith.divui if divided else arith.remui)(index, splat_tile(self._numbers, const(self.pitch)))
 
     def _distance(self) -> ir.Value:
         """Query less key: those of a window fall from the largest on."""
-        place = arith.minsi(self._place(divided=False), _splat(self._numbers, self.last))
+        place = arith.minsi(self._place(divided=False), splat_tile(self._numbers, self.last))
         largest = arith.subi(self.high, self.difference.first)
-        return arith.subi(_splat(self._numbers, largest), place)
+        return arith.subi(splat_tile(self._numbers, largest), place)
 
     def _heads(self) -> ir.Value:
-        place = arith.minsi(self._place(divided=True), _splat(self._numbers, self.last_head))
-        return arith.addi(_splat(self._numbers, self.first_head), place)
+        place = arith.minsi(self._place(divided=True), splat_tile(self._numbers, self.last_head))
+        return arith.addi(splat_tile(self._numbers, self.first_head), place)
 
     def _compute(self, value: ir.Value) -> ir.Value:
         op = defining_op(value)
@@ -385,7 +382,7 @@ class Table:
             if found is not None:
                 distance = self._distance()
                 if found.negative:
-                    distance = arith.subi(_splat(self._numbers, const(0)), distance)
+                    distance = arith.subi(splat_tile(self._numbers, const(0)), distance)
                 return arith.sitofp(self._type(ir.F32Type.get()), distance) if found.number else distance
             if op.name == "kv.tile_broadcast":
                 return self.of(op.operands[0])
@@ -396,13 +393,9 @@ class Table:
             attribute = ir.DenseElementsAttr.get_splat(self._type(element(value)), repeated)
             return arith.constant(self._type(element(value)), attribute)
         if op.name == "tensor.splat":
-            return _splat(self._type(element(value)), op.operands[0])
+            return splat_tile(self._type(element(value)), op.operands[0])
         operands = [self.of(x) if is_tile(x) else x for x in op.operands]
         return ir.Operation.create(op.name, [self._type(element(value))], operands, attributes_of(op)).result
-
-
-def _splat(type_: ir.Type, value: ir.Value) -> ir.Value:
-    return ir.Operation.create("tensor.splat", [type_], [value]).result
 
 
 def tabulate(function: ir.Operation, loop: ir.Operation, op: ir.Operation, table: Table) -> bool:
@@ -451,14 +444,6 @@ def store(loop: ir.Operation, op: ir.Operation, table: Table, place: ir.Value) -
         made.operation.move_before(op)
 
 
-def erase_unused(function: ir.Operation, roots: list[ir.Operation]) -> None:
-    """Erase ops whose results nobody uses any more, and what only they needed."""
-    cone = backward(roots, lambda op: op.name == "kv.tile_gather" or is_position(op))
-    for op in reversed([op for op in walk(function) if op in cone]):
-        if not any(True for _ in op.results[0].uses):
-            op.erase()
-
-
 def _is_before(value: ir.Value, loop: ir.Operation) -> bool:
     maker = defining_op(value)
     return maker is not None and not is_inside(maker, loop)
@@ -504,6 +489,7 @@ def run(module: ir.Module, options: Options) -> None:
                 continue
             made.append(op)
             left -= needed
-            extents = {"distances": table.distances, "heads": table.heads}
-            remark(op, "passed", "is computed once for each distance and head", **extents)
-        erase_unused(function, made)
+            sizes = {"distances": table.distances, "heads": table.heads}
+            remark(op, "passed", "is computed once for each distance and head", **sizes)
+        needed_by = backward(made, lambda op: op.name == "kv.tile_gather" or is_position(op))
+        erase_unused(op for op in walk(function) if op in needed_by)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mlir import ir
+from mlir.dialects import arith
 
 from kvarn.dialect.ops.tile import layout_of, tile_of, tile_type
 from kvarn.dialect.shared_layout import TILE_SWIZZLE
@@ -98,6 +99,17 @@ def splat_of(value: ir.Value) -> Any:
         return None
     dense = ir.DenseElementsAttr(op.attributes["value"])
     return dense.get_splat_value() if dense.is_splat else None
+
+
+def splat_tile(type_: ir.Type, value: ir.Value) -> ir.Value:
+    """A tile, or a vector along its rows or columns, that repeats a number."""
+    return ir.Operation.create("tensor.splat", [type_], [value]).result
+
+
+def filled(type_: ir.Type, number: float) -> ir.Value:
+    """A constant of floats, a tile or a vector, that repeats a number."""
+    repeated = ir.FloatAttr.get(ir.ShapedType(type_).element_type, number)
+    return arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, repeated))
 
 
 def constant_int(value: ir.Value) -> int | None:

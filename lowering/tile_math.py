@@ -16,6 +16,7 @@ from kvarn.dialect.dtypes import f32
 from kvarn.dsl import ptx
 from kvarn.dsl.values import Value
 
+from .tile_ir import filled
 from .tile_threads import elements, from_elements
 
 LOG2E, CONTRACT = math.log2(math.e), arith.FastMathFlags.contract
@@ -37,9 +38,7 @@ def _fast_log2(x: ir.Value) -> ir.Value:
 
 
 def _times(x: ir.Value, factor: float) -> ir.Value:
-    return arith.mulf(
-        x, arith.constant(x.type, ir.DenseElementsAttr.get_splat(x.type, _f32(factor))), fastmath=CONTRACT
-    )
+    return arith.mulf(x, filled(x.type, factor), fastmath=CONTRACT)
 
 
 def _f32(value: float) -> ir.Attribute:
@@ -48,7 +47,7 @@ def _f32(value: float) -> ir.Attribute:
 
 def _fast_tanh(x: ir.Value) -> ir.Value:
     """1 - 2 / (1 + e^2x): exact at both ends, and within 2^-22 of it between them."""
-    one, two = (arith.constant(x.type, ir.DenseElementsAttr.get_splat(x.type, _f32(v))) for v in (1.0, 2.0))
+    one, two = (filled(x.type, v) for v in (1.0, 2.0))
     below = arith.addf(_fast_exp2(_times(x, 2.0 * LOG2E)), one, fastmath=CONTRACT)
     quotient = arith.divf(two, below, fastmath=ir.Attribute.parse("#arith.fastmath<arcp,afn>"))
     return arith.subf(one, quotient, fastmath=CONTRACT)

@@ -360,6 +360,12 @@ def sync_for_products(threads: Threads) -> None:
     ptx.named_barrier(threads.group + GROUP_BARRIER, WARPGROUP)
 
 
+def sync_group(threads: Threads) -> None:
+    """The warps of a warpgroup wait for one another."""
+    ptx.syncwarp()  # whose last stores may have parted it
+    ptx.named_barrier(threads.group + GROUP_BARRIER, WARPGROUP)
+
+
 # --- rows of buffers ---------------------------------------------------------------------------------
 
 

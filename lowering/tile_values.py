@@ -25,7 +25,7 @@ from . import tile_memory, tile_products, tile_windows
 from .pass_base import fail
 from .rewrite import Rules
 from .tile_chunks import Gather
-from .tile_ir import is_tile, layout_of
+from .tile_ir import filled, is_tile, layout_of
 from .tile_math import FAST
 from .tile_threads import (
     elements,
@@ -104,7 +104,7 @@ def _reduce(op: Any, d: Distribution) -> ir.Value:
     layout = register_layout(op.operation.attributes["kv.tile"].value)
     combine, rows = _COMBINE[op.kind.value], layout.row_registers
     if WEIGHTS in op.operation.attributes:
-        return _weigh(op, d, rows, len(layout.rows_a_thread))
+        return _sum_and_convert(op, d, rows, len(layout.rows_a_thread))
     parts = []
     for row in range(len(layout.rows_a_thread)):
         parts.append(folded(shuffled(op.source, [r for r, of in enumerate(rows) if of == row]), combine))
@@ -113,7 +113,7 @@ def _reduce(op: Any, d: Distribution) -> ir.Value:
     return from_elements([over_lanes(x, layout, combine) for x in parts])
 
 
-def _weigh(op: Any, d: Distribution, rows: Sequence[int], count: int) -> ir.Value:
+def _sum_and_convert(op: Any, d: Distribution, rows: Sequence[int], count: int) -> ir.Value:
     """Sums of a thread's weights, which are converted on the way, a few at a time: few registers hold them in f32."""
     narrow = ir.TypeAttr(op.operation.attributes[WEIGHTS]).value
     sums: list[ir.Value | None] = [None] * count
@@ -135,9 +135,7 @@ def _reduce_lanes(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.tile_mask")
 def _mask(op: Any, d: Distribution) -> ir.Value:
-    type_ = op.scores.type
-    lowest = ir.FloatAttr.get(ir.VectorType(type_).element_type, float("-inf"))
-    hidden = arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, lowest))
+    hidden = filled(op.scores.type, float("-inf"))
     return d.chunks.computed(arith.select(op.mask, op.scores, hidden))
 
 

@@ -17,13 +17,12 @@ from mlir import ir
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import align_up
 from kvarn.dialect.register_layout import RegisterLayout
-from kvarn.dsl import ptx
 from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.values import Value, where
 
 from .pass_base import fail
 from .tile_ir import WARPGROUP
-from .tile_memory import GROUP_BARRIER
+from .tile_memory import sync_group
 from .tile_threads import Threads, elements, from_elements, scalar
 
 ITEM = 4  # bytes of an element
@@ -67,13 +66,13 @@ def store(op: Any, vector: RegisterLayout, threads: Threads) -> None:
     second = ITEM * vector.shape[1]
     mine = _of_group(op.place, vector.shape[1], threads)
     own = vector.thread_offset(threads.lane, threads.warp)[1]
-    _meet(threads)  # all have read what was there
+    sync_group(threads)  # all have read what was there
     target = mine + ITEM * own
     for register, x in enumerate(elements(op.source)):
         at = target + ITEM * vector.register_offset(register)[1]
         at.store(Value(x, f32))
         (at + (second + ITEM)).store(Value(x, f32))  # of the copy the first element is nobody's
-    _meet(threads)
+    sync_group(threads)
 
 
 def windows(op: Any, layout: RegisterLayout, threads: Threads) -> Windows:
@@ -91,9 +90,3 @@ def windows(op: Any, layout: RegisterLayout, threads: Threads) -> Windows:
 
 def _of_group(place: ir.Value, length: int, threads: Threads) -> Pointer:
     return Pointer(place, SHARED) + threads.group * bytes_of(length)
-
-
-def _meet(threads: Threads) -> None:
-    """The warps of a warpgroup wait for one another."""
-    ptx.syncwarp()
-    ptx.named_barrier(threads.group + GROUP_BARRIER, WARPGROUP)

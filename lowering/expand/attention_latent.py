@@ -41,7 +41,7 @@ from .attention_common import (
 )
 from .attention_queries import RaggedQueries
 from .base import Expansion
-from .latent_common import ends_apart
+from .latent_common import ends_in_combine
 from .mla_rows import Listed, ListedKeys
 from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp, normalizer, weight, with_prior
 from .softmax import arrays_read, modified_one, shown
@@ -154,7 +154,7 @@ def launch(case: Case, at: Expansion, op: Any) -> None:
     listed = op.indices is not None
     keys = tile_keys(case, at.target, listed)
     assert keys is not None
-    g, one = Tiles(case, keys, listed, ends_apart(case, op)), at.constant(1)
+    g, one = Tiles(case, keys, listed, ends_in_combine(case, op)), at.constant(1)
     tokens = at.dim(op.query, 0)
     if listed:
         tiles = needed = tokens * cdiv(case.group, ROWS)

@@ -253,7 +253,7 @@ def clear_rows(layout, place, boxes, begin, end, thread, threads):
 # --- what is left ----------------------------------------------------------------------------------
 
 
-def ends_apart(case: Case, op: Any) -> bool:
+def ends_in_combine(case: Case, op: Any) -> bool:
     """Whether a row's result needs more than its keys, which the kernel that combines partial results gives it."""
     return case.out is not case.query or any(x is not None for x in (op.sinks, op.lse, op.prior))
 

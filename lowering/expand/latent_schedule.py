@@ -14,7 +14,7 @@ from kvarn.lowering.target import Target
 from . import latent_blocks, latent_combine, latent_few, latent_stored, latent_wide
 from .attention_common import Case, tile_count
 from .base import Expansion
-from .latent_common import BOX_COLUMNS, KEYS, WIDE, LatentConfig, ends_apart
+from .latent_common import BOX_COLUMNS, KEYS, WIDE, LatentConfig, ends_in_combine
 
 MOST_TILES = 16  # of a sequence whose most new tokens are known: more are found through the row offsets
 SPLIT_TILES = 2  # tiles of keys that a split has at least, where the context is known to be that long
@@ -83,7 +83,7 @@ def config_of(case: Case, at: Expansion, op: Any) -> LatentConfig:
     rows = align_up(most, 8) if 0 < most <= few else WIDE
     tiles = 0 if listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
     copied = box_rows(case, at, op.collection, listed)
-    return LatentConfig(case, rows, tiles, listed, copied, ends_apart(case, op))
+    return LatentConfig(case, rows, tiles, listed, copied, ends_in_combine(case, op))
 
 
 def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
