@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What the attention kernels share: the case they are specialised for, and the keys that a query row sees.
 
-Every mask of the dialect leaves each row an interval of keys, [first, end), clipped to the keys that exist. The
-simple kernels never touch a key outside it; the tiled ones test against it in tiles that it cuts.
+A mask has bounds, [first, end) of each row, clipped to the keys that exist. The simple kernels never touch a key
+outside them; the tiled ones test against them in tiles that they cut. Where they do not tell all of a mask, it is asked
+about each key between them.
 
 Scores are kept in base 2: the query's factor is scale * log2(e), so that one exp2 a score suffices.
 """
@@ -16,10 +17,9 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bf16, f32
 from kvarn.dialect.layout import RAGGED, CacheSpec, lowbit
 from kvarn.dialect.ops.attention import is_function
-from kvarn.dsl import functions, masks, scores
+from kvarn.dsl import functions, masks
 
 from .common import at_most, narrowed
-from .partial_results import LOG2E
 
 SCALE_BYTES = 4  # of a scale that lies in a latent row
 
@@ -99,8 +99,8 @@ class Case:
 
     @property
     def functions(self) -> bool:
-        """Whether functions of positions were given: kernels that are not over tiles do not take them."""
-        return bool(self.score) or is_function(self.mask)
+        """Whether functions are to be asked at every pair of positions."""
+        return bool(self.score) or asks(self)
 
     @property
     def whole(self) -> bool:
@@ -111,6 +111,14 @@ class Case:
 def mask_of(case: Any) -> masks.Mask | functions.Registered | None:
     """The mask of a case: the function that was given, or that of a name; None where every key is seen."""
     return functions.registered(case.mask) if is_function(case.mask) else masks.named(case.mask, case.span)
+
+
+def asks(case: Any) -> bool:
+    """Whether the mask of a case is to be asked about each key: its bounds do not tell all of it."""
+    if is_function(case.mask):
+        return not functions.is_interval(case.mask)
+    mask = mask_of(case)
+    return mask is not None and not mask.interval
 
 
 def has_first(case: Any) -> bool:
@@ -133,7 +141,7 @@ def end_key(case: Any, q: Any, num_keys: Any) -> Any:
 def interval(case: Any, position: Any, num_keys: Any) -> tuple[Any, Any]:
     """The keys that a query at an absolute position may see: (first, end); none when end <= first.
 
-    Of masks by name it sees all of them; one that is a function is to be asked about each.
+    It sees all of them, unless the mask is to be asked about each (:func:`asks`).
     """
     return first_key(case, position), end_key(case, position, num_keys)
 
@@ -265,18 +273,3 @@ def read_rope(case: Case, cache: Any, b: Any, head: Any, token: Any, column: int
         at.load(bf16, width, alignment=min(lowbit(2 * width), lowbit(case.rope_start), lowbit(case.spec.head_size), 16))
     )
     return found * kv.f32(cache.load_scale(b, head, token, 0, page=page)) if case.spec.quantized else found
-
-
-def sloped(score: Any, slope: Any, token: Any, position: Any) -> Any:
-    """A base-2 score and the slope of its head, in base 2 too, times the way from query to key; slope None: without."""
-    return score if slope is None else scores.alibi(score, None, 0, position, token, [slope])
-
-
-def softcapped(case: Any, score: Any, **by: Any) -> Any:
-    """A base-2 score, bent by the cap, in base 2 too, when there is one; ``by`` says what computes it."""
-    return scores.softcap(case.softcap * LOG2E, **by)(score, *[None] * 4) if case.softcap else score
-
-
-def fast_softcapped(case: Any, score: Any) -> Any:
-    """The same by a GPU's fast instructions, within 2^-21 of the cap."""
-    return softcapped(case, score, exp2=kv.ex2, divide=lambda a, b: kv.rcp(b) * a)

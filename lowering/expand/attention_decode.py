@@ -32,10 +32,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import kvarn as kv
-from kvarn.dialect.ops.attention import arrays_of, is_function, score_of
+from kvarn.dialect.ops.attention import arrays_of, score_of
 
 from .attention_combine import combine_kernel
-from .attention_common import end_key, fast_softcapped, first_key, has_first, last_not_above, sloped
+from .attention_common import asks, end_key, first_key, has_first, last_not_above
 from .attention_queries import batch_of, extents_of, heads_of, is_padded, queries_of
 from .base import Expansion
 from .chosen_pages import chosen_pages
@@ -46,8 +46,7 @@ from .decode_results import results
 from .decode_schedule import COLUMNS, NEVER, Config, configured
 from .decode_split_kv import split_kv
 from .decode_streaming import streaming
-from .partial_results import LOG2E
-from .softmax import arrays_read, modified_one, shown
+from .softmax import FAST, array_read, arrays_read, hold, modified_one, modifies, score_unit, shown
 
 
 def decode_kernel(c: Config) -> Any:
@@ -67,21 +66,20 @@ def decode_kernel(c: Config) -> Any:
         return head * G + row % G, start + row // G
 
     @kv.func
-    def masked(s, token, nt, i, lane, b, head, row0, keys, start, arrays):
+    def masked(s, token, b, place, keys, arrays):
         """A score, minus infinity where the query row may not see the token."""
-        h, position = query_of(nt, i, lane, head, row0, start)
-        seen = (token < keys) & shown(c, b, h, position, token, arrays)
+        seen = (token < keys) & shown(c, b, *place, token, arrays)
         return kv.where(seen, s, float("-inf"))
 
     @kv.func
-    def alibi_of(slopes, head, row0, start, lane):
-        """(slope, position) of each of the lane's query rows; none without slopes."""
+    def queries_held(slopes, arrays, b, head, row0, start, lane, keys):
+        """(query head, position) of each of the lane's query rows, if functions are asked at every key; else none."""
         found = []
-        if slopes is not None:
+        if modifies(c) or asks(c):
             for nt in kv.static(range(NT)):
                 for u in kv.static(range(2)):
-                    row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
-                    found.append((slopes[head * G + row % G] * LOG2E, start + row // G))
+                    found.append(query_of(nt, u, lane, head, row0, start))
+            hold(c, b, found, keys, slopes, arrays)
         return found
 
     @kv.func
@@ -111,7 +109,8 @@ def decode_kernel(c: Config) -> Any:
 
     @kv.func
     def attend(
-        tile, tokens, stage, q, q_place, m, l, o, unit, scale, lane, b, head, row0, keys, first, start, alibi, arrays,
+        tile, tokens, stage, q, q_place, m, l, o, unit, scale, lane, b, head, row0, keys, first, start, places, slopes,
+        arrays,
     ):  # fmt: skip
         """One tile: scores, online softmax, weighted values. Changes m, l, o and unit."""
         scores = []
@@ -120,15 +119,11 @@ def decode_kernel(c: Config) -> Any:
             for nt in kv.static(range(NT)):
                 found = of_tile[nt]
                 for i in kv.static(range(4)):
-                    scores.append(fast_softcapped(c, found[i] * scale))
-                    if alibi:
-                        slope, position = alibi[2 * nt + i % 2]
+                    scores.append(found[i] * scale)
+                    if modifies(c):
                         token = stream.token_of(tile, mt * 16 + (lane >> 2) + 8 * (i // 2), tokens)
-                        scores[-1] = sloped(scores[-1], slope, token, position)
-                    if c.score:
-                        token = stream.token_of(tile, mt * 16 + (lane >> 2) + 8 * (i // 2), tokens)
-                        h, position = query_of(nt, i, lane, head, row0, start)
-                        scores[-1] = modified_one(c, scores[-1], b, h, position, token, arrays)
+                        place = places[2 * nt + i % 2]
+                        scores[-1] = modified_one(c, scores[-1], b, *place, token, slopes, arrays, FAST)
         # Only tiles at the ends of what rows see need the mask: every row sees [last row's first, first row's end).
         seen_first, seen_end = first_key(c, start + c.max_queries - 1), end_key(c, start, keys)
         if c.pages:
@@ -137,7 +132,7 @@ def decode_kernel(c: Config) -> Any:
             edge = tile * TT + TT > seen_end
             if has_first(c):
                 edge = edge | (tile * TT < seen_first)
-        if is_function(c.mask):
+        if asks(c):
             edge = True
         if edge:
             for mt in kv.static(range(MT)):
@@ -145,7 +140,8 @@ def decode_kernel(c: Config) -> Any:
                     for i in kv.static(range(4)):
                         token = stream.token_of(tile, mt * 16 + (lane >> 2) + 8 * (i // 2), tokens)
                         slot = (mt * NT + nt) * 4 + i
-                        scores[slot] = masked(scores[slot], token, nt, i, lane, b, head, row0, keys, start, arrays)
+                        place = places[2 * nt + i % 2] if places else query_of(nt, i, lane, head, row0, start)
+                        scores[slot] = masked(scores[slot], token, b, place, keys, arrays)
         alphas = []
         for nt in kv.static(range(NT)):
             for u in kv.static(range(2)):
@@ -311,7 +307,7 @@ def decode_kernel(c: Config) -> Any:
                     q = multiply.query(query, queries, b, head, row0, n, lane, q_place)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
-                alibi = alibi_of(slopes, head, row0, start, lane)
+                places = queries_held(slopes, arrays, b, head, row0, start, lane, keys)
                 split_end = kv.math.min(batch_tile + held.each, until) if c.split else until
                 split_last = kv.math.min(tile + (split_end - batch_tile), last)
                 for i in range(tile, split_last):
@@ -329,8 +325,8 @@ def decode_kernel(c: Config) -> Any:
                     tokens = copied[0] if c.pages else None
                     with kv.trace("products and softmax"):
                         attend(
-                            i, tokens, here, q, q_place, m, l, o, unit, scale * LOG2E, lane, b, head, row0, keys, first,
-                            start, alibi, arrays,
+                            i, tokens, here, q, q_place, m, l, o, unit, scale * score_unit(c), lane, b, head, row0,
+                            keys, first, start, places, slopes, arrays,
                         )  # fmt: skip
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
                 done, rows = b, n
@@ -381,7 +377,7 @@ def decode_kernel(c: Config) -> Any:
         pages: kv.Optional[kv.Buffer[kv.i32, 3]], page_counts: kv.Optional[kv.Buffer[kv.i32, 2]],
         array0=None, array1=None, array2=None, array3=None,
     ):  # fmt: skip
-        rest = partials, counters, sinks, lse, slopes, prior, prior_lse, pages, page_counts
+        rest = partials, counters, sinks, lse, array_read(slopes), prior, prior_lse, pages, page_counts
         rest = *rest, arrays_read(array0, array1, array2, array3)
         body(collection, layer, query, extents, kv_offsets, scale, out, *rest)
 
@@ -394,7 +390,7 @@ def expand_decode(op: Any, at: Expansion) -> None:
     aligned = row_alignment(op)
     config = configured(at.target, Config(
         spec, query, heads_of(op, at) // spec.num_heads, at.schedule["max_queries"], op.mask.value,
-        op.span.value, op.softcap.value, score_of(op), padded=is_padded(op), pages=op.pages is not None,
+        op.span.value, op.softcap.value, score_of(op), op.alibi_slopes is not None, is_padded(op), op.pages is not None,
         programmatic=at.target.has("pdl"), out_type=out,
         pair_alignment=max(out.itemsize, min(2 * out.itemsize, aligned)),
     ), at.schedule)  # fmt: skip

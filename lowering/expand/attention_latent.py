@@ -25,13 +25,14 @@ from kvarn import dsl as kv
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import DType, bf16, f16, f32, i8, i32
 from kvarn.dialect.layout import align_up, cdiv
-from kvarn.dialect.ops.attention import arrays_of, is_function
+from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl.values import i32_value
 from kvarn.lowering.target import Target
 
 from .attention_common import (
     Case,
+    asks,
     interval,
     load_width,
     read,
@@ -43,7 +44,7 @@ from .attention_queries import RaggedQueries
 from .base import Expansion
 from .latent_common import ends_in_combine
 from .mla_rows import Listed, ListedKeys
-from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp, normalizer, weight, with_prior
+from .partial_results import LN2, LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp, normalizer, weight, with_prior
 from .softmax import arrays_read, modified_one, shown
 
 ROWS = 64
@@ -349,7 +350,7 @@ def latent_kernel(g: Tiles) -> Any:
                 scores = [s * factor for s in scores_of(memory, tile, rows16, half, lane)]
                 for i in kv.static(range(8 if case.score else 0)):
                     token = base + half * 16 + (i // 4) * 8 + (lane & 3) * 2 + i % 2
-                    scores[i] = modified_one(case, scores[i], b, *of_row[i // 2 % 2], token, arrays)
+                    scores[i] = modified_one(case, scores[i], b, *of_row[i // 2 % 2], token, None, arrays, unit=LN2)
                 if g.listed:
                     for n in kv.static(range(4)):
                         _, exists = listed.place(base + half * 16 + (n // 2) * 8 + (lane & 3) * 2 + n % 2)
@@ -361,7 +362,7 @@ def latent_kernel(g: Tiles) -> Any:
                         token = base + half * 16 + (i // 4) * 8 + (lane & 3) * 2 + i % 2
                         low_key, high_key = seen[i // 2 % 2]
                         scores[i] = kv.where((token >= low_key) & (token < high_key), scores[i], NO_VALUE)
-                for i in kv.static(range(8 if is_function(case.mask) else 0)):
+                for i in kv.static(range(8 if asks(case) else 0)):
                     token = base + half * 16 + (i // 4) * 8 + (lane & 3) * 2 + i % 2
                     seen_here = shown(case, b, *of_row[i // 2 % 2], token, arrays)
                     scores[i] = kv.where(seen_here, scores[i], NO_VALUE)

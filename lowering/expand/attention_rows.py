@@ -17,27 +17,24 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
-from kvarn.dialect.ops.attention import is_function
 from kvarn.dsl.builder import emit_value, types
 
 from ..host_math import exp2
 from .attention_common import (
     Case,
+    asks,
     caches_of,
     column_vectors,
-    fast_softcapped,
     interval,
     load_width,
     place_of,
     read_rope,
     read_row,
-    sloped,
-    softcapped,
 )
 from .attention_queries import queries_of
 from .chosen_pages import chosen_pages
-from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
-from .softmax import arrays_read, modified_one, shown
+from .partial_results import LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
+from .softmax import FAST, arrays_read, modified_one, score_unit, shown
 
 LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
 KEYS = 8  # keys that the host takes at a time
@@ -58,7 +55,7 @@ def lane_sum(x: Any) -> Any:
 
 def host_kernel(case: Case) -> Any:
     """The host's kernel: a grid of (query heads, rows), one thread a block."""
-    spec, hides = case.spec, is_function(case.mask)
+    spec, hides = case.spec, asks(case)
     widest = load_width(spec, LANES)
     key_vectors, value_vectors = column_vectors(case.content, widest), column_vectors(case.value_size, widest)
     rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.rope, LANES)]
@@ -66,9 +63,9 @@ def host_kernel(case: Case) -> Any:
     def scores_of(keys: Any, q: Any, b: Any, head: Any, places: list[tuple[Any, Any]], how: Any) -> list[Any]:
         """The scores of the keys at (token, page): a sum a width of vectors, then over the lanes.
 
-        ``how`` is (slope or None, query head, position of the query, arrays of the functions).
+        ``how`` is (slopes or None, query head, position of the query, arrays of the functions).
         """
-        slope, h, position, arrays = how
+        slopes, h, position, arrays = how
         found = []
         for token, page in places:
             sums: dict[int, Any] = {}
@@ -82,8 +79,7 @@ def host_kernel(case: Case) -> Any:
             for w, total in sums.items():
                 part = lane_sum(total) if w > 1 else total
                 score = part if score is None else score + part
-            score = sloped(softcapped(case, score, exp2=exp2), slope, token, position)
-            found.append(modified_one(case, score, b, h, position, token, arrays))
+            found.append(modified_one(case, score, b, h, position, token, slopes, arrays, {"exp2": exp2}))
         return found
 
     def take(
@@ -139,7 +135,7 @@ def host_kernel(case: Case) -> Any:
             first, end = interval(case, position, num_keys)
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
             head, here = h // case.group, queries.numbered(row)
-            factor = scale * LOG2E
+            factor = scale * score_unit(case)
             q = [
                 kv.f32(query.load(*here, h, d, width=w, alignment=case.query.itemsize)) * factor
                 for d, w in key_vectors + rope_vectors
@@ -147,7 +143,7 @@ def host_kernel(case: Case) -> Any:
             state = [kv.f32(LOWEST), kv.f32(0.0)]
             sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_vectors]
             arrays = arrays_read(array0, array1, array2, array3)
-            how = (None if slopes is None else slopes[h] * LOG2E, h, position, arrays)
+            how = (slopes, h, position, arrays)
             chosen = chosen_pages(source, pages, page_counts)
             if chosen is None:
                 take_all(keys, values, q, b, head, first, end, state, sums, how)
@@ -188,7 +184,7 @@ def simt_kernel(case: Case) -> Any:
     width = lane_width(case)
     columns = case.value_size // width  # vectors of a value
     turns = cdiv(columns, 32)
-    unrolled, hides = case.content // key_width <= 32, is_function(case.mask)
+    unrolled, hides = case.content // key_width <= 32, asks(case)
 
     rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.rope, 8)]
 
@@ -209,16 +205,16 @@ def simt_kernel(case: Case) -> Any:
         for d, w in kv.static(rope_vectors):
             key = read_rope(case, keys, b, head, token, d, w, page)
             total = product(total, q.load(warp, d, width=w, alignment=4), key)
-        return fast_softcapped(case, total)
+        return total
 
     @kv.func
-    def take_all(keys, values, q, warp, lane, b, h, first, end, position, slope, arrays, state, sums):
+    def take_all(keys, values, q, warp, lane, b, h, first, end, position, slopes, arrays, state, sums):
         """Fold the keys [first, end) into the state (maximum, this lane's sum) and the weighted sums of values."""
         head = h // case.group
         for base in range(first, end, 32):
             token = kv.math.min(base + lane, end - 1)
-            score = sloped(score_of(keys, q, warp, b, head, token), slope, token, position)
-            score = modified_one(case, score, b, h, position, token, arrays)
+            score = score_of(keys, q, warp, b, head, token)
+            score = modified_one(case, score, b, h, position, token, slopes, arrays, FAST)
             seen = base + lane < end
             if hides:
                 seen = seen & shown(case, b, h, position, token, arrays)
@@ -255,7 +251,7 @@ def simt_kernel(case: Case) -> Any:
         queries = queries_of(case.padded, extents, query, kv_offsets)
         exists, here = queries.holds(row), queries.numbered(row)
         if exists:
-            factor = scale * LOG2E
+            factor = scale * score_unit(case)
             for d in range(lane, case.size, 32):
                 q[warp, d] = kv.f32(query[(*here, h, d)]) * factor
         kv.syncwarp()
@@ -264,19 +260,18 @@ def simt_kernel(case: Case) -> Any:
             b, position, num_keys = place_of(case, source, value_operand, queries, row)
             first, end = interval(case, position, num_keys)
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
-            slope = None if slopes is None else slopes[h] * LOG2E
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
             arrays = arrays_read(array0, array1, array2, array3)
             state, chosen = [kv.f32(LOWEST), kv.f32(0.0)], chosen_pages(source, pages, page_counts)
             if chosen is None:
-                take_all(keys, values, q, warp, lane, b, h, first, end, position, slope, arrays, state, sums)
+                take_all(keys, values, q, warp, lane, b, h, first, end, position, slopes, arrays, state, sums)
             else:
                 head = h // case.group
                 count = chosen.count(b, head)
                 for entry in range(count):
                     token = chosen.first_token(b, head, entry, count)
                     low, high = kv.math.max(first, token), kv.math.min(end, token + spec.page_size)
-                    take_all(keys, values, q, warp, lane, b, h, low, high, position, slope, arrays, state, sums)
+                    take_all(keys, values, q, warp, lane, b, h, low, high, position, slopes, arrays, state, sums)
             top, total = state
             sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*here, h)]
             top, total, inverse, of_prior = finished(top, kv.warp_reduce(total, "add"), sink, before)

@@ -16,12 +16,12 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import align_up, cdiv
-from kvarn.dialect.ops.attention import arrays_of, is_function
+from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.ops.tile import COLUMN_STEP
 from kvarn.dsl import functions
 from kvarn.dsl.tiles import Tile
 
-from .attention_common import Case, caches_of, end_key, first_key, mask_of, start_of
+from .attention_common import Case, asks, caches_of, end_key, first_key, has_first, mask_of, start_of
 from .attention_queries import queries_of, tiles_of
 from .base import Expansion
 from .chosen_pages import chosen_pages
@@ -164,7 +164,7 @@ def attention_kernel(
                         x = kv.masked(x, seen)
                     else:
                         x = masked_in_part(x, whole, at, num_keys, arrays[score_arrays:])
-                if clean and (case.span or is_function(case.mask)):
+                if clean and (has_first(case) or asks(case)):
                     some = kv.where(seen, kv.full((M, N), 1), 0).max(axis=0)
                     v = kv.where((some > 0)[:, None], v, 0.0)
                 with kv.trace("softmax"):

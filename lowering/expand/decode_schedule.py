@@ -41,6 +41,7 @@ class Config:
     span: int = 0
     softcap: float = 0.0
     score: str = ""
+    alibi: bool = False
     padded: bool = False
     pages: bool = False
     warps: int = 4

@@ -14,11 +14,11 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, f16
 from kvarn.dialect.layout import cdiv
-from kvarn.dialect.ops.attention import is_function
 from kvarn.dialect.shared_layout import SharedLayout
 
-from .attention_common import Case, interval, start_of
+from .attention_common import Case, asks, interval, start_of
 from .attention_queries import RaggedQueries
+from .partial_results import LN2
 from .softmax import modified_one, shown
 
 KEYS = 64  # of a tile
@@ -211,8 +211,8 @@ def of_functions(c, s, units, elements, b, place, start, base, arrays):
         row, key = elements[k]
         at = kv.math.min(row0 + row, rows - 1)
         h, q, token = at % c.case.heads, start + at // c.case.heads, base + key
-        s[k] = modified_one(c.case, s[k] * units[k], b, h, q, token, arrays)
-        if is_function(c.case.mask):
+        s[k] = modified_one(c.case, s[k] * units[k], b, h, q, token, None, arrays, unit=LN2)
+        if asks(c.case):
             s[k] = kv.where(shown(c.case, b, h, q, token, arrays), s[k], float("-inf"))
 
 

@@ -8,42 +8,44 @@ them is left after it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect import verify
 from kvarn.dialect.contents import Lengths, new_tokens
-from kvarn.dialect.ops.attention import is_function
 
+from .attention_common import asks, first_key
 from .base import Expansion
 from .chosen_pages import chosen_pages
 from .indices import threads_of
 
 BY_ADDRESS = ("kv.attention", "kv.attention_padded", "kv.operand_attention", "kv.mla_attention")
 READS_OF = "kv.reads_of"  # of a kernel: for which operation it reads
-FROM_FIRST, WINDOW, CHUNK, UNKNOWN = range(4)
-_BEGINS = {"sliding_window": WINDOW, "chunked": CHUNK, "chunked_causal": CHUNK}
 
 
-def reads_kernel(kind: str, are_offsets: bool, begins: int, is_mla: bool) -> Any:
+@dataclass(frozen=True)
+class Masked:
+    """What :func:`first_key` takes of a mask."""
+
+    mask: str
+    span: int
+
+
+def reads_kernel(kind: str, are_offsets: bool, masked: Masked, is_mla: bool, null_page: bool) -> Any:
     """Of a collection's layer or of an operand; a block a sequence and head.
 
-    Where a mask's beginning is not known, the null page may stand for pages behind it: it is left out. Of lists of
-    pages, what they name is read.
+    ``null_page``: it may stand for pages that a mask hides, and is left out. Of lists of pages, what they name is read.
     """
 
     @kv.kernel
-    def reads(handle, layer: kv.i32, new, span: kv.i32, pages, page_counts):
+    def reads(handle, layer: kv.i32, new, pages, page_counts):
         b, h = kv.block_id.x, kv.block_id.y
         if b < new.shape[0] - (1 if are_offsets else 0):
             count = new[b + 1] - new[b] if are_offsets else new[b]
             if (count > 0) & (b < handle.batch_size()):
                 length = handle.cache_length(b)
-                first = kv.i32(0)
-                if begins == WINDOW:
-                    first = kv.math.max(length - span + 1, 0)
-                elif begins == CHUNK:
-                    first = length // span * span
+                first = first_key(masked, length)
                 caches = [handle]
                 if kind == "collection":
                     caches = [handle.get_key_cache(layer)] + ([] if is_mla else [handle.get_value_cache(layer)])
@@ -61,7 +63,7 @@ def reads_kernel(kind: str, are_offsets: bool, begins: int, is_mla: bool) -> Any
 
     @kv.func
     def read(handle, caches, b, h, t):
-        if begins != UNKNOWN or caches[0].raw_page(b, t) != handle.field("num_blocks") - 1:
+        if not null_page or caches[0].raw_page(b, t) != handle.field("num_blocks") - 1:
             for n in kv.static(range(len(caches))):
                 if kind == "collection":
                     caches[n].load(b, h, t, 0)
@@ -87,14 +89,13 @@ def launch_reads(op: Any, at: Expansion) -> None:
             continue
         kind = "collection" if hasattr(op, "collection") else "operand"
         layer = op.layer if kind == "collection" else at.constant(0)
-        mask = verify.string(op.mask) or ""
-        begins = UNKNOWN if is_function(mask) and spec.paged else _BEGINS.get(mask, FROM_FIRST)
+        masked = Masked(verify.string(op.mask) or "", verify.integer(op.span) or 0)
         new = getattr(op, given)
         is_padded = given.endswith("lengths")
         threads = threads_of(at)
-        kernel = reads_kernel(kind, not is_padded, begins, spec.is_mla)
+        kernel = reads_kernel(kind, not is_padded, masked, spec.is_mla, asks(masked) and spec.paged)
         at.launch(
-            kernel, [handle, layer, new, at.constant(verify.integer(op.span) or 0), *lists],
-            (at.field(handle, "batch"), spec.num_heads, 1), (threads, 1, 1), key=(kernel.name, kind),
+            kernel, [handle, layer, new, *lists],
+            (at.field(handle, "batch"), spec.num_heads, 1), (threads, 1, 1), key=(kernel.name, kind, masked),
             attributes={READS_OF: {"operation": name}},
         )  # fmt: skip

@@ -15,8 +15,8 @@ from kvarn.dialect.dtypes import DType, bool_, f32
 from kvarn.dsl import functions, scores, tiles
 from kvarn.dsl.values import describe
 
-from .attention_common import Case, mask_of
-from .partial_results import LN2, LOG2E, weight
+from .attention_common import Case, asks, mask_of
+from .partial_results import LOG2E, weight
 
 SLACK = 8.0  # how far, in powers of two, scores may exceed the running maximum before it moves: weights stay below 2^8
 
@@ -51,32 +51,63 @@ def modifies(case: Case) -> bool:
 
 
 @kv.func
-def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any) -> Any:
-    """Scaled scores after all that changes them: softcap, slopes, the function that was given."""
+def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any, by: Any = None) -> Any:
+    """Scaled scores after all that changes them: softcap, slopes, the function that was given.
+
+    ``by``: what a softcap is computed by, where passes do not choose fast instructions, as they do of tiles.
+    """
     if case.softcap:
-        x = scores.softcap(case.softcap)(x, b, h, q, k)
+        x = scores.softcap(case.softcap, **(by or {}))(x, b, h, q, k)
     if slopes is not None:
         x = scores.alibi(x, b, h, q, k, slopes)
     if case.score:
         score = functions.registered(case.score)
         made = returned("score", "the new score, an f32", score.function(x, b, h, q, k, *arrays[: score.arrays]), f32)
+        if not isinstance(x, tiles.Tile):
+            return made
         x = tiles.stretched(made, tiles.joined("a score and what its function returns:", x.shape, made.lanes))
     return x
 
 
+FAST = {"exp2": kv.ex2, "divide": lambda a, b: kv.rcp(b) * a}  # of a GPU: a softcap within 2^-21 of the cap
+
+
+def score_unit(case: Case) -> float:
+    """What a query's factor is multiplied by, so that one exp2 a score suffices where nothing changes scores."""
+    return 1.0 if modifies(case) else LOG2E
+
+
 @kv.func
-def modified_one(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, arrays: Any) -> Any:
-    """One score in powers of two, after the function that was given, if one was."""
-    if not case.score:
+def modified_one(
+    case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any, by: Any = None, unit: float = 1.0
+) -> Any:
+    """One score in powers of two, after all that changes it; ``x`` has a factor of :func:`score_unit`, or 1 / unit."""
+    if not modifies(case):
         return x
-    score = functions.registered(case.score)
-    made = score.function(x * LN2, b, h, q, k, *arrays[: score.arrays])
-    return returned("score", "the new score, an f32", made, f32) * LOG2E
+    return modified(case, x if unit == 1.0 else x * unit, b, h, q, k, slopes, arrays, by) * LOG2E
+
+
+def hold(case: Case, b: Any, places: Any, k: Any, slopes: Any, arrays: Any) -> None:
+    """Read what functions, which a loop over keys asks, read of queries at (head, position) alone: there it is held.
+
+    ``k`` is any key: what is computed of it is dead code.
+    """
+    with functions.held():
+        for h, q in places:
+            if modifies(case):
+                modified(case, kv.f32(0.0), b, h, q, k, slopes, arrays)
+            if asks(case):
+                shown(case, b, h, q, k, arrays)
+
+
+def array_read(given: Any) -> functions.Array | None:
+    """An array of a kernel's functions, of its argument; None where there is none."""
+    return None if given is None else functions.Array(given)
 
 
 def arrays_read(*given: Any) -> list[functions.Array]:
     """The arrays of a kernel's functions, of its arguments."""
-    return [functions.Array(a) for a in given if a is not None]
+    return [array_read(a) for a in given if a is not None]
 
 
 def returned(role: str, what: str, value: Any, dtype: DType) -> Any:

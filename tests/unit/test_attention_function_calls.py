@@ -48,6 +48,37 @@ def test_masks_are_told_apart_by_their_numbers_parts_and_order():
     assert named(kv.masks.sliding_window(4), "mask") in names
 
 
+def test_masks_are_told_apart_by_what_they_say_of_their_bounds():
+    def first(q):
+        return q - 3
+
+    def near(b, h, q, k):
+        return (k > q - 4) & (k <= q)
+
+    made = [
+        kv.masks.Mask(near), kv.masks.Mask(near, first), kv.masks.Mask(near, lambda q: q - 2),
+        kv.masks.Mask(near, end=first), kv.masks.Mask(near, first, interval=True),
+    ]  # fmt: skip
+    assert len({named(m, "mask") for m in made}) == len(made)
+
+
+@pytest.mark.parametrize("schedule", [{"kind": "tile"}, {"kind": "decode", "max_queries": 1}, {"kind": "simt"}])
+def test_a_mask_by_name_is_the_function_that_it_stands_for(schedule):
+    """Kernels have no code for names: of the function that is given in a name's place they are the same."""
+    rng, problem = problem_of(18, num_heads=1, new=[1, 1])
+    query = query_of(rng, problem, 2)
+    operands = (problem.collection, 1, query, problem.row_offsets, 0.1, query.copy())
+    texts = []
+    for mask, window in (("causal", 24), (kv.masks.sliding_window(24), None), (kv.masks.Mask(lambda b, h, q, k: (k <= q)
+                         & (k > q - 24)), None)):  # fmt: skip
+        attributes, _ = reads._modified(None, mask, window, None, None, "")
+        made = reads._ATTENTION.compile(operands, attributes, schedule, "sm_80")
+        texts.append(re.sub("//.*", "", made.asm["ptx"]))
+    by_name, by_function, asked = texts
+    assert by_name == by_function
+    assert by_name != asked  # what has no bounds is asked about every key
+
+
 LEVEL = 3.0
 
 

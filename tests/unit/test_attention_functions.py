@@ -483,3 +483,26 @@ def test_the_padded_form_and_operands_take_functions():
     operands = (keys, values, query, problem.row_offsets, *rest, out, *[None] * 6, *arrays)
     emulated.run(reads._OPERAND_ATTENTION, operands, attributes, None, "sm_90a")
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
+
+
+def test_what_a_decode_reads_of_a_query_alone_is_read_before_its_keys():
+    """An array of heads and one of positions: no read of them is left in the loop over tiles of keys."""
+    rng, problem = problem_of(31, cached=[40, 3], new=[1, 1], num_heads=1)
+    query = query_of(rng, problem, 2)
+
+    def scored(score, b, h, q, k, slopes, temperatures):
+        return score * temperatures[q] + slopes[h] * kv.f32(k - q)
+
+    arrays = rng.standard_normal(2).astype(np.float32), rng.standard_normal(50).astype(np.float32)
+    found = []
+    for score in (None, (scored, *arrays)):
+        attributes, given = reads._modified(score, "causal", None, None, None, "")
+        operands = (problem.collection, 1, query, problem.row_offsets, 0.1, query.copy(), *(None,) * 6, *given)
+        made = reads._ATTENTION.compile(operands, attributes, {"kind": "decode", "max_queries": 1}, "sm_80")
+        lines = made.asm["ptx"].splitlines()
+        products = [i for i, line in enumerate(lines) if "mma.sync" in line]
+        loads = [i for i, line in enumerate(lines) if "ld.global.b32" in line]
+        found.append((len(loads), sum(products[0] < i < products[-1] for i in loads)))
+    (plain, of_loop), (scored_too, also_of_loop) = found
+    assert scored_too > plain
+    assert also_of_loop == of_loop

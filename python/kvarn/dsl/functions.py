@@ -8,9 +8,12 @@ name can be parsed, printed and verified anywhere, and expanded where the functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from mlir import ir
 
 from kvarn.dialect.dtypes import i32
 from kvarn.dialect.ops.attention import is_function
@@ -36,6 +39,8 @@ class Registered:
         Whether the name means the same in another process.
     by_head : bool
         Of a mask: whether it looks at the query head.
+    interval : bool
+        Of a mask: whether a query sees every key from the first that it may see up to the end of those.
     """
 
     function: Callable[..., Any]
@@ -44,6 +49,7 @@ class Registered:
     portable: bool = True
     by_head: bool = True
     end: Callable[[Any], Any] | None = None
+    interval: bool = False
 
 
 _registered: dict[str, Registered] = {}
@@ -77,9 +83,31 @@ def reads_arrays(name: str) -> bool:
     return name not in _registered or _registered[name].arrays > 0
 
 
+def is_interval(name: str) -> bool:
+    """Whether the bounds of a mask's name tell all of it: of one that this process was not given they may not."""
+    return name in _registered and _registered[name].interval
+
+
 def are_portable(attributes: Iterable[Any]) -> bool:
     """Whether all functions that attributes name mean the same in another process."""
     return all(_registered[a].portable for a in attributes if isinstance(a, str) and a in _registered)
+
+
+_holding: list[ir.Block] = []
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """What is read of an :class:`Array` here is read once: the same indices give what was read, from here on.
+
+    That is for what stands before a loop in which the same is read again. What is read inside of branches and loops of
+    this code is not kept, since it may not have been read.
+    """
+    _holding.append(ir.InsertionPoint.current.block)
+    try:
+        yield
+    finally:
+        _holding.pop()
 
 
 class Array:
@@ -89,10 +117,11 @@ class Array:
     are not, whose keys are not seen.
     """
 
-    __slots__ = ("_buffer",)
+    __slots__ = ("_buffer", "_held")
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer
+        self._held: dict[tuple[Any, ...], Any] = {}  # what was read already, by its indices
 
     @property
     def dtype(self) -> Any:
@@ -111,6 +140,18 @@ class Array:
         index = index if isinstance(index, tuple) else (index,)
         if len(index) != self.ndim:
             raise TypeError(f"an array of {self.ndim} dimensions needs {self.ndim} indices, got {len(index)}")
+        plain = [v.plain(i) for i in index]
+        if not all(isinstance(i, (int, v.Value)) for i in plain):  # tiles, which passes look into
+            return self._read(index)
+        key = tuple(i.ir if isinstance(i, v.Value) else i for i in plain)
+        if key in self._held:
+            return self._held[key]
+        found = self._read(index)
+        if _holding and ir.InsertionPoint.current.block == _holding[-1]:
+            self._held[key] = found
+        return found
+
+    def _read(self, index: tuple[Any, ...]) -> Any:
         return self._buffer[tuple(self._inside(i, d) for d, i in enumerate(index))]
 
     def _inside(self, index: Any, dimension: int) -> Any:
@@ -135,4 +176,4 @@ class Array:
         return f"<{self.dtype.name} array of {self.ndim} dimensions>"
 
 
-__all__ = ["Array", "Registered", "are_portable", "reads_arrays", "register", "registered"]
+__all__ = ["Array", "Registered", "are_portable", "held", "is_interval", "reads_arrays", "register", "registered"]

@@ -36,6 +36,9 @@ class Mask:
         of others as well.
     end : callable, optional
         ``end(q)``: no query at position q or before sees a key from it on.
+    interval : bool
+        Whether a query at position q sees every key from ``first(q)``, or the first there is, up to ``end(q)``, or the
+        last: then kernels that ask a mask at every key need not ask this one.
 
     Attributes
     ----------
@@ -52,8 +55,9 @@ class Mask:
         arrays: int | None = None,
         by_head: bool | None = None,
         end: Callable[[Any], Any] | None = None,
+        interval: bool = False,
     ) -> None:
-        self.function, self.first, self.end = function, first, end
+        self.function, self.first, self.end, self.interval = function, first, end, interval
         self.arrays = array_count(function, POSITIONS) if arrays is None else arrays
         self.by_head = looks_at_head(function) if by_head is None else by_head
 
@@ -129,7 +133,7 @@ def _both(a: Mask, b: Mask) -> Mask:
 
     first = _of_known(kv_math.max, a.first, b.first)
     end = _of_known(kv_math.min, a.end, b.end)
-    return Mask(both, first, a.arrays + b.arrays, a.by_head or b.by_head, end)
+    return Mask(both, first, a.arrays + b.arrays, a.by_head or b.by_head, end, a.interval and b.interval)
 
 
 def _of_known(fold: Any, a: Any, b: Any) -> Any:
@@ -154,7 +158,7 @@ def _causal(b: Any, h: Any, q: Any, k: Any) -> Any:
     return k <= q
 
 
-causal = Mask(_causal, end=lambda q: q + 1)
+causal = Mask(_causal, end=lambda q: q + 1, interval=True)
 """A query sees the keys up to its own position."""
 
 
@@ -165,7 +169,7 @@ def sliding_window(size: int) -> Mask:
     def window(b: Any, h: Any, q: Any, k: Any) -> Any:
         return (k <= q) & (k > q - size)
 
-    return Mask(window, lambda q: q - (size - 1), end=lambda q: q + 1)
+    return Mask(window, lambda q: q - (size - 1), end=lambda q: q + 1, interval=True)
 
 
 def chunked(size: int) -> Mask:
@@ -176,7 +180,7 @@ def chunked(size: int) -> Mask:
         first = (q // size) * size
         return (k >= first) & (k < first + size)
 
-    return Mask(chunk, lambda q: (q // size) * size, end=lambda q: (q // size) * size + size)
+    return Mask(chunk, lambda q: (q // size) * size, end=lambda q: (q // size) * size + size, interval=True)
 
 
 def chunked_causal(size: int) -> Mask:
@@ -186,7 +190,7 @@ def chunked_causal(size: int) -> Mask:
     def chunk(b: Any, h: Any, q: Any, k: Any) -> Any:
         return (k <= q) & (k >= (q // size) * size)
 
-    return Mask(chunk, lambda q: (q // size) * size, end=lambda q: q + 1)
+    return Mask(chunk, lambda q: (q // size) * size, end=lambda q: q + 1, interval=True)
 
 
 def named(name: str, span: int) -> Mask | None:

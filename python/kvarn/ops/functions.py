@@ -13,6 +13,7 @@ import itertools
 import re
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from kvarn import extensions
@@ -54,13 +55,13 @@ def given(what: Any, role: str, title: str) -> tuple[str | None, tuple[Any, ...]
             f"got {type(function).__name__}"
         )
     try:
-        function, first, count, by_head, end = _unwrapped(function, role)
-        name = _name(function)
+        found = _unwrapped(function, role)
+        name = _name(found)
     except TypeError as error:
         raise TypeError(f"{title}: {role}: {error}") from None
-    if count != len(arrays):
-        raise TypeError(f"{title}: {role} takes {count} arrays, which must stand beside it, got {len(arrays)}")
-    register(name, Registered(function, count, first, f"@{LOCAL}" not in name, by_head, end))
+    if found.arrays != len(arrays):
+        raise TypeError(f"{title}: {role} takes {found.arrays} arrays, which must stand beside it, got {len(arrays)}")
+    register(name, replace(found, portable=f"@{LOCAL}" not in name))
     return name, tuple(arrays)
 
 
@@ -101,26 +102,26 @@ def check(view: BufferView | None, name: str) -> None:
         raise ValueError(f"{name} must have at least one element, got shape {list(view.shape)}")
 
 
-def _unwrapped(function: Any, role: str) -> tuple[Any, Any, int, bool, Any]:
-    """The function to trace, its first key, the arrays that it takes, whether it looks at the query head, and the end
-    of its keys.
-    """
+def _unwrapped(function: Any, role: str) -> Registered:
+    """What is kept of a function: that to trace, and what its mask says of it."""
     if isinstance(function, Mask):
         if role != "mask":
             raise TypeError(f"{function!r} is a mask, which goes to mask=")
-        return function.function, function.first, function.arrays, function.by_head, function.end
+        mask = function
+        return Registered(mask.function, mask.arrays, mask.first, True, mask.by_head, mask.end, mask.interval)
     if role != "mask":
-        return function, None, array_count(function, ("score", *POSITIONS)), True, None
-    return function, None, array_count(function, POSITIONS), looks_at_head(function), None
+        return Registered(function, array_count(function, ("score", *POSITIONS)))
+    return Registered(function, array_count(function, POSITIONS), by_head=looks_at_head(function))
 
 
 # --- names -----------------------------------------------------------------------------------------
 
 
-def _name(function: types.FunctionType) -> str:
-    """The name of a function: the same for the same code and values, and for no other."""
+def _name(what: Registered) -> str:
+    """The name of a function and its bounds: the same for the same code and values, and for no other."""
     met: list[types.FunctionType] = []
-    key = _identity(function, met)
+    bounds = [None if f is None else _identity(f, met) for f in (what.first, what.end)]
+    key = (_identity(what.function, met), *bounds, what.interval)
     found = _names.get(key)
     if found is None:
         digests = [_digest(f) for f in met]
@@ -129,7 +130,7 @@ def _name(function: types.FunctionType) -> str:
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         if None in digests:
             digest = f"{LOCAL}{next(_unshared)}"
-        title = re.sub(r"\W", "", function.__name__) or "function"
+        title = re.sub(r"\W", "", what.function.__name__) or "function"
         found = _names[key] = f"{title}@{digest}"
     return found
 
