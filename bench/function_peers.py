@@ -13,6 +13,7 @@ from .functions import FARTHEST
 from .kvarn_rows import Offer
 
 TOLERANCE = 0.02
+FLEX_PAGE = 128  # tokens: a tile of keys
 
 
 def flashinfer(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
@@ -81,3 +82,45 @@ def flex(p: Any) -> Iterator[Offer]:
         return p.error()
 
     yield Offer("torch flex, dense", make, TOLERANCE, error)
+    yield Offer("torch flex, pages of 128", lambda: _flex_over_pages(p, seen, causal, biased, found), TOLERANCE, error)
+
+
+def _flex_over_pages(p: Any, seen: Any, causal: Any, biased: Any, found: dict[str, Any]) -> Callable[[int], Any]:
+    """The same over pages, as torch's experimental ``PagedAttention`` converts masks and scores for them.
+
+    Its pages are as long as tiles of keys; keys and values are [1, heads, all slots, size].
+    """
+    attention = importlib.import_module("torch.nn.attention.flex_attention")
+    paged = importlib.import_module("torch.nn.attention.experimental._paged_attention").PagedAttention
+    torch, shape, batch, length = p.arrays.torch, p.row.shape, len(p.lengths), p.longest
+    count = -(-length // FLEX_PAGE)
+    pages = paged(batch * count, FLEX_PAGE, batch, device=p.arrays.device)
+    order = torch.as_tensor(np.random.default_rng(8).permutation(batch * count), device=p.arrays.device)
+    pages.page_table[:, :count] = order.view(batch, count)
+    numbers = torch.arange(count, device=p.arrays.device)
+    for b in range(batch):
+        pages.physical_to_logical[b, pages.page_table[b, :count]] = numbers
+    table = p.cached.pages.device_table.long()
+
+    def stored(part: Any) -> Any:
+        of = {"dtype": part.dtype, "device": p.arrays.device}
+        rows = torch.zeros(batch, count * FLEX_PAGE, shape.heads, shape.size, **of)
+        rows[:, :length] = part[0][table].reshape(batch, -1, shape.heads, shape.size)[:, :length]
+        made = torch.empty(batch * count, FLEX_PAGE, shape.heads, shape.size, **of)
+        made[order] = rows.view(made.shape)
+        return made.view(1, -1, shape.heads, shape.size).transpose(1, 2).contiguous()
+
+    mask = attention.create_block_mask(
+        seen if shape.documents else causal, batch, None, length, length, device=p.arrays.device
+    )
+    lengths = torch.full((batch,), length, device=p.arrays.device)
+    options = {"block_mask": pages.convert_logical_block_mask(mask, kv_len=lengths)}
+    if p.bias is not None:
+        options["score_mod"] = pages.get_score_mod(biased, kv_len=lengths)
+    run, parts = torch.compile(attention.flex_attention, dynamic=False), [stored(part) for part in p.cached.parts]
+    query = p.query.view(batch, length, shape.query_heads, shape.size).transpose(1, 2).contiguous()
+
+    def call(layer: int) -> None:
+        found["out"] = run(query, *parts, enable_gqa=True, scale=p.scale, **options)
+
+    return call

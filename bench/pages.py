@@ -5,6 +5,7 @@ Each KV head of each sequence lists pages of its own, at random, ascending as ``
 Before a line is timed its result is checked against a float32 reference over the listed pages, with everything that no
 list names NaN. ``of all`` is the time beside that of a decode over the whole cache in the same run. The choice of an
 eighth of the pages by their summaries, and that with the attention over them, are checked against their definitions.
+With --peers other libraries read the same lists, in the same process.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from kvarn.tools.attention_problem import Cached, layers_for
 from kvarn.tools.timing import first_line, timed
 
+from . import page_peers
 from .cases import Decode, Row
 from .kvarn_rows import call_of
 from .problems import problem
@@ -171,8 +173,10 @@ def measured(p: Any, call: Callable[[int], Any], error: Callable[[], float]) -> 
     return record
 
 
-def lines(arrays: Any, row: Row, shares: Sequence[float] = SHARES) -> Iterator[dict[str, Any]]:
-    """A decode over all pages, then over shares of them."""
+def lines(
+    arrays: Any, row: Row, shares: Sequence[float] = SHARES, groups: Sequence[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """A decode over all pages, then over shares of them, also by other libraries."""
     import kvarn as kv
 
     p = problem(arrays, row, False)
@@ -182,7 +186,7 @@ def lines(arrays: Any, row: Row, shares: Sequence[float] = SHARES) -> Iterator[d
     found = {"row": row.title, "what": "the whole cache", "share": 1.0, "bytes": p.bytes}
     yield found | measured(p, call_of(p), p.error)
     collection, lists = p.cached.collection(p.lengths - 1, 1, p.longest), Lists(p)
-    choice = Choice(p, collection, shares[-1])
+    choice, listed = Choice(p, collection, shares[-1]), page_peers.ListedHeads(p) if groups else None
     for what, (call, error) in choice.calls().items():
         yield {"row": row.title, "what": what, "share": shares[-1], "bytes": 0.0} | measured(p, call, error)
     for share in shares:
@@ -197,6 +201,23 @@ def lines(arrays: Any, row: Row, shares: Sequence[float] = SHARES) -> Iterator[d
 
         found = {"row": row.title, "what": "listed pages", "share": share, "bytes": p.bytes * share}
         yield found | measured(p, call, lambda chosen=chosen: lists.error(chosen))
+        if groups:
+            listed.take(chosen, counts)
+        for who, make in (page_peers.PEERS[name] for name in groups):
+            ready = when_called(lambda make=make: make(listed))
+            yield found | {"what": who} | measured(p, ready, lambda chosen=chosen: lists.error(chosen))
+
+
+def when_called(make: Callable[[], Callable[[int], Any]]) -> Callable[[int], Any]:
+    """A call that is made when it is first called, so that what cannot be made is one line's failure."""
+    found: list[Callable[[int], Any]] = []
+
+    def call(layer: int) -> None:
+        if not found:
+            found.append(make())
+        found[0](layer)
+
+    return call
 
 
 def shown(found: Sequence[dict[str, Any]]) -> str:
@@ -214,9 +235,17 @@ def shown(found: Sequence[dict[str, Any]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     made = parser(__doc__)
     made.add_argument("--rows", default="", metavar="TEXT", help="rows whose name has this text (default: all)")
+    made.add_argument("--peers", default="", metavar="NAMES", help=f"of {', '.join(page_peers.PEERS)}, on a GPU")
     options = made.parse_args(argv)
     rows = ROWS if device_of(options) == "cuda" else SMALL
-    return run_all(options, [row for row in rows if options.rows in row.name], lines, shown)
+    groups = [name.strip() for name in options.peers.split(",") if name.strip()]
+    if unknown := sorted(set(groups) - set(page_peers.PEERS)):
+        made.error(f"peers are {', '.join(page_peers.PEERS)}; got {', '.join(unknown)}")
+
+    def of_row(arrays: Any, row: Row) -> Iterator[dict[str, Any]]:
+        return lines(arrays, row, groups=groups)
+
+    return run_all(options, [row for row in rows if options.rows in row.name], of_row, shown)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 """The peers that can be imported, on the same rows: FlashInfer, torch, and what vLLM has compiled.
 
 Every group is a function from a problem (with K and V apart, one contiguous tensor each) to offers. It raises
-``ImportError`` where its library is missing. vLLM's compiled libraries are taken from an installed vLLM, or from a
-folder ``$PEERS_DIR/vllm_so``; its Triton kernels also from ``$PEERS_DIR/vllm_shim``.
+``ImportError`` where its library is missing.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,48 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from . import function_peers
+from . import function_peers, vllm_peers
 from .cases import Row
 from .kvarn_rows import Offer
+from .peer_tools import BF16, FP8, FP8_QUERY, is_fp8, of_8_bits, once
 from .problems import problem
 
-BF16, FP8, FP8_QUERY = 0.02, 0.06, 0.12  # tolerances; the last where the query is rounded to 8 bits too
 FLASHMLA_PAGE = 64  # tokens: it takes no other
 Group = Callable[[Any], Iterator[Offer]]
-_state: dict[str, Any] = {}  # libraries and workspaces, loaded once a process
-
-
-def _once(name: str, make: Callable[[], Any]) -> Any:
-    if name not in _state:
-        _state[name] = make()
-    return _state[name]
-
-
-def _is_fp8(p: Any) -> bool:
-    return _of_8_bits(p.row)
-
-
-def _of_8_bits(row: Row) -> bool:
-    return row.dtype != "bf16"
-
-
-def _vllm_library(pattern: str) -> None:
-    """Load one of vLLM's compiled libraries, which registers torch operators."""
-
-    def load() -> bool:
-        folders = [Path(os.environ["PEERS_DIR"], "vllm_so")] if os.environ.get("PEERS_DIR") else []
-        installed = importlib.util.find_spec("vllm")
-        if installed is not None and installed.submodule_search_locations:
-            root = Path(next(iter(installed.submodule_search_locations)))
-            folders += [root, root / "vllm_flash_attn"]
-        found = [path for folder in folders for path in sorted(folder.glob(pattern))]
-        if not found:
-            raise ImportError(f"vLLM's {pattern} is not here")
-        importlib.import_module("torch").ops.load_library(str(found[0]))
-        return True
-
-    _once(pattern, load)
-
 
 # --- FlashInfer ----------------------------------------------------------------------------------
 
@@ -68,7 +32,7 @@ def _vllm_library(pattern: str) -> None:
 def flashinfer(p: Any) -> Iterator[Offer]:
     """FlashInfer's wrappers, NHD."""
     fi = importlib.import_module("flashinfer")
-    workspace = _once(
+    workspace = once(
         "flashinfer", lambda: p.arrays.torch.zeros(512 << 20, dtype=p.arrays.torch.uint8, device=p.arrays.device)
     )
     yield from _FLASHINFER[p.row.kind](p, fi, workspace)
@@ -95,7 +59,7 @@ def _fi_decode(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
         )
         return lambda layer: w.run(p.query, (keys[layer], values[layer]), out=p.out)
 
-    tolerance = FP8 if _is_fp8(p) else BF16
+    tolerance = FP8 if is_fp8(p) else BF16
     yield Offer("FlashInfer fa2", lambda: wrapper(True, "fa2"), tolerance)
     if getattr(shape, "prefix", 0):
         yield Offer("FlashInfer cascade", lambda: _fi_cascade(p, fi, workspace), tolerance)
@@ -126,7 +90,7 @@ def _fi_decode(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
             )
 
         error = (lambda: _error_in_hnd(p)) if layout == "HND" else None
-        yield Offer(f"FlashInfer XQA {layout}", xqa, FP8_QUERY if _is_fp8(p) else BF16, error)
+        yield Offer(f"FlashInfer XQA {layout}", xqa, FP8_QUERY if is_fp8(p) else BF16, error)
 
 
 def _fi_cascade(p: Any, fi: Any, workspace: Any) -> Callable[[int], Any]:
@@ -173,7 +137,7 @@ def _fi_append(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
     def plain() -> Callable[[int], Any]:
         def call(layer: int) -> None:
             k, v = p.key[layer], p.value[layer]
-            if _is_fp8(p):
+            if is_fp8(p):
                 k, v = k.to(fp8), v.to(fp8)
             fi.append_paged_kv_cache(
                 k, v, p.owner, p.at, (keys[layer], values[layer]), pages.order, pages.starts, p.last, "NHD"
@@ -213,8 +177,8 @@ def _fi_append(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
         return call
 
     if not p.rope:
-        yield Offer("FlashInfer" + " + 2 casts" * _is_fp8(p), plain, FP8)
-    elif _is_fp8(p):
+        yield Offer("FlashInfer" + " + 2 casts" * is_fp8(p), plain, FP8)
+    elif is_fp8(p):
         yield Offer("FlashInfer, fp8 query out", rotated, FP8, lambda: p.error(check_query=False))
 
 
@@ -273,200 +237,6 @@ def _fi_mla(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
     yield Offer("FlashInfer fa3", wrapper, BF16)
 
 
-# --- vLLM ----------------------------------------------------------------------------------------
-
-
-def _fa3_plan(p: Any, query: Any, heads: int, most: int, size: int, value_size: int, left: int) -> Any:
-    """What FA3 computes of a batch once, before the launches."""
-    return p.arrays.torch.ops._vllm_fa3_C.get_scheduler_metadata(
-        len(p.lengths), most, p.longest, query.shape[1], heads, size, value_size, query.dtype, p.device_lengths,
-        p.offsets, None, None, None, None, p.row.shape.page, 0, True, left, -1, False, 0, None, 0,
-    )  # fmt: skip
-
-
-def _fa3_forward(
-    p: Any, query: Any, keys: Any, values: Any, most: int, plan: Any, left: int = -1, scales: Any = None,
-    content: Any = None,
-) -> Any:  # fmt: skip
-    """FA3, paged and causal; ``content``: columns of the query whose keys are the values."""
-    return p.arrays.torch.ops._vllm_fa3_C.fwd(
-        query, keys, values, None, None, content, p.out, p.offsets, None, None, None, p.device_lengths, most,
-        p.longest, p.cached.pages.device_table, None, None, None, None, None, scales, scales, scales, p.scale, True,
-        left, -1, 0.0, True, plan, 0, None, 0, None, 1, 0, None,
-    )  # fmt: skip
-
-
-def fa3(p: Any) -> Iterator[Offer]:
-    """FlashAttention-3 of vLLM, paged."""
-    _vllm_library("_vllm_fa3_C*.so")
-    if p.row.kind == "mla":
-        yield from _fa3_mla(p)
-        return
-    shape, (keys, values), decode = p.row.shape, p.cached.parts, p.row.kind == "decode"
-    query = p.query.to(keys.dtype) if _is_fp8(p) else p.query
-    ones = p.arrays.torch.ones(len(p.lengths), shape.heads, device=p.arrays.device) if _is_fp8(p) else None
-    most = 1 if decode else p.newest
-    left = shape.window - 1 if decode and shape.window else -1
-
-    def prepare() -> Callable[[int], Any]:
-        plan = _fa3_plan(p, query, shape.heads, most, shape.size, shape.size, left) if decode else None
-        return lambda layer: _fa3_forward(p, query, keys[layer], values[layer], most, plan, left, ones)
-
-    yield Offer("FA3 of vLLM", prepare, FP8_QUERY if _is_fp8(p) else BF16, lambda: p.error(query))
-
-
-def _fa3_mla(p: Any) -> Iterator[Offer]:
-    """What vLLM takes for latent rows on Hopper."""
-    shape, (cache,) = p.row.shape, p.cached.parts
-    split, rows = shape.value_size, cache.view(p.layers, -1, shape.page, 1, shape.size)
-
-    def prepare() -> Callable[[int], Any]:
-        plan = _fa3_plan(p, p.query, 1, 1, shape.size - split, split, -1)
-        content, rope = p.query[..., :split], p.query[..., split:]
-        return lambda layer: _fa3_forward(
-            p, rope, rows[layer][..., split:], rows[layer][..., :split], 1, plan, content=content
-        )
-
-    yield Offer("FA3 of vLLM", prepare, BF16)
-
-
-def flashmla(p: Any) -> Iterator[Offer]:
-    """FlashMLA, dense; over rows of 8 bits with a query of 8 bits, which is what it takes."""
-    shape, (cache,), torch = p.row.shape, p.cached.parts, p.arrays.torch
-    _vllm_library("_flashmla_extension_C*.so" if _is_fp8(p) else "_flashmla_C*.so")
-    query = p.query.to(cache.dtype) if _is_fp8(p) else p.query
-
-    def prepare() -> Callable[[int], Any]:
-        ops, plan = torch.ops._flashmla_C, [None, None]
-
-        def call(layer: int) -> None:
-            out, _, *plan[:] = ops.dense_decode_fwd(
-                p.query.unsqueeze(1),
-                cache[layer],
-                shape.value_size,
-                p.device_lengths,
-                p.cached.pages.device_table,
-                p.scale,
-                False,
-                *plan,
-                None,
-            )
-            p.out = out.view(p.out.shape)  # it allocates its output
-
-        return call
-
-    def prepare_fp8() -> Callable[[int], Any]:
-        ops, one = torch.ops._flashmla_extension_C, torch.ones(1, device=p.arrays.device)
-        plan = ops.get_mla_decoding_metadata_dense_fp8(p.device_lengths, shape.query_heads, 1)
-
-        def call(layer: int) -> None:
-            out, *_ = ops.fwd_kvcache_mla_fp8(
-                query.unsqueeze(1), cache[layer], shape.value_size, p.device_lengths, p.cached.pages.device_table,
-                p.scale, False, *plan, one, one,
-            )  # fmt: skip
-            p.out = out.view(p.out.shape)
-
-        return call
-
-    if _is_fp8(p):
-        yield Offer("FlashMLA, query of 8 bits", prepare_fp8, FP8_QUERY, lambda: p.error(query))
-    else:
-        yield Offer("FlashMLA", prepare, BF16)
-
-
-def vllm_cache(p: Any) -> Iterator[Offer]:
-    """vLLM's cache kernels: append, rotary embedding and append, gather."""
-    _vllm_library("_C_stable_libtorch*.so")
-    torch, shape = p.arrays.torch, p.row.shape
-    if p.row.kind == "gather":
-        keys = p.cached.parts[0]
-        bounds = p.offsets * shape.context
-        flat = p.out.view(-1, shape.heads * shape.size)
-        rows = keys.view(p.layers, -1, shape.page, shape.heads * shape.size)
-        run = torch.ops._C_cache_ops.cp_gather_cache
-        yield Offer(
-            "vLLM",
-            lambda: lambda layer: run(rows[layer], flat, p.cached.pages.device_table, bounds, shape.sequences, None),
-            0.5,
-        )
-        return
-    keys, values = (x.view(torch.uint8) if _is_fp8(p) else x for x in p.cached.parts)
-    one, kind = torch.ones(1, device=p.arrays.device), "fp8" if _is_fp8(p) else "auto"
-
-    def plain() -> Callable[[int], Any]:
-        run = torch.ops._C_cache_ops.reshape_and_cache_flash
-        return lambda layer: run(
-            p.key[layer], p.value[layer], keys[layer], values[layer], p.device_slots, kind, one, one
-        )
-
-    def rotated() -> Callable[[int], Any]:
-        append, rotate = torch.ops._C_cache_ops.reshape_and_cache_flash, torch.ops._C.rotary_embedding
-        # It rotates in place: what is rotated is a copy, which the second check wants restored.
-        query, key, at = p.query.clone(), p.key.clone(), p.at.long()
-        angles = torch.cat([p.cos, p.sin], -1).to(p.key.dtype)
-
-        def call(layer: int) -> None:
-            rotate(
-                at, query[layer].view(p.tokens, -1), key[layer].view(p.tokens, -1), shape.size, angles, True, 0, False
-            )
-            append(key[layer], p.value[layer], keys[layer], values[layer], p.device_slots, kind, one, one)
-
-        call.restore = lambda: (query.copy_(p.query), key.copy_(p.key))  # type: ignore[attr-defined]
-        return call
-
-    if p.rope:
-        yield Offer("vLLM, two launches", rotated, FP8, lambda: p.error(check_query=False))
-    else:
-        yield Offer("vLLM", plain, FP8)
-
-
-def triton(p: Any) -> Iterator[Offer]:
-    """vLLM's unified attention, written in Triton."""
-    shim = os.environ.get("PEERS_DIR") and os.path.join(os.environ["PEERS_DIR"], "vllm_shim")
-    if shim and os.path.isdir(shim) and shim not in sys.path:
-        sys.path.insert(0, shim)
-    unified = importlib.import_module("vllm.v1.attention.ops.triton_unified_attention").unified_attention
-    modes = importlib.import_module("vllm.v1.kv_cache_interface").KVQuantMode
-    torch, shape, pages, (keys, values) = p.arrays.torch, p.row.shape, p.cached.pages, p.cached.parts
-
-    def prepare() -> Callable[[int], Any]:
-        most, segments = max(1, 128 // shape.heads), 16
-        options: dict[str, Any] = {}
-        scale = torch.ones(len(p.lengths), shape.heads, device=p.arrays.device) if _is_fp8(p) else None
-        if p.row.kind == "decode":
-            options = {
-                "seq_threshold_3D": most,
-                "num_par_softmax_segments": segments,
-                "softmax_segm_output": torch.empty(
-                    most, shape.query_heads, segments, shape.size, device=p.arrays.device
-                ),
-                "softmax_segm_max": torch.empty(most, shape.query_heads, segments, device=p.arrays.device),
-                "softmax_segm_expsum": torch.empty(most, shape.query_heads, segments, device=p.arrays.device),
-                "kv_quant_mode": modes.FP8_PER_TENSOR if _is_fp8(p) else modes.NONE,
-            }
-        return lambda layer: unified(
-            q=p.query,
-            k=keys[layer],
-            v=values[layer],
-            out=p.out,
-            cu_seqlens_q=p.offsets,
-            max_seqlen_q=1 if p.row.kind == "decode" else p.newest,
-            seqused_k=p.device_lengths,
-            max_seqlen_k=p.longest,
-            softmax_scale=p.scale,
-            causal=True,
-            window_size=(-1, -1),
-            block_table=pages.device_table,
-            softcap=0.0,
-            q_descale=None,
-            k_descale=scale,
-            v_descale=scale,
-            **options,
-        )
-
-    yield Offer("Triton of vLLM", prepare, FP8 if _is_fp8(p) else BF16)
-
-
 # --- torch ---------------------------------------------------------------------------------------
 
 
@@ -483,7 +253,7 @@ def torch_(p: Any) -> Iterator[Offer]:
 
         def call(layer: int) -> None:
             for cache, new in ((keys[layer], p.key[layer]), (values[layer], p.value[layer])):
-                if _is_fp8(p):
+                if is_fp8(p):
                     bits = p.arrays.torch.uint8
                     cache.view(bits).index_copy_(0, p.device_slots, new.to(cache.dtype).view(bits))
                 else:
@@ -540,20 +310,20 @@ _FLASHINFER: dict[str, Callable[..., Iterator[Offer]]] = {
 }  # fmt: skip
 GROUPS: dict[str, Group] = {
     "flashinfer": flashinfer,
-    "fa3": fa3,
-    "flashmla": flashmla,
-    "vllm": vllm_cache,
-    "triton": triton,
+    "fa3": vllm_peers.fa3,
+    "flashmla": vllm_peers.flashmla,
+    "vllm": vllm_peers.vllm_cache,
+    "triton": vllm_peers.triton,
     "torch": torch_,
     "flex": flex,
 }
 _TAKES: dict[str, Callable[[Row], bool]] = {
     "flashinfer": lambda row: (
         row.kind in _FLASHINFER
-        and not (row.kind == "mla" and _of_8_bits(row))
+        and not (row.kind == "mla" and of_8_bits(row))
         and not (row.kind == "functions" and not row.shape.documents)  # a score of one's own: a kernel of one's own
     ),
-    "fa3": lambda row: row.kind in ("decode", "prefill") or (row.kind == "mla" and not _of_8_bits(row)),
+    "fa3": lambda row: row.kind in ("decode", "prefill") or (row.kind == "mla" and not of_8_bits(row)),
     "flashmla": lambda row: row.kind == "mla" and row.shape.page == FLASHMLA_PAGE and not row.shape.rope,
     "vllm": lambda row: row.kind in ("append", "gather"),
     "triton": lambda row: row.kind in ("decode", "prefill") and not getattr(row.shape, "window", 0),
