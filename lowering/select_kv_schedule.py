@@ -11,6 +11,7 @@ After:   "kv.attention"(...) {schedule = {kind = "decode", max_queries = 1, max_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,7 +49,8 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         return {"kind": kind, **tile_schedule.chosen(case, at.target, given).entries()}
     if kind != "decode":
         return {"kind": kind}
-    config = Config(case.spec, case.query, case.group, at.schedule["max_queries"], pages=case.pages)
+    config = Config(case.spec, case.query, case.group, at.schedule["max_queries"], pages=case.pages,
+                    key_tiles=case.blocks)  # fmt: skip
     return {"kind": kind, **decode_entries(at.target, config, at.schedule)}
 
 
@@ -66,7 +68,14 @@ def decode_entries(target: Target, config: Config, schedule: Mapping[str, Any]) 
     measured = tuned.entries(target, config, invariant)
     names = schedules.DECODE.names
     given = {name: value for name, value in schedule.items() if name in names}
-    config = replace(config, **{**decode_table.entries(config, invariant), **measured, **given})
+    chosen_by_table = {**decode_table.entries(config, invariant), **measured}
+    if config.key_tiles:  # a tile has keys of one entry of a list
+        chosen_by_table["tile"] = math.gcd(chosen_by_table["tile"], config.key_tiles[1])
+    config = replace(config, **{**chosen_by_table, **given})
+    if config.key_tiles and config.key_tiles[1] % config.tile:
+        raise ValueError(
+            f"the schedule's tile must divide the block mask's {config.key_tiles[1]} keys, got {config.tile}"
+        )
     # A tile decides the order of additions, which nothing of the batch may change when it is to be invariant.
     config = fitted(target, config, {*given, *(("tile",) if invariant else ())}, "blocks" in measured)
     return {name: getattr(config, name) for name in (*names, "max_batch")}

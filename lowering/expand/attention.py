@@ -8,7 +8,9 @@ case fits it, else tile where the case fits it, else simt. ``select-kv-schedule`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlir import ir
@@ -38,6 +40,7 @@ from .decode_schedule import MOST_QUERIES, WARP_ROWS
 DECODE_ROWS = ((16, 128), (1 << 31, 32))
 DECODE_ROWS_BESIDE_TILES = ((4, 32), (1 << 31, 16))
 WIDEST_ROWS = 16  # bytes that rows are aligned to where a block mask is made: those of attention may be others
+LISTED_KEYS = 64  # of a tile of a decode's block mask, at least
 
 
 def of_operands(op: Any) -> bool:
@@ -61,37 +64,68 @@ def case_of(op: Any, at: Expansion) -> Case:
     )  # fmt: skip
 
 
-def decode_problems(op: Any, case: Case, at: Expansion, max_batch: int) -> list[str]:
+@dataclass(frozen=True)
+class Place:
+    """What decides on a kernel beside the case: ``of_operands``, whether keys and values are operands."""
+
+    target: Target
+    schedule: Mapping[str, Any]
+    row_alignment: int
+    of_operands: bool = False
+
+    @staticmethod
+    def of(op: Any, at: Expansion) -> Place:
+        return Place(at.target, at.schedule, row_alignment(op), of_operands(op))
+
+    @property
+    def max_batch(self) -> int:
+        return self.schedule.get("max_batch", decode_schedule.Config.max_batch)
+
+
+def decode_problems(case: Case, place: Place, max_batch: int) -> list[str]:
     """Why the decode kernel does not take a case, one sentence each; empty when it does."""
-    most = at.schedule.get("max_queries")
-    if most is None or of_operands(op):
+    most = place.schedule.get("max_queries")
+    if most is None or place.of_operands:
         return ["needs max_queries and a collection"]
-    return decode_schedule.problems(case.spec, case.query, case.group, most, at.target, max_batch)
+    found = decode_schedule.problems(case.spec, case.query, case.group, most, place.target, max_batch)
+    if case.blocks:
+        rows, keys = case.blocks
+        if rows < most * case.group:
+            found.append(f"needs a block mask of tiles of {most * case.group} query rows or more, got {rows}")
+        if keys % decode_schedule.LEAST_TILE:
+            found.append(f"needs a block mask of tiles of a multiple of {decode_schedule.LEAST_TILE} keys, got {keys}")
+    return found
 
 
-def decode_rows(op: Any, at: Expansion, case: Case, sequences: int) -> int:
+def decode_rows(case: Case, place: Place, sequences: int) -> int:
     """The most query rows of a sequence and KV head for which a decode is taken."""
     if case.pages:  # beside it are kernels of tiles no longer than a page, or of a row at a time
         return MOST_QUERIES * WARP_ROWS
-    stored = case.spec.dtype is case.query and not case.spec.quantized and _by_wgmma(case, at)
-    tiles = stored and not tile_schedule.problems(case, at.target, row_alignment(op))
-    table = DECODE_ROWS_BESIDE_TILES if tiles else DECODE_ROWS
+    table = DECODE_ROWS_BESIDE_TILES if _stored_tiles(case, place) else DECODE_ROWS
     return next(rows for batches, rows in table if sequences <= batches)
 
 
-def _by_wgmma(case: Case, at: Expansion) -> bool:
-    """Whether tiles are multiplied by wgmma, with which the lines between kernels were measured."""
-    return tile_schedule.instruction_for(case, at.target, {}) == WGMMA
+def _stored_tiles(case: Case, place: Place) -> bool:
+    """Whether kind tile takes a case, and multiplies elements as they are stored by wgmma.
 
-
-def functions_by_tiles(op: Any, at: Expansion, case: Case) -> bool:
-    """Whether functions of few query rows are for kind tile, which asks a mask only where comparisons do not tell.
-
-    Measured on an H200, 64 x 4k of bf16 with 4 rows: kind tile takes 1.00 to 1.03 times what a plain decode takes, with
-    masks and scores that compute, and 2.0 times over pages of 8 bits, which it converts.
+    The lines between kernels were measured beside wgmma.
     """
-    stored = case.spec.dtype is case.query and not case.spec.quantized and _by_wgmma(case, at)
-    return case.functions and stored and not tile_schedule.problems(case, at.target, row_alignment(op))
+    stored = case.spec.dtype is case.query and not case.spec.quantized
+    by_wgmma = stored and tile_schedule.instruction_for(case, place.target, {}) == WGMMA
+    return by_wgmma and not tile_schedule.problems(case, place.target, place.row_alignment)
+
+
+def few_rows(case: Case, place: Place, max_batch: int, listed: bool = False) -> bool:
+    """Whether a case counts as a decode; ``listed``: by a block mask.
+
+    Functions of few query rows are for kind tile where it multiplies elements as they are stored: it asks a mask only
+    where comparisons do not tell. Measured on an H200, 64 x 4k of bf16 with 4 rows: 1.00 to 1.03 times what a plain
+    decode takes, with masks and scores that compute, and 2.0 times over pages of 8 bits, which it converts.
+    """
+    most = place.schedule.get("max_queries")
+    if most is None or ((case.functions or listed) and _stored_tiles(case, place)):
+        return False
+    return most * case.group <= decode_rows(case, place, max_batch)
 
 
 def kind_of(op: Any, at: Expansion, case: Case) -> str:
@@ -102,13 +136,14 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
     ValueError
         If the kind that is given does not take the case, or none can keep what the schedule promises.
     """
+    place = Place.of(op, at)
     if case.blocks:
-        return _kind_with_blocks(op, at, case)
-    kind, max_batch = at.schedule.get("kind"), at.schedule.get("max_batch", decode_schedule.Config.max_batch)
+        return _kind_with_blocks(case, place)
+    kind = place.schedule.get("kind")
     if kind == "tile":
-        problems = tile_schedule.problems(case, at.target, row_alignment(op), at.schedule)
+        problems = tile_schedule.problems(case, at.target, place.row_alignment, at.schedule)
     else:
-        problems = decode_problems(op, case, at, max_batch) if kind == "decode" else []
+        problems = decode_problems(case, place, place.max_batch) if kind == "decode" else []
     for problem in problems:
         raise ValueError(f"a schedule of kind {kind} {problem}")
     if kind is not None:
@@ -117,36 +152,46 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
         return "host"
     # A promise that nothing follows the batch holds for the choice of the kernel too.
     invariant = at.schedule.get("batch_invariant", False)
-    most, sequences = at.schedule.get("max_queries"), DECODE_ROWS[-1][0] if invariant else max_batch
-    rows = 0 if functions_by_tiles(op, at, case) else decode_rows(op, at, case, sequences)
-    if most is not None and most * case.group <= rows:
-        problems = decode_problems(op, case, at, max_batch)
+    if few_rows(case, place, DECODE_ROWS[-1][0] if invariant else place.max_batch):
+        problems = decode_problems(case, place, place.max_batch)
         if not problems:
             return "decode"
-        if invariant and not decode_problems(op, case, at, 1):
+        if invariant and not decode_problems(case, place, 1):
             raise ValueError(
                 f"batch_invariant cannot be kept: fewer sequences have a kernel of kind decode, which {problems[0]}; "
                 "choose a kind"
             )
-    return "simt" if tile_schedule.problems(case, at.target, row_alignment(op)) else "tile"
+    return "simt" if tile_schedule.problems(case, at.target, place.row_alignment) else "tile"
 
 
-def _kind_with_blocks(op: Any, at: Expansion, case: Case) -> str:
-    """The kind of an attention with a block mask, which only kernels over tiles have."""
-    kind, only = at.schedule.get("kind"), "host" if at.target.is_host else "tile"
-    if kind not in (None, only):
-        raise ValueError(f"block_mask needs a schedule of kind {only}, got {kind}: leave the kind or block_mask out")
-    for problem in why_no_blocks(case, at.target, row_alignment(op)):
+def _kind_with_blocks(case: Case, place: Place) -> str:
+    """The kind of an attention with a block mask, which kernels of tiles and decodes have."""
+    kind = place.schedule.get("kind")
+    takes = ("host",) if place.target.is_host else ("tile", "decode")
+    if kind not in (None, *takes):
+        raise ValueError(
+            f"block_mask needs a schedule of kind {' or '.join(takes)}, got {kind}: leave the kind or block_mask out"
+        )
+    if place.target.is_host:
+        return "host"
+    if kind != "tile":
+        problems = decode_problems(case, place, place.max_batch)
+        if not problems and (kind == "decode" or _decodes_lists(case, place)):
+            return "decode"
+        for problem in problems if kind == "decode" else ():
+            raise ValueError(f"a schedule of kind decode {problem}")
+    for problem in tile_schedule.problems(case, place.target, place.row_alignment):
         raise ValueError(f"block_mask {problem}: leave it out, and give the mask alone")
-    return only
+    return "tile"
 
 
-def why_no_blocks(case: Case, target: Target, row_alignment: int) -> list[str]:
-    """Why a case has no kernel that takes a block mask, one sentence each; empty when it has one."""
-    return [] if target.is_host else tile_schedule.problems(case, target, row_alignment)
+def _decodes_lists(case: Case, place: Place) -> bool:
+    """Whether a case with a block mask is a decode where nothing says its kind."""
+    invariant = place.schedule.get("batch_invariant", False)
+    return few_rows(case, place, DECODE_ROWS[-1][0] if invariant else place.max_batch, listed=True)
 
 
-def block_extents(case: Case, target: Target, schedule: Mapping[str, Any]) -> tuple[int, int]:
+def block_extents(case: Case, place: Place) -> tuple[int, int]:
     """(query rows, keys) of a tile of an attention, which are those of its block mask.
 
     Raises
@@ -154,25 +199,39 @@ def block_extents(case: Case, target: Target, schedule: Mapping[str, Any]) -> tu
     ValueError
         If no kernel of the target takes one, or the schedule does not fit.
     """
-    for problem in why_no_blocks(case, target, WIDEST_ROWS):
+    if place.target.is_host:
+        return attention_tiles.host_rows(case, place.schedule), attention_tiles.host_keys(case)
+    kind = place.schedule.get("kind")
+    if kind == "decode" or (kind is None and _decodes_lists(case, place)):
+        found = _decode_extents(case, place.schedule)
+        problems = decode_problems(replace(case, blocks=found), place, place.max_batch)
+        if not problems:
+            return found
+        for problem in problems if kind == "decode" else ():
+            raise ValueError(f"a schedule of kind decode {problem}")
+    for problem in tile_schedule.problems(case, place.target, place.row_alignment):
         raise ValueError(f"a block mask {problem}: give the mask to attention alone")
-    if target.is_host:
-        return attention_tiles.host_rows(case, schedule), attention_tiles.host_keys(case)
-    config = tile_schedule.chosen(case, target, schedule)
+    config = tile_schedule.chosen(case, place.target, place.schedule)
     return config.rows, config.keys
+
+
+def _decode_extents(case: Case, schedule: Mapping[str, Any]) -> tuple[int, int]:
+    """The rows of a sequence and KV head, and keys of whole tiles of a decode that divide a listed page."""
+    most = schedule.get("max_queries", 1)
+    config = decode_schedule.Config(case.spec, case.query, case.group, most)
+    keys = max(LISTED_KEYS, schedule.get("tile", decode_schedule.tile_of(config)))
+    return max(2, most * case.group), math.gcd(keys, case.spec.page_size) if case.pages else keys
 
 
 def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
     """Why a kernel of this kind was chosen where another would be faster, one sentence each; empty for the fastest."""
     if at.target.is_host or "kind" in at.schedule or case.blocks:
         return []
-    most, sequences = at.schedule.get("max_queries"), at.schedule.get("max_batch", decode_schedule.Config.max_batch)
-    rows = decode_rows(op, at, case, sequences)
-    found = []
-    if kind != "decode" and most is not None and most * case.group <= rows:
-        found += [f"a kernel of kind decode {problem}" for problem in decode_problems(op, case, at, sequences)]
+    place, most, found = Place.of(op, at), at.schedule.get("max_queries"), []
+    if kind != "decode" and most is not None and most * case.group <= decode_rows(case, place, place.max_batch):
+        found += [f"a kernel of kind decode {problem}" for problem in decode_problems(case, place, place.max_batch)]
     if kind == "simt":
-        problems = tile_schedule.problems(case, at.target, row_alignment(op))
+        problems = tile_schedule.problems(case, at.target, place.row_alignment)
         found += [f"a kernel of kind tile {problem}" for problem in problems]
     return found
 

@@ -14,10 +14,9 @@ from typing import Any
 import kvarn as kv
 
 from .attention_queries import queries_of
-from .chosen_pages import chosen_pages
 from .decode_partials import lane_sum
 from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, RADIX, TREE_LEVELS, Config
-from .decode_split_kv import split_kv
+from .decode_split_kv import lists_of, split_kv
 from .partial_results import added, finished, log_sum_exp, of_both, weight, with_prior
 
 
@@ -153,14 +152,14 @@ def combine_kernel(c: Config) -> Any:
     @kv.func
     def body(
         collection, extents, kv_offsets, out, partials, max_units, sinks, lse, prior, prior_lse, pages,
-        page_counts,
+        page_counts, block_mask,
     ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, out, kv_offsets)
         batch = queries.sequences
         staged = kv.shared((MOST_SPLITS if c.split else WARPS, 8, 32), kv.f32)
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
-        chosen = chosen_pages(collection, pages, page_counts)
+        chosen = lists_of(c, collection, queries, pages, page_counts, block_mask)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, WARPS)
         units = work.work_units(max_units, total, tile_indptr, batch)
         tile = kv.block_id.x
@@ -199,8 +198,9 @@ def combine_kernel(c: Config) -> Any:
         sinks: kv.Optional[kv.Buffer[kv.f32, 1]], lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
         prior: kv.Optional[kv.Buffer[kv.f32, c.rank]], prior_lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
         pages: kv.Optional[kv.Buffer[kv.i32, 3]], page_counts: kv.Optional[kv.Buffer[kv.i32, 2]],
+        block_mask=None,
     ):  # fmt: skip
-        rest = max_units, sinks, lse, prior, prior_lse, pages, page_counts
+        rest = max_units, sinks, lse, prior, prior_lse, pages, page_counts, block_mask
         body(collection, extents, kv_offsets, out, partials, *rest)
 
     return attention_combine

@@ -32,19 +32,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import kvarn as kv
-from kvarn.dialect.ops.attention import arrays_of, score_of
+from kvarn.dialect.ops.attention import arrays_of, block_tile, score_of
 
 from .attention_combine import combine_kernel
 from .attention_common import asks, end_key, first_key, has_first, last_not_above
 from .attention_queries import batch_of, extents_of, heads_of, is_padded, queries_of
 from .base import Expansion
-from .chosen_pages import chosen_pages
 from .common import row_alignment
 from .decode_partials import lane_sum
 from .decode_products import products
 from .decode_results import results
 from .decode_schedule import COLUMNS, NEVER, Config, configured
-from .decode_split_kv import split_kv
+from .decode_split_kv import lists_of, split_kv
 from .decode_streaming import streaming
 from .softmax import FAST, array_read, arrays_read, hold, modified_one, modifies, score_unit, shown
 
@@ -126,13 +125,15 @@ def decode_kernel(c: Config) -> Any:
                         scores[-1] = modified_one(c, scores[-1], b, *place, token, slopes, arrays, FAST)
         # Only tiles at the ends of what rows see need the mask: every row sees [last row's first, first row's end).
         seen_first, seen_end = first_key(c, start + c.max_queries - 1), end_key(c, start, keys)
-        if c.pages:
+        if c.by_lists:
             edge = ~stream.within(tile, tokens, lane, seen_first, seen_end)
         else:
             edge = tile * TT + TT > seen_end
             if has_first(c):
                 edge = edge | (tile * TT < seen_first)
-        if asks(c):
+        if c.key_tiles:
+            edge = ~stream.seen_whole(tokens, keys)
+        elif asks(c):
             edge = True
         if edge:
             for mt in kv.static(range(MT)):
@@ -230,7 +231,7 @@ def decode_kernel(c: Config) -> Any:
             scales = stream.load_scales(*tile, lane, fetched.keys, fetched.first)
         fetched.tile = fetched.tile + 1
         next_tile(collection, queries, tile_indptr, fetched, end, row0)
-        if c.pages:
+        if c.by_lists:
             copied = [*copied[1:], fetched.tokens]
         fetched.pages, fetched.tokens = stream.pages_of(caches.keys, chosen, fetched.b, head, fetched.tile, lane)
         return scales, copied
@@ -243,7 +244,7 @@ def decode_kernel(c: Config) -> Any:
     @kv.func
     def body(
         collection, layer, query, extents, kv_offsets, scale, out, partials, counters, sinks, lse, slopes, prior,
-        prior_lse, pages, page_counts, arrays,
+        prior_lse, pages, page_counts, block_mask, arrays,
     ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, query, kv_offsets)
@@ -252,7 +253,7 @@ def decode_kernel(c: Config) -> Any:
         # What the kernels before wrote (lengths, new tokens, the query) is visible from here on.
         if c.programmatic and not c.early:
             start_next()
-        chosen = chosen_pages(collection, pages, page_counts)
+        chosen = lists_of(c, collection, queries, pages, page_counts, block_mask)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, NW)
 
         # Values lie as far from their keys everywhere: K and V share pages and strides.
@@ -285,7 +286,7 @@ def decode_kernel(c: Config) -> Any:
                 if ((tile + (NS - 1)) * TT > start) | (fetched.b != b):
                     kv.griddepcontrol_wait()
             fetched.pages, fetched.tokens = stream.pages_of(k_cache, chosen, fetched.b, head, fetched.tile, lane)
-            scales, copied = [kv.f32(0.0)] * stream.held_scales, [kv.i32(0)] * (NS if c.pages else 0)
+            scales, copied = [kv.f32(0.0)] * stream.held_scales, [kv.i32(0)] * (NS if c.by_lists else 0)
             for s in range(NS - 1):
                 scales, copied = prefetch(
                     caches, collection, queries, chosen, tile_indptr, fetched, end, row0, head, mine, s, scales, copied,
@@ -322,7 +323,7 @@ def decode_kernel(c: Config) -> Any:
                         kv.cp_async_wait(NS - 1)
                         kv.syncwarp()
                     here = mine + stage * c.stage_bytes
-                    tokens = copied[0] if c.pages else None
+                    tokens = copied[0] if c.by_lists else None
                     with kv.trace("products and softmax"):
                         attend(
                             i, tokens, here, q, q_place, m, l, o, unit, scale * score_unit(c), lane, b, head, row0,
@@ -375,10 +376,10 @@ def decode_kernel(c: Config) -> Any:
         lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]], slopes: kv.Optional[kv.Buffer[kv.f32, 1]],
         prior: kv.Optional[kv.Buffer[kv.f32, c.rank]], prior_lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
         pages: kv.Optional[kv.Buffer[kv.i32, 3]], page_counts: kv.Optional[kv.Buffer[kv.i32, 2]],
-        array0=None, array1=None, array2=None, array3=None,
+        array0=None, array1=None, array2=None, array3=None, block_mask=None,
     ):  # fmt: skip
         rest = partials, counters, sinks, lse, array_read(slopes), prior, prior_lse, pages, page_counts
-        rest = *rest, arrays_read(array0, array1, array2, array3)
+        rest = *rest, block_mask, arrays_read(array0, array1, array2, array3)
         body(collection, layer, query, extents, kv_offsets, scale, out, *rest)
 
     return attention_decode
@@ -391,10 +392,11 @@ def expand_decode(op: Any, at: Expansion) -> None:
     config = configured(at.target, Config(
         spec, query, heads_of(op, at) // spec.num_heads, at.schedule["max_queries"], op.mask.value,
         op.span.value, op.softcap.value, score_of(op), op.alibi_slopes is not None, is_padded(op), op.pages is not None,
+        block_tile(op),
         programmatic=at.target.has("pdl"), out_type=out,
         pair_alignment=max(out.itemsize, min(2 * out.itemsize, aligned)),
     ), at.schedule)  # fmt: skip
-    if config.pages:  # what chose the pages is the kernel before, so nothing can be read while it runs
+    if config.by_lists:  # what made the lists is the kernel before, so nothing can be read while it runs
         config = replace(config, early=0)
     head_blocks = config.row_groups // config.warps
     one = at.constant(1)
@@ -410,12 +412,12 @@ def expand_decode(op: Any, at: Expansion) -> None:
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)
     args = [op.collection, op.layer, op.query, extents_of(op), op.kv_offsets, op.scale, op.out, partials, counters]
     args += [op.sinks, op.lse, op.alibi_slopes, op.prior, op.prior_lse, op.pages, op.page_counts]
-    args += arrays_of(op)
+    args += [*arrays_of(op), op.block_mask]
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), args, (max_units * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:
         blocks = batch * (config.row_groups * config.column_tiles * config.row_steps)
         args = [op.collection, extents_of(op), op.kv_offsets, op.out, partials, max_units]
-        args += [op.sinks, op.lse, op.prior, op.prior_lse, op.pages, op.page_counts]
+        args += [op.sinks, op.lse, op.prior, op.prior_lse, op.pages, op.page_counts, op.block_mask]
         threads = (32 * config.combine, 1, 1)
         at.launch(combine_kernel(config), args, (blocks, 1, 1), threads, key=config, programmatic=early)

@@ -73,6 +73,11 @@ class RaggedQueries:
         """As :func:`tile_place`, with the base of the sequence."""
         return tile_place(self.offsets, self.rows, number, group, size)
 
+    @kv.func
+    def first_tile(self, b: Any, group: int, size: int) -> Any:
+        """The number of a sequence's first tile."""
+        return ((self.base(b) - self.base(0)) * group) // size + b
+
 
 @dataclass(frozen=True)
 class PaddedQueries:
@@ -114,9 +119,17 @@ class PaddedQueries:
 
     def tile(self, number: Any, group: int, size: int) -> tuple[Any, Any, Any, Any]:
         """As :func:`tile_place`; every sequence has the tiles of a full one."""
-        tiles = (self.width * group + (size - 1)) // size
+        tiles = self.tiles(group, size)
         b = number // tiles
         return b, b, (number % tiles) * size, self.length(b) * group
+
+    def first_tile(self, b: Any, group: int, size: int) -> Any:
+        """The number of a sequence's first tile."""
+        return b * self.tiles(group, size)
+
+    def tiles(self, group: int, size: int) -> Any:
+        """Tiles of a sequence."""
+        return (self.width * group + (size - 1)) // size
 
 
 Queries = RaggedQueries | PaddedQueries

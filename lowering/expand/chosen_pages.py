@@ -27,6 +27,15 @@ class ChosenPages:
     columns: Any
     page_size: int
 
+    @property
+    def unit(self) -> int:
+        """Tokens of an entry."""
+        return self.page_size
+
+    def of(self, b: Any) -> Any:
+        """What the lists of a sequence are found by."""
+        return b
+
     @kv.func
     def count(self, b: Any, head: Any) -> Any:
         """Entries of a list."""

@@ -18,6 +18,7 @@ NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that diff
 # The fields of a configuration that are a schedule's.
 ENTRIES = (*schedules.DECODE.names, "max_batch", "early")
 COLUMNS = 8  # query rows of one mma
+LEAST_TILE = 16  # tokens: a step of the products
 SECTOR = 32  # bytes that memory gives at least
 WARP_ROWS = 2 * COLUMNS  # most query rows of a warp; a head with more is shared by several
 MOST_COLUMNS = 512  # of a head
@@ -44,6 +45,7 @@ class Config:
     alibi: bool = False
     padded: bool = False
     pages: bool = False
+    key_tiles: tuple[int, int] | None = None  # of a block mask: the query rows and keys of its tiles
     warps: int = 4
     stages: int = 2
     tile: int = 16
@@ -63,13 +65,18 @@ class Config:
         return self.out_type or self.query
 
     @property
+    def by_lists(self) -> bool:
+        """Whether lists say which tokens a sequence and KV head visits: of pages, or of a block mask's tiles."""
+        return self.pages or self.key_tiles is not None
+
+    @property
     def joined(self) -> int:
         """Neighbouring KV heads that a warp takes as one, with zeros in a query row where columns are another's.
 
         Narrow heads fill neither what memory gives at least nor, of few query rows, the columns of a product.
         """
         spec, found = self.spec, 1
-        if self.pages or spec.quantized or spec.is_mla or spec.head_stride != spec.head_size:
+        if self.by_lists or spec.quantized or spec.is_mla or spec.head_stride != spec.head_size:
             return 1
         while spec.num_heads % (2 * found) == 0:
             stored = 2 * found * spec.head_size * spec.dtype.itemsize

@@ -23,8 +23,10 @@ import kvarn as kv
 
 from .attention_common import first_key, last_not_above
 from .block import block_scan
+from .chosen_pages import chosen_pages
 from .common import at_most
 from .decode_schedule import Config
+from .key_tiles import KeyTiles, TilesOfSequences
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,15 @@ class OneSequence:
     def __getitem__(self, b: Any) -> Any:
         """Tiles of the sequences before b."""
         return kv.where(b > 0, self.total, 0)
+
+
+def lists_of(c: Config, collection: Any, queries: Any, pages: Any, page_counts: Any, block_mask: Any) -> Any:
+    """The lists of what each sequence and KV head visits, of a kernel's arguments; None where it visits every key."""
+    if c.key_tiles is None:
+        return chosen_pages(collection, pages, page_counts)
+    rows, keys = c.key_tiles
+    tiles = KeyTiles(block_mask, keys)
+    return TilesOfSequences(tiles, queries, c.group, rows, collection.token_capacity())
 
 
 def split_kv(c: Config) -> SimpleNamespace:
@@ -53,15 +64,15 @@ def split_kv(c: Config) -> SimpleNamespace:
 
     @kv.func
     def first_tile(first):
-        """The sequence's first tile: of lists of pages, whose tiles lie end to end, none is left out."""
-        return 0 if c.pages else first // TT
+        """The sequence's first tile: of lists, whose tiles lie end to end, none is left out."""
+        return 0 if c.by_lists else first // TT
 
     @kv.func
     def tile_count(collection, queries, chosen, b):
         keys, first, _, n = extent(collection, queries, b)
         tiles = (keys + (TT - 1)) // TT - first // TT
         if chosen is not None:  # the KV heads of a sequence have as many tiles as the one with the longest list
-            tiles = (chosen.longest(b, c.heads) * c.spec.page_size + (TT - 1)) // TT
+            tiles = (chosen.longest(chosen.of(b), c.heads) * chosen.unit + (TT - 1)) // TT
         elif queries.kv_offsets is None:
             return kv.where(keys > 0, tiles, 0)
         # Queries that see no keys have a tile of zeros, so that their rows are written.

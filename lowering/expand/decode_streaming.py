@@ -16,6 +16,7 @@ from kvarn.dialect.layout import cdiv
 
 from .chosen_pages import NOWHERE
 from .decode_schedule import Config
+from .key_tiles import WHOLE
 
 
 def streaming(c: Config) -> SimpleNamespace:
@@ -39,23 +40,47 @@ def streaming(c: Config) -> SimpleNamespace:
     widest = next(w for w in (4, 2, 1) if GC % w == 0)  # scales of one load
 
     @kv.func
+    def page_of(k_cache, b, token0, lane):
+        """The id of the page that a tile lies in, or that of the lane's page of its pages."""
+        return k_cache.page(b, token0 if one_page else (token0 // P + lane) * P)
+
+    @kv.func
+    def first_of(tile, tokens):
+        """The token that a tile's addresses begin with: of lists of pages, whose ids are known, one in such a page."""
+        if not c.key_tiles:
+            return tile * TT
+        return kv.where(tokens < NOWHERE, tokens & ~WHOLE, 0)
+
+    @kv.func
+    def seen_whole(tokens, keys):
+        """Whether every query row sees all of a tile of a block mask's."""
+        return ((tokens & WHOLE) != 0) & (tokens + (TT - WHOLE) <= keys)
+
+    @kv.func
     def pages_of(k_cache, chosen, b, head, tile, lane):
         """(page ids that this lane looks up for a tile, their first tokens): the tile's, or a page's for the shuffles.
 
-        Of tiles that are not of a list the tokens follow from the tile; where a list's page is none, the id is any.
+        Of tiles that are not of a list the tokens follow from the tile; where a list's page is none, the id is any. A
+        tile of a block mask's has its own first token, plus :data:`WHOLE` where it is seen whole.
         """
         if chosen is None:
-            return k_cache.page(b, tile * TT if one_page else ((tile * TT) // P + lane) * P), kv.i32(0)
-        entry, inside = (tile * TT) // P, (tile * TT) % P
-        token = chosen.first_token(b, head, entry if one_page else entry + lane, chosen.count(b, head))
+            return page_of(k_cache, b, tile * TT, lane), kv.i32(0)
+        lists, entry, inside = chosen.of(b), (tile * TT) // chosen.unit, (tile * TT) % chosen.unit
+        if c.key_tiles:
+            token = chosen.first_token(lists, head, entry, chosen.count(lists, head))
+            tokens = kv.where(token < NOWHERE, token + inside, token)
+            return page_of(k_cache, b, first_of(tile, tokens), lane), tokens
+        token = chosen.first_token(lists, head, entry if one_page else entry + lane, chosen.count(lists, head))
         there = token < NOWHERE
         return k_cache.page(b, kv.where(there, token, 0)), kv.where(there, token + inside, token) if one_page else token
 
     @kv.func
     def token_of(tile, row, tokens):
         """The token of a tile's row; ``tokens`` are those that :func:`pages_of` gives."""
-        if not c.pages:
+        if not c.by_lists:
             return tile * TT + row
+        if c.key_tiles:
+            return (tokens & ~WHOLE) + row
         if one_page:
             return tokens + row
         slot = (tile * TT) % P + row
@@ -64,8 +89,10 @@ def streaming(c: Config) -> SimpleNamespace:
     @kv.func
     def within(tile, tokens, lane, low, high):
         """Whether all tokens of a tile lie in [low, high); of lists of small pages, whether its whole pages do."""
-        if not c.pages:
+        if not c.by_lists:
             return (tile * TT >= low) & (tile * TT + TT <= high)
+        if c.key_tiles:
+            return ((tokens & ~WHOLE) >= low) & ((tokens & ~WHOLE) + TT <= high)
         if one_page:
             return (tokens >= low) & (tokens + TT <= high)
         outside = (tokens < low) | (tokens + P > high)
@@ -75,7 +102,7 @@ def streaming(c: Config) -> SimpleNamespace:
     def copy_tile(caches, b, head, tile, pages, tokens, stage, lane, keys, first, whole):
         """Start the copies of a tile's K and V; tokens that do not count become zeros unless ``whole``."""
         k_cache, to_values = caches.keys, caches.to_values
-        token0 = tile * TT
+        token0 = first_of(tile, tokens)
         k_from = []
         if by_page:
             for s in kv.static(range(TT // segment_rows)):
@@ -113,7 +140,7 @@ def streaming(c: Config) -> SimpleNamespace:
     @kv.func
     def copy_scales(caches, b, head, tile, pages, tokens, stage, lane, keys, first, whole):
         """Start the copies of a tile's scales."""
-        token0, of_token = tile * TT, GC // 4
+        token0, of_token = first_of(tile, tokens), GC // 4
         for j in kv.static(range(cdiv(TT * of_token, 32))):
             number = lane + 32 * j
             if 32 * (j + 1) > TT * of_token:
@@ -142,12 +169,12 @@ def streaming(c: Config) -> SimpleNamespace:
     @kv.func
     def load_scales(caches, b, head, tile, end, pages, tokens, lane, keys, first):
         """A lane's scales of a tile, K's and then V's; 0 for tokens that do not count."""
-        found = []
+        found, token0 = [], first_of(tile, tokens)
         for s in kv.static(range(scale_turns)):
-            token = tile * TT + s * 32 + lane % scale_lanes  # or, of a list, what its slot is found by
+            token = token0 + s * 32 + lane % scale_lanes  # or, of a list, what its slot is found by
             position = token_of(tile, s * 32 + lane % scale_lanes, tokens)
             counts = (tile < end) & (position < keys) & (position >= first)
-            page = pages if one_page else kv.shuffle_idx(pages, token // P - (tile * TT) // P)
+            page = pages if one_page else kv.shuffle_idx(pages, token // P - token0 // P)
             for cache in kv.static((caches.keys, caches.values)):
                 for g in kv.static(range(0, GC, widest)):
                     scales = [kv.f32(0.0)] * widest
@@ -190,5 +217,5 @@ def streaming(c: Config) -> SimpleNamespace:
     return SimpleNamespace(
         shared_offset=shared_offset, pages_of=pages_of, token_of=token_of, within=within, load_scales=load_scales,
         store_scales=store_scales, scale_at=scale_at, held_scales=0 if c.scales_copied else 2 * GC * scale_turns,
-        issue=issue, clear_columns=clear_columns,
+        issue=issue, clear_columns=clear_columns, seen_whole=seen_whole,
     )  # fmt: skip

@@ -38,6 +38,56 @@ class KeyTiles:
         whole = there & ((entry & WHOLE) != 0) & (first + self.keys <= num_keys)
         return kv.where(there, first, NOWHERE), there, whole
 
+    @kv.func
+    def longest(self, tile: Any, heads: int) -> Any:
+        """Entries of the longest list of a tile of query rows."""
+        found = self.count(tile, 0)
+        if self.blocks.shape[1] > 1:
+            for head in kv.static(range(1, heads)):
+                found = kv.math.max(found, self.count(tile, head))
+        return found
+
     def _list(self, head: Any) -> Any:
         """Masks that do not depend on the head have one list for all."""
         return kv.math.min(head, self.blocks.shape[1] - 1)
+
+
+@dataclass(frozen=True)
+class TilesOfSequences:
+    """The lists of a batch of which every sequence has one tile of query rows: lists as :class:`ChosenPages` are.
+
+    ``rows``: of a tile, at least as many as a sequence has. ``capacity``: tokens that a sequence has room for.
+    """
+
+    tiles: KeyTiles
+    queries: Any
+    group: int
+    rows: int
+    capacity: Any
+
+    @property
+    def unit(self) -> int:
+        """Tokens of an entry."""
+        return self.tiles.keys
+
+    @kv.func
+    def of(self, b: Any) -> Any:
+        """What the lists of a sequence are found by."""
+        return self.queries.first_tile(b, self.group, self.rows)
+
+    @kv.func
+    def count(self, tile: Any, head: Any) -> Any:
+        return self.tiles.count(tile, head)
+
+    @kv.func
+    def longest(self, tile: Any, heads: int) -> Any:
+        return self.tiles.longest(tile, heads)
+
+    @kv.func
+    def first_token(self, tile: Any, head: Any, entry: Any, count: Any) -> Any:
+        """The first token of an entry, plus :data:`WHOLE` where it is seen whole; past all tokens behind the list."""
+        found = kv.i32(NOWHERE)
+        if entry < count:
+            first, there, whole = self.tiles.at(tile, head, entry, self.capacity)
+            found = kv.where(there & whole, first + WHOLE, first)
+        return found

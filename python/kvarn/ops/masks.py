@@ -163,7 +163,8 @@ def block_mask(
         As of :func:`attention`: of these pages alone tiles are listed, in their order.
     rows, keys : int, optional
         Query rows and keys of a tile: those that attention takes for this case (by default), or others that its
-        schedule allows. On a GPU multiples of 64 and 16. With pages keys divide the page size.
+        schedule allows. On a GPU multiples of 16 keys and, for kind tile, of 64 rows; for kind decode as many rows as a
+        sequence has of a KV head, or more. With pages keys divide the page size.
     blocks : int32 array-like [tiles, 1 or H, 1 + most], optional
         Where it goes: ``blocks`` of an earlier one for the same shapes. When not given it is allocated by the query's
         library.
@@ -180,7 +181,7 @@ def block_mask(
     Raises
     ------
     TypeError, ValueError
-        If an argument is not as above, or kind tile does not take the case; nothing was launched.
+        If an argument is not as above, or neither kind tile nor decode takes the case; nothing was launched.
     """
     if (row_offsets is None) == (valid_lengths is None):
         raise ValueError(f"{TITLE}: row_offsets or valid_lengths must be given, and not both")
@@ -232,7 +233,7 @@ def _extents(collection: Any, query: Any, heads: int, case: Mapping[str, Any], s
     try:
         given = tuple(sorted((entries or {}).items()))
         spec = collection.spec.cache if of_operand else collection.cache_spec
-        return _extents_of(spec, dtype, heads, tuple(case.items()), given, target)
+        return _extents_of(spec, dtype, heads, tuple(case.items()), given, target, of_operand)
     except ValueError as error:
         raise ValueError(f"{TITLE}: {error}") from None
 
@@ -240,15 +241,15 @@ def _extents(collection: Any, query: Any, heads: int, case: Mapping[str, Any], s
 @functools.lru_cache(maxsize=1024)
 def _extents_of(
     spec: Any, dtype: Any, heads: int, case: tuple[tuple[str, Any], ...], schedule: tuple[tuple[str, Any], ...],
-    target: str,
+    target: str, of_operands: bool,
 ) -> tuple[int, int]:  # fmt: skip
     """As :func:`_extents`, of what they depend on."""
-    from kvarn.lowering.expand.attention import block_extents
+    from kvarn.lowering.expand.attention import WIDEST_ROWS, Place, block_extents
     from kvarn.lowering.expand.attention_common import Case
     from kvarn.lowering.target import by_name
 
     made = Case(spec, dtype, dtype, heads, spec.head_size, **dict(case))
-    return block_extents(made, by_name(target), dict(schedule))
+    return block_extents(made, Place(by_name(target), dict(schedule), WIDEST_ROWS, of_operands))
 
 
 # --- attention by them ------------------------------------------------------------------------------
