@@ -10,6 +10,7 @@ With --peers other libraries read the same lists, in the same process.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -186,7 +187,8 @@ def lines(
     found = {"row": row.title, "what": "the whole cache", "share": 1.0, "bytes": p.bytes}
     yield found | measured(p, call_of(p), p.error)
     collection, lists = p.cached.collection(p.lengths - 1, 1, p.longest), Lists(p)
-    choice, listed = Choice(p, collection, shares[-1]), page_peers.ListedHeads(p) if groups else None
+    choice = Choice(p, collection, shares[-1])
+    listed = page_peers.ListedHeads(p) if groups else None
     for what, (call, error) in choice.calls().items():
         yield {"row": row.title, "what": what, "share": shares[-1], "bytes": 0.0} | measured(p, call, error)
     for share in shares:
@@ -201,10 +203,11 @@ def lines(
 
         found = {"row": row.title, "what": "listed pages", "share": share, "bytes": p.bytes * share}
         yield found | measured(p, call, lambda chosen=chosen: lists.error(chosen))
-        if groups:
-            listed.take(chosen, counts)
+        if listed is None:
+            continue
+        listed.take(chosen, counts)
         for who, make in (page_peers.PEERS[name] for name in groups):
-            ready = when_called(lambda make=make: make(listed))
+            ready = when_called(functools.partial(make, listed))
             yield found | {"what": who} | measured(p, ready, lambda chosen=chosen: lists.error(chosen))
 
 

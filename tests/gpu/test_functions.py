@@ -88,3 +88,45 @@ def test_a_tree_and_its_commit_in_a_graph(place: Torch, dtype: str, drafts: int)
     np.testing.assert_allclose(place.get(out).astype(np.float64), host.astype(np.float64), rtol=4e-3, atol=4e-3)
     kv.ops.commit(problem.collection, None, accepted, problem.row_offsets)
     np.testing.assert_array_equal(bits(place.get(c.blocks)), bits(problem.collection.blocks))
+
+
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "shape"),
+    [
+        ("paged", "f8e4m3", {}), ("paged", "f8e4m3", {"page_size": 5}), ("continuous", "f8e4m3", {}),
+        ("paged", "i8", {"scale_dtype": "f32", "granularity": 8}), ("fa3", "f16", {}),
+        ("paged", "bf16", {"page_size": 1}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_decode_by_a_block_mask_in_a_graph(
+    place: Torch, kind: str, dtype: str, shape: dict[str, Any], group: int, invariant: bool
+):
+    rng, problem = problem_of(2, kind, dtype, cached=[300, 0, 70, 2900], new=[1, 1, 0, 2], head_size=64, **shape)
+    query = query_of(rng, problem, group)
+    ids = np.sort(rng.integers(0, 12, (4, 3000)), axis=1).astype(np.int32)
+    c, q, offsets = place.collection(problem.collection), place.put(query), place.put(problem.row_offsets)
+    mask, out = (kv.masks.causal & document, place.put(ids)), place.put(np.zeros_like(query))
+    schedule = {"kind": "decode", "max_queries": 2, "batch_invariant": invariant}
+    made = kv.ops.block_mask(c, q, offsets, mask, schedule=schedule)
+
+    def step() -> None:
+        again = kv.ops.block_mask(c, q, offsets, mask, blocks=made.blocks, schedule=schedule)
+        kv.ops.attention(c, 1, q, offsets, block_mask=again, out=out, schedule=schedule)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for length in (2900, 1500):
+        problem.collection.cache_lengths[3] = c.cache_lengths[3] = length
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        want, _ = reference.function_attention(
+            problem.collection, 1, query, problem.row_offsets,
+            mask=lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k]),
+        )  # fmt: skip
+        tolerance = 2e-2 if dtype == "bf16" else 4e-3
+        np.testing.assert_allclose(place.get(out).astype(np.float64), want, rtol=tolerance, atol=tolerance)

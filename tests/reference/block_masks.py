@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+import kvarn as kv
+
+from .attention_functions import document
 from .random_caches import Problem
 
 
@@ -42,3 +45,24 @@ def lists(
 def entries(blocks: np.ndarray) -> list[list[list[int]]]:
     """The lists of a block mask."""
     return [[of_head[1 : 1 + of_head[0]].tolist() for of_head in of_tile] for of_tile in blocks]
+
+
+def by_head(b, h, q, k, ids):
+    return ((h == 0) | (q - k < 20)) & (ids[b, q] == ids[b, k])
+
+
+# Masks, and what they are over NumPy arrays of documents.
+CASES: dict[str, Any] = {
+    "causal documents": (
+        kv.masks.causal & document, lambda ids: lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k])
+    ),
+    "window and documents": (
+        kv.masks.sliding_window(40) & document,
+        lambda ids: lambda b, h, q, k: (k <= q) & (q - k < 40) & (ids[b, q] == ids[b, k]),
+    ),
+    "by head": (
+        kv.masks.causal & by_head,
+        lambda ids: lambda b, h, q, k: (k <= q) & ((h == 0) | (q - k < 20)) & (ids[b, q] == ids[b, k]),
+    ),
+    "not causal": (document, lambda ids: lambda b, h, q, k: ids[b, q] == ids[b, k]),
+}  # fmt: skip

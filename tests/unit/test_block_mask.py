@@ -11,6 +11,7 @@ from reference import attention as reference
 from reference import block_masks
 from reference.attention_cases import assert_same_bits, sentinel
 from reference.attention_functions import document, problem_of, query_of, t5, t5_buckets
+from reference.block_masks import CASES
 from reference.operands import dense_parts, ragged_parts
 from reference.places import Place
 from reference.random_caches import Problem
@@ -23,10 +24,6 @@ BATCH = {"cached": [90, 0, 30, 0], "new": [6, 40, 1, 0]}
 
 def documents(rng: Any, batch: int = 4, length: int = 200, most: int = 3) -> np.ndarray:
     return np.sort(rng.integers(0, most, (batch, length)), axis=1).astype(np.int32)
-
-
-def by_head(b, h, q, k, ids):
-    return ((h == 0) | (q - k < 20)) & (ids[b, q] == ids[b, k])
 
 
 TILE = {"rows": 64, "keys": 32}
@@ -47,22 +44,6 @@ def attended(place: Place, given: Any, **options: Any) -> tuple[np.ndarray, np.n
     out = place.put(sentinel(place.get(query)))
     _, lse = kv.ops.attention(*given, out=out, return_lse=True, **options)
     return place.get(out), place.get(lse)
-
-
-CASES: dict[str, Any] = {
-    "causal documents": (
-        kv.masks.causal & document, lambda ids: lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k])
-    ),
-    "window and documents": (
-        kv.masks.sliding_window(40) & document,
-        lambda ids: lambda b, h, q, k: (k <= q) & (q - k < 40) & (ids[b, q] == ids[b, k]),
-    ),
-    "by head": (
-        kv.masks.causal & by_head,
-        lambda ids: lambda b, h, q, k: (k <= q) & ((h == 0) | (q - k < 20)) & (ids[b, q] == ids[b, k]),
-    ),
-    "not causal": (document, lambda ids: lambda b, h, q, k: ids[b, q] == ids[b, k]),
-}  # fmt: skip
 
 
 @pytest.mark.sampled(8)

@@ -10,6 +10,7 @@ import pytest
 from reference import attention as reference
 from reference.attention_cases import assert_same_bits
 from reference.attention_functions import document, problem_of, query_of, t5, t5_buckets
+from reference.block_masks import CASES
 from reference.random_caches import Problem
 
 import kvarn as kv
@@ -17,25 +18,6 @@ import kvarn as kv
 BATCH = {"cached": [150, 0, 70], "new": [2, 0, 1]}
 FEW = {"max_queries": 2}  # what a call on a GPU says by itself
 DECODE = {"kind": "decode", **FEW}
-
-
-def by_head(b, h, q, k, ids):
-    return ((h == 0) | (q - k < 20)) & (ids[b, q] == ids[b, k])
-
-
-CASES: dict[str, Any] = {
-    "causal documents": (
-        kv.masks.causal & document, lambda ids: lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k])
-    ),
-    "window and documents": (
-        kv.masks.sliding_window(40) & document,
-        lambda ids: lambda b, h, q, k: (k <= q) & (q - k < 40) & (ids[b, q] == ids[b, k]),
-    ),
-    "by head": (
-        kv.masks.causal & by_head,
-        lambda ids: lambda b, h, q, k: (k <= q) & ((h == 0) | (q - k < 20)) & (ids[b, q] == ids[b, k]),
-    ),
-}  # fmt: skip
 
 
 def documents(rng: Any, batch: int, length: int = 800, most: int = 6) -> np.ndarray:
