@@ -86,7 +86,7 @@ class Mla:
     """One new token a sequence over latent rows; values are the first ``value_size`` columns.
 
     Of the last ``rope`` columns of a query of ``size`` the keys are bf16 behind the 8-bit ones; between lies a scale in
-    f32 for every ``inline`` of these. 0: there are none.
+    f32 for every ``inline`` of these. 0: there are none. ``query``: what queries are of.
     """
 
     batch: int
@@ -97,6 +97,7 @@ class Mla:
     page: int = 64
     rope: int = 0
     inline: int = 0
+    query: str = "bf16"
 
     @property
     def scales(self) -> int:
@@ -178,6 +179,7 @@ def _chunks() -> tuple[tuple[int, int], ...]:
 _FP8 = "f8e4m3"
 _LARGE, _STEP = Append(8, 1024, 1024), Append(256, 1, 64)
 _SCALED_ROWS = Mla(64, 4096, 128, rope=64, inline=128)
+_NARROW = Mla(64, 4096, 128, query=_FP8)
 _LONG, _SHORT = Decode(64, 4096), Decode(128, 2048)
 _PROMPTS, _WIDE_HEADS = Prefill(((4096, 4096),) * 8), Goal("tflops", 600)
 
@@ -211,9 +213,21 @@ TABLE = (
     Row("mla_b64_c4k_h128", "MLA decode 64 × 4k, 128 heads", Mla(64, 4096, 128), goal=Goal("matmul", 0.92)),
     Row("mla_b64_c8k_h16", "MLA decode 64 × 8k, 16 heads", Mla(64, 8192, 16), goal=Goal("read", 0.95)),
     Row("mla_b1_c32k_h128", "MLA decode 1 × 32k, 128 heads", Mla(1, 32768, 128), goal=Goal("us", 25)),
-    Row("mla_b64_c4k_h128_fp8", "MLA decode fp8 64 × 4k, 128 heads", Mla(64, 4096, 128), _FP8, Goal("us", 100)),
-    Row("mla_b64_c8k_h16_fp8", "MLA decode fp8 64 × 8k, 16 heads", Mla(64, 8192, 16), _FP8, Goal("us", 85)),
-    Row("mla_b1_c32k_h128_fp8", "MLA decode fp8 1 × 32k, 128 heads", Mla(1, 32768, 128), _FP8, Goal("us", 20)),
+    Row("mla_b64_c4k_h128_q8", "MLA decode fp8, query of 8 bits, 64 × 4k, 128 heads", _NARROW, _FP8, Goal("us", 100)),
+    Row(
+        "mla_b64_c8k_h16_q8",
+        "MLA decode fp8, query of 8 bits, 64 × 8k, 16 heads",
+        replace(_NARROW, context=8192, query_heads=16),
+        _FP8,
+        Goal("us", 85),
+    ),
+    Row(
+        "mla_b1_c32k_h128_q8",
+        "MLA decode fp8, query of 8 bits, 1 × 32k, 128 heads",
+        replace(_NARROW, batch=1, context=32768),
+        _FP8,
+        Goal("us", 20),
+    ),
     Row("pf_b8_s4k", "prefill 8 × 4096 causal", _PROMPTS, goal=Goal("tflops", 640)),
     Row("pf_ragged_chunked", "prefill 16 ragged chunks", Prefill(_chunks()), goal=Goal("tflops", 640)),
     Row("pf_b8_s4k_p64", "prefill 8 × 4096 causal, page 64", replace(_PROMPTS, page=64), goal=Goal("tflops", 640)),
@@ -276,6 +290,10 @@ RANGE = (
     ),
     Row("range_mla_h64_fp8", "MLA decode fp8 64 × 4k, 64 heads", Mla(64, 4096, 64), _FP8),
     Row("range_mla_b128_c1k_fp8", "MLA decode fp8 128 × 1k, 16 heads", Mla(128, 1024, 16), _FP8),
+    Row("mla_b64_c4k_h128_fp8", "MLA decode fp8 64 × 4k, 128 heads", Mla(64, 4096, 128), _FP8),
+    Row("mla_b64_c8k_h16_fp8", "MLA decode fp8 64 × 8k, 16 heads", Mla(64, 8192, 16), _FP8),
+    Row("mla_b1_c32k_h128_fp8", "MLA decode fp8 1 × 32k, 128 heads", Mla(1, 32768, 128), _FP8),
+    Row("range_mla_h64_q8", "MLA decode fp8 64 × 4k, 64 heads, query of 8 bits", Mla(64, 4096, 64, query=_FP8), _FP8),
     Row("range_d64_fp8", "decode fp8 64 × 4k, head size 64", replace(_LONG, size=64), _FP8),
     Row("range_d256_fp8", "decode fp8 64 × 4k, head size 256", replace(_LONG, size=256), _FP8),
     Row("range_p64_fp8", "decode fp8 64 × 4k, page 64", replace(_LONG, page=64), _FP8),
@@ -306,6 +324,7 @@ SMALL = (
         _FP8,
         Goal("matmul", 0.0),
     ),
+    Row("small_mla_q8", "MLA decode fp8, query of 8 bits, small", Mla(2, 40, 4, 96, 64, 16, query="f8e4m3"), _FP8),
     Row("small_mla", "MLA decode, small", Mla(2, 40, 4, 96, 64, 16), goal=Goal("matmul", 0.0)),
     Row("small_documents", "prefill of documents, small", Functions(((40, 40),) * 2, 4, 2, 64, documents=16)),
     Row("small_t5", "prefill with T5's bias, small", Functions(((40, 40),) * 2, 4, 2, 64, documents=40, t5=True)),

@@ -324,7 +324,9 @@ _TAKES: dict[str, Callable[[Row], bool]] = {
         and not (row.kind == "functions" and not row.shape.documents)  # a score of one's own: a kernel of one's own
     ),
     "fa3": lambda row: row.kind in ("decode", "prefill") or (row.kind == "mla" and not of_8_bits(row)),
-    "flashmla": lambda row: row.kind == "mla" and row.shape.page == FLASHMLA_PAGE and not row.shape.rope,
+    "flashmla": lambda row: (
+        row.kind == "mla" and row.shape.page == FLASHMLA_PAGE and not row.shape.rope and row.shape.query == row.dtype
+    ),
     "vllm": lambda row: row.kind in ("append", "gather"),
     "triton": lambda row: row.kind in ("decode", "prefill") and not getattr(row.shape, "window", 0),
     "torch": lambda row: row.kind == "gather" or (row.kind == "append" and not row.shape.rope),

@@ -88,10 +88,11 @@ class MlaProblem(AttentionProblem):
         self.cached = Cached(arrays, row, pages, self.layers, split, halves=1)
         if shape.rope and not split:
             self.pack_rows(shape)
-        self.query = arrays.normal((shape.batch, shape.query_heads, shape.size), "bf16")
+        self.query = arrays.normal((shape.batch, shape.query_heads, shape.size), shape.query)
         self.out = arrays.empty((shape.batch, shape.query_heads, shape.value_size), "bf16")
         self.scale = shape.size**-0.5
-        self.bytes = cached + 2 * shape.batch * shape.query_heads * (shape.size + shape.value_size) + 4 * pages.total
+        of_head = shape.size * dtypes.by_name(shape.query).itemsize + 2 * shape.value_size
+        self.bytes = cached + shape.batch * shape.query_heads * of_head + 4 * pages.total
         self.flops = 2 * shape.batch * shape.context * shape.query_heads * (shape.size + shape.value_size)
         self.offsets = arrays.integers(np.arange(shape.batch + 1))
         self.device_lengths = arrays.integers(self.lengths)

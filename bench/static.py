@@ -67,7 +67,7 @@ def specialisation(row: Row, target: str = "sm_90a", schedule: Mapping[str, Any]
         if few:
             given = {**reads._bounds(1, shape.batch), **given}
     elif isinstance(shape, Mla):
-        name, query = "kv.mla_attention", rows(shape.query_heads, shape.size)
+        name, query = "kv.mla_attention", rows(shape.query_heads, shape.size, shape.query)
         operands = {
             "collection": collection,
             "layer": whole,

@@ -130,10 +130,9 @@ def _fa3_mla(p: Any) -> Iterator[Offer]:
 
 
 def flashmla(p: Any) -> Iterator[Offer]:
-    """FlashMLA, dense; over rows of 8 bits with a query of 8 bits, which is what it takes."""
+    """FlashMLA, dense; over rows of 8 bits the query has 8 bits, too."""
     shape, (cache,), torch = p.row.shape, p.cached.parts, p.arrays.torch
     vllm_library("_flashmla_extension_C*.so" if is_fp8(p) else "_flashmla_C*.so")
-    query = p.query.to(cache.dtype) if is_fp8(p) else p.query
 
     def prepare() -> Callable[[int], Any]:
         ops, plan = torch.ops._flashmla_C, [None, None]
@@ -160,17 +159,14 @@ def flashmla(p: Any) -> Iterator[Offer]:
 
         def call(layer: int) -> None:
             out, *_ = ops.fwd_kvcache_mla_fp8(
-                query.unsqueeze(1), cache[layer], shape.value_size, p.device_lengths, p.cached.pages.device_table,
+                p.query.unsqueeze(1), cache[layer], shape.value_size, p.device_lengths, p.cached.pages.device_table,
                 p.scale, False, *plan, one, one,
             )  # fmt: skip
             p.out = out.view(p.out.shape)
 
         return call
 
-    if is_fp8(p):
-        yield Offer("FlashMLA, query of 8 bits", prepare_fp8, FP8_QUERY, lambda: p.error(query))
-    else:
-        yield Offer("FlashMLA", prepare, BF16)
+    yield Offer("FlashMLA", prepare_fp8, FP8) if is_fp8(p) else Offer("FlashMLA", prepare, BF16)
 
 
 def vllm_cache(p: Any) -> Iterator[Offer]:

@@ -344,6 +344,11 @@ class OperandAttentionOp(
         return not_mla(self, spec) and _attends(self, spec) and offsets(self, self.row_offsets) and _listed_tiles(self)
 
 
+def stored_elements(spec: CacheSpec) -> tuple[str, ...]:
+    """What a query may be of besides floats: the cache's elements, where products take both as they are."""
+    return (spec.dtype.mlir,) if spec.dtype is f8e4m3 and not spec.quantized else ()
+
+
 def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
     """Whether the query, the output and the rest of an attention fit the keys and values.
 
@@ -353,8 +358,7 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
         return False
     elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
     written = tuple(dict.fromkeys((*elements, "f32")))
-    stored = (spec.dtype.mlir,) if spec.dtype is f8e4m3 and not spec.quantized else ()
-    for value, name, wanted in ((op.query, "query", (*elements, *stored)), (op.out, "out", written)):
+    for value, name, wanted in ((op.query, "query", (*elements, *stored_elements(spec))), (op.out, "out", written)):
         right = verify.memref(op, value, rank, wanted, name)
         if not right or not verify.static_dim(op, value, rank - 1, spec.head_size, name):
             return False

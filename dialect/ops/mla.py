@@ -12,7 +12,7 @@ from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import CacheSpec
 from ..types import CollectionType
-from .attention import functions_fit, mask_is_valid, rows_end, score_of
+from .attention import functions_fit, mask_is_valid, rows_end, score_of, stored_elements
 from .operations import FLOATS, offsets, read_as_floats, token_rows
 
 LEAST_INLINE = 16  # elements of a scale that lies in a row: as many as a kernel reads at a time
@@ -75,6 +75,8 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
     the 8-bit elements and the bf16 keys of a row; those keys have no scale then. 656 bytes with inline_scales = 128 are
     512 columns, 4 scales and 64 columns.
 
+    Over rows of f8e4m3 without scales and bf16 keys the query may be f8e4m3 too, and the output f16, bf16 or f32.
+
     Optional operands, over paged collections: indices [T, K] i32, rows of the pool as page * page_size + slot. A query
     row then sees the rows that it lists and no other, negative ones and those outside the pool excepted, and the mask
     is null. topk_lengths [T] i32: how many of a row's indices count, from the first on; at most K do.
@@ -128,8 +130,11 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
                 f"of C + R columns, got rows of {spec.head_size} x {spec.dtype.mlir} and {self.query.type}",
             )
         elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+        columns = latent_columns(self, spec, size)
+        packed = columns != spec.head_size or inline_scales_of(self)  # rows that are not of one element type
+        stored = () if packed else stored_elements(spec)
         return (
-            token_rows(self, self.query, None, latent_columns(self, spec, size), elements, "query")
+            token_rows(self, self.query, None, columns, (*elements, *stored), "query")
             and token_rows(self, self.out, None, size, tuple(dict.fromkeys((*elements, "f32"))), "out")
             and rows_end(self, 3, ir.MemRefType(self.query.type).shape[1], size)
             and offsets(self, self.row_offsets)

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from kvarn.dialect.dtypes import f8e4m3
+from kvarn.dialect.layout import align_up
 from kvarn.dialect.shared_layout import SharedLayout
 
 from . import latent_stored
-from .latent_common import LatentConfig
+from .latent_common import KEYS, MOST_ROWS, LatentConfig
 
-MOST_ROWS = 32  # of a block with 16-bit keys
 SMALL_BYTES = 6144  # more than maxima, factors, sums and barriers take
 # Registers of a thread of scores, of values and of the producer with many query rows; where it does more than to start
 # copies by TMA; where keys and values have several scales. Then the first two for more: :func:`few_for_values`.
@@ -59,14 +60,31 @@ def takes_turns(c: LatentConfig) -> bool:
     """Whether values waits with a tile until the keys of the next one are multiplied, so that neither slows the other.
 
     With many query rows the tensor cores are what both need, and only values can use them during a softmax. Where
-    several scales multiply what is converted, values takes longer than that.
+    several scales multiply what is converted, values takes longer than that; with a query of 8 bits both take less.
     """
-    return c.rows > MOST_ROWS and not c.granules
+    return c.rows > MOST_ROWS and not c.granules and not c.narrow
 
 
 def value_steps(c: LatentConfig) -> int:
     """Steps of 16 keys whose values are multiplied at a time, where they are converted."""
     return 1 if few_for_values(c) else 2
+
+
+def loads_of_values(c: LatentConfig) -> list[tuple[int, tuple[int, ...]]]:
+    """(box, halves of its keys) that a warpgroup of values loads at a time; both where nothing is converted."""
+    halves = [(0, 1)] if c.products is f8e4m3 else [(0,), (1,)]
+    return [(box, some) for box in range(c.value_boxes // value_groups(c)) for some in halves]
+
+
+def weights_layout_of(c: LatentConfig) -> SharedLayout:
+    """A tile's weights: a row a query row."""
+    size = c.products.itemsize
+    return SharedLayout(c.rows, KEYS, size, KEYS * size)
+
+
+def query_bytes(c: LatentConfig) -> int:
+    """The query's, up to where weights may lie."""
+    return align_up(query_layout_of(c).bytes, weights_layout_of(c).alignment)
 
 
 def query_layout_of(c: LatentConfig) -> SharedLayout:
@@ -75,5 +93,5 @@ def query_layout_of(c: LatentConfig) -> SharedLayout:
 
 def ring_boxes(c: LatentConfig, shared_bytes: int) -> int:
     """Boxes of the ring."""
-    used = query_layout_of(c).bytes + 2 * 128 * c.rows + SMALL_BYTES + LISTS * c.notes_bytes
+    used = query_bytes(c) + 2 * 128 * c.rows + SMALL_BYTES + LISTS * c.notes_bytes
     return min(TILES * c.boxes, (shared_bytes - used) // c.box.bytes)

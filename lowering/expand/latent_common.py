@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import DType, f16
+from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 
@@ -23,6 +23,7 @@ from .softmax import modified_one, shown
 
 KEYS = 64  # of a tile
 WIDE = 64  # query rows of a block, or fewer with swapped operands
+MOST_ROWS = 32  # of those, where keys have 16 bits
 BOX_COLUMNS = 64
 BOX = SharedLayout(KEYS, BOX_COLUMNS, 2, 128)
 BYTE_BOX = SharedLayout(KEYS, BOX_COLUMNS, 1, 64)  # of rows of 8 bits
@@ -61,17 +62,24 @@ class LatentConfig:
     @property
     def part(self) -> DType:
         """The type of the rows of a partial result."""
-        return self.case.query
+        return part_of_query(self.case)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the query has 8 bits, as the rows have: products take both as they are."""
+        return self.case.query.bits == 8
 
     @property
     def products(self) -> DType:
-        """What is multiplied."""
+        """What is multiplied: of 8-bit rows, weights and values."""
+        if self.narrow and self.rows > MOST_ROWS:  # as in attention over tiles; few rows wait for memory anyway
+            return f8e4m3
         return f16 if self.stored else self.case.query
 
     @property
     def stored(self) -> bool:
         """Whether rows are of 8 bits, and lie as they are in shared memory (:mod:`latent_stored`)."""
-        return self.case.spec.dtype is not self.case.query
+        return self.case.spec.dtype.bits == 8
 
     @property
     def few(self) -> bool:
@@ -225,17 +233,24 @@ def load_query(c, query, tile, layout, token0, row0, rows, scale, thread, thread
 
     Maxima are found before scores are scaled, so that a negative scale changes the query's sign.
     """
-    heads, chunks = c.case.heads, c.case.size // CHUNK
+    heads, elements = c.case.heads, 16 // c.case.query.itemsize
+    held = chunks = c.case.size // elements
+    if c.narrow:
+        chunks = layout.panels * layout.pitch // 16  # products of 8 bits read whole panels
     for i in range(thread, c.rows * chunks, threads):
         row, chunk = i // chunks, i % chunks
         at = kv.math.min(row0 + row, rows - 1)
-        kv.cp_async(tile + layout.chunk_offset(row, chunk), query.address(token0 + at // heads, at % heads, chunk * 8))
+        column, size = chunk * elements, None
+        if chunks > held:
+            column, size = kv.math.min(column, (held - 1) * elements), kv.where(chunk < held, 16, kv.i32(0))
+        source = query.address(token0 + at // heads, at % heads, column)
+        kv.cp_async(tile + layout.chunk_offset(row, chunk), source, zero_fill_size=size)
     kv.cp_async_commit()
     kv.cp_async_wait(0)
     if scale < 0.0:
         for i in range(thread, c.rows * chunks, threads):
             at = tile + layout.chunk_offset(i // chunks, i % chunks)
-            at.store(at.load(kv.u32, 4) ^ 0x80008000)
+            at.store(at.load(kv.u32, 4) ^ (0x80808080 if c.narrow else 0x80008000))
     kv.fence_proxy_async()
 
 
@@ -255,7 +270,14 @@ def clear_rows(layout, place, boxes, begin, end, thread, threads):
 
 def ends_in_combine(case: Case, op: Any) -> bool:
     """Whether a row's result needs more than its keys, which the kernel that combines partial results gives it."""
-    return case.out is not case.query or any(x is not None for x in (op.sinks, op.lse, op.prior))
+    return case.out is not part_of_query(case) or any(x is not None for x in (op.sinks, op.lse, op.prior))
+
+
+def part_of_query(case: Case) -> DType:
+    """The type of the rows of a partial result: the query's, or of one of 8 bits the output's where that has 16."""
+    if case.query.bits != 8:
+        return case.query
+    return bf16 if case.out is f32 else case.out
 
 
 def alone(c: LatentConfig, splits: Any) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kvarn.dialect.dtypes import bf16, f16, f32
+from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.attention import arrays_of
 from kvarn.lowering.target import Target
@@ -14,7 +14,7 @@ from kvarn.lowering.target import Target
 from . import latent_blocks, latent_combine, latent_few, latent_stored, latent_wide
 from .attention_common import Case, tile_count
 from .base import Expansion
-from .latent_common import BOX_COLUMNS, KEYS, WIDE, LatentConfig, ends_in_combine
+from .latent_common import BOX_COLUMNS, KEYS, MOST_ROWS, WIDE, LatentConfig, ends_in_combine
 
 MOST_TILES = 16  # of a sequence whose most new tokens are known: more are found through the row offsets
 SPLIT_TILES = 2  # tiles of keys that a split has at least, where the context is known to be that long
@@ -26,13 +26,14 @@ def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> li
     spec, found = case.spec, []
     if not target.has("wgmma"):
         return [f"needs a GPU with wgmma, got {target.name}"]
-    if case.query not in (bf16, f16) or case.out not in (case.query, f32):
+    if case.query is not f8e4m3 and (case.query not in (bf16, f16) or case.out not in (case.query, f32)):
         found.append(
-            f"needs a query of bf16 or f16 and an output of its type or f32, got {case.query.name} and {case.out.name}"
+            f"needs a query of bf16, f16 or f8e4m3 and an output of its type or f32, got {case.query.name} and "
+            f"{case.out.name}"
         )
     if spec.dtype is not case.query and spec.dtype.bits != 8:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
-    if spec.dtype is not case.query and (spec.head_size | case.rope | case.rope_start) % 16:
+    if spec.dtype.bits == 8 and (spec.head_size | case.rope | case.rope_start) % 16:
         found.append(
             f"needs 8-bit rows, and what lies in them, of multiples of 16 bytes, got {spec.head_size} bytes with bf16 "
             f"keys from byte {case.rope_start} on"
@@ -79,7 +80,7 @@ def config_of(case: Case, at: Expansion, op: Any) -> LatentConfig:
     """The configuration for a case and what the schedule promises."""
     listed = op.indices is not None
     most = case.heads if listed else at.schedule.get("max_queries", 0) * case.heads
-    few = WIDE if case.spec.dtype is not case.query else latent_blocks.MOST_ROWS
+    few = WIDE if case.spec.dtype.bits == 8 else MOST_ROWS
     rows = align_up(most, 8) if 0 < most <= few else WIDE
     tiles = 0 if listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
     copied = box_rows(case, at, op.collection, listed)

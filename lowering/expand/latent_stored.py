@@ -9,6 +9,8 @@ by a conversion. Keys, and values transposed, are operand A.
   2^-17 of that. Both products together cost what one of bf16 would. Products of 8 bits keep about 14 bits of a sum: up
   to 32 query rows, and where there are several scales a row, f32 adds what they make of :data:`TOGETHER` boxes. With
   more query rows both terms are columns of one product (:func:`wide_terms`), which reads keys once.
+- A query of e4m3 is multiplied as it is, too: half of the products. With many query rows weights are rounded to e4m3,
+  and values are permuted but not converted (:func:`value_steps`).
 - Other keys, and those of an f16 query, are converted on the way to the registers of operand A. A thread loads 16 bytes
   of a row, and the query's columns lie in the order that this gives.
 - *Values* are too: ``ldmatrix`` transposes pairs of bytes, two columns by two keys in a word. f16 holds every 8-bit
@@ -48,12 +50,17 @@ LEAST_BITS = 41  # of the exponent of a query row's largest element, so that all
 def direct(c: LatentConfig) -> bool:
     """Whether keys are multiplied as they are stored."""
     case = c.case
+    if c.narrow:
+        return True
     return case.spec.dtype is f8e4m3 and case.query is bf16 and (not c.granules or c.granule % BYTE_BOX.columns == 0)
 
 
 def one_sum(c: LatentConfig) -> bool:
-    """Whether all boxes of keys are summed by products: with many query rows, where no scales come between."""
-    return c.rows > MOST_SUMMED and not c.granules
+    """Whether all boxes of keys are summed by products: with many query rows, where no scales come between.
+
+    Of a query of 8 bits they always are: what it was rounded from has lost more.
+    """
+    return c.narrow or (c.rows > MOST_SUMMED and not c.granules)
 
 
 def wide_terms(c: LatentConfig) -> bool:
@@ -62,7 +69,7 @@ def wide_terms(c: LatentConfig) -> bool:
     A product of 64 columns reads as much shared memory as there is time for; one of 128 reads keys half as often. Not
     where sums of bf16 keys would have to be made wider before.
     """
-    return direct(c) and one_sum(c) and not c.case.rope
+    return direct(c) and one_sum(c) and not c.case.rope and not c.narrow
 
 
 def groups_of(c: LatentConfig, order: list[int]) -> list[list[int]]:
@@ -103,6 +110,8 @@ def is_rope(c: LatentConfig, box: int) -> bool:
 
 def query_layout(c: LatentConfig) -> SharedLayout:
     """The query's panels: of a box of 8-bit elements, or of two boxes of bf16."""
+    if c.narrow:
+        return SharedLayout(c.rows, content_boxes(c) * BYTE_BOX.columns, 1, BYTE_BOX.columns)
     panels = content_boxes(c) + cdiv(c.case.rope, 2 * ROPE_COLUMNS)
     return SharedLayout(c.rows, panels * BYTE_BOX.columns, 2, 128)
 
@@ -230,6 +239,13 @@ def bytes_of(first: Any, second: Any) -> Value:
     return _word(f"{{ .reg .b16 a, b; {' '.join(text)} mov.b32 $0, {{a, b}}; }}", "=r,r,r", [first, second])
 
 
+def byte_weights(s: list[Any], column_tile: int) -> Value:
+    """A word of weights of e4m3 for ``stmatrix``, transposed: for each of two query rows those of keys k and k + 8."""
+    x = [s[4 * column_tile + 2 * u + column] for column in range(2) for u in range(2)]
+    text = [f"cvt.rn.satfinite.e4m3x2.f32 {to}, ${high}, ${low};" for to, low, high in (("a", 1, 2), ("b", 3, 4))]
+    return _word(f"{{ .reg .b16 a, b; {' '.join(text)} mov.b32 $0, {{a, b}}; }}", "=r,f,f,f,f", x)
+
+
 @kv.func
 def store_content(c, tile, row, chunk, x):
     """8 columns of the query that are multiplied with 8-bit keys, in the order of the keys' fragments."""
@@ -286,6 +302,9 @@ def start_direct(c: LatentConfig, sums: Any, tile: Any, place: Any, box: int) ->
     rows, columns, key_steps = kv.wgmma_descriptor(rows_at), c.rows, BYTE_BOX.k_steps()
     if is_rope(c, box):
         steps, kind = list(zip(key_steps, query_steps, strict=True)), bf16
+    elif c.narrow:
+        rows, kind = descriptor_at(rows_at, query_layout(c).descriptor()), f8e4m3
+        steps = [(x, x) for x in key_steps]
     elif wide_terms(c):
         rows, columns = descriptor_at(rows_at, terms_layout(c).descriptor()), 2 * c.rows
         steps, kind = [(x, x) for x in key_steps], f8e4m3
@@ -370,7 +389,13 @@ def load_values(box, half, warp, lane):
 
 @kv.func
 def value_steps(c, box, half, words, notes, warp, lane):
-    """Operand A of the products of half of a box's keys, a step of 16 each: columns in the order of ``column_of``."""
+    """Operand A of the products of half of a box's keys, a step of 16 each: columns in the order of ``column_of``.
+
+    Of e4m3 a step has all 32: of a thread's column in turn keys k, k + 8, k + 1, k + 9, which is how weights lie
+    (:func:`byte_weights`).
+    """
+    if c.products is f8e4m3:
+        return [[kv.prmt(*pair, selector) for pair in (words[:2], words[2:]) for selector in (0x6240, 0x7351)]]
     steps = []
     for k in kv.static(range(HALF // 16)):
         first, second = halves(c.case.spec.dtype, words[2 * k]), halves(c.case.spec.dtype, words[2 * k + 1])

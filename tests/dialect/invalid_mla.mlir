@@ -242,3 +242,15 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>
     : (!pool, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>) -> ()
   return
 }
+
+// -----
+
+!bytes = !kv.collection<"paged", f8E4M3FN, 1 : i64, 640 : i64, true, 64 : i64, none, 1 : i64>
+// Rule: a query of 8 bits is over rows of nothing else.
+func.func @rule(%c: !bytes, %i: i32, %q: memref<?x16x576xf8E4M3FN>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>) {
+  // expected-error @below {{'kv.mla_attention' op query must have element type f32 or f16 or bf16, got f8E4M3FN}}
+  "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
+    {value_size = 512 : i64, mask = "causal", span = 0 : i64}
+    : (!bytes, i32, memref<?x16x576xf8E4M3FN>, memref<?xi32>, f32, memref<?x16x512xbf16>) -> ()
+  return
+}

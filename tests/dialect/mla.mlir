@@ -39,6 +39,18 @@ func.func @functions(%pool: !latent, %layer: i32, %q: memref<?x16x576xbf16>, %ou
   return
 }
 
+!eight = !kv.collection<"paged", f8E4M3FN, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+
+// CHECK-LABEL: func.func @query_of_8_bits
+func.func @query_of_8_bits(%pool: !eight, %layer: i32, %q: memref<?x16x576xf8E4M3FN>, %out: memref<?x16x512xbf16>,
+                           %i32s: memref<?xi32>, %scale: f32) {
+  // CHECK: "kv.mla_attention"({{.*}}memref<?x16x576xf8E4M3FN>
+  "kv.mla_attention"(collection = %pool, layer = %layer, query = %q, row_offsets = %i32s, scale = %scale, out = %out)
+    {value_size = 512 : i64, mask = "causal", span = 0 : i64}
+    : (!eight, i32, memref<?x16x576xf8E4M3FN>, memref<?xi32>, f32, memref<?x16x512xbf16>) -> ()
+  return
+}
+
 !scaled = !kv.collection<"paged", f8E4M3FN, 1 : i64, 656 : i64, true, 64 : i64, none, 1 : i64>
 
 // CHECK-LABEL: func.func @scales_in_rows

@@ -38,6 +38,25 @@ def test_latent_rows_with_one_scale_a_token(dtype, size, value_size):
     np.testing.assert_allclose(attend(problem, query, 0, value_size), want, rtol=0, atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("unrounded", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "new", "page_size"), [(16, [1] * 4, 64), (20, [1] * 4, 16), (128, [2, 1, 0, 1], 64), (40, [1] * 4, 7)]
+)
+def test_a_query_of_8_bits_over_rows_of_them(heads, new, page_size, unrounded):
+    rng, problem = unit.latent_problem(
+        15, dtype="f8e4m3", head_size=576, page_size=page_size, cached=[700, 0, 64, 63], new=new
+    )
+    query = random_values(rng, (problem.tokens, heads, 576), dtypes.f8e4m3)
+    want, _ = reference.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=512)
+    out = PLACE.put(np.zeros((*query.shape[:2], 512), np.float32)) if unrounded else None
+    out = kv.ops.mla_attention(
+        PLACE.collection(problem.collection), 1, PLACE.put(query), PLACE.put(problem.row_offsets), out=out,
+        schedule={"kind": "latent"},
+    )  # fmt: skip
+    tolerance = TOLERANCE["bf16"] if heads * max(new) <= 32 else 6e-2  # weights of 8 bits
+    np.testing.assert_allclose(PLACE.get(out).astype(np.float64), want, rtol=0, atol=tolerance)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize(("content", "rope"), [(32, 8), (512, 64)])

@@ -195,7 +195,7 @@ func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %of
 // So it is with latent rows.
 // CHECK-LABEL: func.func @slower_latent
 // CHECK:         schedule = {kind = "simt"}
-// REMARK:      remark: missed: kind simt is slower than others: that of kind latent on wgmma needs a query of bf16 or f16 and an output of its type or f32, got f32 and f32
+// REMARK:      remark: missed: kind simt is slower than others: that of kind latent on wgmma needs a query of bf16, f16 or f8e4m3 and an output of its type or f32, got f32 and f32
 func.func @slower_latent(%c: !rows, %layer: i32, %q: !queries, %offsets: !table, %scale: f32, %out: !values) {
   "kv.mla_attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!rows, i32, !queries, !table, f32, !values) -> ()
   return

@@ -132,6 +132,11 @@ CASES = {
         dtype="f8e4m3", size=256 + 16 + 2 * 16, value_size=256, rope=16, inline=64
     ),
     "few rows with their scales in them": Shape(dtype="f8e4m3", size=128 + 16 + 2 * 16, rope=16, inline=32, **ONE),
+    "8-bit rows and query": Shape(dtype="f8e4m3", query="f8e4m3"),
+    "8-bit rows and query, partial results, pages of 5": Shape(dtype="f8e4m3", query="f8e4m3", splits=2, page_size=5),
+    "few 8-bit rows and query": Shape(dtype="f8e4m3", query="f8e4m3", **ONE),
+    "24 8-bit rows and query": Shape(heads=20, dtype="f8e4m3", query="f8e4m3", **ONE),
+    "40 8-bit rows and query": Shape(heads=36, dtype="f8e4m3", query="f8e4m3", **ONE),
     "few 8-bit rows": Shape(dtype="f8e4m3", **ONE),
     "few 8-bit rows, f16": Shape(dtype="f8e4m3", query="f16", **ONE),
     "few 8-bit rows with a scale": Shape(dtype="f8e4m3", granularity=144, splits=2, **ONE),

@@ -101,6 +101,30 @@ def test_rows_that_end_in_bf16_keys(quantized, content, rope):
     np.testing.assert_allclose(on_gpu(problem, query, content), want, rtol=5e-5, atol=5e-5)
 
 
+def test_a_query_of_8_bits_over_rows_of_them():
+    rng, problem = latent_problem(13, dtype="f8e4m3", head_size=96)
+    query = random_values(rng, (problem.tokens, 3, 96), dtypes.f8e4m3)
+    call = (problem.collection, 1, query, problem.row_offsets)
+    out = kv.ops.mla_attention(*call, value_size=64)
+    want, _ = reference.mla_attention(*call, value_size=64)
+    assert out.dtype == dtypes.bf16.numpy
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=1.6e-2, atol=1.6e-2)
+    unrounded = kv.ops.mla_attention(*call, value_size=64, out=np.empty(out.shape, np.float32))
+    np.testing.assert_allclose(unrounded, want, rtol=5e-5, atol=5e-5)
+    np.testing.assert_allclose(on_gpu(problem, query, 64, {"kind": "simt"}).astype(np.float64), want, atol=1.6e-2)
+
+
+def test_a_query_of_8_bits_needs_rows_of_nothing_else():
+    rng, problem = latent_problem(13, dtype="f8e4m3", head_size=80)
+    query = random_values(rng, (problem.tokens, 2, 72), dtypes.f8e4m3)  # the rows would end in 8 bf16
+    with pytest.raises(TypeError, match="query must have dtype f32 or f16 or bf16, got f8e4m3"):
+        kv.ops.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=64)
+    rng, problem = latent_problem(13, dtype="f8e4m3", scale_dtype="f32", head_size=80)
+    query = random_values(rng, (problem.tokens, 2, 80), dtypes.f8e4m3)
+    with pytest.raises(TypeError, match="query must have dtype f32 or f16 or bf16, got f8e4m3"):
+        kv.ops.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=64)
+
+
 def store_scaled_rows(
     rng: np.random.Generator, problem: Any, content: int, rope: int, elements: int
 ) -> tuple[list[np.ndarray], int]:
@@ -170,7 +194,8 @@ def on_gpu(
     inline: int = 0,
 ) -> np.ndarray:
     """The same, by the interpreter."""
-    out = np.full((*query.shape[:2], value_size), SENTINEL, query.dtype)
+    written = query.dtype if query.dtype.itemsize > 1 else dtypes.bf16.numpy
+    out = np.full((*query.shape[:2], value_size), SENTINEL, written)
     operands = (problem.collection, 1, query, problem.row_offsets, query.shape[2] ** -0.5, out)
     attributes = (("value_size", value_size), ("mask", mask), ("span", span))
     attributes += (("inline_scales", inline),) if inline else ()

@@ -230,12 +230,16 @@ def empty_like(array: Any, name: str, title: str) -> Any:
     return empty(array, shape_of(array, f"{title}: what {name} is to be like"), None, name, title)
 
 
-def empty_result(query: Any, name: str, title: str) -> Any:
-    """A new array for what attention of a query gives: like it, or of bf16 for one of 8 bits."""
+def empty_result(query: Any, name: str, title: str, columns: int | None = None) -> Any:
+    """A new array for what attention of a query gives: like it, or of bf16 for one of 8 bits.
+
+    ``columns`` are its own where they are not the query's.
+    """
     size = query.element_size() if is_torch(query.__class__) else getattr(getattr(query, "dtype", None), "itemsize", 0)
-    if size != 1:
+    if size != 1 and columns is None:
         return empty_like(query, name, title)
-    return empty(query, shape_of(query, f"{title}: what {name} is to be like"), bf16, name, title)
+    shape = shape_of(query, f"{title}: what {name} is to be like")
+    return empty(query, (*shape[:-1], columns or shape[-1]), bf16 if size == 1 else None, name, title)
 
 
 def empty_lse(query: Any, title: str) -> Any:

@@ -45,6 +45,8 @@ def _check_mla_attention(seen: SimpleNamespace) -> None:
     if size > widest:
         raise ValueError(f"{title}: value_size must be in [1, {widest}] (the row), got {size}")
     check_rows(seen, title, columns if rope or inline else spec.head_size, size, ("f32",))
+    if rope or inline:  # not all of which are elements that a query of 8 bits could be multiplied by
+        checks.has_dtype(seen.query, checks.queryable(spec), f"{title}: query")
     check_ends(seen, title, size)
     check_keys(seen, title)
     if seen.indices is not None:
@@ -108,6 +110,9 @@ def mla_attention(
         The cache's dtype, or f32, f16 or bf16 over an 8-bit cache. Over an 8-bit cache it may have R columns less than
         a row has bytes: the last R then meet bf16 keys in the last 2 R bytes of each row (512 8-bit and 64 bf16 keys
         in 640 bytes, for a query of 576). Such a row has at most one scale, and its bf16 keys are stored divided by it.
+        Over other f8e4m3 rows without scales it may be f8e4m3, too: products are then of 8 bits on a GPU with wgmma,
+        and from 33 query rows (tokens times heads) on weights are rounded to f8e4m3. What the query was quantized by is
+        to be in ``scale``.
     row_offsets : uint32 or int32 array-like [B + 1]
     value_size : int
         At most D; at most the 8-bit columns of a row that ends in bf16 keys.
@@ -131,7 +136,8 @@ def mla_attention(
     sinks, return_lse, lse
         As of :func:`attention`.
     out : array-like [T, Hq, value_size], optional
-        The query's dtype, or f32. When not given it is allocated by the query's library.
+        The query's dtype, or f32; of a query of 8 bits f16, bf16 or f32. When not given it is allocated by the query's
+        library, bf16 for a query of 8 bits.
     kv_offsets
         As of :func:`attention`; not with ``indices``.
     prior : tuple of f32 array-like [T, Hq, value_size] and f32 array-like [T, Hq], optional
@@ -189,7 +195,7 @@ def mla_attention(
         attributes = (*attributes, ("inline_scales", elements))
     scale = query.shape[-1] ** -0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
-        out = checks.empty(query, (*query.shape[:2], value_size), None, "out", title)
+        out = checks.empty_result(query, "out", title, value_size)
     if return_lse and lse is None:
         lse = checks.empty_lse(query, title)
     operands = (collection, layer, query, row_offsets, scale, out, indices, topk_lengths, sinks, lse)
